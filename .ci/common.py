@@ -1,0 +1,311 @@
+"""What the parity scripts share: lively random checkpoints, what transformers says of them, and the rules.
+
+Used by `.ci/parity.py`, `.ci/minilm.py` and `tests/fixtures/make_fixtures.py`. A checkpoint is described by
+a `Checkpoint`, built with weights that depend on its name alone (numpy's policy freezes the stream of
+`numpy.random.RandomState`), saved by transformers itself, and read back by transformers for every reference:
+what is compared with is what a user of transformers would get.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import torch
+import transformers
+
+# Models this small gain nothing from a second thread, and lose much when another process wants the core.
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+# The logit rules of SPEC.md, "Numerics".
+F32_TOLERANCE = 2e-4  # largest |error|, in standard deviations of transformers' f32 output
+RMS_RATIO = 1.0  # RMS error, relative to that of transformers in the same 16-bit dtype
+MAX_RATIO = 1.5  # largest |error|, likewise
+GREEDY_MARGIN = 1e-3  # top-two margin, in standard deviations, below which the greedy token is not compared
+GREEDY_EXCLUDED = 0.01  # share of the steps that may be excluded so
+
+# ---------------------------------------------------------------------------------------------------------
+# Checkpoints
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint to build: an architecture, the options of its config, and how it is saved."""
+
+    name: str
+    model: str  # llama, qwen2, qwen3, bert, or bert_masked_lm (whose tensors carry the prefix `bert.`)
+    dtype: str
+    config: dict
+    shards: int = 1
+    # How config.json spells what it says: "new" as transformers 5 saves it (`rope_parameters`, `dtype`), "old"
+    # as 4.x did (`rope_theta`, `rope_scaling`, `torch_dtype`), "older" likewise with the rope's kind under
+    # `type`, and "minimal": old, and without the keys that say what their absence says.
+    spelling: str = "new"
+    # The config ties the head to the embedding, and the files hold a head of its own, which counts.
+    head_in_files: bool = False
+    extra: dict = field(default_factory=dict)  # for whoever builds it
+
+    @property
+    def is_encoder(self):
+        return self.model.startswith("bert")
+
+    @property
+    def output(self):
+        """The name of the output that is compared, in `sinew logits` as in transformers."""
+        return "last_hidden_state" if self.is_encoder else "logits"
+
+    def random(self, purpose):
+        return np.random.RandomState(zlib.crc32(f"{self.name}/{purpose}".encode()))
+
+    def tokens(self, count):
+        """Random tokens, the first and the last of the vocabulary among them."""
+        vocab = self.config["vocab_size"]
+        tokens = self.random("tokens").randint(0, vocab, count)
+        tokens[count // 3], tokens[count // 2] = 0, vocab - 1
+        return tokens.tolist()
+
+
+CLASSES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "bert": (transformers.BertConfig, transformers.BertModel),
+    "bert_masked_lm": (transformers.BertConfig, transformers.BertForMaskedLM),
+}
+
+
+def lively(name, shape, random):
+    """A weight's values, such that attention is neither flat nor one-hot, and no bias or norm can be forgotten.
+
+    Projections keep the variance of what they are given, queries and keys make scores with a standard
+    deviation of about 2, and the embedding of a decoder is small against what the layers add, so that logits
+    say more than which token came in. The rows of a head are of unlike length, as trained ones are: margins
+    between a thousand equals are too often too narrow to compare greedy tokens.
+    """
+    normal = random.standard_normal(shape)
+    if name.endswith(".bias"):
+        return 0.3 * normal
+    if "norm" in name.lower():
+        scale = 1.5 if "q_norm" in name or "k_norm" in name else 1.0
+        return scale * random.uniform(0.6, 1.4, shape)
+    if "embed_tokens" in name:
+        return 0.35 * normal
+    if "embeddings" in name:
+        return 0.7 * normal
+    fan_in = shape[-1]
+    if "lm_head" in name:
+        return 2.0 * normal * random.uniform(0.3, 1.7, (shape[0], 1)) / np.sqrt(fan_in)
+    if any(part in name for part in ("q_proj", "k_proj", "self.query", "self.key")):
+        return 1.4 * normal / np.sqrt(fan_in)
+    return normal / np.sqrt(fan_in)
+
+
+def build(checkpoint, folder):
+    """Writes `folder` anew, and checks that transformers reads the config alike however it is spelled."""
+    folder = Path(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    config_class, model_class = CLASSES[checkpoint.model]
+    config = config_class(**checkpoint.config)
+    if checkpoint.head_in_files:
+        config.tie_word_embeddings = False
+    model = model_class(config)
+    random = checkpoint.random("weights")
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            values = lively(name, tuple(parameter.shape), random)
+            parameter.copy_(torch.from_numpy(values.astype(np.float32)))
+    model.to(DTYPES[checkpoint.dtype])
+    save(model, folder, checkpoint.shards)
+
+    tokens = checkpoint.tokens(24)
+    as_saved = run(checkpoint, folder, tokens, "f32")
+    respell(checkpoint, folder)
+    if not torch.equal(as_saved, run(checkpoint, folder, tokens, "f32")):
+        raise AssertionError(f"{checkpoint.name}: transformers reads the respelled config.json differently")
+    return folder
+
+
+def save(model, folder, shards):
+    """`save_pretrained` with the largest shard size that makes so many shards."""
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    share = 1.0
+    while share > 0.01:
+        model.save_pretrained(folder, max_shard_size=int(total * share) + 1024)
+        files = sorted(folder.glob("*.safetensors"))
+        if len(files) == shards:
+            return
+        for file in [*files, *folder.glob("*.index.json")]:
+            file.unlink()
+        share *= 0.95
+    raise AssertionError(f"{folder.name}: no shard size makes {shards} shards")
+
+
+def respell(checkpoint, folder):
+    """Rewrites config.json as `Checkpoint.spelling` and `Checkpoint.head_in_files` ask."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if checkpoint.head_in_files:
+        config["tie_word_embeddings"] = True
+    if checkpoint.spelling != "new":
+        config["torch_dtype"] = config.pop("dtype")
+        if rope := config.pop("rope_parameters", None):
+            config["rope_theta"] = rope.pop("rope_theta")
+            kind = rope.pop("rope_type")
+            key = "type" if checkpoint.spelling == "older" else "rope_type"
+            config["rope_scaling"] = None if kind == "default" else {key: kind, **rope}
+    if checkpoint.spelling == "minimal":
+        implied = {
+            "rope_theta": 10000.0,
+            "rope_scaling": None,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "num_key_value_heads": config["num_attention_heads"],
+            "head_dim": config["hidden_size"] // config["num_attention_heads"],
+        }
+        for key, value in implied.items():
+            if key in config and config[key] == value:
+                del config[key]
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What transformers says
+
+
+def load(checkpoint, folder, dtype, attention="eager"):
+    model_class = CLASSES["bert" if checkpoint.is_encoder else checkpoint.model][1]
+    return model_class.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation=attention).eval()
+
+
+@torch.no_grad()
+def run(checkpoint, folder, tokens, dtype, attention="eager"):
+    """transformers' output `[seq, vocab]` (or `[seq, hidden]`) of one sequence, widened to f32."""
+    model = load(checkpoint, folder, dtype, attention)
+    return model(input_ids=torch.tensor([tokens]))[checkpoint.output][0].float()
+
+
+def transformers_error(checkpoint, folder, tokens, dtype, exact, rows=slice(None)):
+    """(rms, max) error of transformers in a 16-bit `dtype`, against its f32 output of the same weights.
+
+    The smaller ones of its `eager` and `sdpa` attention: the first rounds the scores, the second, which is its
+    default, need not.
+    """
+    runs = [run(checkpoint, folder, tokens, dtype, attention) for attention in ("eager", "sdpa")]
+    return tuple(min(column) for column in zip(*(error(output[rows], exact[rows]) for output in runs)))
+
+
+@torch.no_grad()
+def embed(model, tokenizer, text, max_length):
+    """A text's embedding in f32: cut to `max_length` tokens, mean over them all, normalised."""
+    ids = tokenizer(text, truncation=True, max_length=max_length, padding=False)["input_ids"]
+    hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    return torch.nn.functional.normalize(hidden.mean(dim=0), dim=0)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The rules
+
+
+def error(actual, exact):
+    """(rms, max) of the difference, as floats; NaN and infinity in either stay visible."""
+    difference = (actual.double() - exact.double()).abs()
+    return difference.square().mean().sqrt().item(), difference.max().item()
+
+
+@dataclass
+class Verdict:
+    error: str
+    allowed: str
+    passed: bool
+
+
+def judge(actual, exact, yardstick):
+    """The rule for f32 where `yardstick` is None, else that for 16 bits, with transformers' (rms, max) error."""
+    if actual.shape != exact.shape:
+        return Verdict(f"shape {list(actual.shape)}", f"shape {list(exact.shape)}", False)
+    rms, largest = error(actual, exact)
+    if yardstick is None:
+        relative = largest / exact.std().item()
+        return Verdict(f"{relative:.1e} sd", f"{F32_TOLERANCE:.0e} sd", relative <= F32_TOLERANCE)
+    rms, largest = rms / yardstick[0], largest / yardstick[1]
+    return Verdict(
+        f"{rms:.2f}x rms {largest:.2f}x max",
+        f"{RMS_RATIO:.1f}x rms {MAX_RATIO:.1f}x max",
+        rms <= RMS_RATIO and largest <= MAX_RATIO,
+    )
+
+
+def judge_greedy(actual, exact):
+    """Greedy tokens equal wherever the margin of `exact` is wide enough; exclusions counted."""
+    top = exact.topk(2, dim=-1)
+    clear = (top.values[:, 0] - top.values[:, 1]) > GREEDY_MARGIN * exact.std()
+    wrong = int((clear & (actual.argmax(-1) != top.indices[:, 0])).sum())
+    excluded = int((~clear).sum())
+    most = int(GREEDY_EXCLUDED * len(exact))
+    finite = bool(actual.isfinite().all())
+    return Verdict(
+        f"{wrong} differ, {excluded} left out" + ("" if finite else ", not finite"),
+        f"0 differ, {most} left out",
+        finite and wrong == 0 and excluded <= most,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Running sinew, and the table
+
+
+class Failed(Exception):
+    """`sinew` did not do what was asked; the message fits a table."""
+
+
+def sinew(binary, *arguments, timeout=300):
+    """Runs the command and returns its stdout, or raises `Failed` with the last line of its stderr."""
+    command = [str(binary), *map(str, arguments)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"no answer in {timeout} s") from None
+    except OSError as cause:
+        raise Failed(f"{binary}: {cause.strerror}") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip() or "nothing on stderr").splitlines()[-1]
+        raise Failed(f"exit code {done.returncode}: {last}")
+    return done.stdout
+
+
+class Table:
+    """Prints a line per case as it is decided, and closes with `N passed, N failed`."""
+
+    def __init__(self, *widths):
+        self.widths = widths
+        self.passed = self.failed = 0
+
+    def head(self, *columns):
+        self.print(*columns, "verdict")
+
+    def line(self, columns, passed):
+        self.passed += passed
+        self.failed += not passed
+        self.print(*columns, "pass" if passed else "FAIL")
+
+    def print(self, *columns):
+        padded = [f"{text:<{width}}" for text, width in zip(columns, self.widths)]
+        print("  ".join([*padded, *columns[len(padded) :]]), flush=True)
+
+    def close(self):
+        """The closing line; exits with 1 where a case failed, or where none ran."""
+        print(f"{self.passed} passed, {self.failed} failed", flush=True)
+        sys.exit(1 if self.failed or not self.passed else 0)

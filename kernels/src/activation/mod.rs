@@ -1,0 +1,126 @@
+//! Activations, plain `y = act(x)` and gated `y = act(gate) · up` (Shazeer 2020).
+
+mod cpu;
+mod problem;
+pub mod reference;
+
+pub use cpu::rows;
+pub use problem::{Activate, ActivationDynamic, ActivationStatic, Gate};
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Error;
+use crate::simd::{Simd, math};
+
+/// An activation function of one element.
+///
+/// ```
+/// use sinew_kernels::activation::Activation;
+/// assert_eq!("gelu_pytorch_tanh".parse(), Ok(Activation::GeluTanh));
+/// assert!((Activation::Silu.reference(1.0) - 0.731_058_578_630_004_9).abs() < 1e-15);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x · σ(x)`, also called swish (Elfwing et al. 2018; Ramachandran et al. 2017).
+    Silu,
+    /// `x · Φ(x)` with the normal distribution's `Φ` (Hendrycks and Gimpel 2016), exact.
+    Gelu,
+    /// `x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³)))`: the same paper's approximation.
+    GeluTanh,
+    /// `x · σ(1.702·x)`: the same paper's other approximation.
+    QuickGelu,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)²` (So et al. 2021).
+    Relu2,
+}
+
+impl Activation {
+    /// Every activation.
+    pub const ALL: [Self; 6] = [Self::Silu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Relu, Self::Relu2];
+
+    /// The name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+            Self::Gelu => "gelu",
+            Self::GeluTanh => "gelu_tanh",
+            Self::QuickGelu => "quick_gelu",
+            Self::Relu => "relu",
+            Self::Relu2 => "relu2",
+        }
+    }
+
+    /// The function in f64. As in PyTorch, minus infinity gives NaN where infinity is multiplied by 0.
+    pub fn reference(self, x: f64) -> f64 {
+        reference::activation(self, x)
+    }
+
+    /// The function on lanes, within 4 ulp or 1e-7 of [`Activation::reference`], whichever is more.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
+    #[inline(always)]
+    pub unsafe fn apply<S: Simd>(self, x: S::F) -> S::F {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Self::Silu => times_sigmoid::<S>(x, S::sub(S::splat(0.0), x)),
+                Self::Gelu => S::mul(x, math::normal_cdf::<S>(x)),
+                Self::GeluTanh => {
+                    // (1 + tanh u) / 2 = σ(2u), which does not cancel where u is negative.
+                    const SCALE: f32 = 2.0 * 0.797_884_6;
+                    let inner = S::fma(S::mul(x, x), S::splat(-SCALE * 0.044_715), S::splat(-SCALE));
+                    times_sigmoid::<S>(x, S::mul(x, inner))
+                }
+                Self::QuickGelu => times_sigmoid::<S>(x, S::mul(x, S::splat(-1.702))),
+                // The operand's order is what lets NaN through.
+                Self::Relu => S::max(S::splat(0.0), x),
+                Self::Relu2 => {
+                    let positive = S::max(S::splat(0.0), x);
+                    S::mul(positive, positive)
+                }
+            }
+        }
+    }
+}
+
+/// `x / (1 + e^minus)`.
+///
+/// # Safety
+/// Those of [`Simd`].
+#[inline(always)]
+unsafe fn times_sigmoid<S: Simd>(x: S::F, minus: S::F) -> S::F {
+    // SAFETY: passed on.
+    unsafe { S::div(x, S::add(S::splat(1.0), math::exp::<S>(minus))) }
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Activation {
+    type Err = Error;
+
+    /// Reads the names that Hugging Face's `config.json` uses.
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Ok(match name {
+            "silu" | "swish" => Self::Silu,
+            "gelu" | "gelu_python" => Self::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" | "gelu_accurate" | "gelu_tanh" => Self::GeluTanh,
+            "quick_gelu" => Self::QuickGelu,
+            "relu" => Self::Relu,
+            "relu2" | "relu_squared" => Self::Relu2,
+            _ => {
+                let reason = format!(
+                    "no activation `{name}`; there are silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, \
+                     relu and relu2"
+                );
+                return Err(Error::Operands { operator: "activation", reason });
+            }
+        })
+    }
+}

@@ -1,0 +1,164 @@
+//! The operator: what can be asked, and its cases.
+
+use std::fmt;
+
+use sinew_tensor::{DType, View};
+
+use super::{Activation, reference};
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::{Error, Result};
+
+/// `y = act(x)`, or `y = act(gate) · up`, for every element; computed in f32 and rounded once.
+///
+/// Operands, of any rank and strides: input [`Activate::X`], input [`Activate::UP`] with [`Gate::Tensor`]; output
+/// [`Activate::Y`]. All have one shape `[.., width]`, but that with [`Gate::Halves`] `x` is `[.., 2 · width]`. Without
+/// an `x` the output's own values are taken and overwritten.
+#[derive(Debug)]
+pub struct Activate;
+
+impl Activate {
+    /// Input: what the activation is taken of; with [`Gate::Halves`] gate and up side by side. Absent: the output's
+    /// own values, if the dtypes are one.
+    pub const X: usize = 0;
+    /// Input, with [`Gate::Tensor`] only: what the activation is multiplied with.
+    pub const UP: usize = 1;
+    /// Output.
+    pub const Y: usize = 0;
+}
+
+/// What the activation is multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gate {
+    /// Nothing.
+    None,
+    /// A tensor of its own.
+    Tensor,
+    /// The second half of `x`'s last dimension; the first half is the gate.
+    Halves,
+}
+
+/// The static part of [`Activate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ActivationStatic {
+    /// The function.
+    pub activation: Activation,
+    /// What it is multiplied with.
+    pub gate: Gate,
+    /// The dtype of the inputs: f32, f16 or bf16.
+    pub x: DType,
+    /// The dtype of the output: f32, f16 or bf16.
+    pub out: DType,
+}
+
+impl fmt::Display for ActivationStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gate = match self.gate {
+            Gate::None => "",
+            Gate::Tensor => " gated",
+            Gate::Halves => " gated by halves",
+        };
+        write!(f, "{}{gate} {} to {}", self.activation, self.x, self.out)
+    }
+}
+
+/// The dynamic part of [`Activate`]: the output's shape, leading dimensions taken together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ActivationDynamic {
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
+impl ActivationDynamic {
+    /// The call for an output of this shape.
+    pub fn of(shape: &[usize]) -> Self {
+        match shape.split_last() {
+            Some((&width, leading)) => Self { rows: leading.iter().product(), width },
+            None => Self { rows: 1, width: 1 },
+        }
+    }
+}
+
+impl fmt::Display for ActivationDynamic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {}]", self.rows, self.width)
+    }
+}
+
+/// Operations per element: about as many as exp and a division take.
+const FLOPS: f64 = 20.0;
+
+impl Operator for Activate {
+    const NAME: &'static str = "activation";
+    type Static = ActivationStatic;
+    type Dynamic = ActivationDynamic;
+
+    fn bucket(_: ActivationDynamic) -> ActivationDynamic {
+        // Rows of the table differ in speed by a factor, whatever the number of elements.
+        ActivationDynamic { rows: 16, width: 4096 }
+    }
+
+    fn anchor(_: &ActivationStatic) -> ActivationDynamic {
+        ActivationDynamic { rows: 16, width: 4096 }
+    }
+
+    fn check(fixed: &ActivationStatic, call: &ActivationDynamic, operands: Operands<'_>) -> Result<()> {
+        let y = operands.output(Self::NAME, Self::Y, "y")?;
+        let shape = y.shape();
+        if ActivationDynamic::of(shape) != *call {
+            return Err(refuse(format!("y has {:?}, the call names {call}", y.layout())));
+        }
+        expect("y", y, fixed.out, shape, 1)?;
+        match operands.optional(Self::X) {
+            Some(x) if fixed.gate == Gate::Halves => expect("x", x, fixed.x, shape, 2)?,
+            Some(x) => expect("x", x, fixed.x, shape, 1)?,
+            None if fixed.gate != Gate::Halves && fixed.x == fixed.out => {}
+            None => return Err(refuse(format!("{fixed} in place: dtypes and shapes of x and y differ"))),
+        }
+        match (fixed.gate, operands.optional(Self::UP)) {
+            (Gate::Tensor, Some(up)) => expect("up", up, fixed.x, shape, 1),
+            (Gate::Tensor, None) => operands.input(Self::NAME, Self::UP, "up").map(|_| ()),
+            (_, Some(_)) => Err(refuse(format!("{fixed} takes no up tensor"))),
+            (_, None) => Ok(()),
+        }
+    }
+
+    fn work(fixed: &ActivationStatic, call: &ActivationDynamic) -> Work {
+        let n = (call.rows * call.width) as f64;
+        let inputs = if fixed.gate == Gate::None { 1 } else { 2 };
+        Work { flops: n * FLOPS, bytes: n * (inputs * fixed.x.size() + fixed.out.size()) as f64 }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        reference::expect(case, host, index)
+    }
+}
+
+fn refuse(reason: String) -> Error {
+    Error::Operands { operator: Activate::NAME, reason }
+}
+
+/// Checks dtype and shape: `shape` with `times` the last dimension.
+fn expect(name: &str, view: &View<'_>, dtype: DType, shape: &[usize], times: usize) -> Result<()> {
+    let found = view.shape();
+    let fits = match (found.split_last(), shape.split_last()) {
+        (Some((last, leading)), Some((width, wanted))) => leading == wanted && Some(*last) == width.checked_mul(times),
+        (None, None) => times == 1,
+        _ => false,
+    };
+    if fits && view.dtype() == dtype {
+        return Ok(());
+    }
+    let wide = if times == 1 { "" } else { " with twice the last dimension" };
+    Err(refuse(format!("{name} is {} {:?}; expected {dtype} of shape {shape:?}{wide}", view.dtype(), view.layout())))
+}

@@ -1,0 +1,248 @@
+//! Problems to try, and their operands.
+
+use sinew_tensor::DType;
+
+use super::{Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind};
+use crate::Result;
+use crate::accuracy::{Case, Depth, Generator, HostOperand, HostOperands, Lay, Values, host_operand};
+
+/// Sequences, tokens, and the most queries and keys of a sequence: single keys, a tile and its neighbours, several
+/// tiles, more than one group and more than two, empty calls, queries without keys.
+const CALLS: [[usize; 4]; 16] = [
+    [1, 1, 1, 1],
+    [1, 7, 7, 7],
+    [3, 20, 11, 37],
+    [2, 2, 1, 130],
+    [1, 65, 65, 129],
+    [4, 9, 5, 64],
+    [1, 1, 1, 1100],
+    [2, 3, 3, 600],
+    [5, 5, 1, 90],
+    [1, 33, 33, 63],
+    [3, 6, 2, 513],
+    [1, 10, 10, 3],
+    [2, 40, 31, 65],
+    [1, 0, 0, 5],
+    [0, 0, 0, 0],
+    [1, 4, 4, 0],
+];
+const HEADS: [[usize; 2]; 8] = [[1, 1], [2, 1], [4, 2], [3, 3], [7, 1], [14, 2], [6, 2], [13, 1]];
+const HEAD_DIMS: [usize; 10] = [64, 80, 1, 20, 128, 13, 96, 33, 192, 16];
+const SOURCES: [KvSource; 7] = [
+    KvSource::Paged { block_size: 16 },
+    KvSource::Dense,
+    KvSource::Paged { block_size: 8 },
+    KvSource::Paged { block_size: 5 },
+    KvSource::Dense,
+    KvSource::Paged { block_size: 64 },
+    KvSource::Paged { block_size: 1 },
+];
+const WINDOWS: [Option<usize>; 6] = [None, None, Some(5), None, Some(70), Some(1)];
+const CAPS: [Option<f32>; 4] = [None, None, None, Some(4.0)];
+
+pub(super) fn cases(depth: Depth) -> Vec<Case<Attention>> {
+    let mut pick = Generator::new(0xa77e);
+    let count = match depth {
+        Depth::Quick => 128,
+        Depth::Full => 900,
+    };
+    let mut cases: Vec<_> = (0..count).map(|i| draw(&mut pick, i)).collect();
+    // Prompts as models bring them, through every path of the fast rows.
+    for (i, compute) in [Compute::F32, Compute::Bf16].into_iter().enumerate() {
+        for (head_dim, kv) in [(64, DType::BF16), (128, DType::F16), (80, DType::F32)] {
+            let mut case = draw(&mut pick, i);
+            case.fixed = AttentionStatic { head_dim, kv, compute, window: None, mask: None, ..case.fixed };
+            case.fixed = AttentionStatic { num_heads: 14, num_kv_heads: 2, causal: true, softcap: None, ..case.fixed };
+            case.fixed.kv_source = KvSource::Paged { block_size: 16 };
+            case.call = AttentionDynamic { sequences: 2, tokens: 150, max_query: 130, max_kv: 700 };
+            case.values = Values::Normal;
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+/// One case; the first in each list comes up most often through `i`, the rest by chance.
+fn draw(pick: &mut Generator, i: usize) -> Case<Attention> {
+    let [sequences, tokens, max_query, mut max_kv] = CALLS[i % CALLS.len()];
+    let [num_heads, num_kv_heads] = HEADS[pick.below(HEADS.len())];
+    let head_dim = HEAD_DIMS[pick.below(HEAD_DIMS.len())];
+    let causal = pick.below(3) > 0;
+    if causal {
+        max_kv = max_kv.max(max_query);
+    }
+    let mut dtype = || DType::COMPUTE[pick.below(3)];
+    let (q, kv, out, additive) = (dtype(), dtype(), dtype(), dtype());
+    let compute = if pick.below(2) == 0 { Compute::F32 } else { Compute::Bf16 };
+    // Half of the bf16 cases have bf16 keys, which is what rows for it take.
+    let kv = if compute == Compute::Bf16 && pick.below(2) == 0 { DType::BF16 } else { kv };
+    let mask = match pick.below(6) {
+        0 => Some(MaskKind::Boolean),
+        1 => Some(MaskKind::Additive(additive)),
+        _ => None,
+    };
+    let values = match pick.below(10) {
+        0 => Values::Integers,
+        1 => Values::Special,
+        2 => Values::Subnormal,
+        _ => Values::Normal,
+    };
+    let fixed = AttentionStatic {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        q,
+        kv,
+        out,
+        compute,
+        scale: F32Bits::new(1.0 / (head_dim as f32).sqrt()),
+        causal,
+        window: WINDOWS[pick.below(WINDOWS.len())],
+        softcap: CAPS[pick.below(CAPS.len())].map(F32Bits::new),
+        mask,
+        kv_source: SOURCES[pick.below(SOURCES.len())],
+    };
+    let call = AttentionDynamic { sequences, tokens, max_query, max_kv };
+    Case { fixed, call, lay: Lay::ALL[pick.below(5)], values, seed: pick.bits() >> 40 }
+}
+
+/// Queries and keys of each sequence: ragged, together what the call says, one of each the longest.
+fn lengths(case: &Case<Attention>, pick: &mut Generator) -> Vec<(usize, usize)> {
+    let call = case.call;
+    let mut left = call.tokens;
+    (0..call.sequences)
+        .map(|s| {
+            let most = call.max_query.min(left);
+            let least = left.saturating_sub(call.max_query * (call.sequences - 1 - s));
+            let queries = if s == 0 { most } else { least + pick.below(most - least + 1) };
+            left -= queries;
+            let least = if case.fixed.causal { queries } else { 0 };
+            let last = s + 1 == call.sequences;
+            (queries, if last { call.max_kv } else { least + pick.below(call.max_kv - least + 1) })
+        })
+        .collect()
+}
+
+/// The operands of a case. Everything that no query sees is NaN, and block ids that no visible key needs are wild.
+pub(super) fn operands(case: &Case<Attention>) -> Result<HostOperands> {
+    let (fixed, call) = (&case.fixed, case.call);
+    let mut pick = Generator::new(case.seed);
+    let lengths = lengths(case, &mut pick);
+    let rows = [call.tokens, fixed.num_heads, fixed.head_dim];
+    let q = pick.operand(fixed.q, &rows, case.lay, case.values)?;
+    let (k, v, table) = match fixed.kv_source {
+        KvSource::Dense => {
+            let (k, v) = dense(case, &lengths, &mut pick)?;
+            (k, v, None)
+        }
+        KvSource::Paged { block_size } => {
+            let (k, v, table) = paged(case, &lengths, block_size, &mut pick)?;
+            (k, v, Some(table))
+        }
+    };
+    let mut starts = vec![0.0];
+    for (queries, _) in &lengths {
+        starts.push(starts[starts.len() - 1] + *queries as f64);
+    }
+    let lay = if case.lay == Lay::Stepped { Lay::Stepped } else { Lay::Contiguous };
+    let starts = host_operand(DType::I32, &[call.sequences + 1], lay, starts, false)?;
+    let lens = lengths.iter().map(|l| l.1 as f64).collect();
+    let lens = host_operand(DType::I32, &[call.sequences], lay, lens, false)?;
+    let mask = fixed.mask.map(|kind| mask(case, kind, &mut pick)).transpose()?;
+    let out = pick.output(fixed.out, &rows, case.lay)?;
+    let inputs = vec![Some(q), Some(k), Some(v), Some(starts), Some(lens), table, mask];
+    Ok(HostOperands { inputs, outputs: vec![out] })
+}
+
+fn dense(
+    case: &Case<Attention>,
+    lengths: &[(usize, usize)],
+    pick: &mut Generator,
+) -> Result<(HostOperand, HostOperand)> {
+    let fixed = &case.fixed;
+    let used: usize = lengths.iter().map(|l| l.1).sum();
+    // Where the first dimension is repeated, a NaN would be every key.
+    let spare = if case.lay == Lay::Broadcast { 0 } else { 3 };
+    let shape = [used + spare, fixed.num_kv_heads, fixed.head_dim];
+    let width = shape[1] * shape[2];
+    let mut one = || {
+        let mut values: Vec<f64> = (0..used * width).map(|_| pick.value(case.values, fixed.kv)).collect();
+        values.resize(shape[0] * width, f64::NAN);
+        host_operand(fixed.kv, &shape, case.lay, values, false)
+    };
+    Ok((one()?, one()?))
+}
+
+/// Caches with shuffled blocks, some shared between sequences.
+fn paged(
+    case: &Case<Attention>,
+    lengths: &[(usize, usize)],
+    block_size: usize,
+    pick: &mut Generator,
+) -> Result<(HostOperand, HostOperand, HostOperand)> {
+    let fixed = &case.fixed;
+    let blocks: usize = lengths.iter().map(|l| l.1.div_ceil(block_size)).sum::<usize>() + 2;
+    let mut free: Vec<usize> = (0..blocks).collect();
+    for i in (1..blocks).rev() {
+        free.swap(i, pick.below(i + 1));
+    }
+    let columns = case.call.max_kv.div_ceil(block_size) + 1;
+    let mut table = vec![f64::from(u32::MAX); case.call.sequences * columns];
+    let mut live = vec![false; blocks * block_size];
+    for (s, &(queries, keys)) in lengths.iter().enumerate() {
+        let shared = if s > 0 && pick.below(2) == 0 { lengths[0].1.min(keys) / block_size } else { 0 };
+        let position = keys as i64 - queries as i64;
+        let from = fixed.window.map_or(0, |w| position - w as i64 + 1).max(0) as usize;
+        for b in from / block_size..keys.div_ceil(block_size) {
+            let theirs = table[b];
+            let usable = b < shared && theirs != f64::from(u32::MAX);
+            let id = if usable { theirs as usize } else { free.pop().unwrap_or(0) };
+            table[s * columns + b] = id as f64;
+            for key in (b * block_size).max(from)..((b + 1) * block_size).min(keys) {
+                live[id * block_size + key % block_size] = queries > 0 || live[id * block_size + key % block_size];
+            }
+        }
+    }
+    let shape = [blocks, fixed.num_kv_heads, block_size, fixed.head_dim];
+    // A repeated first dimension would lay all blocks over one another.
+    let lay = if case.lay == Lay::Broadcast { Lay::Padded } else { case.lay };
+    let mut one = || {
+        let per_block = shape[1] * shape[2] * shape[3];
+        let values = (0..blocks * per_block)
+            .map(|i| {
+                let (block, slot) = (i / per_block, i / shape[3] % block_size);
+                let value = pick.value(case.values, fixed.kv);
+                if live[block * block_size + slot] { value } else { f64::NAN }
+            })
+            .collect();
+        host_operand(fixed.kv, &shape, lay, values, false)
+    };
+    let (k, v) = (one()?, one()?);
+    let table = host_operand(DType::U32, &[case.call.sequences, columns], lay, table, false)?;
+    Ok((k, v, table))
+}
+
+/// A mask, with or without heads: about a fifth forbidden, and some rows altogether.
+fn mask(case: &Case<Attention>, kind: MaskKind, pick: &mut Generator) -> Result<HostOperand> {
+    let call = case.call;
+    let heads = if pick.below(2) == 0 { vec![case.fixed.num_heads] } else { vec![] };
+    let shape: Vec<usize> = heads.into_iter().chain([call.tokens, call.max_kv]).collect();
+    let rows: usize = shape[..shape.len() - 1].iter().product();
+    let mut values = Vec::with_capacity(rows * call.max_kv);
+    for _ in 0..rows {
+        let all = pick.below(8) == 0;
+        for _ in 0..call.max_kv {
+            let forbidden = all || pick.below(5) == 0;
+            values.push(match kind {
+                MaskKind::Additive(dtype) if !forbidden => pick.value(Values::Normal, dtype),
+                MaskKind::Additive(_) => f64::NEG_INFINITY,
+                MaskKind::Boolean => f64::from(u8::from(!forbidden)),
+            });
+        }
+    }
+    let dtype = match kind {
+        MaskKind::Additive(dtype) => dtype,
+        MaskKind::Boolean => DType::Bool,
+    };
+    host_operand(dtype, &shape, case.lay, values, false)
+}

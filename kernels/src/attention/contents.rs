@@ -1,0 +1,176 @@
+//! The contents of a call that serve as indices: read and checked once, before anything relies on them.
+
+use sinew_tensor::View;
+
+use super::plan::Plan;
+use super::rows::Strided;
+use super::{AttentionDynamic, AttentionStatic, BLOCK_TABLE, K, KV_LEN, KvSource, MASK, QUERY_START, refused};
+use crate::{Operands, Result};
+
+/// One sequence of a call.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Sequence {
+    /// The number of its first unit of work; of the one behind the last sequence, all units.
+    pub first_unit: usize,
+    /// Its first query among the tokens.
+    pub query_start: usize,
+    /// Its queries.
+    pub query_len: usize,
+    /// Its first key, where keys are dense.
+    pub kv_start: usize,
+    /// Its keys.
+    pub kv_len: usize,
+}
+
+impl Sequence {
+    /// The keys that query `token` of this sequence sees, if no mask forbids them. Neither end falls as `token` rises.
+    pub fn visible(&self, fixed: &AttentionStatic, token: usize) -> (usize, usize) {
+        let (len, far) = (self.kv_len as i64, i64::from(i32::MAX));
+        let position = len - self.query_len as i64 + token as i64;
+        let window = fixed.window.map(|w| i64::try_from(w).unwrap_or(far).min(far));
+        let end = match window {
+            _ if fixed.causal => position + 1,
+            Some(window) => position + window,
+            None => len,
+        };
+        let end = end.clamp(0, len);
+        let start = window.map_or(0, |window| position + 1 - window).clamp(0, end);
+        (start as usize, end as usize)
+    }
+
+    /// The keys that any of its queries sees.
+    fn reach(&self, fixed: &AttentionStatic) -> (usize, usize) {
+        match self.query_len {
+            0 => (0, 0),
+            n => (self.visible(fixed, 0).0, self.visible(fixed, n - 1).1),
+        }
+    }
+}
+
+/// The block table, for addressing. Copied into the body of the kernel.
+#[derive(Clone, Copy)]
+pub(super) struct Table {
+    ids: Strided,
+    block_size: usize,
+}
+
+impl Table {
+    /// The block of `sequence` that holds key `block · block_size`.
+    ///
+    /// # Safety
+    /// The block was found to be in the table by [`read`].
+    #[inline(always)]
+    pub unsafe fn block(&self, sequence: usize, block: usize) -> usize {
+        // SAFETY: passed on; the table is u32.
+        unsafe { self.ids.at([sequence, block, 0, 0]).cast::<u32>().read() as usize }
+    }
+
+    /// Tokens of a block.
+    #[inline(always)]
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+}
+
+/// Reads a call's sequences into `out` (one more than there are), and checks everything that addresses are made of.
+/// Returns the block table, if keys are paged.
+///
+/// # Errors
+/// Query starts that do not rise from 0 to the number of tokens, lengths beyond the bounds of the call or the keys
+/// that there are, a causal sequence with more queries than keys, a block that is not in the cache.
+///
+/// # Safety
+/// The operands have passed `check` for this call; `out` is writable for `sequences + 1` values.
+pub(super) unsafe fn read(
+    fixed: &AttentionStatic,
+    call: &AttentionDynamic,
+    plan: &Plan,
+    operands: Operands<'_>,
+    out: *mut Sequence,
+) -> Result<Option<Table>> {
+    let name = "attention";
+    let (starts, lengths) = (operands.input(name, QUERY_START, "")?, operands.input(name, KV_LEN, "")?);
+    let keys = operands.input(name, K, "k")?;
+    let dense = matches!(fixed.kv_source, KvSource::Dense);
+    let there = keys.shape().first().copied().unwrap_or(0);
+    let columns = operands.optional(MASK).and_then(|m| m.shape().last().copied()).unwrap_or(i32::MAX as usize);
+    let (starts, lengths) = (Strided::new(starts)?, Strided::new(lengths)?);
+    // SAFETY: `check` saw `sequences + 1` i32 starts and `sequences` i32 lengths.
+    let read = |view: &Strided, at: usize| i64::from(unsafe { view.at([at, 0, 0, 0]).cast::<i32>().read() });
+    let table = match fixed.kv_source {
+        KvSource::Paged { block_size } => Some((operands.input(name, BLOCK_TABLE, "block_table")?, block_size)),
+        KvSource::Dense => None,
+    };
+    let (mut units, mut kv_start, mut start) = (0, 0, read(&starts, 0));
+    if start != 0 {
+        return refused(format!("query_start begins with {start}, not 0"));
+    }
+    for s in 0..call.sequences {
+        let (end, kv_len) = (read(&starts, s + 1), read(&lengths, s));
+        let query_len = end - start;
+        if query_len < 0 || end > call.tokens as i64 || query_len > call.max_query as i64 {
+            return refused(format!(
+                "query_start of sequence {s} is {start}..{end}, beyond {} tokens or max_query {}",
+                call.tokens, call.max_query
+            ));
+        }
+        if kv_len < 0 || kv_len > call.max_kv as i64 || kv_len > columns as i64 {
+            return refused(format!("kv_len of sequence {s} is {kv_len}, beyond max_kv {}", call.max_kv));
+        }
+        if fixed.causal && query_len > kv_len {
+            return refused(format!("sequence {s} has {query_len} queries over {kv_len} keys, but is causal"));
+        }
+        let sequence = Sequence {
+            first_unit: units,
+            query_start: start as usize,
+            query_len: query_len as usize,
+            kv_start,
+            kv_len: kv_len as usize,
+        };
+        // SAFETY: `out` has `sequences + 1` places.
+        unsafe { out.add(s).write(sequence) };
+        if dense {
+            kv_start += sequence.kv_len;
+            if kv_start > there {
+                return refused(format!("kv_len sums to {kv_start} at sequence {s}, of {there} keys"));
+            }
+        }
+        if let Some((table, block_size)) = table {
+            check_blocks(table, block_size, s, sequence.reach(fixed), there)?;
+        }
+        units += plan.units(sequence.query_len);
+        start = end;
+    }
+    if start != call.tokens as i64 {
+        return refused(format!("query_start ends with {start}, not the {} tokens", call.tokens));
+    }
+    // SAFETY: `out` has `sequences + 1` places.
+    unsafe {
+        out.add(call.sequences).write(Sequence { first_unit: units, query_start: 0, query_len: 0, kv_start, kv_len: 0 })
+    };
+    let table = table.map(|(table, block_size)| Ok::<_, crate::Error>(Table { ids: Strided::new(table)?, block_size }));
+    table.transpose()
+}
+
+/// Checks the blocks that hold the keys `reach` of a sequence.
+fn check_blocks(table: &View<'_>, block_size: usize, s: usize, reach: (usize, usize), blocks: usize) -> Result<()> {
+    if reach.0 >= reach.1 {
+        return Ok(());
+    }
+    let (first, last) = (reach.0 / block_size, (reach.1 - 1) / block_size);
+    let columns = table.shape().get(1).copied().unwrap_or(0);
+    if last >= columns {
+        let keys = reach.1;
+        return refused(format!("sequence {s} has {keys} keys in {columns} blocks of {block_size}"));
+    }
+    let ids = Strided::new(table)?;
+    for b in first..=last {
+        // SAFETY: `s` and `b` are inside the table's shape, and it holds u32.
+        let id = unsafe { ids.at([s, b, 0, 0]).cast::<u32>().read() };
+        if id as usize >= blocks {
+            return refused(format!("block_table[{s}, {b}] is {id}, of {blocks} blocks"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! Attention on the CPU: one body over the products' ways.
+
+use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+
+use super::body::run_body;
+use super::plan::Plan;
+use super::products::{Float, Products};
+use super::{Attention, AttentionDynamic, AttentionStatic};
+use crate::simd::{self, Simd};
+use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
+
+/// The portable row, and the body at AVX2 and AVX-512.
+pub(super) fn rows() -> Vec<Row<Attention>> {
+    let row = |name, arithmetic| Row {
+        name,
+        device: DeviceKind::CPU,
+        arithmetic,
+        admits: |_, _| Ok(()),
+        cost: |fixed, call, hardware| cost(SimdLevel::Portable, fixed, call, hardware),
+        workspace: workspace::<Float<simd::Portable>>,
+        run: run_portable,
+    };
+    let portable = row("attention.cpu.portable", Arithmetic::named("attention.tiles.mul-add"));
+    #[cfg(not(target_arch = "x86_64"))]
+    return vec![portable];
+    #[cfg(target_arch = "x86_64")]
+    {
+        let fused = Arithmetic::named("attention.tiles.fma16");
+        let avx2 = Row {
+            admits: |_, hardware| needs(SimdLevel::Avx2, hardware),
+            cost: |fixed, call, hardware| cost(SimdLevel::Avx2, fixed, call, hardware),
+            workspace: workspace::<Float<simd::Avx2>>,
+            run: run_avx2,
+            ..row("attention.cpu.avx2", fused)
+        };
+        let avx512 = Row {
+            admits: |_, hardware| needs(SimdLevel::Avx512, hardware),
+            cost: |fixed, call, hardware| cost(SimdLevel::Avx512, fixed, call, hardware),
+            workspace: workspace::<Float<simd::Avx512>>,
+            run: run_avx512,
+            ..row("attention.cpu.avx512", fused)
+        };
+        vec![portable, avx2, avx512]
+    }
+}
+
+pub(super) fn needs(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal> {
+    if hardware.simd >= level { Ok(()) } else { Err(format!("needs {level}, the device has {}", hardware.simd).into()) }
+}
+
+/// Predicted seconds of the row of a level. The shares of the level's peak that rows reach are rounded from
+/// `--example attention_rate`.
+pub(super) fn cost(level: SimdLevel, fixed: &AttentionStatic, call: &AttentionDynamic, hardware: &Hardware) -> f64 {
+    let work = Attention::work(fixed, call);
+    let rates = hardware.rates;
+    let (rate, share) = match level {
+        SimdLevel::Portable if hardware.simd == SimdLevel::Portable => (rates.f32_flops_per_s, 0.4),
+        SimdLevel::Portable => (rates.f32_flops_per_s, 0.05),
+        SimdLevel::Avx2 if hardware.simd == SimdLevel::Avx2 => (rates.f32_flops_per_s, 0.5),
+        SimdLevel::Avx2 => (rates.f32_flops_per_s, 0.25),
+        SimdLevel::Avx512 => (rates.f32_flops_per_s, 0.45),
+        SimdLevel::Avx512Bf16 => (rates.bf16_flops_per_s, 0.35),
+    };
+    let compute = work.flops / (rate * share * hardware.threads as f64);
+    compute.max(work.bytes / rates.read_bytes_per_s) + rates.launch_s
+}
+
+pub(super) fn workspace<P: Products>(fixed: &AttentionStatic, call: &AttentionDynamic, hardware: &Hardware) -> usize {
+    Plan::new::<P>(fixed, call, hardware.threads).bytes(hardware.threads)
+}
+
+macro_rules! run_at {
+    ($($name:ident, $simd:ident;)*) => {$(
+        unsafe fn $name(
+            launch: &Launch<'_>,
+            fixed: &AttentionStatic,
+            call: &AttentionDynamic,
+            operands: Operands<'_>,
+        ) -> Result<()> {
+            // SAFETY: the operands were checked, the row was admitted, and bodies are made by `run_body` only.
+            unsafe {
+                run_body::<Float<simd::$simd>>(launch, fixed, call, operands, &|team, tasks, body| {
+                    simd::launch(simd::$simd::LEVEL, team, tasks, body);
+                })
+            }
+        }
+    )*};
+}
+run_at! { run_portable, Portable; }
+#[cfg(target_arch = "x86_64")]
+run_at! { run_avx2, Avx2; run_avx512, Avx512; }

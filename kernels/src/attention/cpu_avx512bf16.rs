@@ -1,0 +1,378 @@
+//! Attention on AVX512-BF16: both products by `vdpbf16ps`, over pairs of `head_dim` and over pairs of keys.
+
+use std::arch::x86_64::*;
+
+use sinew_memory::{DeviceKind, SimdLevel};
+use sinew_tensor::DType;
+
+use super::body::{Body, Way, run_body};
+use super::cpu::{cost, needs, workspace};
+use super::pack::TileRows;
+use super::products::{Products, Shape};
+use super::rows::Line;
+use super::transpose::sixteen_avx512;
+use super::{Attention, AttentionDynamic, AttentionStatic, Compute, TILE};
+use crate::simd::{Avx512, LANES, Simd};
+use crate::{Arithmetic, Launch, Operands, Result, Row};
+
+/// The row. `vdpbf16ps` counts subnormals as zeros.
+pub(super) fn row() -> Row<Attention> {
+    Row {
+        name: "attention.cpu.avx512bf16",
+        device: DeviceKind::CPU,
+        arithmetic: Arithmetic { name: "attention.tiles.dot-bf16", foreign: false, flushes_subnormals: true },
+        admits: |fixed, hardware| {
+            needs(SimdLevel::Avx512Bf16, hardware)?;
+            if fixed.compute != Compute::Bf16 {
+                return Err("computes in bf16 only".into());
+            }
+            if fixed.kv != DType::BF16 { Err(format!("keys are {}, not bf16", fixed.kv).into()) } else { Ok(()) }
+        },
+        cost: |fixed, call, hardware| cost(SimdLevel::Avx512Bf16, fixed, call, hardware),
+        workspace: workspace::<Dot>,
+        run,
+    }
+}
+
+unsafe fn run(
+    launch: &Launch<'_>,
+    fixed: &AttentionStatic,
+    call: &AttentionDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
+    // SAFETY: the operands were checked, and the row is admitted only where the instructions are.
+    unsafe {
+        run_body::<Dot>(launch, fixed, call, operands, &|team, tasks, body| {
+            team.run(tasks, |task, worker| task_bf16(body, task, worker));
+        })
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn task_bf16(body: &Body<'_>, task: usize, worker: usize) {
+    // SAFETY: passed on from the caller; the body was made for a plan of this way.
+    unsafe { Way::<Dot>::of(body).run_task(task, worker) }
+}
+
+/// bf16 operands in pairs. Keys are packed as `[depth / 2, TILE]` pairs, values as `[TILE / 2, width]` pairs.
+#[derive(Clone, Copy)]
+struct Dot;
+
+/// The first `n` of sixteen places.
+#[inline(always)]
+fn first(n: usize) -> __mmask16 {
+    debug_assert!(n <= LANES);
+    ((1u32 << n) - 1) as __mmask16
+}
+
+/// Sixteen bf16 values of a row from `at` on, zeros behind its end.
+///
+/// # Safety
+/// Those of [`Products`]; `at` is below the row's end.
+#[inline(always)]
+unsafe fn sixteen(line: Line, at: usize) -> __m256i {
+    debug_assert!(at < line.n);
+    let n = (line.n - at).min(LANES);
+    // SAFETY: elements `at..at + n` are of the row.
+    unsafe {
+        if line.dense() {
+            return _mm256_maskz_loadu_epi16(first(n), line.ptr.cast::<i16>().add(at));
+        }
+        let mut lanes = [0u16; LANES];
+        for (i, lane) in lanes.iter_mut().enumerate().take(n) {
+            *lane = line.ptr.add((at + i) * line.stride).cast::<u16>().read();
+        }
+        _mm256_loadu_si256(lanes.as_ptr().cast())
+    }
+}
+
+/// Thirty-two bf16 values of a row from `at` on, zeros behind its end.
+///
+/// # Safety
+/// Those of [`Products`].
+#[inline(always)]
+unsafe fn thirty_two(line: Line, at: usize) -> __m512 {
+    // SAFETY: passed on.
+    unsafe {
+        let mut halves = [_mm256_setzero_si256(); 2];
+        for (i, half) in halves.iter_mut().enumerate() {
+            if at + i * LANES < line.n {
+                *half = sixteen(line, at + i * LANES);
+            }
+        }
+        _mm512_castsi512_ps(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]))
+    }
+}
+
+/// The same pair in all sixteen places.
+///
+/// # Safety
+/// Those of [`Products`]; a pair is readable at `p`.
+#[inline(always)]
+unsafe fn pair(p: *const u16) -> __m512bh {
+    // SAFETY: passed on; both are 512 bits of plain data.
+    unsafe { std::mem::transmute(_mm512_set1_epi32(p.cast::<i32>().read_unaligned())) }
+}
+
+/// Sixteen pairs.
+///
+/// # Safety
+/// Those of [`Products`]; sixteen pairs are readable at `p`.
+#[inline(always)]
+unsafe fn pairs(p: *const u16) -> __m512bh {
+    // SAFETY: passed on; both are 512 bits of plain data.
+    unsafe { std::mem::transmute(_mm512_loadu_si512(p.cast())) }
+}
+
+// SAFETY: the trait's contract is passed on to each intrinsic.
+unsafe impl Products for Dot {
+    type S = Avx512;
+    type E = u16;
+    const PAIR: usize = 2;
+    const ROWS: usize = 6;
+
+    #[inline(always)]
+    unsafe fn pack_query(line: Line, dst: *mut u16, depth: usize, _round: bool) {
+        for at in (0..depth).step_by(LANES) {
+            let n = line.n.saturating_sub(at).min(LANES);
+            let mut lanes = [0.0f32; LANES];
+            // SAFETY: elements `at..at + n` are of the row.
+            unsafe {
+                let part = Line { ptr: line.ptr.wrapping_add(at * line.stride), n, ..line };
+                part.widen::<Avx512>(lanes.as_mut_ptr(), LANES);
+                Avx512::store_bf16(dst.add(at), Avx512::load(lanes.as_ptr()));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pack_keys(rows: TileRows<'_>, dst: *mut u16, depth: usize) {
+        for key in (0..TILE).step_by(LANES) {
+            let ptrs = &rows.ptrs[key..key + LANES];
+            let whole = if rows.line.dense() && ptrs.iter().all(|p| !p.is_null()) { rows.line.n } else { 0 };
+            for d in (0..depth).step_by(2 * LANES) {
+                // SAFETY: see the impl; pairs are moved as f32 are.
+                unsafe {
+                    let mut block = [_mm512_setzero_ps(); LANES];
+                    if d + 2 * LANES <= whole {
+                        for (part, ptr) in block.iter_mut().zip(ptrs) {
+                            *part = _mm512_loadu_ps(ptr.cast::<u16>().add(d).cast());
+                        }
+                    } else {
+                        for (i, part) in block.iter_mut().enumerate() {
+                            if let Some(line) = rows.get(key + i) {
+                                *part = thirty_two(line, d);
+                            }
+                        }
+                    }
+                    sixteen_avx512(block, dst.add(d * TILE + 2 * key).cast(), TILE);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pack_values(rows: TileRows<'_>, dst: *mut u16, width: usize) -> bool {
+        // SAFETY: see the impl.
+        unsafe {
+            let exponent = _mm512_set1_epi16(0x7f80);
+            let mut infinite = 0;
+            for j in 0..TILE / 2 {
+                let (even, odd) = (rows.get(2 * j), rows.get(2 * j + 1));
+                let dense = rows.line.dense() && even.is_some() && odd.is_some();
+                for at in (0..width).step_by(LANES) {
+                    let mut two = [_mm256_setzero_si256(); 2];
+                    if dense && at + LANES <= rows.line.n {
+                        two[0] = _mm256_loadu_si256(rows.ptrs[2 * j].cast::<u16>().add(at).cast());
+                        two[1] = _mm256_loadu_si256(rows.ptrs[2 * j + 1].cast::<u16>().add(at).cast());
+                    } else {
+                        for (v, line) in two.iter_mut().zip([even, odd]) {
+                            if let Some(line) = line {
+                                *v = sixteen(line, at);
+                            }
+                        }
+                    }
+                    let odd = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(two[1]));
+                    let both = _mm512_or_si512(_mm512_cvtepu16_epi32(two[0]), odd);
+                    infinite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
+                    _mm512_storeu_si512(dst.add(2 * (j * width + at)).cast(), both);
+                }
+            }
+            infinite == 0
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pack_weights(weights: __m512, dst: *mut u16, _round: bool) {
+        // SAFETY: see the impl; both are 256 bits of plain data.
+        unsafe {
+            let rounded: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(weights));
+            _mm256_storeu_si256(dst.cast(), rounded);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scores(shape: Shape, queries: *const u16, keys: *const u16, scores: *mut f32, vectors: usize) {
+        let product = Pairs {
+            rows: shape.rows,
+            a: queries,
+            lda: shape.depth,
+            b: keys,
+            ldb: TILE,
+            pairs: shape.head_dim.div_ceil(2),
+            c: scores,
+            ldc: TILE,
+            vectors,
+            scale: std::ptr::null(),
+        };
+        // SAFETY: see the impl.
+        unsafe { product.run() }
+    }
+
+    #[inline(always)]
+    unsafe fn weigh(
+        shape: Shape,
+        weights: *const u16,
+        values: *const u16,
+        acc: *mut f32,
+        scale: *const f32,
+        keys: usize,
+    ) {
+        let product = Pairs {
+            rows: shape.rows,
+            a: weights,
+            lda: TILE,
+            b: values,
+            ldb: shape.width,
+            pairs: keys / 2,
+            c: acc,
+            ldc: shape.width,
+            vectors: shape.width / LANES,
+            scale,
+        };
+        // SAFETY: see the impl.
+        unsafe { product.run() }
+    }
+
+    #[inline(always)]
+    unsafe fn weigh_present(
+        shape: Shape,
+        weights: *const u16,
+        values: *const u16,
+        acc: *mut f32,
+        scale: *const f32,
+        keys: usize,
+    ) {
+        for r in 0..shape.rows {
+            for at in (0..shape.width).step_by(LANES) {
+                // SAFETY: see the impl.
+                unsafe {
+                    let to = acc.add(r * shape.width + at);
+                    let mut sum = _mm512_mul_ps(_mm512_loadu_ps(to), _mm512_set1_ps(*scale.add(r)));
+                    for j in 0..keys / 2 {
+                        let p = weights.add(r * TILE + 2 * j);
+                        // All bits of a value whose weight is not 0.
+                        let present = |p: u16| if p & 0x7fff == 0 { 0 } else { 0xffff_u32 };
+                        let mask = present(*p) | present(*p.add(1)) << 16;
+                        let v = _mm512_loadu_si512(values.add(2 * (j * shape.width + at)).cast());
+                        let v = _mm512_and_si512(v, _mm512_set1_epi32(mask as i32));
+                        sum = _mm512_dpbf16_ps(sum, pair(p), std::mem::transmute::<__m512i, __m512bh>(v));
+                    }
+                    _mm512_storeu_ps(to, sum);
+                }
+            }
+        }
+    }
+}
+
+/// `c[r] = start[r] + Σ_k a[r, k] · b[k]` over pairs: the bf16 form of [`super::accumulate::Product`].
+#[derive(Clone, Copy)]
+struct Pairs {
+    rows: usize,
+    /// `[rows, lda]` values.
+    a: *const u16,
+    lda: usize,
+    /// `[pairs, ldb]` pairs.
+    b: *const u16,
+    ldb: usize,
+    pairs: usize,
+    /// `[rows, ldc]`.
+    c: *mut f32,
+    ldc: usize,
+    vectors: usize,
+    scale: *const f32,
+}
+
+impl Pairs {
+    /// # Safety
+    /// As for [`super::accumulate::Product::run`], with AVX512-BF16.
+    #[inline(always)]
+    unsafe fn run(&self) {
+        debug_assert!((1..=Dot::ROWS).contains(&self.rows));
+        let mut at = 0;
+        while at < self.vectors {
+            let n = (self.vectors - at).min(4);
+            // SAFETY: passed on; `at + n <= vectors`.
+            unsafe {
+                match n {
+                    1 => self.columns::<1>(at),
+                    2 => self.columns::<2>(at),
+                    3 => self.columns::<3>(at),
+                    _ => self.columns::<4>(at),
+                }
+            }
+            at += n;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn columns<const C: usize>(&self, at: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.rows {
+                1 => self.block::<1, C>(at),
+                2 => self.block::<2, C>(at),
+                3 => self.block::<3, C>(at),
+                4 => self.block::<4, C>(at),
+                5 => self.block::<5, C>(at),
+                _ => self.block::<6, C>(at),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block<const R: usize, const C: usize>(&self, at: usize) {
+        // SAFETY: rows below `rows` and vectors below `vectors`, as the caller sees to.
+        unsafe {
+            let c = self.c.add(at * LANES);
+            let mut acc = [[_mm512_setzero_ps(); C]; R];
+            if !self.scale.is_null() {
+                for (r, row) in acc.iter_mut().enumerate() {
+                    let scale = _mm512_set1_ps(*self.scale.add(r));
+                    for (v, x) in row.iter_mut().enumerate() {
+                        *x = _mm512_mul_ps(_mm512_loadu_ps(c.add(r * self.ldc + v * LANES)), scale);
+                    }
+                }
+            }
+            let mut b = self.b.add(2 * at * LANES);
+            for k in 0..self.pairs {
+                let mut columns = [pairs(b); C];
+                for (v, column) in columns.iter_mut().enumerate() {
+                    *column = pairs(b.add(2 * v * LANES));
+                }
+                for (r, row) in acc.iter_mut().enumerate() {
+                    let x = pair(self.a.add(r * self.lda + 2 * k));
+                    for (x_acc, column) in row.iter_mut().zip(columns) {
+                        *x_acc = _mm512_dpbf16_ps(*x_acc, x, column);
+                    }
+                }
+                b = b.wrapping_add(2 * self.ldb);
+            }
+            for (r, row) in acc.iter().enumerate() {
+                for (v, x) in row.iter().enumerate() {
+                    _mm512_storeu_ps(c.add(r * self.ldc + v * LANES), *x);
+                }
+            }
+        }
+    }
+}

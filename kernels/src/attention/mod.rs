@@ -1,0 +1,333 @@
+//! Attention over a batch of sequences of any lengths, on paged or dense keys and values.
+//!
+//! For each sequence, query head `h` and query token `i` at position `p = kv_len - query_len + i`:
+//!
+//! ```text
+//! s[j] = scale · (q[i, h] · k[j, h / group])            group = num_heads / num_kv_heads
+//! s[j] = softcap · tanh(s[j] / softcap)                 where there is a softcap
+//! s[j] = s[j] + mask[i, j]                              where the mask is additive
+//! o[i, h] = Σ_j softmax(s)[j] · v[j, h / group]         over the keys j < kv_len that token i sees
+//! ```
+//!
+//! (Vaswani et al. 2017; grouped heads from Ainslie et al. 2023; computed by tiles as in Dao et al. 2022.) A token sees
+//! key `j` unless the problem is causal and `j > p`, or there is a window `w` and `j` is not in `(p - w, p]` (in
+//! `(p - w, p + w)` where the problem is not causal), or the mask forbids it by `false` or `-inf`. A token that sees no
+//! key gets zeros. Cross and bidirectional attention are the same with `causal` false.
+//!
+//! # Arithmetic
+//!
+//! Keys are taken in tiles of [`TILE`] at absolute positions, by the online softmax, and tiles in groups of [`GROUP`]
+//! keys. Each group starts afresh, and groups are merged in order:
+//!
+//! ```text
+//! within a group, per tile:  m' = max(m, max s)   l' = l·e^(m-m') + Σ e^(s-m')   a' = a·e^(m-m') + Σ e^(s-m')·v
+//! of groups, in order:       M' = max(M, m)       L' = L·e^(M-M') + l·e^(m-M')   A' = A·e^(M-M') + a·e^(m-M')
+//! ```
+//!
+//! A dot product is one f32 chain over `head_dim`, and `a` one f32 chain over the keys of a tile. A key that a token
+//! does not see has the score `-inf` and the weight 0, and adds exactly nothing; so a tile without a visible key is the
+//! identity of both merges and may be left out. Hence one token's result is the same **bit for bit** in prefill and
+//! decode, for any chunking of the prompt, any size and order of blocks, paged or dense, alone or among other
+//! sequences, on any number of threads. Rows with the same arithmetic agree on all of that.
+//!
+//! Keys that no token sees (free blocks, the tail of the last block, blocks that a window has passed) are never read,
+//! and those that only some tokens see never reach the others, even where they are NaN or infinite.
+
+mod accumulate;
+mod body;
+mod cases;
+mod contents;
+mod cpu;
+#[cfg(target_arch = "x86_64")]
+mod cpu_avx512bf16;
+mod merge;
+mod pack;
+mod plan;
+mod products;
+mod reference;
+mod rows;
+mod tile;
+#[cfg(target_arch = "x86_64")]
+mod transpose;
+
+use std::fmt;
+
+use sinew_tensor::{DType, View};
+
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+pub use crate::{Compute, F32Bits};
+
+/// Keys of a tile: four vectors of sixteen lanes, and a power of two, so that tiles start at the same positions
+/// whatever the block size.
+pub const TILE: usize = 64;
+/// Keys of a group, the unit in which a long sequence is divided among threads when there are few query rows. Smaller
+/// groups cost more merging, larger ones leave threads idle in decoding.
+pub const GROUP: usize = 512;
+
+/// Input: queries `[tokens, num_heads, head_dim]`, the tokens of all sequences one after another.
+pub const Q: usize = 0;
+/// Input: keys. Paged: `[num_blocks, num_kv_heads, block_size, head_dim]`. Dense: `[kv_tokens, num_kv_heads,
+/// head_dim]`, the keys of all sequences one after another.
+pub const K: usize = 1;
+/// Input: values, shaped as the keys.
+pub const V: usize = 2;
+/// Input: i32 `[sequences + 1]`; the queries of sequence `s` are `query_start[s]..query_start[s + 1]`. From 0 to `tokens`.
+pub const QUERY_START: usize = 3;
+/// Input: i32 `[sequences]`; the keys of each sequence, those of its new tokens included.
+pub const KV_LEN: usize = 4;
+/// Input, paged only: u32 `[sequences, max_blocks]`; block `b` of a sequence holds its keys from `b · block_size` on.
+/// Entries that no visible key lies in may hold anything.
+pub const BLOCK_TABLE: usize = 5;
+/// Input, with a mask only: `[tokens, max_kv]` or `[num_heads, tokens, max_kv]`, or longer in the last dimension;
+/// column `j` is the sequence's key `j`.
+pub const MASK: usize = 6;
+/// Output: `[tokens, num_heads, head_dim]`.
+pub const O: usize = 0;
+
+/// What a mask holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MaskKind {
+    /// Numbers of this dtype that are added to the scores; `-inf` forbids.
+    Additive(DType),
+    /// [`DType::Bool`]: `false` forbids.
+    Boolean,
+}
+
+/// Where keys and values lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvSource {
+    /// In blocks of this many tokens, by a block table.
+    Paged {
+        /// Tokens of a block.
+        block_size: usize,
+    },
+    /// One after another; each sequence's keys start where those of the one before it end.
+    Dense,
+}
+
+/// The static part of an attention problem.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionStatic {
+    /// Heads of queries: a multiple of `num_kv_heads`.
+    pub num_heads: usize,
+    /// Heads of keys and values.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Dtype of the queries.
+    pub q: DType,
+    /// Dtype of keys and values.
+    pub kv: DType,
+    /// Dtype of the result.
+    pub out: DType,
+    /// What the products are computed from.
+    pub compute: Compute,
+    /// What scores are multiplied by; `1 / sqrt(head_dim)` in most models.
+    pub scale: F32Bits,
+    /// Whether a token sees no key behind its own position.
+    pub causal: bool,
+    /// How many positions back a token sees, its own included.
+    pub window: Option<usize>,
+    /// Bound on the scores' magnitude.
+    pub softcap: Option<F32Bits>,
+    /// The mask, if there is one.
+    pub mask: Option<MaskKind>,
+    /// Where keys and values lie.
+    pub kv_source: KvSource,
+}
+
+impl fmt::Display for AttentionStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} heads of {}", self.num_heads, self.num_kv_heads, self.head_dim)?;
+        write!(f, ", q {} kv {} out {} in {:?}", self.q, self.kv, self.out, self.compute)?;
+        f.write_str(if self.causal { ", causal" } else { "" })?;
+        match self.kv_source {
+            KvSource::Paged { block_size } => write!(f, ", blocks of {block_size}")?,
+            KvSource::Dense => f.write_str(", dense")?,
+        }
+        if let Some(window) = self.window {
+            write!(f, ", window {window}")?;
+        }
+        if let Some(cap) = self.softcap {
+            write!(f, ", softcap {}", cap.get())?;
+        }
+        match self.mask {
+            Some(MaskKind::Additive(dtype)) => write!(f, ", {dtype} mask"),
+            Some(MaskKind::Boolean) => f.write_str(", boolean mask"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The dynamic part of an attention problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionDynamic {
+    /// Sequences.
+    pub sequences: usize,
+    /// Query tokens of all sequences.
+    pub tokens: usize,
+    /// At least the query tokens of any sequence.
+    pub max_query: usize,
+    /// At least the keys of any sequence.
+    pub max_kv: usize,
+}
+
+impl fmt::Display for AttentionDynamic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sequences, tokens, max_query, max_kv } = self;
+        write!(f, "{sequences} sequences, {tokens} tokens, up to {max_query} queries over {max_kv} keys")
+    }
+}
+
+/// The operator: see the [module](self).
+#[derive(Clone, Copy, Debug)]
+pub struct Attention;
+
+/// The rows of attention.
+pub fn rows() -> Vec<Row<Attention>> {
+    let mut rows = cpu::rows();
+    #[cfg(target_arch = "x86_64")]
+    rows.push(cpu_avx512bf16::row());
+    rows
+}
+
+fn refused<T>(reason: String) -> Result<T> {
+    Err(Error::Operands { operator: Attention::NAME, reason })
+}
+
+fn expect(view: &View<'_>, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
+    if view.dtype() == dtype && view.shape() == shape {
+        return Ok(());
+    }
+    refused(format!("{name} is {} {:?}, expected {dtype} {shape:?}", view.dtype(), view.shape()))
+}
+
+impl AttentionStatic {
+    /// Query heads that share a head of keys and values.
+    pub(crate) fn group(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.num_heads == 0 || self.num_kv_heads == 0 || !self.num_heads.is_multiple_of(self.num_kv_heads) {
+            return refused(format!("{self}: query heads must be a multiple of the heads of keys"));
+        }
+        let block = matches!(self.kv_source, KvSource::Paged { block_size: 0 });
+        if self.head_dim == 0 || block || self.window == Some(0) {
+            return refused(format!("{self}: head, block and window sizes start from 1"));
+        }
+        let mask = match self.mask {
+            Some(MaskKind::Additive(dtype)) => dtype,
+            _ => DType::F32,
+        };
+        match [self.q, self.kv, self.out, mask].into_iter().find(|d| !DType::COMPUTE.contains(d)) {
+            Some(dtype) => refused(format!("{self}: {dtype} is none of f32, f16 and bf16; cast it first")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Operator for Attention {
+    const NAME: &'static str = "attention";
+    type Static = AttentionStatic;
+    type Dynamic = AttentionDynamic;
+
+    fn bucket(call: AttentionDynamic) -> AttentionDynamic {
+        let up = |n: usize| n.checked_next_power_of_two().unwrap_or(n);
+        AttentionDynamic {
+            sequences: up(call.sequences),
+            tokens: up(call.tokens),
+            max_query: up(call.max_query),
+            max_kv: up(call.max_kv),
+        }
+    }
+
+    /// A decoding step of one sequence.
+    fn anchor(_: &AttentionStatic) -> AttentionDynamic {
+        AttentionDynamic { sequences: 1, tokens: 1, max_query: 1, max_kv: 1024 }
+    }
+
+    fn check(fixed: &AttentionStatic, call: &AttentionDynamic, operands: Operands<'_>) -> Result<()> {
+        fixed.check()?;
+        const MOST: usize = i32::MAX as usize;
+        if [call.sequences, call.tokens, call.max_query, call.max_kv].into_iter().any(|n| n > MOST) {
+            return refused(format!("{call}: more than {MOST} of something"));
+        }
+        let input = |at, name| operands.input(Self::NAME, at, name);
+        let rows = [call.tokens, fixed.num_heads, fixed.head_dim];
+        expect(input(Q, "q")?, "q", fixed.q, &rows)?;
+        expect(operands.output(Self::NAME, O, "o")?, "o", fixed.out, &rows)?;
+        let (k, v) = (input(K, "k")?, input(V, "v")?);
+        let first = k.shape().first().copied().unwrap_or(0);
+        match fixed.kv_source {
+            KvSource::Paged { block_size } => {
+                let cache = [first, fixed.num_kv_heads, block_size, fixed.head_dim];
+                expect(k, "k", fixed.kv, &cache)?;
+                expect(v, "v", fixed.kv, &cache)?;
+                let table = input(BLOCK_TABLE, "block_table")?;
+                let blocks = table.shape().last().copied().unwrap_or(0);
+                expect(table, "block_table", DType::U32, &[call.sequences, blocks])?;
+            }
+            KvSource::Dense => {
+                let dense = [first, fixed.num_kv_heads, fixed.head_dim];
+                expect(k, "k", fixed.kv, &dense)?;
+                expect(v, "v", fixed.kv, &dense)?;
+                if operands.optional(BLOCK_TABLE).is_some() {
+                    return refused("block_table is given, but keys are dense".into());
+                }
+            }
+        }
+        expect(input(QUERY_START, "query_start")?, "query_start", DType::I32, &[call.sequences + 1])?;
+        expect(input(KV_LEN, "kv_len")?, "kv_len", DType::I32, &[call.sequences])?;
+        let Some(kind) = fixed.mask else {
+            return match operands.optional(MASK) {
+                Some(_) => refused("mask is given, but the problem has none".into()),
+                None => Ok(()),
+            };
+        };
+        let mask = input(MASK, "mask")?;
+        let dtype = match kind {
+            MaskKind::Additive(dtype) => dtype,
+            MaskKind::Boolean => DType::Bool,
+        };
+        let keys = mask.shape().last().copied().unwrap_or(0).max(call.max_kv);
+        match mask.shape().len() {
+            3 => expect(mask, "mask", dtype, &[fixed.num_heads, call.tokens, keys]),
+            _ => expect(mask, "mask", dtype, &[call.tokens, keys]),
+        }
+    }
+
+    fn work(fixed: &AttentionStatic, call: &AttentionDynamic) -> Work {
+        let (tokens, queries) = (call.tokens as f64, call.max_query as f64);
+        let mut seen = call.max_kv as f64;
+        if fixed.causal {
+            seen -= ((queries - 1.0) / 2.0).clamp(0.0, seen);
+        }
+        if let Some(window) = fixed.window {
+            seen = seen.min(if fixed.causal { window as f64 } else { 2.0 * window as f64 });
+        }
+        let row = (fixed.num_heads * fixed.head_dim) as f64;
+        let keys = (seen + queries).min(call.max_kv as f64) * call.sequences as f64;
+        let kv = keys * (fixed.num_kv_heads * fixed.head_dim * 2 * fixed.kv.size()) as f64;
+        Work { flops: 4.0 * tokens * row * seen, bytes: tokens * row * (fixed.q.size() + fixed.out.size()) as f64 + kv }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        cases::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        cases::operands(case)
+    }
+
+    fn expect(
+        case: &Case<Self>,
+        host: &HostOperands,
+        arithmetic: Arithmetic,
+        _output: usize,
+        index: &[usize],
+    ) -> Expected {
+        reference::expect(case, host, arithmetic, index)
+    }
+}

@@ -1,0 +1,93 @@
+//! f32, f16 and bf16 to one another, in lanes of f32. Widening is exact and narrowing rounds once to nearest, so that
+//! all levels give the same bits.
+
+use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_tensor::DType;
+
+use super::{Cast, CastStatic};
+use crate::Result;
+use crate::elementwise::Elements;
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
+use crate::simd::{self, Kernel, Simd};
+use crate::strided::{self, Address, Scratch, Walk};
+
+const NEAREST: Arithmetic = Arithmetic::named("cast.nearest");
+
+/// Shares of the memory rate, by level.
+const READS: [f64; 3] = [0.3, 0.75, 0.8];
+
+pub(super) fn rows() -> Vec<Row<Cast>> {
+    vec![row::<0>("cast.cpu.portable"), row::<1>("cast.cpu.avx2"), row::<2>("cast.cpu.avx512")]
+}
+
+fn row<const LEVEL: usize>(name: &'static str) -> Row<Cast> {
+    Row {
+        name,
+        device: DeviceKind::CPU,
+        arithmetic: NEAREST,
+        admits: admits::<LEVEL>,
+        cost: |fixed, call, hardware| strided::cost(Cast::work(fixed, call), hardware, READS[LEVEL], 1.0),
+        workspace: |_, _, _| 0,
+        run: run::<LEVEL>,
+    }
+}
+
+fn admits<const LEVEL: usize>(fixed: &CastStatic, hardware: &Hardware) -> Result<(), Refusal> {
+    let level = SimdLevel::ALL[LEVEL];
+    if hardware.simd < level {
+        return Err(format!("needs {level}, the CPU offers {}", hardware.simd).into());
+    }
+    // Equal dtypes are copied: here an f32 block that is in place already would never be stored.
+    let CastStatic { input, output } = fixed;
+    if input == output || !DType::COMPUTE.contains(input) || !DType::COMPUTE.contains(output) {
+        return Err("for f32, f16 and bf16 to another of them".into());
+    }
+    Ok(())
+}
+
+struct CastKernel {
+    fixed: CastStatic,
+    walk: Walk<2>,
+    y: Address,
+    x: Address,
+}
+
+impl Kernel for CastKernel {
+    #[inline(always)]
+    unsafe fn task<S: Simd>(&self, task: usize, _: usize) {
+        let CastStatic { input, output } = self.fixed;
+        let [y_step, x_step] = self.walk.steps;
+        let mut scratch = Scratch::new();
+        let scratch = scratch.ptr();
+        for run in self.walk.task(task) {
+            let to = self.y.at(run.at[0], output.size());
+            let from = self.x.at(run.at[1], input.size());
+            // SAFETY: the walk stays inside both operands, which the operator's check has seen; runs of the output do
+            // not meet; a block holds `len` values, and `target` is one or the destination.
+            unsafe {
+                let room = strided::target(output, to, y_step, scratch);
+                let values = strided::load::<S>(input, from, x_step, run.len, room);
+                strided::store::<S>(output, to, y_step, run.len, values);
+            }
+        }
+    }
+}
+
+unsafe fn run<const LEVEL: usize>(
+    launch: &Launch<'_>,
+    fixed: &CastStatic,
+    _: &Elements,
+    operands: Operands<'_>,
+) -> Result<()> {
+    let y = operands.output(Cast::NAME, Cast::Y, "y")?;
+    let x = operands.input(Cast::NAME, Cast::X, "x")?;
+    let kernel = CastKernel {
+        fixed: *fixed,
+        walk: Walk::any_order([y.layout(), x.layout()]),
+        y: Address(y.host_ptr()?),
+        x: Address::read(x.host_ptr()?),
+    };
+    // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands.
+    unsafe { simd::launch(SimdLevel::ALL[LEVEL], launch.team()?, kernel.walk.tasks(), &kernel) };
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! Conversion between dtypes, and strided copies.
+
+mod cpu;
+mod cpu_copy;
+mod cpu_wide;
+mod reference;
+
+use std::fmt;
+
+use sinew_tensor::DType;
+
+use crate::Result;
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::elementwise::{Elements, expect_elements, expect_operand};
+use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+
+/// The rows of [`Cast`].
+pub fn rows() -> Vec<Row<Cast>> {
+    let mut rows = cpu::rows();
+    rows.push(cpu_copy::row());
+    rows.push(cpu_wide::row());
+    rows
+}
+
+/// `y = x` in another dtype or another layout.
+///
+/// Floats round to nearest, ties to even, and overflow to infinity (f8_e4m3, which has none: to NaN). Floats become
+/// integers by truncation, saturating, NaN giving 0; integers become integers modulo 2^bits; everything but 0 becomes
+/// true. A cast to the same dtype copies elements of any dtype as they are.
+///
+/// Operands: input [`Cast::X`]; output [`Cast::Y`] of the same shape.
+#[derive(Debug)]
+pub struct Cast;
+
+impl Cast {
+    /// Input.
+    pub const X: usize = 0;
+    /// Output.
+    pub const Y: usize = 0;
+}
+
+/// The static part of [`Cast`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CastStatic {
+    /// The input's dtype.
+    pub input: DType,
+    /// The output's dtype.
+    pub output: DType,
+}
+
+impl fmt::Display for CastStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.input, self.output)
+    }
+}
+
+impl Operator for Cast {
+    const NAME: &'static str = "cast";
+    type Static = CastStatic;
+    type Dynamic = Elements;
+
+    fn bucket(_: Elements) -> Elements {
+        Elements::TYPICAL
+    }
+
+    fn anchor(_: &CastStatic) -> Elements {
+        Elements::TYPICAL
+    }
+
+    fn check(fixed: &CastStatic, call: &Elements, operands: Operands<'_>) -> Result<()> {
+        let y = operands.output(Self::NAME, Self::Y, "y")?;
+        let x = operands.input(Self::NAME, Self::X, "x")?;
+        expect_elements(Self::NAME, y, call.0)?;
+        expect_operand(Self::NAME, "y", y, y.shape(), fixed.output)?;
+        expect_operand(Self::NAME, "x", x, y.shape(), fixed.input)
+    }
+
+    fn work(fixed: &CastStatic, call: &Elements) -> Work {
+        Work { flops: 0.0, bytes: call.0 as f64 * (fixed.input.size() + fixed.output.size()) as f64 }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        Expected::exact(reference::cast(case.fixed, host.input(Self::X).at(index)))
+    }
+}

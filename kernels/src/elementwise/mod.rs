@@ -1,0 +1,90 @@
+//! Elementwise arithmetic, comparison and selection.
+//!
+//! Every operand has the shape of the result; broadcasting is a view with strides of 0, made by the caller. Floats of
+//! 16 bits are computed in f32 and rounded once; f64 and integers are computed as they are (integers wrap).
+
+mod binary;
+mod cpu;
+mod cpu_wide;
+mod reference;
+mod unary;
+mod r#where;
+
+pub use binary::{Binary, BinaryCall, BinaryFunction, BinaryStatic};
+pub use unary::{Unary, UnaryFunction, UnaryStatic};
+pub use r#where::{Where, WhereStatic};
+
+use std::fmt;
+
+use sinew_tensor::{DType, View};
+
+use crate::operator::Row;
+use crate::{Error, Result};
+
+/// The rows of [`Unary`].
+pub fn unary_rows() -> Vec<Row<Unary>> {
+    let mut rows = cpu::unary_rows();
+    rows.extend(cpu_wide::unary_rows());
+    rows
+}
+
+/// The rows of [`Binary`].
+pub fn binary_rows() -> Vec<Row<Binary>> {
+    let mut rows = cpu::binary_rows();
+    rows.extend(cpu_wide::binary_rows());
+    rows
+}
+
+/// The rows of [`Where`].
+pub fn where_rows() -> Vec<Row<Where>> {
+    cpu_wide::where_rows()
+}
+
+/// The dynamic part of an elementwise problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Elements(pub usize);
+
+impl Elements {
+    /// What all calls are chosen by: rows differ in speed by a factor, whatever the number of elements.
+    pub(crate) const TYPICAL: Self = Self(1 << 16);
+}
+
+impl fmt::Display for Elements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} elements", self.0)
+    }
+}
+
+/// Integers that elementwise kernels compute on.
+pub(crate) const INTEGERS: [DType; 6] = [DType::I64, DType::I32, DType::I16, DType::I8, DType::U32, DType::U8];
+
+/// Checks an operand's shape and dtype.
+pub(crate) fn expect_operand(
+    operator: &'static str,
+    name: &str,
+    view: &View<'_>,
+    shape: &[usize],
+    dtype: DType,
+) -> Result<()> {
+    if view.shape() == shape && view.dtype() == dtype {
+        return Ok(());
+    }
+    let (found, layout) = (view.dtype(), view.layout());
+    Err(Error::Operands {
+        operator,
+        reason: format!("{name} is {found} {layout:?}; expected {dtype} of shape {shape:?}"),
+    })
+}
+
+/// Checks the number of elements that a call names.
+pub(crate) fn expect_elements(operator: &'static str, view: &View<'_>, elements: usize) -> Result<()> {
+    if view.layout().elements() == elements {
+        return Ok(());
+    }
+    let reason = format!("the output has {:?}, the call names {elements} elements", view.layout());
+    Err(Error::Operands { operator, reason })
+}
+
+pub(crate) fn unsupported(operator: &'static str, reason: String) -> Error {
+    Error::Operands { operator, reason }
+}

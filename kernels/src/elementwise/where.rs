@@ -1,0 +1,83 @@
+//! Selection by a mask.
+
+use std::fmt;
+
+use sinew_tensor::DType;
+
+use super::{Elements, expect_elements, expect_operand, reference};
+use crate::Result;
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::operator::{Arithmetic, Operands, Operator, Work};
+
+/// `y = c ? a : b` for every element: `torch.where`.
+///
+/// Operands: inputs [`Where::CONDITION`] (bool; any byte but 0 is true), [`Where::A`] and [`Where::B`]; output
+/// [`Where::Y`]. All have one shape, and `a`, `b` and `y` one dtype, whichever: elements are moved as they are.
+#[derive(Debug)]
+pub struct Where;
+
+impl Where {
+    /// Input: the mask.
+    pub const CONDITION: usize = 0;
+    /// Input: taken where the mask is set.
+    pub const A: usize = 1;
+    /// Input: taken elsewhere.
+    pub const B: usize = 2;
+    /// Output.
+    pub const Y: usize = 0;
+}
+
+/// The static part of [`Where`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WhereStatic {
+    /// The dtype of both choices and of the output.
+    pub dtype: DType,
+}
+
+impl fmt::Display for WhereStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "where {}", self.dtype)
+    }
+}
+
+impl Operator for Where {
+    const NAME: &'static str = "where";
+    type Static = WhereStatic;
+    type Dynamic = Elements;
+
+    fn bucket(_: Elements) -> Elements {
+        Elements::TYPICAL
+    }
+
+    fn anchor(_: &WhereStatic) -> Elements {
+        Elements::TYPICAL
+    }
+
+    fn check(fixed: &WhereStatic, call: &Elements, operands: Operands<'_>) -> Result<()> {
+        let y = operands.output(Self::NAME, Self::Y, "y")?;
+        expect_elements(Self::NAME, y, call.0)?;
+        expect_operand(Self::NAME, "y", y, y.shape(), fixed.dtype)?;
+        let condition = operands.input(Self::NAME, Self::CONDITION, "condition")?;
+        expect_operand(Self::NAME, "condition", condition, y.shape(), DType::Bool)?;
+        expect_operand(Self::NAME, "a", operands.input(Self::NAME, Self::A, "a")?, y.shape(), fixed.dtype)?;
+        expect_operand(Self::NAME, "b", operands.input(Self::NAME, Self::B, "b")?, y.shape(), fixed.dtype)
+    }
+
+    fn work(fixed: &WhereStatic, call: &Elements) -> Work {
+        let n = call.0 as f64;
+        Work { flops: 0.0, bytes: n * (1 + 3 * fixed.dtype.size()) as f64 }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::where_cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::where_operands(case)
+    }
+
+    fn expect(_: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        let from = if host.input(Self::CONDITION).at(index) != 0.0 { Self::A } else { Self::B };
+        Expected::exact(host.input(from).at(index))
+    }
+}

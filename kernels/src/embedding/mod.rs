@@ -1,0 +1,148 @@
+//! Embedding: rows of a table by number, `out[t] = table[ids[t]]`.
+//!
+//! The table is a tensor, or the packed weight of a tied head, so that a tied embedding is held once. Values are widened
+//! or rounded to the result's type; widening is exact.
+
+mod cpu;
+mod reference;
+
+use std::fmt;
+
+use sinew_tensor::DType;
+
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::gemm::Format;
+use crate::strided::Indices;
+use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+
+/// The operator: see the [module](self).
+#[derive(Clone, Copy, Debug)]
+pub struct Embedding;
+
+/// Input: ids, u32, i32 or i64 `[tokens]`, each below `vocab`.
+pub const IDS: usize = 0;
+/// Input: the table `[vocab, width]`, or the packed bytes of a weight `[vocab, width]` that is not gated.
+pub const TABLE: usize = 1;
+/// Output: `[tokens, width]`.
+pub const OUT: usize = 0;
+
+/// What the table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TableKind {
+    /// A tensor of f32, f16 or bf16 in any strides.
+    Strided(DType),
+    /// A packed weight.
+    Packed(&'static Format),
+}
+
+/// The static part of the problem.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EmbeddingStatic {
+    /// Values of a row.
+    pub width: usize,
+    /// Rows of the table.
+    pub vocab: usize,
+    /// What the table is.
+    pub table: TableKind,
+    /// Type of the result: f32, f16 or bf16.
+    pub out: DType,
+}
+
+impl fmt::Display for EmbeddingStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rows of {}, ", self.vocab, self.width)?;
+        match self.table {
+            TableKind::Strided(dtype) => write!(f, "{dtype}")?,
+            TableKind::Packed(format) => write!(f, "packed({})", format.name)?,
+        }
+        write!(f, "→{}", self.out)
+    }
+}
+
+/// The dynamic part of the problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EmbeddingDynamic {
+    /// Ids.
+    pub tokens: usize,
+}
+
+impl fmt::Display for EmbeddingDynamic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens", self.tokens)
+    }
+}
+
+/// The rows of [`Embedding`].
+pub fn rows() -> Vec<Row<Embedding>> {
+    cpu::ROWS.to_vec()
+}
+
+fn refused<T>(reason: String) -> Result<T> {
+    Err(Error::Operands { operator: Embedding::NAME, reason })
+}
+
+impl Operator for Embedding {
+    const NAME: &'static str = "embedding";
+    type Static = EmbeddingStatic;
+    type Dynamic = EmbeddingDynamic;
+
+    fn bucket(call: EmbeddingDynamic) -> EmbeddingDynamic {
+        EmbeddingDynamic { tokens: call.tokens.min(1) }
+    }
+
+    fn anchor(_: &EmbeddingStatic) -> EmbeddingDynamic {
+        EmbeddingDynamic { tokens: 1 }
+    }
+
+    fn check(fixed: &EmbeddingStatic, call: &EmbeddingDynamic, operands: Operands<'_>) -> Result<()> {
+        let ids = operands.input(Self::NAME, IDS, "ids")?;
+        Indices::check_dtype(Self::NAME, "ids", ids.dtype())?;
+        if ids.shape() != [call.tokens] {
+            return refused(format!("ids are {:?}, expected [{}]", ids.layout(), call.tokens));
+        }
+        let table = operands.input(Self::NAME, TABLE, "table")?;
+        let (dtype, shape): (DType, &[usize]) = match fixed.table {
+            TableKind::Strided(dtype) => (dtype, &[fixed.vocab, fixed.width]),
+            TableKind::Packed(format) => (DType::U8, &[format.packed_bytes(fixed.vocab, fixed.width, false)]),
+        };
+        let packed = matches!(fixed.table, TableKind::Packed(_));
+        if table.dtype() != dtype || table.shape() != shape || (packed && !table.layout().is_contiguous()) {
+            return refused(format!("the table is {} {:?}, expected {dtype} {shape:?}", table.dtype(), table.layout()));
+        }
+        let out = operands.output(Self::NAME, OUT, "out")?;
+        if out.dtype() != fixed.out || out.shape() != [call.tokens, fixed.width] {
+            let expected = [call.tokens, fixed.width];
+            return refused(format!("out is {} {:?}, expected {} {expected:?}", out.dtype(), out.layout(), fixed.out));
+        }
+        match [fixed.out, if packed { DType::F32 } else { dtype }].iter().find(|d| !DType::COMPUTE.contains(d)) {
+            Some(dtype) => refused(format!("{dtype} in {fixed}; f32, f16 and bf16 are supported")),
+            None => Ok(()),
+        }
+    }
+
+    fn work(fixed: &EmbeddingStatic, call: &EmbeddingDynamic) -> Work {
+        let size = match fixed.table {
+            TableKind::Strided(dtype) => dtype.size(),
+            TableKind::Packed(format) => format.dtype.size(),
+        };
+        Work { flops: 0.0, bytes: (call.tokens * fixed.width * (size + fixed.out.size())) as f64 }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(
+        case: &Case<Self>,
+        host: &HostOperands,
+        _arithmetic: Arithmetic,
+        _output: usize,
+        index: &[usize],
+    ) -> Expected {
+        reference::expect(case, host, index)
+    }
+}

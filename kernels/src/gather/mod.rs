@@ -1,0 +1,126 @@
+//! Selection of elements by index along a dimension.
+
+mod cpu;
+mod reference;
+
+use std::fmt;
+
+use sinew_tensor::DType;
+
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::elementwise::expect_operand;
+use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::strided::Indices;
+use crate::{Error, Result};
+
+/// The rows of [`Gather`].
+pub fn rows() -> Vec<Row<Gather>> {
+    vec![cpu::row()]
+}
+
+/// `y[i…] = x[i…, with index[i…] in dimension dim]`: `torch.gather`.
+///
+/// Operands: inputs [`Gather::X`] and [`Gather::INDEX`] of u32, i32 or i64; output [`Gather::Y`] of the index's shape
+/// and the input's dtype, any. In the other dimensions the input is at least as long as the index. An index outside
+/// the dimension is an error, and nothing is written.
+///
+/// `torch.index_select` is the same with a list of indices that is broadcast (with strides of 0) over the other
+/// dimensions: each index is then checked once, and whole rows are copied.
+#[derive(Debug)]
+pub struct Gather;
+
+impl Gather {
+    /// Input: what is selected from.
+    pub const X: usize = 0;
+    /// Input: which elements.
+    pub const INDEX: usize = 1;
+    /// Output.
+    pub const Y: usize = 0;
+}
+
+/// The static part of [`Gather`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GatherStatic {
+    /// The dtype of input and output.
+    pub dtype: DType,
+    /// The dimension along which elements are selected.
+    pub dim: usize,
+}
+
+impl fmt::Display for GatherStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} along dimension {}", self.dtype, self.dim)
+    }
+}
+
+/// The dynamic part of [`Gather`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GatherCall {
+    /// Elements of the output.
+    pub elements: usize,
+    /// Elements of the input along the dimension.
+    pub size: usize,
+}
+
+impl fmt::Display for GatherCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} elements out of {}", self.elements, self.size)
+    }
+}
+
+impl Operator for Gather {
+    const NAME: &'static str = "gather";
+    type Static = GatherStatic;
+    type Dynamic = GatherCall;
+
+    fn bucket(_: GatherCall) -> GatherCall {
+        GatherCall { elements: 1 << 16, size: 1024 }
+    }
+
+    fn anchor(_: &GatherStatic) -> GatherCall {
+        GatherCall { elements: 1 << 16, size: 1024 }
+    }
+
+    fn check(fixed: &GatherStatic, call: &GatherCall, operands: Operands<'_>) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Operands { operator: Self::NAME, reason });
+        let x = operands.input(Self::NAME, Self::X, "x")?;
+        let index = operands.input(Self::NAME, Self::INDEX, "index")?;
+        let y = operands.output(Self::NAME, Self::Y, "y")?;
+        Indices::check_dtype(Self::NAME, "indices", index.dtype())?;
+        expect_operand(Self::NAME, "x", x, x.shape(), fixed.dtype)?;
+        expect_operand(Self::NAME, "y", y, index.shape(), fixed.dtype)?;
+        let (rank, dim) = (y.shape().len(), fixed.dim);
+        if x.shape().len() != rank || dim >= rank {
+            return refuse(format!(
+                "x is {:?} and the index {:?}: dimension {dim} of each",
+                x.layout(),
+                index.layout()
+            ));
+        }
+        if (0..rank).any(|d| d != dim && x.shape()[d] < y.shape()[d]) {
+            return refuse(format!("x is {:?}, shorter than the index {:?}", x.layout(), index.layout()));
+        }
+        if y.layout().elements() != call.elements || x.shape()[dim] != call.size {
+            return refuse(format!("x is {:?} and y {:?}, the call names {call}", x.layout(), y.layout()));
+        }
+        Ok(())
+    }
+
+    fn work(fixed: &GatherStatic, call: &GatherCall) -> Work {
+        Work { flops: 0.0, bytes: (call.elements * (2 * fixed.dtype.size() + 4)) as f64 }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        let mut from = index.to_vec();
+        from[case.fixed.dim] = host.input(Self::INDEX).at(index) as usize;
+        Expected::exact(host.input(Self::X).at(&from))
+    }
+}

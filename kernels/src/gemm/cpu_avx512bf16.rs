@@ -1,0 +1,161 @@
+//! The row of AVX512-BF16: `vdpbf16ps` takes two products of bf16 to each of sixteen f32 sums.
+
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use sinew_memory::{DeviceKind, SimdLevel};
+use sinew_tensor::DType;
+
+use super::tile::{Tiles, prefetch};
+use super::{Compute, Gemm, PANEL, cpu, driver};
+use crate::simd::LANES;
+use crate::{Arithmetic, Row};
+
+const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, flushes_subnormals: true };
+
+pub(super) const ROW: Row<Gemm> = Row {
+    name: "gemm.cpu.avx512bf16",
+    device: DeviceKind::CPU,
+    arithmetic: DOT,
+    admits: |fixed, hardware| {
+        cpu::admit(hardware, SimdLevel::Avx512Bf16)?;
+        if fixed.compute != Compute::Bf16 {
+            return Err("computes in bf16, the problem asks for f32".into());
+        }
+        if fixed.panel_dtype() != DType::BF16 {
+            return Err(format!("multiplies bf16, the weight is packed as {}", fixed.panel_dtype()).into());
+        }
+        Ok(())
+    },
+    cost: |fixed, call, hardware| cpu::cost(fixed, call, hardware, hardware.rates.f32_flops_per_s * dot_rate() * 0.85),
+    workspace: |fixed, call, hardware| driver::workspace(&DOTS, fixed, call, hardware),
+    // SAFETY: the row admits machines with the instructions only.
+    run: |launch, fixed, call, operands| unsafe { driver::run(&DOTS, launch, fixed, call, operands) },
+};
+
+static DOTS: Tiles = Tiles { level: SimdLevel::Avx512, pairs: true, heights: &[1, 2, 4, 6, 8, 12], run: by_height };
+
+/// The row admits panels of bf16 only.
+unsafe fn by_height(
+    panels: DType,
+    height: usize,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    debug_assert!(panels == DType::BF16 && DOTS.heights.contains(&height));
+    let a = a.cast();
+    // SAFETY: passed on; the row admits machines with the instructions only.
+    unsafe {
+        match height {
+            1 => dot::<1>(a, b, steps, sums, carry),
+            2 => dot::<2>(a, b, steps, sums, carry),
+            4 => dot::<4>(a, b, steps, sums, carry),
+            6 => dot::<6>(a, b, steps, sums, carry),
+            8 => dot::<8>(a, b, steps, sums, carry),
+            _ => dot::<12>(a, b, steps, sums, carry),
+        }
+    }
+}
+
+/// `R` rows of two registers of sums: 12 rows with two registers of weights and one of broadcasts are 27 of 32.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn dot<const R: usize>(a: *const i32, b: *const u8, steps: usize, sums: *mut f32, carry: bool) {
+    // SAFETY: passed on: `a` is [steps][R] pairs, `b` is [steps][32] pairs, `sums` is [R][32].
+    unsafe {
+        let mut s = [[_mm512_setzero_ps(); 2]; R];
+        if carry {
+            for (r, [low, high]) in s.iter_mut().enumerate() {
+                *low = _mm512_loadu_ps(sums.add(r * PANEL));
+                *high = _mm512_loadu_ps(sums.add(r * PANEL + LANES));
+            }
+        }
+        let (mut a, mut b) = (a, b);
+        for _ in 0..steps {
+            prefetch(b);
+            prefetch(b.wrapping_add(64));
+            let low: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.cast()));
+            let high: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.add(64).cast()));
+            for (r, s) in s.iter_mut().enumerate() {
+                let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(r)));
+                s[0] = _mm512_dpbf16_ps(s[0], x, low);
+                s[1] = _mm512_dpbf16_ps(s[1], x, high);
+            }
+            a = a.add(R);
+            b = b.add(4 * PANEL);
+        }
+        for (r, [low, high]) in s.into_iter().enumerate() {
+            _mm512_storeu_ps(sums.add(r * PANEL), low);
+            _mm512_storeu_ps(sums.add(r * PANEL + LANES), high);
+        }
+    }
+}
+
+/// How many times as many operations `vdpbf16ps` does as f32 multiply-adds, in registers: 2, 1 or 0.5.
+///
+/// It is 2 on AMD's Zen 4 and 5, but 0.5 on Intel's Sapphire and Emerald Rapids, where widening to f32 is faster. Measured
+/// once, in some 50 µs, and rounded to a power of two, so that noise cannot turn the choice.
+fn dot_rate() -> f64 {
+    static RATE: OnceLock<f64> = OnceLock::new();
+    *RATE.get_or_init(|| {
+        if SimdLevel::detected() < SimdLevel::Avx512Bf16 {
+            return 1.0;
+        }
+        let seconds = |f: unsafe fn() -> f32| {
+            let once = || {
+                let start = Instant::now();
+                // SAFETY: the level was detected just above.
+                std::hint::black_box(unsafe { f() });
+                start.elapsed().as_secs_f64()
+            };
+            // The least of a few: the first runs raise the clock, and any may be interrupted.
+            (0..8).map(|_| once()).fold(f64::INFINITY, f64::min)
+        };
+        let ratio = 2.0 * seconds(multiply_adds) / seconds(dots);
+        if ratio > 1.4 {
+            2.0
+        } else if ratio > 0.7 {
+            1.0
+        } else {
+            0.5
+        }
+    })
+}
+
+/// Rounds of the measuring loops: a few microseconds.
+const ROUNDS: usize = 400;
+
+/// Sums that the compiler must take for different ones.
+#[target_feature(enable = "avx512f")]
+fn starts() -> [__m512; 24] {
+    std::hint::black_box([0.0f32; 24]).map(|x| _mm512_set1_ps(x))
+}
+
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn dots() -> f32 {
+    let mut s = starts();
+    let bits = _mm512_set1_epi32(std::hint::black_box(0x3c00_3c00));
+    // SAFETY: both are 64 plain bytes.
+    let x: __m512bh = unsafe { std::mem::transmute(bits) };
+    for _ in 0..ROUNDS {
+        for s in &mut s {
+            *s = _mm512_dpbf16_ps(*s, x, x);
+        }
+    }
+    s.into_iter().map(|s| _mm512_reduce_add_ps(s)).sum()
+}
+
+#[target_feature(enable = "avx512f")]
+fn multiply_adds() -> f32 {
+    let mut s = starts();
+    let x = _mm512_set1_ps(std::hint::black_box(0.01));
+    for _ in 0..ROUNDS {
+        for s in &mut s {
+            *s = _mm512_fmadd_ps(x, x, *s);
+        }
+    }
+    s.into_iter().map(|s| _mm512_reduce_add_ps(s)).sum()
+}

@@ -1,0 +1,276 @@
+//! What follows the sum: scale, bias, activation, gate, residual, and the one rounding to the result's type.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use sinew_tensor::DType;
+
+use super::PANEL;
+use crate::activation::Activation;
+use crate::simd::{LANES, Simd, Stored};
+
+/// Where the residual is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Residual {
+    /// An input of this type.
+    Input(DType),
+    /// The output itself: `D = … + beta·D`.
+    Output,
+}
+
+/// What follows the sum, in the order of the [module](super)'s formula.
+#[derive(Clone, Copy, Debug)]
+pub struct Epilogue {
+    /// Factor of the sum.
+    pub alpha: f32,
+    /// Type of the bias, if there is one.
+    pub bias: Option<DType>,
+    /// The activation.
+    pub activation: Option<Activation>,
+    /// Whether the first half of the outputs gates the second.
+    pub gated: bool,
+    /// The residual.
+    pub residual: Option<Residual>,
+    /// Factor of the residual.
+    pub beta: f32,
+}
+
+impl Default for Epilogue {
+    fn default() -> Self {
+        Self { alpha: 1.0, bias: None, activation: None, gated: false, residual: None, beta: 1.0 }
+    }
+}
+
+impl Epilogue {
+    /// The same with this factor of the sum.
+    pub fn scaled(self, alpha: f32) -> Self {
+        Self { alpha, ..self }
+    }
+
+    /// The type of a residual that is an input.
+    pub fn residual_input(&self) -> Option<DType> {
+        match self.residual {
+            Some(Residual::Input(dtype)) => Some(dtype),
+            _ => None,
+        }
+    }
+
+    /// Factors compare by their bits, so that an epilogue can be a key.
+    fn key(&self) -> impl Eq + Hash {
+        let Self { alpha, bias, activation, gated, residual, beta } = *self;
+        (alpha.to_bits(), bias, activation, gated, residual, beta.to_bits())
+    }
+}
+
+impl PartialEq for Epilogue {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Epilogue {}
+
+impl Hash for Epilogue {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+impl fmt::Display for Epilogue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.alpha != 1.0 {
+            write!(f, " alpha={}", self.alpha)?;
+        }
+        if let Some(dtype) = self.bias {
+            write!(f, " bias({dtype})")?;
+        }
+        if let Some(activation) = self.activation {
+            write!(f, " {activation}")?;
+        }
+        if self.gated {
+            f.write_str(" gated")?;
+        }
+        match self.residual {
+            Some(Residual::Input(dtype)) => write!(f, " residual({dtype})")?,
+            Some(Residual::Output) => f.write_str(" residual(in place)")?,
+            None => {}
+        }
+        if self.residual.is_some() && self.beta != 1.0 {
+            write!(f, " beta={}", self.beta)?;
+        }
+        Ok(())
+    }
+}
+
+/// A span of one dimension: an address, the step between elements in elements, and their type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line {
+    pub ptr: *const u8,
+    pub step: usize,
+    pub dtype: DType,
+}
+
+impl Line {
+    /// The line from element `at` on.
+    #[inline(always)]
+    pub fn from(self, at: usize) -> Self {
+        Self { ptr: self.ptr.wrapping_add(at * self.step * self.dtype.size()), ..self }
+    }
+
+    /// Its first `n` values, at most 16, widened; zeros behind them.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; the line has `n` elements.
+    #[inline(always)]
+    pub unsafe fn load<S: Simd>(self, n: usize) -> S::F {
+        // SAFETY: passed on; the type is the elements'.
+        unsafe {
+            match self.dtype {
+                DType::F16 => load_line::<S, half::f16>(self.ptr.cast(), self.step, n),
+                DType::BF16 => load_line::<S, half::bf16>(self.ptr.cast(), self.step, n),
+                _ => load_line::<S, f32>(self.ptr.cast(), self.step, n),
+            }
+        }
+    }
+
+    /// Rounds the first `n` lanes, at most 16, to its first elements.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; the line has `n` elements, which may be written.
+    #[inline(always)]
+    pub unsafe fn store<S: Simd>(self, v: S::F, n: usize) {
+        // SAFETY: passed on; the type is the elements'.
+        unsafe {
+            match self.dtype {
+                DType::F16 => store_line::<S, half::f16>(self.ptr.cast_mut().cast(), self.step, v, n),
+                DType::BF16 => store_line::<S, half::bf16>(self.ptr.cast_mut().cast(), self.step, v, n),
+                _ => store_line::<S, f32>(self.ptr.cast_mut().cast(), self.step, v, n),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn load_line<S: Simd, T: Stored>(p: *const T, step: usize, n: usize) -> S::F {
+    debug_assert!(n <= LANES);
+    // SAFETY: the caller names `n` elements, `step` apart.
+    unsafe {
+        match (step, n) {
+            (1, LANES) => T::load::<S>(p),
+            (1, _) => T::load_n::<S>(p, n),
+            _ => {
+                let mut values = [0.0f32; LANES];
+                for (i, value) in values.iter_mut().enumerate().take(n) {
+                    *value = (*p.add(i * step)).widen();
+                }
+                S::load(values.as_ptr())
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn store_line<S: Simd, T: Stored>(p: *mut T, step: usize, v: S::F, n: usize) {
+    debug_assert!(n <= LANES);
+    // SAFETY: the caller names `n` elements, `step` apart.
+    unsafe {
+        match (step, n) {
+            (1, LANES) => T::store::<S>(p, v),
+            (1, _) => T::store_n::<S>(p, v, n),
+            _ => {
+                let mut values = [T::zeroed(); LANES];
+                T::store::<S>(values.as_mut_ptr(), v);
+                for (i, value) in values.iter().enumerate().take(n) {
+                    p.add(i * step).write(*value);
+                }
+            }
+        }
+    }
+}
+
+/// An epilogue with its operands' addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finish {
+    pub epilogue: Epilogue,
+    /// All `N` of the bias.
+    pub bias: Option<Line>,
+}
+
+impl Finish {
+    /// The bias of a panel's outputs, in the panel's order; zeros where there is none.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; `n` and `panel` are the problem's.
+    #[inline(always)]
+    pub unsafe fn panel_bias<S: Simd>(&self, panel: usize, n: usize) -> [f32; PANEL] {
+        let mut values = [0.0; PANEL];
+        if let Some(bias) = self.bias {
+            for half in 0..2 {
+                let (first, count) = half_panel(panel, half, n, self.epilogue.gated);
+                // SAFETY: the bias has `n` elements, and `half_panel` stays below `n`.
+                unsafe { S::store(values.as_mut_ptr().add(half * LANES), bias.from(first).load::<S>(count)) };
+            }
+        }
+        values
+    }
+
+    /// `alpha · sum + bias` of half a panel.
+    #[inline(always)]
+    unsafe fn scaled<S: Simd>(&self, sums: *const f32, bias: &[f32; PANEL], half: usize) -> S::F {
+        // SAFETY: the caller names 32 sums.
+        unsafe {
+            let x = S::mul(S::load(sums.add(half * LANES)), S::splat(self.epilogue.alpha));
+            match self.bias {
+                Some(_) => S::add(x, S::load(bias.as_ptr().add(half * LANES))),
+                None => x,
+            }
+        }
+    }
+
+    /// Turns the 32 sums of one row of a panel into results: `out` and `residual` begin at the panel's first column.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; `sums` has 32 values, `out` and `residual` have `columns` elements, at most 32 (gated: 16).
+    #[inline(always)]
+    pub unsafe fn row<S: Simd>(
+        &self,
+        sums: *const f32,
+        bias: &[f32; PANEL],
+        out: Line,
+        residual: Option<Line>,
+        columns: usize,
+    ) {
+        let epilogue = &self.epilogue;
+        // SAFETY: passed on; lanes are below `columns`.
+        unsafe {
+            for half in 0..if epilogue.gated { 1 } else { 2 } {
+                let first = half * LANES;
+                if columns <= first {
+                    break;
+                }
+                let count = (columns - first).min(LANES);
+                let mut x = self.scaled::<S>(sums, bias, half);
+                if let Some(activation) = epilogue.activation {
+                    x = activation.apply::<S>(x);
+                }
+                if epilogue.gated {
+                    x = S::mul(x, self.scaled::<S>(sums, bias, 1));
+                }
+                if let Some(residual) = residual {
+                    x = S::fma(residual.from(first).load::<S>(count), S::splat(epilogue.beta), x);
+                }
+                out.from(first).store::<S>(x, count);
+            }
+        }
+    }
+}
+
+/// The outputs that lanes `16·half..` of a panel hold: the first, and how many of the sixteen there are.
+///
+/// A gated panel holds 16 gates and the 16 ups that belong to them; the others 32 outputs in order.
+#[inline(always)]
+pub(super) fn half_panel(panel: usize, half: usize, n: usize, gated: bool) -> (usize, usize) {
+    let (start, end, offset) =
+        if gated { (panel * LANES, n / 2, half * (n / 2)) } else { (panel * PANEL + half * LANES, n, 0) };
+    (offset + start.min(end), end.saturating_sub(start).min(LANES))
+}

@@ -1,0 +1,284 @@
+//! Matrix products: `D = epilogue(alpha · A·B)`.
+//!
+//! `A` is `[batch, M, K]`, `B` is `[batch, K, N]` (any strides; a batch stride of 0 shares it) or a weight packed once
+//! into a [`Format`], and `D` is `[batch, M, N]`. The epilogue is applied to f32 sums, which are rounded once, to `D`:
+//!
+//! ```text
+//! x = alpha · Σ_k A[b, m, k] · B[b, k, n]
+//! x = x + bias[n]
+//! x = act(x)                                  or, gated, x = act(x[n]) · x[n + N/2], and D is [batch, M, N/2]
+//! D[b, m, n] = x + beta · residual[b, m, n]   the residual may be D itself
+//! ```
+//!
+//! # Arithmetic
+//! Every row of Sinew's own keeps one f32 sum per output over all of K, in order, whatever the number of rows,
+//! batches and threads and however operands are packed: blocks over K spill and reload the f32 sums. So a sequence
+//! has the same bits alone and in any batch.
+//! - `gemm.mul-add-chain`: `s = s + a·b` with two roundings (portable).
+//! - `gemm.fma-chain`: `s = fma(a, b, s)` (AVX2 and AVX-512).
+//! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).
+//! - `gemm.foreign`: the `gemm` crate.
+//!
+//! How operands are rounded before is the problem's own: see [`Compute`].
+//!
+//! # How it runs
+//! One driver serves all rows: a slab of A's rows is packed for the second-level cache, tasks take panels of 32
+//! outputs, and a small tile kernel, which is all that differs between rows, runs over K. After BLIS (Van Zee and van
+//! de Geijn 2015), with the difference that weights were packed when they were loaded, and that a right-hand side that
+//! was not is packed panel by panel by the task that multiplies with it.
+
+mod cpu;
+#[cfg(target_arch = "x86_64")]
+mod cpu_avx512bf16;
+mod driver;
+mod epilogue;
+mod foreign;
+mod format;
+mod pack;
+mod reference;
+mod tile;
+
+use std::fmt;
+
+use sinew_tensor::{DType, View};
+
+pub use crate::Compute;
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+
+pub use epilogue::{Epilogue, Residual};
+pub use format::{BF16, F16, F32, Format, PANEL, Source, Weights};
+
+/// Matrix products. See the [module](self).
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm;
+
+/// Input: the left operand, `[batch, M, K]`.
+pub const A: usize = 0;
+/// Input: the right operand, `[batch, K, N]`, or a packed weight's bytes (`u8`, one dimension, contiguous).
+pub const B: usize = 1;
+/// Input: the bias, `[N]`, where the epilogue has one.
+pub const BIAS: usize = 2;
+/// Input: the residual, shaped as the result, where the epilogue reads one that is not the output.
+pub const RESIDUAL: usize = 3;
+/// Output: the result, `[batch, M, N]`, or `[batch, M, N/2]` where gated.
+pub const D: usize = 0;
+
+/// What is known of a product when a model is loaded.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GemmStatic {
+    /// Outputs; where gated, gate and up together.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Type of the left operand.
+    pub a: DType,
+    /// The right operand.
+    pub b: Rhs,
+    /// Type of the result.
+    pub out: DType,
+    /// Rounding of operands.
+    pub compute: Compute,
+    /// What follows the sum.
+    pub epilogue: Epilogue,
+}
+
+/// The right operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rhs {
+    /// A tensor `[batch, K, N]` in any strides: activations, batched products.
+    Strided(DType),
+    /// A weight that [`Format::pack`] packed, shared by the whole batch.
+    Packed(&'static Format),
+}
+
+/// What each call brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GemmDynamic {
+    /// Products.
+    pub batch: usize,
+    /// Rows of each.
+    pub m: usize,
+}
+
+impl GemmStatic {
+    /// A product with nothing after the sum.
+    pub fn new(n: usize, k: usize, a: DType, b: Rhs, out: DType, compute: Compute) -> Self {
+        Self { n, k, a, b, out, compute, epilogue: Epilogue::default() }
+    }
+
+    /// The same with an epilogue.
+    pub fn with(self, epilogue: Epilogue) -> Self {
+        Self { epilogue, ..self }
+    }
+
+    /// Columns of the result.
+    pub fn columns(&self) -> usize {
+        if self.epilogue.gated { self.n / 2 } else { self.n }
+    }
+
+    /// The type in which panels of the right operand are held while they are multiplied.
+    pub(crate) fn panel_dtype(&self) -> DType {
+        match (self.b, self.compute) {
+            (Rhs::Packed(format), _) => format.dtype,
+            (Rhs::Strided(_), Compute::Bf16) => DType::BF16,
+            (Rhs::Strided(dtype), Compute::F32) => dtype,
+        }
+    }
+}
+
+impl fmt::Display for GemmStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "n={} k={} {}·", self.n, self.k, self.a)?;
+        match self.b {
+            Rhs::Strided(dtype) => write!(f, "{dtype}")?,
+            Rhs::Packed(format) => write!(f, "packed({})", format.name)?,
+        }
+        let compute = match self.compute {
+            Compute::F32 => "f32",
+            Compute::Bf16 => "bf16",
+        };
+        write!(f, "→{} in {compute}{}", self.out, self.epilogue)
+    }
+}
+
+impl fmt::Display for GemmDynamic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.batch != 1 {
+            write!(f, "batch={} ", self.batch)?;
+        }
+        write!(f, "m={}", self.m)
+    }
+}
+
+fn refuse(reason: String) -> Error {
+    Error::Operands { operator: Gemm::NAME, reason }
+}
+
+fn expect_view(view: &View<'_>, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
+    if view.dtype() == dtype && view.shape() == shape {
+        return Ok(());
+    }
+    Err(refuse(format!("{name} is {} {:?}, expected {dtype} {shape:?}", view.dtype(), view.layout())))
+}
+
+/// Types of operands that rows read and write.
+fn supported(dtype: DType) -> bool {
+    DType::COMPUTE.contains(&dtype)
+}
+
+impl Operator for Gemm {
+    const NAME: &'static str = "gemm";
+    type Static = GemmStatic;
+    type Dynamic = GemmDynamic;
+
+    fn bucket(call: GemmDynamic) -> GemmDynamic {
+        let up = |n: usize| match n {
+            0..=2 => n,
+            3..=4 => 4,
+            5..=8 => 8,
+            9..=16 => 16,
+            17..=64 => 64,
+            65..=256 => 256,
+            257..=1024 => 1024,
+            _ => 4096,
+        };
+        GemmDynamic { batch: up(call.batch), m: up(call.m) }
+    }
+
+    fn anchor(_fixed: &GemmStatic) -> GemmDynamic {
+        // Prefill: with few rows every row of the table is bound by memory, and there is nothing to choose by.
+        GemmDynamic { batch: 1, m: 256 }
+    }
+
+    fn check(fixed: &GemmStatic, call: &GemmDynamic, operands: Operands<'_>) -> Result<()> {
+        let (batch, m, n, k) = (call.batch, call.m, fixed.n, fixed.k);
+        let epilogue = &fixed.epilogue;
+        let strided = match fixed.b {
+            Rhs::Strided(dtype) => Some(dtype),
+            Rhs::Packed(_) => None,
+        };
+        let residual = epilogue.residual_input();
+        for dtype in [Some(fixed.a), strided, Some(fixed.out), epilogue.bias, residual].into_iter().flatten() {
+            if !supported(dtype) {
+                return Err(refuse(format!("{dtype} in {fixed}; f32, f16 and bf16 are supported")));
+            }
+        }
+        if epilogue.gated && !n.is_multiple_of(2) {
+            return Err(refuse(format!("{n} outputs cannot be halved into gate and up")));
+        }
+        expect_view(operands.input(Self::NAME, A, "A")?, "A", fixed.a, &[batch, m, k])?;
+        let b = operands.input(Self::NAME, B, "B")?;
+        match fixed.b {
+            Rhs::Strided(dtype) => expect_view(b, "B", dtype, &[batch, k, n])?,
+            Rhs::Packed(format) => {
+                expect_view(b, "the packed weight", DType::U8, &[format.packed_bytes(n, k, epilogue.gated)])?;
+                if !b.layout().is_contiguous() {
+                    return Err(refuse(format!("the packed weight is {:?}, not contiguous", b.layout())));
+                }
+            }
+        }
+        match (operands.optional(BIAS), epilogue.bias) {
+            (Some(bias), Some(dtype)) => expect_view(bias, "the bias", dtype, &[n])?,
+            (None, None) => {}
+            (given, _) => {
+                let words = if given.is_some() { "given but not part of" } else { "missing from" };
+                return Err(refuse(format!("a bias is {words} {fixed}")));
+            }
+        }
+        let result = [batch, m, fixed.columns()];
+        match (operands.optional(RESIDUAL), residual) {
+            (Some(view), Some(dtype)) => expect_view(view, "the residual", dtype, &result)?,
+            (None, None) => {}
+            (given, _) => {
+                let words = if given.is_some() { "given but not read by" } else { "missing from" };
+                return Err(refuse(format!("a residual is {words} {fixed}")));
+            }
+        }
+        expect_view(operands.output(Self::NAME, D, "D")?, "D", fixed.out, &result)
+    }
+
+    fn work(fixed: &GemmStatic, call: &GemmDynamic) -> Work {
+        let (batch, m, n, k) = (call.batch as f64, call.m as f64, fixed.n as f64, fixed.k as f64);
+        let b = match fixed.b {
+            Rhs::Strided(dtype) => batch * k * n * dtype.size() as f64,
+            Rhs::Packed(format) => format.packed_bytes(fixed.n, fixed.k, fixed.epilogue.gated) as f64,
+        };
+        let result = batch * m * fixed.columns() as f64;
+        let residual = match fixed.epilogue.residual {
+            Some(Residual::Input(dtype)) => dtype.size(),
+            Some(Residual::Output) => fixed.out.size(),
+            None => 0,
+        };
+        let bytes = batch * m * k * fixed.a.size() as f64 + b + result * (fixed.out.size() + residual) as f64;
+        Work { flops: 2.0 * batch * m * n * k, bytes: if result == 0.0 { 0.0 } else { bytes } }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(
+        case: &Case<Self>,
+        host: &HostOperands,
+        arithmetic: Arithmetic,
+        _output: usize,
+        index: &[usize],
+    ) -> Expected {
+        reference::expect(case, host, arithmetic, index)
+    }
+}
+
+/// The rows of [`Gemm`], best first.
+pub fn rows() -> Vec<Row<Gemm>> {
+    let mut rows = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    rows.push(cpu_avx512bf16::ROW);
+    rows.extend(cpu::ROWS);
+    rows.push(foreign::ROW);
+    rows
+}

@@ -1,0 +1,292 @@
+//! The f64 reference of one element, and the cases.
+
+use sinew_memory::{Cpu, Team};
+use sinew_tensor::{DType, Layout, Tensor};
+
+use super::epilogue::{Epilogue, Residual};
+use super::{BF16, BIAS, Compute, F16, F32, Format, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Rhs, Source, Weights};
+use crate::accuracy::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Values, encode, host_operand};
+use crate::activation::Activation;
+use crate::{Arithmetic, Result};
+
+/// A sum and the error that a chain of f32 roundings may have.
+#[derive(Clone, Copy, Debug)]
+struct Sum {
+    value: f64,
+    error: f64,
+}
+
+/// Half the distance between 1 and the next f32: the relative error of one rounding.
+const U: f64 = 1.0 / (1 << 24) as f64;
+/// The smallest positive f32, and the smallest normal one.
+const TINY: f64 = 1.401298464324817e-45;
+const NORMAL: f64 = 1.1754943508222875e-38;
+
+/// `Σ_k A[b, m, k] · B[b, k, n]` of operands rounded as the problem says.
+///
+/// A chain of K roundings errs by at most `K·u` of `Σ|a·b|`, in practice by some `√K·u` of the norms' product. Half of
+/// that leeway more is given: enough for the worst of many elements, and far below one product that is missing, which
+/// the worst-case bound `2·K·eps` would let pass from K = 2,000 on.
+fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]: [usize; 3]) -> Sum {
+    let fixed = &case.fixed;
+    let (left, right) = (host.input(super::A), host.input(super::B));
+    let rounded = |x: f64, low: bool| if low { DType::BF16.round(x) } else { x };
+    let low = fixed.compute == Compute::Bf16;
+    let (strided, k) = (matches!(fixed.b, Rhs::Strided(_)), fixed.k);
+    let left = &left.values[(b * case.call.m + m) * k..][..k];
+    let (mut value, mut left_norm, mut right_norm, mut left_max, mut right_max) = (0.0, 0.0f64, 0.0f64, 0.0f64, 0.0f64);
+    for (i, &x) in left.iter().enumerate() {
+        let x = rounded(x, low);
+        // A packed weight's values are [N, K], a strided operand's [batch, K, N].
+        let y = right.values[if strided { (b * k + i) * fixed.n + n } else { n * k + i }];
+        let y = rounded(y, low && strided);
+        value += x * y;
+        if x.is_finite() && y.is_finite() {
+            left_norm += x * x;
+            right_norm += y * y;
+            left_max = left_max.max(x.abs());
+            right_max = right_max.max(y.abs());
+        }
+    }
+    let k = k as f64;
+    let factor = (12.0 * k.sqrt() + 4.0).min(4.0 * k) * U;
+    let mut error = factor * (left_norm * right_norm).sqrt() + k * TINY;
+    if arithmetic.flushes_subnormals {
+        error += k * NORMAL * (1.0 + left_max + right_max);
+    }
+    Sum { value, error }
+}
+
+pub(super) fn expect(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, index: &[usize]) -> Expected {
+    let (fixed, epilogue) = (&case.fixed, &case.fixed.epilogue);
+    let &[b, m, n] = index else { return Expected::exact(f64::NAN) };
+    let before = |n: usize| {
+        let Sum { mut value, mut error } = sum(case, host, arithmetic, [b, m, n]);
+        value *= f64::from(epilogue.alpha);
+        error = error * f64::from(epilogue.alpha).abs() + 2.0 * U * value.abs();
+        if epilogue.bias.is_some() {
+            value += host.input(BIAS).values[n];
+            error += U * value.abs();
+        }
+        Sum { value, error }
+    };
+    let mut x = before(n);
+    if let Some(activation) = epilogue.activation {
+        let value = activation.reference(x.value);
+        // No activation here is steeper than 1.13, but ReLU², whose slope is 2x.
+        let slope = if activation == Activation::Relu2 { 2.0 * (x.value.abs() + x.error) } else { 1.13 };
+        // 4 ulp, or 1e-7.
+        let own = match activation {
+            Activation::Relu => 0.0,
+            _ => (4.0 * DType::F32.ulp(value)).max(1e-7),
+        };
+        x = Sum { value, error: x.error * slope + own };
+    }
+    if epilogue.gated {
+        let up = before(n + fixed.n / 2);
+        let value = x.value * up.value;
+        let error = x.error * up.value.abs() + (x.value.abs() + x.error) * up.error + U * value.abs();
+        x = Sum { value, error };
+    }
+    if epilogue.residual.is_some() {
+        let residual = match epilogue.residual {
+            Some(Residual::Input(_)) => host.input(RESIDUAL).at(index),
+            _ => host.outputs[0].at(index),
+        };
+        let product = f64::from(epilogue.beta) * residual;
+        x = Sum { value: x.value + product, error: x.error + U * (x.value.abs() + 2.0 * product.abs()) };
+    }
+    if case.values == Values::Integers && is_exact(epilogue) {
+        return Expected::exact(fixed.out.round(x.value));
+    }
+    // The rounding to the result's type, at the larger end of where the f32 value may be.
+    let rounding = 0.5 * fixed.out.ulp(x.value.abs() + x.error);
+    Expected::within(x.value, if x.error.is_finite() { x.error + rounding } else { rounding })
+}
+
+/// Whether small integers come through an epilogue exactly: factors are powers of two, sums are below 2^24.
+fn is_exact(epilogue: &Epilogue) -> bool {
+    !epilogue.gated && matches!(epilogue.activation, None | Some(Activation::Relu))
+}
+
+pub(super) fn operands(case: &Case<Gemm>) -> Result<HostOperands> {
+    let (fixed, GemmDynamic { batch, m }) = (&case.fixed, case.call);
+    let (n, k, epilogue) = (fixed.n, fixed.k, &fixed.epilogue);
+    let mut generator = Generator::new(case.seed);
+    // One subnormal operand is enough for subnormal products; of two, every product would be 0.
+    let others = if case.values == Values::Subnormal { Values::Normal } else { case.values };
+    // Operands lie differently from each other.
+    let lay = |shift: usize| {
+        let at = Lay::ALL.iter().position(|&lay| lay == case.lay).unwrap_or(0);
+        Lay::ALL[(at + shift * (case.seed as usize % 3)) % Lay::ALL.len()]
+    };
+    let a = generator.operand(fixed.a, &[batch, m, k], case.lay, case.values)?;
+    let b = match fixed.b {
+        Rhs::Strided(dtype) => generator.operand(dtype, &[batch, k, n], lay(1), others)?,
+        Rhs::Packed(format) => packed(&mut generator, format, [n, k], epilogue.gated, others)?,
+    };
+    let bias = epilogue.bias.map(|dtype| generator.operand(dtype, &[n], lay(2), others)).transpose()?;
+    let result = [batch, m, fixed.columns()];
+    let residual =
+        epilogue.residual_input().map(|dtype| generator.operand(dtype, &result, lay(3), others)).transpose()?;
+    let out_lay = lay(4);
+    let out = if epilogue.residual == Some(Residual::Output) {
+        let values = (0..result.iter().product()).map(|_| generator.value(others, fixed.out)).collect();
+        host_operand(fixed.out, &result, out_lay, values, true)?
+    } else {
+        generator.output(fixed.out, &result, out_lay)?
+    };
+    Ok(HostOperands { inputs: vec![Some(a), Some(b), bias, residual], outputs: vec![out] })
+}
+
+/// A packed weight with the values `[N, K]` that it holds.
+fn packed(
+    generator: &mut Generator,
+    format: &'static Format,
+    [n, k]: [usize; 2],
+    gated: bool,
+    values: Values,
+) -> Result<HostOperand> {
+    let values: Vec<f64> = (0..n * k).map(|_| generator.value(values, format.dtype)).collect();
+    let bytes = encode(format.dtype, &values);
+    let sources = [Source::from_bytes(&bytes, format.dtype, n, k)?];
+    let weights = Weights { sources: &sources, k, gated };
+    let mut packed = vec![0; format.packed_bytes(n, k, gated)];
+    let level = sinew_memory::SimdLevel::detected();
+    format.pack(&Team::new(1)?, level, &weights, 0..format.panels(n, gated), &mut packed)?;
+    let buffer = sinew_memory::Buffer::from_slice(&Cpu::get(), &packed)?;
+    let tensor = Tensor::new(buffer, DType::U8, Layout::contiguous(&[packed.len()])?)?;
+    Ok(HostOperand { tensor, shape: vec![n, k], values })
+}
+
+/// Sizes `[batch, m, n, k]`.
+const SHAPES: &[[usize; 4]] = &[
+    [1, 1, 1, 1],
+    [1, 1, 33, 100],
+    [1, 2, 31, 17],
+    [1, 3, 32, 33],
+    [2, 5, 17, 2],
+    [1, 12, 64, 31],
+    [1, 13, 65, 257],
+    [3, 1, 100, 5],
+    [1, 17, 5, 100],
+    [2, 31, 33, 3],
+    [1, 4, 257, 64],
+    [1, 33, 96, 129],
+    [1, 100, 100, 100],
+    [4, 3, 2, 64],
+    [1, 8, 48, 513],
+    [1, 1, 100, 1025],
+    [1, 24, 34, 1100],
+    [1, 257, 31, 33],
+    [1, 6, 16, 3001],
+    [2, 7, 1, 1],
+    [1, 9, 33, 0],
+    [1, 0, 33, 5],
+    [1, 5, 0, 5],
+    [0, 5, 7, 5],
+];
+
+/// Larger ones, for which K or M is blocked.
+const LARGE: &[[usize; 4]] = &[
+    [1, 300, 70, 3500],
+    [1, 5, 165, 4099],
+    [1, 1200, 40, 520],
+    [3, 130, 130, 700],
+    [1, 1, 700, 896],
+    [15, 70, 64, 80],
+];
+
+/// Epilogues; `n` is even where gated.
+fn epilogues() -> Vec<Epilogue> {
+    let plain = Epilogue::default();
+    let with = |activation| Epilogue { activation: Some(activation), ..plain };
+    vec![
+        plain,
+        Epilogue { bias: Some(DType::F32), ..plain },
+        Epilogue { gated: true, ..with(Activation::Silu) },
+        Epilogue { residual: Some(Residual::Output), ..plain },
+        Epilogue { alpha: 0.5, ..plain },
+        Epilogue { bias: Some(DType::BF16), ..with(Activation::Gelu) },
+        Epilogue { residual: Some(Residual::Input(DType::F32)), beta: -0.5, ..plain },
+        with(Activation::Relu),
+        Epilogue { alpha: -2.0, bias: Some(DType::F16), residual: Some(Residual::Input(DType::BF16)), ..plain },
+        Epilogue { gated: true, residual: Some(Residual::Output), ..with(Activation::GeluTanh) },
+        with(Activation::Relu2),
+        with(Activation::QuickGelu),
+        Epilogue { gated: true, bias: Some(DType::F32), ..with(Activation::Gelu) },
+    ]
+}
+
+/// Every shape with right operands, types, epilogues, lays and values that take turns at periods of their own, so that
+/// pairs of them meet.
+pub(super) fn cases(depth: Depth) -> Vec<Case<Gemm>> {
+    let epilogues = epilogues();
+    let right = [
+        Rhs::Packed(&BF16),
+        Rhs::Strided(DType::F32),
+        Rhs::Packed(&F32),
+        Rhs::Strided(DType::BF16),
+        Rhs::Packed(&F16),
+        Rhs::Strided(DType::F16),
+        Rhs::Packed(&BF16),
+    ];
+    let values =
+        [Values::Normal, Values::Integers, Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
+    let mut cases = Vec::new();
+    let mut turn = 0;
+    let mut add = |[batch, m, n, k]: [usize; 4]| {
+        let t = turn;
+        turn += 1;
+        let mut epilogue = epilogues[t % epilogues.len()];
+        let values = values[(t / 2) % values.len()];
+        let mut n = n;
+        if epilogue.gated {
+            n += n % 2;
+        }
+        if values == Values::Subnormal {
+            // Activations flush what is subnormal; the sum itself must not.
+            epilogue.activation = None;
+            epilogue.gated = false;
+        }
+        let fixed = GemmStatic {
+            n,
+            k,
+            a: DType::COMPUTE[(t / 3) % 3],
+            b: right[t % right.len()],
+            out: DType::COMPUTE[(t / 5) % 3],
+            compute: if (t / 4) % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
+            epilogue,
+        };
+        let lay = Lay::ALL[(t / 2) % Lay::ALL.len()];
+        cases.push(Case { fixed, call: GemmDynamic { batch, m }, lay, values, seed: t as u64 });
+    };
+    let rounds = match depth {
+        Depth::Quick => 5,
+        Depth::Full => 40,
+    };
+    for round in 0..rounds {
+        SHAPES.iter().for_each(|&shape| add(shape));
+        if round % 4 == 0 {
+            LARGE.iter().for_each(|&shape| add(shape));
+        }
+    }
+    // What the crate that serves as a foreign row takes.
+    for (i, &[batch, m, n, k]) in SHAPES.iter().enumerate() {
+        let dtype = [DType::F32, DType::F16][i % 2];
+        let epilogue = match dtype {
+            DType::F32 => epilogues[[0, 3, 4][i / 2 % 3]],
+            _ => Epilogue::default(),
+        };
+        let fixed = GemmStatic::new(n, k, dtype, Rhs::Strided(dtype), dtype, Compute::F32).with(epilogue);
+        let call = GemmDynamic { batch, m };
+        cases.push(Case {
+            fixed,
+            call,
+            lay: Lay::ALL[i % Lay::ALL.len()],
+            values: values[i % values.len()],
+            seed: 1000 + i as u64,
+        });
+    }
+    cases
+}

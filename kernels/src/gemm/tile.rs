@@ -1,0 +1,207 @@
+//! Tiles: the loops over K, all that differs between rows of the table.
+
+use half::f16;
+use sinew_memory::SimdLevel;
+use sinew_tensor::DType;
+
+use super::PANEL;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
+use crate::simd::{LANES, Portable, Simd, Stored};
+
+/// How far ahead of the sums weights are fetched. A core's own prefetcher stops at each page of 4 KiB; this goes over.
+const AHEAD: usize = 4096;
+
+/// Asks for the line at `p`, which need not be valid.
+#[inline(always)]
+pub(super) fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(AHEAD).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// What multiplies a packed tile of rows with a block of a panel: all that differs between rows of the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tiles {
+    /// The level of everything around the loops: packing and epilogue.
+    pub level: SimdLevel,
+    /// Whether A is packed as pairs of bf16; else as f32.
+    pub pairs: bool,
+    /// Heights that tiles come in, the full one last.
+    pub heights: &'static [usize],
+    /// The loop.
+    pub run: Loop,
+}
+
+/// Adds the products of `steps` steps of a tile of some height, and of a panel of some type, to `sums` `[height][32]`;
+/// or, if not `carry`, sets the sums.
+///
+/// # Safety
+/// The machine has the level; the height is one of [`Tiles::heights`]; `a` holds `[steps][height]`, `b` the steps of
+/// the panel.
+type Loop =
+    unsafe fn(panels: DType, height: usize, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
+
+impl Tiles {
+    /// Rows of a full tile.
+    pub fn full(&self) -> usize {
+        self.heights.last().copied().unwrap_or(1)
+    }
+
+    /// The height of the tile that holds `rows` rows, at most a full one.
+    #[inline(always)]
+    pub fn fit(&self, rows: usize) -> usize {
+        self.heights.iter().copied().find(|&height| height >= rows).unwrap_or(self.full())
+    }
+}
+
+/// One multiply-add per product, for every type of panel.
+pub(super) static PORTABLE: Tiles =
+    Tiles { level: SimdLevel::Portable, pairs: false, heights: &[1, 2, 4], run: chain_portable };
+
+/// One fused multiply-add per product. AVX2 has 16 registers, of which 6 rows of half a panel take 12.
+#[cfg(target_arch = "x86_64")]
+pub(super) static AVX2: Tiles = Tiles { level: SimdLevel::Avx2, pairs: false, heights: &[1, 2, 4, 6], run: chain_avx2 };
+
+/// The same. 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.
+#[cfg(target_arch = "x86_64")]
+pub(super) static AVX512: Tiles =
+    Tiles { level: SimdLevel::Avx512, pairs: false, heights: &[1, 2, 4, 6, 8, 12], run: chain_avx512 };
+
+macro_rules! by_panels {
+    ($name:ident, $simd:ty, [$($height:literal: $halves:literal),*] $(, $features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $name(
+            panels: DType,
+            height: usize,
+            a: *const u8,
+            b: *const u8,
+            steps: usize,
+            sums: *mut f32,
+            carry: bool,
+        ) {
+            let a = a.cast();
+            debug_assert!([$($height),*].contains(&height));
+            // SAFETY: passed on; the type is the panels'.
+            unsafe {
+                match (panels, height) {
+                    $((DType::BF16, $height) => chain::<$simd, Pairs, $height, $halves>(a, b, steps, sums, carry),)*
+                    $((DType::F16, $height) => chain::<$simd, Halves, $height, $halves>(a, b, steps, sums, carry),)*
+                    $((_, $height) => chain::<$simd, Singles, $height, $halves>(a, b, steps, sums, carry),)*
+                    _ => {}
+                }
+            }
+        }
+    };
+}
+
+by_panels!(chain_portable, Portable, [1: 1, 2: 1, 4: 1]);
+#[cfg(target_arch = "x86_64")]
+by_panels!(chain_avx2, Avx2, [1: 2, 2: 2, 4: 1, 6: 1], "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+by_panels!(
+    chain_avx512,
+    Avx512,
+    [1: 2, 2: 2, 4: 2, 6: 2, 8: 2, 12: 2],
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+);
+
+/// How a panel's steps are read as f32.
+trait Panel {
+    /// Steps that are read together.
+    const DEPTH: usize;
+    /// Bytes of `DEPTH` steps of 32 outputs.
+    const BYTES: usize;
+    /// Step `depth` of sixteen outputs, `p` being where the `DEPTH` steps of these outputs start.
+    unsafe fn load<S: Simd>(p: *const u8, depth: usize) -> S::F;
+}
+
+struct Singles;
+struct Halves;
+struct Pairs;
+
+impl Panel for Singles {
+    const DEPTH: usize = 1;
+    const BYTES: usize = 4 * PANEL;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8, _depth: usize) -> S::F {
+        // SAFETY: passed on.
+        unsafe { S::load(p.cast()) }
+    }
+}
+
+impl Panel for Halves {
+    const DEPTH: usize = 1;
+    const BYTES: usize = 2 * PANEL;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8, _depth: usize) -> S::F {
+        // SAFETY: passed on.
+        unsafe { <f16 as Stored>::load::<S>(p.cast()) }
+    }
+}
+
+impl Panel for Pairs {
+    const DEPTH: usize = 2;
+    const BYTES: usize = 4 * PANEL;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8, depth: usize) -> S::F {
+        // SAFETY: passed on.
+        let (even, odd) = unsafe { S::load_bf16_pairs(p.cast()) };
+        if depth == 0 { even } else { odd }
+    }
+}
+
+/// `R` rows of `H` vectors of sums, kept in registers over all steps.
+#[inline(always)]
+unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
+    a: *const f32,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    debug_assert!(steps.is_multiple_of(P::DEPTH));
+    // SAFETY: passed on: `a` is [steps][R], `b` is [steps][32], `sums` is [R][32].
+    unsafe {
+        for first in (0..2).step_by(H) {
+            let mut s = [[S::splat(0.0); H]; R];
+            if carry {
+                for (r, row) in s.iter_mut().enumerate() {
+                    for (h, s) in row.iter_mut().enumerate() {
+                        *s = S::load(sums.add(r * PANEL + (first + h) * LANES));
+                    }
+                }
+            }
+            let (mut a, mut b) = (a, b.add(first * P::BYTES / 2));
+            for _ in 0..steps / P::DEPTH {
+                for h in 0..H {
+                    prefetch(b.wrapping_add(h * P::BYTES / 2));
+                }
+                for depth in 0..P::DEPTH {
+                    let mut w = [S::splat(0.0); H];
+                    for (h, w) in w.iter_mut().enumerate() {
+                        *w = P::load::<S>(b.add(h * P::BYTES / 2), depth);
+                    }
+                    for (r, row) in s.iter_mut().enumerate() {
+                        let x = S::splat(*a.add(depth * R + r));
+                        for (s, w) in row.iter_mut().zip(w) {
+                            *s = S::fma(x, w, *s);
+                        }
+                    }
+                }
+                a = a.add(P::DEPTH * R);
+                b = b.add(P::BYTES);
+            }
+            for (r, row) in s.iter().enumerate() {
+                for (h, s) in row.iter().enumerate() {
+                    S::store(sums.add(r * PANEL + (first + h) * LANES), *s);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The append on the CPU: one body at three levels.
+
+use half::{bf16, f16};
+use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_tensor::{DType, View};
+
+use super::{K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS, V_CACHE, V_NEW, refused};
+use crate::simd::{self, Kernel, LANES, Simd, Stored};
+use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
+
+pub(super) fn rows() -> Vec<Row<KvAppend>> {
+    // Widening and rounding to nearest are the same bits everywhere.
+    let arithmetic = Arithmetic::named("kv_append.round");
+    let portable = Row {
+        name: "kv_append.cpu.portable",
+        device: DeviceKind::CPU,
+        arithmetic,
+        admits: |_, _| Ok(()),
+        cost: |fixed, call, hardware| cost(8.0, fixed, call, hardware),
+        workspace: |_, _, _| 0,
+        run: run_portable,
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    return vec![portable];
+    #[cfg(target_arch = "x86_64")]
+    vec![
+        portable,
+        Row {
+            name: "kv_append.cpu.avx2",
+            admits: |_, hardware| needs(SimdLevel::Avx2, hardware),
+            cost: |fixed, call, hardware| cost(2.0, fixed, call, hardware),
+            run: run_avx2,
+            ..portable
+        },
+        Row {
+            name: "kv_append.cpu.avx512",
+            admits: |_, hardware| needs(SimdLevel::Avx512, hardware),
+            cost: |fixed, call, hardware| cost(1.0, fixed, call, hardware),
+            run: run_avx512,
+            ..portable
+        },
+    ]
+}
+
+fn needs(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal> {
+    if hardware.simd >= level { Ok(()) } else { Err(format!("needs {level}, the device has {}", hardware.simd).into()) }
+}
+
+/// Predicted seconds: the bytes, at a rate that falls with the work per element.
+fn cost(slowness: f64, fixed: &KvAppendStatic, call: &KvAppendDynamic, hardware: &Hardware) -> f64 {
+    slowness * KvAppend::work(fixed, call).bytes / hardware.rates.read_bytes_per_s + hardware.rates.launch_s
+}
+
+macro_rules! run_at {
+    ($($name:ident, $level:ident;)*) => {$(
+        unsafe fn $name(
+            launch: &Launch<'_>,
+            fixed: &KvAppendStatic,
+            call: &KvAppendDynamic,
+            operands: Operands<'_>,
+        ) -> Result<()> {
+            // SAFETY: the operands were checked, and the row was admitted at its level.
+            unsafe { run(SimdLevel::$level, launch, fixed, call, operands) }
+        }
+    )*};
+}
+run_at! { run_portable, Portable; }
+#[cfg(target_arch = "x86_64")]
+run_at! { run_avx2, Avx2; run_avx512, Avx512; }
+
+unsafe fn run(
+    level: SimdLevel,
+    launch: &Launch<'_>,
+    fixed: &KvAppendStatic,
+    call: &KvAppendDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
+    let name = KvAppend::NAME;
+    let k_cache = operands.output(name, K_CACHE, "k_cache")?;
+    let v_cache = operands.output(name, V_CACHE, "v_cache")?;
+    let slots = Slots::new(operands.input(name, SLOTS, "slots")?)?;
+    let places = k_cache.shape().first().copied().unwrap_or(0) * fixed.block_size;
+    for token in 0..call.tokens {
+        // SAFETY: `check` saw as many slots as tokens.
+        let slot = unsafe { slots.get(token) };
+        if usize::try_from(slot).map_or(true, |slot| slot >= places) {
+            return refused(format!("slots[{token}] is {slot}, of {places} places"));
+        }
+    }
+    if call.tokens == 0 {
+        return Ok(());
+    }
+    let body = Body {
+        tokens: call.tokens,
+        head_dim: fixed.head_dim,
+        heads: fixed.num_kv_heads,
+        block_size: fixed.block_size,
+        source: fixed.source,
+        kv: fixed.kv,
+        slots,
+        sides: [
+            Side::new(operands.input(name, K_NEW, "k_new")?, k_cache)?,
+            Side::new(operands.input(name, V_NEW, "v_new")?, v_cache)?,
+        ],
+    };
+    // SAFETY: the body's addresses are of operands that were checked, with slots inside the caches.
+    unsafe { simd::launch(level, launch.team()?, 2 * fixed.num_kv_heads, &body) };
+    Ok(())
+}
+
+/// The slots in memory.
+#[derive(Clone, Copy)]
+struct Slots {
+    ptr: *const u8,
+    stride: usize,
+    dtype: DType,
+}
+
+impl Slots {
+    fn new(view: &View<'_>) -> Result<Self> {
+        let (ptr, dtype) = (view.host_ptr()?, view.dtype());
+        Ok(Self { ptr, stride: view.strides().first().map_or(0, |s| s * dtype.size()), dtype })
+    }
+
+    /// # Safety
+    /// There is such a token.
+    #[inline(always)]
+    unsafe fn get(&self, token: usize) -> i64 {
+        // SAFETY: passed on; the dtype is i64 or u32.
+        unsafe {
+            let at = self.ptr.add(token * self.stride);
+            if self.dtype == DType::I64 { at.cast::<i64>().read() } else { i64::from(at.cast::<u32>().read()) }
+        }
+    }
+}
+
+/// Keys or values: new rows and cache, with strides in elements.
+#[derive(Clone, Copy)]
+struct Side {
+    from: *const u8,
+    /// Of token, head, element.
+    from_strides: [usize; 3],
+    to: *mut u8,
+    /// Of block, head, slot, element.
+    to_strides: [usize; 4],
+}
+
+impl Side {
+    fn new(from: &View<'_>, to: &sinew_tensor::ViewMut<'_>) -> Result<Self> {
+        let (f, t) = (from.strides(), to.strides());
+        let ptr = to.host_ptr()?;
+        Ok(Self {
+            from: from.host_ptr()?,
+            from_strides: [f[0], f[1], f[2]],
+            to: ptr,
+            to_strides: [t[0], t[1], t[2], t[3]],
+        })
+    }
+}
+
+struct Body {
+    tokens: usize,
+    head_dim: usize,
+    heads: usize,
+    block_size: usize,
+    source: DType,
+    kv: DType,
+    slots: Slots,
+    sides: [Side; 2],
+}
+
+// SAFETY: tasks read inputs, and each writes one head of one cache, which is its own.
+unsafe impl Sync for Body {}
+
+impl Kernel for Body {
+    /// One head of keys or of values, all tokens in order, so that of two tokens with one slot the later one stays.
+    #[inline(always)]
+    unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.source {
+                DType::F16 => self.from::<S, f16>(task),
+                DType::BF16 => self.from::<S, bf16>(task),
+                _ => self.from::<S, f32>(task),
+            }
+        }
+    }
+}
+
+impl Body {
+    #[inline(always)]
+    unsafe fn from<S: Simd, A: Stored>(&self, task: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.kv {
+                DType::F16 => self.copy::<S, A, f16>(task),
+                DType::BF16 => self.copy::<S, A, bf16>(task),
+                _ => self.copy::<S, A, f32>(task),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn copy<S: Simd, A: Stored, B: Stored>(&self, task: usize) {
+        let (side, head) = (self.sides[task / self.heads], task % self.heads);
+        let (step, to_step) = (side.from_strides[2], side.to_strides[3]);
+        let dense = self.head_dim == 1 || (step == 1 && to_step == 1);
+        for token in 0..self.tokens {
+            // SAFETY: token, head and elements are inside the views, and the slot was found to be in the cache.
+            unsafe {
+                let slot = self.slots.get(token) as usize;
+                let (block, place) = (slot / self.block_size, slot % self.block_size);
+                let from = side.from.cast::<A>().add(token * side.from_strides[0] + head * side.from_strides[1]);
+                let [b, h, s, _] = side.to_strides;
+                let to = side.to.cast::<B>().add(block * b + head * h + place * s);
+                if !dense {
+                    for d in 0..self.head_dim {
+                        to.add(d * to_step).write(B::narrow(from.add(d * step).read().widen()));
+                    }
+                } else if A::DTYPE == B::DTYPE {
+                    std::ptr::copy_nonoverlapping(from.cast::<B>(), to, self.head_dim);
+                } else {
+                    let whole = self.head_dim / LANES * LANES;
+                    for d in (0..whole).step_by(LANES) {
+                        B::store::<S>(to.add(d), A::load::<S>(from.add(d)));
+                    }
+                    if whole < self.head_dim {
+                        let n = self.head_dim - whole;
+                        B::store_n::<S>(to.add(whole), A::load_n::<S>(from.add(whole), n), n);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! New keys and values written into the paged caches.
+//!
+//! ```text
+//! k_cache[slot / block_size, :, slot % block_size, :] = k_new[token]        for slot = slots[token]
+//! v_cache likewise, both rounded to the cache's dtype
+//! ```
+//!
+//! (Paged caches from Kwon et al. 2023.) Where two tokens have one slot, the later one stays. Every other place of the
+//! caches keeps its bytes.
+
+mod cpu;
+mod reference;
+
+use std::fmt;
+
+use sinew_tensor::{DType, View};
+
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+
+/// Input: new keys `[tokens, num_kv_heads, head_dim]`.
+pub const K_NEW: usize = 0;
+/// Input: new values, shaped as the keys.
+pub const V_NEW: usize = 1;
+/// Input: i64 or u32 `[tokens]`; `block · block_size + offset` of each token.
+pub const SLOTS: usize = 2;
+/// Output, partly written: cache of keys `[num_blocks, num_kv_heads, block_size, head_dim]`.
+pub const K_CACHE: usize = 0;
+/// Output, partly written: cache of values, shaped as that of keys.
+pub const V_CACHE: usize = 1;
+
+/// The static part of the problem.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KvAppendStatic {
+    /// Heads of keys and values.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Dtype of the new rows.
+    pub source: DType,
+    /// Dtype of the caches.
+    pub kv: DType,
+    /// Tokens of a block.
+    pub block_size: usize,
+}
+
+impl fmt::Display for KvAppendStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { num_kv_heads, head_dim, source, kv, block_size } = self;
+        write!(f, "{num_kv_heads} heads of {head_dim}, {source} to {kv}, blocks of {block_size}")
+    }
+}
+
+/// The dynamic part of the problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvAppendDynamic {
+    /// New tokens.
+    pub tokens: usize,
+}
+
+impl fmt::Display for KvAppendDynamic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens", self.tokens)
+    }
+}
+
+/// The operator: see the [module](self).
+#[derive(Clone, Copy, Debug)]
+pub struct KvAppend;
+
+/// The rows of the operator.
+pub fn rows() -> Vec<Row<KvAppend>> {
+    cpu::rows()
+}
+
+fn refused<T>(reason: String) -> Result<T> {
+    Err(Error::Operands { operator: KvAppend::NAME, reason })
+}
+
+fn expect(view: &View<'_>, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
+    if view.dtype() == dtype && view.shape() == shape {
+        return Ok(());
+    }
+    refused(format!("{name} is {} {:?}, expected {dtype} {shape:?}", view.dtype(), view.shape()))
+}
+
+impl Operator for KvAppend {
+    const NAME: &'static str = "kv_append";
+    type Static = KvAppendStatic;
+    type Dynamic = KvAppendDynamic;
+
+    fn bucket(call: KvAppendDynamic) -> KvAppendDynamic {
+        KvAppendDynamic { tokens: call.tokens.checked_next_power_of_two().unwrap_or(call.tokens) }
+    }
+
+    /// A decoding step of one sequence.
+    fn anchor(_: &KvAppendStatic) -> KvAppendDynamic {
+        KvAppendDynamic { tokens: 1 }
+    }
+
+    fn check(fixed: &KvAppendStatic, call: &KvAppendDynamic, operands: Operands<'_>) -> Result<()> {
+        if fixed.num_kv_heads == 0 || fixed.head_dim == 0 || fixed.block_size == 0 {
+            return refused(format!("{fixed}: heads, head and block sizes start from 1"));
+        }
+        if let Some(dtype) = [fixed.source, fixed.kv].into_iter().find(|d| !DType::COMPUTE.contains(d)) {
+            return refused(format!("{fixed}: {dtype} is none of f32, f16 and bf16; cast it first"));
+        }
+        let rows = [call.tokens, fixed.num_kv_heads, fixed.head_dim];
+        expect(operands.input(Self::NAME, K_NEW, "k_new")?, "k_new", fixed.source, &rows)?;
+        expect(operands.input(Self::NAME, V_NEW, "v_new")?, "v_new", fixed.source, &rows)?;
+        let slots = operands.input(Self::NAME, SLOTS, "slots")?;
+        if ![DType::I64, DType::U32].contains(&slots.dtype()) || slots.shape() != [call.tokens] {
+            let (dtype, shape) = (slots.dtype(), slots.shape());
+            return refused(format!("slots is {dtype} {shape:?}, expected i64 or u32 [{}]", call.tokens));
+        }
+        let (k, v) =
+            (operands.output(Self::NAME, K_CACHE, "k_cache")?, operands.output(Self::NAME, V_CACHE, "v_cache")?);
+        let blocks = k.shape().first().copied().unwrap_or(0);
+        let shape = [blocks, fixed.num_kv_heads, fixed.block_size, fixed.head_dim];
+        expect(k, "k_cache", fixed.kv, &shape)?;
+        expect(v, "v_cache", fixed.kv, &shape)
+    }
+
+    fn work(fixed: &KvAppendStatic, call: &KvAppendDynamic) -> Work {
+        let elements = (call.tokens * fixed.num_kv_heads * fixed.head_dim * 2) as f64;
+        Work { flops: 0.0, bytes: elements * (fixed.source.size() + fixed.kv.size()) as f64 }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(
+        case: &Case<Self>,
+        host: &HostOperands,
+        _arithmetic: Arithmetic,
+        output: usize,
+        index: &[usize],
+    ) -> Expected {
+        reference::expect(case, host, output, index)
+    }
+}

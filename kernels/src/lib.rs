@@ -1,0 +1,32 @@
+//! Kernels: one folder per operator, each with its problem, its f64 reference, its cases and its rows.
+//!
+//! See [`operator::Operator`] for the one idea that everything here follows.
+
+pub mod accuracy;
+pub mod activation;
+pub mod attention;
+pub mod cast;
+pub mod elementwise;
+pub mod embedding;
+mod error;
+pub mod gather;
+pub mod gemm;
+pub mod kv_append;
+pub mod norm;
+pub mod operator;
+mod options;
+pub mod peaks;
+pub mod reduce;
+mod registry;
+pub mod rotary;
+mod rows;
+pub mod simd;
+pub mod softmax;
+mod standard;
+mod strided;
+pub mod topk;
+
+pub use error::{Error, Result};
+pub use operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, Work};
+pub use options::{Compute, F32Bits};
+pub use registry::{AnyTable, Registry, Table};

@@ -1,0 +1,314 @@
+//! One body in lanes of f32, at three levels.
+
+use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_tensor::DType;
+
+use super::{Norm, NormDynamic, NormKind, NormStatic};
+use crate::Result;
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
+use crate::rows::{Line, Rows, blocks};
+use crate::simd::{self, Kernel, LANES, Simd};
+use crate::strided::{self, BLOCK, Scratch};
+
+/// Sums of squares in sixteen lanes by four, blocks of 512 in f32, blocks added in f64; multiply and add round apart.
+const MUL_ADD: Arithmetic = Arithmetic::named("norm.mul-add16");
+/// The same sums with multiply and add fused.
+const FMA: Arithmetic = Arithmetic::named("norm.fma16");
+
+/// Shares of the machine's memory rate and of its arithmetic peak that the rows reach, by level.
+const READS: [f64; 3] = [0.6, 0.8, 0.85];
+const COMPUTES: [f64; 3] = [0.1, 0.15, 0.15];
+
+/// The rows of [`Norm`].
+pub fn rows() -> Vec<Row<Norm>> {
+    vec![row::<0>("norm.cpu.portable", MUL_ADD), row::<1>("norm.cpu.avx2", FMA), row::<2>("norm.cpu.avx512", FMA)]
+}
+
+fn row<const LEVEL: usize>(name: &'static str, arithmetic: Arithmetic) -> Row<Norm> {
+    Row {
+        name,
+        device: DeviceKind::CPU,
+        arithmetic,
+        admits: admits::<LEVEL>,
+        cost: |fixed, call, hardware| strided::cost(Norm::work(fixed, call), hardware, READS[LEVEL], COMPUTES[LEVEL]),
+        workspace: |_, _, _| 0,
+        run: run::<LEVEL>,
+    }
+}
+
+fn admits<const LEVEL: usize>(fixed: &NormStatic, hardware: &Hardware) -> Result<(), Refusal> {
+    let level = SimdLevel::ALL[LEVEL];
+    if hardware.simd < level {
+        return Err(format!("needs {level}, the CPU offers {}", hardware.simd).into());
+    }
+    let mut dtypes = [Some(fixed.x), Some(fixed.out), fixed.weight, fixed.bias, fixed.residual].into_iter().flatten();
+    match dtypes.find(|dtype| !DType::COMPUTE.contains(dtype)) {
+        Some(dtype) => Err(format!("takes f32, f16 and bf16, not {dtype}").into()),
+        None => Ok(()),
+    }
+}
+
+unsafe fn run<const LEVEL: usize>(
+    launch: &Launch<'_>,
+    fixed: &NormStatic,
+    _: &NormDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
+    let y = operands.output(Norm::NAME, Norm::Y, "y")?;
+    let residual = match fixed.residual {
+        Some(_) => Some(operands.output(Norm::NAME, Norm::RESIDUAL, "residual")?.view()),
+        None => None,
+    };
+    let x = if fixed.in_place { y.view() } else { operands.input(Norm::NAME, Norm::X, "x")? };
+    let vector = |position| operands.optional(position).map(Line::of).transpose();
+    let kernel = Body {
+        width: fixed.width,
+        kind: fixed.kind,
+        eps: f64::from(fixed.eps.get()),
+        offset: fixed.weight_offset.get(),
+        rows: Rows::new([Some(y.layout()), Some(x.layout()), residual.map(|r| r.layout())]),
+        y: Line::of(y)?,
+        x: Line::of(x)?,
+        residual: residual.map(Line::of).transpose()?,
+        weight: vector(Norm::WEIGHT)?,
+        bias: vector(Norm::BIAS)?,
+    };
+    // SAFETY: the operator's check has seen that operands have the named shapes and dtypes; views lie within their
+    // buffers, and the indices of an output share no elements, so that tasks do not meet.
+    unsafe { simd::launch(SimdLevel::ALL[LEVEL], launch.team()?, kernel.rows.tasks(), &kernel) };
+    Ok(())
+}
+
+struct Body {
+    width: usize,
+    kind: NormKind,
+    eps: f64,
+    offset: f32,
+    /// Of output, input and residual.
+    rows: Rows<3>,
+    y: Line,
+    x: Line,
+    residual: Option<Line>,
+    weight: Option<Line>,
+    bias: Option<Line>,
+}
+
+/// What is subtracted from a row and what it is multiplied with. The mean is in two parts, so that a row far from 0
+/// loses nothing when it is subtracted.
+#[derive(Clone, Copy)]
+struct Scale {
+    mean: [f32; 2],
+    inverse: f32,
+}
+
+impl Kernel for Body {
+    #[inline(always)]
+    unsafe fn task<S: Simd>(&self, task: usize, _: usize) {
+        // SAFETY: rows stay inside the operands.
+        unsafe {
+            match self.kind {
+                NormKind::Rms => self.norm_rows::<S, false>(task),
+                NormKind::Layer => self.norm_rows::<S, true>(task),
+            }
+        }
+    }
+}
+
+impl Body {
+    /// Norms the rows of a task, after subtracting the mean where `CENTRED`.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; the rows are inside the operands.
+    #[inline(always)]
+    unsafe fn norm_rows<S: Simd, const CENTRED: bool>(&self, task: usize) {
+        let (mut x_room, mut y_room) = (Scratch::new(), Scratch::new());
+        let (mut weight_room, mut bias_room) = (Scratch::new(), Scratch::new());
+        let (x_room, y_room) = (x_room.ptr(), y_room.ptr());
+        let (weight_room, bias_room) = (weight_room.ptr(), bias_room.ptr());
+        let width = self.width;
+        // A row of one block is widened once, and so are its weights for all rows of the task.
+        let single = width <= BLOCK;
+        // SAFETY: rows and blocks stay inside the operands, and rooms hold a block.
+        unsafe {
+            // Without a weight it is 1 everywhere, without a bias 0.
+            let mut weight = fill(weight_room, 1.0, width);
+            let mut bias = fill(bias_room, 0.0, width);
+            if single {
+                weight = self.weight.map_or(weight, |line| line.load::<S>(0, width, weight_room));
+                bias = self.bias.map_or(bias, |line| line.load::<S>(0, width, bias_room));
+            }
+            for [y_at, x_at, residual_at] in self.rows.task(task) {
+                let (y, mut x) = (self.y.from(y_at), self.x.from(x_at));
+                if let Some(residual) = self.residual {
+                    let residual = residual.from(residual_at);
+                    accumulate::<S>(x, residual, width, x_room, y_room);
+                    x = residual;
+                }
+                let kept = if single { x.load::<S>(0, width, x_room) } else { std::ptr::null() };
+                let scale = self.scale::<S, CENTRED>(x, kept, x_room);
+                for (start, len) in blocks(width) {
+                    let mut from = kept;
+                    if !single {
+                        from = x.load::<S>(start, len, x_room);
+                        weight = self.weight.map_or(weight, |line| line.load::<S>(start, len, weight_room));
+                        bias = self.bias.map_or(bias, |line| line.load::<S>(start, len, bias_room));
+                    }
+                    let to = y.place(start, y_room);
+                    apply::<S, CENTRED>(scale, self.offset, [from, weight, bias], to, len);
+                    y.store::<S>(start, len, to);
+                }
+            }
+        }
+    }
+
+    /// The statistics of a row. `kept` holds it already, if it is not null.
+    ///
+    /// # Safety
+    /// As for [`Body::norm_rows`].
+    #[inline(always)]
+    unsafe fn scale<S: Simd, const CENTRED: bool>(&self, x: Line, kept: *const f32, room: *mut f32) -> Scale {
+        let count = self.width as f64;
+        let mut mean = [0.0; 2];
+        // SAFETY: passed on.
+        unsafe {
+            if CENTRED {
+                // Sums of differences from the first element: exact to their own size however far the row is from 0.
+                let mut total = 0.0;
+                let mut first = 0.0;
+                for (start, len) in blocks(self.width) {
+                    let from = if kept.is_null() { x.load::<S>(start, len, room) } else { kept };
+                    if start == 0 {
+                        first = *from;
+                    }
+                    total += f64::from(sum::<S, true, false>(from, [first, 0.0], len));
+                }
+                let exact = f64::from(first) + total / count;
+                let high = exact as f32;
+                mean = [high, (exact - f64::from(high)) as f32];
+            }
+            let mut total = 0.0;
+            for (start, len) in blocks(self.width) {
+                let from = if kept.is_null() { x.load::<S>(start, len, room) } else { kept };
+                total += f64::from(sum::<S, CENTRED, true>(from, mean, len));
+            }
+            Scale { mean, inverse: (1.0 / (total / count + self.eps).sqrt()) as f32 }
+        }
+    }
+}
+
+/// The first `len` places of a room, filled; at most a block of them.
+///
+/// # Safety
+/// `room` holds a block.
+#[inline(always)]
+unsafe fn fill(room: *mut f32, value: f32, len: usize) -> *const f32 {
+    // SAFETY: passed on.
+    (0..len.min(BLOCK)).for_each(|i| unsafe { *room.add(i) = value });
+    room
+}
+
+/// `residual += x` for one row, rounded to the residual's dtype.
+///
+/// # Safety
+/// Those of [`Simd`]; the row is inside both; both rooms hold a block.
+#[inline(always)]
+unsafe fn accumulate<S: Simd>(x: Line, residual: Line, width: usize, x_room: *mut f32, room: *mut f32) {
+    for (start, len) in blocks(width) {
+        // SAFETY: passed on.
+        unsafe {
+            let from = x.load::<S>(start, len, x_room);
+            // Where the residual is not contiguous f32, it is widened into the room and summed up there.
+            let sum = residual.load::<S>(start, len, room).cast_mut();
+            let whole = len - len % LANES;
+            for i in (0..whole).step_by(LANES) {
+                S::store(sum.add(i), S::add(S::load(sum.add(i)), S::load(from.add(i))));
+            }
+            if whole < len {
+                let n = len - whole;
+                S::store_n(sum.add(whole), S::add(S::load_n(sum.add(whole), n), S::load_n(from.add(whole), n)), n);
+            }
+            residual.store::<S>(start, len, sum);
+        }
+    }
+}
+
+/// `x - mean`, where `CENTRED`.
+///
+/// # Safety
+/// Those of [`Simd`].
+#[inline(always)]
+unsafe fn centre<S: Simd, const CENTRED: bool>(x: S::F, mean: [S::F; 2]) -> S::F {
+    // SAFETY: passed on.
+    if CENTRED { unsafe { S::sub(S::sub(x, mean[0]), mean[1]) } } else { x }
+}
+
+/// Vectors that are summed side by side, so that one does not wait for the other.
+const SIDE: usize = 4;
+
+/// The sum of a block, or of its squares where `SQUARED`, after subtracting `mean` where `CENTRED`.
+///
+/// Element `i` goes to lane `i` of [`LANES`] · [`SIDE`] sums, which are added pairwise.
+///
+/// # Safety
+/// Those of [`Simd`]; `p` holds `len` values.
+#[inline(always)]
+unsafe fn sum<S: Simd, const CENTRED: bool, const SQUARED: bool>(p: *const f32, mean: [f32; 2], len: usize) -> f32 {
+    // SAFETY: passed on.
+    unsafe {
+        let zero = S::splat(0.0);
+        let all = mean.map(|m| [m; LANES]);
+        let mean = [S::load(all[0].as_ptr()), S::load(all[1].as_ptr())];
+        let mut sums = [zero; SIDE];
+        let mut i = 0;
+        while i + LANES * SIDE <= len {
+            for (k, sum) in sums.iter_mut().enumerate() {
+                let v = centre::<S, CENTRED>(S::load(p.add(i + k * LANES)), mean);
+                *sum = if SQUARED { S::fma(v, v, *sum) } else { S::add(*sum, v) };
+            }
+            i += LANES * SIDE;
+        }
+        for sum in &mut sums {
+            if i >= len {
+                break;
+            }
+            let n = (len - i).min(LANES);
+            // Lanes past the end hold 0 in all three, and so in the difference.
+            let mean = if CENTRED { [S::load_n(all[0].as_ptr(), n), S::load_n(all[1].as_ptr(), n)] } else { mean };
+            let v = centre::<S, CENTRED>(S::load_n(p.add(i), n), mean);
+            *sum = if SQUARED { S::fma(v, v, *sum) } else { S::add(*sum, v) };
+            i += n;
+        }
+        S::reduce_add(S::add(S::add(sums[0], sums[2]), S::add(sums[1], sums[3])))
+    }
+}
+
+/// `y = (x - mean) · inverse · (weight + offset) + bias` for a block; operands are x, weight and bias.
+///
+/// # Safety
+/// Those of [`Simd`]; each holds `len` values; `y` may be `x`.
+#[inline(always)]
+unsafe fn apply<S: Simd, const CENTRED: bool>(
+    scale: Scale,
+    offset: f32,
+    [x, weight, bias]: [*const f32; 3],
+    y: *mut f32,
+    len: usize,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        let mean = [S::splat(scale.mean[0]), S::splat(scale.mean[1])];
+        let (inverse, offset) = (S::splat(scale.inverse), S::splat(offset));
+        let whole = len - len % LANES;
+        for i in (0..whole).step_by(LANES) {
+            let v = S::mul(centre::<S, CENTRED>(S::load(x.add(i)), mean), inverse);
+            let w = S::add(S::load(weight.add(i)), offset);
+            S::store(y.add(i), S::fma(v, w, S::load(bias.add(i))));
+        }
+        if whole < len {
+            let n = len - whole;
+            let v = S::mul(centre::<S, CENTRED>(S::load_n(x.add(whole), n), mean), inverse);
+            let w = S::add(S::load_n(weight.add(whole), n), offset);
+            S::store_n(y.add(whole), S::fma(v, w, S::load_n(bias.add(whole), n)), n);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! RMS and layer norm over the last dimension, with the residual added before.
+
+mod cpu;
+mod reference;
+
+pub use cpu::rows;
+
+use std::fmt;
+
+use sinew_tensor::{DType, View};
+
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::{Error, F32Bits, Result};
+
+/// Which norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormKind {
+    /// `x / √(mean(x²) + eps) · w + b` (Zhang and Sennrich 2019).
+    Rms,
+    /// `(x - mean(x)) / √(mean((x - mean(x))²) + eps) · w + b` (Ba et al. 2016).
+    Layer,
+}
+
+/// A norm of every row of `[.., width]`, computed in f32 with sums in blocks.
+///
+/// Operands, in any strides and of any rank from 1 on:
+/// - input [`Norm::X`] `[.., width]`: absent where [`NormStatic::in_place`] is set;
+/// - input [`Norm::WEIGHT`] `[width]`, [`Norm::BIAS`] `[width]`: where the static part names their dtypes;
+/// - output [`Norm::Y`] of `x`'s shape;
+/// - output [`Norm::RESIDUAL`] of `x`'s shape, where the static part names its dtype: `x` is added to it, and `y` is the
+///   norm of the sum as it is stored.
+#[derive(Debug)]
+pub struct Norm;
+
+impl Norm {
+    /// Input: the rows, or what is added to the residual.
+    pub const X: usize = 0;
+    /// Input: `w`; 1 where absent.
+    pub const WEIGHT: usize = 1;
+    /// Input: `b`; 0 where absent.
+    pub const BIAS: usize = 2;
+    /// Output: the normed rows.
+    pub const Y: usize = 0;
+    /// Output that is also read: the residual stream.
+    pub const RESIDUAL: usize = 1;
+}
+
+/// The static part of [`Norm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NormStatic {
+    /// Elements of a row.
+    pub width: usize,
+    /// Which norm.
+    pub kind: NormKind,
+    /// What is added to the mean square or variance: `rms_norm_eps`, `layer_norm_eps`.
+    pub eps: F32Bits,
+    /// The input's dtype: f32, f16 or bf16, as all others.
+    pub x: DType,
+    /// The output's dtype.
+    pub out: DType,
+    /// The weight's dtype, where there is one.
+    pub weight: Option<DType>,
+    /// The bias's dtype, where there is one.
+    pub bias: Option<DType>,
+    /// The residual's dtype, where `x` is added to one.
+    pub residual: Option<DType>,
+    /// Added to the weight: 1 for Gemma, whose weights are stored as differences from 1; else 0.
+    pub weight_offset: F32Bits,
+    /// The output's own values are normed and overwritten: there is no input [`Norm::X`] and no residual.
+    pub in_place: bool,
+}
+
+impl Default for NormStatic {
+    /// An RMS norm of width 0 in f32 with eps 1e-6 and nothing else.
+    fn default() -> Self {
+        Self {
+            width: 0,
+            kind: NormKind::Rms,
+            eps: F32Bits::new(1e-6),
+            x: DType::F32,
+            out: DType::F32,
+            weight: None,
+            bias: None,
+            residual: None,
+            weight_offset: F32Bits::new(0.0),
+            in_place: false,
+        }
+    }
+}
+
+impl fmt::Display for NormStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { width, kind, eps, x, out, weight, bias, residual, weight_offset, in_place } = self;
+        let kind = if *kind == NormKind::Rms { "rms" } else { "layer" };
+        write!(f, "{kind} width {width} eps {eps} {x} to {out}")?;
+        if *in_place {
+            write!(f, " in place")?;
+        }
+        if let Some(dtype) = weight {
+            write!(f, " weight {dtype}")?;
+        }
+        if weight_offset.get() != 0.0 {
+            write!(f, " plus {weight_offset}")?;
+        }
+        if let Some(dtype) = bias {
+            write!(f, " bias {dtype}")?;
+        }
+        if let Some(dtype) = residual {
+            write!(f, " residual {dtype}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The dynamic part of [`Norm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NormDynamic {
+    /// Rows: all indices of the leading dimensions.
+    pub rows: usize,
+}
+
+impl NormDynamic {
+    /// The call for operands of this shape.
+    pub fn of(shape: &[usize]) -> Self {
+        Self { rows: shape.split_last().map_or(1, |(_, leading)| leading.iter().product()) }
+    }
+}
+
+impl fmt::Display for NormDynamic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rows", self.rows)
+    }
+}
+
+impl Operator for Norm {
+    const NAME: &'static str = "norm";
+    type Static = NormStatic;
+    type Dynamic = NormDynamic;
+
+    fn bucket(_: NormDynamic) -> NormDynamic {
+        // Rows of the table differ in speed by a factor, whatever the number of rows.
+        NormDynamic { rows: 16 }
+    }
+
+    fn anchor(_: &NormStatic) -> NormDynamic {
+        NormDynamic { rows: 16 }
+    }
+
+    fn check(fixed: &NormStatic, call: &NormDynamic, operands: Operands<'_>) -> Result<()> {
+        let y = operands.output(Self::NAME, Self::Y, "y")?;
+        let shape = y.shape();
+        if shape.last() != Some(&fixed.width) || NormDynamic::of(shape) != *call {
+            let reason = format!("y is {:?}; the problem has {call} of {} elements", y.layout(), fixed.width);
+            return Err(refuse(reason));
+        }
+        expect("y", y, fixed.out, shape)?;
+        if fixed.in_place {
+            if fixed.x != fixed.out || fixed.residual.is_some() || operands.optional(Self::X).is_some() {
+                let reason = "in place takes one dtype, no residual and no input x";
+                return Err(refuse(format!("{fixed}: {reason}")));
+            }
+        } else {
+            expect("x", operands.input(Self::NAME, Self::X, "x")?, fixed.x, shape)?;
+        }
+        if let Some(dtype) = fixed.residual {
+            expect("residual", operands.output(Self::NAME, Self::RESIDUAL, "residual")?, dtype, shape)?;
+        }
+        let width = [fixed.width];
+        for (position, name, dtype) in [(Self::WEIGHT, "weight", fixed.weight), (Self::BIAS, "bias", fixed.bias)] {
+            match (dtype, operands.optional(position)) {
+                (Some(dtype), _) => expect(name, operands.input(Self::NAME, position, name)?, dtype, &width)?,
+                (None, Some(_)) => return Err(refuse(format!("{fixed} takes no {name}"))),
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn work(fixed: &NormStatic, call: &NormDynamic) -> Work {
+        let n = (call.rows * fixed.width) as f64;
+        let passes = if fixed.kind == NormKind::Rms { 4.0 } else { 8.0 };
+        let each = fixed.x.size() + fixed.out.size() + 2 * fixed.residual.map_or(0, DType::size);
+        let once = fixed.weight.map_or(0, DType::size) + fixed.bias.map_or(0, DType::size);
+        Work { flops: n * passes, bytes: n * each as f64 + (fixed.width * once) as f64 }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, output: usize, index: &[usize]) -> Expected {
+        reference::expect(case, host, output, index)
+    }
+}
+
+fn refuse(reason: String) -> Error {
+    Error::Operands { operator: Norm::NAME, reason }
+}
+
+fn expect(name: &str, view: &View<'_>, dtype: DType, shape: &[usize]) -> Result<()> {
+    if view.dtype() == dtype && view.shape() == shape {
+        return Ok(());
+    }
+    let found = view.dtype();
+    Err(refuse(format!("{name} is {found} {:?}; expected {dtype} of shape {shape:?}", view.layout())))
+}

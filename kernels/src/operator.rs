@@ -1,0 +1,276 @@
+//! The one idea: an operator is a problem, a reference and a table of kernels.
+
+use std::borrow::Cow;
+use std::fmt::{Debug, Display};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use sinew_memory::{Buffer, CpuStream, DeviceKind, Hardware, Stream, Team};
+use sinew_tensor::{View, ViewMut};
+
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::{Error, Result};
+
+/// An operator: what can be asked (a problem in two parts), what is right (a reference), and what to try it on (cases).
+///
+/// Its rows are not part of the trait: they stand in a [`crate::Table`] that anyone may add to.
+pub trait Operator: Sized + Send + Sync + 'static {
+    /// The name, as in tables and on the command line.
+    const NAME: &'static str;
+    /// What is known when a model is loaded: widths, dtypes, options, epilogue. The choice of a kernel is remembered
+    /// under it.
+    type Static: Clone + Eq + Hash + Debug + Display + Send + Sync + 'static;
+    /// What each call brings: rows, lengths.
+    type Dynamic: Copy + Eq + Hash + Debug + Display + Send + Sync + 'static;
+
+    /// The representative of calls that should be served by one row.
+    fn bucket(call: Self::Dynamic) -> Self::Dynamic;
+
+    /// The call on which a static problem's arithmetic is decided, where all its calls must share one: typical of how
+    /// models call it.
+    fn anchor(fixed: &Self::Static) -> Self::Dynamic;
+
+    /// Checks operands against the problem: number, shapes, dtypes. All that a row relies on for memory safety is
+    /// checked here, and contents that serve as indices by the row itself.
+    ///
+    /// # Errors
+    /// [`Error::Operands`], naming the operand, what it is and what was expected.
+    fn check(fixed: &Self::Static, call: &Self::Dynamic, operands: Operands<'_>) -> Result<()>;
+
+    /// The least work that solves the problem, for cost models and rooflines.
+    fn work(fixed: &Self::Static, call: &Self::Dynamic) -> Work;
+
+    /// A bounded set of problems over awkward shapes, dtypes, layouts and values: what accuracy tests and benches
+    /// walk.
+    fn cases(depth: Depth) -> Vec<Case<Self>>;
+
+    /// Operands for a case, on the host.
+    fn operands(case: &Case<Self>) -> Result<HostOperands>;
+
+    /// The reference: one element of one output in f64, from the same rounded inputs, with the error allowed to a
+    /// row of `arithmetic`.
+    fn expect(
+        case: &Case<Self>,
+        host: &HostOperands,
+        arithmetic: Arithmetic,
+        output: usize,
+        index: &[usize],
+    ) -> Expected;
+}
+
+/// Everything that decides the bits of a result, under one name: operand rounding, order of the sum, tiling of keys,
+/// polynomial for exp. Rows with one arithmetic agree with `==`.
+#[derive(Clone, Copy, Debug)]
+pub struct Arithmetic {
+    /// The name; it alone is compared.
+    pub name: &'static str,
+    /// The bits depend on the shape or are another library's affair: such rows are chosen only with
+    /// `deterministic = off`.
+    pub foreign: bool,
+    /// Subnormal inputs or results may count as zero.
+    pub flushes_subnormals: bool,
+}
+
+impl Arithmetic {
+    /// A named arithmetic of Sinew's own that keeps subnormals.
+    pub const fn named(name: &'static str) -> Self {
+        Self { name, foreign: false, flushes_subnormals: false }
+    }
+}
+
+impl PartialEq for Arithmetic {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Arithmetic {}
+
+/// What a row reads and writes, by position; each operator states its positions.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'a> {
+    /// Read only. Optional ones may be absent.
+    pub inputs: &'a [Option<View<'a>>],
+    /// Written; those that the operator says so of are read as well.
+    pub outputs: &'a [ViewMut<'a>],
+}
+
+impl<'a> Operands<'a> {
+    /// The input at `position`.
+    ///
+    /// # Errors
+    /// [`Error::Operands`] where it is absent.
+    pub fn input(&self, operator: &'static str, position: usize, name: &str) -> Result<&View<'a>> {
+        self.optional(position)
+            .ok_or_else(|| Error::Operands { operator, reason: format!("{name} (input {position}) is missing") })
+    }
+
+    /// The input at `position`, if there is one.
+    pub fn optional(&self, position: usize) -> Option<&View<'a>> {
+        self.inputs.get(position).and_then(Option::as_ref)
+    }
+
+    /// The output at `position`.
+    ///
+    /// # Errors
+    /// [`Error::Operands`] where it is absent.
+    pub fn output(&self, operator: &'static str, position: usize, name: &str) -> Result<&'a ViewMut<'a>> {
+        self.outputs
+            .get(position)
+            .ok_or_else(|| Error::Operands { operator, reason: format!("{name} (output {position}) is missing") })
+    }
+}
+
+/// Where a row runs: a stream and the workspace that it asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    stream: &'a Arc<dyn Stream>,
+    workspace: Option<&'a Buffer>,
+}
+
+impl<'a> Launch<'a> {
+    /// A launch on `stream`. `workspace` is the row's alone while it runs.
+    ///
+    /// # Errors
+    /// A workspace that something else shares.
+    pub fn new(stream: &'a Arc<dyn Stream>, workspace: Option<&'a mut Buffer>) -> Result<Self> {
+        let workspace = match workspace {
+            Some(buffer) => {
+                buffer.check_writable()?;
+                Some(&*buffer)
+            }
+            None => None,
+        };
+        Ok(Self { stream, workspace })
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &'a Arc<dyn Stream> {
+        self.stream
+    }
+
+    /// The CPU's team.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] for another device's stream.
+    pub fn team(&self) -> Result<&'a Team> {
+        let stream: &dyn std::any::Any = &**self.stream;
+        stream.downcast_ref::<CpuStream>().map(CpuStream::team).ok_or_else(|| Error::WrongDevice {
+            kernel: "a CPU kernel",
+            expected: "cpu",
+            found: self.stream.device().id().to_string(),
+        })
+    }
+
+    /// The workspace: scratch bytes that are this row's alone while it runs, aligned as the device aligns.
+    pub fn workspace(&self) -> Option<&'a Buffer> {
+        self.workspace
+    }
+
+    /// The workspace's address on the host, checked to hold `bytes` bytes.
+    ///
+    /// # Errors
+    /// A workspace that is missing or too small.
+    pub fn host_workspace(&self, bytes: usize) -> Result<*mut u8> {
+        if bytes == 0 {
+            return Ok(std::ptr::NonNull::<u64>::dangling().as_ptr().cast());
+        }
+        let found = self.workspace.map_or(0, Buffer::len);
+        self.workspace
+            .filter(|w| w.len() >= bytes)
+            .and_then(Buffer::host_ptr)
+            .map(std::ptr::NonNull::as_ptr)
+            .ok_or_else(|| Error::Operands { operator: "workspace", reason: format!("{found} bytes, needs {bytes}") })
+    }
+}
+
+/// The least work that a problem needs.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct Work {
+    /// Floating-point operations, a multiply-add being two.
+    pub flops: f64,
+    /// Bytes that must be read and written at least once.
+    pub bytes: f64,
+}
+
+/// Why a row does not take a problem, in words for `explain`.
+pub type Refusal = Cow<'static, str>;
+
+/// A kernel: one row of an operator's table.
+pub struct Row<O: Operator> {
+    /// A name that says operator, device and way, as `gemm.cpu.avx512`.
+    pub name: &'static str,
+    /// The kind of device it runs on.
+    pub device: DeviceKind,
+    /// What decides its bits.
+    pub arithmetic: Arithmetic,
+    /// Whether it takes the problem on this hardware, and if not, why.
+    pub admits: fn(&O::Static, &Hardware) -> Result<(), Refusal>,
+    /// Predicted seconds.
+    pub cost: fn(&O::Static, &O::Dynamic, &Hardware) -> f64,
+    /// Scratch bytes that it needs.
+    pub workspace: fn(&O::Static, &O::Dynamic, &Hardware) -> usize,
+    /// Enqueues the work. No allocation.
+    ///
+    /// # Safety
+    /// The operands have passed [`Operator::check`], the row admits the problem on the stream's device, and the
+    /// launch holds [`Row::workspace`] bytes. [`Row::launch`] sees to all three.
+    pub run: unsafe fn(&Launch<'_>, &O::Static, &O::Dynamic, Operands<'_>) -> Result<()>,
+}
+
+impl<O: Operator> Row<O> {
+    /// Checks the operands and runs.
+    ///
+    /// # Errors
+    /// Operands that do not fit the problem, a stream of another device, a workspace that is too small, or what the
+    /// kernel itself reports.
+    pub fn launch(
+        &self,
+        launch: &Launch<'_>,
+        fixed: &O::Static,
+        call: &O::Dynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let device = launch.stream().device();
+        if device.id().kind != self.device {
+            let found = device.id().to_string();
+            return Err(Error::WrongDevice { kernel: self.name, expected: self.device.0, found });
+        }
+        let hardware = device.hardware();
+        let needed = (self.workspace)(fixed, call, hardware);
+        if launch.workspace().map_or(0, Buffer::len) < needed {
+            let reason = format!("{} needs {needed} bytes of workspace", self.name);
+            return Err(Error::Operands { operator: O::NAME, reason });
+        }
+        (self.admits)(fixed, hardware).map_err(|reason| Error::NoKernel {
+            operator: O::NAME,
+            problem: fixed.to_string(),
+            device: device.id().to_string(),
+            reasons: format!("{}: {reason}", self.name),
+        })?;
+        for view in operands.inputs.iter().flatten().chain(operands.outputs.iter().map(|o| o.view())) {
+            if view.buffer().device().id() != device.id() {
+                let found = view.buffer().device().id();
+                let reason = format!("an operand is on {found}, the kernel runs on {}", device.id());
+                return Err(Error::Operands { operator: O::NAME, reason });
+            }
+        }
+        O::check(fixed, call, operands)?;
+        // SAFETY: device, admission, workspace and operands were checked just above.
+        unsafe { (self.run)(launch, fixed, call, operands) }
+    }
+}
+
+impl<O: Operator> Clone for Row<O> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<O: Operator> Copy for Row<O> {}
+
+impl<O: Operator> Debug for Row<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Row({}, {})", self.name, self.arithmetic.name)
+    }
+}

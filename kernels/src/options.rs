@@ -1,0 +1,49 @@
+//! Options of problems that more than one operator has: f32 values that are compared and hashed, and the rounding of
+//! products' operands.
+
+use std::fmt;
+
+/// An f32 that is compared and hashed by its bits, for the static part of problems.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct F32Bits(u32);
+
+impl F32Bits {
+    /// The bits of a value.
+    pub const fn new(value: f32) -> Self {
+        Self(value.to_bits())
+    }
+
+    /// The value.
+    pub const fn get(self) -> f32 {
+        f32::from_bits(self.0)
+    }
+}
+
+impl From<f32> for F32Bits {
+    fn from(value: f32) -> Self {
+        Self::new(value)
+    }
+}
+
+impl fmt::Debug for F32Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+impl fmt::Display for F32Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // As short as it can be: norms' eps is 1e-6, not 0.000001.
+        write!(f, "{:?}", self.get())
+    }
+}
+
+/// How operands are rounded before they are multiplied. Sums are f32 always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// Every operand is widened to f32, exactly.
+    F32,
+    /// Activations are rounded to bf16: both operands of a product of tensors, queries and softmax weights in
+    /// attention. A packed weight and cached keys are taken as they are stored.
+    Bf16,
+}

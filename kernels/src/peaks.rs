@@ -1,0 +1,165 @@
+//! The hardware's limits, measured: what a kernel's time is held against.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sinew_memory::{Buffer, Cpu, Device, SimdLevel, Team};
+
+use crate::Compute;
+use crate::simd::{self, Kernel, Simd};
+use crate::{Error, Result};
+
+/// Measured limits of a device, all its threads together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peaks {
+    /// Bytes read from memory per second, from a span larger than the caches hold.
+    pub read_bytes_per_s: f64,
+    /// f32 multiply-adds, each counted as two, on registers only.
+    pub f32_flops_per_s: f64,
+    /// bf16 multiply-adds with f32 sums, each counted as two, on registers only; the f32 rate where the CPU has no
+    /// instruction for them.
+    pub bf16_flops_per_s: f64,
+}
+
+/// Bytes read to measure bandwidth: more than the last-level caches hold that one process gets a share of.
+const READ_BYTES: usize = 1 << 30;
+/// Tries, of which the fastest counts: a limit is what the machine can do, not what its neighbours leave.
+const TRIES: usize = 5;
+/// Steps of a register-only loop, long enough for a few milliseconds.
+const STEPS: usize = 1 << 20;
+/// Independent sums of a register-only loop: enough to cover the latency of two pipelines.
+const SUMS: usize = 12;
+
+impl Peaks {
+    /// Measures a CPU device, at its SIMD level and with its threads. Takes about a second and 1 GiB.
+    ///
+    /// # Errors
+    /// Another device than the CPU, or out of memory.
+    pub fn measure(device: &Arc<dyn Device>) -> Result<Self> {
+        let any: &dyn std::any::Any = &**device;
+        let cpu = any.downcast_ref::<Cpu>().ok_or_else(|| Error::WrongDevice {
+            kernel: "the measurement of peaks",
+            expected: "cpu",
+            found: device.id().to_string(),
+        })?;
+        let (team, level) = (cpu.team(), device.hardware().simd);
+        let f32_flops_per_s = rate(team, |threads| {
+            // SAFETY: the kernel touches registers only.
+            unsafe { simd::launch(level, team, threads, &Registers) };
+            (2 * simd::LANES * SUMS * STEPS * threads) as f64
+        });
+        let bf16_flops_per_s = match level {
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512Bf16 => rate(team, |threads| {
+                // SAFETY: the level was detected when the device was made, and the loop touches registers only.
+                team.run(threads, |_, _| unsafe { x86::dot_products() });
+                (4 * simd::LANES * SUMS * STEPS * threads) as f64
+            }),
+            _ => f32_flops_per_s,
+        };
+        let buffer = Buffer::allocate(device, READ_BYTES)?;
+        let span = buffer.as_slice::<f32>()?;
+        let read_bytes_per_s = rate(team, |threads| {
+            // Several parts per thread, so that no thread waits for another's share of the memory.
+            let parts = threads * 8;
+            let reader = Reader { start: span.as_ptr() as usize, len: span.len() / parts };
+            // SAFETY: part `i` is `len` elements from element `i · len` on, within the span.
+            unsafe { simd::launch(level, team, parts, &reader) };
+            (reader.len * parts * size_of::<f32>()) as f64
+        });
+        Ok(Self { read_bytes_per_s, f32_flops_per_s, bf16_flops_per_s })
+    }
+
+    /// The arithmetic limit of products with operands of a kind.
+    pub fn flops_per_s(&self, compute: Compute) -> f64 {
+        match compute {
+            Compute::Bf16 => self.bf16_flops_per_s,
+            _ => self.f32_flops_per_s,
+        }
+    }
+}
+
+/// The highest rate of `work`, which runs once on each thread and returns how much it did.
+fn rate(team: &Team, work: impl Fn(usize) -> f64 + Send + Sync) -> f64 {
+    let mut best = 0.0f64;
+    for _ in 0..TRIES {
+        let start = Instant::now();
+        let done = work(team.threads());
+        best = best.max(done / start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+/// Multiply-adds on registers only.
+struct Registers;
+
+impl Kernel for Registers {
+    #[inline(always)]
+    unsafe fn task<S: Simd>(&self, _task: usize, _worker: usize) {
+        // SAFETY: no memory is touched but the black box's own.
+        unsafe {
+            let (a, b) = (S::splat(std::hint::black_box(1.0)), S::splat(std::hint::black_box(1e-9)));
+            let mut sums = [S::splat(0.0); SUMS];
+            for _ in 0..STEPS {
+                for sum in &mut sums {
+                    *sum = S::fma(*sum, a, b);
+                }
+            }
+            for sum in sums {
+                std::hint::black_box(S::reduce_add(sum));
+            }
+        }
+    }
+}
+
+/// Reads a part of a span.
+struct Reader {
+    start: usize,
+    len: usize,
+}
+
+impl Kernel for Reader {
+    #[inline(always)]
+    unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
+        /// Vectors read in one step: several cache lines in flight.
+        const STEP: usize = 8;
+        // SAFETY: the caller states that this part of the span is readable.
+        unsafe {
+            let part = (self.start as *const f32).add(task * self.len);
+            let mut sums = [S::splat(0.0); STEP];
+            for at in (0..self.len / (STEP * simd::LANES) * STEP * simd::LANES).step_by(STEP * simd::LANES) {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::add(*sum, S::load(part.add(at + i * simd::LANES)));
+                }
+            }
+            for sum in sums {
+                std::hint::black_box(S::reduce_add(sum));
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{STEPS, SUMS};
+
+    /// bf16 dot products on registers only.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub fn dot_products() {
+        // SAFETY: sixteen pairs of bf16 and sixteen f32 are the same 64 bytes, and every bit pattern is a value.
+        let pairs =
+            |x: f32| unsafe { std::mem::transmute::<__m512, __m512bh>(_mm512_set1_ps(std::hint::black_box(x))) };
+        let (a, b) = (pairs(1.0), pairs(1e-9));
+        let mut sums = [_mm512_setzero_ps(); SUMS];
+        for _ in 0..STEPS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, a, b);
+            }
+        }
+        for sum in sums {
+            std::hint::black_box(_mm512_reduce_add_ps(sum));
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Reductions over the trailing dimensions.
+
+mod cpu;
+mod cpu_wide;
+mod reference;
+
+use std::fmt;
+
+use sinew_tensor::{DType, Layout};
+
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::elementwise::{INTEGERS, expect_operand};
+use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::strided::{Indices, largest_index};
+use crate::{Error, Result};
+
+/// The rows of [`Reduce`].
+pub fn rows() -> Vec<Row<Reduce>> {
+    let mut rows = cpu::rows();
+    rows.push(cpu_wide::row());
+    rows
+}
+
+/// What a row of elements becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceFunction {
+    /// `Σ x`; 0 of nothing.
+    Sum,
+    /// `Σ x / n`; NaN of nothing.
+    Mean,
+    /// The largest; NaN if any is.
+    Max,
+    /// The smallest; NaN if any is.
+    Min,
+    /// Where the largest is first, NaN counting as larger than all.
+    ArgMax,
+    /// Where the smallest is first, NaN counting as smaller than all.
+    ArgMin,
+}
+
+impl ReduceFunction {
+    /// Every function.
+    pub const ALL: [Self; 6] = [Self::Sum, Self::Mean, Self::Max, Self::Min, Self::ArgMax, Self::ArgMin];
+
+    /// The name in PyTorch.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+            Self::Max => "amax",
+            Self::Min => "amin",
+            Self::ArgMax => "argmax",
+            Self::ArgMin => "argmin",
+        }
+    }
+
+    /// Whether the result is an index.
+    pub const fn finds(self) -> bool {
+        matches!(self, Self::ArgMax | Self::ArgMin)
+    }
+}
+
+/// Reduces the last [`ReduceStatic::dims`] dimensions. Other axes are brought there by a transposed view.
+///
+/// Operands: input [`Reduce::X`] `[rows…, width…]`; output [`Reduce::Y`] `[rows…]`. Floats of 16 and 32 bits are summed
+/// in blocks of 512 in f32 and over the blocks in f64; integers in i64.
+#[derive(Debug)]
+pub struct Reduce;
+
+impl Reduce {
+    /// Input.
+    pub const X: usize = 0;
+    /// Output.
+    pub const Y: usize = 0;
+}
+
+/// The static part of [`Reduce`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReduceStatic {
+    /// The function.
+    pub function: ReduceFunction,
+    /// The input's dtype.
+    pub input: DType,
+    /// The output's dtype. For sum, mean, max and min: any of f32, f16 and bf16 if the input is of these, else the
+    /// input's, but i64 for sums of integers and of bools (which are counted). For argmax and argmin: u32, i32 or i64.
+    pub output: DType,
+    /// How many of the last dimensions are reduced.
+    pub dims: usize,
+}
+
+impl fmt::Display for ReduceStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} to {} over {} dims", self.function.name(), self.input, self.output, self.dims)
+    }
+}
+
+impl ReduceStatic {
+    fn check(&self) -> Result<()> {
+        use ReduceFunction as F;
+        let Self { function, input, output, .. } = *self;
+        let lanes = DType::COMPUTE.contains(&input);
+        let integer = INTEGERS.contains(&input);
+        let fits = match function {
+            F::ArgMax | F::ArgMin => (lanes || integer || input == DType::F64) && Indices::DTYPES.contains(&output),
+            _ if lanes => DType::COMPUTE.contains(&output),
+            _ if input == DType::F64 => output == DType::F64,
+            F::Sum => (integer || input == DType::Bool) && output == DType::I64,
+            F::Max | F::Min => integer && output == input,
+            F::Mean => false,
+        };
+        if fits {
+            return Ok(());
+        }
+        let rule = "f32, f16 and bf16 go to any of them, f64 to f64, sums of integers and bools to i64, their max and \
+                    min to themselves, argmax and argmin to u32, i32 or i64; cast first";
+        Err(Error::Operands { operator: Reduce::NAME, reason: format!("{self} is not defined: {rule}") })
+    }
+}
+
+/// The dynamic part of [`Reduce`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReduceCall {
+    /// Results.
+    pub rows: usize,
+    /// Elements that each is made of.
+    pub width: usize,
+}
+
+impl fmt::Display for ReduceCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rows of {}", self.rows, self.width)
+    }
+}
+
+/// Splits an input's shape into rows and width.
+fn split(layout: &Layout, dims: usize) -> (&[usize], &[usize]) {
+    layout.shape().split_at(layout.rank() - dims)
+}
+
+impl Operator for Reduce {
+    const NAME: &'static str = "reduce";
+    type Static = ReduceStatic;
+    type Dynamic = ReduceCall;
+
+    fn bucket(_: ReduceCall) -> ReduceCall {
+        ReduceCall { rows: 64, width: 1024 }
+    }
+
+    fn anchor(_: &ReduceStatic) -> ReduceCall {
+        ReduceCall { rows: 64, width: 1024 }
+    }
+
+    fn check(fixed: &ReduceStatic, call: &ReduceCall, operands: Operands<'_>) -> Result<()> {
+        fixed.check()?;
+        let refuse = |reason: String| Err(Error::Operands { operator: Self::NAME, reason });
+        let x = operands.input(Self::NAME, Self::X, "x")?;
+        let y = operands.output(Self::NAME, Self::Y, "y")?;
+        expect_operand(Self::NAME, "x", x, x.shape(), fixed.input)?;
+        if x.shape().len() < fixed.dims {
+            return refuse(format!("{fixed}: x is {:?}", x.layout()));
+        }
+        let (rows, width) = split(x.layout(), fixed.dims);
+        expect_operand(Self::NAME, "y", y, rows, fixed.output)?;
+        let found = (rows.iter().product::<usize>(), width.iter().product::<usize>());
+        if found != (call.rows, call.width) {
+            return refuse(format!("x is {:?}, the call names {call}", x.layout()));
+        }
+        if found.1 == 0 && found.0 > 0 && !matches!(fixed.function, ReduceFunction::Sum | ReduceFunction::Mean) {
+            return refuse(format!("{} of no elements: x is {:?}", fixed.function.name(), x.layout()));
+        }
+        if fixed.function.finds() && found.1.saturating_sub(1) > largest_index(fixed.output) {
+            return refuse(format!("{} does not hold the indices of {} elements", fixed.output, found.1));
+        }
+        Ok(())
+    }
+
+    fn work(fixed: &ReduceStatic, call: &ReduceCall) -> Work {
+        let (rows, width) = (call.rows as f64, call.width as f64);
+        Work { flops: rows * width, bytes: rows * (width * fixed.input.size() as f64 + fixed.output.size() as f64) }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        reference::reduce(case, host, index)
+    }
+}

@@ -1,0 +1,134 @@
+//! Tables of rows, and the registry of all tables.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sinew_memory::{Device, DeviceKind, Hardware};
+
+use crate::accuracy::{self, Depth, RowReport, Run};
+use crate::operator::{Operator, Refusal, Row};
+use crate::{Error, Result};
+
+/// The rows of one operator.
+#[derive(Clone, Debug)]
+pub struct Table<O: Operator> {
+    rows: Vec<Row<O>>,
+}
+
+impl<O: Operator> Table<O> {
+    /// A table of these rows.
+    pub fn new(rows: impl Into<Vec<Row<O>>>) -> Self {
+        Self { rows: rows.into() }
+    }
+
+    /// Every row, in the order added.
+    pub fn rows(&self) -> &[Row<O>] {
+        &self.rows
+    }
+
+    /// The rows that take a problem on this hardware, and why the others of this kind of device do not.
+    pub fn candidates(&self, fixed: &O::Static, hardware: &Hardware) -> (Vec<&Row<O>>, Vec<(&'static str, Refusal)>) {
+        let mut admitted = Vec::new();
+        let mut refused = Vec::new();
+        for row in self.rows.iter().filter(|row| row.device == hardware.kind) {
+            match (row.admits)(fixed, hardware) {
+                Ok(()) => admitted.push(row),
+                Err(reason) => refused.push((row.name, reason)),
+            }
+        }
+        (admitted, refused)
+    }
+}
+
+/// A table without its operator's types: what walks all tables.
+pub trait AnyTable: Send + Sync {
+    /// The operator's name.
+    fn operator(&self) -> &'static str;
+    /// Name, device and arithmetic of each row.
+    fn row_names(&self) -> Vec<(&'static str, DeviceKind, &'static str)>;
+    /// Checks every row that runs on `device` against the reference, over the operator's cases.
+    fn verify(&self, device: &Arc<dyn Device>, depth: Depth) -> Vec<RowReport>;
+    /// Every row with every case that it takes on `device`, ready to be timed.
+    fn runs(&self, device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>>;
+    /// The typed table.
+    fn as_any(&self) -> &dyn Any;
+    /// The typed table, to add rows.
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+impl<O: Operator> AnyTable for Table<O> {
+    fn operator(&self) -> &'static str {
+        O::NAME
+    }
+    fn row_names(&self) -> Vec<(&'static str, DeviceKind, &'static str)> {
+        self.rows.iter().map(|row| (row.name, row.device, row.arithmetic.name)).collect()
+    }
+    fn verify(&self, device: &Arc<dyn Device>, depth: Depth) -> Vec<RowReport> {
+        accuracy::verify(self, device, depth)
+    }
+    fn runs(&self, device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>> {
+        accuracy::runs(self, device, depth)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// All operators and their rows.
+///
+/// [`Registry::standard`] holds Sinew's own. A crate outside adds rows, or whole operators, before it makes a context.
+#[derive(Default)]
+pub struct Registry {
+    tables: HashMap<TypeId, Box<dyn AnyTable>>,
+    order: Vec<TypeId>,
+}
+
+impl Registry {
+    /// A registry without operators.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// Adds an operator with its rows; rows of an operator that is there already join its table.
+    pub fn add<O: Operator>(&mut self, rows: impl IntoIterator<Item = Row<O>>) -> &mut Self {
+        let id = TypeId::of::<O>();
+        let table = self.tables.entry(id).or_insert_with(|| {
+            self.order.push(id);
+            Box::new(Table::<O> { rows: Vec::new() })
+        });
+        if let Some(table) = table.as_any_mut().downcast_mut::<Table<O>>() {
+            table.rows.extend(rows);
+        }
+        self
+    }
+
+    /// The table of an operator.
+    ///
+    /// # Errors
+    /// [`Error::NoKernel`] where the operator was never added.
+    pub fn table<O: Operator>(&self) -> Result<&Table<O>> {
+        self.tables.get(&TypeId::of::<O>()).and_then(|table| table.as_any().downcast_ref()).ok_or_else(|| {
+            Error::NoKernel {
+                operator: O::NAME,
+                problem: "any problem".into(),
+                device: "any device".into(),
+                reasons: "the operator is not in the registry".into(),
+            }
+        })
+    }
+
+    /// All tables, in the order added.
+    pub fn tables(&self) -> impl Iterator<Item = &dyn AnyTable> {
+        self.order.iter().map(|id| &*self.tables[id])
+    }
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.tables().map(|t| (t.operator(), t.row_names().len()))).finish()
+    }
+}

@@ -1,0 +1,348 @@
+//! Rotary embedding on the CPU: one body for every style, dtype and level.
+//!
+//! A style is no more than two distances: pair `i` lies at `i·step` and `i·step + partner`. Sixteen pairs are turned at
+//! once, and heads are shared out in runs, so that one token of many heads is shared out too.
+
+use half::{bf16, f16};
+use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_tensor::{DType, View};
+
+use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, X, wrong};
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
+use crate::simd::{Kernel, LANES, Simd, Stored, launch};
+use crate::{Error, Result};
+
+/// Elements that one task turns at least. A task costs about a microsecond to hand out, and this many take longer.
+const GRAIN: usize = 8 * 1024;
+
+/// `a·cos` and `b·cos` are rounded, and the product with sin is added in one rounding more.
+const FUSED: Arithmetic = Arithmetic::named("rotary.fma");
+/// Both products and their sum are rounded.
+const UNFUSED: Arithmetic = Arithmetic::named("rotary.mul-add");
+
+/// The CPU rows.
+pub fn rows() -> Vec<Row<Rotary>> {
+    macro_rules! row {
+        ($name:literal, $arithmetic:expr, $level:expr, $efficiency:expr) => {
+            Row {
+                name: $name,
+                device: DeviceKind::CPU,
+                arithmetic: $arithmetic,
+                admits: |_, hardware| admits($level, hardware),
+                cost: |fixed, call, hardware| cost($efficiency, fixed, call, hardware),
+                workspace: |_, _, _| 0,
+                // SAFETY: passed on.
+                run: |launch, fixed, call, operands| unsafe { run($level, launch, fixed, call, operands) },
+            }
+        };
+    }
+    // Shares of the f32 peak, as measured on one core with AVX-512 over heads of 128 values in cache.
+    vec![
+        row!("rotary.cpu.portable", UNFUSED, SimdLevel::Portable, 0.01),
+        row!("rotary.cpu.avx2", FUSED, SimdLevel::Avx2, 0.035),
+        row!("rotary.cpu.avx512", FUSED, SimdLevel::Avx512, 0.05),
+    ]
+}
+
+fn admits(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal> {
+    if hardware.simd >= level { Ok(()) } else { Err(format!("needs {level}, there is {}", hardware.simd).into()) }
+}
+
+/// Seconds: memory at its rate, and arithmetic at a share of the peak on the threads that get a task.
+fn cost(efficiency: f64, fixed: &RotaryStatic, call: &RotaryDynamic, hardware: &Hardware) -> f64 {
+    let work = Rotary::work(fixed, call);
+    let threads = tasks(fixed, call).clamp(1, hardware.threads.max(1)) as f64;
+    let rates = &hardware.rates;
+    rates.launch_s + work.bytes / rates.read_bytes_per_s + work.flops / (efficiency * rates.f32_flops_per_s * threads)
+}
+
+/// Heads that one task turns.
+fn heads_per_task(fixed: &RotaryStatic) -> usize {
+    GRAIN.div_ceil(fixed.head_dim.max(1))
+}
+
+fn tasks(fixed: &RotaryStatic, call: &RotaryDynamic) -> usize {
+    (call.tokens * call.heads).div_ceil(heads_per_task(fixed))
+}
+
+/// # Safety
+/// That of [`Row::run`].
+unsafe fn run(
+    level: SimdLevel,
+    launch: &Launch<'_>,
+    fixed: &RotaryStatic,
+    call: &RotaryDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
+    // SAFETY: passed on; the element types are the dtypes that the operands were checked to have.
+    unsafe {
+        match fixed.x {
+            DType::F32 => run_from::<f32>(level, launch, fixed, call, operands),
+            DType::F16 => run_from::<f16>(level, launch, fixed, call, operands),
+            DType::BF16 => run_from::<bf16>(level, launch, fixed, call, operands),
+            other => Err(wrong(format!("no kernel for {other}"))),
+        }
+    }
+}
+
+/// # Safety
+/// That of [`run`], x having elements `T`.
+unsafe fn run_from<T: Stored>(
+    level: SimdLevel,
+    launch: &Launch<'_>,
+    fixed: &RotaryStatic,
+    call: &RotaryDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
+    // SAFETY: passed on; the element types are the dtypes that the operands were checked to have.
+    unsafe {
+        match fixed.out {
+            DType::F32 => run_typed::<T, f32>(level, launch, fixed, call, operands),
+            DType::F16 => run_typed::<T, f16>(level, launch, fixed, call, operands),
+            DType::BF16 => run_typed::<T, bf16>(level, launch, fixed, call, operands),
+            other => Err(wrong(format!("no kernel for {other}"))),
+        }
+    }
+}
+
+/// # Safety
+/// That of [`run`], x having elements `T` and out elements `U`.
+unsafe fn run_typed<T: Stored, U: Stored>(
+    level: SimdLevel,
+    context: &Launch<'_>,
+    fixed: &RotaryStatic,
+    call: &RotaryDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
+    let team = context.team()?;
+    if call.tokens * call.heads * fixed.head_dim == 0 {
+        return Ok(());
+    }
+    let out = operands.output(Rotary::NAME, OUT, "out")?;
+    let x = if fixed.in_place { out.view() } else { operands.input(Rotary::NAME, X, "x")? };
+    let positions = operands.input(Rotary::NAME, POSITIONS, "positions")?;
+    let cos = operands.input(Rotary::NAME, COS, "cos")?;
+    let sin = operands.input(Rotary::NAME, SIN, "sin")?;
+    debug_assert!(x.dtype() == T::DTYPE && out.dtype() == U::DTYPE && x.shape() == out.shape());
+    // SAFETY: the positions are i32, and nothing writes them while they are borrowed.
+    unsafe { check_positions(positions, cos.shape()[0])? };
+    let pairs = fixed.rotary_dim / 2;
+    let (step, partner) = match fixed.style {
+        Style::Half => (1, pairs),
+        Style::Interleaved => (2, 1),
+    };
+    let kernel = Turn::<T, U> {
+        x: Heads::new(x.host_ptr()?.cast(), x, step, partner),
+        out: Heads::new(out.host_ptr()?.cast::<U>(), out, step, partner),
+        positions: positions.host_ptr()?.cast(),
+        position_stride: positions.strides()[0],
+        cos: Angles::new(cos)?,
+        sin: Angles::new(sin)?,
+        heads: call.heads,
+        rows: call.tokens * call.heads,
+        per_task: heads_per_task(fixed),
+        pairs,
+        passing: if fixed.in_place { fixed.head_dim..fixed.head_dim } else { fixed.rotary_dim..fixed.head_dim },
+    };
+    // SAFETY: the addresses are those of views whose shapes and dtypes have been checked, every position is in the
+    // tables, and no two indices of the output share an element.
+    unsafe { launch(level, team, tasks(fixed, call), &kernel) };
+    Ok(())
+}
+
+/// Refuses positions outside tables of `length` positions, before anything is written.
+///
+/// # Safety
+/// The view holds i32 on the host, which nothing writes meanwhile.
+unsafe fn check_positions(positions: &View<'_>, length: usize) -> Result<()> {
+    let (first, stride) = (positions.host_ptr()?.cast::<i32>(), positions.strides()[0]);
+    for token in 0..positions.shape()[0] {
+        // SAFETY: the token is inside the view.
+        let position = unsafe { first.add(token * stride).read() };
+        if !usize::try_from(position).is_ok_and(|p| p < length) {
+            return Err(outside(token, position, length));
+        }
+    }
+    Ok(())
+}
+
+#[cold]
+fn outside(token: usize, position: i32, length: usize) -> Error {
+    wrong(format!("token {token} is at position {position}, and the tables hold {length} positions from 0"))
+}
+
+/// Where heads lie, `P` being a pointer to their elements.
+struct Heads<P> {
+    first: P,
+    /// From a token, a head and a value to the next.
+    token: usize,
+    head: usize,
+    value: usize,
+    /// From a pair to the next, and from its first value to its second.
+    step: usize,
+    partner: usize,
+}
+
+impl<P> Heads<P> {
+    fn new(first: P, view: &View<'_>, step: usize, partner: usize) -> Self {
+        let (token, head, value) = (view.strides()[0], view.strides()[1], view.strides()[2]);
+        Self { first, token, head, value, step: step * value, partner: partner * value }
+    }
+
+    /// Whether the values of pairs lie one after another without gaps.
+    #[inline(always)]
+    fn interleaved(&self) -> bool {
+        self.step == 2 && self.partner == 1
+    }
+}
+
+/// A table of cosines or sines.
+struct Angles {
+    first: *const f32,
+    position: usize,
+    pair: usize,
+}
+
+impl Angles {
+    fn new(view: &View<'_>) -> Result<Self> {
+        Ok(Self { first: view.host_ptr()?.cast(), position: view.strides()[0], pair: view.strides()[1] })
+    }
+}
+
+/// The kernel: turns `rows` heads.
+struct Turn<T, U> {
+    x: Heads<*const T>,
+    out: Heads<*mut U>,
+    positions: *const i32,
+    position_stride: usize,
+    cos: Angles,
+    sin: Angles,
+    heads: usize,
+    /// Heads of all tokens.
+    rows: usize,
+    per_task: usize,
+    pairs: usize,
+    /// Values that are copied.
+    passing: std::ops::Range<usize>,
+}
+
+// SAFETY: inputs are only read, and each task writes the heads of its own rows: no two indices of the output share an
+// element. In place, a task reads but what it writes.
+unsafe impl<T: Stored, U: Stored> Sync for Turn<T, U> {}
+
+/// `n` values, `step` elements apart, as lanes.
+///
+/// # Safety
+/// Those of [`Simd`]; the values are readable.
+#[inline(always)]
+unsafe fn read<T: Stored, S: Simd>(p: *const T, step: usize, n: usize) -> S::F {
+    debug_assert!(n <= LANES);
+    // SAFETY: `n` values are readable, and the array holds sixteen.
+    unsafe {
+        if step == 1 {
+            return if n == LANES { T::load::<S>(p) } else { T::load_n::<S>(p, n) };
+        }
+        let mut lanes = [T::zeroed(); LANES];
+        for (i, lane) in lanes[..n].iter_mut().enumerate() {
+            *lane = p.add(step * i).read();
+        }
+        T::load::<S>(lanes.as_ptr())
+    }
+}
+
+/// The first `n` lanes, to `step` elements apart.
+///
+/// # Safety
+/// Those of [`Simd`]; the elements are writable.
+#[inline(always)]
+unsafe fn write<U: Stored, S: Simd>(p: *mut U, step: usize, n: usize, v: S::F) {
+    debug_assert!(n <= LANES);
+    // SAFETY: `n` elements are writable, and the array holds sixteen.
+    unsafe {
+        if step == 1 {
+            return if n == LANES { U::store::<S>(p, v) } else { U::store_n::<S>(p, v, n) };
+        }
+        let mut lanes = [U::zeroed(); LANES];
+        U::store::<S>(lanes.as_mut_ptr(), v);
+        for (i, lane) in lanes[..n].iter().enumerate() {
+            p.add(step * i).write(*lane);
+        }
+    }
+}
+
+impl<T: Stored, U: Stored> Turn<T, U> {
+    /// Turns `n` pairs.
+    ///
+    /// # Safety
+    /// The pointers name that many pairs and angles.
+    #[inline(always)]
+    unsafe fn pairs<S: Simd>(&self, x: *const T, out: *mut U, cos: *const f32, sin: *const f32, n: usize) {
+        // SAFETY: passed on. In place, both values of a pair are read before either is written.
+        unsafe {
+            let (a, b) = if n == LANES && self.x.interleaved() {
+                S::unzip(T::load::<S>(x), T::load::<S>(x.add(LANES)))
+            } else {
+                (read::<T, S>(x, self.x.step, n), read::<T, S>(x.add(self.x.partner), self.x.step, n))
+            };
+            let c = read::<f32, S>(cos, self.cos.pair, n);
+            let s = read::<f32, S>(sin, self.sin.pair, n);
+            let first = S::fma(S::mul(s, S::splat(-1.0)), b, S::mul(a, c));
+            let second = S::fma(s, a, S::mul(b, c));
+            if n == LANES && self.out.interleaved() {
+                let (low, high) = S::zip(first, second);
+                U::store::<S>(out, low);
+                U::store::<S>(out.add(LANES), high);
+            } else {
+                write::<U, S>(out, self.out.step, n, first);
+                write::<U, S>(out.add(self.out.partner), self.out.step, n, second);
+            }
+        }
+    }
+
+    /// Turns one head.
+    ///
+    /// # Safety
+    /// The pointers name its values and its position's angles.
+    #[inline(always)]
+    unsafe fn head<S: Simd>(&self, x: *const T, out: *mut U, cos: *const f32, sin: *const f32) {
+        // SAFETY: every index is below the number of pairs, or of values.
+        unsafe {
+            // No closure here: it would be compiled without the level's instructions, at a tenth of the speed.
+            let mut i = 0;
+            while i < self.pairs {
+                let (x, out) = (x.add(i * self.x.step), out.add(i * self.out.step));
+                let (cos, sin) = (cos.add(i * self.cos.pair), sin.add(i * self.sin.pair));
+                if self.pairs - i >= LANES {
+                    self.pairs::<S>(x, out, cos, sin, LANES);
+                } else {
+                    self.pairs::<S>(x, out, cos, sin, self.pairs - i);
+                }
+                i += LANES;
+            }
+            for i in self.passing.clone().step_by(LANES) {
+                let n = (self.passing.end - i).min(LANES);
+                let v = read::<T, S>(x.add(i * self.x.value), self.x.value, n);
+                write::<U, S>(out.add(i * self.out.value), self.out.value, n, v);
+            }
+        }
+    }
+}
+
+impl<T: Stored, U: Stored> Kernel for Turn<T, U> {
+    #[inline(always)]
+    unsafe fn task<S: Simd>(&self, task: usize, _: usize) {
+        let start = task * self.per_task;
+        for row in start..(start + self.per_task).min(self.rows) {
+            let (token, head) = (row / self.heads, row % self.heads);
+            // SAFETY: token and head are inside the views, and the position was found to be in the tables.
+            unsafe {
+                let position = self.positions.add(token * self.position_stride).read() as usize;
+                let x = self.x.first.add(token * self.x.token + head * self.x.head);
+                let out = self.out.first.add(token * self.out.token + head * self.out.head);
+                let cos = self.cos.first.add(position * self.cos.position);
+                let sin = self.sin.first.add(position * self.sin.position);
+                self.head::<S>(x, out, cos, sin);
+            }
+        }
+    }
+}

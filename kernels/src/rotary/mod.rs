@@ -1,0 +1,208 @@
+//! Rotary position embedding.
+//!
+//! Every head of a token is turned by angles that grow with the token's position `m` (RoFormer, Su et al. 2021,
+//! section 3.2.2): of `head_dim` values the first `r = rotary_dim` are taken as `r/2` pairs, and pair `i`, of values
+//! `(a, b)`, becomes
+//!
+//! ```text
+//! a' = a · cos[m, i] - b · sin[m, i]
+//! b' = b · cos[m, i] + a · sin[m, i]
+//! ```
+//!
+//! which is computed in f32 and rounded once to the output's dtype; values from `r` on pass through. [`Style`] says
+//! which values are pairs, and [`Table`] makes the tables.
+
+mod cpu;
+mod reference;
+mod table;
+
+use std::fmt;
+
+use sinew_tensor::{DType, View};
+
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::{Error, Result};
+
+pub use cpu::rows;
+pub use table::Table;
+
+/// Input: what is turned, `[tokens, heads, head_dim]`. Absent where that is the output itself.
+pub const X: usize = 0;
+/// Input: the position of each token, i32 `[tokens]`, each at least 0 and below the length of the tables.
+pub const POSITIONS: usize = 1;
+/// Input: the table of cosines, f32 `[positions, rotary_dim/2]`.
+pub const COS: usize = 2;
+/// Input: the table of sines, f32 `[positions, rotary_dim/2]`.
+pub const SIN: usize = 3;
+/// Output: what is turned, `[tokens, heads, head_dim]`; read as well where the problem is in place.
+pub const OUT: usize = 0;
+
+/// Which values of a head are pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Style {
+    /// Pair `i` is `(x[i], x[i + rotary_dim/2])`, as in GPT-NeoX and in Llama's transformers checkpoints.
+    Half,
+    /// Pair `i` is `(x[2i], x[2i + 1])`, as in GPT-J and in the paper.
+    Interleaved,
+}
+
+/// Rotary position embedding: see the [module](self).
+///
+/// ```
+/// use sinew_kernels::rotary::{Rotary, RotaryDynamic, RotaryStatic, Style, Table};
+/// use sinew_kernels::{Launch, Operands, Operator, Registry};
+/// use sinew_memory::{Cpu, Device};
+/// use sinew_tensor::{DType, Tensor};
+///
+/// let cpu = Cpu::get();
+/// let table = Table::build(&[std::f64::consts::FRAC_PI_2], 1.0, 2);
+/// let cos = Tensor::from_slice(&cpu, &table.cos, &[2, 1])?;
+/// let sin = Tensor::from_slice(&cpu, &table.sin, &[2, 1])?;
+/// let positions = Tensor::from_slice(&cpu, &[0i32, 1], &[2])?;
+/// // Two tokens of one head of two values: the second is at position 1, and makes a quarter turn.
+/// let mut x = Tensor::from_slice(&cpu, &[3f32, 4., 3., 4.], &[2, 1, 2])?;
+///
+/// let (head_dim, rotary_dim, dtype) = (2, 2, DType::F32);
+/// let fixed = RotaryStatic { head_dim, rotary_dim, style: Style::Half, x: dtype, out: dtype, in_place: true };
+/// let call = RotaryDynamic { tokens: 2, heads: 1 };
+/// let stream = cpu.clone().stream()?;
+/// let inputs = [None, Some(positions.view()), Some(cos.view()), Some(sin.view())];
+/// let operands = Operands { inputs: &inputs, outputs: &[x.view_mut()?] };
+/// let registry = Registry::standard();
+/// let row = registry.table::<Rotary>()?.rows()[0];
+/// row.launch(&Launch::new(&stream, None)?, &fixed, &call, operands)?;
+/// let turned: Vec<f32> = x.to_vec::<f32>()?.iter().map(|x| x.round()).collect();
+/// assert_eq!(turned, [3., 4., -4., 3.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary;
+
+/// What is known of a rotary embedding when a model is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RotaryStatic {
+    /// Values of a head.
+    pub head_dim: usize,
+    /// Values of a head that are turned, its first ones: even, and at most `head_dim`.
+    pub rotary_dim: usize,
+    /// Which values are pairs.
+    pub style: Style,
+    /// Dtype of what is turned: f32, f16 or bf16.
+    pub x: DType,
+    /// Dtype of the result: f32, f16 or bf16.
+    pub out: DType,
+    /// Whether the output is turned where it lies; the dtypes are then the same.
+    pub in_place: bool,
+}
+
+/// What each call brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RotaryDynamic {
+    /// Tokens.
+    pub tokens: usize,
+    /// Heads of each token.
+    pub heads: usize,
+}
+
+impl fmt::Display for RotaryStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let style = match self.style {
+            Style::Half => "half",
+            Style::Interleaved => "interleaved",
+        };
+        write!(f, "{style} {} of {} {}", self.rotary_dim, self.head_dim, self.x)?;
+        if self.in_place { f.write_str(" in place") } else { write!(f, " to {}", self.out) }
+    }
+}
+
+impl fmt::Display for RotaryDynamic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens of {} heads", self.tokens, self.heads)
+    }
+}
+
+/// An error about this operator's operands.
+fn wrong(reason: String) -> Error {
+    Error::Operands { operator: Rotary::NAME, reason }
+}
+
+/// Checks one operand's shape and dtype.
+fn expect_view(view: &View<'_>, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
+    if view.dtype() != dtype || view.shape() != shape {
+        return Err(wrong(format!("{name} is {} {:?}, expected {dtype} {shape:?}", view.dtype(), view.layout())));
+    }
+    Ok(())
+}
+
+impl Operator for Rotary {
+    const NAME: &'static str = "rotary";
+    type Static = RotaryStatic;
+    type Dynamic = RotaryDynamic;
+
+    fn bucket(call: RotaryDynamic) -> RotaryDynamic {
+        // Rows differ in speed by a factor, whatever the shape.
+        RotaryDynamic { tokens: call.tokens.min(1), heads: call.heads.min(1) }
+    }
+
+    fn anchor(_: &RotaryStatic) -> RotaryDynamic {
+        RotaryDynamic { tokens: 64, heads: 32 }
+    }
+
+    fn check(fixed: &RotaryStatic, call: &RotaryDynamic, operands: Operands<'_>) -> Result<()> {
+        let RotaryStatic { head_dim, rotary_dim, x, out, in_place, .. } = *fixed;
+        if !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
+            return Err(wrong(format!(
+                "rotary_dim is {rotary_dim}, expected an even number up to head_dim {head_dim}"
+            )));
+        }
+        if !DType::COMPUTE.contains(&x) || !DType::COMPUTE.contains(&out) {
+            return Err(wrong(format!("dtypes are {x} to {out}, expected f32, f16 or bf16")));
+        }
+        if in_place && x != out {
+            return Err(wrong(format!("in place, {x} cannot become {out}")));
+        }
+        let (inputs, outputs) = (operands.inputs.len(), operands.outputs.len());
+        if inputs != 4 || outputs != 1 {
+            return Err(wrong(format!("{inputs} inputs and {outputs} outputs, expected 4 and 1")));
+        }
+        let shape = [call.tokens, call.heads, head_dim];
+        match operands.optional(X) {
+            Some(_) if in_place => return Err(wrong("in place, and yet x (input 0) is there".into())),
+            None if in_place => {}
+            _ => expect_view(operands.input(Self::NAME, X, "x")?, "x", x, &shape)?,
+        }
+        expect_view(operands.output(Self::NAME, OUT, "out")?, "out", out, &shape)?;
+        let positions = operands.input(Self::NAME, POSITIONS, "positions")?;
+        expect_view(positions, "positions", DType::I32, &[call.tokens])?;
+        let cos = operands.input(Self::NAME, COS, "cos")?;
+        let length = cos.shape().first().copied().unwrap_or(0);
+        let table = [length, rotary_dim / 2];
+        expect_view(cos, "cos", DType::F32, &table)?;
+        expect_view(operands.input(Self::NAME, SIN, "sin")?, "sin", DType::F32, &table)
+    }
+
+    fn work(fixed: &RotaryStatic, call: &RotaryDynamic) -> Work {
+        let (tokens, heads) = (call.tokens as f64, call.heads as f64);
+        let pairs = fixed.rotary_dim as f64 / 2.0;
+        let touched = if fixed.in_place { fixed.rotary_dim } else { fixed.head_dim } as f64;
+        let per_value = (fixed.x.size() + fixed.out.size()) as f64;
+        Work {
+            flops: 6.0 * tokens * heads * pairs,
+            // Cosines, sines and a position for each token besides.
+            bytes: tokens * (heads * touched * per_value + 8.0 * pairs + 4.0),
+        }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        reference::expect(case, host, index)
+    }
+}

@@ -1,0 +1,201 @@
+//! SIMD for CPU rows: sixteen f32 lanes at three levels, one kernel body.
+//!
+//! A row's body is written once over [`Simd`] as a [`Kernel`] and instantiated for each level by [`launch`], inside
+//! functions that enable the level's instructions. Lanes mean the same at every level (AVX2 takes two registers for
+//! sixteen lanes), so AVX2 and AVX-512 rows of one body give the same bits; the portable level multiplies and adds
+//! with two roundings where the others fuse, and is an arithmetic of its own.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub mod math;
+mod portable;
+mod stored;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use portable::Portable;
+pub use stored::Stored;
+
+use sinew_memory::{SimdLevel, Team};
+
+/// Lanes of a vector.
+pub const LANES: usize = 16;
+
+/// Sixteen f32 lanes.
+///
+/// # Safety
+/// Every function must run on a machine that has the level's instructions, inside a function that enables them
+/// ([`launch`] sees to both); pointers must be valid for the lanes that are named. No alignment is asked.
+#[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
+pub unsafe trait Simd: Copy + Send + Sync + 'static {
+    /// The vector.
+    type F: Copy;
+    /// The level.
+    const LEVEL: SimdLevel;
+    /// Whether `fma` rounds once.
+    const FUSED: bool;
+
+    /// All lanes `x`.
+    unsafe fn splat(x: f32) -> Self::F;
+    /// Sixteen values from `p`.
+    unsafe fn load(p: *const f32) -> Self::F;
+    /// The first `n` values from `p`, at most 16; zeros behind them. Nothing past `n` is read.
+    unsafe fn load_n(p: *const f32, n: usize) -> Self::F;
+    /// Sixteen values to `p`.
+    unsafe fn store(p: *mut f32, v: Self::F);
+    /// The first `n` lanes to `p`, at most 16. Nothing past `n` is written.
+    unsafe fn store_n(p: *mut f32, v: Self::F, n: usize);
+    /// Sixteen f16 values, widened.
+    unsafe fn load_f16(p: *const u16) -> Self::F;
+    /// Sixteen lanes rounded to f16, ties to even.
+    unsafe fn store_f16(p: *mut u16, v: Self::F);
+    /// Sixteen bf16 values, widened.
+    unsafe fn load_bf16(p: *const u16) -> Self::F;
+    /// Thirty-two bf16 values, widened: those at even places, and those at odd places.
+    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F);
+    /// Sixteen lanes rounded to bf16, ties to even; subnormals kept, NaNs kept quiet.
+    unsafe fn store_bf16(p: *mut u16, v: Self::F);
+    /// `a + b`.
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    /// `a - b`.
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b`.
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b`.
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b + c`, rounded once where [`Simd::FUSED`].
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The larger; `b` where either is NaN.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// The smaller; `b` where either is NaN.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// `|a|`.
+    unsafe fn abs(a: Self::F) -> Self::F;
+    /// `√a`, correctly rounded.
+    unsafe fn sqrt(a: Self::F) -> Self::F;
+    /// The nearest integer, ties to even.
+    unsafe fn round(a: Self::F) -> Self::F;
+    /// `x` where `a < b`, else `y` (also where either is NaN).
+    unsafe fn select_lt(a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// `x` where `a` is NaN, else `y`.
+    unsafe fn select_nan(a: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// `2^n` for integral `n` in -126 to 127.
+    unsafe fn pow2(n: Self::F) -> Self::F;
+    /// Lane `j` of row `i` for lane `i` of row `j`. Bits are moved, whatever they mean.
+    unsafe fn transpose(rows: [Self::F; LANES]) -> [Self::F; LANES];
+
+    /// Of the 32 lanes `a, b`, those of even index, and those of odd index.
+    unsafe fn unzip(a: Self::F, b: Self::F) -> (Self::F, Self::F);
+    /// `a` and `b` lane by lane in turn, as 32 lanes: undoes [`Simd::unzip`].
+    unsafe fn zip(a: Self::F, b: Self::F) -> (Self::F, Self::F);
+
+    /// The sum of the lanes in a fixed tree: lane `i` with `i+8`, then 4, 2, 1.
+    #[inline(always)]
+    unsafe fn reduce_add(v: Self::F) -> f32 {
+        let mut a = [0.0f32; LANES];
+        // SAFETY: the array has sixteen lanes.
+        unsafe { Self::store(a.as_mut_ptr(), v) };
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                a[i] += a[i + half];
+            }
+        }
+        a[0]
+    }
+
+    /// The largest lane; NaN if any lane is.
+    #[inline(always)]
+    unsafe fn reduce_max(v: Self::F) -> f32 {
+        let mut a = [0.0f32; LANES];
+        // SAFETY: the array has sixteen lanes.
+        unsafe { Self::store(a.as_mut_ptr(), v) };
+        a.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m || x.is_nan() { x } else { m })
+    }
+}
+
+/// The body of a CPU row, written once for all levels and run as independent tasks.
+pub trait Kernel: Sync {
+    /// Runs one task. `worker` is below the team's threads and may index scratch.
+    ///
+    /// # Safety
+    /// Called by [`launch`] with a level that the machine has. What else it relies on, such as the pointers that
+    /// `self` holds, is for whoever builds the kernel to see to. Implementations are marked `#[inline(always)]`, so
+    /// that they are compiled inside the function that enables the level's instructions.
+    unsafe fn task<S: Simd>(&self, task: usize, worker: usize);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn task_avx2<K: Kernel>(kernel: &K, task: usize, worker: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe { kernel.task::<Avx2>(task, worker) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn task_avx512<K: Kernel>(kernel: &K, task: usize, worker: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe { kernel.task::<Avx512>(task, worker) }
+}
+
+/// Runs a kernel's tasks on a team at a level. A level above the machine's is lowered to it.
+///
+/// # Safety
+/// What the kernel relies on must hold: see where it is built.
+pub unsafe fn launch<K: Kernel>(level: SimdLevel, team: &Team, tasks: usize, kernel: &K) {
+    match level.min(SimdLevel::detected()) {
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => {
+            // SAFETY: the level was detected.
+            team.run(tasks, |task, worker| unsafe { task_avx512(kernel, task, worker) });
+        }
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx2 => {
+            // SAFETY: the level was detected.
+            team.run(tasks, |task, worker| unsafe { task_avx2(kernel, task, worker) });
+        }
+        // SAFETY: every machine has the portable level.
+        _ => team.run(tasks, |task, worker| unsafe { kernel.task::<Portable>(task, worker) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Zips;
+
+    impl Kernel for Zips {
+        #[inline(always)]
+        unsafe fn task<S: Simd>(&self, _: usize, _: usize) {
+            let values: [f32; 2 * LANES] = std::array::from_fn(|i| i as f32);
+            let (mut apart, mut back) = ([0f32; 2 * LANES], [0f32; 2 * LANES]);
+            // SAFETY: every array holds 32 values, and the machine has the level.
+            unsafe {
+                let (even, odd) = S::unzip(S::load(values.as_ptr()), S::load(values.as_ptr().add(LANES)));
+                S::store(apart.as_mut_ptr(), even);
+                S::store(apart.as_mut_ptr().add(LANES), odd);
+                let (a, b) = S::zip(even, odd);
+                S::store(back.as_mut_ptr(), a);
+                S::store(back.as_mut_ptr().add(LANES), b);
+            }
+            for i in 0..LANES {
+                assert_eq!((apart[i], apart[i + LANES]), ((2 * i) as f32, (2 * i + 1) as f32), "{}", S::LEVEL);
+            }
+            assert_eq!(values, back, "{}", S::LEVEL);
+        }
+    }
+
+    #[test]
+    fn zip_undoes_unzip_at_every_level() {
+        let team = Team::new(1).unwrap();
+        for level in SimdLevel::ALL {
+            // SAFETY: the kernel relies on nothing.
+            unsafe { launch(level, &team, 1, &Zips) };
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Sixteen lanes in plain Rust.
+
+use half::{bf16, f16};
+use sinew_memory::SimdLevel;
+
+use super::{LANES, Simd};
+
+/// Plain Rust, which the compiler vectorises for the target's baseline.
+#[derive(Clone, Copy, Debug)]
+pub struct Portable;
+
+/// An array that compilers keep in registers.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub struct F16Lanes([f32; LANES]);
+
+#[inline(always)]
+fn map(a: F16Lanes, f: impl Fn(f32) -> f32) -> F16Lanes {
+    F16Lanes(a.0.map(f))
+}
+
+#[inline(always)]
+fn zip(a: F16Lanes, b: F16Lanes, f: impl Fn(f32, f32) -> f32) -> F16Lanes {
+    F16Lanes(std::array::from_fn(|i| f(a.0[i], b.0[i])))
+}
+
+// SAFETY: every machine has this level; pointers are read and written for the lanes named only.
+unsafe impl Simd for Portable {
+    type F = F16Lanes;
+    const LEVEL: SimdLevel = SimdLevel::Portable;
+    const FUSED: bool = false;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        F16Lanes([x; LANES])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: the caller names sixteen values.
+        F16Lanes(unsafe { p.cast::<[f32; LANES]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_n(p: *const f32, n: usize) -> Self::F {
+        // SAFETY: the caller names `n` values.
+        F16Lanes(std::array::from_fn(|i| if i < n { unsafe { p.add(i).read_unaligned() } } else { 0.0 }))
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: Self::F) {
+        // SAFETY: the caller names sixteen values.
+        unsafe { p.cast::<[f32; LANES]>().write_unaligned(v.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_n(p: *mut f32, v: Self::F, n: usize) {
+        for (i, x) in v.0.into_iter().enumerate().take(n) {
+            // SAFETY: the caller names `n` values.
+            unsafe { p.add(i).write_unaligned(x) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self::F {
+        // SAFETY: the caller names sixteen values.
+        F16Lanes(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(|x| f16::from_bits(x).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: Self::F) {
+        // SAFETY: the caller names sixteen values.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.0.map(|x| f16::from_f32(x).to_bits())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self::F {
+        // SAFETY: the caller names sixteen values.
+        F16Lanes(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(|x| f32::from_bits(u32::from(x) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F) {
+        // SAFETY: the caller names thirty-two values.
+        let both = unsafe { p.cast::<[[u16; 2]; LANES]>().read_unaligned() };
+        let widen = |x: u16| f32::from_bits(u32::from(x) << 16);
+        (F16Lanes(both.map(|pair| widen(pair[0]))), F16Lanes(both.map(|pair| widen(pair[1]))))
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: Self::F) {
+        // SAFETY: the caller names sixteen values.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.0.map(|x| bf16::from_f32(x).to_bits())) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        F16Lanes(std::array::from_fn(|i| a.0[i] * b.0[i] + c.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn abs(a: Self::F) -> Self::F {
+        map(a, f32::abs)
+    }
+    #[inline(always)]
+    unsafe fn sqrt(a: Self::F) -> Self::F {
+        map(a, f32::sqrt)
+    }
+    #[inline(always)]
+    unsafe fn round(a: Self::F) -> Self::F {
+        map(a, f32::round_ties_even)
+    }
+    #[inline(always)]
+    unsafe fn select_lt(a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F {
+        F16Lanes(std::array::from_fn(|i| if a.0[i] < b.0[i] { x.0[i] } else { y.0[i] }))
+    }
+    #[inline(always)]
+    unsafe fn select_nan(a: Self::F, x: Self::F, y: Self::F) -> Self::F {
+        F16Lanes(std::array::from_fn(|i| if a.0[i].is_nan() { x.0[i] } else { y.0[i] }))
+    }
+    #[inline(always)]
+    unsafe fn pow2(n: Self::F) -> Self::F {
+        map(n, |n| f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    unsafe fn unzip(a: Self::F, b: Self::F) -> (Self::F, Self::F) {
+        let of = |i: usize| if i < LANES { a.0[i] } else { b.0[i - LANES] };
+        (F16Lanes(std::array::from_fn(|i| of(2 * i))), F16Lanes(std::array::from_fn(|i| of(2 * i + 1))))
+    }
+    #[inline(always)]
+    unsafe fn zip(a: Self::F, b: Self::F) -> (Self::F, Self::F) {
+        let of = |i: usize| if i.is_multiple_of(2) { a.0[i / 2] } else { b.0[i / 2] };
+        (F16Lanes(std::array::from_fn(of)), F16Lanes(std::array::from_fn(|i| of(i + LANES))))
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: [Self::F; LANES]) -> [Self::F; LANES] {
+        std::array::from_fn(|i| F16Lanes(std::array::from_fn(|j| rows[j].0[i])))
+    }
+}

@@ -1,0 +1,137 @@
+//! The largest elements of each row, in order.
+
+mod cpu;
+mod reference;
+
+use std::fmt;
+
+use sinew_tensor::DType;
+
+use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::elementwise::expect_operand;
+use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::strided::{Indices, largest_index};
+use crate::{Error, Result};
+
+/// The rows of [`TopK`].
+pub fn rows() -> Vec<Row<TopK>> {
+    cpu::rows()
+}
+
+/// The `k` largest elements of the last dimension, largest first: `torch.topk`.
+///
+/// NaN counts as larger than all; -0 and 0 are equal; of equal elements the one with the lowest index comes first.
+///
+/// Operands: input [`TopK::X`] `[rows…, width]`; outputs [`TopK::VALUES`] `[rows…, k]` of its dtype and
+/// [`TopK::INDICES`] `[rows…, k]` of u32, i32 or i64.
+#[derive(Debug)]
+pub struct TopK;
+
+impl TopK {
+    /// Input.
+    pub const X: usize = 0;
+    /// Output: the values.
+    pub const VALUES: usize = 0;
+    /// Output: where they are.
+    pub const INDICES: usize = 1;
+}
+
+/// The static part of [`TopK`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TopKStatic {
+    /// How many.
+    pub k: usize,
+    /// The dtype of input and values: f32, f16 or bf16.
+    pub dtype: DType,
+    /// The dtype of indices.
+    pub indices: DType,
+}
+
+impl fmt::Display for TopKStatic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "top {} of {} with {}", self.k, self.dtype, self.indices)
+    }
+}
+
+/// The dynamic part of [`TopK`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TopKCall {
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
+impl fmt::Display for TopKCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rows of {}", self.rows, self.width)
+    }
+}
+
+impl Operator for TopK {
+    const NAME: &'static str = "topk";
+    type Static = TopKStatic;
+    type Dynamic = TopKCall;
+
+    fn bucket(_: TopKCall) -> TopKCall {
+        TopKCall { rows: 1, width: 1 << 15 }
+    }
+
+    fn anchor(_: &TopKStatic) -> TopKCall {
+        TopKCall { rows: 1, width: 1 << 15 }
+    }
+
+    fn check(fixed: &TopKStatic, call: &TopKCall, operands: Operands<'_>) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Operands { operator: Self::NAME, reason });
+        let x = operands.input(Self::NAME, Self::X, "x")?;
+        let values = operands.output(Self::NAME, Self::VALUES, "values")?;
+        let indices = operands.output(Self::NAME, Self::INDICES, "indices")?;
+        if !DType::COMPUTE.contains(&fixed.dtype) {
+            return refuse(format!("x is {}; expected f32, f16 or bf16", fixed.dtype));
+        }
+        Indices::check_dtype(Self::NAME, "indices", fixed.indices)?;
+        expect_operand(Self::NAME, "x", x, x.shape(), fixed.dtype)?;
+        expect_operand(Self::NAME, "values", values, values.shape(), fixed.dtype)?;
+        expect_operand(Self::NAME, "indices", indices, values.shape(), fixed.indices)?;
+        let (Some((&width, rows)), Some((&k, found))) = (x.shape().split_last(), values.shape().split_last()) else {
+            return refuse(format!("x is {:?}; expected [rows…, width]", x.layout()));
+        };
+        if rows != found || k != fixed.k {
+            return refuse(format!(
+                "x is {:?}; values {:?}; expected the last {}",
+                x.layout(),
+                values.layout(),
+                fixed.k
+            ));
+        }
+        if k > width {
+            return refuse(format!("the top {k} of {width} elements: x is {:?}", x.layout()));
+        }
+        // Candidates are kept as 32 bits of value and 32 of index.
+        if width.saturating_sub(1) > largest_index(fixed.indices).min(u32::MAX as usize) {
+            return refuse(format!("rows of {width} elements are too long for indices of {}", fixed.indices));
+        }
+        if (rows.iter().product(), width) != (call.rows, call.width) {
+            return refuse(format!("x is {:?}, the call names {call}", x.layout()));
+        }
+        Ok(())
+    }
+
+    fn work(fixed: &TopKStatic, call: &TopKCall) -> Work {
+        let (rows, width, k) = (call.rows as f64, call.width as f64, fixed.k as f64);
+        let out = k * (fixed.dtype.size() + fixed.indices.size()) as f64;
+        Work { flops: rows * (width + k * (k + 1.0).log2()), bytes: rows * (width * fixed.dtype.size() as f64 + out) }
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        reference::cases(depth)
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        reference::operands(case)
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, output: usize, index: &[usize]) -> Expected {
+        reference::topk(case, host, output, index)
+    }
+}

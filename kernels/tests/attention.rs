@@ -1,0 +1,378 @@
+//! Attention: every row against the reference, and the bits that must not change.
+
+mod support;
+
+use std::sync::Arc;
+
+use sinew_kernels::accuracy::Generator;
+use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
+use sinew_kernels::kv_append::{self, KvAppendDynamic, KvAppendStatic};
+use sinew_kernels::{Compute, Error, F32Bits, Launch, Operands, Result, Row};
+use sinew_memory::{Buffer, Cpu, Device, SimdLevel};
+use sinew_tensor::{DType, PagedLayout, Tensor};
+
+#[test]
+fn every_row_meets_its_bound_at_every_level() {
+    let reports = support::verify(attention::rows());
+    support::was_compared(&reports, "attention.cpu.avx512");
+}
+
+/// One sequence's queries, keys and values, as f32 that the dtypes hold exactly.
+struct Prompt {
+    fixed: AttentionStatic,
+    tokens: usize,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+/// How a prompt is run.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    threads: usize,
+    /// New tokens of each call; the last call takes what is left.
+    chunk: usize,
+    source: KvSource,
+    /// Whether other sequences are in the call.
+    company: bool,
+}
+
+impl Prompt {
+    fn new(fixed: AttentionStatic, tokens: usize, seed: u64) -> Self {
+        let mut pick = Generator::new(seed);
+        let mut all = |heads: usize, dtype: DType| -> Vec<f32> {
+            (0..tokens * heads * fixed.head_dim).map(|_| dtype.round(pick.normal()) as f32).collect()
+        };
+        let (q, k, v) =
+            (all(fixed.num_heads, fixed.q), all(fixed.num_kv_heads, fixed.kv), all(fixed.num_kv_heads, fixed.kv));
+        Self { fixed, tokens, q, k, v }
+    }
+
+    /// The outputs of all tokens, call by call.
+    fn run(&self, row: &Row<Attention>, way: Way) -> Result<Vec<f32>> {
+        let device = Cpu::with(way.threads, SimdLevel::detected())?;
+        let fixed = AttentionStatic { kv_source: way.source, ..self.fixed.clone() };
+        let mut out = Vec::new();
+        let mut done = 0;
+        let mut caches = Caches::new(&device, &fixed, self.tokens)?;
+        while done < self.tokens {
+            let new = way.chunk.min(self.tokens - done);
+            // Two sequences of other lengths before it and one behind; they read keys of this one, which is allowed.
+            let (others, mine) = if way.company {
+                (vec![(3, 70), (1, 513), (new, done + new), (2, 2)], 2)
+            } else {
+                (vec![(new, done + new)], 0)
+            };
+            out.extend(self.call(&device, row, &fixed, &mut caches, &others, mine, done)?);
+            done += new;
+        }
+        Ok(out)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn call(
+        &self,
+        device: &Arc<dyn Device>,
+        row: &Row<Attention>,
+        fixed: &AttentionStatic,
+        caches: &mut Caches,
+        sequences: &[(usize, usize)],
+        mine: usize,
+        done: usize,
+    ) -> Result<Vec<f32>> {
+        let width = fixed.head_dim * fixed.num_heads;
+        let kv_width = fixed.head_dim * fixed.num_kv_heads;
+        let tokens: usize = sequences.iter().map(|s| s.0).sum();
+        let before: usize = sequences[..mine].iter().map(|s| s.0).sum();
+        let mut q: Vec<f32> = (0..tokens * width).map(|i| (i % 97) as f32 / 32.0 - 1.5).collect();
+        let new = sequences[mine].0;
+        q[before * width..(before + new) * width].copy_from_slice(&self.q[done * width..(done + new) * width]);
+        let q = tensor(device, fixed.q, &q, &[tokens, fixed.num_heads, fixed.head_dim])?;
+        let mut starts = vec![0i32];
+        starts.extend(sequences.iter().scan(0, |at, s| {
+            *at += s.0 as i32;
+            Some(*at)
+        }));
+        let lens: Vec<i32> = sequences.iter().map(|s| s.1 as i32).collect();
+        let max_kv = sequences.iter().map(|s| s.1).max().unwrap_or(0);
+        let mut table = None;
+        let (k, v) = match fixed.kv_source {
+            KvSource::Dense => {
+                let part = |all: &[f32]| -> Result<Tensor> {
+                    let mut values = Vec::new();
+                    for (s, &(_, keys)) in sequences.iter().enumerate() {
+                        let there = if s == mine { keys } else { keys.min(done + new) };
+                        values.extend_from_slice(&all[..there * kv_width]);
+                        values.resize(values.len() + (keys - there) * kv_width, 0.5);
+                    }
+                    let keys = values.len() / kv_width;
+                    tensor(device, fixed.kv, &values, &[keys, fixed.num_kv_heads, fixed.head_dim])
+                };
+                (part(&self.k)?, part(&self.v)?)
+            }
+            KvSource::Paged { block_size } => {
+                let range = done * kv_width..(done + new) * kv_width;
+                caches.append(device, fixed, done, new, &self.k[range.clone()], &self.v[range])?;
+                let columns = max_kv.div_ceil(block_size);
+                // The others' later keys lie in blocks that are all zeros; what is behind is never read.
+                let ids = sequences.iter().enumerate().flat_map(|(s, _)| {
+                    let caches = &caches;
+                    (0..columns).map(move |b| {
+                        if s == mine { caches.blocks.get(b).copied().unwrap_or(u32::MAX) } else { caches.zeros }
+                    })
+                });
+                table = Some(Tensor::from_slice(device, &ids.collect::<Vec<_>>(), &[sequences.len(), columns])?);
+                (caches.k.clone(), caches.v.clone())
+            }
+        };
+        let starts = Tensor::from_slice(device, &starts, &[sequences.len() + 1])?;
+        let lens = Tensor::from_slice(device, &lens, &[sequences.len()])?;
+        let call = AttentionDynamic {
+            sequences: sequences.len(),
+            tokens,
+            max_query: sequences.iter().map(|s| s.0).max().unwrap_or(0),
+            max_kv,
+        };
+        let mut o = Tensor::zeros(device, fixed.out, q.shape())?;
+        let inputs = [
+            Some(q.view()),
+            Some(k.view()),
+            Some(v.view()),
+            Some(starts.view()),
+            Some(lens.view()),
+            table.as_ref().map(Tensor::view),
+        ];
+        launch(device, row, fixed, &call, &inputs, &mut o)?;
+        let o = o.to_vec::<f32>()?;
+        Ok(o[before * width..(before + new) * width].to_vec())
+    }
+}
+
+/// Paged caches, full of NaN but for what was appended, and the blocks of the one sequence.
+struct Caches {
+    k: Tensor,
+    v: Tensor,
+    blocks: Vec<u32>,
+    zeros: u32,
+    block_size: usize,
+}
+
+impl Caches {
+    fn new(device: &Arc<dyn Device>, fixed: &AttentionStatic, tokens: usize) -> Result<Self> {
+        let block_size = if let KvSource::Paged { block_size } = fixed.kv_source { block_size } else { 1 };
+        let count = tokens.div_ceil(block_size);
+        let layout = PagedLayout::new(count + 5, fixed.num_kv_heads, block_size, fixed.head_dim, fixed.kv)?;
+        let zeros = count + 2;
+        let cache = || {
+            let per_block = layout.elements_per_block();
+            let values: Vec<f32> =
+                (0..(count + 5) * per_block).map(|i| if i / per_block == zeros { 0.0 } else { f32::NAN }).collect();
+            tensor(device, fixed.kv, &values, &layout.shape())
+        };
+        // A stride that shares no factor with the count visits every block once, in no simple order.
+        let stride = (count / 2 + 1..).find(|s| gcd(*s, count) == 1).unwrap_or(1);
+        let blocks = (0..count).map(|b| (b * stride % count) as u32).collect();
+        Ok(Self { k: cache()?, v: cache()?, blocks, zeros: zeros as u32, block_size })
+    }
+
+    fn append(
+        &mut self,
+        device: &Arc<dyn Device>,
+        fixed: &AttentionStatic,
+        done: usize,
+        new: usize,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<()> {
+        let size = self.block_size;
+        let slots: Vec<i64> =
+            (done..done + new).map(|t| i64::from(self.blocks[t / size]) * size as i64 + (t % size) as i64).collect();
+        let shape = [new, fixed.num_kv_heads, fixed.head_dim];
+        let (k, v) = (Tensor::from_slice(device, k, &shape)?, Tensor::from_slice(device, v, &shape)?);
+        let slots = Tensor::from_slice(device, &slots, &[new])?;
+        let problem = KvAppendStatic {
+            num_kv_heads: fixed.num_kv_heads,
+            head_dim: fixed.head_dim,
+            source: DType::F32,
+            kv: fixed.kv,
+            block_size: size,
+        };
+        let inputs = [Some(k.view()), Some(v.view()), Some(slots.view())];
+        let outputs = [self.k.view_mut()?, self.v.view_mut()?];
+        let stream = device.clone().stream()?;
+        let rows = kv_append::rows();
+        let row = rows.last().expect("rows");
+        let operands = Operands { inputs: &inputs, outputs: &outputs };
+        row.launch(&Launch::new(&stream, None)?, &problem, &KvAppendDynamic { tokens: new }, operands)
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+fn tensor(device: &Arc<dyn Device>, dtype: DType, values: &[f32], shape: &[usize]) -> Result<Tensor> {
+    let values: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
+    Ok(Tensor::from_bytes(device, &sinew_kernels::accuracy::encode(dtype, &values), dtype, shape)?)
+}
+
+fn launch(
+    device: &Arc<dyn Device>,
+    row: &Row<Attention>,
+    fixed: &AttentionStatic,
+    call: &AttentionDynamic,
+    inputs: &[Option<sinew_tensor::View<'_>>],
+    o: &mut Tensor,
+) -> Result<()> {
+    let stream = device.clone().stream()?;
+    let mut workspace = Buffer::allocate(device, (row.workspace)(fixed, call, device.hardware()))?;
+    // Scratch may hold anything.
+    workspace.as_mut_slice::<u8>()?.fill(0xff);
+    let outputs = [o.view_mut()?];
+    row.launch(&Launch::new(&stream, Some(&mut workspace))?, fixed, call, Operands { inputs, outputs: &outputs })
+}
+
+fn plain(num_heads: usize, num_kv_heads: usize, head_dim: usize, kv: DType, compute: Compute) -> AttentionStatic {
+    AttentionStatic {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        q: DType::F32,
+        kv,
+        out: DType::F32,
+        compute,
+        scale: F32Bits::new(1.0 / (head_dim as f32).sqrt()),
+        causal: true,
+        window: None,
+        softcap: None,
+        mask: None,
+        kv_source: KvSource::Dense,
+    }
+}
+
+fn rows_for(fixed: &AttentionStatic) -> Vec<Row<Attention>> {
+    let hardware = Cpu::get().hardware().capped(SimdLevel::detected());
+    attention::rows().into_iter().filter(|row| (row.admits)(fixed, &hardware).is_ok()).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn the_same_bits_in_any_chunks_blocks_threads_and_company() -> Result<()> {
+    let paged = |block_size| KvSource::Paged { block_size };
+    let all = usize::MAX;
+    let way = |threads, chunk, source, company| Way { threads, chunk, source, company };
+    let ways = [
+        way(1, 1, paged(16), false),
+        way(2, 1, paged(8), true),
+        way(5, 1, KvSource::Dense, false),
+        way(1, 7, paged(64), true),
+        way(2, 7, KvSource::Dense, true),
+        way(5, 7, paged(128), false),
+        way(1, 64, paged(8), false),
+        way(2, 64, paged(16), true),
+        way(5, 64, paged(64), false),
+        way(1, all, paged(128), true),
+        way(2, all, paged(16), false),
+        way(5, all, paged(8), true),
+        way(2, all, KvSource::Dense, false),
+    ];
+    for (fixed, tokens) in [
+        (plain(6, 2, 20, DType::F32, Compute::F32), 600),
+        (plain(7, 1, 64, DType::BF16, Compute::Bf16), 580),
+        (AttentionStatic { window: Some(90), ..plain(2, 2, 33, DType::F16, Compute::Bf16) }, 1100),
+        (AttentionStatic { softcap: Some(F32Bits::new(2.0)), ..plain(3, 3, 16, DType::BF16, Compute::Bf16) }, 1050),
+    ] {
+        let prompt = Prompt::new(fixed.clone(), tokens, 7);
+        for row in rows_for(&fixed) {
+            let first = prompt.run(&row, way(1, all, KvSource::Dense, false))?;
+            assert!(first.iter().all(|x| x.is_finite()));
+            for way in ways {
+                let other = prompt.run(&row, way)?;
+                let differs = bits(&first).iter().zip(&bits(&other)).position(|(a, b)| a != b);
+                assert_eq!(differs, None, "{} {fixed} {way:?}", row.name);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn keys_that_a_token_does_not_see_do_not_reach_it_even_if_they_are_not_finite() -> Result<()> {
+    for (kv, compute) in [(DType::F32, Compute::F32), (DType::BF16, Compute::Bf16)] {
+        for window in [None, Some(40)] {
+            let fixed = AttentionStatic { window, ..plain(4, 2, 24, kv, compute) };
+            let clean = Prompt::new(fixed.clone(), 300, 11);
+            let mut wild = Prompt::new(fixed.clone(), 300, 11);
+            let width = 2 * 24;
+            // Key 101 and value 202 are seen by later tokens only.
+            wild.k[101 * width..102 * width].fill(f32::NAN);
+            wild.v[202 * width..203 * width].fill(f32::INFINITY);
+            for row in rows_for(&fixed) {
+                for chunk in [usize::MAX, 50] {
+                    let way = Way { threads: 2, chunk, source: KvSource::Paged { block_size: 16 }, company: false };
+                    let (a, b) = (clean.run(&row, way)?, wild.run(&row, way)?);
+                    let width = 4 * 24;
+                    assert_eq!(bits(&a[..101 * width]), bits(&b[..101 * width]), "{}", row.name);
+                    let behind = window.unwrap_or(300);
+                    let (seen, unseen) = ((101 + behind).min(202), (202 + behind).min(300));
+                    assert!(b[101 * width..seen * width].iter().all(|x| x.is_nan()), "{}", row.name);
+                    assert_eq!(
+                        bits(&a[seen * width..202 * width]),
+                        bits(&b[seen * width..202 * width]),
+                        "{}",
+                        row.name
+                    );
+                    assert!(b[202 * width..unseen * width].iter().all(|x| !x.is_finite()), "{}", row.name);
+                    assert_eq!(bits(&a[unseen * width..]), bits(&b[unseen * width..]), "{}", row.name);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn contents_that_would_reach_outside_are_refused() -> Result<()> {
+    let device = Cpu::get();
+    let fixed =
+        AttentionStatic { kv_source: KvSource::Paged { block_size: 4 }, ..plain(2, 1, 8, DType::F32, Compute::F32) };
+    let call = AttentionDynamic { sequences: 2, tokens: 5, max_query: 3, max_kv: 9 };
+    let q = Tensor::zeros(&device, DType::F32, &[5, 2, 8])?;
+    let cache = Tensor::zeros(&device, DType::F32, &[6, 1, 4, 8])?;
+    let good: ([i32; 3], [i32; 2], [u32; 6]) = ([0, 3, 5], [9, 4], [0, 5, 2, 1, u32::MAX, u32::MAX]);
+    let run = |(starts, lens, table): ([i32; 3], [i32; 2], [u32; 6])| -> Result<()> {
+        let starts = Tensor::from_slice(&device, &starts, &[3])?;
+        let lens = Tensor::from_slice(&device, &lens, &[2])?;
+        let table = Tensor::from_slice(&device, &table, &[2, 3])?;
+        let mut o = Tensor::zeros(&device, DType::F32, &[5, 2, 8])?;
+        let inputs = [&q, &cache, &cache, &starts, &lens, &table].map(|t| Some(t.view()));
+        for row in rows_for(&fixed) {
+            launch(&device, &row, &fixed, &call, &inputs, &mut o)?;
+        }
+        Ok(())
+    };
+    run(good)?;
+    let (starts, lens, table) = good;
+    for (bad, word) in [
+        (([1, 3, 5], lens, table), "begins"),
+        (([0, 2, 4], lens, table), "ends"),
+        (([0, 4, 5], lens, table), "max_query"),
+        (([0, 6, 5], lens, table), "query_start"),
+        (([0, -1, 5], lens, table), "query_start"),
+        (([0, 3, i32::MAX], lens, table), "query_start"),
+        ((starts, [10, 4], table), "max_kv"),
+        ((starts, [-1, 4], table), "kv_len"),
+        ((starts, [9, 1], table), "causal"),
+        ((starts, [9, 5], table), "block_table[1, 1]"),
+        ((starts, lens, [0, 6, 2, 1, 0, 0]), "block_table[0, 1]"),
+    ] {
+        match run(bad) {
+            Err(Error::Operands { reason, .. }) => assert!(reason.contains(word), "{reason}"),
+            other => panic!("{bad:?}: {other:?}"),
+        }
+    }
+    Ok(())
+}

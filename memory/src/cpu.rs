@@ -1,0 +1,239 @@
+//! The host's processor as a device.
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+use crate::hardware::Rates;
+use crate::stream::Completed;
+use crate::system;
+use crate::{
+    Buffer, Device, DeviceId, DeviceKind, Error, Event, Hardware, Location, MemoryInfo, Result, SimdLevel, Storage,
+    Stream, Team,
+};
+
+/// Alignment of host allocations: a cache line, and the widest vector register.
+pub const HOST_ALIGNMENT: usize = 64;
+
+/// Allocations from this size on ask for huge pages: below it the rounding to 2 MiB would cost more than it saves.
+const HUGE_PAGE_FROM: usize = 4 << 20;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// The host's processor: memory, a team of threads and a SIMD level.
+///
+/// [`Cpu::get`] is the machine as found, with the level capped by the variable `SINEW_SIMD` (`portable`, `avx2`,
+/// `avx512`, `avx512bf16`) where it is set; [`Cpu::with`] takes both by hand.
+#[derive(Debug)]
+pub struct Cpu {
+    hardware: Hardware,
+    team: Team,
+}
+
+impl Cpu {
+    /// The machine's CPU with as many threads as it may use. Made once.
+    ///
+    /// An unreadable `SINEW_SIMD` is ignored here; [`Cpu::with`] and the command report it.
+    pub fn get() -> Arc<dyn Device> {
+        Self::shared()
+    }
+
+    /// [`Cpu::get`] as the type that it is, for work on host memory.
+    pub fn shared() -> Arc<Self> {
+        static CPU: OnceLock<Arc<Cpu>> = OnceLock::new();
+        CPU.get_or_init(|| {
+            let level = level_from_environment().unwrap_or_else(|_| SimdLevel::detected());
+            let team = Team::new(system::available_threads()).or_else(|_| Team::new(1));
+            // One thread is the caller's own and cannot fail to start.
+            let team = team.unwrap_or_else(|_| unreachable!("a team of one starts no thread"));
+            Arc::new(Self { hardware: describe(level, team.threads()), team })
+        })
+        .clone()
+    }
+
+    /// A CPU device with its own team of `threads` threads and its SIMD level capped at `level`.
+    ///
+    /// # Errors
+    /// Those of [`Team::new`].
+    pub fn with(threads: usize, level: SimdLevel) -> Result<Arc<dyn Device>> {
+        let team = Team::new(threads)?;
+        Ok(Arc::new(Self { hardware: describe(level, threads), team }))
+    }
+
+    /// The team of threads.
+    pub fn team(&self) -> &Team {
+        &self.team
+    }
+}
+
+/// The level that `SINEW_SIMD` asks for, or the machine's.
+///
+/// # Errors
+/// [`Error::Invalid`] where the variable names no level.
+pub fn level_from_environment() -> Result<SimdLevel> {
+    match std::env::var("SINEW_SIMD") {
+        Ok(name) => Ok(name.parse::<SimdLevel>()?.min(SimdLevel::detected())),
+        Err(_) => Ok(SimdLevel::detected()),
+    }
+}
+
+fn describe(level: SimdLevel, threads: usize) -> Hardware {
+    let simd = level.min(SimdLevel::detected());
+    let caches = system::caches();
+    // Starting values of the cost model, of the order of a 2023 server core at 2 to 4 GHz; only their ratios
+    // decide, and `tune` replaces predictions by measurements.
+    let lanes = match simd {
+        SimdLevel::Portable => 4.0,
+        SimdLevel::Avx2 => 16.0,
+        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => 32.0,
+    };
+    let f32_flops_per_s = lanes * 2.0 * 3.0e9;
+    let bf16_flops_per_s = f32_flops_per_s * if simd == SimdLevel::Avx512Bf16 { 2.0 } else { 0.9 };
+    let rates =
+        Rates { read_bytes_per_s: 20e9 * (threads as f64).min(8.0), f32_flops_per_s, bf16_flops_per_s, launch_s: 3e-6 };
+    Hardware { kind: DeviceKind::CPU, name: system::cpu_name(), simd, threads, caches, rates }
+}
+
+impl Device for Cpu {
+    fn id(&self) -> DeviceId {
+        DeviceId { kind: DeviceKind::CPU, index: 0 }
+    }
+    fn hardware(&self) -> &Hardware {
+        &self.hardware
+    }
+    fn memory(&self) -> Result<MemoryInfo> {
+        Ok(system::memory())
+    }
+    fn alignment(&self) -> usize {
+        HOST_ALIGNMENT
+    }
+    fn location(&self) -> Location {
+        Location::Host
+    }
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
+        Ok(Arc::new(HostStorage::new(bytes).ok_or_else(|| {
+            let MemoryInfo { total, available } = system::memory();
+            Error::OutOfMemory { device: self.id(), asked: bytes, available, total, holders: None, fits: available }
+        })?))
+    }
+    fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
+        let team = self.team.clone();
+        Ok(Arc::new(CpuStream { device: self, team }))
+    }
+}
+
+/// Zeroed host memory; large spans on huge pages where the system has them.
+#[derive(Debug)]
+struct HostStorage {
+    ptr: NonNull<u8>,
+    len: usize,
+    layout: Layout,
+}
+
+impl HostStorage {
+    fn new(len: usize) -> Option<Self> {
+        let align = if len >= HUGE_PAGE_FROM { HUGE_PAGE } else { HOST_ALIGNMENT };
+        let size = len.max(1).checked_next_multiple_of(align)?;
+        let layout = Layout::from_size_align(size, align).ok()?;
+        if size >= HUGE_PAGE_FROM && size > system::memory().available {
+            // Linux would promise the pages and kill the process when they are touched.
+            return None;
+        }
+        // SAFETY: `layout` has a size of at least one byte.
+        let ptr = NonNull::new(unsafe { std::alloc::alloc(layout) })?;
+        debug_assert!((ptr.as_ptr() as usize).is_multiple_of(align));
+        if align == HUGE_PAGE {
+            system::advise_huge_pages(ptr.as_ptr(), size);
+        }
+        // SAFETY: `size` bytes were just allocated at `ptr`. Zeroing by hand, after the advice, is what makes the
+        // first touch fault in huge pages.
+        unsafe { std::ptr::write_bytes(ptr.as_ptr(), 0, size) };
+        Some(Self { ptr, len, layout })
+    }
+}
+
+impl Drop for HostStorage {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, and freed once.
+        unsafe { std::alloc::dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+// SAFETY: the span is owned by this value; what is read and written through it is ruled by `Buffer`'s handles.
+unsafe impl Send for HostStorage {}
+// SAFETY: as above.
+unsafe impl Sync for HostStorage {}
+
+// SAFETY: `ptr` points to at least `len` bytes, zeroed at allocation, that live as long as `self` and are its own.
+unsafe impl Storage for HostStorage {
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn location(&self) -> Location {
+        Location::Host
+    }
+    fn host_ptr(&self) -> Option<NonNull<u8>> {
+        Some(self.ptr)
+    }
+}
+
+/// The CPU's stream: work runs at once, on the team.
+#[derive(Debug)]
+pub struct CpuStream {
+    device: Arc<dyn Device>,
+    team: Team,
+}
+
+impl CpuStream {
+    /// The team of threads that kernels run on.
+    pub fn team(&self) -> &Team {
+        &self.team
+    }
+}
+
+/// The host bytes of `buffer[offset..offset + len]`.
+fn host_range(buffer: &Buffer, offset: usize, len: usize) -> Result<NonNull<u8>> {
+    let end = offset.checked_add(len).filter(|&end| end <= buffer.len());
+    if end.is_none() {
+        return Err(Error::OutOfRange { start: offset, end: offset.saturating_add(len), len: buffer.len() });
+    }
+    let location = buffer.span().storage.location();
+    let ptr = buffer.host_ptr().ok_or(Error::NotHostVisible { location, device: buffer.device().id() })?;
+    // SAFETY: `offset` was just checked to lie within the buffer.
+    Ok(unsafe { ptr.add(offset) })
+}
+
+impl Stream for CpuStream {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+    fn upload(&self, src: &[u8], dst: &mut Buffer, offset: usize) -> Result<()> {
+        dst.check_writable()?;
+        let ptr = host_range(dst, offset, src.len())?;
+        // SAFETY: the range was checked; `src` is a live slice, and `copy` allows an overlap.
+        unsafe { std::ptr::copy(src.as_ptr(), ptr.as_ptr(), src.len()) };
+        Ok(())
+    }
+    fn download(&self, src: &Buffer, offset: usize, dst: &mut [u8]) -> Result<()> {
+        let ptr = host_range(src, offset, dst.len())?;
+        // SAFETY: as in `upload`.
+        unsafe { std::ptr::copy(ptr.as_ptr(), dst.as_mut_ptr(), dst.len()) };
+        Ok(())
+    }
+    fn copy(&self, src: &Buffer, src_offset: usize, dst: &mut Buffer, dst_offset: usize, len: usize) -> Result<()> {
+        dst.check_writable()?;
+        let from = host_range(src, src_offset, len)?;
+        let to = host_range(dst, dst_offset, len)?;
+        // SAFETY: both ranges were checked, and `copy` allows an overlap.
+        unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), len) };
+        Ok(())
+    }
+    fn record(&self) -> Result<Arc<dyn Event>> {
+        Ok(Arc::new(Completed))
+    }
+    fn wait(&self, event: &Arc<dyn Event>) -> Result<()> {
+        event.synchronize()
+    }
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+}

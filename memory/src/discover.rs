@@ -1,0 +1,347 @@
+//! What devices this machine has, and opening one by name.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{Bytes, Caches, Cpu, Device, DeviceKind, Error, Result, SimdLevel, level_from_environment, system};
+
+/// A device that was looked for: what was found, or why there is none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Discovered {
+    /// The kind of device.
+    pub kind: DeviceKind,
+    /// Its name for [`open`], such as `cuda:0`; the kind alone where there is none.
+    pub name: String,
+    /// What was found.
+    pub found: Found,
+}
+
+/// What was found of a kind of device.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Found {
+    /// The host's processor.
+    Host(Host),
+    /// An NVIDIA GPU.
+    Gpu(Gpu),
+    /// A Vulkan, Metal or DX12 adapter.
+    Adapter(Adapter),
+    /// None can be used.
+    Nothing {
+        /// Why, in a line.
+        reason: String,
+    },
+}
+
+/// The host's processor and memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Host {
+    /// The maker's name for it.
+    pub name: String,
+    /// The widest vector instructions it has, capped by `SINEW_SIMD`.
+    pub simd: SimdLevel,
+    /// Data caches.
+    pub caches: Caches,
+    /// Logical cores of the machine.
+    pub cores: usize,
+    /// Threads that this process may run at once.
+    pub threads: usize,
+    /// The container's CPU quota in cores.
+    pub cpu_quota: Option<f64>,
+    /// The container's memory limit.
+    pub memory_limit_bytes: Option<usize>,
+    /// Memory in all, the container's limit applied.
+    pub total_bytes: usize,
+    /// Memory that could be allocated now.
+    pub available_bytes: usize,
+}
+
+/// An NVIDIA GPU, as its driver describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpu {
+    /// The maker's name for it.
+    pub name: String,
+    /// Compute capability, major and minor: (9, 0) for Hopper.
+    pub compute_capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Memory in all.
+    pub total_bytes: usize,
+    /// The newest CUDA version that the driver knows, major and minor.
+    pub driver_version: (u32, u32),
+}
+
+/// A Vulkan, Metal or DX12 adapter, as wgpu describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    /// The maker's name for it.
+    pub name: String,
+    /// `vulkan`, `metal` or `dx12`.
+    pub backend: String,
+    /// What it is: `DiscreteGpu`, `IntegratedGpu`, `VirtualGpu`, `Cpu` (software) or `Other`.
+    pub device_type: String,
+    /// The driver and its version.
+    pub driver: String,
+    /// The largest range of a buffer that a kernel sees at once.
+    pub max_binding_bytes: u64,
+    /// The largest buffer.
+    pub max_buffer_bytes: u64,
+    /// Memory that the threads of a workgroup share.
+    pub max_workgroup_bytes: u32,
+    /// Whether shaders have 16-bit floats.
+    pub f16: bool,
+    /// Whether shaders have subgroup operations.
+    pub subgroups: bool,
+    /// Smallest and largest subgroup, in threads.
+    pub subgroup_size: (u32, u32),
+}
+
+impl fmt::Display for Discovered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.name;
+        match &self.found {
+            Found::Host(host) => {
+                write!(f, "{name}: {}, {}, {} cores, {} threads", host.name, host.simd, host.cores, host.threads)?;
+                if let Some(quota) = host.cpu_quota {
+                    write!(f, " (quota {quota:.1})")?;
+                }
+                let Caches { l1d, l2, l3 } = host.caches;
+                write!(f, ", caches {} / {} / {}", Bytes(l1d), Bytes(l2), Bytes(l3))?;
+                write!(f, ", {} of {} available", Bytes(host.available_bytes), Bytes(host.total_bytes))?;
+                match host.memory_limit_bytes {
+                    Some(limit) => write!(f, " (limit {})", Bytes(limit)),
+                    None => Ok(()),
+                }
+            }
+            Found::Gpu(gpu) => {
+                let ((major, minor), (cuda, cuda_minor)) = (gpu.compute_capability, gpu.driver_version);
+                write!(f, "{name}: {}, compute {major}.{minor}, {} SMs", gpu.name, gpu.multiprocessors)?;
+                write!(f, ", {}, driver for CUDA {cuda}.{cuda_minor}", Bytes(gpu.total_bytes))
+            }
+            Found::Adapter(adapter) => {
+                write!(f, "{name}: {}, {} {}", adapter.name, adapter.backend, adapter.device_type)?;
+                write!(f, ", {}, bindings up to {} bytes", adapter.driver, adapter.max_binding_bytes)?;
+                write!(f, "{}", if adapter.f16 { ", f16" } else { "" })?;
+                match adapter.subgroup_size {
+                    (small, large) if adapter.subgroups => write!(f, ", subgroups of {small} to {large}"),
+                    _ => Ok(()),
+                }
+            }
+            Found::Nothing { reason } => write!(f, "{name}: none: {reason}"),
+        }
+    }
+}
+
+/// Looks for devices of every kind: the CPU first, then each GPU, and a reason for each kind that has none.
+///
+/// This asks the CUDA driver and Vulkan, which takes a moment; [`open`] asks only for the kind that it opens. It does
+/// not fail: what goes wrong is a reason.
+///
+/// ```
+/// use sinew_memory::{DeviceKind, discover};
+/// assert_eq!(discover()[0].kind, DeviceKind::CPU);
+/// ```
+pub fn discover() -> Vec<Discovered> {
+    let host = Discovered { kind: DeviceKind::CPU, name: "cpu".into(), found: Found::Host(host()) };
+    let gpus = named(DeviceKind::CUDA, cuda::gpus(), Found::Gpu);
+    let adapters = named(DeviceKind::WGPU, webgpu::adapters(), Found::Adapter);
+    std::iter::once(host).chain(gpus).chain(adapters).collect()
+}
+
+/// Opens a device: `cpu`, `cuda`, `cuda:1`, `wgpu`, `wgpu:1`.
+///
+/// `threads` and `simd` are for the CPU: by default all threads that the process may use, and the level that
+/// [`level_from_environment`] gives. Only the kind that is named is touched: `cpu` loads no GPU driver.
+///
+/// # Errors
+/// [`Error::NoDevice`] where there is no such device or no kernel for it, and why; [`Error::Invalid`] for a number of
+/// threads that cannot be, or an unreadable `SINEW_SIMD`.
+///
+/// ```
+/// let cpu = sinew_memory::open("cpu", Some(1), None)?;
+/// assert_eq!(cpu.hardware().threads, 1);
+/// # Ok::<(), sinew_memory::Error>(())
+/// ```
+pub fn open(name: &str, threads: Option<usize>, simd: Option<SimdLevel>) -> Result<Arc<dyn Device>> {
+    let no_device = |reason: String| Error::NoDevice { name: name.to_owned(), reason };
+    let unknown = || no_device("devices are cpu, cuda, cuda:N, wgpu and wgpu:N".into());
+    let (kind, index) = match name.split_once(':') {
+        None => (name, 0),
+        Some((kind, _)) if !["cpu", "cuda", "wgpu"].contains(&kind) => return Err(unknown()),
+        Some((kind, digits)) => {
+            let index = digits.parse::<usize>().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+            let reason = || no_device(format!("`{digits}` is no device number; write {kind}:0"));
+            (kind, index.ok_or_else(reason)?)
+        }
+    };
+    let available = match kind {
+        "cpu" if index == 0 => {
+            let level = match simd {
+                Some(level) => level,
+                None => level_from_environment()?,
+            };
+            return match threads {
+                None if simd.is_none() => Ok(Cpu::get()),
+                threads => Cpu::with(threads.unwrap_or_else(system::available_threads), level),
+            };
+        }
+        "cpu" => return Err(no_device("there is one CPU device; write cpu".into())),
+        "cuda" => named(DeviceKind::CUDA, cuda::gpus(), Found::Gpu),
+        "wgpu" => named(DeviceKind::WGPU, webgpu::adapters(), Found::Adapter),
+        _ => return Err(unknown()),
+    };
+    Err(no_device(match available.get(index).map(|device| &device.found) {
+        Some(Found::Nothing { reason }) => reason.clone(),
+        Some(Found::Gpu(Gpu { name, .. }) | Found::Adapter(Adapter { name, .. })) => {
+            format!("{name} was found, but this version has no {kind} kernels; use cpu")
+        }
+        Some(Found::Host(_)) | None => match &available[..] {
+            [Discovered { found: Found::Nothing { reason }, .. }] => reason.clone(),
+            found => {
+                let names: Vec<_> = found.iter().map(|device| device.name.as_str()).collect();
+                format!("there are {}", names.join(", "))
+            }
+        },
+    }))
+}
+
+/// Numbers what was found, or says why there is nothing.
+fn named<T>(kind: DeviceKind, found: Result<Vec<T>, String>, describe: fn(T) -> Found) -> Vec<Discovered> {
+    match found {
+        Ok(devices) => devices
+            .into_iter()
+            .enumerate()
+            .map(|(index, device)| Discovered { kind, name: format!("{kind}:{index}"), found: describe(device) })
+            .collect(),
+        Err(reason) => vec![Discovered { kind, name: kind.to_string(), found: Found::Nothing { reason } }],
+    }
+}
+
+fn host() -> Host {
+    let memory = system::memory();
+    Host {
+        name: system::cpu_name(),
+        simd: level_from_environment().unwrap_or_else(|_| SimdLevel::detected()),
+        caches: system::caches(),
+        cores: system::logical_cores(),
+        threads: system::available_threads(),
+        cpu_quota: system::cgroup_cpus(),
+        memory_limit_bytes: system::cgroup_memory().map(|(limit, _)| limit),
+        total_bytes: memory.total,
+        available_bytes: memory.available,
+    }
+}
+
+#[cfg(all(feature = "cuda", not(target_os = "macos")))]
+mod cuda {
+    use cudarc::driver::result::{self, DriverError};
+    use cudarc::driver::sys;
+
+    use super::Gpu;
+
+    /// The GPUs of the CUDA driver, at least one, or why there is none.
+    pub fn gpus() -> Result<Vec<Gpu>, String> {
+        // Asked first, since cudarc panics at the first call into a library that is not there.
+        // SAFETY: this loads the driver's library, whose initialisers are NVIDIA's.
+        if !unsafe { sys::is_culib_present() } {
+            return Err("no CUDA driver is installed (libcuda was not found)".into());
+        }
+        let failed = |call: &'static str| move |error: DriverError| format!("{call}: {}", words(error));
+        result::init().map_err(failed("cuInit"))?;
+        let count = result::device::get_count().map_err(failed("cuDeviceGetCount"))?;
+        let mut version = 0;
+        // SAFETY: `version` is a valid place to write to.
+        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("cuDriverGetVersion"))?;
+        let version = u32::try_from(version).unwrap_or(0);
+        let gpus = (0..count).map(|ordinal| describe(ordinal, (version / 1000, version % 1000 / 10)));
+        let gpus = gpus.collect::<Result<Vec<_>, _>>().map_err(failed("describing a GPU"))?;
+        if gpus.is_empty() { Err("the CUDA driver has no GPU".into()) } else { Ok(gpus) }
+    }
+
+    fn describe(ordinal: i32, driver_version: (u32, u32)) -> Result<Gpu, DriverError> {
+        use sys::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
+        };
+        let device = result::device::get(ordinal)?;
+        let attribute = |attribute| {
+            // SAFETY: `device` comes from the driver.
+            unsafe { result::device::get_attribute(device, attribute) }.map(|value| u32::try_from(value).unwrap_or(0))
+        };
+        Ok(Gpu {
+            name: result::device::get_name(device)?,
+            compute_capability: (attribute(MAJOR)?, attribute(MINOR)?),
+            multiprocessors: attribute(MULTIPROCESSORS)?,
+            // SAFETY: as above.
+            total_bytes: unsafe { result::device::total_mem(device) }?,
+            driver_version,
+        })
+    }
+
+    fn words(error: DriverError) -> String {
+        let text = error.error_string().or_else(|_| error.error_name());
+        text.map_or_else(|_| format!("error {}", error.0 as u32), |text| text.to_string_lossy().into_owned())
+    }
+}
+
+#[cfg(all(feature = "cuda", target_os = "macos"))]
+mod cuda {
+    pub fn gpus() -> Result<Vec<super::Gpu>, String> {
+        Err("there is no CUDA on macOS".into())
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod cuda {
+    pub fn gpus() -> Result<Vec<super::Gpu>, String> {
+        Err("built without the `cuda` feature".into())
+    }
+}
+
+#[cfg(feature = "wgpu")]
+mod webgpu {
+    use super::Adapter;
+
+    /// The adapters that wgpu offers, at least one, or why there is none.
+    pub fn adapters() -> Result<Vec<Adapter>, String> {
+        let backends = wgpu::Instance::enabled_backend_features() & wgpu::Backends::PRIMARY;
+        // Asked first, since wgpu panics where it was built with no backend of this system.
+        if backends.is_empty() {
+            return Err("wgpu has no backend for this system".into());
+        }
+        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
+            backends,
+            flags: wgpu::InstanceFlags::empty(),
+            ..wgpu::InstanceDescriptor::new_without_display_handle()
+        });
+        let adapters: Vec<_> = pollster::block_on(instance.enumerate_adapters(backends)).iter().map(describe).collect();
+        if adapters.is_empty() {
+            return Err("no Vulkan, Metal or DX12 driver offers an adapter".into());
+        }
+        Ok(adapters)
+    }
+
+    fn describe(adapter: &wgpu::Adapter) -> Adapter {
+        let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
+        Adapter {
+            name: info.name,
+            backend: info.backend.to_string(),
+            device_type: format!("{:?}", info.device_type),
+            driver: [info.driver, info.driver_info].join(" ").trim().to_owned(),
+            max_binding_bytes: limits.max_storage_buffer_binding_size,
+            max_buffer_bytes: limits.max_buffer_size,
+            max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
+            f16: features.contains(wgpu::Features::SHADER_F16),
+            subgroups: features.contains(wgpu::Features::SUBGROUP),
+            subgroup_size: (info.subgroup_min_size, info.subgroup_max_size),
+        }
+    }
+}
+
+#[cfg(not(feature = "wgpu"))]
+mod webgpu {
+    pub fn adapters() -> Result<Vec<super::Adapter>, String> {
+        Err("built without the `wgpu` feature".into())
+    }
+}

@@ -1,0 +1,123 @@
+//! What is known of the hardware: instruction set, caches, cores, limits.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use crate::{DeviceKind, Error};
+
+/// How far the CPU's vector instructions reach, each level holding those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SimdLevel {
+    /// Plain Rust, whatever the target's baseline is.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with its bfloat16 dot products.
+    Avx512Bf16,
+}
+
+impl SimdLevel {
+    /// Every level, lowest first.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
+    /// The highest level that this machine has, found once.
+    pub fn detected() -> Self {
+        static LEVEL: OnceLock<SimdLevel> = OnceLock::new();
+        *LEVEL.get_or_init(detect)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> SimdLevel {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    let avx512 = avx2
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    if avx512 && is_x86_feature_detected!("avx512bf16") {
+        SimdLevel::Avx512Bf16
+    } else if avx512 {
+        SimdLevel::Avx512
+    } else if avx2 {
+        SimdLevel::Avx2
+    } else {
+        SimdLevel::Portable
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> SimdLevel {
+    SimdLevel::Portable
+}
+
+impl fmt::Display for SimdLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512bf16",
+        })
+    }
+}
+
+impl FromStr for SimdLevel {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|level| level.to_string() == s).ok_or_else(|| {
+            Error::Invalid(format!("no SIMD level `{s}`; there are portable, avx2, avx512 and avx512bf16"))
+        })
+    }
+}
+
+/// Sizes of the data caches in bytes: per core for L1 and L2, shared for L3. 0 where unknown or absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caches {
+    /// First level.
+    pub l1d: usize,
+    /// Second level.
+    pub l2: usize,
+    /// Third level.
+    pub l3: usize,
+}
+
+/// Rates that bound kernels: starting values for cost models, per thread unless said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Bytes per second that all threads together read from memory.
+    pub read_bytes_per_s: f64,
+    /// f32 multiply-adds times two per second and thread.
+    pub f32_flops_per_s: f64,
+    /// bf16 multiply-adds times two per second and thread, with f32 sums.
+    pub bf16_flops_per_s: f64,
+    /// Seconds to start and join one kernel.
+    pub launch_s: f64,
+}
+
+/// What kernels' predicates and costs may know of a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hardware {
+    /// The kind of device.
+    pub kind: DeviceKind,
+    /// The maker's name for it.
+    pub name: String,
+    /// SIMD level that kernels may use; [`SimdLevel::Portable`] for devices that are not CPUs.
+    pub simd: SimdLevel,
+    /// Threads (CPU) or compute units (GPU) that work at once.
+    pub threads: usize,
+    /// Cache sizes.
+    pub caches: Caches,
+    /// Rates.
+    pub rates: Rates,
+}
+
+impl Hardware {
+    /// The same machine with its SIMD level capped.
+    pub fn capped(&self, level: SimdLevel) -> Self {
+        Self { simd: self.simd.min(level), ..self.clone() }
+    }
+}

@@ -1,0 +1,227 @@
+//! What the operating system says of the machine: memory, cores, caches, container limits.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::MemoryInfo;
+use crate::hardware::Caches;
+
+fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|s| s.trim().to_owned())
+}
+
+/// A number with an optional K, M or G suffix, as in `/sys`.
+fn sized(text: &str) -> Option<usize> {
+    let (digits, unit) = text.split_at(text.trim_end_matches(|c: char| !c.is_ascii_digit()).len());
+    let unit = match unit.trim() {
+        "" => 1,
+        "K" | "kB" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
+}
+
+/// The processor's name.
+pub fn cpu_name() -> String {
+    read("/proc/cpuinfo")
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("model name"))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        })
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// Data cache sizes of the first core.
+pub fn caches() -> Caches {
+    let mut caches = Caches { l1d: 0, l2: 0, l3: 0 };
+    for index in 0..8 {
+        let folder = format!("/sys/devices/system/cpu/cpu0/cache/index{index}");
+        let (Some(level), Some(kind), Some(size)) = (
+            read(&format!("{folder}/level")),
+            read(&format!("{folder}/type")),
+            read(&format!("{folder}/size")).and_then(|s| sized(&s)),
+        ) else {
+            continue;
+        };
+        match (level.as_str(), kind.as_str()) {
+            ("1", "Data") => caches.l1d = size,
+            ("2", _) => caches.l2 = size,
+            ("3", _) => caches.l3 = size,
+            _ => {}
+        }
+    }
+    caches
+}
+
+/// Threads this process may run at once: affinity and CPU quota respected.
+pub fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// Where the control groups of this process are mounted, innermost first: version 2, else version 1's `controller`.
+///
+/// A container usually sees its own group as the root of the mount; outside one the path in `/proc/self/cgroup` leads
+/// there. Limits of every group on the way up apply.
+#[cfg(target_os = "linux")]
+fn cgroups(controller: &str) -> Vec<String> {
+    let mut folders = Vec::new();
+    let text = read("/proc/self/cgroup").unwrap_or_default();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let mount = match controllers {
+            "" => "/sys/fs/cgroup".to_owned(),
+            list if list.split(',').any(|c| c == controller) => format!("/sys/fs/cgroup/{controller}"),
+            _ => continue,
+        };
+        let mut path = path.trim_end_matches('/');
+        loop {
+            folders.push(format!("{mount}{path}"));
+            match path.rfind('/') {
+                Some(cut) => path = &path[..cut],
+                None => break,
+            }
+        }
+    }
+    folders
+}
+
+#[cfg(not(target_os = "linux"))]
+fn cgroups(_controller: &str) -> Vec<String> {
+    Vec::new()
+}
+
+/// Version 1 writes "no limit" as the largest multiple of a page in an `i64`.
+const NO_LIMIT: usize = 1 << 60;
+
+/// The container's memory limit and use in bytes, where there is a limit: the tightest of nested ones.
+///
+/// Pages of files that the kernel can drop at once do not count as used; a mapped checkpoint would otherwise look like
+/// memory that is gone.
+pub fn cgroup_memory() -> Option<(usize, usize)> {
+    let number = |path: String| read(&path)?.parse::<usize>().ok();
+    cgroups("memory")
+        .into_iter()
+        .filter_map(|folder| {
+            let limit = number(format!("{folder}/memory.max"))
+                .or_else(|| number(format!("{folder}/memory.limit_in_bytes")))
+                .filter(|&limit| limit < NO_LIMIT)?;
+            let used = number(format!("{folder}/memory.current"))
+                .or_else(|| number(format!("{folder}/memory.usage_in_bytes")))?;
+            let stat = read(&format!("{folder}/memory.stat")).unwrap_or_default();
+            Some((limit, used.saturating_sub(droppable(&stat))))
+        })
+        .min_by_key(|&(limit, used)| limit.saturating_sub(used))
+}
+
+/// Bytes of file pages in a group's `memory.stat`: version 1 prefixes the sums over child groups with `total_`.
+fn droppable(stat: &str) -> usize {
+    let sum = |prefix: &str| {
+        let values = stat.lines().filter_map(|line| {
+            let (name, value) = line.strip_prefix(prefix)?.split_once(' ')?;
+            matches!(name, "inactive_file" | "active_file").then(|| value.parse::<usize>().ok())?
+        });
+        values.fold(0, usize::saturating_add)
+    };
+    if stat.contains("total_inactive_file") { sum("total_") } else { sum("") }
+}
+
+/// The container's CPU quota in cores, where there is one: the tightest of nested ones.
+pub fn cgroup_cpus() -> Option<f64> {
+    let cores = |quota: &str, period: &str| {
+        let (quota, period) = (quota.parse::<f64>().ok()?, period.parse::<f64>().ok()?);
+        (period > 0.0 && quota > 0.0).then_some(quota / period)
+    };
+    let quotas = cgroups("cpu").into_iter().filter_map(|folder| match read(&format!("{folder}/cpu.max")) {
+        Some(text) => text.split_once(' ').and_then(|(quota, period)| cores(quota, period)),
+        None => cores(&read(&format!("{folder}/cpu.cfs_quota_us"))?, &read(&format!("{folder}/cpu.cfs_period_us"))?),
+    });
+    quotas.min_by(f64::total_cmp)
+}
+
+/// Cores of the machine, whatever this process may use of them.
+pub fn logical_cores() -> usize {
+    let cores = read("/proc/cpuinfo").map_or(0, |text| text.lines().filter(|l| l.starts_with("processor")).count());
+    if cores == 0 { available_threads() } else { cores }
+}
+
+/// Total and available memory, with the container's limit applied.
+pub fn memory() -> MemoryInfo {
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        sized(&line.split_once(':')?.1.trim().replace(' ', ""))
+    };
+    let text = read("/proc/meminfo").unwrap_or_default();
+    // Where nothing can be read nothing is refused: the allocator itself will say no.
+    let mut total = field(&text, "MemTotal").unwrap_or(usize::MAX);
+    let mut available = field(&text, "MemAvailable").unwrap_or(usize::MAX);
+    if let Some((limit, used)) = cgroup_memory() {
+        total = total.min(limit);
+        available = available.min(limit.saturating_sub(used));
+    }
+    MemoryInfo { total, available }
+}
+
+/// The largest resident size this process has had, in bytes; 0 where the system does not say.
+pub fn peak_resident_bytes() -> usize {
+    read("/proc/self/status")
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("VmHWM"))?;
+            sized(&line.split_once(':')?.1.trim().replace(' ', ""))
+        })
+        .unwrap_or(0)
+}
+
+/// Time since some fixed moment, a few milliseconds coarse: for ages, at a fifth of the price of a fine clock.
+pub(crate) fn coarse_time() -> Duration {
+    #[cfg(target_os = "linux")]
+    {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is a valid place to write to; the clock exists since Linux 2.6.32.
+        let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut time) };
+        debug_assert_eq!(status, 0);
+        Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs().min(999_999_999) as u32)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+        START.get_or_init(std::time::Instant::now).elapsed()
+    }
+}
+
+/// Asks for huge pages under a span; a hint, without effect where the system has none.
+pub(crate) fn advise_huge_pages(ptr: *mut u8, len: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the span was just allocated by the caller and is page-aligned; the advice changes no contents.
+    unsafe {
+        libc::madvise(ptr.cast(), len, libc::MADV_HUGEPAGE);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (ptr, len);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_pages_do_not_count_as_used_memory() {
+        let v2 = "anon 100\nfile 70\ninactive_file 40\nactive_file 20\ninactive_anon 7\n";
+        assert_eq!(droppable(v2), 60);
+        let v1 = "inactive_file 1\nactive_file 2\ntotal_inactive_file 30\ntotal_active_file 4\n";
+        assert_eq!(droppable(v1), 34);
+        assert_eq!(droppable(""), 0);
+    }
+
+    #[test]
+    fn sizes_read_as_the_kernel_writes_them() {
+        assert_eq!(sized("48K"), Some(48 << 10));
+        assert_eq!(sized("16384kB"), Some(16384 << 10));
+        assert_eq!(sized("260M"), Some(260 << 20));
+        assert_eq!(sized("12"), Some(12));
+        assert_eq!(sized("12X"), None);
+        assert_eq!(sized("99999999999999999G"), None);
+    }
+}

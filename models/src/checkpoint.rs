@@ -1,0 +1,538 @@
+//! Tensors by name, from safetensors files.
+//!
+//! A checkpoint is opened by reading its headers only. Every range of bytes is checked there, against the file
+//! and against the tensor's shape, so that nothing later can reach outside. The files are not trusted: shards stay
+//! inside the model's folder, and a damaged header is an error.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use serde_json::Value;
+use sinew_memory::MappedFile;
+
+use crate::error::{Error, Result};
+use crate::files::{self, Fields, brief};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// The limit that the `safetensors` crate has, too: a header is JSON, and costs several times its size to parse.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// A header starts after its length, a little-endian u64.
+const LENGTH_BYTES: u64 = 8;
+/// How many similar names an error lists.
+const NEAREST: usize = 3;
+
+/// How the bytes of a checkpoint get into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Load {
+    /// The files are mapped, and tensors borrow from the mapping. Fastest; a file that is truncated meanwhile ends
+    /// the process (see [`MappedFile`]).
+    #[default]
+    Mmap,
+    /// Each tensor is read when it is asked for. A file that is truncated meanwhile is an error.
+    Read,
+}
+
+/// A tensor of a checkpoint: what the header says of it, and its bytes.
+///
+/// The bytes are little-endian, in row-major order, and need not be aligned to the element.
+#[derive(Debug, Clone)]
+pub struct TensorBytes<'a> {
+    /// The name in the checkpoint.
+    pub name: &'a str,
+    /// The type of the elements.
+    pub dtype: Dtype,
+    /// The extents, outermost first; empty for a scalar.
+    pub shape: &'a [usize],
+    /// The elements: borrowed from the mapping or from the embedded file, owned where they were read.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+/// What the header of a checkpoint says of one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// The type of the elements.
+    pub dtype: Dtype,
+    /// The extents, outermost first; empty for a scalar.
+    pub shape: &'a [usize],
+    /// The size in the file.
+    pub num_bytes: usize,
+}
+
+/// The safetensors files of one model.
+///
+/// ```
+/// use sinew_models::Checkpoint;
+///
+/// # let data = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
+/// # let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &data).unwrap();
+/// # let file = safetensors::serialize([("model.norm.weight", view)], None).unwrap();
+/// let checkpoint = Checkpoint::from_bytes(file)?;
+/// let prefix = checkpoint.prefix_of("norm.weight", &["model.", ""])?;
+/// let tensor = checkpoint.tensor(&format!("{prefix}norm.weight"))?;
+/// assert_eq!(tensor.shape, [2]);
+/// assert_eq!(tensor.bytes[..4], 1.0f32.to_le_bytes());
+/// assert_eq!(checkpoint.unused().count(), 0);
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// The folder or file, for messages.
+    origin: String,
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Mapped(MappedFile),
+    File(File),
+    Bytes(Cow<'static, [u8]>),
+}
+
+#[derive(Debug)]
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// Within the file, the header included.
+    range: Range<usize>,
+    used: AtomicBool,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `folder`: `model.safetensors`, or else the shards that
+    /// `model.safetensors.index.json` names. The path of a single `.safetensors` file will do as well.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] for a file that cannot be read, [`Error::Header`] for one that is truncated or damaged, and
+    /// [`Error::Checkpoint`] for a folder without either file, a shard outside the folder, a tensor in two shards,
+    /// or one that its shard lacks.
+    pub fn open(folder: impl AsRef<Path>, load: Load) -> Result<Self> {
+        let folder = folder.as_ref();
+        let kind = fs::metadata(folder).map_err(|e| Error::io("open", folder, e))?;
+        if kind.is_file() {
+            let mut checkpoint = Self::empty(folder.display().to_string());
+            checkpoint.add_shard(folder.to_owned(), load)?;
+            return Ok(checkpoint);
+        }
+        let mut checkpoint = Self::empty(folder.display().to_string());
+        let single = folder.join(SINGLE);
+        let index = folder.join(INDEX);
+        if single.exists() {
+            checkpoint.add_shard(real_path_inside(folder, &single)?, load)?;
+        } else if let Some(text) = files::read_optional(&index)? {
+            checkpoint.add_index(folder, &index, &text, load)?;
+        } else {
+            return Err(nothing_to_load(folder));
+        }
+        Ok(checkpoint)
+    }
+
+    /// Opens a safetensors file that is in memory already, as `include_bytes!` puts it there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Header`] for a file that is truncated or damaged.
+    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
+        let mut checkpoint = Self::empty("the embedded checkpoint".to_owned());
+        let path = PathBuf::from(&checkpoint.origin);
+        checkpoint.add_source(path, Source::Bytes(bytes.into()))?;
+        Ok(checkpoint)
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The folder or file, as messages call it.
+    pub fn name(&self) -> &str {
+        &self.origin
+    }
+
+    /// Whether there is a tensor called `name`.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The sum of all tensors' sizes.
+    pub fn num_bytes(&self) -> u64 {
+        self.tensors.values().map(|entry| entry.range.len() as u64).sum()
+    }
+
+    /// The tensor called `name`, which counts as used from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingTensor`], with the nearest names; with [`Load::Read`], [`Error::Io`] for a file that can no
+    /// longer be read.
+    pub fn tensor(&self, name: &str) -> Result<TensorBytes<'_>> {
+        let (name, entry) = self.entry(name)?;
+        self.read(name, entry, entry.range.clone())
+    }
+
+    /// As [`tensor`](Self::tensor), but only the bytes in `range`, counted from the tensor's first.
+    ///
+    /// With [`Load::Read`] this bounds the memory that repacking a large tensor takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`tensor`](Self::tensor), and [`Error::Checkpoint`] for a range outside the tensor.
+    pub fn tensor_slice(&self, name: &str, range: Range<usize>) -> Result<TensorBytes<'_>> {
+        let (name, entry) = self.entry(name)?;
+        if range.start > range.end || range.end > entry.range.len() {
+            return Err(Error::Checkpoint {
+                file: self.origin.clone(),
+                problem: format!("bytes {}..{} of `{name}`, which has {}", range.start, range.end, entry.range.len()),
+            });
+        }
+        let start = entry.range.start;
+        self.read(name, entry, start + range.start..start + range.end)
+    }
+
+    /// The dtype, shape and size of the tensor called `name`. This does not count as a use.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingTensor`], with the nearest names.
+    pub fn info(&self, name: &str) -> Result<TensorInfo<'_>> {
+        let (_, entry) = self.entry(name)?;
+        Ok(TensorInfo { dtype: entry.dtype, shape: &entry.shape, num_bytes: entry.range.len() })
+    }
+
+    /// The first of `prefixes` for which `prefix + name` is a tensor: the same weights are called
+    /// `model.norm.weight` or `norm.weight` depending on the class that saved them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingTensor`] when no prefix leads to a tensor.
+    pub fn prefix_of<'p>(&self, name: &str, prefixes: &[&'p str]) -> Result<&'p str> {
+        let found = prefixes.iter().find(|prefix| self.contains(&format!("{prefix}{name}")));
+        match found {
+            Some(prefix) => Ok(prefix),
+            None => Err(self.missing(&format!("{}{name}", prefixes.first().unwrap_or(&"")))),
+        }
+    }
+
+    /// Lets go of the pages behind the tensor called `name`, once it has been repacked. It can still be read again.
+    pub fn release(&self, name: &str) {
+        if let Some(entry) = self.tensors.get(name) {
+            self.release_slice(name, 0..entry.range.len());
+        }
+    }
+
+    /// As [`release`](Self::release), for the bytes in `range`, counted from the tensor's first.
+    pub fn release_slice(&self, name: &str, range: Range<usize>) {
+        if let Some((map, range)) = self.mapped(name, range) {
+            map.release(range);
+        }
+    }
+
+    /// Asks for the tensor called `name` to be read from the disk in the background.
+    pub fn prefetch(&self, name: &str) {
+        if let Some((map, range)) = self.mapped(name, 0..usize::MAX) {
+            map.prefetch(range);
+        }
+    }
+
+    /// The tensors that nobody has asked for, sorted: weights that the model would silently do without.
+    pub fn unused(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().filter(|(_, entry)| !entry.used.load(Ordering::Relaxed)).map(|(name, _)| name.as_str())
+    }
+
+    fn empty(origin: String) -> Self {
+        Self { origin, shards: Vec::new(), tensors: BTreeMap::new() }
+    }
+
+    fn add_index(&mut self, folder: &Path, index: &Path, text: &str, load: Load) -> Result<()> {
+        let file = index.display().to_string();
+        let value: Value = files::parse(text, &file)?;
+        let fields = Fields::of(&value, &file, "")?;
+        let weight_map = fields.required("weight_map", fields.section("weight_map")?)?;
+        let problem = |problem: String| Error::Checkpoint { file: file.clone(), problem };
+        let mut expected = Vec::new();
+        for tensor in weight_map.keys() {
+            match weight_map.get(tensor) {
+                Some(Value::String(shard)) => expected.push((tensor, shard.as_str())),
+                other => {
+                    return Err(problem(format!(
+                        "the shard of `{}` must be a file name, found {}",
+                        tensor.escape_debug(),
+                        other.map_or("null".to_owned(), brief),
+                    )));
+                }
+            }
+        }
+        let mut shards = BTreeMap::new();
+        for name in expected.iter().map(|&(_, shard)| shard).collect::<BTreeSet<_>>() {
+            let path = files::join_inside(folder, name, &file)?;
+            self.add_shard(real_path_inside(folder, &path)?, load)?;
+            shards.insert(name, self.shards.len() - 1);
+        }
+        for (tensor, shard) in expected {
+            let found = self.tensors.get(tensor).map(|entry| entry.shard);
+            if found.is_none() || found != shards.get(shard).copied() {
+                return Err(problem(format!(
+                    "says that `{}` is in {}, which has no such tensor",
+                    tensor.escape_debug(),
+                    shard.escape_debug()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn add_shard(&mut self, path: PathBuf, load: Load) -> Result<()> {
+        let kind = fs::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
+        if !kind.is_file() {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
+            return Err(Error::io("read", &path, source));
+        }
+        let source = match load {
+            Load::Mmap => {
+                let map = MappedFile::open(&path)?;
+                map.advise_sequential();
+                Source::Mapped(map)
+            }
+            Load::Read => Source::File(File::open(&path).map_err(|e| Error::io("open", &path, e))?),
+        };
+        self.add_source(path, source)
+    }
+
+    fn add_source(&mut self, path: PathBuf, source: Source) -> Result<()> {
+        let shard = Shard { path, source };
+        let (header_end, metadata) = shard.header()?;
+        let index = self.shards.len();
+        for (name, info) in metadata.tensors() {
+            let (start, end) = info.data_offsets;
+            // The header has been checked: start <= end <= the file's size - header_end.
+            let entry = Entry {
+                shard: index,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                range: header_end + start..header_end + end,
+                used: AtomicBool::new(false),
+            };
+            if let Some(other) = self.tensors.insert(name.clone(), entry) {
+                return Err(Error::Checkpoint {
+                    file: shard.path.display().to_string(),
+                    problem: format!(
+                        "has the tensor `{}`, which {} has, too",
+                        name.escape_debug(),
+                        self.shards[other.shard].path.display()
+                    ),
+                });
+            }
+        }
+        self.shards.push(shard);
+        Ok(())
+    }
+
+    fn entry(&self, name: &str) -> Result<(&str, &Entry)> {
+        self.tensors.get_key_value(name).map(|(name, entry)| (name.as_str(), entry)).ok_or_else(|| self.missing(name))
+    }
+
+    fn read<'a>(&'a self, name: &'a str, entry: &'a Entry, range: Range<usize>) -> Result<TensorBytes<'a>> {
+        let bytes = self.shards[entry.shard].bytes(range)?;
+        entry.used.store(true, Ordering::Relaxed);
+        Ok(TensorBytes { name, dtype: entry.dtype, shape: &entry.shape, bytes })
+    }
+
+    fn mapped(&self, name: &str, range: Range<usize>) -> Option<(&MappedFile, Range<usize>)> {
+        let entry = self.tensors.get(name)?;
+        let Source::Mapped(map) = &self.shards[entry.shard].source else {
+            return None;
+        };
+        let start = entry.range.start;
+        let end = start.saturating_add(range.end).min(entry.range.end);
+        Some((map, start.saturating_add(range.start).min(end)..end))
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        let mut by_distance: Vec<(usize, &String)> =
+            self.tensors.keys().map(|other| (edit_distance(name, other), other)).collect();
+        by_distance.sort();
+        Error::MissingTensor {
+            name: name.to_owned(),
+            file: self.origin.clone(),
+            nearest: by_distance.into_iter().take(NEAREST).map(|(_, other)| other.clone()).collect(),
+        }
+    }
+}
+
+impl Shard {
+    /// The checked header, and where it ends in the file.
+    fn header(&self) -> Result<(usize, Metadata)> {
+        let damaged = |source: Box<dyn std::error::Error + Send + Sync>| Error::Header {
+            file: self.path.display().to_string(),
+            source,
+        };
+        let len = self.len()?;
+        if len < LENGTH_BYTES {
+            return Err(damaged(format!("the file has {len} bytes, and a header at least {LENGTH_BYTES}").into()));
+        }
+        let mut length = [0; LENGTH_BYTES as usize];
+        length.copy_from_slice(&self.bytes(0..LENGTH_BYTES as usize)?);
+        let header_len = u64::from_le_bytes(length);
+        if header_len > MAX_HEADER_BYTES {
+            return Err(damaged(format!("a header of {header_len} bytes; at most {MAX_HEADER_BYTES} are read").into()));
+        }
+        let header_end = LENGTH_BYTES + header_len;
+        if header_end > len {
+            return Err(damaged(
+                format!("the header ends at byte {header_end} of {len}: the file is truncated").into(),
+            ));
+        }
+        // Both fit: the header is below 100 MB.
+        let header = self.bytes(LENGTH_BYTES as usize..header_end as usize)?;
+        // This checks that the tensors lie one after the other without gap or overlap, and that each size is that
+        // of its shape and dtype, in arithmetic that cannot overflow.
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| damaged(e.into()))?;
+        let data = metadata.data_len() as u64;
+        if header_end.checked_add(data) != Some(len) {
+            let size = match header_end.checked_add(data) {
+                Some(end) if end > len => "the file is truncated",
+                Some(_) => "the file has bytes that belong to no tensor",
+                None => "the sizes overflow",
+            };
+            return Err(damaged(format!("{data} bytes of tensors after byte {header_end} of {len}: {size}").into()));
+        }
+        Ok((header_end as usize, metadata))
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(match &self.source {
+            Source::Mapped(map) => map.len() as u64,
+            Source::Bytes(bytes) => bytes.len() as u64,
+            Source::File(file) => {
+                let kind = file.metadata();
+                kind.map_err(|e| Error::io("read", &self.path, e))?.len()
+            }
+        })
+    }
+
+    fn bytes(&self, range: Range<usize>) -> Result<Cow<'_, [u8]>> {
+        let borrowed: &[u8] = match &self.source {
+            Source::Mapped(map) => map.bytes(),
+            Source::Bytes(bytes) => bytes,
+            Source::File(file) => {
+                // Reserved with a check: a sparse file can claim more than there is memory.
+                let mut bytes = Vec::new();
+                bytes
+                    .try_reserve_exact(range.len())
+                    .map_err(|e| Error::io("read", &self.path, io::Error::new(io::ErrorKind::OutOfMemory, e)))?;
+                bytes.resize(range.len(), 0);
+                read_at(file, &mut bytes, range.start as u64).map_err(|e| Error::io("read", &self.path, e))?;
+                return Ok(Cow::Owned(bytes));
+            }
+        };
+        match borrowed.get(range.clone()) {
+            Some(bytes) => Ok(Cow::Borrowed(bytes)),
+            None => Err(Error::Checkpoint {
+                file: self.path.display().to_string(),
+                problem: format!("no bytes {}..{}", range.start, range.end),
+            }),
+        }
+    }
+}
+
+/// Reads at a position that is not shared, so that several threads can read one file.
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                bytes = &mut bytes[n..];
+                offset += n as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// `path` with its links followed, provided that it still lies in `folder`.
+///
+/// The hub's cache keeps a model as `models--…/snapshots/<revision>`, whose files are links to
+/// `models--…/blobs`: those are the one place outside that links may lead to.
+fn real_path_inside(folder: &Path, path: &Path) -> Result<PathBuf> {
+    let real = |path: &Path| fs::canonicalize(path).map_err(|e| Error::io("open", path, e));
+    let (folder, target) = (real(folder)?, real(path)?);
+    let blobs = folder
+        .parent()
+        .filter(|parent| parent.file_name().is_some_and(|name| name == "snapshots"))
+        .and_then(Path::parent)
+        .map(|model| model.join("blobs"));
+    if target.starts_with(&folder) || blobs.is_some_and(|blobs| target.starts_with(blobs)) {
+        return Ok(target);
+    }
+    Err(Error::Checkpoint {
+        file: path.display().to_string(),
+        problem: format!("is a link to {}, which is outside the model's folder; copy it in", target.display()),
+    })
+}
+
+fn nothing_to_load(folder: &Path) -> Error {
+    let others: Vec<String> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| [".bin", ".pt", ".pth", ".gguf", ".safetensors"].iter().any(|ending| name.ends_with(ending)))
+        .take(NEAREST)
+        .collect();
+    Error::Checkpoint {
+        file: folder.display().to_string(),
+        problem: match others.is_empty() {
+            true => format!("has neither {SINGLE} nor {INDEX}"),
+            false => format!(
+                "has neither {SINGLE} nor {INDEX}, only {}; safetensors files under those names are read",
+                others.join(", ")
+            ),
+        },
+    }
+}
+
+/// Levenshtein's distance in bytes, which serves for the ASCII names of tensors.
+fn edit_distance(a: &str, b: &str) -> usize {
+    /// Longer names are compared by their ends, where the layer's parts are: the cost stays bounded.
+    const MAX_COMPARED: usize = 256;
+    let tail = |s: &'_ str| s.as_bytes()[s.len().saturating_sub(MAX_COMPARED)..].to_vec();
+    let (a, b) = (tail(a), tail(b));
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests;

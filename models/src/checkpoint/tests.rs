@@ -1,0 +1,276 @@
+use super::*;
+use proptest::prelude::*;
+use safetensors::tensor::TensorView;
+use serde_json::json;
+use tempfile::TempDir;
+
+/// A safetensors file with the named tensors, each `[2, 3]` in bf16 and filled with its position in the list.
+fn file_of(names: &[&str]) -> Vec<u8> {
+    let data: Vec<Vec<u8>> = (0..names.len()).map(|i| vec![i as u8; 12]).collect();
+    let views = names.iter().zip(&data).map(|(name, data)| {
+        let view = TensorView::new(Dtype::BF16, vec![2, 3], data).expect("the size fits");
+        (*name, view)
+    });
+    safetensors::serialize(views, None).expect("serialized")
+}
+
+/// A file whose header and data are given.
+fn raw(header: &str, data: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend(vec![0; data]);
+    bytes
+}
+
+fn folder_of(files: &[(&str, &[u8])]) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, bytes) in files {
+        fs::write(folder.path().join(name), bytes).expect("written");
+    }
+    folder
+}
+
+fn sharded(weight_map: Value) -> TempDir {
+    let index = json!({ "metadata": {"total_size": 1}, "weight_map": weight_map }).to_string();
+    folder_of(&[
+        ("a.safetensors", &file_of(&["x", "y"])),
+        ("b.safetensors", &file_of(&["z"])),
+        (INDEX, index.as_bytes()),
+    ])
+}
+
+fn refusal(folder: &TempDir) -> String {
+    let [mapped, read] =
+        [Load::Mmap, Load::Read].map(|load| Checkpoint::open(folder.path(), load).expect_err("refused").one_line());
+    assert_eq!(mapped, read, "both ways of loading refuse alike");
+    mapped
+}
+
+#[test]
+fn mapped_read_and_embedded_tensors_are_the_same() {
+    let file = file_of(&["model.x", "model.y"]);
+    let folder = folder_of(&[(SINGLE, &file)]);
+    let all = [
+        Checkpoint::open(folder.path(), Load::Mmap).expect("opened"),
+        Checkpoint::open(folder.path(), Load::Read).expect("opened"),
+        Checkpoint::open(folder.path().join(SINGLE), Load::Read).expect("opened"),
+        Checkpoint::from_bytes(file).expect("opened"),
+    ];
+    for checkpoint in all {
+        assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["model.x", "model.y"]);
+        assert_eq!(checkpoint.num_bytes(), 24);
+        assert_eq!(checkpoint.prefix_of("y", &["", "model."]).expect("found"), "model.");
+        let tensor = checkpoint.tensor("model.y").expect("present");
+        assert_eq!((tensor.name, tensor.dtype, tensor.shape), ("model.y", Dtype::BF16, &[2, 3][..]));
+        assert_eq!(tensor.bytes[..], [1; 12]);
+        assert_eq!(checkpoint.unused().collect::<Vec<_>>(), ["model.x"]);
+        assert_eq!(checkpoint.tensor_slice("model.x", 3..7).expect("inside").bytes[..], [0; 4]);
+        assert_eq!(checkpoint.unused().count(), 0);
+        #[allow(clippy::reversed_empty_ranges)]
+        for outside in [0..13, 13..13, 5..4, usize::MAX..usize::MAX] {
+            assert!(checkpoint.tensor_slice("model.x", outside.clone()).is_err());
+            checkpoint.release_slice("model.x", outside);
+        }
+        checkpoint.prefetch("model.y");
+        checkpoint.release("model.y");
+        checkpoint.release("nothing");
+        assert_eq!(checkpoint.tensor("model.y").expect("present").bytes[..], [1; 12]);
+    }
+}
+
+#[test]
+fn scalars_empty_and_misaligned_tensors_are_readable() {
+    let header = r#"{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
+        "e":{"dtype":"F32","shape":[0,7],"data_offsets":[1,1]},"s":{"dtype":"F32","shape":[],"data_offsets":[1,5]}}"#;
+    let checkpoint = Checkpoint::from_bytes(raw(header, 5)).expect("valid");
+    assert_eq!(checkpoint.tensor("s").expect("present").bytes.len(), 4);
+    assert_eq!(checkpoint.tensor("e").expect("present").shape, [0, 7]);
+    assert_eq!(checkpoint.info("b").expect("present").num_bytes, 1);
+    assert!(Checkpoint::from_bytes(raw("{}", 0)).expect("valid").names().next().is_none());
+}
+
+#[test]
+fn a_missing_tensor_lists_the_nearest_names() {
+    let checkpoint = Checkpoint::from_bytes(file_of(&["model.norm.weight", "model.norm.bias", "lm_head.weight", "q"]))
+        .expect("valid");
+    let line = checkpoint.tensor("norm.weight").expect_err("missing").one_line();
+    assert!(line.contains("`norm.weight`") && line.contains("nearest: model.norm.weight"), "{line}");
+    assert!(checkpoint.prefix_of("norms.weight", &["bert."]).is_err());
+    assert!(checkpoint.info("x").is_err());
+    assert_eq!(edit_distance("kitten", "sitting"), 3);
+    assert_eq!(edit_distance("", "ab"), 2);
+}
+
+#[test]
+fn shards_are_found_through_the_index() {
+    let folder = sharded(json!({"x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"}));
+    for load in [Load::Mmap, Load::Read] {
+        let checkpoint = Checkpoint::open(folder.path(), load).expect("opened");
+        assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["x", "y", "z"]);
+        assert_eq!(checkpoint.tensor("y").expect("present").bytes[..], [1; 12]);
+    }
+}
+
+#[test]
+fn an_index_that_leaves_the_folder_or_contradicts_its_shards_is_refused() {
+    for (weight_map, expected) in [
+        (json!({"x": "../a.safetensors"}), "outside"),
+        (json!({"x": "/etc/passwd"}), "outside"),
+        (json!({"x": "sub/../../a.safetensors"}), "outside"),
+        (json!({"x": ""}), "outside"),
+        (json!({"x": "b.safetensors"}), "no such tensor"),
+        (json!({"w": "a.safetensors"}), "no such tensor"),
+        (json!({"x": "c.safetensors"}), "c.safetensors"),
+        (json!({"x": "."}), ""),
+        (json!({"x": 5}), "file name"),
+        (json!(["x"]), "weight_map"),
+    ] {
+        let line = refusal(&sharded(weight_map));
+        assert!(line.contains(expected), "{line}");
+    }
+    let line = refusal(&folder_of(&[(INDEX, b"{}")]));
+    assert!(line.contains("`weight_map` is missing"), "{line}");
+    let same = json!({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}).to_string();
+    let line = refusal(&folder_of(&[
+        ("a.safetensors", &file_of(&["x"])),
+        ("b.safetensors", &file_of(&["x", "y"])),
+        (INDEX, same.as_bytes()),
+    ]));
+    assert!(line.contains("`x`") && line.contains("a.safetensors has, too"), "{line}");
+}
+
+#[test]
+fn a_folder_without_a_checkpoint_says_what_it_has_instead() {
+    let line = refusal(&folder_of(&[("pytorch_model.bin", b"x")]));
+    assert!(line.contains("pytorch_model.bin") && line.contains(SINGLE), "{line}");
+    let line = refusal(&folder_of(&[]));
+    assert!(line.contains(INDEX), "{line}");
+    assert!(Checkpoint::open("/nowhere/at/all", Load::Mmap).is_err());
+}
+
+#[cfg(unix)]
+#[test]
+fn links_may_lead_to_the_blobs_of_a_hub_cache_and_nowhere_else() {
+    use std::os::unix::fs::symlink;
+    let outside = folder_of(&[("secret", &file_of(&["x"]))]);
+    let folder = tempfile::tempdir().expect("a folder");
+    symlink(outside.path().join("secret"), folder.path().join(SINGLE)).expect("linked");
+    let line = refusal(&folder);
+    assert!(line.contains("outside the model's folder"), "{line}");
+
+    let model = tempfile::tempdir().expect("a folder");
+    let snapshot = model.path().join("snapshots/abc");
+    fs::create_dir_all(&snapshot).expect("created");
+    fs::create_dir(model.path().join("blobs")).expect("created");
+    fs::write(model.path().join("blobs/123"), file_of(&["x"])).expect("written");
+    symlink("../../blobs/123", snapshot.join(SINGLE)).expect("linked");
+    assert!(Checkpoint::open(&snapshot, Load::Read).is_ok());
+
+    let dangling = tempfile::tempdir().expect("a folder");
+    let index = json!({"weight_map": {"x": "a.safetensors"}}).to_string();
+    fs::write(dangling.path().join(INDEX), index).expect("written");
+    symlink("/dev/zero", dangling.path().join("a.safetensors")).expect("linked");
+    assert!(refusal(&dangling).contains("outside"));
+}
+
+#[test]
+fn hostile_headers_are_errors() {
+    let tensor = |dtype: &str, shape: &str, offsets: &str| {
+        format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
+    };
+    for (header, data) in [
+        (tensor("F32", "[2]", "[0,8]"), 7),
+        (tensor("F32", "[2]", "[0,8]"), 9),
+        (tensor("F32", "[3]", "[0,8]"), 8),
+        (tensor("F32", "[2]", "[8,0]"), 8),
+        (tensor("F32", "[2]", "[1,9]"), 9),
+        (tensor("F32", "[4294967296,4294967296]", "[0,0]"), 0),
+        (tensor("F32", "[18446744073709551615]", "[0,8]"), 8),
+        (tensor("F32", "[0]", "[0,18446744073709551615]"), 8),
+        (tensor("F32", "[-1]", "[0,8]"), 8),
+        (tensor("F4", "[3]", "[0,1]"), 1),
+        (tensor("Q4", "[2]", "[0,8]"), 8),
+        (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#.into(), 6),
+        (r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}}"#.into(), 6),
+        (r#"{"a":5}"#.into(), 0),
+        ("[]".into(), 0),
+        ("".into(), 0),
+        ("\u{0}".into(), 0),
+        ("[".repeat(100_000), 0),
+        (format!("{{\"a\":{}", "[".repeat(100_000)), 0),
+    ] {
+        let bytes = raw(&header, data);
+        let start: String = header.chars().take(80).collect();
+        assert!(Checkpoint::from_bytes(bytes.clone()).is_err(), "{start}");
+        let line = refusal(&folder_of(&[(SINGLE, &bytes)]));
+        assert!(line.contains(SINGLE), "{line}");
+    }
+    for length in [u64::MAX, u64::MAX - 7, MAX_HEADER_BYTES + 1, MAX_HEADER_BYTES, 3] {
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend(b"{}");
+        assert!(Checkpoint::from_bytes(bytes).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn every_truncation_is_an_error() {
+    let file = file_of(&["model.x", "y"]);
+    for len in 0..file.len() {
+        assert!(Checkpoint::from_bytes(file[..len].to_vec()).is_err(), "{len}");
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_read_is_an_error() {
+    let folder = folder_of(&[(SINGLE, &file_of(&["x"]))]);
+    let checkpoint = Checkpoint::open(folder.path(), Load::Read).expect("opened");
+    let file = File::options().write(true).open(folder.path().join(SINGLE)).expect("opened");
+    file.set_len(20).expect("truncated");
+    let line = checkpoint.tensor("x").expect_err("gone").one_line();
+    assert!(line.contains(SINGLE), "{line}");
+}
+
+/// Opens whatever the bytes are, and reads all that can be read.
+fn read_all(bytes: Vec<u8>) {
+    let len = bytes.len();
+    if let Ok(checkpoint) = Checkpoint::from_bytes(bytes) {
+        for name in checkpoint.names() {
+            let tensor = checkpoint.tensor(name).expect("the header was checked");
+            assert!(tensor.bytes.len() <= len);
+        }
+    }
+}
+
+#[test]
+fn no_single_byte_can_cause_a_panic() {
+    let file = file_of(&["x", "y"]);
+    for at in 0..file.len() - 24 {
+        for byte in 0..=255 {
+            let mut changed = file.clone();
+            changed[at] = byte;
+            read_all(changed);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_can_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        read_all(bytes);
+    }
+
+    #[test]
+    fn no_header_can_cause_a_panic(
+        start in any::<u64>(), end in any::<u64>(), shape in prop::collection::vec(any::<u64>(), 0..4), data in 0usize..64,
+    ) {
+        let header = json!({"a": {"dtype": "F16", "shape": shape, "data_offsets": [start, end]}}).to_string();
+        read_all(raw(&header, data));
+    }
+
+    #[test]
+    fn the_edit_distance_is_a_metric(a in "[ab.]{0,8}", b in "[ab.]{0,8}", c in "[ab.]{0,8}") {
+        prop_assert_eq!(edit_distance(&a, &b), edit_distance(&b, &a));
+        prop_assert_eq!(edit_distance(&a, &b) == 0, a == b);
+        prop_assert!(edit_distance(&a, &c) <= edit_distance(&a, &b) + edit_distance(&b, &c));
+    }
+}

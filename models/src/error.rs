@@ -1,0 +1,160 @@
+//! What can go wrong between a folder on disk and the next token.
+
+use std::error::Error as StdError;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// An error of this crate.
+///
+/// Each prints as one line that names the file, tensor or field. The cause is in
+/// [`source`](StdError::source) and not repeated in the text; [`Error::one_line`] joins them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused to do something with a file.
+    #[error("cannot {what} {}", path.display())]
+    Io {
+        /// What was tried, as it reads after "cannot".
+        what: String,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// Memory or a mapped file.
+    #[error(transparent)]
+    Memory(#[from] sinew_memory::Error),
+
+    /// A file that should be JSON is not.
+    #[error("{file} is not valid JSON")]
+    Json {
+        /// The file's name or path.
+        file: String,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+
+    /// A field is missing, has the wrong type, or a value that no model can have.
+    #[error("{file}: {problem}")]
+    Config {
+        /// The file's name or path.
+        file: String,
+        /// Which field, what it holds, and what was expected.
+        problem: String,
+    },
+
+    /// The model is well formed, and asks for something that is not implemented.
+    #[error("{what} is not supported; supported: {supported}")]
+    Unsupported {
+        /// What was asked for, with the field that asked.
+        what: String,
+        /// What would work.
+        supported: String,
+    },
+
+    /// The header of a safetensors file is damaged.
+    #[error("{file} has no valid safetensors header")]
+    Header {
+        /// The file's name or path.
+        file: String,
+        /// Why.
+        source: Box<dyn StdError + Send + Sync>,
+    },
+
+    /// The files of a checkpoint are incomplete, or contradict each other.
+    #[error("{file}: {problem}")]
+    Checkpoint {
+        /// The file's name or path.
+        file: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// The checkpoint has no tensor of this name.
+    #[error("no tensor `{name}` in {file}{}", nearest_names(nearest))]
+    MissingTensor {
+        /// The name that was asked for.
+        name: String,
+        /// The checkpoint.
+        file: String,
+        /// The most similar names that it does have, best first.
+        nearest: Vec<String>,
+    },
+
+    /// The tokenizer cannot be read, or refused its input.
+    #[error("{what}")]
+    Tokenizer {
+        /// What was tried.
+        what: String,
+        /// What the `tokenizers` crate said.
+        source: Box<dyn StdError + Send + Sync>,
+    },
+
+    /// The text does not fit.
+    #[error("{0}")]
+    Text(String),
+
+    /// A sampling parameter is out of range.
+    #[error("sampling parameter {field} is {found}, expected {expected}")]
+    Sampling {
+        /// The field of `SamplingParams`.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// The values that are allowed.
+        expected: &'static str,
+    },
+
+    /// An operator, or the lack of a kernel for one.
+    #[error(transparent)]
+    Ops(#[from] sinew_ops::Error),
+
+    /// Tokens or options that the model cannot take.
+    #[error("{0}")]
+    Input(String),
+
+    /// No token can be chosen from these logits.
+    #[error("cannot sample from the logits: {0}")]
+    Logits(String),
+}
+
+impl Error {
+    /// The error and its causes in one line, outermost first, with `: ` between them.
+    ///
+    /// ```
+    /// let error = sinew_models::ModelConfig::from_json("{").unwrap_err();
+    /// assert!(error.one_line().starts_with("config.json is not valid JSON: EOF while parsing"));
+    /// ```
+    pub fn one_line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            line.push_str(": ");
+            line.push_str(&error.to_string());
+            cause = error.source();
+        }
+        // Causes come from other crates, and a line break in one would break the promise.
+        line.replace(['\n', '\r'], " ")
+    }
+
+    pub(crate) fn io(what: &str, path: &Path, source: io::Error) -> Self {
+        Error::Io { what: what.to_owned(), path: path.to_owned(), source }
+    }
+}
+
+impl From<sinew_tensor::Error> for Error {
+    fn from(error: sinew_tensor::Error) -> Self {
+        Self::Ops(error.into())
+    }
+}
+
+fn nearest_names(nearest: &[String]) -> String {
+    if nearest.is_empty() {
+        return String::new();
+    }
+    format!("; nearest: {}", nearest.join(", "))
+}
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,212 @@
+//! Small text files beside a checkpoint, read with a limit.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+
+/// No `config.json` or index comes near this. It keeps a file that was swapped for a huge one out of memory.
+const MAX_JSON_BYTES: u64 = 64 << 20;
+
+/// The text of `path`.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    let kind = fs::metadata(path).map_err(|e| Error::io("read", path, e))?;
+    if !kind.is_file() {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
+        return Err(Error::io("read", path, source));
+    }
+    let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
+    let mut text = String::new();
+    // One byte more than allowed tells a file at the limit from one beyond it.
+    file.take(MAX_JSON_BYTES + 1).read_to_string(&mut text).map_err(|e| Error::io("read", path, e))?;
+    if text.len() as u64 > MAX_JSON_BYTES {
+        return Err(Error::Config {
+            file: path.display().to_string(),
+            problem: format!("larger than {} MiB", MAX_JSON_BYTES >> 20),
+        });
+    }
+    Ok(text)
+}
+
+/// The text of `path`, or `None` when there is no such file.
+pub(crate) fn read_optional(path: &Path) -> Result<Option<String>> {
+    match read_text(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// `folder/name` for a name that came out of a file: relative, and without `..`.
+pub(crate) fn join_inside(folder: &Path, name: &str, named_by: &str) -> Result<PathBuf> {
+    let relative = Path::new(name);
+    let plain = relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    // A backslash separates folders on Windows only; a checkpoint that needs one to be opened is refused
+    // everywhere, so that what loads on one system is no different on another.
+    if !plain || name.is_empty() || name.contains(['\\', '\0']) {
+        return Err(Error::Checkpoint {
+            file: named_by.to_owned(),
+            problem: format!("names `{}`, which is outside the model's folder", name.escape_debug()),
+        });
+    }
+    Ok(folder.join(relative))
+}
+
+/// A JSON object whose fields are read with their type checked.
+///
+/// A field that is `null` counts as missing, as in Python configs.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    /// The file, and the path to this object in it, for messages.
+    file: &'a str,
+    section: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn of(value: &'a Value, file: &'a str, section: &'a str) -> Result<Self> {
+        match value {
+            Value::Object(map) => Ok(Self { map, file, section }),
+            other => Err(Error::Config {
+                file: file.to_owned(),
+                problem: match section {
+                    "" => format!("expected an object, found {}", brief(other)),
+                    _ => format!("`{section}` must be an object, found {}", brief(other)),
+                },
+            }),
+        }
+    }
+
+    /// An error about the field `name` of this object.
+    pub(crate) fn problem(&self, name: &str, problem: &str) -> Error {
+        Error::Config {
+            file: self.file.to_owned(),
+            problem: match self.section {
+                "" => format!("`{name}` {problem}"),
+                section => format!("`{section}.{name}` {problem}"),
+            },
+        }
+    }
+
+    /// Whether the file spells the field out, be it as `null`.
+    pub(crate) fn mentions(&self, name: &str) -> bool {
+        self.map.contains_key(name)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn section(&self, name: &'a str) -> Result<Option<Fields<'a>>> {
+        self.get(name).map(|value| Fields::of(value, self.file, name)).transpose()
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        self.map.keys().map(String::as_str)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    fn read<T>(&self, name: &str, expected: &str, convert: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        match convert(value) {
+            Some(converted) => Ok(Some(converted)),
+            None => Err(self.problem(name, &format!("must be {expected}, found {}", brief(value)))),
+        }
+    }
+
+    /// A count from 0 to `max`. Python writes some as `32768.0`, which is the same count.
+    pub(crate) fn count(&self, name: &str, max: usize) -> Result<Option<usize>> {
+        self.read(name, &format!("an integer from 0 to {max}"), |value| as_count(value).filter(|&n| n <= max))
+    }
+
+    /// A count from 1 to `max`.
+    pub(crate) fn size(&self, name: &str, max: usize) -> Result<Option<usize>> {
+        self.read(name, &format!("an integer from 1 to {max}"), |value| {
+            as_count(value).filter(|&n| (1..=max).contains(&n))
+        })
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Result<Option<f64>> {
+        self.read(name, "a finite number", |value| value.as_f64().filter(|x| x.is_finite()))
+    }
+
+    pub(crate) fn positive(&self, name: &str) -> Result<Option<f64>> {
+        self.read(name, "a positive number", |value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0))
+    }
+
+    pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>> {
+        self.read(name, "true or false", Value::as_bool)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>> {
+        self.read(name, "a string", Value::as_str)
+    }
+
+    pub(crate) fn list(&self, name: &str) -> Result<Option<&'a [Value]>> {
+        self.read(name, "a list", |value| value.as_array().map(Vec::as_slice))
+    }
+
+    pub(crate) fn required<T>(&self, name: &str, found: Option<T>) -> Result<T> {
+        found.ok_or_else(|| self.problem(name, "is missing"))
+    }
+}
+
+pub(crate) fn as_count(value: &Value) -> Option<usize> {
+    /// Whole numbers up to here are exact in an f64.
+    const EXACT: f64 = (1u64 << 53) as f64;
+    match value.as_u64() {
+        Some(n) => usize::try_from(n).ok(),
+        None => value.as_f64().filter(|x| x.fract() == 0.0 && (0.0..=EXACT).contains(x)).map(|x| x as usize),
+    }
+}
+
+/// A value as it can stand in one line of a message.
+pub(crate) fn brief(value: &Value) -> String {
+    /// Enough to recognise the value by.
+    const MAX_CHARS: usize = 60;
+    let text = value.to_string();
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+pub(crate) fn parse(text: &str, file: &str) -> Result<Value> {
+    serde_json::from_str(text).map_err(|source| Error::Json { file: file.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_leaves_the_folder_is_refused() {
+        let folder = Path::new("/models/tiny");
+        for name in ["../x", "/etc/passwd", "a/../../x", "", "..\\x", "a\0b"] {
+            let error = join_inside(folder, name, "the index").expect_err(name);
+            assert!(error.to_string().contains("outside"), "{error}");
+        }
+        let path = join_inside(folder, "./a/b.safetensors", "the index").expect("inside");
+        assert!(path.starts_with(folder));
+    }
+
+    #[test]
+    fn wrong_types_are_reported_with_their_field_and_value() {
+        let value = parse(r#"{"a": {"n": "12", "m": 32768.0, "k": 1.5, "z": null}}"#, "f").expect("json");
+        let fields = Fields::of(&value, "config.json", "").expect("an object");
+        let a = fields.section("a").expect("an object").expect("present");
+        let error = a.size("n", 100).expect_err("a string");
+        assert_eq!(error.to_string(), "config.json: `a.n` must be an integer from 1 to 100, found \"12\"");
+        assert_eq!(a.size("m", 1 << 20).expect("whole"), Some(32768));
+        assert!(a.size("k", 100).is_err());
+        assert_eq!(a.size("z", 100).expect("null is missing"), None);
+    }
+}

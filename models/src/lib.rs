@@ -1,0 +1,38 @@
+//! Checkpoints, text and sampling for transformer models.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`config`] | `config.json` as a checked description of the model |
+//! | [`checkpoint`] | tensors by name, from one safetensors file or many |
+//! | [`tokenizer`] | text to token ids and back; limits and pooling of embedding models |
+//! | [`stop`] | text while it is generated: whole characters only, and stop strings |
+//! | [`sampling`] | the next token from its logits |
+//! | [`load`] | tensors to packed weights |
+//! | [`cache`], [`batch`] | the paged KV cache, and the tokens of one step |
+//! | [`decoder`], [`encoder`] | the two families of architectures |
+//! | [`language`], [`embed`] | generation and embeddings |
+
+pub mod batch;
+pub mod cache;
+pub mod checkpoint;
+pub mod config;
+pub mod decoder;
+pub mod embed;
+pub mod encoder;
+pub mod error;
+pub mod language;
+pub mod load;
+pub mod sampling;
+pub mod stop;
+pub mod tokenizer;
+
+mod files;
+
+pub use checkpoint::{Checkpoint, Load, TensorBytes};
+pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
+pub use embed::EmbeddingModel;
+pub use error::{Error, Result};
+pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions};
+pub use sampling::{Sampler, SamplingParams};
+pub use stop::{StopStrings, TextStream};
+pub use tokenizer::Tokenizer;

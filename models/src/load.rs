@@ -1,0 +1,276 @@
+//! Loading: from tensors in files to packed weights, one slice at a time.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use sinew_ops::Context;
+use sinew_ops::layers::{Compute, PackedWeight, WeightPacker};
+use sinew_tensor::{DType, Tensor};
+
+use crate::checkpoint::Checkpoint;
+use crate::{Error, Result};
+
+/// Dtypes of a loaded model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Precision {
+    /// Of packed weights and embedding tables.
+    pub weights: DType,
+    /// Of what products read.
+    pub activations: DType,
+    /// Of the operands of products; sums are f32 everywhere.
+    pub compute: Compute,
+    /// Of cached keys and values.
+    pub kv: DType,
+}
+
+impl Precision {
+    /// The usual precision of models stored in `dtype`.
+    ///
+    /// f16 weights are widened in registers and multiplied in f32, so that activations past f16's range do no harm.
+    ///
+    /// # Errors
+    /// A dtype that weights cannot be kept in.
+    pub fn of(dtype: DType) -> Result<Self> {
+        let (activations, compute, kv) = match dtype {
+            DType::F32 => (DType::F32, Compute::F32, DType::F32),
+            DType::F16 => (DType::F32, Compute::F32, DType::F16),
+            DType::BF16 => (DType::BF16, Compute::Bf16, DType::BF16),
+            other => {
+                let supported = "f32, f16, bf16".to_owned();
+                return Err(Error::Unsupported { what: format!("weights of dtype {other}"), supported });
+            }
+        };
+        Ok(Self { weights: dtype, activations, compute, kv })
+    }
+}
+
+/// How far loading has come, in bytes of the checkpoint: `(done, total)`.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// Bytes of one slice of a weight: its pages are dropped before the next is read, so that a weight is never in memory
+/// twice.
+const SLICE_BYTES: usize = 16 << 20;
+
+/// Packs the tensors of a checkpoint for a context.
+pub struct Loader<'a> {
+    ctx: Arc<Context>,
+    checkpoint: &'a Checkpoint,
+    precision: Precision,
+    progress: Progress<'a>,
+    done: u64,
+    total: u64,
+}
+
+impl<'a> Loader<'a> {
+    /// A loader of `checkpoint`.
+    pub fn new(ctx: Arc<Context>, checkpoint: &'a Checkpoint, precision: Precision, progress: Progress<'a>) -> Self {
+        let total = checkpoint.num_bytes();
+        Self { ctx, checkpoint, precision, progress, done: 0, total }
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.ctx
+    }
+
+    /// The precision.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The first of `prefixes` under which the checkpoint has `name`; checkpoints saved from a bare model lack the
+    /// wrapper's prefix.
+    ///
+    /// # Errors
+    /// The tensor is there under none of them.
+    pub fn prefix(&self, name: &str, prefixes: &[&'static str]) -> Result<&'static str> {
+        self.checkpoint.prefix_of(name, prefixes)
+    }
+
+    /// Whether the checkpoint has a tensor.
+    pub fn contains(&self, name: &str) -> bool {
+        self.checkpoint.contains(name)
+    }
+
+    /// The dtype of a tensor, which must have this shape.
+    fn check(&self, name: &str, shape: &[usize]) -> Result<DType> {
+        let info = self.checkpoint.info(name)?;
+        if info.shape != shape {
+            let found = info.shape;
+            return Err(Error::Config {
+                file: self.checkpoint.name().to_owned(),
+                problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
+            });
+        }
+        float_dtype(name, info.dtype)
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.done += bytes as u64;
+        (self.progress)(self.done, self.total);
+    }
+
+    /// A packed weight from matrices `[n, k]` that are stacked along `n`.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape or dtype, or out of memory.
+    pub fn weight(&mut self, parts: &[(&str, usize)], k: usize) -> Result<Arc<PackedWeight>> {
+        self.pack(parts, k, false)
+    }
+
+    /// A packed weight of gate and up, both `[n, k]`, interleaved so that the gated activation needs one pass.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn gated_weight(&mut self, parts: &[(&str, usize); 2], k: usize) -> Result<Arc<PackedWeight>> {
+        self.pack(parts, k, true)
+    }
+
+    fn pack(&mut self, parts: &[(&str, usize)], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
+        let dtypes = parts.iter().map(|&(name, n)| self.check(name, &[n, k])).collect::<Result<Vec<_>>>()?;
+        let rows: Vec<usize> = parts.iter().map(|&(_, n)| n).collect();
+        let mut packer = WeightPacker::new(&self.ctx, self.precision.weights, &rows, k, gated)?;
+        for slice in packer.slices(SLICE_BYTES) {
+            let ranges: Vec<_> = slice
+                .rows
+                .iter()
+                .map(|(part, rows)| {
+                    let row_bytes = k * dtypes[*part].size();
+                    (*part, rows.start * row_bytes..rows.end * row_bytes)
+                })
+                .collect();
+            let tensors = ranges
+                .iter()
+                .map(|(part, range)| self.checkpoint.tensor_slice(parts[*part].0, range.clone()))
+                .collect::<Result<Vec<_>>>()?;
+            let sources: Vec<(&[u8], DType)> =
+                tensors.iter().zip(&ranges).map(|(t, (part, _))| (&*t.bytes, dtypes[*part])).collect();
+            packer.pack(&self.ctx, &slice, &sources)?;
+            drop(tensors);
+            for (part, range) in ranges {
+                self.checkpoint.release_slice(parts[part].0, range.clone());
+                self.advance(range.len());
+            }
+        }
+        Ok(Arc::new(packer.finish()?))
+    }
+
+    /// Gives the rows of a tensor to `each`, slice by slice, and drops the pages of each slice before the next.
+    fn in_slices(
+        &mut self,
+        name: &str,
+        rows: usize,
+        row_bytes: usize,
+        mut each: impl FnMut(&Context, usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let step = (SLICE_BYTES / row_bytes.max(1)).clamp(1, rows.max(1));
+        for first in (0..rows).step_by(step) {
+            let range = first * row_bytes..(first + step).min(rows) * row_bytes;
+            let slice = self.checkpoint.tensor_slice(name, range.clone())?;
+            each(&self.ctx, first, &slice.bytes)?;
+            drop(slice);
+            self.checkpoint.release_slice(name, range.clone());
+            self.advance(range.len());
+        }
+        Ok(())
+    }
+
+    /// An embedding table `[rows, width]` in the dtype of the weights.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn table(&mut self, name: &str, rows: usize, width: usize) -> Result<Tensor> {
+        let dtype = self.check(name, &[rows, width])?;
+        let mut table = Tensor::zeros(self.ctx.device(), self.precision.weights, &[rows, width])?;
+        self.in_slices(name, rows, width * dtype.size(), |ctx, first, bytes| {
+            Ok(sinew_ops::cast_rows(ctx, bytes, dtype, &mut table, first)?)
+        })?;
+        Ok(table)
+    }
+
+    /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn vector(&mut self, name: &str, n: usize) -> Result<Tensor> {
+        self.vectors(&[(name.to_owned(), n)])
+    }
+
+    /// Vectors one after the other as one.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn vectors(&mut self, parts: &[(String, usize)]) -> Result<Tensor> {
+        let mut values = Vec::new();
+        for (name, n) in parts {
+            values.extend(self.values(name, *n)?);
+        }
+        Ok(self.ctx.tensor(&values, &[values.len()])?)
+    }
+
+    fn values(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
+        let dtype = self.check(name, &[n])?;
+        let tensor = self.checkpoint.tensor(name)?;
+        let bytes: &[u8] = &tensor.bytes;
+        let values = match dtype {
+            DType::F64 => widen::<8>(bytes, |b| f64::from_le_bytes(b) as f32),
+            DType::F32 => widen::<4>(bytes, f32::from_le_bytes),
+            DType::F16 => widen::<2>(bytes, |b| f16::from_le_bytes(b).to_f32()),
+            _ => widen::<2>(bytes, |b| bf16::from_le_bytes(b).to_f32()),
+        };
+        self.advance(values.len() * dtype.size());
+        Ok(values)
+    }
+
+    /// Ends loading: tensors that nothing asked for are reported.
+    pub fn finish(&mut self) {
+        let unused: Vec<&str> = self.checkpoint.unused().collect();
+        if let Some(first) = unused.first() {
+            tracing::warn!(count = unused.len(), first, "tensors in the checkpoint are not used");
+        }
+        (self.progress)(self.total, self.total);
+    }
+}
+
+fn widen<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> Vec<f32> {
+    bytes.as_chunks::<SIZE>().0.iter().map(|&chunk| value(chunk)).collect()
+}
+
+/// The dtype of a tensor that must be floating point.
+fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
+    Ok(match dtype {
+        safetensors::Dtype::F64 => DType::F64,
+        safetensors::Dtype::F32 => DType::F32,
+        safetensors::Dtype::F16 => DType::F16,
+        safetensors::Dtype::BF16 => DType::BF16,
+        other => {
+            let what = format!("tensor {name} of dtype {other:?}");
+            return Err(Error::Unsupported { what, supported: "F32, F16, BF16, F64".to_owned() });
+        }
+    })
+}
+
+/// The dtype that most of a checkpoint's bytes have: that in which it is kept unless another is asked for. f64 is kept
+/// as f32.
+///
+/// # Errors
+/// A checkpoint without floating-point tensors.
+pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
+    let mut bytes = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
+    for name in checkpoint.names() {
+        let info = checkpoint.info(name)?;
+        let dtype = match float_dtype(name, info.dtype) {
+            Ok(DType::F64) => DType::F32,
+            Ok(dtype) => dtype,
+            // Position ids and the like.
+            Err(_) => continue,
+        };
+        bytes.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);
+    }
+    let (dtype, most) = bytes.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));
+    if most == 0 {
+        let what = format!("{}, which has no floating-point tensor,", checkpoint.name());
+        return Err(Error::Unsupported { what, supported: "F32, F16, BF16, F64".to_owned() });
+    }
+    Ok(dtype)
+}

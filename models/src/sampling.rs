@@ -1,0 +1,443 @@
+//! The next token from its logits.
+//!
+//! The steps, in the order in which they are applied, which is that of vLLM up to the temperature and that of
+//! transformers after it:
+//!
+//! 1. `logit_bias` is added;
+//! 2. `repetition_penalty` divides the positive logits of tokens in the prompt or the generated text, and multiplies
+//!    the negative ones (<https://arxiv.org/abs/1909.05858>);
+//! 3. `frequency_penalty * count + presence_penalty` is subtracted for tokens in the generated text;
+//! 4. at temperature 0 the largest logit wins; otherwise logits are divided by the temperature;
+//! 5. `top_k`, then `top_p` over the probabilities of what is left, then `min_p` relative to the largest;
+//! 6. one draw from what is left.
+//!
+//! Equal logits are ordered by token id, the lowest first. So `top_k = 1` is greedy, and `top_k = k` keeps k tokens,
+//! where transformers would keep every token that ties with the last.
+
+use std::cmp::Ordering;
+
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// How the next token is chosen. The default is greedy.
+///
+/// ```
+/// use sinew_models::{Sampler, SamplingParams};
+///
+/// let mut greedy = Sampler::new(SamplingParams::default())?;
+/// assert_eq!(greedy.sample(&[0.1, 2.0, -1.0], &[])?, 1);
+///
+/// let params = SamplingParams { temperature: 0.8, top_p: 0.9, seed: 7, ..SamplingParams::default() };
+/// let (mut one, mut other) = (Sampler::new(params.clone())?, Sampler::new(params)?);
+/// for _ in 0..10 {
+///     assert_eq!(one.sample(&[0.1, 0.2, 0.3], &[])?, other.sample(&[0.1, 0.2, 0.3], &[])?);
+/// }
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 is greedy, 1 the distribution of the model.
+    pub temperature: f32,
+    /// Keep this many of the most probable tokens; 0 is all.
+    pub top_k: usize,
+    /// Keep the fewest of the most probable tokens whose probabilities sum to this; above 0, and 1 is all.
+    pub top_p: f32,
+    /// Drop tokens less probable than this times the most probable; from 0 to 1, and 0 is none.
+    pub min_p: f32,
+    /// Above 1 discourages tokens that the text has; positive, and 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted once from the logits of tokens that have been generated; 0 is off.
+    pub presence_penalty: f32,
+    /// Subtracted for each time that a token has been generated; 0 is off.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens; minus infinity bans one.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Where the random numbers start. The same seed and logits give the same tokens, on every machine that gives
+    /// the same `exp`.
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Checks every field.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Sampling`], naming the first field that is out of range, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        let check = |field: &'static str, value: f32, allowed: bool, expected: &'static str| {
+            if allowed {
+                return Ok(());
+            }
+            Err(Error::Sampling { field, found: value.to_string(), expected })
+        };
+        let t = self.temperature;
+        check("temperature", t, t.is_finite() && t >= 0.0, "0 (greedy) or a positive number")?;
+        let p = self.top_p;
+        check("top_p", p, p > 0.0 && p <= 1.0, "above 0 and at most 1")?;
+        let p = self.min_p;
+        check("min_p", p, (0.0..=1.0).contains(&p), "from 0 to 1")?;
+        let r = self.repetition_penalty;
+        check("repetition_penalty", r, r.is_finite() && r > 0.0, "a positive number")?;
+        let p = self.presence_penalty;
+        check("presence_penalty", p, p.is_finite(), "a finite number")?;
+        let p = self.frequency_penalty;
+        check("frequency_penalty", p, p.is_finite(), "a finite number")?;
+        for &(_, bias) in &self.logit_bias {
+            let allowed = bias.is_finite() || bias == f32::NEG_INFINITY;
+            check("logit_bias", bias, allowed, "a finite number, or minus infinity")?;
+        }
+        Ok(())
+    }
+
+    fn changes_logits(&self) -> bool {
+        self.penalises() || !self.logit_bias.is_empty()
+    }
+
+    fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+}
+
+/// The tokens so far, for the penalties.
+///
+/// A plain slice counts as generated text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct History<'a> {
+    /// What the model was given: seen by the repetition penalty only.
+    pub prompt: &'a [u32],
+    /// What it has said: seen by all penalties.
+    pub generated: &'a [u32],
+}
+
+impl<'a> From<&'a [u32]> for History<'a> {
+    fn from(generated: &'a [u32]) -> Self {
+        Self { prompt: &[], generated }
+    }
+}
+
+impl<'a> From<&'a Vec<u32>> for History<'a> {
+    fn from(generated: &'a Vec<u32>) -> Self {
+        generated.as_slice().into()
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u32; N]> for History<'a> {
+    fn from(generated: &'a [u32; N]) -> Self {
+        generated.as_slice().into()
+    }
+}
+
+/// A token that may come next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// The token.
+    pub id: u32,
+    /// Its logit, after bias and penalties, before the temperature.
+    pub logit: f32,
+    /// Its probability among the candidates.
+    pub probability: f32,
+}
+
+impl Candidate {
+    /// The most probable first, then the lowest id. The logits hold no NaN by now, and the two zeros are equal.
+    fn order(&self, other: &Self) -> Ordering {
+        let by_logit = other.logit.partial_cmp(&self.logit);
+        by_logit.unwrap_or(Ordering::Equal).then(self.id.cmp(&other.id))
+    }
+}
+
+/// Marks a token in the history; the bits below count its occurrences in the generated text.
+const SEEN: u32 = 1 << 31;
+
+/// Chooses tokens for one sequence, one after the other.
+///
+/// Each sequence has its own, so that what it is given does not depend on the sequences beside it. Above
+/// temperature 0 every call of [`sample`](Self::sample) takes one number of a ChaCha12 stream. After the first
+/// call nothing is allocated.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplingParams,
+    rng: ChaCha12Rng,
+    changed: Vec<f32>,
+    seen: Vec<u32>,
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    /// A sampler at the start of its random numbers.
+    ///
+    /// # Errors
+    ///
+    /// As [`SamplingParams::validate`].
+    pub fn new(params: SamplingParams) -> Result<Self> {
+        params.validate()?;
+        Ok(Self {
+            rng: ChaCha12Rng::seed_from_u64(params.seed),
+            params,
+            changed: Vec::new(),
+            seen: Vec::new(),
+            candidates: Vec::new(),
+        })
+    }
+
+    /// The parameters that it was made with.
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// The next token, given `logits` of shape `[vocab_size]` and the tokens so far.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Logits`] for no logits, for NaN or plus infinity, or when every token is at minus infinity. The
+    /// history may hold any ids; those beyond the vocabulary have no logit to change.
+    pub fn sample<'h>(&mut self, logits: &[f32], history: impl Into<History<'h>>) -> Result<u32> {
+        let candidates = Self::filter(
+            &self.params,
+            &mut self.changed,
+            &mut self.seen,
+            &mut self.candidates,
+            logits,
+            history.into(),
+        )?;
+        if let [only] = candidates
+            && self.params.temperature == 0.0
+        {
+            return Ok(only.id);
+        }
+        let draw = unit(self.rng.next_u64());
+        Ok(pick(candidates, draw))
+    }
+
+    /// The tokens that [`sample`](Self::sample) would choose from, the most probable first where a filter has sorted
+    /// them and by id otherwise, with probabilities that sum to 1. Draws nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`sample`](Self::sample).
+    pub fn distribution<'h>(&mut self, logits: &[f32], history: impl Into<History<'h>>) -> Result<&[Candidate]> {
+        Self::filter(&self.params, &mut self.changed, &mut self.seen, &mut self.candidates, logits, history.into())
+    }
+
+    fn filter<'c>(
+        params: &SamplingParams,
+        changed: &mut Vec<f32>,
+        seen: &mut Vec<u32>,
+        candidates: &'c mut Vec<Candidate>,
+        logits: &[f32],
+        history: History<'_>,
+    ) -> Result<&'c [Candidate]> {
+        let logits = if params.changes_logits() {
+            changed.clear();
+            changed.extend_from_slice(logits);
+            apply_bias_and_penalties(params, changed, seen, history);
+            changed.as_slice()
+        } else {
+            logits
+        };
+        let best = argmax(logits)?;
+        candidates.clear();
+        if params.temperature == 0.0 {
+            candidates.push(Candidate { probability: 1.0, ..best });
+            return Ok(candidates);
+        }
+        collect_top_k(logits, params.top_k, candidates);
+        softmax(candidates, best.logit, params.temperature);
+        if params.top_p < 1.0 {
+            keep_top_p(candidates, params.top_p);
+        }
+        if params.min_p > 0.0 {
+            keep_min_p(candidates, params.min_p, best.logit, params.temperature);
+        }
+        // The filters change the sum, not the ratios.
+        let total: f64 = candidates.iter().map(|c| f64::from(c.probability)).sum();
+        for candidate in candidates.iter_mut() {
+            candidate.probability = (f64::from(candidate.probability) / total) as f32;
+        }
+        Ok(candidates)
+    }
+}
+
+fn apply_bias_and_penalties(params: &SamplingParams, logits: &mut [f32], seen: &mut Vec<u32>, history: History<'_>) {
+    for &(id, bias) in &params.logit_bias {
+        if let Some(logit) = logits.get_mut(id as usize) {
+            *logit += bias;
+        }
+    }
+    if !params.penalises() {
+        return;
+    }
+    // Grows once to the vocabulary, and is all zero between calls.
+    if seen.len() < logits.len() {
+        seen.resize(logits.len(), 0);
+    }
+    for &id in history.prompt {
+        if let Some(mark) = seen.get_mut(id as usize) {
+            *mark |= SEEN;
+        }
+    }
+    for &id in history.generated {
+        if let Some(mark) = seen.get_mut(id as usize) {
+            // A text has less than 2^31 tokens; beyond, the count stays where it is.
+            *mark = (*mark | SEEN).saturating_add(1);
+        }
+    }
+    for &id in history.prompt.iter().chain(history.generated) {
+        let Some(mark) = seen.get_mut(id as usize) else {
+            continue;
+        };
+        let mark = std::mem::take(mark);
+        let Some(logit) = logits.get_mut(id as usize).filter(|_| mark != 0) else {
+            continue;
+        };
+        *logit = match *logit > 0.0 {
+            true => *logit / params.repetition_penalty,
+            false => *logit * params.repetition_penalty,
+        };
+        let count = mark & !SEEN;
+        if count > 0 {
+            *logit -= params.frequency_penalty * count as f32 + params.presence_penalty;
+        }
+    }
+}
+
+/// The largest logit, of the lowest id that has it.
+fn argmax(logits: &[f32]) -> Result<Candidate> {
+    /// Enough independent maxima for the compiler to keep several vectors of them.
+    const LANES: usize = 32;
+    let refused = |problem: String| Err(Error::Logits(problem));
+    let mut max = [f32::NEG_INFINITY; LANES];
+    let mut finite = [true; LANES];
+    for chunk in logits.chunks(LANES) {
+        for ((max, finite), &logit) in max.iter_mut().zip(&mut finite).zip(chunk) {
+            // False for NaN and for plus infinity.
+            *finite &= logit < f32::INFINITY;
+            *max = if logit > *max { logit } else { *max };
+        }
+    }
+    if finite.contains(&false) {
+        let bad = logits.iter().enumerate().find(|(_, l)| l.is_nan() || **l == f32::INFINITY);
+        let (id, logit) = bad.unwrap_or((0, &f32::NAN));
+        return refused(format!("token {id} has logit {logit}"));
+    }
+    let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    match logits.iter().position(|&logit| logit == max) {
+        None => refused("there are none".to_owned()),
+        Some(_) if max == f32::NEG_INFINITY => refused(format!("all {} are minus infinity", logits.len())),
+        Some(id) => Ok(Candidate {
+            // A vocabulary has less than 2^32 entries.
+            id: id as u32,
+            logit: logits[id],
+            probability: 0.0,
+        }),
+    }
+}
+
+/// The `k` first candidates in order, or all of them by id where `k` is 0 or no less than there are.
+///
+/// One pass: what cannot be among the first is passed over with one comparison, and the rest is cut back to `k`
+/// whenever twice as many have come together.
+fn collect_top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
+    let all = logits.iter().enumerate().map(|(id, &logit)| Candidate { id: id as u32, logit, probability: 0.0 });
+    let possible = all.filter(|c| c.logit > f32::NEG_INFINITY);
+    if k == 0 || k >= logits.len() {
+        candidates.extend(possible);
+        return;
+    }
+    let full = k.saturating_mul(2);
+    let mut threshold = f32::NEG_INFINITY;
+    for candidate in possible {
+        // Ids ascend, so that a later token which ties with the last of k is behind it.
+        if candidate.logit <= threshold {
+            continue;
+        }
+        candidates.push(candidate);
+        if candidates.len() == full {
+            let (_, last, _) = candidates.select_nth_unstable_by(k - 1, Candidate::order);
+            threshold = last.logit;
+            candidates.truncate(k);
+        }
+    }
+    candidates.sort_unstable_by(Candidate::order);
+    candidates.truncate(k);
+}
+
+/// `exp((logit - max) / temperature)`, without the division by the sum.
+fn softmax(candidates: &mut [Candidate], max: f32, temperature: f32) {
+    for candidate in candidates {
+        // In f64, where neither the difference nor the quotient can overflow.
+        let scaled = (f64::from(candidate.logit) - f64::from(max)) / f64::from(temperature);
+        candidate.probability = (scaled as f32).exp();
+    }
+}
+
+/// Keeps, in order, each candidate before which less than `top_p` of the total has been kept.
+fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32) {
+    let total: f64 = candidates.iter().map(|c| f64::from(c.probability)).sum();
+    // All candidates below this together weigh less than what `top_p` leaves out, so that the first of them comes
+    // after the cut. Of a vocabulary this leaves a few hundred to sort. Halved, for the roundings of the sums.
+    let negligible = (1.0 - f64::from(top_p)) * total / candidates.len() as f64 * 0.5;
+    candidates.retain(|c| f64::from(c.probability) >= negligible);
+    candidates.sort_unstable_by(Candidate::order);
+    let limit = f64::from(top_p) * total;
+    let mut sum = 0.0;
+    let kept = candidates
+        .iter()
+        .take_while(|c| {
+            let keep = sum < limit;
+            sum += f64::from(c.probability);
+            keep
+        })
+        .count();
+    candidates.truncate(kept);
+}
+
+/// Keeps the candidates whose probability is at least `min_p` times that of the most probable.
+fn keep_min_p(candidates: &mut Vec<Candidate>, min_p: f32, max: f32, temperature: f32) {
+    // exp((logit - max) / temperature) >= min_p, compared as logits: exact where the probabilities underflow.
+    let lowest = f64::from(min_p).ln() * f64::from(temperature);
+    candidates.retain(|c| f64::from(c.logit) - f64::from(max) >= lowest);
+}
+
+/// A number in `[0, 1)` from the upper 53 bits.
+fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+fn pick(candidates: &[Candidate], draw: f64) -> u32 {
+    let total: f64 = candidates.iter().map(|c| f64::from(c.probability)).sum();
+    let target = draw * total;
+    let mut sum = 0.0;
+    let mut last = 0;
+    for candidate in candidates.iter().filter(|c| c.probability > 0.0) {
+        sum += f64::from(candidate.probability);
+        last = candidate.id;
+        if sum > target {
+            break;
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,257 @@
+//! Text while it is generated: whole characters only, and nothing of a stop string.
+//!
+//! Tokens are not characters. A character may take several tokens, a token may end in the middle of one, and what a
+//! token adds to the text may depend on the one before it. [`Detokenizer`] therefore decodes a short window of
+//! tokens at each step and gives out what can no longer change. [`StopStrings`] then holds back what may be the
+//! beginning of a stop string. [`TextStream`] is both, one after the other.
+
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+
+/// What decoders write for bytes that are not, or not yet, a character.
+const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
+
+/// A character takes at most four tokens, one for each byte. Beyond this many without the end of one, the bytes are
+/// wrong and are given out as U+FFFD, so that neither memory nor time grow with them.
+const MAX_PENDING: usize = 64;
+
+/// Decodes one token at a time into pieces of text that join to the whole.
+///
+/// ```no_run
+/// # fn main() -> Result<(), sinew_models::Error> {
+/// let tokenizer = sinew_models::Tokenizer::from_folder("model")?;
+/// let mut detokenizer = sinew_models::stop::Detokenizer::new(&tokenizer, true);
+/// for id in tokenizer.encode("naïve 🦀", false)? {
+///     print!("{}", detokenizer.push(id)?);
+/// }
+/// println!("{}", detokenizer.finish()?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Detokenizer<'t> {
+    tokenizer: &'t Tokenizer,
+    skip_special: bool,
+    /// The last tokens that ended a character, as context, and those that have not yet.
+    window: Vec<u32>,
+    /// How many of them are context.
+    context: usize,
+    /// How much of the window's text has been given out.
+    given: String,
+}
+
+impl<'t> Detokenizer<'t> {
+    /// A detokenizer at the start of a text. Special tokens give no text if `skip_special` is set.
+    pub fn new(tokenizer: &'t Tokenizer, skip_special: bool) -> Self {
+        Self { tokenizer, skip_special, window: Vec::new(), context: 0, given: String::new() }
+    }
+
+    /// The text that `id` completes; empty while a character is incomplete.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tokenizer`] when decoding fails.
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        if !self.tokenizer.contains(id) || (self.skip_special && self.tokenizer.is_special(id)) {
+            return Ok(String::new());
+        }
+        self.window.push(id);
+        let text = self.decode(0)?;
+        let complete = text.trim_end_matches(REPLACEMENT);
+        if complete.len() == text.len() {
+            let new = self.after_given(text)?;
+            self.slide()?;
+            return Ok(new);
+        }
+        if self.window.len() - self.context > MAX_PENDING {
+            let new = self.after_given(text)?;
+            self.window.clear();
+            self.context = 0;
+            self.given.clear();
+            return Ok(new);
+        }
+        // The end is incomplete, but what comes before it may be new: a token can end one character and begin another.
+        match complete.strip_prefix(self.given.as_str()) {
+            Some(new) => {
+                let new = new.to_owned();
+                self.given.push_str(&new);
+                Ok(new)
+            }
+            // Byte tokens after a complete character can undo it until they are complete themselves.
+            None => Ok(String::new()),
+        }
+    }
+
+    /// What is left at the end of the text: U+FFFD for a character that was never completed.
+    ///
+    /// The detokenizer is then at the start of a new text.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tokenizer`] when decoding fails.
+    pub fn finish(&mut self) -> Result<String> {
+        let text = self.decode(0)?;
+        let rest = self.after_given(text)?;
+        self.window.clear();
+        self.context = 0;
+        self.given.clear();
+        Ok(rest)
+    }
+
+    fn decode(&self, from: usize) -> Result<String> {
+        self.tokenizer.decode(&self.window[from..], self.skip_special)
+    }
+
+    /// What `text`, the window's, has beyond what was given out.
+    fn after_given(&self, mut text: String) -> Result<String> {
+        if text.starts_with(self.given.as_str()) {
+            return Ok(text.split_off(self.given.len()));
+        }
+        // The new tokens changed text that is already out. Wrong bytes do that: with byte tokens, one that fits
+        // nowhere turns the characters before it into U+FFFD. What is out stays, and the new tokens stand alone.
+        self.decode(self.context)
+    }
+
+    /// Forgets the context, and makes the tokens that have just been completed the new one.
+    fn slide(&mut self) -> Result<()> {
+        let given = self.decode(self.context)?;
+        let shows = !given.is_empty() && !given.ends_with(REPLACEMENT);
+        if !shows && self.window.len() <= MAX_PENDING {
+            // Alone these give no context, such as a space that is dropped at the start of a text: keep what they
+            // follow. It ends with the next token that shows.
+            self.given = self.decode(0)?;
+        } else {
+            self.window.drain(..self.context);
+            self.given = given;
+        }
+        self.context = self.window.len();
+        Ok(())
+    }
+}
+
+/// Cuts a stream of text at the first stop string.
+///
+/// ```
+/// use sinew_models::StopStrings;
+///
+/// let mut stop = StopStrings::new(["\nUser:"])?;
+/// assert_eq!(stop.push("Yes.\nUs").text, "Yes.");
+/// assert_eq!(stop.push("ed up.\n").text, "\nUsed up.");
+/// let step = stop.push("User: hi");
+/// assert_eq!((step.text.as_str(), step.stopped_by), ("", Some(0)));
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct StopStrings {
+    stops: Vec<String>,
+    /// The end of the text that may be the beginning of a stop string.
+    held: String,
+    stopped_by: Option<usize>,
+}
+
+/// A piece of text, and whether it is the last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StopStep {
+    /// What can be shown now.
+    pub text: String,
+    /// The stop string, by its position in the list, that has ended the text. It is not part of any `text`.
+    pub stopped_by: Option<usize>,
+}
+
+impl StopStrings {
+    /// A stream that ends at any of `stops`. An empty list never ends it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Text`] for an empty stop string, which would end every text at once.
+    pub fn new(stops: impl IntoIterator<Item = impl Into<String>>) -> Result<Self> {
+        let stops: Vec<String> = stops.into_iter().map(Into::into).collect();
+        if let Some(at) = stops.iter().position(String::is_empty) {
+            return Err(Error::Text(format!("stop string {at} is empty; leave it out")));
+        }
+        Ok(Self { stops, held: String::new(), stopped_by: None })
+    }
+
+    /// Adds `text` to the stream, and returns what of it can be shown.
+    ///
+    /// The text ends at the stop string that is complete first; of two that are complete with the same character,
+    /// at the longer. This does not depend on how the text is divided into pieces. After the end nothing is shown.
+    pub fn push(&mut self, text: &str) -> StopStep {
+        if self.stopped_by.is_some() {
+            return StopStep { text: String::new(), stopped_by: self.stopped_by };
+        }
+        self.held.push_str(text);
+        let complete = self.stops.iter().enumerate().filter_map(|(i, stop)| {
+            let start = self.held.find(stop.as_str())?;
+            Some((start + stop.len(), start, i))
+        });
+        if let Some((_, start, stop)) = complete.min() {
+            self.stopped_by = Some(stop);
+            let mut text = std::mem::take(&mut self.held);
+            text.truncate(start);
+            return StopStep { text, stopped_by: self.stopped_by };
+        }
+        let hold_from = self.held.len() - self.longest_beginning();
+        let rest = self.held.split_off(hold_from);
+        StopStep { text: std::mem::replace(&mut self.held, rest), stopped_by: None }
+    }
+
+    /// What was held back, now that the text has ended without a stop string.
+    ///
+    /// The stream is then at the start of a new text.
+    pub fn finish(&mut self) -> String {
+        self.stopped_by = None;
+        std::mem::take(&mut self.held)
+    }
+
+    /// The length of the longest end of `held` with which a stop string begins.
+    fn longest_beginning(&self) -> usize {
+        let of = |stop: &String| {
+            let longest = self.held.len().min(stop.len() - 1);
+            // In bytes of a character boundary: `held` is cut here.
+            (1..=longest)
+                .rev()
+                .find(|&n| stop.is_char_boundary(n) && self.held.as_bytes().ends_with(&stop.as_bytes()[..n]))
+        };
+        self.stops.iter().filter_map(of).max().unwrap_or(0)
+    }
+}
+
+/// The text of a sequence while it is generated: tokens in, text that may be shown out.
+#[derive(Debug, Clone)]
+pub struct TextStream<'t> {
+    detokenizer: Detokenizer<'t>,
+    stops: StopStrings,
+}
+
+impl<'t> TextStream<'t> {
+    /// A stream at the start of a text. Special tokens give no text if `skip_special` is set.
+    pub fn new(tokenizer: &'t Tokenizer, skip_special: bool, stops: StopStrings) -> Self {
+        Self { detokenizer: Detokenizer::new(tokenizer, skip_special), stops }
+    }
+
+    /// The text that can be shown after `id`, and whether a stop string has ended it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tokenizer`] when decoding fails.
+    pub fn push(&mut self, id: u32) -> Result<StopStep> {
+        Ok(self.stops.push(&self.detokenizer.push(id)?))
+    }
+
+    /// What is left when generation ends for another reason than a stop string. An incomplete character that becomes
+    /// U+FFFD may still complete one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tokenizer`] when decoding fails.
+    pub fn finish(&mut self) -> Result<StopStep> {
+        let mut last = self.stops.push(&self.detokenizer.finish()?);
+        let rest = self.stops.finish();
+        last.text.push_str(&rest);
+        Ok(last)
+    }
+}
+
+#[cfg(test)]
+mod tests;

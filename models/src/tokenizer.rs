@@ -1,0 +1,343 @@
+//! Text to token ids and back, and what a folder says about the texts that its model takes.
+//!
+//! The work is done by the `tokenizers` crate. What is added here: the truncation and padding that some
+//! `tokenizer.json` files have switched on are left out, because the length of a text is the caller's business; and
+//! the settings of sentence-transformers are read.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner};
+
+use crate::error::{Error, Result};
+use crate::files::{self, Fields, as_count, brief};
+
+/// Longer limits mean none: tokenizers without a limit are saved with 1e30.
+const MAX_LIMIT: usize = 1 << 31;
+
+/// A tokenizer, from `tokenizer.json`.
+///
+/// ```
+/// use sinew_models::Tokenizer;
+///
+/// let json = br#"{"version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null, "decoder": null,
+///     "pre_tokenizer": {"type": "Whitespace"}, "truncation": null, "padding": null,
+///     "model": {"type": "WordLevel", "vocab": {"hello": 0, "world": 1, "?": 2}, "unk_token": "?"}}"#;
+/// let tokenizer = Tokenizer::from_bytes(json)?;
+/// assert_eq!(tokenizer.encode("hello world", true)?, [0, 1]);
+/// assert_eq!(tokenizer.decode(&[0, 1], true)?, "hello world");
+/// assert!(tokenizer.contains(2) && !tokenizer.contains(3));
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: Inner,
+}
+
+/// The ids of a text that may have been cut to fit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// The tokens, special ones included.
+    pub ids: Vec<u32>,
+    /// Whether the end of the text was left out.
+    pub truncated: bool,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when it is missing or cannot be read, [`Error::Tokenizer`] when it is no tokenizer.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let path = folder.as_ref().join("tokenizer.json");
+        let text = files::read_text(&path)?;
+        Self::parse(text.as_bytes(), &path.display().to_string())
+    }
+
+    /// Reads `tokenizer.json` in `folder`; `None` where there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_folder`](Self::from_folder) for a file that is there.
+    pub fn from_folder_if_present(folder: impl AsRef<Path>) -> Result<Option<Self>> {
+        match Self::from_folder(folder) {
+            Ok(tokenizer) => Ok(Some(tokenizer)),
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads the contents of a `tokenizer.json`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tokenizer`] when it is no tokenizer.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Self::parse(bytes, "tokenizer.json")
+    }
+
+    fn parse(bytes: &[u8], file: &str) -> Result<Self> {
+        let mut inner = guarded(|| format!("{file} is not a valid tokenizer"), || Inner::from_bytes(bytes))?;
+        inner.with_padding(None);
+        guarded(|| format!("cannot turn off the truncation in {file}"), || inner.with_truncation(None).map(|_| ()))?;
+        Ok(Self { inner })
+    }
+
+    /// The tokens of `text`, with the special ones that the model expects around a text (`[CLS]`, `<s>`) if
+    /// `add_special` is set. Special tokens that are spelled out in the text are recognised either way.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tokenizer`] when the tokenizer refuses the text, such as for a word that it has no token for.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        Ok(self.encoding(text, add_special)?.get_ids().to_vec())
+    }
+
+    /// As [`encode`](Self::encode) with special tokens, leaving out the end of the text where all would be more than
+    /// `max_tokens`. The special tokens stay: `[CLS] a b c d [SEP]` becomes `[CLS] a b [SEP]`.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode), and [`Error::Text`] when not even the special tokens fit.
+    pub fn encode_within(&self, text: &str, max_tokens: usize) -> Result<Encoded> {
+        let whole = self.encode(text, true)?;
+        if whole.len() <= max_tokens {
+            return Ok(Encoded { ids: whole, truncated: false });
+        }
+        let mut bare = self.encoding(text, false)?;
+        let special = whole.len().saturating_sub(bare.len());
+        let Some(room) = max_tokens.checked_sub(special) else {
+            return Err(Error::Text(format!(
+                "a limit of {max_tokens} tokens leaves no room beside {special} special tokens"
+            )));
+        };
+        bare.truncate(room, 0, tokenizers::TruncationDirection::Right);
+        let encoding = match self.inner.get_post_processor() {
+            None => bare,
+            Some(processor) => {
+                guarded(|| "cannot add the special tokens".to_owned(), || processor.process(bare, None, true))?
+            }
+        };
+        let ids = encoding.get_ids().to_vec();
+        Ok(Encoded { ids, truncated: true })
+    }
+
+    /// The text of `ids`. Ids outside the vocabulary, and special tokens if `skip_special` is set, give nothing.
+    /// Bytes that are no UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tokenizer`] when the tokenizer's decoder fails.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        guarded(|| format!("cannot decode {} tokens", ids.len()), || self.inner.decode(ids, skip_special))
+    }
+
+    /// Whether `id` is a token. Vocabularies may have gaps, and embeddings more rows than there are tokens.
+    pub fn contains(&self, id: u32) -> bool {
+        self.inner.id_to_token(id).is_some()
+    }
+
+    /// Whether `id` is a special token, which `decode` can leave out.
+    pub fn is_special(&self, id: u32) -> bool {
+        let token = self.inner.id_to_token(id);
+        token.is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+    }
+
+    /// The number of tokens, added ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The id of the token that is spelled `token`.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// How the token `id` is spelled in the vocabulary.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    fn encoding(&self, text: &str, add_special: bool) -> Result<Encoding> {
+        guarded(
+            || format!("cannot tokenize a text of {} bytes", text.len()),
+            || self.inner.encode_fast(text, add_special),
+        )
+    }
+}
+
+/// Runs a part of the `tokenizers` crate, which has `unwrap`s on what a `tokenizer.json` may contain.
+fn guarded<T>(what: impl Fn() -> String, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    let failed = |source| Error::Tokenizer { what: what(), source };
+    // Nothing that was being changed is used after a panic: results are dropped, and the tokenizer's caches sit behind
+    // locks that notice.
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(failed),
+        Err(_) => Err(failed("the tokenizers library panicked".into())),
+    }
+}
+
+/// The longest texts that a model takes, in tokens with the special ones, where its folder says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TextLimits {
+    /// `model_max_length` in `tokenizer_config.json`.
+    pub model_max_length: Option<usize>,
+    /// `max_seq_length` in `sentence_bert_config.json`: what an embedding model was trained for, often less.
+    pub max_seq_length: Option<usize>,
+}
+
+impl TextLimits {
+    /// Reads both files, where they exist.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], [`Error::Json`] or [`Error::Config`] for a file that is there and not as it should be.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        Ok(Self {
+            model_max_length: read_limit(folder, "tokenizer_config.json", "model_max_length")?,
+            max_seq_length: read_limit(folder, "sentence_bert_config.json", "max_seq_length")?,
+        })
+    }
+
+    /// The limit for a model with `max_position_embeddings`, as sentence-transformers takes it: `max_seq_length` if
+    /// there is one, else `model_max_length`, and never more positions than the model has.
+    pub fn limit(&self, max_position_embeddings: usize) -> usize {
+        self.max_seq_length.or(self.model_max_length).unwrap_or(max_position_embeddings).min(max_position_embeddings)
+    }
+}
+
+fn read_limit(folder: &Path, file: &str, field: &str) -> Result<Option<usize>> {
+    let Some(text) = files::read_optional(&folder.join(file))? else {
+        return Ok(None);
+    };
+    let value = files::parse(&text, file)?;
+    let fields = Fields::of(&value, file, "")?;
+    match fields.get(field) {
+        None => Ok(None),
+        Some(limit) => match limit.as_f64() {
+            Some(limit) if limit > MAX_LIMIT as f64 => Ok(None),
+            _ => match as_count(limit).filter(|&limit| limit > 0) {
+                Some(limit) => Ok(Some(limit)),
+                None => Err(fields.problem(field, &format!("must be a positive integer, found {}", brief(limit)))),
+            },
+        },
+    }
+}
+
+/// How the vectors of a text's tokens become the vector of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// The mean over all tokens, special ones included.
+    #[default]
+    Mean,
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    LastToken,
+}
+
+/// What follows the model in an embedding model, from the files of sentence-transformers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EmbeddingConfig {
+    /// From `1_Pooling/config.json`.
+    pub pooling: Pooling,
+    /// Whether vectors are scaled to length 1: whether `modules.json` has a `Normalize`.
+    pub normalize: bool,
+    /// Whether texts are turned to lower case before they are tokenized (`sentence_bert_config.json`).
+    pub do_lower_case: bool,
+}
+
+impl Default for EmbeddingConfig {
+    /// Mean and normalised: what most models without these files were made for.
+    fn default() -> Self {
+        Self { pooling: Pooling::Mean, normalize: true, do_lower_case: false }
+    }
+}
+
+impl EmbeddingConfig {
+    /// Reads `modules.json`, the pooling's `config.json` and `sentence_bert_config.json`, or takes the
+    /// [default](Self::default) in a folder without `modules.json`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for a module or a pooling that is not implemented, since the vectors would be others;
+    /// [`Error::Io`], [`Error::Json`], [`Error::Config`] or [`Error::Checkpoint`] for a file that is not as it should be.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let mut config = Self { do_lower_case: read_lower_case(folder)?, ..Self::default() };
+        let file = "modules.json";
+        let Some(text) = files::read_optional(&folder.join(file))? else {
+            return Ok(config);
+        };
+        let value = files::parse(&text, file)?;
+        let modules = value.as_array().ok_or_else(|| Error::Config {
+            file: file.to_owned(),
+            problem: format!("expected a list of modules, found {}", brief(&value)),
+        })?;
+        config.normalize = false;
+        for module in modules {
+            let module = Fields::of(module, file, "")?;
+            let class = module.required("type", module.text("type")?)?;
+            match class.rsplit('.').next().unwrap_or(class) {
+                "Transformer" => {}
+                "Normalize" => config.normalize = true,
+                "Pooling" => {
+                    let path = module.text("path")?.unwrap_or("1_Pooling");
+                    config.pooling = read_pooling(folder, path)?;
+                }
+                other => {
+                    return Err(Error::Unsupported {
+                        what: format!("the module `{}` in {file}", other.escape_debug()),
+                        supported: "Transformer, Pooling, Normalize".to_owned(),
+                    });
+                }
+            }
+        }
+        Ok(config)
+    }
+}
+
+fn read_lower_case(folder: &Path) -> Result<bool> {
+    let file = "sentence_bert_config.json";
+    let Some(text) = files::read_optional(&folder.join(file))? else {
+        return Ok(false);
+    };
+    let value = files::parse(&text, file)?;
+    Ok(Fields::of(&value, file, "")?.flag("do_lower_case")?.unwrap_or(false))
+}
+
+fn read_pooling(folder: &Path, path: &str) -> Result<Pooling> {
+    let file = format!("{path}/config.json");
+    let value = files::parse(&files::read_text(&files::join_inside(folder, &file, "modules.json")?)?, &file)?;
+    let fields = Fields::of(&value, &file, "")?;
+    // Newer files say `"pooling_mode": "mean"`, older ones have a flag for each mode.
+    let named = match fields.get("pooling_mode") {
+        Some(_) => fields.text("pooling_mode")?.into_iter().collect(),
+        None => {
+            let mut set = Vec::new();
+            for key in fields.keys() {
+                if let Some(mode) = key.strip_prefix("pooling_mode_")
+                    && fields.flag(key)?.unwrap_or(false)
+                {
+                    set.push(mode);
+                }
+            }
+            set
+        }
+    };
+    match named.as_slice() {
+        [] | ["mean" | "mean_tokens"] => Ok(Pooling::Mean),
+        ["cls" | "cls_token"] => Ok(Pooling::Cls),
+        ["lasttoken"] => Ok(Pooling::LastToken),
+        other => Err(Error::Unsupported {
+            what: format!("pooling `{}` in {}", other.join("+").escape_debug(), file.escape_debug()),
+            supported: "mean, cls, lasttoken, one at a time".to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

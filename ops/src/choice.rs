@@ -1,0 +1,206 @@
+//! Choice: which row of a table serves a problem, and why.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Mutex;
+
+use sinew_kernels::{Arithmetic, Error as KernelError, Operator, Row};
+
+use crate::{Context, Result};
+
+/// What the choice of kernels may and must do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    /// Only rows whose bits do not depend on the shape of a call, and one arithmetic for all calls of a static
+    /// problem: a sequence gets the same bits alone, in a batch and in any chunking. On by default.
+    pub deterministic: bool,
+    /// Rows to prefer by name wherever they take the problem.
+    pub prefer: Vec<String>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { deterministic: true, prefer: Vec::new() }
+    }
+}
+
+/// Choices made, per operator: `HashMap<(Static, bucket), Row>` behind a type that does not name the operator.
+#[derive(Default)]
+pub(crate) struct Choices(Mutex<HashMap<TypeId, Box<dyn Any + Send>>>);
+
+/// What one operator's problems were given.
+type Chosen<O> = HashMap<(<O as Operator>::Static, <O as Operator>::Dynamic), Row<O>>;
+
+impl Choices {
+    pub(crate) fn get<O: Operator>(&self, ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
+        let key = (fixed.clone(), O::bucket(*call));
+        let mut all = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let entry = all.entry(TypeId::of::<O>()).or_insert_with(|| Box::new(Chosen::<O>::new()));
+        let chosen = entry.downcast_mut::<Chosen<O>>();
+        if let Some(row) = chosen.as_ref().and_then(|c| c.get(&key)) {
+            return Ok(*row);
+        }
+        let row = choose::<O>(ctx, fixed, &key.1)?;
+        if let Some(chosen) = chosen {
+            chosen.insert(key, row);
+        }
+        Ok(row)
+    }
+}
+
+impl fmt::Debug for Choices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Choices")
+    }
+}
+
+/// The arithmetic of a static problem under a deterministic policy: that of the row which is cheapest for the
+/// operator's anchor call. Every later choice moves among rows of that arithmetic.
+fn family<'a, O: Operator>(ctx: &Context, fixed: &O::Static, rows: &[&'a Row<O>]) -> Option<&'a Row<O>> {
+    let (anchor, hardware) = (O::anchor(fixed), ctx.device().hardware());
+    let own = || rows.iter().copied().filter(|row| !row.arithmetic.foreign);
+    let preferred = own().find(|row| ctx.policy().prefer.iter().any(|name| name == row.name));
+    preferred.or_else(|| {
+        own().min_by(|a, b| (a.cost)(fixed, &anchor, hardware).total_cmp(&(b.cost)(fixed, &anchor, hardware)))
+    })
+}
+
+/// The rows that may be chosen for a problem, the preferred first, then by predicted cost.
+fn ranked<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Vec<Row<O>>> {
+    let hardware = ctx.device().hardware();
+    let table = ctx.registry().table::<O>()?;
+    let (admitted, refused) = table.candidates(fixed, hardware);
+    let arithmetic: Option<Arithmetic> = family(ctx, fixed, &admitted).map(|row| row.arithmetic);
+    let mut rows: Vec<Row<O>> = admitted
+        .into_iter()
+        .filter(|row| !ctx.policy().deterministic || Some(row.arithmetic) == arithmetic)
+        .copied()
+        .collect();
+    let preferred = |row: &Row<O>| ctx.policy().prefer.iter().any(|name| name == row.name);
+    rows.sort_by(|a, b| {
+        let cost = |row: &Row<O>| (row.cost)(fixed, call, hardware);
+        preferred(b).cmp(&preferred(a)).then(cost(a).total_cmp(&cost(b)))
+    });
+    if rows.is_empty() {
+        let mut reasons: Vec<String> = refused.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
+        if reasons.is_empty() {
+            reasons.push("no row of the table runs on this kind of device".into());
+        }
+        return Err(KernelError::NoKernel {
+            operator: O::NAME,
+            problem: fixed.to_string(),
+            device: ctx.device().id().to_string(),
+            reasons: reasons.join("; "),
+        }
+        .into());
+    }
+    Ok(rows)
+}
+
+fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
+    let row = ranked::<O>(ctx, fixed, call)?[0];
+    tracing::debug!(operator = O::NAME, row = row.name, problem = %fixed, call = %call, "chosen");
+    Ok(row)
+}
+
+/// One row as a candidate for a problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// The row.
+    pub row: &'static str,
+    /// Its arithmetic.
+    pub arithmetic: &'static str,
+    /// Predicted seconds, for rows that take the problem.
+    pub predicted_s: Option<f64>,
+    /// Bytes of workspace.
+    pub workspace: usize,
+    /// Why it is chosen, or why not.
+    pub verdict: String,
+    /// Whether it is the choice.
+    pub chosen: bool,
+}
+
+/// Why a problem gets the kernel that it gets. Printed as a table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// The operator.
+    pub operator: &'static str,
+    /// The problem, static and dynamic part.
+    pub problem: String,
+    /// The hardware that decided.
+    pub hardware: String,
+    /// The least floating-point operations and bytes.
+    pub work: (f64, f64),
+    /// Candidates, the choice first.
+    pub candidates: Vec<Candidate>,
+}
+
+pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
+    let hardware = ctx.device().hardware();
+    let table = ctx.registry().table::<O>()?;
+    let (admitted, refused) = table.candidates(fixed, hardware);
+    let ranked = ranked::<O>(ctx, fixed, &O::bucket(*call)).unwrap_or_default();
+    let chosen = ranked.first().map(|row| row.name);
+    let family = ranked.first().map(|row| row.arithmetic);
+    let preferred = |name: &str| ctx.policy().prefer.iter().any(|p| p == name);
+    let mut candidates: Vec<Candidate> = admitted
+        .into_iter()
+        .map(|row| {
+            let verdict = if Some(row.name) == chosen {
+                if preferred(row.name) { "chosen: preferred by name" } else { "chosen: lowest predicted cost" }.into()
+            } else if ctx.policy().deterministic && row.arithmetic.foreign {
+                "its bits depend on the shape; only with deterministic off".into()
+            } else if ctx.policy().deterministic && Some(row.arithmetic) != family {
+                format!("another arithmetic than {}", family.map_or("", |a| a.name))
+            } else {
+                "slower by prediction".into()
+            };
+            Candidate {
+                row: row.name,
+                arithmetic: row.arithmetic.name,
+                predicted_s: Some((row.cost)(fixed, call, hardware)),
+                workspace: (row.workspace)(fixed, call, hardware),
+                verdict,
+                chosen: Some(row.name) == chosen,
+            }
+        })
+        .collect();
+    candidates.sort_by(|a, b| {
+        let cost = |c: &Candidate| c.predicted_s.unwrap_or(f64::INFINITY);
+        b.chosen.cmp(&a.chosen).then(cost(a).total_cmp(&cost(b)))
+    });
+    let arithmetic_of = |name: &str| table.rows().iter().find(|r| r.name == name).map_or("", |r| r.arithmetic.name);
+    candidates.extend(refused.into_iter().map(|(row, reason)| Candidate {
+        row,
+        arithmetic: arithmetic_of(row),
+        predicted_s: None,
+        workspace: 0,
+        verdict: format!("refused: {reason}"),
+        chosen: false,
+    }));
+    let work = O::work(fixed, call);
+    Ok(Explanation {
+        operator: O::NAME,
+        problem: format!("{fixed}; {call}"),
+        hardware: format!("{}, {}, {} threads", hardware.name, hardware.simd, hardware.threads),
+        work: (work.flops, work.bytes),
+        candidates,
+    })
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.operator, self.problem)?;
+        writeln!(f, "on {}; {:.3} GFLOP, {:.3} MB", self.hardware, self.work.0 / 1e9, self.work.1 / 1e6)?;
+        let width = self.candidates.iter().map(|c| c.row.len()).max().unwrap_or(0);
+        let arithmetic = self.candidates.iter().map(|c| c.arithmetic.len()).max().unwrap_or(0);
+        for c in &self.candidates {
+            let mark = if c.chosen { '*' } else { ' ' };
+            let cost = c.predicted_s.map_or_else(|| "-".into(), |s| format!("{:.1} µs", s * 1e6));
+            let (row, name) = (c.row, c.arithmetic);
+            writeln!(f, "{mark} {row:width$}  {name:arithmetic$}  {cost:>12}  {}", c.verdict)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! The context: everything that a call needs besides its operands.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use sinew_kernels::{Launch, Operands, Operator, Registry, Row};
+use sinew_memory::{Buffer, Cpu, CpuStream, Device, Pool, PoolConfig, SimdLevel, Stream, Team};
+use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
+
+use crate::choice::{self, Choices, Explanation};
+use crate::{Policy, Result};
+
+/// Device, stream, pool, registry and policy: passed to every operator, never global.
+///
+/// `Context` is `Send` and `Sync`; calls from several threads are serialised where they share its workspace.
+///
+/// ```
+/// use sinew_ops::Context;
+/// use sinew_tensor::Tensor;
+///
+/// let ctx = Context::cpu()?;
+/// let a = ctx.tensor(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// let b = sinew_ops::matmul(&a, &a).run(&ctx)?;
+/// assert_eq!(b.to_vec::<f32>()?, [7.0, 10.0, 15.0, 22.0]);
+/// # Ok::<(), sinew_ops::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Context {
+    device: Arc<dyn Device>,
+    stream: Arc<dyn Stream>,
+    pool: Pool,
+    registry: Arc<Registry>,
+    policy: Policy,
+    choices: Choices,
+    /// Scratch of the kernel that is running: kernels of one stream run in order, so one is enough.
+    workspace: Mutex<Option<Buffer>>,
+}
+
+impl Context {
+    /// The CPU with all its threads, Sinew's own rows and the default policy.
+    ///
+    /// # Errors
+    /// A device that cannot make a stream.
+    pub fn cpu() -> Result<Self> {
+        Self::new(sinew_memory::Cpu::get(), Arc::new(Registry::standard()), Policy::default())
+    }
+
+    /// A context on any device with any registry: rows and operators added outside are chosen like Sinew's own.
+    ///
+    /// # Errors
+    /// A device that cannot make a stream.
+    pub fn new(device: Arc<dyn Device>, registry: Arc<Registry>, policy: Policy) -> Result<Self> {
+        let stream = device.clone().stream()?;
+        let pool = Pool::new(device.clone(), PoolConfig::default());
+        let (choices, workspace) = (Choices::default(), Mutex::new(None));
+        Ok(Self { device, stream, pool, registry, policy, choices, workspace })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The stream that work is enqueued on.
+    pub fn stream(&self) -> &Arc<dyn Stream> {
+        &self.stream
+    }
+
+    /// The pool that results are allocated from.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The tables.
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// A tensor on the context's device with a copy of host values.
+    ///
+    /// # Errors
+    /// Another number of values than the shape has, or out of memory.
+    pub fn tensor<T: sinew_tensor::Element>(&self, values: &[T], shape: &[usize]) -> Result<Tensor> {
+        let mut tensor = self.uninitialised(T::DTYPE, shape)?;
+        self.upload(values, &mut tensor)?;
+        Ok(tensor)
+    }
+
+    /// Copies host values into a contiguous tensor from its first element on.
+    ///
+    /// # Errors
+    /// More values than the tensor has, another dtype, or a shared tensor.
+    pub fn upload<T: sinew_tensor::Element>(&self, values: &[T], into: &mut Tensor) -> Result<()> {
+        if T::DTYPE != into.dtype() || values.len() > into.layout().elements() || !into.layout().is_contiguous() {
+            let reason = format!("{} values of {} into {into:?}", values.len(), T::DTYPE);
+            return Err(crate::error::refuse("upload", reason));
+        }
+        Ok(into.upload(&*self.stream, values)?)
+    }
+
+    /// A contiguous tensor from the pool whose values are unspecified: for an operator to write.
+    ///
+    /// # Errors
+    /// Out of memory, or a shape that is too large.
+    pub fn uninitialised(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        let layout = Layout::contiguous(shape)?;
+        let buffer = self.pool.allocate(layout.elements() * dtype.size())?;
+        buffer.record_use(&self.stream);
+        Ok(Tensor::new(buffer, dtype, layout)?)
+    }
+
+    /// Runs `f` where kernels fork and join fastest: on a thread of the CPU's team. On other devices it is just called.
+    pub fn enter<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        let stream: &dyn std::any::Any = &*self.stream;
+        match stream.downcast_ref::<CpuStream>() {
+            Some(cpu) => cpu.team().enter(f),
+            None => f(),
+        }
+    }
+
+    /// The threads and SIMD level for work on host memory: the context's own on the CPU, else the machine's.
+    pub(crate) fn host_team(&self) -> (Team, SimdLevel) {
+        let stream: &dyn std::any::Any = &*self.stream;
+        if let Some(cpu) = stream.downcast_ref::<CpuStream>() {
+            return (cpu.team().clone(), self.device.hardware().simd);
+        }
+        let host = Cpu::shared();
+        (host.team().clone(), host.hardware().simd)
+    }
+
+    /// Waits for all work and reports its first error.
+    ///
+    /// # Errors
+    /// That of the work, named by its operator.
+    pub fn synchronize(&self) -> Result<()> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// The row for a problem: remembered per static part and bucket of the dynamic part.
+    ///
+    /// # Errors
+    /// No row takes the problem on this device; the message says why each refused.
+    pub fn choose<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
+        self.choices.get(self, fixed, call)
+    }
+
+    /// Every candidate for a problem with its predicted cost, the choice, and why the others refused.
+    ///
+    /// # Errors
+    /// An operator that the registry does not hold.
+    pub fn explain<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
+        choice::explain::<O>(self, fixed, call)
+    }
+
+    /// Chooses and runs.
+    ///
+    /// # Errors
+    /// No row for the problem, operands that do not fit it, or what the kernel reports.
+    pub fn run<O: Operator>(
+        &self,
+        fixed: &O::Static,
+        call: &O::Dynamic,
+        inputs: &[Option<View<'_>>],
+        outputs: &[ViewMut<'_>],
+    ) -> Result<()> {
+        let row = self.choose::<O>(fixed, call)?;
+        self.launch(&row, fixed, call, Operands { inputs, outputs })
+    }
+
+    /// Plans a problem for a model: rows are chosen now for each of `calls`, the workspace is made large enough for
+    /// them, and running it later allocates nothing.
+    ///
+    /// # Errors
+    /// No row for the problem, or no memory for the workspace.
+    pub fn plan<O: Operator>(&self, fixed: O::Static, calls: &[O::Dynamic]) -> Result<Planned<O>> {
+        let mut rows: Vec<(O::Dynamic, Row<O>)> = Vec::new();
+        for call in calls {
+            let row = self.choose::<O>(&fixed, call)?;
+            let bytes = (row.workspace)(&fixed, call, self.device.hardware());
+            self.reserve(&mut self.lock(), bytes)?;
+            let bucket = O::bucket(*call);
+            if !rows.iter().any(|(b, _)| *b == bucket) {
+                rows.push((bucket, row));
+            }
+        }
+        Ok(Planned { fixed, rows })
+    }
+
+    fn launch<O: Operator>(
+        &self,
+        row: &Row<O>,
+        fixed: &O::Static,
+        call: &O::Dynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let bytes = (row.workspace)(fixed, call, self.device.hardware());
+        let mut workspace = self.lock();
+        self.reserve(&mut workspace, bytes)?;
+        let launch = Launch::new(&self.stream, workspace.as_mut().filter(|_| bytes > 0))?;
+        tracing::trace!(operator = O::NAME, row = row.name, problem = %fixed, call = %call);
+        Ok(row.launch(&launch, fixed, call, operands)?)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Buffer>> {
+        // A panic while it was held leaves scratch bytes, which no one reads.
+        self.workspace.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn reserve(&self, workspace: &mut Option<Buffer>, bytes: usize) -> Result<()> {
+        if bytes > workspace.as_ref().map_or(0, Buffer::len) {
+            *workspace = None;
+            let buffer = self.pool.allocate_tagged(bytes, "workspace")?;
+            buffer.record_use(&self.stream);
+            *workspace = Some(buffer);
+        }
+        Ok(())
+    }
+}
+
+/// A problem whose rows are chosen: what models hold. Running it allocates nothing for calls up to the largest planned.
+#[derive(Debug, Clone)]
+pub struct Planned<O: Operator> {
+    fixed: O::Static,
+    rows: Vec<(O::Dynamic, Row<O>)>,
+}
+
+impl<O: Operator> Planned<O> {
+    /// The static part of the problem.
+    pub fn fixed(&self) -> &O::Static {
+        &self.fixed
+    }
+
+    /// The rows chosen, with the bucket that each serves.
+    pub fn rows(&self) -> &[(O::Dynamic, Row<O>)] {
+        &self.rows
+    }
+
+    /// Enqueues the work.
+    ///
+    /// # Errors
+    /// Operands that do not fit the problem, or what the kernel reports.
+    pub fn run(
+        &self,
+        ctx: &Context,
+        call: &O::Dynamic,
+        inputs: &[Option<View<'_>>],
+        outputs: &[ViewMut<'_>],
+    ) -> Result<()> {
+        let bucket = O::bucket(*call);
+        let row = match self.rows.iter().find(|(b, _)| *b == bucket) {
+            Some((_, row)) => *row,
+            None => ctx.choose::<O>(&self.fixed, call)?,
+        };
+        ctx.launch(&row, &self.fixed, call, Operands { inputs, outputs })
+    }
+}

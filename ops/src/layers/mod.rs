@@ -1,0 +1,30 @@
+//! Planned operators: what models are made of. Each is described and its kernels are chosen when a model is loaded;
+//! running it only enqueues work.
+
+mod attention;
+mod embedding;
+mod linear;
+mod norm;
+mod rotary;
+mod weight;
+
+pub use attention::{Attention, AttentionOptions, Inputs, KvAppend, Sequences};
+pub use embedding::{Embedding, RowGather};
+pub use linear::{Linear, LinearOptions};
+pub use norm::{Norm, NormOptions};
+pub use rotary::Rotary;
+pub use sinew_kernels::Compute;
+pub use sinew_kernels::activation::Activation;
+pub use weight::{PackedShape, PackedWeight, PanelSlice, WeightPacker};
+
+/// Numbers of rows for which a plan chooses kernels: 1, 2, 4, … up to `max_rows`, and that itself.
+pub(crate) fn row_counts(max_rows: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(1usize), |n| n.checked_mul(2)).take_while(move |&n| n < max_rows).chain([max_rows])
+}
+
+/// Names of the rows of a plan, without repetition.
+pub(crate) fn names<O: sinew_kernels::Operator>(plan: &crate::Planned<O>) -> Vec<&'static str> {
+    let mut names: Vec<&'static str> = plan.rows().iter().map(|(_, row)| row.name).collect();
+    names.dedup();
+    names
+}

@@ -1,0 +1,88 @@
+//! RMS and layer norm with their weights.
+
+use sinew_kernels::norm::{Norm as Operator, NormDynamic, NormKind, NormStatic};
+use sinew_tensor::{DType, Tensor, View, ViewMut};
+
+use super::{names, row_counts};
+use crate::{Context, Planned, Result};
+
+/// Kind, weights and dtypes of a norm.
+#[derive(Debug, Clone)]
+pub struct NormOptions {
+    kind: NormKind,
+    eps: f64,
+    weight: Tensor,
+    bias: Option<Tensor>,
+    input: DType,
+    output: DType,
+}
+
+impl NormOptions {
+    /// `x / √(mean(x²) + eps) · weight` (Zhang and Sennrich 2019).
+    pub fn rms(eps: f64, weight: Tensor, input: DType, output: DType) -> Self {
+        Self { kind: NormKind::Rms, eps, weight, bias: None, input, output }
+    }
+
+    /// `(x - mean) / √(variance + eps) · weight + bias` (Ba et al. 2016).
+    pub fn layer(eps: f64, weight: Tensor, bias: Tensor, input: DType, output: DType) -> Self {
+        Self { kind: NormKind::Layer, eps, weight, bias: Some(bias), input, output }
+    }
+}
+
+/// A planned norm over the last dimension.
+#[derive(Debug)]
+pub struct Norm {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    plan: Planned<Operator>,
+    in_place: Planned<Operator>,
+}
+
+impl Norm {
+    /// Plans a norm for up to `max_rows` rows.
+    ///
+    /// # Errors
+    /// No kernel for it on the context's device.
+    pub fn new(ctx: &Context, options: NormOptions, max_rows: usize) -> Result<Self> {
+        let NormOptions { kind, eps, weight, bias, input, output } = options;
+        let fixed = |in_place| NormStatic {
+            width: weight.layout().elements(),
+            kind,
+            eps: (eps as f32).into(),
+            x: input,
+            out: if in_place { input } else { output },
+            weight: Some(weight.dtype()),
+            bias: bias.as_ref().map(Tensor::dtype),
+            in_place,
+            ..NormStatic::default()
+        };
+        let calls: Vec<NormDynamic> = row_counts(max_rows).map(|rows| NormDynamic { rows }).collect();
+        let (plan, in_place) = (ctx.plan(fixed(false), &calls)?, ctx.plan(fixed(true), &calls)?);
+        Ok(Self { weight, bias, plan, in_place })
+    }
+
+    /// Enqueues `out = norm(x)`, both `[.., width]`.
+    ///
+    /// # Errors
+    /// Operands of other shapes or dtypes than planned.
+    pub fn run(&self, ctx: &Context, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        let call = NormDynamic::of(x.shape());
+        let inputs = [Some(x), Some(self.weight.view()), self.bias.as_ref().map(Tensor::view)];
+        self.plan.run(ctx, &call, &inputs, &[out])
+    }
+
+    /// Enqueues `x = norm(x)`.
+    ///
+    /// # Errors
+    /// Operands of other shapes or dtypes than planned.
+    pub fn run_in_place(&self, ctx: &Context, x: ViewMut<'_>) -> Result<()> {
+        let call = NormDynamic::of(x.shape());
+        let inputs = [None, Some(self.weight.view()), self.bias.as_ref().map(Tensor::view)];
+        self.in_place.run(ctx, &call, &inputs, &[x])
+    }
+
+    /// Kernels chosen.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        names(&self.plan)
+    }
+}

@@ -1,0 +1,60 @@
+//! Rotary position embedding with its table.
+
+use sinew_kernels::rotary::{self, Rotary as Operator, RotaryDynamic, RotaryStatic, Style};
+use sinew_tensor::{DType, Tensor, View, ViewMut};
+
+use super::names;
+use crate::{Context, Planned, Result};
+
+/// Rotary position embedding (Su et al. 2021), planned for queries and keys of one width.
+#[derive(Debug)]
+pub struct Rotary {
+    cos: Tensor,
+    sin: Tensor,
+    plan: Planned<Operator>,
+}
+
+impl Rotary {
+    /// Tables for `positions` positions, built in f64: pair `i` of a head turns by `position · inv_freq[i]`, and cos
+    /// and sin are multiplied by `scale`. Halves are paired, as Llama and GPT-NeoX do.
+    ///
+    /// # Errors
+    /// No kernel for it on the context's device, or out of memory.
+    pub fn new(
+        ctx: &Context,
+        inv_freq: &[f64],
+        scale: f64,
+        positions: usize,
+        head_dim: usize,
+        dtype: DType,
+    ) -> Result<Self> {
+        let table = rotary::Table::build(inv_freq, scale, positions);
+        let shape = [positions, inv_freq.len()];
+        let (cos, sin) = (ctx.tensor(&table.cos, &shape)?, ctx.tensor(&table.sin, &shape)?);
+        let fixed = RotaryStatic {
+            head_dim,
+            rotary_dim: 2 * inv_freq.len(),
+            style: Style::Half,
+            x: dtype,
+            out: dtype,
+            in_place: true,
+        };
+        let plan = ctx.plan(fixed, &[RotaryDynamic { tokens: 1, heads: 1 }])?;
+        Ok(Self { cos, sin, plan })
+    }
+
+    /// Enqueues the turn of `x [tokens, heads, head_dim]` by `positions` i32 `[tokens]`.
+    ///
+    /// # Errors
+    /// Operands of other shapes or dtypes than planned, or a position past the table.
+    pub fn run_in_place(&self, ctx: &Context, x: ViewMut<'_>, positions: View<'_>) -> Result<()> {
+        let call = RotaryDynamic { tokens: x.shape()[0], heads: x.shape()[1] };
+        let inputs = [None, Some(positions), Some(self.cos.view()), Some(self.sin.view())];
+        self.plan.run(ctx, &call, &inputs, &[x])
+    }
+
+    /// Kernels chosen.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        names(&self.plan)
+    }
+}

@@ -1,0 +1,184 @@
+//! Weights in the packed form that their kernels read.
+
+use std::ops::Range;
+
+use sinew_kernels::gemm::{self, Format, Weights};
+use sinew_memory::Buffer;
+use sinew_tensor::{DType, Layout, Tensor};
+
+use crate::error::refuse;
+use crate::{Context, Result};
+
+/// A weight `[n, k]` packed for the kernels of its family; several matrices may be stacked along `n`.
+#[derive(Debug)]
+pub struct PackedWeight {
+    bytes: Tensor,
+    shape: PackedShape,
+}
+
+/// Which weight is packed, and into which format.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PackedShape {
+    /// The packed format.
+    pub format: &'static Format,
+    /// Outputs, stacked matrices together.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Whether gate and up are interleaved, so that one pass gives `act(gate) · up`.
+    pub gated: bool,
+}
+
+impl PackedWeight {
+    /// Outputs, stacked matrices together.
+    pub fn n(&self) -> usize {
+        self.shape.n
+    }
+
+    /// Inputs.
+    pub fn k(&self) -> usize {
+        self.shape.k
+    }
+
+    /// What was packed.
+    pub fn shape(&self) -> &PackedShape {
+        &self.shape
+    }
+
+    /// The packed bytes.
+    pub fn tensor(&self) -> &Tensor {
+        &self.bytes
+    }
+
+    /// Number of packed bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.buffer().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Packs a weight panel by panel, so that only a slice of it has to be at hand in its unpacked form.
+///
+/// ```
+/// use sinew_ops::Context;
+/// use sinew_ops::layers::WeightPacker;
+/// use sinew_tensor::DType;
+///
+/// let ctx = Context::cpu()?;
+/// let rows: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+/// let mut packer = WeightPacker::new(&ctx, DType::BF16, &[2], 2, false)?;
+/// for slice in packer.slices(16 << 20) {
+///     let (_, range) = &slice.rows[0];
+///     packer.pack(&ctx, &slice, &[(&rows[range.start * 8..range.end * 8], DType::F32)])?;
+/// }
+/// assert_eq!(packer.finish()?.n(), 2);
+/// # Ok::<(), sinew_ops::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct WeightPacker {
+    buffer: Buffer,
+    shape: PackedShape,
+    /// Rows of each matrix.
+    rows: Vec<usize>,
+}
+
+/// A run of panels, and the rows that must be at hand to pack them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PanelSlice {
+    panels: Range<usize>,
+    /// Matrices by number, each with a range of its rows.
+    pub rows: Vec<(usize, Range<usize>)>,
+}
+
+impl WeightPacker {
+    /// Room for matrices of these numbers of rows, all `k` long, stacked, in the format for weights kept as `dtype`.
+    /// With `gated` there are two, gate and up.
+    ///
+    /// # Errors
+    /// A dtype without a format, a gated weight that is not two matrices of one size, or out of memory.
+    pub fn new(ctx: &Context, dtype: DType, rows: &[usize], k: usize, gated: bool) -> Result<Self> {
+        let format = Format::of(dtype)
+            .ok_or_else(|| refuse("pack", format!("no packed format keeps {dtype}; f32, f16 and bf16 have one")))?;
+        if gated && (rows.len() != 2 || rows[0] != rows[1]) {
+            return Err(refuse("pack", format!("a gated weight wants gate and up of equal size, not {rows:?} rows")));
+        }
+        let n = rows.iter().try_fold(0usize, |n, &r| n.checked_add(r));
+        let n = n.ok_or_else(|| refuse("pack", format!("{rows:?} rows are too many")))?;
+        let shape = PackedShape { format, n, k, gated };
+        // Not from the pool: a weight lives as long as its model, and a size class may be a quarter too large.
+        let buffer = Buffer::allocate(ctx.device(), format.packed_bytes(n, k, gated))?;
+        Ok(Self { buffer, shape, rows: rows.to_vec() })
+    }
+
+    /// The panels in runs that need about `bytes` bytes of f32 rows each.
+    pub fn slices(&self, bytes: usize) -> Vec<PanelSlice> {
+        let PackedShape { format, n, k, gated } = self.shape;
+        let panels = format.panels(n, gated);
+        let step = (bytes / (gemm::PANEL * k.max(1) * DType::F32.size())).max(1);
+        (0..panels)
+            .step_by(step)
+            .map(|first| {
+                let last = (first + step).min(panels) - 1;
+                let [start, end] = [first, last].map(|panel| format.panel_rows(panel, n, gated));
+                // Where gated the two matrices each give a range; otherwise one range runs over all of them.
+                let rows = if gated {
+                    let [gates, ups] = [0, 1].map(|half| start[half].start..end[half].end);
+                    vec![(0, gates), (1, ups.start - n / 2..ups.end - n / 2)]
+                } else {
+                    self.split(start[0].start..end[0].end)
+                };
+                PanelSlice { panels: first..last + 1, rows }
+            })
+            .collect()
+    }
+
+    /// A range of stacked rows as ranges of the matrices.
+    fn split(&self, range: Range<usize>) -> Vec<(usize, Range<usize>)> {
+        let mut before = 0;
+        let mut parts = Vec::new();
+        for (matrix, &rows) in self.rows.iter().enumerate() {
+            let (start, end) = (range.start.max(before), range.end.min(before + rows));
+            if start < end {
+                parts.push((matrix, start - before..end - before));
+            }
+            before += rows;
+        }
+        parts
+    }
+
+    /// Packs one run of panels from the bytes of its rows, row-major and at any alignment, with all threads.
+    ///
+    /// # Errors
+    /// Other rows than those of the slice, or memory that the host cannot reach.
+    pub fn pack(&mut self, ctx: &Context, slice: &PanelSlice, rows: &[(&[u8], DType)]) -> Result<()> {
+        let PackedShape { format, k, gated, .. } = self.shape;
+        if rows.len() != slice.rows.len() {
+            return Err(refuse("pack", format!("{} pieces for {} ranges of rows", rows.len(), slice.rows.len())));
+        }
+        let sources = rows
+            .iter()
+            .zip(&slice.rows)
+            .map(|(&(bytes, dtype), (_, range))| Ok(gemm::Source::from_bytes(bytes, dtype, range.len(), k)?))
+            .collect::<Result<Vec<_>>>()?;
+        // Panels do not know where they stand: a run of them is a smaller weight of its own.
+        let weights = Weights { sources: &sources, k, gated };
+        let panel = format.panel_bytes(k);
+        let packed = self.buffer.as_mut_slice::<u8>()?;
+        let packed = &mut packed[slice.panels.start * panel..slice.panels.end * panel];
+        let (team, level) = ctx.host_team();
+        Ok(format.pack(&team, level, &weights, 0..slice.panels.len(), packed)?)
+    }
+
+    /// The packed weight.
+    ///
+    /// # Errors
+    /// A size that overflows a layout.
+    pub fn finish(self) -> Result<PackedWeight> {
+        let layout = Layout::contiguous(&[self.buffer.len()])?;
+        Ok(PackedWeight { bytes: Tensor::new(self.buffer, DType::U8, layout)?, shape: self.shape })
+    }
+}

@@ -1,0 +1,234 @@
+//! A planned step allocates nothing.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sinew_kernels::Registry;
+use sinew_memory::{Cpu, SimdLevel};
+use sinew_ops::layers::{
+    Activation, Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
+    NormOptions, PackedWeight, Rotary, Sequences, WeightPacker,
+};
+use sinew_ops::{Context, Policy, Result};
+use sinew_tensor::{DType, Tensor};
+
+/// The system's allocator, which counts what is asked of it on every thread.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const WIDTH: usize = 256;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 64;
+const MLP: usize = 512;
+const VOCAB: usize = 300;
+const BLOCK: usize = 16;
+const BLOCKS: usize = 8;
+const ROWS: usize = 8;
+/// Keys of each sequence: several tiles.
+const KEYS: usize = 100;
+
+/// A decoder of one layer.
+struct Layers {
+    embedding: Embedding,
+    norm: Norm,
+    qkv: Linear,
+    rotary: Rotary,
+    append: KvAppend,
+    attention: Attention,
+    out: Linear,
+    gate_up: Linear,
+    down: Linear,
+    head: Linear,
+}
+
+/// Its buffers for a number of rows.
+struct Buffers {
+    ids: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    query_start: Tensor,
+    kv_len: Tensor,
+    block_table: Tensor,
+    hidden: Tensor,
+    normed: Tensor,
+    qkv: Tensor,
+    attended: Tensor,
+    gated: Tensor,
+    logits: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+}
+
+fn weight(ctx: &Context, rows: &[usize], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
+    let bytes: Vec<u8> =
+        (0..rows.iter().sum::<usize>() * k).flat_map(|i| ((i % 7) as f32 / 64.0).to_le_bytes()).collect();
+    let mut packer = WeightPacker::new(ctx, DType::BF16, rows, k, gated)?;
+    for slice in packer.slices(1 << 20) {
+        let pieces: Vec<(&[u8], DType)> =
+            slice.rows.iter().map(|(_, range)| (&bytes[range.start * k * 4..range.end * k * 4], DType::F32)).collect();
+        packer.pack(ctx, &slice, &pieces)?;
+    }
+    Ok(Arc::new(packer.finish()?))
+}
+
+impl Layers {
+    fn new(ctx: &Context) -> Result<Self> {
+        let (f32, bf16, compute) = (DType::F32, DType::BF16, Compute::Bf16);
+        let linear =
+            |rows: &[usize], k, gated: bool, options| Linear::new(ctx, weight(ctx, rows, k, gated)?, options, ROWS);
+        let gates = LinearOptions { gated: Some(Activation::Silu), ..LinearOptions::new(bf16, bf16, compute) };
+        let attention = AttentionOptions {
+            num_heads: HEADS,
+            num_kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
+            q: bf16,
+            kv: bf16,
+            output: bf16,
+            compute,
+            scale: 0.125,
+            causal: true,
+            window: None,
+            block_size: Some(BLOCK),
+            mask: None,
+        };
+        let inv_freq: Vec<f64> = (0..HEAD_DIM / 2).map(|i| 1e4f64.powf(-2.0 * i as f64 / HEAD_DIM as f64)).collect();
+        let table = ctx.tensor(&vec![0.01f32; VOCAB * WIDTH], &[VOCAB, WIDTH])?;
+        let ones = ctx.tensor(&[1.0f32; WIDTH], &[WIDTH])?;
+        let kv_width = KV_HEADS * HEAD_DIM;
+        Ok(Self {
+            embedding: Embedding::table(ctx, table, f32)?,
+            norm: Norm::new(ctx, NormOptions::rms(1e-6, ones, f32, bf16), ROWS)?,
+            qkv: linear(&[WIDTH, kv_width, kv_width], WIDTH, false, LinearOptions::new(bf16, bf16, compute))?,
+            rotary: Rotary::new(ctx, &inv_freq, 1.0, BLOCK * BLOCKS, HEAD_DIM, bf16)?,
+            append: KvAppend::new(ctx, KV_HEADS, HEAD_DIM, bf16, bf16, BLOCK)?,
+            attention: Attention::new(ctx, attention, ROWS, BLOCK * BLOCKS)?,
+            out: linear(&[WIDTH], WIDTH, false, LinearOptions::new(bf16, f32, compute).accumulate())?,
+            gate_up: linear(&[MLP, MLP], WIDTH, true, gates)?,
+            down: linear(&[WIDTH], MLP, false, LinearOptions::new(bf16, f32, compute).accumulate())?,
+            head: linear(&[VOCAB], WIDTH, false, LinearOptions::new(bf16, f32, compute))?,
+        })
+    }
+
+    /// One step of `rows` sequences of one token each, from ids to logits.
+    fn step(&self, ctx: &Context, b: &mut Buffers) -> Result<()> {
+        let rows = b.ids.shape()[0];
+        let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
+        self.embedding.run(ctx, b.ids.view(), b.hidden.view_mut()?)?;
+        self.norm.run(ctx, b.hidden.view(), b.normed.view_mut()?)?;
+        self.qkv.run(ctx, b.normed.view(), b.qkv.view_mut()?)?;
+        let turned = b.qkv.view_mut()?.narrow(1, 0, q + kv)?.reshape(&[rows, HEADS + KV_HEADS, HEAD_DIM])?;
+        self.rotary.run_in_place(ctx, turned, b.positions.view())?;
+        let part =
+            |start, heads: usize| b.qkv.view().narrow(1, start, heads * HEAD_DIM)?.reshape(&[rows, heads, HEAD_DIM]);
+        let (k, v) = (part(q, KV_HEADS)?, part(q + kv, KV_HEADS)?);
+        self.append.run(ctx, k, v, b.slots.view(), b.k_cache.view_mut()?, b.v_cache.view_mut()?)?;
+        let inputs = Inputs { q: part(0, HEADS)?, k: b.k_cache.view(), v: b.v_cache.view(), mask: None };
+        let of = Sequences {
+            query_start: b.query_start.view(),
+            kv_len: b.kv_len.view(),
+            block_table: Some(b.block_table.view()),
+            max_query: 1,
+            max_kv: KEYS,
+        };
+        self.attention.run(ctx, inputs, of, b.attended.view_mut()?)?;
+        let attended = b.attended.view().reshape(&[rows, q])?;
+        self.out.run(ctx, attended, b.hidden.view_mut()?)?;
+        self.norm.run(ctx, b.hidden.view(), b.normed.view_mut()?)?;
+        self.gate_up.run(ctx, b.normed.view(), b.gated.view_mut()?)?;
+        self.down.run(ctx, b.gated.view(), b.hidden.view_mut()?)?;
+        self.norm.run_in_place(ctx, b.hidden.view_mut()?)?;
+        self.norm.run(ctx, b.hidden.view(), b.normed.view_mut()?)?;
+        self.head.run(ctx, b.normed.view(), b.logits.view_mut()?)
+    }
+}
+
+impl Buffers {
+    fn new(ctx: &Context, rows: usize) -> Result<Self> {
+        let zeros = |dtype, shape: &[usize]| Ok::<_, sinew_ops::Error>(Tensor::zeros(ctx.device(), dtype, shape)?);
+        // All sequences read the same blocks, and each writes its last key to a slot of its own.
+        let blocks: Vec<u32> = (0..rows).flat_map(|_| 0..BLOCKS as u32).collect();
+        let slots: Vec<i64> = (0..rows as i64).map(|row| KEYS as i64 - 1 - row).collect();
+        let starts: Vec<i32> = (0..=rows as i32).collect();
+        let cache = [BLOCKS, KV_HEADS, BLOCK, HEAD_DIM];
+        Ok(Self {
+            ids: ctx.tensor(&vec![7u32; rows], &[rows])?,
+            positions: ctx.tensor(&vec![KEYS as i32 - 1; rows], &[rows])?,
+            slots: ctx.tensor(&slots, &[rows])?,
+            query_start: ctx.tensor(&starts, &[rows + 1])?,
+            kv_len: ctx.tensor(&vec![KEYS as i32; rows], &[rows])?,
+            block_table: ctx.tensor(&blocks, &[rows, BLOCKS])?,
+            hidden: zeros(DType::F32, &[rows, WIDTH])?,
+            normed: zeros(DType::BF16, &[rows, WIDTH])?,
+            qkv: zeros(DType::BF16, &[rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM])?,
+            attended: zeros(DType::BF16, &[rows, HEADS, HEAD_DIM])?,
+            gated: zeros(DType::BF16, &[rows, MLP])?,
+            logits: zeros(DType::F32, &[rows, VOCAB])?,
+            k_cache: zeros(DType::BF16, &cache)?,
+            v_cache: zeros(DType::BF16, &cache)?,
+        })
+    }
+}
+
+// One test alone in its file: a second would be counted too.
+#[test]
+fn a_planned_step_allocates_nothing() {
+    const STEPS: usize = 200;
+    for threads in [1, 2] {
+        for level in SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected()) {
+            let cpu = Cpu::with(threads, level).unwrap();
+            let ctx = Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).unwrap();
+            let layers = Layers::new(&ctx).unwrap();
+            for rows in [1, 3, ROWS] {
+                let mut buffers = Buffers::new(&ctx, rows).unwrap();
+                let counted = ctx.enter(|| {
+                    let mut counts = [0; STEPS];
+                    for count in &mut counts {
+                        let before = ALLOCATIONS.load(Ordering::Relaxed);
+                        layers.step(&ctx, &mut buffers).unwrap();
+                        *count = ALLOCATIONS.load(Ordering::Relaxed) - before;
+                    }
+                    counts
+                });
+                let (first, steady): (usize, usize) = (counted[0], counted[1..].iter().sum());
+                println!(
+                    "{threads} threads, {level}, {rows} rows: {first} allocations in the first step, {steady} in {} more",
+                    STEPS - 1
+                );
+                assert_eq!(steady, 0, "{threads} threads, {level}, {rows} rows: {counted:?}");
+                assert!(buffers.logits.to_vec::<f32>().unwrap().iter().all(|x| x.is_finite()));
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! `sinew bench`.
+
+use std::io::Write;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+use sinew::kernels::peaks::Peaks;
+use sinew::models::{LanguageModel, LoadOptions};
+
+use super::{Machine, Model, Outcome, catch_interrupts, interrupted, peak_rss_bytes};
+
+/// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored.
+#[derive(Debug, Args)]
+pub struct Bench {
+    #[command(flatten)]
+    model: Model,
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    prompt_tokens: usize,
+    /// Tokens to generate after each prompt.
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    new_tokens: usize,
+    /// Sequences at once.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    batch: usize,
+    /// Runs, of which medians are printed.
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    repeat: usize,
+    /// Tokens of a prompt in one step.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    prefill_chunk: usize,
+    /// Print one JSON object and nothing else.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Seconds of one run.
+struct Run {
+    first_token: f64,
+    prefill: f64,
+    decode: f64,
+}
+
+impl Bench {
+    pub fn run(&self, machine: &Machine) -> Outcome {
+        if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
+            return Err("prompt tokens, batch and repeat must be at least 1".into());
+        }
+        let wanted = self.prompt_tokens.saturating_add(self.new_tokens);
+        let context = self.model.context_for(wanted, 0)?;
+        let options = LoadOptions {
+            context: Some(context),
+            max_sequences: self.batch,
+            prefill_chunk: self.prefill_chunk,
+            ..self.model.options()
+        };
+        let start = Instant::now();
+        let mut model = self.model.load(machine, &options)?;
+        let load_s = start.elapsed().as_secs_f64();
+        catch_interrupts();
+
+        let mut runs = Vec::new();
+        // One run that is not counted: caches, page tables and clock rates settle in it.
+        for counted in std::iter::once(false).chain(std::iter::repeat_n(true, self.repeat)) {
+            let run = self.once(&mut model)?;
+            if interrupted() {
+                return Ok(());
+            }
+            if counted {
+                runs.push(run);
+            }
+        }
+        // Before the limits are measured: their buffers are not the model's.
+        let peak_rss = peak_rss_bytes();
+        let peaks = Peaks::measure(model.context().device())?;
+        self.report(&model, load_s, &runs, peak_rss, &peaks)
+    }
+
+    fn once(&self, model: &mut LanguageModel) -> Outcome<Run> {
+        let vocab = model.decoder().config().vocab_size as u64;
+        // Any spread of tokens will do: the speed does not depend on them.
+        let token = |i: usize| ((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32 % vocab as u32;
+        let mut sequences: Vec<_> = (0..self.batch).map(|_| model.sequence()).collect();
+        let start = Instant::now();
+        let mut first_token = 0.0;
+        for (b, sequence) in sequences.iter_mut().enumerate() {
+            if interrupted() {
+                break;
+            }
+            let prompt: Vec<u32> = (0..self.prompt_tokens).map(|i| token(i + b)).collect();
+            model.prefill(sequence, &prompt)?;
+            if b == 0 {
+                first_token = start.elapsed().as_secs_f64();
+            }
+        }
+        let prefill = start.elapsed().as_secs_f64();
+        let mut tokens = vec![0; self.batch];
+        let start = Instant::now();
+        for step in 0..self.new_tokens {
+            if interrupted() {
+                break;
+            }
+            tokens.iter_mut().enumerate().for_each(|(b, t)| *t = token(1000 + step + 70 * b));
+            model.decode(&mut sequences, &tokens)?;
+        }
+        Ok(Run { first_token, prefill, decode: start.elapsed().as_secs_f64() })
+    }
+
+    fn report(&self, model: &LanguageModel, load_s: f64, runs: &[Run], peak_rss: usize, peaks: &Peaks) -> Outcome {
+        let decoder = model.decoder();
+        let config = decoder.config();
+        let batch = self.batch as f64;
+        let prefill_rate = median(runs.iter().map(|r| batch * self.prompt_tokens as f64 / r.prefill));
+        let decode_rate = median(runs.iter().map(|r| batch * self.new_tokens as f64 / r.decode));
+        let first_token_s = median(runs.iter().map(|r| r.first_token));
+
+        // Limits: arithmetic for prefill, bytes for decode.
+        let flops_per_token = config.flops_per_token(self.prompt_tokens as f64 / 2.0);
+        let head = config.head_flops() / self.prompt_tokens as f64;
+        let peak = peaks.flops_per_s(decoder.precision().compute);
+        let prefill_limit = peak / (flops_per_token + head);
+        let kv_per_token = model.cache().bytes_per_token();
+        let length = self.prompt_tokens as f64 + self.new_tokens as f64 / 2.0;
+        let step_bytes = decoder.weight_bytes_per_step() as f64 + batch * length * kv_per_token as f64;
+        let decode_limit = batch * peaks.read_bytes_per_s / step_bytes;
+        let device = model.context().device();
+        let threads = device.hardware().threads;
+        let dtype = decoder.precision().weights;
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let line = json!({
+                "prefill_tokens_per_s": prefill_rate,
+                "prefill_share_of_limit": prefill_rate / prefill_limit,
+                "decode_tokens_per_s": decode_rate,
+                "decode_share_of_limit": decode_rate / decode_limit,
+                "load_s": load_s,
+                "time_to_first_token_s": first_token_s,
+                "peak_rss_bytes": peak_rss,
+                "peak_rss_share_of_weights": peak_rss as f64 / decoder.weight_bytes() as f64,
+                "weight_bytes": decoder.weight_bytes(),
+                "kv_bytes_per_token": kv_per_token,
+                "threads": threads,
+                "device": device.id().to_string(),
+                "dtype": dtype.name(),
+                "prompt_tokens": self.prompt_tokens,
+                "new_tokens": self.new_tokens,
+                "batch": self.batch,
+                "repeat": self.repeat,
+                "limit_read_bytes_per_s": peaks.read_bytes_per_s,
+                "limit_flops_per_s": peak,
+            });
+            writeln!(out, "{line}")?;
+            return Ok(());
+        }
+        let hardware = device.hardware();
+        writeln!(out, "{}: {}, {}, {threads} threads; weights {dtype}", device.id(), hardware.name, hardware.simd)?;
+        let share = |rate: f64, limit: f64| 100.0 * rate / limit;
+        writeln!(
+            out,
+            "prefill  {prefill_rate:9.1} tokens/s  {:5.1} % of {:.0} GFLOP/s",
+            share(prefill_rate, prefill_limit),
+            peak / 1e9
+        )?;
+        writeln!(
+            out,
+            "decode   {decode_rate:9.1} tokens/s  {:5.1} % of {:.1} GB/s",
+            share(decode_rate, decode_limit),
+            peaks.read_bytes_per_s / 1e9
+        )?;
+        writeln!(out, "first    {first_token_s:9.3} s      load {load_s:.2} s")?;
+        writeln!(
+            out,
+            "memory   {:9.1} MB     {:.2} of {:.1} MB packed weights; {kv_per_token} bytes of KV per token",
+            peak_rss as f64 / 1e6,
+            peak_rss as f64 / decoder.weight_bytes() as f64,
+            decoder.weight_bytes() as f64 / 1e6
+        )?;
+        Ok(())
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,57 @@
+//! Bare `sinew`: the bundled model answers a few prompts.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use sinew::demo;
+use sinew::models::{GenerateOptions, LoadOptions};
+
+use super::{Machine, Outcome, catch_interrupts, interrupted, megabytes, peak_rss_bytes};
+
+pub fn run(machine: &Machine) -> Outcome {
+    catch_interrupts();
+    let ctx = machine.context()?;
+    let mut model = demo::load(ctx.clone(), &LoadOptions::default())?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "The bundled model answers. Your own: sinew generate --model PATH --prompt TEXT\n")?;
+    let (mut tokens, mut time) = (0, Duration::ZERO);
+    for (prompt, _) in demo::PROMPTS {
+        write!(out, "  {prompt} ")?;
+        out.flush()?;
+        let prompt = model.encode(prompt)?;
+        let answer = model.generate(&prompt, &GenerateOptions::default(), &mut |text| {
+            let shown = write!(out, "{text}").and_then(|()| out.flush());
+            if shown.is_err() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        writeln!(out)?;
+        if interrupted() {
+            return Ok(());
+        }
+        tokens += answer.tokens.len().saturating_sub(1);
+        time += answer.decode;
+    }
+    let hardware = ctx.device().hardware();
+    let decoder = model.decoder();
+    writeln!(
+        out,
+        "\ndevice   {}: {}, {}, {} threads",
+        ctx.device().id(),
+        hardware.name,
+        hardware.simd,
+        hardware.threads
+    )?;
+    for (place, rows) in decoder.kernels() {
+        writeln!(out, "kernel   {place}: {}", rows.join(", "))?;
+    }
+    let cache = model.cache().layout().bytes() * 2 * decoder.config().num_hidden_layers;
+    writeln!(
+        out,
+        "memory   {} weights, {} KV cache, {} peak",
+        megabytes(decoder.weight_bytes()),
+        megabytes(cache),
+        megabytes(peak_rss_bytes())
+    )?;
+    writeln!(out, "speed    {:.0} tokens/s", tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE))?;
+    Ok(())
+}

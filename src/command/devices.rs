@@ -1,0 +1,120 @@
+//! `sinew devices`.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::json;
+use sinew::memory::{Discovered, Found, discover, level_from_environment};
+
+use super::Outcome;
+
+/// List the devices of this machine, or why there are none.
+#[derive(Debug, Args)]
+pub struct Devices {
+    /// Print one JSON object and nothing else.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Devices {
+    pub fn run(&self) -> Outcome {
+        // A cap that cannot be read is an error here as everywhere.
+        level_from_environment()?;
+        let devices = discover();
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let all: Vec<_> = devices.iter().map(as_json).collect();
+            writeln!(out, "{}", json!({ "devices": all }))?;
+            return Ok(());
+        }
+        devices.iter().try_for_each(|device| print(&mut out, device))?;
+        Ok(())
+    }
+}
+
+fn gib(bytes: usize) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+fn kib(bytes: usize) -> String {
+    if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
+}
+
+fn print(out: &mut impl Write, device: &Discovered) -> io::Result<()> {
+    match &device.found {
+        Found::Host(host) => {
+            writeln!(out, "{}: {}", device.name, host.name)?;
+            writeln!(out, "  SIMD {}, {} cores, {} threads usable", host.simd, host.cores, host.threads)?;
+            let caches = host.caches;
+            writeln!(out, "  caches L1d {}, L2 {}, L3 {}", kib(caches.l1d), kib(caches.l2), kib(caches.l3))?;
+            writeln!(out, "  memory {} of {} available", gib(host.available_bytes), gib(host.total_bytes))?;
+            let cpus = host.cpu_quota.map_or_else(|| "no CPU limit".into(), |q| format!("{q} CPUs"));
+            let memory = host.memory_limit_bytes.map_or_else(|| "no memory limit".into(), gib);
+            writeln!(out, "  cgroup {cpus}, {memory}")?;
+        }
+        Found::Gpu(gpu) => {
+            let (major, minor) = gpu.compute_capability;
+            let (driver, revision) = gpu.driver_version;
+            writeln!(out, "{}: {}, sm_{major}{minor}, {} SMs", device.name, gpu.name, gpu.multiprocessors)?;
+            writeln!(out, "  memory {}, driver for CUDA {driver}.{revision}", gib(gpu.total_bytes))?;
+        }
+        Found::Adapter(adapter) => {
+            writeln!(out, "{}: {} ({}, {})", device.name, adapter.name, adapter.backend, adapter.device_type)?;
+            let (low, high) = adapter.subgroup_size;
+            let subgroups =
+                if adapter.subgroups { format!("subgroups {low} to {high}") } else { "no subgroups".into() };
+            writeln!(
+                out,
+                "  {}; bindings to {} MiB, f16 {}, {subgroups}",
+                adapter.driver,
+                adapter.max_binding_bytes >> 20,
+                adapter.f16
+            )?;
+        }
+        Found::Nothing { reason } => writeln!(out, "{}: none: {reason}", device.name)?,
+        _ => writeln!(out, "{}", device.name)?,
+    }
+    Ok(())
+}
+
+fn as_json(device: &Discovered) -> serde_json::Value {
+    let mut value = match &device.found {
+        Found::Host(host) => json!({
+            "name": host.name,
+            "simd": host.simd.to_string(),
+            "cores": host.cores,
+            "threads": host.threads,
+            "caches": { "l1d": host.caches.l1d, "l2": host.caches.l2, "l3": host.caches.l3 },
+            "cgroup_cpus": host.cpu_quota,
+            "cgroup_memory_bytes": host.memory_limit_bytes,
+            "memory_bytes": host.total_bytes,
+            "available_bytes": host.available_bytes,
+        }),
+        Found::Gpu(gpu) => json!({
+            "name": gpu.name,
+            "compute_capability": [gpu.compute_capability.0, gpu.compute_capability.1],
+            "multiprocessors": gpu.multiprocessors,
+            "memory_bytes": gpu.total_bytes,
+            "driver_cuda_version": [gpu.driver_version.0, gpu.driver_version.1],
+        }),
+        Found::Adapter(adapter) => json!({
+            "name": adapter.name,
+            "backend": adapter.backend,
+            "type": adapter.device_type,
+            "driver": adapter.driver,
+            "max_binding_bytes": adapter.max_binding_bytes,
+            "max_buffer_bytes": adapter.max_buffer_bytes,
+            "max_workgroup_bytes": adapter.max_workgroup_bytes,
+            "f16": adapter.f16,
+            "subgroups": adapter.subgroups,
+            "subgroup_size": [adapter.subgroup_size.0, adapter.subgroup_size.1],
+        }),
+        Found::Nothing { reason } => json!({ "none": reason }),
+        _ => json!({}),
+    };
+    if let Some(fields) = value.as_object_mut() {
+        fields.insert("device".to_owned(), json!(device.name));
+        fields.insert("kind".to_owned(), json!(device.kind.to_string()));
+    }
+    value
+}

@@ -1,0 +1,276 @@
+//! The command line: arguments, errors in one line, and what the subcommands share.
+
+mod bench;
+mod demo;
+mod devices;
+mod embed;
+mod explain;
+mod generate;
+mod logits;
+
+use std::error::Error as StdError;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::{Args, Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use sinew::kernels::Registry;
+use sinew::memory;
+use sinew::models::checkpoint::Load;
+use sinew::models::{LanguageModel, LoadOptions, ModelConfig, Tokenizer};
+use sinew::ops::{Context, Policy};
+use sinew::tensor::DType;
+
+/// What a command returns: an error is printed with its causes, in one line.
+type Outcome<T = ()> = Result<T, Box<dyn StdError>>;
+
+/// Tensor operators for transformer inference. Without a command: the bundled model answers a few prompts.
+#[derive(Debug, Parser)]
+#[command(name = "sinew", version, propagate_version = true)]
+struct Cli {
+    #[command(flatten)]
+    machine: Machine,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Generate text or tokens.
+    Generate(generate::Generate),
+    /// Turn texts into vectors.
+    Embed(embed::Embed),
+    /// Write the logits of given tokens to a safetensors file.
+    Logits(logits::Logits),
+    /// Measure a model's speed and memory.
+    Bench(bench::Bench),
+    /// List the devices of this machine, or why there are none.
+    Devices(devices::Devices),
+    /// Show the kernels that could solve a problem, their predicted cost, and why one is chosen.
+    #[command(subcommand)]
+    Explain(explain::Explain),
+}
+
+/// Where to run.
+#[derive(Debug, Clone, Args)]
+struct Machine {
+    /// cpu, cuda[:N] or wgpu[:N].
+    #[arg(long, global = true, default_value = "cpu")]
+    device: String,
+    /// Threads of the CPU; all by default.
+    #[arg(long, global = true)]
+    threads: Option<usize>,
+    /// Prefer these kernels by name wherever they take the problem.
+    #[arg(long, global = true, value_name = "NAME")]
+    kernel: Vec<String>,
+}
+
+impl Machine {
+    fn context(&self) -> Outcome<Arc<Context>> {
+        let device = memory::open(&self.device, self.threads, None)?;
+        let registry = Registry::standard();
+        for name in &self.kernel {
+            if !registry.tables().any(|t| t.row_names().iter().any(|(row, ..)| row == name)) {
+                return Err(
+                    format!("no kernel is called `{name}`; `sinew explain gemm` lists those of products").into()
+                );
+            }
+        }
+        let policy = Policy { prefer: self.kernel.clone(), ..Policy::default() };
+        Ok(Arc::new(Context::new(device, Arc::new(registry), policy)?))
+    }
+}
+
+/// Which model, and how to load it.
+#[derive(Debug, Clone, Args)]
+struct Model {
+    /// Folder with config.json and safetensors files.
+    #[arg(long, value_name = "PATH")]
+    model: PathBuf,
+    /// Dtype of the weights in memory: auto (as stored), f32, f16 or bf16.
+    #[arg(long, default_value = "auto", value_parser = parse_dtype)]
+    dtype: WeightDType,
+    /// How files are read: mmap, or read, which survives a file that shrinks under it.
+    #[arg(long, default_value = "mmap", value_parser = parse_load)]
+    load: Load,
+    /// Tokens in a block of the KV cache.
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    block_size: usize,
+}
+
+/// `--dtype`: `None` is as stored.
+#[derive(Debug, Clone, Copy)]
+struct WeightDType(Option<DType>);
+
+fn parse_dtype(text: &str) -> Result<WeightDType, String> {
+    let names = ["f32", "f16", "bf16"];
+    match text {
+        "auto" => Ok(WeightDType(None)),
+        _ => DType::COMPUTE
+            .into_iter()
+            .find(|d| d.name() == text)
+            .map(|d| WeightDType(Some(d)))
+            .ok_or_else(|| format!("supported are auto, {}", names.join(", "))),
+    }
+}
+
+fn parse_load(text: &str) -> Result<Load, String> {
+    match text {
+        "mmap" => Ok(Load::Mmap),
+        "read" => Ok(Load::Read),
+        _ => Err("supported are mmap and read".to_owned()),
+    }
+}
+
+impl Model {
+    fn options(&self) -> LoadOptions {
+        LoadOptions { dtype: self.dtype.0, load: self.load, block_size: self.block_size, ..LoadOptions::default() }
+    }
+
+    fn config(&self) -> Outcome<ModelConfig> {
+        Ok(ModelConfig::from_folder(&self.model)?)
+    }
+
+    /// The model's own tokenizer, for commands that need it before the model.
+    fn tokenizer(&self) -> Outcome<Tokenizer> {
+        match Tokenizer::from_folder_if_present(&self.model)? {
+            Some(tokenizer) => Ok(tokenizer),
+            None => Err(format!("{} has no tokenizer.json; give --tokens instead", self.model.display()).into()),
+        }
+    }
+
+    /// A context for a prompt and its answer: as long as they need, and no longer than the model's positions.
+    fn context_for(&self, prompt: usize, new_tokens: usize) -> Outcome<usize> {
+        let config = self.config()?;
+        let longest = config.as_decoder()?.max_position_embeddings;
+        if prompt == 0 {
+            return Err("the prompt has no token".into());
+        }
+        if prompt > longest {
+            return Err(format!("the prompt has {prompt} tokens; the model's context is {longest}").into());
+        }
+        Ok(prompt.saturating_add(new_tokens).min(longest))
+    }
+
+    fn load(&self, machine: &Machine, options: &LoadOptions) -> Outcome<LanguageModel> {
+        let ctx = machine.context()?;
+        let bar = progress_bar();
+        let model = LanguageModel::load_on(ctx, &self.model, options, &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        Ok(model?)
+    }
+}
+
+/// Token ids between commas.
+fn parse_tokens(text: &str) -> Result<Tokens, String> {
+    if text.trim().is_empty() {
+        return Ok(Tokens(Vec::new()));
+    }
+    let parsed = text
+        .split(',')
+        .map(str::trim)
+        .map(|part| part.parse::<u32>().map_err(|_| format!("`{part}` is not a token id")));
+    Ok(Tokens(parsed.collect::<Result<_, _>>()?))
+}
+
+/// A list of tokens as one argument.
+#[derive(Debug, Clone)]
+struct Tokens(Vec<u32>);
+
+/// A bar on standard error, where that is a terminal.
+fn progress_bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Set when Ctrl-C was pressed.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// The exit code of a process that SIGINT ended.
+const INTERRUPTED_CODE: u8 = 130;
+
+fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// From now on Ctrl-C asks the running answer to end; pressed again it ends the process.
+fn catch_interrupts() {
+    // Without a handler Ctrl-C ends the process at once, which leaves nothing broken either.
+    let _ = ctrlc::set_handler(|| {
+        if INTERRUPTED.swap(true, Ordering::Relaxed) {
+            std::process::exit(INTERRUPTED_CODE.into());
+        }
+    });
+}
+
+/// Peak resident memory of this process, in bytes.
+fn peak_rss_bytes() -> usize {
+    memory::system::peak_resident_bytes()
+}
+
+fn megabytes(bytes: usize) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+/// Runs the command and turns its outcome into an exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            if !error.use_stderr() {
+                // Help and version are no errors.
+                let _ = error.print();
+                return ExitCode::SUCCESS;
+            }
+            if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                eprintln!("error: a subcommand is missing; see --help");
+                return ExitCode::from(2);
+            }
+            // The first paragraph says what is wrong; the usage behind it is a `--help` away.
+            let text = error.render().to_string();
+            let what: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
+            eprintln!("{}; see --help", what.join(" "));
+            return ExitCode::from(2);
+        }
+    };
+    let outcome = match &cli.command {
+        None => demo::run(&cli.machine),
+        Some(Command::Generate(command)) => command.run(&cli.machine),
+        Some(Command::Embed(command)) => command.run(&cli.machine),
+        Some(Command::Logits(command)) => command.run(&cli.machine),
+        Some(Command::Bench(command)) => command.run(&cli.machine),
+        Some(Command::Devices(command)) => command.run(),
+        Some(Command::Explain(command)) => command.run(&cli.machine),
+    };
+    match outcome {
+        Ok(()) if interrupted() => ExitCode::from(INTERRUPTED_CODE),
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", one_line(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// An error and its causes, each once.
+fn one_line(error: &dyn StdError) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !line.contains(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        cause = error.source();
+    }
+    line.replace('\n', " ")
+}

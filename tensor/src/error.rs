@@ -1,0 +1,52 @@
+//! What can go wrong with tensors, said in one line.
+
+use std::path::PathBuf;
+
+use safetensors::SafeTensorError;
+
+use crate::DType;
+
+/// The result of a tensor operation.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the tensor crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Memory could not be allocated, reached or written.
+    #[error(transparent)]
+    Memory(#[from] sinew_memory::Error),
+    /// A shape or index that does not fit.
+    #[error("{operation}: {reason}")]
+    Shape {
+        /// What was asked.
+        operation: &'static str,
+        /// Shapes, strides and what was expected.
+        reason: String,
+    },
+    /// Elements of another type than the tensor's.
+    #[error("{operation}: tensor is {found}, asked as {asked}")]
+    DType {
+        /// What was asked.
+        operation: &'static str,
+        /// The tensor's dtype.
+        found: DType,
+        /// The dtype asked for.
+        asked: DType,
+    },
+    /// A safetensors header that is not valid.
+    #[error("safetensors: {0}")]
+    Safetensors(#[from] SafeTensorError),
+    /// A safetensors file that cannot be read or written.
+    #[error("safetensors file {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: SafeTensorError,
+    },
+}
+
+pub(crate) fn shape_error(operation: &'static str, reason: impl Into<String>) -> Error {
+    Error::Shape { operation, reason: reason.into() }
+}

@@ -1,0 +1,236 @@
+//! Tensors from and to safetensors files.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use safetensors::tensor::{Metadata, TensorInfo, TensorView};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use sinew_memory::{Device, Location, MappedFile};
+
+use crate::error::{Error, Result, shape_error};
+use crate::{DType, Layout, Tensor};
+
+/// The `safetensors` crate reads no longer header.
+const MAX_HEADER_BYTES: usize = 100_000_000;
+
+impl DType {
+    /// The dtype of that name in safetensors files, if tensors can have it.
+    pub fn from_safetensors(dtype: Dtype) -> Option<Self> {
+        Some(match dtype {
+            Dtype::F64 => Self::F64,
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::BF16 => Self::BF16,
+            Dtype::F8_E4M3 => Self::F8E4M3,
+            Dtype::F8_E5M2 => Self::F8E5M2,
+            Dtype::I64 => Self::I64,
+            Dtype::I32 => Self::I32,
+            Dtype::I16 => Self::I16,
+            Dtype::I8 => Self::I8,
+            Dtype::U32 => Self::U32,
+            Dtype::U8 => Self::U8,
+            Dtype::BOOL => Self::Bool,
+            _ => return None,
+        })
+    }
+
+    /// The dtype as safetensors files name it.
+    pub fn to_safetensors(self) -> Dtype {
+        match self {
+            Self::F64 => Dtype::F64,
+            Self::F32 => Dtype::F32,
+            Self::F16 => Dtype::F16,
+            Self::BF16 => Dtype::BF16,
+            Self::F8E4M3 => Dtype::F8_E4M3,
+            Self::F8E5M2 => Dtype::F8_E5M2,
+            Self::I64 => Dtype::I64,
+            Self::I32 => Dtype::I32,
+            Self::I16 => Dtype::I16,
+            Self::I8 => Dtype::I8,
+            Self::U32 => Dtype::U32,
+            Self::U8 => Dtype::U8,
+            Self::Bool => Dtype::BOOL,
+        }
+    }
+}
+
+fn supported(dtype: Dtype) -> Result<DType> {
+    let refused = || shape_error("safetensors", format!("dtype {dtype} is not one that tensors can have"));
+    DType::from_safetensors(dtype).ok_or_else(refused)
+}
+
+impl Tensor {
+    /// A contiguous tensor with a copy of a tensor in a safetensors file, at whatever address its bytes are.
+    ///
+    /// # Errors
+    /// A dtype or shape that tensors cannot have, or out of memory.
+    pub fn from_safetensors(device: &Arc<dyn Device>, view: &TensorView<'_>) -> Result<Self> {
+        Self::from_bytes(device, view.data(), supported(view.dtype())?, view.shape())
+    }
+
+    /// A contiguous, read-only tensor that is `range` of a mapped file, without a copy. Where the bytes are not aligned
+    /// for the dtype, or the device does not work on host memory, it is a copy of them.
+    ///
+    /// # Errors
+    /// A range outside the file or of another length than the shape's, or out of memory.
+    pub fn from_mapped(
+        device: &Arc<dyn Device>,
+        file: &Arc<MappedFile>,
+        range: Range<usize>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<Self> {
+        let layout = Layout::contiguous(shape)?;
+        let bytes = file.bytes().get(range.clone());
+        let Some(bytes) = bytes.filter(|bytes| bytes.len() == layout.elements() * dtype.size()) else {
+            let reason = format!("bytes {range:?} of a file of {} for {layout:?} of {dtype}", file.len());
+            return Err(shape_error("mapped tensor", reason));
+        };
+        let aligned = (bytes.as_ptr() as usize).is_multiple_of(dtype.size());
+        if !aligned || device.location() != Location::Host {
+            return Self::from_bytes(device, bytes, dtype, shape);
+        }
+        Self::new(file.buffer(device, range)?, dtype, layout)
+    }
+}
+
+/// The tensors of a safetensors file by name. On devices that work on host memory they are read-only views into the
+/// mapped file, which must not change meanwhile (see [`MappedFile`]); those that are not aligned there are copies.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// use sinew_memory::Cpu;
+/// use sinew_tensor::{Tensor, safetensors};
+/// let weight = Tensor::from_slice(&Cpu::get(), &[1i32, 2, 3, 4], &[2, 2])?;
+/// safetensors::save(&path, [("weight", &weight.t()?)])?;
+/// let tensors = safetensors::load(&Cpu::get(), &path)?;
+/// assert_eq!(tensors["weight"].as_slice::<i32>()?, &[1, 3, 2, 4]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// A file that cannot be read or is not valid, a dtype or shape that tensors cannot have, or out of memory.
+pub fn load(device: &Arc<dyn Device>, path: impl AsRef<Path>) -> Result<BTreeMap<String, Tensor>> {
+    let path = path.as_ref();
+    let file = Arc::new(MappedFile::open(path)?);
+    let (header, metadata) =
+        SafeTensors::read_metadata(file.bytes()).map_err(|source| Error::File { path: path.to_owned(), source })?;
+    let data = size_of::<u64>() + header;
+    let mut tensors = BTreeMap::new();
+    for (name, info) in metadata.tensors() {
+        let (start, end) = info.data_offsets;
+        let tensor = supported(info.dtype)
+            .and_then(|dtype| Tensor::from_mapped(device, &file, data + start..data + end, dtype, &info.shape))
+            .map_err(|error| named(&name, error))?;
+        tensors.insert(name, tensor);
+    }
+    Ok(tensors)
+}
+
+/// The same error with the name of the tensor in it.
+fn named(name: &str, error: Error) -> Error {
+    match error {
+        Error::Shape { operation, reason } => Error::Shape { operation, reason: format!("{name}: {reason}") },
+        other => other,
+    }
+}
+
+/// Writes tensors to a safetensors file in row-major order, whatever their layouts and devices.
+///
+/// The file appears under its name when it is complete: an earlier one that is mapped stays valid.
+///
+/// # Errors
+/// A name that comes twice or is `__metadata__`, a file that cannot be written, or a failed device.
+pub fn save<'a, S: AsRef<str>>(
+    path: impl AsRef<Path>,
+    tensors: impl IntoIterator<Item = (S, &'a Tensor)>,
+) -> Result<()> {
+    save_with_metadata(path, tensors, None)
+}
+
+/// [`save`] with text for the header's `__metadata__`.
+///
+/// # Errors
+/// Those of [`save`].
+pub fn save_with_metadata<'a, S: AsRef<str>>(
+    path: impl AsRef<Path>,
+    tensors: impl IntoIterator<Item = (S, &'a Tensor)>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<()> {
+    let mut tensors: Vec<(S, &Tensor)> = tensors.into_iter().collect();
+    // Larger elements first: after a header padded to 8 bytes all of them are aligned.
+    tensors.sort_by(|(a, left), (b, right)| {
+        (Reverse(left.dtype().size()), a.as_ref()).cmp(&(Reverse(right.dtype().size()), b.as_ref()))
+    });
+    let header = header(&tensors, metadata)?;
+    let path = path.as_ref();
+    let failed = |source| Error::File { path: path.to_owned(), source: SafeTensorError::IoError(source) };
+    let partial = Partial::beside(path).map_err(failed)?;
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(&partial.path).map_err(failed)?);
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
+    file.write_all(&header).map_err(failed)?;
+    for (_, tensor) in &tensors {
+        file.write_all(&tensor.to_bytes()?).map_err(failed)?;
+    }
+    file.into_inner().map_err(|e| failed(e.into_error()))?.sync_all().map_err(failed)?;
+    partial.complete(path).map_err(failed)
+}
+
+/// The header in JSON, padded with blanks to a multiple of 8 bytes.
+fn header<S: AsRef<str>>(tensors: &[(S, &Tensor)], metadata: Option<HashMap<String, String>>) -> Result<Vec<u8>> {
+    let mut infos = BTreeMap::new();
+    let mut order = Vec::with_capacity(tensors.len());
+    let mut start = 0;
+    for (name, tensor) in tensors {
+        let name = name.as_ref();
+        let end = start + tensor.layout().elements() * tensor.dtype().size();
+        if name == "__metadata__" || infos.insert(name, ()).is_some() {
+            return Err(shape_error("save", format!("a file cannot hold this tensor {name:?}: its name is taken")));
+        }
+        let (dtype, shape) = (tensor.dtype().to_safetensors(), tensor.shape().to_vec());
+        order.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
+        start = end;
+    }
+    let metadata = Metadata::new(metadata, order)?;
+    let mut header = serde_json::to_vec(&metadata).map_err(SafeTensorError::from)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() > MAX_HEADER_BYTES {
+        return Err(SafeTensorError::HeaderTooLarge.into());
+    }
+    Ok(header)
+}
+
+/// A file under another name that goes away unless it is completed.
+struct Partial {
+    path: PathBuf,
+}
+
+impl Partial {
+    fn beside(path: &Path) -> io::Result<Self> {
+        let name =
+            path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it is not a file name"))?;
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}.partial", std::process::id()));
+        Ok(Self { path: path.with_file_name(hidden) })
+    }
+
+    fn complete(self, path: &Path) -> io::Result<()> {
+        fs::rename(&self.path, path)
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After `complete` there is nothing of this name any more.
+        drop(fs::remove_file(&self.path));
+    }
+}

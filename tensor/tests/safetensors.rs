@@ -1,0 +1,122 @@
+//! Tensors from and to safetensors files.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use sinew_memory::{Cpu, Error as MemoryError, Location, MappedFile};
+use sinew_tensor::safetensors::{load, save, save_with_metadata};
+use sinew_tensor::{DType, Error, Tensor};
+
+fn location(tensor: &Tensor) -> Location {
+    tensor.buffer().span().storage.location()
+}
+
+#[test]
+fn what_is_saved_is_loaded_as_views_into_the_file() {
+    let cpu = Cpu::get();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let weight = Tensor::from_slice(&cpu, &[1.5f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3]).unwrap();
+    let turned = weight.t().unwrap();
+    let wide = weight.select(0, 0).unwrap().broadcast_to(&[2, 3]).unwrap();
+    let flags = Tensor::from_bools(&cpu, &[true, false, true], &[3]).unwrap();
+    let point = Tensor::from_slice(&cpu, &[-7i64], &[]).unwrap();
+    let empty = Tensor::from_slice::<u8>(&cpu, &[], &[4, 0]).unwrap();
+    let all =
+        [("w", &weight), ("w.t", &turned), ("wide", &wide), ("flags", &flags), ("point", &point), ("\"e\"", &empty)];
+    save(&path, all).unwrap();
+
+    let loaded = load(&cpu, &path).unwrap();
+    assert_eq!(loaded.len(), all.len());
+    for (name, tensor) in all {
+        assert_eq!((loaded[name].dtype(), loaded[name].shape()), (tensor.dtype(), tensor.shape()), "{name}");
+        assert_eq!(loaded[name].to_bytes().unwrap(), tensor.to_bytes().unwrap(), "{name}");
+        assert_eq!(location(&loaded[name]), Location::MappedFile, "{name} is aligned");
+    }
+    assert_eq!(loaded["w.t"].as_slice::<f32>().unwrap(), [1.5, 4.0, 2.0, 5.0, 3.0, 6.0]);
+    assert_eq!(loaded["flags"].to_bools().unwrap(), [true, false, true]);
+    let mut mapped = loaded["w"].clone();
+    assert!(matches!(mapped.as_mut_slice::<f32>(), Err(Error::Memory(MemoryError::ReadOnly))));
+    assert!(matches!(mapped.view_mut(), Err(Error::Memory(MemoryError::ReadOnly))));
+
+    // Tensors of the earlier file outlive it.
+    save(&path, [("w", &point)]).unwrap();
+    assert_eq!(loaded["w"].as_slice::<f32>().unwrap()[0], 1.5);
+    assert_eq!(load(&cpu, &path).unwrap()["w"].to_vec::<i64>().unwrap(), [-7]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left behind");
+}
+
+#[test]
+fn the_reference_crate_reads_what_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.safetensors");
+    let small = Tensor::from_slice(&Cpu::get(), &[1u8, 2, 3], &[3]).unwrap();
+    let large = Tensor::from_slice(&Cpu::get(), &[1.0f64], &[1]).unwrap();
+    save_with_metadata(&path, [("a", &small), ("b", &large)], Some(HashMap::from([("format".into(), "pt".into())])))
+        .unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.tensor("a").unwrap().data(), [1, 2, 3]);
+    assert_eq!(file.tensor("b").unwrap().dtype(), Dtype::F64);
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+    assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
+    assert_eq!(metadata.offset_keys(), ["b", "a"], "larger elements come first");
+    save(&path, Vec::<(String, &Tensor)>::new()).unwrap();
+    assert!(load(&Cpu::get(), &path).unwrap().is_empty());
+}
+
+#[test]
+fn names_that_cannot_be_stored_are_refused_and_nothing_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.safetensors");
+    let tensor = Tensor::from_slice(&Cpu::get(), &[1u8], &[1]).unwrap();
+    assert!(save(&path, [("a", &tensor), ("a", &tensor)]).is_err());
+    assert!(save(&path, [("__metadata__", &tensor)]).is_err());
+    assert!(save(folder.path().join("none").join("a"), [("a", &tensor)]).is_err());
+    assert!(save(folder.path(), [("a", &tensor)]).is_err(), "a folder cannot be replaced by a file");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn misaligned_tensors_are_copied() {
+    let cpu = Cpu::get();
+    let values = [1.0f32, -2.0, 3.5];
+    let mut bytes = vec![0u8];
+    bytes.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+    let view = TensorView::new(Dtype::F32, vec![3], &bytes[1..]).unwrap();
+    assert_eq!(Tensor::from_safetensors(&cpu, &view).unwrap().as_slice::<f32>().unwrap(), values);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bytes");
+    std::fs::write(&path, &bytes).unwrap();
+    let file = Arc::new(MappedFile::open(&path).unwrap());
+    let copy = Tensor::from_mapped(&cpu, &file, 1..13, DType::F32, &[3]).unwrap();
+    assert_eq!((copy.as_slice::<f32>().unwrap(), location(&copy)), (&values[..], Location::Host));
+    assert!(Tensor::from_mapped(&cpu, &file, 1..13, DType::F32, &[4]).is_err());
+    assert!(Tensor::from_mapped(&cpu, &file, 5..17, DType::F32, &[3]).is_err());
+}
+
+#[test]
+fn broken_files_are_errors_that_name_them() {
+    let cpu = Cpu::get();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let load_error = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        load(&cpu, &path).unwrap_err()
+    };
+    let view = TensorView::new(Dtype::F32, vec![2], &[0; 8]).unwrap();
+    let good = serialize([("a", view)], None).unwrap();
+    assert!(load_error(&good[..good.len() - 1]).to_string().contains("model.safetensors"));
+    for broken in [&b""[..], &[255; 8], &good[..20], &[&good[..], &[0]].concat()] {
+        assert!(matches!(load_error(broken), Error::File { .. }));
+    }
+    let unsupported = TensorView::new(Dtype::U16, vec![1], &[0; 2]).unwrap();
+    let error = load_error(&serialize([("layer.weight", unsupported)], None).unwrap()).to_string();
+    assert!(error.contains("layer.weight") && error.contains("U16"), "{error}");
+    let deep = TensorView::new(Dtype::U8, vec![1; 9], &[0]).unwrap();
+    assert!(load_error(&serialize([("deep", deep)], None).unwrap()).to_string().contains("deep"));
+    assert!(load(&cpu, folder.path().join("missing")).is_err());
+}

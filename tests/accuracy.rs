@@ -1,0 +1,65 @@
+//! Every row of every table against its f64 reference, at every SIMD level that this machine has.
+//!
+//! `cargo test --test accuracy -- --nocapture` prints the table; `SINEW_DEPTH=full` walks all cases.
+
+use sinew::kernels::Registry;
+use sinew::kernels::accuracy::Depth;
+use sinew::memory::{Cpu, SimdLevel};
+
+/// Threads of the device under test: more than one, so that work is divided.
+const THREADS: usize = 2;
+
+fn depth() -> Depth {
+    match std::env::var("SINEW_DEPTH").as_deref() {
+        Ok("full") => Depth::Full,
+        _ => Depth::Quick,
+    }
+}
+
+#[test]
+fn every_row_is_within_its_bound_at_every_simd_level() {
+    let registry = Registry::standard();
+    let mut failures = Vec::new();
+    println!(
+        "{:<12} {:<12} {:<28} {:<24} {:>6} {:>9} {:>6} {:>9}",
+        "level", "operator", "row", "arithmetic", "cases", "elements", "equal", "of bound"
+    );
+    // Rows that some level ran: at its own level each row must run.
+    let mut ran = std::collections::BTreeSet::new();
+    for level in SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected()) {
+        let device = Cpu::with(THREADS, level).expect("two threads start");
+        for table in registry.tables() {
+            for report in table.verify(&device, depth()) {
+                if report.cases == 0 {
+                    continue;
+                }
+                ran.insert(report.row);
+                println!(
+                    "{:<12} {:<12} {:<28} {:<24} {:>6} {:>9} {:>6} {:>8.1}%",
+                    level.to_string(),
+                    report.operator,
+                    report.row,
+                    report.arithmetic,
+                    report.cases,
+                    report.elements,
+                    report.compared,
+                    100.0 * report.worst
+                );
+                assert!(report.elements > 0, "{} compared nothing in {} cases", report.row, report.cases);
+                failures.extend(report.failures.into_iter().map(|line| format!("{level} {}: {line}", report.row)));
+            }
+        }
+    }
+    let idle: Vec<_> = registry
+        .tables()
+        .flat_map(|table| table.row_names())
+        .map(|(row, ..)| row)
+        .filter(|row| !ran.contains(row))
+        .collect();
+    if SimdLevel::detected() == SimdLevel::Avx512Bf16 {
+        assert!(idle.is_empty(), "rows without a case on this machine: {idle:?}");
+    } else {
+        println!("rows that this machine cannot run: {idle:?}");
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}

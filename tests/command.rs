@@ -1,0 +1,326 @@
+//! The command, run as a user runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn sinew(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_sinew")).args(arguments).output().expect("the command starts")
+}
+
+fn fixture(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    folder.to_str().expect("the path is UTF-8").to_owned()
+}
+
+const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
+const NO_TOKENIZER: &str = "qwen3_gqa3_hd20_f32_untied_biases_old_config";
+const ENCODER: &str = "bert_hd20_f32_wordpiece";
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).expect("the output is UTF-8")
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&stdout(&sinew(arguments))).expect("the output is one JSON value and nothing else")
+}
+
+/// The command fails with one line on standard error that holds every one of `words`.
+fn refused(arguments: &[&str], words: &[&str]) {
+    let output = sinew(arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{arguments:?} succeeded");
+    assert_eq!(stderr.trim_end().lines().count(), 1, "{arguments:?}: {stderr}");
+    for word in words {
+        assert!(stderr.contains(word), "{arguments:?}: `{word}` is not in: {stderr}");
+    }
+    assert!(output.stdout.is_empty(), "{arguments:?} wrote to standard output");
+}
+
+#[test]
+fn bare_sinew_answers_from_any_folder_and_says_what_served() {
+    let output = Command::new(env!("CARGO_BIN_EXE_sinew")).current_dir(std::env::temp_dir()).output();
+    let text = stdout(&output.expect("the command starts"));
+    for (prompt, answer) in sinew::demo::PROMPTS {
+        assert!(text.contains(&format!("{prompt} {answer}\n")), "{prompt}: {text}");
+    }
+    for word in ["device", "kernel", "memory", "tokens/s"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+}
+
+#[test]
+fn generate_streams_text_or_prints_json() {
+    let model = fixture(DECODER);
+    let common = ["generate", "--model", &model, "--prompt", "Hello", "--max-new-tokens", "5", "--ignore-eos"];
+    let text = stdout(&sinew(&common));
+    let value = json(&[&common[..], &["--json"]].concat());
+    assert_eq!(text, format!("{}\n", value["text"].as_str().expect("text")));
+    assert_eq!(value["tokens"].as_array().map(Vec::len), Some(5));
+    assert_eq!(value["finish_reason"], "length");
+}
+
+#[test]
+fn generate_repeats_itself_for_a_seed() {
+    let model = fixture(DECODER);
+    let run = |seed: &str| {
+        json(&[
+            "generate",
+            "--model",
+            &model,
+            "--prompt",
+            "Hello",
+            "--temperature",
+            "1",
+            "--top-k",
+            "50",
+            "--top-p",
+            "0.9",
+            "--min-p",
+            "0.01",
+            "--seed",
+            seed,
+            "--max-new-tokens",
+            "12",
+            "--ignore-eos",
+            "--json",
+        ])["tokens"]
+            .clone()
+    };
+    assert_eq!(run("1"), run("1"));
+    assert_ne!(run("1"), run("2"));
+}
+
+#[test]
+fn generate_ends_at_a_stop_string() {
+    let model = fixture(DECODER);
+    let run = |more: &[&str]| {
+        let common = ["generate", "--model", &model, "--prompt", "Hello", "--max-new-tokens", "12", "--ignore-eos"];
+        json(&[&common[..], more, &["--json"]].concat())
+    };
+    let whole = run(&[])["text"].as_str().expect("text").to_owned();
+    let middle = whole.char_indices().nth(whole.chars().count() / 2).expect("some text").0;
+    let stop: String = whole[middle..].chars().take(2).collect();
+    let cut = run(&["--stop", &stop]);
+    assert_eq!(cut["text"].as_str(), whole.find(&stop).map(|at| &whole[..at]));
+    assert_eq!(cut["finish_reason"], "stop");
+}
+
+#[test]
+fn a_folder_without_a_tokenizer_serves_tokens() {
+    let model = fixture(NO_TOKENIZER);
+    let common = ["generate", "--model", &model, "--max-new-tokens", "3", "--ignore-eos"];
+    let text = stdout(&sinew(&[&common[..], &["--tokens", "1,2,3"]].concat()));
+    let tokens: Vec<u32> = text.trim().split(',').map(|t| t.parse().expect("a token id")).collect();
+    assert_eq!(tokens.len(), 3);
+    refused(&[&common[..], &["--prompt", "Hello"]].concat(), &["tokenizer.json", "--tokens"]);
+}
+
+/// Writes logits and returns the file's bytes.
+fn logits(folder: &tempfile::TempDir, name: &str, arguments: &[&str]) -> Vec<u8> {
+    let path: PathBuf = folder.path().join(name);
+    let output = path.to_str().expect("the path is UTF-8");
+    stdout(&sinew(&[&["logits", "--output", output], arguments].concat()));
+    std::fs::read(path).expect("the file was written")
+}
+
+#[test]
+fn logits_files_are_identical_for_chunks_threads_and_block_sizes() {
+    let folder = tempfile::tempdir().expect("a folder for the files");
+    let model = fixture(DECODER);
+    let tokens: Vec<String> = (0..70u32).map(|i| ((i * 31 + 5) % 1003).to_string()).collect();
+    let tokens = tokens.join(",");
+    for dtype in ["f32", "bf16"] {
+        let common = ["--model", &model, "--tokens", &tokens, "--dtype", dtype];
+        let expected = logits(&folder, "expected", &common);
+        for more in [
+            ["--prefill-chunk", "1"],
+            ["--prefill-chunk", "7"],
+            ["--prefill-chunk", "64"],
+            ["--threads", "1"],
+            ["--threads", "2"],
+            ["--threads", "5"],
+            ["--block-size", "8"],
+            ["--block-size", "64"],
+        ] {
+            assert!(logits(&folder, "found", &[&common[..], &more].concat()) == expected, "{dtype} {more:?}");
+        }
+    }
+}
+
+#[test]
+fn logits_of_an_encoder_are_its_last_hidden_state() {
+    let folder = tempfile::tempdir().expect("a folder for the file");
+    let bytes = logits(&folder, "states", &["--model", &fixture(ENCODER), "--tokens", "1,2,3"]);
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("the file is valid");
+    let states = file.tensor("last_hidden_state").expect("the tensor is there");
+    assert_eq!(states.shape()[..2], [1, 3]);
+}
+
+#[test]
+fn embed_prints_unit_vectors() {
+    let value = json(&["embed", "--model", &fixture(ENCODER), "--json", "a text", ""]);
+    let vectors = value["embeddings"].as_array().expect("vectors");
+    assert_eq!(vectors.len(), 2);
+    for vector in vectors {
+        let norm: f64 = vector.as_array().expect("a vector").iter().filter_map(Value::as_f64).map(|x| x * x).sum();
+        assert!((norm - 1.0).abs() < 1e-5, "{norm}");
+    }
+}
+
+#[test]
+fn bench_prints_the_contract() {
+    let model = fixture(NO_TOKENIZER);
+    let value = json(&[
+        "bench",
+        "--model",
+        &model,
+        "--prompt-tokens",
+        "32",
+        "--new-tokens",
+        "4",
+        "--batch",
+        "2",
+        "--repeat",
+        "1",
+        "--json",
+    ]);
+    for key in [
+        "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+        "prefill_share_of_limit",
+        "decode_share_of_limit",
+        "load_s",
+        "time_to_first_token_s",
+        "peak_rss_bytes",
+        "kv_bytes_per_token",
+        "threads",
+    ] {
+        assert!(value[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {value}");
+    }
+    assert_eq!(value["device"], "cpu");
+    assert_eq!(value["dtype"], "f32");
+}
+
+#[test]
+fn devices_names_the_cpu_and_says_of_every_kind_what_there_is() {
+    let value = json(&["devices", "--json"]);
+    let kinds: Vec<&str> =
+        value["devices"].as_array().expect("devices").iter().filter_map(|d| d["kind"].as_str()).collect();
+    for kind in ["cpu", "cuda", "wgpu"] {
+        assert!(kinds.contains(&kind), "{kinds:?}");
+    }
+    assert!(stdout(&sinew(&["devices"])).contains("SIMD"));
+}
+
+#[test]
+fn explain_names_the_choice_and_why() {
+    let value = json(&["explain", "gemm", "--m", "1", "--n", "4864", "--k", "896", "--dtype", "bf16", "--json"]);
+    let candidates = value["candidates"].as_array().expect("candidates");
+    assert_eq!(candidates.iter().filter(|c| c["chosen"] == true).count(), 1);
+    assert!(candidates.len() >= 4);
+    let text = stdout(&sinew(&["explain", "gemm", "--n", "64", "--k", "64", "--kernel", "gemm.cpu.portable"]));
+    assert!(text.lines().any(|l| l.starts_with("* gemm.cpu.portable") && l.contains("preferred")), "{text}");
+}
+
+#[test]
+fn wrong_input_is_one_clear_line() {
+    let model = fixture(DECODER);
+    let folder = tempfile::tempdir().expect("a folder");
+    let empty = folder.path().to_str().expect("the path is UTF-8");
+    let output = folder.path().join("out");
+    let output = output.to_str().expect("the path is UTF-8");
+    let generate = |more: &[&'static str]| [&["generate", "--max-new-tokens", "1"], more].concat();
+    let with_model = |arguments: &[&str]| -> Vec<String> {
+        arguments.iter().map(|a| (*a).to_owned()).chain(["--model".to_owned(), model.clone()]).collect()
+    };
+    let refused_with_model = |arguments: &[&str], words: &[&str]| {
+        let arguments = with_model(arguments);
+        refused(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), words);
+    };
+
+    refused(&["generate", "--model", "/nowhere", "--prompt", "x"], &["/nowhere", "config.json"]);
+    refused(&["generate", "--model", empty, "--prompt", "x"], &["config.json"]);
+    refused_with_model(&generate(&["--tokens", "1,1003"]), &["1003", "vocabulary"]);
+    refused_with_model(&generate(&["--tokens", ""]), &["no token"]);
+    let long = vec!["1"; 5000].join(",");
+    refused_with_model(&["generate", "--tokens", &long], &["5000 tokens", "context"]);
+    refused_with_model(&["logits", "--tokens", &long, "--output", output], &["5000 tokens", "context"]);
+    refused_with_model(&["logits", "--tokens", "1,2", "--output", "/nowhere/x"], &["/nowhere/x"]);
+    refused_with_model(&generate(&["--tokens", "1", "--temperature", "-1"]), &["temperature"]);
+    refused_with_model(&generate(&["--tokens", "1", "--device", "cuda"]), &["cuda"]);
+    refused_with_model(&generate(&["--tokens", "1", "--device", "wgpu"]), &["wgpu"]);
+    refused_with_model(&generate(&["--tokens", "1", "--device", "tpu"]), &["tpu"]);
+    refused_with_model(&generate(&["--tokens", "1", "--threads", "0"]), &["threads"]);
+    refused_with_model(&generate(&["--tokens", "1", "--kernel", "gemm.nope"]), &["gemm.nope"]);
+    refused_with_model(&["embed", "a text"], &["llama", "embed"]);
+    refused(&["generate", "--model", &fixture(ENCODER), "--prompt", "x"], &["bert", "decoders"]);
+
+    std::fs::write(folder.path().join("config.json"), r#"{"model_type": "mamba"}"#).expect("the file is written");
+    refused(&["generate", "--model", empty, "--tokens", "1"], &["mamba", "llama"]);
+    let config = std::fs::read(Path::new(&model).join("config.json")).expect("the fixture has a config");
+    std::fs::write(folder.path().join("config.json"), config).expect("the file is written");
+    refused(&["generate", "--model", empty, "--tokens", "1"], &["model.safetensors"]);
+    std::fs::write(folder.path().join("model.safetensors"), b"not a checkpoint").expect("the file is written");
+    refused(&["generate", "--model", empty, "--tokens", "1"], &["model.safetensors"]);
+    let other = Path::new(&fixture(NO_TOKENIZER)).join("model.safetensors");
+    std::fs::copy(other, folder.path().join("model.safetensors")).expect("the file is copied");
+    refused(&["generate", "--model", empty, "--tokens", "1"], &["shape"]);
+}
+
+#[test]
+fn sizes_that_no_machine_has_are_refused_at_once() {
+    let model = fixture(NO_TOKENIZER);
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(Path::new(&model).join(file), folder.path().join(file)).expect("the file is copied");
+    }
+    let config = std::fs::read_to_string(folder.path().join("config.json")).expect("a config");
+    let mut config: Value = serde_json::from_str(&config).expect("valid JSON");
+    let path = folder.path().to_str().expect("the path is UTF-8").to_owned();
+    let mut with = |field: &str, value: Value| {
+        let before = config[field].take();
+        config[field] = value;
+        std::fs::write(folder.path().join("config.json"), config.to_string()).expect("the file is written");
+        config[field] = before;
+    };
+    with("head_dim", Value::from(2_147_483_646u32));
+    refused(&["generate", "--model", &path, "--tokens", "1"], &["head_dim"]);
+    with("max_position_embeddings", Value::from(2_147_483_647u32));
+    let most = usize::MAX.to_string();
+    refused(
+        &["generate", "--model", &path, "--tokens", "1", "--max-new-tokens", &most],
+        &["2147483647 tokens", "free"],
+    );
+    for batch in [&most, "1000000000000"] {
+        let short = ["--prompt-tokens", "8", "--new-tokens", "8"];
+        refused(&[&["bench", "--model", &model, "--batch", batch], &short[..]].concat(), &["sequences", "free"]);
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_an_error_and_no_panic() {
+    let model = fixture(NO_TOKENIZER);
+    let bench = ["bench", "--model", &model, "--prompt-tokens", "4", "--new-tokens", "1", "--repeat", "1"];
+    for arguments in [&["devices"][..], &["explain", "gemm", "--n", "8", "--k", "8"], &bench, &[]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        let Ok(full) = full else { continue };
+        let output = Command::new(env!("CARGO_BIN_EXE_sinew")).args(arguments).stdout(full).output();
+        let output = output.expect("the command starts");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), stderr.trim_end().lines().count()), (Some(1), 1), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn logits_go_to_regular_files_only_and_leave_nothing_half_written() {
+    let model = fixture(NO_TOKENIZER);
+    let folder = tempfile::tempdir().expect("a folder");
+    let inside = folder.path().join("results");
+    std::fs::create_dir(&inside).expect("the folder is made");
+    let inside = inside.to_str().expect("the path is UTF-8");
+    refused(&["logits", "--model", &model, "--tokens", "1", "--output", inside], &["regular file"]);
+    assert_eq!(std::fs::read_dir(folder.path()).expect("the folder is there").count(), 1);
+}

@@ -1,0 +1,57 @@
+//! The bundled model answers prompts that it never saw.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use sinew::demo;
+use sinew::prelude::*;
+
+/// Share of held-out prompts that must be answered right.
+const WANTED: f64 = 0.95;
+const PROMPTS: usize = 200;
+
+#[derive(Deserialize)]
+struct HeldOut {
+    task: String,
+    prompt: String,
+    answer: String,
+}
+
+fn answer(model: &mut LanguageModel, prompt: &str) -> String {
+    let prompt = model.encode(prompt).expect("the prompt's characters are in the vocabulary");
+    let options = GenerateOptions { max_new_tokens: 48, ..GenerateOptions::default() };
+    model.generate(&prompt, &options, &mut |_| ControlFlow::Continue(())).expect("the prompt is answered").text
+}
+
+#[test]
+fn the_bundled_model_answers_held_out_prompts() {
+    let held_out: Vec<HeldOut> =
+        serde_json::from_str(include_str!("../src/demo/held_out.json")).expect("the prompts are valid JSON");
+    assert_eq!(held_out.len(), PROMPTS);
+    let ctx = Arc::new(Context::cpu().expect("the CPU is there"));
+    let mut model = demo::load(ctx, &LoadOptions::default()).expect("the bundled model loads");
+    let mut tasks: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for item in &held_out {
+        let right = answer(&mut model, &item.prompt) == item.answer;
+        let (answered, asked) = tasks.entry(&item.task).or_default();
+        *answered += usize::from(right);
+        *asked += 1;
+    }
+    for (task, (right, asked)) in &tasks {
+        println!("{task:<12} {right:>3} of {asked}");
+    }
+    let right: usize = tasks.values().map(|(right, _)| right).sum();
+    assert!(right as f64 >= WANTED * PROMPTS as f64, "{right} of {PROMPTS}");
+}
+
+#[test]
+fn the_prompts_that_the_command_shows_are_answered_right() {
+    let ctx = Arc::new(Context::cpu().expect("the CPU is there"));
+    let mut model = demo::load(ctx, &LoadOptions::default()).expect("the bundled model loads");
+    assert!(!demo::PROMPTS.is_empty());
+    for (prompt, expected) in demo::PROMPTS {
+        assert_eq!(answer(&mut model, prompt), *expected, "{prompt}");
+    }
+}
