@@ -161,7 +161,8 @@ fn impossible_sizes_are_errors() {
     assert!(refusal("llama", json!({"head_dim": 15})).contains("even"));
     assert!(refusal("llama", json!({"rms_norm_eps": -1.0})).contains("rms_norm_eps"));
     assert!(refusal("llama", json!({"rope_theta": 0})).contains("rope_theta"));
-    let huge = json!({"hidden_size": 1 << 30, "intermediate_size": 1 << 30, "num_hidden_layers": 60000});
+    let huge =
+        json!({"head_dim": 64, "hidden_size": 1 << 30, "intermediate_size": 1 << 30, "num_hidden_layers": 60000});
     assert!(refusal("llama", huge).contains("more weights than can be addressed"));
     for text in ["", "[]", "3", "{}", "{\"model_type\": 5}", "{\"model_type\": \"llama\"", "nul"] {
         assert!(ModelConfig::from_json(text).is_err(), "{text}");
