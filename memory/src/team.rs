@@ -1,15 +1,22 @@
 //! The team of threads that CPU kernels run on.
 
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
 use std::fmt;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
-use crate::{Error, Result};
+use crate::{Error, Result, system};
 
 /// A team of threads that runs tasks of one kernel and joins.
 ///
-/// CPU kernels receive a `Team` and know nothing of what is under it, which is Rayon's work-stealing pool today.
-/// Whoever runs many kernels in a row does so inside [`Team::enter`], so that each fork and join is between threads
-/// that are awake.
+/// The caller is one of its threads. A kernel of a decode step runs for tens of microseconds, hundreds of them a step,
+/// so a fork and join has to cost about one: helpers wait for the next fork awake for a moment before they sleep, and
+/// no one waits for a helper that comes late. Each thread starts on a run of tasks of its own, from call to call the
+/// same share, and helps others out when it is done.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,12 +30,15 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone)]
 pub struct Team {
-    pool: Option<Arc<rayon::ThreadPool>>,
-    threads: usize,
+    /// None for a team of one.
+    crew: Option<Arc<Crew>>,
 }
 
+/// A task: its number, and that of the thread.
+type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
 impl Team {
-    /// A team of `threads` threads; one thread means the caller's own.
+    /// A team of `threads` threads, the caller's one of them.
     ///
     /// # Errors
     /// [`Error::Invalid`] for 0 threads or more than [`Team::MAX_THREADS`], or where the system refuses to start them.
@@ -36,15 +46,8 @@ impl Team {
         if threads == 0 || threads > Self::MAX_THREADS {
             return Err(Error::Invalid(format!("threads must be 1 to {}, not {threads}", Self::MAX_THREADS)));
         }
-        if threads == 1 {
-            return Ok(Self { pool: None, threads });
-        }
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("sinew-{i}"))
-            .build()
-            .map_err(|e| Error::Invalid(format!("cannot start {threads} threads: {e}")))?;
-        Ok(Self { pool: Some(Arc::new(pool)), threads })
+        let crew = if threads == 1 { None } else { Some(Arc::new(Crew::new(threads)?)) };
+        Ok(Self { crew })
     }
 
     /// More threads than this are taken for a mistake.
@@ -52,50 +55,246 @@ impl Team {
 
     /// Threads in the team.
     pub fn threads(&self) -> usize {
-        self.threads
-    }
-
-    /// Runs `f` on a thread of the team, so that kernels inside it fork without waking anyone first.
-    pub fn enter<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        match &self.pool {
-            Some(pool) => pool.install(f),
-            None => f(),
-        }
+        self.crew.as_ref().map_or(1, |crew| crew.shared.shares.len())
     }
 
     /// Calls `task(i, worker)` for every `i` below `tasks`, in any order, on all threads, and returns when all are done.
     ///
-    /// `worker` is below [`Team::threads`], and no two calls with one `worker` run at the same time: it may index
-    /// scratch. What a task computes must not depend on it: that is what makes results equal on any number of threads.
+    /// `worker` is below [`Team::threads`], and no two tasks of one call with one `worker` run at the same time: it may
+    /// index scratch. What a task computes must not depend on it: that is what makes results equal on any number of
+    /// threads. Calls from several threads take turns; a call from inside a task runs on that task's thread alone. A
+    /// panic of a task is passed on when the others are done.
     pub fn run(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
-        self.run_dyn(tasks, &task);
-    }
-
-    /// [`Team::run`], compiled once for all kernels: Rayon's machinery in each of hundreds of them took most of their
-    /// build time, and a call through a pointer per task is not to be measured.
-    fn run_dyn(&self, tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-        match &self.pool {
-            Some(pool) if tasks > 0 => {
-                // A lone task too runs inside the pool, so that its worker number is its own.
-                pool.install(|| split(0, tasks, task));
-            }
+        match &self.crew {
+            Some(crew) if tasks > 1 && !INSIDE.get() => crew.run(tasks, &task),
             _ => (0..tasks).for_each(|i| task(i, 0)),
         }
     }
 }
 
-/// Halves the range until single tasks are left; idle threads steal the larger halves first.
-fn split(start: usize, end: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-    if end - start == 1 {
-        task(start, rayon::current_thread_index().unwrap_or(0));
-        return;
-    }
-    let middle = start + (end - start) / 2;
-    rayon::join(|| split(start, middle, task), || split(middle, end, task));
-}
-
 impl fmt::Debug for Team {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Team({} threads)", self.threads)
+        write!(f, "Team({} threads)", self.threads())
+    }
+}
+
+thread_local! {
+    /// Whether this thread is running a task: a fork inside it would wait for its own thread.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How long a helper waits awake for the next fork: longer than what lies between two kernels of a model's step (the
+/// longest is the choice of a token from 100,000 logits), and shorter than anyone would notice. Waking a thread that
+/// sleeps takes 5 to 50 µs.
+const AWAKE: Duration = Duration::from_micros(200);
+/// Looks at the state between two looks at the clock.
+const LOOKS: usize = 64;
+/// Looks after which a caller that waits for a helper's last task lets other threads run: the helper may be waiting for
+/// this core.
+const PATIENCE: usize = 1 << 10;
+
+/// [`Shared::state`]: the number of the last fork above, whether it is open, and how many helpers are at work in it.
+const FORK: u64 = 1 << 32;
+const STOP: u64 = 1 << 31;
+const OPEN: u64 = 1 << 30;
+const AT_WORK: u64 = OPEN - 1;
+
+/// The threads of a team, without the caller's.
+struct Crew {
+    shared: Arc<Shared>,
+    helpers: Vec<Thread>,
+    /// Held by the caller whose fork it is.
+    turn: Mutex<()>,
+}
+
+/// What the caller and its helpers share.
+///
+/// A fork is open from when its tasks are set out until the caller finds none left; helpers enter it while it is open,
+/// and it is over when all that entered have left. Only then are the task and the shares of the next set out.
+struct Shared {
+    state: Line<AtomicU64>,
+    /// The task of the fork, whose lifetime is that of the fork.
+    task: UnsafeCell<Option<*const Task<'static>>>,
+    /// The tasks that are left of each thread's share: the first above, the end below.
+    shares: Box<[Line<AtomicU64>]>,
+    /// Helpers that sleep, or are about to.
+    asleep: Line<AtomicUsize>,
+    /// The first panic in the fork.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// How long helpers wait awake: not at all where there are more threads than cores, as another may need theirs.
+    awake: Duration,
+}
+
+/// A value on cache lines of its own: cores fetch two at a time.
+#[repr(align(128))]
+struct Line<T>(T);
+
+// SAFETY: `task` is written only by the caller whose turn it is, while no fork is open and no helper in one, and read
+// only by threads in an open fork; what it points to is `Sync`, and the caller waits for all who may use it.
+unsafe impl Sync for Shared {}
+// SAFETY: the same.
+unsafe impl Send for Shared {}
+
+impl Crew {
+    fn new(threads: usize) -> Result<Self> {
+        let awake = if threads <= system::available_threads() { AWAKE } else { Duration::ZERO };
+        let shared = Arc::new(Shared {
+            state: Line(AtomicU64::new(0)),
+            task: UnsafeCell::new(None),
+            shares: (0..threads).map(|_| Line(AtomicU64::new(0))).collect(),
+            asleep: Line(AtomicUsize::new(0)),
+            panic: Mutex::new(None),
+            awake,
+        });
+        // Dropped on an error, which sends those home that have started.
+        let mut crew = Self { shared, helpers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
+        for worker in 1..threads {
+            let shared = crew.shared.clone();
+            let helper = thread::Builder::new().name(format!("sinew-{worker}")).spawn(move || shared.help(worker));
+            let helper = helper.map_err(|e| Error::Invalid(format!("cannot start {threads} threads: {e}")))?;
+            crew.helpers.push(helper.thread().clone());
+        }
+        Ok(crew)
+    }
+
+    fn run(&self, tasks: usize, task: &Task<'_>) {
+        // A panic while it was held left nothing half-done.
+        let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        // Shares count in 32 bits.
+        for first in (0..tasks).step_by(u32::MAX as usize) {
+            self.fork(first, (tasks - first).min(u32::MAX as usize), task);
+        }
+    }
+
+    /// Runs tasks `first..first + tasks`, the turn being this thread's.
+    fn fork(&self, first: usize, tasks: usize, task: &Task<'_>) {
+        let shared = &*self.shared;
+        let last = shared.state.0.load(Ordering::Acquire);
+        debug_assert!(last & (OPEN | AT_WORK) == 0, "the last fork is over");
+        let task: &Task<'_> = &move |i, worker| task(first + i, worker);
+        // SAFETY: the turn is this thread's and no helper is in a fork. This function returns only when none is again,
+        // so the task outlives its use.
+        unsafe { *shared.task.get() = Some(std::mem::transmute::<*const Task<'_>, *const Task<'static>>(task)) };
+        let threads = shared.shares.len();
+        for (worker, share) in shared.shares.iter().enumerate() {
+            let at = |worker: usize| (worker * tasks / threads) as u64;
+            share.0.store(at(worker) << 32 | at(worker + 1), Ordering::Relaxed);
+        }
+        // Before the look at who sleeps; see `wait`.
+        shared.state.0.store((last & !AT_WORK).wrapping_add(FORK) | OPEN, Ordering::SeqCst);
+        if shared.asleep.0.load(Ordering::SeqCst) > 0 {
+            // One for each task but the caller's own.
+            self.helpers.iter().take(tasks - 1).for_each(Thread::unpark);
+        }
+        shared.work(0);
+        shared.state.0.fetch_and(!OPEN, Ordering::Relaxed);
+        let mut looks = 0;
+        while shared.state.0.load(Ordering::Acquire) & AT_WORK != 0 {
+            looks += 1;
+            if looks < PATIENCE { std::hint::spin_loop() } else { thread::yield_now() }
+        }
+        if let Some(panic) = shared.panicked().take() {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        // No fork is open: a caller holds the team. Helpers hold what they share, and end in their own time.
+        self.shared.state.0.fetch_or(STOP, Ordering::SeqCst);
+        self.helpers.iter().for_each(Thread::unpark);
+    }
+}
+
+impl Shared {
+    /// The life of a helper.
+    fn help(&self, worker: usize) {
+        let mut last = 0;
+        loop {
+            let state = self.wait(last);
+            if state & STOP != 0 {
+                return;
+            }
+            // Another helper may have entered before, or the fork may be closed by now: look again.
+            if self.state.0.compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                self.work(worker);
+                self.state.0.fetch_sub(1, Ordering::Release);
+                last = state / FORK;
+            }
+        }
+    }
+
+    /// Waits until a fork other than `last` is open, or the end.
+    fn wait(&self, last: u64) -> u64 {
+        let news = |state: u64| state & STOP != 0 || (state & OPEN != 0 && state / FORK != last);
+        let mut until = None;
+        loop {
+            for _ in 0..LOOKS {
+                let state = self.state.0.load(Ordering::Relaxed);
+                if news(state) {
+                    return state;
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if now >= *until.get_or_insert(now + self.awake) {
+                break;
+            }
+        }
+        // Either the caller that opens a fork sees that someone sleeps, or this helper sees the fork.
+        self.asleep.0.fetch_add(1, Ordering::SeqCst);
+        let state = loop {
+            let state = self.state.0.load(Ordering::SeqCst);
+            if news(state) {
+                break state;
+            }
+            thread::park();
+        };
+        self.asleep.0.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+
+    /// Runs tasks until none is left: the thread's own from the front, then those of others from the back.
+    fn work(&self, worker: usize) {
+        INSIDE.set(true);
+        // SAFETY: the fork is open to the caller, or this helper has entered it: the task is set and lives.
+        let task = unsafe { (*self.task.get()).map(|task| &*task) };
+        debug_assert!(task.is_some());
+        let run = || {
+            let Some(task) = task else { return };
+            let threads = self.shares.len();
+            for other in (worker..threads).chain(0..worker) {
+                while let Some(i) = self.take(other, other == worker) {
+                    task(i, worker);
+                }
+            }
+        };
+        // A panic ends one task; the rest of the share is run all the same.
+        while let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+            self.panicked().get_or_insert(panic);
+        }
+        INSIDE.set(false);
+    }
+
+    /// Takes the first task of a share, or the last.
+    fn take(&self, share: usize, first: bool) -> Option<usize> {
+        let share = &self.shares[share].0;
+        let mut left = share.load(Ordering::Relaxed);
+        loop {
+            let (start, end) = (left >> 32, left & u64::from(u32::MAX));
+            if start >= end {
+                return None;
+            }
+            let (task, rest) = if first { (start, left + FORK) } else { (end - 1, left - 1) };
+            match share.compare_exchange_weak(left, rest, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(task as usize),
+                Err(now) => left = now,
+            }
+        }
+    }
+
+    fn panicked(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
+        self.panic.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

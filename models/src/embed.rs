@@ -107,7 +107,7 @@ impl EmbeddingModel {
             return Err(Error::Input("the text has no token".to_owned()));
         }
         let Self { ctx, encoder, .. } = self;
-        ctx.enter(|| encoder.forward(ctx, &[tokens]))
+        encoder.forward(ctx, &[tokens])
     }
 
     /// One vector for each text, in order.
@@ -147,7 +147,7 @@ impl EmbeddingModel {
             let (pass, later) = rest.split_at(fitting.count().max(1));
             let ids: Vec<&[u32]> = pass.iter().map(Vec::as_slice).collect();
             let Self { ctx, encoder, .. } = self;
-            let states = ctx.enter(|| encoder.forward(ctx, &ids))?;
+            let states = encoder.forward(ctx, &ids)?;
             let width = self.encoder.config().hidden_size;
             let mut start = 0;
             for ids in pass {

@@ -403,10 +403,9 @@ impl LanguageModel {
         Ok(())
     }
 
-    /// Runs the batch on the team: kernels fork among threads that are awake.
     fn step(&mut self) -> Result<()> {
         let Self { ctx, decoder, cache, batch, logits, .. } = self;
-        ctx.enter(|| decoder.step(ctx, cache, batch, logits))
+        decoder.step(ctx, cache, batch, logits)
     }
 
     fn read_logits(&mut self) -> Result<&[f32]> {

@@ -113,15 +113,6 @@ impl Context {
         Ok(Tensor::new(buffer, dtype, layout)?)
     }
 
-    /// Runs `f` where kernels fork and join fastest: on a thread of the CPU's team. On other devices it is just called.
-    pub fn enter<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        let stream: &dyn std::any::Any = &*self.stream;
-        match stream.downcast_ref::<CpuStream>() {
-            Some(cpu) => cpu.team().enter(f),
-            None => f(),
-        }
-    }
-
     /// The threads and SIMD level for work on host memory: the context's own on the CPU, else the machine's.
     pub(crate) fn host_team(&self) -> (Team, SimdLevel) {
         let stream: &dyn std::any::Any = &*self.stream;

@@ -212,15 +212,12 @@ fn a_planned_step_allocates_nothing() {
             let layers = Layers::new(&ctx).unwrap();
             for rows in [1, 3, ROWS] {
                 let mut buffers = Buffers::new(&ctx, rows).unwrap();
-                let counted = ctx.enter(|| {
-                    let mut counts = [0; STEPS];
-                    for count in &mut counts {
-                        let before = ALLOCATIONS.load(Ordering::Relaxed);
-                        layers.step(&ctx, &mut buffers).unwrap();
-                        *count = ALLOCATIONS.load(Ordering::Relaxed) - before;
-                    }
-                    counts
-                });
+                let mut counted = [0; STEPS];
+                for count in &mut counted {
+                    let before = ALLOCATIONS.load(Ordering::Relaxed);
+                    layers.step(&ctx, &mut buffers).unwrap();
+                    *count = ALLOCATIONS.load(Ordering::Relaxed) - before;
+                }
                 let (first, steady): (usize, usize) = (counted[0], counted[1..].iter().sum());
                 println!(
                     "{threads} threads, {level}, {rows} rows: {first} allocations in the first step, {steady} in {} more",

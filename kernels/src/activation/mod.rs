@@ -17,8 +17,9 @@ use crate::simd::{Simd, math};
 ///
 /// ```
 /// use sinew_kernels::activation::Activation;
-/// assert_eq!("gelu_pytorch_tanh".parse(), Ok(Activation::GeluTanh));
+/// assert_eq!("gelu_pytorch_tanh".parse::<Activation>()?, Activation::GeluTanh);
 /// assert!((Activation::Silu.reference(1.0) - 0.731_058_578_630_004_9).abs() < 1e-15);
+/// # Ok::<(), sinew_kernels::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {

@@ -14,8 +14,8 @@ const MUL_ADD: Arithmetic = Arithmetic::named("elementwise.mul-add");
 /// Multiply and add are fused.
 const FMA: Arithmetic = Arithmetic::named("elementwise.fma");
 
-/// Shares of the machine's memory rate and arithmetic peak that the rows reach, by level: measured on 40 MB operands
-/// and on operands in the first-level cache.
+/// Shares of the machine's memory rate and arithmetic peak that the rows reach, by level: estimates, of which only the
+/// order decides.
 const READS: [f64; 3] = [0.6, 0.8, 0.85];
 const COMPUTES: [f64; 3] = [0.02, 0.03, 0.03];
 

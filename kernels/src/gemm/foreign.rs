@@ -70,8 +70,8 @@ unsafe fn products<T: Copy + Send + Sync + 'static>(
     alpha: T,
     beta: T,
 ) -> Result<()> {
-    let team = launch.team()?;
-    let parallelism = match team.threads() {
+    // As many tasks as the team has threads; the threads are Rayon's own, which the crate forks on.
+    let parallelism = match launch.team()?.threads() {
         1 => gemm::Parallelism::None,
         threads => gemm::Parallelism::Rayon(threads),
     };
@@ -87,36 +87,33 @@ unsafe fn products<T: Copy + Send + Sync + 'static>(
     if call.m == 0 || fixed.n == 0 {
         return Ok(());
     }
-    // Inside the team, so that the crate's own forks are between these threads.
-    team.enter(|| {
-        for i in 0..call.batch {
-            let d = (d_ptr + i * d_batch) as *mut T;
-            let (a, b) = ((a_ptr + i * a_batch) as *const T, (b_ptr + i * b_batch) as *const T);
-            // SAFETY: passed on. The crate scales what it reads of D by its `alpha`, and the product by its `beta`.
-            unsafe {
-                gemm::gemm(
-                    call.m,
-                    fixed.n,
-                    fixed.k,
-                    d,
-                    d_col,
-                    d_row,
-                    read,
-                    a,
-                    a_col,
-                    a_row,
-                    b,
-                    b_col,
-                    b_row,
-                    beta,
-                    alpha,
-                    false,
-                    false,
-                    false,
-                    parallelism,
-                );
-            }
+    for i in 0..call.batch {
+        let d = (d_ptr + i * d_batch) as *mut T;
+        let (a, b) = ((a_ptr + i * a_batch) as *const T, (b_ptr + i * b_batch) as *const T);
+        // SAFETY: passed on. The crate scales what it reads of D by its `alpha`, and the product by its `beta`.
+        unsafe {
+            gemm::gemm(
+                call.m,
+                fixed.n,
+                fixed.k,
+                d,
+                d_col,
+                d_row,
+                read,
+                a,
+                a_col,
+                a_row,
+                b,
+                b_col,
+                b_row,
+                beta,
+                alpha,
+                false,
+                false,
+                false,
+                parallelism,
+            );
         }
-    });
+    }
     Ok(())
 }

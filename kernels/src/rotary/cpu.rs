@@ -36,7 +36,7 @@ pub fn rows() -> Vec<Row<Rotary>> {
             }
         };
     }
-    // Shares of the f32 peak, as measured on one core with AVX-512 over heads of 128 values in cache.
+    // Shares of the f32 peak: estimates, of which only the order decides.
     vec![
         row!("rotary.cpu.portable", UNFUSED, SimdLevel::Portable, 0.01),
         row!("rotary.cpu.avx2", FUSED, SimdLevel::Avx2, 0.035),
