@@ -1,4 +1,4 @@
-//! What a fork and join costs on the team and on Rayon's pool, in turn: medians in nanoseconds, by the pause before it.
+//! What a fork and join costs on the team and on Rayon's pool: medians in nanoseconds, by the pause before it.
 //!
 //!     cargo run --release -p sinew-memory --example fork_join -- [THREADS]
 
@@ -18,11 +18,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{threads} threads, {TASKS} tasks each of about 1 µs: ns above an even split of the work, median (p90)");
     println!("{:>12}  {:>20}  {:>20}", "pause", "team", "rayon");
     for pause in [0, 5, 20, 100, 1000].map(Duration::from_micros) {
+        // One after the other: the threads of either would find the other's cores busy.
         let mut times = [Vec::new(), Vec::new()];
-        for _ in 0..FORKS {
-            times[0].push(timed(pause, || team.run(threads * TASKS, |_, _| work())));
-            times[1].push(pool.install(|| timed(pause, || split(0, threads * TASKS))));
-        }
+        times[0].extend((0..FORKS).map(|_| timed(pause, || team.run(threads * TASKS, |_, _| work()))));
+        pool.install(|| times[1].extend((0..FORKS).map(|_| timed(pause, || split(0, threads * TASKS)))));
         let [ours, rayons] = times.map(|mut t| {
             t.sort_unstable();
             let alone = TASKS as i64 * 1000;

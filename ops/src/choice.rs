@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Mutex;
 
-use sinew_kernels::{Arithmetic, Error as KernelError, Operator, Row};
+use sinew_kernels::{Error as KernelError, Operator, Row};
 
 use crate::{Context, Result};
 
@@ -66,42 +66,68 @@ fn family<'a, O: Operator>(ctx: &Context, fixed: &O::Static, rows: &[&'a Row<O>]
     })
 }
 
-/// The rows that may be chosen for a problem, the preferred first, then by predicted cost.
-fn ranked<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Vec<Row<O>>> {
-    let hardware = ctx.device().hardware();
-    let table = ctx.registry().table::<O>()?;
-    let (admitted, refused) = table.candidates(fixed, hardware);
-    let arithmetic: Option<Arithmetic> = family(ctx, fixed, &admitted).map(|row| row.arithmetic);
-    let mut rows: Vec<Row<O>> = admitted
+/// Why a row is chosen for a problem, or why not.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Verdict {
+    /// It may be chosen: the first such row is.
+    Takes { preferred: bool },
+    /// The policy is deterministic, and the row's bits depend on the shape of a call.
+    Foreign,
+    /// The policy is deterministic, and the problem has the arithmetic of this name.
+    OtherArithmetic(&'static str),
+}
+
+/// Rows that solve a problem with a verdict on each, those that may be chosen first, the preferred before others, then
+/// by predicted cost; and the rows that refuse it, with their reasons.
+type Judged<O> = (Vec<(Row<O>, Verdict)>, Vec<(&'static str, String)>);
+
+fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Judged<O>> {
+    let (hardware, policy) = (ctx.device().hardware(), ctx.policy());
+    let (admitted, refused) = ctx.registry().table::<O>()?.candidates(fixed, hardware);
+    let arithmetic = family(ctx, fixed, &admitted).map(|row| row.arithmetic);
+    let mut rows: Vec<(Row<O>, Verdict)> = admitted
         .into_iter()
-        .filter(|row| !ctx.policy().deterministic || Some(row.arithmetic) == arithmetic)
-        .copied()
+        .map(|row| {
+            let verdict = match arithmetic {
+                _ if !policy.deterministic || Some(row.arithmetic) == arithmetic => {
+                    Verdict::Takes { preferred: policy.prefer.iter().any(|name| name == row.name) }
+                }
+                Some(chosen) if !row.arithmetic.foreign => Verdict::OtherArithmetic(chosen.name),
+                _ => Verdict::Foreign,
+            };
+            (*row, verdict)
+        })
         .collect();
-    let preferred = |row: &Row<O>| ctx.policy().prefer.iter().any(|name| name == row.name);
-    rows.sort_by(|a, b| {
+    let rank = |verdict: &Verdict| match verdict {
+        Verdict::Takes { preferred } => u8::from(!preferred),
+        _ => 2,
+    };
+    rows.sort_by(|(a, of_a), (b, of_b)| {
         let cost = |row: &Row<O>| (row.cost)(fixed, call, hardware);
-        preferred(b).cmp(&preferred(a)).then(cost(a).total_cmp(&cost(b)))
+        rank(of_a).cmp(&rank(of_b)).then(cost(a).total_cmp(&cost(b)))
     });
-    if rows.is_empty() {
-        let mut reasons: Vec<String> = refused.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
-        if reasons.is_empty() {
-            reasons.push("no row of the table runs on this kind of device".into());
-        }
-        return Err(KernelError::NoKernel {
-            operator: O::NAME,
-            problem: fixed.to_string(),
-            device: ctx.device().id().to_string(),
-            reasons: reasons.join("; "),
-        }
-        .into());
-    }
-    Ok(rows)
+    Ok((rows, refused.into_iter().map(|(name, reason)| (name, reason.to_string())).collect()))
 }
 
 fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
-    let row = ranked::<O>(ctx, fixed, call)?[0];
-    tracing::debug!(operator = O::NAME, row = row.name, problem = %fixed, call = %call, "chosen");
-    Ok(row)
+    let (rows, refused) = judge::<O>(ctx, fixed, call)?;
+    if let Some((row, Verdict::Takes { .. })) = rows.first() {
+        tracing::debug!(operator = O::NAME, row = row.name, problem = %fixed, call = %call, "chosen");
+        return Ok(*row);
+    }
+    let foreign = rows.iter().map(|(row, _)| format!("{}: only with deterministic off", row.name));
+    let mut reasons: Vec<String> = refused.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
+    reasons.extend(foreign);
+    if reasons.is_empty() {
+        reasons.push("no row of the table runs on this kind of device".into());
+    }
+    Err(KernelError::NoKernel {
+        operator: O::NAME,
+        problem: fixed.to_string(),
+        device: ctx.device().id().to_string(),
+        reasons: reasons.join("; "),
+    }
+    .into())
 }
 
 /// One row as a candidate for a problem.
@@ -139,37 +165,25 @@ pub struct Explanation {
 pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
     let hardware = ctx.device().hardware();
     let table = ctx.registry().table::<O>()?;
-    let (admitted, refused) = table.candidates(fixed, hardware);
-    let ranked = ranked::<O>(ctx, fixed, &O::bucket(*call)).unwrap_or_default();
-    let chosen = ranked.first().map(|row| row.name);
-    let family = ranked.first().map(|row| row.arithmetic);
-    let preferred = |name: &str| ctx.policy().prefer.iter().any(|p| p == name);
-    let mut candidates: Vec<Candidate> = admitted
-        .into_iter()
-        .map(|row| {
-            let verdict = if Some(row.name) == chosen {
-                if preferred(row.name) { "chosen: preferred by name" } else { "chosen: lowest predicted cost" }.into()
-            } else if ctx.policy().deterministic && row.arithmetic.foreign {
-                "its bits depend on the shape; only with deterministic off".into()
-            } else if ctx.policy().deterministic && Some(row.arithmetic) != family {
-                format!("another arithmetic than {}", family.map_or("", |a| a.name))
-            } else {
-                "slower by prediction".into()
-            };
-            Candidate {
-                row: row.name,
-                arithmetic: row.arithmetic.name,
-                predicted_s: Some((row.cost)(fixed, call, hardware)),
-                workspace: (row.workspace)(fixed, call, hardware),
-                verdict,
-                chosen: Some(row.name) == chosen,
-            }
-        })
-        .collect();
-    candidates.sort_by(|a, b| {
-        let cost = |c: &Candidate| c.predicted_s.unwrap_or(f64::INFINITY);
-        b.chosen.cmp(&a.chosen).then(cost(a).total_cmp(&cost(b)))
-    });
+    let (rows, refused) = judge::<O>(ctx, fixed, &O::bucket(*call))?;
+    let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
+        let chosen = i == 0 && matches!(verdict, Verdict::Takes { .. });
+        Candidate {
+            row: row.name,
+            arithmetic: row.arithmetic.name,
+            predicted_s: Some((row.cost)(fixed, call, hardware)),
+            workspace: (row.workspace)(fixed, call, hardware),
+            verdict: match verdict {
+                Verdict::Takes { preferred: true } if chosen => "chosen: preferred by name".into(),
+                Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
+                Verdict::Takes { .. } => "slower by prediction".into(),
+                Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),
+                Verdict::OtherArithmetic(family) => format!("another arithmetic than {family}"),
+            },
+            chosen,
+        }
+    };
+    let mut candidates: Vec<Candidate> = rows.iter().enumerate().map(|(i, row)| candidate(i, row)).collect();
     let arithmetic_of = |name: &str| table.rows().iter().find(|r| r.name == name).map_or("", |r| r.arithmetic.name);
     candidates.extend(refused.into_iter().map(|(row, reason)| Candidate {
         row,

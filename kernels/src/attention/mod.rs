@@ -64,6 +64,8 @@ pub const TILE: usize = 64;
 /// Keys of a group, the unit in which a long sequence is divided among threads when there are few query rows. Smaller
 /// groups cost more merging, larger ones leave threads idle in decoding.
 pub const GROUP: usize = 512;
+/// Keys of the call that rows are ranked by.
+const TYPICAL_KEYS: usize = 1024;
 
 /// Input: queries `[tokens, num_heads, head_dim]`, the tokens of all sequences one after another.
 pub const Q: usize = 0;
@@ -239,13 +241,14 @@ impl Operator for Attention {
             sequences: up(call.sequences),
             tokens: up(call.tokens),
             max_query: up(call.max_query),
-            max_kv: up(call.max_kv),
+            // Keys grow with every step of decoding, and rows differ in speed by a factor whatever their number.
+            max_kv: TYPICAL_KEYS,
         }
     }
 
     /// A decoding step of one sequence.
     fn anchor(_: &AttentionStatic) -> AttentionDynamic {
-        AttentionDynamic { sequences: 1, tokens: 1, max_query: 1, max_kv: 1024 }
+        AttentionDynamic { sequences: 1, tokens: 1, max_query: 1, max_kv: TYPICAL_KEYS }
     }
 
     fn check(fixed: &AttentionStatic, call: &AttentionDynamic, operands: Operands<'_>) -> Result<()> {

@@ -29,10 +29,10 @@ pub(super) struct Plan {
     pub depth: usize,
     /// Elements of an accumulator.
     pub width: usize,
+    partial_bytes: usize,
     element: usize,
     block_rows: usize,
     sequences: usize,
-    all_rows: usize,
 }
 
 /// f32 values of a group's partial result: the maximum in a line of its own, sixteen sums, the accumulator.
@@ -51,21 +51,22 @@ impl Plan {
         let width = fixed.head_dim.next_multiple_of(LANES);
         let units = (call.tokens * group / rows + call.sequences) * fixed.num_kv_heads;
         let groups = call.max_kv.div_ceil(GROUP);
-        let partials =
-            all_rows.checked_mul(groups).and_then(|n| n.checked_mul((PARTIAL_HEAD + width) * size_of::<f32>()));
-        let few = threads > 1 && units < 4 * threads;
-        let split = few && groups > 1 && partials.is_some_and(|bytes| bytes <= MOST_PARTIALS);
+        let useful = groups > 1 && threads > 1 && units < 4 * threads;
+        let bytes = all_rows.checked_mul(groups).and_then(|n| n.checked_mul((PARTIAL_HEAD + width) * size_of::<f32>()));
+        let bytes = bytes.filter(|_| useful).map(lines);
+        let split = bytes.is_some_and(|bytes| bytes <= MOST_PARTIALS);
         Self {
             rows,
             group,
             num_kv_heads: fixed.num_kv_heads,
             split: split.then_some(groups),
+            // Held even where there are too many: the workspace of a call is then enough for any with fewer keys.
+            partial_bytes: if useful { bytes.unwrap_or(MOST_PARTIALS).min(MOST_PARTIALS) } else { 0 },
             depth: fixed.head_dim.next_multiple_of(LANES * P::PAIR),
             width,
             element: size_of::<P::E>(),
             block_rows: P::ROWS,
             sequences: call.sequences,
-            all_rows,
         }
     }
 
@@ -88,10 +89,6 @@ impl Plan {
         lines((self.sequences + 1) * size_of::<Sequence>())
     }
 
-    fn partial_bytes(&self) -> usize {
-        lines(self.split.map_or(0, |groups| self.all_rows * groups * self.partial_len() * size_of::<f32>()))
-    }
-
     /// f32 values of a partial result.
     pub fn partial_len(&self) -> usize {
         PARTIAL_HEAD + self.width
@@ -99,7 +96,7 @@ impl Plan {
 
     /// Bytes of workspace for `threads` threads.
     pub fn bytes(&self, threads: usize) -> usize {
-        LINE + self.sequence_bytes() + self.partial_bytes() + threads * self.scratch()
+        LINE + self.sequence_bytes() + self.partial_bytes + threads * self.scratch()
     }
 
     /// The workspace of a launch, divided.
@@ -112,7 +109,7 @@ impl Plan {
         Ok(Workspace {
             sequences: start.cast(),
             partials: start.wrapping_add(self.sequence_bytes()).cast(),
-            scratch: start.wrapping_add(self.sequence_bytes() + self.partial_bytes()),
+            scratch: start.wrapping_add(self.sequence_bytes() + self.partial_bytes),
         })
     }
 }
