@@ -1,8 +1,9 @@
 //! Times of attention, beside the machine's limits.
 //!
 //! ```text
-//! cargo run --release -p sinew-kernels --example attention_rate [-- THREADS [ROW [PROBLEM]]]
+//! cargo run --release -p sinew-kernels --example attention_rate [-- [--json] [--threads N] [ROW [PROBLEM]]]
 //! ```
+//! With `--json`: median milliseconds of the fastest row, for `benches/peers/attention.py`. `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,36 +12,50 @@ use sinew_kernels::accuracy::{Generator, Lay, Values};
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::peaks::Peaks;
 use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Result, Row};
-use sinew_memory::{Buffer, Cpu, Device, SimdLevel, Stream};
+use sinew_memory::{Buffer, Cpu, Device, Stream};
 use sinew_tensor::{DType, Tensor};
 
 /// Tokens of a block of the cache.
 const BLOCK_SIZE: usize = 16;
 
+/// Caches that decoding takes turns with, so that keys and values come from memory as over the layers of a model.
+const CACHES: usize = 32;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let threads = std::env::args().nth(1).map_or(Ok(2), |n| n.parse())?;
-    let only = std::env::args().nth(2).unwrap_or_default();
-    let problem = std::env::args().nth(3).unwrap_or_default();
-    let device = Cpu::with(threads, SimdLevel::detected())?;
+    let (mut json, mut threads, mut names) = (false, 2, Vec::new());
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--json" => json = true,
+            "--threads" => threads = arguments.next().ok_or("--threads takes a number")?.parse()?,
+            _ => names.push(argument),
+        }
+    }
+    let mut names = names.into_iter();
+    let (only, problem) = (names.next().unwrap_or_default(), names.next().unwrap_or_default());
+    let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
     let hardware = device.hardware();
-    let Peaks { read_bytes_per_s, f32_flops_per_s, bf16_flops_per_s } = Peaks::measure(&device)?;
-    println!(
-        "{}, {threads} threads, {}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} GB/s",
-        hardware.name,
-        hardware.simd,
-        f32_flops_per_s / 1e9,
-        bf16_flops_per_s / 1e9,
-        read_bytes_per_s / 1e9
-    );
-    println!("{:42} {:11} {:>9} {:>9} {:>9} {:>7}", "problem", "row", "median ms", "best ms", "GFLOP/s", "GB/s");
+    if !json {
+        let Peaks { read_bytes_per_s, f32_flops_per_s, bf16_flops_per_s } = Peaks::measure(&device)?;
+        println!(
+            "{}, {threads} threads, {}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} GB/s",
+            hardware.name,
+            hardware.simd,
+            f32_flops_per_s / 1e9,
+            bf16_flops_per_s / 1e9,
+            read_bytes_per_s / 1e9
+        );
+        println!("{:42} {:11} {:>9} {:>9} {:>9} {:>7}", "problem", "row", "median ms", "best ms", "GFLOP/s", "GB/s");
+    }
     // Heads as in Qwen2.5-0.5B and in Llama-3.2-1B; sequences, new tokens of each, keys of each.
     let problems = [
-        ("prefill 512, 14/2 heads of 64", 14, 2, 64, 1, 512, 512),
-        ("prefill 2048, 14/2 heads of 64", 14, 2, 64, 1, 2048, 2048),
-        ("chunk of 64 behind 2048, 14/2 of 64", 14, 2, 64, 1, 64, 2112),
-        ("decode over 512, 14/2 heads of 64", 14, 2, 64, 1, 1, 512),
-        ("decode over 4096, 14/2 heads of 64", 14, 2, 64, 1, 1, 4096),
-        ("8 sequences, decode over 512, 14/2 of 64", 14, 2, 64, 8, 1, 512),
+        ("prefill 512", 14, 2, 64, 1, 512, 512),
+        ("prefill 2048", 14, 2, 64, 1, 2048, 2048),
+        ("prefill 8192", 14, 2, 64, 1, 8192, 8192),
+        ("decode over 4096", 14, 2, 64, 1, 1, 4096),
+        ("chunk of 64 behind 2048", 14, 2, 64, 1, 64, 2112),
+        ("decode over 512", 14, 2, 64, 1, 1, 512),
+        ("8 sequences, decode over 512", 14, 2, 64, 8, 1, 512),
         ("prefill 512, 32/8 heads of 128", 32, 8, 128, 1, 512, 512),
         ("bidirectional 256, 12/12 heads of 32", 12, 12, 32, 1, 256, 256),
     ];
@@ -68,7 +83,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let run = Problem::new(&device, fixed, call)?;
             let admitted =
                 |row: &&Row<Attention>| row.name.contains(&only) && (row.admits)(&run.fixed, hardware).is_ok();
-            for row in attention::rows().iter().filter(admitted) {
+            let rows = attention::rows();
+            if json {
+                let cost = |row: &Row<Attention>| (row.cost)(&run.fixed, &run.call, hardware);
+                let row = rows.iter().filter(admitted).min_by(|a, b| cost(a).total_cmp(&cost(b))).ok_or("no row")?;
+                let (seconds, _) = run.time(row)?;
+                println!("{{\"what\":\"{name} {dtype}\",\"value\":{},\"unit\":\"ms\"}}", seconds * 1e3);
+                continue;
+            }
+            for row in rows.iter().filter(admitted) {
                 let (seconds, best) = run.time(row)?;
                 let work = Attention::work(&run.fixed, &run.call);
                 println!(
@@ -92,6 +115,8 @@ struct Problem {
     fixed: AttentionStatic,
     call: AttentionDynamic,
     inputs: Vec<Tensor>,
+    /// Keys and values.
+    caches: Vec<[Tensor; 2]>,
 }
 
 impl Problem {
@@ -108,15 +133,16 @@ impl Problem {
         let cache = [blocks, fixed.num_kv_heads, BLOCK_SIZE, fixed.head_dim];
         let starts: Vec<i32> = (0..=call.sequences).map(|s| (s * call.max_query) as i32).collect();
         let lens = vec![call.max_kv as i32; call.sequences];
+        let copies = if call.max_query == 1 { CACHES } else { 1 };
+        let caches = (0..copies).map(|_| Ok([random(fixed.kv, &cache)?, random(fixed.kv, &cache)?]));
+        let caches = caches.collect::<Result<Vec<_>>>()?;
         let inputs = vec![
             random(fixed.q, &[call.tokens, fixed.num_heads, fixed.head_dim])?,
-            random(fixed.kv, &cache)?,
-            random(fixed.kv, &cache)?,
             Tensor::from_slice(device, &starts, &[call.sequences + 1])?,
             Tensor::from_slice(device, &lens, &[call.sequences])?,
             Tensor::from_slice(device, &ids, &[call.sequences, per_sequence])?,
         ];
-        Ok(Self { device: device.clone(), stream: device.clone().stream()?, fixed, call, inputs })
+        Ok(Self { device: device.clone(), stream: device.clone().stream()?, fixed, call, inputs, caches })
     }
 
     /// The median and the best of a row's times.
@@ -124,14 +150,16 @@ impl Problem {
         let bytes = (row.workspace)(&self.fixed, &self.call, self.device.hardware());
         let mut workspace = Buffer::allocate(&self.device, bytes)?;
         let mut o = Tensor::zeros(&self.device, self.fixed.out, self.inputs[0].shape())?;
-        let inputs: Vec<_> = self.inputs.iter().map(|t| Some(t.view())).collect();
+        let [q, starts, lens, table] = &self.inputs[..] else { unreachable!("four inputs beside the caches") };
         let outputs = [o.view_mut()?];
         let launch = Launch::new(&self.stream, Some(&mut workspace))?;
-        let operands = Operands { inputs: &inputs, outputs: &outputs };
         let mut times = Vec::new();
         let begun = Instant::now();
         while times.len() < 5 || (begun.elapsed().as_secs_f64() < 0.3 && times.len() < 1000) {
+            let [k, v] = &self.caches[times.len() % self.caches.len()];
+            let inputs = [q, k, v, starts, lens, table].map(|t| Some(t.view()));
             let start = Instant::now();
+            let operands = Operands { inputs: &inputs, outputs: &outputs };
             row.launch(&launch, &self.fixed, &self.call, operands)?;
             times.push(start.elapsed().as_secs_f64());
         }

@@ -1,10 +1,12 @@
 //! How fast matrix products are, next to this machine's limits, measured in the same run.
 //!
 //! ```text
-//! cargo run --release -p sinew-kernels --example gemm_rate [-- ROW [PROBLEM]]
+//! cargo run --release -p sinew-kernels --example gemm_rate [-- [--json] [--threads N] [ROW [PROBLEM]]]
 //! ```
-//! prints, for 1 thread and for all, every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B and some
-//! squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second, and each as a share of the limit.
+//! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B and
+//! some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second, and
+//! each as a share of the limit. With `--json`: median seconds of the row that is chosen for each shape and dtype, for
+//! `benches/peers/products.py`. `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,37 +16,87 @@ use sinew_kernels::gemm::{
 };
 use sinew_kernels::peaks::Peaks;
 use sinew_kernels::{Launch, Operands, Row};
-use sinew_memory::{Buffer, Cpu, Device, SimdLevel};
+use sinew_memory::{Buffer, Cpu, Device};
 use sinew_tensor::{DType, Layout, Tensor};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 /// `[m, n, k]`.
-const PREFILL: [[usize; 3]; 5] =
-    [[512, 4864, 896], [512, 896, 4864], [512, 896, 896], [1024, 1024, 1024], [2048, 2048, 2048]];
+const PREFILL: [[usize; 3]; 7] = [
+    [512, 4864, 896],
+    [512, 896, 4864],
+    [512, 896, 896],
+    [512, 151936, 896],
+    [1024, 1024, 1024],
+    [2048, 2048, 2048],
+    [4096, 4096, 4096],
+];
 const DECODE: [[usize; 3]; 8] = [
-    [1, 151936, 896],
     [1, 4864, 896],
     [1, 896, 4864],
+    [1, 151936, 896],
+    [1, 8192, 2048],
     [2, 4864, 896],
     [4, 4864, 896],
     [8, 4864, 896],
-    [12, 4864, 896],
     [16, 4864, 896],
 ];
 /// `[batch, m, n, k]` of products of activations: scores and values of 14 heads.
 const BATCHED: [[usize; 4]; 3] = [[14, 512, 512, 64], [14, 512, 64, 512], [14, 1, 4096, 64]];
 /// Few rows: weights are rotated over this many bytes, so that they come from memory.
-const ROTATE: usize = 512 << 20;
+const ROTATE: usize = 256 << 20;
 /// Seconds for one measurement.
 const SECONDS: f64 = 0.25;
 
+#[derive(Default)]
+struct Arguments {
+    json: bool,
+    threads: Option<usize>,
+    row: String,
+    problem: String,
+}
+
+impl Arguments {
+    fn read() -> Result<Self> {
+        let (mut read, mut names) = (Self::default(), Vec::new());
+        let mut all = std::env::args().skip(1);
+        while let Some(argument) = all.next() {
+            match argument.as_str() {
+                "--json" => read.json = true,
+                "--threads" => read.threads = Some(all.next().ok_or("--threads takes a number")?.parse()?),
+                _ => names.push(argument),
+            }
+        }
+        let mut names = names.into_iter();
+        (read.row, read.problem) = (names.next().unwrap_or_default(), names.next().unwrap_or_default());
+        Ok(read)
+    }
+}
+
+/// A packed weight in a dtype, multiplied in bf16 where it is bf16.
+fn packed(dtype: DType, n: usize, k: usize) -> Result<GemmStatic> {
+    let format = Format::of(dtype).ok_or("no format")?;
+    Ok(match dtype {
+        DType::BF16 => GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Bf16),
+        _ => GemmStatic::new(n, k, DType::F32, Rhs::Packed(format), DType::F32, Compute::F32),
+    })
+}
+
 fn main() -> Result<()> {
-    let only = std::env::args().nth(1).unwrap_or_default();
+    let arguments = Arguments::read()?;
     let all = std::thread::available_parallelism()?.get();
-    for threads in if all > 1 { vec![1, all] } else { vec![1] } {
-        let device = Cpu::with(threads, SimdLevel::detected())?;
+    let counts = match arguments.threads {
+        Some(threads) => vec![threads],
+        None if all > 1 => vec![1, all],
+        None => vec![1],
+    };
+    for threads in counts {
+        let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
         let peaks = Peaks::measure(&device)?;
+        if arguments.json {
+            chosen(&device, &peaks)?;
+            continue;
+        }
         println!(
             "\n{threads} threads, {}: read {:.1} GB/s, f32 {:.0} GFLOP/s, bf16 dot products {:.0} GFLOP/s",
             device.hardware().name,
@@ -53,73 +105,92 @@ fn main() -> Result<()> {
             peaks.bf16_flops_per_s / 1e9
         );
         println!("{:<62} {:<22} {:>9} {:>8} {:>7} {:>7}", "problem", "row", "ms", "GFLOP/s", "GB/s", "of limit");
-        for row in gemm::rows().iter().filter(|row| row.name.contains(&only)) {
+        let report = |row: &Row<Gemm>, fixed: &GemmStatic, batch: usize, m: usize| -> Result<()> {
+            let call = GemmDynamic { batch, m };
+            let admitted = (row.admits)(fixed, device.hardware()).is_ok();
+            if admitted && format!("{call} {fixed}").contains(&arguments.problem) {
+                report(row, &device, &peaks, fixed, call)?;
+            }
+            Ok(())
+        };
+        for row in gemm::rows().iter().filter(|row| row.name.contains(&arguments.row)) {
             for [m, n, k] in PREFILL.into_iter().chain(DECODE) {
                 let slow = row.name.ends_with("portable");
                 if slow && m * n * k > 1 << 29 || row.arithmetic.foreign && m < 16 {
                     continue;
                 }
-                let half = GemmStatic::new(n, k, DType::F32, Rhs::Packed(&gemm::BF16), DType::F32, Compute::Bf16);
-                report(row, &device, &peaks, &half, GemmDynamic { batch: 1, m })?;
-                if m > 1 && m <= 16 {
-                    continue;
+                for dtype in [DType::BF16, DType::F16, DType::F32] {
+                    report(row, &packed(dtype, n, k)?, 1, m)?;
                 }
-                let full = GemmStatic { b: Rhs::Packed(&gemm::F32), compute: Compute::F32, ..half.clone() };
-                report(row, &device, &peaks, &full, GemmDynamic { batch: 1, m })?;
-                let strided = GemmStatic { b: Rhs::Strided(DType::F32), ..full };
-                if m > 1 {
-                    report(row, &device, &peaks, &strided, GemmDynamic { batch: 1, m })?;
+                if m > 16 {
+                    let strided = GemmStatic { b: Rhs::Strided(DType::F32), ..packed(DType::F32, n, k)? };
+                    report(row, &strided, 1, m)?;
                 }
             }
             for [batch, m, n, k] in BATCHED {
                 let fixed = GemmStatic::new(n, k, DType::F32, Rhs::Strided(DType::F32), DType::F32, Compute::F32);
-                report(row, &device, &peaks, &fixed, GemmDynamic { batch, m })?;
+                report(row, &fixed, batch, m)?;
                 let fixed = GemmStatic { compute: Compute::Bf16, ..fixed };
-                report(row, &device, &peaks, &fixed, GemmDynamic { batch, m })?;
+                report(row, &fixed, batch, m)?;
             }
             let epilogue = Epilogue { residual: Some(Residual::Output), ..Epilogue::default() };
             let fixed = GemmStatic::new(896, 896, DType::BF16, Rhs::Packed(&gemm::BF16), DType::F32, Compute::Bf16);
-            report(row, &device, &peaks, &fixed.with(epilogue), GemmDynamic { batch: 1, m: 512 })?;
+            report(row, &fixed.with(epilogue), 1, 512)?;
             let epilogue = Epilogue {
                 activation: Some(sinew_kernels::activation::Activation::Silu),
                 gated: true,
                 ..Epilogue::default()
             };
             let fixed = GemmStatic::new(9728, 896, DType::BF16, Rhs::Packed(&gemm::BF16), DType::BF16, Compute::Bf16);
-            report(row, &device, &peaks, &fixed.with(epilogue), GemmDynamic { batch: 1, m: 512 })?;
+            report(row, &fixed.with(epilogue), 1, 512)?;
         }
         packing(&device)?;
     }
     Ok(())
 }
 
-fn report(
-    row: &Row<Gemm>,
-    device: &Arc<dyn Device>,
-    peaks: &Peaks,
-    fixed: &GemmStatic,
-    call: GemmDynamic,
-) -> Result<()> {
+/// The row that is predicted to be the fastest of Sinew's own, over every shape and dtype, as JSON lines.
+fn chosen(device: &Arc<dyn Device>, peaks: &Peaks) -> Result<()> {
     let hardware = device.hardware();
-    let only = std::env::args().nth(2).unwrap_or_default();
-    if (row.admits)(fixed, hardware).is_err() || !format!("{call} {fixed}").contains(&only) {
-        return Ok(());
+    let limits = [
+        ("peak read", peaks.read_bytes_per_s),
+        ("peak f32", peaks.f32_flops_per_s),
+        ("peak bf16", peaks.bf16_flops_per_s.max(peaks.f32_flops_per_s)),
+    ];
+    for (what, value) in limits {
+        println!("{{\"what\":\"{what}\",\"value\":{}}}", value / 1e9);
     }
-    let (batch, m) = (call.batch, call.m);
-    let weight = match fixed.b {
-        Rhs::Packed(format) => vec![format.packed_bytes(fixed.n, fixed.k, fixed.epilogue.gated)],
-        Rhs::Strided(_) => vec![batch, fixed.k, fixed.n],
-    };
-    let b_dtype = match fixed.b {
-        Rhs::Packed(_) => DType::U8,
-        Rhs::Strided(dtype) => dtype,
-    };
-    let weight_bytes = weight.iter().product::<usize>() * b_dtype.size();
-    let copies = if m <= 16 && batch == 1 { ROTATE.div_ceil(weight_bytes) } else { 1 };
-    let weights = (0..copies).map(|_| filled(device, b_dtype, &weight)).collect::<Result<Vec<_>>>()?;
-    let a = filled(device, fixed.a, &[batch, m, fixed.k])?;
-    let mut d = Tensor::zeros(device, fixed.out, &[batch, m, fixed.columns()])?;
-    let needed = (row.workspace)(fixed, &call, hardware);
+    for [m, n, k] in PREFILL.into_iter().chain(DECODE) {
+        for dtype in [DType::BF16, DType::F16, DType::F32] {
+            let (fixed, call) = (packed(dtype, n, k)?, GemmDynamic { batch: 1, m });
+            let cost = |row: &Row<Gemm>| (row.cost)(&fixed, &call, hardware);
+            let rows = gemm::rows();
+            let own = rows.iter().filter(|row| !row.arithmetic.foreign && (row.admits)(&fixed, hardware).is_ok());
+            let row = own.min_by(|a, b| cost(a).total_cmp(&cost(b))).ok_or("no row")?;
+            let times = times(row, device, &fixed, call)?;
+            println!("{{\"what\":\"{dtype} {m},{n},{k}\",\"value\":{:e}}}", times[times.len() / 2]);
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of B as the kernel reads it.
+fn weight(fixed: &GemmStatic, batch: usize) -> (DType, Vec<usize>) {
+    match fixed.b {
+        Rhs::Packed(format) => (DType::U8, vec![format.packed_bytes(fixed.n, fixed.k, fixed.epilogue.gated)]),
+        Rhs::Strided(dtype) => (dtype, vec![batch, fixed.k, fixed.n]),
+    }
+}
+
+/// Seconds of each run, ascending.
+fn times(row: &Row<Gemm>, device: &Arc<dyn Device>, fixed: &GemmStatic, call: GemmDynamic) -> Result<Vec<f64>> {
+    let (b_dtype, shape) = weight(fixed, call.batch);
+    let bytes = shape.iter().product::<usize>() * b_dtype.size();
+    let copies = if call.m <= 16 && call.batch == 1 { ROTATE.div_ceil(bytes) } else { 1 };
+    let weights = (0..copies).map(|_| filled(device, b_dtype, &shape)).collect::<Result<Vec<_>>>()?;
+    let a = filled(device, fixed.a, &[call.batch, call.m, fixed.k])?;
+    let mut d = Tensor::zeros(device, fixed.out, &[call.batch, call.m, fixed.columns()])?;
+    let needed = (row.workspace)(fixed, &call, device.hardware());
     let mut workspace = Buffer::allocate(device, needed)?;
     let stream = device.clone().stream()?;
     let (mut times, start, mut turn) = (Vec::new(), Instant::now(), 0);
@@ -132,9 +203,22 @@ fn report(
         times.push(once.elapsed().as_secs_f64());
         turn += 1;
     }
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
+
+fn report(
+    row: &Row<Gemm>,
+    device: &Arc<dyn Device>,
+    peaks: &Peaks,
+    fixed: &GemmStatic,
+    call: GemmDynamic,
+) -> Result<()> {
     // The least, as for the limits: on a shared machine a median says more of the neighbours than of the kernel.
-    let best = times.into_iter().fold(f64::INFINITY, f64::min);
-    let flops = 2.0 * (batch * m * fixed.n * fixed.k) as f64;
+    let best = times(row, device, fixed, call)?[0];
+    let (b_dtype, shape) = weight(fixed, call.batch);
+    let weight_bytes = shape.iter().product::<usize>() * b_dtype.size();
+    let flops = 2.0 * (call.batch * call.m * fixed.n * fixed.k) as f64;
     // bf16 operands may be multiplied in f32 as well: the limit is the faster of the two.
     let peak = match fixed.compute {
         Compute::Bf16 => peaks.bf16_flops_per_s.max(peaks.f32_flops_per_s),

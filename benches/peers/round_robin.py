@@ -1,0 +1,88 @@
+"""Runs contenders in turn, each in a process of its own, and compares medians: on a shared machine only figures of the
+same minutes compare.
+
+A contender prints JSON lines: {"what": "prefill 512", "value": 123.4, "unit": "tokens/s"}, one of a kind or several.
+A line may name a "library", where one process measures several.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+def environment(threads):
+    env = dict(os.environ, RAYON_NUM_THREADS=str(threads), OMP_NUM_THREADS=str(threads))
+    env["OPENBLAS_NUM_THREADS"] = str(threads)
+    # Pinned to another CPU's kernels, OpenBLAS runs at half its speed.
+    for name in ["OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"]:
+        env.pop(name, None)
+    return env
+
+
+def lines_of(command, env):
+    """The JSON lines of a run, or None and a word on why there are none."""
+    try:
+        done = subprocess.run([str(c) for c in command], env=env, capture_output=True, text=True)
+    except OSError as error:
+        return None, str(error)
+    if done.returncode != 0:
+        return None, (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], None
+
+
+def run(contenders, rounds, threads):
+    """`contenders`: {name: [commands]}. Returns {what: {name: [value of each round]}} and units."""
+    values, units, absent = defaultdict(lambda: defaultdict(list)), {}, {}
+    env = environment(threads)
+    for number in range(1, rounds + 1):
+        for name, commands in contenders.items():
+            if name in absent:
+                continue
+            of_round = defaultdict(list)  # by (what, library)
+            for command in commands:
+                lines, why = lines_of(command, env)
+                if lines is None:
+                    absent[name] = why
+                    break
+                for line in lines:
+                    of_round[line["what"], line.get("library", name)].append(line["value"])
+                    units[line["what"]] = line.get("unit", "")
+            else:
+                for (what, library), all_values in of_round.items():
+                    values[what][library].append(statistics.median(all_values))
+        print(f"round {number} of {rounds} done", file=sys.stderr)
+    for name, why in absent.items():
+        print(f"{name} did not run: {why}", file=sys.stderr)
+    return values, units
+
+
+def table(values, units, lower_is_better=(), limits=None):
+    """Prints a Markdown table: medians, Sinew's share of the limit, and its ratio to the best peer, taken by round."""
+    names = list(dict.fromkeys(name for row in values.values() for name in row))
+    peers = [name for name in names if name != "sinew"]
+    head = ["", *names, "to the best peer"] + (["of the limit"] if limits else [])
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for what, row in values.items():
+        if "sinew" not in row:
+            continue
+        less = what in lower_is_better
+        median = {name: statistics.median(row[name]) for name in names if row.get(name)}
+        cells = [f"{median[name]:.3g}" if name in median else "" for name in names]
+        if any(name in median for name in peers):
+            best = (min if less else max)((name for name in peers if name in median), key=median.get)
+            pairs = [(b / a if less else a / b) for a, b in zip(row["sinew"], row[best])]
+            cells.append(f"{statistics.median(pairs):.2f}x {best}")
+        else:
+            cells.append("")
+        if limits:
+            limit = limits.get(what)
+            cells.append(f"{100 * median['sinew'] / limit:.0f} %" if limit else "")
+        print(f"| {what}, {units[what]} | " + " | ".join(cells) + " |")
