@@ -7,7 +7,7 @@ use std::time::Instant;
 use sinew_memory::{DeviceKind, SimdLevel};
 use sinew_tensor::DType;
 
-use super::tile::{Tiles, prefetch};
+use super::tile::{Tiles, prefetch, tiles};
 use super::{Compute, Gemm, PANEL, cpu, driver};
 use crate::simd::LANES;
 use crate::{Arithmetic, Row};
@@ -34,36 +34,12 @@ pub(super) const ROW: Row<Gemm> = Row {
     run: |launch, fixed, call, operands| unsafe { driver::run(&DOTS, launch, fixed, call, operands) },
 };
 
-static DOTS: Tiles = Tiles { level: SimdLevel::Avx512, pairs: true, heights: &[1, 2, 4, 6, 8, 12], run: by_height };
-
-/// The row admits panels of bf16 only.
-unsafe fn by_height(
-    panels: DType,
-    height: usize,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    debug_assert!(panels == DType::BF16 && DOTS.heights.contains(&height));
-    let a = a.cast();
-    // SAFETY: passed on; the row admits machines with the instructions only.
-    unsafe {
-        match height {
-            1 => dot::<1>(a, b, steps, sums, carry),
-            2 => dot::<2>(a, b, steps, sums, carry),
-            4 => dot::<4>(a, b, steps, sums, carry),
-            6 => dot::<6>(a, b, steps, sums, carry),
-            8 => dot::<8>(a, b, steps, sums, carry),
-            _ => dot::<12>(a, b, steps, sums, carry),
-        }
-    }
-}
+static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, true, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
 
 /// `R` rows of two registers of sums: 12 rows with two registers of weights and one of broadcasts are 27 of 32.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn dot<const R: usize>(a: *const i32, b: *const u8, steps: usize, sums: *mut f32, carry: bool) {
+unsafe fn dot<const R: usize>(panels: DType, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool) {
+    debug_assert!(panels == DType::BF16, "the row admits no others");
     // SAFETY: passed on: `a` is [steps][R] pairs, `b` is [steps][32] pairs, `sums` is [R][32].
     unsafe {
         let mut s = [[_mm512_setzero_ps(); 2]; R];
@@ -73,7 +49,7 @@ unsafe fn dot<const R: usize>(a: *const i32, b: *const u8, steps: usize, sums: *
                 *high = _mm512_loadu_ps(sums.add(r * PANEL + LANES));
             }
         }
-        let (mut a, mut b) = (a, b);
+        let (mut a, mut b) = (a.cast::<i32>(), b);
         for _ in 0..steps {
             prefetch(b);
             prefetch(b.wrapping_add(64));

@@ -5,8 +5,8 @@ use sinew_tensor::{DType, View};
 
 use super::epilogue::{Finish, Line, half_panel};
 use super::format::padded_k;
-use super::pack::{Lane, MAX_TILE, PackRows, pack_panel};
-use super::tile::Tiles;
+use super::pack::{Lane, PackRows, pack_panel};
+use super::tile::{MAX_TILE, Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, PANEL, RESIDUAL, Residual, Rhs};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::{Launch, Operands, Operator, Result};
@@ -90,7 +90,7 @@ impl Plan {
     fn new(tiles: &Tiles, fixed: &GemmStatic, call: &GemmDynamic, shared: bool, hardware: &Hardware) -> Self {
         let dtype = fixed.panel_dtype();
         let padded = padded_k(dtype, fixed.k);
-        let tile = tiles.full();
+        let tile = tiles.full().height;
         let per_step = if tiles.pairs { 2 } else { 1 };
         let steps = padded / per_step;
         let (groups, rows) = if shared { (1, call.batch * call.m) } else { (call.batch, call.m) };
@@ -314,7 +314,7 @@ impl Multiply<'_> {
                 let bias = unsafe { self.finish.panel_bias::<S>(panel, self.fixed.n) };
                 for tile in (0..self.count).step_by(plan.tile) {
                     let rows = (self.count - tile).min(plan.tile);
-                    let height = self.tiles.fit(rows);
+                    let Tile { height, run } = *self.tiles.fit(rows);
                     let sums = if plan.block < padded {
                         all_sums.wrapping_add(((panel - first) * plan.slab + tile) * PANEL)
                     } else {
@@ -324,7 +324,7 @@ impl Multiply<'_> {
                     // step `k / per_step` on are this block's; sums of the tile are this worker's.
                     unsafe {
                         let a = a.add((tile * plan.steps + k / plan.per_step * height) * 4);
-                        (self.tiles.run)(dtype, height, a, b, width / plan.per_step, sums, k > 0);
+                        run(dtype, a, b, width / plan.per_step, sums, k > 0);
                         if last {
                             self.finish::<S>(group, tile, rows, panel, sums, &bias);
                         }

@@ -7,7 +7,7 @@ use super::PANEL;
 use super::driver::Rows;
 use super::epilogue::load_line;
 use super::format::padded_k;
-use super::tile::Tiles;
+use super::tile::{MAX_TILE, Tiles};
 use crate::simd::{Kernel, LANES, Simd, Stored};
 
 /// One row of a right operand: K values, `step` elements apart, at any alignment. An empty one counts as zeros.
@@ -232,9 +232,6 @@ pub(super) struct PackRows {
 // SAFETY: tasks write disjoint tiles through the pointer and only read the rest.
 unsafe impl Sync for PackRows {}
 
-/// Rows of the largest tile.
-pub(super) const MAX_TILE: usize = 12;
-
 impl Kernel for PackRows {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
@@ -252,12 +249,11 @@ impl Kernel for PackRows {
 impl PackRows {
     #[inline(always)]
     unsafe fn tile<S: Simd, T: Stored>(&self, task: usize) {
-        let full = self.tiles.full();
+        let full = self.tiles.full().height;
         let tiles = self.count.div_ceil(full);
         let (group, first) = (task / tiles, task % tiles * full);
         let valid = (self.count - first).min(full);
-        let height = self.tiles.fit(valid);
-        debug_assert!(height <= MAX_TILE);
+        let height = self.tiles.fit(valid).height;
         let padded = padded_k(self.panels, self.k);
         let steps = if self.tiles.pairs { padded / 2 } else { padded };
         let to = self.to.wrapping_add(group * self.group_bytes + first * steps * 4);

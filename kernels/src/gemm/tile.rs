@@ -25,6 +25,9 @@ pub(super) fn prefetch(p: *const u8) {
     let _ = p;
 }
 
+/// Rows of the largest tile: what everything that holds a tile has room for.
+pub(super) const MAX_TILE: usize = 12;
+
 /// What multiplies a packed tile of rows with a block of a panel: all that differs between rows of the table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tiles {
@@ -32,53 +35,81 @@ pub(super) struct Tiles {
     pub level: SimdLevel,
     /// Whether A is packed as pairs of bf16; else as f32.
     pub pairs: bool,
-    /// Heights that tiles come in, the full one last.
-    pub heights: &'static [usize],
-    /// The loop.
+    /// From the lowest to the full one.
+    tiles: &'static [Tile],
+}
+
+/// A tile of a height.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tile {
+    /// Its rows.
+    pub height: usize,
+    /// The loop over K.
     pub run: Loop,
 }
 
-/// Adds the products of `steps` steps of a tile of some height, and of a panel of some type, to `sums` `[height][32]`;
-/// or, if not `carry`, sets the sums.
+/// Adds the products of `steps` steps of a tile, and of a panel of some type, to `sums` `[height][32]`; or, if not
+/// `carry`, sets the sums.
 ///
 /// # Safety
-/// The machine has the level; the height is one of [`Tiles::heights`]; `a` holds `[steps][height]`, `b` the steps of
-/// the panel.
-type Loop =
-    unsafe fn(panels: DType, height: usize, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
+/// The machine has the level; `a` holds `[steps][height]`, `b` the steps of the panel.
+pub(super) type Loop = unsafe fn(panels: DType, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
 
 impl Tiles {
-    /// Rows of a full tile.
-    pub fn full(&self) -> usize {
-        self.heights.last().copied().unwrap_or(1)
+    /// Tiles from the lowest to the full one. In a `static`, tiles that do not fit do not compile.
+    pub const fn new(level: SimdLevel, pairs: bool, tiles: &'static [Tile]) -> Self {
+        assert!(!tiles.is_empty() && tiles[0].height > 0, "there is a tile for one row");
+        let mut i = 1;
+        while i < tiles.len() {
+            assert!(tiles[i - 1].height < tiles[i].height, "tiles are in order of their heights");
+            i += 1;
+        }
+        assert!(tiles[tiles.len() - 1].height <= MAX_TILE, "no tile is higher than what holds it");
+        assert!(MAX_TILE <= LANES, "a tile is transposed in one block of registers");
+        Self { level, pairs, tiles }
     }
 
-    /// The height of the tile that holds `rows` rows, at most a full one.
+    /// The full tile.
     #[inline(always)]
-    pub fn fit(&self, rows: usize) -> usize {
-        self.heights.iter().copied().find(|&height| height >= rows).unwrap_or(self.full())
+    pub fn full(&self) -> &'static Tile {
+        &self.tiles[self.tiles.len() - 1]
+    }
+
+    /// The lowest tile that holds `rows` rows, which are at most those of a full one.
+    #[inline(always)]
+    pub fn fit(&self, rows: usize) -> &'static Tile {
+        debug_assert!(rows <= self.full().height);
+        self.tiles.iter().find(|tile| tile.height >= rows).unwrap_or(self.full())
     }
 }
 
+/// Tiles of a [`Loop`] that is generic over the height, and over what else is given.
+macro_rules! tiles {
+    ($chain:ident: $(<$height:literal $(, $more:literal)*>),+) => {
+        &[$(crate::gemm::tile::Tile { height: $height, run: $chain::<$height $(, $more)*> }),+]
+    };
+}
+pub(super) use tiles;
+
 /// One multiply-add per product, for every type of panel.
 pub(super) static PORTABLE: Tiles =
-    Tiles { level: SimdLevel::Portable, pairs: false, heights: &[1, 2, 4], run: chain_portable };
+    Tiles::new(SimdLevel::Portable, false, tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// One fused multiply-add per product. AVX2 has 16 registers, of which 6 rows of half a panel take 12.
 #[cfg(target_arch = "x86_64")]
-pub(super) static AVX2: Tiles = Tiles { level: SimdLevel::Avx2, pairs: false, heights: &[1, 2, 4, 6], run: chain_avx2 };
+pub(super) static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, false, tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
 
 /// The same. 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.
 #[cfg(target_arch = "x86_64")]
 pub(super) static AVX512: Tiles =
-    Tiles { level: SimdLevel::Avx512, pairs: false, heights: &[1, 2, 4, 6, 8, 12], run: chain_avx512 };
+    Tiles::new(SimdLevel::Avx512, false, tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>));
 
-macro_rules! by_panels {
-    ($name:ident, $simd:ty, [$($height:literal: $halves:literal),*] $(, $features:literal)?) => {
+/// [`chain`] at a level, for every type of panel.
+macro_rules! chain_at {
+    ($name:ident, $simd:ty $(, $features:literal)?) => {
         $(#[target_feature(enable = $features)])?
-        unsafe fn $name(
+        unsafe fn $name<const R: usize, const H: usize>(
             panels: DType,
-            height: usize,
             a: *const u8,
             b: *const u8,
             steps: usize,
@@ -86,30 +117,23 @@ macro_rules! by_panels {
             carry: bool,
         ) {
             let a = a.cast();
-            debug_assert!([$($height),*].contains(&height));
             // SAFETY: passed on; the type is the panels'.
             unsafe {
-                match (panels, height) {
-                    $((DType::BF16, $height) => chain::<$simd, Pairs, $height, $halves>(a, b, steps, sums, carry),)*
-                    $((DType::F16, $height) => chain::<$simd, Halves, $height, $halves>(a, b, steps, sums, carry),)*
-                    $((_, $height) => chain::<$simd, Singles, $height, $halves>(a, b, steps, sums, carry),)*
-                    _ => {}
+                match panels {
+                    DType::BF16 => chain::<$simd, Pairs, R, H>(a, b, steps, sums, carry),
+                    DType::F16 => chain::<$simd, Halves, R, H>(a, b, steps, sums, carry),
+                    _ => chain::<$simd, Singles, R, H>(a, b, steps, sums, carry),
                 }
             }
         }
     };
 }
 
-by_panels!(chain_portable, Portable, [1: 1, 2: 1, 4: 1]);
+chain_at!(chain_portable, Portable);
 #[cfg(target_arch = "x86_64")]
-by_panels!(chain_avx2, Avx2, [1: 2, 2: 2, 4: 1, 6: 1], "avx2,fma,f16c");
+chain_at!(chain_avx2, Avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-by_panels!(
-    chain_avx512,
-    Avx512,
-    [1: 2, 2: 2, 4: 2, 6: 2, 8: 2, 12: 2],
-    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
-);
+chain_at!(chain_avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 
 /// How a panel's steps are read as f32.
 trait Panel {
