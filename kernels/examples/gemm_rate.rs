@@ -267,10 +267,10 @@ fn packing(device: &Arc<dyn Device>) -> Result<()> {
         let mut best = f64::INFINITY;
         for _ in 0..10 {
             let start = Instant::now();
-            format.pack(cpu.team(), device.hardware().simd, &weights, 0..format.panels(n, false), &mut packed)?;
+            format.pack(cpu.team(), device.hardware().simd, &weights, &mut packed)?;
             best = best.min(start.elapsed().as_secs_f64());
         }
-        println!("packing {from} as {}: {:.1} GB/s read", format.name, bytes.len() as f64 / best / 1e9);
+        println!("packing {from} as {}: {:.1} GB/s read", format.name(), bytes.len() as f64 / best / 1e9);
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ pub mod kv_append;
 pub mod norm;
 pub mod operator;
 mod options;
+pub mod packed;
 pub mod peaks;
 pub mod reduce;
 mod registry;

@@ -1,7 +1,10 @@
 //! Every row of the products' table against the reference, at every SIMD level of this machine.
 
 use sinew_kernels::accuracy::{Depth, Generator, encode};
-use sinew_kernels::gemm::{self, Compute, Format, Gemm, GemmDynamic, GemmStatic, Rhs, Source, Weights};
+use std::ops::Range;
+
+use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew_kernels::packed::{Format, PanelRows, Source, Weights};
 use sinew_kernels::{AnyTable, Launch, Operands, Row, Table};
 use sinew_memory::{Buffer, Cpu, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
@@ -70,9 +73,7 @@ fn packed_rows_come_back_rounded_once() {
                     let mut first: Option<Vec<u8>> = None;
                     for level in levels() {
                         let mut packed = vec![0xff; size];
-                        for panel in 0..format.panels(n, gated) {
-                            format.pack(&team, level, &weights, panel..panel + 1, &mut packed).unwrap();
-                        }
+                        format.pack(&team, level, &weights, &mut packed).unwrap();
                         assert_eq!(&packed, first.get_or_insert(packed.clone()), "{level} packs other bytes");
                     }
                     let mut row = vec![0.0; k];
@@ -80,8 +81,8 @@ fn packed_rows_come_back_rounded_once() {
                         format.unpack_row(&first.clone().unwrap(), n, k, gated, i, &mut row).unwrap();
                         for (j, &x) in row.iter().enumerate() {
                             let stored = from.round(f64::from(all[i * k + j]));
-                            let expected = format.dtype.round(stored);
-                            assert_eq!(f64::from(x), expected, "{from} in {}, {n}x{k}, gated {gated}", format.name);
+                            let expected = format.dtype().round(stored);
+                            assert_eq!(f64::from(x), expected, "{from} in {}, {n}x{k}, gated {gated}", format.name());
                         }
                     }
                 }
@@ -106,10 +107,60 @@ fn a_transposed_view_packs_as_its_rows() {
                 let sources = [Source::from_view(&tensor.view()).unwrap()];
                 let mut packed = vec![0; format.packed_bytes(n, k, false)];
                 let weights = Weights { sources: &sources, k, gated: false };
-                format.pack(&team, level, &weights, 0..format.panels(n, false), &mut packed).unwrap();
+                format.pack(&team, level, &weights, &mut packed).unwrap();
                 packed
             };
-            assert_eq!(pack(&rows), pack(&turned), "{} at {level}", format.name);
+            assert_eq!(pack(&rows), pack(&turned), "{} at {level}", format.name());
+        }
+    }
+}
+
+#[test]
+fn a_run_of_panels_packs_as_a_weight_of_its_rows_alone() {
+    let team = Team::new(2).unwrap();
+    let (n, k) = (150, 9);
+    let bytes = encode(DType::F32, &values(n * k).into_iter().map(f64::from).collect::<Vec<_>>());
+    let rows = |rows: Range<usize>| {
+        let size = k * DType::F32.size();
+        Source::from_bytes(&bytes[rows.start * size..rows.end * size], DType::F32, rows.len(), k).unwrap()
+    };
+    for format in DType::COMPUTE.map(|dtype| Format::of(dtype).unwrap()) {
+        for gated in [false, true] {
+            let pack = |sources: &[Source<'_>]| {
+                let weights = Weights { sources, k, gated };
+                let mut packed = vec![0xff; format.packed_bytes(weights.n(), k, gated)];
+                format.pack(&team, SimdLevel::detected(), &weights, &mut packed).unwrap();
+                packed
+            };
+            let (whole, panels) = (pack(&[rows(0..n)]), format.panels(n, gated));
+            for step in [1, 2, panels] {
+                let runs = (0..panels).step_by(step).flat_map(|first| {
+                    match format.panel_rows(first..(first + step).min(panels), n, gated) {
+                        PanelRows::Plain(held) => pack(&[rows(held)]),
+                        PanelRows::Gated(held) => {
+                            let ups = held.start + n / 2..held.end + n / 2;
+                            pack(&[rows(held), rows(ups)])
+                        }
+                    }
+                });
+                assert!(runs.eq(whole.iter().copied()), "{step} panels at a time in {}, gated {gated}", format.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn right_operands_that_no_panel_holds_are_taken_by_no_row() {
+    let device = Cpu::get();
+    for dtype in DType::ALL.into_iter().filter(|dtype| !DType::COMPUTE.contains(dtype)) {
+        assert!(Format::of(dtype).is_none(), "{dtype}");
+        for compute in [Compute::F32, Compute::Bf16] {
+            for a in [DType::F32, dtype] {
+                let fixed = GemmStatic::new(8, 8, a, Rhs::Strided(dtype), a, compute);
+                for row in gemm::rows() {
+                    assert!((row.admits)(&fixed, device.hardware()).is_err(), "{} takes {fixed}", row.name);
+                }
+            }
         }
     }
 }
@@ -124,9 +175,14 @@ fn wrong_sources_are_refused() {
     let mut packed = vec![0; format.packed_bytes(1, 4, false)];
     let team = Team::new(1).unwrap();
     let longer = Weights { sources: &sources, k: 4, gated: false };
-    assert!(format.pack(&team, SimdLevel::Portable, &longer, 0..1, &mut packed).is_err());
+    assert!(format.pack(&team, SimdLevel::Portable, &longer, &mut packed).is_err());
     let odd = Weights { sources: &sources, k: 3, gated: true };
-    assert!(format.pack(&team, SimdLevel::Portable, &odd, 0..1, &mut packed).is_err());
+    assert!(format.pack(&team, SimdLevel::Portable, &odd, &mut packed).is_err());
+    let short = Weights { sources: &sources, k: 3, gated: false };
+    assert!(format.pack(&team, SimdLevel::Portable, &short, &mut packed[1..]).is_err());
+    let endless = [Source::from_bytes(&[], DType::F32, usize::MAX, 0).unwrap(); 2];
+    let endless = Weights { sources: &endless, k: 0, gated: false };
+    assert!(format.pack(&team, SimdLevel::Portable, &endless, &mut []).is_ok());
     assert!(format.unpack_row(&packed, 1, 4, false, 1, &mut [0.0; 4]).is_err());
 }
 
@@ -163,8 +219,7 @@ fn a_row_has_the_same_bits_alone_in_any_batch_on_any_threads_packed_or_not() {
     let sources = [Source::from_view(&rows.view()).unwrap()];
     let mut bytes = vec![0; format.packed_bytes(n, k, false)];
     let weights = Weights { sources: &sources, k, gated: false };
-    let panels = format.panels(n, false);
-    format.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, 0..panels, &mut bytes).unwrap();
+    format.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut bytes).unwrap();
     let packed = Tensor::from_bytes(&device, &bytes, DType::U8, &[bytes.len()]).unwrap();
     for compute in [Compute::F32, Compute::Bf16] {
         let of = |b| GemmStatic::new(n, k, DType::F32, b, DType::F32, compute);

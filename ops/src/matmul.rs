@@ -126,7 +126,7 @@ impl<'a> Matmul<'a> {
         }
         let b_dtype = match b {
             Rhs::Strided(dtype) => dtype,
-            Rhs::Packed(format) => format.dtype,
+            Rhs::Packed(format) => format.dtype(),
         };
         let rounded = self.a.dtype() == DType::BF16 && b_dtype == DType::BF16;
         Ok(GemmStatic {

@@ -3,8 +3,8 @@
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, OUT, TABLE, TableKind};
-use crate::gemm::Format;
 use crate::operator::Refusal;
+use crate::packed::Format;
 use crate::simd::{self, Kernel, Simd};
 use crate::strided::{Address, BLOCK, Indices, Scratch, load, store};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};

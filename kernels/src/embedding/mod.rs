@@ -11,7 +11,7 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::gemm::Format;
+use crate::packed::Format;
 use crate::strided::Indices;
 use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
 
@@ -53,7 +53,7 @@ impl fmt::Display for EmbeddingStatic {
         write!(f, "{} rows of {}, ", self.vocab, self.width)?;
         match self.table {
             TableKind::Strided(dtype) => write!(f, "{dtype}")?,
-            TableKind::Packed(format) => write!(f, "packed({})", format.name)?,
+            TableKind::Packed(format) => write!(f, "packed({})", format.name())?,
         }
         write!(f, "→{}", self.out)
     }
@@ -123,7 +123,7 @@ impl Operator for Embedding {
     fn work(fixed: &EmbeddingStatic, call: &EmbeddingDynamic) -> Work {
         let size = match fixed.table {
             TableKind::Strided(dtype) => dtype.size(),
-            TableKind::Packed(format) => format.dtype.size(),
+            TableKind::Packed(format) => format.dtype().size(),
         };
         Work { flops: 0.0, bytes: (call.tokens * fixed.width * (size + fixed.out.size())) as f64 }
     }

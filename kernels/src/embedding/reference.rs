@@ -6,7 +6,7 @@ use sinew_tensor::{DType, Tensor};
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
 use crate::Result;
 use crate::accuracy::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Values, host_operand};
-use crate::gemm::{Format, Source, Weights};
+use crate::packed::{Format, Source, Weights};
 
 /// The value of the table, rounded to the result's type: exact.
 pub(super) fn expect(case: &Case<Embedding>, host: &HostOperands, index: &[usize]) -> Expected {
@@ -55,12 +55,12 @@ pub(super) fn operands(case: &Case<Embedding>) -> Result<HostOperands> {
     let table = match table {
         TableKind::Strided(dtype) => random.operand(dtype, &[vocab, width], case.lay, case.values)?,
         TableKind::Packed(format) => {
-            let plain = random.operand(format.dtype, &[vocab, width], Lay::Contiguous, case.values)?;
+            let plain = random.operand(format.dtype(), &[vocab, width], Lay::Contiguous, case.values)?;
             let mut bytes = vec![0u8; format.packed_bytes(vocab, width, false)];
             let sources = [Source::from_view(&plain.tensor.view())?];
             let weights = Weights { sources: &sources, k: width, gated: false };
             let cpu = Cpu::shared();
-            format.pack(cpu.team(), SimdLevel::Portable, &weights, 0..format.panels(vocab, false), &mut bytes)?;
+            format.pack(cpu.team(), SimdLevel::Portable, &weights, &mut bytes)?;
             let tensor = Tensor::from_slice(&Cpu::get(), &bytes, &[bytes.len()])?;
             HostOperand { tensor, ..plain }
         }

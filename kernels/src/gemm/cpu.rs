@@ -3,6 +3,7 @@
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
 use super::{Gemm, GemmDynamic, GemmStatic, Rhs, driver, tile};
+use crate::packed::PanelKind;
 use crate::{Arithmetic, Operator, Refusal, Result, Row};
 
 const PORTABLE: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
@@ -14,7 +15,7 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
         name: "gemm.cpu.avx512",
         device: DeviceKind::CPU,
         arithmetic: FUSED,
-        admits: |_, hardware| admit(hardware, SimdLevel::Avx512),
+        admits: |fixed, hardware| admit(fixed, hardware, SimdLevel::Avx512).map(drop),
         cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, SimdLevel::Avx512) * 0.85),
         workspace: |fixed, call, hardware| driver::workspace(&tile::AVX512, fixed, call, hardware),
         // SAFETY: the row admits machines with the level only.
@@ -24,7 +25,7 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
         name: "gemm.cpu.avx2",
         device: DeviceKind::CPU,
         arithmetic: FUSED,
-        admits: |_, hardware| admit(hardware, SimdLevel::Avx2),
+        admits: |fixed, hardware| admit(fixed, hardware, SimdLevel::Avx2).map(drop),
         cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, SimdLevel::Avx2) * 0.8),
         workspace: |fixed, call, hardware| driver::workspace(&tile::AVX2, fixed, call, hardware),
         // SAFETY: the row admits machines with the level only.
@@ -34,7 +35,7 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
         name: "gemm.cpu.portable",
         device: DeviceKind::CPU,
         arithmetic: PORTABLE,
-        admits: |_, _| Ok(()),
+        admits: |fixed, hardware| admit(fixed, hardware, SimdLevel::Portable).map(drop),
         cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, SimdLevel::Portable) * 0.4),
         workspace: |fixed, call, hardware| driver::workspace(&tile::PORTABLE, fixed, call, hardware),
         // SAFETY: every machine has the portable level.
@@ -42,13 +43,12 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
     },
 ];
 
-/// Refuses machines below a level.
-pub(super) fn admit(hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    if hardware.simd >= level {
-        Ok(())
-    } else {
-        Err(format!("needs {level}, the machine is at {}", hardware.simd).into())
+/// Refuses machines below a level, and right operands that no panel holds. Says which panels are multiplied.
+pub(super) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
+    if hardware.simd < level {
+        return Err(format!("needs {level}, the machine is at {}", hardware.simd).into());
     }
+    fixed.panel_kind().ok_or_else(|| "multiplies right operands of f32, f16 and bf16 only".into())
 }
 
 /// f32 operations per second and thread that a level reaches on hardware whose best level is another.

@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use sinew_memory::{DeviceKind, SimdLevel};
-use sinew_tensor::DType;
 
 use super::tile::{Tiles, prefetch, tiles};
-use super::{Compute, Gemm, PANEL, cpu, driver};
+use super::{Compute, Gemm, cpu, driver};
+use crate::packed::{PANEL, PanelKind};
 use crate::simd::LANES;
 use crate::{Arithmetic, Row};
 
@@ -19,12 +19,12 @@ pub(super) const ROW: Row<Gemm> = Row {
     device: DeviceKind::CPU,
     arithmetic: DOT,
     admits: |fixed, hardware| {
-        cpu::admit(hardware, SimdLevel::Avx512Bf16)?;
+        let panels = cpu::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
         if fixed.compute != Compute::Bf16 {
             return Err("computes in bf16, the problem asks for f32".into());
         }
-        if fixed.panel_dtype() != DType::BF16 {
-            return Err(format!("multiplies bf16, the weight is packed as {}", fixed.panel_dtype()).into());
+        if panels != PanelKind::Bf16 {
+            return Err(format!("multiplies bf16, the weight is packed as {}", panels.dtype()).into());
         }
         Ok(())
     },
@@ -38,8 +38,15 @@ static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, true, tiles!(dot: <1>, <2>, <
 
 /// `R` rows of two registers of sums: 12 rows with two registers of weights and one of broadcasts are 27 of 32.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn dot<const R: usize>(panels: DType, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool) {
-    debug_assert!(panels == DType::BF16, "the row admits no others");
+unsafe fn dot<const R: usize>(
+    panels: PanelKind,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    debug_assert!(panels == PanelKind::Bf16, "the row admits no others");
     // SAFETY: passed on: `a` is [steps][R] pairs, `b` is [steps][32] pairs, `sums` is [R][32].
     unsafe {
         let mut s = [[_mm512_setzero_ps(); 2]; R];

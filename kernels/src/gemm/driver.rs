@@ -1,50 +1,15 @@
 //! The driver of all rows: blocks, packing, and tasks.
 
 use sinew_memory::{Hardware, Team};
-use sinew_tensor::{DType, View};
+use sinew_tensor::DType;
 
-use super::epilogue::{Finish, Line, half_panel};
-use super::format::padded_k;
-use super::pack::{Lane, PackRows, pack_panel};
-use super::tile::{MAX_TILE, Tile, Tiles};
-use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, PANEL, RESIDUAL, Residual, Rhs};
+use super::epilogue::Finish;
+use super::rows::{Line, PackRows, Rows};
+use super::tile::{Tile, Tiles};
+use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse};
+use crate::packed::{Lane, PANEL, PanelKind, pack_panel};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::{Launch, Operands, Operator, Result};
-
-/// A `[batch, M, …]` operand: where each row is.
-///
-/// Where all products share one right operand, rows of all of them are counted through (`group` 0); otherwise a group
-/// is a product.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
-    pub dtype: DType,
-    /// Elements from value to value of a row.
-    pub k_stride: usize,
-    ptr: *const u8,
-    m: usize,
-    batch_stride: usize,
-    row_stride: usize,
-}
-
-impl Rows {
-    fn new(view: &View<'_>, m: usize) -> Result<Self> {
-        let (ptr, strides) = (view.host_ptr()?, view.strides());
-        let (batch_stride, row_stride, k_stride) = (strides[0], strides[1], strides[2]);
-        Ok(Self { dtype: view.dtype(), k_stride, ptr, m, batch_stride, row_stride })
-    }
-
-    /// The first value of a row.
-    #[inline(always)]
-    pub fn address(&self, group: usize, row: usize) -> *const u8 {
-        let at = (group + row / self.m) * self.batch_stride + row % self.m * self.row_stride;
-        self.ptr.wrapping_add(at * self.dtype.size())
-    }
-
-    #[inline(always)]
-    fn line(&self, group: usize, row: usize) -> Line {
-        Line { ptr: self.address(group, row), step: self.k_stride, dtype: self.dtype }
-    }
-}
 
 /// Steps of K that a tile works through before the next tile takes over, where there are several: 512 steps of a bf16
 /// panel are 32 KiB, which stay in a first-level cache of 48 with room for A's stream.
@@ -76,7 +41,9 @@ struct Plan {
     tile: usize,
     /// Values of K in a block.
     block: usize,
+    /// Panels of the right operand, and how they hold it.
     panels: usize,
+    kind: PanelKind,
     /// Panels that a task takes at a time: packs, or reads.
     unit: usize,
     /// Bytes of workspace: packed rows of a group, and of each worker its panels and its sums.
@@ -87,9 +54,15 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(tiles: &Tiles, fixed: &GemmStatic, call: &GemmDynamic, shared: bool, hardware: &Hardware) -> Self {
-        let dtype = fixed.panel_dtype();
-        let padded = padded_k(dtype, fixed.k);
+    fn new(
+        tiles: &Tiles,
+        kind: PanelKind,
+        fixed: &GemmStatic,
+        call: &GemmDynamic,
+        shared: bool,
+        hardware: &Hardware,
+    ) -> Self {
+        let padded = kind.padded_k(fixed.k);
         let tile = tiles.full().height;
         let per_step = if tiles.pairs { 2 } else { 1 };
         let steps = padded / per_step;
@@ -101,10 +74,8 @@ impl Plan {
         let group_bytes = slab * steps * 4;
         let together = (cache / group_bytes.max(1)).clamp(1, groups.max(1));
         let block = if slab == tile { padded } else { padded.min(BLOCK_K) };
-        let columns = if fixed.epilogue.gated { fixed.n / 2 } else { fixed.n };
-        let panels = columns.div_ceil(if fixed.epilogue.gated { LANES } else { PANEL });
         let unit = if strided { UNIT } else { 1 };
-        let panel_bytes = if strided { block * PANEL * dtype.size() } else { 0 };
+        let panel_bytes = if strided { kind.bytes(block) } else { 0 };
         let carried = if block < padded { slab * unit } else { tile };
         Self {
             groups,
@@ -115,7 +86,8 @@ impl Plan {
             together,
             tile,
             block,
-            panels,
+            panels: fixed.outputs().panels(),
+            kind,
             unit,
             group_bytes,
             panel_bytes,
@@ -140,7 +112,9 @@ impl Plan {
 
 /// Workspace of a call, whatever the strides are.
 pub(super) fn workspace(tiles: &Tiles, fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware) -> usize {
-    let plan = |shared| Plan::new(tiles, fixed, call, shared, hardware).bytes();
+    // The rows admit nothing that cannot be held in panels.
+    let Some(kind) = fixed.panel_kind() else { return 0 };
+    let plan = |shared| Plan::new(tiles, kind, fixed, call, shared, hardware).bytes();
     match fixed.b {
         Rhs::Packed(_) => plan(true),
         Rhs::Strided(_) => plan(true).max(plan(false)),
@@ -160,6 +134,9 @@ pub(super) unsafe fn run(
 ) -> Result<()> {
     let team = launch.team()?;
     let hardware = launch.stream().device().hardware();
+    let Some(kind) = fixed.panel_kind() else {
+        return Err(refuse(format!("the right operand of {fixed} cannot be held in panels")));
+    };
     let b = operands.input(Gemm::NAME, B, "B")?;
     let right = match fixed.b {
         Rhs::Packed(format) => Right::Packed { ptr: b.host_ptr()?, panel_bytes: format.panel_bytes(fixed.k) },
@@ -172,7 +149,7 @@ pub(super) unsafe fn run(
         Right::Packed { .. } => true,
         Right::Strided { batch, .. } => batch == 0 || call.batch == 1,
     };
-    let plan = Plan::new(tiles, fixed, call, shared, hardware);
+    let plan = Plan::new(tiles, kind, fixed, call, shared, hardware);
     if plan.groups == 0 || plan.rows == 0 || plan.panels == 0 {
         return Ok(());
     }
@@ -204,7 +181,7 @@ pub(super) unsafe fn run(
                 row,
                 count,
                 k: fixed.k,
-                panels: fixed.panel_dtype(),
+                panels: kind,
                 round: fixed.compute == super::Compute::Bf16,
                 tiles,
                 to: workspace,
@@ -287,7 +264,7 @@ impl Multiply<'_> {
     /// All rows of the slab with panels `first..end`.
     #[inline(always)]
     unsafe fn panels<S: Simd>(&self, group: usize, first: usize, end: usize, scratch: *mut u8) {
-        let (plan, dtype) = (&self.plan, self.fixed.panel_dtype());
+        let (plan, kind) = (&self.plan, self.plan.kind);
         let padded = plan.steps * plan.per_step;
         let all_sums: *mut f32 = scratch.wrapping_add(plan.panel_bytes * plan.unit).cast();
         let a = self.packed.wrapping_add(group * plan.group_bytes);
@@ -300,18 +277,16 @@ impl Multiply<'_> {
                 for panel in first..end {
                     let to = scratch.wrapping_add((panel - first) * plan.panel_bytes);
                     // SAFETY: lanes hold the values; scratch holds the panels of a unit.
-                    unsafe { pack_panel::<S>(&self.lanes(group, panel), dtype, k, values, to) };
+                    unsafe { pack_panel::<S>(&self.lanes(group, panel), kind, k, values, to) };
                 }
             }
             for panel in first..end {
                 let b = match self.right {
-                    Right::Packed { ptr, panel_bytes } => {
-                        ptr.wrapping_add(panel * panel_bytes + k * PANEL * dtype.size())
-                    }
+                    Right::Packed { ptr, panel_bytes } => ptr.wrapping_add(panel * panel_bytes + kind.bytes(k)),
                     Right::Strided { .. } => scratch.cast_const().wrapping_add((panel - first) * plan.panel_bytes),
                 };
                 // SAFETY: passed on.
-                let bias = unsafe { self.finish.panel_bias::<S>(panel, self.fixed.n) };
+                let bias = unsafe { self.finish.panel_bias::<S>(panel, self.fixed.outputs()) };
                 for tile in (0..self.count).step_by(plan.tile) {
                     let rows = (self.count - tile).min(plan.tile);
                     let Tile { height, run } = *self.tiles.fit(rows);
@@ -324,7 +299,7 @@ impl Multiply<'_> {
                     // step `k / per_step` on are this block's; sums of the tile are this worker's.
                     unsafe {
                         let a = a.add((tile * plan.steps + k / plan.per_step * height) * 4);
-                        run(dtype, a, b, width / plan.per_step, sums, k > 0);
+                        run(kind, a, b, width / plan.per_step, sums, k > 0);
                         if last {
                             self.finish::<S>(group, tile, rows, panel, sums, &bias);
                         }
@@ -349,10 +324,10 @@ impl Multiply<'_> {
         sums: *const f32,
         bias: &[f32; PANEL],
     ) {
-        debug_assert!(rows <= MAX_TILE);
-        let width = if self.finish.epilogue.gated { LANES } else { PANEL };
-        let first = panel * width;
-        let columns = (self.fixed.columns() - first).min(width);
+        debug_assert!(rows <= self.plan.tile);
+        let outputs = self.fixed.outputs();
+        let first = panel * outputs.columns_per_panel();
+        let columns = (outputs.columns() - first).min(outputs.columns_per_panel());
         for r in 0..rows {
             let (group, row) = (self.group + group, self.row + tile + r);
             let out = self.out.line(group, row).from(first);
@@ -368,10 +343,10 @@ impl Multiply<'_> {
         let mut lanes = [Lane::EMPTY; PANEL];
         if let Right::Strided { ptr, dtype, batch, k, n } = self.right {
             for half in 0..2 {
-                let (first, count) = half_panel(panel, half, self.fixed.n, self.finish.epilogue.gated);
-                for i in 0..count {
-                    let at = (self.group + group) * batch + (first + i) * n;
-                    lanes[half * LANES + i] = Lane { ptr: ptr.wrapping_add(at * dtype.size()), step: k, dtype };
+                let held = self.fixed.outputs().half_panel(panel, half);
+                for (lane, output) in lanes[half * LANES..].iter_mut().zip(held) {
+                    let at = (self.group + group) * batch + output * n;
+                    *lane = Lane { ptr: ptr.wrapping_add(at * dtype.size()), step: k, dtype };
                 }
             }
         }

@@ -5,9 +5,10 @@ use std::hash::{Hash, Hasher};
 
 use sinew_tensor::DType;
 
-use super::PANEL;
+use super::rows::Line;
 use crate::activation::Activation;
-use crate::simd::{LANES, Simd, Stored};
+use crate::packed::{Outputs, PANEL};
+use crate::simd::{LANES, Simd};
 
 /// Where the residual is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,92 +103,6 @@ impl fmt::Display for Epilogue {
     }
 }
 
-/// A span of one dimension: an address, the step between elements in elements, and their type.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Line {
-    pub ptr: *const u8,
-    pub step: usize,
-    pub dtype: DType,
-}
-
-impl Line {
-    /// The line from element `at` on.
-    #[inline(always)]
-    pub fn from(self, at: usize) -> Self {
-        Self { ptr: self.ptr.wrapping_add(at * self.step * self.dtype.size()), ..self }
-    }
-
-    /// Its first `n` values, at most 16, widened; zeros behind them.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the line has `n` elements.
-    #[inline(always)]
-    pub unsafe fn load<S: Simd>(self, n: usize) -> S::F {
-        // SAFETY: passed on; the type is the elements'.
-        unsafe {
-            match self.dtype {
-                DType::F16 => load_line::<S, half::f16>(self.ptr.cast(), self.step, n),
-                DType::BF16 => load_line::<S, half::bf16>(self.ptr.cast(), self.step, n),
-                _ => load_line::<S, f32>(self.ptr.cast(), self.step, n),
-            }
-        }
-    }
-
-    /// Rounds the first `n` lanes, at most 16, to its first elements.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the line has `n` elements, which may be written.
-    #[inline(always)]
-    pub unsafe fn store<S: Simd>(self, v: S::F, n: usize) {
-        // SAFETY: passed on; the type is the elements'.
-        unsafe {
-            match self.dtype {
-                DType::F16 => store_line::<S, half::f16>(self.ptr.cast_mut().cast(), self.step, v, n),
-                DType::BF16 => store_line::<S, half::bf16>(self.ptr.cast_mut().cast(), self.step, v, n),
-                _ => store_line::<S, f32>(self.ptr.cast_mut().cast(), self.step, v, n),
-            }
-        }
-    }
-}
-
-#[inline(always)]
-pub(super) unsafe fn load_line<S: Simd, T: Stored>(p: *const T, step: usize, n: usize) -> S::F {
-    debug_assert!(n <= LANES);
-    // SAFETY: the caller names `n` elements, `step` apart.
-    unsafe {
-        match (step, n) {
-            (1, LANES) => T::load::<S>(p),
-            (1, _) => T::load_n::<S>(p, n),
-            _ => {
-                let mut values = [0.0f32; LANES];
-                for (i, value) in values.iter_mut().enumerate().take(n) {
-                    *value = (*p.add(i * step)).widen();
-                }
-                S::load(values.as_ptr())
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn store_line<S: Simd, T: Stored>(p: *mut T, step: usize, v: S::F, n: usize) {
-    debug_assert!(n <= LANES);
-    // SAFETY: the caller names `n` elements, `step` apart.
-    unsafe {
-        match (step, n) {
-            (1, LANES) => T::store::<S>(p, v),
-            (1, _) => T::store_n::<S>(p, v, n),
-            _ => {
-                let mut values = [T::zeroed(); LANES];
-                T::store::<S>(values.as_mut_ptr(), v);
-                for (i, value) in values.iter().enumerate().take(n) {
-                    p.add(i * step).write(*value);
-                }
-            }
-        }
-    }
-}
-
 /// An epilogue with its operands' addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finish {
@@ -200,15 +115,15 @@ impl Finish {
     /// The bias of a panel's outputs, in the panel's order; zeros where there is none.
     ///
     /// # Safety
-    /// Those of [`Simd`]; `n` and `panel` are the problem's.
+    /// Those of [`Simd`]; the outputs are the problem's.
     #[inline(always)]
-    pub unsafe fn panel_bias<S: Simd>(&self, panel: usize, n: usize) -> [f32; PANEL] {
+    pub unsafe fn panel_bias<S: Simd>(&self, panel: usize, outputs: Outputs) -> [f32; PANEL] {
         let mut values = [0.0; PANEL];
         if let Some(bias) = self.bias {
             for half in 0..2 {
-                let (first, count) = half_panel(panel, half, n, self.epilogue.gated);
-                // SAFETY: the bias has `n` elements, and `half_panel` stays below `n`.
-                unsafe { S::store(values.as_mut_ptr().add(half * LANES), bias.from(first).load::<S>(count)) };
+                let held = outputs.half_panel(panel, half);
+                // SAFETY: the bias has an element for each output.
+                unsafe { S::store(values.as_mut_ptr().add(half * LANES), bias.from(held.start).load::<S>(held.len())) };
             }
         }
         values
@@ -263,14 +178,4 @@ impl Finish {
             }
         }
     }
-}
-
-/// The outputs that lanes `16·half..` of a panel hold: the first, and how many of the sixteen there are.
-///
-/// A gated panel holds 16 gates and the 16 ups that belong to them; the others 32 outputs in order.
-#[inline(always)]
-pub(super) fn half_panel(panel: usize, half: usize, n: usize, gated: bool) -> (usize, usize) {
-    let (start, end, offset) =
-        if gated { (panel * LANES, n / 2, half * (n / 2)) } else { (panel * PANEL + half * LANES, n, 0) };
-    (offset + start.min(end), end.saturating_sub(start).min(LANES))
 }

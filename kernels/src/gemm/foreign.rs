@@ -24,7 +24,7 @@ const F16_BLOCK: usize = 256;
 fn admit(fixed: &GemmStatic) -> Result<(), Refusal> {
     let epilogue = &fixed.epilogue;
     let Rhs::Strided(b) = fixed.b else { return Err("does not read packed weights".into()) };
-    if fixed.compute != Compute::F32 || fixed.a != b || b != fixed.out || b == DType::BF16 {
+    if fixed.compute != Compute::F32 || fixed.a != b || b != fixed.out || !matches!(b, DType::F32 | DType::F16) {
         return Err("multiplies f32 with f32 into f32, or f16 with f16 into f16".into());
     }
     if epilogue.bias.is_some() || epilogue.activation.is_some() || epilogue.gated {

@@ -33,9 +33,8 @@ mod cpu_avx512bf16;
 mod driver;
 mod epilogue;
 mod foreign;
-mod format;
-mod pack;
 mod reference;
+mod rows;
 mod tile;
 
 use std::fmt;
@@ -44,10 +43,11 @@ use sinew_tensor::{DType, View};
 
 pub use crate::Compute;
 use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::packed::{Outputs, PanelKind};
 use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
 
+pub use crate::packed::{BF16, F16, F32, Format, PANEL, Source, Weights};
 pub use epilogue::{Epilogue, Residual};
-pub use format::{BF16, F16, F32, Format, PANEL, Source, Weights};
 
 /// Matrix products. See the [module](self).
 #[derive(Clone, Copy, Debug)]
@@ -114,15 +114,22 @@ impl GemmStatic {
 
     /// Columns of the result.
     pub fn columns(&self) -> usize {
-        if self.epilogue.gated { self.n / 2 } else { self.n }
+        self.outputs().columns()
     }
 
-    /// The type in which panels of the right operand are held while they are multiplied.
-    pub(crate) fn panel_dtype(&self) -> DType {
-        match (self.b, self.compute) {
-            (Rhs::Packed(format), _) => format.dtype,
-            (Rhs::Strided(_), Compute::Bf16) => DType::BF16,
-            (Rhs::Strided(dtype), Compute::F32) => dtype,
+    /// The right operand's outputs, as panels share them out.
+    fn outputs(&self) -> Outputs {
+        Outputs { n: self.n, gated: self.epilogue.gated }
+    }
+
+    /// How panels hold the right operand while they are multiplied; none where no panel can.
+    fn panel_kind(&self) -> Option<PanelKind> {
+        match self.b {
+            Rhs::Packed(format) => Some(format.kind()),
+            Rhs::Strided(dtype) => PanelKind::of(dtype).map(|kind| match self.compute {
+                Compute::F32 => kind,
+                Compute::Bf16 => PanelKind::Bf16,
+            }),
         }
     }
 }
@@ -132,7 +139,7 @@ impl fmt::Display for GemmStatic {
         write!(f, "n={} k={} {}·", self.n, self.k, self.a)?;
         match self.b {
             Rhs::Strided(dtype) => write!(f, "{dtype}")?,
-            Rhs::Packed(format) => write!(f, "packed({})", format.name)?,
+            Rhs::Packed(format) => write!(f, "packed({})", format.name())?,
         }
         let compute = match self.compute {
             Compute::F32 => "f32",

@@ -147,13 +147,13 @@ fn packed(
     gated: bool,
     values: Values,
 ) -> Result<HostOperand> {
-    let values: Vec<f64> = (0..n * k).map(|_| generator.value(values, format.dtype)).collect();
-    let bytes = encode(format.dtype, &values);
-    let sources = [Source::from_bytes(&bytes, format.dtype, n, k)?];
+    let values: Vec<f64> = (0..n * k).map(|_| generator.value(values, format.dtype())).collect();
+    let bytes = encode(format.dtype(), &values);
+    let sources = [Source::from_bytes(&bytes, format.dtype(), n, k)?];
     let weights = Weights { sources: &sources, k, gated };
     let mut packed = vec![0; format.packed_bytes(n, k, gated)];
     let level = sinew_memory::SimdLevel::detected();
-    format.pack(&Team::new(1)?, level, &weights, 0..format.panels(n, gated), &mut packed)?;
+    format.pack(&Team::new(1)?, level, &weights, &mut packed)?;
     let buffer = sinew_memory::Buffer::from_slice(&Cpu::get(), &packed)?;
     let tensor = Tensor::new(buffer, DType::U8, Layout::contiguous(&[packed.len()])?)?;
     Ok(HostOperand { tensor, shape: vec![n, k], values })

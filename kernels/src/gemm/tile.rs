@@ -2,9 +2,8 @@
 
 use half::f16;
 use sinew_memory::SimdLevel;
-use sinew_tensor::DType;
 
-use super::PANEL;
+use crate::packed::{PANEL, PanelKind};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{LANES, Portable, Simd, Stored};
@@ -48,12 +47,13 @@ pub(super) struct Tile {
     pub run: Loop,
 }
 
-/// Adds the products of `steps` steps of a tile, and of a panel of some type, to `sums` `[height][32]`; or, if not
+/// Adds the products of `steps` steps of a tile, and of a panel of some kind, to `sums` `[height][32]`; or, if not
 /// `carry`, sets the sums.
 ///
 /// # Safety
 /// The machine has the level; `a` holds `[steps][height]`, `b` the steps of the panel.
-pub(super) type Loop = unsafe fn(panels: DType, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
+pub(super) type Loop =
+    unsafe fn(panels: PanelKind, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
 
 impl Tiles {
     /// Tiles from the lowest to the full one. In a `static`, tiles that do not fit do not compile.
@@ -91,7 +91,7 @@ macro_rules! tiles {
 }
 pub(super) use tiles;
 
-/// One multiply-add per product, for every type of panel.
+/// One multiply-add per product, for every kind of panel.
 pub(super) static PORTABLE: Tiles =
     Tiles::new(SimdLevel::Portable, false, tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
 
@@ -104,12 +104,12 @@ pub(super) static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, false, tiles!(chain_
 pub(super) static AVX512: Tiles =
     Tiles::new(SimdLevel::Avx512, false, tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>));
 
-/// [`chain`] at a level, for every type of panel.
+/// [`chain`] at a level, for every kind of panel.
 macro_rules! chain_at {
     ($name:ident, $simd:ty $(, $features:literal)?) => {
         $(#[target_feature(enable = $features)])?
         unsafe fn $name<const R: usize, const H: usize>(
-            panels: DType,
+            panels: PanelKind,
             a: *const u8,
             b: *const u8,
             steps: usize,
@@ -117,12 +117,12 @@ macro_rules! chain_at {
             carry: bool,
         ) {
             let a = a.cast();
-            // SAFETY: passed on; the type is the panels'.
+            // SAFETY: passed on; the kind is the panels'.
             unsafe {
                 match panels {
-                    DType::BF16 => chain::<$simd, Pairs, R, H>(a, b, steps, sums, carry),
-                    DType::F16 => chain::<$simd, Halves, R, H>(a, b, steps, sums, carry),
-                    _ => chain::<$simd, Singles, R, H>(a, b, steps, sums, carry),
+                    PanelKind::F32 => chain::<$simd, Singles, R, H>(a, b, steps, sums, carry),
+                    PanelKind::F16 => chain::<$simd, Halves, R, H>(a, b, steps, sums, carry),
+                    PanelKind::Bf16 => chain::<$simd, Pairs, R, H>(a, b, steps, sums, carry),
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sinew_kernels::gemm::{self, Format, Weights};
+use sinew_kernels::packed::{Format, PANEL, PanelRows, Source, Weights};
 use sinew_memory::Buffer;
 use sinew_tensor::{DType, Layout, Tensor};
 
@@ -118,20 +118,16 @@ impl WeightPacker {
     pub fn slices(&self, bytes: usize) -> Vec<PanelSlice> {
         let PackedShape { format, n, k, gated } = self.shape;
         let panels = format.panels(n, gated);
-        let step = (bytes / (gemm::PANEL * k.max(1) * DType::F32.size())).max(1);
+        let step = (bytes / (PANEL * k.max(1) * DType::F32.size())).max(1);
         (0..panels)
             .step_by(step)
             .map(|first| {
-                let last = (first + step).min(panels) - 1;
-                let [start, end] = [first, last].map(|panel| format.panel_rows(panel, n, gated));
-                // Where gated the two matrices each give a range; otherwise one range runs over all of them.
-                let rows = if gated {
-                    let [gates, ups] = [0, 1].map(|half| start[half].start..end[half].end);
-                    vec![(0, gates), (1, ups.start - n / 2..ups.end - n / 2)]
-                } else {
-                    self.split(start[0].start..end[0].end)
+                let panels = first..(first + step).min(panels);
+                let rows = match format.panel_rows(panels.clone(), n, gated) {
+                    PanelRows::Plain(rows) => self.split(rows),
+                    PanelRows::Gated(rows) => vec![(0, rows.clone()), (1, rows)],
                 };
-                PanelSlice { panels: first..last + 1, rows }
+                PanelSlice { panels, rows }
             })
             .collect()
     }
@@ -162,15 +158,14 @@ impl WeightPacker {
         let sources = rows
             .iter()
             .zip(&slice.rows)
-            .map(|(&(bytes, dtype), (_, range))| Ok(gemm::Source::from_bytes(bytes, dtype, range.len(), k)?))
+            .map(|(&(bytes, dtype), (_, range))| Ok(Source::from_bytes(bytes, dtype, range.len(), k)?))
             .collect::<Result<Vec<_>>>()?;
-        // Panels do not know where they stand: a run of them is a smaller weight of its own.
         let weights = Weights { sources: &sources, k, gated };
         let panel = format.panel_bytes(k);
         let packed = self.buffer.as_mut_slice::<u8>()?;
         let packed = &mut packed[slice.panels.start * panel..slice.panels.end * panel];
         let (team, level) = ctx.host_team();
-        Ok(format.pack(&team, level, &weights, 0..slice.panels.len(), packed)?)
+        Ok(format.pack(&team, level, &weights, packed)?)
     }
 
     /// The packed weight.

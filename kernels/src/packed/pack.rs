@@ -1,18 +1,15 @@
-//! Packing, in registers: rows of A into tiles, outputs of B into panels.
+//! Packing, in registers: outputs into panels.
 
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
-use super::PANEL;
-use super::driver::Rows;
-use super::epilogue::load_line;
-use super::format::padded_k;
-use super::tile::{MAX_TILE, Tiles};
-use crate::simd::{Kernel, LANES, Simd, Stored};
+use super::panel::{PANEL, PanelKind};
+use crate::simd::{LANES, Simd, Stored};
 
-/// One row of a right operand: K values, `step` elements apart, at any alignment. An empty one counts as zeros.
+/// One row of a right operand: K values of f32, f16 or bf16, `step` elements apart, at any alignment. An empty one counts
+/// as zeros.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lane {
+pub(crate) struct Lane {
     pub ptr: *const u8,
     pub step: usize,
     pub dtype: DType,
@@ -25,6 +22,7 @@ impl Lane {
     /// Values `k..k + n`, at most 16, widened; zeros behind them.
     #[inline(always)]
     unsafe fn load<S: Simd>(&self, k: usize, n: usize) -> S::F {
+        debug_assert!(DType::COMPUTE.contains(&self.dtype));
         // SAFETY: the caller names `n` values of the lane from `k` on.
         unsafe {
             match self.dtype {
@@ -76,27 +74,33 @@ fn side_by_side(lanes: &[Lane], k: usize) -> Option<(usize, DType)> {
     fits.then_some((valid, first.dtype))
 }
 
-/// Packs values `k0..k0 + count` of 32 outputs as a panel of `dtype`, which holds `padded_k(count)` steps.
+/// Packs values `k0..k0 + count` of 32 outputs as a panel, which holds [`PanelKind::padded_k`] of `count` steps.
 ///
 /// # Safety
 /// Those of [`Simd`]; lanes hold the values, and `to` may be written for the panel's bytes.
 #[inline(always)]
-pub(super) unsafe fn pack_panel<S: Simd>(lanes: &[Lane; PANEL], dtype: DType, k0: usize, count: usize, to: *mut u8) {
+pub(crate) unsafe fn pack_panel<S: Simd>(lanes: &[Lane; PANEL], kind: PanelKind, k0: usize, count: usize, to: *mut u8) {
     for half in 0..2 {
         let lanes = &lanes[half * LANES..(half + 1) * LANES];
         // SAFETY: passed on; a half panel is the sixteen outputs at this place of every step.
         unsafe {
-            match (dtype, side_by_side(lanes, count)) {
-                (DType::BF16, Some(side)) => rows_to_pairs::<S>(&lanes[0], side, k0, count, to.add(half * LANES * 4)),
-                (DType::BF16, None) => columns_to_pairs::<S>(lanes, k0, count, to.add(half * LANES * 4)),
-                (DType::F16, Some(side)) => {
+            match (kind, side_by_side(lanes, count)) {
+                (PanelKind::Bf16, Some(side)) => {
+                    rows_to_pairs::<S>(&lanes[0], side, k0, count, to.add(half * LANES * 4));
+                }
+                (PanelKind::Bf16, None) => columns_to_pairs::<S>(lanes, k0, count, to.add(half * LANES * 4)),
+                (PanelKind::F16, Some(side)) => {
                     rows_to_steps::<S, f16>(&lanes[0], side, k0, count, to.cast::<f16>().add(half * LANES));
                 }
-                (DType::F16, None) => columns_to_steps::<S, f16>(lanes, k0, count, to.cast::<f16>().add(half * LANES)),
-                (_, Some(side)) => {
+                (PanelKind::F16, None) => {
+                    columns_to_steps::<S, f16>(lanes, k0, count, to.cast::<f16>().add(half * LANES));
+                }
+                (PanelKind::F32, Some(side)) => {
                     rows_to_steps::<S, f32>(&lanes[0], side, k0, count, to.cast::<f32>().add(half * LANES));
                 }
-                (_, None) => columns_to_steps::<S, f32>(lanes, k0, count, to.cast::<f32>().add(half * LANES)),
+                (PanelKind::F32, None) => {
+                    columns_to_steps::<S, f32>(lanes, k0, count, to.cast::<f32>().add(half * LANES));
+                }
             }
         }
     }
@@ -138,10 +142,11 @@ unsafe fn rows_to_pairs<S: Simd>(first: &Lane, side: (usize, DType), k0: usize, 
 
 /// Sixteen by sixteen values of 32 bits on their way through registers.
 #[repr(align(64))]
-struct Block([[f32; LANES]; LANES]);
+pub(crate) struct Block(pub [[f32; LANES]; LANES]);
 
 impl Block {
-    const ZERO: Self = Self([[0.0; LANES]; LANES]);
+    /// Zeros.
+    pub const ZERO: Self = Self([[0.0; LANES]; LANES]);
 
     /// Row `i` as sixteen pairs of bf16.
     #[inline(always)]
@@ -154,7 +159,7 @@ impl Block {
     /// # Safety
     /// Those of [`Simd`].
     #[inline(always)]
-    unsafe fn columns<S: Simd>(&self) -> [S::F; LANES] {
+    pub unsafe fn columns<S: Simd>(&self) -> [S::F; LANES] {
         // SAFETY: every row has sixteen values.
         unsafe {
             let mut rows = [S::splat(0.0); LANES];
@@ -205,100 +210,5 @@ unsafe fn columns_to_pairs<S: Simd>(lanes: &[Lane], k0: usize, count: usize, to:
                 }
             }
         }
-    }
-}
-
-/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, or a pair of bf16.
-pub(super) struct PackRows {
-    /// The rows.
-    pub rows: Rows,
-    /// Group and row of the first tile.
-    pub group: usize,
-    pub row: usize,
-    /// Rows packed of each group.
-    pub count: usize,
-    /// Length of a row, and the type of the panels, which says what padding they have.
-    pub k: usize,
-    pub panels: DType,
-    /// Whether values are rounded to bf16.
-    pub round: bool,
-    /// The tiles.
-    pub tiles: &'static Tiles,
-    /// Where tiles go, and bytes from group to group.
-    pub to: *mut u8,
-    pub group_bytes: usize,
-}
-
-// SAFETY: tasks write disjoint tiles through the pointer and only read the rest.
-unsafe impl Sync for PackRows {}
-
-impl Kernel for PackRows {
-    #[inline(always)]
-    unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
-        // SAFETY: the driver checked the rows and made room for their tiles.
-        unsafe {
-            match self.rows.dtype {
-                DType::F16 => self.tile::<S, f16>(task),
-                DType::BF16 => self.tile::<S, bf16>(task),
-                _ => self.tile::<S, f32>(task),
-            }
-        }
-    }
-}
-
-impl PackRows {
-    #[inline(always)]
-    unsafe fn tile<S: Simd, T: Stored>(&self, task: usize) {
-        let full = self.tiles.full().height;
-        let tiles = self.count.div_ceil(full);
-        let (group, first) = (task / tiles, task % tiles * full);
-        let valid = (self.count - first).min(full);
-        let height = self.tiles.fit(valid).height;
-        let padded = padded_k(self.panels, self.k);
-        let steps = if self.tiles.pairs { padded / 2 } else { padded };
-        let to = self.to.wrapping_add(group * self.group_bytes + first * steps * 4);
-        let mut lines = [std::ptr::null::<T>(); MAX_TILE];
-        for (i, line) in lines.iter_mut().enumerate().take(valid) {
-            *line = self.rows.address(self.group + group, self.row + first + i).cast();
-        }
-        let mut block = Block::ZERO;
-        let per_step = if self.tiles.pairs { 2 } else { 1 };
-        for step in (0..steps).step_by(LANES) {
-            let (k, width) = (step * per_step, (steps - step).min(LANES));
-            // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps.
-            unsafe {
-                for (line, values) in lines.iter().zip(&mut block.0).take(valid) {
-                    if !self.round {
-                        S::store(values.as_mut_ptr(), self.load::<S, T>(*line, k));
-                        continue;
-                    }
-                    let mut rounded = [0u16; 2 * LANES];
-                    for half in 0..per_step {
-                        let x = self.load::<S, T>(*line, k + half * LANES);
-                        S::store_bf16(rounded.as_mut_ptr().add(half * LANES), x);
-                    }
-                    let x = if self.tiles.pairs {
-                        S::load(rounded.as_ptr().cast())
-                    } else {
-                        S::load_bf16(rounded.as_ptr())
-                    };
-                    S::store(values.as_mut_ptr(), x);
-                }
-                let to = to.cast::<f32>().add(step * height);
-                for (i, values) in block.columns::<S>().into_iter().enumerate() {
-                    if i < width {
-                        S::store_n(to.add(i * height), values, height);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Values `k..k + 16` of a row, zeros behind its end.
-    #[inline(always)]
-    unsafe fn load<S: Simd, T: Stored>(&self, line: *const T, k: usize) -> S::F {
-        let n = self.k.saturating_sub(k).min(LANES);
-        // SAFETY: passed on.
-        unsafe { load_line::<S, T>(line.wrapping_add(k * self.rows.k_stride), self.rows.k_stride, n) }
     }
 }

@@ -1,8 +1,11 @@
-//! Formats of packed weights, and how checkpoints get into them.
+//! Packed weights: their formats, and how checkpoints get into them.
 //!
 //! A weight `[N, K]`, one row per output, is held as panels of 32 outputs, so that a kernel takes one step of the sums
 //! of 32 outputs with two vector loads and reads memory in order. A last panel is filled with zeros. Panels of a gated
 //! weight hold 16 gates and the 16 ups that belong to them.
+
+mod pack;
+mod panel;
 
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
@@ -10,31 +13,35 @@ use std::ops::Range;
 use sinew_memory::{SimdLevel, Team};
 use sinew_tensor::{DType, View};
 
-use super::epilogue::half_panel;
-use super::pack::{Lane, pack_panel};
-use super::refuse;
-use crate::Result;
 use crate::simd::{self, Kernel, LANES, Simd};
+use crate::{Error, Result};
 
-/// Outputs of a panel.
-pub const PANEL: usize = 32;
+pub(crate) use pack::{Block, Lane, pack_panel};
+pub(crate) use panel::{Outputs, PanelKind};
+pub use panel::{PANEL, PanelRows};
 
 /// How a packed weight is laid out. Formats are compared by name.
+///
+/// There are [`F32`], [`F16`] and [`BF16`], and no others can be made: kernels write and read as many bytes as the format
+/// says, so it must be one that they know.
+///
+/// ```compile_fail,E0451
+/// use sinew_kernels::packed::{BF16, Format};
+/// let format = Format { name: "i8x32", ..BF16 };
+/// ```
 #[derive(Debug)]
 pub struct Format {
-    /// The name.
-    pub name: &'static str,
-    /// The type of the values.
-    pub dtype: DType,
+    name: &'static str,
+    kind: PanelKind,
 }
 
 /// Weights in f32: panels `[N/32][K][32]`.
-pub static F32: Format = Format { name: "f32x32", dtype: DType::F32 };
+pub static F32: Format = Format { name: "f32x32", kind: PanelKind::F32 };
 /// Weights in f16: panels `[N/32][K][32]`.
-pub static F16: Format = Format { name: "f16x32", dtype: DType::F16 };
+pub static F16: Format = Format { name: "f16x32", kind: PanelKind::F16 };
 /// Weights in bf16: panels `[N/32][K/2][32][2]`, zero behind an odd K. A vector register holds two steps of 16 sums,
 /// which is what `vdpbf16ps` multiplies.
-pub static BF16: Format = Format { name: "bf16x32x2", dtype: DType::BF16 };
+pub static BF16: Format = Format { name: "bf16x32x2", kind: PanelKind::Bf16 };
 
 impl PartialEq for Format {
     fn eq(&self, other: &Self) -> bool {
@@ -48,6 +55,10 @@ impl Hash for Format {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.name.hash(state);
     }
+}
+
+fn refuse(reason: String) -> Error {
+    Error::Operands { operator: "packed weight", reason }
 }
 
 /// Rows of a weight as a checkpoint has them: at any address, in any strides.
@@ -68,7 +79,7 @@ impl<'a> Source<'a> {
     /// A type that is not f32, f16 or bf16, or another number of bytes.
     pub fn from_bytes(bytes: &'a [u8], dtype: DType, rows: usize, k: usize) -> Result<Self> {
         let expected = rows.checked_mul(k).and_then(|n| n.checked_mul(dtype.size()));
-        if !super::supported(dtype) || expected != Some(bytes.len()) {
+        if !DType::COMPUTE.contains(&dtype) || expected != Some(bytes.len()) {
             return Err(refuse(format!(
                 "a weight of {} bytes as {dtype} [{rows}, {k}]; f32, f16 and bf16 can be packed",
                 bytes.len()
@@ -86,7 +97,7 @@ impl<'a> Source<'a> {
         let &[rows, _] = layout.shape() else {
             return Err(refuse(format!("a weight of {layout:?}, expected [outputs, K]")));
         };
-        if !super::supported(dtype) {
+        if !DType::COMPUTE.contains(&dtype) {
             return Err(refuse(format!("a weight of {dtype}; f32, f16 and bf16 can be packed")));
         }
         let bytes = view.buffer().as_slice::<u8>()?;
@@ -127,7 +138,12 @@ pub struct Weights<'a> {
 impl Weights<'_> {
     /// All rows.
     pub fn n(&self) -> usize {
-        self.sources.iter().map(|s| s.rows).sum()
+        // Pieces may share their bytes, so the sum may overflow. Then it is more than any packed bytes hold.
+        self.sources.iter().fold(0, |n: usize, s| n.saturating_add(s.rows))
+    }
+
+    fn outputs(&self) -> Outputs {
+        Outputs { n: self.n(), gated: self.gated }
     }
 
     fn lane(&self, mut row: usize) -> Lane {
@@ -144,17 +160,31 @@ impl Weights<'_> {
 impl Format {
     /// The format that keeps weights as `dtype`, if there is one.
     pub fn of(dtype: DType) -> Option<&'static Self> {
-        [&F32, &F16, &BF16].into_iter().find(|format| format.dtype == dtype)
+        [&F32, &F16, &BF16].into_iter().find(|format| format.dtype() == dtype)
+    }
+
+    /// The name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The type of the values.
+    pub fn dtype(&self) -> DType {
+        self.kind.dtype()
+    }
+
+    pub(crate) fn kind(&self) -> PanelKind {
+        self.kind
     }
 
     /// Panels of a weight of `n` outputs.
     pub fn panels(&self, n: usize, gated: bool) -> usize {
-        if gated { (n / 2).div_ceil(LANES) } else { n.div_ceil(PANEL) }
+        Outputs { n, gated }.panels()
     }
 
     /// Bytes of one panel.
     pub fn panel_bytes(&self, k: usize) -> usize {
-        padded_k(self.dtype, k).saturating_mul(PANEL * self.dtype.size())
+        self.kind.bytes(k)
     }
 
     /// Bytes of a packed weight.
@@ -162,29 +192,17 @@ impl Format {
         self.panels(n, gated).saturating_mul(self.panel_bytes(k))
     }
 
-    /// The rows of a weight that panel `panel` holds, as two ranges (the gates and the ups, or one range and an empty
-    /// one): what a loader that packs a few panels at a time must have at hand.
-    pub fn panel_rows(&self, panel: usize, n: usize, gated: bool) -> [Range<usize>; 2] {
-        let range = |half| {
-            let (first, count) = half_panel(panel, half, n, gated);
-            first..first + count
-        };
-        let (low, high) = (range(0), range(1));
-        if gated { [low, high] } else { [low.start..high.end.max(low.end), 0..0] }
+    /// The rows of a weight that a run of panels holds: what a loader must have at hand to pack it. Panels do not know
+    /// where they stand, so a run of them is packed as a smaller weight of these rows alone.
+    pub fn panel_rows(&self, panels: Range<usize>, n: usize, gated: bool) -> PanelRows {
+        Outputs { n, gated }.rows(panels)
     }
 
-    /// Packs some panels of a weight, rounding or widening in registers. `packed` is the whole packed weight.
+    /// Packs a weight, rounding or widening in registers.
     ///
     /// # Errors
-    /// Pieces that are shorter than said, panels that are not there, or another number of packed bytes.
-    pub fn pack(
-        &self,
-        team: &Team,
-        level: SimdLevel,
-        weights: &Weights<'_>,
-        panels: Range<usize>,
-        packed: &mut [u8],
-    ) -> Result<()> {
+    /// Pieces that are shorter than said, a gated weight of an odd number of rows, or another number of packed bytes.
+    pub fn pack(&self, team: &Team, level: SimdLevel, weights: &Weights<'_>, packed: &mut [u8]) -> Result<()> {
         let (n, k) = (weights.n(), weights.k);
         if let Some(source) = weights.sources.iter().find(|s| !s.holds(k)) {
             return Err(refuse(format!(
@@ -196,18 +214,18 @@ impl Format {
         if weights.gated && !n.is_multiple_of(2) {
             return Err(refuse(format!("{n} outputs cannot be halved into gate and up")));
         }
-        let (all, bytes) = (self.panels(n, weights.gated), self.packed_bytes(n, k, weights.gated));
-        if packed.len() != bytes || panels.end > all || panels.start > panels.end {
-            return Err(refuse(format!(
-                "panels {panels:?} of {all}, in {} bytes for {bytes}, of {n} outputs of {k} in {}",
-                packed.len(),
-                self.name
-            )));
+        let bytes = self.packed_bytes(n, k, weights.gated);
+        if packed.len() != bytes {
+            let given = packed.len();
+            return Err(refuse(format!("{n} outputs of {k} in {} are {bytes} bytes, not {given}", self.name)));
         }
-        let (first, count) = (panels.start, panels.len());
-        let job = Packing { format: self, weights, first, packed: packed.as_mut_ptr() };
+        if bytes == 0 {
+            // Rows without values may be any number.
+            return Ok(());
+        }
+        let job = Packing { kind: self.kind, weights, packed: packed.as_mut_ptr() };
         // SAFETY: pieces hold their rows, the packed bytes hold the panels, and tasks write panels of their own.
-        unsafe { simd::launch(level, team, count, &job) };
+        unsafe { simd::launch(level, team, weights.outputs().panels(), &job) };
         Ok(())
     }
 
@@ -236,27 +254,23 @@ impl Format {
                 out.len()
             )));
         }
-        let (panel, lane) = match (gated, row < n / 2) {
-            (false, _) => (row / PANEL, row % PANEL),
-            (true, true) => (row / LANES, row % LANES),
-            (true, false) => ((row - n / 2) / LANES, (row - n / 2) % LANES + LANES),
-        };
+        let (panel, lane) = Outputs { n, gated }.place(row);
         let bytes = self.panel_bytes(k);
         let panel = &packed[panel * bytes..(panel + 1) * bytes];
-        match self.dtype {
-            DType::BF16 => {
+        match self.kind {
+            PanelKind::Bf16 => {
                 for (x, step) in out.chunks_mut(2).zip(panel.chunks_exact(4 * PANEL)) {
                     for (i, x) in x.iter_mut().enumerate() {
                         *x = half::bf16::from_le_bytes([step[4 * lane + 2 * i], step[4 * lane + 2 * i + 1]]).to_f32();
                     }
                 }
             }
-            DType::F16 => {
+            PanelKind::F16 => {
                 for (x, step) in out.iter_mut().zip(panel.chunks_exact(2 * PANEL)) {
                     *x = half::f16::from_le_bytes([step[2 * lane], step[2 * lane + 1]]).to_f32();
                 }
             }
-            _ => {
+            PanelKind::F32 => {
                 for (x, step) in out.iter_mut().zip(panel.chunks_exact(4 * PANEL)) {
                     let at = 4 * lane;
                     *x = f32::from_le_bytes([step[at], step[at + 1], step[at + 2], step[at + 3]]);
@@ -267,15 +281,10 @@ impl Format {
     }
 }
 
-/// K as panels of a type hold it.
-pub(super) fn padded_k(dtype: DType, k: usize) -> usize {
-    if dtype == DType::BF16 { k.next_multiple_of(2) } else { k }
-}
-
+/// A task packs a panel.
 struct Packing<'a> {
-    format: &'a Format,
+    kind: PanelKind,
     weights: &'a Weights<'a>,
-    first: usize,
     packed: *mut u8,
 }
 
@@ -284,20 +293,18 @@ unsafe impl Sync for Packing<'_> {}
 
 impl Kernel for Packing<'_> {
     #[inline(always)]
-    unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
-        let (panel, weights) = (self.first + task, self.weights);
-        let n = weights.n();
+    unsafe fn task<S: Simd>(&self, panel: usize, _worker: usize) {
+        let (weights, outputs) = (self.weights, self.weights.outputs());
         let mut lanes = [Lane::EMPTY; PANEL];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let (first, count) = half_panel(panel, i / LANES, n, weights.gated);
-            if i % LANES < count {
-                *lane = weights.lane(first + i % LANES);
+        for half in 0..2 {
+            for (lane, row) in lanes[half * LANES..].iter_mut().zip(outputs.half_panel(panel, half)) {
+                *lane = weights.lane(row);
             }
         }
         // SAFETY: `pack` checked that rows are in their pieces and that the panel is in the packed bytes.
         unsafe {
-            let to = self.packed.add(panel * self.format.panel_bytes(weights.k));
-            pack_panel::<S>(&lanes, self.format.dtype, 0, weights.k, to);
+            let to = self.packed.add(panel * self.kind.bytes(weights.k));
+            pack_panel::<S>(&lanes, self.kind, 0, weights.k, to);
         }
     }
 }

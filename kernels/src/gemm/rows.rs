@@ -1,0 +1,227 @@
+//! Rows of operands: where they lie, and how A's are packed, in registers, into tiles.
+
+use half::{bf16, f16};
+use sinew_tensor::{DType, View};
+
+use super::tile::{MAX_TILE, Tiles};
+use crate::Result;
+use crate::packed::{Block, PanelKind};
+use crate::simd::{Kernel, LANES, Simd, Stored};
+
+/// A `[batch, M, …]` operand: where each row is.
+///
+/// Where all products share one right operand, rows of all of them are counted through (`group` 0); otherwise a group
+/// is a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    pub dtype: DType,
+    /// Elements from value to value of a row.
+    pub k_stride: usize,
+    ptr: *const u8,
+    m: usize,
+    batch_stride: usize,
+    row_stride: usize,
+}
+
+impl Rows {
+    /// The rows of `[batch, m, …]` on the host.
+    pub fn new(view: &View<'_>, m: usize) -> Result<Self> {
+        let (ptr, strides) = (view.host_ptr()?, view.strides());
+        let (batch_stride, row_stride, k_stride) = (strides[0], strides[1], strides[2]);
+        Ok(Self { dtype: view.dtype(), k_stride, ptr, m, batch_stride, row_stride })
+    }
+
+    /// The first value of a row.
+    #[inline(always)]
+    pub fn address(&self, group: usize, row: usize) -> *const u8 {
+        let at = (group + row / self.m) * self.batch_stride + row % self.m * self.row_stride;
+        self.ptr.wrapping_add(at * self.dtype.size())
+    }
+
+    /// A row.
+    #[inline(always)]
+    pub fn line(&self, group: usize, row: usize) -> Line {
+        Line { ptr: self.address(group, row), step: self.k_stride, dtype: self.dtype }
+    }
+}
+
+/// A span of one dimension: an address, the step between elements in elements, and their type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line {
+    pub ptr: *const u8,
+    pub step: usize,
+    pub dtype: DType,
+}
+
+impl Line {
+    /// The line from element `at` on.
+    #[inline(always)]
+    pub fn from(self, at: usize) -> Self {
+        Self { ptr: self.ptr.wrapping_add(at * self.step * self.dtype.size()), ..self }
+    }
+
+    /// Its first `n` values, at most 16, widened; zeros behind them.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; the line has `n` elements.
+    #[inline(always)]
+    pub unsafe fn load<S: Simd>(self, n: usize) -> S::F {
+        // SAFETY: passed on; the type is the elements'.
+        unsafe {
+            match self.dtype {
+                DType::F16 => load_line::<S, f16>(self.ptr.cast(), self.step, n),
+                DType::BF16 => load_line::<S, bf16>(self.ptr.cast(), self.step, n),
+                _ => load_line::<S, f32>(self.ptr.cast(), self.step, n),
+            }
+        }
+    }
+
+    /// Rounds the first `n` lanes, at most 16, to its first elements.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; the line has `n` elements, which may be written.
+    #[inline(always)]
+    pub unsafe fn store<S: Simd>(self, v: S::F, n: usize) {
+        // SAFETY: passed on; the type is the elements'.
+        unsafe {
+            match self.dtype {
+                DType::F16 => store_line::<S, f16>(self.ptr.cast_mut().cast(), self.step, v, n),
+                DType::BF16 => store_line::<S, bf16>(self.ptr.cast_mut().cast(), self.step, v, n),
+                _ => store_line::<S, f32>(self.ptr.cast_mut().cast(), self.step, v, n),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn load_line<S: Simd, T: Stored>(p: *const T, step: usize, n: usize) -> S::F {
+    debug_assert!(n <= LANES);
+    // SAFETY: the caller names `n` elements, `step` apart.
+    unsafe {
+        match (step, n) {
+            (1, LANES) => T::load::<S>(p),
+            (1, _) => T::load_n::<S>(p, n),
+            _ => {
+                let mut values = [0.0f32; LANES];
+                for (i, value) in values.iter_mut().enumerate().take(n) {
+                    *value = (*p.add(i * step)).widen();
+                }
+                S::load(values.as_ptr())
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn store_line<S: Simd, T: Stored>(p: *mut T, step: usize, v: S::F, n: usize) {
+    debug_assert!(n <= LANES);
+    // SAFETY: the caller names `n` elements, `step` apart.
+    unsafe {
+        match (step, n) {
+            (1, LANES) => T::store::<S>(p, v),
+            (1, _) => T::store_n::<S>(p, v, n),
+            _ => {
+                let mut values = [T::zeroed(); LANES];
+                T::store::<S>(values.as_mut_ptr(), v);
+                for (i, value) in values.iter().enumerate().take(n) {
+                    p.add(i * step).write(*value);
+                }
+            }
+        }
+    }
+}
+
+/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, or a pair of bf16.
+pub(super) struct PackRows {
+    /// The rows.
+    pub rows: Rows,
+    /// Group and row of the first tile.
+    pub group: usize,
+    pub row: usize,
+    /// Rows packed of each group.
+    pub count: usize,
+    /// Length of a row, and the kind of the panels, which says what padding they have.
+    pub k: usize,
+    pub panels: PanelKind,
+    /// Whether values are rounded to bf16.
+    pub round: bool,
+    /// The tiles.
+    pub tiles: &'static Tiles,
+    /// Where tiles go, and bytes from group to group.
+    pub to: *mut u8,
+    pub group_bytes: usize,
+}
+
+// SAFETY: tasks write disjoint tiles through the pointer and only read the rest.
+unsafe impl Sync for PackRows {}
+
+impl Kernel for PackRows {
+    #[inline(always)]
+    unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
+        // SAFETY: the driver checked the rows and made room for their tiles.
+        unsafe {
+            match self.rows.dtype {
+                DType::F16 => self.tile::<S, f16>(task),
+                DType::BF16 => self.tile::<S, bf16>(task),
+                _ => self.tile::<S, f32>(task),
+            }
+        }
+    }
+}
+
+impl PackRows {
+    #[inline(always)]
+    unsafe fn tile<S: Simd, T: Stored>(&self, task: usize) {
+        let full = self.tiles.full().height;
+        let tiles = self.count.div_ceil(full);
+        let (group, first) = (task / tiles, task % tiles * full);
+        let valid = (self.count - first).min(full);
+        let height = self.tiles.fit(valid).height;
+        let padded = self.panels.padded_k(self.k);
+        let steps = if self.tiles.pairs { padded / 2 } else { padded };
+        let to = self.to.wrapping_add(group * self.group_bytes + first * steps * 4);
+        let mut lines = [std::ptr::null::<T>(); MAX_TILE];
+        for (i, line) in lines.iter_mut().enumerate().take(valid) {
+            *line = self.rows.address(self.group + group, self.row + first + i).cast();
+        }
+        let mut block = Block::ZERO;
+        let per_step = if self.tiles.pairs { 2 } else { 1 };
+        for step in (0..steps).step_by(LANES) {
+            let (k, width) = (step * per_step, (steps - step).min(LANES));
+            // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps.
+            unsafe {
+                for (line, values) in lines.iter().zip(&mut block.0).take(valid) {
+                    if !self.round {
+                        S::store(values.as_mut_ptr(), self.load::<S, T>(*line, k));
+                        continue;
+                    }
+                    let mut rounded = [0u16; 2 * LANES];
+                    for half in 0..per_step {
+                        let x = self.load::<S, T>(*line, k + half * LANES);
+                        S::store_bf16(rounded.as_mut_ptr().add(half * LANES), x);
+                    }
+                    let x = if self.tiles.pairs {
+                        S::load(rounded.as_ptr().cast())
+                    } else {
+                        S::load_bf16(rounded.as_ptr())
+                    };
+                    S::store(values.as_mut_ptr(), x);
+                }
+                let to = to.cast::<f32>().add(step * height);
+                for (i, values) in block.columns::<S>().into_iter().enumerate() {
+                    if i < width {
+                        S::store_n(to.add(i * height), values, height);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Values `k..k + 16` of a row, zeros behind its end.
+    #[inline(always)]
+    unsafe fn load<S: Simd, T: Stored>(&self, line: *const T, k: usize) -> S::F {
+        let n = self.k.saturating_sub(k).min(LANES);
+        // SAFETY: passed on.
+        unsafe { load_line::<S, T>(line.wrapping_add(k * self.rows.k_stride), self.rows.k_stride, n) }
+    }
+}

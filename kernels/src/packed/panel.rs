@@ -1,0 +1,152 @@
+//! The geometry of panels: how many there are, what each holds, and in how many bytes.
+
+use std::ops::Range;
+
+use sinew_tensor::DType;
+
+use crate::simd::LANES;
+
+/// Outputs of a panel: one step of their sums is two vector loads.
+pub const PANEL: usize = 2 * LANES;
+
+/// How panels hold values. What reads or writes panels matches all kinds, so that a new one is nowhere taken for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PanelKind {
+    /// f32, `[K][32]`.
+    F32,
+    /// f16, `[K][32]`.
+    F16,
+    /// bf16, `[K/2][32][2]`, zero behind an odd K.
+    Bf16,
+}
+
+impl PanelKind {
+    /// The kind that keeps values as `dtype`, if there is one.
+    pub fn of(dtype: DType) -> Option<Self> {
+        [Self::F32, Self::F16, Self::Bf16].into_iter().find(|kind| kind.dtype() == dtype)
+    }
+
+    /// The type of the values.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+
+    /// K with the zeros behind it.
+    pub fn padded_k(self, k: usize) -> usize {
+        match self {
+            Self::F32 | Self::F16 => k,
+            Self::Bf16 => k.checked_next_multiple_of(2).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Bytes of a panel of `k` steps. Steps of a panel start where a panel of the steps before them would end.
+    pub fn bytes(self, k: usize) -> usize {
+        self.padded_k(k).saturating_mul(PANEL * self.dtype().size())
+    }
+}
+
+/// The outputs that panels share out: 32 in order to each; or, where the first half gates the second, 16 gates and the
+/// 16 ups that belong to them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outputs {
+    /// All outputs, gates and ups together.
+    pub n: usize,
+    /// Whether gates and ups are interleaved.
+    pub gated: bool,
+}
+
+impl Outputs {
+    /// Columns of a product with them.
+    #[inline(always)]
+    pub fn columns(self) -> usize {
+        if self.gated { self.n / 2 } else { self.n }
+    }
+
+    /// Columns that a full panel gives.
+    #[inline(always)]
+    pub fn columns_per_panel(self) -> usize {
+        if self.gated { LANES } else { PANEL }
+    }
+
+    /// Panels.
+    pub fn panels(self) -> usize {
+        self.columns().div_ceil(self.columns_per_panel())
+    }
+
+    /// The outputs in lanes `16·half..` of a panel, from the first of these lanes on; others are empty.
+    #[inline(always)]
+    pub fn half_panel(self, panel: usize, half: usize) -> Range<usize> {
+        let columns = self.columns();
+        let (start, offset) =
+            if self.gated { (panel * LANES, half * columns) } else { (panel * PANEL + half * LANES, 0) };
+        offset + start.min(columns)..offset + (start + LANES).min(columns)
+    }
+
+    /// The panel that holds an output, and its lane there.
+    pub fn place(self, output: usize) -> (usize, usize) {
+        let columns = self.columns();
+        match self.gated {
+            false => (output / PANEL, output % PANEL),
+            true if output < columns => (output / LANES, output % LANES),
+            true => ((output - columns) / LANES, (output - columns) % LANES + LANES),
+        }
+    }
+
+    /// The rows of a weight that a run of panels holds.
+    pub fn rows(self, panels: Range<usize>) -> PanelRows {
+        let at = |panel: usize| panel.saturating_mul(self.columns_per_panel()).min(self.columns());
+        let rows = at(panels.start)..at(panels.end);
+        if self.gated { PanelRows::Gated(rows) } else { PanelRows::Plain(rows) }
+    }
+}
+
+/// The rows of a weight that panels hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PanelRows {
+    /// These rows.
+    Plain(Range<usize>),
+    /// These rows of the gate, and those of the same numbers of the up.
+    Gated(Range<usize>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_output_has_the_one_place_where_its_panel_holds_it() {
+        for gated in [false, true] {
+            for n in [0, 1, 2, 15, 16, 17, 30, 31, 32, 33, 34, 62, 64, 66, 70, 97, 130] {
+                if gated && n % 2 == 1 {
+                    continue;
+                }
+                let outputs = Outputs { n, gated };
+                let mut held = Vec::new();
+                for panel in 0..outputs.panels() {
+                    for half in 0..2 {
+                        for (lane, output) in outputs.half_panel(panel, half).enumerate() {
+                            assert_eq!(outputs.place(output), (panel, half * LANES + lane), "{output} of {outputs:?}");
+                            held.push(output);
+                        }
+                    }
+                }
+                held.sort_unstable();
+                assert!(held.into_iter().eq(0..n), "{outputs:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn runs_of_panels_hold_the_rows_in_order() {
+        let plain = Outputs { n: 70, gated: false };
+        assert_eq!(plain.rows(0..2), PanelRows::Plain(0..64));
+        assert_eq!(plain.rows(2..3), PanelRows::Plain(64..70));
+        let gated = Outputs { n: 70, gated: true };
+        assert_eq!(gated.rows(0..2), PanelRows::Gated(0..32));
+        assert_eq!(gated.rows(2..3), PanelRows::Gated(32..35));
+    }
+}
