@@ -26,6 +26,7 @@ pub(super) fn prefetch(p: *const u8) {
 
 /// Rows of the largest tile: what everything that holds a tile has room for.
 pub(super) const MAX_TILE: usize = 12;
+const _: () = assert!(MAX_TILE <= LANES, "a tile's rows are transposed in one block of registers");
 
 /// What multiplies a packed tile of rows with a block of a panel: all that differs between rows of the table.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +66,6 @@ impl Tiles {
             i += 1;
         }
         assert!(tiles[tiles.len() - 1].height <= MAX_TILE, "no tile is higher than what holds it");
-        assert!(MAX_TILE <= LANES, "a tile is transposed in one block of registers");
         Self { level, pairs, tiles }
     }
 
