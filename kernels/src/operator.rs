@@ -8,12 +8,12 @@ use std::sync::Arc;
 use sinew_memory::{Buffer, CpuStream, DeviceKind, Hardware, Stream, Team};
 use sinew_tensor::{View, ViewMut};
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
 use crate::{Error, Result};
 
-/// An operator: what can be asked (a problem in two parts), what is right (a reference), and what to try it on (cases).
+/// An operator: what can be asked, as a problem in two parts.
 ///
-/// Its rows are not part of the trait: they stand in a [`crate::Table`] that anyone may add to.
+/// Its rows are not part of the trait: they stand in a [`crate::Table`] that anyone may add to. What is right is said
+/// by [`crate::Reference`].
 pub trait Operator: Sized + Send + Sync + 'static {
     /// The name, as in tables and on the command line.
     const NAME: &'static str;
@@ -39,23 +39,6 @@ pub trait Operator: Sized + Send + Sync + 'static {
 
     /// The least work that solves the problem, for cost models and rooflines.
     fn work(fixed: &Self::Static, call: &Self::Dynamic) -> Work;
-
-    /// A bounded set of problems over awkward shapes, dtypes, layouts and values: what accuracy tests and benches
-    /// walk.
-    fn cases(depth: Depth) -> Vec<Case<Self>>;
-
-    /// Operands for a case, on the host.
-    fn operands(case: &Case<Self>) -> Result<HostOperands>;
-
-    /// The reference: one element of one output in f64, from the same rounded inputs, with the error allowed to a
-    /// row of `arithmetic`.
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        arithmetic: Arithmetic,
-        output: usize,
-        index: &[usize],
-    ) -> Expected;
 }
 
 /// Everything that decides the bits of a result, under one name: operand rounding, order of the sum, tiling of keys,

@@ -1,6 +1,6 @@
 //! Every row of the products' table against the reference, at every SIMD level of this machine.
 
-use sinew_kernels::accuracy::{Depth, Generator, encode};
+use sinew_kernels::case::{Depth, Generator, encode};
 use sinew_kernels::gemm::{self, Compute, Format, Gemm, GemmDynamic, GemmStatic, Rhs, Source, Weights};
 use sinew_kernels::{AnyTable, Launch, Operands, Row, Table};
 use sinew_memory::{Buffer, Cpu, SimdLevel, Team};

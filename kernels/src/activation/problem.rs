@@ -4,9 +4,8 @@ use std::fmt;
 
 use sinew_tensor::{DType, View};
 
-use super::{Activation, reference};
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use super::Activation;
+use crate::operator::{Operands, Operator, Work};
 use crate::{Error, Result};
 
 /// `y = act(x)`, or `y = act(gate) · up`, for every element; computed in f32 and rounded once.
@@ -129,18 +128,6 @@ impl Operator for Activate {
         let n = (call.rows * call.width) as f64;
         let inputs = if fixed.gate == Gate::None { 1 } else { 2 };
         Work { flops: n * FLOPS, bytes: n * (inputs * fixed.x.size() + fixed.out.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::expect(case, host, index)
     }
 }
 

@@ -54,9 +54,8 @@ use std::fmt;
 
 use sinew_tensor::{DType, View};
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
 pub use crate::{Compute, F32Bits};
+use crate::{Error, Operands, Operator, Result, Row, Work};
 
 /// Keys of a tile: four vectors of sixteen lanes, and a power of two, so that tiles start at the same positions
 /// whatever the block size.
@@ -314,23 +313,5 @@ impl Operator for Attention {
         let keys = (seen + queries).min(call.max_kv as f64) * call.sequences as f64;
         let kv = keys * (fixed.num_kv_heads * fixed.head_dim * 2 * fixed.kv.size()) as f64;
         Work { flops: 4.0 * tokens * row * seen, bytes: tokens * row * (fixed.q.size() + fixed.out.size()) as f64 + kv }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        cases::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        cases::operands(case)
-    }
-
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        arithmetic: Arithmetic,
-        _output: usize,
-        index: &[usize],
-    ) -> Expected {
-        reference::expect(case, host, arithmetic, index)
     }
 }

@@ -10,9 +10,8 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
 use crate::elementwise::{Elements, expect_elements, expect_operand};
-use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::operator::{Operands, Operator, Row, Work};
 
 /// The rows of [`Cast`].
 pub fn rows() -> Vec<Row<Cast>> {
@@ -77,17 +76,5 @@ impl Operator for Cast {
 
     fn work(fixed: &CastStatic, call: &Elements) -> Work {
         Work { flops: 0.0, bytes: call.0 as f64 * (fixed.input.size() + fixed.output.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        Expected::exact(reference::cast(case.fixed, host.input(Self::X).at(index)))
     }
 }

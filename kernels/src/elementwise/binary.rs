@@ -4,10 +4,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use super::{Elements, INTEGERS, expect_elements, expect_operand, reference, unsupported};
+use super::{Elements, INTEGERS, expect_elements, expect_operand, unsupported};
 use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::operator::{Operands, Operator, Work};
 
 /// A function of two operands, named and defined as in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -207,17 +206,5 @@ impl Operator for Binary {
     fn work(fixed: &BinaryStatic, call: &BinaryCall) -> Work {
         let n = call.elements as f64;
         Work { flops: n, bytes: n * (fixed.a.size() + fixed.b.size() + fixed.output.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::binary_cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::binary_operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::binary(case, host, index)
     }
 }

@@ -4,10 +4,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use super::{Elements, INTEGERS, expect_elements, expect_operand, reference, unsupported};
+use super::{Elements, INTEGERS, expect_elements, expect_operand, unsupported};
 use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::operator::{Operands, Operator, Work};
 
 /// A function of one operand, named and defined as in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -175,17 +174,5 @@ impl Operator for Unary {
     fn work(fixed: &UnaryStatic, call: &Elements) -> Work {
         let n = call.0 as f64;
         Work { flops: n, bytes: n * (fixed.input.size() + fixed.output.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::unary_cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::unary_operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::unary(case, host, index)
     }
 }

@@ -4,10 +4,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use super::{Elements, expect_elements, expect_operand, reference};
+use super::{Elements, expect_elements, expect_operand};
 use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::operator::{Operands, Operator, Work};
 
 /// `y = c ? a : b` for every element: `torch.where`.
 ///
@@ -66,18 +65,5 @@ impl Operator for Where {
     fn work(fixed: &WhereStatic, call: &Elements) -> Work {
         let n = call.0 as f64;
         Work { flops: 0.0, bytes: n * (1 + 3 * fixed.dtype.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::where_cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::where_operands(case)
-    }
-
-    fn expect(_: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        let from = if host.input(Self::CONDITION).at(index) != 0.0 { Self::A } else { Self::B };
-        Expected::exact(host.input(from).at(index))
     }
 }

@@ -10,10 +10,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
 use crate::gemm::Format;
 use crate::strided::Indices;
-use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+use crate::{Error, Operands, Operator, Result, Row, Work};
 
 /// The operator: see the [module](self).
 #[derive(Clone, Copy, Debug)]
@@ -126,23 +125,5 @@ impl Operator for Embedding {
             TableKind::Packed(format) => format.dtype.size(),
         };
         Work { flops: 0.0, bytes: (call.tokens * fixed.width * (size + fixed.out.size())) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        _arithmetic: Arithmetic,
-        _output: usize,
-        index: &[usize],
-    ) -> Expected {
-        reference::expect(case, host, index)
     }
 }

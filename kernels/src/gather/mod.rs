@@ -7,9 +7,8 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
 use crate::elementwise::expect_operand;
-use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::operator::{Operands, Operator, Row, Work};
 use crate::strided::Indices;
 use crate::{Error, Result};
 
@@ -108,19 +107,5 @@ impl Operator for Gather {
 
     fn work(fixed: &GatherStatic, call: &GatherCall) -> Work {
         Work { flops: 0.0, bytes: (call.elements * (2 * fixed.dtype.size() + 4)) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        let mut from = index.to_vec();
-        from[case.fixed.dim] = host.input(Self::INDEX).at(index) as usize;
-        Expected::exact(host.input(Self::X).at(&from))
     }
 }

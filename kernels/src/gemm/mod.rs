@@ -43,8 +43,7 @@ use std::fmt;
 use sinew_tensor::{DType, View};
 
 pub use crate::Compute;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+use crate::{Error, Operands, Operator, Result, Row, Work};
 
 pub use epilogue::{Epilogue, Residual};
 pub use format::{BF16, F16, F32, Format, PANEL, Source, Weights};
@@ -252,24 +251,6 @@ impl Operator for Gemm {
         };
         let bytes = batch * m * k * fixed.a.size() as f64 + b + result * (fixed.out.size() + residual) as f64;
         Work { flops: 2.0 * batch * m * n * k, bytes: if result == 0.0 { 0.0 } else { bytes } }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        arithmetic: Arithmetic,
-        _output: usize,
-        index: &[usize],
-    ) -> Expected {
-        reference::expect(case, host, arithmetic, index)
     }
 }
 

@@ -15,8 +15,7 @@ use std::fmt;
 
 use sinew_tensor::{DType, View};
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+use crate::{Error, Operands, Operator, Result, Row, Work};
 
 /// Input: new keys `[tokens, num_kv_heads, head_dim]`.
 pub const K_NEW: usize = 0;
@@ -124,23 +123,5 @@ impl Operator for KvAppend {
     fn work(fixed: &KvAppendStatic, call: &KvAppendDynamic) -> Work {
         let elements = (call.tokens * fixed.num_kv_heads * fixed.head_dim * 2) as f64;
         Work { flops: 0.0, bytes: elements * (fixed.source.size() + fixed.kv.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        _arithmetic: Arithmetic,
-        output: usize,
-        index: &[usize],
-    ) -> Expected {
-        reference::expect(case, host, output, index)
     }
 }

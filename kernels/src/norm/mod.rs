@@ -9,8 +9,7 @@ use std::fmt;
 
 use sinew_tensor::{DType, View};
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::operator::{Operands, Operator, Work};
 use crate::{Error, F32Bits, Result};
 
 /// Which norm.
@@ -183,18 +182,6 @@ impl Operator for Norm {
         let each = fixed.x.size() + fixed.out.size() + 2 * fixed.residual.map_or(0, DType::size);
         let once = fixed.weight.map_or(0, DType::size) + fixed.bias.map_or(0, DType::size);
         Work { flops: n * passes, bytes: n * each as f64 + (fixed.width * once) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, output: usize, index: &[usize]) -> Expected {
-        reference::expect(case, host, output, index)
     }
 }
 

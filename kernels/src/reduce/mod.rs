@@ -8,9 +8,8 @@ use std::fmt;
 
 use sinew_tensor::{DType, Layout};
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
 use crate::elementwise::{INTEGERS, expect_operand};
-use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::operator::{Operands, Operator, Row, Work};
 use crate::strided::{Indices, largest_index};
 use crate::{Error, Result};
 
@@ -177,17 +176,5 @@ impl Operator for Reduce {
     fn work(fixed: &ReduceStatic, call: &ReduceCall) -> Work {
         let (rows, width) = (call.rows as f64, call.width as f64);
         Work { flops: rows * width, bytes: rows * (width * fixed.input.size() as f64 + fixed.output.size() as f64) }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::reduce(case, host, index)
     }
 }

@@ -20,8 +20,7 @@ use std::fmt;
 
 use sinew_tensor::{DType, View};
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::operator::{Operands, Operator, Work};
 use crate::{Error, Result};
 
 pub use cpu::rows;
@@ -192,17 +191,5 @@ impl Operator for Rotary {
             // Cosines, sines and a position for each token besides.
             bytes: tokens * (heads * touched * per_value + 8.0 * pairs + 4.0),
         }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::expect(case, host, index)
     }
 }

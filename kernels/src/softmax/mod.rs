@@ -9,8 +9,7 @@ use std::fmt;
 
 use sinew_tensor::{DType, View};
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::operator::{Operands, Operator, Work};
 use crate::{Error, F32Bits, Result};
 
 /// `y_i = e^(s_i) / Σ_j e^(s_j)` with `s = scale · x + mask`, for every row of `[.., width]`, computed in f32 from the
@@ -132,18 +131,6 @@ impl Operator for Softmax {
         let n = (call.rows * call.width) as f64;
         let bytes = fixed.x.size() + fixed.out.size() + fixed.mask.map_or(0, DType::size);
         Work { flops: n * FLOPS, bytes: n * bytes as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::expect(case, host, index)
     }
 }
 

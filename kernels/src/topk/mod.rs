@@ -7,9 +7,8 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
 use crate::elementwise::expect_operand;
-use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::operator::{Operands, Operator, Row, Work};
 use crate::strided::{Indices, largest_index};
 use crate::{Error, Result};
 
@@ -121,17 +120,5 @@ impl Operator for TopK {
         let (rows, width, k) = (call.rows as f64, call.width as f64, fixed.k as f64);
         let out = k * (fixed.dtype.size() + fixed.indices.size()) as f64;
         Work { flops: rows * (width + k * (k + 1.0).log2()), bytes: rows * (width * fixed.dtype.size() as f64 + out) }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, output: usize, index: &[usize]) -> Expected {
-        reference::topk(case, host, output, index)
     }
 }

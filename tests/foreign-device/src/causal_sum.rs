@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use sinew_kernels::accuracy::{Case, Depth, Expected, Generator, HostOperands, Lay, Values};
+use sinew_kernels::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use sinew_kernels::{Arithmetic, Error, Operands, Operator, Result, Work};
 use sinew_tensor::DType;
 
@@ -79,7 +79,9 @@ impl Operator for CausalSum {
         let n = (call.rows * call.width) as f64;
         Work { flops: 2.0 * n, bytes: 2.0 * n * fixed.dtype.size() as f64 }
     }
+}
 
+impl Reference for CausalSum {
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let shapes = [(1, 1), (17, 16), (40, 33), (5, 0), (0, 5), (70, 45), (3, 129), (130, 100)];
         let values = [Values::Normal, Values::Integers, Values::Special, Values::Subnormal];
