@@ -8,6 +8,7 @@ pub mod activation;
 pub mod attention;
 pub mod case;
 pub mod cast;
+mod cpu_row;
 pub mod elementwise;
 pub mod embedding;
 mod error;

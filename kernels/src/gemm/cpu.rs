@@ -3,7 +3,8 @@
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
 use super::{Gemm, GemmDynamic, GemmStatic, Rhs, driver, tile};
-use crate::{Arithmetic, Operator, Refusal, Result, Row};
+use crate::cpu_row::needs;
+use crate::{Arithmetic, Operator, Row};
 
 const PORTABLE: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
 const FUSED: Arithmetic = Arithmetic::named("gemm.fma-chain");
@@ -14,7 +15,7 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
         name: "gemm.cpu.avx512",
         device: DeviceKind::CPU,
         arithmetic: FUSED,
-        admits: |_, hardware| admit(hardware, SimdLevel::Avx512),
+        admits: |_, hardware| needs(SimdLevel::Avx512, hardware),
         cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, SimdLevel::Avx512) * 0.85),
         workspace: |fixed, call, hardware| driver::workspace(&tile::AVX512, fixed, call, hardware),
         // SAFETY: the row admits machines with the level only.
@@ -24,7 +25,7 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
         name: "gemm.cpu.avx2",
         device: DeviceKind::CPU,
         arithmetic: FUSED,
-        admits: |_, hardware| admit(hardware, SimdLevel::Avx2),
+        admits: |_, hardware| needs(SimdLevel::Avx2, hardware),
         cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, SimdLevel::Avx2) * 0.8),
         workspace: |fixed, call, hardware| driver::workspace(&tile::AVX2, fixed, call, hardware),
         // SAFETY: the row admits machines with the level only.
@@ -41,15 +42,6 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
         run: |launch, fixed, call, operands| unsafe { driver::run(&tile::PORTABLE, launch, fixed, call, operands) },
     },
 ];
-
-/// Refuses machines below a level.
-pub(super) fn admit(hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    if hardware.simd >= level {
-        Ok(())
-    } else {
-        Err(format!("needs {level}, the machine is at {}", hardware.simd).into())
-    }
-}
 
 /// f32 operations per second and thread that a level reaches on hardware whose best level is another.
 fn f32_rate(hardware: &Hardware, level: SimdLevel) -> f64 {
