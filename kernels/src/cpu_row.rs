@@ -104,3 +104,26 @@ fn row<O: Leveled, const LEVEL: usize>() -> Row<O> {
         run: |launch, fixed, call, operands| unsafe { O::run(level::<LEVEL>(), launch, fixed, call, operands) },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sinew_memory::Cpu;
+
+    use super::*;
+    use crate::norm::{Norm, NormStatic};
+
+    #[test]
+    fn a_row_is_refused_below_its_level_and_for_dtypes_without_lanes() {
+        let device = Cpu::with(1, SimdLevel::Portable).unwrap();
+        let rows = rows::<Norm>();
+        let refusals = |fixed: &NormStatic| -> Vec<Option<String>> {
+            rows.iter().map(|row| (row.admits)(fixed, device.hardware()).err().map(|r| r.to_string())).collect()
+        };
+        let below = |level| Some(format!("needs {level}, the CPU offers portable"));
+        let above = [below(SimdLevel::Avx2), below(SimdLevel::Avx512)];
+        assert_eq!(refusals(&NormStatic::default()), [&[None], &above[..]].concat());
+        let wide = NormStatic { weight: Some(DType::F64), ..NormStatic::default() };
+        let lanes = Some("takes f32, f16 and bf16, not f64".to_owned());
+        assert_eq!(refusals(&wide), [&[lanes], &above[..]].concat());
+    }
+}

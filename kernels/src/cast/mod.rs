@@ -10,8 +10,8 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::elementwise::{Elements, expect_elements, expect_operand};
-use crate::operator::{Operands, Operator, Row, Work};
+use crate::elementwise::{Elements, expect_elements};
+use crate::operator::{Operands, Operator, Row, Work, expect};
 
 /// The rows of [`Cast`].
 pub fn rows() -> Vec<Row<Cast>> {
@@ -70,8 +70,8 @@ impl Operator for Cast {
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         let x = operands.input(Self::NAME, Self::X, "x")?;
         expect_elements(Self::NAME, y, call.0)?;
-        expect_operand(Self::NAME, "y", y, y.shape(), fixed.output)?;
-        expect_operand(Self::NAME, "x", x, y.shape(), fixed.input)
+        expect(Self::NAME, "y", y, fixed.output, y.shape())?;
+        expect(Self::NAME, "x", x, fixed.input, y.shape())
     }
 
     fn work(fixed: &CastStatic, call: &Elements) -> Work {

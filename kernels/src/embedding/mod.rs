@@ -11,8 +11,9 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::gemm::Format;
+use crate::operator::{expect, expect_compute, refuse};
 use crate::strided::Indices;
-use crate::{Error, Operands, Operator, Result, Row, Work};
+use crate::{Operands, Operator, Result, Row, Work};
 
 /// The operator: see the [module](self).
 #[derive(Clone, Copy, Debug)]
@@ -76,10 +77,6 @@ pub fn rows() -> Vec<Row<Embedding>> {
     cpu::rows()
 }
 
-fn refused<T>(reason: String) -> Result<T> {
-    Err(Error::Operands { operator: Embedding::NAME, reason })
-}
-
 impl Operator for Embedding {
     const NAME: &'static str = "embedding";
     type Static = EmbeddingStatic;
@@ -96,27 +93,20 @@ impl Operator for Embedding {
     fn check(fixed: &EmbeddingStatic, call: &EmbeddingDynamic, operands: Operands<'_>) -> Result<()> {
         let ids = operands.input(Self::NAME, IDS, "ids")?;
         Indices::check_dtype(Self::NAME, "ids", ids.dtype())?;
-        if ids.shape() != [call.tokens] {
-            return refused(format!("ids are {:?}, expected [{}]", ids.layout(), call.tokens));
-        }
+        expect(Self::NAME, "ids", ids, ids.dtype(), &[call.tokens])?;
         let table = operands.input(Self::NAME, TABLE, "table")?;
         let (dtype, shape): (DType, &[usize]) = match fixed.table {
             TableKind::Strided(dtype) => (dtype, &[fixed.vocab, fixed.width]),
             TableKind::Packed(format) => (DType::U8, &[format.packed_bytes(fixed.vocab, fixed.width, false)]),
         };
         let packed = matches!(fixed.table, TableKind::Packed(_));
-        if table.dtype() != dtype || table.shape() != shape || (packed && !table.layout().is_contiguous()) {
-            return refused(format!("the table is {} {:?}, expected {dtype} {shape:?}", table.dtype(), table.layout()));
+        expect(Self::NAME, "table", table, dtype, shape)?;
+        if packed && !table.layout().is_contiguous() {
+            return Err(refuse(Self::NAME, format!("the packed table is {:?}, not contiguous", table.layout())));
         }
         let out = operands.output(Self::NAME, OUT, "out")?;
-        if out.dtype() != fixed.out || out.shape() != [call.tokens, fixed.width] {
-            let expected = [call.tokens, fixed.width];
-            return refused(format!("out is {} {:?}, expected {} {expected:?}", out.dtype(), out.layout(), fixed.out));
-        }
-        match [fixed.out, if packed { DType::F32 } else { dtype }].iter().find(|d| !DType::COMPUTE.contains(d)) {
-            Some(dtype) => refused(format!("{dtype} in {fixed}; f32, f16 and bf16 are supported")),
-            None => Ok(()),
-        }
+        expect(Self::NAME, "out", out, fixed.out, &[call.tokens, fixed.width])?;
+        expect_compute(Self::NAME, fixed, [fixed.out, if packed { DType::F32 } else { dtype }])
     }
 
     fn work(fixed: &EmbeddingStatic, call: &EmbeddingDynamic) -> Work {

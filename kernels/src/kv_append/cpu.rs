@@ -4,8 +4,9 @@ use half::{bf16, f16};
 use sinew_memory::SimdLevel;
 use sinew_tensor::{DType, View};
 
-use super::{K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS, V_CACHE, V_NEW, refused};
+use super::{K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS, V_CACHE, V_NEW};
 use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::operator::refuse;
 use crate::simd::{self, Kernel, LANES, Simd, Stored};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
@@ -38,7 +39,7 @@ impl Leveled for KvAppend {
             // SAFETY: `check` saw as many slots as tokens.
             let slot = unsafe { slots.get(token) };
             if usize::try_from(slot).map_or(true, |slot| slot >= places) {
-                return refused(format!("slots[{token}] is {slot}, of {places} places"));
+                return Err(refuse(name, format!("slots[{token}] is {slot}, of {places} places")));
             }
         }
         if call.tokens == 0 {

@@ -7,9 +7,9 @@ use half::{bf16, f16};
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{DType, View};
 
-use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, X, wrong};
+use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, X};
 use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
 use crate::simd::{Kernel, LANES, Simd, Stored, launch};
 use crate::{Error, Result};
 
@@ -53,7 +53,7 @@ impl Leveled for Rotary {
                 DType::F32 => run_from::<f32>(level, launch, fixed, call, operands),
                 DType::F16 => run_from::<f16>(level, launch, fixed, call, operands),
                 DType::BF16 => run_from::<bf16>(level, launch, fixed, call, operands),
-                other => Err(wrong(format!("no kernel for {other}"))),
+                other => Err(refuse(Rotary::NAME, format!("no kernel for {other}"))),
             }
         }
     }
@@ -83,7 +83,7 @@ unsafe fn run_from<T: Stored>(
             DType::F32 => run_typed::<T, f32>(level, launch, fixed, call, operands),
             DType::F16 => run_typed::<T, f16>(level, launch, fixed, call, operands),
             DType::BF16 => run_typed::<T, bf16>(level, launch, fixed, call, operands),
-            other => Err(wrong(format!("no kernel for {other}"))),
+            other => Err(refuse(Rotary::NAME, format!("no kernel for {other}"))),
         }
     }
 }
@@ -151,7 +151,10 @@ unsafe fn check_positions(positions: &View<'_>, length: usize) -> Result<()> {
 
 #[cold]
 fn outside(token: usize, position: i32, length: usize) -> Error {
-    wrong(format!("token {token} is at position {position}, and the tables hold {length} positions from 0"))
+    refuse(
+        Rotary::NAME,
+        format!("token {token} is at position {position}, and the tables hold {length} positions from 0"),
+    )
 }
 
 /// Where heads lie, `P` being a pointer to their elements.

@@ -7,10 +7,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::elementwise::expect_operand;
-use crate::operator::{Operands, Operator, Row, Work};
+use crate::Result;
+use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
 use crate::strided::{Indices, largest_index};
-use crate::{Error, Result};
 
 /// The rows of [`TopK`].
 pub fn rows() -> Vec<Row<TopK>> {
@@ -81,37 +80,35 @@ impl Operator for TopK {
     }
 
     fn check(fixed: &TopKStatic, call: &TopKCall, operands: Operands<'_>) -> Result<()> {
-        let refuse = |reason: String| Err(Error::Operands { operator: Self::NAME, reason });
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let values = operands.output(Self::NAME, Self::VALUES, "values")?;
         let indices = operands.output(Self::NAME, Self::INDICES, "indices")?;
-        if !DType::COMPUTE.contains(&fixed.dtype) {
-            return refuse(format!("x is {}; expected f32, f16 or bf16", fixed.dtype));
-        }
+        expect_compute(Self::NAME, fixed, [fixed.dtype])?;
         Indices::check_dtype(Self::NAME, "indices", fixed.indices)?;
-        expect_operand(Self::NAME, "x", x, x.shape(), fixed.dtype)?;
-        expect_operand(Self::NAME, "values", values, values.shape(), fixed.dtype)?;
-        expect_operand(Self::NAME, "indices", indices, values.shape(), fixed.indices)?;
+        expect(Self::NAME, "x", x, fixed.dtype, x.shape())?;
+        expect(Self::NAME, "values", values, fixed.dtype, values.shape())?;
+        expect(Self::NAME, "indices", indices, fixed.indices, values.shape())?;
         let (Some((&width, rows)), Some((&k, found))) = (x.shape().split_last(), values.shape().split_last()) else {
-            return refuse(format!("x is {:?}; expected [rows…, width]", x.layout()));
+            return Err(refuse(Self::NAME, format!("x is {:?}; expected [rows…, width]", x.layout())));
         };
         if rows != found || k != fixed.k {
-            return refuse(format!(
-                "x is {:?}; values {:?}; expected the last {}",
-                x.layout(),
-                values.layout(),
-                fixed.k
+            return Err(refuse(
+                Self::NAME,
+                format!("x is {:?}; values {:?}; expected the last {}", x.layout(), values.layout(), fixed.k),
             ));
         }
         if k > width {
-            return refuse(format!("the top {k} of {width} elements: x is {:?}", x.layout()));
+            return Err(refuse(Self::NAME, format!("the top {k} of {width} elements: x is {:?}", x.layout())));
         }
         // Candidates are kept as 32 bits of value and 32 of index.
         if width.saturating_sub(1) > largest_index(fixed.indices).min(u32::MAX as usize) {
-            return refuse(format!("rows of {width} elements are too long for indices of {}", fixed.indices));
+            return Err(refuse(
+                Self::NAME,
+                format!("rows of {width} elements are too long for indices of {}", fixed.indices),
+            ));
         }
         if (rows.iter().product(), width) != (call.rows, call.width) {
-            return refuse(format!("x is {:?}, the call names {call}", x.layout()));
+            return Err(refuse(Self::NAME, format!("x is {:?}, the call names {call}", x.layout())));
         }
         Ok(())
     }
