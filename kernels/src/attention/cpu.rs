@@ -2,9 +2,9 @@
 
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
-use super::body::run_body;
 use super::plan::Plan;
 use super::products::{Float, Products};
+use super::task::run_body;
 use super::{Attention, AttentionDynamic, AttentionStatic};
 use crate::cpu_row::needs;
 use crate::simd::{self, Simd};

@@ -46,6 +46,8 @@ mod plan;
 mod products;
 mod reference;
 mod rows;
+mod sequence;
+mod task;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
