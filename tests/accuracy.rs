@@ -3,7 +3,7 @@
 //! `cargo test --test accuracy -- --nocapture` prints the table; `SINEW_DEPTH=full` walks all cases.
 
 use sinew::kernels::Registry;
-use sinew::kernels::accuracy::Depth;
+use sinew::kernels::case::Depth;
 use sinew::memory::{Cpu, SimdLevel};
 
 /// Threads of the device under test: more than one, so that work is divided.

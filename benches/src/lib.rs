@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use sinew_kernels::accuracy::{Depth, Run};
+use sinew_kernels::accuracy::Run;
+use sinew_kernels::case::Depth;
 use sinew_kernels::{Registry, Result};
 use sinew_memory::Device;
 

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sinew_kernels::accuracy::{Generator, Lay, Values};
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
+use sinew_kernels::case::{Generator, Lay, Values};
 use sinew_kernels::peaks::Peaks;
 use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Result, Row};
 use sinew_memory::{Buffer, Cpu, Device, Stream};

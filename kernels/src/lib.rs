@@ -1,11 +1,14 @@
 //! Kernels: one folder per operator, each with its problem, its f64 reference, its cases and its rows.
 //!
-//! See [`operator::Operator`] for the one idea that everything here follows.
+//! See [`operator::Operator`] for the one idea that everything here follows: what rows and callers need of it is that
+//! trait, and what tests and benches need besides is [`Reference`].
 
 pub mod accuracy;
 pub mod activation;
 pub mod attention;
+pub mod case;
 pub mod cast;
+mod cpu_row;
 pub mod elementwise;
 pub mod embedding;
 mod error;
@@ -27,6 +30,7 @@ mod standard;
 mod strided;
 pub mod topk;
 
+pub use case::Reference;
 pub use error::{Error, Result};
 pub use operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, Work};
 pub use options::{Compute, F32Bits};

@@ -6,14 +6,14 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use sinew_memory::{Buffer, CpuStream, DeviceKind, Hardware, Stream, Team};
-use sinew_tensor::{View, ViewMut};
+use sinew_tensor::{DType, View, ViewMut};
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
 use crate::{Error, Result};
 
-/// An operator: what can be asked (a problem in two parts), what is right (a reference), and what to try it on (cases).
+/// An operator: what can be asked, as a problem in two parts.
 ///
-/// Its rows are not part of the trait: they stand in a [`crate::Table`] that anyone may add to.
+/// Its rows are not part of the trait: they stand in a [`crate::Table`] that anyone may add to. What is right is said
+/// by [`crate::Reference`].
 pub trait Operator: Sized + Send + Sync + 'static {
     /// The name, as in tables and on the command line.
     const NAME: &'static str;
@@ -39,23 +39,6 @@ pub trait Operator: Sized + Send + Sync + 'static {
 
     /// The least work that solves the problem, for cost models and rooflines.
     fn work(fixed: &Self::Static, call: &Self::Dynamic) -> Work;
-
-    /// A bounded set of problems over awkward shapes, dtypes, layouts and values: what accuracy tests and benches
-    /// walk.
-    fn cases(depth: Depth) -> Vec<Case<Self>>;
-
-    /// Operands for a case, on the host.
-    fn operands(case: &Case<Self>) -> Result<HostOperands>;
-
-    /// The reference: one element of one output in f64, from the same rounded inputs, with the error allowed to a
-    /// row of `arithmetic`.
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        arithmetic: Arithmetic,
-        output: usize,
-        index: &[usize],
-    ) -> Expected;
 }
 
 /// Everything that decides the bits of a result, under one name: operand rounding, order of the sum, tiling of keys,
@@ -101,8 +84,7 @@ impl<'a> Operands<'a> {
     /// # Errors
     /// [`Error::Operands`] where it is absent.
     pub fn input(&self, operator: &'static str, position: usize, name: &str) -> Result<&View<'a>> {
-        self.optional(position)
-            .ok_or_else(|| Error::Operands { operator, reason: format!("{name} (input {position}) is missing") })
+        self.optional(position).ok_or_else(|| refuse(operator, format!("{name} (input {position}) is missing")))
     }
 
     /// The input at `position`, if there is one.
@@ -115,10 +97,40 @@ impl<'a> Operands<'a> {
     /// # Errors
     /// [`Error::Operands`] where it is absent.
     pub fn output(&self, operator: &'static str, position: usize, name: &str) -> Result<&'a ViewMut<'a>> {
-        self.outputs
-            .get(position)
-            .ok_or_else(|| Error::Operands { operator, reason: format!("{name} (output {position}) is missing") })
+        self.outputs.get(position).ok_or_else(|| refuse(operator, format!("{name} (output {position}) is missing")))
     }
+}
+
+/// Checks an operand's dtype and shape.
+///
+/// # Errors
+/// [`Error::Operands`], with what the operand is and what was expected.
+pub fn expect(operator: &'static str, name: &str, view: &View<'_>, dtype: DType, shape: &[usize]) -> Result<()> {
+    if view.dtype() == dtype && view.shape() == shape {
+        return Ok(());
+    }
+    let (found, layout) = (view.dtype(), view.layout());
+    Err(refuse(operator, format!("{name} is {found} {layout:?}; expected {dtype} of shape {shape:?}")))
+}
+
+/// Checks that dtypes of a problem are f32, f16 or bf16, in which rows compute.
+///
+/// # Errors
+/// [`Error::Operands`], with the problem and the first dtype that is none of them.
+pub fn expect_compute(
+    operator: &'static str,
+    problem: &dyn Display,
+    dtypes: impl IntoIterator<Item = DType>,
+) -> Result<()> {
+    match dtypes.into_iter().find(|dtype| !DType::COMPUTE.contains(dtype)) {
+        Some(dtype) => Err(refuse(operator, format!("{problem}: {dtype} is none of f32, f16 and bf16; cast it first"))),
+        None => Ok(()),
+    }
+}
+
+/// An [`Error::Operands`].
+pub fn refuse(operator: &'static str, reason: impl Into<String>) -> Error {
+    Error::Operands { operator, reason: reason.into() }
 }
 
 /// Where a row runs: a stream and the workspace that it asked for.
@@ -180,7 +192,7 @@ impl<'a> Launch<'a> {
             .filter(|w| w.len() >= bytes)
             .and_then(Buffer::host_ptr)
             .map(std::ptr::NonNull::as_ptr)
-            .ok_or_else(|| Error::Operands { operator: "workspace", reason: format!("{found} bytes, needs {bytes}") })
+            .ok_or_else(|| refuse("workspace", format!("{found} bytes, needs {bytes}")))
     }
 }
 
@@ -239,8 +251,7 @@ impl<O: Operator> Row<O> {
         let hardware = device.hardware();
         let needed = (self.workspace)(fixed, call, hardware);
         if launch.workspace().map_or(0, Buffer::len) < needed {
-            let reason = format!("{} needs {needed} bytes of workspace", self.name);
-            return Err(Error::Operands { operator: O::NAME, reason });
+            return Err(refuse(O::NAME, format!("{} needs {needed} bytes of workspace", self.name)));
         }
         (self.admits)(fixed, hardware).map_err(|reason| Error::NoKernel {
             operator: O::NAME,
@@ -252,7 +263,7 @@ impl<O: Operator> Row<O> {
             if view.buffer().device().id() != device.id() {
                 let found = view.buffer().device().id();
                 let reason = format!("an operand is on {found}, the kernel runs on {}", device.id());
-                return Err(Error::Operands { operator: O::NAME, reason });
+                return Err(refuse(O::NAME, reason));
             }
         }
         O::check(fixed, call, operands)?;
@@ -272,5 +283,24 @@ impl<O: Operator> Copy for Row<O> {}
 impl<O: Operator> Debug for Row<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Row({}, {})", self.name, self.arithmetic.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sinew_memory::Cpu;
+    use sinew_tensor::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn an_operand_that_does_not_fit_is_named_with_what_it_is_and_what_was_expected() {
+        let x = Tensor::from_slice(&Cpu::get(), &[0f32; 6], &[2, 3]).unwrap();
+        assert!(expect("norm", "x", &x.view(), DType::F32, &[2, 3]).is_ok());
+        for (dtype, shape) in [(DType::BF16, [2, 3]), (DType::F32, [3, 2])] {
+            let error = expect("norm", "x", &x.view(), dtype, &shape).unwrap_err().to_string();
+            let (found, wanted) = (format!("norm: x is f32 {:?}", x.layout()), format!("{dtype} of shape {shape:?}"));
+            assert!(error.starts_with(&found) && error.ends_with(&wanted), "{error}");
+        }
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use sinew_memory::{Device, DeviceKind, Hardware};
 
-use crate::accuracy::{self, Depth, RowReport, Run};
+use crate::accuracy::{self, RowReport, Run};
+use crate::case::{Depth, Reference};
 use crate::operator::{Operator, Refusal, Row};
 use crate::{Error, Result};
 
@@ -57,7 +58,7 @@ pub trait AnyTable: Send + Sync {
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 
-impl<O: Operator> AnyTable for Table<O> {
+impl<O: Reference> AnyTable for Table<O> {
     fn operator(&self) -> &'static str {
         O::NAME
     }
@@ -65,10 +66,10 @@ impl<O: Operator> AnyTable for Table<O> {
         self.rows.iter().map(|row| (row.name, row.device, row.arithmetic.name)).collect()
     }
     fn verify(&self, device: &Arc<dyn Device>, depth: Depth) -> Vec<RowReport> {
-        accuracy::verify(self, device, depth)
+        accuracy::verify(&self.rows, device, depth)
     }
     fn runs(&self, device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>> {
-        accuracy::runs(self, device, depth)
+        accuracy::runs(&self.rows, device, depth)
     }
     fn as_any(&self) -> &dyn Any {
         self
@@ -94,7 +95,7 @@ impl Registry {
     }
 
     /// Adds an operator with its rows; rows of an operator that is there already join its table.
-    pub fn add<O: Operator>(&mut self, rows: impl IntoIterator<Item = Row<O>>) -> &mut Self {
+    pub fn add<O: Reference>(&mut self, rows: impl IntoIterator<Item = Row<O>>) -> &mut Self {
         let id = TypeId::of::<O>();
         let table = self.tables.entry(id).or_insert_with(|| {
             self.order.push(id);

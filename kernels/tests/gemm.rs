@@ -1,8 +1,8 @@
 //! Every row of the products' table against the reference, at every SIMD level of this machine.
 
-use sinew_kernels::accuracy::{Depth, Generator, encode};
 use std::ops::Range;
 
+use sinew_kernels::case::{Depth, Generator, encode};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew_kernels::packed::{Format, PanelRows, Source, Weights};
 use sinew_kernels::{AnyTable, Launch, Operands, Row, Table};

@@ -1,6 +1,6 @@
 //! The append into paged caches: every row against the reference, and wrong slots refused.
 
-use sinew_kernels::accuracy::Depth;
+use sinew_kernels::case::Depth;
 use sinew_kernels::kv_append::{self, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::{AnyTable, Launch, Operands, Table};
 use sinew_memory::{Cpu, SimdLevel};

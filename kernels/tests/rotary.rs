@@ -4,9 +4,10 @@ mod support;
 
 use std::sync::Arc;
 
-use sinew_kernels::accuracy::{self, Depth, Generator};
+use sinew_kernels::accuracy;
+use sinew_kernels::case::{Depth, Generator};
 use sinew_kernels::rotary::{self, Rotary, RotaryDynamic, RotaryStatic, Style, Table as Angles};
-use sinew_kernels::{Launch, Operands, Registry, Row, Table};
+use sinew_kernels::{Launch, Operands, Registry, Row};
 use sinew_memory::{Cpu, Device, SimdLevel};
 use sinew_tensor::{DType, Element, Layout, Tensor, View, ViewMut};
 
@@ -120,7 +121,7 @@ fn broken_rows_are_seen() {
     ];
     for row in rows {
         // Alone, so that it is compared with the reference only.
-        let report = &accuracy::verify(&Table::new([row]), &device, Depth::Quick)[0];
+        let report = &accuracy::verify(&[row], &device, Depth::Quick)[0];
         assert!(!report.failures.is_empty(), "{}", row.name);
         assert!(report.failures[0].contains("reference"), "{}", report.failures[0]);
         println!("{}: {}", row.name, report.failures[0]);

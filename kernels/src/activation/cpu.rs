@@ -1,10 +1,11 @@
 //! One body in lanes of f32, at three levels.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_memory::SimdLevel;
 use sinew_tensor::DType;
 
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use crate::Result;
+use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::strided::{self, Address, Scratch, Walk};
@@ -14,75 +15,54 @@ const MUL_ADD: Arithmetic = Arithmetic::named("activation.mul-add");
 /// Multiply and add are fused.
 const FMA: Arithmetic = Arithmetic::named("activation.fma");
 
-/// Shares of the machine's memory rate and of its arithmetic peak that the rows reach, by level.
-const READS: [f64; 3] = [0.6, 0.8, 0.85];
-const COMPUTES: [f64; 3] = [0.05, 0.25, 0.25];
-
 /// The rows of [`Activate`].
 pub fn rows() -> Vec<Row<Activate>> {
-    vec![
-        row::<0>("activation.cpu.portable", MUL_ADD),
-        row::<1>("activation.cpu.avx2", FMA),
-        row::<2>("activation.cpu.avx512", FMA),
-    ]
+    cpu_row::rows()
 }
 
-fn row<const LEVEL: usize>(name: &'static str, arithmetic: Arithmetic) -> Row<Activate> {
-    Row {
-        name,
-        device: DeviceKind::CPU,
-        arithmetic,
-        admits: admits::<LEVEL>,
-        cost: |fixed, call, hardware| {
-            strided::cost(Activate::work(fixed, call), hardware, READS[LEVEL], COMPUTES[LEVEL])
-        },
-        workspace: |_, _, _| 0,
-        run: run::<LEVEL>,
-    }
-}
+impl Leveled for Activate {
+    const PORTABLE: AtLevel =
+        AtLevel { name: "activation.cpu.portable", arithmetic: MUL_ADD, reads: 0.6, computes: 0.05 };
+    const AVX2: AtLevel = AtLevel { name: "activation.cpu.avx2", arithmetic: FMA, reads: 0.8, computes: 0.25 };
+    const AVX512: AtLevel = AtLevel { name: "activation.cpu.avx512", arithmetic: FMA, reads: 0.85, computes: 0.25 };
 
-fn admits<const LEVEL: usize>(fixed: &ActivationStatic, hardware: &Hardware) -> Result<(), Refusal> {
-    let level = SimdLevel::ALL[LEVEL];
-    if hardware.simd < level {
-        return Err(format!("needs {level}, the CPU offers {}", hardware.simd).into());
+    fn takes(fixed: &ActivationStatic) -> Result<(), Refusal> {
+        takes_lanes([fixed.x, fixed.out])
     }
-    match [fixed.x, fixed.out].iter().find(|dtype| !DType::COMPUTE.contains(dtype)) {
-        Some(dtype) => Err(format!("takes f32, f16 and bf16, not {dtype}").into()),
-        None => Ok(()),
-    }
-}
 
-unsafe fn run<const LEVEL: usize>(
-    launch: &Launch<'_>,
-    fixed: &ActivationStatic,
-    call: &ActivationDynamic,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let y = operands.output(Activate::NAME, Activate::Y, "y")?;
-    let x = operands.optional(Activate::X).unwrap_or(y);
-    let (x, up) = match fixed.gate {
-        // The second operand is not read.
-        Gate::None => (*x, *x),
-        Gate::Tensor => (*x, *operands.input(Activate::NAME, Activate::UP, "up")?),
-        Gate::Halves => {
-            let last = x.layout().rank() - 1;
-            let half = |start| x.with_layout(x.layout().narrow(last, start, call.width)?);
-            (half(0)?, half(call.width)?)
-        }
-    };
-    let kernel = Body {
-        activation: fixed.activation,
-        gated: fixed.gate != Gate::None,
-        dtypes: [fixed.out, fixed.x],
-        walk: Walk::any_order([y.layout(), x.layout(), up.layout()]),
-        y: Address(y.host_ptr()?),
-        x: Address::read(x.host_ptr()?),
-        up: Address::read(up.host_ptr()?),
-    };
-    // SAFETY: the operator's check has seen that operands have one shape and the named dtypes; views lie within their
-    // buffers, and the indices of an output share no elements, so that tasks do not meet.
-    unsafe { simd::launch(SimdLevel::ALL[LEVEL], launch.team()?, kernel.walk.tasks(), &kernel) };
-    Ok(())
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &ActivationStatic,
+        call: &ActivationDynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let y = operands.output(Activate::NAME, Activate::Y, "y")?;
+        let x = operands.optional(Activate::X).unwrap_or(y);
+        let (x, up) = match fixed.gate {
+            // The second operand is not read.
+            Gate::None => (*x, *x),
+            Gate::Tensor => (*x, *operands.input(Activate::NAME, Activate::UP, "up")?),
+            Gate::Halves => {
+                let last = x.layout().rank() - 1;
+                let half = |start| x.with_layout(x.layout().narrow(last, start, call.width)?);
+                (half(0)?, half(call.width)?)
+            }
+        };
+        let kernel = Body {
+            activation: fixed.activation,
+            gated: fixed.gate != Gate::None,
+            dtypes: [fixed.out, fixed.x],
+            walk: Walk::any_order([y.layout(), x.layout(), up.layout()]),
+            y: Address(y.host_ptr()?),
+            x: Address::read(x.host_ptr()?),
+            up: Address::read(up.host_ptr()?),
+        };
+        // SAFETY: the operator's check has seen that operands have one shape and the named dtypes; views lie within
+        // their buffers, and the indices of an output share no elements, so that tasks do not meet.
+        unsafe { simd::launch(level, launch.team()?, kernel.walk.tasks(), &kernel) };
+        Ok(())
+    }
 }
 
 struct Body {

@@ -11,6 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
+use crate::operator::{Operator, refuse};
 use crate::simd::{Simd, math};
 
 /// An activation function of one element.
@@ -120,7 +121,7 @@ impl FromStr for Activation {
                     "no activation `{name}`; there are silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, \
                      relu and relu2"
                 );
-                return Err(Error::Operands { operator: "activation", reason });
+                return Err(refuse(Activate::NAME, reason));
             }
         })
     }

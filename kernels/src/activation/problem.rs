@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use sinew_tensor::{DType, View};
+use sinew_tensor::{DType, MAX_RANK};
 
-use super::{Activation, reference};
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
-use crate::{Error, Result};
+use super::Activation;
+use crate::Result;
+use crate::operator::{Operands, Operator, Work, expect, refuse};
 
 /// `y = act(x)`, or `y = act(gate) · up`, for every element; computed in f32 and rounded once.
 ///
@@ -108,19 +107,28 @@ impl Operator for Activate {
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         let shape = y.shape();
         if ActivationDynamic::of(shape) != *call {
-            return Err(refuse(format!("y has {:?}, the call names {call}", y.layout())));
+            return Err(refuse(Self::NAME, format!("y has {:?}, the call names {call}", y.layout())));
         }
-        expect("y", y, fixed.out, shape, 1)?;
+        expect(Self::NAME, "y", y, fixed.out, shape)?;
+        let mut x_shape = [0; MAX_RANK];
+        let x_shape = &mut x_shape[..shape.len()];
+        x_shape.copy_from_slice(shape);
+        if fixed.gate == Gate::Halves {
+            let twice = shape.last().and_then(|width| width.checked_mul(2));
+            let (Some(last), Some(twice)) = (x_shape.last_mut(), twice) else {
+                return Err(refuse(Self::NAME, format!("{fixed}: y is {:?}, and no x is twice as wide", y.layout())));
+            };
+            *last = twice;
+        }
         match operands.optional(Self::X) {
-            Some(x) if fixed.gate == Gate::Halves => expect("x", x, fixed.x, shape, 2)?,
-            Some(x) => expect("x", x, fixed.x, shape, 1)?,
+            Some(x) => expect(Self::NAME, "x", x, fixed.x, x_shape)?,
             None if fixed.gate != Gate::Halves && fixed.x == fixed.out => {}
-            None => return Err(refuse(format!("{fixed} in place: dtypes and shapes of x and y differ"))),
+            None => return Err(refuse(Self::NAME, format!("{fixed} in place: dtypes and shapes of x and y differ"))),
         }
         match (fixed.gate, operands.optional(Self::UP)) {
-            (Gate::Tensor, Some(up)) => expect("up", up, fixed.x, shape, 1),
+            (Gate::Tensor, Some(up)) => expect(Self::NAME, "up", up, fixed.x, shape),
             (Gate::Tensor, None) => operands.input(Self::NAME, Self::UP, "up").map(|_| ()),
-            (_, Some(_)) => Err(refuse(format!("{fixed} takes no up tensor"))),
+            (_, Some(_)) => Err(refuse(Self::NAME, format!("{fixed} takes no up tensor"))),
             (_, None) => Ok(()),
         }
     }
@@ -130,35 +138,4 @@ impl Operator for Activate {
         let inputs = if fixed.gate == Gate::None { 1 } else { 2 };
         Work { flops: n * FLOPS, bytes: n * (inputs * fixed.x.size() + fixed.out.size()) as f64 }
     }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::expect(case, host, index)
-    }
-}
-
-fn refuse(reason: String) -> Error {
-    Error::Operands { operator: Activate::NAME, reason }
-}
-
-/// Checks dtype and shape: `shape` with `times` the last dimension.
-fn expect(name: &str, view: &View<'_>, dtype: DType, shape: &[usize], times: usize) -> Result<()> {
-    let found = view.shape();
-    let fits = match (found.split_last(), shape.split_last()) {
-        (Some((last, leading)), Some((width, wanted))) => leading == wanted && Some(*last) == width.checked_mul(times),
-        (None, None) => times == 1,
-        _ => false,
-    };
-    if fits && view.dtype() == dtype {
-        return Ok(());
-    }
-    let wide = if times == 1 { "" } else { " with twice the last dimension" };
-    Err(refuse(format!("{name} is {} {:?}; expected {dtype} of shape {shape:?}{wide}", view.dtype(), view.layout())))
 }

@@ -5,8 +5,8 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 use sinew_tensor::DType;
 
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
-use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, Generator, HostOperands, Lay, Values, host_operand};
+use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::{Arithmetic, Result};
 
 /// [`Activation::reference`].
 pub(super) fn activation(activation: Activation, x: f64) -> f64 {
@@ -72,28 +72,6 @@ const NEAR: f64 = 0.5;
 /// Units in the last place of f32 that are allowed there: GELU takes 4.5.
 const NEAR_ULPS: f64 = 6.0;
 
-/// One element.
-pub(super) fn expect(case: &Case<Activate>, host: &HostOperands, index: &[usize]) -> Expected {
-    let ActivationStatic { activation, gate, out, .. } = case.fixed;
-    let x = host.inputs[Activate::X].as_ref().unwrap_or_else(|| &host.outputs[Activate::Y]);
-    let (gate, up) = match gate {
-        Gate::None => (x.at(index), 1.0),
-        Gate::Tensor => (x.at(index), host.input(Activate::UP).at(index)),
-        Gate::Halves => {
-            let mut second = index.to_vec();
-            if let Some(last) = second.last_mut() {
-                *last += case.call.width;
-            }
-            (x.at(index), x.at(&second))
-        }
-    };
-    let value = activation.reference(gate) * up;
-    let ulp = DType::F32.ulp(value);
-    let bound = if gate.abs() < NEAR { NEAR_ULPS * ulp } else { (4.0 * ulp).max(1e-7 * up.abs().max(1.0)) };
-    let rounding = if out == DType::F32 { 0.0 } else { 0.5 * out.ulp(value) };
-    Expected::within(value, bound + rounding)
-}
-
 /// Shapes: empty, single, vectors and their neighbours, primes, and more than one task.
 const SHAPES: [&[usize]; 14] = [
     &[3, 17],
@@ -112,28 +90,83 @@ const SHAPES: [&[usize]; 14] = [
     &[9, 4099],
 ];
 
-pub(super) fn cases(depth: Depth) -> Vec<Case<Activate>> {
-    let rounds = if depth == Depth::Quick { 1 } else { 8 };
-    let mut cases = Vec::new();
-    for n in 0..rounds * 6 * 9 * 3 {
-        // Every activation with every pair of dtypes and every gate; the rest advances at other paces.
-        let fixed = ActivationStatic {
-            activation: Activation::ALL[n % 6],
-            gate: [Gate::None, Gate::Tensor, Gate::Halves][n / 6 % 3],
-            x: DType::COMPUTE[n / 18 % 3],
-            out: DType::COMPUTE[n / 54 % 3],
-        };
-        let seed = (n * 5 + n / 162) as u64;
-        let shape = shape(&fixed, seed);
-        cases.push(Case {
-            fixed,
-            call: ActivationDynamic::of(&shape),
-            lay: Lay::ALL[(n + n / 5) % 5],
-            values: [Values::Normal, Values::Special, Values::Normal, Values::Subnormal, Values::Integers][n / 7 % 5],
-            seed,
-        });
+impl Reference for Activate {
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        let rounds = if depth == Depth::Quick { 1 } else { 8 };
+        let mut cases = Vec::new();
+        for n in 0..rounds * 6 * 9 * 3 {
+            // Every activation with every pair of dtypes and every gate; the rest advances at other paces.
+            let fixed = ActivationStatic {
+                activation: Activation::ALL[n % 6],
+                gate: [Gate::None, Gate::Tensor, Gate::Halves][n / 6 % 3],
+                x: DType::COMPUTE[n / 18 % 3],
+                out: DType::COMPUTE[n / 54 % 3],
+            };
+            let seed = (n * 5 + n / 162) as u64;
+            let shape = shape(&fixed, seed);
+            cases.push(Case {
+                fixed,
+                call: ActivationDynamic::of(&shape),
+                lay: Lay::ALL[(n + n / 5) % 5],
+                values: [Values::Normal, Values::Special, Values::Normal, Values::Subnormal, Values::Integers]
+                    [n / 7 % 5],
+                seed,
+            });
+        }
+        cases
     }
-    cases
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        let ActivationStatic { gate, x, out, .. } = case.fixed;
+        let mut random = Generator::new(case.seed);
+        let shape = shape(&case.fixed, case.seed);
+        let mut wide = shape.clone();
+        if let Some(last) = wide.last_mut().filter(|_| gate == Gate::Halves) {
+            *last *= 2;
+        }
+        // Every fourth case has all operands lie alike; the others mix.
+        let lay = |n: usize| match case.seed % 4 {
+            0 => case.lay,
+            _ => Lay::ALL[(case.lay as usize + n) % Lay::ALL.len()],
+        };
+        // A power of two keeps values in their format; it reaches the functions' tails.
+        let spread = if case.values == Values::Normal { 4.0 } else { 1.0 };
+        let mut input = |n: usize, shape: &[usize], dtype: DType, writable: bool| {
+            let count = shape.iter().product();
+            let values = (0..count).map(|_| spread * random.value(case.values, dtype)).collect();
+            host_operand(dtype, shape, lay(n), values, writable)
+        };
+        if gate != Gate::Halves && x == out && case.seed.is_multiple_of(3) {
+            let up = if gate == Gate::Tensor { Some(input(1, &shape, x, false)?) } else { None };
+            return Ok(HostOperands { inputs: vec![None, up], outputs: vec![input(2, &shape, out, true)?] });
+        }
+        let first = input(0, &wide, x, false)?;
+        let up = if gate == Gate::Tensor { Some(input(1, &shape, x, false)?) } else { None };
+        let y = random.output(out, &shape, lay(2))?;
+        Ok(HostOperands { inputs: vec![Some(first), up], outputs: vec![y] })
+    }
+
+    /// One element.
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        let ActivationStatic { activation, gate, out, .. } = case.fixed;
+        let x = host.inputs[Activate::X].as_ref().unwrap_or_else(|| &host.outputs[Activate::Y]);
+        let (gate, up) = match gate {
+            Gate::None => (x.at(index), 1.0),
+            Gate::Tensor => (x.at(index), host.input(Activate::UP).at(index)),
+            Gate::Halves => {
+                let mut second = index.to_vec();
+                if let Some(last) = second.last_mut() {
+                    *last += case.call.width;
+                }
+                (x.at(index), x.at(&second))
+            }
+        };
+        let value = activation.reference(gate) * up;
+        let ulp = DType::F32.ulp(value);
+        let bound = if gate.abs() < NEAR { NEAR_ULPS * ulp } else { (4.0 * ulp).max(1e-7 * up.abs().max(1.0)) };
+        let rounding = if out == DType::F32 { 0.0 } else { 0.5 * out.ulp(value) };
+        Expected::within(value, bound + rounding)
+    }
 }
 
 /// The output's shape in a case.
@@ -141,34 +174,4 @@ fn shape(fixed: &ActivationStatic, seed: u64) -> Vec<usize> {
     let shape = SHAPES[(seed % SHAPES.len() as u64) as usize];
     // A number has no halves.
     if fixed.gate == Gate::Halves && shape.is_empty() { vec![1] } else { shape.to_vec() }
-}
-
-pub(super) fn operands(case: &Case<Activate>) -> Result<HostOperands> {
-    let ActivationStatic { gate, x, out, .. } = case.fixed;
-    let mut random = Generator::new(case.seed);
-    let shape = shape(&case.fixed, case.seed);
-    let mut wide = shape.clone();
-    if let Some(last) = wide.last_mut().filter(|_| gate == Gate::Halves) {
-        *last *= 2;
-    }
-    // Every fourth case has all operands lie alike; the others mix.
-    let lay = |n: usize| match case.seed % 4 {
-        0 => case.lay,
-        _ => Lay::ALL[(case.lay as usize + n) % Lay::ALL.len()],
-    };
-    // A power of two keeps values in their format; it reaches the functions' tails.
-    let spread = if case.values == Values::Normal { 4.0 } else { 1.0 };
-    let mut input = |n: usize, shape: &[usize], dtype: DType, writable: bool| {
-        let count = shape.iter().product();
-        let values = (0..count).map(|_| spread * random.value(case.values, dtype)).collect();
-        host_operand(dtype, shape, lay(n), values, writable)
-    };
-    if gate != Gate::Halves && x == out && case.seed.is_multiple_of(3) {
-        let up = if gate == Gate::Tensor { Some(input(1, &shape, x, false)?) } else { None };
-        return Ok(HostOperands { inputs: vec![None, up], outputs: vec![input(2, &shape, out, true)?] });
-    }
-    let first = input(0, &wide, x, false)?;
-    let up = if gate == Gate::Tensor { Some(input(1, &shape, x, false)?) } else { None };
-    let y = random.output(out, &shape, lay(2))?;
-    Ok(HostOperands { inputs: vec![Some(first), up], outputs: vec![y] })
 }

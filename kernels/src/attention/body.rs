@@ -1,36 +1,35 @@
-//! What a task does: a unit of query rows over its keys, tile by tile.
+//! A call's state, and where the rows, keys and values of a unit of work lie.
 
 use std::marker::PhantomData;
 
-use super::contents::{self, Sequence, Table};
-use super::pack::TileRows;
-use super::plan::{Plan, Scratch, State, Workspace};
-use super::products::{Float, Products};
-use super::rows::{Line, Strided};
-use super::tile::block_rows;
-use super::{Attention, AttentionDynamic, AttentionStatic, Compute, GROUP, K, MASK, O, Q, TILE, V};
-use crate::simd::{Kernel, LANES, Simd};
-use crate::{Launch, Operands, Operator, Result};
+use super::contents::Table;
+use super::plan::{Plan, State, Workspace};
+use super::rows::Strided;
+use super::sequence::Sequence;
+use super::{Attention, AttentionStatic, K, MASK, O, Q, TILE, V};
+use crate::simd::LANES;
+use crate::{Operands, Operator, Result};
 
-/// A call's state: a [`Kernel`] whose tasks are units of query rows, or a unit and a group of keys, or merges of those.
+/// A call's state: what all its tasks share.
 pub(super) struct Body<'a> {
     pub fixed: &'a AttentionStatic,
     pub plan: Plan,
     pub workspace: Workspace,
     sequences: usize,
-    table: Option<Table>,
-    q: Strided,
-    k: Strided,
-    v: Strided,
+    /// The block table, where keys are paged.
+    pub table: Option<Table>,
+    pub q: Strided,
+    pub k: Strided,
+    pub v: Strided,
     pub o: Strided,
     /// Strides of head, token and key.
     pub mask: Option<Strided>,
-    step: Step,
+    pub step: Step,
 }
 
 /// What a task does.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     /// A unit over all its keys.
     Whole,
     /// A unit over one group of keys, to a partial result.
@@ -43,56 +42,6 @@ enum Step {
 // (or partial results) that are theirs alone, and scratch that is their worker's alone.
 unsafe impl Sync for Body<'_> {}
 
-/// Reads the contents, and runs the body's tasks with `launch_tasks`.
-///
-/// # Safety
-/// The operands have passed `check`; `launch_tasks` runs [`Way::run_task`] with the instructions of `P` enabled.
-pub(super) unsafe fn run_body<P: Products>(
-    launch: &Launch<'_>,
-    fixed: &AttentionStatic,
-    call: &AttentionDynamic,
-    operands: Operands<'_>,
-    launch_tasks: &dyn Fn(&sinew_memory::Team, usize, &Body<'_>),
-) -> Result<()> {
-    let team = launch.team()?;
-    let plan = Plan::new::<P>(fixed, call, team.threads());
-    let workspace = plan.workspace(launch, team.threads())?;
-    // SAFETY: passed on; the workspace has room for the sequences.
-    let table = unsafe { contents::read(fixed, call, &plan, operands, workspace.sequences)? };
-    if call.tokens == 0 {
-        return Ok(());
-    }
-    // SAFETY: `read` has written one sequence more than there are.
-    let units = unsafe { (*workspace.sequences.add(call.sequences)).first_unit };
-    let operand = |at, name| Strided::new(operands.input(Attention::NAME, at, name)?);
-    let mask = operands.optional(MASK).filter(|_| fixed.mask.is_some());
-    let heads = mask.is_some_and(|m| m.shape().len() == 3);
-    let mask = mask.map(Strided::new).transpose()?;
-    let mut body = Body {
-        fixed,
-        plan,
-        workspace,
-        sequences: call.sequences,
-        table,
-        q: operand(Q, "q")?,
-        k: operand(K, "k")?,
-        v: operand(V, "v")?,
-        o: Strided::new(operands.output(Attention::NAME, O, "o")?)?,
-        mask: mask.map(|m| if heads { m } else { m.broadcast() }),
-        step: Step::Whole,
-    };
-    match plan.split {
-        None => launch_tasks(team, units, &body),
-        Some(groups) => {
-            body.step = Step::Group;
-            launch_tasks(team, units * groups, &body);
-            body.step = Step::Merge;
-            launch_tasks(team, units, &body);
-        }
-    }
-    Ok(())
-}
-
 /// Query rows of one head of keys: rows count tokens and, within each, the heads that share the keys.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
@@ -104,7 +53,44 @@ pub(super) struct Unit {
     pub rows: usize,
 }
 
-impl Body<'_> {
+impl<'a> Body<'a> {
+    /// The state of a call of `sequences` sequences, whose contents were read into the workspace.
+    ///
+    /// # Errors
+    /// Operands that are missing or not on the host.
+    pub(super) fn new(
+        fixed: &'a AttentionStatic,
+        plan: Plan,
+        workspace: Workspace,
+        sequences: usize,
+        table: Option<Table>,
+        operands: Operands<'_>,
+    ) -> Result<Self> {
+        let operand = |at, name| Strided::new(operands.input(Attention::NAME, at, name)?);
+        let mask = operands.optional(MASK).filter(|_| fixed.mask.is_some());
+        let heads = mask.is_some_and(|m| m.shape().len() == 3);
+        let mask = mask.map(Strided::new).transpose()?;
+        Ok(Self {
+            fixed,
+            plan,
+            workspace,
+            sequences,
+            table,
+            q: operand(Q, "q")?,
+            k: operand(K, "k")?,
+            v: operand(V, "v")?,
+            o: Strided::new(operands.output(Attention::NAME, O, "o")?)?,
+            mask: mask.map(|m| if heads { m } else { m.broadcast() }),
+            step: Step::Whole,
+        })
+    }
+
+    /// Units of work.
+    pub(super) unsafe fn units(&self) -> usize {
+        // SAFETY: `read` has written one sequence more than there are.
+        unsafe { (*self.workspace.sequences.add(self.sequences)).first_unit }
+    }
+
     /// The unit of a number. Later rows come first: causal ones have the most keys, and long tasks at the end would
     /// leave threads waiting.
     #[inline(always)]
@@ -195,14 +181,6 @@ impl Body<'_> {
     }
 }
 
-impl Kernel for Body<'_> {
-    #[inline(always)]
-    unsafe fn task<S: Simd>(&self, task: usize, worker: usize) {
-        // SAFETY: passed on; the body was made for a plan of this level's way.
-        unsafe { Way::<Float<S>>::of(self).run_task(task, worker) }
-    }
-}
-
 /// The body with a way to multiply.
 pub(super) struct Way<'a, P> {
     body: &'a Body<'a>,
@@ -221,94 +199,5 @@ impl<'a, P> std::ops::Deref for Way<'a, P> {
     #[inline(always)]
     fn deref(&self) -> &Body<'a> {
         self.body
-    }
-}
-
-impl<P: Products> Way<'_, P> {
-    /// Runs one task.
-    ///
-    /// # Safety
-    /// Called with the instructions of `P` enabled, by one thread at a time per worker.
-    #[inline(always)]
-    pub(super) unsafe fn run_task(&self, task: usize, worker: usize) {
-        let groups = if self.step == Step::Group { self.plan.split.unwrap_or(1) } else { 1 };
-        // SAFETY: the body was made by `run_body`, which says what holds.
-        unsafe {
-            let unit = self.unit(task / groups);
-            let scratch = self.workspace.scratch::<P::E>(&self.plan, worker);
-            let (from, to) = self.keys_of(&unit);
-            let (mut first, mut behind) = (from / GROUP, to.div_ceil(GROUP));
-            match self.step {
-                Step::Merge => return self.merge(&unit, &scratch, first, behind),
-                Step::Whole => self.reset(&scratch.total, unit.rows),
-                Step::Group => {
-                    let group = task % groups;
-                    if !(first..behind).contains(&group) {
-                        return;
-                    }
-                    (first, behind) = (group, group + 1);
-                }
-            }
-            self.pack_queries(&unit, &scratch);
-            for group in first..behind {
-                self.group(&unit, &scratch, group);
-                if self.step == Step::Group {
-                    return self.put_partials(&unit, &scratch.group, group);
-                }
-                for r in 0..unit.rows {
-                    self.merge_row(&scratch.total, r, &scratch.group, r);
-                }
-            }
-            self.finish(&unit, &scratch.total);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn pack_queries(&self, unit: &Unit, scratch: &Scratch<P::E>) {
-        for r in 0..unit.rows {
-            let (token, head) = self.token_and_head(unit, r);
-            // SAFETY: token and head are inside the operand; scratch has a place for each row of a unit.
-            unsafe {
-                let ptr = self.q.at([token, head, 0, 0]);
-                let line = Line { ptr, stride: self.q.strides[2], n: self.fixed.head_dim, dtype: self.q.dtype };
-                let round = self.fixed.compute == Compute::Bf16;
-                P::pack_query(line, scratch.queries.add(r * self.plan.depth), self.plan.depth, round);
-            }
-        }
-    }
-
-    /// Computes one group of keys for a unit, into the scratch's group state.
-    #[inline(always)]
-    unsafe fn group(&self, unit: &Unit, scratch: &Scratch<P::E>, group: usize) {
-        let (from, to) = self.keys_of(unit);
-        let (from, to) = (from.max(group * GROUP), to.min((group + 1) * GROUP));
-        // SAFETY: passed on; the keys are visible to a row of the unit, so `read` has checked where they lie.
-        unsafe {
-            self.reset(&scratch.group, unit.rows);
-            let mut tile = from / TILE * TILE;
-            while tile < to {
-                let mut keys = [std::ptr::null(); TILE];
-                let mut values = [std::ptr::null(); TILE];
-                self.locate(unit, from.max(tile), to.min(tile + TILE), tile, &mut keys, &mut values);
-                let line = |s: &Strided, dim: usize| Line {
-                    ptr: std::ptr::null(),
-                    stride: s.strides[dim],
-                    n: self.fixed.head_dim,
-                    dtype: s.dtype,
-                };
-                let last = if self.table.is_some() { 3 } else { 2 };
-                let rows = TileRows { ptrs: &keys, line: line(&self.k, last) };
-                P::pack_keys(rows, scratch.keys, self.plan.depth);
-                let rows = TileRows { ptrs: &values, line: line(&self.v, last) };
-                let finite = P::pack_values(rows, scratch.values, self.plan.width);
-                let mut row = 0;
-                while row < unit.rows {
-                    let rows = block_rows(unit.rows - row, P::ROWS);
-                    self.block(unit, scratch, tile, row, rows, finite);
-                    row += rows;
-                }
-                tile += TILE;
-            }
-        }
     }
 }

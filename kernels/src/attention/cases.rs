@@ -2,9 +2,9 @@
 
 use sinew_tensor::DType;
 
-use super::{Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind};
-use crate::Result;
-use crate::accuracy::{Case, Depth, Generator, HostOperand, HostOperands, Lay, Values, host_operand};
+use super::{Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind, reference};
+use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
+use crate::{Arithmetic, Result};
 
 /// Sequences, tokens, and the most queries and keys of a sequence: single keys, a tile and its neighbours, several
 /// tiles, more than one group and more than two, empty calls, queries without keys.
@@ -40,26 +40,64 @@ const SOURCES: [KvSource; 7] = [
 const WINDOWS: [Option<usize>; 6] = [None, None, Some(5), None, Some(70), Some(1)];
 const CAPS: [Option<f32>; 4] = [None, None, None, Some(4.0)];
 
-pub(super) fn cases(depth: Depth) -> Vec<Case<Attention>> {
-    let mut pick = Generator::new(0xa77e);
-    let count = match depth {
-        Depth::Quick => 128,
-        Depth::Full => 900,
-    };
-    let mut cases: Vec<_> = (0..count).map(|i| draw(&mut pick, i)).collect();
-    // Prompts as models bring them, through every path of the fast rows.
-    for (i, compute) in [Compute::F32, Compute::Bf16].into_iter().enumerate() {
-        for (head_dim, kv) in [(64, DType::BF16), (128, DType::F16), (80, DType::F32)] {
-            let mut case = draw(&mut pick, i);
-            case.fixed = AttentionStatic { head_dim, kv, compute, window: None, mask: None, ..case.fixed };
-            case.fixed = AttentionStatic { num_heads: 14, num_kv_heads: 2, causal: true, softcap: None, ..case.fixed };
-            case.fixed.kv_source = KvSource::Paged { block_size: 16 };
-            case.call = AttentionDynamic { sequences: 2, tokens: 150, max_query: 130, max_kv: 700 };
-            case.values = Values::Normal;
-            cases.push(case);
+impl Reference for Attention {
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        let mut pick = Generator::new(0xa77e);
+        let count = match depth {
+            Depth::Quick => 128,
+            Depth::Full => 900,
+        };
+        let mut cases: Vec<_> = (0..count).map(|i| draw(&mut pick, i)).collect();
+        // Prompts as models bring them, through every path of the fast rows.
+        for (i, compute) in [Compute::F32, Compute::Bf16].into_iter().enumerate() {
+            for (head_dim, kv) in [(64, DType::BF16), (128, DType::F16), (80, DType::F32)] {
+                let mut case = draw(&mut pick, i);
+                case.fixed = AttentionStatic { head_dim, kv, compute, window: None, mask: None, ..case.fixed };
+                case.fixed =
+                    AttentionStatic { num_heads: 14, num_kv_heads: 2, causal: true, softcap: None, ..case.fixed };
+                case.fixed.kv_source = KvSource::Paged { block_size: 16 };
+                case.call = AttentionDynamic { sequences: 2, tokens: 150, max_query: 130, max_kv: 700 };
+                case.values = Values::Normal;
+                cases.push(case);
+            }
         }
+        cases
     }
-    cases
+
+    /// The operands of a case. Everything that no query sees is NaN, and block ids that no visible key needs are wild.
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        let (fixed, call) = (&case.fixed, case.call);
+        let mut pick = Generator::new(case.seed);
+        let lengths = lengths(case, &mut pick);
+        let rows = [call.tokens, fixed.num_heads, fixed.head_dim];
+        let q = pick.operand(fixed.q, &rows, case.lay, case.values)?;
+        let (k, v, table) = match fixed.kv_source {
+            KvSource::Dense => {
+                let (k, v) = dense(case, &lengths, &mut pick)?;
+                (k, v, None)
+            }
+            KvSource::Paged { block_size } => {
+                let (k, v, table) = paged(case, &lengths, block_size, &mut pick)?;
+                (k, v, Some(table))
+            }
+        };
+        let mut starts = vec![0.0];
+        for (queries, _) in &lengths {
+            starts.push(starts[starts.len() - 1] + *queries as f64);
+        }
+        let lay = if case.lay == Lay::Stepped { Lay::Stepped } else { Lay::Contiguous };
+        let starts = host_operand(DType::I32, &[call.sequences + 1], lay, starts, false)?;
+        let lens = lengths.iter().map(|l| l.1 as f64).collect();
+        let lens = host_operand(DType::I32, &[call.sequences], lay, lens, false)?;
+        let mask = fixed.mask.map(|kind| mask(case, kind, &mut pick)).transpose()?;
+        let out = pick.output(fixed.out, &rows, case.lay)?;
+        let inputs = vec![Some(q), Some(k), Some(v), Some(starts), Some(lens), table, mask];
+        Ok(HostOperands { inputs, outputs: vec![out] })
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        reference::expect(case, host, arithmetic, index)
+    }
 }
 
 /// One case; the first in each list comes up most often through `i`, the rest by chance.
@@ -121,37 +159,6 @@ fn lengths(case: &Case<Attention>, pick: &mut Generator) -> Vec<(usize, usize)> 
             (queries, if last { call.max_kv } else { least + pick.below(call.max_kv - least + 1) })
         })
         .collect()
-}
-
-/// The operands of a case. Everything that no query sees is NaN, and block ids that no visible key needs are wild.
-pub(super) fn operands(case: &Case<Attention>) -> Result<HostOperands> {
-    let (fixed, call) = (&case.fixed, case.call);
-    let mut pick = Generator::new(case.seed);
-    let lengths = lengths(case, &mut pick);
-    let rows = [call.tokens, fixed.num_heads, fixed.head_dim];
-    let q = pick.operand(fixed.q, &rows, case.lay, case.values)?;
-    let (k, v, table) = match fixed.kv_source {
-        KvSource::Dense => {
-            let (k, v) = dense(case, &lengths, &mut pick)?;
-            (k, v, None)
-        }
-        KvSource::Paged { block_size } => {
-            let (k, v, table) = paged(case, &lengths, block_size, &mut pick)?;
-            (k, v, Some(table))
-        }
-    };
-    let mut starts = vec![0.0];
-    for (queries, _) in &lengths {
-        starts.push(starts[starts.len() - 1] + *queries as f64);
-    }
-    let lay = if case.lay == Lay::Stepped { Lay::Stepped } else { Lay::Contiguous };
-    let starts = host_operand(DType::I32, &[call.sequences + 1], lay, starts, false)?;
-    let lens = lengths.iter().map(|l| l.1 as f64).collect();
-    let lens = host_operand(DType::I32, &[call.sequences], lay, lens, false)?;
-    let mask = fixed.mask.map(|kind| mask(case, kind, &mut pick)).transpose()?;
-    let out = pick.output(fixed.out, &rows, case.lay)?;
-    let inputs = vec![Some(q), Some(k), Some(v), Some(starts), Some(lens), table, mask];
-    Ok(HostOperands { inputs, outputs: vec![out] })
 }
 
 fn dense(

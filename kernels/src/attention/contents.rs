@@ -4,49 +4,10 @@ use sinew_tensor::View;
 
 use super::plan::Plan;
 use super::rows::Strided;
-use super::{AttentionDynamic, AttentionStatic, BLOCK_TABLE, K, KV_LEN, KvSource, MASK, QUERY_START, refused};
-use crate::{Operands, Result};
-
-/// One sequence of a call.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Sequence {
-    /// The number of its first unit of work; of the one behind the last sequence, all units.
-    pub first_unit: usize,
-    /// Its first query among the tokens.
-    pub query_start: usize,
-    /// Its queries.
-    pub query_len: usize,
-    /// Its first key, where keys are dense.
-    pub kv_start: usize,
-    /// Its keys.
-    pub kv_len: usize,
-}
-
-impl Sequence {
-    /// The keys that query `token` of this sequence sees, if no mask forbids them. Neither end falls as `token` rises.
-    pub fn visible(&self, fixed: &AttentionStatic, token: usize) -> (usize, usize) {
-        let (len, far) = (self.kv_len as i64, i64::from(i32::MAX));
-        let position = len - self.query_len as i64 + token as i64;
-        let window = fixed.window.map(|w| i64::try_from(w).unwrap_or(far).min(far));
-        let end = match window {
-            _ if fixed.causal => position + 1,
-            Some(window) => position + window,
-            None => len,
-        };
-        let end = end.clamp(0, len);
-        let start = window.map_or(0, |window| position + 1 - window).clamp(0, end);
-        (start as usize, end as usize)
-    }
-
-    /// The keys that any of its queries sees.
-    fn reach(&self, fixed: &AttentionStatic) -> (usize, usize) {
-        match self.query_len {
-            0 => (0, 0),
-            n => (self.visible(fixed, 0).0, self.visible(fixed, n - 1).1),
-        }
-    }
-}
+use super::sequence::Sequence;
+use super::{Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, K, KV_LEN, KvSource, MASK, QUERY_START};
+use crate::operator::refuse;
+use crate::{Operands, Operator, Result};
 
 /// The block table, for addressing. Copied into the body of the kernel.
 #[derive(Clone, Copy)]
@@ -89,7 +50,7 @@ pub(super) unsafe fn read(
     operands: Operands<'_>,
     out: *mut Sequence,
 ) -> Result<Option<Table>> {
-    let name = "attention";
+    let name = Attention::NAME;
     let (starts, lengths) = (operands.input(name, QUERY_START, "")?, operands.input(name, KV_LEN, "")?);
     let keys = operands.input(name, K, "k")?;
     let dense = matches!(fixed.kv_source, KvSource::Dense);
@@ -104,22 +65,31 @@ pub(super) unsafe fn read(
     };
     let (mut units, mut kv_start, mut start) = (0, 0, read(&starts, 0));
     if start != 0 {
-        return refused(format!("query_start begins with {start}, not 0"));
+        return Err(refuse(Attention::NAME, format!("query_start begins with {start}, not 0")));
     }
     for s in 0..call.sequences {
         let (end, kv_len) = (read(&starts, s + 1), read(&lengths, s));
         let query_len = end - start;
         if query_len < 0 || end > call.tokens as i64 || query_len > call.max_query as i64 {
-            return refused(format!(
-                "query_start of sequence {s} is {start}..{end}, beyond {} tokens or max_query {}",
-                call.tokens, call.max_query
+            return Err(refuse(
+                Attention::NAME,
+                format!(
+                    "query_start of sequence {s} is {start}..{end}, beyond {} tokens or max_query {}",
+                    call.tokens, call.max_query
+                ),
             ));
         }
         if kv_len < 0 || kv_len > call.max_kv as i64 || kv_len > columns as i64 {
-            return refused(format!("kv_len of sequence {s} is {kv_len}, beyond max_kv {}", call.max_kv));
+            return Err(refuse(
+                Attention::NAME,
+                format!("kv_len of sequence {s} is {kv_len}, beyond max_kv {}", call.max_kv),
+            ));
         }
         if fixed.causal && query_len > kv_len {
-            return refused(format!("sequence {s} has {query_len} queries over {kv_len} keys, but is causal"));
+            return Err(refuse(
+                Attention::NAME,
+                format!("sequence {s} has {query_len} queries over {kv_len} keys, but is causal"),
+            ));
         }
         let sequence = Sequence {
             first_unit: units,
@@ -133,7 +103,10 @@ pub(super) unsafe fn read(
         if dense {
             kv_start += sequence.kv_len;
             if kv_start > there {
-                return refused(format!("kv_len sums to {kv_start} at sequence {s}, of {there} keys"));
+                return Err(refuse(
+                    Attention::NAME,
+                    format!("kv_len sums to {kv_start} at sequence {s}, of {there} keys"),
+                ));
             }
         }
         if let Some((table, block_size)) = table {
@@ -143,7 +116,7 @@ pub(super) unsafe fn read(
         start = end;
     }
     if start != call.tokens as i64 {
-        return refused(format!("query_start ends with {start}, not the {} tokens", call.tokens));
+        return Err(refuse(Attention::NAME, format!("query_start ends with {start}, not the {} tokens", call.tokens)));
     }
     // SAFETY: `out` has `sequences + 1` places.
     unsafe {
@@ -162,14 +135,17 @@ fn check_blocks(table: &View<'_>, block_size: usize, s: usize, reach: (usize, us
     let columns = table.shape().get(1).copied().unwrap_or(0);
     if last >= columns {
         let keys = reach.1;
-        return refused(format!("sequence {s} has {keys} keys in {columns} blocks of {block_size}"));
+        return Err(refuse(
+            Attention::NAME,
+            format!("sequence {s} has {keys} keys in {columns} blocks of {block_size}"),
+        ));
     }
     let ids = Strided::new(table)?;
     for b in first..=last {
         // SAFETY: `s` and `b` are inside the table's shape, and it holds u32.
         let id = unsafe { ids.at([s, b, 0, 0]).cast::<u32>().read() };
         if id as usize >= blocks {
-            return refused(format!("block_table[{s}, {b}] is {id}, of {blocks} blocks"));
+            return Err(refuse(Attention::NAME, format!("block_table[{s}, {b}] is {id}, of {blocks} blocks")));
         }
     }
     Ok(())

@@ -2,12 +2,13 @@
 
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
-use super::body::run_body;
 use super::plan::Plan;
 use super::products::{Float, Products};
+use super::task::run_body;
 use super::{Attention, AttentionDynamic, AttentionStatic};
+use crate::cpu_row::needs;
 use crate::simd::{self, Simd};
-use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
+use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// The portable row, and the body at AVX2 and AVX-512.
 pub(super) fn rows() -> Vec<Row<Attention>> {
@@ -42,10 +43,6 @@ pub(super) fn rows() -> Vec<Row<Attention>> {
         };
         vec![portable, avx2, avx512]
     }
-}
-
-pub(super) fn needs(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal> {
-    if hardware.simd >= level { Ok(()) } else { Err(format!("needs {level}, the device has {}", hardware.simd).into()) }
 }
 
 /// Predicted seconds of the row of a level. The shares of the level's peak that rows reach are rounded from

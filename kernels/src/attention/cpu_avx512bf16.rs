@@ -5,13 +5,15 @@ use std::arch::x86_64::*;
 use sinew_memory::{DeviceKind, SimdLevel};
 use sinew_tensor::DType;
 
-use super::body::{Body, Way, run_body};
-use super::cpu::{cost, needs, workspace};
+use super::body::{Body, Way};
+use super::cpu::{cost, workspace};
 use super::pack::TileRows;
 use super::products::{Products, Shape};
 use super::rows::Line;
+use super::task::run_body;
 use super::transpose::sixteen_avx512;
 use super::{Attention, AttentionDynamic, AttentionStatic, Compute, TILE};
+use crate::cpu_row::needs;
 use crate::simd::{Avx512, LANES, Simd};
 use crate::{Arithmetic, Launch, Operands, Result, Row};
 

@@ -46,17 +46,19 @@ mod plan;
 mod products;
 mod reference;
 mod rows;
+mod sequence;
+mod task;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
 
 use std::fmt;
 
-use sinew_tensor::{DType, View};
+use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+use crate::operator::{expect, expect_compute, refuse};
 pub use crate::{Compute, F32Bits};
+use crate::{Operands, Operator, Result, Row, Work};
 
 /// Keys of a tile: four vectors of sixteen lanes, and a power of two, so that tiles start at the same positions
 /// whatever the block size.
@@ -194,17 +196,6 @@ pub fn rows() -> Vec<Row<Attention>> {
     rows
 }
 
-fn refused<T>(reason: String) -> Result<T> {
-    Err(Error::Operands { operator: Attention::NAME, reason })
-}
-
-fn expect(view: &View<'_>, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
-    if view.dtype() == dtype && view.shape() == shape {
-        return Ok(());
-    }
-    refused(format!("{name} is {} {:?}, expected {dtype} {shape:?}", view.dtype(), view.shape()))
-}
-
 impl AttentionStatic {
     /// Query heads that share a head of keys and values.
     pub(crate) fn group(&self) -> usize {
@@ -213,20 +204,20 @@ impl AttentionStatic {
 
     fn check(&self) -> Result<()> {
         if self.num_heads == 0 || self.num_kv_heads == 0 || !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            return refused(format!("{self}: query heads must be a multiple of the heads of keys"));
+            return Err(refuse(
+                Attention::NAME,
+                format!("{self}: query heads must be a multiple of the heads of keys"),
+            ));
         }
         let block = matches!(self.kv_source, KvSource::Paged { block_size: 0 });
         if self.head_dim == 0 || block || self.window == Some(0) {
-            return refused(format!("{self}: head, block and window sizes start from 1"));
+            return Err(refuse(Attention::NAME, format!("{self}: head, block and window sizes start from 1")));
         }
         let mask = match self.mask {
             Some(MaskKind::Additive(dtype)) => dtype,
             _ => DType::F32,
         };
-        match [self.q, self.kv, self.out, mask].into_iter().find(|d| !DType::COMPUTE.contains(d)) {
-            Some(dtype) => refused(format!("{self}: {dtype} is none of f32, f16 and bf16; cast it first")),
-            None => Ok(()),
-        }
+        expect_compute(Attention::NAME, self, [self.q, self.kv, self.out, mask])
     }
 }
 
@@ -255,37 +246,37 @@ impl Operator for Attention {
         fixed.check()?;
         const MOST: usize = i32::MAX as usize;
         if [call.sequences, call.tokens, call.max_query, call.max_kv].into_iter().any(|n| n > MOST) {
-            return refused(format!("{call}: more than {MOST} of something"));
+            return Err(refuse(Self::NAME, format!("{call}: more than {MOST} of something")));
         }
         let input = |at, name| operands.input(Self::NAME, at, name);
         let rows = [call.tokens, fixed.num_heads, fixed.head_dim];
-        expect(input(Q, "q")?, "q", fixed.q, &rows)?;
-        expect(operands.output(Self::NAME, O, "o")?, "o", fixed.out, &rows)?;
+        expect(Self::NAME, "q", input(Q, "q")?, fixed.q, &rows)?;
+        expect(Self::NAME, "o", operands.output(Self::NAME, O, "o")?, fixed.out, &rows)?;
         let (k, v) = (input(K, "k")?, input(V, "v")?);
         let first = k.shape().first().copied().unwrap_or(0);
         match fixed.kv_source {
             KvSource::Paged { block_size } => {
                 let cache = [first, fixed.num_kv_heads, block_size, fixed.head_dim];
-                expect(k, "k", fixed.kv, &cache)?;
-                expect(v, "v", fixed.kv, &cache)?;
+                expect(Self::NAME, "k", k, fixed.kv, &cache)?;
+                expect(Self::NAME, "v", v, fixed.kv, &cache)?;
                 let table = input(BLOCK_TABLE, "block_table")?;
                 let blocks = table.shape().last().copied().unwrap_or(0);
-                expect(table, "block_table", DType::U32, &[call.sequences, blocks])?;
+                expect(Self::NAME, "block_table", table, DType::U32, &[call.sequences, blocks])?;
             }
             KvSource::Dense => {
                 let dense = [first, fixed.num_kv_heads, fixed.head_dim];
-                expect(k, "k", fixed.kv, &dense)?;
-                expect(v, "v", fixed.kv, &dense)?;
+                expect(Self::NAME, "k", k, fixed.kv, &dense)?;
+                expect(Self::NAME, "v", v, fixed.kv, &dense)?;
                 if operands.optional(BLOCK_TABLE).is_some() {
-                    return refused("block_table is given, but keys are dense".into());
+                    return Err(refuse(Self::NAME, "block_table is given, but keys are dense"));
                 }
             }
         }
-        expect(input(QUERY_START, "query_start")?, "query_start", DType::I32, &[call.sequences + 1])?;
-        expect(input(KV_LEN, "kv_len")?, "kv_len", DType::I32, &[call.sequences])?;
+        expect(Self::NAME, "query_start", input(QUERY_START, "query_start")?, DType::I32, &[call.sequences + 1])?;
+        expect(Self::NAME, "kv_len", input(KV_LEN, "kv_len")?, DType::I32, &[call.sequences])?;
         let Some(kind) = fixed.mask else {
             return match operands.optional(MASK) {
-                Some(_) => refused("mask is given, but the problem has none".into()),
+                Some(_) => Err(refuse(Self::NAME, "mask is given, but the problem has none")),
                 None => Ok(()),
             };
         };
@@ -296,8 +287,8 @@ impl Operator for Attention {
         };
         let keys = mask.shape().last().copied().unwrap_or(0).max(call.max_kv);
         match mask.shape().len() {
-            3 => expect(mask, "mask", dtype, &[fixed.num_heads, call.tokens, keys]),
-            _ => expect(mask, "mask", dtype, &[call.tokens, keys]),
+            3 => expect(Self::NAME, "mask", mask, dtype, &[fixed.num_heads, call.tokens, keys]),
+            _ => expect(Self::NAME, "mask", mask, dtype, &[call.tokens, keys]),
         }
     }
 
@@ -314,23 +305,5 @@ impl Operator for Attention {
         let keys = (seen + queries).min(call.max_kv as f64) * call.sequences as f64;
         let kv = keys * (fixed.num_kv_heads * fixed.head_dim * 2 * fixed.kv.size()) as f64;
         Work { flops: 4.0 * tokens * row * seen, bytes: tokens * row * (fixed.q.size() + fixed.out.size()) as f64 + kv }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        cases::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        cases::operands(case)
-    }
-
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        arithmetic: Arithmetic,
-        _output: usize,
-        index: &[usize],
-    ) -> Expected {
-        reference::expect(case, host, arithmetic, index)
     }
 }

@@ -1,7 +1,7 @@
 //! How a call is divided into units of work, and its workspace into scratch.
 
-use super::contents::Sequence;
 use super::products::Products;
+use super::sequence::Sequence;
 use super::{AttentionDynamic, AttentionStatic, GROUP, TILE};
 use crate::simd::LANES;
 use crate::{Launch, Result};

@@ -10,7 +10,7 @@ use super::{
     Q, QUERY_START, V,
 };
 use crate::Arithmetic;
-use crate::accuracy::{Case, Expected, HostOperands, Lay, Values};
+use crate::case::{Case, Expected, HostOperands, Lay, Values};
 
 /// Roundings of f32 that an element may differ by beyond twice the naive error: of the score's chain, its scaling, the
 /// exponential, the sums. They matter where a case has so few elements that the naive error may be 0 by luck.

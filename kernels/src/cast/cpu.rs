@@ -1,11 +1,12 @@
 //! f32, f16 and bf16 to one another, in lanes of f32. Widening is exact and narrowing rounds once to nearest, so that
 //! all levels give the same bits.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_memory::SimdLevel;
 use sinew_tensor::DType;
 
 use super::{Cast, CastStatic};
 use crate::Result;
+use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::elementwise::Elements;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, Simd};
@@ -13,36 +14,8 @@ use crate::strided::{self, Address, Scratch, Walk};
 
 const NEAREST: Arithmetic = Arithmetic::named("cast.nearest");
 
-/// Shares of the memory rate, by level.
-const READS: [f64; 3] = [0.3, 0.75, 0.8];
-
 pub(super) fn rows() -> Vec<Row<Cast>> {
-    vec![row::<0>("cast.cpu.portable"), row::<1>("cast.cpu.avx2"), row::<2>("cast.cpu.avx512")]
-}
-
-fn row<const LEVEL: usize>(name: &'static str) -> Row<Cast> {
-    Row {
-        name,
-        device: DeviceKind::CPU,
-        arithmetic: NEAREST,
-        admits: admits::<LEVEL>,
-        cost: |fixed, call, hardware| strided::cost(Cast::work(fixed, call), hardware, READS[LEVEL], 1.0),
-        workspace: |_, _, _| 0,
-        run: run::<LEVEL>,
-    }
-}
-
-fn admits<const LEVEL: usize>(fixed: &CastStatic, hardware: &Hardware) -> Result<(), Refusal> {
-    let level = SimdLevel::ALL[LEVEL];
-    if hardware.simd < level {
-        return Err(format!("needs {level}, the CPU offers {}", hardware.simd).into());
-    }
-    // Equal dtypes are copied: here an f32 block that is in place already would never be stored.
-    let CastStatic { input, output } = fixed;
-    if input == output || !DType::COMPUTE.contains(input) || !DType::COMPUTE.contains(output) {
-        return Err("for f32, f16 and bf16 to another of them".into());
-    }
-    Ok(())
+    cpu_row::rows()
 }
 
 struct CastKernel {
@@ -73,21 +46,37 @@ impl Kernel for CastKernel {
     }
 }
 
-unsafe fn run<const LEVEL: usize>(
-    launch: &Launch<'_>,
-    fixed: &CastStatic,
-    _: &Elements,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let y = operands.output(Cast::NAME, Cast::Y, "y")?;
-    let x = operands.input(Cast::NAME, Cast::X, "x")?;
-    let kernel = CastKernel {
-        fixed: *fixed,
-        walk: Walk::any_order([y.layout(), x.layout()]),
-        y: Address(y.host_ptr()?),
-        x: Address::read(x.host_ptr()?),
-    };
-    // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands.
-    unsafe { simd::launch(SimdLevel::ALL[LEVEL], launch.team()?, kernel.walk.tasks(), &kernel) };
-    Ok(())
+impl Leveled for Cast {
+    const PORTABLE: AtLevel = AtLevel { name: "cast.cpu.portable", arithmetic: NEAREST, reads: 0.3, computes: 1.0 };
+    const AVX2: AtLevel = AtLevel { name: "cast.cpu.avx2", arithmetic: NEAREST, reads: 0.75, computes: 1.0 };
+    const AVX512: AtLevel = AtLevel { name: "cast.cpu.avx512", arithmetic: NEAREST, reads: 0.8, computes: 1.0 };
+
+    fn takes(fixed: &CastStatic) -> Result<(), Refusal> {
+        // Equal dtypes are copied: here an f32 block that is in place already would never be stored.
+        let CastStatic { input, output } = fixed;
+        if input == output || !DType::COMPUTE.contains(input) || !DType::COMPUTE.contains(output) {
+            return Err("for f32, f16 and bf16 to another of them".into());
+        }
+        Ok(())
+    }
+
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &CastStatic,
+        _: &Elements,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let y = operands.output(Cast::NAME, Cast::Y, "y")?;
+        let x = operands.input(Cast::NAME, Cast::X, "x")?;
+        let kernel = CastKernel {
+            fixed: *fixed,
+            walk: Walk::any_order([y.layout(), x.layout()]),
+            y: Address(y.host_ptr()?),
+            x: Address::read(x.host_ptr()?),
+        };
+        // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands.
+        unsafe { simd::launch(level, launch.team()?, kernel.walk.tasks(), &kernel) };
+        Ok(())
+    }
 }

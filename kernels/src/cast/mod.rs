@@ -10,9 +10,8 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::elementwise::{Elements, expect_elements, expect_operand};
-use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::elementwise::{Elements, expect_elements};
+use crate::operator::{Operands, Operator, Row, Work, expect};
 
 /// The rows of [`Cast`].
 pub fn rows() -> Vec<Row<Cast>> {
@@ -71,23 +70,11 @@ impl Operator for Cast {
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         let x = operands.input(Self::NAME, Self::X, "x")?;
         expect_elements(Self::NAME, y, call.0)?;
-        expect_operand(Self::NAME, "y", y, y.shape(), fixed.output)?;
-        expect_operand(Self::NAME, "x", x, y.shape(), fixed.input)
+        expect(Self::NAME, "y", y, fixed.output, y.shape())?;
+        expect(Self::NAME, "x", x, fixed.input, y.shape())
     }
 
     fn work(fixed: &CastStatic, call: &Elements) -> Work {
         Work { flops: 0.0, bytes: call.0 as f64 * (fixed.input.size() + fixed.output.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        Expected::exact(reference::cast(case.fixed, host.input(Self::X).at(index)))
     }
 }

@@ -3,10 +3,10 @@
 use sinew_tensor::DType;
 
 use super::{Cast, CastStatic};
-use crate::Result;
-use crate::accuracy::{Case, Depth, Generator, HostOperands};
+use crate::case::{Case, Depth, Expected, Generator, HostOperands, Reference};
 use crate::elementwise::Elements;
 use crate::strided::cases::{kind, lay, shape, spread, wrapped};
+use crate::{Arithmetic, Result};
 
 pub(super) fn cast(fixed: CastStatic, x: f64) -> f64 {
     let CastStatic { input, output } = fixed;
@@ -18,25 +18,31 @@ pub(super) fn cast(fixed: CastStatic, x: f64) -> f64 {
     }
 }
 
-pub(super) fn cases(depth: Depth) -> Vec<Case<Cast>> {
-    let pair = |(input, output)| CastStatic { input, output };
-    let among = |dtypes: &[DType]| -> Vec<(DType, DType)> {
-        dtypes.iter().flat_map(|&a| dtypes.iter().map(move |&b| (a, b))).collect()
-    };
-    let every: Vec<CastStatic> = among(&DType::ALL).into_iter().map(pair).collect();
-    let compute: Vec<CastStatic> = among(&DType::COMPUTE).into_iter().map(pair).collect();
-    let copies: Vec<CastStatic> = DType::ALL.into_iter().map(|dtype| pair((dtype, dtype))).collect();
-    let rounds = if depth == Depth::Quick { 1 } else { 10 };
-    let all = [spread(&every, rounds), spread(&compute, 6 * rounds), spread(&copies, 4 * rounds)].concat();
-    let cases = all.into_iter();
-    cases.map(|(fixed, n, lay, values, seed)| Case { fixed, call: Elements(n), lay, values, seed }).collect()
-}
+impl Reference for Cast {
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        let pair = |(input, output)| CastStatic { input, output };
+        let among = |dtypes: &[DType]| -> Vec<(DType, DType)> {
+            dtypes.iter().flat_map(|&a| dtypes.iter().map(move |&b| (a, b))).collect()
+        };
+        let every: Vec<CastStatic> = among(&DType::ALL).into_iter().map(pair).collect();
+        let compute: Vec<CastStatic> = among(&DType::COMPUTE).into_iter().map(pair).collect();
+        let copies: Vec<CastStatic> = DType::ALL.into_iter().map(|dtype| pair((dtype, dtype))).collect();
+        let rounds = if depth == Depth::Quick { 1 } else { 10 };
+        let all = [spread(&every, rounds), spread(&compute, 6 * rounds), spread(&copies, 4 * rounds)].concat();
+        let cases = all.into_iter();
+        cases.map(|(fixed, n, lay, values, seed)| Case { fixed, call: Elements(n), lay, values, seed }).collect()
+    }
 
-pub(super) fn operands(case: &Case<Cast>) -> Result<HostOperands> {
-    let shape = shape(case.call.0, case.seed);
-    let mut random = Generator::new(case.seed);
-    let CastStatic { input, output } = case.fixed;
-    let x = random.operand(input, &shape, lay(case.lay, case.seed, 0), kind(input, case.values))?;
-    let y = random.output(output, &shape, lay(case.lay, case.seed, 1))?;
-    Ok(HostOperands { inputs: vec![Some(x)], outputs: vec![y] })
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        let shape = shape(case.call.0, case.seed);
+        let mut random = Generator::new(case.seed);
+        let CastStatic { input, output } = case.fixed;
+        let x = random.operand(input, &shape, lay(case.lay, case.seed, 0), kind(input, case.values))?;
+        let y = random.output(output, &shape, lay(case.lay, case.seed, 1))?;
+        Ok(HostOperands { inputs: vec![Some(x)], outputs: vec![y] })
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        Expected::exact(cast(case.fixed, host.input(Self::X).at(index)))
+    }
 }

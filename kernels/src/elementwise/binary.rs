@@ -4,10 +4,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use super::{Elements, INTEGERS, expect_elements, expect_operand, reference, unsupported};
+use super::{Elements, INTEGERS, expect_elements};
 use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::operator::{Operands, Operator, Work, expect, refuse};
 
 /// A function of two operands, named and defined as in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,7 +139,7 @@ impl BinaryStatic {
         }
         let rule = "operands are f32, f16 and bf16 in any mixture, or both f64, or both the same integer (not through \
                     div and pow); comparisons give bool; cast first";
-        Err(unsupported(Binary::NAME, format!("{self} is not defined: {rule}")))
+        Err(refuse(Binary::NAME, format!("{self} is not defined: {rule}")))
     }
 }
 
@@ -193,31 +192,19 @@ impl Operator for Binary {
         fixed.check()?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         expect_elements(Self::NAME, y, call.elements)?;
-        expect_operand(Self::NAME, "y", y, y.shape(), fixed.output)?;
+        expect(Self::NAME, "y", y, fixed.output, y.shape())?;
         if let Some(b) = operands.optional(Self::B) {
-            expect_operand(Self::NAME, "b", b, y.shape(), fixed.b)?;
+            expect(Self::NAME, "b", b, fixed.b, y.shape())?;
         }
         match operands.optional(Self::A) {
-            Some(a) => expect_operand(Self::NAME, "a", a, y.shape(), fixed.a),
+            Some(a) => expect(Self::NAME, "a", a, fixed.a, y.shape()),
             None if fixed.a == fixed.output => Ok(()),
-            None => Err(unsupported(Self::NAME, format!("{fixed} in place: the dtypes of a and the output differ"))),
+            None => Err(refuse(Self::NAME, format!("{fixed} in place: the dtypes of a and the output differ"))),
         }
     }
 
     fn work(fixed: &BinaryStatic, call: &BinaryCall) -> Work {
         let n = call.elements as f64;
         Work { flops: n, bytes: n * (fixed.a.size() + fixed.b.size() + fixed.output.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::binary_cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::binary_operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::binary(case, host, index)
     }
 }

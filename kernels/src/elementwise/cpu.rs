@@ -1,10 +1,10 @@
 //! f32, f16 and bf16 in lanes of f32: one body, three levels.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
-use sinew_tensor::DType;
+use sinew_memory::SimdLevel;
 
 use super::{Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic};
 use crate::Result;
+use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, LANES, Simd, math};
 use crate::strided::{self, Address, Scratch, Walk};
@@ -14,60 +14,12 @@ const MUL_ADD: Arithmetic = Arithmetic::named("elementwise.mul-add");
 /// Multiply and add are fused.
 const FMA: Arithmetic = Arithmetic::named("elementwise.fma");
 
-/// Shares of the machine's memory rate and arithmetic peak that the rows reach, by level: estimates, of which only the
-/// order decides.
-const READS: [f64; 3] = [0.6, 0.8, 0.85];
-const COMPUTES: [f64; 3] = [0.02, 0.03, 0.03];
-
 pub(super) fn unary_rows() -> Vec<Row<Unary>> {
-    vec![
-        unary_row::<0>("unary.cpu.portable", MUL_ADD),
-        unary_row::<1>("unary.cpu.avx2", FMA),
-        unary_row::<2>("unary.cpu.avx512", FMA),
-    ]
+    cpu_row::rows()
 }
 
 pub(super) fn binary_rows() -> Vec<Row<Binary>> {
-    vec![
-        binary_row::<0>("binary.cpu.portable", MUL_ADD),
-        binary_row::<1>("binary.cpu.avx2", FMA),
-        binary_row::<2>("binary.cpu.avx512", FMA),
-    ]
-}
-
-fn unary_row<const LEVEL: usize>(name: &'static str, arithmetic: Arithmetic) -> Row<Unary> {
-    Row {
-        name,
-        device: DeviceKind::CPU,
-        arithmetic,
-        admits: |fixed, hardware| admits::<LEVEL>(&[fixed.input], hardware),
-        cost: |fixed, call, hardware| strided::cost(Unary::work(fixed, call), hardware, READS[LEVEL], COMPUTES[LEVEL]),
-        workspace: |_, _, _| 0,
-        run: run_unary::<LEVEL>,
-    }
-}
-
-fn binary_row<const LEVEL: usize>(name: &'static str, arithmetic: Arithmetic) -> Row<Binary> {
-    Row {
-        name,
-        device: DeviceKind::CPU,
-        arithmetic,
-        admits: |fixed, hardware| admits::<LEVEL>(&[fixed.a, fixed.b], hardware),
-        cost: |fixed, call, hardware| strided::cost(Binary::work(fixed, call), hardware, READS[LEVEL], COMPUTES[LEVEL]),
-        workspace: |_, _, _| 0,
-        run: run_binary::<LEVEL>,
-    }
-}
-
-fn admits<const LEVEL: usize>(dtypes: &[DType], hardware: &Hardware) -> Result<(), Refusal> {
-    let level = SimdLevel::ALL[LEVEL];
-    if hardware.simd < level {
-        return Err(format!("needs {level}, the CPU offers {}", hardware.simd).into());
-    }
-    match dtypes.iter().find(|dtype| !DType::COMPUTE.contains(dtype)) {
-        Some(dtype) => Err(format!("computes f32, f16 and bf16 in f32 lanes, not {dtype}").into()),
-        None => Ok(()),
-    }
+    cpu_row::rows()
 }
 
 /// A function of one vector.
@@ -244,23 +196,34 @@ fn sign(x: f32) -> f32 {
     }
 }
 
-unsafe fn run_unary<const LEVEL: usize>(
-    launch: &Launch<'_>,
-    fixed: &UnaryStatic,
-    _: &Elements,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let y = operands.output(Unary::NAME, Unary::Y, "y")?;
-    let x = operands.optional(Unary::X).unwrap_or_else(|| y.view());
-    let kernel = UnaryKernel {
-        fixed: *fixed,
-        walk: Walk::any_order([y.layout(), x.layout()]),
-        y: Address(y.host_ptr()?),
-        x: Address::read(x.host_ptr()?),
-    };
-    // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands.
-    unsafe { simd::launch(SimdLevel::ALL[LEVEL], launch.team()?, kernel.walk.tasks(), &kernel) };
-    Ok(())
+impl Leveled for Unary {
+    const PORTABLE: AtLevel = AtLevel { name: "unary.cpu.portable", arithmetic: MUL_ADD, reads: 0.6, computes: 0.02 };
+    const AVX2: AtLevel = AtLevel { name: "unary.cpu.avx2", arithmetic: FMA, reads: 0.8, computes: 0.03 };
+    const AVX512: AtLevel = AtLevel { name: "unary.cpu.avx512", arithmetic: FMA, reads: 0.85, computes: 0.03 };
+
+    fn takes(fixed: &UnaryStatic) -> Result<(), Refusal> {
+        takes_lanes([fixed.input])
+    }
+
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &UnaryStatic,
+        _: &Elements,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let y = operands.output(Unary::NAME, Unary::Y, "y")?;
+        let x = operands.optional(Unary::X).unwrap_or_else(|| y.view());
+        let kernel = UnaryKernel {
+            fixed: *fixed,
+            walk: Walk::any_order([y.layout(), x.layout()]),
+            y: Address(y.host_ptr()?),
+            x: Address::read(x.host_ptr()?),
+        };
+        // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands.
+        unsafe { simd::launch(level, launch.team()?, kernel.walk.tasks(), &kernel) };
+        Ok(())
+    }
 }
 
 struct BinaryKernel {
@@ -315,27 +278,38 @@ impl Kernel for BinaryKernel {
     }
 }
 
-unsafe fn run_binary<const LEVEL: usize>(
-    launch: &Launch<'_>,
-    fixed: &BinaryStatic,
-    call: &BinaryCall,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let y = operands.output(Binary::NAME, Binary::Y, "y")?;
-    let a = operands.optional(Binary::A).unwrap_or_else(|| y.view());
-    let b = operands.optional(Binary::B);
-    let kernel = BinaryKernel {
-        fixed: *fixed,
-        // The scalar takes no part in the walk: `a` stands in for it.
-        walk: Walk::any_order([y.layout(), a.layout(), b.unwrap_or(a).layout()]),
-        y: Address(y.host_ptr()?),
-        a: Address::read(a.host_ptr()?),
-        b: match b {
-            Some(b) => Ok(Address::read(b.host_ptr()?)),
-            None => Err(fixed.b.round(call.scalar()) as f32),
-        },
-    };
-    // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands.
-    unsafe { simd::launch(SimdLevel::ALL[LEVEL], launch.team()?, kernel.walk.tasks(), &kernel) };
-    Ok(())
+impl Leveled for Binary {
+    const PORTABLE: AtLevel = AtLevel { name: "binary.cpu.portable", arithmetic: MUL_ADD, reads: 0.6, computes: 0.02 };
+    const AVX2: AtLevel = AtLevel { name: "binary.cpu.avx2", arithmetic: FMA, reads: 0.8, computes: 0.03 };
+    const AVX512: AtLevel = AtLevel { name: "binary.cpu.avx512", arithmetic: FMA, reads: 0.85, computes: 0.03 };
+
+    fn takes(fixed: &BinaryStatic) -> Result<(), Refusal> {
+        takes_lanes([fixed.a, fixed.b])
+    }
+
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &BinaryStatic,
+        call: &BinaryCall,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let y = operands.output(Binary::NAME, Binary::Y, "y")?;
+        let a = operands.optional(Binary::A).unwrap_or_else(|| y.view());
+        let b = operands.optional(Binary::B);
+        let kernel = BinaryKernel {
+            fixed: *fixed,
+            // The scalar takes no part in the walk: `a` stands in for it.
+            walk: Walk::any_order([y.layout(), a.layout(), b.unwrap_or(a).layout()]),
+            y: Address(y.host_ptr()?),
+            a: Address::read(a.host_ptr()?),
+            b: match b {
+                Some(b) => Ok(Address::read(b.host_ptr()?)),
+                None => Err(fixed.b.round(call.scalar()) as f32),
+            },
+        };
+        // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands.
+        unsafe { simd::launch(level, launch.team()?, kernel.walk.tasks(), &kernel) };
+        Ok(())
+    }
 }

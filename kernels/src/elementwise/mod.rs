@@ -18,8 +18,8 @@ use std::fmt;
 
 use sinew_tensor::{DType, View};
 
-use crate::operator::Row;
-use crate::{Error, Result};
+use crate::Result;
+use crate::operator::{Row, refuse};
 
 /// The rows of [`Unary`].
 pub fn unary_rows() -> Vec<Row<Unary>> {
@@ -58,33 +58,11 @@ impl fmt::Display for Elements {
 /// Integers that elementwise kernels compute on.
 pub(crate) const INTEGERS: [DType; 6] = [DType::I64, DType::I32, DType::I16, DType::I8, DType::U32, DType::U8];
 
-/// Checks an operand's shape and dtype.
-pub(crate) fn expect_operand(
-    operator: &'static str,
-    name: &str,
-    view: &View<'_>,
-    shape: &[usize],
-    dtype: DType,
-) -> Result<()> {
-    if view.shape() == shape && view.dtype() == dtype {
-        return Ok(());
-    }
-    let (found, layout) = (view.dtype(), view.layout());
-    Err(Error::Operands {
-        operator,
-        reason: format!("{name} is {found} {layout:?}; expected {dtype} of shape {shape:?}"),
-    })
-}
-
 /// Checks the number of elements that a call names.
 pub(crate) fn expect_elements(operator: &'static str, view: &View<'_>, elements: usize) -> Result<()> {
     if view.layout().elements() == elements {
         return Ok(());
     }
     let reason = format!("the output has {:?}, the call names {elements} elements", view.layout());
-    Err(Error::Operands { operator, reason })
-}
-
-pub(crate) fn unsupported(operator: &'static str, reason: String) -> Error {
-    Error::Operands { operator, reason }
+    Err(refuse(operator, reason))
 }

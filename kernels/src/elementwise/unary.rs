@@ -4,10 +4,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use super::{Elements, INTEGERS, expect_elements, expect_operand, reference, unsupported};
+use super::{Elements, INTEGERS, expect_elements};
 use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::operator::{Operands, Operator, Work, expect, refuse};
 
 /// A function of one operand, named and defined as in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -143,7 +142,7 @@ impl UnaryStatic {
         }
         let rule = "floats go to floats (f64 to f64), integers to themselves and only through neg, abs, sign and \
                     square, and logical_not gives bool; cast first";
-        Err(unsupported(Unary::NAME, format!("{self} is not defined: {rule}")))
+        Err(refuse(Unary::NAME, format!("{self} is not defined: {rule}")))
     }
 }
 
@@ -164,28 +163,16 @@ impl Operator for Unary {
         fixed.check()?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         expect_elements(Self::NAME, y, call.0)?;
-        expect_operand(Self::NAME, "y", y, y.shape(), fixed.output)?;
+        expect(Self::NAME, "y", y, fixed.output, y.shape())?;
         match operands.optional(Self::X) {
-            Some(x) => expect_operand(Self::NAME, "x", x, y.shape(), fixed.input),
+            Some(x) => expect(Self::NAME, "x", x, fixed.input, y.shape()),
             None if fixed.input == fixed.output => Ok(()),
-            None => Err(unsupported(Self::NAME, format!("{fixed} in place: the dtypes differ"))),
+            None => Err(refuse(Self::NAME, format!("{fixed} in place: the dtypes differ"))),
         }
     }
 
     fn work(fixed: &UnaryStatic, call: &Elements) -> Work {
         let n = call.0 as f64;
         Work { flops: n, bytes: n * (fixed.input.size() + fixed.output.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::unary_cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::unary_operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::unary(case, host, index)
     }
 }

@@ -4,10 +4,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use super::{Elements, expect_elements, expect_operand, reference};
+use super::{Elements, expect_elements};
 use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
+use crate::operator::{Operands, Operator, Work, expect};
 
 /// `y = c ? a : b` for every element: `torch.where`.
 ///
@@ -56,28 +55,15 @@ impl Operator for Where {
     fn check(fixed: &WhereStatic, call: &Elements, operands: Operands<'_>) -> Result<()> {
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         expect_elements(Self::NAME, y, call.0)?;
-        expect_operand(Self::NAME, "y", y, y.shape(), fixed.dtype)?;
+        expect(Self::NAME, "y", y, fixed.dtype, y.shape())?;
         let condition = operands.input(Self::NAME, Self::CONDITION, "condition")?;
-        expect_operand(Self::NAME, "condition", condition, y.shape(), DType::Bool)?;
-        expect_operand(Self::NAME, "a", operands.input(Self::NAME, Self::A, "a")?, y.shape(), fixed.dtype)?;
-        expect_operand(Self::NAME, "b", operands.input(Self::NAME, Self::B, "b")?, y.shape(), fixed.dtype)
+        expect(Self::NAME, "condition", condition, DType::Bool, y.shape())?;
+        expect(Self::NAME, "a", operands.input(Self::NAME, Self::A, "a")?, fixed.dtype, y.shape())?;
+        expect(Self::NAME, "b", operands.input(Self::NAME, Self::B, "b")?, fixed.dtype, y.shape())
     }
 
     fn work(fixed: &WhereStatic, call: &Elements) -> Work {
         let n = call.0 as f64;
         Work { flops: 0.0, bytes: n * (1 + 3 * fixed.dtype.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::where_cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::where_operands(case)
-    }
-
-    fn expect(_: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        let from = if host.input(Self::CONDITION).at(index) != 0.0 { Self::A } else { Self::B };
-        Expected::exact(host.input(from).at(index))
     }
 }

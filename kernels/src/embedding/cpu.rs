@@ -1,9 +1,9 @@
 //! Embedding on the CPU: one body at three levels. It moves bytes; the levels matter for the conversion only.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_memory::{Hardware, SimdLevel};
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, OUT, TABLE, TableKind};
-use crate::operator::Refusal;
+use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::packed::Format;
 use crate::simd::{self, Kernel, Simd};
 use crate::strided::{Address, BLOCK, Indices, Scratch, load, store};
@@ -11,39 +11,6 @@ use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// Every row converts exactly, or rounds once to nearest: there is one arithmetic.
 const ARITHMETIC: Arithmetic = Arithmetic::named("embedding");
-
-macro_rules! row {
-    ($name:literal, $level:expr, $share:expr) => {
-        Row {
-            name: $name,
-            device: DeviceKind::CPU,
-            arithmetic: ARITHMETIC,
-            admits: |_: &EmbeddingStatic, hardware: &Hardware| {
-                if hardware.simd >= $level {
-                    Ok(())
-                } else {
-                    Err(Refusal::from(concat!($name, " needs a higher SIMD level")))
-                }
-            },
-            cost: |fixed, call, hardware| {
-                hardware.rates.launch_s
-                    + Embedding::work(fixed, call).bytes / (hardware.rates.read_bytes_per_s * $share)
-            },
-            workspace: |fixed: &EmbeddingStatic, _: &EmbeddingDynamic, hardware: &Hardware| match fixed.table {
-                TableKind::Strided(_) => 0,
-                TableKind::Packed(_) => hardware.threads * fixed.width * size_of::<f32>(),
-            },
-            // SAFETY: passed on; the row admits its level only.
-            run: |launch, fixed, call, operands| unsafe { run($level, launch, fixed, call, operands) },
-        }
-    };
-}
-
-pub(super) const ROWS: [Row<Embedding>; 3] = [
-    row!("embedding.cpu.portable", SimdLevel::Portable, 0.3),
-    row!("embedding.cpu.avx2", SimdLevel::Avx2, 0.6),
-    row!("embedding.cpu.avx512", SimdLevel::Avx512, 0.7),
-];
 
 struct Gather {
     ids: Indices,
@@ -67,49 +34,65 @@ unsafe impl Sync for Gather {}
 /// Values that one task moves at least.
 const GRAIN: usize = 16 * 1024;
 
-/// # Safety
-/// That of [`Row::run`].
-unsafe fn run(
-    level: SimdLevel,
-    launch: &Launch<'_>,
-    fixed: &EmbeddingStatic,
-    call: &EmbeddingDynamic,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let team = launch.team()?;
-    let ids = operands.input(Embedding::NAME, IDS, "ids")?;
-    let table = operands.input(Embedding::NAME, TABLE, "table")?;
-    let out = operands.output(Embedding::NAME, OUT, "out")?;
-    if call.tokens == 0 || fixed.width == 0 {
-        return Ok(());
+pub(super) fn rows() -> Vec<Row<Embedding>> {
+    cpu_row::rows()
+}
+
+impl Leveled for Embedding {
+    const PORTABLE: AtLevel =
+        AtLevel { name: "embedding.cpu.portable", arithmetic: ARITHMETIC, reads: 0.3, computes: 1.0 };
+    const AVX2: AtLevel = AtLevel { name: "embedding.cpu.avx2", arithmetic: ARITHMETIC, reads: 0.6, computes: 1.0 };
+    const AVX512: AtLevel = AtLevel { name: "embedding.cpu.avx512", arithmetic: ARITHMETIC, reads: 0.7, computes: 1.0 };
+
+    fn scratch(fixed: &EmbeddingStatic, _: &EmbeddingDynamic, hardware: &Hardware) -> usize {
+        match fixed.table {
+            TableKind::Strided(_) => 0,
+            TableKind::Packed(_) => hardware.threads * fixed.width * size_of::<f32>(),
+        }
     }
-    let scratch = match fixed.table {
-        TableKind::Strided(_) => 0,
-        TableKind::Packed(_) => team.threads() * fixed.width * size_of::<f32>(),
-    };
-    let table_steps = match fixed.table {
-        TableKind::Strided(_) => [table.strides()[0], table.strides()[1]],
-        TableKind::Packed(_) => [0, 0],
-    };
-    let per_task = GRAIN.div_ceil(fixed.width);
-    let gather = Gather {
-        ids: Indices::checked(Embedding::NAME, ids, fixed.vocab, "rows of the table")?,
-        id_step: ids.strides()[0],
-        table: Address::read(table.host_ptr()?),
-        table_steps,
-        kind: fixed.table,
-        vocab: fixed.vocab,
-        width: fixed.width,
-        out: Address(out.host_ptr()?),
-        out_steps: [out.strides()[0], out.strides()[1]],
-        out_dtype: fixed.out,
-        tokens: call.tokens,
-        per_task,
-        scratch: launch.host_workspace(scratch)?.cast(),
-    };
-    // SAFETY: shapes were checked by the operator and ids just now; each task has its own rows of the result.
-    unsafe { simd::launch(level, team, call.tokens.div_ceil(per_task), &gather) };
-    Ok(())
+
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &EmbeddingStatic,
+        call: &EmbeddingDynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let team = launch.team()?;
+        let ids = operands.input(Embedding::NAME, IDS, "ids")?;
+        let table = operands.input(Embedding::NAME, TABLE, "table")?;
+        let out = operands.output(Embedding::NAME, OUT, "out")?;
+        if call.tokens == 0 || fixed.width == 0 {
+            return Ok(());
+        }
+        let scratch = match fixed.table {
+            TableKind::Strided(_) => 0,
+            TableKind::Packed(_) => team.threads() * fixed.width * size_of::<f32>(),
+        };
+        let table_steps = match fixed.table {
+            TableKind::Strided(_) => [table.strides()[0], table.strides()[1]],
+            TableKind::Packed(_) => [0, 0],
+        };
+        let per_task = GRAIN.div_ceil(fixed.width);
+        let gather = Gather {
+            ids: Indices::checked(Embedding::NAME, ids, fixed.vocab, "rows of the table")?,
+            id_step: ids.strides()[0],
+            table: Address::read(table.host_ptr()?),
+            table_steps,
+            kind: fixed.table,
+            vocab: fixed.vocab,
+            width: fixed.width,
+            out: Address(out.host_ptr()?),
+            out_steps: [out.strides()[0], out.strides()[1]],
+            out_dtype: fixed.out,
+            tokens: call.tokens,
+            per_task,
+            scratch: launch.host_workspace(scratch)?.cast(),
+        };
+        // SAFETY: shapes were checked by the operator and ids just now; each task has its own rows of the result.
+        unsafe { simd::launch(level, team, call.tokens.div_ceil(per_task), &gather) };
+        Ok(())
+    }
 }
 
 impl Gather {
@@ -132,8 +115,8 @@ impl Kernel for Gather {
         let mut scratch = Scratch::new();
         let first = task * self.per_task;
         for token in first..(first + self.per_task).min(self.tokens) {
-            // SAFETY: `token` is below the number of ids; ids are rows of the table; both operands have `width` columns,
-            // which are taken a block at a time.
+            // SAFETY: `token` is below the number of ids; ids are rows of the table; both operands have `width`
+            // columns, which are taken a block at a time.
             unsafe {
                 let id = self.ids.get(token * self.id_step);
                 let packed = match self.kind {

@@ -10,10 +10,10 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::operator::{expect, expect_compute, refuse};
 use crate::packed::Format;
 use crate::strided::Indices;
-use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+use crate::{Operands, Operator, Result, Row, Work};
 
 /// The operator: see the [module](self).
 #[derive(Clone, Copy, Debug)]
@@ -74,11 +74,7 @@ impl fmt::Display for EmbeddingDynamic {
 
 /// The rows of [`Embedding`].
 pub fn rows() -> Vec<Row<Embedding>> {
-    cpu::ROWS.to_vec()
-}
-
-fn refused<T>(reason: String) -> Result<T> {
-    Err(Error::Operands { operator: Embedding::NAME, reason })
+    cpu::rows()
 }
 
 impl Operator for Embedding {
@@ -97,27 +93,20 @@ impl Operator for Embedding {
     fn check(fixed: &EmbeddingStatic, call: &EmbeddingDynamic, operands: Operands<'_>) -> Result<()> {
         let ids = operands.input(Self::NAME, IDS, "ids")?;
         Indices::check_dtype(Self::NAME, "ids", ids.dtype())?;
-        if ids.shape() != [call.tokens] {
-            return refused(format!("ids are {:?}, expected [{}]", ids.layout(), call.tokens));
-        }
+        expect(Self::NAME, "ids", ids, ids.dtype(), &[call.tokens])?;
         let table = operands.input(Self::NAME, TABLE, "table")?;
         let (dtype, shape): (DType, &[usize]) = match fixed.table {
             TableKind::Strided(dtype) => (dtype, &[fixed.vocab, fixed.width]),
             TableKind::Packed(format) => (DType::U8, &[format.packed_bytes(fixed.vocab, fixed.width, false)]),
         };
         let packed = matches!(fixed.table, TableKind::Packed(_));
-        if table.dtype() != dtype || table.shape() != shape || (packed && !table.layout().is_contiguous()) {
-            return refused(format!("the table is {} {:?}, expected {dtype} {shape:?}", table.dtype(), table.layout()));
+        expect(Self::NAME, "table", table, dtype, shape)?;
+        if packed && !table.layout().is_contiguous() {
+            return Err(refuse(Self::NAME, format!("the packed table is {:?}, not contiguous", table.layout())));
         }
         let out = operands.output(Self::NAME, OUT, "out")?;
-        if out.dtype() != fixed.out || out.shape() != [call.tokens, fixed.width] {
-            let expected = [call.tokens, fixed.width];
-            return refused(format!("out is {} {:?}, expected {} {expected:?}", out.dtype(), out.layout(), fixed.out));
-        }
-        match [fixed.out, if packed { DType::F32 } else { dtype }].iter().find(|d| !DType::COMPUTE.contains(d)) {
-            Some(dtype) => refused(format!("{dtype} in {fixed}; f32, f16 and bf16 are supported")),
-            None => Ok(()),
-        }
+        expect(Self::NAME, "out", out, fixed.out, &[call.tokens, fixed.width])?;
+        expect_compute(Self::NAME, fixed, [fixed.out, if packed { DType::F32 } else { dtype }])
     }
 
     fn work(fixed: &EmbeddingStatic, call: &EmbeddingDynamic) -> Work {
@@ -126,23 +115,5 @@ impl Operator for Embedding {
             TableKind::Packed(format) => format.dtype().size(),
         };
         Work { flops: 0.0, bytes: (call.tokens * fixed.width * (size + fixed.out.size())) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        _arithmetic: Arithmetic,
-        _output: usize,
-        index: &[usize],
-    ) -> Expected {
-        reference::expect(case, host, index)
     }
 }

@@ -4,67 +4,69 @@ use sinew_memory::{Cpu, SimdLevel};
 use sinew_tensor::{DType, Tensor};
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
-use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Values, host_operand};
+use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
 use crate::packed::{Format, Source, Weights};
+use crate::{Arithmetic, Result};
 
-/// The value of the table, rounded to the result's type: exact.
-pub(super) fn expect(case: &Case<Embedding>, host: &HostOperands, index: &[usize]) -> Expected {
-    let id = host.input(IDS).at(&index[..1]) as usize;
-    let value = host.input(TABLE).at(&[id, index[1]]);
-    Expected::exact(case.fixed.out.round(value))
-}
-
-pub(super) fn cases(depth: Depth) -> Vec<Case<Embedding>> {
-    let kinds: Vec<TableKind> = DType::COMPUTE
-        .into_iter()
-        .flat_map(|d| [Some(TableKind::Strided(d)), Format::of(d).map(TableKind::Packed)])
-        .flatten()
-        .collect();
-    let sizes = [(1, 1), (7, 3), (33, 17), (5, 0), (64, 96), (100, 515), (31, 1030)];
-    let tokens = [1, 0, 5, 40, 333];
-    let values = [Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
-    let rounds = if depth == Depth::Quick { 1 } else { 8 };
-    let mut cases = Vec::new();
-    for round in 0..rounds {
-        for (i, &(vocab, width)) in sizes.iter().enumerate() {
-            for (j, &table) in kinds.iter().enumerate() {
-                let n = round * 41 + i * kinds.len() + j;
-                let fixed = EmbeddingStatic { width, vocab, table, out: DType::COMPUTE[(n / 2) % 3] };
-                cases.push(Case {
-                    fixed,
-                    call: EmbeddingDynamic { tokens: tokens[n % tokens.len()] },
-                    lay: Lay::ALL[(n / 3) % Lay::ALL.len()],
-                    values: values[(n / 4) % values.len()],
-                    seed: n as u64,
-                });
+impl Reference for Embedding {
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        let kinds: Vec<TableKind> = DType::COMPUTE
+            .into_iter()
+            .flat_map(|d| [Some(TableKind::Strided(d)), Format::of(d).map(TableKind::Packed)])
+            .flatten()
+            .collect();
+        let sizes = [(1, 1), (7, 3), (33, 17), (5, 0), (64, 96), (100, 515), (31, 1030)];
+        let tokens = [1, 0, 5, 40, 333];
+        let values = [Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
+        let rounds = if depth == Depth::Quick { 1 } else { 8 };
+        let mut cases = Vec::new();
+        for round in 0..rounds {
+            for (i, &(vocab, width)) in sizes.iter().enumerate() {
+                for (j, &table) in kinds.iter().enumerate() {
+                    let n = round * 41 + i * kinds.len() + j;
+                    let fixed = EmbeddingStatic { width, vocab, table, out: DType::COMPUTE[(n / 2) % 3] };
+                    cases.push(Case {
+                        fixed,
+                        call: EmbeddingDynamic { tokens: tokens[n % tokens.len()] },
+                        lay: Lay::ALL[(n / 3) % Lay::ALL.len()],
+                        values: values[(n / 4) % values.len()],
+                        seed: n as u64,
+                    });
+                }
             }
         }
+        cases
     }
-    cases
-}
 
-pub(super) fn operands(case: &Case<Embedding>) -> Result<HostOperands> {
-    let EmbeddingStatic { width, vocab, table, out } = case.fixed;
-    let mut random = Generator::new(case.seed);
-    let tokens = case.call.tokens;
-    let ids: Vec<f64> = (0..tokens).map(|_| random.below(vocab) as f64).collect();
-    let id_dtype = [DType::U32, DType::I32, DType::I64][case.seed as usize % 3];
-    // A repeated first id is a case as good as any.
-    let ids = host_operand(id_dtype, &[tokens], case.lay, ids, false)?;
-    let table = match table {
-        TableKind::Strided(dtype) => random.operand(dtype, &[vocab, width], case.lay, case.values)?,
-        TableKind::Packed(format) => {
-            let plain = random.operand(format.dtype(), &[vocab, width], Lay::Contiguous, case.values)?;
-            let mut bytes = vec![0u8; format.packed_bytes(vocab, width, false)];
-            let sources = [Source::from_view(&plain.tensor.view())?];
-            let weights = Weights { sources: &sources, k: width, gated: false };
-            let cpu = Cpu::shared();
-            format.pack(cpu.team(), SimdLevel::Portable, &weights, &mut bytes)?;
-            let tensor = Tensor::from_slice(&Cpu::get(), &bytes, &[bytes.len()])?;
-            HostOperand { tensor, ..plain }
-        }
-    };
-    let out = random.output(out, &[tokens, width], case.lay)?;
-    Ok(HostOperands { inputs: vec![Some(ids), Some(table)], outputs: vec![out] })
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        let EmbeddingStatic { width, vocab, table, out } = case.fixed;
+        let mut random = Generator::new(case.seed);
+        let tokens = case.call.tokens;
+        let ids: Vec<f64> = (0..tokens).map(|_| random.below(vocab) as f64).collect();
+        let id_dtype = [DType::U32, DType::I32, DType::I64][case.seed as usize % 3];
+        // A repeated first id is a case as good as any.
+        let ids = host_operand(id_dtype, &[tokens], case.lay, ids, false)?;
+        let table = match table {
+            TableKind::Strided(dtype) => random.operand(dtype, &[vocab, width], case.lay, case.values)?,
+            TableKind::Packed(format) => {
+                let plain = random.operand(format.dtype(), &[vocab, width], Lay::Contiguous, case.values)?;
+                let mut bytes = vec![0u8; format.packed_bytes(vocab, width, false)];
+                let sources = [Source::from_view(&plain.tensor.view())?];
+                let weights = Weights { sources: &sources, k: width, gated: false };
+                let cpu = Cpu::shared();
+                format.pack(cpu.team(), SimdLevel::Portable, &weights, &mut bytes)?;
+                let tensor = Tensor::from_slice(&Cpu::get(), &bytes, &[bytes.len()])?;
+                HostOperand { tensor, ..plain }
+            }
+        };
+        let out = random.output(out, &[tokens, width], case.lay)?;
+        Ok(HostOperands { inputs: vec![Some(ids), Some(table)], outputs: vec![out] })
+    }
+
+    /// The value of the table, rounded to the result's type: exact.
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        let id = host.input(IDS).at(&index[..1]) as usize;
+        let value = host.input(TABLE).at(&[id, index[1]]);
+        Expected::exact(case.fixed.out.round(value))
+    }
 }

@@ -7,11 +7,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::elementwise::expect_operand;
-use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::Result;
+use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
 use crate::strided::Indices;
-use crate::{Error, Result};
 
 /// The rows of [`Gather`].
 pub fn rows() -> Vec<Row<Gather>> {
@@ -82,45 +80,35 @@ impl Operator for Gather {
     }
 
     fn check(fixed: &GatherStatic, call: &GatherCall, operands: Operands<'_>) -> Result<()> {
-        let refuse = |reason: String| Err(Error::Operands { operator: Self::NAME, reason });
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let index = operands.input(Self::NAME, Self::INDEX, "index")?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         Indices::check_dtype(Self::NAME, "indices", index.dtype())?;
-        expect_operand(Self::NAME, "x", x, x.shape(), fixed.dtype)?;
-        expect_operand(Self::NAME, "y", y, index.shape(), fixed.dtype)?;
+        expect(Self::NAME, "x", x, fixed.dtype, x.shape())?;
+        expect(Self::NAME, "y", y, fixed.dtype, index.shape())?;
         let (rank, dim) = (y.shape().len(), fixed.dim);
         if x.shape().len() != rank || dim >= rank {
-            return refuse(format!(
-                "x is {:?} and the index {:?}: dimension {dim} of each",
-                x.layout(),
-                index.layout()
+            return Err(refuse(
+                Self::NAME,
+                format!("x is {:?} and the index {:?}: dimension {dim} of each", x.layout(), index.layout()),
             ));
         }
         if (0..rank).any(|d| d != dim && x.shape()[d] < y.shape()[d]) {
-            return refuse(format!("x is {:?}, shorter than the index {:?}", x.layout(), index.layout()));
+            return Err(refuse(
+                Self::NAME,
+                format!("x is {:?}, shorter than the index {:?}", x.layout(), index.layout()),
+            ));
         }
         if y.layout().elements() != call.elements || x.shape()[dim] != call.size {
-            return refuse(format!("x is {:?} and y {:?}, the call names {call}", x.layout(), y.layout()));
+            return Err(refuse(
+                Self::NAME,
+                format!("x is {:?} and y {:?}, the call names {call}", x.layout(), y.layout()),
+            ));
         }
         Ok(())
     }
 
     fn work(fixed: &GatherStatic, call: &GatherCall) -> Work {
         Work { flops: 0.0, bytes: (call.elements * (2 * fixed.dtype.size() + 4)) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        let mut from = index.to_vec();
-        from[case.fixed.dim] = host.input(Self::INDEX).at(index) as usize;
-        Expected::exact(host.input(Self::X).at(&from))
     }
 }

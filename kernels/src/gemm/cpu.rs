@@ -3,6 +3,7 @@
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
 use super::{Gemm, GemmDynamic, GemmStatic, Rhs, driver, tile};
+use crate::cpu_row::needs;
 use crate::packed::PanelKind;
 use crate::{Arithmetic, Operator, Refusal, Result, Row};
 
@@ -45,9 +46,7 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
 
 /// Refuses machines below a level, and right operands that no panel holds. Says which panels are multiplied.
 pub(super) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
-    if hardware.simd < level {
-        return Err(format!("needs {level}, the machine is at {}", hardware.simd).into());
-    }
+    needs(level, hardware)?;
     fixed.panel_kind().ok_or_else(|| "multiplies right operands of f32, f16 and bf16 only".into())
 }
 

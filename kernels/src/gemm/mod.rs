@@ -39,12 +39,12 @@ mod tile;
 
 use std::fmt;
 
-use sinew_tensor::{DType, View};
+use sinew_tensor::DType;
 
 pub use crate::Compute;
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
+use crate::operator::{self, expect, expect_compute};
 use crate::packed::{Outputs, PanelKind};
-use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+use crate::{Error, Operands, Operator, Result, Row, Work};
 
 pub use crate::packed::{BF16, F16, F32, Format, PANEL, Source, Weights};
 pub use epilogue::{Epilogue, Residual};
@@ -159,19 +159,7 @@ impl fmt::Display for GemmDynamic {
 }
 
 fn refuse(reason: String) -> Error {
-    Error::Operands { operator: Gemm::NAME, reason }
-}
-
-fn expect_view(view: &View<'_>, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
-    if view.dtype() == dtype && view.shape() == shape {
-        return Ok(());
-    }
-    Err(refuse(format!("{name} is {} {:?}, expected {dtype} {shape:?}", view.dtype(), view.layout())))
-}
-
-/// Types of operands that rows read and write.
-fn supported(dtype: DType) -> bool {
-    DType::COMPUTE.contains(&dtype)
+    operator::refuse(Gemm::NAME, reason)
 }
 
 impl Operator for Gemm {
@@ -206,27 +194,24 @@ impl Operator for Gemm {
             Rhs::Packed(_) => None,
         };
         let residual = epilogue.residual_input();
-        for dtype in [Some(fixed.a), strided, Some(fixed.out), epilogue.bias, residual].into_iter().flatten() {
-            if !supported(dtype) {
-                return Err(refuse(format!("{dtype} in {fixed}; f32, f16 and bf16 are supported")));
-            }
-        }
+        let dtypes = [Some(fixed.a), strided, Some(fixed.out), epilogue.bias, residual];
+        expect_compute(Self::NAME, fixed, dtypes.into_iter().flatten())?;
         if epilogue.gated && !n.is_multiple_of(2) {
             return Err(refuse(format!("{n} outputs cannot be halved into gate and up")));
         }
-        expect_view(operands.input(Self::NAME, A, "A")?, "A", fixed.a, &[batch, m, k])?;
+        expect(Self::NAME, "A", operands.input(Self::NAME, A, "A")?, fixed.a, &[batch, m, k])?;
         let b = operands.input(Self::NAME, B, "B")?;
         match fixed.b {
-            Rhs::Strided(dtype) => expect_view(b, "B", dtype, &[batch, k, n])?,
+            Rhs::Strided(dtype) => expect(Self::NAME, "B", b, dtype, &[batch, k, n])?,
             Rhs::Packed(format) => {
-                expect_view(b, "the packed weight", DType::U8, &[format.packed_bytes(n, k, epilogue.gated)])?;
+                expect(Self::NAME, "the packed weight", b, DType::U8, &[format.packed_bytes(n, k, epilogue.gated)])?;
                 if !b.layout().is_contiguous() {
                     return Err(refuse(format!("the packed weight is {:?}, not contiguous", b.layout())));
                 }
             }
         }
         match (operands.optional(BIAS), epilogue.bias) {
-            (Some(bias), Some(dtype)) => expect_view(bias, "the bias", dtype, &[n])?,
+            (Some(bias), Some(dtype)) => expect(Self::NAME, "the bias", bias, dtype, &[n])?,
             (None, None) => {}
             (given, _) => {
                 let words = if given.is_some() { "given but not part of" } else { "missing from" };
@@ -235,14 +220,14 @@ impl Operator for Gemm {
         }
         let result = [batch, m, fixed.columns()];
         match (operands.optional(RESIDUAL), residual) {
-            (Some(view), Some(dtype)) => expect_view(view, "the residual", dtype, &result)?,
+            (Some(view), Some(dtype)) => expect(Self::NAME, "the residual", view, dtype, &result)?,
             (None, None) => {}
             (given, _) => {
                 let words = if given.is_some() { "given but not read by" } else { "missing from" };
                 return Err(refuse(format!("a residual is {words} {fixed}")));
             }
         }
-        expect_view(operands.output(Self::NAME, D, "D")?, "D", fixed.out, &result)
+        expect(Self::NAME, "D", operands.output(Self::NAME, D, "D")?, fixed.out, &result)
     }
 
     fn work(fixed: &GemmStatic, call: &GemmDynamic) -> Work {
@@ -259,24 +244,6 @@ impl Operator for Gemm {
         };
         let bytes = batch * m * k * fixed.a.size() as f64 + b + result * (fixed.out.size() + residual) as f64;
         Work { flops: 2.0 * batch * m * n * k, bytes: if result == 0.0 { 0.0 } else { bytes } }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        arithmetic: Arithmetic,
-        _output: usize,
-        index: &[usize],
-    ) -> Expected {
-        reference::expect(case, host, arithmetic, index)
     }
 }
 

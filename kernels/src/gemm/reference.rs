@@ -5,8 +5,10 @@ use sinew_tensor::{DType, Layout, Tensor};
 
 use super::epilogue::{Epilogue, Residual};
 use super::{BF16, BIAS, Compute, F16, F32, Format, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Rhs, Source, Weights};
-use crate::accuracy::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Values, encode, host_operand};
 use crate::activation::Activation;
+use crate::case::{
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, encode, host_operand,
+};
 use crate::{Arithmetic, Result};
 
 /// A sum and the error that a chain of f32 roundings may have.
@@ -57,86 +59,9 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
     Sum { value, error }
 }
 
-pub(super) fn expect(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, index: &[usize]) -> Expected {
-    let (fixed, epilogue) = (&case.fixed, &case.fixed.epilogue);
-    let &[b, m, n] = index else { return Expected::exact(f64::NAN) };
-    let before = |n: usize| {
-        let Sum { mut value, mut error } = sum(case, host, arithmetic, [b, m, n]);
-        value *= f64::from(epilogue.alpha);
-        error = error * f64::from(epilogue.alpha).abs() + 2.0 * U * value.abs();
-        if epilogue.bias.is_some() {
-            value += host.input(BIAS).values[n];
-            error += U * value.abs();
-        }
-        Sum { value, error }
-    };
-    let mut x = before(n);
-    if let Some(activation) = epilogue.activation {
-        let value = activation.reference(x.value);
-        // No activation here is steeper than 1.13, but ReLU², whose slope is 2x.
-        let slope = if activation == Activation::Relu2 { 2.0 * (x.value.abs() + x.error) } else { 1.13 };
-        // 4 ulp, or 1e-7.
-        let own = match activation {
-            Activation::Relu => 0.0,
-            _ => (4.0 * DType::F32.ulp(value)).max(1e-7),
-        };
-        x = Sum { value, error: x.error * slope + own };
-    }
-    if epilogue.gated {
-        let up = before(n + fixed.n / 2);
-        let value = x.value * up.value;
-        let error = x.error * up.value.abs() + (x.value.abs() + x.error) * up.error + U * value.abs();
-        x = Sum { value, error };
-    }
-    if epilogue.residual.is_some() {
-        let residual = match epilogue.residual {
-            Some(Residual::Input(_)) => host.input(RESIDUAL).at(index),
-            _ => host.outputs[0].at(index),
-        };
-        let product = f64::from(epilogue.beta) * residual;
-        x = Sum { value: x.value + product, error: x.error + U * (x.value.abs() + 2.0 * product.abs()) };
-    }
-    if case.values == Values::Integers && is_exact(epilogue) {
-        return Expected::exact(fixed.out.round(x.value));
-    }
-    // The rounding to the result's type, at the larger end of where the f32 value may be.
-    let rounding = 0.5 * fixed.out.ulp(x.value.abs() + x.error);
-    Expected::within(x.value, if x.error.is_finite() { x.error + rounding } else { rounding })
-}
-
 /// Whether small integers come through an epilogue exactly: factors are powers of two, sums are below 2^24.
 fn is_exact(epilogue: &Epilogue) -> bool {
     !epilogue.gated && matches!(epilogue.activation, None | Some(Activation::Relu))
-}
-
-pub(super) fn operands(case: &Case<Gemm>) -> Result<HostOperands> {
-    let (fixed, GemmDynamic { batch, m }) = (&case.fixed, case.call);
-    let (n, k, epilogue) = (fixed.n, fixed.k, &fixed.epilogue);
-    let mut generator = Generator::new(case.seed);
-    // One subnormal operand is enough for subnormal products; of two, every product would be 0.
-    let others = if case.values == Values::Subnormal { Values::Normal } else { case.values };
-    // Operands lie differently from each other.
-    let lay = |shift: usize| {
-        let at = Lay::ALL.iter().position(|&lay| lay == case.lay).unwrap_or(0);
-        Lay::ALL[(at + shift * (case.seed as usize % 3)) % Lay::ALL.len()]
-    };
-    let a = generator.operand(fixed.a, &[batch, m, k], case.lay, case.values)?;
-    let b = match fixed.b {
-        Rhs::Strided(dtype) => generator.operand(dtype, &[batch, k, n], lay(1), others)?,
-        Rhs::Packed(format) => packed(&mut generator, format, [n, k], epilogue.gated, others)?,
-    };
-    let bias = epilogue.bias.map(|dtype| generator.operand(dtype, &[n], lay(2), others)).transpose()?;
-    let result = [batch, m, fixed.columns()];
-    let residual =
-        epilogue.residual_input().map(|dtype| generator.operand(dtype, &result, lay(3), others)).transpose()?;
-    let out_lay = lay(4);
-    let out = if epilogue.residual == Some(Residual::Output) {
-        let values = (0..result.iter().product()).map(|_| generator.value(others, fixed.out)).collect();
-        host_operand(fixed.out, &result, out_lay, values, true)?
-    } else {
-        generator.output(fixed.out, &result, out_lay)?
-    };
-    Ok(HostOperands { inputs: vec![Some(a), Some(b), bias, residual], outputs: vec![out] })
 }
 
 /// A packed weight with the values `[N, K]` that it holds.
@@ -218,75 +143,154 @@ fn epilogues() -> Vec<Epilogue> {
     ]
 }
 
-/// Every shape with right operands, types, epilogues, lays and values that take turns at periods of their own, so that
-/// pairs of them meet.
-pub(super) fn cases(depth: Depth) -> Vec<Case<Gemm>> {
-    let epilogues = epilogues();
-    let right = [
-        Rhs::Packed(&BF16),
-        Rhs::Strided(DType::F32),
-        Rhs::Packed(&F32),
-        Rhs::Strided(DType::BF16),
-        Rhs::Packed(&F16),
-        Rhs::Strided(DType::F16),
-        Rhs::Packed(&BF16),
-    ];
-    let values =
-        [Values::Normal, Values::Integers, Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
-    let mut cases = Vec::new();
-    let mut turn = 0;
-    let mut add = |[batch, m, n, k]: [usize; 4]| {
-        let t = turn;
-        turn += 1;
-        let mut epilogue = epilogues[t % epilogues.len()];
-        let values = values[(t / 2) % values.len()];
-        let mut n = n;
+impl Reference for Gemm {
+    /// Every shape with right operands, types, epilogues, lays and values that take turns at periods of their own, so
+    /// that pairs of them meet.
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        let epilogues = epilogues();
+        let right = [
+            Rhs::Packed(&BF16),
+            Rhs::Strided(DType::F32),
+            Rhs::Packed(&F32),
+            Rhs::Strided(DType::BF16),
+            Rhs::Packed(&F16),
+            Rhs::Strided(DType::F16),
+            Rhs::Packed(&BF16),
+        ];
+        let values =
+            [Values::Normal, Values::Integers, Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
+        let mut cases = Vec::new();
+        let mut turn = 0;
+        let mut add = |[batch, m, n, k]: [usize; 4]| {
+            let t = turn;
+            turn += 1;
+            let mut epilogue = epilogues[t % epilogues.len()];
+            let values = values[(t / 2) % values.len()];
+            let mut n = n;
+            if epilogue.gated {
+                n += n % 2;
+            }
+            if values == Values::Subnormal {
+                // Activations flush what is subnormal; the sum itself must not.
+                epilogue.activation = None;
+                epilogue.gated = false;
+            }
+            let fixed = GemmStatic {
+                n,
+                k,
+                a: DType::COMPUTE[(t / 3) % 3],
+                b: right[t % right.len()],
+                out: DType::COMPUTE[(t / 5) % 3],
+                compute: if (t / 4) % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
+                epilogue,
+            };
+            let lay = Lay::ALL[(t / 2) % Lay::ALL.len()];
+            cases.push(Case { fixed, call: GemmDynamic { batch, m }, lay, values, seed: t as u64 });
+        };
+        let rounds = match depth {
+            Depth::Quick => 5,
+            Depth::Full => 40,
+        };
+        for round in 0..rounds {
+            SHAPES.iter().for_each(|&shape| add(shape));
+            if round % 4 == 0 {
+                LARGE.iter().for_each(|&shape| add(shape));
+            }
+        }
+        // What the crate that serves as a foreign row takes.
+        for (i, &[batch, m, n, k]) in SHAPES.iter().enumerate() {
+            let dtype = [DType::F32, DType::F16][i % 2];
+            let epilogue = match dtype {
+                DType::F32 => epilogues[[0, 3, 4][i / 2 % 3]],
+                _ => Epilogue::default(),
+            };
+            let fixed = GemmStatic::new(n, k, dtype, Rhs::Strided(dtype), dtype, Compute::F32).with(epilogue);
+            let call = GemmDynamic { batch, m };
+            cases.push(Case {
+                fixed,
+                call,
+                lay: Lay::ALL[i % Lay::ALL.len()],
+                values: values[i % values.len()],
+                seed: 1000 + i as u64,
+            });
+        }
+        cases
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        let (fixed, GemmDynamic { batch, m }) = (&case.fixed, case.call);
+        let (n, k, epilogue) = (fixed.n, fixed.k, &fixed.epilogue);
+        let mut generator = Generator::new(case.seed);
+        // One subnormal operand is enough for subnormal products; of two, every product would be 0.
+        let others = if case.values == Values::Subnormal { Values::Normal } else { case.values };
+        // Operands lie differently from each other.
+        let lay = |shift: usize| {
+            let at = Lay::ALL.iter().position(|&lay| lay == case.lay).unwrap_or(0);
+            Lay::ALL[(at + shift * (case.seed as usize % 3)) % Lay::ALL.len()]
+        };
+        let a = generator.operand(fixed.a, &[batch, m, k], case.lay, case.values)?;
+        let b = match fixed.b {
+            Rhs::Strided(dtype) => generator.operand(dtype, &[batch, k, n], lay(1), others)?,
+            Rhs::Packed(format) => packed(&mut generator, format, [n, k], epilogue.gated, others)?,
+        };
+        let bias = epilogue.bias.map(|dtype| generator.operand(dtype, &[n], lay(2), others)).transpose()?;
+        let result = [batch, m, fixed.columns()];
+        let residual =
+            epilogue.residual_input().map(|dtype| generator.operand(dtype, &result, lay(3), others)).transpose()?;
+        let out_lay = lay(4);
+        let out = if epilogue.residual == Some(Residual::Output) {
+            let values = (0..result.iter().product()).map(|_| generator.value(others, fixed.out)).collect();
+            host_operand(fixed.out, &result, out_lay, values, true)?
+        } else {
+            generator.output(fixed.out, &result, out_lay)?
+        };
+        Ok(HostOperands { inputs: vec![Some(a), Some(b), bias, residual], outputs: vec![out] })
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        let (fixed, epilogue) = (&case.fixed, &case.fixed.epilogue);
+        let &[b, m, n] = index else { return Expected::exact(f64::NAN) };
+        let before = |n: usize| {
+            let Sum { mut value, mut error } = sum(case, host, arithmetic, [b, m, n]);
+            value *= f64::from(epilogue.alpha);
+            error = error * f64::from(epilogue.alpha).abs() + 2.0 * U * value.abs();
+            if epilogue.bias.is_some() {
+                value += host.input(BIAS).values[n];
+                error += U * value.abs();
+            }
+            Sum { value, error }
+        };
+        let mut x = before(n);
+        if let Some(activation) = epilogue.activation {
+            let value = activation.reference(x.value);
+            // No activation here is steeper than 1.13, but ReLU², whose slope is 2x.
+            let slope = if activation == Activation::Relu2 { 2.0 * (x.value.abs() + x.error) } else { 1.13 };
+            // 4 ulp, or 1e-7.
+            let own = match activation {
+                Activation::Relu => 0.0,
+                _ => (4.0 * DType::F32.ulp(value)).max(1e-7),
+            };
+            x = Sum { value, error: x.error * slope + own };
+        }
         if epilogue.gated {
-            n += n % 2;
+            let up = before(n + fixed.n / 2);
+            let value = x.value * up.value;
+            let error = x.error * up.value.abs() + (x.value.abs() + x.error) * up.error + U * value.abs();
+            x = Sum { value, error };
         }
-        if values == Values::Subnormal {
-            // Activations flush what is subnormal; the sum itself must not.
-            epilogue.activation = None;
-            epilogue.gated = false;
+        if epilogue.residual.is_some() {
+            let residual = match epilogue.residual {
+                Some(Residual::Input(_)) => host.input(RESIDUAL).at(index),
+                _ => host.outputs[0].at(index),
+            };
+            let product = f64::from(epilogue.beta) * residual;
+            x = Sum { value: x.value + product, error: x.error + U * (x.value.abs() + 2.0 * product.abs()) };
         }
-        let fixed = GemmStatic {
-            n,
-            k,
-            a: DType::COMPUTE[(t / 3) % 3],
-            b: right[t % right.len()],
-            out: DType::COMPUTE[(t / 5) % 3],
-            compute: if (t / 4) % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
-            epilogue,
-        };
-        let lay = Lay::ALL[(t / 2) % Lay::ALL.len()];
-        cases.push(Case { fixed, call: GemmDynamic { batch, m }, lay, values, seed: t as u64 });
-    };
-    let rounds = match depth {
-        Depth::Quick => 5,
-        Depth::Full => 40,
-    };
-    for round in 0..rounds {
-        SHAPES.iter().for_each(|&shape| add(shape));
-        if round % 4 == 0 {
-            LARGE.iter().for_each(|&shape| add(shape));
+        if case.values == Values::Integers && is_exact(epilogue) {
+            return Expected::exact(fixed.out.round(x.value));
         }
+        // The rounding to the result's type, at the larger end of where the f32 value may be.
+        let rounding = 0.5 * fixed.out.ulp(x.value.abs() + x.error);
+        Expected::within(x.value, if x.error.is_finite() { x.error + rounding } else { rounding })
     }
-    // What the crate that serves as a foreign row takes.
-    for (i, &[batch, m, n, k]) in SHAPES.iter().enumerate() {
-        let dtype = [DType::F32, DType::F16][i % 2];
-        let epilogue = match dtype {
-            DType::F32 => epilogues[[0, 3, 4][i / 2 % 3]],
-            _ => Epilogue::default(),
-        };
-        let fixed = GemmStatic::new(n, k, dtype, Rhs::Strided(dtype), dtype, Compute::F32).with(epilogue);
-        let call = GemmDynamic { batch, m };
-        cases.push(Case {
-            fixed,
-            call,
-            lay: Lay::ALL[i % Lay::ALL.len()],
-            values: values[i % values.len()],
-            seed: 1000 + i as u64,
-        });
-    }
-    cases
 }

@@ -1,111 +1,67 @@
 //! The append on the CPU: one body at three levels.
 
 use half::{bf16, f16};
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_memory::SimdLevel;
 use sinew_tensor::{DType, View};
 
-use super::{K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS, V_CACHE, V_NEW, refused};
+use super::{K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS, V_CACHE, V_NEW};
+use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::operator::refuse;
 use crate::simd::{self, Kernel, LANES, Simd, Stored};
-use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
+use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
+
+/// Widening and rounding to nearest are the same bits everywhere.
+const ROUND: Arithmetic = Arithmetic::named("kv_append.round");
 
 pub(super) fn rows() -> Vec<Row<KvAppend>> {
-    // Widening and rounding to nearest are the same bits everywhere.
-    let arithmetic = Arithmetic::named("kv_append.round");
-    let portable = Row {
-        name: "kv_append.cpu.portable",
-        device: DeviceKind::CPU,
-        arithmetic,
-        admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| cost(8.0, fixed, call, hardware),
-        workspace: |_, _, _| 0,
-        run: run_portable,
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    return vec![portable];
-    #[cfg(target_arch = "x86_64")]
-    vec![
-        portable,
-        Row {
-            name: "kv_append.cpu.avx2",
-            admits: |_, hardware| needs(SimdLevel::Avx2, hardware),
-            cost: |fixed, call, hardware| cost(2.0, fixed, call, hardware),
-            run: run_avx2,
-            ..portable
-        },
-        Row {
-            name: "kv_append.cpu.avx512",
-            admits: |_, hardware| needs(SimdLevel::Avx512, hardware),
-            cost: |fixed, call, hardware| cost(1.0, fixed, call, hardware),
-            run: run_avx512,
-            ..portable
-        },
-    ]
+    cpu_row::rows()
 }
 
-fn needs(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal> {
-    if hardware.simd >= level { Ok(()) } else { Err(format!("needs {level}, the device has {}", hardware.simd).into()) }
-}
+impl Leveled for KvAppend {
+    const PORTABLE: AtLevel =
+        AtLevel { name: "kv_append.cpu.portable", arithmetic: ROUND, reads: 0.125, computes: 1.0 };
+    const AVX2: AtLevel = AtLevel { name: "kv_append.cpu.avx2", arithmetic: ROUND, reads: 0.5, computes: 1.0 };
+    const AVX512: AtLevel = AtLevel { name: "kv_append.cpu.avx512", arithmetic: ROUND, reads: 1.0, computes: 1.0 };
 
-/// Predicted seconds: the bytes, at a rate that falls with the work per element.
-fn cost(slowness: f64, fixed: &KvAppendStatic, call: &KvAppendDynamic, hardware: &Hardware) -> f64 {
-    slowness * KvAppend::work(fixed, call).bytes / hardware.rates.read_bytes_per_s + hardware.rates.launch_s
-}
-
-macro_rules! run_at {
-    ($($name:ident, $level:ident;)*) => {$(
-        unsafe fn $name(
-            launch: &Launch<'_>,
-            fixed: &KvAppendStatic,
-            call: &KvAppendDynamic,
-            operands: Operands<'_>,
-        ) -> Result<()> {
-            // SAFETY: the operands were checked, and the row was admitted at its level.
-            unsafe { run(SimdLevel::$level, launch, fixed, call, operands) }
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &KvAppendStatic,
+        call: &KvAppendDynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let name = KvAppend::NAME;
+        let k_cache = operands.output(name, K_CACHE, "k_cache")?;
+        let v_cache = operands.output(name, V_CACHE, "v_cache")?;
+        let slots = Slots::new(operands.input(name, SLOTS, "slots")?)?;
+        let places = k_cache.shape().first().copied().unwrap_or(0) * fixed.block_size;
+        for token in 0..call.tokens {
+            // SAFETY: `check` saw as many slots as tokens.
+            let slot = unsafe { slots.get(token) };
+            if usize::try_from(slot).map_or(true, |slot| slot >= places) {
+                return Err(refuse(name, format!("slots[{token}] is {slot}, of {places} places")));
+            }
         }
-    )*};
-}
-run_at! { run_portable, Portable; }
-#[cfg(target_arch = "x86_64")]
-run_at! { run_avx2, Avx2; run_avx512, Avx512; }
-
-unsafe fn run(
-    level: SimdLevel,
-    launch: &Launch<'_>,
-    fixed: &KvAppendStatic,
-    call: &KvAppendDynamic,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let name = KvAppend::NAME;
-    let k_cache = operands.output(name, K_CACHE, "k_cache")?;
-    let v_cache = operands.output(name, V_CACHE, "v_cache")?;
-    let slots = Slots::new(operands.input(name, SLOTS, "slots")?)?;
-    let places = k_cache.shape().first().copied().unwrap_or(0) * fixed.block_size;
-    for token in 0..call.tokens {
-        // SAFETY: `check` saw as many slots as tokens.
-        let slot = unsafe { slots.get(token) };
-        if usize::try_from(slot).map_or(true, |slot| slot >= places) {
-            return refused(format!("slots[{token}] is {slot}, of {places} places"));
+        if call.tokens == 0 {
+            return Ok(());
         }
+        let body = Body {
+            tokens: call.tokens,
+            head_dim: fixed.head_dim,
+            heads: fixed.num_kv_heads,
+            block_size: fixed.block_size,
+            source: fixed.source,
+            kv: fixed.kv,
+            slots,
+            sides: [
+                Side::new(operands.input(name, K_NEW, "k_new")?, k_cache)?,
+                Side::new(operands.input(name, V_NEW, "v_new")?, v_cache)?,
+            ],
+        };
+        // SAFETY: the body's addresses are of operands that were checked, with slots inside the caches.
+        unsafe { simd::launch(level, launch.team()?, 2 * fixed.num_kv_heads, &body) };
+        Ok(())
     }
-    if call.tokens == 0 {
-        return Ok(());
-    }
-    let body = Body {
-        tokens: call.tokens,
-        head_dim: fixed.head_dim,
-        heads: fixed.num_kv_heads,
-        block_size: fixed.block_size,
-        source: fixed.source,
-        kv: fixed.kv,
-        slots,
-        sides: [
-            Side::new(operands.input(name, K_NEW, "k_new")?, k_cache)?,
-            Side::new(operands.input(name, V_NEW, "v_new")?, v_cache)?,
-        ],
-    };
-    // SAFETY: the body's addresses are of operands that were checked, with slots inside the caches.
-    unsafe { simd::launch(level, launch.team()?, 2 * fixed.num_kv_heads, &body) };
-    Ok(())
 }
 
 /// The slots in memory.

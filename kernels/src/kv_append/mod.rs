@@ -13,10 +13,10 @@ mod reference;
 
 use std::fmt;
 
-use sinew_tensor::{DType, View};
+use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::{Arithmetic, Error, Operands, Operator, Result, Row, Work};
+use crate::operator::{expect, expect_compute, refuse};
+use crate::{Operands, Operator, Result, Row, Work};
 
 /// Input: new keys `[tokens, num_kv_heads, head_dim]`.
 pub const K_NEW: usize = 0;
@@ -73,17 +73,6 @@ pub fn rows() -> Vec<Row<KvAppend>> {
     cpu::rows()
 }
 
-fn refused<T>(reason: String) -> Result<T> {
-    Err(Error::Operands { operator: KvAppend::NAME, reason })
-}
-
-fn expect(view: &View<'_>, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
-    if view.dtype() == dtype && view.shape() == shape {
-        return Ok(());
-    }
-    refused(format!("{name} is {} {:?}, expected {dtype} {shape:?}", view.dtype(), view.shape()))
-}
-
 impl Operator for KvAppend {
     const NAME: &'static str = "kv_append";
     type Static = KvAppendStatic;
@@ -100,47 +89,30 @@ impl Operator for KvAppend {
 
     fn check(fixed: &KvAppendStatic, call: &KvAppendDynamic, operands: Operands<'_>) -> Result<()> {
         if fixed.num_kv_heads == 0 || fixed.head_dim == 0 || fixed.block_size == 0 {
-            return refused(format!("{fixed}: heads, head and block sizes start from 1"));
+            return Err(refuse(Self::NAME, format!("{fixed}: heads, head and block sizes start from 1")));
         }
-        if let Some(dtype) = [fixed.source, fixed.kv].into_iter().find(|d| !DType::COMPUTE.contains(d)) {
-            return refused(format!("{fixed}: {dtype} is none of f32, f16 and bf16; cast it first"));
-        }
+        expect_compute(Self::NAME, fixed, [fixed.source, fixed.kv])?;
         let rows = [call.tokens, fixed.num_kv_heads, fixed.head_dim];
-        expect(operands.input(Self::NAME, K_NEW, "k_new")?, "k_new", fixed.source, &rows)?;
-        expect(operands.input(Self::NAME, V_NEW, "v_new")?, "v_new", fixed.source, &rows)?;
+        expect(Self::NAME, "k_new", operands.input(Self::NAME, K_NEW, "k_new")?, fixed.source, &rows)?;
+        expect(Self::NAME, "v_new", operands.input(Self::NAME, V_NEW, "v_new")?, fixed.source, &rows)?;
         let slots = operands.input(Self::NAME, SLOTS, "slots")?;
         if ![DType::I64, DType::U32].contains(&slots.dtype()) || slots.shape() != [call.tokens] {
-            let (dtype, shape) = (slots.dtype(), slots.shape());
-            return refused(format!("slots is {dtype} {shape:?}, expected i64 or u32 [{}]", call.tokens));
+            let (found, layout) = (slots.dtype(), slots.layout());
+            return Err(refuse(
+                Self::NAME,
+                format!("slots is {found} {layout:?}; expected i64 or u32 of shape [{}]", call.tokens),
+            ));
         }
         let (k, v) =
             (operands.output(Self::NAME, K_CACHE, "k_cache")?, operands.output(Self::NAME, V_CACHE, "v_cache")?);
         let blocks = k.shape().first().copied().unwrap_or(0);
         let shape = [blocks, fixed.num_kv_heads, fixed.block_size, fixed.head_dim];
-        expect(k, "k_cache", fixed.kv, &shape)?;
-        expect(v, "v_cache", fixed.kv, &shape)
+        expect(Self::NAME, "k_cache", k, fixed.kv, &shape)?;
+        expect(Self::NAME, "v_cache", v, fixed.kv, &shape)
     }
 
     fn work(fixed: &KvAppendStatic, call: &KvAppendDynamic) -> Work {
         let elements = (call.tokens * fixed.num_kv_heads * fixed.head_dim * 2) as f64;
         Work { flops: 0.0, bytes: elements * (fixed.source.size() + fixed.kv.size()) as f64 }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(
-        case: &Case<Self>,
-        host: &HostOperands,
-        _arithmetic: Arithmetic,
-        output: usize,
-        index: &[usize],
-    ) -> Expected {
-        reference::expect(case, host, output, index)
     }
 }

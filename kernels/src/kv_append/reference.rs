@@ -3,64 +3,66 @@
 use sinew_tensor::DType;
 
 use super::{K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS};
-use crate::Result;
-use crate::accuracy::{Case, Depth, Expected, Generator, HostOperands, Lay, Values, host_operand};
+use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::{Arithmetic, Result};
 
 const TOKENS: [usize; 7] = [1, 7, 0, 33, 2, 150, 16];
 const HEADS: [usize; 5] = [2, 1, 3, 8, 7];
 const HEAD_DIMS: [usize; 8] = [64, 80, 1, 20, 128, 13, 16, 33];
 const BLOCK_SIZES: [usize; 5] = [16, 8, 5, 1, 64];
 
-/// The last token that was written to a place, rounded; else what was there.
-pub(super) fn expect(case: &Case<KvAppend>, host: &HostOperands, output: usize, index: &[usize]) -> Expected {
-    let slot = index[0] * case.fixed.block_size + index[2];
-    match host.input(SLOTS).values.iter().rposition(|&s| s as usize == slot) {
-        Some(token) => {
-            let new = host.input(K_NEW + output).at(&[token, index[1], index[3]]);
-            Expected::exact(case.fixed.kv.round(new))
-        }
-        None => Expected::exact(host.outputs[output].at(index)),
+impl Reference for KvAppend {
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        let mut pick = Generator::new(0xca4e);
+        let count = match depth {
+            Depth::Quick => 70,
+            Depth::Full => 500,
+        };
+        let one = |i: usize| Case {
+            fixed: KvAppendStatic {
+                num_kv_heads: HEADS[pick.below(HEADS.len())],
+                head_dim: HEAD_DIMS[pick.below(HEAD_DIMS.len())],
+                source: DType::COMPUTE[i % 3],
+                kv: DType::COMPUTE[i / 3 % 3],
+                block_size: BLOCK_SIZES[pick.below(BLOCK_SIZES.len())],
+            },
+            call: KvAppendDynamic { tokens: TOKENS[i % TOKENS.len()] },
+            lay: Lay::ALL[pick.below(5)],
+            values: [Values::Normal, Values::Special, Values::Subnormal, Values::Integers][pick.below(4)],
+            seed: pick.bits() >> 40,
+        };
+        (0..count).map(one).collect()
     }
-}
 
-pub(super) fn cases(depth: Depth) -> Vec<Case<KvAppend>> {
-    let mut pick = Generator::new(0xca4e);
-    let count = match depth {
-        Depth::Quick => 70,
-        Depth::Full => 500,
-    };
-    let one = |i: usize| Case {
-        fixed: KvAppendStatic {
-            num_kv_heads: HEADS[pick.below(HEADS.len())],
-            head_dim: HEAD_DIMS[pick.below(HEAD_DIMS.len())],
-            source: DType::COMPUTE[i % 3],
-            kv: DType::COMPUTE[i / 3 % 3],
-            block_size: BLOCK_SIZES[pick.below(BLOCK_SIZES.len())],
-        },
-        call: KvAppendDynamic { tokens: TOKENS[i % TOKENS.len()] },
-        lay: Lay::ALL[pick.below(5)],
-        values: [Values::Normal, Values::Special, Values::Subnormal, Values::Integers][pick.below(4)],
-        seed: pick.bits() >> 40,
-    };
-    (0..count).map(one).collect()
-}
+    /// Caches that are partly full already; slots in no order, and a few given twice.
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        let (fixed, tokens) = (&case.fixed, case.call.tokens);
+        let mut pick = Generator::new(case.seed);
+        let rows = [tokens, fixed.num_kv_heads, fixed.head_dim];
+        let k = pick.operand(fixed.source, &rows, case.lay, case.values)?;
+        let v = pick.operand(fixed.source, &rows, case.lay, case.values)?;
+        let blocks = tokens.div_ceil(fixed.block_size) + 2;
+        let slots = (0..tokens).map(|_| pick.below(blocks * fixed.block_size) as f64).collect();
+        let dtype = if pick.below(2) == 0 { DType::I64 } else { DType::U32 };
+        let slots = host_operand(dtype, &[tokens], case.lay, slots, false)?;
+        let shape = [blocks, fixed.num_kv_heads, fixed.block_size, fixed.head_dim];
+        let mut cache = || {
+            let values = (0..shape.iter().product()).map(|_| pick.value(Values::Special, fixed.kv)).collect();
+            host_operand(fixed.kv, &shape, case.lay, values, true)
+        };
+        let outputs = vec![cache()?, cache()?];
+        Ok(HostOperands { inputs: vec![Some(k), Some(v), Some(slots)], outputs })
+    }
 
-/// Caches that are partly full already; slots in no order, and a few given twice.
-pub(super) fn operands(case: &Case<KvAppend>) -> Result<HostOperands> {
-    let (fixed, tokens) = (&case.fixed, case.call.tokens);
-    let mut pick = Generator::new(case.seed);
-    let rows = [tokens, fixed.num_kv_heads, fixed.head_dim];
-    let k = pick.operand(fixed.source, &rows, case.lay, case.values)?;
-    let v = pick.operand(fixed.source, &rows, case.lay, case.values)?;
-    let blocks = tokens.div_ceil(fixed.block_size) + 2;
-    let slots = (0..tokens).map(|_| pick.below(blocks * fixed.block_size) as f64).collect();
-    let dtype = if pick.below(2) == 0 { DType::I64 } else { DType::U32 };
-    let slots = host_operand(dtype, &[tokens], case.lay, slots, false)?;
-    let shape = [blocks, fixed.num_kv_heads, fixed.block_size, fixed.head_dim];
-    let mut cache = || {
-        let values = (0..shape.iter().product()).map(|_| pick.value(Values::Special, fixed.kv)).collect();
-        host_operand(fixed.kv, &shape, case.lay, values, true)
-    };
-    let outputs = vec![cache()?, cache()?];
-    Ok(HostOperands { inputs: vec![Some(k), Some(v), Some(slots)], outputs })
+    /// The last token that was written to a place, rounded; else what was there.
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, output: usize, index: &[usize]) -> Expected {
+        let slot = index[0] * case.fixed.block_size + index[2];
+        match host.input(SLOTS).values.iter().rposition(|&s| s as usize == slot) {
+            Some(token) => {
+                let new = host.input(K_NEW + output).at(&[token, index[1], index[3]]);
+                Expected::exact(case.fixed.kv.round(new))
+            }
+            None => Expected::exact(host.outputs[output].at(index)),
+        }
+    }
 }

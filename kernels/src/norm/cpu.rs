@@ -1,82 +1,65 @@
 //! One body in lanes of f32, at three levels.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
-use sinew_tensor::DType;
+use sinew_memory::SimdLevel;
 
 use super::{Norm, NormDynamic, NormKind, NormStatic};
 use crate::Result;
+use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::rows::{Line, Rows, blocks};
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::strided::{self, BLOCK, Scratch};
+use crate::strided::{BLOCK, Scratch};
 
 /// Sums of squares in sixteen lanes by four, blocks of 512 in f32, blocks added in f64; multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("norm.mul-add16");
 /// The same sums with multiply and add fused.
 const FMA: Arithmetic = Arithmetic::named("norm.fma16");
 
-/// Shares of the machine's memory rate and of its arithmetic peak that the rows reach, by level.
-const READS: [f64; 3] = [0.6, 0.8, 0.85];
-const COMPUTES: [f64; 3] = [0.1, 0.15, 0.15];
-
 /// The rows of [`Norm`].
 pub fn rows() -> Vec<Row<Norm>> {
-    vec![row::<0>("norm.cpu.portable", MUL_ADD), row::<1>("norm.cpu.avx2", FMA), row::<2>("norm.cpu.avx512", FMA)]
+    cpu_row::rows()
 }
 
-fn row<const LEVEL: usize>(name: &'static str, arithmetic: Arithmetic) -> Row<Norm> {
-    Row {
-        name,
-        device: DeviceKind::CPU,
-        arithmetic,
-        admits: admits::<LEVEL>,
-        cost: |fixed, call, hardware| strided::cost(Norm::work(fixed, call), hardware, READS[LEVEL], COMPUTES[LEVEL]),
-        workspace: |_, _, _| 0,
-        run: run::<LEVEL>,
-    }
-}
+impl Leveled for Norm {
+    const PORTABLE: AtLevel = AtLevel { name: "norm.cpu.portable", arithmetic: MUL_ADD, reads: 0.6, computes: 0.1 };
+    const AVX2: AtLevel = AtLevel { name: "norm.cpu.avx2", arithmetic: FMA, reads: 0.8, computes: 0.15 };
+    const AVX512: AtLevel = AtLevel { name: "norm.cpu.avx512", arithmetic: FMA, reads: 0.85, computes: 0.15 };
 
-fn admits<const LEVEL: usize>(fixed: &NormStatic, hardware: &Hardware) -> Result<(), Refusal> {
-    let level = SimdLevel::ALL[LEVEL];
-    if hardware.simd < level {
-        return Err(format!("needs {level}, the CPU offers {}", hardware.simd).into());
+    fn takes(fixed: &NormStatic) -> Result<(), Refusal> {
+        takes_lanes([Some(fixed.x), Some(fixed.out), fixed.weight, fixed.bias, fixed.residual].into_iter().flatten())
     }
-    let mut dtypes = [Some(fixed.x), Some(fixed.out), fixed.weight, fixed.bias, fixed.residual].into_iter().flatten();
-    match dtypes.find(|dtype| !DType::COMPUTE.contains(dtype)) {
-        Some(dtype) => Err(format!("takes f32, f16 and bf16, not {dtype}").into()),
-        None => Ok(()),
-    }
-}
 
-unsafe fn run<const LEVEL: usize>(
-    launch: &Launch<'_>,
-    fixed: &NormStatic,
-    _: &NormDynamic,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let y = operands.output(Norm::NAME, Norm::Y, "y")?;
-    let residual = match fixed.residual {
-        Some(_) => Some(operands.output(Norm::NAME, Norm::RESIDUAL, "residual")?.view()),
-        None => None,
-    };
-    let x = if fixed.in_place { y.view() } else { operands.input(Norm::NAME, Norm::X, "x")? };
-    let vector = |position| operands.optional(position).map(Line::of).transpose();
-    let kernel = Body {
-        width: fixed.width,
-        kind: fixed.kind,
-        eps: f64::from(fixed.eps.get()),
-        offset: fixed.weight_offset.get(),
-        rows: Rows::new([Some(y.layout()), Some(x.layout()), residual.map(|r| r.layout())]),
-        y: Line::of(y)?,
-        x: Line::of(x)?,
-        residual: residual.map(Line::of).transpose()?,
-        weight: vector(Norm::WEIGHT)?,
-        bias: vector(Norm::BIAS)?,
-    };
-    // SAFETY: the operator's check has seen that operands have the named shapes and dtypes; views lie within their
-    // buffers, and the indices of an output share no elements, so that tasks do not meet.
-    unsafe { simd::launch(SimdLevel::ALL[LEVEL], launch.team()?, kernel.rows.tasks(), &kernel) };
-    Ok(())
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &NormStatic,
+        _: &NormDynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let y = operands.output(Norm::NAME, Norm::Y, "y")?;
+        let residual = match fixed.residual {
+            Some(_) => Some(operands.output(Norm::NAME, Norm::RESIDUAL, "residual")?.view()),
+            None => None,
+        };
+        let x = if fixed.in_place { y.view() } else { operands.input(Norm::NAME, Norm::X, "x")? };
+        let vector = |position| operands.optional(position).map(Line::of).transpose();
+        let kernel = Body {
+            width: fixed.width,
+            kind: fixed.kind,
+            eps: f64::from(fixed.eps.get()),
+            offset: fixed.weight_offset.get(),
+            rows: Rows::new([Some(y.layout()), Some(x.layout()), residual.map(|r| r.layout())]),
+            y: Line::of(y)?,
+            x: Line::of(x)?,
+            residual: residual.map(Line::of).transpose()?,
+            weight: vector(Norm::WEIGHT)?,
+            bias: vector(Norm::BIAS)?,
+        };
+        // SAFETY: the operator's check has seen that operands have the named shapes and dtypes; views lie within their
+        // buffers, and the indices of an output share no elements, so that tasks do not meet.
+        unsafe { simd::launch(level, launch.team()?, kernel.rows.tasks(), &kernel) };
+        Ok(())
+    }
 }
 
 struct Body {

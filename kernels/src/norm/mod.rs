@@ -7,11 +7,10 @@ pub use cpu::rows;
 
 use std::fmt;
 
-use sinew_tensor::{DType, View};
+use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
-use crate::{Error, F32Bits, Result};
+use crate::operator::{Operands, Operator, Work, expect, refuse};
+use crate::{F32Bits, Result};
 
 /// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -152,25 +151,27 @@ impl Operator for Norm {
         let shape = y.shape();
         if shape.last() != Some(&fixed.width) || NormDynamic::of(shape) != *call {
             let reason = format!("y is {:?}; the problem has {call} of {} elements", y.layout(), fixed.width);
-            return Err(refuse(reason));
+            return Err(refuse(Self::NAME, reason));
         }
-        expect("y", y, fixed.out, shape)?;
+        expect(Self::NAME, "y", y, fixed.out, shape)?;
         if fixed.in_place {
             if fixed.x != fixed.out || fixed.residual.is_some() || operands.optional(Self::X).is_some() {
                 let reason = "in place takes one dtype, no residual and no input x";
-                return Err(refuse(format!("{fixed}: {reason}")));
+                return Err(refuse(Self::NAME, format!("{fixed}: {reason}")));
             }
         } else {
-            expect("x", operands.input(Self::NAME, Self::X, "x")?, fixed.x, shape)?;
+            expect(Self::NAME, "x", operands.input(Self::NAME, Self::X, "x")?, fixed.x, shape)?;
         }
         if let Some(dtype) = fixed.residual {
-            expect("residual", operands.output(Self::NAME, Self::RESIDUAL, "residual")?, dtype, shape)?;
+            expect(Self::NAME, "residual", operands.output(Self::NAME, Self::RESIDUAL, "residual")?, dtype, shape)?;
         }
         let width = [fixed.width];
         for (position, name, dtype) in [(Self::WEIGHT, "weight", fixed.weight), (Self::BIAS, "bias", fixed.bias)] {
             match (dtype, operands.optional(position)) {
-                (Some(dtype), _) => expect(name, operands.input(Self::NAME, position, name)?, dtype, &width)?,
-                (None, Some(_)) => return Err(refuse(format!("{fixed} takes no {name}"))),
+                (Some(dtype), _) => {
+                    expect(Self::NAME, name, operands.input(Self::NAME, position, name)?, dtype, &width)?
+                }
+                (None, Some(_)) => return Err(refuse(Self::NAME, format!("{fixed} takes no {name}"))),
                 (None, None) => {}
             }
         }
@@ -184,28 +185,4 @@ impl Operator for Norm {
         let once = fixed.weight.map_or(0, DType::size) + fixed.bias.map_or(0, DType::size);
         Work { flops: n * passes, bytes: n * each as f64 + (fixed.width * once) as f64 }
     }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, output: usize, index: &[usize]) -> Expected {
-        reference::expect(case, host, output, index)
-    }
-}
-
-fn refuse(reason: String) -> Error {
-    Error::Operands { operator: Norm::NAME, reason }
-}
-
-fn expect(name: &str, view: &View<'_>, dtype: DType, shape: &[usize]) -> Result<()> {
-    if view.dtype() == dtype && view.shape() == shape {
-        return Ok(());
-    }
-    let found = view.dtype();
-    Err(refuse(format!("{name} is {found} {:?}; expected {dtype} of shape {shape:?}", view.layout())))
 }

@@ -3,52 +3,11 @@
 use sinew_tensor::DType;
 
 use super::{Norm, NormDynamic, NormKind, NormStatic};
-use crate::accuracy::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Values, host_operand};
-use crate::{F32Bits, Result};
+use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
+use crate::{Arithmetic, F32Bits, Result};
 
 /// Units in the last place of f32 of the row's largest magnitude that a row may be off by (SPEC's Numerics).
 const ULPS: f64 = 4.0;
-
-pub(super) fn expect(case: &Case<Norm>, host: &HostOperands, output: usize, index: &[usize]) -> Expected {
-    let fixed = &case.fixed;
-    let x = host.inputs[Norm::X].as_ref().unwrap_or_else(|| &host.outputs[Norm::Y]);
-    let leading = &index[..index.len() - 1];
-    let row = |operand: &HostOperand| -> Vec<f64> {
-        let mut at = leading.to_vec();
-        at.push(0);
-        (0..fixed.width)
-            .map(|i| {
-                at[leading.len()] = i;
-                operand.at(&at)
-            })
-            .collect()
-    };
-    let mut values = row(x);
-    if let Some(dtype) = fixed.residual {
-        // The sum of two f32 rounds the same from f64; it is stored before it is normed.
-        let sums = values.iter().zip(row(&host.outputs[Norm::RESIDUAL]));
-        values = sums.map(|(x, r)| dtype.round(DType::F32.round(x + r))).collect();
-    }
-    let i = index[leading.len()];
-    if output == Norm::RESIDUAL {
-        return Expected::exact(values[i]);
-    }
-    let count = fixed.width as f64;
-    let mean = if fixed.kind == NormKind::Layer { values.iter().sum::<f64>() / count } else { 0.0 };
-    let variance = values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / count;
-    let inverse = 1.0 / (variance + f64::from(fixed.eps.get())).sqrt();
-    let of = |position: usize, i: usize, absent: f64| host.inputs[position].as_ref().map_or(absent, |o| o.at(&[i]));
-    let offset = f64::from(fixed.weight_offset.get());
-    let scaled = |i: usize| (values[i] - mean) * inverse * (of(Norm::WEIGHT, i, 1.0) + offset);
-    let value = scaled(i) + of(Norm::BIAS, i, 0.0);
-    // Of product and bias each, since they may cancel.
-    let largest = (0..fixed.width).map(|i| scaled(i).abs() + of(Norm::BIAS, i, 0.0).abs()).fold(0.0, f64::max);
-    let rounding = if fixed.out == DType::F32 { 0.0 } else { 0.5 * fixed.out.ulp(value) };
-    // f32 has no differences finer than its smallest subnormal, and they are multiplied afterwards.
-    let coarse =
-        if fixed.kind == NormKind::Layer { 2f64.powi(-149) * (scaled(i) / (values[i] - mean)).abs() } else { 0.0 };
-    Expected::within(value, ULPS * DType::F32.ulp(largest) + coarse.max(0.0) + rounding)
-}
 
 /// Widths: single, vectors and their neighbours, head sizes, primes, a block and its neighbours, several blocks.
 const WIDTHS: [usize; 16] = [64, 1, 17, 128, 513, 2, 80, 1031, 512, 0, 15, 16, 511, 63, 4099, 20];
@@ -57,74 +16,118 @@ const LEADING: [&[usize]; 9] = [&[5], &[7, 3], &[1], &[], &[2, 3, 2], &[0], &[64
 /// eps of Llama, BERT and GPT-2.
 const EPS: [f32; 3] = [1e-6, 1e-12, 1e-5];
 
-pub(super) fn cases(depth: Depth) -> Vec<Case<Norm>> {
-    let rounds = if depth == Depth::Quick { 144 } else { 1440 };
-    let dtype = |n: usize| DType::COMPUTE[n % 3];
-    let cases = (0..rounds).map(|n| {
-        let kind = if n % 2 == 0 { NormKind::Rms } else { NormKind::Layer };
-        let form = n / 2 % 4;
-        let x = dtype(n / 3);
-        // A row whose mean square is lost in f32 needs an eps that is not.
-        let values = [Values::Normal, Values::Special, Values::Normal, Values::Subnormal, Values::Integers][n / 5 % 5];
-        let fixed = NormStatic {
-            width: WIDTHS[(n * 5 + n / 16) % WIDTHS.len()],
-            kind,
-            eps: F32Bits::new(if values == Values::Subnormal { EPS[0] } else { EPS[n / 7 % 3] }),
-            x,
-            out: if form == 1 { x } else { dtype(n / 9 + n) },
-            weight: (n % 7 != 3).then(|| dtype(n / 4)),
-            bias: (kind == NormKind::Layer && n % 8 != 1 || n % 16 == 6).then(|| dtype(n / 2)),
-            residual: (form == 2 || form == 3).then(|| if form == 2 { DType::F32 } else { dtype(n / 27) }),
-            weight_offset: F32Bits::new(if n % 5 == 2 { 1.0 } else { 0.0 }),
-            in_place: form == 1,
+impl Reference for Norm {
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        let rounds = if depth == Depth::Quick { 144 } else { 1440 };
+        let dtype = |n: usize| DType::COMPUTE[n % 3];
+        let cases = (0..rounds).map(|n| {
+            let kind = if n % 2 == 0 { NormKind::Rms } else { NormKind::Layer };
+            let form = n / 2 % 4;
+            let x = dtype(n / 3);
+            // A row whose mean square is lost in f32 needs an eps that is not.
+            let values =
+                [Values::Normal, Values::Special, Values::Normal, Values::Subnormal, Values::Integers][n / 5 % 5];
+            let fixed = NormStatic {
+                width: WIDTHS[(n * 5 + n / 16) % WIDTHS.len()],
+                kind,
+                eps: F32Bits::new(if values == Values::Subnormal { EPS[0] } else { EPS[n / 7 % 3] }),
+                x,
+                out: if form == 1 { x } else { dtype(n / 9 + n) },
+                weight: (n % 7 != 3).then(|| dtype(n / 4)),
+                bias: (kind == NormKind::Layer && n % 8 != 1 || n % 16 == 6).then(|| dtype(n / 2)),
+                residual: (form == 2 || form == 3).then(|| if form == 2 { DType::F32 } else { dtype(n / 27) }),
+                weight_offset: F32Bits::new(if n % 5 == 2 { 1.0 } else { 0.0 }),
+                in_place: form == 1,
+            };
+            Case {
+                fixed,
+                call: NormDynamic { rows: leading(n as u64).iter().product() },
+                lay: Lay::ALL[(n + n / 5) % 5],
+                values,
+                seed: n as u64,
+            }
+        });
+        cases.collect()
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        let fixed = &case.fixed;
+        let mut random = Generator::new(case.seed);
+        let mut shape = leading(case.seed).to_vec();
+        shape.push(fixed.width);
+        let lay = |n: usize| match case.seed % 4 {
+            0 => case.lay,
+            _ => Lay::ALL[(case.lay as usize + n) % Lay::ALL.len()],
         };
-        Case {
-            fixed,
-            call: NormDynamic { rows: leading(n as u64).iter().product() },
-            lay: Lay::ALL[(n + n / 5) % 5],
-            values,
-            seed: n as u64,
+        // Every third row of numbers stands far from 0, where a variance from sums of squares would be lost.
+        let far = if case.values == Values::Normal && case.seed.is_multiple_of(3) { 300.0 } else { 0.0 };
+        let mut input = |n: usize, shape: &[usize], dtype: DType, writable: bool, far: f64| {
+            let count = shape.iter().product();
+            let values = (0..count).map(|_| dtype.round(far + random.value(case.values, dtype))).collect();
+            host_operand(dtype, shape, lay(n), values, writable)
+        };
+        let x = if fixed.in_place { None } else { Some(input(0, &shape, fixed.x, false, far)?) };
+        let residual = fixed.residual.map(|dtype| input(4, &shape, dtype, true, 0.0)).transpose()?;
+        let in_place = if fixed.in_place { Some(input(3, &shape, fixed.out, true, far)?) } else { None };
+        // Weights are numbers whatever the rows hold: an infinite one would hide the rest.
+        let width = [fixed.width];
+        let mut vector = |n: usize, dtype: DType| {
+            let values = (0..fixed.width).map(|_| random.value(Values::Normal, dtype)).collect();
+            // A vector has no dimension to repeat or exchange.
+            let lay = if matches!(lay(n), Lay::Stepped | Lay::Padded) { lay(n) } else { Lay::Contiguous };
+            host_operand(dtype, &width, lay, values, false)
+        };
+        let weight = fixed.weight.map(|dtype| vector(1, dtype)).transpose()?;
+        let bias = fixed.bias.map(|dtype| vector(2, dtype)).transpose()?;
+        let y = match in_place {
+            Some(y) => y,
+            None => random.output(fixed.out, &shape, lay(3))?,
+        };
+        Ok(HostOperands { inputs: vec![x, weight, bias], outputs: [y].into_iter().chain(residual).collect() })
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, output: usize, index: &[usize]) -> Expected {
+        let fixed = &case.fixed;
+        let x = host.inputs[Norm::X].as_ref().unwrap_or_else(|| &host.outputs[Norm::Y]);
+        let leading = &index[..index.len() - 1];
+        let row = |operand: &HostOperand| -> Vec<f64> {
+            let mut at = leading.to_vec();
+            at.push(0);
+            (0..fixed.width)
+                .map(|i| {
+                    at[leading.len()] = i;
+                    operand.at(&at)
+                })
+                .collect()
+        };
+        let mut values = row(x);
+        if let Some(dtype) = fixed.residual {
+            // The sum of two f32 rounds the same from f64; it is stored before it is normed.
+            let sums = values.iter().zip(row(&host.outputs[Norm::RESIDUAL]));
+            values = sums.map(|(x, r)| dtype.round(DType::F32.round(x + r))).collect();
         }
-    });
-    cases.collect()
+        let i = index[leading.len()];
+        if output == Norm::RESIDUAL {
+            return Expected::exact(values[i]);
+        }
+        let count = fixed.width as f64;
+        let mean = if fixed.kind == NormKind::Layer { values.iter().sum::<f64>() / count } else { 0.0 };
+        let variance = values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / count;
+        let inverse = 1.0 / (variance + f64::from(fixed.eps.get())).sqrt();
+        let of = |position: usize, i: usize, absent: f64| host.inputs[position].as_ref().map_or(absent, |o| o.at(&[i]));
+        let offset = f64::from(fixed.weight_offset.get());
+        let scaled = |i: usize| (values[i] - mean) * inverse * (of(Norm::WEIGHT, i, 1.0) + offset);
+        let value = scaled(i) + of(Norm::BIAS, i, 0.0);
+        // Of product and bias each, since they may cancel.
+        let largest = (0..fixed.width).map(|i| scaled(i).abs() + of(Norm::BIAS, i, 0.0).abs()).fold(0.0, f64::max);
+        let rounding = if fixed.out == DType::F32 { 0.0 } else { 0.5 * fixed.out.ulp(value) };
+        // f32 has no differences finer than its smallest subnormal, and they are multiplied afterwards.
+        let coarse =
+            if fixed.kind == NormKind::Layer { 2f64.powi(-149) * (scaled(i) / (values[i] - mean)).abs() } else { 0.0 };
+        Expected::within(value, ULPS * DType::F32.ulp(largest) + coarse.max(0.0) + rounding)
+    }
 }
 
 fn leading(seed: u64) -> &'static [usize] {
     LEADING[(seed as usize + seed as usize / 9) % LEADING.len()]
-}
-
-pub(super) fn operands(case: &Case<Norm>) -> Result<HostOperands> {
-    let fixed = &case.fixed;
-    let mut random = Generator::new(case.seed);
-    let mut shape = leading(case.seed).to_vec();
-    shape.push(fixed.width);
-    let lay = |n: usize| match case.seed % 4 {
-        0 => case.lay,
-        _ => Lay::ALL[(case.lay as usize + n) % Lay::ALL.len()],
-    };
-    // Every third row of numbers stands far from 0, where a variance from sums of squares would be lost.
-    let far = if case.values == Values::Normal && case.seed.is_multiple_of(3) { 300.0 } else { 0.0 };
-    let mut input = |n: usize, shape: &[usize], dtype: DType, writable: bool, far: f64| {
-        let count = shape.iter().product();
-        let values = (0..count).map(|_| dtype.round(far + random.value(case.values, dtype))).collect();
-        host_operand(dtype, shape, lay(n), values, writable)
-    };
-    let x = if fixed.in_place { None } else { Some(input(0, &shape, fixed.x, false, far)?) };
-    let residual = fixed.residual.map(|dtype| input(4, &shape, dtype, true, 0.0)).transpose()?;
-    let in_place = if fixed.in_place { Some(input(3, &shape, fixed.out, true, far)?) } else { None };
-    // Weights are numbers whatever the rows hold: an infinite one would hide the rest.
-    let width = [fixed.width];
-    let mut vector = |n: usize, dtype: DType| {
-        let values = (0..fixed.width).map(|_| random.value(Values::Normal, dtype)).collect();
-        // A vector has no dimension to repeat or exchange.
-        let lay = if matches!(lay(n), Lay::Stepped | Lay::Padded) { lay(n) } else { Lay::Contiguous };
-        host_operand(dtype, &width, lay, values, false)
-    };
-    let weight = fixed.weight.map(|dtype| vector(1, dtype)).transpose()?;
-    let bias = fixed.bias.map(|dtype| vector(2, dtype)).transpose()?;
-    let y = match in_place {
-        Some(y) => y,
-        None => random.output(fixed.out, &shape, lay(3))?,
-    };
-    Ok(HostOperands { inputs: vec![x, weight, bias], outputs: [y].into_iter().chain(residual).collect() })
 }

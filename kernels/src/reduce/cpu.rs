@@ -1,10 +1,11 @@
 //! f32, f16 and bf16 in lanes of f32. Only additions and comparisons, in one order: all levels give the same bits.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
-use sinew_tensor::{DType, Layout};
+use sinew_memory::SimdLevel;
+use sinew_tensor::Layout;
 
 use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic, split};
 use crate::Result;
+use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::strided::{self, Address, BLOCK, Scratch, Walk, store_index};
@@ -12,32 +13,8 @@ use crate::strided::{self, Address, BLOCK, Scratch, Walk, store_index};
 /// Element `i` of a row is added to lane `i % 16` of block `i / 512`; lanes in a tree, blocks in f64.
 const BLOCKS: Arithmetic = Arithmetic::named("reduce.blocks");
 
-/// Shares of the memory rate and the arithmetic peak, by level.
-const READS: [f64; 3] = [0.5, 0.85, 0.9];
-const COMPUTES: [f64; 3] = [0.1, 0.15, 0.15];
-
 pub(super) fn rows() -> Vec<Row<Reduce>> {
-    vec![row::<0>("reduce.cpu.portable"), row::<1>("reduce.cpu.avx2"), row::<2>("reduce.cpu.avx512")]
-}
-
-fn row<const LEVEL: usize>(name: &'static str) -> Row<Reduce> {
-    Row {
-        name,
-        device: DeviceKind::CPU,
-        arithmetic: BLOCKS,
-        admits: admits::<LEVEL>,
-        cost: |fixed, call, hardware| strided::cost(Reduce::work(fixed, call), hardware, READS[LEVEL], COMPUTES[LEVEL]),
-        workspace: |_, _, _| 0,
-        run: run::<LEVEL>,
-    }
-}
-
-fn admits<const LEVEL: usize>(fixed: &ReduceStatic, hardware: &Hardware) -> Result<(), Refusal> {
-    let level = SimdLevel::ALL[LEVEL];
-    if hardware.simd < level {
-        return Err(format!("needs {level}, the CPU offers {}", hardware.simd).into());
-    }
-    if DType::COMPUTE.contains(&fixed.input) { Ok(()) } else { Err("for f32, f16 and bf16".into()) }
+    cpu_row::rows()
 }
 
 /// A walk over rows (operand 0: output, 1: input) and one over the elements of a row.
@@ -213,18 +190,29 @@ impl Blocks<'_> {
     }
 }
 
-unsafe fn run<const LEVEL: usize>(
-    launch: &Launch<'_>,
-    fixed: &ReduceStatic,
-    call: &ReduceCall,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let x = operands.input(Reduce::NAME, Reduce::X, "x")?;
-    let y = operands.output(Reduce::NAME, Reduce::Y, "y")?;
-    let (rows, within) = walks(y.layout(), x.layout(), fixed.dims);
-    let (y, x) = (Address(y.host_ptr()?), Address::read(x.host_ptr()?));
-    let kernel = ReduceKernel { fixed: *fixed, rows, within, width: call.width, y, x };
-    // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands.
-    unsafe { simd::launch(SimdLevel::ALL[LEVEL], launch.team()?, kernel.rows.tasks(), &kernel) };
-    Ok(())
+impl Leveled for Reduce {
+    const PORTABLE: AtLevel = AtLevel { name: "reduce.cpu.portable", arithmetic: BLOCKS, reads: 0.5, computes: 0.1 };
+    const AVX2: AtLevel = AtLevel { name: "reduce.cpu.avx2", arithmetic: BLOCKS, reads: 0.85, computes: 0.15 };
+    const AVX512: AtLevel = AtLevel { name: "reduce.cpu.avx512", arithmetic: BLOCKS, reads: 0.9, computes: 0.15 };
+
+    fn takes(fixed: &ReduceStatic) -> Result<(), Refusal> {
+        takes_lanes([fixed.input])
+    }
+
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &ReduceStatic,
+        call: &ReduceCall,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let x = operands.input(Reduce::NAME, Reduce::X, "x")?;
+        let y = operands.output(Reduce::NAME, Reduce::Y, "y")?;
+        let (rows, within) = walks(y.layout(), x.layout(), fixed.dims);
+        let (y, x) = (Address(y.host_ptr()?), Address::read(x.host_ptr()?));
+        let kernel = ReduceKernel { fixed: *fixed, rows, within, width: call.width, y, x };
+        // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands.
+        unsafe { simd::launch(level, launch.team()?, kernel.rows.tasks(), &kernel) };
+        Ok(())
+    }
 }

@@ -8,11 +8,10 @@ use std::fmt;
 
 use sinew_tensor::{DType, Layout};
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::elementwise::{INTEGERS, expect_operand};
-use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::Result;
+use crate::elementwise::INTEGERS;
+use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
 use crate::strided::{Indices, largest_index};
-use crate::{Error, Result};
 
 /// The rows of [`Reduce`].
 pub fn rows() -> Vec<Row<Reduce>> {
@@ -113,7 +112,7 @@ impl ReduceStatic {
         }
         let rule = "f32, f16 and bf16 go to any of them, f64 to f64, sums of integers and bools to i64, their max and \
                     min to themselves, argmax and argmin to u32, i32 or i64; cast first";
-        Err(Error::Operands { operator: Reduce::NAME, reason: format!("{self} is not defined: {rule}") })
+        Err(refuse(Reduce::NAME, format!("{self} is not defined: {rule}")))
     }
 }
 
@@ -152,24 +151,26 @@ impl Operator for Reduce {
 
     fn check(fixed: &ReduceStatic, call: &ReduceCall, operands: Operands<'_>) -> Result<()> {
         fixed.check()?;
-        let refuse = |reason: String| Err(Error::Operands { operator: Self::NAME, reason });
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
-        expect_operand(Self::NAME, "x", x, x.shape(), fixed.input)?;
+        expect(Self::NAME, "x", x, fixed.input, x.shape())?;
         if x.shape().len() < fixed.dims {
-            return refuse(format!("{fixed}: x is {:?}", x.layout()));
+            return Err(refuse(Self::NAME, format!("{fixed}: x is {:?}", x.layout())));
         }
         let (rows, width) = split(x.layout(), fixed.dims);
-        expect_operand(Self::NAME, "y", y, rows, fixed.output)?;
+        expect(Self::NAME, "y", y, fixed.output, rows)?;
         let found = (rows.iter().product::<usize>(), width.iter().product::<usize>());
         if found != (call.rows, call.width) {
-            return refuse(format!("x is {:?}, the call names {call}", x.layout()));
+            return Err(refuse(Self::NAME, format!("x is {:?}, the call names {call}", x.layout())));
         }
         if found.1 == 0 && found.0 > 0 && !matches!(fixed.function, ReduceFunction::Sum | ReduceFunction::Mean) {
-            return refuse(format!("{} of no elements: x is {:?}", fixed.function.name(), x.layout()));
+            return Err(refuse(Self::NAME, format!("{} of no elements: x is {:?}", fixed.function.name(), x.layout())));
         }
         if fixed.function.finds() && found.1.saturating_sub(1) > largest_index(fixed.output) {
-            return refuse(format!("{} does not hold the indices of {} elements", fixed.output, found.1));
+            return Err(refuse(
+                Self::NAME,
+                format!("{} does not hold the indices of {} elements", fixed.output, found.1),
+            ));
         }
         Ok(())
     }
@@ -177,17 +178,5 @@ impl Operator for Reduce {
     fn work(fixed: &ReduceStatic, call: &ReduceCall) -> Work {
         let (rows, width) = (call.rows as f64, call.width as f64);
         Work { flops: rows * width, bytes: rows * (width * fixed.input.size() as f64 + fixed.output.size() as f64) }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::reduce(case, host, index)
     }
 }

@@ -4,11 +4,12 @@
 //! once, and heads are shared out in runs, so that one token of many heads is shared out too.
 
 use half::{bf16, f16};
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{DType, View};
 
-use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, X, wrong};
-use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
+use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, X};
+use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
 use crate::simd::{Kernel, LANES, Simd, Stored, launch};
 use crate::{Error, Result};
 
@@ -22,38 +23,40 @@ const UNFUSED: Arithmetic = Arithmetic::named("rotary.mul-add");
 
 /// The CPU rows.
 pub fn rows() -> Vec<Row<Rotary>> {
-    macro_rules! row {
-        ($name:literal, $arithmetic:expr, $level:expr, $efficiency:expr) => {
-            Row {
-                name: $name,
-                device: DeviceKind::CPU,
-                arithmetic: $arithmetic,
-                admits: |_, hardware| admits($level, hardware),
-                cost: |fixed, call, hardware| cost($efficiency, fixed, call, hardware),
-                workspace: |_, _, _| 0,
-                // SAFETY: passed on.
-                run: |launch, fixed, call, operands| unsafe { run($level, launch, fixed, call, operands) },
-            }
-        };
+    cpu_row::rows()
+}
+
+impl Leveled for Rotary {
+    const PORTABLE: AtLevel = AtLevel { name: "rotary.cpu.portable", arithmetic: UNFUSED, reads: 1.0, computes: 0.01 };
+    const AVX2: AtLevel = AtLevel { name: "rotary.cpu.avx2", arithmetic: FUSED, reads: 1.0, computes: 0.035 };
+    const AVX512: AtLevel = AtLevel { name: "rotary.cpu.avx512", arithmetic: FUSED, reads: 1.0, computes: 0.05 };
+
+    /// Memory at its rate, and arithmetic at a share of the peak on the threads that get a task.
+    fn cost(row: AtLevel, fixed: &RotaryStatic, call: &RotaryDynamic, hardware: &Hardware) -> f64 {
+        let work = Rotary::work(fixed, call);
+        let threads = tasks(fixed, call).clamp(1, hardware.threads.max(1)) as f64;
+        let rates = &hardware.rates;
+        let computing = work.flops / (row.computes * rates.f32_flops_per_s * threads);
+        rates.launch_s + work.bytes / (rates.read_bytes_per_s * row.reads) + computing
     }
-    // Shares of the f32 peak: estimates, of which only the order decides.
-    vec![
-        row!("rotary.cpu.portable", UNFUSED, SimdLevel::Portable, 0.01),
-        row!("rotary.cpu.avx2", FUSED, SimdLevel::Avx2, 0.035),
-        row!("rotary.cpu.avx512", FUSED, SimdLevel::Avx512, 0.05),
-    ]
-}
 
-fn admits(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal> {
-    if hardware.simd >= level { Ok(()) } else { Err(format!("needs {level}, there is {}", hardware.simd).into()) }
-}
-
-/// Seconds: memory at its rate, and arithmetic at a share of the peak on the threads that get a task.
-fn cost(efficiency: f64, fixed: &RotaryStatic, call: &RotaryDynamic, hardware: &Hardware) -> f64 {
-    let work = Rotary::work(fixed, call);
-    let threads = tasks(fixed, call).clamp(1, hardware.threads.max(1)) as f64;
-    let rates = &hardware.rates;
-    rates.launch_s + work.bytes / rates.read_bytes_per_s + work.flops / (efficiency * rates.f32_flops_per_s * threads)
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &RotaryStatic,
+        call: &RotaryDynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        // SAFETY: passed on; the element types are the dtypes that the operands were checked to have.
+        unsafe {
+            match fixed.x {
+                DType::F32 => run_from::<f32>(level, launch, fixed, call, operands),
+                DType::F16 => run_from::<f16>(level, launch, fixed, call, operands),
+                DType::BF16 => run_from::<bf16>(level, launch, fixed, call, operands),
+                other => Err(refuse(Rotary::NAME, format!("no kernel for {other}"))),
+            }
+        }
+    }
 }
 
 /// Heads that one task turns.
@@ -66,27 +69,7 @@ fn tasks(fixed: &RotaryStatic, call: &RotaryDynamic) -> usize {
 }
 
 /// # Safety
-/// That of [`Row::run`].
-unsafe fn run(
-    level: SimdLevel,
-    launch: &Launch<'_>,
-    fixed: &RotaryStatic,
-    call: &RotaryDynamic,
-    operands: Operands<'_>,
-) -> Result<()> {
-    // SAFETY: passed on; the element types are the dtypes that the operands were checked to have.
-    unsafe {
-        match fixed.x {
-            DType::F32 => run_from::<f32>(level, launch, fixed, call, operands),
-            DType::F16 => run_from::<f16>(level, launch, fixed, call, operands),
-            DType::BF16 => run_from::<bf16>(level, launch, fixed, call, operands),
-            other => Err(wrong(format!("no kernel for {other}"))),
-        }
-    }
-}
-
-/// # Safety
-/// That of [`run`], x having elements `T`.
+/// That of [`Row::run`], x having elements `T`.
 unsafe fn run_from<T: Stored>(
     level: SimdLevel,
     launch: &Launch<'_>,
@@ -100,13 +83,13 @@ unsafe fn run_from<T: Stored>(
             DType::F32 => run_typed::<T, f32>(level, launch, fixed, call, operands),
             DType::F16 => run_typed::<T, f16>(level, launch, fixed, call, operands),
             DType::BF16 => run_typed::<T, bf16>(level, launch, fixed, call, operands),
-            other => Err(wrong(format!("no kernel for {other}"))),
+            other => Err(refuse(Rotary::NAME, format!("no kernel for {other}"))),
         }
     }
 }
 
 /// # Safety
-/// That of [`run`], x having elements `T` and out elements `U`.
+/// That of [`Row::run`], x having elements `T` and out elements `U`.
 unsafe fn run_typed<T: Stored, U: Stored>(
     level: SimdLevel,
     context: &Launch<'_>,
@@ -168,7 +151,10 @@ unsafe fn check_positions(positions: &View<'_>, length: usize) -> Result<()> {
 
 #[cold]
 fn outside(token: usize, position: i32, length: usize) -> Error {
-    wrong(format!("token {token} is at position {position}, and the tables hold {length} positions from 0"))
+    refuse(
+        Rotary::NAME,
+        format!("token {token} is at position {position}, and the tables hold {length} positions from 0"),
+    )
 }
 
 /// Where heads lie, `P` being a pointer to their elements.

@@ -18,11 +18,10 @@ mod table;
 
 use std::fmt;
 
-use sinew_tensor::{DType, View};
+use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
-use crate::{Error, Result};
+use crate::Result;
+use crate::operator::{Operands, Operator, Work, expect, expect_compute, refuse};
 
 pub use cpu::rows;
 pub use table::Table;
@@ -122,19 +121,6 @@ impl fmt::Display for RotaryDynamic {
     }
 }
 
-/// An error about this operator's operands.
-fn wrong(reason: String) -> Error {
-    Error::Operands { operator: Rotary::NAME, reason }
-}
-
-/// Checks one operand's shape and dtype.
-fn expect_view(view: &View<'_>, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
-    if view.dtype() != dtype || view.shape() != shape {
-        return Err(wrong(format!("{name} is {} {:?}, expected {dtype} {shape:?}", view.dtype(), view.layout())));
-    }
-    Ok(())
-}
-
 impl Operator for Rotary {
     const NAME: &'static str = "rotary";
     type Static = RotaryStatic;
@@ -152,34 +138,33 @@ impl Operator for Rotary {
     fn check(fixed: &RotaryStatic, call: &RotaryDynamic, operands: Operands<'_>) -> Result<()> {
         let RotaryStatic { head_dim, rotary_dim, x, out, in_place, .. } = *fixed;
         if !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
-            return Err(wrong(format!(
-                "rotary_dim is {rotary_dim}, expected an even number up to head_dim {head_dim}"
-            )));
+            return Err(refuse(
+                Self::NAME,
+                format!("rotary_dim is {rotary_dim}; expected an even number up to head_dim {head_dim}"),
+            ));
         }
-        if !DType::COMPUTE.contains(&x) || !DType::COMPUTE.contains(&out) {
-            return Err(wrong(format!("dtypes are {x} to {out}, expected f32, f16 or bf16")));
-        }
+        expect_compute(Self::NAME, fixed, [x, out])?;
         if in_place && x != out {
-            return Err(wrong(format!("in place, {x} cannot become {out}")));
+            return Err(refuse(Self::NAME, format!("in place, {x} cannot become {out}")));
         }
         let (inputs, outputs) = (operands.inputs.len(), operands.outputs.len());
         if inputs != 4 || outputs != 1 {
-            return Err(wrong(format!("{inputs} inputs and {outputs} outputs, expected 4 and 1")));
+            return Err(refuse(Self::NAME, format!("{inputs} inputs and {outputs} outputs; expected 4 and 1")));
         }
         let shape = [call.tokens, call.heads, head_dim];
         match operands.optional(X) {
-            Some(_) if in_place => return Err(wrong("in place, and yet x (input 0) is there".into())),
+            Some(_) if in_place => return Err(refuse(Self::NAME, "in place, and yet x (input 0) is there")),
             None if in_place => {}
-            _ => expect_view(operands.input(Self::NAME, X, "x")?, "x", x, &shape)?,
+            _ => expect(Self::NAME, "x", operands.input(Self::NAME, X, "x")?, x, &shape)?,
         }
-        expect_view(operands.output(Self::NAME, OUT, "out")?, "out", out, &shape)?;
+        expect(Self::NAME, "out", operands.output(Self::NAME, OUT, "out")?, out, &shape)?;
         let positions = operands.input(Self::NAME, POSITIONS, "positions")?;
-        expect_view(positions, "positions", DType::I32, &[call.tokens])?;
+        expect(Self::NAME, "positions", positions, DType::I32, &[call.tokens])?;
         let cos = operands.input(Self::NAME, COS, "cos")?;
         let length = cos.shape().first().copied().unwrap_or(0);
         let table = [length, rotary_dim / 2];
-        expect_view(cos, "cos", DType::F32, &table)?;
-        expect_view(operands.input(Self::NAME, SIN, "sin")?, "sin", DType::F32, &table)
+        expect(Self::NAME, "cos", cos, DType::F32, &table)?;
+        expect(Self::NAME, "sin", operands.input(Self::NAME, SIN, "sin")?, DType::F32, &table)
     }
 
     fn work(fixed: &RotaryStatic, call: &RotaryDynamic) -> Work {
@@ -192,17 +177,5 @@ impl Operator for Rotary {
             // Cosines, sines and a position for each token besides.
             bytes: tokens * (heads * touched * per_value + 8.0 * pairs + 4.0),
         }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::expect(case, host, index)
     }
 }

@@ -1,14 +1,14 @@
 //! One body in lanes of f32, at three levels.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
-use sinew_tensor::DType;
+use sinew_memory::SimdLevel;
 
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use crate::Result;
+use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::rows::{Line, Rows, blocks};
 use crate::simd::{self, Kernel, LANES, Simd, math};
-use crate::strided::{self, BLOCK, Scratch};
+use crate::strided::{BLOCK, Scratch};
 
 /// Sums of exponentials in sixteen lanes by four, blocks of 512 in f32, blocks added in f64; multiply and add round
 /// apart.
@@ -16,67 +16,44 @@ const MUL_ADD: Arithmetic = Arithmetic::named("softmax.mul-add16");
 /// The same sums with multiply and add fused.
 const FMA: Arithmetic = Arithmetic::named("softmax.fma16");
 
-/// Shares of the machine's memory rate and of its arithmetic peak that the rows reach, by level.
-const READS: [f64; 3] = [0.6, 0.8, 0.85];
-const COMPUTES: [f64; 3] = [0.05, 0.2, 0.2];
-
 /// The rows of [`Softmax`].
 pub fn rows() -> Vec<Row<Softmax>> {
-    vec![
-        row::<0>("softmax.cpu.portable", MUL_ADD),
-        row::<1>("softmax.cpu.avx2", FMA),
-        row::<2>("softmax.cpu.avx512", FMA),
-    ]
+    cpu_row::rows()
 }
 
-fn row<const LEVEL: usize>(name: &'static str, arithmetic: Arithmetic) -> Row<Softmax> {
-    Row {
-        name,
-        device: DeviceKind::CPU,
-        arithmetic,
-        admits: admits::<LEVEL>,
-        cost: |fixed, call, hardware| {
-            strided::cost(Softmax::work(fixed, call), hardware, READS[LEVEL], COMPUTES[LEVEL])
-        },
-        workspace: |_, _, _| 0,
-        run: run::<LEVEL>,
-    }
-}
+impl Leveled for Softmax {
+    const PORTABLE: AtLevel = AtLevel { name: "softmax.cpu.portable", arithmetic: MUL_ADD, reads: 0.6, computes: 0.05 };
+    const AVX2: AtLevel = AtLevel { name: "softmax.cpu.avx2", arithmetic: FMA, reads: 0.8, computes: 0.2 };
+    const AVX512: AtLevel = AtLevel { name: "softmax.cpu.avx512", arithmetic: FMA, reads: 0.85, computes: 0.2 };
 
-fn admits<const LEVEL: usize>(fixed: &SoftmaxStatic, hardware: &Hardware) -> Result<(), Refusal> {
-    let level = SimdLevel::ALL[LEVEL];
-    if hardware.simd < level {
-        return Err(format!("needs {level}, the CPU offers {}", hardware.simd).into());
+    fn takes(fixed: &SoftmaxStatic) -> Result<(), Refusal> {
+        takes_lanes([Some(fixed.x), Some(fixed.out), fixed.mask].into_iter().flatten())
     }
-    let mut dtypes = [Some(fixed.x), Some(fixed.out), fixed.mask].into_iter().flatten();
-    match dtypes.find(|dtype| !DType::COMPUTE.contains(dtype)) {
-        Some(dtype) => Err(format!("takes f32, f16 and bf16, not {dtype}").into()),
-        None => Ok(()),
-    }
-}
 
-unsafe fn run<const LEVEL: usize>(
-    launch: &Launch<'_>,
-    fixed: &SoftmaxStatic,
-    call: &SoftmaxDynamic,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let y = operands.output(Softmax::NAME, Softmax::Y, "y")?;
-    let x = operands.optional(Softmax::X).unwrap_or(y);
-    let mask = operands.optional(Softmax::MASK);
-    let kernel = Body {
-        width: call.width,
-        scale: fixed.scale.get(),
-        log: fixed.log,
-        rows: Rows::new([Some(y.layout()), Some(x.layout()), mask.map(|m| m.layout())]),
-        y: Line::of(y)?,
-        x: Line::of(x)?,
-        mask: mask.map(Line::of).transpose()?,
-    };
-    // SAFETY: the operator's check has seen that operands have one shape and the named dtypes; views lie within their
-    // buffers, and the indices of an output share no elements, so that tasks do not meet.
-    unsafe { simd::launch(SimdLevel::ALL[LEVEL], launch.team()?, kernel.rows.tasks(), &kernel) };
-    Ok(())
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &SoftmaxStatic,
+        call: &SoftmaxDynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let y = operands.output(Softmax::NAME, Softmax::Y, "y")?;
+        let x = operands.optional(Softmax::X).unwrap_or(y);
+        let mask = operands.optional(Softmax::MASK);
+        let kernel = Body {
+            width: call.width,
+            scale: fixed.scale.get(),
+            log: fixed.log,
+            rows: Rows::new([Some(y.layout()), Some(x.layout()), mask.map(|m| m.layout())]),
+            y: Line::of(y)?,
+            x: Line::of(x)?,
+            mask: mask.map(Line::of).transpose()?,
+        };
+        // SAFETY: the operator's check has seen that operands have one shape and the named dtypes; views lie within
+        // their buffers, and the indices of an output share no elements, so that tasks do not meet.
+        unsafe { simd::launch(level, launch.team()?, kernel.rows.tasks(), &kernel) };
+        Ok(())
+    }
 }
 
 struct Body {

@@ -7,11 +7,10 @@ pub use cpu::rows;
 
 use std::fmt;
 
-use sinew_tensor::{DType, View};
+use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::operator::{Arithmetic, Operands, Operator, Work};
-use crate::{Error, F32Bits, Result};
+use crate::operator::{Operands, Operator, Work, expect, refuse};
+use crate::{F32Bits, Result};
 
 /// `y_i = e^(s_i) / Σ_j e^(s_j)` with `s = scale · x + mask`, for every row of `[.., width]`, computed in f32 from the
 /// differences to the row's largest `s` (Goodfellow et al. 2016, section 4.1); or its natural logarithm.
@@ -113,17 +112,19 @@ impl Operator for Softmax {
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         let shape = y.shape();
         if shape.is_empty() || SoftmaxDynamic::of(shape) != *call {
-            return Err(refuse(format!("y is {:?}; the call names {call}", y.layout())));
+            return Err(refuse(Self::NAME, format!("y is {:?}; the call names {call}", y.layout())));
         }
-        expect("y", y, fixed.out, shape)?;
+        expect(Self::NAME, "y", y, fixed.out, shape)?;
         match operands.optional(Self::X) {
-            Some(x) => expect("x", x, fixed.x, shape)?,
+            Some(x) => expect(Self::NAME, "x", x, fixed.x, shape)?,
             None if fixed.x == fixed.out => {}
-            None => return Err(refuse(format!("{fixed} in place: the dtypes differ"))),
+            None => return Err(refuse(Self::NAME, format!("{fixed} in place: the dtypes differ"))),
         }
         match (fixed.mask, operands.optional(Self::MASK)) {
-            (Some(dtype), _) => expect("mask", operands.input(Self::NAME, Self::MASK, "mask")?, dtype, shape),
-            (None, Some(_)) => Err(refuse(format!("{fixed} takes no mask"))),
+            (Some(dtype), _) => {
+                expect(Self::NAME, "mask", operands.input(Self::NAME, Self::MASK, "mask")?, dtype, shape)
+            }
+            (None, Some(_)) => Err(refuse(Self::NAME, format!("{fixed} takes no mask"))),
             (None, None) => Ok(()),
         }
     }
@@ -133,28 +134,4 @@ impl Operator for Softmax {
         let bytes = fixed.x.size() + fixed.out.size() + fixed.mask.map_or(0, DType::size);
         Work { flops: n * FLOPS, bytes: n * bytes as f64 }
     }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
-        reference::expect(case, host, index)
-    }
-}
-
-fn refuse(reason: String) -> Error {
-    Error::Operands { operator: Softmax::NAME, reason }
-}
-
-fn expect(name: &str, view: &View<'_>, dtype: DType, shape: &[usize]) -> Result<()> {
-    if view.dtype() == dtype && view.shape() == shape {
-        return Ok(());
-    }
-    let found = view.dtype();
-    Err(refuse(format!("{name} is {found} {:?}; expected {dtype} of shape {shape:?}", view.layout())))
 }

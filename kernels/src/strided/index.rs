@@ -3,7 +3,8 @@
 use sinew_tensor::{DType, View};
 
 use super::{Address, Walk};
-use crate::{Error, Result};
+use crate::Result;
+use crate::operator::refuse;
 
 /// Indices of one of [`Indices::DTYPES`].
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +22,7 @@ impl Indices {
         if Self::DTYPES.contains(&dtype) {
             return Ok(());
         }
-        Err(Error::Operands { operator, reason: format!("{name} are {dtype}; expected u32, i32 or i64") })
+        Err(refuse(operator, format!("{name} are {dtype}; expected u32, i32 or i64")))
     }
 
     /// The indices of a view, all of which are below `limit`.
@@ -45,7 +46,7 @@ impl Indices {
                     continue;
                 }
                 let reason = format!("index {index} at position {} is outside the {limit} {what}", run.first + i);
-                return Err(Error::Operands { operator, reason });
+                return Err(refuse(operator, reason));
             }
         }
         Ok(indices)

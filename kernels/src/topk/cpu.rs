@@ -1,46 +1,19 @@
 //! A heap of the `k` best so far, and blocks skipped whole that hold nothing better.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_memory::{Hardware, SimdLevel};
 
 use super::{TopK, TopKCall, TopKStatic};
 use crate::Result;
-use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
+use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::simd::{self, Kernel, Simd};
 use crate::strided::{self, Address, BLOCK, Scratch, Walk, store_index};
 
 /// An order has no rounding: every row gives the same.
 const EXACT: Arithmetic = Arithmetic::named("topk.exact");
 
-/// Shares of the memory rate and the arithmetic peak, by level.
-const READS: [f64; 3] = [0.3, 0.6, 0.7];
-const COMPUTES: [f64; 3] = [0.05, 0.05, 0.05];
-
 pub(super) fn rows() -> Vec<Row<TopK>> {
-    vec![row::<0>("topk.cpu.portable"), row::<1>("topk.cpu.avx2"), row::<2>("topk.cpu.avx512")]
-}
-
-fn row<const LEVEL: usize>(name: &'static str) -> Row<TopK> {
-    Row {
-        name,
-        device: DeviceKind::CPU,
-        arithmetic: EXACT,
-        admits: admits::<LEVEL>,
-        // One row is one task.
-        cost: |fixed, call, hardware| {
-            let alone = hardware.threads as f64 / call.rows.clamp(1, hardware.threads) as f64;
-            strided::cost(TopK::work(fixed, call), hardware, READS[LEVEL] / alone, COMPUTES[LEVEL] / alone)
-        },
-        workspace: |fixed, _, hardware| heap_bytes(fixed.k) * hardware.threads,
-        run: run::<LEVEL>,
-    }
-}
-
-fn admits<const LEVEL: usize>(_: &TopKStatic, hardware: &Hardware) -> Result<(), Refusal> {
-    let level = SimdLevel::ALL[LEVEL];
-    if hardware.simd < level {
-        return Err(format!("needs {level}, the CPU offers {}", hardware.simd).into());
-    }
-    Ok(())
+    cpu_row::rows()
 }
 
 /// Bytes of one worker's heap, in whole cache lines.
@@ -174,30 +147,47 @@ impl TopKKernel {
     }
 }
 
-unsafe fn run<const LEVEL: usize>(
-    launch: &Launch<'_>,
-    fixed: &TopKStatic,
-    call: &TopKCall,
-    operands: Operands<'_>,
-) -> Result<()> {
-    let x = operands.input(TopK::NAME, TopK::X, "x")?;
-    let values = operands.output(TopK::NAME, TopK::VALUES, "values")?;
-    let indices = operands.output(TopK::NAME, TopK::INDICES, "indices")?;
-    let team = launch.team()?;
-    let last = x.shape().len() - 1;
-    let strides = |d: usize| [values.strides()[d], indices.strides()[d], x.strides()[d]];
-    let kernel = TopKKernel {
-        fixed: *fixed,
-        rows: Walk::of(&x.shape()[..last], strides).weighted(call.width),
-        steps: strides(last),
-        width: call.width,
-        values: Address(values.host_ptr()?),
-        indices: Address(indices.host_ptr()?),
-        x: Address::read(x.host_ptr()?),
-        heaps: Address(launch.host_workspace(heap_bytes(fixed.k) * team.threads())?),
-    };
-    // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands, and the workspace
-    // holds a heap for each thread.
-    unsafe { simd::launch(SimdLevel::ALL[LEVEL], team, kernel.rows.tasks(), &kernel) };
-    Ok(())
+impl Leveled for TopK {
+    const PORTABLE: AtLevel = AtLevel { name: "topk.cpu.portable", arithmetic: EXACT, reads: 0.3, computes: 0.05 };
+    const AVX2: AtLevel = AtLevel { name: "topk.cpu.avx2", arithmetic: EXACT, reads: 0.6, computes: 0.05 };
+    const AVX512: AtLevel = AtLevel { name: "topk.cpu.avx512", arithmetic: EXACT, reads: 0.7, computes: 0.05 };
+
+    /// One row is one task.
+    fn cost(row: AtLevel, fixed: &TopKStatic, call: &TopKCall, hardware: &Hardware) -> f64 {
+        let alone = hardware.threads as f64 / call.rows.clamp(1, hardware.threads) as f64;
+        strided::cost(TopK::work(fixed, call), hardware, row.reads / alone, row.computes / alone)
+    }
+
+    fn scratch(fixed: &TopKStatic, _: &TopKCall, hardware: &Hardware) -> usize {
+        heap_bytes(fixed.k) * hardware.threads
+    }
+
+    unsafe fn run(
+        level: SimdLevel,
+        launch: &Launch<'_>,
+        fixed: &TopKStatic,
+        call: &TopKCall,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let x = operands.input(TopK::NAME, TopK::X, "x")?;
+        let values = operands.output(TopK::NAME, TopK::VALUES, "values")?;
+        let indices = operands.output(TopK::NAME, TopK::INDICES, "indices")?;
+        let team = launch.team()?;
+        let last = x.shape().len() - 1;
+        let strides = |d: usize| [values.strides()[d], indices.strides()[d], x.strides()[d]];
+        let kernel = TopKKernel {
+            fixed: *fixed,
+            rows: Walk::of(&x.shape()[..last], strides).weighted(call.width),
+            steps: strides(last),
+            width: call.width,
+            values: Address(values.host_ptr()?),
+            indices: Address(indices.host_ptr()?),
+            x: Address::read(x.host_ptr()?),
+            heaps: Address(launch.host_workspace(heap_bytes(fixed.k) * team.threads())?),
+        };
+        // SAFETY: `Operator::check` has seen shapes and dtypes; the addresses are those of the operands, and the
+        // workspace holds a heap for each thread.
+        unsafe { simd::launch(level, team, kernel.rows.tasks(), &kernel) };
+        Ok(())
+    }
 }

@@ -7,11 +7,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::accuracy::{Case, Depth, Expected, HostOperands};
-use crate::elementwise::expect_operand;
-use crate::operator::{Arithmetic, Operands, Operator, Row, Work};
+use crate::Result;
+use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
 use crate::strided::{Indices, largest_index};
-use crate::{Error, Result};
 
 /// The rows of [`TopK`].
 pub fn rows() -> Vec<Row<TopK>> {
@@ -82,37 +80,35 @@ impl Operator for TopK {
     }
 
     fn check(fixed: &TopKStatic, call: &TopKCall, operands: Operands<'_>) -> Result<()> {
-        let refuse = |reason: String| Err(Error::Operands { operator: Self::NAME, reason });
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let values = operands.output(Self::NAME, Self::VALUES, "values")?;
         let indices = operands.output(Self::NAME, Self::INDICES, "indices")?;
-        if !DType::COMPUTE.contains(&fixed.dtype) {
-            return refuse(format!("x is {}; expected f32, f16 or bf16", fixed.dtype));
-        }
+        expect_compute(Self::NAME, fixed, [fixed.dtype])?;
         Indices::check_dtype(Self::NAME, "indices", fixed.indices)?;
-        expect_operand(Self::NAME, "x", x, x.shape(), fixed.dtype)?;
-        expect_operand(Self::NAME, "values", values, values.shape(), fixed.dtype)?;
-        expect_operand(Self::NAME, "indices", indices, values.shape(), fixed.indices)?;
+        expect(Self::NAME, "x", x, fixed.dtype, x.shape())?;
+        expect(Self::NAME, "values", values, fixed.dtype, values.shape())?;
+        expect(Self::NAME, "indices", indices, fixed.indices, values.shape())?;
         let (Some((&width, rows)), Some((&k, found))) = (x.shape().split_last(), values.shape().split_last()) else {
-            return refuse(format!("x is {:?}; expected [rows…, width]", x.layout()));
+            return Err(refuse(Self::NAME, format!("x is {:?}; expected [rows…, width]", x.layout())));
         };
         if rows != found || k != fixed.k {
-            return refuse(format!(
-                "x is {:?}; values {:?}; expected the last {}",
-                x.layout(),
-                values.layout(),
-                fixed.k
+            return Err(refuse(
+                Self::NAME,
+                format!("x is {:?}; values {:?}; expected the last {}", x.layout(), values.layout(), fixed.k),
             ));
         }
         if k > width {
-            return refuse(format!("the top {k} of {width} elements: x is {:?}", x.layout()));
+            return Err(refuse(Self::NAME, format!("the top {k} of {width} elements: x is {:?}", x.layout())));
         }
         // Candidates are kept as 32 bits of value and 32 of index.
         if width.saturating_sub(1) > largest_index(fixed.indices).min(u32::MAX as usize) {
-            return refuse(format!("rows of {width} elements are too long for indices of {}", fixed.indices));
+            return Err(refuse(
+                Self::NAME,
+                format!("rows of {width} elements are too long for indices of {}", fixed.indices),
+            ));
         }
         if (rows.iter().product(), width) != (call.rows, call.width) {
-            return refuse(format!("x is {:?}, the call names {call}", x.layout()));
+            return Err(refuse(Self::NAME, format!("x is {:?}, the call names {call}", x.layout())));
         }
         Ok(())
     }
@@ -121,17 +117,5 @@ impl Operator for TopK {
         let (rows, width, k) = (call.rows as f64, call.width as f64, fixed.k as f64);
         let out = k * (fixed.dtype.size() + fixed.indices.size()) as f64;
         Work { flops: rows * (width + k * (k + 1.0).log2()), bytes: rows * (width * fixed.dtype.size() as f64 + out) }
-    }
-
-    fn cases(depth: Depth) -> Vec<Case<Self>> {
-        reference::cases(depth)
-    }
-
-    fn operands(case: &Case<Self>) -> Result<HostOperands> {
-        reference::operands(case)
-    }
-
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, output: usize, index: &[usize]) -> Expected {
-        reference::topk(case, host, output, index)
     }
 }

@@ -1,18 +1,18 @@
 //! What the tests of every operator share: walking a table at each SIMD level.
 
-use sinew_kernels::accuracy::{Depth, RowReport};
-use sinew_kernels::{Operator, Row, Table};
+use sinew_kernels::Row;
+use sinew_kernels::accuracy::RowReport;
+use sinew_kernels::case::{Depth, Reference};
 use sinew_memory::{Cpu, SimdLevel};
 
 /// Verifies rows at every level that the machine has, prints a line for each, and wants no failure and no row that
 /// never ran.
-pub fn verify<O: Operator>(rows: Vec<Row<O>>) -> Vec<RowReport> {
+pub fn verify<O: Reference>(rows: Vec<Row<O>>) -> Vec<RowReport> {
     let depth = if std::env::var_os("SINEW_FULL").is_some() { Depth::Full } else { Depth::Quick };
-    let table = Table::new(rows);
     let mut last = Vec::new();
     for level in SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected()) {
         let device = Cpu::with(2, level).unwrap();
-        last = sinew_kernels::accuracy::verify(&table, &device, depth);
+        last = sinew_kernels::accuracy::verify(&rows, &device, depth);
         for report in &last {
             let RowReport { row, cases, elements, compared, worst, .. } = report;
             println!(

@@ -3,8 +3,9 @@
 
 use std::fmt;
 
-use sinew_kernels::accuracy::{Case, Depth, Expected, Generator, HostOperands, Lay, Values};
-use sinew_kernels::{Arithmetic, Error, Operands, Operator, Result, Work};
+use sinew_kernels::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
+use sinew_kernels::operator::{expect, expect_compute};
+use sinew_kernels::{Arithmetic, Operands, Operator, Result, Work};
 use sinew_tensor::DType;
 
 /// `y[r, c] = x[r, c] + Σ_{i < min(r, width)} x[r, i]`: each row gets the sum of its first `r` elements. Row 0 is
@@ -66,20 +67,18 @@ impl Operator for CausalSum {
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         let shape = [call.rows, call.width];
-        for view in [x, y.view()] {
-            if view.shape() != shape || view.dtype() != fixed.dtype || !DType::COMPUTE.contains(&fixed.dtype) {
-                let reason = format!("{} {:?}; expected {fixed} {call}", view.dtype(), view.layout());
-                return Err(Error::Operands { operator: Self::NAME, reason });
-            }
-        }
-        Ok(())
+        expect(Self::NAME, "x", x, fixed.dtype, &shape)?;
+        expect(Self::NAME, "y", y, fixed.dtype, &shape)?;
+        expect_compute(Self::NAME, fixed, [fixed.dtype])
     }
 
     fn work(fixed: &CausalSumStatic, call: &CausalSumCall) -> Work {
         let n = (call.rows * call.width) as f64;
         Work { flops: 2.0 * n, bytes: 2.0 * n * fixed.dtype.size() as f64 }
     }
+}
 
+impl Reference for CausalSum {
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let shapes = [(1, 1), (17, 16), (40, 33), (5, 0), (0, 5), (70, 45), (3, 129), (130, 100)];
         let values = [Values::Normal, Values::Integers, Values::Special, Values::Subnormal];

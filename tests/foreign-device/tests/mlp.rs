@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sinew_foreign_device::{KIND, Lagging, LaggingStream, register};
-use sinew_kernels::accuracy::{Generator, Values};
 use sinew_kernels::activation::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
+use sinew_kernels::case::{Generator, Values};
 use sinew_kernels::elementwise::{Binary, BinaryCall, BinaryFunction, BinaryStatic};
 use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
 use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
