@@ -2,10 +2,11 @@
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
+use std::convert::Infallible;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -148,12 +149,21 @@ impl Crew {
         });
         // Dropped on an error, which sends those home that have started.
         let mut crew = Self { shared, helpers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
+        // Dropped by each helper as it starts, so that what a thread allocates to start is not part of a later step.
+        let (starting, started) = mpsc::channel::<Infallible>();
         for worker in 1..threads {
-            let shared = crew.shared.clone();
-            let helper = thread::Builder::new().name(format!("sinew-{worker}")).spawn(move || shared.help(worker));
+            let (shared, starting) = (crew.shared.clone(), starting.clone());
+            let life = move || {
+                drop(starting);
+                shared.help(worker);
+            };
+            let helper = thread::Builder::new().name(format!("sinew-{worker}")).spawn(life);
             let helper = helper.map_err(|e| Error::Invalid(format!("cannot start {threads} threads: {e}")))?;
             crew.helpers.push(helper.thread().clone());
         }
+        drop(starting);
+        // Nothing is ever sent: this ends when the last sender is dropped.
+        let _ = started.recv();
         Ok(crew)
     }
 
