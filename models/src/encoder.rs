@@ -183,7 +183,7 @@ impl Encoder {
         for layer in &self.layers {
             layer.run(ctx, rows, sequences, x)?;
         }
-        Ok(x.hidden.to_vec(ctx, rows)?)
+        x.hidden.to_vec(ctx, rows)
     }
 }
 
