@@ -118,34 +118,55 @@ fn a_folder_without_a_tokenizer_serves_tokens() {
     refused(&[&common[..], &["--prompt", "Hello"]].concat(), &["tokenizer.json", "--tokens"]);
 }
 
-/// Writes logits and returns the file's bytes.
-fn logits(folder: &tempfile::TempDir, name: &str, arguments: &[&str]) -> Vec<u8> {
+/// Writes logits and returns the file's bytes, and what was printed.
+fn logits(folder: &tempfile::TempDir, name: &str, arguments: &[&str]) -> (Vec<u8>, String) {
     let path: PathBuf = folder.path().join(name);
     let output = path.to_str().expect("the path is UTF-8");
-    stdout(&sinew(&[&["logits", "--output", output], arguments].concat()));
-    std::fs::read(path).expect("the file was written")
+    let printed = stdout(&sinew(&[&["logits", "--output", output], arguments].concat()));
+    (std::fs::read(path).expect("the file was written"), printed)
+}
+
+/// A copy of a fixture whose config says something else.
+fn changed(fixture_name: &str, field: &str, value: Value) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = fixture(fixture_name);
+    let config = std::fs::read_to_string(Path::new(&from).join("config.json")).expect("a config");
+    let mut config: Value = serde_json::from_str(&config).expect("valid JSON");
+    config[field] = value;
+    std::fs::write(folder.path().join("config.json"), config.to_string()).expect("the file is written");
+    let weights = "model.safetensors";
+    std::fs::copy(Path::new(&from).join(weights), folder.path().join(weights)).expect("the file is copied");
+    folder
 }
 
 #[test]
 fn logits_files_are_identical_for_chunks_threads_and_block_sizes() {
+    // Longer than the default chunk and a group of 512 keys, at a length that nothing divides.
+    const TOKENS: u32 = 613;
     let folder = tempfile::tempdir().expect("a folder for the files");
-    let model = fixture(DECODER);
-    let tokens: Vec<String> = (0..70u32).map(|i| ((i * 31 + 5) % 1003).to_string()).collect();
+    // Rotary positions go on past those that the fixture's config allows.
+    let model = changed(DECODER, "max_position_embeddings", Value::from(1024));
+    let model = model.path().to_str().expect("the path is UTF-8");
+    let tokens: Vec<String> = (0..TOKENS).map(|i| ((i * 31 + 5) % 1003).to_string()).collect();
     let tokens = tokens.join(",");
     for dtype in ["f32", "bf16"] {
-        let common = ["--model", &model, "--tokens", &tokens, "--dtype", dtype];
-        let expected = logits(&folder, "expected", &common);
-        for more in [
-            ["--prefill-chunk", "1"],
-            ["--prefill-chunk", "7"],
-            ["--prefill-chunk", "64"],
-            ["--threads", "1"],
-            ["--threads", "2"],
-            ["--threads", "5"],
-            ["--block-size", "8"],
-            ["--block-size", "64"],
+        let common = ["--model", model, "--tokens", &tokens, "--dtype", dtype, "--kernels"];
+        let (expected, printed) = logits(&folder, "expected", &common);
+        assert!(printed.contains("steps: 2 of at most 512 tokens"), "{printed}");
+        for (more, steps) in [
+            (["--prefill-chunk", "1"], "613 of at most 1 "),
+            (["--prefill-chunk", "7"], "88 of at most 7 "),
+            (["--prefill-chunk", "64"], "10 of at most 64 "),
+            (["--prefill-chunk", "10000"], "1 of at most 613 "),
+            (["--threads", "1"], "2 of at most 512 "),
+            (["--threads", "2"], "2 of at most 512 "),
+            (["--threads", "5"], "2 of at most 512 "),
+            (["--block-size", "8"], "2 of at most 512 "),
+            (["--block-size", "64"], "2 of at most 512 "),
         ] {
-            assert!(logits(&folder, "found", &[&common[..], &more].concat()) == expected, "{dtype} {more:?}");
+            let (found, printed) = logits(&folder, "found", &[&common[..], &more].concat());
+            assert!(printed.contains(&format!("steps: {steps}")), "{more:?}: {printed}");
+            assert!(found == expected, "{dtype} {more:?}");
         }
     }
 }
@@ -153,7 +174,7 @@ fn logits_files_are_identical_for_chunks_threads_and_block_sizes() {
 #[test]
 fn logits_of_an_encoder_are_its_last_hidden_state() {
     let folder = tempfile::tempdir().expect("a folder for the file");
-    let bytes = logits(&folder, "states", &["--model", &fixture(ENCODER), "--tokens", "1,2,3"]);
+    let (bytes, _) = logits(&folder, "states", &["--model", &fixture(ENCODER), "--tokens", "1,2,3"]);
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("the file is valid");
     let states = file.tensor("last_hidden_state").expect("the tensor is there");
     assert_eq!(states.shape()[..2], [1, 3]);
@@ -205,6 +226,20 @@ fn bench_prints_the_contract() {
 }
 
 #[test]
+fn bench_without_new_tokens_has_no_decode_rate() {
+    let model = fixture(NO_TOKENIZER);
+    let common = ["bench", "--model", &model, "--prompt-tokens", "8", "--new-tokens", "0", "--repeat", "1"];
+    let value = json(&[&common[..], &["--json"]].concat());
+    assert!(value["prefill_tokens_per_s"].as_f64().is_some_and(|x| x > 0.0), "{value}");
+    for key in ["decode_tokens_per_s", "decode_share_of_limit"] {
+        assert!(value.get(key).is_some_and(Value::is_null), "{key}: {value}");
+    }
+    let text = stdout(&sinew(&common));
+    let decode = text.lines().find(|line| line.starts_with("decode")).expect("a line about decoding");
+    assert!(decode.contains("- tokens/s") && !decode.contains("inf") && !decode.contains("NaN"), "{decode}");
+}
+
+#[test]
 fn devices_names_the_cpu_and_says_of_every_kind_what_there_is() {
     let value = json(&["devices", "--json"]);
     let kinds: Vec<&str> =
@@ -243,6 +278,8 @@ fn wrong_input_is_one_clear_line() {
 
     refused(&["generate", "--model", "/nowhere", "--prompt", "x"], &["/nowhere", "config.json"]);
     refused(&["generate", "--model", empty, "--prompt", "x"], &["config.json"]);
+    let file = format!("{model}/model.safetensors");
+    refused(&["generate", "--model", &file, "--prompt", "x"], &["model.safetensors is a file", "a folder"]);
     refused_with_model(&generate(&["--tokens", "1,1003"]), &["1003", "vocabulary"]);
     refused_with_model(&generate(&["--tokens", ""]), &["no token"]);
     let long = vec!["1"; 5000].join(",");
@@ -273,31 +310,27 @@ fn wrong_input_is_one_clear_line() {
 #[test]
 fn sizes_that_no_machine_has_are_refused_at_once() {
     let model = fixture(NO_TOKENIZER);
-    let folder = tempfile::tempdir().expect("a folder");
-    for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(Path::new(&model).join(file), folder.path().join(file)).expect("the file is copied");
-    }
-    let config = std::fs::read_to_string(folder.path().join("config.json")).expect("a config");
-    let mut config: Value = serde_json::from_str(&config).expect("valid JSON");
-    let path = folder.path().to_str().expect("the path is UTF-8").to_owned();
-    let mut with = |field: &str, value: Value| {
-        let before = config[field].take();
-        config[field] = value;
-        std::fs::write(folder.path().join("config.json"), config.to_string()).expect("the file is written");
-        config[field] = before;
+    let generate = |field: &str, value: u32, more: &[&str], words: &[&str]| {
+        let folder = changed(NO_TOKENIZER, field, Value::from(value));
+        let path = folder.path().to_str().expect("the path is UTF-8");
+        refused(&[&["generate", "--model", path, "--tokens", "1"], more].concat(), words);
     };
-    with("head_dim", Value::from(2_147_483_646u32));
-    refused(&["generate", "--model", &path, "--tokens", "1"], &["head_dim"]);
-    with("max_position_embeddings", Value::from(2_147_483_647u32));
+    generate("head_dim", 2_147_483_646, &[], &["head_dim"]);
     let most = usize::MAX.to_string();
-    refused(
-        &["generate", "--model", &path, "--tokens", "1", "--max-new-tokens", &most],
-        &["2147483647 tokens", "free"],
-    );
+    let long = ["--max-new-tokens", &most];
+    generate("max_position_embeddings", 2_147_483_647, &long, &["2147483647 tokens", "free"]);
     for batch in [&most, "1000000000000"] {
         let short = ["--prompt-tokens", "8", "--new-tokens", "8"];
         refused(&[&["bench", "--model", &model, "--batch", batch], &short[..]].concat(), &["sequences", "free"]);
     }
+    refused(&["generate", "--model", &model, "--tokens", "1", "--block-size", &most], &["free"]);
+}
+
+#[test]
+fn a_checkpoint_without_a_head_must_say_that_it_is_the_embedding() {
+    let folder = changed(DECODER, "tie_word_embeddings", Value::from(false));
+    let path = folder.path().to_str().expect("the path is UTF-8");
+    refused(&["generate", "--model", path, "--tokens", "1"], &["lm_head.weight"]);
 }
 
 #[test]

@@ -66,13 +66,14 @@ fn expectation(folder: &Path) -> Expectation {
 
 /// All logits or hidden states of a fixture's tokens.
 fn run(folder: &Path, tokens: &[u32], dtype: Option<DType>) -> Vec<f64> {
-    let options = LoadOptions { dtype, context: None, max_logits: 64, ..LoadOptions::default() };
+    let weights = WeightOptions { dtype, ..WeightOptions::default() };
     let values: Vec<f32> = match ModelConfig::from_folder(folder).expect("the config is valid") {
         ModelConfig::Encoder(_) => {
-            let mut model = EmbeddingModel::load(folder, &options).expect("the fixture loads");
+            let mut model = EmbeddingModel::load(folder, &weights).expect("the fixture loads");
             model.hidden_states(tokens).expect("the tokens are valid")
         }
         _ => {
+            let options = LoadOptions { weights, max_logits: 64, ..LoadOptions::default() };
             let mut model = LanguageModel::load(folder, &options).expect("the fixture loads");
             let mut all = Vec::new();
             model
@@ -196,7 +197,8 @@ fn greedy_answers_are_those_of_transformers() {
     let mut generated = 0;
     for (folder, expected) in with_text() {
         let Some(expected) = expected.generate else { continue };
-        let options = LoadOptions { dtype: Some(DType::F32), ..LoadOptions::default() };
+        let weights = WeightOptions { dtype: Some(DType::F32), ..WeightOptions::default() };
+        let options = LoadOptions { weights, ..LoadOptions::default() };
         let mut model = LanguageModel::load(&folder, &options).expect("the fixture loads");
         let prompt = model.encode(&expected.prompt).expect("the prompt encodes");
         assert_eq!(prompt, expected.ids);
@@ -225,7 +227,7 @@ fn embeddings_are_those_of_transformers() {
     for (folder, expected) in with_text() {
         let Some(expected_texts) = expected.embed else { continue };
         let values = expectation(&folder).embeddings.expect("an encoder with texts has embeddings");
-        let options = LoadOptions { dtype: Some(DType::F32), ..LoadOptions::default() };
+        let options = WeightOptions { dtype: Some(DType::F32), ..WeightOptions::default() };
         let mut model = EmbeddingModel::load(&folder, &options).expect("the fixture loads");
         let vectors = model.embed(&expected_texts.texts).expect("the texts embed");
         for (i, (text, vector)) in expected_texts.texts.iter().zip(&vectors).enumerate() {

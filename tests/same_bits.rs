@@ -6,13 +6,17 @@ use std::sync::Arc;
 
 use sinew::kernels::Registry;
 use sinew::memory::Cpu;
+use sinew::models::decoder::Steps;
+use sinew::models::{Checkpoint, Load, ModelConfig};
 use sinew::ops::Policy;
 use sinew::prelude::*;
 
 const FIXTURE: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 
-/// More than one 64-key tile and one default block, at a length that nothing divides.
-const TOKENS: usize = 131;
+/// More than a group of 512 keys, at a length that nothing divides.
+const TOKENS: usize = 613;
+/// The fixture says 256, but its rotary positions go on for ever.
+const POSITIONS: usize = 1024;
 
 fn tokens(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * 7919 + 3) % 1003).collect()
@@ -20,25 +24,38 @@ fn tokens(n: usize) -> Vec<u32> {
 
 fn model(dtype: DType, threads: usize, options: LoadOptions) -> LanguageModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(FIXTURE);
+    let config = ModelConfig::from_folder(&folder).expect("the config is valid");
+    let mut config = config.as_decoder().expect("it is a decoder").clone();
+    config.max_position_embeddings = POSITIONS;
+    let checkpoint = Checkpoint::open(&folder, Load::Mmap).expect("the fixture opens");
     let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
     let ctx = Context::new(device, Arc::new(Registry::standard()), Policy::default()).expect("a context");
-    let options = LoadOptions { dtype: Some(dtype), context: Some(256), ..options };
-    LanguageModel::load_on(Arc::new(ctx), folder, &options, &mut |_, _| {}).expect("the fixture loads")
+    let weights = WeightOptions { dtype: Some(dtype), ..WeightOptions::default() };
+    let options = LoadOptions { weights, ..options };
+    LanguageModel::from_parts(Arc::new(ctx), &config, &checkpoint, None, &options, &mut |_, _| {})
+        .expect("the fixture loads")
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|x| x.to_bits()).collect()
 }
 
-fn logits(dtype: DType, threads: usize, prefill_chunk: usize, block_size: usize) -> Vec<u32> {
-    let options = LoadOptions { prefill_chunk, block_size, max_logits: 256, ..LoadOptions::default() };
+/// All logits, after the model has taken the steps that the options ask for.
+fn logits(dtype: DType, threads: usize, options: LoadOptions) -> Vec<u32> {
+    let (chunk, most) = (options.prefill_chunk, options.max_logits);
+    let mut model = model(dtype, threads, options);
     let mut all = Vec::new();
-    model(dtype, threads, options)
+    model
         .logits(&tokens(TOKENS), &mut |rows| {
+            assert!(rows.len() <= most * 1003, "{} logits at once", rows.len());
             all.extend(bits(rows));
             Ok(())
         })
         .expect("the tokens are valid");
+    let latest = (TOKENS - 1) % chunk + 1;
+    let steps = Steps { count: TOKENS.div_ceil(chunk), largest: chunk.min(TOKENS), latest };
+    assert_eq!(model.decoder().steps(), steps, "chunks of {chunk}");
+    println!("{dtype}: {threads} threads, chunks of {chunk}: {} steps of at most {}", steps.count, steps.largest);
     all
 }
 
@@ -48,21 +65,29 @@ fn chunks_threads_and_block_sizes_change_no_bit() {
         for (place, rows) in model(dtype, 2, LoadOptions::default()).decoder().kernels() {
             println!("{dtype} {place}: {}", rows.join(", "));
         }
-        let expected = logits(dtype, 2, TOKENS, 16);
+        let options = |prefill_chunk, block_size, max_logits| LoadOptions {
+            prefill_chunk,
+            block_size,
+            max_logits,
+            ..LoadOptions::default()
+        };
+        let expected = logits(dtype, 2, options(TOKENS, 16, TOKENS));
         assert!(expected.iter().any(|&x| f32::from_bits(x) != 0.0));
-        for (threads, chunk, block) in [
-            (1, TOKENS, 16),
-            (5, TOKENS, 16),
-            (2, 1, 16),
-            (2, 7, 16),
-            (2, 64, 16),
-            (2, TOKENS, 8),
-            (2, TOKENS, 64),
-            (1, 7, 8),
-            (5, 1, 64),
+        for (threads, chunk, block, most) in [
+            (1, TOKENS, 16, 64),
+            (5, TOKENS, 16, 100),
+            (2, TOKENS, 16, 1),
+            (2, 1, 16, 64),
+            (2, 7, 16, 64),
+            (2, 64, 16, 64),
+            (2, 512, 16, 64),
+            (2, TOKENS, 8, 64),
+            (2, TOKENS, 64, 64),
+            (1, 7, 8, 3),
+            (5, 64, 64, 64),
         ] {
-            let found = logits(dtype, threads, chunk, block);
-            assert!(found == expected, "{dtype}: {threads} threads, chunks of {chunk}, blocks of {block}");
+            let found = logits(dtype, threads, options(chunk, block, most));
+            assert!(found == expected, "{dtype}: {threads} threads, chunks of {chunk}, blocks of {block}, {most} rows");
         }
     }
 }

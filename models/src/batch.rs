@@ -1,6 +1,7 @@
 //! A batch: the tokens of one step, of one sequence or many, as kernels want them.
 
 use crate::cache::Sequence;
+use crate::decoder::Limits;
 use crate::{Error, Result};
 
 /// The tokens of one step with their positions, cache slots and block tables. Kept and reused from step to step.
@@ -11,8 +12,7 @@ pub struct Batch {
     slots: Vec<i64>,
     query_start: Vec<i32>,
     kv_len: Vec<i32>,
-    block_tables: Vec<u32>,
-    /// Blocks of each sequence, before they are laid out as a table.
+    /// Blocks of all sequences, and where those of each end.
     blocks: Vec<u32>,
     block_ends: Vec<usize>,
     blocks_per_table: usize,
@@ -33,9 +33,25 @@ pub enum Wanted {
 }
 
 impl Batch {
-    /// An empty batch.
+    /// An empty batch, which grows as tokens come.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty batch with room for any step within `limits`.
+    pub fn for_limits(limits: &Limits) -> Self {
+        let &Limits { max_rows: rows, max_sequences: sequences, context, block_size, .. } = limits;
+        Self {
+            tokens: Vec::with_capacity(rows),
+            positions: Vec::with_capacity(rows),
+            slots: Vec::with_capacity(rows),
+            query_start: Vec::with_capacity(sequences + 1),
+            kv_len: Vec::with_capacity(sequences),
+            blocks: Vec::with_capacity(sequences * context.div_ceil(block_size)),
+            block_ends: Vec::with_capacity(sequences),
+            wanted: Vec::with_capacity(rows),
+            ..Self::default()
+        }
     }
 
     /// Forgets the tokens and keeps the memory.
@@ -45,7 +61,6 @@ impl Batch {
         self.slots.clear();
         self.query_start.clear();
         self.kv_len.clear();
-        self.block_tables.clear();
         self.blocks.clear();
         self.block_ends.clear();
         self.wanted.clear();
@@ -78,25 +93,11 @@ impl Batch {
         self.kv_len.push(end as i32);
         self.max_query = self.max_query.max(tokens.len());
         self.max_kv = self.max_kv.max(end);
+        let start = self.blocks.len();
         self.blocks.extend(sequence.blocks());
         self.block_ends.push(self.blocks.len());
-        self.lay_out_tables();
+        self.blocks_per_table = self.blocks_per_table.max(self.blocks.len() - start);
         Ok(())
-    }
-
-    /// Block tables as rows of equal length.
-    fn lay_out_tables(&mut self) {
-        let starts = std::iter::once(0).chain(self.block_ends.iter().copied());
-        let longest = starts.clone().zip(&self.block_ends).map(|(start, end)| end - start).max().unwrap_or(0);
-        self.blocks_per_table = longest.max(1);
-        self.block_tables.clear();
-        let mut start = 0;
-        for &end in &self.block_ends {
-            self.block_tables.extend_from_slice(&self.blocks[start..end]);
-            // What pads a table is behind `kv_len` and never read.
-            self.block_tables.resize(self.block_tables.len() + self.blocks_per_table - (end - start), 0);
-            start = end;
-        }
     }
 
     /// Tokens, sequence after sequence.
@@ -124,14 +125,22 @@ impl Batch {
         &self.kv_len
     }
 
-    /// Blocks of each sequence, `[sequences, blocks_per_table]`.
-    pub fn block_tables(&self) -> &[u32] {
-        &self.block_tables
+    /// Lays out the blocks of each sequence in `tables` as rows of equal length, `[sequences, blocks_per_table]`.
+    pub fn lay_out_block_tables(&self, tables: &mut Vec<u32>) {
+        let width = self.blocks_per_table();
+        tables.clear();
+        let mut start = 0;
+        for (i, &end) in self.block_ends.iter().enumerate() {
+            tables.extend_from_slice(&self.blocks[start..end]);
+            // What pads a row is behind `kv_len` and never read.
+            tables.resize((i + 1) * width, 0);
+            start = end;
+        }
     }
 
-    /// Length of a row of [`Batch::block_tables`].
+    /// Length of a row of block tables: blocks of the longest sequence, at least 1.
     pub fn blocks_per_table(&self) -> usize {
-        self.blocks_per_table
+        self.blocks_per_table.max(1)
     }
 
     /// Rows whose logits are wanted.
@@ -147,5 +156,43 @@ impl Batch {
     /// The most keys of one sequence.
     pub fn max_kv(&self) -> usize {
         self.max_kv
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::KvCache;
+    use sinew_ops::Context;
+    use sinew_tensor::{DType, PagedLayout};
+
+    #[test]
+    fn tables_are_rows_as_long_as_the_longest_sequence() {
+        let ctx = Context::cpu().expect("the CPU is there");
+        let layout = PagedLayout::new(8, 1, 4, 2, DType::F32).expect("a small cache");
+        let cache = KvCache::new(&ctx, 0, layout).expect("no layer, no memory");
+        let mut sequences = [cache.sequence(9), cache.sequence(9), cache.sequence(9)];
+        let mut batch = Batch::new();
+        let mut tables = vec![9; 3];
+        // Reused: nothing of the batch before is left.
+        for _ in 0..2 {
+            batch.clear();
+            batch.lay_out_block_tables(&mut tables);
+            assert_eq!((tables.as_slice(), batch.blocks_per_table()), (&[][..], 1));
+            for (sequence, tokens) in sequences.iter_mut().zip([1, 9, 5]) {
+                sequence.truncate(0).expect("shorter");
+                sequence.append(tokens).expect("there are blocks");
+            }
+            for (sequence, tokens) in sequences.iter().zip([&[7][..], &[7, 8], &[7, 8, 9, 10, 11]]) {
+                batch.push(sequence, tokens, Wanted::Last).expect("the tokens are there");
+            }
+            batch.lay_out_block_tables(&mut tables);
+            assert_eq!(batch.blocks_per_table(), 3);
+            assert_eq!(tables, [0, 0, 0, 1, 2, 3, 4, 5, 0]);
+            assert_eq!(batch.wanted(), [0, 2, 7]);
+            assert_eq!(batch.slots(), [0, 11, 12, 16, 17, 18, 19, 20]);
+            assert_eq!((batch.query_start(), batch.kv_len()), (&[0, 1, 3, 8][..], &[1, 9, 5][..]));
+        }
+        assert!(batch.push(&sequences[0], &[1, 2], Wanted::None).is_err());
     }
 }

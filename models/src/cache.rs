@@ -40,9 +40,11 @@ impl KvCache {
         Ok(Self { layers, pages, layout })
     }
 
-    /// An empty sequence.
-    pub fn sequence(&self) -> Sequence {
-        Sequence { table: self.pages.table() }
+    /// An empty sequence that grows to `tokens` tokens without allocating on the host. It takes no blocks yet.
+    pub fn sequence(&self, tokens: usize) -> Sequence {
+        let mut table = self.pages.table();
+        table.reserve(tokens);
+        Sequence { table }
     }
 
     /// Keys and values of each layer.
@@ -53,6 +55,16 @@ impl KvCache {
     /// What a block is.
     pub fn layout(&self) -> &PagedLayout {
         &self.layout
+    }
+
+    /// Bytes of keys and values in all layers.
+    pub fn bytes(&self) -> usize {
+        2 * self.layers.len() * self.layout.bytes()
+    }
+
+    /// [`KvCache::bytes`] of a cache that is not there yet, unless they are too many to count.
+    pub fn bytes_for(num_layers: usize, layout: &PagedLayout) -> Option<usize> {
+        layout.bytes().checked_mul(2)?.checked_mul(num_layers)
     }
 
     /// Bytes that one token takes in all layers.

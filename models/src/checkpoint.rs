@@ -229,24 +229,11 @@ impl Checkpoint {
         }
     }
 
-    /// Lets go of the pages behind the tensor called `name`, once it has been repacked. It can still be read again.
-    pub fn release(&self, name: &str) {
-        if let Some(entry) = self.tensors.get(name) {
-            self.release_slice(name, 0..entry.range.len());
-        }
-    }
-
-    /// As [`release`](Self::release), for the bytes in `range`, counted from the tensor's first.
+    /// Lets go of the pages behind the bytes in `range` of the tensor called `name`, counted from its first, once they
+    /// have been repacked. They can still be read again.
     pub fn release_slice(&self, name: &str, range: Range<usize>) {
         if let Some((map, range)) = self.mapped(name, range) {
             map.release(range);
-        }
-    }
-
-    /// Asks for the tensor called `name` to be read from the disk in the background.
-    pub fn prefetch(&self, name: &str) {
-        if let Some((map, range)) = self.mapped(name, 0..usize::MAX) {
-            map.prefetch(range);
         }
     }
 

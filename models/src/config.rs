@@ -42,10 +42,17 @@ impl ModelConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] and [`Error::Json`] for a file that cannot be read, [`Error::Config`] for a field that is
-    /// missing or impossible, [`Error::Unsupported`] for a model that is not implemented.
+    /// [`Error::Input`] for a path that is a file, [`Error::Io`] and [`Error::Json`] for a file that cannot be read,
+    /// [`Error::Config`] for a field that is missing or impossible, [`Error::Unsupported`] for a model that is not
+    /// implemented.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
+        if folder.is_file() {
+            let path = folder.display();
+            return Err(Error::Input(format!(
+                "{path} is a file; a folder with config.json and safetensors is expected"
+            )));
+        }
         let mut config = Self::from_json(&files::read_text(&folder.join("config.json"))?)?;
         if let ModelConfig::Decoder(decoder) = &mut config
             && let Some(text) = files::read_optional(&folder.join("generation_config.json"))?
@@ -153,7 +160,7 @@ pub struct DecoderConfig {
     pub rms_norm_eps: f64,
     /// Rotary position embedding.
     pub rope: RopeConfig,
-    /// Whether the head is the embedding, unless the checkpoint holds a head of its own.
+    /// Whether the head is the embedding, unless the checkpoint holds a head of its own; without either, loading fails.
     pub tie_word_embeddings: bool,
     /// The function on the gate.
     pub hidden_act: Activation,
@@ -256,11 +263,6 @@ impl DecoderConfig {
             self.bos_token_id = token_ids(&fields, "bos_token_id", self.vocab_size)?.first().copied();
         }
         Ok(())
-    }
-
-    /// `num_attention_heads / num_key_value_heads`: how many query heads share one key head.
-    pub fn num_key_value_groups(&self) -> usize {
-        self.num_attention_heads / self.num_key_value_heads
     }
 
     /// Floating-point operations of one token in all layers, a multiply-add being two, when it attends to `keys` keys

@@ -7,8 +7,7 @@ use sinew_ops::Context;
 
 use crate::checkpoint::Checkpoint;
 use crate::encoder::Encoder;
-use crate::language::LoadOptions;
-use crate::load::{Loader, Precision, Progress, main_dtype};
+use crate::load::{Loader, Progress, WeightOptions};
 use crate::tokenizer::{EmbeddingConfig, Pooling, TextLimits, Tokenizer};
 use crate::{Error, ModelConfig, Result};
 
@@ -18,9 +17,9 @@ use crate::{Error, ModelConfig, Result};
 /// `tokenizer_config.json`, special tokens included.
 ///
 /// ```no_run
-/// use sinew_models::{EmbeddingModel, LoadOptions};
+/// use sinew_models::{EmbeddingModel, WeightOptions};
 ///
-/// let mut model = EmbeddingModel::load("path/to/model", &LoadOptions::default())?;
+/// let mut model = EmbeddingModel::load("path/to/model", &WeightOptions::default())?;
 /// let vectors = model.embed(&["a text", "another"])?;
 /// println!("{} values", vectors[0].len());
 /// # Ok::<(), sinew_models::Error>(())
@@ -45,7 +44,7 @@ impl EmbeddingModel {
     ///
     /// # Errors
     /// Files that are missing or damaged, an architecture that is not a supported encoder, or out of memory.
-    pub fn load(folder: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+    pub fn load(folder: impl AsRef<Path>, options: &WeightOptions) -> Result<Self> {
         Self::load_on(Arc::new(Context::cpu()?), folder, options, &mut |_, _| {})
     }
 
@@ -56,7 +55,7 @@ impl EmbeddingModel {
     pub fn load_on(
         ctx: Arc<Context>,
         folder: impl AsRef<Path>,
-        options: &LoadOptions,
+        options: &WeightOptions,
         progress: Progress<'_>,
     ) -> Result<Self> {
         let folder = folder.as_ref();
@@ -73,10 +72,7 @@ impl EmbeddingModel {
         let pooling = EmbeddingConfig::from_folder(folder)?;
         let max_tokens = TextLimits::from_folder(folder)?.limit(config.max_position_embeddings);
         let checkpoint = Checkpoint::open(folder, options.load)?;
-        let precision = Precision::of(match options.dtype {
-            Some(dtype) => dtype,
-            None => main_dtype(&checkpoint)?,
-        })?;
+        let precision = options.precision(&checkpoint)?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
         let rows = config.max_position_embeddings.max(PASS_TOKENS);
         let encoder = Encoder::load(&mut loader, &config, rows, MAX_TEXTS)?;

@@ -8,12 +8,11 @@
 //! Activations are f32 in memory; products round them to bf16 where the weights are bf16.
 
 use sinew_ops::Context;
-use sinew_ops::layers::{
-    Attention, AttentionOptions, Embedding, Inputs, Linear, LinearOptions, Norm, NormOptions, Sequences,
-};
-use sinew_tensor::{DType, Layout, Tensor};
+use sinew_ops::layers::{Attention, AttentionOptions, Embedding, Inputs, Linear, LinearOptions, Norm, Sequences};
+use sinew_tensor::DType;
 
 use crate::load::{Loader, Precision};
+use crate::scratch::{Heads, Rows, Values};
 use crate::{EncoderConfig, Error, Result};
 
 /// A BERT encoder whose weights are packed and whose every pass is planned.
@@ -24,10 +23,13 @@ pub struct Encoder {
     embeddings: [Embedding; 3],
     embedding_norm: Norm,
     layers: Vec<Layer>,
-    scratch: Scratch,
+    inputs: PassInputs,
+    activations: Activations,
     max_rows: usize,
+    max_sequences: usize,
 }
 
+/// Attention and feed-forward, each added to the residual stream and normed.
 #[derive(Debug)]
 struct Layer {
     qkv: Linear,
@@ -37,18 +39,29 @@ struct Layer {
     up: Linear,
     down: Linear,
     output_norm: Norm,
+    /// Of queries, keys and values in a row of `qkv`.
+    heads: [Heads; 3],
 }
 
+/// What the host gives to a pass.
 #[derive(Debug)]
-struct Scratch {
-    /// The residual stream goes back and forth between these two: a norm reads one and writes the other.
-    streams: [Tensor; 2],
-    qkv: Tensor,
-    attended: Tensor,
-    up: Tensor,
-    ids: [Tensor; 3],
-    query_start: Tensor,
-    kv_len: Tensor,
+struct PassInputs {
+    /// Of tokens, positions and types, as the embeddings take them.
+    ids: [Values; 3],
+    query_start: Values,
+    kv_len: Values,
+}
+
+/// Activations of one pass; every layer uses the same.
+#[derive(Debug)]
+struct Activations {
+    /// The residual stream between layers.
+    hidden: Rows,
+    /// The residual stream between attention and feed-forward: a norm reads one and writes the other.
+    middle: Rows,
+    qkv: Rows,
+    attended: Rows,
+    up: Rows,
 }
 
 impl Encoder {
@@ -63,89 +76,37 @@ impl Encoder {
         max_sequences: usize,
     ) -> Result<Self> {
         let ctx = loader.context().clone();
-        let (ctx, precision) = (&*ctx, loader.precision());
-        let hidden = config.hidden_size;
         let prefix = loader.prefix("embeddings.word_embeddings.weight", &["", "bert.", "model."])?;
-        let at = |name: &str| format!("{prefix}{name}");
-
         let mut table = |name: &str, rows: usize| -> Result<Embedding> {
-            let table = loader.table(&at(&format!("embeddings.{name}.weight")), rows, hidden)?;
-            Ok(Embedding::table(ctx, table, DType::F32)?)
+            let table = loader.table(&format!("{prefix}embeddings.{name}.weight"), rows, config.hidden_size)?;
+            Ok(Embedding::table(&ctx, table, DType::F32)?)
         };
         let embeddings = [
             table("word_embeddings", config.vocab_size)?,
             table("position_embeddings", config.max_position_embeddings)?,
             table("token_type_embeddings", config.type_vocab_size)?,
         ];
-        let layer_norm = |loader: &mut Loader<'_>, name: &str| -> Result<Norm> {
-            // Checkpoints converted from TensorFlow call the two vectors gamma and beta.
-            let named = |new: &str, old: &str| {
-                let new = at(&format!("{name}.{new}"));
-                if loader.contains(&new) { new } else { at(&format!("{name}.{old}")) }
-            };
-            let (weight, bias) = (named("weight", "gamma"), named("bias", "beta"));
-            let (weight, bias) = (loader.vector(&weight, hidden)?, loader.vector(&bias, hidden)?);
-            Ok(Norm::new(
-                ctx,
-                NormOptions::layer(config.layer_norm_eps, weight, bias, DType::F32, DType::F32),
-                max_rows,
-            )?)
-        };
-        let embedding_norm = layer_norm(loader, "embeddings.LayerNorm")?;
-
-        let linear =
-            |loader: &mut Loader<'_>, names: &[&str], n: usize, k: usize, more: LinearOptions| -> Result<Linear> {
-                let weights: Vec<String> = names.iter().map(|name| at(&format!("{name}.weight"))).collect();
-                let biases: Vec<(String, usize)> = names.iter().map(|name| (at(&format!("{name}.bias")), n)).collect();
-                let parts: Vec<(&str, usize)> = weights.iter().map(|name| (name.as_str(), n)).collect();
-                let bias = Some(loader.vectors(&biases)?);
-                Ok(Linear::new(ctx, loader.weight(&parts, k)?, LinearOptions { bias, ..more }, max_rows)?)
-            };
-        let plain = || LinearOptions::new(DType::F32, DType::F32, precision.compute);
-        let mut layers = Vec::with_capacity(config.num_hidden_layers);
-        for index in 0..config.num_hidden_layers {
-            let name = |part: &str| format!("encoder.layer.{index}.{part}");
-            let (q, k, v) = (name("attention.self.query"), name("attention.self.key"), name("attention.self.value"));
-            let width = config.intermediate_size;
-            let activation = LinearOptions { activation: Some(config.hidden_act), ..plain() };
-            let attention = AttentionOptions {
-                num_heads: config.num_attention_heads,
-                num_kv_heads: config.num_attention_heads,
-                head_dim: config.head_dim,
-                q: DType::F32,
-                kv: DType::F32,
-                output: DType::F32,
-                compute: precision.compute,
-                scale: (config.head_dim as f64).powf(-0.5) as f32,
-                causal: false,
-                window: None,
-                block_size: None,
-                mask: None,
-            };
-            layers.push(Layer {
-                qkv: linear(loader, &[&q, &k, &v], hidden, hidden, plain())?,
-                attention: Attention::new(ctx, attention, max_rows, config.max_position_embeddings)?,
-                output: linear(loader, &[&name("attention.output.dense")], hidden, hidden, plain().accumulate())?,
-                attention_norm: layer_norm(loader, &name("attention.output.LayerNorm"))?,
-                up: linear(loader, &[&name("intermediate.dense")], width, hidden, activation)?,
-                down: linear(loader, &[&name("output.dense")], hidden, width, plain().accumulate())?,
-                output_norm: layer_norm(loader, &name("output.LayerNorm"))?,
-            });
-        }
+        let embedding_norm = norm(loader, config, &format!("{prefix}embeddings.LayerNorm"), max_rows)?;
+        let layers = (0..config.num_hidden_layers)
+            .map(|index| Layer::load(loader, config, &format!("{prefix}encoder.layer.{index}."), max_rows))
+            .collect::<Result<_>>()?;
         loader.finish();
-
-        let new = |dtype, shape: &[usize]| ctx.uninitialised(dtype, shape);
-        let ids = || new(DType::U32, &[max_rows]);
-        let scratch = Scratch {
-            streams: [new(DType::F32, &[max_rows, hidden])?, new(DType::F32, &[max_rows, hidden])?],
-            qkv: new(DType::F32, &[max_rows, 3 * hidden])?,
-            attended: new(DType::F32, &[max_rows, hidden])?,
-            up: new(DType::F32, &[max_rows, config.intermediate_size])?,
-            ids: [ids()?, ids()?, ids()?],
-            query_start: new(DType::I32, &[max_sequences + 1])?,
-            kv_len: new(DType::I32, &[max_sequences])?,
-        };
-        Ok(Self { config: config.clone(), precision, embeddings, embedding_norm, layers, scratch, max_rows })
+        let ids = || Values::new(&ctx, DType::U32, max_rows);
+        Ok(Self {
+            config: config.clone(),
+            precision: loader.precision(),
+            embeddings,
+            embedding_norm,
+            layers,
+            inputs: PassInputs {
+                ids: [ids()?, ids()?, ids()?],
+                query_start: Values::new(&ctx, DType::I32, max_sequences + 1)?,
+                kv_len: Values::new(&ctx, DType::I32, max_sequences)?,
+            },
+            activations: Activations::new(&ctx, config, max_rows)?,
+            max_rows,
+            max_sequences,
+        })
     }
 
     /// The description that it was loaded from.
@@ -174,8 +135,9 @@ impl Encoder {
         if rows == 0 {
             return Ok(Vec::new());
         }
-        if rows > self.max_rows || texts.len() > self.scratch.kv_len.layout().elements() {
-            let reason = format!("{rows} tokens in {} texts, planned for {} tokens", texts.len(), self.max_rows);
+        if rows > self.max_rows || texts.len() > self.max_sequences {
+            let (n, most_rows, most) = (texts.len(), self.max_rows, self.max_sequences);
+            let reason = format!("{rows} tokens in {n} texts, planned for {most_rows} tokens in {most}");
             return Err(Error::Input(reason));
         }
         let (mut tokens, mut positions) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
@@ -194,55 +156,115 @@ impl Encoder {
             query_start.push(tokens.len() as i32);
             kv_len.push(text.len() as i32);
         }
-        let longest = texts.iter().map(|t| t.len()).max().unwrap_or(0);
-        let s = &mut self.scratch;
         let types = vec![0u32; rows];
-        for (ids, values) in s.ids.iter_mut().zip([&tokens, &positions, &types]) {
-            ctx.upload(values, ids)?;
+        for (ids, values) in self.inputs.ids.iter_mut().zip([&tokens, &positions, &types]) {
+            ids.upload(ctx, values)?;
         }
-        ctx.upload(&query_start, &mut s.query_start)?;
-        ctx.upload(&kv_len, &mut s.kv_len)?;
+        self.inputs.query_start.upload(ctx, &query_start)?;
+        self.inputs.kv_len.upload(ctx, &kv_len)?;
+        let longest = texts.iter().map(|t| t.len()).max().unwrap_or(0);
+        let sequences = Sequences {
+            query_start: self.inputs.query_start.read()?,
+            kv_len: self.inputs.kv_len.read()?,
+            block_table: None,
+            max_query: longest,
+            max_kv: longest,
+        };
 
-        let one = |n: usize| Layout::contiguous(&[n]);
-        let stream = Layout::contiguous(&[rows, c.hidden_size])?;
-        let (heads, d) = (c.num_attention_heads, c.head_dim);
-        let qkv = Layout::contiguous(&[rows, 3 * c.hidden_size])?;
-        let part = |i: usize| Layout::strided(&[rows, heads, d], &[3 * heads * d, d, 1], i * heads * d);
-        let by_head = Layout::contiguous(&[rows, heads, d])?;
-        let wide = Layout::contiguous(&[rows, c.intermediate_size])?;
-
-        let [x, y] = &mut s.streams;
-        self.embeddings[0].run(ctx, s.ids[0].view().with_layout(one(rows)?)?, x.view_mut()?.with_layout(stream)?)?;
-        for (embedding, ids) in self.embeddings.iter().zip(&s.ids).skip(1) {
-            embedding.run(ctx, ids.view().with_layout(one(rows)?)?, y.view_mut()?.with_layout(stream)?)?;
-            sinew_ops::add_assign(ctx, x.view_mut()?.with_layout(stream)?, y.view().with_layout(stream)?)?;
+        let x = &mut self.activations;
+        let [word, position, kind] = &self.embeddings;
+        let [tokens, positions, kinds] = &self.inputs.ids;
+        word.run(ctx, tokens.read()?, x.middle.write(rows)?)?;
+        for (embedding, ids) in [(position, positions), (kind, kinds)] {
+            embedding.run(ctx, ids.read()?, x.hidden.write(rows)?)?;
+            sinew_ops::add_assign(ctx, x.middle.write(rows)?, x.hidden.read(rows)?)?;
         }
-        self.embedding_norm.run(ctx, x.view().with_layout(stream)?, y.view_mut()?.with_layout(stream)?)?;
+        self.embedding_norm.run(ctx, x.middle.read(rows)?, x.hidden.write(rows)?)?;
         for layer in &self.layers {
-            layer.qkv.run(ctx, y.view().with_layout(stream)?, s.qkv.view_mut()?.with_layout(qkv)?)?;
-            let all = s.qkv.view();
-            let inputs = Inputs {
-                q: all.with_layout(part(0)?)?,
-                k: all.with_layout(part(1)?)?,
-                v: all.with_layout(part(2)?)?,
-                mask: None,
-            };
-            let lengths = Sequences {
-                query_start: s.query_start.view().with_layout(one(texts.len() + 1)?)?,
-                kv_len: s.kv_len.view().with_layout(one(texts.len())?)?,
-                block_table: None,
-                max_query: longest,
-                max_kv: longest,
-            };
-            layer.attention.run(ctx, inputs, lengths, s.attended.view_mut()?.with_layout(by_head)?)?;
-            layer.output.run(ctx, s.attended.view().with_layout(stream)?, y.view_mut()?.with_layout(stream)?)?;
-            layer.attention_norm.run(ctx, y.view().with_layout(stream)?, x.view_mut()?.with_layout(stream)?)?;
-            layer.up.run(ctx, x.view().with_layout(stream)?, s.up.view_mut()?.with_layout(wide)?)?;
-            layer.down.run(ctx, s.up.view().with_layout(wide)?, x.view_mut()?.with_layout(stream)?)?;
-            layer.output_norm.run(ctx, x.view().with_layout(stream)?, y.view_mut()?.with_layout(stream)?)?;
+            layer.run(ctx, rows, sequences, x)?;
         }
-        let result = y.with_layout(stream)?;
-        let values = result.to_vec_on::<f32>(&**ctx.stream())?;
-        Ok(values)
+        x.hidden.to_vec(ctx, rows)
     }
+}
+
+impl Activations {
+    fn new(ctx: &Context, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
+        let rows = |width: usize| Rows::new(ctx, DType::F32, max_rows, width);
+        let hidden = config.hidden_size;
+        Ok(Self {
+            hidden: rows(hidden)?,
+            middle: rows(hidden)?,
+            qkv: rows(3 * hidden)?,
+            attended: rows(hidden)?,
+            up: rows(config.intermediate_size)?,
+        })
+    }
+}
+
+impl Layer {
+    fn load(loader: &mut Loader<'_>, config: &EncoderConfig, prefix: &str, rows: usize) -> Result<Self> {
+        let compute = loader.precision().compute;
+        let (hidden, width) = (config.hidden_size, config.intermediate_size);
+        let (num_heads, head_dim) = (config.num_attention_heads, config.head_dim);
+        let part = |name: &str, n: usize| (format!("{prefix}{name}"), n);
+        let product = LinearOptions::new(DType::F32, DType::F32, compute);
+        // The residual stream is the product's own output: x += W·y.
+        let into_residual = product.clone().accumulate();
+        let activated = LinearOptions { activation: Some(config.hidden_act), ..product.clone() };
+        let attention = AttentionOptions {
+            num_heads,
+            num_kv_heads: num_heads,
+            head_dim,
+            q: DType::F32,
+            kv: DType::F32,
+            output: DType::F32,
+            compute,
+            scale: (head_dim as f64).powf(-0.5) as f32,
+            causal: false,
+            window: None,
+            block_size: None,
+            mask: None,
+        };
+        let qkv = ["query", "key", "value"].map(|name| part(&format!("attention.self.{name}"), hidden));
+        let output = [part("attention.output.dense", hidden)];
+        let up = [part("intermediate.dense", width)];
+        let down = [part("output.dense", hidden)];
+        let ctx = loader.context().clone();
+        Ok(Self {
+            qkv: loader.linear(&qkv, hidden, true, product, rows)?,
+            attention: Attention::new(&ctx, attention, rows, config.max_position_embeddings)?,
+            output: loader.linear(&output, hidden, true, into_residual.clone(), rows)?,
+            attention_norm: norm(loader, config, &format!("{prefix}attention.output.LayerNorm"), rows)?,
+            up: loader.linear(&up, hidden, true, activated, rows)?,
+            down: loader.linear(&down, width, true, into_residual, rows)?,
+            output_norm: norm(loader, config, &format!("{prefix}output.LayerNorm"), rows)?,
+            heads: Heads::qkv(num_heads, num_heads, head_dim),
+        })
+    }
+
+    /// `x = norm(x + attention(x))`, then `x = norm(x + feed_forward(x))`.
+    fn run(&self, ctx: &Context, n: usize, sequences: Sequences<'_>, x: &mut Activations) -> Result<()> {
+        self.attend(ctx, n, sequences, x)?;
+        self.feed_forward(ctx, n, x)
+    }
+
+    fn attend(&self, ctx: &Context, n: usize, sequences: Sequences<'_>, x: &mut Activations) -> Result<()> {
+        self.qkv.run(ctx, x.hidden.read(n)?, x.qkv.write(n)?)?;
+        let [q, k, v] = self.heads;
+        let inputs =
+            Inputs { q: x.qkv.read_heads(n, q)?, k: x.qkv.read_heads(n, k)?, v: x.qkv.read_heads(n, v)?, mask: None };
+        self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?;
+        self.output.run(ctx, x.attended.read(n)?, x.hidden.write(n)?)?;
+        Ok(self.attention_norm.run(ctx, x.hidden.read(n)?, x.middle.write(n)?)?)
+    }
+
+    fn feed_forward(&self, ctx: &Context, n: usize, x: &mut Activations) -> Result<()> {
+        self.up.run(ctx, x.middle.read(n)?, x.up.write(n)?)?;
+        self.down.run(ctx, x.up.read(n)?, x.middle.write(n)?)?;
+        Ok(self.output_norm.run(ctx, x.middle.read(n)?, x.hidden.write(n)?)?)
+    }
+}
+
+fn norm(loader: &mut Loader<'_>, config: &EncoderConfig, name: &str, max_rows: usize) -> Result<Norm> {
+    loader.layer_norm(name, config.hidden_size, config.layer_norm_eps, [DType::F32; 2], max_rows)
 }

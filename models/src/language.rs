@@ -1,6 +1,6 @@
 //! A language model: a decoder, its cache and its tokenizer; logits, generation, teacher forcing.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,9 +10,9 @@ use sinew_tensor::{DType, PagedLayout, Tensor};
 
 use crate::batch::{Batch, Wanted};
 use crate::cache::{KvCache, Sequence};
-use crate::checkpoint::{Checkpoint, Load};
+use crate::checkpoint::Checkpoint;
 use crate::decoder::{Decoder, Limits};
-use crate::load::{Loader, Precision, main_dtype};
+use crate::load::{Loader, Precision, WeightOptions};
 use crate::sampling::{History, Sampler, SamplingParams};
 use crate::stop::{StopStrings, TextStream};
 use crate::tokenizer::Tokenizer;
@@ -21,10 +21,8 @@ use crate::{DecoderConfig, Error, ModelConfig, Result};
 /// How a model is loaded and how large its steps may be.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadOptions {
-    /// Dtype of the weights; that of the checkpoint where it is `None`.
-    pub dtype: Option<DType>,
-    /// Mapped, or read.
-    pub load: Load,
+    /// The weights.
+    pub weights: WeightOptions,
     /// Tokens of one sequence, prompt and answer; what the config allows, at most 4,096, where it is `None`.
     pub context: Option<usize>,
     /// Tokens in one step of a prompt.
@@ -33,15 +31,14 @@ pub struct LoadOptions {
     pub max_sequences: usize,
     /// Tokens in a block of the cache.
     pub block_size: usize,
-    /// Rows of logits in one step.
+    /// Rows of logits held at once; a step may have more rows.
     pub max_logits: usize,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
         Self {
-            dtype: None,
-            load: Load::Mmap,
+            weights: WeightOptions::default(),
             context: None,
             prefill_chunk: 512,
             max_sequences: 1,
@@ -105,7 +102,7 @@ pub struct Generation {
     pub finish: Finish,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Time for the prompt, first token included.
+    /// Time for the prompt, first token included; zero for a prompt that was not run to its end.
     pub prefill: Duration,
     /// Time for the tokens after the first.
     pub decode: Duration,
@@ -163,7 +160,7 @@ impl LanguageModel {
         let config = ModelConfig::from_folder(folder)?;
         let config = config.as_decoder()?;
         let tokenizer = Tokenizer::from_folder_if_present(folder)?;
-        let checkpoint = Checkpoint::open(folder, options.load)?;
+        let checkpoint = Checkpoint::open(folder, options.weights.load)?;
         Self::from_parts(ctx, config, &checkpoint, tokenizer, options, progress)
     }
 
@@ -179,8 +176,7 @@ impl LanguageModel {
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
-        let stored = main_dtype(checkpoint)?;
-        let precision = Precision::of(options.dtype.unwrap_or(stored))?;
+        let precision = options.weights.precision(checkpoint)?;
         // Unasked, the cache is not made for contexts that few prompts fill.
         const DEFAULT_CONTEXT: usize = 4096;
         let longest = config.max_position_embeddings;
@@ -192,7 +188,6 @@ impl LanguageModel {
             return Err(Error::Input("block size, prefill chunk and sequences must be at least 1".to_owned()));
         }
         let prefill_chunk = options.prefill_chunk.min(context);
-        check_memory(&ctx, config, precision, options, context)?;
         let limits = Limits {
             max_rows: prefill_chunk.max(options.max_sequences),
             max_sequences: options.max_sequences,
@@ -200,17 +195,15 @@ impl LanguageModel {
             block_size: options.block_size,
             max_logits: options.max_logits.max(options.max_sequences),
         };
+        let layout = cache_layout(&ctx, config, precision, &limits)?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
-        let blocks = context.div_ceil(options.block_size) * options.max_sequences;
-        let layout =
-            PagedLayout::new(blocks, config.num_key_value_heads, options.block_size, config.head_dim, precision.kv)
-                .map_err(sinew_ops::Error::from)?;
         let cache = KvCache::new(&ctx, config.num_hidden_layers, layout)?;
-        let logits = ctx.uninitialised(DType::F32, &[limits.max_logits, config.vocab_size])?;
-        let row = Vec::with_capacity(limits.max_logits * config.vocab_size);
+        let max_logits = decoder.limits().max_logits;
+        let logits = ctx.uninitialised(DType::F32, &[max_logits, config.vocab_size])?;
+        let row = Vec::with_capacity(max_logits * config.vocab_size);
         let tokenizer = tokenizer.map(Arc::new);
-        Ok(Self { ctx, decoder, cache, tokenizer, batch: Batch::new(), logits, prefill_chunk, row })
+        Ok(Self { ctx, decoder, cache, tokenizer, batch: Batch::for_limits(&limits), logits, prefill_chunk, row })
     }
 
     /// The context that it runs on.
@@ -248,68 +241,98 @@ impl LanguageModel {
 
     /// An empty sequence.
     pub fn sequence(&self) -> Sequence {
-        self.cache.sequence()
+        self.cache.sequence(self.decoder.limits().context)
     }
 
     /// Appends `tokens` to a sequence, in chunks, and returns the logits of the last, `[vocab]`.
     ///
     /// # Errors
-    /// No token, a token out of the vocabulary, or a sequence past the context.
+    /// No token, a token out of the vocabulary, a sequence past the context, a full cache, or a failed device. The
+    /// sequence is as long as before.
     pub fn prefill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<&[f32]> {
+        // Nobody asks for it to end, so that it ends with the logits.
+        let _: ControlFlow<()> = self.prefill_while(sequence, tokens, &mut || ControlFlow::Continue(()))?;
+        Ok(&self.row)
+    }
+
+    /// [`LanguageModel::prefill`], which between two chunks asks whether to go on. The logits are in `row`.
+    fn prefill_while(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
         self.check_prompt(sequence.len(), tokens)?;
-        let chunk = self.prefill_chunk;
-        for (i, part) in tokens.chunks(chunk).enumerate() {
-            let last = (i + 1) * chunk >= tokens.len();
-            sequence.append(part.len())?;
-            self.batch.clear();
-            self.batch.push(sequence, part, if last { Wanted::Last } else { Wanted::None })?;
-            self.step()?;
+        let before = sequence.len();
+        let outcome = self.prefill_chunks(sequence, tokens, go_on);
+        if outcome.is_err() {
+            sequence.truncate(before)?;
         }
-        self.read_logits()
+        outcome
+    }
+
+    fn prefill_chunks(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let chunk = self.prefill_chunk;
+        // The last chunk is not empty: there is a token.
+        let (first, last) = tokens.split_at((tokens.len() - 1) / chunk * chunk);
+        for part in first.chunks(chunk) {
+            self.forward(std::slice::from_mut(sequence), part, Wanted::None)?;
+            if go_on().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        self.forward(std::slice::from_mut(sequence), last, Wanted::Last)?;
+        self.head(0..1)?;
+        Ok(ControlFlow::Continue(()))
     }
 
     /// One token for each of several sequences; the logits are `[sequences, vocab]`.
     ///
     /// # Errors
-    /// A token out of the vocabulary, or a sequence past the context.
+    /// A token out of the vocabulary, a sequence past the context, more sequences than the model was loaded for, a full
+    /// cache, or a failed device. Every sequence is as long as before.
     pub fn decode(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Result<&[f32]> {
         if sequences.len() != tokens.len() {
             return Err(Error::Input(format!("{} tokens for {} sequences", tokens.len(), sequences.len())));
         }
-        self.batch.clear();
-        for (sequence, token) in sequences.iter_mut().zip(tokens) {
+        for (sequence, token) in sequences.iter().zip(tokens) {
             self.check_prompt(sequence.len(), std::slice::from_ref(token))?;
-            sequence.append(1)?;
-            self.batch.push(sequence, std::slice::from_ref(token), Wanted::Last)?;
         }
-        self.step()?;
-        self.read_logits()
+        self.forward(sequences, tokens, Wanted::Last)?;
+        if let Err(error) = self.head(0..sequences.len()) {
+            // The device may report only now what failed in the layers.
+            shrink(sequences, 1)?;
+            return Err(error);
+        }
+        Ok(&self.row)
     }
 
-    /// The logits of every token, given to `each` in order, chunk after chunk, as `[rows, vocab]`.
+    /// The logits of every token, given to `each` in order as `[rows, vocab]`, at most
+    /// [`max_logits`](LoadOptions::max_logits) rows at a time. Each chunk is one forward pass.
     ///
     /// # Errors
     /// Those of [`LanguageModel::prefill`], and what `each` returns.
     pub fn logits(&mut self, tokens: &[u32], each: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
         self.check_prompt(0, tokens)?;
-        let mut sequence = self.cache.sequence();
-        let rows = self.prefill_chunk.min(self.logits.shape()[0]);
+        let mut sequence = self.sequence();
+        let most = self.decoder.limits().max_logits;
         for chunk in tokens.chunks(self.prefill_chunk) {
-            // A chunk's rows may be more than logits are held for; its queries are then run in parts, which changes
-            // no bit.
-            for part in chunk.chunks(rows) {
-                sequence.append(part.len())?;
-                self.batch.clear();
-                self.batch.push(&sequence, part, Wanted::All)?;
-                self.step()?;
-                each(self.read_logits()?)?;
+            self.forward(std::slice::from_mut(&mut sequence), chunk, Wanted::All)?;
+            for start in (0..chunk.len()).step_by(most) {
+                self.head(start..(start + most).min(chunk.len()))?;
+                each(&self.row)?;
             }
         }
         Ok(())
     }
 
     /// Generates an answer. `on_text` is called after every token with the text that can be shown, in whole characters
-    /// and often empty, and may end the answer.
+    /// and often empty, and may end the answer. It is called between the chunks of the prompt, too, with no text.
     ///
     /// # Errors
     /// Those of [`LanguageModel::prefill`], or sampling parameters that make no sense.
@@ -324,7 +347,7 @@ impl LanguageModel {
         let stops = StopStrings::new(options.stop.iter().map(String::as_str))?;
         let mut text = tokenizer.as_deref().map(|tokenizer| TextStream::new(tokenizer, true, stops));
         self.check_prompt(0, prompt)?;
-        let room = options.max_new_tokens.min(self.decoder.context().saturating_sub(prompt.len()) + 1);
+        let room = options.max_new_tokens.min(self.decoder.limits().context.saturating_sub(prompt.len()) + 1);
         let mut answer = Generation {
             tokens: Vec::with_capacity(room),
             text: String::new(),
@@ -343,7 +366,10 @@ impl LanguageModel {
         };
         let start = Instant::now();
         let mut sequence = self.sequence();
-        self.prefill(&mut sequence, prompt)?;
+        if self.prefill_while(&mut sequence, prompt, &mut || show(&mut answer, ""))?.is_break() {
+            answer.finish = Finish::Cancelled;
+            return Ok(answer);
+        }
         let mut first = None;
         loop {
             let history = History { prompt, generated: &answer.tokens };
@@ -363,7 +389,7 @@ impl LanguageModel {
                 answer.finish = Finish::Stop;
                 break;
             }
-            if answer.tokens.len() >= options.max_new_tokens || sequence.len() >= self.decoder.context() {
+            if answer.tokens.len() >= options.max_new_tokens || sequence.len() >= self.decoder.limits().context {
                 break;
             }
             self.decode(std::slice::from_mut(&mut sequence), &[token])?;
@@ -389,7 +415,7 @@ impl LanguageModel {
     }
 
     fn check_prompt(&self, before: usize, tokens: &[u32]) -> Result<()> {
-        let (vocab, context) = (self.decoder.config().vocab_size, self.decoder.context());
+        let (vocab, context) = (self.decoder.config().vocab_size, self.decoder.limits().context);
         if tokens.is_empty() {
             return Err(Error::Input("the prompt has no token".to_owned()));
         }
@@ -403,43 +429,69 @@ impl LanguageModel {
         Ok(())
     }
 
-    fn step(&mut self) -> Result<()> {
-        let Self { ctx, decoder, cache, batch, logits, .. } = self;
-        decoder.step(ctx, cache, batch, logits)
+    /// Runs tokens, equally many for every sequence, as one step. After an error every sequence is as long as before.
+    fn forward(&mut self, sequences: &mut [Sequence], tokens: &[u32], wanted: Wanted) -> Result<()> {
+        self.batch.clear();
+        let Some(each) = tokens.len().checked_div(sequences.len()) else { return Ok(()) };
+        grow(sequences, each)?;
+        let outcome = self.run(sequences, tokens, each, wanted);
+        if outcome.is_err() {
+            shrink(sequences, each)?;
+        }
+        outcome
     }
 
-    fn read_logits(&mut self) -> Result<&[f32]> {
-        let wanted = self.batch.wanted().len() * self.decoder.config().vocab_size;
-        self.row.resize(wanted, 0.0);
-        self.logits.download(&**self.ctx.stream(), &mut self.row).map_err(sinew_ops::Error::from)?;
-        Ok(&self.row)
+    fn run(&mut self, sequences: &[Sequence], tokens: &[u32], each: usize, wanted: Wanted) -> Result<()> {
+        for (sequence, tokens) in sequences.iter().zip(tokens.chunks(each)) {
+            self.batch.push(sequence, tokens, wanted)?;
+        }
+        self.decoder.forward(&self.ctx, &mut self.cache, &self.batch)
+    }
+
+    /// Leaves the logits of some of the rows that the batch wants in `row`.
+    fn head(&mut self, rows: Range<usize>) -> Result<()> {
+        let Self { ctx, decoder, batch, logits, row, .. } = self;
+        let rows = &batch.wanted()[rows];
+        decoder.head(ctx, rows, logits)?;
+        row.resize(rows.len() * decoder.config().vocab_size, 0.0);
+        Ok(logits.download(&**ctx.stream(), row).map_err(sinew_ops::Error::from)?)
     }
 }
 
-/// Refuses sequences, contexts and logits whose cache and tables alone would not fit into the device's free memory,
-/// before anything is allocated for them.
-fn check_memory(
-    ctx: &Context,
-    config: &DecoderConfig,
-    precision: Precision,
-    options: &LoadOptions,
-    context: usize,
-) -> Result<()> {
-    let product = |factors: &[usize]| factors.iter().try_fold(1usize, |n, &f| n.checked_mul(f));
-    let slots = context.div_ceil(options.block_size).checked_mul(options.block_size);
-    let kv_width = product(&[config.num_key_value_heads, config.head_dim, 2, precision.kv.size()]);
-    let cache = slots
-        .zip(kv_width)
-        .and_then(|(slots, width)| product(&[slots, width, config.num_hidden_layers, options.max_sequences]));
-    let tables = product(&[context, config.head_dim, DType::F32.size()]);
-    let logits = product(&[options.max_logits.max(options.max_sequences), config.vocab_size, DType::F32.size()]);
-    let needed = [cache, tables, logits].into_iter().try_fold(0usize, |sum, part| sum.checked_add(part?));
+/// Makes room for `tokens` more tokens in every sequence, or in none.
+fn grow(sequences: &mut [Sequence], tokens: usize) -> Result<()> {
+    for i in 0..sequences.len() {
+        if let Err(error) = sequences[i].append(tokens) {
+            shrink(&mut sequences[..i], tokens)?;
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Forgets the last `tokens` tokens of every sequence.
+fn shrink(sequences: &mut [Sequence], tokens: usize) -> Result<()> {
+    sequences.iter_mut().try_for_each(|sequence| sequence.truncate(sequence.len() - tokens))
+}
+
+/// The layout of the cache. Sequences, contexts and logits whose cache and tables alone would not fit into the device's
+/// free memory are refused here, before anything is allocated for them.
+fn cache_layout(ctx: &Context, config: &DecoderConfig, precision: Precision, limits: &Limits) -> Result<PagedLayout> {
+    let &Limits { max_rows, max_sequences: sequences, context, block_size, max_logits } = limits;
+    let blocks = context.div_ceil(block_size).saturating_mul(sequences);
+    let product = |factors: &[usize]| factors.iter().try_fold(DType::F32.size(), |n, &f| n.checked_mul(f));
+    let layout = PagedLayout::new(blocks, config.num_key_value_heads, block_size, config.head_dim, precision.kv).ok();
+    let needed = layout.and_then(|layout| {
+        let cache = KvCache::bytes_for(config.num_hidden_layers, &layout)?;
+        let rotary = product(&[context, config.head_dim])?;
+        let logits = product(&[max_logits.min(max_rows), config.vocab_size])?;
+        cache.checked_add(rotary)?.checked_add(logits)
+    });
     let available = ctx.device().memory()?.available;
-    if needed.is_some_and(|bytes| bytes <= available) {
-        return Ok(());
+    if let Some(layout) = layout.filter(|_| needed.is_some_and(|bytes| bytes <= available)) {
+        return Ok(layout);
     }
     let needed = needed.map_or_else(|| "more bytes than can be counted".to_owned(), |n| format!("{n} bytes"));
-    let sequences = options.max_sequences;
     Err(Error::Input(format!(
         "cache, tables and logits for {sequences} sequences of {context} tokens take {needed}; {available} are free"
     )))

@@ -27,12 +27,14 @@ pub mod stop;
 pub mod tokenizer;
 
 mod files;
+mod scratch;
 
 pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
 pub use error::{Error, Result};
 pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions};
+pub use load::WeightOptions;
 pub use sampling::{Sampler, SamplingParams};
 pub use stop::{StopStrings, TextStream};
 pub use tokenizer::Tokenizer;

@@ -4,11 +4,31 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use sinew_ops::Context;
-use sinew_ops::layers::{Compute, PackedWeight, WeightPacker};
+use sinew_ops::layers::{Compute, Linear, LinearOptions, Norm, NormOptions, PackedWeight, WeightPacker};
 use sinew_tensor::{DType, Tensor};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Load};
 use crate::{Error, Result};
+
+/// How weights get from files into memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WeightOptions {
+    /// Their dtype in memory; that of the checkpoint where it is `None`.
+    pub dtype: Option<DType>,
+    /// Mapped, or read.
+    pub load: Load,
+}
+
+impl WeightOptions {
+    /// The precision of a model with these weights.
+    ///
+    /// # Errors
+    /// A dtype that weights cannot be kept in, or a checkpoint without floating-point tensors.
+    pub fn precision(&self, checkpoint: &Checkpoint) -> Result<Precision> {
+        let stored = main_dtype(checkpoint)?;
+        Precision::of(self.dtype.unwrap_or(stored))
+    }
+}
 
 /// Dtypes of a loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +130,54 @@ impl<'a> Loader<'a> {
         (self.progress)(self.done, self.total);
     }
 
+    /// A linear layer for up to `max_rows` rows. Its parts are matrices `[n, k]`, stacked: tensors `{name}.weight` and,
+    /// with `bias`, `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated
+    /// activation needs one pass.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn linear(
+        &mut self,
+        parts: &[(String, usize)],
+        k: usize,
+        bias: bool,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<Linear> {
+        let named = |what: &str| -> Vec<(String, usize)> {
+            parts.iter().map(|(name, n)| (format!("{name}.{what}"), *n)).collect()
+        };
+        let bias = if bias { Some(self.vectors(&named("bias"))?) } else { None };
+        let weight = self.pack(&named("weight"), k, options.gated.is_some())?;
+        Ok(Linear::new(&self.ctx, weight, LinearOptions { bias, ..options }, max_rows)?)
+    }
+
+    /// An RMS norm with the weight `{name}.weight` `[n]`, from the first dtype to the second.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn rms_norm(&mut self, name: &str, n: usize, eps: f64, dtypes: [DType; 2], max_rows: usize) -> Result<Norm> {
+        let [input, output] = dtypes;
+        let weight = self.vector(&format!("{name}.weight"), n)?;
+        Ok(Norm::new(&self.ctx, NormOptions::rms(eps, weight, input, output), max_rows)?)
+    }
+
+    /// A layer norm with `{name}.weight` and `{name}.bias` `[n]`, from the first dtype to the second.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn layer_norm(&mut self, name: &str, n: usize, eps: f64, dtypes: [DType; 2], max_rows: usize) -> Result<Norm> {
+        // Checkpoints converted from TensorFlow call the two vectors gamma and beta.
+        let mut vector = |new: &str, old: &str| {
+            let new = format!("{name}.{new}");
+            let name = if self.contains(&new) { new } else { format!("{name}.{old}") };
+            self.vector(&name, n)
+        };
+        let (weight, bias) = (vector("weight", "gamma")?, vector("bias", "beta")?);
+        let [input, output] = dtypes;
+        Ok(Norm::new(&self.ctx, NormOptions::layer(eps, weight, bias, input, output), max_rows)?)
+    }
+
     /// A packed weight from matrices `[n, k]` that are stacked along `n`.
     ///
     /// # Errors
@@ -118,16 +186,9 @@ impl<'a> Loader<'a> {
         self.pack(parts, k, false)
     }
 
-    /// A packed weight of gate and up, both `[n, k]`, interleaved so that the gated activation needs one pass.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn gated_weight(&mut self, parts: &[(&str, usize); 2], k: usize) -> Result<Arc<PackedWeight>> {
-        self.pack(parts, k, true)
-    }
-
-    fn pack(&mut self, parts: &[(&str, usize)], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
-        let dtypes = parts.iter().map(|&(name, n)| self.check(name, &[n, k])).collect::<Result<Vec<_>>>()?;
+    fn pack<S: AsRef<str>>(&mut self, parts: &[(S, usize)], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
+        let name = |part: usize| parts[part].0.as_ref();
+        let dtypes = parts.iter().map(|(name, n)| self.check(name.as_ref(), &[*n, k])).collect::<Result<Vec<_>>>()?;
         let rows: Vec<usize> = parts.iter().map(|&(_, n)| n).collect();
         let mut packer = WeightPacker::new(&self.ctx, self.precision.weights, &rows, k, gated)?;
         for slice in packer.slices(SLICE_BYTES) {
@@ -141,14 +202,14 @@ impl<'a> Loader<'a> {
                 .collect();
             let tensors = ranges
                 .iter()
-                .map(|(part, range)| self.checkpoint.tensor_slice(parts[*part].0, range.clone()))
+                .map(|(part, range)| self.checkpoint.tensor_slice(name(*part), range.clone()))
                 .collect::<Result<Vec<_>>>()?;
             let sources: Vec<(&[u8], DType)> =
                 tensors.iter().zip(&ranges).map(|(t, (part, _))| (&*t.bytes, dtypes[*part])).collect();
             packer.pack(&self.ctx, &slice, &sources)?;
             drop(tensors);
             for (part, range) in ranges {
-                self.checkpoint.release_slice(parts[part].0, range.clone());
+                self.checkpoint.release_slice(name(part), range.clone());
                 self.advance(range.len());
             }
         }

@@ -8,7 +8,7 @@ use serde_json::json;
 use sinew::kernels::peaks::Peaks;
 use sinew::models::{LanguageModel, LoadOptions};
 
-use super::{Machine, Model, Outcome, catch_interrupts, interrupted, peak_rss_bytes};
+use super::{Machine, Model, Outcome, Stepping, catch_interrupts, interrupted, peak_rss_bytes, rate_text};
 
 /// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored.
 #[derive(Debug, Args)]
@@ -27,9 +27,8 @@ pub struct Bench {
     /// Runs, of which medians are printed.
     #[arg(long, default_value_t = 5, value_name = "N")]
     repeat: usize,
-    /// Tokens of a prompt in one step.
-    #[arg(long, default_value_t = 512, value_name = "N")]
-    prefill_chunk: usize,
+    #[command(flatten)]
+    stepping: Stepping,
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
@@ -49,12 +48,7 @@ impl Bench {
         }
         let wanted = self.prompt_tokens.saturating_add(self.new_tokens);
         let context = self.model.context_for(wanted, 0)?;
-        let options = LoadOptions {
-            context: Some(context),
-            max_sequences: self.batch,
-            prefill_chunk: self.prefill_chunk,
-            ..self.model.options()
-        };
+        let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping) };
         let start = Instant::now();
         let mut model = self.model.load(machine, &options)?;
         let load_s = start.elapsed().as_secs_f64();
@@ -112,7 +106,8 @@ impl Bench {
         let config = decoder.config();
         let batch = self.batch as f64;
         let prefill_rate = median(runs.iter().map(|r| batch * self.prompt_tokens as f64 / r.prefill));
-        let decode_rate = median(runs.iter().map(|r| batch * self.new_tokens as f64 / r.decode));
+        let decode_rate =
+            (self.new_tokens > 0).then(|| median(runs.iter().map(|r| batch * self.new_tokens as f64 / r.decode)));
         let first_token_s = median(runs.iter().map(|r| r.first_token));
 
         // Limits: arithmetic for prefill, bytes for decode.
@@ -133,7 +128,7 @@ impl Bench {
                 "prefill_tokens_per_s": prefill_rate,
                 "prefill_share_of_limit": prefill_rate / prefill_limit,
                 "decode_tokens_per_s": decode_rate,
-                "decode_share_of_limit": decode_rate / decode_limit,
+                "decode_share_of_limit": decode_rate.map(|rate| rate / decode_limit),
                 "load_s": load_s,
                 "time_to_first_token_s": first_token_s,
                 "peak_rss_bytes": peak_rss,
@@ -164,8 +159,9 @@ impl Bench {
         )?;
         writeln!(
             out,
-            "decode   {decode_rate:9.1} tokens/s  {:5.1} % of {:.1} GB/s",
-            share(decode_rate, decode_limit),
+            "decode   {:>9} tokens/s  {:>5} % of {:.1} GB/s",
+            rate_text(decode_rate),
+            rate_text(decode_rate.map(|rate| share(rate, decode_limit))),
             peaks.read_bytes_per_s / 1e9
         )?;
         writeln!(out, "first    {first_token_s:9.3} s      load {load_s:.2} s")?;

@@ -44,12 +44,11 @@ pub fn run(machine: &Machine) -> Outcome {
     for (place, rows) in decoder.kernels() {
         writeln!(out, "kernel   {place}: {}", rows.join(", "))?;
     }
-    let cache = model.cache().layout().bytes() * 2 * decoder.config().num_hidden_layers;
     writeln!(
         out,
         "memory   {} weights, {} KV cache, {} peak",
         megabytes(decoder.weight_bytes()),
-        megabytes(cache),
+        megabytes(model.cache().bytes()),
         megabytes(peak_rss_bytes())
     )?;
     writeln!(out, "speed    {:.0} tokens/s", tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE))?;

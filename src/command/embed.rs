@@ -25,7 +25,7 @@ impl Embed {
     pub fn run(&self, machine: &Machine) -> Outcome {
         let ctx = machine.context()?;
         let bar = progress_bar();
-        let model = EmbeddingModel::load_on(ctx, &self.model.model, &self.model.options(), &mut |done, total| {
+        let model = EmbeddingModel::load_on(ctx, &self.model.model, &self.model.weights(), &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });

@@ -2,12 +2,15 @@
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use sinew::models::{GenerateOptions, LoadOptions, SamplingParams};
+use sinew::models::{GenerateOptions, SamplingParams};
 
-use super::{Machine, Model, Outcome, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes};
+use super::{
+    Machine, Model, Outcome, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes, rate_text,
+};
 
 /// Generate text or tokens.
 #[derive(Debug, Args)]
@@ -47,9 +50,8 @@ pub struct Generate {
     /// Go on past end-of-sequence tokens.
     #[arg(long)]
     ignore_eos: bool,
-    /// Tokens of the prompt in one step.
-    #[arg(long, default_value_t = 512, value_name = "N")]
-    prefill_chunk: usize,
+    #[command(flatten)]
+    stepping: Stepping,
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
@@ -75,8 +77,7 @@ impl Generate {
             (None, None) => Vec::new(),
         };
         let context = self.model.context_for(prompt.len(), self.max_new_tokens)?;
-        let options = LoadOptions { prefill_chunk: self.prefill_chunk, context: Some(context), ..self.model.options() };
-        let mut model = self.model.load(machine, &options)?;
+        let mut model = self.model.load(machine, &self.model.options(context, &self.stepping))?;
         catch_interrupts();
         let options = GenerateOptions {
             max_new_tokens: self.max_new_tokens,
@@ -90,10 +91,11 @@ impl Generate {
             let shown = if stream { write!(out, "{text}").and_then(|()| out.flush()) } else { Ok(()) };
             if shown.is_err() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
-        let decoded = answer.tokens.len().saturating_sub(1) as f64;
-        let prefill_rate = answer.prompt_tokens as f64 / answer.prefill.as_secs_f64();
-        let decode_rate = decoded / answer.decode.as_secs_f64();
-        let decode_rate = if decoded > 0.0 { Some(decode_rate) } else { None };
+        let rate =
+            |tokens: usize, time: Duration| (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64());
+        let prefill_rate = rate(answer.prompt_tokens, answer.prefill);
+        // The first token is the prompt's.
+        let decode_rate = rate(answer.tokens.len().saturating_sub(1), answer.decode);
         if self.json {
             let line = json!({
                 "text": model.has_tokenizer().then_some(&answer.text),
@@ -115,8 +117,9 @@ impl Generate {
         }
         writeln!(out)?;
         if std::io::stderr().is_terminal() {
-            let rate = decode_rate.map_or_else(String::new, |r| format!(", {r:.1} tokens/s"));
-            eprintln!("[{} tokens, {}; prompt {prefill_rate:.1} tokens/s{rate}]", answer.tokens.len(), answer.finish);
+            let (prompt, decode) = (rate_text(prefill_rate), rate_text(decode_rate));
+            let (tokens, finish) = (answer.tokens.len(), answer.finish);
+            eprintln!("[{tokens} tokens, {finish}; prompt {prompt} tokens/s, {decode} tokens/s]");
         }
         Ok(())
     }

@@ -5,10 +5,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use safetensors::tensor::{Dtype, TensorView};
+use sinew::memory::Cpu;
 use sinew::models::{EmbeddingModel, LoadOptions, ModelConfig};
+use sinew::tensor::{Tensor, safetensors};
 
-use super::{Machine, Model, Outcome, Tokens, parse_tokens};
+use super::{Machine, Model, Outcome, Stepping, Tokens, parse_tokens};
 
 /// Rows of logits held on the device at once.
 const MAX_LOGITS: usize = 64;
@@ -26,10 +27,9 @@ pub struct Logits {
     /// The file to write.
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
-    /// Tokens in one step; the result is the same for any.
-    #[arg(long, default_value_t = 512, value_name = "N")]
-    prefill_chunk: usize,
-    /// Print the kernels that served.
+    #[command(flatten)]
+    stepping: Stepping,
+    /// Print the kernels that served and the steps that ran.
     #[arg(long)]
     kernels: bool,
 }
@@ -43,18 +43,13 @@ impl Logits {
         }
         if let ModelConfig::Encoder(_) = self.model.config()? {
             let mut model =
-                EmbeddingModel::load_on(machine.context()?, &self.model.model, &self.model.options(), &mut |_, _| {})?;
+                EmbeddingModel::load_on(machine.context()?, &self.model.model, &self.model.weights(), &mut |_, _| {})?;
             let states = model.hidden_states(tokens)?;
             let width = model.encoder().config().hidden_size;
             return write(&self.output, "last_hidden_state", &states, [1, tokens.len(), width]);
         }
         let context = self.model.context_for(tokens.len(), 0)?;
-        let options = LoadOptions {
-            prefill_chunk: self.prefill_chunk,
-            context: Some(context),
-            max_logits: MAX_LOGITS.min(tokens.len().max(1)),
-            ..self.model.options()
-        };
+        let options = LoadOptions { max_logits: MAX_LOGITS, ..self.model.options(context, &self.stepping) };
         let mut model = self.model.load(machine, &options)?;
         let mut logits = Vec::new();
         model.logits(tokens, &mut |rows| {
@@ -66,20 +61,15 @@ impl Logits {
             for (place, rows) in model.decoder().kernels() {
                 writeln!(out, "{place}: {}", rows.join(", "))?;
             }
+            let steps = model.decoder().steps();
+            writeln!(out, "steps: {} of at most {} tokens", steps.count, steps.largest)?;
         }
         write(&self.output, "logits", &logits, [1, tokens.len(), model.decoder().config().vocab_size])
     }
 }
 
-/// Writes one f32 tensor: beside the file first, so that an interrupted write leaves no broken file under its name.
+/// Writes one f32 tensor.
 fn write(path: &Path, name: &str, values: &[f32], shape: [usize; 3]) -> Outcome {
-    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let view = TensorView::new(Dtype::F32, shape.to_vec(), &bytes)?;
-    let file = safetensors::serialize([(name, view)], None)?;
-    let partial = path.with_added_extension("partial");
-    fs::write(&partial, file).and_then(|()| fs::rename(&partial, path)).map_err(|e| {
-        // Nothing half-written stays; that it could not be removed either is no news.
-        let _ = fs::remove_file(&partial);
-        format!("cannot write {}: {e}", path.display()).into()
-    })
+    let tensor = Tensor::from_slice(&Cpu::get(), values, &shape)?;
+    Ok(safetensors::save(path, [(name, &tensor)])?)
 }

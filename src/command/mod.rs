@@ -19,7 +19,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sinew::kernels::Registry;
 use sinew::memory;
 use sinew::models::checkpoint::Load;
-use sinew::models::{LanguageModel, LoadOptions, ModelConfig, Tokenizer};
+use sinew::models::{LanguageModel, LoadOptions, ModelConfig, Tokenizer, WeightOptions};
 use sinew::ops::{Context, Policy};
 use sinew::tensor::DType;
 
@@ -95,6 +95,14 @@ struct Model {
     /// How files are read: mmap, or read, which survives a file that shrinks under it.
     #[arg(long, default_value = "mmap", value_parser = parse_load)]
     load: Load,
+}
+
+/// How a decoder is stepped; the result is the same for any.
+#[derive(Debug, Clone, Args)]
+struct Stepping {
+    /// Tokens of a prompt in one step.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    prefill_chunk: usize,
     /// Tokens in a block of the KV cache.
     #[arg(long, default_value_t = 16, value_name = "N")]
     block_size: usize,
@@ -125,8 +133,14 @@ fn parse_load(text: &str) -> Result<Load, String> {
 }
 
 impl Model {
-    fn options(&self) -> LoadOptions {
-        LoadOptions { dtype: self.dtype.0, load: self.load, block_size: self.block_size, ..LoadOptions::default() }
+    fn weights(&self) -> WeightOptions {
+        WeightOptions { dtype: self.dtype.0, load: self.load }
+    }
+
+    fn options(&self, context: usize, stepping: &Stepping) -> LoadOptions {
+        let &Stepping { prefill_chunk, block_size } = stepping;
+        let (weights, context) = (self.weights(), Some(context));
+        LoadOptions { weights, context, prefill_chunk, block_size, ..LoadOptions::default() }
     }
 
     fn config(&self) -> Outcome<ModelConfig> {
@@ -214,6 +228,11 @@ fn catch_interrupts() {
 /// Peak resident memory of this process, in bytes.
 fn peak_rss_bytes() -> usize {
     memory::system::peak_resident_bytes()
+}
+
+/// A rate, or a dash where nothing was measured.
+fn rate_text(rate: Option<f64>) -> String {
+    rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
 }
 
 fn megabytes(bytes: usize) -> String {

@@ -32,7 +32,7 @@ fn refusal(model_type: &str, changes: Value) -> String {
 #[test]
 fn llama_reads_its_biases_and_defaults() {
     let config = decoder("llama", json!({}));
-    assert_eq!((config.head_dim, config.num_key_value_groups()), (16, 2));
+    assert_eq!((config.head_dim, config.num_key_value_heads), (16, 2));
     assert!(!config.qkv_bias && !config.o_bias && !config.mlp_bias && !config.qk_norm);
     assert_eq!((config.bos_token_id, config.eos_token_ids.as_slice()), (Some(1), &[2][..]));
     assert_eq!(config.sliding_window, [None; 4]);

@@ -1,0 +1,110 @@
+//! Tensors that steps write and read again: made once for the largest step, viewed for as many rows as a step has.
+
+use sinew_ops::Context;
+use sinew_tensor::{DType, Element, Layout, Tensor, View, ViewMut};
+
+use crate::Result;
+
+/// Activations `[max_rows, width]`, of which a step of `n` rows uses the first `n`.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    tensor: Tensor,
+    width: usize,
+}
+
+/// Heads that lie side by side in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Heads {
+    /// Heads before them in the row.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
+    /// Elements of each.
+    pub head_dim: usize,
+}
+
+/// Numbers that the host gives to a step: ids, positions, lengths, tables.
+#[derive(Debug)]
+pub(crate) struct Values {
+    tensor: Tensor,
+    len: usize,
+}
+
+impl Rows {
+    /// Room for `max_rows` rows.
+    pub(crate) fn new(ctx: &Context, dtype: DType, max_rows: usize, width: usize) -> Result<Self> {
+        Ok(Self { tensor: ctx.uninitialised(dtype, &[max_rows, width])?, width })
+    }
+
+    /// The first `n` rows, `[n, width]`.
+    pub(crate) fn read(&self, n: usize) -> Result<View<'_>> {
+        Ok(self.tensor.view().with_layout(self.rows(n)?)?)
+    }
+
+    /// The first `n` rows, `[n, width]`, to be written.
+    pub(crate) fn write(&mut self, n: usize) -> Result<ViewMut<'_>> {
+        let layout = self.rows(n)?;
+        Ok(self.tensor.view_mut()?.with_layout(layout)?)
+    }
+
+    /// Heads of the first `n` rows, `[n, heads, head_dim]`.
+    pub(crate) fn read_heads(&self, n: usize, heads: Heads) -> Result<View<'_>> {
+        Ok(self.tensor.view().with_layout(self.heads(n, heads)?)?)
+    }
+
+    /// Heads of the first `n` rows, `[n, heads, head_dim]`, to be written.
+    pub(crate) fn write_heads(&mut self, n: usize, heads: Heads) -> Result<ViewMut<'_>> {
+        let layout = self.heads(n, heads)?;
+        Ok(self.tensor.view_mut()?.with_layout(layout)?)
+    }
+
+    /// The first `n` rows as values on the host.
+    pub(crate) fn to_vec<T: Element>(&self, ctx: &Context, n: usize) -> Result<Vec<T>> {
+        Ok(self.tensor.with_layout(self.rows(n)?)?.to_vec_on(&**ctx.stream())?)
+    }
+
+    fn rows(&self, n: usize) -> Result<Layout> {
+        debug_assert!(n <= self.tensor.shape()[0], "{n} rows of {:?}", self.tensor);
+        Ok(Layout::contiguous(&[n, self.width])?)
+    }
+
+    fn heads(&self, n: usize, heads: Heads) -> Result<Layout> {
+        let Heads { first, count, head_dim } = heads;
+        debug_assert!(n <= self.tensor.shape()[0], "{n} rows of {:?}", self.tensor);
+        debug_assert!((first + count) * head_dim <= self.width, "{heads:?} of {:?}", self.tensor);
+        Ok(Layout::strided(&[n, count, head_dim], &[self.width, head_dim, 1], first * head_dim)?)
+    }
+}
+
+impl Heads {
+    /// Heads of queries, keys and values in a row of their joint product.
+    pub(crate) fn qkv(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> [Self; 3] {
+        let heads = |first, count| Self { first, count, head_dim };
+        [heads(0, num_heads), heads(num_heads, num_kv_heads), heads(num_heads + num_kv_heads, num_kv_heads)]
+    }
+}
+
+impl Values {
+    /// Room for `most` numbers.
+    pub(crate) fn new(ctx: &Context, dtype: DType, most: usize) -> Result<Self> {
+        Ok(Self { tensor: ctx.uninitialised(dtype, &[most])?, len: 0 })
+    }
+
+    /// Takes the numbers of the coming step.
+    pub(crate) fn upload<T: Element>(&mut self, ctx: &Context, values: &[T]) -> Result<()> {
+        ctx.upload(values, &mut self.tensor)?;
+        self.len = values.len();
+        Ok(())
+    }
+
+    /// The numbers that were uploaded, `[len]`.
+    pub(crate) fn read(&self) -> Result<View<'_>> {
+        Ok(self.tensor.view().with_layout(Layout::contiguous(&[self.len])?)?)
+    }
+
+    /// The numbers that were uploaded as rows, `[len / width, width]`.
+    pub(crate) fn read_rows(&self, width: usize) -> Result<View<'_>> {
+        debug_assert!(self.len.is_multiple_of(width), "{} numbers in rows of {width}", self.len);
+        Ok(self.tensor.view().with_layout(Layout::contiguous(&[self.len / width, width])?)?)
+    }
+}

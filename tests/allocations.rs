@@ -1,0 +1,74 @@
+//! A steady step of a model allocates nothing on the host.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sinew::models::cache::Sequence;
+use sinew::models::{LanguageModel, LoadOptions};
+
+/// The system's allocator, which counts what is asked of it on every thread.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const SEQUENCES: usize = 3;
+const STEPS: usize = 60;
+
+// One test alone in its file: a second would be counted too.
+#[test]
+fn a_steady_decode_step_allocates_nothing() {
+    for fixture in ["llama3_rope_gqa3_hd20_bf16_tied_bpe", "qwen3_gqa3_hd20_f32_untied_biases_old_config"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
+        let options = LoadOptions { max_sequences: SEQUENCES, ..LoadOptions::default() };
+        let mut model = LanguageModel::load(folder, &options).expect("the fixture loads");
+        let mut sequences: Vec<_> = (0..SEQUENCES).map(|_| model.sequence()).collect();
+        for (i, sequence) in sequences.iter_mut().enumerate() {
+            model.prefill(sequence, &vec![7; 20 + 9 * i]).expect("a valid prompt");
+        }
+        let lengths: Vec<usize> = sequences.iter().map(Sequence::len).collect();
+        let mut counted = [0; STEPS];
+        // A kernel for lengths that were not planned is chosen, and remembered, when they first come: the second pass
+        // over the same lengths is steady.
+        for _ in 0..2 {
+            for (sequence, &length) in sequences.iter_mut().zip(&lengths) {
+                sequence.truncate(length).expect("it is longer");
+            }
+            for count in &mut counted {
+                let before = ALLOCATIONS.load(Ordering::Relaxed);
+                model.decode(&mut sequences, &[5; SEQUENCES]).expect("valid tokens");
+                *count = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            }
+        }
+        assert_eq!(counted, [0; STEPS], "{fixture}");
+    }
+}
