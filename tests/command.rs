@@ -226,6 +226,19 @@ fn bench_prints_the_contract() {
 }
 
 #[test]
+fn bench_of_an_encoder_is_the_speed_of_embedding() {
+    let model = fixture(ENCODER);
+    let common = ["bench", "--model", &model, "--prompt-tokens", "9", "--batch", "3", "--repeat", "1"];
+    let value = json(&[&common[..], &["--json"]].concat());
+    for key in ["encode_tokens_per_s", "encode_share_of_limit", "texts_per_s", "load_s", "peak_rss_bytes"] {
+        assert!(value[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {value}");
+    }
+    assert!(stdout(&sinew(&common)).contains("texts/s"));
+    let long = [&common[..4], &["99999"]].concat();
+    refused(&long, &["99999 tokens", "positions"]);
+}
+
+#[test]
 fn bench_without_new_tokens_has_no_decode_rate() {
     let model = fixture(NO_TOKENIZER);
     let common = ["bench", "--model", &model, "--prompt-tokens", "8", "--new-tokens", "0", "--repeat", "1"];

@@ -391,6 +391,13 @@ pub struct EncoderConfig {
 }
 
 impl EncoderConfig {
+    /// Floating-point operations of one token's products, in texts of `keys` tokens.
+    pub fn flops_per_token(&self, keys: f64) -> f64 {
+        let (hidden, width) = (self.hidden_size as f64, self.intermediate_size as f64);
+        let products = 4.0 * hidden * hidden + 2.0 * hidden * width;
+        2.0 * self.num_hidden_layers as f64 * (products + 2.0 * hidden * keys)
+    }
+
     fn read(config: &Fields<'_>) -> Result<Self> {
         let positions = config.text("position_embedding_type")?.unwrap_or("absolute");
         if positions != "absolute" {

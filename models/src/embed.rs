@@ -131,8 +131,19 @@ impl EmbeddingModel {
                 Ok(encoded.ids)
             })
             .collect::<Result<Vec<_>>>()?;
+        self.embed_tokens(&encoded)
+    }
+
+    /// One vector for each text given as tokens, in order.
+    ///
+    /// # Errors
+    /// A text without a token, a token out of the vocabulary, or more tokens than the model has positions.
+    pub fn embed_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
+        if texts.iter().any(Vec::is_empty) {
+            return Err(Error::Input("a text has no token".to_owned()));
+        }
         let mut vectors = Vec::with_capacity(texts.len());
-        let mut rest = encoded.as_slice();
+        let mut rest = texts;
         while !rest.is_empty() {
             // As many texts as fit in a pass: whoever shares it changes no bit of the others.
             let mut tokens = 0;

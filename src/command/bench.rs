@@ -1,16 +1,19 @@
 //! `sinew bench`.
 
+mod encoder;
+
 use std::io::Write;
 use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
 use sinew::kernels::peaks::Peaks;
-use sinew::models::{LanguageModel, LoadOptions};
+use sinew::models::{LanguageModel, LoadOptions, ModelConfig};
 
 use super::{Machine, Model, Outcome, Stepping, catch_interrupts, interrupted, peak_rss_bytes, rate_text};
 
-/// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored.
+/// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored. Of an encoder: the speed of
+/// embedding --batch texts of --prompt-tokens tokens.
 #[derive(Debug, Args)]
 pub struct Bench {
     #[command(flatten)]
@@ -46,6 +49,9 @@ impl Bench {
         if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
             return Err("prompt tokens, batch and repeat must be at least 1".into());
         }
+        if let ModelConfig::Encoder(config) = self.model.config()? {
+            return self.run_encoder(machine, &config);
+        }
         let wanted = self.prompt_tokens.saturating_add(self.new_tokens);
         let context = self.model.context_for(wanted, 0)?;
         let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping) };
@@ -72,9 +78,7 @@ impl Bench {
     }
 
     fn once(&self, model: &mut LanguageModel) -> Outcome<Run> {
-        let vocab = model.decoder().config().vocab_size as u64;
-        // Any spread of tokens will do: the speed does not depend on them.
-        let token = |i: usize| ((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as u32 % vocab as u32;
+        let vocab = model.decoder().config().vocab_size;
         let mut sequences: Vec<_> = (0..self.batch).map(|_| model.sequence()).collect();
         let start = Instant::now();
         let mut first_token = 0.0;
@@ -82,21 +86,21 @@ impl Bench {
             if interrupted() {
                 break;
             }
-            let prompt: Vec<u32> = (0..self.prompt_tokens).map(|i| token(i + b)).collect();
-            model.prefill(sequence, &prompt)?;
+            model.prefill(sequence, &tokens(vocab, b, self.prompt_tokens))?;
             if b == 0 {
                 first_token = start.elapsed().as_secs_f64();
             }
         }
         let prefill = start.elapsed().as_secs_f64();
-        let mut tokens = vec![0; self.batch];
+        let steps: Vec<_> = (0..self.batch).map(|b| tokens(vocab, 1000 + 70 * b, self.new_tokens)).collect();
+        let mut row = vec![0; self.batch];
         let start = Instant::now();
         for step in 0..self.new_tokens {
             if interrupted() {
                 break;
             }
-            tokens.iter_mut().enumerate().for_each(|(b, t)| *t = token(1000 + step + 70 * b));
-            model.decode(&mut sequences, &tokens)?;
+            row.iter_mut().zip(&steps).for_each(|(token, tokens)| *token = tokens[step]);
+            model.decode(&mut sequences, &row)?;
         }
         Ok(Run { first_token, prefill, decode: start.elapsed().as_secs_f64() })
     }
@@ -174,6 +178,12 @@ impl Bench {
         )?;
         Ok(())
     }
+}
+
+/// Any spread of tokens will do: the speed does not depend on them.
+fn tokens(vocab_size: usize, first: usize, count: usize) -> Vec<u32> {
+    let token = |i: usize| ((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocab_size as u64;
+    (first..first + count).map(|i| token(i) as u32).collect()
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -1,0 +1,75 @@
+//! `sinew bench` of an encoder: texts of equal length, in one call.
+
+use std::io::Write;
+use std::time::Instant;
+
+use serde_json::json;
+use sinew::kernels::peaks::Peaks;
+use sinew::models::{EmbeddingModel, EncoderConfig};
+
+use super::super::{Machine, Outcome, catch_interrupts, interrupted, peak_rss_bytes};
+use super::{Bench, median, tokens};
+
+impl Bench {
+    pub(super) fn run_encoder(&self, machine: &Machine, config: &EncoderConfig) -> Outcome {
+        let longest = config.max_position_embeddings;
+        if self.prompt_tokens > longest {
+            return Err(format!("texts of {} tokens; the model's positions are {longest}", self.prompt_tokens).into());
+        }
+        let start = Instant::now();
+        let mut model =
+            EmbeddingModel::load_on(machine.context()?, &self.model.model, &self.model.weights(), &mut |_, _| {})?;
+        let load_s = start.elapsed().as_secs_f64();
+        catch_interrupts();
+        let texts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(config.vocab_size, b, self.prompt_tokens)).collect();
+        let mut seconds = Vec::new();
+        for counted in std::iter::once(false).chain(std::iter::repeat_n(true, self.repeat)) {
+            let start = Instant::now();
+            model.embed_tokens(&texts)?;
+            if interrupted() {
+                return Ok(());
+            }
+            if counted {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+        let peak_rss = peak_rss_bytes();
+        let peaks = Peaks::measure(model.context().device())?;
+        let precision = model.encoder().precision();
+        let peak = peaks.flops_per_s(precision.compute);
+        let limit = peak / config.flops_per_token(self.prompt_tokens as f64);
+        let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
+        let device = model.context().device();
+        let (threads, dtype) = (device.hardware().threads, precision.weights);
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let line = json!({
+                "encode_tokens_per_s": rate,
+                "encode_share_of_limit": rate / limit,
+                "texts_per_s": rate / self.prompt_tokens as f64,
+                "load_s": load_s,
+                "peak_rss_bytes": peak_rss,
+                "threads": threads,
+                "device": device.id().to_string(),
+                "dtype": dtype.name(),
+                "prompt_tokens": self.prompt_tokens,
+                "batch": self.batch,
+                "repeat": self.repeat,
+                "limit_flops_per_s": peak,
+            });
+            writeln!(out, "{line}")?;
+            return Ok(());
+        }
+        let hardware = device.hardware();
+        writeln!(out, "{}: {}, {}, {threads} threads; weights {dtype}", device.id(), hardware.name, hardware.simd)?;
+        writeln!(
+            out,
+            "encode   {rate:9.1} tokens/s  {:5.1} % of {:.0} GFLOP/s; {:.1} texts/s",
+            100.0 * rate / limit,
+            peak / 1e9,
+            rate / self.prompt_tokens as f64
+        )?;
+        writeln!(out, "load     {load_s:9.2} s\nmemory   {:9.1} MB", peak_rss as f64 / 1e6)?;
+        Ok(())
+    }
+}
