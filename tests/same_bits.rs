@@ -76,6 +76,7 @@ fn chunks_threads_and_block_sizes_change_no_bit() {
         for (threads, chunk, block, most) in [
             (1, TOKENS, 16, 64),
             (5, TOKENS, 16, 100),
+            (33, TOKENS, 16, 64),
             (2, TOKENS, 16, 1),
             (2, 1, 16, 64),
             (2, 7, 16, 64),

@@ -1,14 +1,6 @@
-//! Activation rows against their reference.
+//! Activations by name.
 
-mod support;
-
-use sinew_kernels::activation::{self, Activation};
-
-#[test]
-fn activation_rows_obey_their_reference() {
-    let reports = support::verify(activation::rows());
-    support::was_compared(&reports, "activation.cpu.avx512");
-}
+use sinew_kernels::activation::Activation;
 
 #[test]
 fn activations_are_read_by_the_names_of_configuration_files() {

@@ -1,19 +1,10 @@
-//! Casts and strided copies against their reference.
-
-mod support;
+//! Strided copies that are larger than a tile.
 
 use sinew_kernels::cast::{self, CastStatic};
 use sinew_kernels::elementwise::Elements;
 use sinew_kernels::{Launch, Operands};
 use sinew_memory::Cpu;
 use sinew_tensor::{DType, Tensor};
-
-#[test]
-fn cast_rows_obey_their_reference() {
-    let reports = support::verify(cast::rows());
-    support::was_compared(&reports, "cast.cpu.avx2");
-    support::was_compared(&reports, "cast.cpu.avx512");
-}
 
 #[test]
 fn large_transposed_copies_are_exact_in_every_size_of_element() {

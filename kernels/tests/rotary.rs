@@ -1,7 +1,5 @@
 //! Rotary rows against their reference, and what holds for them beyond it.
 
-mod support;
-
 use std::sync::Arc;
 
 use sinew_kernels::accuracy;
@@ -37,12 +35,6 @@ fn launch(
 
 fn in_place(head_dim: usize, style: Style, dtype: DType) -> RotaryStatic {
     RotaryStatic { head_dim, rotary_dim: head_dim, style, x: dtype, out: dtype, in_place: true }
-}
-
-#[test]
-fn rows_obey_the_reference() {
-    let reports = support::verify(rotary::rows());
-    support::was_compared(&reports, "rotary.cpu.avx512");
 }
 
 /// Rows with a mistake each: the harness must see every one.

@@ -115,7 +115,21 @@ pub struct Hardware {
     pub rates: Rates,
 }
 
+/// Threads that it takes to read memory at its full rate, where nothing was measured.
+const READERS: usize = 8;
+
 impl Hardware {
+    /// Bytes per second that `threads` threads together read where one alone reads `alone`: an estimate.
+    pub(crate) fn read_rate(alone: f64, threads: usize) -> f64 {
+        alone * threads.clamp(1, READERS) as f64
+    }
+
+    /// One thread of the same machine: what a choice that must not depend on the number of threads is made by.
+    pub fn one_thread(&self) -> Self {
+        let alone = self.rates.read_bytes_per_s / Self::read_rate(1.0, self.threads);
+        Self { threads: 1, rates: Rates { read_bytes_per_s: alone, ..self.rates }, ..self.clone() }
+    }
+
     /// The same machine with its SIMD level capped.
     pub fn capped(&self, level: SimdLevel) -> Self {
         Self { simd: self.simd.min(level), ..self.clone() }

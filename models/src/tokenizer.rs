@@ -4,9 +4,12 @@
 //! `tokenizer.json` files have switched on are left out, because the length of a text is the caller's business; and
 //! the settings of sentence-transformers are read.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::Cell;
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Once;
 
+use serde_json::Value;
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner};
 
 use crate::error::{Error, Result};
@@ -78,6 +81,7 @@ impl Tokenizer {
     }
 
     fn parse(bytes: &[u8], file: &str) -> Result<Self> {
+        check_charsmaps(bytes, file)?;
         let mut inner = guarded(|| format!("{file} is not a valid tokenizer"), || Inner::from_bytes(bytes))?;
         inner.with_padding(None);
         guarded(|| format!("cannot turn off the truncation in {file}"), || inner.with_truncation(None).map(|_| ()))?;
@@ -167,12 +171,57 @@ impl Tokenizer {
     }
 }
 
-/// Runs a part of the `tokenizers` crate, which has `unwrap`s on what a `tokenizer.json` may contain.
+/// Refuses a `precompiled_charsmap` whose trie is said to be larger than the map itself: the `tokenizers` crate
+/// allocates what it is told.
+fn check_charsmaps(bytes: &[u8], file: &str) -> Result<()> {
+    const NAME: &str = "precompiled_charsmap";
+    let Some(text) = str::from_utf8(bytes).ok().filter(|text| text.contains(NAME)) else { return Ok(()) };
+    // What is no JSON is for the parser to refuse.
+    let Ok(root) = serde_json::from_str::<Value>(text) else { return Ok(()) };
+    let mut rest = vec![&root];
+    while let Some(value) = rest.pop() {
+        match value {
+            Value::Array(values) => rest.extend(values),
+            Value::Object(fields) => {
+                rest.extend(fields.values());
+                let Some(map) = fields.get(NAME).and_then(Value::as_str) else { continue };
+                let map = base64::decode(map).unwrap_or_default();
+                let fits = |&size: &[u8; 4]| u32::from_le_bytes(size) as usize <= map.len() - 4;
+                if !map.first_chunk().is_some_and(fits) {
+                    let problem = format!("{NAME} says more than its {} bytes hold", map.len());
+                    return Err(Error::Config { file: file.to_owned(), problem });
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+thread_local! {
+    /// Whether panics of this thread are expected, and turned into errors.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a part of the `tokenizers` crate, which has `unwrap`s on what a `tokenizer.json` may contain. Their panics
+/// become errors, and print nothing.
 fn guarded<T>(what: impl Fn() -> String, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let previous = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !GUARDED.get() {
+                previous(info);
+            }
+        }));
+    });
     let failed = |source| Error::Tokenizer { what: what(), source };
+    let outer = GUARDED.replace(true);
+    let outcome = catch_unwind(AssertUnwindSafe(run));
+    GUARDED.set(outer);
     // Nothing that was being changed is used after a panic: results are dropped, and the tokenizer's caches sit behind
     // locks that notice.
-    match catch_unwind(AssertUnwindSafe(run)) {
+    match outcome {
         Ok(result) => result.map_err(failed),
         Err(_) => Err(failed("the tokenizers library panicked".into())),
     }

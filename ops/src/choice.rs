@@ -56,9 +56,10 @@ impl fmt::Debug for Choices {
 }
 
 /// The arithmetic of a static problem under a deterministic policy: that of the row which is cheapest for the
-/// operator's anchor call. Every later choice moves among rows of that arithmetic.
+/// operator's anchor call on one thread, so that the bits are the same on any number. Every later choice moves among
+/// rows of that arithmetic.
 fn family<'a, O: Operator>(ctx: &Context, fixed: &O::Static, rows: &[&'a Row<O>]) -> Option<&'a Row<O>> {
-    let (anchor, hardware) = (O::anchor(fixed), ctx.device().hardware());
+    let (anchor, hardware) = (O::anchor(fixed), &ctx.device().hardware().one_thread());
     let own = || rows.iter().copied().filter(|row| !row.arithmetic.foreign);
     let preferred = own().find(|row| ctx.policy().prefer.iter().any(|name| name == row.name));
     preferred.or_else(|| {

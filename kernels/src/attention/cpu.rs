@@ -59,7 +59,8 @@ pub(super) fn cost(level: SimdLevel, fixed: &AttentionStatic, call: &AttentionDy
         SimdLevel::Avx512Bf16 => (rates.bf16_flops_per_s, 0.35),
     };
     let compute = work.flops / (rate * share * hardware.threads as f64);
-    compute.max(work.bytes / rates.read_bytes_per_s) + rates.launch_s
+    // Where memory bounds all rows alike, the one that computes fastest leaves it the most time.
+    compute.max(work.bytes / rates.read_bytes_per_s) + 0.01 * compute + rates.launch_s
 }
 
 pub(super) fn workspace<P: Products>(fixed: &AttentionStatic, call: &AttentionDynamic, hardware: &Hardware) -> usize {

@@ -143,6 +143,23 @@ fn damaged_tokenizers_are_errors() {
 }
 
 #[test]
+fn a_charsmap_that_lies_about_its_size_is_refused_before_anything_is_allocated() {
+    let with = |map: &str| {
+        let json = json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": null, "post_processor": null, "decoder": null,
+            "truncation": null, "padding": null,
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": map}]},
+            "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+        });
+        Tokenizer::from_bytes(json.to_string().as_bytes()).map(|_| ())
+    };
+    for map in ["/////w==", "AAAA", "", "BAAAAA==", "no base64!"] {
+        let line = with(map).expect_err("refused").one_line();
+        assert!(line.contains("precompiled_charsmap"), "{map}: {line}");
+    }
+}
+
+#[test]
 fn changed_bytes_in_a_tokenizer_cause_no_panic() {
     let json = br#"{"version":"1.0","truncation":{"direction":"Right","max_length":4,"strategy":"LongestFirst","stride":0},"padding":null,"added_tokens":[{"id":3,"content":"[S]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],"normalizer":{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":null,"lowercase":true},"pre_tokenizer":{"type":"BertPreTokenizer"},"post_processor":{"type":"BertProcessing","sep":["[S]",3],"cls":["[S]",3]},"decoder":{"type":"WordPiece","prefix":"\#\#","cleanup":true},"model":{"type":"WordPiece","unk_token":"[U]","continuing_subword_prefix":"\#\#","max_input_chars_per_word":100,"vocab":{"[U]":0,"a":1,"\#\#b":2,"[S]":3}}}"#;
     let json: Vec<u8> = String::from_utf8_lossy(json).replace("\\#", "#").into_bytes();
