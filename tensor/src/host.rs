@@ -4,10 +4,10 @@ use std::borrow::Cow;
 
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
-use sinew_memory::{Error as MemoryError, Stream};
+use sinew_memory::{Buffer, Error as MemoryError, Stream};
 
 use crate::error::{Error, Result, shape_error};
-use crate::{DType, Element, Tensor, View};
+use crate::{DType, Element, Layout, Tensor, View};
 
 impl<'a> View<'a> {
     fn check_dtype<T: Element>(&self, operation: &'static str) -> Result<()> {
@@ -190,16 +190,60 @@ impl Tensor {
     /// # Errors
     /// A failed device.
     pub fn to_bytes(&self) -> Result<Cow<'_, [u8]>> {
-        let size = self.dtype.size();
-        let span = self.span_bytes()?;
-        if self.layout.is_contiguous() {
-            return Ok(span);
+        Ok(self.in_order(self.span_bytes()?))
+    }
+
+    /// A contiguous copy on the device of `to`, of a tensor of any strides and dtype.
+    ///
+    /// Between devices the bytes go through host memory: `from`, a stream of the tensor's own device, is waited for,
+    /// and a tensor that is not contiguous brings the gaps between its elements along that far. On one device, a
+    /// contiguous tensor is copied by `to` alone, behind what `from` has been given until now. Either way the copy is
+    /// work of `to`: other streams use the result after an event of `to`, or after [`Stream::synchronize`].
+    ///
+    /// ```
+    /// use sinew_memory::{Cpu, Device};
+    /// use sinew_tensor::Tensor;
+    /// let device = Cpu::get(); // or a GPU
+    /// let (host, there) = (Cpu::get().stream()?, device.clone().stream()?);
+    /// let tensor = Tensor::from_slice(&Cpu::get(), &[1i32, 2, 3, 4], &[2, 2])?;
+    /// let copy = tensor.t()?.to_device(&*host, &*there)?;
+    /// assert_eq!(copy.device().id(), device.id());
+    /// assert_eq!(copy.to_vec_on::<i32>(&*there)?, [1, 3, 2, 4]);
+    /// # Ok::<(), sinew_tensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`MemoryError::Invalid`] where `from` is a stream of another device than the tensor's,
+    /// [`MemoryError::OutOfMemory`] on the target, and [`MemoryError::Device`] where either device has failed.
+    pub fn to_device(&self, from: &dyn Stream, to: &dyn Stream) -> Result<Self> {
+        let (here, there) = (self.device().id(), to.device().id());
+        if from.device().id() != here {
+            let reason = format!("to_device: the tensor is on {here}, its stream on {}", from.device().id());
+            return Err(MemoryError::Invalid(reason).into());
         }
+        let layout = Layout::contiguous(self.shape())?;
+        let bytes = layout.elements() * self.dtype.size();
+        let mut buffer = Buffer::allocate(to.device(), bytes)?;
+        if here == there && self.layout.is_contiguous() {
+            to.wait(&from.record()?)?;
+            to.copy(&self.buffer, self.layout.offset() * self.dtype.size(), &mut buffer, 0, bytes)?;
+        } else {
+            to.upload(&self.in_order(self.span_bytes_on(from)?), &mut buffer, 0)?;
+        }
+        Self::new(buffer, self.dtype, layout)
+    }
+
+    /// The elements of a span of bytes in row-major order: the span itself where they lie so already.
+    fn in_order<'a>(&self, span: Cow<'a, [u8]>) -> Cow<'a, [u8]> {
+        if self.layout.is_contiguous() {
+            return span;
+        }
+        let size = self.dtype.size();
         let mut rows = Vec::with_capacity(self.layout.elements() * size);
         for at in self.layout.indices() {
             rows.extend_from_slice(&span[(at - self.layout.offset()) * size..][..size]);
         }
-        Ok(rows.into())
+        rows.into()
     }
 
     /// The bytes from the first element to the last, gaps included.
@@ -207,9 +251,18 @@ impl Tensor {
         if self.buffer.host_ptr().is_some() {
             return Ok(self.view().host_bytes()?.into());
         }
+        self.span_bytes_on(&*self.device().clone().stream()?)
+    }
+
+    /// [`Tensor::span_bytes`], after all work of `stream`.
+    fn span_bytes_on(&self, stream: &dyn Stream) -> Result<Cow<'_, [u8]>> {
+        if self.buffer.host_ptr().is_some() {
+            stream.synchronize()?;
+            return Ok(self.view().host_bytes()?.into());
+        }
         let (start, end) = (self.layout.offset() * self.dtype.size(), self.layout.end() * self.dtype.size());
         let mut bytes = vec![0; end - start];
-        self.device().clone().stream()?.download(&self.buffer, start, &mut bytes)?;
+        stream.download(&self.buffer, start, &mut bytes)?;
         Ok(bytes.into())
     }
 }

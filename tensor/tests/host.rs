@@ -1,9 +1,11 @@
 //! What the host sees of tensors: slices, vectors, `ndarray` arrays; and what it may not write.
 
+use std::sync::Arc;
+
 use float8::F8E4M3;
 use half::{bf16, f16};
 use ndarray::{Array1, Array2, ArrayD, Axis, IxDyn, array};
-use sinew_memory::{Buffer, Cpu, Error as MemoryError};
+use sinew_memory::{Buffer, Cpu, Error as MemoryError, SimdLevel};
 use sinew_tensor::{DType, Error, Layout, Tensor};
 
 fn counting(shape: &[usize]) -> Tensor {
@@ -143,4 +145,33 @@ fn every_dtype_widens_to_f64() {
     for (dtype, bits) in [(DType::F8E4M3, 0xb8), (DType::F8E5M2, 0xbc)] {
         assert_eq!(widened(Tensor::from_bytes(&cpu, &[bits], dtype, &[1]).unwrap()), [-1.0]);
     }
+}
+
+#[test]
+fn a_copy_to_another_device_is_contiguous_whatever_the_strides() {
+    let (cpu, other) = (Cpu::get(), Cpu::with(1, SimdLevel::Portable).unwrap());
+    let (from, to) = (cpu.stream().unwrap(), other.clone().stream().unwrap());
+    let tensor = counting(&[4, 6]);
+    let views = [
+        tensor.clone(),
+        tensor.t().unwrap(),
+        tensor.slice(1, 1..6, 2).unwrap(),
+        tensor.select(0, 3).unwrap(),
+        tensor.select(1, 5).unwrap().broadcast_to(&[3, 4]).unwrap(),
+        tensor.narrow(0, 4, 0).unwrap(),
+        tensor.select(0, 2).unwrap().select(0, 1).unwrap(),
+    ];
+    for view in views {
+        let copy = view.to_device(&*from, &*to).unwrap();
+        assert!(Arc::ptr_eq(copy.device(), &other));
+        assert_eq!((copy.shape(), copy.dtype()), (view.shape(), view.dtype()));
+        assert_eq!(copy.layout(), &Layout::contiguous(view.shape()).unwrap());
+        assert_eq!(copy.to_vec_on::<f32>(&*to).unwrap(), view.to_vec::<f32>().unwrap(), "{:?}", view.layout());
+    }
+    // The copy is nobody else's: it may be written, and the original stays.
+    let mut copy = tensor.to_device(&*from, &*to).unwrap();
+    copy.as_mut_slice::<f32>().unwrap()[0] = -1.0;
+    assert_eq!(tensor.as_slice::<f32>().unwrap()[0], 0.0);
+    let truth = Tensor::from_bools(&Cpu::get(), &[true, false], &[2]).unwrap().to_device(&*from, &*to).unwrap();
+    assert_eq!(truth.to_bools().unwrap(), [true, false]);
 }
