@@ -1,7 +1,7 @@
 //! The command, run as a user runs it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -178,6 +178,16 @@ fn logits_of_an_encoder_are_its_last_hidden_state() {
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("the file is valid");
     let states = file.tensor("last_hidden_state").expect("the tensor is there");
     assert_eq!(states.shape()[..2], [1, 3]);
+    let output = folder.path().join("refused");
+    let output = output.to_str().expect("the path is UTF-8");
+    let model = fixture(ENCODER);
+    let common = ["logits", "--model", &model, "--output", output];
+    refused(&[&common[..], &["--tokens", "1", "--prefill-chunk", "0"]].concat(), &["prefill chunk", "at least 1"]);
+    for length in [1000, 5000] {
+        let tokens = vec!["1"; length].join(",");
+        let length = format!("{length} tokens");
+        refused(&[&common[..], &["--tokens", &tokens]].concat(), &[&length, "positions"]);
+    }
 }
 
 #[test]
@@ -226,6 +236,13 @@ fn bench_prints_the_contract() {
 }
 
 #[test]
+fn bench_past_the_context_says_prompt_and_new_tokens() {
+    let model = fixture(NO_TOKENIZER);
+    let bench = ["bench", "--model", &model, "--prompt-tokens", "20000", "--new-tokens", "30000"];
+    refused(&bench, &["20000 prompt tokens and 30000 new tokens", "context"]);
+}
+
+#[test]
 fn bench_of_an_encoder_is_the_speed_of_embedding() {
     let model = fixture(ENCODER);
     let common = ["bench", "--model", &model, "--prompt-tokens", "9", "--batch", "3", "--repeat", "1"];
@@ -261,6 +278,9 @@ fn devices_names_the_cpu_and_says_of_every_kind_what_there_is() {
         assert!(kinds.contains(&kind), "{kinds:?}");
     }
     assert!(stdout(&sinew(&["devices"])).contains("SIMD"));
+    refused(&["devices", "--device", "nonsense"], &["nonsense"]);
+    refused(&["devices", "--threads", "0"], &["threads"]);
+    refused(&["devices", "--kernel", "nope"], &["nope"]);
 }
 
 #[test]
@@ -358,6 +378,87 @@ fn a_reader_that_goes_away_is_an_error_and_no_panic() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!((output.status.code(), stderr.trim_end().lines().count()), (Some(1), 1), "{arguments:?}: {stderr}");
     }
+}
+
+#[test]
+fn an_error_that_cannot_be_said_keeps_its_exit_code() {
+    for (arguments, code) in [
+        (&["generate", "--model", "/nowhere", "--prompt", "x"][..], 1),
+        (&["devices", "--device", "nonsense"], 1),
+        (&["nonsense"], 2),
+        (&["explain"], 2),
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        let Ok(full) = full else { continue };
+        let status =
+            Command::new(env!("CARGO_BIN_EXE_sinew")).args(arguments).stdout(Stdio::null()).stderr(full).status();
+        assert_eq!(status.expect("the command starts").code(), Some(code), "{arguments:?}");
+    }
+}
+
+#[test]
+fn control_characters_of_a_file_do_not_reach_the_terminal() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = Path::new(&fixture(NO_TOKENIZER)).join("config.json");
+    std::fs::copy(config, folder.path().join("config.json")).expect("the file is copied");
+    let value = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![1], &[0; 4]).expect("a tensor");
+    let names = ["model.embed_tokens.weigh\u{1b}[31m\u{9b}", "model.embed_tokens.weigh\u{7}\r\n"];
+    let bytes = safetensors::serialize(names.map(|name| (name, &value)), None).expect("a checkpoint");
+    std::fs::write(folder.path().join("model.safetensors"), bytes).expect("the file is written");
+    let path = folder.path().to_str().expect("the path is UTF-8");
+    let output = sinew(&["generate", "--model", path, "--tokens", "1"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains(r"weigh\u{1b}[31m\u{9b}") && stderr.contains(r"weigh\u{7}"), "{stderr}");
+    assert!(!stderr.trim_end_matches('\n').chars().any(char::is_control), "{stderr:?}");
+}
+
+/// Starts a command, sends SIGINT once it catches that, and gives its exit code and the time that it took to end.
+#[cfg(target_os = "linux")]
+fn interrupted(arguments: &[&str]) -> (Option<i32>, std::time::Duration) {
+    use std::time::{Duration, Instant};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_sinew"))
+        .args(arguments)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the command starts");
+    let catches = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a mask of signals");
+        u64::from_str_radix(caught.trim(), 16).expect("a mask in hexadecimal") & 0b10 != 0
+    };
+    while !catches(child.id()) {
+        assert!(child.try_wait().expect("the child is ours").is_none(), "{arguments:?} ended by itself");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Into the work itself.
+    std::thread::sleep(Duration::from_millis(300));
+    let start = Instant::now();
+    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status();
+    assert!(kill.expect("a shell").success(), "{arguments:?} ended by itself");
+    let status = child.wait().expect("the child is ours");
+    (status.code(), start.elapsed())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupt_ends_after_the_running_chunk_and_leaves_no_file() {
+    const LONG: u64 = 50_000;
+    let model = changed(NO_TOKENIZER, "max_position_embeddings", Value::from(LONG));
+    let model = model.path().to_str().expect("the path is UTF-8");
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = folder.path().join("out");
+    let output = output.to_str().expect("the path is UTF-8");
+    let tokens = vec!["1"; LONG as usize].join(",");
+    let count = LONG.to_string();
+    let chunk = ["--model", model, "--prefill-chunk", "1"];
+    let logits = ["logits", "--tokens", &tokens, "--output", output];
+    let bench = ["bench", "--prompt-tokens", &count, "--new-tokens", "0", "--repeat", "1"];
+    for arguments in [&logits[..], &bench] {
+        let (code, time) = interrupted(&[arguments, &chunk].concat());
+        // All chunks take many times as long.
+        assert!(code == Some(130) && time.as_secs() < 5, "{}: {code:?} after {time:?}", arguments[0]);
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).expect("the folder is there").count(), 0);
 }
 
 #[test]

@@ -88,8 +88,12 @@ fn describe(level: SimdLevel, threads: usize) -> Hardware {
     };
     let f32_flops_per_s = lanes * 2.0 * 3.0e9;
     let bf16_flops_per_s = f32_flops_per_s * if simd == SimdLevel::Avx512Bf16 { 2.0 } else { 0.9 };
-    let rates =
-        Rates { read_bytes_per_s: Hardware::read_rate(20e9, threads), f32_flops_per_s, bf16_flops_per_s, launch_s: 3e-6 };
+    let rates = Rates {
+        read_bytes_per_s: Hardware::read_rate(20e9, threads),
+        f32_flops_per_s,
+        bf16_flops_per_s,
+        launch_s: 3e-6,
+    };
     Hardware { kind: DeviceKind::CPU, name: system::cpu_name(), simd, threads, caches, rates }
 }
 

@@ -102,8 +102,17 @@ impl EmbeddingModel {
         if tokens.is_empty() {
             return Err(Error::Input("the text has no token".to_owned()));
         }
+        self.check_length(tokens)?;
         let Self { ctx, encoder, .. } = self;
         encoder.forward(ctx, &[tokens])
+    }
+
+    fn check_length(&self, tokens: &[u32]) -> Result<()> {
+        let (length, positions) = (tokens.len(), self.encoder.config().max_position_embeddings);
+        if length > positions {
+            return Err(Error::Input(format!("a text of {length} tokens; the model has {positions} positions")));
+        }
+        Ok(())
     }
 
     /// One vector for each text, in order.
@@ -142,6 +151,7 @@ impl EmbeddingModel {
         if texts.iter().any(Vec::is_empty) {
             return Err(Error::Input("a text has no token".to_owned()));
         }
+        texts.iter().try_for_each(|tokens| self.check_length(tokens))?;
         let mut vectors = Vec::with_capacity(texts.len());
         let mut rest = texts;
         while !rest.is_empty() {

@@ -114,13 +114,18 @@ pub enum Error {
     #[error("{0}")]
     Input(String),
 
+    /// A callback asked to end.
+    #[error("cancelled")]
+    Cancelled,
+
     /// No token can be chosen from these logits.
     #[error("cannot sample from the logits: {0}")]
     Logits(String),
 }
 
 impl Error {
-    /// The error and its causes in one line, outermost first, with `: ` between them.
+    /// The error and its causes in one line, outermost first, with `: ` between them. Line breaks are blanks; other
+    /// control characters, which names in files may have, are escaped.
     ///
     /// ```
     /// let error = sinew_models::ModelConfig::from_json("{").unwrap_err();
@@ -134,8 +139,7 @@ impl Error {
             line.push_str(&error.to_string());
             cause = error.source();
         }
-        // Causes come from other crates, and a line break in one would break the promise.
-        line.replace(['\n', '\r'], " ")
+        printable(&line)
     }
 
     pub(crate) fn io(what: &str, path: &Path, source: io::Error) -> Self {
@@ -147,6 +151,18 @@ impl From<sinew_tensor::Error> for Error {
     fn from(error: sinew_tensor::Error) -> Self {
         Self::Ops(error.into())
     }
+}
+
+fn printable(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\r' => line.push(' '),
+            c if c.is_control() => line.extend(c.escape_default()),
+            c => line.push(c),
+        }
+    }
+    line
 }
 
 fn nearest_names(nearest: &[String]) -> String {

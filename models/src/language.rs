@@ -251,12 +251,27 @@ impl LanguageModel {
     /// sequence is as long as before.
     pub fn prefill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<&[f32]> {
         // Nobody asks for it to end, so that it ends with the logits.
-        let _: ControlFlow<()> = self.prefill_while(sequence, tokens, &mut || ControlFlow::Continue(()))?;
+        let _: ControlFlow<()> = self.prefill_asking(sequence, tokens, &mut || ControlFlow::Continue(()))?;
         Ok(&self.row)
     }
 
-    /// [`LanguageModel::prefill`], which between two chunks asks whether to go on. The logits are in `row`.
-    fn prefill_while(
+    /// [`LanguageModel::prefill`], which between two chunks asks whether to go on. Where it is not to, there are no
+    /// logits, and the sequence has the tokens of the chunks that were run.
+    ///
+    /// # Errors
+    /// Those of [`LanguageModel::prefill`].
+    pub fn prefill_while(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<&[f32]>> {
+        let end = self.prefill_asking(sequence, tokens, go_on)?;
+        Ok(end.is_continue().then_some(&self.row[..]))
+    }
+
+    /// The logits are in `row`.
+    fn prefill_asking(
         &mut self,
         sequence: &mut Sequence,
         tokens: &[u32],
@@ -313,7 +328,8 @@ impl LanguageModel {
     }
 
     /// The logits of every token, given to `each` in order as `[rows, vocab]`, at most
-    /// [`max_logits`](LoadOptions::max_logits) rows at a time. Each chunk is one forward pass.
+    /// [`max_logits`](LoadOptions::max_logits) rows at a time. Each chunk is one forward pass. What `each` returns as an
+    /// error, [`Error::Cancelled`] to end early among others, ends it.
     ///
     /// # Errors
     /// Those of [`LanguageModel::prefill`], and what `each` returns.
@@ -366,7 +382,7 @@ impl LanguageModel {
         };
         let start = Instant::now();
         let mut sequence = self.sequence();
-        if self.prefill_while(&mut sequence, prompt, &mut || show(&mut answer, ""))?.is_break() {
+        if self.prefill_while(&mut sequence, prompt, &mut || show(&mut answer, ""))?.is_none() {
             answer.finish = Finish::Cancelled;
             return Ok(answer);
         }

@@ -3,6 +3,7 @@
 mod encoder;
 
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use clap::Args;
@@ -49,11 +50,16 @@ impl Bench {
         if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
             return Err("prompt tokens, batch and repeat must be at least 1".into());
         }
-        if let ModelConfig::Encoder(config) = self.model.config()? {
-            return self.run_encoder(machine, &config);
+        self.stepping.check()?;
+        let config = self.model.config()?;
+        if let ModelConfig::Encoder(config) = &config {
+            return self.run_encoder(machine, config);
         }
-        let wanted = self.prompt_tokens.saturating_add(self.new_tokens);
-        let context = self.model.context_for(wanted, 0)?;
+        let (prompt, new) = (self.prompt_tokens, self.new_tokens);
+        let (context, longest) = (prompt.saturating_add(new), config.as_decoder()?.max_position_embeddings);
+        if context > longest {
+            return Err(format!("{prompt} prompt tokens and {new} new tokens; the model's context is {longest}").into());
+        }
         let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping) };
         let start = Instant::now();
         let mut model = self.model.load(machine, &options)?;
@@ -77,16 +83,18 @@ impl Bench {
         self.report(&model, load_s, &runs, peak_rss, &peaks)
     }
 
+    /// Ends early, with times of no use, where Ctrl-C was pressed.
     fn once(&self, model: &mut LanguageModel) -> Outcome<Run> {
         let vocab = model.decoder().config().vocab_size;
         let mut sequences: Vec<_> = (0..self.batch).map(|_| model.sequence()).collect();
         let start = Instant::now();
         let mut first_token = 0.0;
         for (b, sequence) in sequences.iter_mut().enumerate() {
-            if interrupted() {
+            let mut go_on = || if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+            if go_on().is_break() {
                 break;
             }
-            model.prefill(sequence, &tokens(vocab, b, self.prompt_tokens))?;
+            model.prefill_while(sequence, &tokens(vocab, b, self.prompt_tokens), &mut go_on)?;
             if b == 0 {
                 first_token = start.elapsed().as_secs_f64();
             }

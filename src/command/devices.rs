@@ -4,9 +4,9 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde_json::json;
-use sinew::memory::{Discovered, Found, discover, level_from_environment};
+use sinew::memory::{Discovered, Found, discover};
 
-use super::Outcome;
+use super::{Machine, Outcome};
 
 /// List the devices of this machine, or why there are none.
 #[derive(Debug, Args)]
@@ -17,9 +17,9 @@ pub struct Devices {
 }
 
 impl Devices {
-    pub fn run(&self) -> Outcome {
-        // A cap that cannot be read is an error here as everywhere.
-        level_from_environment()?;
+    pub fn run(&self, machine: &Machine) -> Outcome {
+        // What cannot be opened is an error here as everywhere.
+        machine.context()?;
         let devices = discover();
         let mut out = std::io::stdout().lock();
         if self.json {

@@ -119,7 +119,9 @@ impl Generate {
         if std::io::stderr().is_terminal() {
             let (prompt, decode) = (rate_text(prefill_rate), rate_text(decode_rate));
             let (tokens, finish) = (answer.tokens.len(), answer.finish);
-            eprintln!("[{tokens} tokens, {finish}; prompt {prompt} tokens/s, {decode} tokens/s]");
+            // The answer is out: a remark that cannot be written is no error.
+            let _ =
+                writeln!(std::io::stderr(), "[{tokens} tokens, {finish}; prompt {prompt} tokens/s, {decode} tokens/s]");
         }
         Ok(())
     }

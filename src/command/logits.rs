@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use sinew::memory::Cpu;
-use sinew::models::{EmbeddingModel, LoadOptions, ModelConfig};
-use sinew::tensor::{Tensor, safetensors};
+use sinew::models::{EmbeddingModel, Error, LoadOptions, ModelConfig};
+use sinew::tensor::{DType, safetensors};
 
-use super::{Machine, Model, Outcome, Stepping, Tokens, parse_tokens};
+use super::{Machine, Model, Outcome, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens};
 
 /// Rows of logits held on the device at once.
 const MAX_LOGITS: usize = 64;
@@ -41,21 +40,35 @@ impl Logits {
         if fs::metadata(&self.output).is_ok_and(|kind| !kind.is_file()) {
             return Err(format!("cannot write {}: it is not a regular file", self.output.display()).into());
         }
+        self.stepping.check()?;
         if let ModelConfig::Encoder(_) = self.model.config()? {
             let mut model =
                 EmbeddingModel::load_on(machine.context()?, &self.model.model, &self.model.weights(), &mut |_, _| {})?;
+            catch_interrupts();
             let states = model.hidden_states(tokens)?;
-            let width = model.encoder().config().hidden_size;
-            return write(&self.output, "last_hidden_state", &states, [1, tokens.len(), width]);
+            if interrupted() {
+                return Ok(());
+            }
+            let mut file = self.create("last_hidden_state", model.encoder().config().hidden_size)?;
+            file.write(&states)?;
+            return Ok(file.finish()?);
         }
         let context = self.model.context_for(tokens.len(), 0)?;
         let options = LoadOptions { max_logits: MAX_LOGITS, ..self.model.options(context, &self.stepping) };
         let mut model = self.model.load(machine, &options)?;
-        let mut logits = Vec::new();
-        model.logits(tokens, &mut |rows| {
-            logits.extend_from_slice(rows);
-            Ok(())
-        })?;
+        // Before the file: it must not stay behind half written.
+        catch_interrupts();
+        let mut file = self.create("logits", model.decoder().config().vocab_size)?;
+        let written = model.logits(tokens, &mut |rows| {
+            if interrupted() {
+                return Err(Error::Cancelled);
+            }
+            Ok(file.write(rows)?)
+        });
+        match written {
+            Err(Error::Cancelled) => return Ok(()),
+            written => written?,
+        }
         if self.kernels {
             let mut out = std::io::stdout().lock();
             for (place, rows) in model.decoder().kernels() {
@@ -64,12 +77,11 @@ impl Logits {
             let steps = model.decoder().steps();
             writeln!(out, "steps: {} of at most {} tokens", steps.count, steps.largest)?;
         }
-        write(&self.output, "logits", &logits, [1, tokens.len(), model.decoder().config().vocab_size])
+        Ok(file.finish()?)
     }
-}
 
-/// Writes one f32 tensor.
-fn write(path: &Path, name: &str, values: &[f32], shape: [usize; 3]) -> Outcome {
-    let tensor = Tensor::from_slice(&Cpu::get(), values, &shape)?;
-    Ok(safetensors::save(path, [(name, &tensor)])?)
+    /// The file, for a row of `width` values for each token.
+    fn create(&self, name: &str, width: usize) -> Outcome<safetensors::Writer> {
+        Ok(safetensors::Writer::create(&self.output, name, DType::F32, &[1, self.tokens.0.len(), width])?)
+    }
 }

@@ -9,6 +9,7 @@ mod generate;
 mod logits;
 
 use std::error::Error as StdError;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -106,6 +107,16 @@ struct Stepping {
     /// Tokens in a block of the KV cache.
     #[arg(long, default_value_t = 16, value_name = "N")]
     block_size: usize,
+}
+
+impl Stepping {
+    /// For models that are not stepped, too: the same arguments are refused for all.
+    fn check(&self) -> Outcome {
+        if self.prefill_chunk == 0 || self.block_size == 0 {
+            return Err("prefill chunk and block size must be at least 1".into());
+        }
+        Ok(())
+    }
 }
 
 /// `--dtype`: `None` is as stored.
@@ -250,13 +261,13 @@ pub fn main() -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-                eprintln!("error: a subcommand is missing; see --help");
+                complain("error: a subcommand is missing; see --help");
                 return ExitCode::from(2);
             }
             // The first paragraph says what is wrong; the usage behind it is a `--help` away.
             let text = error.render().to_string();
             let what: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
-            eprintln!("{}; see --help", what.join(" "));
+            complain(&format!("{}; see --help", what.join(" ")));
             return ExitCode::from(2);
         }
     };
@@ -266,21 +277,36 @@ pub fn main() -> ExitCode {
         Some(Command::Embed(command)) => command.run(&cli.machine),
         Some(Command::Logits(command)) => command.run(&cli.machine),
         Some(Command::Bench(command)) => command.run(&cli.machine),
-        Some(Command::Devices(command)) => command.run(),
+        Some(Command::Devices(command)) => command.run(&cli.machine),
         Some(Command::Explain(command)) => command.run(&cli.machine),
     };
     match outcome {
         Ok(()) if interrupted() => ExitCode::from(INTERRUPTED_CODE),
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", one_line(&*error));
+            complain(&format!("error: {}", with_causes(&*error)));
             ExitCode::FAILURE
         }
     }
 }
 
+/// Prints one line on standard error. Names in files may have control characters, which no terminal should get.
+fn complain(text: &str) {
+    let mut line = String::with_capacity(text.len() + 1);
+    for c in text.chars() {
+        match c {
+            '\n' | '\r' => line.push(' '),
+            c if c.is_control() => line.extend(c.escape_default()),
+            c => line.push(c),
+        }
+    }
+    line.push('\n');
+    // Where it cannot be said, the exit code says it.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
 /// An error and its causes, each once.
-fn one_line(error: &dyn StdError) -> String {
+fn with_causes(error: &dyn StdError) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -291,5 +317,5 @@ fn one_line(error: &dyn StdError) -> String {
         }
         cause = error.source();
     }
-    line.replace('\n', " ")
+    line
 }

@@ -1,7 +1,7 @@
 //! Tensors from and to safetensors files.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
@@ -13,7 +13,7 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use sinew_memory::{Device, Location, MappedFile};
 
 use crate::error::{Error, Result, shape_error};
-use crate::{DType, Layout, Tensor};
+use crate::{DType, Element, Layout, Tensor};
 
 /// The `safetensors` crate reads no longer header.
 const MAX_HEADER_BYTES: usize = 100_000_000;
@@ -170,32 +170,95 @@ pub fn save_with_metadata<'a, S: AsRef<str>>(
     tensors.sort_by(|(a, left), (b, right)| {
         (Reverse(left.dtype().size()), a.as_ref()).cmp(&(Reverse(right.dtype().size()), b.as_ref()))
     });
-    let header = header(&tensors, metadata)?;
-    let path = path.as_ref();
-    let failed = |source| Error::File { path: path.to_owned(), source: SafeTensorError::IoError(source) };
-    let partial = Partial::beside(path).map_err(failed)?;
-    let mut file = BufWriter::with_capacity(1 << 20, File::create(&partial.path).map_err(failed)?);
-    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
-    file.write_all(&header).map_err(failed)?;
+    let entries = tensors.iter().map(|(name, tensor)| (name.as_ref(), tensor.dtype(), tensor.shape()));
+    let mut out = Output::create(path.as_ref(), &header(entries, metadata)?)?;
     for (_, tensor) in &tensors {
-        file.write_all(&tensor.to_bytes()?).map_err(failed)?;
+        out.write(&tensor.to_bytes()?)?;
     }
-    file.into_inner().map_err(|e| failed(e.into_error()))?.sync_all().map_err(failed)?;
-    partial.complete(path).map_err(failed)
+    out.complete()
+}
+
+/// Writes one tensor to a safetensors file as its elements come, in row-major order: what [`save`] writes, without the
+/// whole tensor in memory.
+///
+/// The file appears under its name when [`Writer::finish`] is called; without that nothing is left of it.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("rows.safetensors");
+/// use sinew_memory::Cpu;
+/// use sinew_tensor::{DType, safetensors};
+/// let mut rows = safetensors::Writer::create(&path, "rows", DType::I32, &[2, 2])?;
+/// rows.write(&[1i32, 2])?;
+/// rows.write(&[3i32, 4])?;
+/// assert!(rows.write(&[5i32]).is_err(), "the shape has no room for it");
+/// rows.finish()?;
+/// assert_eq!(safetensors::load(&Cpu::get(), &path)?["rows"].as_slice::<i32>()?, &[1, 2, 3, 4]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Writer {
+    out: Output,
+    dtype: DType,
+    /// Elements still to come.
+    left: usize,
+}
+
+impl Writer {
+    /// Starts a file that will hold one tensor.
+    ///
+    /// # Errors
+    /// The name `__metadata__`, a shape that tensors cannot have, or a file that cannot be written.
+    pub fn create(path: impl AsRef<Path>, name: &str, dtype: DType, shape: &[usize]) -> Result<Self> {
+        let header = header([(name, dtype, shape)], None)?;
+        let left = Layout::contiguous(shape)?.elements();
+        Ok(Self { out: Output::create(path.as_ref(), &header)?, dtype, left })
+    }
+
+    /// Appends elements.
+    ///
+    /// # Errors
+    /// Elements of another type than the tensor's, more of them than its shape has, or a file that cannot be written.
+    pub fn write<T: Element>(&mut self, elements: &[T]) -> Result<()> {
+        if T::DTYPE != self.dtype {
+            return Err(Error::DType { operation: "write", found: self.dtype, asked: T::DTYPE });
+        }
+        let (new, left) = (elements.len(), self.left);
+        let too_many = || shape_error("write", format!("{new} elements for the last {left} of the tensor"));
+        self.left = left.checked_sub(new).ok_or_else(too_many)?;
+        self.out.write(bytemuck::cast_slice(elements))
+    }
+
+    /// Gives the complete file its name.
+    ///
+    /// # Errors
+    /// Elements that never came, or a file that cannot be written.
+    pub fn finish(self) -> Result<()> {
+        if self.left > 0 {
+            return Err(shape_error("finish", format!("the last {} elements of the tensor are missing", self.left)));
+        }
+        self.out.complete()
+    }
 }
 
 /// The header in JSON, padded with blanks to a multiple of 8 bytes.
-fn header<S: AsRef<str>>(tensors: &[(S, &Tensor)], metadata: Option<HashMap<String, String>>) -> Result<Vec<u8>> {
-    let mut infos = BTreeMap::new();
-    let mut order = Vec::with_capacity(tensors.len());
-    let mut start = 0;
-    for (name, tensor) in tensors {
-        let name = name.as_ref();
-        let end = start + tensor.layout().elements() * tensor.dtype().size();
-        if name == "__metadata__" || infos.insert(name, ()).is_some() {
+fn header<'a>(
+    tensors: impl IntoIterator<Item = (&'a str, DType, &'a [usize])>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<Vec<u8>> {
+    let mut names = BTreeSet::new();
+    let mut order = Vec::new();
+    let mut start = 0usize;
+    for (name, dtype, shape) in tensors {
+        let bytes = Layout::contiguous(shape)?.elements().checked_mul(dtype.size());
+        let too_large = || shape_error("save", format!("{name}: {shape:?} of {dtype} is more than a file can hold"));
+        let end = bytes.and_then(|bytes| start.checked_add(bytes)).ok_or_else(too_large)?;
+        if name == "__metadata__" || !names.insert(name) {
             return Err(shape_error("save", format!("a file cannot hold this tensor {name:?}: its name is taken")));
         }
-        let (dtype, shape) = (tensor.dtype().to_safetensors(), tensor.shape().to_vec());
+        let (dtype, shape) = (dtype.to_safetensors(), shape.to_vec());
         order.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
         start = end;
     }
@@ -208,7 +271,43 @@ fn header<S: AsRef<str>>(tensors: &[(S, &Tensor)], metadata: Option<HashMap<Stri
     Ok(header)
 }
 
-/// A file under another name that goes away unless it is completed.
+/// A file that appears under its name when it is complete.
+#[derive(Debug)]
+struct Output {
+    file: BufWriter<File>,
+    partial: Partial,
+    path: PathBuf,
+}
+
+impl Output {
+    fn create(path: &Path, header: &[u8]) -> Result<Self> {
+        let failed = |source| file_error(path, source);
+        let partial = Partial::beside(path).map_err(failed)?;
+        let file = BufWriter::with_capacity(1 << 20, File::create(&partial.path).map_err(failed)?);
+        let mut out = Self { file, partial, path: path.to_owned() };
+        out.write(&(header.len() as u64).to_le_bytes())?;
+        out.write(header)?;
+        Ok(out)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|source| file_error(&self.path, source))
+    }
+
+    fn complete(self) -> Result<()> {
+        let Self { file, partial, path } = self;
+        let written = file.into_inner().map_err(|e| e.into_error()).and_then(|file| file.sync_all());
+        written.and_then(|()| partial.complete(&path)).map_err(|source| file_error(&path, source))
+    }
+}
+
+fn file_error(path: &Path, source: io::Error) -> Error {
+    Error::File { path: path.to_owned(), source: SafeTensorError::IoError(source) }
+}
+
+/// The path of a file under another name, which goes away with this value unless it is completed. A process that is
+/// killed leaves it.
+#[derive(Debug)]
 struct Partial {
     path: PathBuf,
 }
