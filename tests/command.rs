@@ -456,7 +456,7 @@ fn an_interrupt_ends_after_the_running_chunk_and_leaves_no_file() {
     for arguments in [&logits[..], &bench] {
         let (code, time) = interrupted(&[arguments, &chunk].concat());
         // All chunks take many times as long.
-        assert!(code == Some(130) && time.as_secs() < 5, "{}: {code:?} after {time:?}", arguments[0]);
+        assert!(code == Some(130) && time.as_secs() < 10, "{}: {code:?} after {time:?}", arguments[0]);
     }
     assert_eq!(std::fs::read_dir(folder.path()).expect("the folder is there").count(), 0);
 }

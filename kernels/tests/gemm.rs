@@ -5,7 +5,7 @@ use std::ops::Range;
 use sinew_kernels::case::{Generator, encode};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew_kernels::packed::{Format, PanelRows, Source, Weights};
-use sinew_kernels::{Launch, Operands, Row};
+use sinew_kernels::{Launch, Operands, Row, Table};
 use sinew_memory::{Buffer, Cpu, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 

@@ -124,22 +124,14 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error and its causes in one line, outermost first, with `: ` between them. Line breaks are blanks; other
-    /// control characters, which names in files may have, are escaped.
+    /// This error as [`one_line`] has it.
     ///
     /// ```
     /// let error = sinew_models::ModelConfig::from_json("{").unwrap_err();
     /// assert!(error.one_line().starts_with("config.json is not valid JSON: EOF while parsing"));
     /// ```
     pub fn one_line(&self) -> String {
-        let mut line = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            line.push_str(": ");
-            line.push_str(&error.to_string());
-            cause = error.source();
-        }
-        printable(&line)
+        one_line(self)
     }
 
     pub(crate) fn io(what: &str, path: &Path, source: io::Error) -> Self {
@@ -153,7 +145,33 @@ impl From<sinew_tensor::Error> for Error {
     }
 }
 
-fn printable(text: &str) -> String {
+/// An error and its causes in one line, each once, outermost first, with `: ` between them; [`printable`].
+///
+/// ```
+/// let error = std::io::Error::other("a name\nwith a break");
+/// assert_eq!(sinew_models::one_line(&error), "a name with a break");
+/// ```
+pub fn one_line(error: &dyn StdError) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !line.contains(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        cause = error.source();
+    }
+    printable(&line)
+}
+
+/// A text that a terminal may get: line breaks are blanks, and other control characters, which names in files may have,
+/// are escaped.
+///
+/// ```
+/// assert_eq!(sinew_models::printable("red: \u{1b}[31m"), r"red: \u{1b}[31m");
+/// ```
+pub fn printable(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

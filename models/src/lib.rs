@@ -32,7 +32,7 @@ mod scratch;
 pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
-pub use error::{Error, Result};
+pub use error::{Error, Result, one_line, printable};
 pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions};
 pub use load::WeightOptions;
 pub use sampling::{Sampler, SamplingParams};

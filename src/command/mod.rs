@@ -20,7 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sinew::kernels::Registry;
 use sinew::memory;
 use sinew::models::checkpoint::Load;
-use sinew::models::{LanguageModel, LoadOptions, ModelConfig, Tokenizer, WeightOptions};
+use sinew::models::{LanguageModel, LoadOptions, ModelConfig, Tokenizer, WeightOptions, one_line, printable};
 use sinew::ops::{Context, Policy};
 use sinew::tensor::DType;
 
@@ -284,38 +284,14 @@ pub fn main() -> ExitCode {
         Ok(()) if interrupted() => ExitCode::from(INTERRUPTED_CODE),
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&format!("error: {}", with_causes(&*error)));
+            complain(&format!("error: {}", one_line(&*error)));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Prints one line on standard error. Names in files may have control characters, which no terminal should get.
+/// Prints one line on standard error.
 fn complain(text: &str) {
-    let mut line = String::with_capacity(text.len() + 1);
-    for c in text.chars() {
-        match c {
-            '\n' | '\r' => line.push(' '),
-            c if c.is_control() => line.extend(c.escape_default()),
-            c => line.push(c),
-        }
-    }
-    line.push('\n');
     // Where it cannot be said, the exit code says it.
-    let _ = std::io::stderr().write_all(line.as_bytes());
-}
-
-/// An error and its causes, each once.
-fn with_causes(error: &dyn StdError) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !line.contains(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-        cause = error.source();
-    }
-    line
+    let _ = writeln!(std::io::stderr(), "{}", printable(text));
 }
