@@ -27,7 +27,7 @@ fn every_row_is_within_its_bound_at_every_simd_level() {
         "level", "operator", "row", "arithmetic", "cases", "elements", "equal", "of bound"
     );
     // Rows that some level ran, with how often each was compared with another of its arithmetic.
-    let mut ran: BTreeMap<&str, (&str, usize)> = BTreeMap::new();
+    let mut ran: BTreeMap<&str, ([&str; 2], usize)> = BTreeMap::new();
     for level in SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected()) {
         let device = Cpu::with(THREADS, level).expect("two threads start");
         for table in registry.tables() {
@@ -35,7 +35,8 @@ fn every_row_is_within_its_bound_at_every_simd_level() {
                 if report.cases == 0 {
                     continue;
                 }
-                ran.entry(report.row).or_insert((report.arithmetic, 0)).1 += report.compared;
+                let family = [report.operator, report.arithmetic];
+                ran.entry(report.row).or_insert((family, 0)).1 += report.compared;
                 println!(
                     "{:<12} {:<12} {:<28} {:<24} {:>6} {:>9} {:>6} {:>8.1}%",
                     level.to_string(),
@@ -63,10 +64,10 @@ fn every_row_is_within_its_bound_at_every_simd_level() {
     } else {
         println!("rows that this machine cannot run: {idle:?}");
     }
-    // The first row of an arithmetic has none before it to be compared with.
-    for arithmetic in ran.values().map(|&(arithmetic, _)| arithmetic) {
-        let never: Vec<_> = ran.iter().filter(|(_, of)| **of == (arithmetic, 0)).map(|(row, _)| row).collect();
-        assert!(never.len() <= 1, "rows of {arithmetic} that were compared with no other: {never:?}");
+    // The first row of an operator's arithmetic has none before it to be compared with.
+    for family in ran.values().map(|&(family, _)| family) {
+        let never: Vec<_> = ran.iter().filter(|(_, of)| **of == (family, 0)).map(|(row, _)| row).collect();
+        assert!(never.len() <= 1, "rows of {family:?} that were compared with no other: {never:?}");
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
