@@ -75,7 +75,7 @@ def table(values, units, lower_is_better=(), limits=None):
             continue
         less = what in lower_is_better
         median = {name: statistics.median(row[name]) for name in names if row.get(name)}
-        cells = [f"{median[name]:.3g}" if name in median else "" for name in names]
+        cells = [(f"{median[name]:.0f}" if median[name] >= 1000 else f"{median[name]:.3g}") if name in median else "" for name in names]
         if any(name in median for name in peers):
             best = (min if less else max)((name for name in peers if name in median), key=median.get)
             pairs = [(b / a if less else a / b) for a, b in zip(row["sinew"], row[best])]
