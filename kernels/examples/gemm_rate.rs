@@ -16,7 +16,7 @@ use sinew_kernels::gemm::{
 };
 use sinew_kernels::peaks::Peaks;
 use sinew_kernels::{Launch, Operands, Row};
-use sinew_memory::{Buffer, Cpu, Device};
+use sinew_memory::{Buffer, Cpu, Device, DeviceKind};
 use sinew_tensor::{DType, Layout, Tensor};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
@@ -75,7 +75,7 @@ impl Arguments {
 
 /// A packed weight in a dtype, multiplied in bf16 where it is bf16.
 fn packed(dtype: DType, n: usize, k: usize) -> Result<GemmStatic> {
-    let format = Format::of(dtype).ok_or("no format")?;
+    let format = Format::of(dtype, DeviceKind::CPU).ok_or("no format")?;
     Ok(match dtype {
         DType::BF16 => GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Bf16),
         _ => GemmStatic::new(n, k, DType::F32, Rhs::Packed(format), DType::F32, Compute::F32),

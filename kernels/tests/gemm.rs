@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use sinew_kernels::case::{Generator, encode};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
-use sinew_kernels::packed::{Format, PanelRows, Source, Weights};
+use sinew_kernels::packed::{FORMATS, Format, Source, UnitRows, Weights};
 use sinew_kernels::{Launch, Operands, Row, Table};
-use sinew_memory::{Buffer, Cpu, SimdLevel, Team};
+use sinew_memory::{Buffer, Cpu, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
 /// Values that are exact in no format but f32.
@@ -41,7 +41,7 @@ fn packed_rows_come_back_rounded_once() {
                 start = end;
                 source
             });
-            for format in DType::COMPUTE.map(|dtype| Format::of(dtype).unwrap()) {
+            for format in FORMATS {
                 for gated in [false, true].into_iter().filter(|&gated| !gated || n % 2 == 0) {
                     let weights = Weights { sources: &sources, k, gated };
                     let size = format.packed_bytes(n, k, gated);
@@ -76,7 +76,7 @@ fn a_transposed_view_packs_as_its_rows() {
     let turned: Vec<f32> = (0..k * n).map(|i| all[i % n * k + i / n]).collect();
     let turned = Tensor::from_slice(&device, &turned, &[k, n]).unwrap();
     let turned = turned.with_layout(turned.layout().transpose(0, 1).unwrap()).unwrap();
-    for format in DType::COMPUTE.map(|dtype| Format::of(dtype).unwrap()) {
+    for format in FORMATS {
         for level in levels() {
             let pack = |tensor: &Tensor| {
                 let sources = [Source::from_view(&tensor.view()).unwrap()];
@@ -91,7 +91,7 @@ fn a_transposed_view_packs_as_its_rows() {
 }
 
 #[test]
-fn a_run_of_panels_packs_as_a_weight_of_its_rows_alone() {
+fn a_run_of_units_packs_as_a_weight_of_its_rows_alone() {
     let team = Team::new(2).unwrap();
     let (n, k) = (150, 9);
     let bytes = encode(DType::F32, &values(n * k).into_iter().map(f64::from).collect::<Vec<_>>());
@@ -99,7 +99,7 @@ fn a_run_of_panels_packs_as_a_weight_of_its_rows_alone() {
         let size = k * DType::F32.size();
         Source::from_bytes(&bytes[rows.start * size..rows.end * size], DType::F32, rows.len(), k).unwrap()
     };
-    for format in DType::COMPUTE.map(|dtype| Format::of(dtype).unwrap()) {
+    for format in FORMATS {
         for gated in [false, true] {
             let pack = |sources: &[Source<'_>]| {
                 let weights = Weights { sources, k, gated };
@@ -107,18 +107,18 @@ fn a_run_of_panels_packs_as_a_weight_of_its_rows_alone() {
                 format.pack(&team, SimdLevel::detected(), &weights, &mut packed).unwrap();
                 packed
             };
-            let (whole, panels) = (pack(&[rows(0..n)]), format.panels(n, gated));
+            let (whole, panels) = (pack(&[rows(0..n)]), format.units(n, gated));
             for step in [1, 2, panels] {
                 let runs = (0..panels).step_by(step).flat_map(|first| {
-                    match format.panel_rows(first..(first + step).min(panels), n, gated) {
-                        PanelRows::Plain(held) => pack(&[rows(held)]),
-                        PanelRows::Gated(held) => {
+                    match format.unit_rows(first..(first + step).min(panels), n, gated) {
+                        UnitRows::Plain(held) => pack(&[rows(held)]),
+                        UnitRows::Gated(held) => {
                             let ups = held.start + n / 2..held.end + n / 2;
                             pack(&[rows(held), rows(ups)])
                         }
                     }
                 });
-                assert!(runs.eq(whole.iter().copied()), "{step} panels at a time in {}, gated {gated}", format.name());
+                assert!(runs.eq(whole.iter().copied()), "{step} units at a time in {}, gated {gated}", format.name());
             }
         }
     }
@@ -128,7 +128,7 @@ fn a_run_of_panels_packs_as_a_weight_of_its_rows_alone() {
 fn right_operands_that_no_panel_holds_are_taken_by_no_row() {
     let device = Cpu::get();
     for dtype in DType::ALL.into_iter().filter(|dtype| !DType::COMPUTE.contains(dtype)) {
-        assert!(Format::of(dtype).is_none(), "{dtype}");
+        assert!(Format::of(dtype, DeviceKind::CPU).is_none(), "{dtype}");
         for compute in [Compute::F32, Compute::Bf16] {
             for a in [DType::F32, dtype] {
                 let fixed = GemmStatic::new(8, 8, a, Rhs::Strided(dtype), a, compute);
@@ -146,7 +146,7 @@ fn wrong_sources_are_refused() {
     assert!(Source::from_bytes(&[0; 24], DType::F64, 1, 3).is_err());
     assert!(Source::from_bytes(&[], DType::F32, usize::MAX, usize::MAX).is_err());
     let sources = [Source::from_bytes(&[0; 12], DType::F32, 1, 3).unwrap()];
-    let format = Format::of(DType::BF16).unwrap();
+    let format = Format::of(DType::BF16, DeviceKind::CPU).unwrap();
     let mut packed = vec![0; format.packed_bytes(1, 4, false)];
     let team = Team::new(1).unwrap();
     let longer = Weights { sources: &sources, k: 4, gated: false };
@@ -190,7 +190,7 @@ fn a_row_has_the_same_bits_alone_in_any_batch_on_any_threads_packed_or_not() {
     let repeated: Vec<half::bf16> = (0..batch * n * k).map(|i| weight[i % (n * k)]).collect();
     let repeated = Tensor::from_slice(&device, &repeated, &[batch, n, k]).unwrap();
     let repeated = repeated.with_layout(repeated.layout().transpose(1, 2).unwrap()).unwrap();
-    let format = Format::of(DType::BF16).unwrap();
+    let format = Format::of(DType::BF16, DeviceKind::CPU).unwrap();
     let sources = [Source::from_view(&rows.view()).unwrap()];
     let mut bytes = vec![0; format.packed_bytes(n, k, false)];
     let weights = Weights { sources: &sources, k, gated: false };

@@ -94,7 +94,7 @@ fn describe(level: SimdLevel, threads: usize) -> Hardware {
         bf16_flops_per_s,
         launch_s: 3e-6,
     };
-    Hardware { kind: DeviceKind::CPU, name: system::cpu_name(), simd, threads, caches, rates }
+    Hardware { kind: DeviceKind::CPU, name: system::cpu_name(), simd, threads, caches, rates, accelerator: None }
 }
 
 impl Device for Cpu {

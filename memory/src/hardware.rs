@@ -98,6 +98,25 @@ pub struct Rates {
     pub launch_s: f64,
 }
 
+/// What a GPU offers the kernels that run on it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Accelerator {
+    /// CUDA's compute capability, major and minor: (9, 0) for Hopper. `None` where the device is not CUDA's.
+    pub compute_capability: Option<(u32, u32)>,
+    /// Whether kernels may use 16-bit floats as they are stored.
+    pub f16: bool,
+    /// Fewest and most threads that exchange values without memory; `None` where kernels cannot.
+    pub subgroup_size: Option<(usize, usize)>,
+    /// Memory in bytes that the threads of a workgroup share.
+    pub workgroup_bytes: usize,
+    /// The most threads of a workgroup.
+    pub workgroup_threads: usize,
+    /// The largest range of a buffer in bytes that a kernel sees at once.
+    pub max_binding_bytes: usize,
+    /// The most buffers that a kernel sees at once.
+    pub max_bindings: usize,
+}
+
 /// What kernels' predicates and costs may know of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hardware {
@@ -113,6 +132,8 @@ pub struct Hardware {
     pub caches: Caches,
     /// Rates.
     pub rates: Rates,
+    /// What a GPU offers; `None` where the device is none.
+    pub accelerator: Option<Accelerator>,
 }
 
 /// Threads that it takes to read memory at its full rate, where nothing was measured.

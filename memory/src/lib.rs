@@ -31,7 +31,7 @@ pub use cpu::{Cpu, CpuStream, HOST_ALIGNMENT, level_from_environment};
 pub use device::{Device, DeviceId, DeviceKind, Location, MemoryInfo, Storage};
 pub use discover::{Adapter, Discovered, Found, Gpu, Host, discover, open};
 pub use error::{Error, Result};
-pub use hardware::{Caches, Hardware, Rates, SimdLevel};
+pub use hardware::{Accelerator, Caches, Hardware, Rates, SimdLevel};
 pub use mapped::MappedFile;
 pub use pages::{BlockId, BlockTable, CopyBlock, PageConfig, PagePool, PageStats};
 pub use pool::{MemoryReport, Pool, PoolConfig, PoolStats, TagUsage};

@@ -44,7 +44,7 @@ impl Explain {
         let Self::Gemm(problem) = self;
         let ctx = machine.context()?;
         let dtype = problem.dtype.0.unwrap_or(DType::BF16);
-        let b = match Format::of(dtype) {
+        let b = match Format::of(dtype, ctx.device().id().kind) {
             Some(format) if !problem.unpacked => Rhs::Packed(format),
             _ => Rhs::Strided(dtype),
         };

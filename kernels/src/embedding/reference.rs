@@ -5,16 +5,13 @@ use sinew_tensor::{DType, Tensor};
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
-use crate::packed::{Format, Source, Weights};
+use crate::packed::{FORMATS, Source, Weights};
 use crate::{Arithmetic, Result};
 
 impl Reference for Embedding {
     fn cases(depth: Depth) -> Vec<Case<Self>> {
-        let kinds: Vec<TableKind> = DType::COMPUTE
-            .into_iter()
-            .flat_map(|d| [Some(TableKind::Strided(d)), Format::of(d).map(TableKind::Packed)])
-            .flatten()
-            .collect();
+        let packed = FORMATS.into_iter().map(TableKind::Packed);
+        let kinds: Vec<TableKind> = DType::COMPUTE.into_iter().map(TableKind::Strided).chain(packed).collect();
         let sizes = [(1, 1), (7, 3), (33, 17), (5, 0), (64, 96), (100, 515), (31, 1030)];
         let tokens = [1, 0, 5, 40, 333];
         let values = [Values::Normal, Values::Special, Values::Integers, Values::Subnormal];

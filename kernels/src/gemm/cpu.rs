@@ -47,7 +47,7 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
 /// Refuses machines below a level, and right operands that no panel holds. Says which panels are multiplied.
 pub(super) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
     needs(level, hardware)?;
-    fixed.panel_kind().ok_or_else(|| "multiplies right operands of f32, f16 and bf16 only".into())
+    fixed.panel_kind().ok_or_else(|| "multiplies panels and right operands of f32, f16 and bf16 only".into())
 }
 
 /// f32 operations per second and thread that a level reaches on hardware whose best level is another.

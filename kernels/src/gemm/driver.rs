@@ -139,7 +139,7 @@ pub(super) unsafe fn run(
     };
     let b = operands.input(Gemm::NAME, B, "B")?;
     let right = match fixed.b {
-        Rhs::Packed(format) => Right::Packed { ptr: b.host_ptr()?, panel_bytes: format.panel_bytes(fixed.k) },
+        Rhs::Packed(_) => Right::Packed { ptr: b.host_ptr()?, panel_bytes: kind.bytes(fixed.k) },
         Rhs::Strided(dtype) => {
             let (ptr, strides) = (b.host_ptr()?, b.strides());
             Right::Strided { ptr, dtype, batch: strides[0], k: strides[1], n: strides[2] }

@@ -125,7 +125,7 @@ impl GemmStatic {
     /// How panels hold the right operand while they are multiplied; none where no panel can.
     fn panel_kind(&self) -> Option<PanelKind> {
         match self.b {
-            Rhs::Packed(format) => Some(format.kind()),
+            Rhs::Packed(format) => format.panel_kind(),
             Rhs::Strided(dtype) => PanelKind::of(dtype).map(|kind| match self.compute {
                 Compute::F32 => kind,
                 Compute::Bf16 => PanelKind::Bf16,

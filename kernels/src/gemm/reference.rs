@@ -9,6 +9,7 @@ use crate::activation::Activation;
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, encode, host_operand,
 };
+use crate::packed::FORMATS;
 use crate::{Arithmetic, Result};
 
 /// A sum and the error that a chain of f32 roundings may have.
@@ -157,6 +158,11 @@ impl Reference for Gemm {
             Rhs::Strided(DType::F16),
             Rhs::Packed(&BF16),
         ];
+        // For devices that read rows, the same cases with the same weights in rows.
+        let in_rows = |b: Rhs| match b {
+            Rhs::Packed(format) => FORMATS.into_iter().find(|f| f.is_row_major() && f.dtype() == format.dtype()),
+            Rhs::Strided(_) => None,
+        };
         let values =
             [Values::Normal, Values::Integers, Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
         let mut cases = Vec::new();
@@ -185,7 +191,12 @@ impl Reference for Gemm {
                 epilogue,
             };
             let lay = Lay::ALL[(t / 2) % Lay::ALL.len()];
-            cases.push(Case { fixed, call: GemmDynamic { batch, m }, lay, values, seed: t as u64 });
+            let (call, seed) = (GemmDynamic { batch, m }, t as u64);
+            if let Some(format) = in_rows(fixed.b) {
+                let fixed = GemmStatic { b: Rhs::Packed(format), ..fixed.clone() };
+                cases.push(Case { fixed, call, lay, values, seed });
+            }
+            cases.push(Case { fixed, call, lay, values, seed });
         };
         let rounds = match depth {
             Depth::Quick => 5,

@@ -1,29 +1,35 @@
 //! Packed weights: their formats, and how checkpoints get into them.
 //!
-//! A weight `[N, K]`, one row per output, is held as panels of 32 outputs, so that a kernel takes one step of the sums
-//! of 32 outputs with two vector loads and reads memory in order. A last panel is filled with zeros. Panels of a gated
-//! weight hold 16 gates and the 16 ups that belong to them.
+//! A weight is `[N, K]`, one row per output.
+//!
+//! For CPUs it is held as panels of 32 outputs, so that a kernel takes one step of the sums of 32 outputs with two vector
+//! loads and reads memory in order. A last panel is filled with zeros. Panels of a gated weight hold 16 gates and the 16
+//! ups that belong to them.
+//!
+//! For GPUs it is held row after row, as a checkpoint has it: tiles are rearranged in shared memory anyway. Of a gated
+//! weight each gate is followed by the up that belongs to it, so that one thread has both in neighbouring columns.
 
 mod pack;
 mod panel;
+mod row_major;
 
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
-use sinew_memory::{SimdLevel, Team};
+use sinew_memory::{DeviceKind, SimdLevel, Team};
 use sinew_tensor::{DType, View};
 
-use crate::simd::{self, Kernel, LANES, Simd};
+use crate::simd::{self, Kernel, LANES, Portable, Simd};
 use crate::{Error, Result};
 
 pub(crate) use pack::{Block, Lane, pack_panel};
 pub(crate) use panel::{Outputs, PanelKind};
-pub use panel::{PANEL, PanelRows};
+pub use panel::{PANEL, UnitRows};
 
 /// How a packed weight is laid out. Formats are compared by name.
 ///
-/// There are [`F32`], [`F16`] and [`BF16`], and no others can be made: kernels write and read as many bytes as the format
-/// says, so it must be one that they know.
+/// There are [`F32`], [`F16`] and [`BF16`] in panels, and [`F32_ROWS`], [`F16_ROWS`] and [`BF16_ROWS`]. No others can be
+/// made: kernels write and read as many bytes as the format says, so it must be one that they know.
 ///
 /// ```compile_fail,E0451
 /// use sinew_kernels::packed::{BF16, Format};
@@ -32,16 +38,32 @@ pub use panel::{PANEL, PanelRows};
 #[derive(Debug)]
 pub struct Format {
     name: &'static str,
-    kind: PanelKind,
+    order: Order,
+}
+
+/// How a format orders values.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Panels(PanelKind),
+    Rows(DType),
 }
 
 /// Weights in f32: panels `[N/32][K][32]`.
-pub static F32: Format = Format { name: "f32x32", kind: PanelKind::F32 };
+pub static F32: Format = Format { name: "f32x32", order: Order::Panels(PanelKind::F32) };
 /// Weights in f16: panels `[N/32][K][32]`.
-pub static F16: Format = Format { name: "f16x32", kind: PanelKind::F16 };
+pub static F16: Format = Format { name: "f16x32", order: Order::Panels(PanelKind::F16) };
 /// Weights in bf16: panels `[N/32][K/2][32][2]`, zero behind an odd K. A vector register holds two steps of 16 sums,
 /// which is what `vdpbf16ps` multiplies.
-pub static BF16: Format = Format { name: "bf16x32x2", kind: PanelKind::Bf16 };
+pub static BF16: Format = Format { name: "bf16x32x2", order: Order::Panels(PanelKind::Bf16) };
+/// Weights in f32: rows `[N][K]`, or gated `[N/2][2][K]`.
+pub static F32_ROWS: Format = Format { name: "f32-rows", order: Order::Rows(DType::F32) };
+/// Weights in f16: rows `[N][K]`, or gated `[N/2][2][K]`.
+pub static F16_ROWS: Format = Format { name: "f16-rows", order: Order::Rows(DType::F16) };
+/// Weights in bf16: rows `[N][K]`, or gated `[N/2][2][K]`.
+pub static BF16_ROWS: Format = Format { name: "bf16-rows", order: Order::Rows(DType::BF16) };
+
+/// Every format.
+pub static FORMATS: [&Format; 6] = [&F32, &F16, &BF16, &F32_ROWS, &F16_ROWS, &BF16_ROWS];
 
 impl PartialEq for Format {
     fn eq(&self, other: &Self) -> bool {
@@ -158,9 +180,9 @@ impl Weights<'_> {
 }
 
 impl Format {
-    /// The format that keeps weights as `dtype`, if there is one.
-    pub fn of(dtype: DType) -> Option<&'static Self> {
-        [&F32, &F16, &BF16].into_iter().find(|format| format.dtype() == dtype)
+    /// The format in which a kind of device keeps weights as `dtype`, if there is one: panels for CPUs, rows for others.
+    pub fn of(dtype: DType, device: DeviceKind) -> Option<&'static Self> {
+        FORMATS.into_iter().find(|f| f.dtype() == dtype && f.is_row_major() == (device != DeviceKind::CPU))
     }
 
     /// The name.
@@ -170,32 +192,64 @@ impl Format {
 
     /// The type of the values.
     pub fn dtype(&self) -> DType {
-        self.kind.dtype()
+        match self.order {
+            Order::Panels(kind) => kind.dtype(),
+            Order::Rows(dtype) => dtype,
+        }
     }
 
-    pub(crate) fn kind(&self) -> PanelKind {
-        self.kind
+    /// Whether values lie row after row.
+    pub fn is_row_major(&self) -> bool {
+        matches!(self.order, Order::Rows(_))
     }
 
-    /// Panels of a weight of `n` outputs.
-    pub fn panels(&self, n: usize, gated: bool) -> usize {
-        Outputs { n, gated }.panels()
+    /// How its panels hold values, if it has panels.
+    pub(crate) fn panel_kind(&self) -> Option<PanelKind> {
+        match self.order {
+            Order::Panels(kind) => Some(kind),
+            Order::Rows(_) => None,
+        }
     }
 
-    /// Bytes of one panel.
-    pub fn panel_bytes(&self, k: usize) -> usize {
-        self.kind.bytes(k)
+    /// Outputs that cannot be packed apart: those of a panel; a row, or a gate and its up.
+    pub fn outputs_per_unit(&self, gated: bool) -> usize {
+        match self.order {
+            Order::Panels(_) => PANEL,
+            Order::Rows(_) => 1 + usize::from(gated),
+        }
+    }
+
+    /// Units of a weight of `n` outputs: panels, rows, or pairs of gate and up.
+    pub fn units(&self, n: usize, gated: bool) -> usize {
+        let outputs = Outputs { n, gated };
+        match self.order {
+            Order::Panels(_) => outputs.panels(),
+            Order::Rows(_) => outputs.columns(),
+        }
+    }
+
+    /// Bytes of one unit.
+    pub fn unit_bytes(&self, k: usize, gated: bool) -> usize {
+        match self.order {
+            Order::Panels(kind) => kind.bytes(k),
+            Order::Rows(dtype) => k.saturating_mul(self.outputs_per_unit(gated) * dtype.size()),
+        }
     }
 
     /// Bytes of a packed weight.
     pub fn packed_bytes(&self, n: usize, k: usize, gated: bool) -> usize {
-        self.panels(n, gated).saturating_mul(self.panel_bytes(k))
+        self.units(n, gated).saturating_mul(self.unit_bytes(k, gated))
     }
 
-    /// The rows of a weight that a run of panels holds: what a loader must have at hand to pack it. Panels do not know
+    /// The rows of a weight that a run of units holds: what a loader must have at hand to pack it. Units do not know
     /// where they stand, so a run of them is packed as a smaller weight of these rows alone.
-    pub fn panel_rows(&self, panels: Range<usize>, n: usize, gated: bool) -> PanelRows {
-        Outputs { n, gated }.rows(panels)
+    pub fn unit_rows(&self, units: Range<usize>, n: usize, gated: bool) -> UnitRows {
+        let outputs = Outputs { n, gated };
+        match self.order {
+            Order::Panels(_) => outputs.rows(units),
+            Order::Rows(_) if gated => UnitRows::Gated(units),
+            Order::Rows(_) => UnitRows::Plain(units),
+        }
     }
 
     /// Packs a weight, rounding or widening in registers.
@@ -223,9 +277,18 @@ impl Format {
             // Rows without values may be any number.
             return Ok(());
         }
-        let job = Packing { kind: self.kind, weights, packed: packed.as_mut_ptr() };
-        // SAFETY: pieces hold their rows, the packed bytes hold the panels, and tasks write panels of their own.
-        unsafe { simd::launch(level, team, weights.outputs().panels(), &job) };
+        let packed = packed.as_mut_ptr();
+        let outputs = weights.outputs();
+        // SAFETY: pieces hold their rows, the packed bytes hold the units, and tasks write units of their own.
+        unsafe {
+            match self.order {
+                Order::Panels(kind) => simd::launch(level, team, outputs.panels(), &Packing { kind, weights, packed }),
+                Order::Rows(dtype) => {
+                    let copy = row_major::Copy { dtype, weights, packed };
+                    simd::launch(level, team, copy.tasks(), &copy);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -254,10 +317,21 @@ impl Format {
                 out.len()
             )));
         }
-        let (panel, lane) = Outputs { n, gated }.place(row);
-        let bytes = self.panel_bytes(k);
+        let outputs = Outputs { n, gated };
+        let kind = match self.order {
+            Order::Panels(kind) => kind,
+            Order::Rows(dtype) => {
+                let row = &packed[outputs.row_major(row) * k * dtype.size()..][..k * dtype.size()];
+                let lane = Lane { ptr: row.as_ptr(), step: 1, dtype };
+                // SAFETY: the lane and the output have `k` values, and every machine has the portable level.
+                unsafe { lane.widen::<Portable>(0, k, out.as_mut_ptr()) };
+                return Ok(());
+            }
+        };
+        let (panel, lane) = outputs.place(row);
+        let bytes = kind.bytes(k);
         let panel = &packed[panel * bytes..(panel + 1) * bytes];
-        match self.kind {
+        match kind {
             PanelKind::Bf16 => {
                 for (x, step) in out.chunks_mut(2).zip(panel.chunks_exact(4 * PANEL)) {
                     for (i, x) in x.iter_mut().enumerate() {

@@ -33,6 +33,19 @@ impl Lane {
         }
     }
 
+    /// Values `k..k + n`, widened to `out`.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; the lane has the values and `out` has room for them.
+    #[inline(always)]
+    pub(crate) unsafe fn widen<S: Simd>(&self, k: usize, n: usize, out: *mut f32) {
+        for i in (0..n).step_by(LANES) {
+            let count = (n - i).min(LANES);
+            // SAFETY: passed on.
+            unsafe { S::store_n(out.add(i), self.load::<S>(k + i, count), count) };
+        }
+    }
+
     #[inline(always)]
     unsafe fn load_as<S: Simd, T: Stored>(&self, k: usize, n: usize) -> S::F {
         if self.ptr.is_null() {

@@ -96,17 +96,28 @@ impl Outputs {
         }
     }
 
+    /// Where an output lies among rows that are stored one after another.
+    #[inline(always)]
+    pub fn row_major(self, output: usize) -> usize {
+        let columns = self.columns();
+        match self.gated {
+            false => output,
+            true if output < columns => 2 * output,
+            true => 2 * (output - columns) + 1,
+        }
+    }
+
     /// The rows of a weight that a run of panels holds.
-    pub fn rows(self, panels: Range<usize>) -> PanelRows {
+    pub fn rows(self, panels: Range<usize>) -> UnitRows {
         let at = |panel: usize| panel.saturating_mul(self.columns_per_panel()).min(self.columns());
         let rows = at(panels.start)..at(panels.end);
-        if self.gated { PanelRows::Gated(rows) } else { PanelRows::Plain(rows) }
+        if self.gated { UnitRows::Gated(rows) } else { UnitRows::Plain(rows) }
     }
 }
 
-/// The rows of a weight that panels hold.
+/// The rows of a weight that a run of units holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PanelRows {
+pub enum UnitRows {
     /// These rows.
     Plain(Range<usize>),
     /// These rows of the gate, and those of the same numbers of the up.
@@ -143,10 +154,10 @@ mod tests {
     #[test]
     fn runs_of_panels_hold_the_rows_in_order() {
         let plain = Outputs { n: 70, gated: false };
-        assert_eq!(plain.rows(0..2), PanelRows::Plain(0..64));
-        assert_eq!(plain.rows(2..3), PanelRows::Plain(64..70));
+        assert_eq!(plain.rows(0..2), UnitRows::Plain(0..64));
+        assert_eq!(plain.rows(2..3), UnitRows::Plain(64..70));
         let gated = Outputs { n: 70, gated: true };
-        assert_eq!(gated.rows(0..2), PanelRows::Gated(0..32));
-        assert_eq!(gated.rows(2..3), PanelRows::Gated(32..35));
+        assert_eq!(gated.rows(0..2), UnitRows::Gated(0..32));
+        assert_eq!(gated.rows(2..3), UnitRows::Gated(32..35));
     }
 }

@@ -15,7 +15,7 @@ pub use norm::{Norm, NormOptions};
 pub use rotary::Rotary;
 pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;
-pub use weight::{PackedShape, PackedWeight, PanelSlice, WeightPacker};
+pub use weight::{PackedShape, PackedWeight, UnitSlice, WeightPacker};
 
 /// Numbers of rows for which a plan chooses kernels: 1, 2, 4, … up to `max_rows`, and that itself.
 pub(crate) fn row_counts(max_rows: usize) -> impl Iterator<Item = usize> {

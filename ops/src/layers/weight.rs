@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sinew_kernels::packed::{Format, PANEL, PanelRows, Source, Weights};
+use sinew_kernels::packed::{Format, Source, UnitRows, Weights};
 use sinew_memory::Buffer;
 use sinew_tensor::{DType, Layout, Tensor};
 
@@ -61,7 +61,7 @@ impl PackedWeight {
     }
 }
 
-/// Packs a weight panel by panel, so that only a slice of it has to be at hand in its unpacked form.
+/// Packs a weight unit by unit (panels of outputs, or rows), so that only a slice of it has to be at hand in its unpacked form.
 ///
 /// ```
 /// use sinew_ops::Context;
@@ -84,12 +84,14 @@ pub struct WeightPacker {
     shape: PackedShape,
     /// Rows of each matrix.
     rows: Vec<usize>,
+    /// A packed slice on the host, where the device's memory is not the host's.
+    staged: Vec<u8>,
 }
 
-/// A run of panels, and the rows that must be at hand to pack them.
+/// A run of units, and the rows that must be at hand to pack them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PanelSlice {
-    panels: Range<usize>,
+pub struct UnitSlice {
+    units: Range<usize>,
     /// Matrices by number, each with a range of its rows.
     pub rows: Vec<(usize, Range<usize>)>,
 }
@@ -101,8 +103,10 @@ impl WeightPacker {
     /// # Errors
     /// A dtype without a format, a gated weight that is not two matrices of one size, or out of memory.
     pub fn new(ctx: &Context, dtype: DType, rows: &[usize], k: usize, gated: bool) -> Result<Self> {
-        let format = Format::of(dtype)
-            .ok_or_else(|| refuse("pack", format!("no packed format keeps {dtype}; f32, f16 and bf16 have one")))?;
+        let kind = ctx.device().id().kind;
+        let format = Format::of(dtype, kind).ok_or_else(|| {
+            refuse("pack", format!("no packed format of {kind} keeps {dtype}; f32, f16 and bf16 have one"))
+        })?;
         if gated && (rows.len() != 2 || rows[0] != rows[1]) {
             return Err(refuse("pack", format!("a gated weight wants gate and up of equal size, not {rows:?} rows")));
         }
@@ -111,23 +115,23 @@ impl WeightPacker {
         let shape = PackedShape { format, n, k, gated };
         // Not from the pool: a weight lives as long as its model, and a size class may be a quarter too large.
         let buffer = Buffer::allocate(ctx.device(), format.packed_bytes(n, k, gated))?;
-        Ok(Self { buffer, shape, rows: rows.to_vec() })
+        Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new() })
     }
 
-    /// The panels in runs that need about `bytes` bytes of f32 rows each.
-    pub fn slices(&self, bytes: usize) -> Vec<PanelSlice> {
+    /// The units in runs that need about `bytes` bytes of f32 rows each.
+    pub fn slices(&self, bytes: usize) -> Vec<UnitSlice> {
         let PackedShape { format, n, k, gated } = self.shape;
-        let panels = format.panels(n, gated);
-        let step = (bytes / (PANEL * k.max(1) * DType::F32.size())).max(1);
-        (0..panels)
+        let units = format.units(n, gated);
+        let step = (bytes / (format.outputs_per_unit(gated) * k.max(1) * DType::F32.size())).max(1);
+        (0..units)
             .step_by(step)
             .map(|first| {
-                let panels = first..(first + step).min(panels);
-                let rows = match format.panel_rows(panels.clone(), n, gated) {
-                    PanelRows::Plain(rows) => self.split(rows),
-                    PanelRows::Gated(rows) => vec![(0, rows.clone()), (1, rows)],
+                let units = first..(first + step).min(units);
+                let rows = match format.unit_rows(units.clone(), n, gated) {
+                    UnitRows::Plain(rows) => self.split(rows),
+                    UnitRows::Gated(rows) => vec![(0, rows.clone()), (1, rows)],
                 };
-                PanelSlice { panels, rows }
+                UnitSlice { units, rows }
             })
             .collect()
     }
@@ -146,11 +150,11 @@ impl WeightPacker {
         parts
     }
 
-    /// Packs one run of panels from the bytes of its rows, row-major and at any alignment, with all threads.
+    /// Packs one run of units from the bytes of its rows, row-major and at any alignment, with all threads.
     ///
     /// # Errors
-    /// Other rows than those of the slice, or memory that the host cannot reach.
-    pub fn pack(&mut self, ctx: &Context, slice: &PanelSlice, rows: &[(&[u8], DType)]) -> Result<()> {
+    /// Other rows than those of the slice, or a failed device.
+    pub fn pack(&mut self, ctx: &Context, slice: &UnitSlice, rows: &[(&[u8], DType)]) -> Result<()> {
         let PackedShape { format, k, gated, .. } = self.shape;
         if rows.len() != slice.rows.len() {
             return Err(refuse("pack", format!("{} pieces for {} ranges of rows", rows.len(), slice.rows.len())));
@@ -161,11 +165,16 @@ impl WeightPacker {
             .map(|(&(bytes, dtype), (_, range))| Ok(Source::from_bytes(bytes, dtype, range.len(), k)?))
             .collect::<Result<Vec<_>>>()?;
         let weights = Weights { sources: &sources, k, gated };
-        let panel = format.panel_bytes(k);
-        let packed = self.buffer.as_mut_slice::<u8>()?;
-        let packed = &mut packed[slice.panels.start * panel..slice.panels.end * panel];
+        let unit = format.unit_bytes(k, gated);
+        let range = slice.units.start * unit..slice.units.end * unit;
         let (team, level) = ctx.host_team();
-        Ok(format.pack(&team, level, &weights, packed)?)
+        if self.buffer.host_ptr().is_some() {
+            let packed = &mut self.buffer.as_mut_slice::<u8>()?[range];
+            return Ok(format.pack(&team, level, &weights, packed)?);
+        }
+        self.staged.resize(range.len(), 0);
+        format.pack(&team, level, &weights, &mut self.staged)?;
+        Ok(ctx.stream().upload(&self.staged, &mut self.buffer, range.start)?)
     }
 
     /// The packed weight.

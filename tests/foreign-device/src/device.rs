@@ -46,6 +46,7 @@ impl Lagging {
                 bf16_flops_per_s: 1e8,
                 launch_s: lag.as_secs_f64(),
             },
+            accelerator: None,
         };
         Arc::new(Self { index, hardware, lag, used: Arc::default() })
     }
