@@ -5,8 +5,16 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+/// The command. Vulkan drivers ask Wayland for a display, which complains on standard error where there is no folder of
+/// the session.
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
+    command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
+    command
+}
+
 fn sinew(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_sinew")).args(arguments).output().expect("the command starts")
+    command().args(arguments).output().expect("the command starts")
 }
 
 fn fixture(name: &str) -> String {
@@ -41,7 +49,7 @@ fn refused(arguments: &[&str], words: &[&str]) {
 
 #[test]
 fn bare_sinew_answers_from_any_folder_and_says_what_served() {
-    let output = Command::new(env!("CARGO_BIN_EXE_sinew")).current_dir(std::env::temp_dir()).output();
+    let output = command().current_dir(std::env::temp_dir()).output();
     let text = stdout(&output.expect("the command starts"));
     for (prompt, answer) in sinew::demo::PROMPTS {
         assert!(text.contains(&format!("{prompt} {answer}\n")), "{prompt}: {text}");
@@ -321,7 +329,7 @@ fn wrong_input_is_one_clear_line() {
     refused_with_model(&["logits", "--tokens", "1,2", "--output", "/nowhere/x"], &["/nowhere/x"]);
     refused_with_model(&generate(&["--tokens", "1", "--temperature", "-1"]), &["temperature"]);
     refused_with_model(&generate(&["--tokens", "1", "--device", "cuda"]), &["cuda"]);
-    refused_with_model(&generate(&["--tokens", "1", "--device", "wgpu"]), &["wgpu"]);
+    refused_with_model(&generate(&["--tokens", "1", "--device", "wgpu:99"]), &["wgpu:99"]);
     refused_with_model(&generate(&["--tokens", "1", "--device", "tpu"]), &["tpu"]);
     refused_with_model(&generate(&["--tokens", "1", "--threads", "0"]), &["threads"]);
     refused_with_model(&generate(&["--tokens", "1", "--kernel", "gemm.nope"]), &["gemm.nope"]);
@@ -373,7 +381,7 @@ fn a_reader_that_goes_away_is_an_error_and_no_panic() {
     for arguments in [&["devices"][..], &["explain", "gemm", "--n", "8", "--k", "8"], &bench, &[]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
         let Ok(full) = full else { continue };
-        let output = Command::new(env!("CARGO_BIN_EXE_sinew")).args(arguments).stdout(full).output();
+        let output = command().args(arguments).stdout(full).output();
         let output = output.expect("the command starts");
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!((output.status.code(), stderr.trim_end().lines().count()), (Some(1), 1), "{arguments:?}: {stderr}");
@@ -390,8 +398,7 @@ fn an_error_that_cannot_be_said_keeps_its_exit_code() {
     ] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
         let Ok(full) = full else { continue };
-        let status =
-            Command::new(env!("CARGO_BIN_EXE_sinew")).args(arguments).stdout(Stdio::null()).stderr(full).status();
+        let status = command().args(arguments).stdout(Stdio::null()).stderr(full).status();
         assert_eq!(status.expect("the command starts").code(), Some(code), "{arguments:?}");
     }
 }
@@ -416,11 +423,7 @@ fn control_characters_of_a_file_do_not_reach_the_terminal() {
 #[cfg(target_os = "linux")]
 fn interrupted(arguments: &[&str]) -> (Option<i32>, std::time::Duration) {
     use std::time::{Duration, Instant};
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sinew"))
-        .args(arguments)
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("the command starts");
+    let mut child = command().args(arguments).stdout(Stdio::null()).spawn().expect("the command starts");
     let catches = |pid: u32| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a mask of signals");

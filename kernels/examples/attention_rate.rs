@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::{Generator, Lay, Values};
-use sinew_kernels::peaks::Peaks;
+use sinew_kernels::peaks::{ArithmeticPeaks, Peaks};
 use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Result, Row};
 use sinew_memory::{Buffer, Cpu, Device, Stream};
 use sinew_tensor::{DType, Tensor};
@@ -36,14 +36,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
     let hardware = device.hardware();
     if !json {
-        let Peaks { read_bytes_per_s, f32_flops_per_s, bf16_flops_per_s } = Peaks::measure(&device)?;
+        let Peaks { memory_bytes_per_s, arithmetic } = Peaks::measure(&device)?;
+        let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s } = arithmetic.ok_or("a CPU's peaks")?;
         println!(
             "{}, {threads} threads, {}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} GB/s",
             hardware.name,
             hardware.simd,
             f32_flops_per_s / 1e9,
             bf16_flops_per_s / 1e9,
-            read_bytes_per_s / 1e9
+            memory_bytes_per_s / 1e9
         );
         println!("{:42} {:11} {:>9} {:>9} {:>9} {:>7}", "problem", "row", "median ms", "best ms", "GFLOP/s", "GB/s");
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sinew_memory::{Buffer, Device, Stream};
+use sinew_memory::{Buffer, Device, DeviceKind, Hardware, Stream};
 use sinew_tensor::{Tensor, View, ViewMut};
 
 use crate::Result;
@@ -101,8 +101,36 @@ impl Placed {
 
 /// Checks each of these rows that runs on `device`. See [`crate::AnyTable::verify`].
 pub fn verify<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: Depth) -> Vec<RowReport> {
+    let rows: Vec<&Row<O>> = rows.iter().filter(|row| row.device == device.id().kind).collect();
+    verify_cases(&rows, device, O::cases(depth))
+}
+
+/// Devices on which every row has passed the harness, in a recorded run: the kind, and how the device's name begins.
+const ON_RECORD: [(DeviceKind, &str); 1] = [(DeviceKind::WGPU, "llvmpipe")];
+/// Cases of a self-check: enough to see a driver that miscompiles, few enough to be done before a model runs.
+const SELF_CHECK_CASES: usize = 4;
+
+/// Whether a GPU's rows have to check themselves there before they are used: no recorded run has shown them right.
+pub fn is_unconfirmed(hardware: &Hardware) -> bool {
+    let gpu = [DeviceKind::CUDA, DeviceKind::WGPU].contains(&hardware.kind);
+    gpu && !ON_RECORD.iter().any(|(kind, name)| *kind == hardware.kind && hardware.name.starts_with(name))
+}
+
+/// Runs a few cases of a row on a device. See [`crate::Registry::self_check`].
+pub(crate) fn self_check<O: Reference>(row: &Row<O>, device: &Arc<dyn Device>) -> std::result::Result<(), String> {
+    let admitted = |case: &Case<O>| (row.admits)(&case.fixed, device.hardware()).is_ok();
+    let mut cases: Vec<Case<O>> = O::cases(Depth::Quick).into_iter().filter(admitted).collect();
+    let step = cases.len().div_ceil(SELF_CHECK_CASES).max(1);
+    cases = cases.into_iter().step_by(step).collect();
+    let reports = verify_cases(&[row], device, cases);
+    match reports.into_iter().flat_map(|report| report.failures).next() {
+        Some(failure) => Err(failure),
+        None => Ok(()),
+    }
+}
+
+fn verify_cases<O: Reference>(rows: &[&Row<O>], device: &Arc<dyn Device>, cases: Vec<Case<O>>) -> Vec<RowReport> {
     let hardware = device.hardware();
-    let rows: Vec<&Row<O>> = rows.iter().filter(|row| row.device == hardware.kind).collect();
     let mut reports: Vec<RowReport> = rows
         .iter()
         .map(|row| RowReport {
@@ -123,7 +151,7 @@ pub fn verify<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: De
             return reports;
         }
     };
-    for case in O::cases(depth) {
+    for case in cases {
         let host = match O::operands(&case) {
             Ok(host) => host,
             Err(error) => {

@@ -24,6 +24,7 @@ pub mod reduce;
 mod registry;
 pub mod rotary;
 mod rows;
+pub mod sample;
 pub mod simd;
 pub mod softmax;
 mod standard;

@@ -6,18 +6,25 @@ use std::time::Instant;
 use sinew_memory::{Buffer, Cpu, Device, SimdLevel, Team};
 
 use crate::Compute;
+use crate::Result;
 use crate::simd::{self, Kernel, Simd};
-use crate::{Error, Result};
 
 /// Measured limits of a device, all its threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks {
-    /// Bytes read from memory per second, from a span larger than the caches hold.
-    pub read_bytes_per_s: f64,
-    /// f32 multiply-adds, each counted as two, on registers only.
+    /// Bytes of memory per second, of spans larger than the caches hold: read by a CPU; read and written, both counted,
+    /// by copies on other devices.
+    pub memory_bytes_per_s: f64,
+    /// Arithmetic, on CPUs.
+    pub arithmetic: Option<ArithmeticPeaks>,
+}
+
+/// Measured rates of arithmetic on registers only.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ArithmeticPeaks {
+    /// f32 multiply-adds, each counted as two.
     pub f32_flops_per_s: f64,
-    /// bf16 multiply-adds with f32 sums, each counted as two, on registers only; the f32 rate where the CPU has no
-    /// instruction for them.
+    /// bf16 multiply-adds with f32 sums, each counted as two; the f32 rate where the CPU has no instruction for them.
     pub bf16_flops_per_s: f64,
 }
 
@@ -30,18 +37,24 @@ const STEPS: usize = 1 << 20;
 /// Independent sums of a register-only loop: enough to cover the latency of two pipelines.
 const SUMS: usize = 12;
 
+/// Bytes of a copy on a device that is not a CPU, and copies that are timed together.
+const COPY_BYTES: usize = 256 << 20;
+const COPIES: usize = 4;
+
 impl Peaks {
-    /// Measures a CPU device, at its SIMD level and with its threads. Takes about a second and 1 GiB.
+    /// Measures a device; a CPU at its SIMD level and with its threads. Takes about a second and 1 GiB.
     ///
     /// # Errors
-    /// Another device than the CPU, or out of memory.
+    /// Out of memory, or a failed device.
     pub fn measure(device: &Arc<dyn Device>) -> Result<Self> {
         let any: &dyn std::any::Any = &**device;
-        let cpu = any.downcast_ref::<Cpu>().ok_or_else(|| Error::WrongDevice {
-            kernel: "the measurement of peaks",
-            expected: "cpu",
-            found: device.id().to_string(),
-        })?;
+        match any.downcast_ref::<Cpu>() {
+            Some(cpu) => Self::of_cpu(cpu, device),
+            None => Ok(Self { memory_bytes_per_s: copy_rate(device)?, arithmetic: None }),
+        }
+    }
+
+    fn of_cpu(cpu: &Cpu, device: &Arc<dyn Device>) -> Result<Self> {
         let (team, level) = (cpu.team(), device.hardware().simd);
         let f32_flops_per_s = rate(team, |threads| {
             // SAFETY: the kernel touches registers only.
@@ -59,7 +72,7 @@ impl Peaks {
         };
         let buffer = Buffer::allocate(device, READ_BYTES)?;
         let span = buffer.as_slice::<f32>()?;
-        let read_bytes_per_s = rate(team, |threads| {
+        let memory_bytes_per_s = rate(team, |threads| {
             // Several parts per thread, so that no thread waits for another's share of the memory.
             let parts = threads * 8;
             let reader = Reader { start: span.as_ptr() as usize, len: span.len() / parts };
@@ -67,16 +80,38 @@ impl Peaks {
             unsafe { simd::launch(level, team, parts, &reader) };
             (reader.len * parts * size_of::<f32>()) as f64
         });
-        Ok(Self { read_bytes_per_s, f32_flops_per_s, bf16_flops_per_s })
+        let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s });
+        Ok(Self { memory_bytes_per_s, arithmetic })
     }
 
-    /// The arithmetic limit of products with operands of a kind.
-    pub fn flops_per_s(&self, compute: Compute) -> f64 {
-        match compute {
-            Compute::Bf16 => self.bf16_flops_per_s,
-            _ => self.f32_flops_per_s,
-        }
+    /// The arithmetic limit of products with operands of a kind, where it was measured.
+    pub fn flops_per_s(&self, compute: Compute) -> Option<f64> {
+        let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s } = self.arithmetic?;
+        Some(match compute {
+            Compute::Bf16 => bf16_flops_per_s,
+            Compute::F32 => f32_flops_per_s,
+        })
     }
+}
+
+/// The highest rate of copies within a device's memory, bytes read and bytes written counted both.
+fn copy_rate(device: &Arc<dyn Device>) -> Result<f64> {
+    let stream = device.clone().stream()?;
+    let room = device.memory()?.available / 4;
+    let binding = device.hardware().accelerator.as_ref().map_or(COPY_BYTES, |a| a.max_binding_bytes);
+    let bytes = COPY_BYTES.min(room).min(binding) & !255;
+    let (from, mut to) = (Buffer::allocate(device, bytes)?, Buffer::allocate(device, bytes)?);
+    let mut best = 0.0f64;
+    for _ in 0..TRIES {
+        stream.synchronize()?;
+        let start = Instant::now();
+        for _ in 0..COPIES {
+            stream.copy(&from, 0, &mut to, 0, bytes)?;
+        }
+        stream.synchronize()?;
+        best = best.max((2 * COPIES * bytes) as f64 / start.elapsed().as_secs_f64());
+    }
+    Ok(best)
 }
 
 /// The highest rate of `work`, which runs once on each thread and returns how much it did.

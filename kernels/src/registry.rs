@@ -52,6 +52,8 @@ pub trait AnyTable: Send + Sync {
     fn verify(&self, device: &Arc<dyn Device>, depth: Depth) -> Vec<RowReport>;
     /// Every row with every case that it takes on `device`, ready to be timed.
     fn runs(&self, device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>>;
+    /// Runs a few cases of a row on `device`. See [`Registry::self_check`].
+    fn self_check(&self, row: &str, device: &Arc<dyn Device>) -> Result<(), String>;
     /// The typed table.
     fn as_any(&self) -> &dyn Any;
     /// The typed table, to add rows.
@@ -70,6 +72,9 @@ impl<O: Reference> AnyTable for Table<O> {
     }
     fn runs(&self, device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>> {
         accuracy::runs(&self.rows, device, depth)
+    }
+    fn self_check(&self, row: &str, device: &Arc<dyn Device>) -> Result<(), String> {
+        self.rows.iter().filter(|r| r.name == row).try_for_each(|row| accuracy::self_check(row, device))
     }
     fn as_any(&self) -> &dyn Any {
         self
@@ -120,6 +125,15 @@ impl Registry {
                 reasons: "the operator is not in the registry".into(),
             }
         })
+    }
+
+    /// Checks a row against the reference over a few cases on a device where [`accuracy::is_unconfirmed`] rows run: a
+    /// kernel that was never seen right there does not serve a model unchecked.
+    ///
+    /// # Errors
+    /// The first thing that was wrong, in words.
+    pub fn self_check<O: Operator>(&self, row: &str, device: &Arc<dyn Device>) -> Result<(), String> {
+        self.tables.get(&TypeId::of::<O>()).map_or(Ok(()), |table| table.self_check(row, device))
     }
 
     /// All tables, in the order added.

@@ -2,7 +2,7 @@
 
 use crate::{
     Registry, activation, attention, cast, elementwise, embedding, gather, gemm, kv_append, norm, reduce, rotary,
-    softmax, topk,
+    sample, softmax, topk,
 };
 
 impl Registry {
@@ -22,6 +22,7 @@ impl Registry {
         registry.add(norm::rows());
         registry.add(reduce::rows());
         registry.add(rotary::rows());
+        registry.add(sample::rows());
         registry.add(softmax::rows());
         registry.add(topk::rows());
         registry

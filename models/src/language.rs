@@ -12,6 +12,7 @@ use crate::batch::{Batch, Wanted};
 use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::{Decoder, Limits};
+use crate::draw::Draw;
 use crate::load::{Loader, Precision, WeightOptions};
 use crate::sampling::{History, Sampler, SamplingParams};
 use crate::stop::{StopStrings, TextStream};
@@ -132,6 +133,8 @@ pub struct LanguageModel {
     tokenizer: Option<Arc<Tokenizer>>,
     batch: Batch,
     logits: Tensor,
+    /// Where the host does not have the logits, tokens are drawn on the device.
+    draw: Option<Draw>,
     prefill_chunk: usize,
     /// Host copy of logits: reused, so that a step allocates nothing.
     row: Vec<f32>,
@@ -176,7 +179,7 @@ impl LanguageModel {
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
-        let precision = options.weights.precision(checkpoint)?;
+        let precision = options.weights.precision(checkpoint, ctx.device().id().kind)?;
         // Unasked, the cache is not made for contexts that few prompts fill.
         const DEFAULT_CONTEXT: usize = 4096;
         let longest = config.max_position_embeddings;
@@ -201,9 +204,13 @@ impl LanguageModel {
         let cache = KvCache::new(&ctx, config.num_hidden_layers, layout)?;
         let max_logits = decoder.limits().max_logits;
         let logits = ctx.uninitialised(DType::F32, &[max_logits, config.vocab_size])?;
+        let draw = match logits.buffer().host_ptr() {
+            Some(_) => None,
+            None => Some(Draw::new(&ctx, config.vocab_size)?),
+        };
         let row = Vec::with_capacity(max_logits * config.vocab_size);
-        let tokenizer = tokenizer.map(Arc::new);
-        Ok(Self { ctx, decoder, cache, tokenizer, batch: Batch::for_limits(&limits), logits, prefill_chunk, row })
+        let (tokenizer, batch) = (tokenizer.map(Arc::new), Batch::for_limits(&limits));
+        Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, draw, prefill_chunk, row })
     }
 
     /// The context that it runs on.
@@ -251,7 +258,7 @@ impl LanguageModel {
     /// sequence is as long as before.
     pub fn prefill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<&[f32]> {
         // Nobody asks for it to end, so that it ends with the logits.
-        let _: ControlFlow<()> = self.prefill_asking(sequence, tokens, &mut || ControlFlow::Continue(()))?;
+        self.prefill_then(sequence, tokens, &mut || ControlFlow::Continue(()), |model| model.fetch(1))?;
         Ok(&self.row)
     }
 
@@ -266,20 +273,25 @@ impl LanguageModel {
         tokens: &[u32],
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<&[f32]>> {
-        let end = self.prefill_asking(sequence, tokens, go_on)?;
-        Ok(end.is_continue().then_some(&self.row[..]))
+        let end = self.prefill_then(sequence, tokens, go_on, |model| model.fetch(1))?;
+        Ok(end.map(|()| &self.row[..]))
     }
 
-    /// The logits are in `row`.
-    fn prefill_asking(
+    /// Prefills, and then takes what is wanted of the last token's logits; nothing where it is not to go on. After an
+    /// error, which the device may report only in `take`, the sequence is as long as before.
+    fn prefill_then<T>(
         &mut self,
         sequence: &mut Sequence,
         tokens: &[u32],
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>> {
+        take: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<Option<T>> {
         self.check_prompt(sequence.len(), tokens)?;
         let before = sequence.len();
-        let outcome = self.prefill_chunks(sequence, tokens, go_on);
+        let outcome = self.prefill_chunks(sequence, tokens, go_on).and_then(|end| match end {
+            ControlFlow::Continue(()) => take(self).map(Some),
+            ControlFlow::Break(()) => Ok(None),
+        });
         if outcome.is_err() {
             sequence.truncate(before)?;
         }
@@ -318,13 +330,25 @@ impl LanguageModel {
         for (sequence, token) in sequences.iter().zip(tokens) {
             self.check_prompt(sequence.len(), std::slice::from_ref(token))?;
         }
+        let rows = sequences.len();
+        self.decode_then(sequences, tokens, |model| model.fetch(rows))?;
+        Ok(&self.row)
+    }
+
+    /// One token for each of several sequences, and then what is wanted of the logits.
+    fn decode_then<T>(
+        &mut self,
+        sequences: &mut [Sequence],
+        tokens: &[u32],
+        take: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
         self.forward(sequences, tokens, Wanted::Last)?;
-        if let Err(error) = self.head(0..sequences.len()) {
+        let outcome = self.head(0..sequences.len()).and_then(|()| take(self));
+        if outcome.is_err() {
             // The device may report only now what failed in the layers.
             shrink(sequences, 1)?;
-            return Err(error);
         }
-        Ok(&self.row)
+        outcome
     }
 
     /// The logits of every token, given to `each` in order as `[rows, vocab]`, at most
@@ -340,7 +364,9 @@ impl LanguageModel {
         for chunk in tokens.chunks(self.prefill_chunk) {
             self.forward(std::slice::from_mut(&mut sequence), chunk, Wanted::All)?;
             for start in (0..chunk.len()).step_by(most) {
-                self.head(start..(start + most).min(chunk.len()))?;
+                let rows = start..(start + most).min(chunk.len());
+                self.head(rows.clone())?;
+                self.fetch(rows.len())?;
                 each(&self.row)?;
             }
         }
@@ -382,15 +408,13 @@ impl LanguageModel {
         };
         let start = Instant::now();
         let mut sequence = self.sequence();
-        if self.prefill_while(&mut sequence, prompt, &mut || show(&mut answer, ""))?.is_none() {
+        let choose = |model: &mut Self| model.choose(&mut sampler, History { prompt, generated: &[] });
+        let Some(mut token) = self.prefill_then(&mut sequence, prompt, &mut || show(&mut answer, ""), choose)? else {
             answer.finish = Finish::Cancelled;
             return Ok(answer);
-        }
-        let mut first = None;
+        };
+        let first = Instant::now();
         loop {
-            let history = History { prompt, generated: &answer.tokens };
-            let token = sampler.sample(&self.row, history)?;
-            first.get_or_insert_with(Instant::now);
             if !options.ignore_eos && self.decoder.config().eos_token_ids.contains(&token) {
                 answer.finish = Finish::Eos;
                 break;
@@ -408,7 +432,9 @@ impl LanguageModel {
             if answer.tokens.len() >= options.max_new_tokens || sequence.len() >= self.decoder.limits().context {
                 break;
             }
-            self.decode(std::slice::from_mut(&mut sequence), &[token])?;
+            let history = History { prompt, generated: &answer.tokens };
+            let choose = |model: &mut Self| model.choose(&mut sampler, history);
+            token = self.decode_then(std::slice::from_mut(&mut sequence), &[token], choose)?;
         }
         let end = Instant::now();
         if let Some(text) = text.as_mut().filter(|_| matches!(answer.finish, Finish::Eos | Finish::Length)) {
@@ -420,7 +446,6 @@ impl LanguageModel {
                 answer.finish = Finish::Cancelled;
             }
         }
-        let first = first.unwrap_or(end);
         (answer.prefill, answer.decode) = (first - start, end - first);
         Ok(answer)
     }
@@ -464,13 +489,26 @@ impl LanguageModel {
         self.decoder.forward(&self.ctx, &mut self.cache, &self.batch)
     }
 
-    /// Leaves the logits of some of the rows that the batch wants in `row`.
+    /// Computes the logits of some of the rows that the batch wants.
     fn head(&mut self, rows: Range<usize>) -> Result<()> {
-        let Self { ctx, decoder, batch, logits, row, .. } = self;
-        let rows = &batch.wanted()[rows];
-        decoder.head(ctx, rows, logits)?;
-        row.resize(rows.len() * decoder.config().vocab_size, 0.0);
-        Ok(logits.download(&**ctx.stream(), row).map_err(sinew_ops::Error::from)?)
+        self.decoder.head(&self.ctx, &self.batch.wanted()[rows], &mut self.logits)
+    }
+
+    /// Brings the first rows of logits to the host, into `row`.
+    fn fetch(&mut self, rows: usize) -> Result<()> {
+        self.row.resize(rows * self.decoder.config().vocab_size, 0.0);
+        Ok(self.logits.download(&**self.ctx.stream(), &mut self.row).map_err(sinew_ops::Error::from)?)
+    }
+
+    /// The next token by the first row of logits, chosen where they are if that can be.
+    fn choose(&mut self, sampler: &mut Sampler, history: History<'_>) -> Result<u32> {
+        if let Some(draw) = &mut self.draw
+            && let Some(asked) = sampler.ask()
+        {
+            return draw.token(&self.ctx, &self.logits, &asked);
+        }
+        self.fetch(1)?;
+        sampler.sample(&self.row, history)
     }
 }
 

@@ -17,6 +17,7 @@ pub mod cache;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
+mod draw;
 pub mod embed;
 pub mod encoder;
 pub mod error;

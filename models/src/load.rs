@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
+use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::{Compute, Linear, LinearOptions, Norm, NormOptions, PackedWeight, WeightPacker};
 use sinew_tensor::{DType, Tensor};
@@ -20,13 +21,13 @@ pub struct WeightOptions {
 }
 
 impl WeightOptions {
-    /// The precision of a model with these weights.
+    /// The precision of a model with these weights on a kind of device.
     ///
     /// # Errors
     /// A dtype that weights cannot be kept in, or a checkpoint without floating-point tensors.
-    pub fn precision(&self, checkpoint: &Checkpoint) -> Result<Precision> {
+    pub fn precision(&self, checkpoint: &Checkpoint, device: DeviceKind) -> Result<Precision> {
         let stored = main_dtype(checkpoint)?;
-        Precision::of(self.dtype.unwrap_or(stored))
+        Precision::of(self.dtype.unwrap_or(stored), device)
     }
 }
 
@@ -44,14 +45,16 @@ pub struct Precision {
 }
 
 impl Precision {
-    /// The usual precision of models stored in `dtype`.
+    /// The usual precision of models stored in `dtype` on a kind of device.
     ///
-    /// f16 weights are widened in registers and multiplied in f32, so that activations past f16's range do no harm.
+    /// f16 weights are widened in registers and multiplied in f32, so that activations past f16's range do no harm. So
+    /// are bf16 weights by wgpu, whose shaders have no bf16 to multiply.
     ///
     /// # Errors
     /// A dtype that weights cannot be kept in.
-    pub fn of(dtype: DType) -> Result<Self> {
+    pub fn of(dtype: DType, device: DeviceKind) -> Result<Self> {
         let (activations, compute, kv) = match dtype {
+            DType::BF16 if device == DeviceKind::WGPU => (DType::F32, Compute::F32, DType::BF16),
             DType::F32 => (DType::F32, Compute::F32, DType::F32),
             DType::F16 => (DType::F32, Compute::F32, DType::F16),
             DType::BF16 => (DType::BF16, Compute::Bf16, DType::BF16),
@@ -187,10 +190,29 @@ impl<'a> Loader<'a> {
     }
 
     fn pack<S: AsRef<str>>(&mut self, parts: &[(S, usize)], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
+        let rows: Vec<usize> = parts.iter().map(|&(_, n)| n).collect();
+        let packer = WeightPacker::new(&self.ctx, self.precision.weights, &rows, k, gated)?;
+        Ok(Arc::new(self.fill(packer, parts, k)?.finish()?))
+    }
+
+    /// An embedding table `[rows, width]` in the dtype of the weights.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn table(&mut self, name: &str, rows: usize, width: usize) -> Result<Tensor> {
+        let packer = WeightPacker::table(&self.ctx, self.precision.weights, rows, width)?;
+        Ok(self.fill(packer, &[(name, rows)], width)?.finish_table()?)
+    }
+
+    /// Packs matrices `[n, k]` slice by slice, and drops the pages of each slice before the next.
+    fn fill<S: AsRef<str>>(
+        &mut self,
+        mut packer: WeightPacker,
+        parts: &[(S, usize)],
+        k: usize,
+    ) -> Result<WeightPacker> {
         let name = |part: usize| parts[part].0.as_ref();
         let dtypes = parts.iter().map(|(name, n)| self.check(name.as_ref(), &[*n, k])).collect::<Result<Vec<_>>>()?;
-        let rows: Vec<usize> = parts.iter().map(|&(_, n)| n).collect();
-        let mut packer = WeightPacker::new(&self.ctx, self.precision.weights, &rows, k, gated)?;
         for slice in packer.slices(SLICE_BYTES) {
             let ranges: Vec<_> = slice
                 .rows
@@ -213,40 +235,7 @@ impl<'a> Loader<'a> {
                 self.advance(range.len());
             }
         }
-        Ok(Arc::new(packer.finish()?))
-    }
-
-    /// Gives the rows of a tensor to `each`, slice by slice, and drops the pages of each slice before the next.
-    fn in_slices(
-        &mut self,
-        name: &str,
-        rows: usize,
-        row_bytes: usize,
-        mut each: impl FnMut(&Context, usize, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let step = (SLICE_BYTES / row_bytes.max(1)).clamp(1, rows.max(1));
-        for first in (0..rows).step_by(step) {
-            let range = first * row_bytes..(first + step).min(rows) * row_bytes;
-            let slice = self.checkpoint.tensor_slice(name, range.clone())?;
-            each(&self.ctx, first, &slice.bytes)?;
-            drop(slice);
-            self.checkpoint.release_slice(name, range.clone());
-            self.advance(range.len());
-        }
-        Ok(())
-    }
-
-    /// An embedding table `[rows, width]` in the dtype of the weights.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn table(&mut self, name: &str, rows: usize, width: usize) -> Result<Tensor> {
-        let dtype = self.check(name, &[rows, width])?;
-        let mut table = Tensor::zeros(self.ctx.device(), self.precision.weights, &[rows, width])?;
-        self.in_slices(name, rows, width * dtype.size(), |ctx, first, bytes| {
-            Ok(sinew_ops::cast_rows(ctx, bytes, dtype, &mut table, first)?)
-        })?;
-        Ok(table)
+        Ok(packer)
     }
 
     /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.

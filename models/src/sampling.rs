@@ -9,7 +9,7 @@
 //! 3. `frequency_penalty * count + presence_penalty` is subtracted for tokens in the generated text;
 //! 4. at temperature 0 the largest logit wins; otherwise logits are divided by the temperature;
 //! 5. `top_k`, then `top_p` over the probabilities of what is left, then `min_p` relative to the largest;
-//! 6. one draw from what is left.
+//! 6. one draw from what is left, by token id.
 //!
 //! Equal logits are ordered by token id, the lowest first. So `top_k = 1` is greedy, and `top_k = k` keeps k tokens,
 //! where transformers would keep every token that ties with the last.
@@ -147,6 +147,26 @@ impl<'a, const N: usize> From<&'a [u32; N]> for History<'a> {
     }
 }
 
+/// What is asked of a draw on a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Asked {
+    temperature: f32,
+    top_p: f32,
+    min_p: f32,
+    draw: f32,
+    pub(crate) top_k: u32,
+}
+
+impl Asked {
+    /// How many numbers [`Asked::params`] are.
+    pub(crate) const PARAMS: usize = 4;
+
+    /// The numbers in the order of [`sinew_ops::layers::Sample::run`].
+    pub(crate) fn params(&self) -> [f32; Self::PARAMS] {
+        [self.temperature, self.top_p, self.min_p, self.draw]
+    }
+}
+
 /// A token that may come next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
@@ -212,21 +232,26 @@ impl Sampler {
     /// [`Error::Logits`] for no logits, for NaN or plus infinity, or when every token is at minus infinity. The
     /// history may hold any ids; those beyond the vocabulary have no logit to change.
     pub fn sample<'h>(&mut self, logits: &[f32], history: impl Into<History<'h>>) -> Result<u32> {
-        let candidates = Self::filter(
-            &self.params,
-            &mut self.changed,
-            &mut self.seen,
-            &mut self.candidates,
-            logits,
-            history.into(),
-        )?;
-        if let [only] = candidates
-            && self.params.temperature == 0.0
-        {
-            return Ok(only.id);
+        let best = self.distribution(logits, history)?[0].id;
+        if self.params.temperature == 0.0 {
+            return Ok(best);
         }
+        // The order in which kernels that draw on a device find them, too.
+        self.candidates.sort_unstable_by_key(|candidate| candidate.id);
         let draw = unit(self.rng.next_u64());
-        Ok(pick(candidates, draw))
+        Ok(pick(&self.candidates, draw))
+    }
+
+    /// What a device needs to draw the next token from logits that it has itself. `None` where bias or penalties change
+    /// the logits first. Takes as many random numbers as [`sample`](Self::sample) would.
+    pub(crate) fn ask(&mut self) -> Option<Asked> {
+        let SamplingParams { temperature, top_k, top_p, min_p, .. } = self.params;
+        if self.params.changes_logits() {
+            return None;
+        }
+        // The upper 24 bits, which f32 holds: the largest draw is below 1.
+        let draw = if temperature == 0.0 { 0.0 } else { (self.rng.next_u64() >> 40) as f32 / (1u32 << 24) as f32 };
+        Some(Asked { temperature, top_p, min_p, draw, top_k: u32::try_from(top_k).unwrap_or(u32::MAX) })
     }
 
     /// The tokens that [`sample`](Self::sample) would choose from, the most probable first where a filter has sorted

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Mutex;
 
-use sinew_kernels::{Error as KernelError, Operator, Row};
+use sinew_kernels::{Error as KernelError, Operator, Row, accuracy};
+use sinew_memory::DeviceKind;
 
 use crate::{Context, Result};
 
@@ -13,10 +14,17 @@ use crate::{Context, Result};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
     /// Only rows whose bits do not depend on the shape of a call, and one arithmetic for all calls of a static
-    /// problem: a sequence gets the same bits alone, in a batch and in any chunking. On by default.
+    /// problem: a sequence gets the same bits alone, in a batch and in any chunking. On by default on CPUs.
     pub deterministic: bool,
     /// Rows to prefer by name wherever they take the problem.
     pub prefer: Vec<String>,
+}
+
+impl Policy {
+    /// The usual policy for a kind of device: on GPUs the fastest rows win, whatever their bits depend on.
+    pub fn of(device: DeviceKind) -> Self {
+        Self { deterministic: device == DeviceKind::CPU, ..Self::default() }
+    }
 }
 
 impl Default for Policy {
@@ -52,6 +60,33 @@ impl Choices {
 impl fmt::Debug for Choices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Choices")
+    }
+}
+
+/// What came of the self-checks of rows on devices where no recorded run has confirmed them, by the rows' names.
+#[derive(Debug, Default)]
+pub(crate) struct SelfChecks(Mutex<HashMap<&'static str, std::result::Result<(), String>>>);
+
+impl SelfChecks {
+    /// Checks a row at its first use, where that is needed.
+    fn check<O: Operator>(&self, ctx: &Context, row: &Row<O>) -> std::result::Result<(), String> {
+        if !accuracy::is_unconfirmed(ctx.device().hardware()) {
+            return Ok(());
+        }
+        let mut all = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let outcome = all.entry(row.name).or_insert_with(|| {
+            let outcome = ctx.registry().self_check::<O>(row.name, ctx.device());
+            if let Err(failure) = &outcome {
+                tracing::warn!(row = row.name, failure, "a kernel failed its self-check and is not used");
+            }
+            outcome
+        });
+        outcome.clone()
+    }
+
+    /// What was wrong with a row that was checked.
+    fn failure(&self, row: &str) -> Option<String> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner()).get(row)?.clone().err()
     }
 }
 
@@ -112,13 +147,20 @@ fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Re
 
 fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
     let (rows, refused) = judge::<O>(ctx, fixed, call)?;
-    if let Some((row, Verdict::Takes { .. })) = rows.first() {
-        tracing::debug!(operator = O::NAME, row = row.name, problem = %fixed, call = %call, "chosen");
-        return Ok(*row);
-    }
-    let foreign = rows.iter().map(|(row, _)| format!("{}: only with deterministic off", row.name));
     let mut reasons: Vec<String> = refused.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
-    reasons.extend(foreign);
+    for (row, verdict) in &rows {
+        let reason = match verdict {
+            Verdict::Takes { .. } => match ctx.self_checks().check(ctx, row) {
+                Ok(()) => {
+                    tracing::debug!(operator = O::NAME, row = row.name, problem = %fixed, call = %call, "chosen");
+                    return Ok(*row);
+                }
+                Err(failure) => format!("failed its self-check: {failure}"),
+            },
+            _ => "only with deterministic off".to_owned(),
+        };
+        reasons.push(format!("{}: {reason}", row.name));
+    }
     if reasons.is_empty() {
         reasons.push("no row of the table runs on this kind of device".into());
     }
@@ -167,8 +209,12 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
     let hardware = ctx.device().hardware();
     let table = ctx.registry().table::<O>()?;
     let (rows, refused) = judge::<O>(ctx, fixed, &O::bucket(*call))?;
+    let usable = |(row, verdict): &(Row<O>, Verdict)| {
+        matches!(verdict, Verdict::Takes { .. }) && ctx.self_checks().failure(row.name).is_none()
+    };
+    let choice = rows.iter().position(usable);
     let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
-        let chosen = i == 0 && matches!(verdict, Verdict::Takes { .. });
+        let chosen = choice == Some(i);
         Candidate {
             row: row.name,
             arithmetic: row.arithmetic.name,
@@ -177,7 +223,10 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
             verdict: match verdict {
                 Verdict::Takes { preferred: true } if chosen => "chosen: preferred by name".into(),
                 Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
-                Verdict::Takes { .. } => "slower by prediction".into(),
+                Verdict::Takes { .. } => match ctx.self_checks().failure(row.name) {
+                    Some(failure) => format!("failed its self-check: {failure}"),
+                    None => "slower by prediction".into(),
+                },
                 Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),
                 Verdict::OtherArithmetic(family) => format!("another arithmetic than {family}"),
             },

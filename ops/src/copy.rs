@@ -1,10 +1,9 @@
-//! Copies, each by its name: casts, layouts made contiguous, rows of files.
+//! Copies, each by its name: casts, layouts made contiguous.
 
 use sinew_kernels::cast::{Cast, CastStatic};
 use sinew_kernels::elementwise::Elements;
 use sinew_tensor::{DType, Tensor};
 
-use crate::error::refuse;
 use crate::{Context, Result};
 
 /// A contiguous copy with every value as `dtype`: rounded to nearest, ties to even, between floats; truncated and
@@ -44,24 +43,4 @@ pub fn cast_into(ctx: &Context, x: &Tensor, y: &mut Tensor) -> Result<()> {
 /// Tensors of another device, or out of memory.
 pub fn to_contiguous(ctx: &Context, x: &Tensor) -> Result<Tensor> {
     if x.layout().is_contiguous() { Ok(x.clone()) } else { cast(ctx, x, x.dtype()) }
-}
-
-/// Casts rows as they lie in a file, at any alignment, into rows of a contiguous `table [rows, width]` from row `first` on.
-///
-/// # Errors
-/// Bytes that are no whole rows, or rows past the table's end.
-pub fn cast_rows(ctx: &Context, bytes: &[u8], dtype: DType, table: &mut Tensor, first: usize) -> Result<()> {
-    let &[_, width] = table.shape() else {
-        return Err(refuse("cast_rows", format!("the table is {:?}, not [rows, width]", table.layout())));
-    };
-    let row = width * dtype.size();
-    if row == 0 || !bytes.len().is_multiple_of(row) {
-        return Err(refuse("cast_rows", format!("{} bytes are no whole rows of {width} {dtype}", bytes.len())));
-    }
-    let rows = bytes.len() / row;
-    let staged = Tensor::from_bytes(ctx.device(), bytes, dtype, &[rows, width])?;
-    let layout = table.layout().narrow(0, first, rows)?;
-    let fixed = CastStatic { input: dtype, output: table.dtype() };
-    let out = table.view_mut()?.with_layout(layout)?;
-    ctx.run::<Cast>(&fixed, &Elements(rows * width), &[Some(staged.view())], &[out])
 }

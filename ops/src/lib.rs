@@ -40,7 +40,7 @@ pub use activation::{
 pub use attention::{Attend, attention, kv_append};
 pub use choice::{Candidate, Explanation, Policy};
 pub use context::{Context, Planned};
-pub use copy::{cast, cast_into, cast_rows, to_contiguous};
+pub use copy::{cast, cast_into, to_contiguous};
 pub use elementwise::*;
 pub use error::{Error, Result};
 pub use index::{embedding, embedding_into, gather, gather_into, index_select, index_select_into, topk, topk_into};

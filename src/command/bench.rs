@@ -126,11 +126,11 @@ impl Bench {
         let flops_per_token = config.flops_per_token(self.prompt_tokens as f64 / 2.0);
         let head = config.head_flops() / self.prompt_tokens as f64;
         let peak = peaks.flops_per_s(decoder.precision().compute);
-        let prefill_limit = peak / (flops_per_token + head);
+        let prefill_share = peak.map(|peak| prefill_rate * (flops_per_token + head) / peak);
         let kv_per_token = model.cache().bytes_per_token();
         let length = self.prompt_tokens as f64 + self.new_tokens as f64 / 2.0;
         let step_bytes = decoder.weight_bytes_per_step() as f64 + batch * length * kv_per_token as f64;
-        let decode_limit = batch * peaks.read_bytes_per_s / step_bytes;
+        let decode_limit = batch * peaks.memory_bytes_per_s / step_bytes;
         let device = model.context().device();
         let threads = device.hardware().threads;
         let dtype = decoder.precision().weights;
@@ -138,7 +138,7 @@ impl Bench {
         if self.json {
             let line = json!({
                 "prefill_tokens_per_s": prefill_rate,
-                "prefill_share_of_limit": prefill_rate / prefill_limit,
+                "prefill_share_of_limit": prefill_share,
                 "decode_tokens_per_s": decode_rate,
                 "decode_share_of_limit": decode_rate.map(|rate| rate / decode_limit),
                 "load_s": load_s,
@@ -154,7 +154,7 @@ impl Bench {
                 "new_tokens": self.new_tokens,
                 "batch": self.batch,
                 "repeat": self.repeat,
-                "limit_read_bytes_per_s": peaks.read_bytes_per_s,
+                "limit_memory_bytes_per_s": peaks.memory_bytes_per_s,
                 "limit_flops_per_s": peak,
             });
             writeln!(out, "{line}")?;
@@ -162,19 +162,18 @@ impl Bench {
         }
         let hardware = device.hardware();
         writeln!(out, "{}: {}, {}, {threads} threads; weights {dtype}", device.id(), hardware.name, hardware.simd)?;
-        let share = |rate: f64, limit: f64| 100.0 * rate / limit;
         writeln!(
             out,
-            "prefill  {prefill_rate:9.1} tokens/s  {:5.1} % of {:.0} GFLOP/s",
-            share(prefill_rate, prefill_limit),
-            peak / 1e9
+            "prefill  {prefill_rate:9.1} tokens/s  {:>5} % of {} GFLOP/s",
+            rate_text(prefill_share.map(|share| 100.0 * share)),
+            rate_text(peak.map(|peak| peak / 1e9))
         )?;
         writeln!(
             out,
             "decode   {:>9} tokens/s  {:>5} % of {:.1} GB/s",
             rate_text(decode_rate),
-            rate_text(decode_rate.map(|rate| share(rate, decode_limit))),
-            peaks.read_bytes_per_s / 1e9
+            rate_text(decode_rate.map(|rate| 100.0 * rate / decode_limit)),
+            peaks.memory_bytes_per_s / 1e9
         )?;
         writeln!(out, "first    {first_token_s:9.3} s      load {load_s:.2} s")?;
         writeln!(

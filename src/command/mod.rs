@@ -79,7 +79,7 @@ impl Machine {
                 );
             }
         }
-        let policy = Policy { prefer: self.kernel.clone(), ..Policy::default() };
+        let policy = Policy { prefer: self.kernel.clone(), ..Policy::of(device.id().kind) };
         Ok(Arc::new(Context::new(device, Arc::new(registry), policy)?))
     }
 }

@@ -9,7 +9,6 @@ use crate::activation::Activation;
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, encode, host_operand,
 };
-use crate::packed::FORMATS;
 use crate::{Arithmetic, Result};
 
 /// A sum and the error that a chain of f32 roundings may have.
@@ -160,7 +159,7 @@ impl Reference for Gemm {
         ];
         // For devices that read rows, the same cases with the same weights in rows.
         let in_rows = |b: Rhs| match b {
-            Rhs::Packed(format) => FORMATS.into_iter().find(|f| f.is_row_major() && f.dtype() == format.dtype()),
+            Rhs::Packed(format) => Format::row_major(format.dtype()),
             Rhs::Strided(_) => None,
         };
         let values =

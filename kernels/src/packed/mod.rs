@@ -185,6 +185,11 @@ impl Format {
         FORMATS.into_iter().find(|f| f.dtype() == dtype && f.is_row_major() == (device != DeviceKind::CPU))
     }
 
+    /// The format that keeps weights as `dtype` row after row, if there is one.
+    pub fn row_major(dtype: DType) -> Option<&'static Self> {
+        FORMATS.into_iter().find(|f| f.dtype() == dtype && f.is_row_major())
+    }
+
     /// The name.
     pub fn name(&self) -> &'static str {
         self.name

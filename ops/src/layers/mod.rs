@@ -6,6 +6,7 @@ mod embedding;
 mod linear;
 mod norm;
 mod rotary;
+mod sample;
 mod weight;
 
 pub use attention::{Attention, AttentionOptions, Inputs, KvAppend, Sequences};
@@ -13,6 +14,7 @@ pub use embedding::{Embedding, RowGather};
 pub use linear::{Linear, LinearOptions};
 pub use norm::{Norm, NormOptions};
 pub use rotary::Rotary;
+pub use sample::Sample;
 pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;
 pub use weight::{PackedShape, PackedWeight, UnitSlice, WeightPacker};

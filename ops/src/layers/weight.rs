@@ -97,16 +97,34 @@ pub struct UnitSlice {
 }
 
 impl WeightPacker {
-    /// Room for matrices of these numbers of rows, all `k` long, stacked, in the format for weights kept as `dtype`.
-    /// With `gated` there are two, gate and up.
+    /// Room for matrices of these numbers of rows, all `k` long, stacked, in the format in which the context's device
+    /// keeps weights as `dtype`. With `gated` there are two, gate and up.
     ///
     /// # Errors
     /// A dtype without a format, a gated weight that is not two matrices of one size, or out of memory.
     pub fn new(ctx: &Context, dtype: DType, rows: &[usize], k: usize, gated: bool) -> Result<Self> {
         let kind = ctx.device().id().kind;
-        let format = Format::of(dtype, kind).ok_or_else(|| {
-            refuse("pack", format!("no packed format of {kind} keeps {dtype}; f32, f16 and bf16 have one"))
-        })?;
+        Self::with_format(ctx, Format::of(dtype, kind), dtype, rows, k, gated)
+    }
+
+    /// Room for a table `[rows, width]` as `dtype`, row after row on any device: see [`WeightPacker::finish_table`].
+    ///
+    /// # Errors
+    /// A dtype without a format, or out of memory.
+    pub fn table(ctx: &Context, dtype: DType, rows: usize, width: usize) -> Result<Self> {
+        Self::with_format(ctx, Format::row_major(dtype), dtype, &[rows], width, false)
+    }
+
+    fn with_format(
+        ctx: &Context,
+        format: Option<&'static Format>,
+        dtype: DType,
+        rows: &[usize],
+        k: usize,
+        gated: bool,
+    ) -> Result<Self> {
+        let format = format
+            .ok_or_else(|| refuse("pack", format!("no packed format keeps {dtype}; f32, f16 and bf16 have one")))?;
         if gated && (rows.len() != 2 || rows[0] != rows[1]) {
             return Err(refuse("pack", format!("a gated weight wants gate and up of equal size, not {rows:?} rows")));
         }
@@ -184,5 +202,17 @@ impl WeightPacker {
     pub fn finish(self) -> Result<PackedWeight> {
         let layout = Layout::contiguous(&[self.buffer.len()])?;
         Ok(PackedWeight { bytes: Tensor::new(self.buffer, DType::U8, layout)?, shape: self.shape })
+    }
+
+    /// The rows of [`WeightPacker::table`] as a tensor `[rows, width]`.
+    ///
+    /// # Errors
+    /// A weight that is not in rows.
+    pub fn finish_table(self) -> Result<Tensor> {
+        let PackedShape { format, n, k, gated } = self.shape;
+        if !format.is_row_major() || gated {
+            return Err(refuse("pack", format!("a weight in {} is no table", format.name())));
+        }
+        Ok(Tensor::new(self.buffer, format.dtype(), Layout::contiguous(&[n, k])?)?)
     }
 }

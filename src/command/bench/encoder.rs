@@ -7,7 +7,7 @@ use serde_json::json;
 use sinew::kernels::peaks::Peaks;
 use sinew::models::{EmbeddingModel, EncoderConfig};
 
-use super::super::{Machine, Outcome, catch_interrupts, interrupted, peak_rss_bytes};
+use super::super::{Machine, Outcome, catch_interrupts, interrupted, peak_rss_bytes, rate_text};
 use super::{Bench, median, tokens};
 
 impl Bench {
@@ -37,15 +37,15 @@ impl Bench {
         let peaks = Peaks::measure(model.context().device())?;
         let precision = model.encoder().precision();
         let peak = peaks.flops_per_s(precision.compute);
-        let limit = peak / config.flops_per_token(self.prompt_tokens as f64);
         let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
+        let share = peak.map(|peak| rate * config.flops_per_token(self.prompt_tokens as f64) / peak);
         let device = model.context().device();
         let (threads, dtype) = (device.hardware().threads, precision.weights);
         let mut out = std::io::stdout().lock();
         if self.json {
             let line = json!({
                 "encode_tokens_per_s": rate,
-                "encode_share_of_limit": rate / limit,
+                "encode_share_of_limit": share,
                 "texts_per_s": rate / self.prompt_tokens as f64,
                 "load_s": load_s,
                 "peak_rss_bytes": peak_rss,
@@ -64,9 +64,9 @@ impl Bench {
         writeln!(out, "{}: {}, {}, {threads} threads; weights {dtype}", device.id(), hardware.name, hardware.simd)?;
         writeln!(
             out,
-            "encode   {rate:9.1} tokens/s  {:5.1} % of {:.0} GFLOP/s; {:.1} texts/s",
-            100.0 * rate / limit,
-            peak / 1e9,
+            "encode   {rate:9.1} tokens/s  {:>5} % of {} GFLOP/s; {:.1} texts/s",
+            rate_text(share.map(|share| 100.0 * share)),
+            rate_text(peak.map(|peak| peak / 1e9)),
             rate / self.prompt_tokens as f64
         )?;
         writeln!(out, "load     {load_s:9.2} s\nmemory   {:9.1} MB", peak_rss as f64 / 1e6)?;
