@@ -101,8 +101,8 @@ fn main() -> Result<()> {
             "\n{threads} threads, {}: read {:.1} GB/s, f32 {:.0} GFLOP/s, bf16 dot products {:.0} GFLOP/s",
             device.hardware().name,
             peaks.memory_bytes_per_s / 1e9,
-            flops(&peaks, Compute::F32) / 1e9,
-            flops(&peaks, Compute::Bf16) / 1e9
+            limit(&peaks, Compute::F32) / 1e9,
+            limit(&peaks, Compute::Bf16) / 1e9
         );
         println!("{:<62} {:<22} {:>9} {:>8} {:>7} {:>7}", "problem", "row", "ms", "GFLOP/s", "GB/s", "of limit");
         let report = |row: &Row<Gemm>, fixed: &GemmStatic, batch: usize, m: usize| -> Result<()> {
@@ -151,7 +151,7 @@ fn main() -> Result<()> {
 
 /// The row that is predicted to be the fastest of Sinew's own, over every shape and dtype, as JSON lines.
 /// The measured limit of arithmetic, which every CPU has.
-fn flops(peaks: &Peaks, compute: Compute) -> f64 {
+fn limit(peaks: &Peaks, compute: Compute) -> f64 {
     peaks.flops_per_s(compute).unwrap_or(f64::NAN)
 }
 
@@ -159,8 +159,8 @@ fn chosen(device: &Arc<dyn Device>, peaks: &Peaks) -> Result<()> {
     let hardware = device.hardware();
     let limits = [
         ("peak read", peaks.memory_bytes_per_s),
-        ("peak f32", flops(peaks, Compute::F32)),
-        ("peak bf16", flops(peaks, Compute::Bf16).max(flops(peaks, Compute::F32))),
+        ("peak f32", limit(peaks, Compute::F32)),
+        ("peak bf16", limit(peaks, Compute::Bf16).max(limit(peaks, Compute::F32))),
     ];
     for (what, value) in limits {
         println!("{{\"what\":\"{what}\",\"value\":{}}}", value / 1e9);
@@ -226,8 +226,8 @@ fn report(
     let flops = 2.0 * (call.batch * call.m * fixed.n * fixed.k) as f64;
     // bf16 operands may be multiplied in f32 as well: the limit is the faster of the two.
     let peak = match fixed.compute {
-        Compute::Bf16 => flops(peaks, Compute::Bf16).max(flops(peaks, Compute::F32)),
-        _ => flops(peaks, Compute::F32),
+        Compute::Bf16 => limit(peaks, Compute::Bf16).max(limit(peaks, Compute::F32)),
+        _ => limit(peaks, Compute::F32),
     };
     let least = (flops / peak).max(weight_bytes as f64 / peaks.memory_bytes_per_s);
     println!(
