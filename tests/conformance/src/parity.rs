@@ -41,7 +41,7 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { fixture, dtype, measured } = self;
         write!(f, "{fixture:<56} {dtype:<5}")?;
-        measured.iter().try_for_each(|(what, found, allowed)| write!(f, " {what} {found:.1e} of {allowed:.0e}"))?;
+        measured.iter().try_for_each(|(what, found, allowed)| write!(f, " {what} {found:.1e} of {allowed:.1e}"))?;
         f.write_str(if self.passes() { "" } else { "  FAILED" })
     }
 }

@@ -121,7 +121,7 @@ fn times<O: Reference>(
     fixed: O::Static,
     call: O::Dynamic,
 ) -> Result<Vec<Timed>, Box<dyn Error>> {
-    let case = Case::<O> { fixed, call, lay: Lay::Contiguous, values: Values::Normal, seed: 1 };
+    let case = Case::<O> { fixed, call, lay: Lay::Contiguous, values: Values::Normal, seed: 0 };
     let stream = device.clone().stream()?;
     let (rows, _) = registry.table::<O>()?.candidates(&case.fixed, device.hardware());
     let mut timed = Vec::new();
