@@ -1,16 +1,29 @@
 //! RMS and layer norm over the last dimension, with the residual added before.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 
-pub use cpu::rows;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::operator::{Operands, Operator, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
 use crate::{F32Bits, Result};
+
+/// The rows of [`Norm`].
+pub fn rows() -> Vec<Row<Norm>> {
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+    ]
+    .concat()
+}
 
 /// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
