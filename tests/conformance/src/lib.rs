@@ -5,4 +5,5 @@
 
 pub mod parity;
 pub mod rows;
+pub mod shapes;
 pub mod times;

@@ -13,6 +13,7 @@ use sinew::kernels::case::Depth;
 use sinew::memory::{self, Device};
 use sinew::ops::Policy;
 use sinew::prelude::*;
+use sinew_conformance::shapes::SHAPES;
 use sinew_conformance::{parity, rows, times};
 
 /// Every row, model and time of a device.
@@ -39,6 +40,10 @@ struct Options {
     /// A model to bench.
     #[arg(long)]
     model: Vec<PathBuf>,
+    /// Write a model of this shape with random weights into each folder of `--model` that is not there yet: llama-8b,
+    /// llama-1b or tiny.
+    #[arg(long, requires = "model")]
+    shape: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -73,6 +78,13 @@ fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
         outs.push(Box::new(std::fs::File::create(path)?));
     }
     let out = &mut Tee(outs);
+    if let Some(name) = &options.shape {
+        let known = || format!("shapes are {}", SHAPES.map(|shape| shape.name).join(", "));
+        let shape = SHAPES.iter().find(|shape| shape.name == name).ok_or_else(known)?;
+        for folder in options.model.iter().filter(|folder| !folder.exists()) {
+            shape.write(folder)?;
+        }
+    }
     let device = memory::open(&options.device, None, None)?;
     let registry = Arc::new(Registry::standard());
     for found in memory::discover().iter().filter(|found| found.kind == device.id().kind) {
