@@ -5,6 +5,8 @@
 
 mod cpu;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -74,7 +76,10 @@ impl fmt::Display for EmbeddingDynamic {
 
 /// The rows of [`Embedding`].
 pub fn rows() -> Vec<Row<Embedding>> {
-    cpu::rows()
+    let rows = cpu::rows();
+    #[cfg(feature = "wgpu")]
+    let rows = rows.into_iter().chain([wgpu::row()]).collect();
+    rows
 }
 
 impl Operator for Embedding {
