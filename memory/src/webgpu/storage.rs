@@ -100,6 +100,12 @@ impl<'a> Binding<'a> {
         Ok(Self { buffer, start: first, len, skip: offset + start - first })
     }
 
+    /// Whether two are the same bytes of one buffer.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let storage = |binding: &Self| Arc::as_ptr(&binding.buffer.span().storage).cast::<u8>();
+        storage(self) == storage(other) && (self.start, self.len) == (other.start, other.len)
+    }
+
     /// Bytes of the binding before the range.
     pub fn skip(&self) -> usize {
         self.skip
