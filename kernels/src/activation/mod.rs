@@ -3,16 +3,25 @@
 mod cpu;
 mod problem;
 pub mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
-pub use cpu::rows;
 pub use problem::{Activate, ActivationDynamic, ActivationStatic, Gate};
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
-use crate::operator::{Operator, refuse};
+use crate::operator::{Operator, Row, refuse};
 use crate::simd::{Simd, math};
+
+/// The rows of [`Activate`].
+pub fn rows() -> Vec<Row<Activate>> {
+    let mut rows = cpu::rows();
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::row());
+    rows
+}
 
 /// An activation function of one element.
 ///

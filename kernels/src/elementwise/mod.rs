@@ -8,6 +8,8 @@ mod cpu;
 mod cpu_wide;
 mod reference;
 mod unary;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 mod r#where;
 
 pub use binary::{Binary, BinaryCall, BinaryFunction, BinaryStatic};
@@ -25,6 +27,8 @@ use crate::operator::{Row, refuse};
 pub fn unary_rows() -> Vec<Row<Unary>> {
     let mut rows = cpu::unary_rows();
     rows.extend(cpu_wide::unary_rows());
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::unary_row());
     rows
 }
 
@@ -32,12 +36,17 @@ pub fn unary_rows() -> Vec<Row<Unary>> {
 pub fn binary_rows() -> Vec<Row<Binary>> {
     let mut rows = cpu::binary_rows();
     rows.extend(cpu_wide::binary_rows());
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::binary_row());
     rows
 }
 
 /// The rows of [`Where`].
 pub fn where_rows() -> Vec<Row<Where>> {
-    cpu_wide::where_rows()
+    let mut rows = cpu_wide::where_rows();
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::where_row());
+    rows
 }
 
 /// The dynamic part of an elementwise problem.

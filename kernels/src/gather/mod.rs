@@ -2,6 +2,8 @@
 
 mod cpu;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -13,7 +15,11 @@ use crate::strided::Indices;
 
 /// The rows of [`Gather`].
 pub fn rows() -> Vec<Row<Gather>> {
-    vec![cpu::row()]
+    vec![
+        cpu::row(),
+        #[cfg(feature = "wgpu")]
+        wgpu::row(),
+    ]
 }
 
 /// `y[i…] = x[i…, with index[i…] in dimension dim]`: `torch.gather`.

@@ -10,6 +10,8 @@
 
 mod cpu;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -70,7 +72,10 @@ pub struct KvAppend;
 
 /// The rows of the operator.
 pub fn rows() -> Vec<Row<KvAppend>> {
-    cpu::rows()
+    let mut rows = cpu::rows();
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::row());
+    rows
 }
 
 impl Operator for KvAppend {

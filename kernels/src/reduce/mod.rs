@@ -3,6 +3,8 @@
 mod cpu;
 mod cpu_wide;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -17,6 +19,8 @@ use crate::strided::{Indices, largest_index};
 pub fn rows() -> Vec<Row<Reduce>> {
     let mut rows = cpu::rows();
     rows.push(cpu_wide::row());
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::row());
     rows
 }
 

@@ -15,15 +15,16 @@
 mod cpu;
 mod reference;
 mod table;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::operator::{Operands, Operator, Work, expect, expect_compute, refuse};
+use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
 
-pub use cpu::rows;
 pub use table::Table;
 
 /// Input: what is turned, `[tokens, heads, head_dim]`. Absent where that is the output itself.
@@ -36,6 +37,14 @@ pub const COS: usize = 2;
 pub const SIN: usize = 3;
 /// Output: what is turned, `[tokens, heads, head_dim]`; read as well where the problem is in place.
 pub const OUT: usize = 0;
+
+/// The rows of [`Rotary`].
+pub fn rows() -> Vec<Row<Rotary>> {
+    let mut rows = cpu::rows();
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::row());
+    rows
+}
 
 /// Which values of a head are pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -13,6 +13,8 @@
 
 mod cpu;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -90,7 +92,11 @@ impl fmt::Display for SampleDynamic {
 
 /// The rows of [`Sample`].
 pub fn rows() -> Vec<Row<Sample>> {
-    vec![cpu::ROW]
+    vec![
+        cpu::ROW,
+        #[cfg(feature = "wgpu")]
+        wgpu::row(),
+    ]
 }
 
 impl Operator for Sample {

@@ -2,15 +2,23 @@
 
 mod cpu;
 mod reference;
-
-pub use cpu::rows;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::operator::{Operands, Operator, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
 use crate::{F32Bits, Result};
+
+/// The rows of [`Softmax`].
+pub fn rows() -> Vec<Row<Softmax>> {
+    let mut rows = cpu::rows();
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::row());
+    rows
+}
 
 /// `y_i = e^(s_i) / Σ_j e^(s_j)` with `s = scale · x + mask`, for every row of `[.., width]`, computed in f32 from the
 /// differences to the row's largest `s` (Goodfellow et al. 2016, section 4.1); or its natural logarithm.

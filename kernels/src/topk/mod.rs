@@ -2,6 +2,8 @@
 
 mod cpu;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -13,7 +15,10 @@ use crate::strided::{Indices, largest_index};
 
 /// The rows of [`TopK`].
 pub fn rows() -> Vec<Row<TopK>> {
-    cpu::rows()
+    let mut rows = cpu::rows();
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::row());
+    rows
 }
 
 /// The `k` largest elements of the last dimension, largest first: `torch.topk`.
