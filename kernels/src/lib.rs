@@ -30,6 +30,8 @@ pub mod softmax;
 mod standard;
 mod strided;
 pub mod topk;
+#[cfg(feature = "wgpu")]
+pub(crate) mod wgpu;
 
 pub use case::Reference;
 pub use error::{Error, Result};

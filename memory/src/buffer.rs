@@ -229,6 +229,9 @@ impl Buffer {
     /// Notes that `stream` uses the bytes: they are not reused, and the host does not see them, before it has passed
     /// its last use.
     pub fn record_use(&self, stream: &Arc<dyn Stream>) {
+        if stream.is_in_device_order() {
+            return;
+        }
         let mut users = self.inner.users.lock().unwrap_or_else(|e| e.into_inner());
         if !users.iter().any(|u| Arc::ptr_eq(u, stream)) {
             users.push(stream.clone());

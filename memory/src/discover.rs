@@ -187,15 +187,21 @@ pub fn open(name: &str, threads: Option<usize>, simd: Option<SimdLevel>) -> Resu
         }
         "cpu" => return Err(no_device("there is one CPU device; write cpu".into())),
         "cuda" => named(DeviceKind::CUDA, cuda::gpus(), Found::Gpu),
-        "wgpu" => named(DeviceKind::WGPU, webgpu::adapters(), Found::Adapter),
+        "wgpu" => {
+            return webgpu::open(index).map_err(|error| match error {
+                // As it was asked for: `wgpu` is `wgpu:0`.
+                Error::NoDevice { reason, .. } => no_device(reason),
+                error => error,
+            });
+        }
         _ => return Err(unknown()),
     };
     Err(no_device(match available.get(index).map(|device| &device.found) {
         Some(Found::Nothing { reason }) => reason.clone(),
-        Some(Found::Gpu(Gpu { name, .. }) | Found::Adapter(Adapter { name, .. })) => {
+        Some(Found::Gpu(Gpu { name, .. })) => {
             format!("{name} was found, but this version has no {kind} kernels; use cpu")
         }
-        Some(Found::Host(_)) | None => match &available[..] {
+        _ => match &available[..] {
             [Discovered { found: Found::Nothing { reason }, .. }] => reason.clone(),
             found => {
                 let names: Vec<_> = found.iter().map(|device| device.name.as_str()).collect();
@@ -301,41 +307,11 @@ mod cuda {
 
 #[cfg(feature = "wgpu")]
 mod webgpu {
-    use super::Adapter;
+    pub(super) use crate::webgpu::found as adapters;
+    use crate::webgpu::{WgpuDevice, WgpuOptions};
 
-    /// The adapters that wgpu offers, at least one, or why there is none.
-    pub fn adapters() -> Result<Vec<Adapter>, String> {
-        let backends = wgpu::Instance::enabled_backend_features() & wgpu::Backends::PRIMARY;
-        // Asked first, since wgpu panics where it was built with no backend of this system.
-        if backends.is_empty() {
-            return Err("wgpu has no backend for this system".into());
-        }
-        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
-            backends,
-            flags: wgpu::InstanceFlags::empty(),
-            ..wgpu::InstanceDescriptor::new_without_display_handle()
-        });
-        let adapters: Vec<_> = pollster::block_on(instance.enumerate_adapters(backends)).iter().map(describe).collect();
-        if adapters.is_empty() {
-            return Err("no Vulkan, Metal or DX12 driver offers an adapter".into());
-        }
-        Ok(adapters)
-    }
-
-    fn describe(adapter: &wgpu::Adapter) -> Adapter {
-        let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
-        Adapter {
-            name: info.name,
-            backend: info.backend.to_string(),
-            device_type: format!("{:?}", info.device_type),
-            driver: [info.driver, info.driver_info].join(" ").trim().to_owned(),
-            max_binding_bytes: limits.max_storage_buffer_binding_size,
-            max_buffer_bytes: limits.max_buffer_size,
-            max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
-            f16: features.contains(wgpu::Features::SHADER_F16),
-            subgroups: features.contains(wgpu::Features::SUBGROUP),
-            subgroup_size: (info.subgroup_min_size, info.subgroup_max_size),
-        }
+    pub(super) fn open(index: usize) -> crate::Result<std::sync::Arc<dyn crate::Device>> {
+        Ok(WgpuDevice::open(index, &WgpuOptions::default())?)
     }
 }
 
@@ -343,5 +319,10 @@ mod webgpu {
 mod webgpu {
     pub fn adapters() -> Result<Vec<super::Adapter>, String> {
         Err("built without the `wgpu` feature".into())
+    }
+
+    pub(super) fn open(index: usize) -> crate::Result<std::sync::Arc<dyn crate::Device>> {
+        let reason = "built without the `wgpu` feature".into();
+        Err(crate::Error::NoDevice { name: format!("wgpu:{index}"), reason })
     }
 }

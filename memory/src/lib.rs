@@ -23,6 +23,8 @@ mod pool;
 mod stream;
 pub mod system;
 mod team;
+#[cfg(feature = "wgpu")]
+pub mod webgpu;
 
 pub use arena::{Arena, ArenaPlan, ArenaScope, ArenaStats};
 pub use buffer::{Buffer, Home, Husk, Reclaim, Span};

@@ -28,6 +28,11 @@ pub trait Stream: fmt::Debug + Send + Sync + Any {
     fn wait(&self, event: &Arc<dyn Event>) -> Result<()>;
     /// Waits until all work is done, and reports the first error of it.
     fn synchronize(&self) -> Result<()>;
+    /// Whether all work on the device's memory, by whatever stream, runs in the order in which it is enqueued, and the
+    /// host cannot reach that memory. Bytes may then be used anew as soon as their buffer is dropped.
+    fn is_in_device_order(&self) -> bool {
+        false
+    }
 }
 
 /// A place in a stream's queue.

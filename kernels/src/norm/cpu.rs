@@ -16,7 +16,7 @@ const MUL_ADD: Arithmetic = Arithmetic::named("norm.mul-add16");
 const FMA: Arithmetic = Arithmetic::named("norm.fma16");
 
 /// The rows of [`Norm`].
-pub fn rows() -> Vec<Row<Norm>> {
+pub(super) fn rows() -> Vec<Row<Norm>> {
     cpu_row::rows()
 }
 

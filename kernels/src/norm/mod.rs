@@ -2,15 +2,23 @@
 
 mod cpu;
 mod reference;
-
-pub use cpu::rows;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::operator::{Operands, Operator, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
 use crate::{F32Bits, Result};
+
+/// The rows of [`Norm`].
+pub fn rows() -> Vec<Row<Norm>> {
+    let mut rows = cpu::rows();
+    #[cfg(feature = "wgpu")]
+    rows.extend(wgpu::rows());
+    rows
+}
 
 /// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

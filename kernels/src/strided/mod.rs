@@ -138,6 +138,12 @@ impl<const N: usize> Walk<N> {
         self
     }
 
+    /// Size and strides of each dimension, the outermost first. There is at least one.
+    pub(crate) fn dimensions(&self) -> impl Iterator<Item = (usize, [usize; N])> + '_ {
+        let outer = (0..self.rank).map(|d| (self.sizes[d], self.strides[d]));
+        outer.chain([(self.inner, self.steps)])
+    }
+
     /// The tasks that share the walk.
     pub(crate) fn tasks(&self) -> usize {
         self.units.div_ceil(self.per_task)

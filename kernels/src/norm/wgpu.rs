@@ -1,0 +1,98 @@
+//! One body in WGSL, with reductions through shared memory or by subgroups.
+
+use sinew_memory::{DeviceKind, Hardware};
+use sinew_tensor::Layout;
+
+use super::{Norm, NormDynamic, NormKind, NormStatic};
+use crate::Result;
+use crate::cpu_row::takes_lanes;
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
+use crate::strided::{Walk, cost};
+use crate::wgpu::{self, Call};
+
+/// Sums in a thread for every 64 or 256 elements, then in a tree; inverse roots to a unit in the last place.
+const TREE: Arithmetic = wgpu::arithmetic("norm.wgpu");
+/// The same, but that subgroups add in whatever order the hardware has.
+const SUBGROUP: Arithmetic = wgpu::arithmetic("norm.wgpu.subgroup");
+
+/// Width from which a row is worth a workgroup of 256 threads, and not one of 64.
+const WIDE: usize = 1024;
+
+/// The rows for wgpu.
+pub(super) fn rows() -> [Row<Norm>; 2] {
+    [row::<false>("norm.wgpu", TREE), row::<true>("norm.wgpu.subgroup", SUBGROUP)]
+}
+
+fn row<const BY_SUBGROUPS: bool>(name: &'static str, arithmetic: Arithmetic) -> Row<Norm> {
+    Row {
+        name,
+        device: DeviceKind::WGPU,
+        arithmetic,
+        admits: |fixed, hardware| {
+            if BY_SUBGROUPS {
+                wgpu::needs_subgroups(hardware)?;
+            }
+            takes(fixed)
+        },
+        cost: |fixed, call, hardware| {
+            // Barriers of the tree are a small part of a row's time.
+            cost(Norm::work(fixed, call), hardware, if BY_SUBGROUPS { 0.5 } else { 0.45 }, 0.1)
+        },
+        workspace: |_: &NormStatic, _: &NormDynamic, _: &Hardware| 0,
+        run: run::<BY_SUBGROUPS>,
+    }
+}
+
+fn takes(fixed: &NormStatic) -> Result<(), Refusal> {
+    takes_lanes([Some(fixed.x), Some(fixed.out), fixed.weight, fixed.bias, fixed.residual].into_iter().flatten())
+}
+
+/// The step from one element of a row to the next.
+fn step(layout: Option<&Layout>) -> usize {
+    layout.and_then(|layout| layout.strides().last().copied()).unwrap_or(0)
+}
+
+unsafe fn run<const BY_SUBGROUPS: bool>(
+    launch: &Launch<'_>,
+    fixed: &NormStatic,
+    dynamic: &NormDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
+    if fixed.width == 0 {
+        return Ok(());
+    }
+    let y = operands.output(Norm::NAME, Norm::Y, "y")?.view();
+    let x = operands.optional(Norm::X);
+    let residual = match fixed.residual {
+        Some(_) => Some(operands.output(Norm::NAME, Norm::RESIDUAL, "residual")?.view()),
+        None => None,
+    };
+    let (weight, bias) = (operands.optional(Norm::WEIGHT), operands.optional(Norm::BIAS));
+    let name = if BY_SUBGROUPS { "norm.wgpu.subgroup" } else { "norm.wgpu" };
+    let mut call = Call::new(launch, name, include_str!("wgpu.wgsl"))?;
+    call.option("WORKGROUP", if fixed.width < WIDE { 64 } else { 256 })?;
+    call.option("LAYER", u32::from(fixed.kind == NormKind::Layer))?;
+    if BY_SUBGROUPS {
+        call.subgroups();
+    }
+    call.write("y", y)?;
+    call.optional("x", x)?;
+    call.optional_write("residual", residual)?;
+    call.optional("weight", weight)?;
+    call.optional("bias", bias)?;
+    let layouts = [Some(y), x, residual].map(|view| view.map(|view| view.layout()));
+    let leading = y.shape().len() - 1;
+    let strides = |d: usize| layouts.map(|layout| layout.map_or(0, |layout| layout.strides()[d]));
+    call.walk(&Walk::of(&y.shape()[..leading], strides), ["y", "x", "residual"])?;
+    for (name, layout) in ["y_step", "x_step", "residual_step"].into_iter().zip(layouts) {
+        call.param(name, step(layout))?;
+    }
+    call.param("weight_step", step(weight.map(|view| view.layout())))?;
+    call.param("bias_step", step(bias.map(|view| view.layout())))?;
+    call.param("rows", dynamic.rows)?;
+    call.param("width", fixed.width)?;
+    call.param_f32("share", 1.0 / fixed.width as f32)?;
+    call.param_f32("eps", fixed.eps.get())?;
+    call.param_f32("offset", fixed.weight_offset.get())?;
+    call.dispatch_linear(dynamic.rows)
+}

@@ -1,0 +1,61 @@
+//! What kernels in WGSL share: bindings, conversions, walks and reductions.
+//!
+//! A row is a function that fills in a [`Call`] and a body in WGSL that is written once for all dtypes:
+//!
+//! ```text
+//! let mut call = Call::new(launch, "scale.wgpu", include_str!("wgpu.wgsl"))?;
+//! call.option("WORKGROUP", 64);            // a constant of the text, and part of what the pipeline is known by
+//! call.read("x", x)?;                      // an operand: a binding, and functions to read it
+//! call.write("y", y)?;                     // the same, and functions to write it
+//! call.walk(&Walk::any_order([y.layout(), x.layout()]), ["y", "x"])?;      // at_y(i), at_x(i)
+//! call.param("count", y.layout().elements())?;                             // p.count
+//! call.dispatch_linear(y.layout().elements().div_ceil(64))
+//! ```
+//!
+//! ```text
+//! @compute @workgroup_size(WORKGROUP)
+//! fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+//!     let i = linear(group) * WORKGROUP + lane;
+//!     if (i < p.count) { store_y(at_y(i), 2.0 * load_x(at_x(i))); }
+//! }
+//! ```
+//!
+//! What the text has for an operand `x`, where `i` counts elements from the view's element of index 0:
+//! - `HAS_X`, whether it is there ([`Call::optional`]); where it is not, loads give zeros and stores do nothing;
+//! - of floats `load_x(i) -> f32`, `load4_x(i) -> vec4<f32>`, and where it is written `store_x(i, v)` and
+//!   `store2_x(i, vec2(v, w))`, which is the faster where one thread has both of an even pair of 16-bit values;
+//! - of integers `load_x(i) -> vec2<u32>`, low and high word with the sign carried on, `store_x(i, v)`, and
+//!   `index_x(i, limit) -> u32` of u32, i32 and i64: an index below `limit`, or `limit` where it is none, which
+//!   becomes an error of the stream; call [`Call::reports`] for it, or to `report(value)` otherwise;
+//! - of all `bits_x(i) -> vec2<u32>` and `put_x(i, v)`, as they are stored.
+//!
+//! Where there is an option `WORKGROUP`, the text has `sum_all(v, lane) -> f32` and `max_all(v, lane) -> f32`, which every
+//! thread of the workgroup must call; `lane: Lane` is an argument of `main`, and `lane.index` the thread's number.
+//!
+//! Values of less than 32 bits are written with atomics: neighbours in one word may be other threads'. Operands that are
+//! [`Call::read_quads`] are bound as vectors of four words, for wide loads where all addresses are multiples of 16
+//! bytes ([`aligned`]). Parameters are u32; [`Call::param_f32`] is read with `bitcast<f32>(p.name)`. Loops must end and
+//! no integer be divided by 0: neither is checked while a kernel runs. f32 and f16 subnormals may count as zeros, so an
+//! [`Arithmetic`](crate::Arithmetic) says so: [`arithmetic`].
+
+mod call;
+mod text;
+
+pub(crate) use call::{Call, aligned};
+
+use sinew_memory::Hardware;
+
+use crate::operator::{Arithmetic, Refusal};
+
+/// An arithmetic of kernels in WGSL, where drivers decide what becomes of subnormals.
+pub(crate) const fn arithmetic(name: &'static str) -> Arithmetic {
+    Arithmetic { flushes_subnormals: true, ..Arithmetic::named(name) }
+}
+
+/// Refuses a device without subgroups.
+pub(crate) fn needs_subgroups(hardware: &Hardware) -> Result<(), Refusal> {
+    match hardware.accelerator.as_ref().and_then(|offers| offers.subgroup_size) {
+        Some(_) => Ok(()),
+        None => Err("needs subgroups, which the adapter does not offer".into()),
+    }
+}

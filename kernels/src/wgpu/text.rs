@@ -1,0 +1,236 @@
+//! The text of a kernel: constants, parameters, bindings and accessors before its body.
+
+use std::fmt::Write;
+
+use sinew_memory::webgpu::ShaderText;
+use sinew_tensor::DType;
+
+use super::call::{Call, Name, Operand, Steps};
+
+const PRELUDE: &str = include_str!("prelude.wgsl");
+const REDUCE: &str = include_str!("reduce.wgsl");
+const REDUCE_SUBGROUP: &str = include_str!("reduce_subgroup.wgsl");
+
+pub(super) fn of(call: &Call<'_>) -> ShaderText {
+    let mut text = Text(String::new());
+    for &(name, value) in call.options.iter() {
+        text.line(format_args!("const {name}: u32 = {value}u;"));
+    }
+    text.line(format_args!("struct Params {{ number: u32,"));
+    for name in call.names.iter() {
+        match name {
+            Name::Plain(name) => text.line(format_args!("{name}: u32,")),
+            Name::Base(name) => text.line(format_args!("{name}_base: u32,")),
+            Name::Size(name, d) => text.line(format_args!("{name}_size_{d}: u32,")),
+            Name::Stride(name, d) => text.line(format_args!("{name}_stride_{d}: u32,")),
+        }
+    }
+    text.line(format_args!("}}\n@group(1) @binding(0) var<uniform> p: Params;"));
+    if call.reports {
+        text.line(format_args!(
+            "@group(2) @binding(0) var<storage, read_write> status: array<atomic<u32>>;
+fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1], value); }}"
+        ));
+    }
+    text.0 += PRELUDE;
+    let mut bindings = 0;
+    for operand in call.operands.iter() {
+        if operand.dtype.is_some() && operand.slot == bindings {
+            let slot = operand.slot;
+            let words = match (operand.quads, operand.atomic) {
+                (true, _) => "vec4<u32>",
+                (_, true) => "atomic<u32>",
+                _ => "u32",
+            };
+            text.line(format_args!(
+                "@group(0) @binding({slot}) var<storage, read_write> words_{slot}: array<{words}>;"
+            ));
+            text.word(operand);
+            bindings += 1;
+        }
+    }
+    for operand in call.operands.iter() {
+        text.operand(operand, call.reports);
+    }
+    for walk in call.walks.iter().flatten() {
+        text.walk(walk);
+    }
+    if call.options.iter().any(|&(name, _)| name == "WORKGROUP") {
+        text.0 += if call.subgroups { REDUCE_SUBGROUP } else { REDUCE };
+    }
+    text.0 += call.body;
+    ShaderText { wgsl: text.0, bindings, reports: call.reports }
+}
+
+struct Text(String);
+
+impl Text {
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        // Writing to a string cannot fail.
+        let _ = self.0.write_fmt(line);
+        self.0.push('\n');
+    }
+
+    /// `word_N(w)`: a word of binding N.
+    fn word(&mut self, operand: &Operand) {
+        let slot = operand.slot;
+        let read = match (operand.quads, operand.atomic) {
+            (true, _) => format!("words_{slot}[w >> 2u][w & 3u]"),
+            (_, true) => format!("atomicLoad(&words_{slot}[w])"),
+            _ => format!("words_{slot}[w]"),
+        };
+        self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ return {read}; }}"));
+    }
+
+    fn operand(&mut self, operand: &Operand, reports: bool) {
+        let name = operand.name;
+        let upper = name.to_ascii_uppercase();
+        self.line(format_args!("const HAS_{upper}: bool = {};", operand.dtype.is_some()));
+        let Some(dtype) = operand.dtype else {
+            self.line(format_args!("fn load_{name}(i: u32) -> f32 {{ return 0.0; }}"));
+            self.line(format_args!("fn load4_{name}(i: u32) -> vec4<f32> {{ return vec4<f32>(); }}"));
+            self.line(format_args!("fn store_{name}(i: u32, v: f32) {{}}"));
+            return;
+        };
+        self.read(name, dtype, operand);
+        if operand.written {
+            self.write(name, dtype, operand);
+        }
+        if reports && matches!(dtype, DType::U32 | DType::I32 | DType::I64) {
+            // A negative number has a large low word, or a high word.
+            let outside = if dtype == DType::I64 { "bits.y != 0u || bits.x >= limit" } else { "bits.x >= limit" };
+            self.line(format_args!(
+                "fn index_{name}(i: u32, limit: u32) -> u32 {{
+    let bits = bits_{name}(i);
+    if ({outside}) {{ report(bits.x); return limit; }}
+    return bits.x;
+}}"
+            ));
+        }
+    }
+
+    fn read(&mut self, name: &str, dtype: DType, operand: &Operand) {
+        let slot = operand.slot;
+        let bits = match dtype.size() {
+            8 => format!("vec2(word_{slot}(at * 2u), word_{slot}(at * 2u + 1u))"),
+            4 => format!("vec2(word_{slot}(at), 0u)"),
+            2 => format!("vec2((word_{slot}(at >> 1u) >> ((at & 1u) << 4u)) & 0xffffu, 0u)"),
+            _ => format!("vec2((word_{slot}(at >> 2u) >> ((at & 3u) << 3u)) & 0xffu, 0u)"),
+        };
+        self.line(format_args!("fn bits_{name}(i: u32) -> vec2<u32> {{ let at = p.{name}_base + i; return {bits}; }}"));
+        let value = match dtype {
+            DType::F32 => "bitcast<f32>(bits.x)".into(),
+            DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => format!("f32_of_{}(bits.x)", short(dtype)),
+            // Nothing computes in 64 bits: such values can only be moved.
+            DType::F64 => return,
+            _ => {
+                let high = match dtype {
+                    DType::I64 => "bits".into(),
+                    DType::I32 => "vec2(bits.x, select(0u, ~0u, bits.x >> 31u == 1u))".into(),
+                    DType::I16 | DType::I8 => {
+                        let width = 8 * dtype.size();
+                        format!("select(bits, vec2(bits.x | (~0u << {width}u), ~0u), bits.x >> {}u == 1u)", width - 1)
+                    }
+                    _ => String::from("bits"),
+                };
+                self.line(format_args!(
+                    "fn load_{name}(i: u32) -> vec2<u32> {{ let bits = bits_{name}(i); return {high}; }}"
+                ));
+                return;
+            }
+        };
+        self.line(format_args!("fn load_{name}(i: u32) -> f32 {{ let bits = bits_{name}(i); return {value}; }}"));
+        self.read_four(name, dtype, operand);
+    }
+
+    /// `load4_x`: as few loads as the binding and the address allow.
+    fn read_four(&mut self, name: &str, dtype: DType, operand: &Operand) {
+        let slot = operand.slot;
+        let single = format!("vec4(load_{name}(i), load_{name}(i + 1u), load_{name}(i + 2u), load_{name}(i + 3u))");
+        let pair = match dtype {
+            DType::F16 => "vec4(unpack2x16float(w.x), unpack2x16float(w.y))",
+            DType::BF16 => "bitcast<vec4<f32>>(vec4(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u))",
+            _ => "",
+        };
+        let body = match (dtype, operand.quads) {
+            (DType::F32, true) => format!("return bitcast<vec4<f32>>(words_{slot}[(p.{name}_base + i) >> 2u]);"),
+            (DType::F16 | DType::BF16, true) => format!(
+                "let at = p.{name}_base + i; let q = words_{slot}[at >> 3u];
+    let w = select(q.xy, q.zw, (at & 4u) != 0u); return {pair};"
+            ),
+            (DType::F16 | DType::BF16, false) => format!(
+                "let at = p.{name}_base + i; if ((at & 1u) == 1u) {{ return {single}; }}
+    let w = vec2(word_{slot}(at >> 1u), word_{slot}((at >> 1u) + 1u)); return {pair};"
+            ),
+            _ => format!("return {single};"),
+        };
+        self.line(format_args!("fn load4_{name}(i: u32) -> vec4<f32> {{ {body} }}"));
+    }
+
+    fn write(&mut self, name: &str, dtype: DType, operand: &Operand) {
+        let slot = operand.slot;
+        let store = |word: &str, value: &str| {
+            if operand.atomic {
+                format!("atomicStore(&words_{slot}[{word}], {value});")
+            } else {
+                format!("words_{slot}[{word}] = {value};")
+            }
+        };
+        let put = match dtype.size() {
+            8 => format!("{} {}", store("at * 2u", "v.x"), store("at * 2u + 1u", "v.y")),
+            4 => store("at", "v.x"),
+            size => {
+                let (word, lane, width) = if size == 2 { (1, 1, 4) } else { (2, 3, 3) };
+                let mask = if size == 2 { 0xffff } else { 0xff };
+                format!(
+                    "let shift = (at & {lane}u) << {width}u;
+    atomicAnd(&words_{slot}[at >> {word}u], ~({mask}u << shift));
+    atomicOr(&words_{slot}[at >> {word}u], (v.x & {mask}u) << shift);"
+                )
+            }
+        };
+        self.line(format_args!("fn put_{name}(i: u32, v: vec2<u32>) {{ let at = p.{name}_base + i; {put} }}"));
+        let bits = match dtype {
+            DType::F32 => "bitcast<u32>(v)".into(),
+            DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => format!("{}_of_f32(v)", short(dtype)),
+            DType::F64 => return,
+            _ => {
+                self.line(format_args!("fn store_{name}(i: u32, v: vec2<u32>) {{ put_{name}(i, v); }}"));
+                return;
+            }
+        };
+        self.line(format_args!("fn store_{name}(i: u32, v: f32) {{ put_{name}(i, vec2({bits}, 0u)); }}"));
+        let single = format!("store_{name}(i, v.x); store_{name}(i + 1u, v.y);");
+        let body = if dtype.size() == 2 {
+            let whole = store("at >> 1u", &format!("{0}_of_f32(v.x) | ({0}_of_f32(v.y) << 16u)", short(dtype)));
+            format!("let at = p.{name}_base + i; if ((at & 1u) == 0u) {{ {whole} }} else {{ {single} }}")
+        } else {
+            single
+        };
+        self.line(format_args!("fn store2_{name}(i: u32, v: vec2<f32>) {{ {body} }}"));
+    }
+
+    /// `at_x` of each operand of a walk.
+    fn walk(&mut self, walk: &Steps) {
+        let sizes = walk.operands[0];
+        for name in walk.operands.iter().filter(|name| !name.is_empty()) {
+            self.line(format_args!("fn at_{name}(i: u32) -> u32 {{ var rest = i; var at = 0u;"));
+            for d in (1..walk.rank).rev() {
+                self.line(format_args!("at += (rest % p.{sizes}_size_{d}) * p.{name}_stride_{d};"));
+                self.line(format_args!("rest /= p.{sizes}_size_{d};"));
+            }
+            self.line(format_args!("return at + rest * p.{name}_stride_0; }}"));
+        }
+    }
+}
+
+/// The name that functions of the prelude have a type by.
+fn short(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F8E4M3 => "f8e4m3",
+        DType::F8E5M2 => "f8e5m2",
+        _ => "f32",
+    }
+}

@@ -1,0 +1,115 @@
+//! Pipelines: compiled WGSL, remembered by name and options.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::one_line;
+use super::queue::Queue;
+use crate::{Error, Result};
+
+/// A compiled kernel.
+#[derive(Debug)]
+pub struct Pipeline {
+    pub(super) name: &'static str,
+    /// What the status word knows it by; 0 is none.
+    pub(super) number: u32,
+    pub(super) compiled: wgpu::ComputePipeline,
+    pub(super) bindings: usize,
+    pub(super) reports: bool,
+}
+
+/// The text of a kernel and what it binds.
+///
+/// The entry is `main`. Group 0 holds the storage buffers from binding 0 on, every one of them `read_write`: a pool cuts
+/// several buffers from one storage, and WebGPU forbids to read and write one in a dispatch through bindings that
+/// differ in that. Binding 0 of group 1 is the uniform parameters, words of which the first is the pipeline's number.
+/// Where the kernel reports, binding 0 of group 2 is the status, `array<atomic<u32>>`: the number of the pipeline that
+/// met an index outside its range (0 while there is none), and the index.
+#[derive(Clone, Debug)]
+pub struct ShaderText {
+    /// WGSL.
+    pub wgsl: String,
+    /// Storage buffers.
+    pub bindings: usize,
+    /// Whether it uses the status.
+    pub reports: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Pipelines {
+    made: HashMap<&'static str, HashMap<Box<[u32]>, Arc<Pipeline>>>,
+    /// By number, from 1 on.
+    names: Vec<&'static str>,
+}
+
+impl Pipelines {
+    pub(super) fn get(&self, name: &'static str, options: &[u32]) -> Option<Arc<Pipeline>> {
+        self.made.get(name)?.get(options).cloned()
+    }
+
+    pub(super) fn name(&self, number: u32) -> &'static str {
+        self.names.get((number as usize).wrapping_sub(1)).copied().unwrap_or("a kernel")
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Compiles.
+    ///
+    /// # Safety
+    /// That of [`super::WgpuDevice::pipeline`].
+    pub(super) unsafe fn make(
+        &mut self,
+        queue: &Queue,
+        name: &'static str,
+        options: &[u32],
+        text: &ShaderText,
+    ) -> Result<Arc<Pipeline>> {
+        let device = &queue.device;
+        let failed = |reason: String| Error::Device { device: queue.id, operation: name.into(), reason };
+        let most = queue.limits.max_storage_buffers_per_shader_stage as usize;
+        let needed = text.bindings + usize::from(text.reports);
+        if needed > most {
+            return Err(failed(format!("{needed} storage buffers, the device binds {most}")));
+        }
+        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let mut checks = wgpu::ShaderRuntimeChecks::unchecked();
+        checks.bounds_checks = true;
+        let description =
+            wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl((&text.wgsl).into()) };
+        // SAFETY: accesses are checked; that loops end and divisors are not 0 is passed on.
+        let module = unsafe { device.create_shader_module_trusted(description, checks) };
+        let layouts = [Some(queue.storage_layout(text.bindings)), Some(queue.layouts.params.clone())];
+        let status = text.reports.then(|| Some(queue.layouts.status.clone()));
+        let layouts: Vec<_> = layouts.into_iter().chain(status).collect();
+        let layouts: Vec<_> = layouts.iter().map(Option::as_ref).collect();
+        let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(name),
+            bind_group_layouts: &layouts,
+            immediate_size: 0,
+        });
+        let compiled = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(name),
+            layout: Some(&layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                // Kernels write shared memory before they read it.
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: queue.cache.as_ref().map(|cache| &cache.pipelines),
+        });
+        let errors = [pollster::block_on(internal.pop()), pollster::block_on(scope.pop())];
+        if let Some(error) = errors.into_iter().flatten().next() {
+            return Err(failed(one_line(error)));
+        }
+        self.names.push(name);
+        let number = self.names.len() as u32;
+        let pipeline = Arc::new(Pipeline { name, number, compiled, bindings: text.bindings, reports: text.reports });
+        self.made.entry(name).or_default().insert(options.into(), pipeline.clone());
+        Ok(pipeline)
+    }
+}

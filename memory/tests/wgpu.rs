@@ -1,0 +1,236 @@
+//! The wgpu device, on whatever adapter there is.
+
+#![cfg(feature = "wgpu")]
+
+use std::sync::Arc;
+
+use sinew_memory::webgpu::{Binding, ShaderText, WgpuDevice, WgpuOptions, WgpuStream};
+use sinew_memory::{Buffer, Device, DeviceKind, Error, Location, Pool, PoolConfig, Stream, discover, open};
+
+/// The first adapter, or `None` with a printed reason; under `SINEW_REQUIRE_WGPU=1` there must be one.
+fn adapter() -> Option<Arc<WgpuDevice>> {
+    match WgpuDevice::open(0, &WgpuOptions::default()) {
+        Ok(device) => Some(device),
+        Err(error) if std::env::var("SINEW_REQUIRE_WGPU").as_deref() == Ok("1") => panic!("{error}"),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn streams(device: &Arc<WgpuDevice>) -> (Arc<dyn Device>, Arc<dyn Stream>) {
+    (device.clone(), device.clone().stream().unwrap())
+}
+
+fn bytes(n: usize) -> Vec<u8> {
+    (0..n).map(|i| (i * 31 + i / 251) as u8).collect()
+}
+
+/// Counts through a buffer of words: each becomes itself plus the parameter. Reports words above 1000.
+fn add() -> ShaderText {
+    let wgsl = "
+        struct Params { number: u32, by: u32, count: u32 }
+        @group(0) @binding(0) var<storage, read_write> x: array<u32>;
+        @group(1) @binding(0) var<uniform> p: Params;
+        @group(2) @binding(0) var<storage, read_write> status: array<atomic<u32>>;
+        @compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+            if (id.x >= p.count) { return; }
+            x[id.x] += p.by;
+            if (x[id.x] > 1000u) { atomicMax(&status[0], p.number); atomicStore(&status[1], x[id.x]); }
+        }";
+    ShaderText { wgsl: wgsl.into(), bindings: 1, reports: true }
+}
+
+fn run_add(stream: &WgpuStream, buffer: &Buffer, by: u32) -> Result<(), Error> {
+    // SAFETY: there is no loop and no division.
+    let pipeline = unsafe { stream.wgpu().pipeline("add", &[], add) }?;
+    let count = buffer.len() / 4;
+    let binding = Binding::new(buffer, 0, buffer.len())?;
+    stream.dispatch(&pipeline, &[binding], &[by, count as u32], [count.div_ceil(64).min(1024) as u32, 1, 1])
+}
+
+#[test]
+fn what_is_found_opens_by_name() {
+    let Some(_) = adapter() else { return };
+    let names: Vec<_> = discover().into_iter().filter(|d| d.kind == DeviceKind::WGPU).map(|d| d.name).collect();
+    assert!(!names.is_empty());
+    for name in names {
+        let device = open(&name, None, None).unwrap();
+        assert_eq!((device.id().to_string(), device.location()), (name, Location::Device));
+        let offers = device.hardware().accelerator.clone().unwrap();
+        assert!(
+            offers.workgroup_bytes >= 16 << 10 && offers.max_bindings >= 8 && offers.max_binding_bytes >= 128 << 20
+        );
+        assert!(device.memory().unwrap().total > 0);
+    }
+}
+
+#[test]
+fn bytes_go_up_and_come_down_at_any_offset_and_length() {
+    let Some(device) = adapter() else { return };
+    let (device, stream) = streams(&device);
+    for len in [0, 1, 3, 4, 5, 255, 256, 1001] {
+        let mut buffer = Buffer::allocate(&device, len).unwrap();
+        let mut want = bytes(len);
+        stream.upload(&want, &mut buffer, 0).unwrap();
+        for (offset, n) in [(1, 1), (3, 5), (5, 3), (2, 250), (7, 7), (4, 4), (6, 1)] {
+            if offset + n <= len {
+                let piece: Vec<u8> = (0..n).map(|i| 200 ^ i as u8).collect();
+                stream.upload(&piece, &mut buffer, offset).unwrap();
+                want[offset..offset + n].copy_from_slice(&piece);
+                let mut back = vec![0; n];
+                stream.download(&buffer, offset, &mut back).unwrap();
+                assert_eq!(back, piece, "{len} {offset} {n}");
+            }
+        }
+        let mut back = vec![0; len];
+        stream.download(&buffer, 0, &mut back).unwrap();
+        assert_eq!(back, want, "{len}");
+        let past = stream.upload(&[0; 2], &mut buffer, len.saturating_sub(1)).unwrap_err();
+        assert!(matches!(past, Error::OutOfRange { .. }));
+    }
+}
+
+#[test]
+fn copies_are_right_within_one_storage_and_between_two_at_any_alignment() {
+    let Some(device) = adapter() else { return };
+    let (device, stream) = streams(&device);
+    let pool = Pool::new(device.clone(), PoolConfig::default());
+    let other = Buffer::allocate(&device, 700).unwrap();
+    let mut same = pool.allocate(700).unwrap();
+    let host = bytes(700);
+    let mut source = pool.allocate(700).unwrap();
+    stream.upload(&host, &mut source, 0).unwrap();
+    let mut other = other;
+    for (from, to, len) in [(0, 0, 700), (4, 8, 16), (1, 2, 3), (3, 1, 600), (5, 9, 4), (699, 0, 1), (0, 0, 0)] {
+        for target in [&mut same, &mut other] {
+            stream.upload(&vec![7; 700], target, 0).unwrap();
+            stream.copy(&source, from, target, to, len).unwrap();
+            let mut want = vec![7; 700];
+            want[to..to + len].copy_from_slice(&host[from..from + len]);
+            let mut back = vec![0; 700];
+            stream.download(target, 0, &mut back).unwrap();
+            assert_eq!(back, want, "{from} {to} {len}");
+        }
+    }
+}
+
+#[test]
+fn large_uploads_go_through_in_pieces() {
+    let Some(device) = adapter() else { return };
+    let (device, stream) = streams(&device);
+    let host = bytes((40 << 20) + 3);
+    let mut buffer = Buffer::allocate(&device, host.len()).unwrap();
+    stream.upload(&host, &mut buffer, 0).unwrap();
+    let mut back = vec![0; host.len()];
+    stream.download(&buffer, 0, &mut back).unwrap();
+    assert!(back == host);
+    let held = WgpuStream::of(&stream).unwrap().counters().persistent_bytes;
+    assert!(held < 64 << 20, "{held} bytes are held for {} uploaded", host.len());
+}
+
+#[test]
+fn a_step_is_one_submission_and_steps_grow_nothing() {
+    let Some(device) = adapter() else { return };
+    let (device, stream) = streams(&device);
+    let wgpu = WgpuStream::of(&stream).unwrap();
+    let mut a = Buffer::allocate(&device, 256).unwrap();
+    let mut b = Buffer::allocate(&device, 256).unwrap();
+    let mut step = |by: u32| {
+        stream.upload(bytemuck::cast_slice(&[by; 64]), &mut a, 0).unwrap();
+        run_add(wgpu, &a, 1).unwrap();
+        stream.copy(&a, 0, &mut b, 0, 256).unwrap();
+        run_add(wgpu, &b, 10).unwrap();
+        // Bytes staged later must not be seen by what was recorded earlier.
+        stream.upload(bytemuck::cast_slice(&[0u32; 64]), &mut a, 0).unwrap();
+        let mut back = [0u32; 64];
+        stream.download(&b, 0, bytemuck::cast_slice_mut(&mut back)).unwrap();
+        assert_eq!(back, [by + 11; 64]);
+    };
+    step(0);
+    let before = wgpu.counters();
+    (1..=100).for_each(&mut step);
+    let after = wgpu.counters();
+    assert_eq!(after.submissions - before.submissions, 100);
+    assert_eq!(after.dispatches - before.dispatches, 200);
+    assert_eq!((after.bind_groups, after.pipelines), (before.bind_groups, before.pipelines));
+    assert_eq!(after.persistent_bytes, before.persistent_bytes);
+}
+
+#[test]
+fn a_bad_index_is_reported_once_by_its_kernel_to_its_own_stream() {
+    let Some(device) = adapter() else { return };
+    let (device, stream) = streams(&device);
+    let other = device.clone().stream().unwrap();
+    let mut buffer = Buffer::allocate(&device, 64).unwrap();
+    stream.upload(&[0; 64], &mut buffer, 0).unwrap();
+    run_add(WgpuStream::of(&stream).unwrap(), &buffer, 1234).unwrap();
+    other.synchronize().unwrap();
+    let error = stream.synchronize().unwrap_err().to_string();
+    assert!(error.starts_with("add failed on wgpu:0") && error.contains("1234"), "{error}");
+    stream.synchronize().unwrap();
+    stream.upload(&[0; 64], &mut buffer, 0).unwrap();
+    run_add(WgpuStream::of(&stream).unwrap(), &buffer, 5).unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn what_cannot_be_done_is_an_error_that_names_the_kernel() {
+    let Some(device) = adapter() else { return };
+    let broken = || ShaderText { wgsl: "@compute fn main() { nonsense }".into(), bindings: 1, reports: false };
+    // SAFETY: it does not compile.
+    let error = unsafe { device.pipeline("broken", &[], broken) }.unwrap_err().to_string();
+    assert!(error.starts_with("broken failed on wgpu:0") && !error.contains('\n'), "{error}");
+
+    let small = WgpuDevice::open(0, &WgpuOptions::least()).unwrap();
+    let (dyn_small, stream) = streams(&small);
+    let limit = small.hardware().accelerator.as_ref().unwrap().max_binding_bytes;
+    assert_eq!(limit, 128 << 20);
+    let large = Buffer::allocate(&dyn_small, limit + 4).unwrap();
+    let error = run_add(WgpuStream::of(&stream).unwrap(), &large, 1).unwrap_err().to_string();
+    assert!(error.starts_with("add failed") && error.contains("at once"), "{error}");
+
+    let (_, stream) = streams(&device);
+    let error = run_add(WgpuStream::of(&stream).unwrap(), &large, 1).unwrap_err().to_string();
+    assert!(error.contains("not memory of this"), "{error}");
+    assert!(matches!(dyn_small.allocate(usize::MAX), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(dyn_small.allocate(1 << 60), Err(Error::OutOfMemory { .. })));
+}
+
+#[test]
+fn dropped_memory_is_free_at_once_and_its_bind_groups_go() {
+    let Some(device) = adapter() else { return };
+    let (dyn_device, stream) = streams(&device);
+    let free = || device.memory().unwrap().available;
+    let before = free();
+    for by in 0..20 {
+        let mut buffer = Buffer::allocate(&dyn_device, 1 << 20).unwrap();
+        stream.upload(&vec![1; 1 << 20], &mut buffer, 0).unwrap();
+        run_add(WgpuStream::of(&stream).unwrap(), &buffer, by).unwrap();
+        assert_eq!(free(), before - (1 << 20));
+    }
+    assert_eq!(free(), before);
+    // Words of ones are beyond what the kernel takes.
+    assert!(stream.synchronize().is_err());
+}
+
+#[test]
+fn events_are_complete_when_their_work_is() {
+    let Some(device) = adapter() else { return };
+    let (device, stream) = streams(&device);
+    let mut buffer = Buffer::allocate(&device, 1 << 16).unwrap();
+    let nothing = stream.record().unwrap();
+    assert!(nothing.is_complete());
+    stream.upload(&vec![3; 1 << 16], &mut buffer, 0).unwrap();
+    let event = stream.record().unwrap();
+    // Nothing was submitted yet.
+    assert!(!event.is_complete());
+    let other = device.clone().stream().unwrap();
+    other.wait(&event).unwrap();
+    let mut back = vec![0; 16];
+    other.download(&buffer, 0, &mut back).unwrap();
+    assert_eq!(back, [3; 16]);
+    event.synchronize().unwrap();
+    assert!(event.is_complete());
+}
