@@ -4,6 +4,8 @@ mod cpu;
 mod cpu_copy;
 mod cpu_wide;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -18,6 +20,8 @@ pub fn rows() -> Vec<Row<Cast>> {
     let mut rows = cpu::rows();
     rows.push(cpu_copy::row());
     rows.push(cpu_wide::row());
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::row());
     rows
 }
 

@@ -5,6 +5,8 @@
 
 mod cpu;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -74,7 +76,10 @@ impl fmt::Display for EmbeddingDynamic {
 
 /// The rows of [`Embedding`].
 pub fn rows() -> Vec<Row<Embedding>> {
-    cpu::rows()
+    let mut rows = cpu::rows();
+    #[cfg(feature = "wgpu")]
+    rows.push(wgpu::row());
+    rows
 }
 
 impl Operator for Embedding {

@@ -1,6 +1,7 @@
 //! A call of a kernel: operands, options and parameters, and from them the pipeline's key and text.
 
 use sinew_memory::webgpu::{Binding, MAX_PARAMS, WgpuStream};
+use sinew_memory::{Buffer, Device, Hardware};
 use sinew_tensor::{DType, View};
 
 use super::text;
@@ -110,6 +111,50 @@ pub(crate) fn aligned(view: &View<'_>, elements: usize) -> bool {
         })
 }
 
+/// What of a view a kernel sees, and as what.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    buffer: &'a Buffer,
+    dtype: DType,
+    /// Elements of `dtype`: the view's first, and one past its last.
+    offset: usize,
+    end: usize,
+    range: Option<[usize; 2]>,
+    written: bool,
+    quads: bool,
+}
+
+impl<'a> Part<'a> {
+    /// A view that is read.
+    pub(crate) fn read(view: &View<'a>) -> Self {
+        let layout = view.layout();
+        let (offset, end) = (layout.offset(), layout.end());
+        Self { buffer: view.buffer(), dtype: view.dtype(), offset, end, range: None, written: false, quads: false }
+    }
+
+    /// A view that is written, and may be read.
+    pub(crate) fn write(view: &View<'a>) -> Self {
+        Self { written: true, ..Self::read(view) }
+    }
+
+    /// The same bytes as elements of another dtype: packed weights, caches.
+    pub(crate) fn of(self, dtype: DType) -> Self {
+        let [offset, end] = [self.offset, self.end].map(|at| at * self.dtype.size() / dtype.size());
+        Self { dtype, offset, end, ..self }
+    }
+
+    /// Only elements `first..end`, counted from the view's element of index 0: for kernels that take in several
+    /// dispatches what is larger than a binding. Element `first` is 0 in the text.
+    pub(crate) fn range(self, first: usize, end: usize) -> Self {
+        Self { range: Some([first, end]), ..self }
+    }
+
+    /// Bound as vectors of four words: see [`aligned`].
+    pub(crate) fn quads(self) -> Self {
+        Self { quads: true, ..self }
+    }
+}
+
 impl<'a> Call<'a> {
     /// A call of the kernel of a name, which errors and the pipeline's key have.
     ///
@@ -148,45 +193,12 @@ impl<'a> Call<'a> {
 
     /// An operand that is read.
     pub(crate) fn read(&mut self, name: &'static str, view: &View<'a>) -> Result<()> {
-        let range = self.range(view);
-        self.operand(name, view, range, false, false)
-    }
-
-    /// An operand that is read in vectors of four words: see [`aligned`].
-    pub(crate) fn read_quads(&mut self, name: &'static str, view: &View<'a>) -> Result<()> {
-        let range = self.range(view);
-        self.operand(name, view, range, false, true)
+        self.part(name, Part::read(view))
     }
 
     /// An operand that is written, and may be read.
     pub(crate) fn write(&mut self, name: &'static str, view: &View<'a>) -> Result<()> {
-        let range = self.range(view);
-        self.operand(name, view, range, true, false)
-    }
-
-    /// Elements `first..end` of a view's buffer, counted from the view's element of index 0: for kernels that take an
-    /// operand which is larger than a binding in several dispatches. Element `first` is 0 in the text.
-    pub(crate) fn read_range(&mut self, name: &'static str, view: &View<'a>, first: usize, end: usize) -> Result<()> {
-        let range = [first, end].map(|at| (view.layout().offset() + at) * view.dtype().size());
-        self.operand(name, view, Some(range), false, false)
-    }
-
-    /// As [`Call::read_range`], written.
-    pub(crate) fn write_range(&mut self, name: &'static str, view: &View<'a>, first: usize, end: usize) -> Result<()> {
-        let range = [first, end].map(|at| (view.layout().offset() + at) * view.dtype().size());
-        self.operand(name, view, Some(range), true, false)
-    }
-
-    /// As [`Call::read_range`], in vectors of four words.
-    pub(crate) fn read_quads_range(
-        &mut self,
-        name: &'static str,
-        view: &View<'a>,
-        first: usize,
-        end: usize,
-    ) -> Result<()> {
-        let range = [first, end].map(|at| (view.layout().offset() + at) * view.dtype().size());
-        self.operand(name, view, Some(range), false, true)
+        self.part(name, Part::write(view))
     }
 
     /// An operand that may be absent, and is read.
@@ -214,32 +226,20 @@ impl<'a> Call<'a> {
         self.bind(name, DType::F32, Binding::new(buffer, 0, buffer.len())?, 0, true, false)
     }
 
-    /// Bytes to bind for a view: `None`, the whole buffer, where a kernel sees that at once, so that views which move
-    /// about in a buffer share a bind group; else only those that the view names.
-    fn range(&self, view: &View<'_>) -> Option<[usize; 2]> {
-        let layout = view.layout();
-        let fits = view.buffer().len() <= max_binding(self.stream);
-        (!fits).then(|| [layout.offset(), layout.end()].map(|at| at * view.dtype().size()))
-    }
-
-    fn operand(
-        &mut self,
-        name: &'static str,
-        view: &View<'a>,
-        range: Option<[usize; 2]>,
-        written: bool,
-        quads: bool,
-    ) -> Result<()> {
-        let size = view.dtype().size();
-        let offset = view.layout().offset() * size;
-        let [start, end] = range.unwrap_or([0, view.buffer().len()]);
-        let binding = Binding::new(view.buffer(), start, end.saturating_sub(start))?;
-        // A whole buffer is bound from before the view on.
-        let base = binding.skip() + if range.is_none() { offset } else { 0 };
+    /// An operand, as its [`Part`] says.
+    pub(crate) fn part(&mut self, name: &'static str, part: Part<'a>) -> Result<()> {
+        let Part { buffer, dtype, offset, end, range, written, quads } = part;
+        let size = dtype.size();
+        // Views that move about in a buffer share a bind group, where a kernel sees all of the buffer at once.
+        let whole = range.is_none() && buffer.len() <= max_binding(self.stream);
+        let [first, last] = range.map_or([offset, end], |range| range.map(|at| offset + at)).map(|at| at * size);
+        let [start, stop] = if whole { [0, buffer.len()] } else { [first, last] };
+        let binding = Binding::new(buffer, start, stop.saturating_sub(start))?;
+        let base = binding.skip() + first - start;
         if !base.is_multiple_of(size) {
             return Err(refuse(self.name, format!("{name} is not aligned to its {size} bytes")));
         }
-        self.bind(name, view.dtype(), binding, base / size, written, quads)
+        self.bind(name, dtype, binding, base / size, written, quads)
     }
 
     fn bind(
@@ -348,8 +348,16 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The most bytes of a buffer that a kernel of this device sees at once.
-pub(crate) fn max_binding(stream: &WgpuStream) -> usize {
-    use sinew_memory::Device;
-    stream.wgpu().hardware().accelerator.as_ref().map_or(0, |offers| offers.max_binding_bytes)
+/// The most bytes of a buffer that kernels of a stream's device see at once.
+fn max_binding(stream: &WgpuStream) -> usize {
+    largest(stream.wgpu().hardware())
+}
+
+/// The most bytes of a buffer that a kernel sees at once, with room for the alignment of where it begins.
+pub(crate) fn largest_part(launch: &Launch<'_>) -> usize {
+    largest(launch.stream().device().hardware()).saturating_sub(Binding::ALIGNMENT)
+}
+
+fn largest(hardware: &Hardware) -> usize {
+    hardware.accelerator.as_ref().map_or(0, |offers| offers.max_binding_bytes)
 }

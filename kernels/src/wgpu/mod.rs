@@ -32,16 +32,16 @@
 //! Where there is an option `WORKGROUP`, the text has `sum_all(v, lane) -> f32` and `max_all(v, lane) -> f32`, which every
 //! thread of the workgroup must call; `lane: Lane` is an argument of `main`, and `lane.index` the thread's number.
 //!
-//! Values of less than 32 bits are written with atomics: neighbours in one word may be other threads'. Operands that are
-//! [`Call::read_quads`] are bound as vectors of four words, for wide loads where all addresses are multiples of 16
-//! bytes ([`aligned`]). Parameters are u32; [`Call::param_f32`] is read with `bitcast<f32>(p.name)`. Loops must end and
+//! Values of less than 32 bits are written with atomics: neighbours in one word may be other threads'. A [`Part`] binds packed
+//! bytes as what they hold ([`Part::of`]), a range of what is larger than a binding ([`Part::range`]), or vectors of four
+//! words for wide loads, where all addresses are multiples of 16 bytes ([`Part::quads`], [`aligned`]). Parameters are u32; [`Call::param_f32`] is read with `bitcast<f32>(p.name)`. Loops must end and
 //! no integer be divided by 0: neither is checked while a kernel runs. f32 and f16 subnormals may count as zeros, so an
 //! [`Arithmetic`](crate::Arithmetic) says so: [`arithmetic`].
 
 mod call;
 mod text;
 
-pub(crate) use call::{Call, aligned};
+pub(crate) use call::{Call, Part, aligned, largest_part};
 
 use sinew_memory::Hardware;
 

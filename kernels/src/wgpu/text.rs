@@ -124,14 +124,14 @@ impl Text {
             // Nothing computes in 64 bits: such values can only be moved.
             DType::F64 => return,
             _ => {
-                let high = match dtype {
-                    DType::I64 => "bits".into(),
+                let high: String = match dtype {
                     DType::I32 => "vec2(bits.x, select(0u, ~0u, bits.x >> 31u == 1u))".into(),
                     DType::I16 | DType::I8 => {
                         let width = 8 * dtype.size();
-                        format!("select(bits, vec2(bits.x | (~0u << {width}u), ~0u), bits.x >> {}u == 1u)", width - 1)
+                        let (carried, sign) = (u32::MAX << width, width - 1);
+                        format!("select(bits, vec2(bits.x | {carried}u, ~0u), bits.x >> {sign}u == 1u)")
                     }
-                    _ => String::from("bits"),
+                    _ => "bits".into(),
                 };
                 self.line(format_args!(
                     "fn load_{name}(i: u32) -> vec2<u32> {{ let bits = bits_{name}(i); return {high}; }}"
