@@ -36,6 +36,8 @@ mod foreign;
 mod reference;
 mod rows;
 mod tile;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -254,5 +256,7 @@ pub fn rows() -> Vec<Row<Gemm>> {
     rows.push(cpu_avx512bf16::ROW);
     rows.extend(cpu::ROWS);
     rows.push(foreign::ROW);
+    #[cfg(feature = "wgpu")]
+    rows.extend(wgpu::ROWS);
     rows
 }
