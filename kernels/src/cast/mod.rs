@@ -3,7 +3,12 @@
 mod cpu;
 mod cpu_copy;
 mod cpu_wide;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -18,6 +23,8 @@ pub fn rows() -> Vec<Row<Cast>> {
     let mut rows = cpu::rows();
     rows.push(cpu_copy::row());
     rows.push(cpu_wide::row());
+    #[cfg(feature = "cuda")]
+    rows.extend(cuda::rows());
     rows
 }
 

@@ -6,9 +6,14 @@
 mod binary;
 mod cpu;
 mod cpu_wide;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 mod unary;
 mod r#where;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 pub use binary::{Binary, BinaryCall, BinaryFunction, BinaryStatic};
 pub use unary::{Unary, UnaryFunction, UnaryStatic};
@@ -25,6 +30,8 @@ use crate::operator::{Row, refuse};
 pub fn unary_rows() -> Vec<Row<Unary>> {
     let mut rows = cpu::unary_rows();
     rows.extend(cpu_wide::unary_rows());
+    #[cfg(feature = "cuda")]
+    rows.push(cuda::unary_row());
     rows
 }
 
@@ -32,12 +39,19 @@ pub fn unary_rows() -> Vec<Row<Unary>> {
 pub fn binary_rows() -> Vec<Row<Binary>> {
     let mut rows = cpu::binary_rows();
     rows.extend(cpu_wide::binary_rows());
+    #[cfg(feature = "cuda")]
+    rows.push(cuda::binary_row());
     rows
 }
 
 /// The rows of [`Where`].
 pub fn where_rows() -> Vec<Row<Where>> {
-    cpu_wide::where_rows()
+    [
+        cpu_wide::where_rows(),
+        #[cfg(feature = "cuda")]
+        vec![cuda::where_row()],
+    ]
+    .concat()
 }
 
 /// The dynamic part of an elementwise problem.

@@ -1,7 +1,12 @@
 //! Selection of elements by index along a dimension.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -13,7 +18,11 @@ use crate::strided::Indices;
 
 /// The rows of [`Gather`].
 pub fn rows() -> Vec<Row<Gather>> {
-    vec![cpu::row()]
+    vec![
+        cpu::row(),
+        #[cfg(feature = "cuda")]
+        cuda::row(),
+    ]
 }
 
 /// `y[i…] = x[i…, with index[i…] in dimension dim]`: `torch.gather`.

@@ -9,7 +9,12 @@
 //! caches keeps its bytes.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -70,7 +75,12 @@ pub struct KvAppend;
 
 /// The rows of the operator.
 pub fn rows() -> Vec<Row<KvAppend>> {
-    cpu::rows()
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+    ]
+    .concat()
 }
 
 impl Operator for KvAppend {

@@ -2,7 +2,12 @@
 
 mod cpu;
 mod cpu_wide;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -17,6 +22,8 @@ use crate::strided::{Indices, largest_index};
 pub fn rows() -> Vec<Row<Reduce>> {
     let mut rows = cpu::rows();
     rows.push(cpu_wide::row());
+    #[cfg(feature = "cuda")]
+    rows.push(cuda::row());
     rows
 }
 

@@ -1,7 +1,12 @@
 //! The largest elements of each row, in order.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -13,7 +18,12 @@ use crate::strided::{Indices, largest_index};
 
 /// The rows of [`TopK`].
 pub fn rows() -> Vec<Row<TopK>> {
-    cpu::rows()
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+    ]
+    .concat()
 }
 
 /// The `k` largest elements of the last dimension, largest first: `torch.topk`.
