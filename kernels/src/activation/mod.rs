@@ -1,10 +1,15 @@
 //! Activations, plain `y = act(x)` and gated `y = act(gate) · up` (Shazeer 2020).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod problem;
 pub mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 pub use problem::{Activate, ActivationDynamic, ActivationStatic, Gate};
 
@@ -21,6 +26,12 @@ pub fn rows() -> Vec<Row<Activate>> {
     #[cfg(feature = "wgpu")]
     rows.push(wgpu::row());
     rows
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+    ]
+    .concat()
 }
 
 /// An activation function of one element.

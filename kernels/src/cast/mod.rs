@@ -3,9 +3,14 @@
 mod cpu;
 mod cpu_copy;
 mod cpu_wide;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -22,6 +27,8 @@ pub fn rows() -> Vec<Row<Cast>> {
     rows.push(cpu_wide::row());
     #[cfg(feature = "wgpu")]
     rows.push(wgpu::row());
+    #[cfg(feature = "cuda")]
+    rows.extend(cuda::rows());
     rows
 }
 

@@ -3,6 +3,10 @@
 //! Each operator has one `cuda.cu`, which stands on `prelude.cuh` and includes nothing. A kernel takes one struct by
 //! value, declared there and in Rust as `#[repr(C)]`, with every gap named.
 
+mod strided;
+
+pub(crate) use strided::{Strided1, Strided2, Strided3, Strided4};
+
 use bytemuck::{Pod, Zeroable};
 use sinew_memory::cuda::{CudaModule, CudaStorage, CudaStream};
 use sinew_memory::{DeviceKind, Hardware};
@@ -15,7 +19,19 @@ use crate::{Error, Result};
 pub const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// Every module of CUDA kernels: to compile them ahead of their use, and to check them where there is no GPU.
-pub static MODULES: &[&CudaModule] = &[&crate::norm::CUDA];
+pub static MODULES: &[&CudaModule] = &[
+    &crate::activation::CUDA,
+    &crate::cast::CUDA,
+    &crate::elementwise::CUDA,
+    &crate::embedding::CUDA,
+    &crate::gather::CUDA,
+    &crate::kv_append::CUDA,
+    &crate::norm::CUDA,
+    &crate::reduce::CUDA,
+    &crate::rotary::CUDA,
+    &crate::softmax::CUDA,
+    &crate::topk::CUDA,
+];
 
 /// A module on the prelude.
 pub(crate) const fn module(name: &'static str, source: &'static str) -> CudaModule {
@@ -31,6 +47,8 @@ pub(crate) struct Kernel {
     pub name: &'static str,
 }
 
+/// Threads of a block, where there is no reason for another number.
+pub(crate) const THREADS: u32 = 256;
 /// The most blocks in the second and third dimension of a grid.
 pub(crate) const MAX_GRID_YZ: usize = 65_535;
 /// The most blocks in the first.
@@ -39,6 +57,11 @@ const MAX_GRID_X: usize = i32::MAX as usize;
 /// Blocks of `threads` threads for `items` items, one thread each; a grid that strides takes fewer for very many.
 pub(crate) fn blocks(items: usize, threads: u32) -> u32 {
     items.div_ceil(threads as usize).min(MAX_GRID_X) as u32
+}
+
+/// Threads of a block that has a row of `width` elements to itself. They decide the order of sums.
+pub(crate) fn row_threads(width: usize) -> u32 {
+    if width <= 512 { 32 } else { THREADS }
 }
 
 /// Enqueues a kernel that uses these operands and the launch's workspace. A grid without blocks is no work.

@@ -15,6 +15,8 @@ typedef unsigned long long u64;
 typedef u64 Ptr;
 
 #define DEVICE static __device__ __forceinline__
+// For what is long and seldom: compiled once, not wherever it is used.
+#define OUTLINED static __device__ __attribute__((noinline))
 #define FULL_WARP 0xffffffffu
 #define WARP 32u
 
@@ -122,6 +124,28 @@ DEVICE i64 load_index(Ptr base, u32 dtype, i64 index) {
     }
 }
 
+DEVICE void store_index(Ptr base, u32 dtype, i64 index, i64 value) {
+    switch (dtype) {
+        case I64: *at_mut<i64>(base, index) = value; break;
+        case I16: *at_mut<i16>(base, index) = i16(value); break;
+        case I8: *at_mut<i8>(base, index) = i8(value); break;
+        case U8: *at_mut<u8>(base, index) = u8(value); break;
+        case BOOL: *at_mut<u8>(base, index) = value != 0; break;
+        default: *at_mut<u32>(base, index) = u32(value);
+    }
+}
+
+// One element of `size` bytes as it is.
+DEVICE void copy_element(Ptr to, i64 to_index, Ptr from, i64 from_index, u32 size) {
+    switch (size) {
+        case 1: *at_mut<u8>(to, to_index) = *at<u8>(from, from_index); break;
+        case 2: *at_mut<u16>(to, to_index) = *at<u16>(from, from_index); break;
+        case 4: *at_mut<u32>(to, to_index) = *at<u32>(from, from_index); break;
+        case 8: *at_mut<u64>(to, to_index) = *at<u64>(from, from_index); break;
+        default: *at_mut<uint4>(to, to_index) = *at<uint4>(from, from_index);
+    }
+}
+
 // What a kernel found wrong in the contents of its operands. The first report of a launch stands; the stream turns it
 // into an error when it is synchronised.
 enum Status : u32 { OUT_OF_RANGE = 1, BAD_METADATA = 2 };
@@ -139,30 +163,115 @@ struct Layout {
     i64 offset;
 };
 
+// Divides by `size` and returns what is left over.
+DEVICE u32 divide(u64& linear, u32 size) {
+    // Dividing in 32 bits is several times faster, and nearly all problems are that small.
+    const u64 quotient = linear >> 32 ? linear / size : u32(linear) / size;
+    const u32 rest = u32(linear) - u32(quotient) * size;
+    linear = quotient;
+    return rest;
+}
+
 // Where the element lies that is `linear`-th in row-major order.
 DEVICE i64 element(const Layout& layout, u64 linear) {
     i64 at = layout.offset;
-    for (u32 d = layout.rank; d-- > 0;) {
-        const u32 size = layout.sizes[d];
-        // Dividing in 32 bits is several times faster, and nearly all problems are that small.
-        u64 rest;
-        u32 index;
-        if (linear >> 32) {
-            rest = linear / size;
-            index = u32(linear - rest * size);
-        } else {
-            rest = u32(linear) / size;
-            index = u32(linear) - u32(rest) * size;
-        }
-        at += i64(index) * layout.strides[d];
-        linear = rest;
-    }
+    for (u32 d = layout.rank; d-- > 0;) at += i64(divide(linear, layout.sizes[d])) * layout.strides[d];
     return at;
 }
 
 // This thread's number in a one-dimensional grid, and how many there are.
 DEVICE u64 global_thread() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
 DEVICE u64 global_threads() { return u64(gridDim.x) * blockDim.x; }
+
+// ---- operands walked in step ----
+
+// N operands of one shape. Dimensions that all of them step through as through one are one.
+template <u32 N> struct Strided {
+    u64 elements;
+    // Of the first elements.
+    Ptr pointers[N];
+    // Outermost dimension first; there is at least one.
+    i64 strides[N][MAX_RANK];
+    u32 sizes[MAX_RANK];
+    u32 types[N + N % 2];
+    u32 rank;
+    // All are contiguous floats of at most 32 bits, and begin and end at a multiple of four elements.
+    u32 quads;
+};
+
+// Where the `linear`-th element lies in each operand.
+template <u32 N> DEVICE void locate(const Strided<N>& operands, u64 linear, i64 at[N]) {
+    for (u32 n = 0; n < N; ++n) at[n] = 0;
+    for (u32 d = operands.rank - 1; d > 0; --d) {
+        const i64 index = divide(linear, operands.sizes[d]);
+        for (u32 n = 0; n < N; ++n) at[n] += index * operands.strides[n][d];
+    }
+    for (u32 n = 0; n < N; ++n) at[n] += i64(linear) * operands.strides[n][0];
+}
+
+// f(at) for every element, one to a thread.
+template <u32 N, typename F> DEVICE void each(const Strided<N>& operands, F f) {
+    for (u64 i = global_thread(); i < operands.elements; i += global_threads()) {
+        i64 at[N];
+        locate(operands, i, at);
+        f(at);
+    }
+}
+
+// Four neighbours of f32, f16 or bf16 at once.
+DEVICE void load_quad(Ptr base, u32 dtype, u64 quad, float values[4]) {
+    if (dtype == F32) {
+        const float4 four = *at<float4>(base, quad);
+        values[0] = four.x, values[1] = four.y, values[2] = four.z, values[3] = four.w;
+        return;
+    }
+    const uint2 four = *at<uint2>(base, quad);
+    const u16 bits[4] = {u16(four.x), u16(four.x >> 16), u16(four.y), u16(four.y >> 16)};
+    for (u32 k = 0; k < 4; ++k) values[k] = dtype == F16 ? widen_f16(bits[k]) : widen_bf16(bits[k]);
+}
+DEVICE void store_quad(Ptr base, u32 dtype, u64 quad, const float values[4]) {
+    if (dtype == F32) {
+        *at_mut<float4>(base, quad) = make_float4(values[0], values[1], values[2], values[3]);
+    } else if (dtype == F16) {
+        *at_mut<uint2>(base, quad) = make_uint2(pack_f16(values[0], values[1]), pack_f16(values[2], values[3]));
+    } else {
+        *at_mut<uint2>(base, quad) = make_uint2(pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]));
+    }
+}
+
+// y = f(x) for every element, of f32, f16 or bf16 and computed in f32: operand 0 is y, the others are x[0], x[1], ….
+// Each thread takes four elements, so that enough loads are on their way to keep memory busy.
+template <u32 N, typename F> DEVICE void map(const Strided<N>& operands, F f) {
+    const u64 threads = global_threads();
+    for (u64 i = global_thread(); i < (operands.elements + 3) / 4; i += threads) {
+        float x[4][N - 1], y[4];
+        i64 at[4][N];
+        if (operands.quads) {
+            for (u32 n = 1; n < N; ++n) {
+                float quad[4];
+                load_quad(operands.pointers[n], operands.types[n], i, quad);
+                for (u32 k = 0; k < 4; ++k) x[k][n - 1] = quad[k];
+            }
+        } else {
+            // A quarter of the elements apart, so that neighbouring threads take neighbouring elements.
+            for (u32 k = 0; k < 4; ++k) {
+                const u64 linear = i + k * ((operands.elements + 3) / 4);
+                locate(operands, linear < operands.elements ? linear : i, at[k]);
+                for (u32 n = 1; n < N; ++n) x[k][n - 1] = load(operands.pointers[n], operands.types[n], at[k][n]);
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) y[k] = f(x[k]);
+        if (operands.quads) {
+            store_quad(operands.pointers[0], operands.types[0], i, y);
+        } else {
+            for (u32 k = 0; k < 4; ++k) {
+                if (i + k * ((operands.elements + 3) / 4) < operands.elements)
+                    store(operands.pointers[0], operands.types[0], at[k][0], y[k]);
+            }
+        }
+    }
+}
 
 // ---- reductions: always in this order, so that the bits are the same at each run ----
 

@@ -6,11 +6,16 @@
 mod binary;
 mod cpu;
 mod cpu_wide;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 mod unary;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 mod r#where;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 pub use binary::{Binary, BinaryCall, BinaryFunction, BinaryStatic};
 pub use unary::{Unary, UnaryFunction, UnaryStatic};
@@ -29,6 +34,8 @@ pub fn unary_rows() -> Vec<Row<Unary>> {
     rows.extend(cpu_wide::unary_rows());
     #[cfg(feature = "wgpu")]
     rows.push(wgpu::unary_row());
+    #[cfg(feature = "cuda")]
+    rows.push(cuda::unary_row());
     rows
 }
 
@@ -38,6 +45,8 @@ pub fn binary_rows() -> Vec<Row<Binary>> {
     rows.extend(cpu_wide::binary_rows());
     #[cfg(feature = "wgpu")]
     rows.push(wgpu::binary_row());
+    #[cfg(feature = "cuda")]
+    rows.push(cuda::binary_row());
     rows
 }
 
@@ -47,6 +56,12 @@ pub fn where_rows() -> Vec<Row<Where>> {
     #[cfg(feature = "wgpu")]
     rows.push(wgpu::where_row());
     rows
+    [
+        cpu_wide::where_rows(),
+        #[cfg(feature = "cuda")]
+        vec![cuda::where_row()],
+    ]
+    .concat()
 }
 
 /// The dynamic part of an elementwise problem.

@@ -1,9 +1,14 @@
 //! Selection of elements by index along a dimension.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -19,6 +24,8 @@ pub fn rows() -> Vec<Row<Gather>> {
         cpu::row(),
         #[cfg(feature = "wgpu")]
         wgpu::row(),
+        #[cfg(feature = "cuda")]
+        cuda::row(),
     ]
 }
 

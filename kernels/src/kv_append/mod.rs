@@ -9,9 +9,14 @@
 //! caches keeps its bytes.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -76,6 +81,12 @@ pub fn rows() -> Vec<Row<KvAppend>> {
     #[cfg(feature = "wgpu")]
     rows.push(wgpu::row());
     rows
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+    ]
+    .concat()
 }
 
 impl Operator for KvAppend {

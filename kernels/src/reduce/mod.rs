@@ -2,9 +2,14 @@
 
 mod cpu;
 mod cpu_wide;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -21,6 +26,8 @@ pub fn rows() -> Vec<Row<Reduce>> {
     rows.push(cpu_wide::row());
     #[cfg(feature = "wgpu")]
     rows.push(wgpu::row());
+    #[cfg(feature = "cuda")]
+    rows.push(cuda::row());
     rows
 }
 

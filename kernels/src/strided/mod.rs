@@ -173,6 +173,12 @@ impl<const N: usize> Walk<N> {
         at
     }
 
+    /// Size and strides of each dimension that is left, outermost first; there is at least one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn dimensions(&self) -> impl DoubleEndedIterator<Item = (usize, [usize; N])> {
+        (0..self.rank).map(|d| (self.sizes[d], self.strides[d])).chain([(self.inner, self.steps)])
+    }
+
     /// Every run.
     #[inline(always)]
     pub(crate) fn all(&self) -> Runs<'_, N> {

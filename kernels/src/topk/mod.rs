@@ -1,9 +1,14 @@
 //! The largest elements of each row, in order.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -19,6 +24,12 @@ pub fn rows() -> Vec<Row<TopK>> {
     #[cfg(feature = "wgpu")]
     rows.push(wgpu::row());
     rows
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+    ]
+    .concat()
 }
 
 /// The `k` largest elements of the last dimension, largest first: `torch.topk`.
