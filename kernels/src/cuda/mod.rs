@@ -14,7 +14,14 @@ use crate::{Error, Result};
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// Every module of CUDA kernels: to compile them ahead of their use, and to check them where there is no GPU.
-pub static MODULES: &[&CudaModule] = &[&crate::norm::CUDA];
+pub static MODULES: &[&CudaModule] = &[
+    &crate::attention::CUDA[0],
+    &crate::attention::CUDA[1],
+    &crate::gemm::CUDA[0],
+    &crate::gemm::CUDA[1],
+    &crate::gemm::CUDA[2],
+    &crate::norm::CUDA,
+];
 
 /// A module on the prelude.
 pub(crate) const fn module(name: &'static str, source: &'static str) -> CudaModule {
