@@ -42,11 +42,17 @@ template <bool BLOCK> DEVICE void norm(const NormParams& p, u64 row, u32 thread,
     // The mean in two parts, so that a row far from 0 loses nothing when it is subtracted.
     float mean = 0.0f, mean_rest = 0.0f;
     if (p.kind == LAYER) {
-        // Differences from the first element are exact to their own size however far the row is from 0.
-        const float first = load(from, type, x);
-        float sum = 0.0f;
-        for (u32 i = thread; i < p.width; i += threads) sum += load(from, type, x + i64(i) * stride) - first;
-        const double exact = double(first) + row_sum<BLOCK>(sum, room) / p.width;
+        // Differences from the thread's own first element are exact to their own size however far the row is from 0.
+        double sum = 0.0;
+        if (thread < p.width) {
+            const float first = load(from, type, x + i64(thread) * stride);
+            float differences = 0.0f;
+            u32 count = 0;
+            for (u32 i = thread; i < p.width; i += threads, ++count)
+                differences += load(from, type, x + i64(i) * stride) - first;
+            sum = double(first) * count + differences;
+        }
+        const double exact = row_sum<BLOCK>(sum, room) / p.width;
         mean = float(exact);
         mean_rest = float(exact - double(mean));
     }

@@ -123,7 +123,7 @@ impl Nvidia {
 impl Drop for Nvidia {
     fn drop(&mut self) {
         // SAFETY: it was retained once, when it was opened.
-        drop(unsafe { result::primary_ctx::release(self.device) });
+        let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 
