@@ -31,6 +31,12 @@ pub static MODULES: &[&CudaModule] = &[
     &crate::rotary::CUDA,
     &crate::softmax::CUDA,
     &crate::topk::CUDA,
+    &crate::attention::CUDA[0],
+    &crate::attention::CUDA[1],
+    &crate::gemm::CUDA[0],
+    &crate::gemm::CUDA[1],
+    &crate::gemm::CUDA[2],
+    &crate::norm::CUDA,
 ];
 
 /// A module on the prelude.
