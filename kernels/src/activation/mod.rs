@@ -22,14 +22,12 @@ use crate::simd::{Simd, math};
 
 /// The rows of [`Activate`].
 pub fn rows() -> Vec<Row<Activate>> {
-    let mut rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    rows
     [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
     ]
     .concat()
 }

@@ -22,14 +22,15 @@ use crate::operator::{Operands, Operator, Row, Work, expect};
 
 /// The rows of [`Cast`].
 pub fn rows() -> Vec<Row<Cast>> {
-    let mut rows = cpu::rows();
-    rows.push(cpu_copy::row());
-    rows.push(cpu_wide::row());
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    #[cfg(feature = "cuda")]
-    rows.extend(cuda::rows());
-    rows
+    [
+        cpu::rows(),
+        vec![cpu_copy::row(), cpu_wide::row()],
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 /// `y = x` in another dtype or another layout.

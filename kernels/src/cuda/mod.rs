@@ -21,22 +21,22 @@ pub const PRELUDE: &str = include_str!("prelude.cuh");
 /// Every module of CUDA kernels: to compile them ahead of their use, and to check them where there is no GPU.
 pub static MODULES: &[&CudaModule] = &[
     &crate::activation::CUDA,
+    &crate::attention::CUDA[0],
+    &crate::attention::CUDA[1],
     &crate::cast::CUDA,
     &crate::elementwise::CUDA,
     &crate::embedding::CUDA,
     &crate::gather::CUDA,
+    &crate::gemm::CUDA[0],
+    &crate::gemm::CUDA[1],
+    &crate::gemm::CUDA[2],
     &crate::kv_append::CUDA,
     &crate::norm::CUDA,
     &crate::reduce::CUDA,
     &crate::rotary::CUDA,
+    &crate::sample::CUDA,
     &crate::softmax::CUDA,
     &crate::topk::CUDA,
-    &crate::attention::CUDA[0],
-    &crate::attention::CUDA[1],
-    &crate::gemm::CUDA[0],
-    &crate::gemm::CUDA[1],
-    &crate::gemm::CUDA[2],
-    &crate::norm::CUDA,
 ];
 
 /// A module on the prelude.

@@ -30,36 +30,38 @@ use crate::operator::{Row, refuse};
 
 /// The rows of [`Unary`].
 pub fn unary_rows() -> Vec<Row<Unary>> {
-    let mut rows = cpu::unary_rows();
-    rows.extend(cpu_wide::unary_rows());
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::unary_row());
-    #[cfg(feature = "cuda")]
-    rows.push(cuda::unary_row());
-    rows
+    [
+        cpu::unary_rows(),
+        cpu_wide::unary_rows(),
+        #[cfg(feature = "cuda")]
+        vec![cuda::unary_row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::unary_row()],
+    ]
+    .concat()
 }
 
 /// The rows of [`Binary`].
 pub fn binary_rows() -> Vec<Row<Binary>> {
-    let mut rows = cpu::binary_rows();
-    rows.extend(cpu_wide::binary_rows());
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::binary_row());
-    #[cfg(feature = "cuda")]
-    rows.push(cuda::binary_row());
-    rows
+    [
+        cpu::binary_rows(),
+        cpu_wide::binary_rows(),
+        #[cfg(feature = "cuda")]
+        vec![cuda::binary_row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::binary_row()],
+    ]
+    .concat()
 }
 
 /// The rows of [`Where`].
 pub fn where_rows() -> Vec<Row<Where>> {
-    let mut rows = cpu_wide::where_rows();
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::where_row());
-    rows
     [
         cpu_wide::where_rows(),
         #[cfg(feature = "cuda")]
         vec![cuda::where_row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::where_row()],
     ]
     .concat()
 }

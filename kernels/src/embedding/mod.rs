@@ -81,14 +81,12 @@ impl fmt::Display for EmbeddingDynamic {
 
 /// The rows of [`Embedding`].
 pub fn rows() -> Vec<Row<Embedding>> {
-    let rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    let rows = rows.into_iter().chain([wgpu::row()]).collect();
-    rows
     [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
     ]
     .concat()
 }

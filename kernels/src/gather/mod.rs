@@ -20,13 +20,14 @@ use crate::strided::Indices;
 
 /// The rows of [`Gather`].
 pub fn rows() -> Vec<Row<Gather>> {
-    vec![
-        cpu::row(),
-        #[cfg(feature = "wgpu")]
-        wgpu::row(),
+    [
+        vec![cpu::row()],
         #[cfg(feature = "cuda")]
-        cuda::row(),
+        vec![cuda::row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
     ]
+    .concat()
 }
 
 /// `y[i…] = x[i…, with index[i…] in dimension dim]`: `torch.gather`.

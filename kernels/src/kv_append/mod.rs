@@ -77,14 +77,12 @@ pub struct KvAppend;
 
 /// The rows of the operator.
 pub fn rows() -> Vec<Row<KvAppend>> {
-    let mut rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    rows
     [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
     ]
     .concat()
 }

@@ -27,10 +27,6 @@ pub fn rows() -> Vec<Row<Norm>> {
         wgpu::rows(),
     ]
     .concat()
-    let rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    let rows = rows.into_iter().chain(wgpu::rows()).collect();
-    rows
 }
 
 /// Which norm.

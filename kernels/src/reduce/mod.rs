@@ -22,13 +22,15 @@ use crate::strided::{Indices, largest_index};
 
 /// The rows of [`Reduce`].
 pub fn rows() -> Vec<Row<Reduce>> {
-    let mut rows = cpu::rows();
-    rows.push(cpu_wide::row());
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    #[cfg(feature = "cuda")]
-    rows.push(cuda::row());
-    rows
+    [
+        cpu::rows(),
+        vec![cpu_wide::row()],
+        #[cfg(feature = "cuda")]
+        vec![cuda::row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 /// What a row of elements becomes.

@@ -38,6 +38,8 @@ pub fn rows() -> Vec<Row<Rotary>> {
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
     ]
     .concat()
 }
@@ -52,14 +54,6 @@ pub const COS: usize = 2;
 pub const SIN: usize = 3;
 /// Output: what is turned, `[tokens, heads, head_dim]`; read as well where the problem is in place.
 pub const OUT: usize = 0;
-
-/// The rows of [`Rotary`].
-pub fn rows() -> Vec<Row<Rotary>> {
-    let mut rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    rows
-}
 
 /// Which values of a head are pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

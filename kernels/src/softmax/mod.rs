@@ -19,14 +19,12 @@ use crate::{F32Bits, Result};
 
 /// The rows of [`Softmax`].
 pub fn rows() -> Vec<Row<Softmax>> {
-    let mut rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    rows
     [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
     ]
     .concat()
 }

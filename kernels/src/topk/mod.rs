@@ -20,14 +20,12 @@ use crate::strided::{Indices, largest_index};
 
 /// The rows of [`TopK`].
 pub fn rows() -> Vec<Row<TopK>> {
-    let mut rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    rows
     [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
     ]
     .concat()
 }

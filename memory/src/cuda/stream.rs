@@ -69,6 +69,7 @@ fn words(code: u32) -> String {
     match code {
         1 => "an index in its operands is out of range".into(),
         2 => "offsets, lengths or block numbers in its operands contradict one another".into(),
+        3 => "a logit is NaN or infinite, or none is finite".into(),
         code => format!("it reported status {code}"),
     }
 }
