@@ -11,7 +11,8 @@ use sinew_tensor::{DType, Layout, MAX_RANK, View};
 use crate::operator::{Launch, Operands, Refusal, Work, refuse};
 use crate::{Error, Result};
 
-const PRELUDE: &str = include_str!("prelude.cuh");
+/// What stands before the source of every module: `prelude.cuh`.
+pub const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// Every module of CUDA kernels: to compile them ahead of their use, and to check them where there is no GPU.
 pub static MODULES: &[&CudaModule] = &[

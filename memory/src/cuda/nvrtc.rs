@@ -10,7 +10,8 @@ use super::compiler::Compiler;
 
 /// What every kernel is compiled with besides its architecture. Products and sums round as they are written, so that
 /// the same source gives the same bits wherever it runs; where one rounding is meant it says `fmaf`.
-const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
+/// A module leaves much of the prelude unused, which is no warning (177).
+const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "-diag-suppress=177"];
 
 /// The NVRTC library.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,15 @@ impl Nvrtc {
         Ok((u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0)))
     }
 
+    /// What the assembler says of a source's kernels: registers, stack, shared memory, spills.
+    ///
+    /// # Errors
+    /// What the compiler says of a source that it refuses.
+    pub fn describe_kernels(self, name: &str, source: &str, architecture: &str) -> Result<String, String> {
+        let options = [options(architecture), vec!["--ptxas-options=-v".into()]].concat();
+        Ok(build(name, source, &options)?.1)
+    }
+
     /// The architectures that it compiles for, by their number: 90 for `sm_90` and `sm_90a`.
     fn architectures(self) -> Result<Vec<c_int>, String> {
         let mut count = 0;
@@ -81,25 +91,28 @@ impl Compiler for Nvrtc {
     }
 
     fn compile(&self, name: &str, source: &str, architecture: &str) -> Result<Vec<u8>, String> {
-        ready()?;
-        let text = |text: &str| CString::new(text).map_err(|error| format!("{name}: {error}"));
-        let (source, file) = (text(source)?, text(&format!("{name}.cu"))?);
-        let program = Program(result::create_program(&source, Some(&file)).map_err(failed("nvrtcCreateProgram"))?);
-        // SAFETY: the program was just made, and lives to the end of this function.
-        unsafe {
-            if let Err(error) = result::compile_program(program.0, &options(architecture)) {
-                let log = result::get_program_log(program.0).unwrap_or_default();
-                let log: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
-                return Err(format!("nvrtcCompileProgram: {error}\n{}", String::from_utf8_lossy(&log).trim_end()));
-            }
-            let mut len = 0;
-            sys::nvrtcGetCUBINSize(program.0, &mut len).result().map_err(failed("nvrtcGetCUBINSize"))?;
-            let mut image = vec![0u8; len];
-            sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast::<c_char>())
-                .result()
-                .map_err(failed("nvrtcGetCUBIN"))?;
-            Ok(image)
-        }
+        Ok(build(name, source, &options(architecture))?.0)
+    }
+}
+
+/// The image of a program, and what the compiler says of it.
+fn build(name: &str, source: &str, options: &[String]) -> Result<(Vec<u8>, String), String> {
+    ready()?;
+    let text = |text: &str| CString::new(text).map_err(|error| format!("{name}: {error}"));
+    let (source, file) = (text(source)?, text(&format!("{name}.cu"))?);
+    let program = Program(result::create_program(&source, Some(&file)).map_err(failed("nvrtcCreateProgram"))?);
+    // SAFETY: the program was just made, and lives to the end of this function.
+    unsafe {
+        let compiled = result::compile_program(program.0, options);
+        let log = result::get_program_log(program.0).unwrap_or_default();
+        let log: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+        let log = String::from_utf8_lossy(&log).trim_end().to_owned();
+        compiled.map_err(|error| format!("nvrtcCompileProgram: {error}\n{log}"))?;
+        let mut len = 0;
+        sys::nvrtcGetCUBINSize(program.0, &mut len).result().map_err(failed("nvrtcGetCUBINSize"))?;
+        let mut image = vec![0u8; len];
+        sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast::<c_char>()).result().map_err(failed("nvrtcGetCUBIN"))?;
+        Ok((image, log))
     }
 }
 

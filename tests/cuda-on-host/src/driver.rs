@@ -37,6 +37,8 @@ pub struct HostDriver {
     modules: Mutex<HashMap<Handle, Library>>,
     functions: Mutex<HashMap<Handle, Function>>,
     handles: AtomicU64,
+    /// Launches so far: each takes another of the orders that CUDA leaves open.
+    launches: AtomicU32,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -249,6 +251,7 @@ impl HostDriver {
             modules: Mutex::default(),
             functions: Mutex::default(),
             handles: AtomicU64::new(1),
+            launches: AtomicU32::new(0),
         })
     }
 
@@ -487,10 +490,8 @@ unsafe impl Driver for HostDriver {
         // SAFETY: there is room for as many bytes.
         unsafe { words.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(parameters.as_ptr(), parameters.len()) };
         let (parameter_bytes, memory) = (parameters.len() as u32, self.memory.clone());
+        let order = self.launches.fetch_add(1, Ordering::Relaxed);
         self.queue(call, stream)?.push(move || {
-            /// Launches so far: each takes another of the orders that CUDA leaves open.
-            static LAUNCHES: AtomicU32 = AtomicU32::new(0);
-            let order = LAUNCHES.fetch_add(1, Ordering::Relaxed);
             let total = u64::from(x) * u64::from(y) * u64::from(z);
             let blocks = |first: u64, step: u64| {
                 let mut message = [0u8; 512];

@@ -4,6 +4,8 @@
 //! it, and works its streams off on threads of their own. It is made to find mistakes, not to be fast: a missing
 //! barrier, a copy that is not waited for, a write past an end or a struct that Rust lays out otherwise shows.
 
+#![cfg(target_os = "linux")]
+
 mod compiler;
 mod driver;
 

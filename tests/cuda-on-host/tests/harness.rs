@@ -1,4 +1,5 @@
 //! Every row for CUDA against its reference, on the host.
+#![cfg(target_os = "linux")]
 
 use sinew_kernels::Registry;
 use sinew_kernels::accuracy::RowReport;
