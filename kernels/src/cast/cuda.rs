@@ -27,7 +27,7 @@ struct Params {
 }
 
 pub(super) fn rows() -> Vec<Row<Cast>> {
-    let convert = Row {
+    let convert: Row<Cast> = Row {
         name: "cast.cuda",
         device: DeviceKind::CUDA,
         // Each result is defined to the last bit.
@@ -39,7 +39,7 @@ pub(super) fn rows() -> Vec<Row<Cast>> {
         workspace: |_, _, _| 0,
         run: convert,
     };
-    let copy = Row {
+    let copy: Row<Cast> = Row {
         name: "cast.cuda.copy",
         arithmetic: Arithmetic::named("cast.copy"),
         admits: |fixed, _| {
