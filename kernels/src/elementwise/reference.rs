@@ -27,10 +27,13 @@ fn rounded(output: DType, value: f64) -> Expected {
     Expected::exact(output.round(compute.round(value)))
 }
 
-/// A function that is computed in f32 to within a few units, or in f64 by the same function as here.
+/// The same of f64: CUDA's sin, cos and pow are within 2, and the standard library's, which is the reference, within 1.
+const WIDE_FUNCTION_ULPS: f64 = 3.0;
+
+/// A function that is computed in f32, or for f64 in f64, to within a few units.
 fn approximated(output: DType, value: f64) -> Expected {
     if output == DType::F64 {
-        return Expected::exact(value);
+        return Expected::within(value, WIDE_FUNCTION_ULPS * DType::F64.ulp(value));
     }
     // Subnormal results of exp may be flushed.
     let bound = FUNCTION_ULPS * DType::F32.ulp(value) + 2f64.powi(-126);
