@@ -5,7 +5,7 @@ use sinew_memory::DeviceKind;
 use sinew_memory::cuda::CudaModule;
 use sinew_tensor::{DType, Element};
 
-use super::{Binary, BinaryCall, BinaryStatic, Elements, Unary, UnaryStatic, Where, WhereStatic};
+use super::{Binary, BinaryCall, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where, WhereStatic};
 use crate::Result;
 use crate::cuda::{self, Kernel, Strided2, Strided3, Strided4, THREADS};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
@@ -93,9 +93,11 @@ unsafe fn run_unary(launch: &Launch<'_>, fixed: &UnaryStatic, _: &Elements, oper
     let x = operands.optional(Unary::X).unwrap_or(y);
     let strided = Strided2::new(&Walk::any_order([y.layout(), x.layout()]), [y, x])?;
     let params = UnaryParams { operands: strided, function: fixed.function as u32, padding: 0 };
+    let by_quads = DType::COMPUTE.contains(&fixed.input) && fixed.function != UnaryFunction::Not;
+    let blocks = if by_quads { strided.map_blocks(THREADS) } else { strided.blocks(THREADS) };
     // SAFETY: the operator's check has seen that operands have one shape and the named dtypes; views lie within their
     // buffers, and the indices of an output share no elements, so that threads do not meet.
-    unsafe { cuda::launch(launch, &UNARY, [strided.blocks(THREADS), 1, 1], THREADS, 0, &params, operands) }
+    unsafe { cuda::launch(launch, &UNARY, [blocks, 1, 1], THREADS, 0, &params, operands) }
 }
 
 /// # Safety
@@ -119,8 +121,10 @@ unsafe fn run_binary(
         by_scalar: u32::from(b.is_none()),
         function: fixed.function as u32,
     };
+    let by_quads = DType::COMPUTE.contains(&fixed.a) && !fixed.function.compares();
+    let blocks = if by_quads { strided.map_blocks(THREADS) } else { strided.blocks(THREADS) };
     // SAFETY: as for `run_unary`.
-    unsafe { cuda::launch(launch, &BINARY, [strided.blocks(THREADS), 1, 1], THREADS, 0, &params, operands) }
+    unsafe { cuda::launch(launch, &BINARY, [blocks, 1, 1], THREADS, 0, &params, operands) }
 }
 
 /// # Safety

@@ -34,7 +34,7 @@ pub fn rows() -> Vec<Row<Gather>> {
 ///
 /// Operands: inputs [`Gather::X`] and [`Gather::INDEX`] of u32, i32 or i64; output [`Gather::Y`] of the index's shape
 /// and the input's dtype, any. In the other dimensions the input is at least as long as the index. An index outside
-/// the dimension is an error, and nothing is written.
+/// the dimension is an error: on a CPU nothing is written, on a GPU it shows when the stream is synchronised.
 ///
 /// `torch.index_select` is the same with a list of indices that is broadcast (with strides of 0) over the other
 /// dimensions: each index is then checked once, and whole rows are copied.
