@@ -76,9 +76,9 @@ impl fmt::Display for EmbeddingDynamic {
 
 /// The rows of [`Embedding`].
 pub fn rows() -> Vec<Row<Embedding>> {
-    let mut rows = cpu::rows();
+    let rows = cpu::rows();
     #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
+    let rows = rows.into_iter().chain([wgpu::row()]).collect();
     rows
 }
 

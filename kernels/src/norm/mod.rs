@@ -14,9 +14,9 @@ use crate::{F32Bits, Result};
 
 /// The rows of [`Norm`].
 pub fn rows() -> Vec<Row<Norm>> {
-    let mut rows = cpu::rows();
+    let rows = cpu::rows();
     #[cfg(feature = "wgpu")]
-    rows.extend(wgpu::rows());
+    let rows = rows.into_iter().chain(wgpu::rows()).collect();
     rows
 }
 

@@ -139,6 +139,7 @@ impl<const N: usize> Walk<N> {
     }
 
     /// Size and strides of each dimension, the outermost first. There is at least one.
+    #[cfg(feature = "wgpu")]
     pub(crate) fn dimensions(&self) -> impl Iterator<Item = (usize, [usize; N])> + '_ {
         let outer = (0..self.rank).map(|d| (self.sizes[d], self.strides[d]));
         outer.chain([(self.inner, self.steps)])
