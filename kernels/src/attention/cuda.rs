@@ -16,8 +16,8 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, refu
 
 /// The modules of kernels.
 pub static CUDA: [CudaModule; 2] = [
-    cuda::module("attention_simt", concat!(include_str!("cuda.cuh"), include_str!("cuda_simt.cu"))),
-    cuda::module("attention_mma", concat!(include_str!("cuda.cuh"), include_str!("cuda_mma.cu"))),
+    cuda::module!("attention_simt", "cuda.cuh", "cuda_simt.cu"),
+    cuda::module!("attention_mma", "cuda.cuh", "cuda_mma.cu"),
 ];
 
 const fn kernel(module: usize, name: &'static str) -> Kernel {
