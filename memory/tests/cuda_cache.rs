@@ -148,7 +148,7 @@ mod private {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("cache/sinew/cuda");
         Counting::default().image(&Cache::at(&inner), &["source"]);
-        assert_eq!((mode(&inner), mode(&inner.parent().unwrap())), (0o700, 0o700));
+        assert_eq!((mode(&inner), mode(inner.parent().unwrap())), (0o700, 0o700));
         assert_eq!(mode(&entries(&inner)[0]), 0o600);
     }
 

@@ -6,7 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 use sinew_memory::cuda::{CudaModule, CudaStorage, CudaStream};
 use sinew_memory::{DeviceKind, Hardware};
-use sinew_tensor::{DType, Layout, MAX_RANK, View};
+use sinew_tensor::{DType, MAX_RANK, View};
 
 use crate::operator::{Launch, Operands, Refusal, Work, refuse};
 use crate::{Error, Result};
@@ -145,26 +145,17 @@ pub(crate) struct LayoutParam {
     pub offset: i64,
 }
 
-/// A view's layout, from its first element on.
-pub(crate) fn layout(view: &View<'_>) -> Result<LayoutParam> {
-    of(view.layout(), view.layout().rank())
-}
-
 /// The layout of a view's rows, and the stride of their elements: all dimensions but the last, and the last.
 pub(crate) fn rows(view: &View<'_>) -> Result<(LayoutParam, i64)> {
     let layout = view.layout();
     let rank = layout.rank().saturating_sub(1);
-    Ok((of(layout, rank)?, layout.strides().last().map_or(0, |&stride| stride as i64)))
-}
-
-fn of(layout: &Layout, rank: usize) -> Result<LayoutParam> {
     let mut param = LayoutParam { rank: rank as u32, ..Zeroable::zeroed() };
     for d in 0..rank {
         let large = |_| refuse("cuda", format!("a dimension of {layout:?} is too large for a kernel"));
         param.sizes[d] = u32::try_from(layout.shape()[d]).map_err(large)?;
         param.strides[d] = layout.strides()[d] as i64;
     }
-    Ok(param)
+    Ok((param, layout.strides().last().map_or(0, |&stride| stride as i64)))
 }
 
 /// Refuses GPUs below a compute capability.

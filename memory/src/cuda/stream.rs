@@ -153,7 +153,9 @@ impl CudaStream {
         let mut status = lock(&self.status);
         if status.words == 0 {
             let bytes = STATUS_WORDS * WORD;
-            status.read = self.driver().allocate_host(bytes).map_err(self.failed("status words"))?.cast();
+            if status.read.is_null() {
+                status.read = self.driver().allocate_host(bytes).map_err(self.failed("status words"))?.cast();
+            }
             let words = self.driver().allocate(bytes).map_err(self.failed("status words"))?;
             // SAFETY: the words were just allocated, and are freed when the stream has been waited for.
             unsafe { self.driver().clear(words, bytes, self.handle) }.map_err(self.failed("status words"))?;

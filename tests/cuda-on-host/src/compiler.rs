@@ -47,7 +47,8 @@ impl Gxx {
 
 impl Compiler for Gxx {
     fn describe(&self, _: &str) -> Result<String, String> {
-        Ok(format!("g++ {} {}\n{SHIM}", self.version, OPTIONS.join(" ")))
+        let processor = sinew_memory::system::cpu_name();
+        Ok(format!("g++ {} {} for {processor}\n{SHIM}", self.version, OPTIONS.join(" ")))
     }
 
     fn compile(&self, name: &str, source: &str, _: &str) -> Result<Vec<u8>, String> {
