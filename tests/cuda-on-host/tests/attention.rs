@@ -103,13 +103,15 @@ fn chunks_rows_of_one_arithmetic_and_values_of_later_tokens_do_not_change_a_bit(
     for arithmetic in ["attention.cuda.tiles-mma", "attention.cuda.tiles-fma"] {
         let mut first: Option<Vec<u32>> = None;
         for row in rows().into_iter().filter(|row| row.arithmetic.name == arithmetic) {
-            for chunks in [vec![500..KEYS], vec![500..503, 503..504, 504..539, 539..KEYS]] {
+            for ends in [&[KEYS][..], &[503, 504, 539, KEYS]] {
                 let mut all = Vec::new();
-                for chunk in &chunks {
-                    all.extend(last_tokens(&stream, &row, &fixed, [&q, &k, &v], chunk.clone())?);
+                let mut from = 500;
+                for &end in ends {
+                    all.extend(last_tokens(&stream, &row, &fixed, [&q, &k, &v], from..end)?);
+                    from = end;
                 }
                 let all = bits(&all);
-                assert_eq!(first.get_or_insert_with(|| all.clone()), &all, "{} in {chunks:?}", row.name);
+                assert_eq!(first.get_or_insert_with(|| all.clone()), &all, "{} up to {ends:?}", row.name);
             }
             let wild = last_tokens(&stream, &row, &fixed, [&q, &k, &wild_v], 500..KEYS)?;
             let clean = first.clone().unwrap_or_default();
