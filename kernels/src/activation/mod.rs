@@ -1,10 +1,15 @@
 //! Activations, plain `y = act(x)` and gated `y = act(gate) · up` (Shazeer 2020).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod problem;
 pub mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 pub use problem::{Activate, ActivationDynamic, ActivationStatic, Gate};
 
@@ -17,10 +22,14 @@ use crate::simd::{Simd, math};
 
 /// The rows of [`Activate`].
 pub fn rows() -> Vec<Row<Activate>> {
-    let mut rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    rows
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 /// An activation function of one element.

@@ -13,6 +13,8 @@ use crate::{Arithmetic, Result};
 /// Units in the last place of f32 that the approximated functions may be wrong by: [`crate::simd::math::exp`] is
 /// within 1.5, and the standard library's within 1.
 const FUNCTION_ULPS: f64 = 2.0;
+/// The same of f64: CUDA's sin, cos and pow are within 2, and the standard library's, which is the reference, within 1.
+const WIDE_FUNCTION_ULPS: f64 = 3.0;
 
 /// Units in the last place of f32 that WGSL lets a driver's quotients, roots and reciprocal roots be wrong by, at most.
 const DRIVER_ULPS: f64 = 7.0;
@@ -40,10 +42,10 @@ fn divided(arithmetic: Arithmetic, output: DType, value: f64) -> Expected {
     Expected::within(expected.value, DRIVER_ULPS * DType::F32.ulp(value) + rounding).flushing(arithmetic, 1.0, 0.0)
 }
 
-/// A function that is computed in f32 to within a few units, or in f64 by the same function as here.
+/// A function that is computed in f32, or for f64 in f64, to within a few units.
 fn approximated(output: DType, value: f64) -> Expected {
     if output == DType::F64 {
-        return Expected::exact(value);
+        return Expected::within(value, WIDE_FUNCTION_ULPS * DType::F64.ulp(value));
     }
     // Subnormal results of exp may be flushed.
     let bound = FUNCTION_ULPS * DType::F32.ulp(value) + 2f64.powi(-126);

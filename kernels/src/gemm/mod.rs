@@ -30,12 +30,16 @@
 mod cpu;
 #[cfg(target_arch = "x86_64")]
 mod cpu_avx512bf16;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod driver;
 mod epilogue;
 mod foreign;
 mod reference;
 mod rows;
 mod tile;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -47,6 +51,8 @@ use crate::packed::{Outputs, PanelKind};
 use crate::{Error, Operands, Operator, Result, Row, Work};
 
 pub use crate::packed::{BF16, F16, F32, Format, PANEL, Source, Weights};
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 pub use epilogue::{Epilogue, Residual};
 
 /// Matrix products. See the [module](self).
@@ -254,5 +260,9 @@ pub fn rows() -> Vec<Row<Gemm>> {
     rows.push(cpu_avx512bf16::ROW);
     rows.extend(cpu::ROWS);
     rows.push(foreign::ROW);
+    #[cfg(feature = "wgpu")]
+    rows.extend(wgpu::ROWS);
+    #[cfg(feature = "cuda")]
+    rows.extend(cuda::rows());
     rows
 }

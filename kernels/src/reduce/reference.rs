@@ -103,13 +103,15 @@ impl Reference for Reduce {
                 // WGSL lets a driver's quotients be wrong by 2.5 units.
                 let divides = function == F::Mean && arithmetic.flushes_subnormals;
                 let quotient = if divides { 2.5 * DType::F32.ulp(value) + 0.5 * output.ulp(value) } else { 0.0 };
-                if case.values == Values::Integers || case.fixed.input == DType::F64 {
-                    // Sums of small integers are exact in either precision, and f64 sums in the same order.
-                    let compute = if output == DType::F64 { DType::F64 } else { DType::F32 };
-                    let tiny = if case.fixed.input == DType::F64 { 1e-12 * value.abs() } else { 0.0 };
-                    return Expected::within(output.round(compute.round(value)), tiny + quotient);
-                }
                 let magnitude: f64 = values.iter().map(|x| x.abs()).sum::<f64>() / divisor;
+                if case.values == Values::Integers || case.fixed.input == DType::F64 {
+                    // Sums of small integers are exact in either precision; f64 sums differ by their order.
+                    let compute = if output == DType::F64 { DType::F64 } else { DType::F32 };
+                    let wide = if case.values == Values::Integers { 0.0 } else { width as f64 * f64::EPSILON };
+                    let division = if output == DType::F64 { DType::F64.ulp(value) } else { 0.0 };
+                    let bound = wide * magnitude + division + quotient;
+                    return Expected::within(output.round(compute.round(value)), bound);
+                }
                 let sum = ROUNDINGS.min(values.len() as f64) * f64::from(f32::EPSILON) / 2.0 * magnitude;
                 let stored = 0.51 * (DType::F32.ulp(value) + output.ulp(value));
                 Expected::within(value, sum + stored + quotient).flushing(arithmetic, values.len() as f64, 0.0)

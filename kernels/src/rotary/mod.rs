@@ -13,10 +13,15 @@
 //! which values are pairs, and [`Table`] makes the tables.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 mod table;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -26,6 +31,18 @@ use crate::Result;
 use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
 
 pub use table::Table;
+
+/// The rows of [`Rotary`].
+pub fn rows() -> Vec<Row<Rotary>> {
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
+}
 
 /// Input: what is turned, `[tokens, heads, head_dim]`. Absent where that is the output itself.
 pub const X: usize = 0;
@@ -37,14 +54,6 @@ pub const COS: usize = 2;
 pub const SIN: usize = 3;
 /// Output: what is turned, `[tokens, heads, head_dim]`; read as well where the problem is in place.
 pub const OUT: usize = 0;
-
-/// The rows of [`Rotary`].
-pub fn rows() -> Vec<Row<Rotary>> {
-    let mut rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    rows
-}
 
 /// Which values of a head are pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
