@@ -136,13 +136,14 @@ fn a_row_of_logits_without_a_largest_number_draws_nothing() {
 fn sines_and_cosines_of_large_angles_are_as_good_as_of_small_ones() {
     let Some(stream) = stream() else { return };
     // The last but two is as near to a multiple of π/2 as f32 comes (Muller 2016, section 11.1).
-    let mut angles = vec![0.785398f32, 0.78539824, 131_071.0, 1e10, 16_367_173.0 * 2f32.powi(72), f32::MAX, f32::MIN];
+    // Beside a quarter of π; in the middle; as near to a multiple of π/2 as f32 comes (Muller 2016, section 11.1).
+    let quarter = std::f32::consts::FRAC_PI_4;
+    let mut angles = vec![quarter.next_down(), quarter, 131_071.0, 16_367_173.0 * 2f32.powi(72), f32::MAX, f32::MIN];
     angles.extend((0..5000).map(|i| (-1f32).powi(i) * 1.02f32.powi(i) * 0.3).filter(|x| x.is_finite()));
     angles.extend((1..2000).map(|i| (f64::from(i) * std::f64::consts::FRAC_PI_2) as f32));
     let x = tensor(&stream, &angles, &[angles.len()]);
-    let functions: [(UnaryFunction, fn(f64) -> f64); 2] =
-        [(UnaryFunction::Sin, f64::sin), (UnaryFunction::Cos, f64::cos)];
-    for (function, reference) in functions {
+    for function in [UnaryFunction::Sin, UnaryFunction::Cos] {
+        let reference = if function == UnaryFunction::Sin { f64::sin } else { f64::cos };
         let mut y = [tensor(&stream, &vec![9f32; angles.len()], &[angles.len()])];
         let fixed = UnaryStatic { function, input: DType::F32, output: DType::F32 };
         run::<Unary>(&stream, &fixed, &Elements(angles.len()), &[Some(&x)], &mut y);
