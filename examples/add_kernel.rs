@@ -95,7 +95,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Benched: the same cases, ready to be timed.
     for mut run in mine.runs(&device, Depth::Quick)?.into_iter().take(3) {
         let start = Instant::now();
-        (run.run)()?;
+        run.run()?;
         println!("{} on {}: {:.1} µs", run.row, run.case, start.elapsed().as_secs_f64() * 1e6);
     }
 

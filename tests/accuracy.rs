@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use sinew::kernels::Registry;
 use sinew::kernels::case::Depth;
-use sinew::memory::{Cpu, SimdLevel};
+use sinew::memory::{Cpu, DeviceKind, SimdLevel};
 
 /// Threads of the device under test: more than one, so that work is divided.
 const THREADS: usize = 2;
@@ -56,8 +56,8 @@ fn every_row_is_within_its_bound_at_every_simd_level() {
     let idle: Vec<_> = registry
         .tables()
         .flat_map(|table| table.row_names())
+        .filter(|&(row, kind, _)| kind == DeviceKind::CPU && !ran.contains_key(row))
         .map(|(row, ..)| row)
-        .filter(|row| !ran.contains_key(row))
         .collect();
     if SimdLevel::detected() == SimdLevel::Avx512Bf16 {
         assert!(idle.is_empty(), "rows without a case on this machine: {idle:?}");

@@ -1,5 +1,7 @@
 //! The bundled model answers prompts that it never saw.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -30,8 +32,7 @@ fn the_bundled_model_answers_held_out_prompts() {
     let held_out: Vec<HeldOut> =
         serde_json::from_str(include_str!("../src/demo/held_out.json")).expect("the prompts are valid JSON");
     assert_eq!(held_out.len(), PROMPTS);
-    let ctx = Arc::new(Context::cpu().expect("the CPU is there"));
-    let mut model = demo::load(ctx, &LoadOptions::default()).expect("the bundled model loads");
+    let mut model = demo::load(common::cpu(), &LoadOptions::default()).expect("the bundled model loads");
     let mut tasks: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for item in &held_out {
         let right = answer(&mut model, &item.prompt) == item.answer;
@@ -48,8 +49,16 @@ fn the_bundled_model_answers_held_out_prompts() {
 
 #[test]
 fn the_prompts_that_the_command_shows_are_answered_right() {
-    let ctx = Arc::new(Context::cpu().expect("the CPU is there"));
-    let mut model = demo::load(ctx, &LoadOptions::default()).expect("the bundled model loads");
+    shown_prompts(&common::cpu());
+}
+
+#[test]
+fn the_prompts_that_the_command_shows_are_answered_right_by_wgpu() {
+    common::on_wgpu(shown_prompts);
+}
+
+fn shown_prompts(ctx: &Arc<Context>) {
+    let mut model = demo::load(ctx.clone(), &LoadOptions::default()).expect("the bundled model loads");
     assert!(!demo::PROMPTS.is_empty());
     for (prompt, expected) in demo::PROMPTS {
         assert_eq!(answer(&mut model, prompt), *expected, "{prompt}");

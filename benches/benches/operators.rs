@@ -19,7 +19,7 @@ fn operators(criterion: &mut Criterion) {
             Throughput::Bytes(run.work.bytes as u64)
         });
         group.bench_function(format!("{}/{}", run.row, run.case), |bencher| {
-            bencher.iter(|| black_box((run.run)().is_ok()));
+            bencher.iter(|| black_box(run.run().is_ok()));
         });
         group.finish();
     }

@@ -149,12 +149,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The row that is predicted to be the fastest of Sinew's own, over every shape and dtype, as JSON lines.
 /// The measured limit of arithmetic, which every CPU has.
 fn limit(peaks: &Peaks, compute: Compute) -> f64 {
     peaks.flops_per_s(compute).unwrap_or(f64::NAN)
 }
 
+/// The row that is predicted to be the fastest of Sinew's own, over every shape and dtype, as JSON lines.
 fn chosen(device: &Arc<dyn Device>, peaks: &Peaks) -> Result<()> {
     let hardware = device.hardware();
     let limits = [

@@ -40,8 +40,38 @@ pub struct Run {
     pub case: String,
     /// Its work.
     pub work: Work,
+    /// Where it runs.
+    pub stream: Arc<dyn Stream>,
+    /// Enqueues it once.
+    pub enqueue: Box<dyn FnMut() -> Result<()>>,
+}
+
+impl Run {
+    /// A row with a case, operands on the stream's device.
+    ///
+    /// # Errors
+    /// Operands that cannot be made.
+    pub fn new<O: Reference>(row: &Row<O>, case: &Case<O>, stream: &Arc<dyn Stream>) -> Result<Self> {
+        let mut placed = Placed::new(row, case, &O::operands(case)?, stream)?;
+        let (row, case, on) = (*row, case.clone(), stream.clone());
+        Ok(Self {
+            operator: O::NAME,
+            row: row.name,
+            case: case.to_string(),
+            work: O::work(&case.fixed, &case.call),
+            stream: stream.clone(),
+            enqueue: Box::new(move || placed.enqueue(&row, &case, &on)),
+        })
+    }
+
     /// Runs it once and waits.
-    pub run: Box<dyn FnMut() -> Result<()>>,
+    ///
+    /// # Errors
+    /// What the kernel or the device reports.
+    pub fn run(&mut self) -> Result<()> {
+        (self.enqueue)()?;
+        Ok(self.stream.synchronize()?)
+    }
 }
 
 /// Elements of each output that are compared with the reference: all where there are so few, else a sample.
@@ -77,13 +107,12 @@ impl Placed {
         Ok(Self { inputs, outputs, workspace })
     }
 
-    fn run<O: Operator>(&mut self, row: &Row<O>, case: &Case<O>, stream: &Arc<dyn Stream>) -> Result<()> {
+    fn enqueue<O: Operator>(&mut self, row: &Row<O>, case: &Case<O>, stream: &Arc<dyn Stream>) -> Result<()> {
         let inputs: Vec<Option<View<'_>>> = self.inputs.iter().map(|t| t.as_ref().map(Tensor::view)).collect();
         let outputs: Vec<ViewMut<'_>> =
             self.outputs.iter_mut().map(Tensor::view_mut).collect::<Result<_, sinew_tensor::Error>>()?;
         let launch = Launch::new(stream, self.workspace.as_mut())?;
-        row.launch(&launch, &case.fixed, &case.call, Operands { inputs: &inputs, outputs: &outputs })?;
-        Ok(stream.synchronize()?)
+        row.launch(&launch, &case.fixed, &case.call, Operands { inputs: &inputs, outputs: &outputs })
     }
 
     /// All bytes of each output's buffer.
@@ -169,7 +198,8 @@ fn verify_cases<O: Reference>(rows: &[&Row<O>], device: &Arc<dyn Device>, cases:
             report.cases += 1;
             let outcome = (|| {
                 let mut placed = Placed::new(row, &case, &host, &stream)?;
-                placed.run(row, &case, &stream)?;
+                placed.enqueue(row, &case, &stream)?;
+                stream.synchronize()?;
                 placed.output_bytes(&stream)
             })();
             let bytes = match outcome {
@@ -283,24 +313,13 @@ fn compare_with_reference<O: Reference>(
 
 /// Each of these rows with every case that it takes on `device`, ready to be timed. See [`crate::AnyTable::runs`].
 pub fn runs<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>> {
-    let hardware = device.hardware();
-    let stream = device.clone().stream()?;
+    let (hardware, stream) = (device.hardware(), device.clone().stream()?);
     let mut runs = Vec::new();
     for case in O::cases(depth).into_iter().filter(|c| c.values == Values::Normal) {
         for row in rows.iter().filter(|row| row.device == hardware.kind) {
-            if (row.admits)(&case.fixed, hardware).is_err() {
-                continue;
+            if (row.admits)(&case.fixed, hardware).is_ok() {
+                runs.push(Run::new(row, &case, &stream)?);
             }
-            let (row, case, stream) = (*row, case.clone(), stream.clone());
-            let host = O::operands(&case)?;
-            let mut placed = Placed::new(&row, &case, &host, &stream)?;
-            runs.push(Run {
-                operator: O::NAME,
-                row: row.name,
-                case: case.to_string(),
-                work: O::work(&case.fixed, &case.call),
-                run: Box::new(move || placed.run(&row, &case, &stream)),
-            });
         }
     }
     Ok(runs)

@@ -192,6 +192,13 @@ impl Expected {
     pub fn exact(value: f64) -> Self {
         Self::within(value, 0.0)
     }
+
+    /// With room, where an arithmetic takes subnormals for zeros, for so many of them that are multiplied with up to
+    /// `largest`.
+    pub fn flushing(self, arithmetic: Arithmetic, count: f64, largest: f64) -> Self {
+        let flushed = if arithmetic.flushes_subnormals && largest.is_finite() { count * (1.0 + largest) } else { 0.0 };
+        Self { bound: self.bound + flushed * f64::from(f32::MIN_POSITIVE), ..self }
+    }
 }
 
 /// A small generator (SplitMix64, Steele et al. 2014) of test values: reproducible everywhere.

@@ -9,6 +9,8 @@ pub mod attention;
 pub mod case;
 pub mod cast;
 mod cpu_row;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod elementwise;
 pub mod embedding;
 mod error;

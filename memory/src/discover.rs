@@ -196,11 +196,12 @@ pub fn open(name: &str, threads: Option<usize>, simd: Option<SimdLevel>) -> Resu
         }
         _ => return Err(unknown()),
     };
+    #[cfg(all(feature = "cuda", not(target_os = "macos")))]
+    if let Some(Discovered { found: Found::Gpu(_), .. }) = available.get(index) {
+        return cuda::open(u32::try_from(index).unwrap_or(u32::MAX));
+    }
     Err(no_device(match available.get(index).map(|device| &device.found) {
         Some(Found::Nothing { reason }) => reason.clone(),
-        Some(Found::Gpu(Gpu { name, .. })) => {
-            format!("{name} was found, but this version has no {kind} kernels; use cpu")
-        }
         _ => match &available[..] {
             [Discovered { found: Found::Nothing { reason }, .. }] => reason.clone(),
             found => {
@@ -240,54 +241,14 @@ fn host() -> Host {
 
 #[cfg(all(feature = "cuda", not(target_os = "macos")))]
 mod cuda {
-    use cudarc::driver::result::{self, DriverError};
-    use cudarc::driver::sys;
+    use std::sync::Arc;
 
-    use super::Gpu;
+    use crate::cuda::CudaDevice;
+    pub(super) use crate::cuda::gpus;
+    use crate::{Device, Result};
 
-    /// The GPUs of the CUDA driver, at least one, or why there is none.
-    pub fn gpus() -> Result<Vec<Gpu>, String> {
-        // Asked first, since cudarc panics at the first call into a library that is not there.
-        // SAFETY: this loads the driver's library, whose initialisers are NVIDIA's.
-        if !unsafe { sys::is_culib_present() } {
-            return Err("no CUDA driver is installed (libcuda was not found)".into());
-        }
-        let failed = |call: &'static str| move |error: DriverError| format!("{call}: {}", words(error));
-        result::init().map_err(failed("cuInit"))?;
-        let count = result::device::get_count().map_err(failed("cuDeviceGetCount"))?;
-        let mut version = 0;
-        // SAFETY: `version` is a valid place to write to.
-        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("cuDriverGetVersion"))?;
-        let version = u32::try_from(version).unwrap_or(0);
-        let gpus = (0..count).map(|ordinal| describe(ordinal, (version / 1000, version % 1000 / 10)));
-        let gpus = gpus.collect::<Result<Vec<_>, _>>().map_err(failed("describing a GPU"))?;
-        if gpus.is_empty() { Err("the CUDA driver has no GPU".into()) } else { Ok(gpus) }
-    }
-
-    fn describe(ordinal: i32, driver_version: (u32, u32)) -> Result<Gpu, DriverError> {
-        use sys::CUdevice_attribute::{
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
-            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
-        };
-        let device = result::device::get(ordinal)?;
-        let attribute = |attribute| {
-            // SAFETY: `device` comes from the driver.
-            unsafe { result::device::get_attribute(device, attribute) }.map(|value| u32::try_from(value).unwrap_or(0))
-        };
-        Ok(Gpu {
-            name: result::device::get_name(device)?,
-            compute_capability: (attribute(MAJOR)?, attribute(MINOR)?),
-            multiprocessors: attribute(MULTIPROCESSORS)?,
-            // SAFETY: as above.
-            total_bytes: unsafe { result::device::total_mem(device) }?,
-            driver_version,
-        })
-    }
-
-    fn words(error: DriverError) -> String {
-        let text = error.error_string().or_else(|_| error.error_name());
-        text.map_or_else(|_| format!("error {}", error.0 as u32), |text| text.to_string_lossy().into_owned())
+    pub fn open(index: u32) -> Result<Arc<dyn Device>> {
+        Ok(CudaDevice::open(index)?)
     }
 }
 

@@ -12,6 +12,8 @@ mod arena;
 mod buffer;
 mod bytes;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 mod discover;
 mod error;

@@ -16,7 +16,7 @@ const MUL_ADD: Arithmetic = Arithmetic::named("activation.mul-add");
 const FMA: Arithmetic = Arithmetic::named("activation.fma");
 
 /// The rows of [`Activate`].
-pub fn rows() -> Vec<Row<Activate>> {
+pub(super) fn rows() -> Vec<Row<Activate>> {
     cpu_row::rows()
 }
 

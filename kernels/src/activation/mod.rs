@@ -1,18 +1,36 @@
 //! Activations, plain `y = act(x)` and gated `y = act(gate) · up` (Shazeer 2020).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod problem;
 pub mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
-pub use cpu::rows;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
+
 pub use problem::{Activate, ActivationDynamic, ActivationStatic, Gate};
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
-use crate::operator::{Operator, refuse};
+use crate::operator::{Operator, Row, refuse};
 use crate::simd::{Simd, math};
+
+/// The rows of [`Activate`].
+pub fn rows() -> Vec<Row<Activate>> {
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
+}
 
 /// An activation function of one element.
 ///

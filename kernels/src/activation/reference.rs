@@ -147,7 +147,7 @@ impl Reference for Activate {
     }
 
     /// One element.
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+    fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
         let ActivationStatic { activation, gate, out, .. } = case.fixed;
         let x = host.inputs[Activate::X].as_ref().unwrap_or_else(|| &host.outputs[Activate::Y]);
         let (gate, up) = match gate {
@@ -165,7 +165,8 @@ impl Reference for Activate {
         let ulp = DType::F32.ulp(value);
         let bound = if gate.abs() < NEAR { NEAR_ULPS * ulp } else { (4.0 * ulp).max(1e-7 * up.abs().max(1.0)) };
         let rounding = if out == DType::F32 { 0.0 } else { 0.5 * out.ulp(value) };
-        Expected::within(value, bound + rounding)
+        // The input, what the activation makes of it, and the product.
+        Expected::within(value, bound + rounding).flushing(arithmetic, 3.0, up.abs())
     }
 }
 

@@ -40,6 +40,8 @@ mod contents;
 mod cpu;
 #[cfg(target_arch = "x86_64")]
 mod cpu_avx512bf16;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod merge;
 mod pack;
 mod plan;
@@ -57,6 +59,9 @@ mod wgpu;
 use std::fmt;
 
 use sinew_tensor::DType;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use crate::operator::{expect, expect_compute, refuse};
 pub use crate::{Compute, F32Bits};
@@ -197,6 +202,8 @@ pub fn rows() -> Vec<Row<Attention>> {
     rows.push(cpu_avx512bf16::row());
     #[cfg(feature = "wgpu")]
     rows.extend(wgpu::rows());
+    #[cfg(feature = "cuda")]
+    rows.extend(cuda::rows());
     rows
 }
 

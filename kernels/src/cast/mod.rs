@@ -3,9 +3,14 @@
 mod cpu;
 mod cpu_copy;
 mod cpu_wide;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -17,12 +22,15 @@ use crate::operator::{Operands, Operator, Row, Work, expect};
 
 /// The rows of [`Cast`].
 pub fn rows() -> Vec<Row<Cast>> {
-    let mut rows = cpu::rows();
-    rows.push(cpu_copy::row());
-    rows.push(cpu_wide::row());
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    rows
+    [
+        cpu::rows(),
+        vec![cpu_copy::row(), cpu_wide::row()],
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 /// `y = x` in another dtype or another layout.

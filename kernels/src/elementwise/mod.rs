@@ -6,9 +6,16 @@
 mod binary;
 mod cpu;
 mod cpu_wide;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 mod unary;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 mod r#where;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 pub use binary::{Binary, BinaryCall, BinaryFunction, BinaryStatic};
 pub use unary::{Unary, UnaryFunction, UnaryStatic};
@@ -23,21 +30,40 @@ use crate::operator::{Row, refuse};
 
 /// The rows of [`Unary`].
 pub fn unary_rows() -> Vec<Row<Unary>> {
-    let mut rows = cpu::unary_rows();
-    rows.extend(cpu_wide::unary_rows());
-    rows
+    [
+        cpu::unary_rows(),
+        cpu_wide::unary_rows(),
+        #[cfg(feature = "cuda")]
+        vec![cuda::unary_row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::unary_row()],
+    ]
+    .concat()
 }
 
 /// The rows of [`Binary`].
 pub fn binary_rows() -> Vec<Row<Binary>> {
-    let mut rows = cpu::binary_rows();
-    rows.extend(cpu_wide::binary_rows());
-    rows
+    [
+        cpu::binary_rows(),
+        cpu_wide::binary_rows(),
+        #[cfg(feature = "cuda")]
+        vec![cuda::binary_row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::binary_row()],
+    ]
+    .concat()
 }
 
 /// The rows of [`Where`].
 pub fn where_rows() -> Vec<Row<Where>> {
-    cpu_wide::where_rows()
+    [
+        cpu_wide::where_rows(),
+        #[cfg(feature = "cuda")]
+        vec![cuda::where_row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::where_row()],
+    ]
+    .concat()
 }
 
 /// The dynamic part of an elementwise problem.

@@ -4,9 +4,14 @@
 //! or rounded to the result's type; widening is exact.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -76,10 +81,14 @@ impl fmt::Display for EmbeddingDynamic {
 
 /// The rows of [`Embedding`].
 pub fn rows() -> Vec<Row<Embedding>> {
-    let mut rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    rows.push(wgpu::row());
-    rows
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 impl Operator for Embedding {

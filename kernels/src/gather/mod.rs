@@ -1,7 +1,14 @@
 //! Selection of elements by index along a dimension.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -13,14 +20,21 @@ use crate::strided::Indices;
 
 /// The rows of [`Gather`].
 pub fn rows() -> Vec<Row<Gather>> {
-    vec![cpu::row()]
+    [
+        vec![cpu::row()],
+        #[cfg(feature = "cuda")]
+        vec![cuda::row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 /// `y[i…] = x[i…, with index[i…] in dimension dim]`: `torch.gather`.
 ///
 /// Operands: inputs [`Gather::X`] and [`Gather::INDEX`] of u32, i32 or i64; output [`Gather::Y`] of the index's shape
 /// and the input's dtype, any. In the other dimensions the input is at least as long as the index. An index outside
-/// the dimension is an error, and nothing is written.
+/// the dimension is an error: on a CPU nothing is written, on a GPU it shows when the stream is synchronised.
 ///
 /// `torch.index_select` is the same with a list of indices that is broadcast (with strides of 0) over the other
 /// dimensions: each index is then checked once, and whole rows are copied.

@@ -30,6 +30,8 @@
 mod cpu;
 #[cfg(target_arch = "x86_64")]
 mod cpu_avx512bf16;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod driver;
 mod epilogue;
 mod foreign;
@@ -49,6 +51,8 @@ use crate::packed::{Outputs, PanelKind};
 use crate::{Error, Operands, Operator, Result, Row, Work};
 
 pub use crate::packed::{BF16, F16, F32, Format, PANEL, Source, Weights};
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 pub use epilogue::{Epilogue, Residual};
 
 /// Matrix products. See the [module](self).
@@ -258,5 +262,7 @@ pub fn rows() -> Vec<Row<Gemm>> {
     rows.push(foreign::ROW);
     #[cfg(feature = "wgpu")]
     rows.extend(wgpu::ROWS);
+    #[cfg(feature = "cuda")]
+    rows.extend(cuda::rows());
     rows
 }

@@ -9,7 +9,14 @@
 //! caches keeps its bytes.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -70,7 +77,14 @@ pub struct KvAppend;
 
 /// The rows of the operator.
 pub fn rows() -> Vec<Row<KvAppend>> {
-    cpu::rows()
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 impl Operator for KvAppend {

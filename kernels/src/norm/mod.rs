@@ -1,9 +1,14 @@
 //! RMS and layer norm over the last dimension, with the residual added before.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -14,10 +19,14 @@ use crate::{F32Bits, Result};
 
 /// The rows of [`Norm`].
 pub fn rows() -> Vec<Row<Norm>> {
-    let mut rows = cpu::rows();
-    #[cfg(feature = "wgpu")]
-    rows.extend(wgpu::rows());
-    rows
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        wgpu::rows(),
+    ]
+    .concat()
 }
 
 /// Which norm.

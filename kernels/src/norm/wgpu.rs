@@ -19,8 +19,8 @@ const SUBGROUP: Arithmetic = wgpu::arithmetic("norm.wgpu.subgroup");
 const WIDE: usize = 1024;
 
 /// The rows for wgpu.
-pub(super) fn rows() -> [Row<Norm>; 2] {
-    [row::<false>("norm.wgpu", TREE), row::<true>("norm.wgpu.subgroup", SUBGROUP)]
+pub(super) fn rows() -> Vec<Row<Norm>> {
+    vec![row::<false>("norm.wgpu", TREE), row::<true>("norm.wgpu.subgroup", SUBGROUP)]
 }
 
 fn row<const BY_SUBGROUPS: bool>(name: &'static str, arithmetic: Arithmetic) -> Row<Norm> {

@@ -2,7 +2,14 @@
 
 mod cpu;
 mod cpu_wide;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -15,9 +22,15 @@ use crate::strided::{Indices, largest_index};
 
 /// The rows of [`Reduce`].
 pub fn rows() -> Vec<Row<Reduce>> {
-    let mut rows = cpu::rows();
-    rows.push(cpu_wide::row());
-    rows
+    [
+        cpu::rows(),
+        vec![cpu_wide::row()],
+        #[cfg(feature = "cuda")]
+        vec![cuda::row()],
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 /// What a row of elements becomes.

@@ -22,7 +22,7 @@ const FUSED: Arithmetic = Arithmetic::named("rotary.fma");
 const UNFUSED: Arithmetic = Arithmetic::named("rotary.mul-add");
 
 /// The CPU rows.
-pub fn rows() -> Vec<Row<Rotary>> {
+pub(super) fn rows() -> Vec<Row<Rotary>> {
     cpu_row::rows()
 }
 

@@ -13,18 +13,36 @@
 //! which values are pairs, and [`Table`] makes the tables.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 mod table;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::operator::{Operands, Operator, Work, expect, expect_compute, refuse};
+use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
 
-pub use cpu::rows;
 pub use table::Table;
+
+/// The rows of [`Rotary`].
+pub fn rows() -> Vec<Row<Rotary>> {
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
+}
 
 /// Input: what is turned, `[tokens, heads, head_dim]`. Absent where that is the output itself.
 pub const X: usize = 0;

@@ -9,6 +9,8 @@ use crate::{Arithmetic, Result};
 /// Units in the last place of f32 that a row may be off, at the larger magnitude of a pair: three roundings of half an
 /// ulp where both products and the sum are rounded, each of at most √2 times that magnitude and so of twice its ulp.
 const ULPS: f64 = 4.0;
+/// Subnormals of a result: both inputs, both products, and itself.
+const FLUSHED: f64 = 5.0;
 
 /// head_dim and rotary_dim of models, and awkward ones.
 const WIDTHS: [(usize, usize); 14] = [
@@ -102,7 +104,7 @@ impl Reference for Rotary {
         Ok(HostOperands { inputs, outputs: vec![output] })
     }
 
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, _: usize, index: &[usize]) -> Expected {
+    fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
         let &[token, head, at] = index else { return Expected::exact(f64::NAN) };
         let RotaryStatic { rotary_dim, style, out, in_place, .. } = case.fixed;
         let x = if in_place { &host.outputs[OUT] } else { host.input(X) };
@@ -120,13 +122,13 @@ impl Reference for Rotary {
         let cos = host.input(COS).at(&[position, pair]);
         let sin = host.input(SIN).at(&[position, pair]);
         let value = if first { own * cos - other * sin } else { own * cos + other * sin };
-        if cos == 1.0 && sin == 0.0 {
-            return Expected::exact(out.round(value));
-        }
         let larger = own.abs().max(other.abs()) * cos.hypot(sin).max(1.0);
-        let arithmetic = ULPS * DType::F32.ulp(larger);
-        let rounding = if out == DType::F32 { 0.0 } else { 0.5 * out.ulp(value.abs() + arithmetic) };
-        Expected::within(value, arithmetic + rounding)
+        if cos == 1.0 && sin == 0.0 {
+            return Expected::exact(out.round(value)).flushing(arithmetic, FLUSHED, larger);
+        }
+        let error = ULPS * DType::F32.ulp(larger);
+        let rounding = if out == DType::F32 { 0.0 } else { 0.5 * out.ulp(value.abs() + error) };
+        Expected::within(value, error + rounding).flushing(arithmetic, FLUSHED, larger)
     }
 }
 

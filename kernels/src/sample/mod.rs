@@ -12,7 +12,14 @@
 //! A logit of `-inf` is never drawn. NaN, `+inf`, or a row of `-inf` alone is an error.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -90,7 +97,14 @@ impl fmt::Display for SampleDynamic {
 
 /// The rows of [`Sample`].
 pub fn rows() -> Vec<Row<Sample>> {
-    vec![cpu::ROW]
+    [
+        vec![cpu::ROW],
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 impl Operator for Sample {

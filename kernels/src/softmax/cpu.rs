@@ -17,7 +17,7 @@ const MUL_ADD: Arithmetic = Arithmetic::named("softmax.mul-add16");
 const FMA: Arithmetic = Arithmetic::named("softmax.fma16");
 
 /// The rows of [`Softmax`].
-pub fn rows() -> Vec<Row<Softmax>> {
+pub(super) fn rows() -> Vec<Row<Softmax>> {
     cpu_row::rows()
 }
 

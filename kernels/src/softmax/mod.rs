@@ -1,16 +1,33 @@
 //! Softmax and its logarithm over the last dimension.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
-pub use cpu::rows;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::operator::{Operands, Operator, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
 use crate::{F32Bits, Result};
+
+/// The rows of [`Softmax`].
+pub fn rows() -> Vec<Row<Softmax>> {
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
+}
 
 /// `y_i = e^(s_i) / Σ_j e^(s_j)` with `s = scale · x + mask`, for every row of `[.., width]`, computed in f32 from the
 /// differences to the row's largest `s` (Goodfellow et al. 2016, section 4.1); or its natural logarithm.

@@ -138,12 +138,6 @@ impl<const N: usize> Walk<N> {
         self
     }
 
-    /// Size and strides of each dimension, the outermost first. There is at least one.
-    pub(crate) fn dimensions(&self) -> impl Iterator<Item = (usize, [usize; N])> + '_ {
-        let outer = (0..self.rank).map(|d| (self.sizes[d], self.strides[d]));
-        outer.chain([(self.inner, self.steps)])
-    }
-
     /// The tasks that share the walk.
     pub(crate) fn tasks(&self) -> usize {
         self.units.div_ceil(self.per_task)
@@ -170,6 +164,12 @@ impl<const N: usize> Walk<N> {
             (0..N).for_each(|n| at[n] += index * self.strides[d][n]);
         }
         at
+    }
+
+    /// Size and strides of each dimension that is left, outermost first; there is at least one.
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    pub(crate) fn dimensions(&self) -> impl DoubleEndedIterator<Item = (usize, [usize; N])> {
+        (0..self.rank).map(|d| (self.sizes[d], self.strides[d])).chain([(self.inner, self.steps)])
     }
 
     /// Every run.

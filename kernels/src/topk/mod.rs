@@ -1,7 +1,14 @@
 //! The largest elements of each row, in order.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
@@ -13,7 +20,14 @@ use crate::strided::{Indices, largest_index};
 
 /// The rows of [`TopK`].
 pub fn rows() -> Vec<Row<TopK>> {
-    cpu::rows()
+    [
+        cpu::rows(),
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        vec![wgpu::row()],
+    ]
+    .concat()
 }
 
 /// The `k` largest elements of the last dimension, largest first: `torch.topk`.

@@ -1,13 +1,11 @@
 //! Vulkan, Metal and DX12 adapters through wgpu.
 //!
-//! wgpu has one queue per device, and everything here is in its order: streams of a device share one [recording] of
+//! wgpu has one queue per device, and everything here is in its order: streams of a device share one recording of
 //! uploads, copies and dispatches, which is encoded and submitted when something waits for it. A decode step that reads
 //! its logits is one submission.
 //!
 //! None of wgpu's types show: kernels give WGSL to [`WgpuDevice::pipeline`], and bytes and parameters to
 //! [`WgpuStream::dispatch`].
-//!
-//! [recording]: queue
 
 mod adapters;
 mod cache;

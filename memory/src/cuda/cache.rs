@@ -1,0 +1,170 @@
+//! Compiled kernels kept on disk, private to the user.
+//!
+//! An entry holds all that its image depends on, word for word, so that a hash that happens to be the same can never
+//! bring another kernel. What is missing, cut short, damaged or somebody else's is compiled again; a folder that cannot
+//! be written costs only time.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// First in every entry; the digit changes with the format.
+const MAGIC: &[u8; 8] = b"sinew-k1";
+/// Lengths of key and image, and the checksum of both.
+const HEADER: usize = MAGIC.len() + 3 * size_of::<u64>();
+/// No image is that large: what claims to be is not read.
+const LARGEST: u64 = 256 << 20;
+
+/// A folder of compiled kernels.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    folder: Option<PathBuf>,
+}
+
+impl Cache {
+    /// The user's: `sinew/cuda` in `$XDG_CACHE_HOME` or `$HOME/.cache`. Where neither is set nothing is kept.
+    pub fn of_user() -> Self {
+        let path = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+        let base = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
+        Self { folder: base.map(|base| base.join("sinew").join("cuda")) }
+    }
+
+    /// One in a folder, which is made when it is first written to.
+    pub fn at(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: Some(folder.into()) }
+    }
+
+    /// One that keeps nothing.
+    pub fn none() -> Self {
+        Self { folder: None }
+    }
+
+    /// The image that `make` makes, or made before for the same `key`. `name` begins the file's name.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn image(
+        &self,
+        name: &str,
+        key: &[&str],
+        make: impl FnOnce() -> Result<Vec<u8>, String>,
+    ) -> Result<Vec<u8>, String> {
+        let key = key.join("\0").into_bytes();
+        let Some(folder) = &self.folder else { return make() };
+        let path = folder.join(format!("{name}-{:016x}", checksum(&[&key])));
+        if let Some(image) = read(&path, &key) {
+            return Ok(image);
+        }
+        let image = make()?;
+        if let Err(error) = write(folder, &path, &key, &image) {
+            tracing::debug!("the compiled {name} is not kept in {}: {error}", path.display());
+        }
+        Ok(image)
+    }
+}
+
+/// FNV-1a: the file's name, and a guard against damage; nothing rests on it that an attacker could want.
+fn checksum(parts: &[&[u8]]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.iter());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+fn read(path: &Path, key: &[u8]) -> Option<Vec<u8>> {
+    let mut file = private::open(path).ok()?;
+    let mut header = [0; HEADER];
+    file.read_exact(&mut header).ok()?;
+    let word = |i: usize| {
+        let at = MAGIC.len() + i * size_of::<u64>();
+        Some(u64::from_le_bytes(header[at..at + size_of::<u64>()].try_into().ok()?))
+    };
+    let (key_len, image_len, sum) = (word(0)?, word(1)?, word(2)?);
+    if header[..MAGIC.len()] != MAGIC[..] || key_len != key.len() as u64 || image_len > LARGEST {
+        return None;
+    }
+    let mut body = Vec::new();
+    file.take(key_len + image_len + 1).read_to_end(&mut body).ok()?;
+    if body.len() as u64 != key_len + image_len || checksum(&[&body]) != sum {
+        return None;
+    }
+    let image = body.split_off(key.len());
+    (body == key).then_some(image)
+}
+
+fn write(folder: &Path, path: &Path, key: &[u8], image: &[u8]) -> io::Result<()> {
+    /// Tells writers of one process apart.
+    static WRITER: AtomicU32 = AtomicU32::new(0);
+    private::make_folder(folder)?;
+    let mut entry = MAGIC.to_vec();
+    for word in [key.len() as u64, image.len() as u64, checksum(&[key, image])] {
+        entry.extend(word.to_le_bytes());
+    }
+    entry.extend(key);
+    entry.extend(image);
+    // Readers see all of an entry or nothing.
+    let writer = WRITER.fetch_add(1, Ordering::Relaxed);
+    let unfinished = folder.join(format!("unfinished-{}-{writer}", std::process::id()));
+    let written = private::create(&unfinished).and_then(|mut file: File| file.write_all(&entry));
+    written.and_then(|()| fs::rename(&unfinished, path)).inspect_err(|_| drop(fs::remove_file(&unfinished)))
+}
+
+/// Files that nobody else could have written: an image runs with the rights of whoever loads it.
+#[cfg(unix)]
+mod private {
+    use std::fs::{DirBuilder, File, Metadata, OpenOptions, metadata};
+    use std::io;
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+    use std::path::Path;
+
+    /// Write permission of group and others.
+    const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+    fn check(metadata: &Metadata) -> io::Result<()> {
+        // SAFETY: it cannot fail and touches nothing.
+        let user = unsafe { libc::geteuid() };
+        if metadata.uid() == user && metadata.mode() & WRITABLE_BY_OTHERS == 0 {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, "somebody else owns it or could write it"))
+    }
+
+    pub fn open(path: &Path) -> io::Result<File> {
+        if let Some(folder) = path.parent() {
+            check(&metadata(folder)?)?;
+        }
+        // No pipe or device is waited for, and no link followed.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        check(&file.metadata()?)?;
+        Ok(file)
+    }
+
+    pub fn make_folder(folder: &Path) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        check(&metadata(folder)?)
+    }
+
+    pub fn create(path: &Path) -> io::Result<File> {
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+    }
+}
+
+/// Where files belong to the user's profile.
+#[cfg(not(unix))]
+mod private {
+    use std::fs::{File, create_dir_all};
+    use std::io;
+    use std::path::Path;
+
+    pub fn open(path: &Path) -> io::Result<File> {
+        File::open(path)
+    }
+
+    pub fn make_folder(folder: &Path) -> io::Result<()> {
+        create_dir_all(folder)
+    }
+
+    pub fn create(path: &Path) -> io::Result<File> {
+        File::create_new(path)
+    }
+}

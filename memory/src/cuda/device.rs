@@ -1,0 +1,290 @@
+//! A GPU as a device.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::cache::Cache;
+use super::compiler::{Compiler, architecture};
+use super::driver::{CallError, Driver, Handle, Properties};
+use super::module::{CudaModule, Function, Module};
+use super::storage::CudaStorage;
+use super::stream::CudaStream;
+use crate::{
+    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, Rates, Result, SimdLevel,
+    Storage, Stream,
+};
+
+/// What the driver aligns allocations to, and more than any instruction asks for.
+const ALIGNMENT: usize = 256;
+/// Threads of a warp.
+const WARP: usize = 32;
+/// The most threads of a block, on every GPU there is.
+const BLOCK_THREADS: usize = 1024;
+/// From enqueueing a kernel to the next one behind it.
+const LAUNCH_S: f64 = 4e-6;
+
+/// A module, or why there is none: compiled once, whoever comes first.
+type Compiled = Arc<OnceLock<Result<Module, String>>>;
+
+/// An NVIDIA GPU.
+pub struct CudaDevice {
+    id: DeviceId,
+    hardware: Hardware,
+    architecture: String,
+    compiler: Arc<dyn Compiler>,
+    cache: Cache,
+    modules: Mutex<HashMap<&'static str, Compiled>>,
+    /// Events that are not in use: making one takes longer than recording it.
+    events: Mutex<Vec<Handle>>,
+    driver: Arc<dyn Driver>,
+}
+
+impl CudaDevice {
+    /// A device on a driver, whose kernels are compiled by `compiler` and kept in `cache`.
+    ///
+    /// # Errors
+    /// Calls of the driver that fail.
+    #[allow(clippy::new_ret_no_self)]
+    pub fn new(driver: Arc<dyn Driver>, compiler: Arc<dyn Compiler>, cache: Cache) -> Result<Arc<Self>> {
+        let unnamed = DeviceId { kind: DeviceKind::CUDA, index: 0 };
+        let properties = driver.properties().map_err(|error| failed(unnamed, "opening the device", &error))?;
+        Ok(Arc::new(Self {
+            id: DeviceId { index: properties.ordinal, ..unnamed },
+            hardware: describe(&properties),
+            architecture: architecture(properties.compute_capability),
+            compiler,
+            cache,
+            modules: Mutex::default(),
+            events: Mutex::default(),
+            driver,
+        }))
+    }
+
+    /// The device of that number through NVIDIA's driver and compiler, its kernels kept in the user's cache.
+    ///
+    /// # Errors
+    /// No driver, no such device, or calls that fail.
+    #[cfg(not(target_os = "macos"))]
+    pub fn open(ordinal: u32) -> Result<Arc<Self>> {
+        Self::new(Arc::new(super::Nvidia::open(ordinal)?), Arc::new(super::Nvrtc), Cache::of_user())
+    }
+
+    /// The device behind Sinew's own handle, if it is a GPU of NVIDIA's.
+    pub fn of(device: &Arc<dyn Device>) -> Option<Arc<Self>> {
+        let device: Arc<dyn Any + Send + Sync> = device.clone();
+        device.downcast().ok()
+    }
+
+    /// Host memory that this device's kernels reach: a device to allocate from, for a pool for example.
+    pub fn pinned(self: &Arc<Self>) -> Arc<dyn Device> {
+        Arc::new(Pinned { device: self.clone() })
+    }
+
+    /// Compiles modules in parallel threads, so that no kernel waits for it later.
+    ///
+    /// # Errors
+    /// The first module that cannot be compiled or loaded.
+    pub fn prefetch(&self, modules: &[&'static CudaModule]) -> Result<()> {
+        std::thread::scope(|scope| {
+            let threads = modules.iter().map(|&module| scope.spawn(move || self.with_module(module, |_| Ok(()))));
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread.join().unwrap_or_else(|_| Err(self.error("compiling", "a thread of the compiler panicked")))
+            })
+        })
+    }
+
+    /// A kernel of a module, which is compiled or found in the cache at the first call.
+    pub(super) fn function(&self, module: &'static CudaModule, kernel: &'static str) -> Result<Arc<Function>> {
+        self.with_module(module, |loaded| loaded.function(kernel).map_err(|error| self.failed(kernel, &error)))
+    }
+
+    fn with_module<T>(&self, module: &'static CudaModule, f: impl FnOnce(&Module) -> Result<T>) -> Result<T> {
+        let place = {
+            let mut modules = self.modules.lock().unwrap_or_else(|e| e.into_inner());
+            modules.entry(module.name).or_default().clone()
+        };
+        match place.get_or_init(|| self.load(module)) {
+            Ok(loaded) => f(loaded),
+            Err(reason) => Err(self.error(&format!("compiling {}", module.name), reason)),
+        }
+    }
+
+    fn load(&self, module: &CudaModule) -> Result<Module, String> {
+        let describe = self.compiler.describe(&self.architecture)?;
+        let text = module.text();
+        let compile = || self.compiler.compile(module.name, &text, &self.architecture);
+        let image = self.cache.image(module.name, &[&describe, &text], compile)?;
+        Module::load(&self.driver, &image).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// An event that nobody uses.
+    pub(super) fn take_event(&self) -> Result<Handle, CallError> {
+        let kept = self.events.lock().unwrap_or_else(|e| e.into_inner()).pop();
+        kept.map_or_else(|| self.driver.create_event(), Ok)
+    }
+
+    /// Takes an event back.
+    pub(super) fn keep_event(&self, event: Handle) {
+        self.events.lock().unwrap_or_else(|e| e.into_inner()).push(event);
+    }
+
+    pub(super) fn failed(&self, operation: &str, error: &CallError) -> Error {
+        failed(self.id, operation, error)
+    }
+
+    pub(super) fn error(&self, operation: &str, reason: impl Into<String>) -> Error {
+        Error::Device { device: self.id, operation: operation.into(), reason: reason.into() }
+    }
+
+    fn out_of_memory(&self, asked: usize, error: &CallError) -> Error {
+        match self.driver.memory() {
+            Ok((available, total)) if error.out_of_memory => {
+                Error::OutOfMemory { device: self.id, asked, available, total, holders: None, fits: available }
+            }
+            _ => self.failed("allocation", error),
+        }
+    }
+}
+
+fn failed(device: DeviceId, operation: &str, error: &CallError) -> Error {
+    Error::Device { device, operation: operation.to_owned(), reason: error.to_string() }
+}
+
+impl Device for CudaDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+    fn hardware(&self) -> &Hardware {
+        &self.hardware
+    }
+    fn memory(&self) -> Result<MemoryInfo> {
+        let (available, total) = self.driver.memory().map_err(|error| self.failed("memory", &error))?;
+        Ok(MemoryInfo { total, available })
+    }
+    fn alignment(&self) -> usize {
+        ALIGNMENT
+    }
+    fn location(&self) -> Location {
+        Location::Device
+    }
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
+        let address = self.driver.allocate(bytes.max(1)).map_err(|error| self.out_of_memory(bytes, &error))?;
+        Ok(Arc::new(CudaStorage::on_device(&self.driver, self.id, address, bytes)))
+    }
+    fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
+        Ok(CudaStream::new(self)?)
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        for event in self.events.get_mut().unwrap_or_else(|e| e.into_inner()).drain(..) {
+            drop(self.driver.destroy_event(event));
+        }
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaDevice({}, {}, {})", self.id, self.hardware.name, self.architecture)
+    }
+}
+
+/// The host's memory as far as a GPU reaches it.
+#[derive(Debug)]
+struct Pinned {
+    device: Arc<CudaDevice>,
+}
+
+impl Device for Pinned {
+    fn id(&self) -> DeviceId {
+        self.device.id
+    }
+    fn hardware(&self) -> &Hardware {
+        &self.device.hardware
+    }
+    fn memory(&self) -> Result<MemoryInfo> {
+        Ok(crate::system::memory())
+    }
+    fn alignment(&self) -> usize {
+        ALIGNMENT
+    }
+    fn location(&self) -> Location {
+        Location::Pinned
+    }
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
+        let CudaDevice { driver, id, .. } = &*self.device;
+        let pointer = driver.allocate_host(bytes.max(1)).map_err(|error| {
+            let MemoryInfo { total, available } = crate::system::memory();
+            match error.out_of_memory {
+                true => {
+                    Error::OutOfMemory { device: *id, asked: bytes, available, total, holders: None, fits: available }
+                }
+                false => self.device.failed("allocation of pinned memory", &error),
+            }
+        })?;
+        let null = || self.device.error("allocation of pinned memory", "the driver gave no address");
+        let pointer = NonNull::new(pointer).ok_or_else(null)?;
+        // SAFETY: the driver just made it, for so many bytes.
+        Ok(Arc::new(unsafe { CudaStorage::pinned(driver, *id, pointer, bytes) }))
+    }
+    fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
+        self.device.clone().stream()
+    }
+}
+
+/// Hardware for the predicates and costs of kernels. Rates come from clocks where the driver tells them; they are
+/// starting values, of which the ratios decide.
+fn describe(properties: &Properties) -> Hardware {
+    let capability = properties.compute_capability;
+    // Multiply-adds of a multiprocessor in a cycle, in f32 and in bf16 on tensor cores (CUDA C++ Programming Guide,
+    // "Arithmetic Instructions", and the architectures' white papers).
+    let (lanes, tensor) = match capability {
+        (8, 0) => (64.0, 1024.0),
+        (8, _) => (128.0, 512.0),
+        (9, _) => (128.0, 2048.0),
+        (10, _) => (128.0, 4096.0),
+        (major, _) if major > 10 => (128.0, 512.0),
+        _ => (64.0, 64.0),
+    };
+    // Where the driver does not tell: an A100, an H100, a B200, and a card for a desk.
+    let usual = match capability {
+        (8, 0) => 1.5e12,
+        (9, _) => 3.3e12,
+        (10, _) => 8e12,
+        _ => 5e11,
+    };
+    let hertz = if properties.clock_khz > 0 { properties.clock_khz as f64 * 1e3 } else { 1.5e9 };
+    let told = 2.0 * properties.memory_clock_khz as f64 * 1e3 * properties.memory_bus_bits as f64 / 8.0;
+    Hardware {
+        kind: DeviceKind::CUDA,
+        name: properties.name.clone(),
+        simd: SimdLevel::Portable,
+        threads: properties.multiprocessors.max(1),
+        caches: Caches { l1d: properties.shared_bytes, l2: properties.l2_bytes, l3: 0 },
+        rates: Rates {
+            read_bytes_per_s: if told > 0.0 { told } else { usual },
+            f32_flops_per_s: 2.0 * lanes * hertz,
+            bf16_flops_per_s: 2.0 * tensor * hertz,
+            launch_s: LAUNCH_S,
+        },
+        accelerator: Some(Accelerator {
+            compute_capability: Some(capability),
+            f16: true,
+            subgroup_size: Some((WARP, WARP)),
+            workgroup_bytes: properties.shared_bytes,
+            workgroup_threads: BLOCK_THREADS,
+            // Kernels take addresses: nothing is bound.
+            max_binding_bytes: usize::MAX,
+            max_bindings: usize::MAX,
+        }),
+    }
+}

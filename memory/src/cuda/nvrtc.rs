@@ -1,0 +1,127 @@
+//! NVIDIA's run-time compiler, found at run time.
+
+use std::ffi::{CString, c_char, c_int};
+use std::sync::OnceLock;
+
+use cudarc::nvrtc::result::{self, NvrtcError};
+use cudarc::nvrtc::sys;
+
+use super::compiler::Compiler;
+
+/// What every kernel is compiled with besides its architecture. Products and sums round as they are written, so that
+/// the same source gives the same bits wherever it runs; where one rounding is meant it says `fmaf`.
+/// A module leaves much of the prelude unused, which is no warning (177).
+const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "-diag-suppress=177"];
+
+/// The NVRTC library.
+#[derive(Clone, Copy, Debug)]
+pub struct Nvrtc;
+
+/// Whether the library is there.
+fn ready() -> Result<(), String> {
+    static PRESENT: OnceLock<bool> = OnceLock::new();
+    // Asked first, since cudarc panics at the first call into a library that is not there.
+    // SAFETY: this loads the compiler's library, whose initialisers are NVIDIA's.
+    if *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() }) {
+        return Ok(());
+    }
+    Err("kernels cannot be compiled: NVIDIA's run-time compiler (libnvrtc, of a CUDA toolkit or the package \
+         nvidia-cuda-nvrtc) was not found; put its folder on the library path"
+        .into())
+}
+
+fn failed(call: &'static str) -> impl Fn(NvrtcError) -> String {
+    move |error| format!("{call}: {error}")
+}
+
+fn options(architecture: &str) -> Vec<String> {
+    let architecture = format!("--gpu-architecture={architecture}");
+    OPTIONS.into_iter().map(str::to_owned).chain([architecture]).collect()
+}
+
+impl Nvrtc {
+    /// Major and minor version.
+    ///
+    /// # Errors
+    /// No such library.
+    pub fn version(self) -> Result<(u32, u32), String> {
+        ready()?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both are valid places to write to.
+        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(failed("nvrtcVersion"))?;
+        Ok((u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0)))
+    }
+
+    /// What the assembler says of a source's kernels: registers, stack, shared memory, spills.
+    ///
+    /// # Errors
+    /// What the compiler says of a source that it refuses.
+    pub fn describe_kernels(self, name: &str, source: &str, architecture: &str) -> Result<String, String> {
+        let options = [options(architecture), vec!["--ptxas-options=-v".into()]].concat();
+        Ok(build(name, source, &options)?.1)
+    }
+
+    /// The architectures that it compiles for, by their number: 90 for `sm_90` and `sm_90a`.
+    fn architectures(self) -> Result<Vec<c_int>, String> {
+        let mut count = 0;
+        // SAFETY: `count` is a valid place to write to.
+        unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }.result().map_err(failed("nvrtcGetNumSupportedArchs"))?;
+        let mut numbers = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: there is room for as many as were just told.
+        unsafe { sys::nvrtcGetSupportedArchs(numbers.as_mut_ptr()) }
+            .result()
+            .map_err(failed("nvrtcGetSupportedArchs"))?;
+        Ok(numbers)
+    }
+}
+
+impl Compiler for Nvrtc {
+    fn describe(&self, architecture: &str) -> Result<String, String> {
+        let (major, minor) = self.version()?;
+        let number = architecture.trim_start_matches("sm_").trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let known = self.architectures()?;
+        if !known.iter().any(|known| known.to_string() == number) {
+            let newest = known.iter().max().copied().unwrap_or(0);
+            return Err(format!(
+                "NVRTC {major}.{minor} does not compile for {architecture} (the newest it knows is sm_{newest}); \
+                 another version is needed"
+            ));
+        }
+        Ok(format!("NVRTC {major}.{minor} {}", options(architecture).join(" ")))
+    }
+
+    fn compile(&self, name: &str, source: &str, architecture: &str) -> Result<Vec<u8>, String> {
+        Ok(build(name, source, &options(architecture))?.0)
+    }
+}
+
+/// The image of a program, and what the compiler says of it.
+fn build(name: &str, source: &str, options: &[String]) -> Result<(Vec<u8>, String), String> {
+    ready()?;
+    let text = |text: &str| CString::new(text).map_err(|error| format!("{name}: {error}"));
+    let (source, file) = (text(source)?, text(&format!("{name}.cu"))?);
+    let program = Program(result::create_program(&source, Some(&file)).map_err(failed("nvrtcCreateProgram"))?);
+    // SAFETY: the program was just made, and lives to the end of this function.
+    unsafe {
+        let compiled = result::compile_program(program.0, options);
+        let log = result::get_program_log(program.0).unwrap_or_default();
+        let log: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+        let log = String::from_utf8_lossy(&log).trim_end().to_owned();
+        compiled.map_err(|error| format!("nvrtcCompileProgram: {error}\n{log}"))?;
+        let mut len = 0;
+        sys::nvrtcGetCUBINSize(program.0, &mut len).result().map_err(failed("nvrtcGetCUBINSize"))?;
+        let mut image = vec![0u8; len];
+        sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast::<c_char>()).result().map_err(failed("nvrtcGetCUBIN"))?;
+        Ok((image, log))
+    }
+}
+
+/// A program that is destroyed when it goes.
+struct Program(sys::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: it was made by `create_program`, and is destroyed once.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}

@@ -1,0 +1,336 @@
+//! Streams of a GPU, and their events.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use super::device::CudaDevice;
+use super::driver::{Address, CallError, Driver, Handle};
+use super::module::CudaModule;
+use super::storage::CudaStorage;
+use crate::{Buffer, Device, Error, Event, Result, Stream};
+
+/// Uploads are staged in a ring of so many pinned pieces: the host fills one while others are on their way.
+const PIECES: usize = 16;
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Kernels of a stream that may report what they find wrong. Each has a word; there are far fewer.
+const STATUS_WORDS: usize = 256;
+const WORD: usize = size_of::<u32>();
+
+/// A pinned piece, and the event behind its last copy.
+#[derive(Clone, Copy)]
+struct Piece {
+    pointer: *mut u8,
+    sent: Handle,
+}
+
+/// The ring, made at the first upload.
+#[derive(Default)]
+struct Staging {
+    pieces: Vec<Piece>,
+    next: usize,
+}
+
+// SAFETY: the pointers are to memory of the ring's own, reached under the lock of the stream.
+unsafe impl Send for Staging {}
+
+/// Words in which kernels say what they found wrong: zero, or a code.
+struct Status {
+    /// On the device; 0 until a kernel asks for its word.
+    words: Address,
+    /// Pinned, for reading them.
+    read: *mut u32,
+    /// Whose word it is, by position.
+    kernels: Vec<&'static str>,
+    /// The kernel that was launched last.
+    last: Option<&'static str>,
+}
+
+// SAFETY: as for `Staging`.
+unsafe impl Send for Status {}
+
+/// A stream of a [`CudaDevice`].
+pub struct CudaStream {
+    device: Arc<dyn Device>,
+    cuda: Arc<CudaDevice>,
+    handle: Handle,
+    staging: Mutex<Staging>,
+    status: Mutex<Status>,
+    me: Weak<Self>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// What the codes mean that kernels report; `prelude.cuh` has the same numbers.
+fn words(code: u32) -> String {
+    match code {
+        1 => "an index in its operands is out of range".into(),
+        2 => "offsets, lengths or block numbers in its operands contradict one another".into(),
+        3 => "a logit is NaN or infinite, or none is finite".into(),
+        code => format!("it reported status {code}"),
+    }
+}
+
+impl CudaStream {
+    pub(super) fn new(cuda: Arc<CudaDevice>) -> Result<Arc<Self>> {
+        let handle = cuda.driver().create_stream().map_err(|error| cuda.failed("stream", &error))?;
+        let status = Status { words: 0, read: std::ptr::null_mut(), kernels: Vec::new(), last: None };
+        Ok(Arc::new_cyclic(|me| Self {
+            device: cuda.clone(),
+            cuda,
+            handle,
+            staging: Mutex::default(),
+            status: Mutex::new(status),
+            me: me.clone(),
+        }))
+    }
+
+    /// The stream behind Sinew's own handle, if it is a GPU's.
+    pub fn of(stream: &Arc<dyn Stream>) -> Option<&Self> {
+        let stream: &dyn Any = &**stream;
+        stream.downcast_ref()
+    }
+
+    fn driver(&self) -> &dyn Driver {
+        &**self.cuda.driver()
+    }
+
+    fn failed(&self, operation: &str) -> impl Fn(CallError) -> Error {
+        move |error| self.cuda.failed(operation, &error)
+    }
+
+    /// The address of a range of a buffer, which must be this device's, for work that is about to be enqueued.
+    fn range(&self, operation: &str, buffer: &Buffer, offset: usize, len: usize) -> Result<Address> {
+        let out_of_range = || Error::OutOfRange { start: offset, end: offset.saturating_add(len), len: buffer.len() };
+        offset.checked_add(len).filter(|&end| end <= buffer.len()).ok_or_else(out_of_range)?;
+        let span = buffer.span();
+        let storage = CudaStorage::of(&span.storage).filter(|storage| storage.device() == self.cuda.id());
+        let foreign = || self.cuda.error(operation, format!("{buffer:?} is another device's"));
+        let storage = storage.ok_or_else(foreign)?;
+        if let Some(me) = self.me.upgrade() {
+            let me: Arc<dyn Stream> = me;
+            buffer.record_use(&me);
+        }
+        Ok(storage.address() + (span.offset + offset) as Address)
+    }
+
+    /// Enqueues a kernel with its one parameter. A grid without blocks is no work.
+    ///
+    /// # Errors
+    /// A kernel that cannot be compiled, or a launch that the driver refuses.
+    ///
+    /// # Safety
+    /// `parameters` are of the kernel's own type, and whatever they point at fits what the kernel does and is kept until
+    /// the stream has passed it: buffers by [`Buffer::record_use`].
+    pub unsafe fn launch(
+        &self,
+        module: &'static CudaModule,
+        kernel: &'static str,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        parameters: &[u8],
+    ) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let function = self.cuda.function(module, kernel)?;
+        function.allow_shared(self.driver(), shared_bytes).map_err(self.failed(kernel))?;
+        lock(&self.status).last = Some(kernel);
+        // SAFETY: passed on.
+        unsafe { self.driver().launch(function.handle, grid, block, shared_bytes, self.handle, parameters) }
+            .map_err(self.failed(kernel))
+    }
+
+    /// The word, zero so far, in which a kernel reports what it finds wrong with its operands. The next synchronisation
+    /// makes an error of it that names the kernel.
+    ///
+    /// # Errors
+    /// No memory for it.
+    pub fn status(&self, kernel: &'static str) -> Result<Address> {
+        let mut status = lock(&self.status);
+        if status.words == 0 {
+            let bytes = STATUS_WORDS * WORD;
+            if status.read.is_null() {
+                status.read = self.driver().allocate_host(bytes).map_err(self.failed("status words"))?.cast();
+            }
+            let words = self.driver().allocate(bytes).map_err(self.failed("status words"))?;
+            // SAFETY: the words were just allocated, and are freed when the stream has been waited for.
+            unsafe { self.driver().clear(words, bytes, self.handle) }.map_err(self.failed("status words"))?;
+            status.words = words;
+        }
+        let place = match status.kernels.iter().position(|&other| other == kernel) {
+            Some(place) => place,
+            None if status.kernels.len() == STATUS_WORDS => {
+                return Err(self.cuda.error(kernel, format!("more than {STATUS_WORDS} kernels report a status")));
+            }
+            None => {
+                status.kernels.push(kernel);
+                status.kernels.len() - 1
+            }
+        };
+        Ok(status.words + (place * WORD) as Address)
+    }
+
+    /// Waits for all work, and makes errors of what went wrong since the last time.
+    fn settle(&self, operation: &str) -> Result<()> {
+        let mut status = lock(&self.status);
+        let (count, read) = (status.kernels.len(), status.read);
+        let copied = match count {
+            0 => Ok(()),
+            // SAFETY: both ranges are the stream's own, of more than so many words.
+            _ => unsafe { self.driver().download(read.cast(), status.words, count * WORD, self.handle) },
+        };
+        let last = status.last.take();
+        copied.and_then(|()| self.driver().synchronize_stream(self.handle)).map_err(|error| match last {
+            Some(kernel) => self.cuda.error(operation, format!("{error}; {kernel} was launched last")),
+            None => self.cuda.failed(operation, &error),
+        })?;
+        // SAFETY: the copy is done, and every bit pattern is a number.
+        let codes = (0..count).map(|place| unsafe { read.add(place).read() });
+        let Some((place, code)) = codes.enumerate().find(|&(_, code)| code != 0) else { return Ok(()) };
+        // SAFETY: the words are the stream's own.
+        unsafe { self.driver().clear(status.words, count * WORD, self.handle) }.map_err(self.failed("status words"))?;
+        Err(self.cuda.error(status.kernels[place], words(code)))
+    }
+
+    /// Copies host bytes through the ring.
+    fn stage(&self, src: &[u8], to: Address) -> Result<(), CallError> {
+        let (driver, mut staging) = (self.driver(), lock(&self.staging));
+        for (i, bytes) in src.chunks(PIECE_BYTES).enumerate() {
+            let next = staging.next;
+            match staging.pieces.get(next) {
+                // The host is a whole ring ahead.
+                Some(piece) => driver.synchronize_event(piece.sent)?,
+                None => {
+                    let sent = self.cuda.take_event()?;
+                    let pointer = driver.allocate_host(PIECE_BYTES).inspect_err(|_| self.cuda.keep_event(sent))?;
+                    staging.pieces.push(Piece { pointer, sent });
+                }
+            }
+            let Piece { pointer, sent } = staging.pieces[next];
+            // SAFETY: the piece holds so many bytes, its last copy is done, and it is kept until the stream has been
+            // waited for; the destination was checked by the caller.
+            unsafe {
+                pointer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+                driver.upload(to + (i * PIECE_BYTES) as Address, pointer, bytes.len(), self.handle)?;
+            }
+            driver.record_event(sent, self.handle)?;
+            staging.next = (next + 1) % PIECES;
+        }
+        Ok(())
+    }
+}
+
+impl Stream for CudaStream {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn upload(&self, src: &[u8], dst: &mut Buffer, offset: usize) -> Result<()> {
+        dst.check_writable()?;
+        let to = self.range("upload", dst, offset, src.len())?;
+        self.stage(src, to).map_err(self.failed("upload"))
+    }
+
+    fn download(&self, src: &Buffer, offset: usize, dst: &mut [u8]) -> Result<()> {
+        let from = self.range("download", src, offset, dst.len())?;
+        if !dst.is_empty() {
+            // SAFETY: the source was checked, and both are kept until the stream has passed the copy, just below.
+            unsafe { self.driver().download(dst.as_mut_ptr(), from, dst.len(), self.handle) }
+                .map_err(self.failed("download"))?;
+        }
+        self.settle("download")
+    }
+
+    fn copy(&self, src: &Buffer, src_offset: usize, dst: &mut Buffer, dst_offset: usize, len: usize) -> Result<()> {
+        dst.check_writable()?;
+        let from = self.range("copy", src, src_offset, len)?;
+        let to = self.range("copy", dst, dst_offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY: both ranges were checked and recorded as used by this stream.
+        unsafe { self.driver().copy(to, from, len, self.handle) }.map_err(self.failed("copy"))
+    }
+
+    fn record(&self) -> Result<Arc<dyn Event>> {
+        let handle = self.cuda.take_event().map_err(self.failed("event"))?;
+        let event = CudaEvent { cuda: self.cuda.clone(), handle };
+        self.driver().record_event(handle, self.handle).map_err(self.failed("event"))?;
+        Ok(Arc::new(event))
+    }
+
+    fn wait(&self, event: &Arc<dyn Event>) -> Result<()> {
+        let any: &dyn Any = &**event;
+        match any.downcast_ref::<CudaEvent>() {
+            Some(event) => self.driver().wait_event(self.handle, event.handle).map_err(self.failed("wait")),
+            None => event.synchronize(),
+        }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.settle("synchronisation")
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        let driver = &**self.cuda.driver();
+        drop(driver.synchronize_stream(self.handle));
+        let staging = self.staging.get_mut().unwrap_or_else(|e| e.into_inner());
+        let status = self.status.get_mut().unwrap_or_else(|e| e.into_inner());
+        for Piece { pointer, sent } in staging.pieces.drain(..) {
+            self.cuda.keep_event(sent);
+            // SAFETY: it is this driver's, and the stream was waited for.
+            drop(unsafe { driver.free_host(pointer) });
+        }
+        // SAFETY: as above; what was never made is not freed.
+        unsafe {
+            if !status.read.is_null() {
+                drop(driver.free_host(status.read.cast()));
+            }
+            if status.words != 0 {
+                drop(driver.free(status.words));
+            }
+        }
+        drop(driver.destroy_stream(self.handle));
+    }
+}
+
+impl fmt::Debug for CudaStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaStream({}, {:#x})", self.cuda.id(), self.handle)
+    }
+}
+
+/// A place in a stream.
+struct CudaEvent {
+    cuda: Arc<CudaDevice>,
+    handle: Handle,
+}
+
+impl Event for CudaEvent {
+    fn is_complete(&self) -> bool {
+        // An event that cannot be asked belongs to a device that has failed: whoever waits for it is told there.
+        self.cuda.driver().query_event(self.handle).unwrap_or(false)
+    }
+    fn synchronize(&self) -> Result<()> {
+        self.cuda.driver().synchronize_event(self.handle).map_err(|error| self.cuda.failed("event", &error))
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        self.cuda.keep_event(self.handle);
+    }
+}
+
+impl fmt::Debug for CudaEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaEvent({}, {:#x})", self.cuda.id(), self.handle)
+    }
+}

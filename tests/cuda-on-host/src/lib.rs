@@ -1,0 +1,37 @@
+//! CUDA on the host: a driver and a compiler with which Sinew's CUDA device, streams and kernels run on the CPU.
+//!
+//! The compiler is g++, over the same source text with `shim.h` before it; the driver keeps memory with guards around
+//! it, and works its streams off on threads of their own. It is made to find mistakes, not to be fast: a missing
+//! barrier, a copy that is not waited for, a write past an end or a struct that Rust lays out otherwise shows.
+
+#![cfg(target_os = "linux")]
+
+mod compiler;
+mod driver;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sinew_memory::cuda::{Cache, CudaDevice};
+use sinew_memory::{Device, Result};
+
+pub use compiler::Gxx;
+pub use driver::HostDriver;
+
+/// A device of compute capability 8.0 on this machine's processor, with compiled kernels kept in `cache`; `None` where
+/// kernels cannot be compiled or run, after printing why.
+///
+/// # Errors
+/// A device that cannot be made.
+pub fn device(cache: impl AsRef<Path>) -> Result<Option<Arc<dyn Device>>> {
+    match Gxx::find() {
+        Ok(compiler) => {
+            let cache = Cache::at(cache.as_ref().join("cuda-on-host"));
+            Ok(Some(CudaDevice::new(HostDriver::new(), Arc::new(compiler), cache)?))
+        }
+        Err(reason) => {
+            println!("skipped: {reason}");
+            Ok(None)
+        }
+    }
+}
