@@ -53,6 +53,6 @@ unsafe fn run(
     call.param("params_step", params.strides()[1])?;
     call.param("top_k_row", top_k.strides()[0])?;
     call.param("tokens_row", tokens.strides()[0])?;
-    call.reports();
+    call.reports_that("row {} has no finite logit, or has NaN or infinity");
     call.dispatch_linear(dynamic.rows)
 }

@@ -96,7 +96,7 @@ pub(crate) struct Call<'a> {
     pub(super) names: Few<Name, MAX_PARAMS>,
     params: Few<u32, MAX_PARAMS>,
     pub(super) walks: Few<Option<Steps>, MOST_WALKS>,
-    pub(super) reports: bool,
+    pub(super) reports: Option<&'static str>,
     pub(super) subgroups: bool,
 }
 
@@ -178,7 +178,7 @@ impl<'a> Call<'a> {
             names: Few::new(Name::Plain("")),
             params: Few::new(0),
             walks: Few::new(None),
-            reports: false,
+            reports: None,
             subgroups: false,
         };
         // Workgroups of a row of the grid, which a dispatch fills in.
@@ -218,12 +218,6 @@ impl<'a> Call<'a> {
             Some(view) => self.write(name, view),
             None => self.optional(name, None),
         }
-    }
-
-    /// Scratch bytes as words: `load_x(i)` is an f32.
-    pub(crate) fn workspace(&mut self, name: &'static str, launch: &Launch<'a>) -> Result<()> {
-        let buffer = launch.workspace().ok_or_else(|| refuse(self.name, "no workspace"))?;
-        self.bind(name, DType::F32, Binding::new(buffer, 0, buffer.len())?, 0, true, false)
     }
 
     /// An operand, as its [`Part`] says.
@@ -307,7 +301,12 @@ impl<'a> Call<'a> {
 
     /// Gives the text `report(value: u32)`: what is reported becomes an error of the stream that names this kernel.
     pub(crate) fn reports(&mut self) {
-        self.reports = true;
+        self.reports_that("index {} is outside its range");
+    }
+
+    /// As [`Call::reports`], in other words, `{}` being the value.
+    pub(crate) fn reports_that(&mut self, what: &'static str) {
+        self.reports = Some(what);
     }
 
     /// Lets the text's `sum_all` and `max_all` use subgroups, where the device has them.
@@ -331,7 +330,7 @@ impl<'a> Call<'a> {
         let options = self.options.iter().map(|&(_, value)| value);
         let operands = self.operands.iter().map(Operand::code);
         let walks = self.walks.iter().flatten().map(|walk| walk.rank as u32);
-        let flags = u32::from(self.reports) << 1 | u32::from(self.subgroups);
+        let flags = u32::from(self.reports.is_some()) << 1 | u32::from(self.subgroups);
         for word in options.chain(operands).chain(walks).chain([flags]) {
             key.push(self.name, word)?;
         }

@@ -26,11 +26,16 @@
 //!   `store2_x(i, vec2(v, w))`, which is the faster where one thread has both of an even pair of 16-bit values;
 //! - of integers `load_x(i) -> vec2<u32>`, low and high word with the sign carried on, `store_x(i, v)`, and
 //!   `index_x(i, limit) -> u32` of u32, i32 and i64: an index below `limit`, or `limit` where it is none, which
-//!   becomes an error of the stream; call [`Call::reports`] for it, or to `report(value)` otherwise;
+//!   becomes an error of the stream; call [`Call::reports`] for it, or to `report(value)` otherwise
+//!   ([`Call::reports_that`], in other words);
 //! - of all `bits_x(i) -> vec2<u32>` and `put_x(i, v)`, as they are stored.
 //!
 //! Where there is an option `WORKGROUP`, the text has `sum_all(v, lane) -> f32` and `max_all(v, lane) -> f32`, which every
 //! thread of the workgroup must call; `lane: Lane` is an argument of `main`, and `lane.index` the thread's number.
+//!
+//! What not every kernel needs stands in files that a body begins with, by `concat!`: `math.wgsl`, functions that are as
+//! exact on every driver; `order.wgsl`, floats as integers of their order; `best.wgsl`, on top of it the largest of a
+//! workgroup and where it is; `integer.wgsl`, arithmetic of 64 bits.
 //!
 //! Values of less than 32 bits are written with atomics: neighbours in one word may be other threads'. A [`Part`] binds packed
 //! bytes as what they hold ([`Part::of`]), a range of what is larger than a binding ([`Part::range`]), or vectors of four

@@ -26,7 +26,7 @@ pub(super) fn of(call: &Call<'_>) -> ShaderText {
         }
     }
     text.line(format_args!("}}\n@group(1) @binding(0) var<uniform> p: Params;"));
-    if call.reports {
+    if call.reports.is_some() {
         text.line(format_args!(
             "@group(2) @binding(0) var<storage, read_write> status: array<atomic<u32>>;
 fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1], value); }}"
@@ -50,7 +50,7 @@ fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1]
         }
     }
     for operand in call.operands.iter() {
-        text.operand(operand, call.reports);
+        text.operand(operand, call.reports.is_some());
     }
     for walk in call.walks.iter().flatten() {
         text.walk(walk);

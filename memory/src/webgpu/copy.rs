@@ -10,7 +10,7 @@ const THREADS: usize = 64;
 const ROW: usize = 1 << 14;
 
 pub(super) fn text() -> ShaderText {
-    ShaderText { wgsl: include_str!("copy.wgsl").into(), bindings: 2, reports: false }
+    ShaderText { wgsl: include_str!("copy.wgsl").into(), bindings: 2, reports: None }
 }
 
 /// Parameters and workgroups of a copy of `len` bytes from byte `src` of the first binding to byte `dst` of the second.

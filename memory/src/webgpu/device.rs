@@ -163,8 +163,8 @@ impl WgpuDevice {
         &self.queue
     }
 
-    /// The name of the kernel with a number.
-    pub(super) fn kernel(&self, number: u32) -> &'static str {
+    /// The name of the kernel with a number, and what an error of it says.
+    pub(super) fn kernel(&self, number: u32) -> (&'static str, &'static str) {
         self.queue.pipelines.lock().unwrap_or_else(|e| e.into_inner()).name(number)
     }
 }

@@ -24,22 +24,22 @@ pub struct Pipeline {
 /// several buffers from one storage, and WebGPU forbids to read and write one in a dispatch through bindings that
 /// differ in that. Binding 0 of group 1 is the uniform parameters, words of which the first is the pipeline's number.
 /// Where the kernel reports, binding 0 of group 2 is the status, `array<atomic<u32>>`: the number of the pipeline that
-/// met an index outside its range (0 while there is none), and the index.
+/// met what it cannot take (0 while there is none), and a value to name it by.
 #[derive(Clone, Debug)]
 pub struct ShaderText {
     /// WGSL.
     pub wgsl: String,
     /// Storage buffers.
     pub bindings: usize,
-    /// Whether it uses the status.
-    pub reports: bool,
+    /// Where it uses the status, what an error says of the value, which stands for `{}`.
+    pub reports: Option<&'static str>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Pipelines {
     made: HashMap<&'static str, HashMap<Box<[u32]>, Arc<Pipeline>>>,
-    /// By number, from 1 on.
-    names: Vec<&'static str>,
+    /// Names by number, from 1 on, and what an error of each says.
+    names: Vec<(&'static str, &'static str)>,
 }
 
 impl Pipelines {
@@ -47,8 +47,8 @@ impl Pipelines {
         self.made.get(name)?.get(options).cloned()
     }
 
-    pub(super) fn name(&self, number: u32) -> &'static str {
-        self.names.get((number as usize).wrapping_sub(1)).copied().unwrap_or("a kernel")
+    pub(super) fn name(&self, number: u32) -> (&'static str, &'static str) {
+        self.names.get((number as usize).wrapping_sub(1)).copied().unwrap_or(("a kernel", "{}"))
     }
 
     pub(super) fn count(&self) -> usize {
@@ -69,7 +69,7 @@ impl Pipelines {
         let device = &queue.device;
         let failed = |reason: String| Error::Device { device: queue.id, operation: name.into(), reason };
         let most = queue.limits.max_storage_buffers_per_shader_stage as usize;
-        let needed = text.bindings + usize::from(text.reports);
+        let needed = text.bindings + usize::from(text.reports.is_some());
         if needed > most {
             return Err(failed(format!("{needed} storage buffers, the device binds {most}")));
         }
@@ -82,7 +82,7 @@ impl Pipelines {
         // SAFETY: accesses are checked; that loops end and divisors are not 0 is passed on.
         let module = unsafe { device.create_shader_module_trusted(description, checks) };
         let layouts = [Some(queue.storage_layout(text.bindings)), Some(queue.layouts.params.clone())];
-        let status = text.reports.then(|| Some(queue.layouts.status.clone()));
+        let status = text.reports.map(|_| Some(queue.layouts.status.clone()));
         let layouts: Vec<_> = layouts.into_iter().chain(status).collect();
         let layouts: Vec<_> = layouts.iter().map(Option::as_ref).collect();
         let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
@@ -106,9 +106,10 @@ impl Pipelines {
         if let Some(error) = errors.into_iter().flatten().next() {
             return Err(failed(one_line(error)));
         }
-        self.names.push(name);
+        self.names.push((name, text.reports.unwrap_or("{}")));
         let number = self.names.len() as u32;
-        let pipeline = Arc::new(Pipeline { name, number, compiled, bindings: text.bindings, reports: text.reports });
+        let pipeline =
+            Arc::new(Pipeline { name, number, compiled, bindings: text.bindings, reports: text.reports.is_some() });
         self.made.entry(name).or_default().insert(options.into(), pipeline.clone());
         Ok(pipeline)
     }

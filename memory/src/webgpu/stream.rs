@@ -70,13 +70,13 @@ impl WgpuStream {
     /// Submits, waits, reads bytes back and turns a kernel's report into an error.
     fn finish(&self, from: Option<(&wgpu::Buffer, u64)>, into: &mut [u8]) -> Result<()> {
         let reports = self.reports.swap(false, Ordering::Relaxed);
-        let [number, index] = self.queue.finish(from, into, reports.then_some(&self.status))?;
+        let [number, value] = self.queue.finish(from, into, reports.then_some(&self.status))?;
         if number == 0 {
             return Ok(());
         }
         self.queue.clear(&self.status);
-        let name = self.wgpu.kernel(number);
-        Err(self.queue.failed(name, format!("index {} is outside its range", index as i32)))
+        let (name, says) = self.wgpu.kernel(number);
+        Err(self.queue.failed(name, says.replace("{}", &(value as i32).to_string())))
     }
 
     /// Copies bytes at any offsets by a kernel.

@@ -1,0 +1,156 @@
+//! What the accuracy harness's cases do not reach on a wgpu device: contents that a kernel cannot take are errors when
+//! something waits, and nothing is written for them; and angles of any size.
+
+#![cfg(feature = "wgpu")]
+
+use std::sync::Arc;
+
+use sinew_kernels::elementwise::{Elements, Unary, UnaryFunction, UnaryStatic};
+use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
+use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
+use sinew_kernels::rotary::{Rotary, RotaryDynamic, RotaryStatic, Style};
+use sinew_kernels::sample::{Sample, SampleDynamic, SampleStatic};
+use sinew_kernels::{Launch, Operands, Operator, Registry};
+use sinew_memory::webgpu::{WgpuDevice, WgpuOptions};
+use sinew_memory::{Buffer, Device, DeviceKind, Stream};
+use sinew_tensor::{DType, Element, Layout, Tensor};
+
+fn stream() -> Option<Arc<dyn Stream>> {
+    match WgpuDevice::open(0, &WgpuOptions::default()) {
+        Ok(device) => Some(device.stream().unwrap()),
+        Err(error) if std::env::var("SINEW_REQUIRE_WGPU").as_deref() == Ok("1") => panic!("{error}"),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn tensor<T: Element>(stream: &Arc<dyn Stream>, values: &[T], shape: &[usize]) -> Tensor {
+    let bytes: &[u8] = bytemuck::cast_slice(values);
+    let mut buffer = Buffer::allocate(stream.device(), bytes.len()).unwrap();
+    stream.upload(bytes, &mut buffer, 0).unwrap();
+    Tensor::new(buffer, T::DTYPE, Layout::contiguous(shape).unwrap()).unwrap()
+}
+
+fn values<T: Element>(stream: &Arc<dyn Stream>, tensor: &Tensor) -> Vec<T> {
+    let mut bytes = vec![0; tensor.buffer().len()];
+    stream.download(tensor.buffer(), 0, &mut bytes).unwrap();
+    bytemuck::pod_collect_to_vec(&bytes)
+}
+
+/// Enqueues the row for wgpu.
+fn run<O: Operator>(
+    stream: &Arc<dyn Stream>,
+    fixed: &O::Static,
+    call: &O::Dynamic,
+    inputs: &[Option<&Tensor>],
+    outputs: &mut [Tensor],
+) {
+    let registry = Registry::standard();
+    let table = registry.table::<O>().unwrap();
+    let row = table.rows().iter().find(|row| row.device == DeviceKind::WGPU).unwrap();
+    let inputs: Vec<_> = inputs.iter().map(|tensor| tensor.map(Tensor::view)).collect();
+    let outputs: Vec<_> = outputs.iter_mut().map(|tensor| tensor.view_mut().unwrap()).collect();
+    let operands = Operands { inputs: &inputs, outputs: &outputs };
+    row.launch(&Launch::new(stream, None).unwrap(), fixed, call, operands).unwrap();
+}
+
+/// Runs the row, waits, and gives back what went wrong, which must not stay.
+fn error<O: Operator>(
+    stream: &Arc<dyn Stream>,
+    fixed: &O::Static,
+    call: &O::Dynamic,
+    inputs: &[Option<&Tensor>],
+    outputs: &mut [Tensor],
+) -> String {
+    run::<O>(stream, fixed, call, inputs, outputs);
+    let error = stream.synchronize().unwrap_err().to_string();
+    stream.synchronize().unwrap();
+    error
+}
+
+#[test]
+fn a_slot_outside_the_cache_is_not_written() {
+    let Some(stream) = stream() else { return };
+    let fixed = KvAppendStatic { num_kv_heads: 1, head_dim: 2, source: DType::F32, kv: DType::F32, block_size: 2 };
+    let new = tensor(&stream, &[1f32, 2., 3., 4.], &[2, 1, 2]);
+    for (slots, found) in [([1i64, 4], "index 4"), ([1, -1], "index -1"), ([1, 1 << 32], "index 0")] {
+        let slots = tensor(&stream, &slots, &[2]);
+        let mut caches = [0, 1].map(|_| tensor(&stream, &[9f32; 8], &[2, 1, 2, 2]));
+        let inputs = [Some(&new), Some(&new), Some(&slots)];
+        let error = error::<KvAppend>(&stream, &fixed, &KvAppendDynamic { tokens: 2 }, &inputs, &mut caches);
+        assert!(error.contains("kv_append.wgpu") && error.contains(found), "{error}");
+        for cache in &caches {
+            assert_eq!(values::<f32>(&stream, cache), [9., 9., 1., 2., 9., 9., 9., 9.]);
+        }
+    }
+}
+
+#[test]
+fn a_position_outside_the_tables_is_not_turned() {
+    let Some(stream) = stream() else { return };
+    let (x, out) = (DType::F32, DType::F32);
+    let fixed = RotaryStatic { head_dim: 2, rotary_dim: 2, style: Style::Half, x, out, in_place: true };
+    let (cos, sin) = (tensor(&stream, &[0f32; 3], &[3, 1]), tensor(&stream, &[1f32; 3], &[3, 1]));
+    for position in [3, -1] {
+        let positions = tensor(&stream, &[2i32, position], &[2]);
+        let mut x = [tensor(&stream, &[3f32, 4., 3., 4.], &[2, 1, 2])];
+        let inputs = [None, Some(&positions), Some(&cos), Some(&sin)];
+        let error = error::<Rotary>(&stream, &fixed, &RotaryDynamic { tokens: 2, heads: 1 }, &inputs, &mut x);
+        assert!(error.contains("rotary.wgpu") && error.contains(&format!("index {position} is outside")), "{error}");
+        assert_eq!(values::<f32>(&stream, &x[0]), [-4., 3., 3., 4.]);
+    }
+}
+
+#[test]
+fn an_index_outside_the_dimension_is_not_gathered() {
+    let Some(stream) = stream() else { return };
+    let x = tensor(&stream, &[5f32, 6., 7.], &[3]);
+    let index = tensor(&stream, &[2i32, 3], &[2]);
+    let mut y = [tensor(&stream, &[9f32; 2], &[2])];
+    let (fixed, call) = (GatherStatic { dtype: DType::F32, dim: 0 }, GatherCall { elements: 2, size: 3 });
+    let error = error::<Gather>(&stream, &fixed, &call, &[Some(&x), Some(&index)], &mut y);
+    assert!(error.contains("gather.wgpu") && error.contains("index 3 is outside"), "{error}");
+    assert_eq!(values::<f32>(&stream, &y[0]), [7., 9.]);
+}
+
+#[test]
+fn a_row_of_logits_without_a_largest_number_draws_nothing() {
+    let Some(stream) = stream() else { return };
+    let params = tensor(&stream, &[1f32, 1., 0., 0.5, 1., 1., 0., 0.5], &[2, 4]);
+    let top_k = tensor(&stream, &[0u32; 2], &[2]);
+    let banned = f32::NEG_INFINITY;
+    for bad in [[0., f32::NAN], [f32::INFINITY, 0.], [banned, banned], [0., -f32::NAN]] {
+        let logits = tensor(&stream, &[banned, 1., bad[0], bad[1]], &[2, 2]);
+        let mut tokens = [tensor(&stream, &[77u32; 2], &[2])];
+        let inputs = [Some(&logits), Some(&params), Some(&top_k)];
+        let error =
+            error::<Sample>(&stream, &SampleStatic { vocab: 2 }, &SampleDynamic { rows: 2 }, &inputs, &mut tokens);
+        assert!(error.contains("sample.wgpu") && error.contains("row 1 has"), "{error}");
+        assert_eq!(values::<u32>(&stream, &tokens[0]), [1, 77]);
+    }
+}
+
+#[test]
+fn sines_and_cosines_of_large_angles_are_as_good_as_of_small_ones() {
+    let Some(stream) = stream() else { return };
+    // The last but two is as near to a multiple of π/2 as f32 comes (Muller 2016, section 11.1).
+    // Beside a quarter of π; in the middle; as near to a multiple of π/2 as f32 comes (Muller 2016, section 11.1).
+    let quarter = std::f32::consts::FRAC_PI_4;
+    let mut angles = vec![quarter.next_down(), quarter, 131_071.0, 16_367_173.0 * 2f32.powi(72), f32::MAX, f32::MIN];
+    angles.extend((0..5000).map(|i| (-1f32).powi(i) * 1.02f32.powi(i) * 0.3).filter(|x| x.is_finite()));
+    angles.extend((1..2000).map(|i| (f64::from(i) * std::f64::consts::FRAC_PI_2) as f32));
+    let x = tensor(&stream, &angles, &[angles.len()]);
+    for function in [UnaryFunction::Sin, UnaryFunction::Cos] {
+        let reference = if function == UnaryFunction::Sin { f64::sin } else { f64::cos };
+        let mut y = [tensor(&stream, &vec![9f32; angles.len()], &[angles.len()])];
+        let fixed = UnaryStatic { function, input: DType::F32, output: DType::F32 };
+        run::<Unary>(&stream, &fixed, &Elements(angles.len()), &[Some(&x)], &mut y);
+        for (angle, y) in angles.iter().zip(values::<f32>(&stream, &y[0])) {
+            let want = reference(f64::from(*angle));
+            let error = (f64::from(y) - want).abs() / DType::F32.ulp(want);
+            assert!(error <= 2.0, "{function:?} of {angle:e} is {y:e}, {error} units from {want:e}");
+        }
+    }
+}
