@@ -58,6 +58,8 @@ mod task;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use std::fmt;
 
@@ -203,6 +205,8 @@ pub fn rows() -> Vec<Row<Attention>> {
     let mut rows = cpu::rows();
     #[cfg(target_arch = "x86_64")]
     rows.push(cpu_avx512bf16::row());
+    #[cfg(feature = "wgpu")]
+    rows.extend(wgpu::rows());
     #[cfg(feature = "cuda")]
     rows.extend(cuda::rows());
     rows
