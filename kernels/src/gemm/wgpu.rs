@@ -148,7 +148,7 @@ fn run_columns(
         Way::Tiled => {
             const BODY: &str = concat!(
                 include_str!("../wgpu/math.wgsl"),
-                include_str!("../activation/function.wgsl"),
+                include_str!("../activation/wgpu_function.wgsl"),
                 include_str!("wgpu_operands.wgsl"),
                 include_str!("wgpu_tiled.wgsl")
             );
@@ -160,7 +160,7 @@ fn run_columns(
         Way::Gemv => {
             const BODY: &str = concat!(
                 include_str!("../wgpu/math.wgsl"),
-                include_str!("../activation/function.wgsl"),
+                include_str!("../activation/wgpu_function.wgsl"),
                 include_str!("wgpu_operands.wgsl"),
                 include_str!("wgpu_gemv.wgsl")
             );

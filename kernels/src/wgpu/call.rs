@@ -220,6 +220,12 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Scratch bytes as words: `load_x(i)` is an f32.
+    pub(crate) fn workspace(&mut self, name: &'static str, launch: &Launch<'a>) -> Result<()> {
+        let buffer = launch.workspace().ok_or_else(|| refuse(self.name, "no workspace"))?;
+        self.bind(name, DType::F32, Binding::new(buffer, 0, buffer.len())?, 0, true, false)
+    }
+
     /// An operand, as its [`Part`] says.
     pub(crate) fn part(&mut self, name: &'static str, part: Part<'a>) -> Result<()> {
         let Part { buffer, dtype, offset, end, range, written, quads } = part;
