@@ -236,9 +236,9 @@ fn tiles(
             kernel.param(name, stride)?;
         }
     }
-    let strides = match mask.map_or(&[][..], |mask| mask.strides()) {
-        &[head, token, step] => [head, token, step],
-        &[token, step] => [0, token, step],
+    let strides = match *mask.map_or(&[][..], |mask| mask.strides()) {
+        [head, token, step] => [head, token, step],
+        [token, step] => [0, token, step],
         _ => [0; 3],
     };
     for (name, stride) in ["mask_head", "mask_token", "mask_step"].into_iter().zip(strides) {
