@@ -1,6 +1,7 @@
-//! `cargo run -p xtask -- bundle`: what maintainers run besides tests.
+//! `cargo run -p xtask -- bundle` and `ptx`: what maintainers run besides tests.
 
 mod bundle;
+mod ptx;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -15,11 +16,14 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 enum Task {
     /// Pack the conformance run for a machine without Rust.
     Bundle(bundle::Bundle),
+    /// Make the PTX that is embedded.
+    Ptx(ptx::Ptx),
 }
 
 fn main() -> ExitCode {
     let outcome = match Task::parse() {
         Task::Bundle(bundle) => bundle.run(),
+        Task::Ptx(ptx) => ptx.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

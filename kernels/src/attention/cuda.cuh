@@ -87,7 +87,8 @@ DEVICE Visible visible(const AttentionParams& p, const Sequence& s, i32 token) {
 }
 
 // Where a key that some token sees lies: its block and its place there. False where the block table is wrong.
-DEVICE bool find_key(const AttentionParams& p, u32 s, const Sequence& sequence, u32 key, i64& block, i64& token) {
+DEVICE bool find_key(const AttentionParams& p, u32 s, const Sequence& sequence, u32 key, i64& block,
+                     i64& token) {
     if (!(p.flags & PAGED)) {
         block = 0;
         token = sequence.kv_start + key;

@@ -1,9 +1,9 @@
 // Any dtypes, strides and head_dim in f32: a warp for each row of queries. And the merge of groups for every kernel.
 
-// Sums of a group or of all before it, in shared memory: one value of head_dim per lane, again and again.
 SINEW_KERNEL_BOUNDS(attention_simt, AttentionParams, 128, 1) {
     SINEW_SHARED(float, smem);
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    // Each lane holds every 32nd of the sums of a group and of all groups before it; all read the query.
     float* query = smem + warp * 3 * p.head_dim;
     float* sums = query + p.head_dim;
     float* total = sums + p.head_dim;

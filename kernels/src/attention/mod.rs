@@ -30,6 +30,9 @@
 //! decode, for any chunking of the prompt, any size and order of blocks, paged or dense, alone or among other
 //! sequences, on any number of threads. Rows with the same arithmetic agree on all of that.
 //!
+//! On NVIDIA GPUs the dot product and the weighted sum of a tile are a tensor core's (`attention.cuda.tiles-mma`), or
+//! tiles are of 32 keys (`attention.cuda.tiles-fma`); groups are the same.
+//!
 //! Keys that no token sees (free blocks, the tail of the last block, blocks that a window has passed) are never read,
 //! and those that only some tokens see never reach the others, even where they are NaN or infinite.
 
@@ -42,6 +45,8 @@ mod cpu;
 mod cpu_avx512bf16;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod cuda_params;
 mod merge;
 mod pack;
 mod plan;

@@ -13,7 +13,7 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::strided::Walk;
 
 /// The kernels' source.
-pub static CUDA: CudaModule = cuda::module("cast", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("cast", "cuda.cu");
 static NEAREST: Kernel = Kernel { module: &CUDA, name: "cast_nearest" };
 static WIDE: Kernel = Kernel { module: &CUDA, name: "cast_wide" };
 static COPY: Kernel = Kernel { module: &CUDA, name: "cast_copy" };

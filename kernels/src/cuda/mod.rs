@@ -39,10 +39,18 @@ pub static MODULES: &[&CudaModule] = &[
     &crate::topk::CUDA,
 ];
 
-/// A module on the prelude.
-pub(crate) const fn module(name: &'static str, source: &'static str) -> CudaModule {
-    CudaModule { name, prelude: PRELUDE, source }
+/// A module on the prelude, of files beside the one that says so, with the PTX that `xtask ptx` made of it.
+macro_rules! module {
+    ($name:literal, $($source:literal),+) => {
+        sinew_memory::cuda::CudaModule {
+            name: $name,
+            prelude: $crate::cuda::PRELUDE,
+            source: concat!($(include_str!($source)),+),
+            ptx: include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/ptx/", $name, ".gz")),
+        }
+    };
 }
+pub(crate) use module;
 
 /// A kernel of a module.
 #[derive(Debug)]
@@ -198,4 +206,15 @@ pub(crate) fn cost(work: Work, hardware: &Hardware, reads: f64, computes: f64) -
     let rates = &hardware.rates;
     let flops_per_s = rates.f32_flops_per_s * hardware.threads as f64 * computes;
     rates.launch_s + (work.bytes / (rates.read_bytes_per_s * reads)).max(work.flops / flops_per_s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MODULES;
+
+    #[test]
+    fn the_ptx_of_every_module_was_made_of_its_present_source() {
+        let stale: Vec<&str> = MODULES.iter().filter(|module| module.fallback().is_none()).map(|m| m.name).collect();
+        assert!(stale.is_empty(), "run `cargo run -p xtask -- ptx`: {stale:?} changed since");
+    }
 }

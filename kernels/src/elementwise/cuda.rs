@@ -12,7 +12,7 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::strided::Walk;
 
 /// The kernels' source.
-pub static CUDA: CudaModule = cuda::module("elementwise", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("elementwise", "cuda.cu");
 static UNARY: Kernel = Kernel { module: &CUDA, name: "unary" };
 static BINARY: Kernel = Kernel { module: &CUDA, name: "binary" };
 static SELECTION: Kernel = Kernel { module: &CUDA, name: "selection" };

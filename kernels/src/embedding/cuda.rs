@@ -10,7 +10,7 @@ use crate::operator::refuse;
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// The kernel's source.
-pub static CUDA: CudaModule = cuda::module("embedding", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("embedding", "cuda.cu");
 static EMBEDDING: Kernel = Kernel { module: &CUDA, name: "embedding" };
 
 #[derive(Clone, Copy, Pod, Zeroable)]

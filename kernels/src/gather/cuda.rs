@@ -11,7 +11,7 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::strided::Walk;
 
 /// The kernel's source.
-pub static CUDA: CudaModule = cuda::module("gather", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("gather", "cuda.cu");
 static GATHER: Kernel = Kernel { module: &CUDA, name: "gather" };
 
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -14,9 +14,9 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 
 /// The modules of kernels.
 pub static CUDA: [CudaModule; 3] = [
-    cuda::module("gemm_simt", concat!(include_str!("cuda.cuh"), include_str!("cuda_simt.cu"))),
-    cuda::module("gemm_gemv", concat!(include_str!("cuda.cuh"), include_str!("cuda_gemv.cu"))),
-    cuda::module("gemm_mma", concat!(include_str!("cuda.cuh"), include_str!("cuda_mma.cu"))),
+    cuda::module!("gemm_simt", "cuda.cuh", "cuda_simt.cu"),
+    cuda::module!("gemm_gemv", "cuda.cuh", "cuda_gemv.cu"),
+    cuda::module!("gemm_mma", "cuda.cuh", "cuda_mma.cu"),
 ];
 
 /// A kernel with the rows and columns that one of its blocks computes.

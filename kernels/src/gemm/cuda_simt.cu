@@ -35,10 +35,12 @@ SINEW_KERNEL_BOUNDS(gemm_simt, GemmParams, 256, 2) {
                 u32 line, k;
                 simt_place(a_along_k, i, line, k);
                 bool there = a_at[i] >= 0 && k0 + k < p.k;
-                left[k][line] = there ? rounded(load(p.a, p.a_type, a_at[i] + i64(k0 + k) * p.a_k), p.flags & ROUND_A) : 0;
+                float value = there ? load(p.a, p.a_type, a_at[i] + i64(k0 + k) * p.a_k) : 0.0f;
+                left[k][line] = rounded(value, p.flags & ROUND_A);
                 simt_place(b_along_k, i, line, k);
                 there = b_at[i] >= 0 && k0 + k < p.k;
-                right[k][line] = there ? rounded(load(p.b, p.b_type, b_at[i] + i64(k0 + k) * p.b_k), p.flags & ROUND_B) : 0;
+                value = there ? load(p.b, p.b_type, b_at[i] + i64(k0 + k) * p.b_k) : 0.0f;
+                right[k][line] = rounded(value, p.flags & ROUND_B);
             }
             __syncthreads();
 #pragma unroll

@@ -17,6 +17,9 @@
 //! - `gemm.mul-add-chain`: `s = s + a·b` with two roundings (portable).
 //! - `gemm.fma-chain`: `s = fma(a, b, s)` (AVX2 and AVX-512).
 //! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).
+//! - `gemm.cuda.fma-chain`: the same chain on NVIDIA GPUs, with their exponential in activations.
+//! - `gemm.cuda.mma-chain`: tensor cores, sixteen products at a time in K's order, whatever the tile.
+//! - `gemm.cuda.lanes`: 32 chains that take K in turns, added by halves.
 //! - `gemm.foreign`: the `gemm` crate.
 //!
 //! How operands are rounded before is the problem's own: see [`Compute`].

@@ -11,7 +11,7 @@ use crate::operator::refuse;
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// The kernel's source.
-pub static CUDA: CudaModule = cuda::module("kv_append", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("kv_append", "cuda.cu");
 static KV_APPEND: Kernel = Kernel { module: &CUDA, name: "kv_append" };
 
 #[derive(Clone, Copy, Pod, Zeroable)]

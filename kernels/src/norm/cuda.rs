@@ -11,7 +11,7 @@ use crate::cuda::{self, Kernel, LayoutParam};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
 
 /// The kernels' source.
-pub static CUDA: CudaModule = cuda::module("norm", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("norm", "cuda.cu");
 static SHORT: Kernel = Kernel { module: &CUDA, name: "norm_short_rows" };
 static LONG: Kernel = Kernel { module: &CUDA, name: "norm_long_rows" };
 

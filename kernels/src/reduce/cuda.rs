@@ -11,7 +11,7 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::strided::Walk;
 
 /// The kernel's source.
-pub static CUDA: CudaModule = cuda::module("reduce", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("reduce", "cuda.cu");
 static REDUCE: Kernel = Kernel { module: &CUDA, name: "reduce" };
 
 /// Up to 32 floats of a thread are summed in f32, the rest in f64; then threads by halves.

@@ -10,7 +10,7 @@ use crate::cuda::{self, Kernel, THREADS};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
 
 /// The kernel's source.
-pub static CUDA: CudaModule = cuda::module("rotary", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("rotary", "cuda.cu");
 static ROTARY: Kernel = Kernel { module: &CUDA, name: "rotary" };
 
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -10,7 +10,7 @@ use crate::cuda::{self, Kernel};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 
 /// The kernel's source.
-pub static CUDA: CudaModule = cuda::module("sample", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("sample", "cuda.cu");
 static SAMPLE: Kernel = Kernel { module: &CUDA, name: "sample" };
 
 const THREADS: u32 = 512;

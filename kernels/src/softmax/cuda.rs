@@ -12,7 +12,7 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::strided::Walk;
 
 /// The kernel's source.
-pub static CUDA: CudaModule = cuda::module("softmax", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("softmax", "cuda.cu");
 static SOFTMAX: Kernel = Kernel { module: &CUDA, name: "softmax" };
 
 /// Up to 32 exponentials of a thread are summed in f32, the rest in f64; then threads by halves.

@@ -11,7 +11,7 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::strided::Walk;
 
 /// The kernel's source.
-pub static CUDA: CudaModule = cuda::module("topk", include_str!("cuda.cu"));
+pub static CUDA: CudaModule = cuda::module!("topk", "cuda.cu");
 static TOPK: Kernel = Kernel { module: &CUDA, name: "topk" };
 
 /// Threads for a row: as many as a block may have where it is long, since few rows are sorted at once.

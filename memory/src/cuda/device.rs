@@ -114,8 +114,16 @@ impl CudaDevice {
     }
 
     fn load(&self, module: &CudaModule) -> Result<Module, String> {
-        let describe = self.compiler.describe(&self.architecture)?;
         let text = module.text();
+        let describe = match self.compiler.describe(&self.architecture) {
+            Ok(describe) => describe,
+            Err(reason) => {
+                // The driver compiles PTX itself, for this GPU, without what only this GPU has.
+                let Some(ptx) = module.fallback() else { return Err(reason) };
+                tracing::warn!(module = module.name, reason, "kernels run from PTX for compute capability 8.0");
+                return Module::load(&self.driver, ptx.as_bytes()).map_err(|error| format!("{reason}; {error}"));
+            }
+        };
         let compile = || self.compiler.compile(module.name, &text, &self.architecture);
         let image = self.cache.image(module.name, &[&describe, &text], compile)?;
         Module::load(&self.driver, &image).map_err(|error| error.to_string())

@@ -1,8 +1,13 @@
 //! Modules of kernels: source text, and what the driver made of it.
 
 use std::collections::HashMap;
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, RwLock};
+
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
 
 use super::driver::{Driver, DriverCall, Handle};
 
@@ -15,13 +20,44 @@ pub struct CudaModule {
     pub prelude: &'static str,
     /// CUDA C++ without `#include`.
     pub source: &'static str,
+    /// What serves where no compiler is: PTX for compute capability 8.0, packed by [`CudaModule::pack`]; may be empty.
+    pub ptx: &'static [u8],
 }
 
 impl CudaModule {
     /// The whole text, with marks by which the compiler's messages name file and line.
     pub fn text(&self) -> String {
-        let Self { name, prelude, source } = self;
+        let Self { name, prelude, source, .. } = self;
         format!("#line 1 \"prelude.cuh\"\n{prelude}\n#line 1 \"{name}.cu\"\n{source}\n")
+    }
+
+    /// PTX that a compiler made of this source, as [`CudaModule::ptx`] holds it: compressed, behind a line that says of
+    /// which source.
+    ///
+    /// # Errors
+    /// None but those of memory that is not there.
+    pub fn pack(&self, ptx: &str) -> std::io::Result<Vec<u8>> {
+        let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+        packed.write_all(self.mark().as_bytes())?;
+        packed.write_all(ptx.as_bytes())?;
+        packed.finish()
+    }
+
+    /// The PTX that was packed of this very source.
+    pub fn fallback(&self) -> Option<String> {
+        let mut text = String::new();
+        GzDecoder::new(self.ptx).read_to_string(&mut text).ok()?;
+        text.starts_with(&self.mark()).then_some(text)
+    }
+
+    /// A comment of PTX that changes with the source.
+    fn mark(&self) -> String {
+        // FNV-1a (Fowler, Noll and Vo 1991): this is against forgetting, not against forging.
+        let hash = self
+            .text()
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        format!("// {} {hash:016x}\n", self.name)
     }
 }
 

@@ -61,6 +61,18 @@ impl Nvrtc {
         Ok(build(name, source, &options)?.1)
     }
 
+    /// PTX for an architecture such as `compute_80`, which any driver turns into kernels for that GPU and later ones.
+    ///
+    /// # Errors
+    /// What the compiler says of a source that it refuses.
+    pub fn ptx(self, name: &str, source: &str, architecture: &str) -> Result<String, String> {
+        let (program, _) = build(name, source, &options(architecture))?;
+        // SAFETY: the program was compiled.
+        let ptx = unsafe { result::get_ptx(program.0) }.map_err(failed("nvrtcGetPTX"))?;
+        let bytes: Vec<u8> = ptx.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+        String::from_utf8(bytes).map_err(|error| format!("{name}: {error}"))
+    }
+
     /// The architectures that it compiles for, by their number: 90 for `sm_90` and `sm_90a`.
     fn architectures(self) -> Result<Vec<c_int>, String> {
         let mut count = 0;
@@ -91,12 +103,21 @@ impl Compiler for Nvrtc {
     }
 
     fn compile(&self, name: &str, source: &str, architecture: &str) -> Result<Vec<u8>, String> {
-        Ok(build(name, source, &options(architecture))?.0)
+        let (program, _) = build(name, source, &options(architecture))?;
+        let mut len = 0;
+        // SAFETY: the program was compiled, and the image has room for as many bytes as were just told.
+        unsafe {
+            sys::nvrtcGetCUBINSize(program.0, &mut len).result().map_err(failed("nvrtcGetCUBINSize"))?;
+            let mut image = vec![0u8; len];
+            let to = image.as_mut_ptr().cast::<c_char>();
+            sys::nvrtcGetCUBIN(program.0, to).result().map_err(failed("nvrtcGetCUBIN"))?;
+            Ok(image)
+        }
     }
 }
 
-/// The image of a program, and what the compiler says of it.
-fn build(name: &str, source: &str, options: &[String]) -> Result<(Vec<u8>, String), String> {
+/// A compiled program, and what the compiler says of it.
+fn build(name: &str, source: &str, options: &[String]) -> Result<(Program, String), String> {
     ready()?;
     let text = |text: &str| CString::new(text).map_err(|error| format!("{name}: {error}"));
     let (source, file) = (text(source)?, text(&format!("{name}.cu"))?);
@@ -108,11 +129,7 @@ fn build(name: &str, source: &str, options: &[String]) -> Result<(Vec<u8>, Strin
         let log: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
         let log = String::from_utf8_lossy(&log).trim_end().to_owned();
         compiled.map_err(|error| format!("nvrtcCompileProgram: {error}\n{log}"))?;
-        let mut len = 0;
-        sys::nvrtcGetCUBINSize(program.0, &mut len).result().map_err(failed("nvrtcGetCUBINSize"))?;
-        let mut image = vec![0u8; len];
-        sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast::<c_char>()).result().map_err(failed("nvrtcGetCUBIN"))?;
-        Ok((image, log))
+        Ok((program, log))
     }
 }
 

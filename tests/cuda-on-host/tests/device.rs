@@ -13,7 +13,8 @@ fn device() -> Option<Arc<dyn Device>> {
     sinew_cuda_on_host::device(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-static FAULTS: CudaModule = CudaModule { name: "faults", prelude: PRELUDE, source: include_str!("faults.cu") };
+static FAULTS: CudaModule =
+    CudaModule { name: "faults", prelude: PRELUDE, source: include_str!("faults.cu"), ptx: &[] };
 
 /// A parameter of every kernel in `faults.cu`.
 #[repr(C)]
@@ -252,10 +253,10 @@ fn a_module_is_compiled_once_whoever_asks_and_modules_in_parallel() {
     let Ok(compiler) = Gxx::find() else { return };
     let [compiled, running, most_at_once] = Default::default();
     let compiler = Arc::new(Counting { compiler, compiled, running, most_at_once });
-    static BROKEN: CudaModule = CudaModule { name: "broken", prelude: "", source: "this is no C++" };
+    static BROKEN: CudaModule = CudaModule { name: "broken", prelude: "", source: "this is no C++", ptx: &[] };
     static SMALL: [CudaModule; 2] = [
-        CudaModule { name: "one", prelude: PRELUDE, source: "struct P { Ptr p; }; SINEW_KERNEL(one, P) {}" },
-        CudaModule { name: "two", prelude: PRELUDE, source: "struct P { Ptr p; }; SINEW_KERNEL(two, P) {}" },
+        CudaModule { name: "one", prelude: PRELUDE, source: "struct P { Ptr p; }; SINEW_KERNEL(one, P) {}", ptx: &[] },
+        CudaModule { name: "two", prelude: PRELUDE, source: "struct P { Ptr p; }; SINEW_KERNEL(two, P) {}", ptx: &[] },
     ];
     let folder = tempfile::tempdir().unwrap();
     let open = || CudaDevice::new(HostDriver::new(), compiler.clone(), Cache::at(folder.path())).unwrap();
