@@ -40,7 +40,8 @@ unsafe fn run(
         }
     };
     let count = dynamic.rows * dynamic.width;
-    let body = concat!(include_str!("../wgpu/math.wgsl"), include_str!("wgpu.wgsl"));
+    let body =
+        concat!(include_str!("../wgpu/math.wgsl"), include_str!("wgpu_function.wgsl"), include_str!("wgpu.wgsl"));
     let mut call = Call::new(launch, "activation.wgpu", body)?;
     call.option("WORKGROUP", WORKGROUP)?;
     call.option("ACTIVATION", fixed.activation as u32)?;

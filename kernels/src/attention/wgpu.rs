@@ -164,7 +164,7 @@ fn check(launch: &Launch<'_>, fixed: &AttentionStatic, call: &AttentionDynamic, 
     let table = operands.optional(BLOCK_TABLE);
     let body = if table.is_some() { CONTENTS_PAGED } else { CONTENTS_DENSE };
     let mut kernel = Call::new(launch, "attention.wgpu.contents", body)?;
-    kernel.reports();
+    kernel.reports_that("{} in query_start, kv_len or block_table is out of bounds");
     let starts = operands.input(name, QUERY_START, "query_start")?;
     let lengths = operands.input(name, KV_LEN, "kv_len")?;
     kernel.read("query_start", starts)?;

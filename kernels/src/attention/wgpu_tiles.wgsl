@@ -1,6 +1,6 @@
 // A workgroup for up to ROWS rows (queries times the heads that share keys) of one sequence and head of keys, over all
-// groups of keys, or over one where the groups are split. By the online softmax: scores of a tile of keys by a thread for
-// each key and some rows, then the accumulators by a thread for some columns and all rows.
+// groups of keys, or over one where the groups are split. By the online softmax: scores of a tile of keys by a thread
+// for each key and some rows, then the accumulators by a thread for some columns and all rows.
 
 const QUADS = (HEAD_DIM + 3u) / 4u;
 const COLUMNS = (HEAD_DIM + THREADS - 1u) / THREADS;

@@ -1,7 +1,7 @@
 //! Products in WGSL: tiles in shared memory, and a way for few rows.
 //!
-//! Both have one arithmetic, so that a weight is decoded with as it was prefilled with: an f32 chain over each [`CHAIN`]
-//! steps of K, begun with zero, and the chains' sums added in order.
+//! Both have one arithmetic, so that a weight is decoded with as it was prefilled with: an f32 chain over
+//! each [`CHAIN`] steps of K, begun with zero, and the chains' sums added in order.
 
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
@@ -148,7 +148,7 @@ fn run_columns(
         Way::Tiled => {
             const BODY: &str = concat!(
                 include_str!("../wgpu/math.wgsl"),
-                include_str!("../activation/function.wgsl"),
+                include_str!("../activation/wgpu_function.wgsl"),
                 include_str!("wgpu_operands.wgsl"),
                 include_str!("wgpu_tiled.wgsl")
             );
@@ -160,7 +160,7 @@ fn run_columns(
         Way::Gemv => {
             const BODY: &str = concat!(
                 include_str!("../wgpu/math.wgsl"),
-                include_str!("../activation/function.wgsl"),
+                include_str!("../activation/wgpu_function.wgsl"),
                 include_str!("wgpu_operands.wgsl"),
                 include_str!("wgpu_gemv.wgsl")
             );

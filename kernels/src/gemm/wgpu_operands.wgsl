@@ -1,10 +1,11 @@
 // What both kernels share: operands in fours, rounded as the problem says, and what follows the sum.
 //
-// Where the product is gated (GATED = 1), outputs 2j and 2j + 1 are the gate and the up of column j. Columns and outputs
-// are counted from the first one of the dispatch on.
+// Where the product is gated (GATED = 1), outputs 2j and 2j + 1 are the gate and the up of column j. Columns and
+// outputs are counted from the first one of the dispatch on.
 
 fn rounded(v: vec4<f32>) -> vec4<f32> {
-    return vec4(f32_of_bf16(bf16_of_f32(v.x)), f32_of_bf16(bf16_of_f32(v.y)), f32_of_bf16(bf16_of_f32(v.z)), f32_of_bf16(bf16_of_f32(v.w)));
+    let bits = vec4(bf16_of_f32(v.x), bf16_of_f32(v.y), bf16_of_f32(v.z), bf16_of_f32(v.w));
+    return vec4(f32_of_bf16(bits.x), f32_of_bf16(bits.y), f32_of_bf16(bits.z), f32_of_bf16(bits.w));
 }
 
 // Numbers from `i` on that are below `end`.
