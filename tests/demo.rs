@@ -73,7 +73,7 @@ fn a_thousand_steps_by_wgpu_are_as_many_submissions_and_grow_no_buffer() {
     const STEPS: usize = 1000;
     /// Steps after which every buffer and bind group has been made.
     const WARM: usize = 20;
-    common::on_wgpu(|ctx| {
+    common::alone_on_wgpu(|ctx| {
         let options = LoadOptions { context: Some(64), ..LoadOptions::default() };
         let mut model = demo::load(ctx.clone(), &options).expect("the bundled model loads");
         let stream = WgpuStream::of(ctx.stream()).expect("a stream of wgpu");

@@ -136,6 +136,18 @@ impl Registry {
         self.tables.get(&TypeId::of::<O>()).map_or(Ok(()), |table| table.self_check(row, device))
     }
 
+    /// Compiles ahead what Sinew's own rows on a device are made of, where that takes long enough to be waited for: the
+    /// modules of CUDA.
+    ///
+    /// # Errors
+    /// A kernel that cannot be compiled.
+    pub fn prefetch(&self, device: &Arc<dyn Device>) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        crate::cuda::prefetch(device)?;
+        tracing::debug!(device = %device.id(), "kernels are ready");
+        Ok(())
+    }
+
     /// All tables, in the order added.
     pub fn tables(&self) -> impl Iterator<Item = &dyn AnyTable> {
         self.order.iter().map(|id| &*self.tables[id])

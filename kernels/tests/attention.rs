@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::Generator;
 use sinew_kernels::kv_append::{self, KvAppendDynamic, KvAppendStatic};
-use sinew_kernels::{Compute, Error, F32Bits, Launch, Operands, Result, Row};
+use sinew_kernels::{Compute, Error, F32Bits, Launch, Operands, Result, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, SimdLevel};
 use sinew_tensor::{DType, PagedLayout, Tensor};
 
@@ -193,7 +193,7 @@ impl Caches {
         let outputs = [self.k.view_mut()?, self.v.view_mut()?];
         let stream = device.clone().stream()?;
         let rows = kv_append::rows();
-        let row = rows.last().expect("rows");
+        let row = rows.first().expect("rows");
         let operands = Operands { inputs: &inputs, outputs: &outputs };
         row.launch(&Launch::new(&stream, None)?, &problem, &KvAppendDynamic { tokens: new }, operands)
     }
@@ -244,7 +244,9 @@ fn plain(num_heads: usize, num_kv_heads: usize, head_dim: usize, kv: DType, comp
 
 fn rows_for(fixed: &AttentionStatic) -> Vec<Row<Attention>> {
     let hardware = Cpu::get().hardware().capped(SimdLevel::detected());
-    attention::rows().into_iter().filter(|row| (row.admits)(fixed, &hardware).is_ok()).collect()
+    let table = Table::new(attention::rows());
+    let (rows, _) = table.candidates(fixed, &hardware);
+    rows.into_iter().copied().collect()
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

@@ -179,6 +179,7 @@ impl LanguageModel {
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
+        ctx.prefetch()?;
         let precision = options.weights.precision(checkpoint, ctx.device().id().kind)?;
         // Unasked, the cache is not made for contexts that few prompts fill.
         const DEFAULT_CONTEXT: usize = 4096;

@@ -128,6 +128,14 @@ impl Context {
         (host.team().clone(), host.hardware().simd)
     }
 
+    /// Compiles kernels of the device ahead of their use: see [`Registry::prefetch`].
+    ///
+    /// # Errors
+    /// A kernel that cannot be compiled.
+    pub fn prefetch(&self) -> Result<()> {
+        Ok(self.registry.prefetch(&self.device)?)
+    }
+
     /// Waits for all work and reports its first error.
     ///
     /// # Errors

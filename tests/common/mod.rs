@@ -12,14 +12,28 @@ pub fn cpu() -> Arc<Context> {
     Arc::new(Context::cpu().expect("the CPU is there"))
 }
 
-/// Runs a test by wgpu. Where there is no adapter it is skipped and says so, unless `SINEW_REQUIRE_WGPU` is set.
+/// Runs a test by wgpu, on a device that tests of this process share: its pipelines are compiled once for all. Where
+/// there is no adapter the test is skipped and says so, unless `SINEW_REQUIRE_WGPU` is set.
 pub fn on_wgpu(test: impl FnOnce(&Arc<Context>)) {
-    // Made once: its pipelines are compiled once for all tests of a process.
     static DEVICE: OnceLock<Result<Arc<dyn Device>, String>> = OnceLock::new();
-    match DEVICE.get_or_init(|| memory::open("wgpu", None, None).map_err(|error| error.to_string())) {
+    run_on(DEVICE.get_or_init(open).clone(), test);
+}
+
+/// [`on_wgpu`] on a device of the test's own, whose counters nobody else moves.
+#[allow(dead_code, reason = "not every test that has this module counts")]
+pub fn alone_on_wgpu(test: impl FnOnce(&Arc<Context>)) {
+    run_on(open(), test);
+}
+
+fn open() -> Result<Arc<dyn Device>, String> {
+    memory::open("wgpu", None, None).map_err(|error| error.to_string())
+}
+
+fn run_on(device: Result<Arc<dyn Device>, String>, test: impl FnOnce(&Arc<Context>)) {
+    match device {
         Ok(device) => {
             let (registry, policy) = (Arc::new(Registry::standard()), Policy::of(device.id().kind));
-            test(&Arc::new(Context::new(device.clone(), registry, policy).expect("a context")));
+            test(&Arc::new(Context::new(device, registry, policy).expect("a context")));
         }
         Err(reason) => {
             assert!(std::env::var_os("SINEW_REQUIRE_WGPU").is_none(), "{reason}");

@@ -14,16 +14,24 @@ const ARCHITECTURE: &str = "compute_80";
 /// kernels for this architecture use. A compiler writes its own, which only drivers of its age read.
 const VERSION: &str = ".version 7.4";
 
+/// A hint of newer compilers, which the version above does not know.
+const HINT: &str = ".pragma \"used_bytes_mask";
+
 /// Make the PTX that is embedded of every module whose source changed. Needs libnvrtc on the library path.
 #[derive(Debug, Args)]
-pub struct Ptx;
+pub struct Ptx {
+    /// Of every module.
+    #[arg(long)]
+    all: bool,
+}
 
 impl Ptx {
     pub fn run(&self) -> Outcome {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/src/cuda/ptx");
-        for module in MODULES.iter().filter(|module| module.fallback().is_none()) {
+        for module in MODULES.iter().filter(|module| self.all || module.fallback().is_none()) {
             let ptx = Nvrtc.ptx(module.name, &module.text(), ARCHITECTURE)?;
-            let lines = ptx.lines().map(|line| if line.starts_with(".version ") { VERSION } else { line });
+            let lines = ptx.lines().filter(|line| !line.trim_start().starts_with(HINT));
+            let lines = lines.map(|line| if line.starts_with(".version ") { VERSION } else { line });
             let packed = module.pack(&lines.collect::<Vec<_>>().join("\n"))?;
             let path = folder.join(format!("{}.gz", module.name));
             std::fs::write(&path, &packed)?;

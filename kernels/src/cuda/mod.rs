@@ -7,9 +7,11 @@ mod strided;
 
 pub(crate) use strided::{Strided1, Strided2, Strided3, Strided4};
 
+use std::sync::Arc;
+
 use bytemuck::{Pod, Zeroable};
-use sinew_memory::cuda::{CudaModule, CudaStorage, CudaStream};
-use sinew_memory::{DeviceKind, Hardware};
+use sinew_memory::cuda::{CudaDevice, CudaModule, CudaStorage, CudaStream};
+use sinew_memory::{Device, DeviceKind, Hardware};
 use sinew_tensor::{DType, MAX_RANK, View};
 
 use crate::operator::{Launch, Operands, Refusal, Work, refuse};
@@ -38,6 +40,17 @@ pub static MODULES: &[&CudaModule] = &[
     &crate::softmax::CUDA,
     &crate::topk::CUDA,
 ];
+
+/// Compiles every module ahead of its use, where the device is an NVIDIA GPU.
+///
+/// # Errors
+/// A module that cannot be compiled.
+pub(crate) fn prefetch(device: &Arc<dyn Device>) -> Result<()> {
+    match CudaDevice::of(device) {
+        Some(cuda) => Ok(cuda.prefetch(MODULES)?),
+        None => Ok(()),
+    }
+}
 
 /// A module on the prelude, of files beside the one that says so, with the PTX that `xtask ptx` made of it.
 macro_rules! module {

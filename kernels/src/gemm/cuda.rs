@@ -5,10 +5,9 @@ use sinew_memory::cuda::CudaModule;
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
 
-use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse};
+use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse, takes_rows};
 use crate::Result;
 use crate::activation::Activation;
-use crate::cpu_row::takes_lanes;
 use crate::cuda::{self, Kernel, MAX_GRID_YZ};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 
@@ -66,7 +65,7 @@ pub(super) fn rows() -> Vec<Row<Gemm>> {
         name,
         device: DeviceKind::CUDA,
         arithmetic: Arithmetic::named(arithmetic),
-        admits: |fixed, _| takes(fixed),
+        admits: |fixed, _| takes_rows(fixed),
         cost: |fixed, call, hardware| cuda::cost(Gemm::work(fixed, call), hardware, 0.5, 0.4),
         workspace: |_, _, _| 0,
         run: run_simt,
@@ -75,7 +74,7 @@ pub(super) fn rows() -> Vec<Row<Gemm>> {
         Row {
             admits: |fixed, hardware| {
                 cuda::needs(MMA_CAPABILITY, hardware)?;
-                takes(fixed)?;
+                takes_rows(fixed)?;
                 multiplied_as(fixed).map(drop)
             },
             cost: mma_cost,
@@ -85,19 +84,6 @@ pub(super) fn rows() -> Vec<Row<Gemm>> {
         Row { cost: gemv_cost, run: run_gemv, ..row("gemm.cuda.gemv", "gemm.cuda.lanes") },
         row("gemm.cuda.simt", "gemm.cuda.fma-chain"),
     ]
-}
-
-fn takes(fixed: &GemmStatic) -> Result<(), Refusal> {
-    let b = match fixed.b {
-        Rhs::Packed(format) if !format.is_row_major() => {
-            return Err(format!("reads packed weights in rows, not {}", format.name()).into());
-        }
-        Rhs::Packed(format) => format.dtype(),
-        Rhs::Strided(dtype) => dtype,
-    };
-    let epilogue = &fixed.epilogue;
-    let dtypes = [Some(fixed.a), Some(b), Some(fixed.out), epilogue.bias, epilogue.residual_input()];
-    takes_lanes(dtypes.into_iter().flatten())
 }
 
 /// The type that tensor cores multiply in without another rounding than the problem's own.

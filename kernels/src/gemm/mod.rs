@@ -256,6 +256,21 @@ impl Operator for Gemm {
     }
 }
 
+/// Refuses what kernels on GPUs do not multiply: packed panels, and dtypes without lanes.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn takes_rows(fixed: &GemmStatic) -> Result<(), crate::Refusal> {
+    let b = match fixed.b {
+        Rhs::Packed(format) if !format.is_row_major() => {
+            return Err(format!("reads packed weights in rows, not {}", format.name()).into());
+        }
+        Rhs::Packed(format) => format.dtype(),
+        Rhs::Strided(dtype) => dtype,
+    };
+    let epilogue = &fixed.epilogue;
+    let dtypes = [Some(fixed.a), Some(b), Some(fixed.out), epilogue.bias, epilogue.residual_input()];
+    crate::cpu_row::takes_lanes(dtypes.into_iter().flatten())
+}
+
 /// The rows of [`Gemm`], best first.
 pub fn rows() -> Vec<Row<Gemm>> {
     let mut rows = Vec::new();

@@ -6,9 +6,9 @@
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
 
-use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs};
+use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, takes_rows};
 use crate::wgpu::{Call, Part, aligned, arithmetic, largest_part};
-use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
+use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 const CHAINED: Arithmetic = arithmetic("gemm.wgpu");
 /// Steps of a chain: long enough that a thread reads its part of a weight in whole cache lines, short enough that many
@@ -26,7 +26,7 @@ pub(super) const ROWS: [Row<Gemm>; 2] = [
         name: "gemm.wgpu.tiled",
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
-        admits,
+        admits: |fixed, _| takes_rows(fixed),
         cost: |fixed, call, hardware| {
             let tiles = call.batch * call.m.div_ceil(TILE) * fixed.n.div_ceil(TILE);
             let flops = 2.0 * (tiles * TILE * TILE) as f64 * fixed.k as f64;
@@ -39,7 +39,7 @@ pub(super) const ROWS: [Row<Gemm>; 2] = [
         name: "gemm.wgpu.gemv",
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
-        admits,
+        admits: |fixed, _| takes_rows(fixed),
         cost: |fixed, call, hardware| {
             let work = Gemm::work(fixed, call);
             let passes = call.m.div_ceil(FEW);
@@ -52,15 +52,6 @@ pub(super) const ROWS: [Row<Gemm>; 2] = [
         run: |launch, fixed, call, operands| run(Way::Gemv, launch, fixed, call, operands),
     },
 ];
-
-fn admits(fixed: &GemmStatic, _: &Hardware) -> Result<(), Refusal> {
-    match fixed.b {
-        Rhs::Packed(format) if !format.is_row_major() => {
-            Err(format!("multiplies packed rows, not {}", format.name()).into())
-        }
-        _ => Ok(()),
-    }
-}
 
 /// Predicted seconds, where `groups` workgroups share the work.
 fn cost(hardware: &Hardware, flops: f64, bytes: f64, groups: usize) -> f64 {

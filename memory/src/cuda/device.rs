@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::cache::Cache;
@@ -14,7 +15,7 @@ use super::storage::CudaStorage;
 use super::stream::CudaStream;
 use crate::{
     Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, Rates, Result, SimdLevel,
-    Storage, Stream,
+    Storage, Stream, system,
 };
 
 /// What the driver aligns allocations to, and more than any instruction asks for.
@@ -83,14 +84,21 @@ impl CudaDevice {
         Arc::new(Pinned { device: self.clone() })
     }
 
-    /// Compiles modules in parallel threads, so that no kernel waits for it later.
+    /// Compiles modules on as many threads as the process has, so that no kernel waits for it later.
     ///
     /// # Errors
     /// The first module that cannot be compiled or loaded.
     pub fn prefetch(&self, modules: &[&'static CudaModule]) -> Result<()> {
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<()> {
+            while let Some(module) = modules.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.with_module(module, |_| Ok(()))?;
+            }
+            Ok(())
+        };
         std::thread::scope(|scope| {
-            let threads = modules.iter().map(|&module| scope.spawn(move || self.with_module(module, |_| Ok(()))));
-            let threads: Vec<_> = threads.collect();
+            let threads = system::available_threads().min(modules.len());
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             threads.into_iter().try_for_each(|thread| {
                 thread.join().unwrap_or_else(|_| Err(self.error("compiling", "a thread of the compiler panicked")))
             })
