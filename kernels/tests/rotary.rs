@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sinew_kernels::accuracy;
 use sinew_kernels::case::{Depth, Generator};
 use sinew_kernels::rotary::{self, Rotary, RotaryDynamic, RotaryStatic, Style, Table as Angles};
-use sinew_kernels::{Launch, Operands, Registry, Row, Table};
+use sinew_kernels::{Launch, Operands, Row, Table};
 use sinew_memory::{Cpu, Device, SimdLevel};
 use sinew_tensor::{DType, Element, Layout, Tensor, View, ViewMut};
 
