@@ -136,6 +136,24 @@ pub struct Hardware {
     pub accelerator: Option<Accelerator>,
 }
 
+/// Name, what decides the choice of kernels, and how much works at once.
+impl fmt::Display for Hardware {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, simd, threads, accelerator, .. } = self;
+        match accelerator {
+            None => write!(f, "{name}, {simd}, {threads} threads"),
+            Some(Accelerator { compute_capability: Some((major, minor)), .. }) => {
+                write!(f, "{name}, compute {major}.{minor}, {threads} multiprocessors")
+            }
+            Some(Accelerator { f16, subgroup_size, .. }) => {
+                f.write_str(name)?;
+                f.write_str(if *f16 { ", f16" } else { "" })?;
+                subgroup_size.map_or(Ok(()), |(least, most)| write!(f, ", subgroups of {least} to {most}"))
+            }
+        }
+    }
+}
+
 /// Threads that it takes to read memory at its full rate, where nothing was measured.
 const READERS: usize = 8;
 

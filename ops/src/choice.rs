@@ -247,7 +247,7 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
     Ok(Explanation {
         operator: O::NAME,
         problem: format!("{fixed}; {call}"),
-        hardware: format!("{}, {}, {} threads", hardware.name, hardware.simd, hardware.threads),
+        hardware: hardware.to_string(),
         work: (work.flops, work.bytes),
         candidates,
     })

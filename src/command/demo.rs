@@ -33,14 +33,7 @@ pub fn run(machine: &Machine) -> Outcome {
     }
     let hardware = ctx.device().hardware();
     let decoder = model.decoder();
-    writeln!(
-        out,
-        "\ndevice   {}: {}, {}, {} threads",
-        ctx.device().id(),
-        hardware.name,
-        hardware.simd,
-        hardware.threads
-    )?;
+    writeln!(out, "\ndevice   {}: {hardware}", ctx.device().id())?;
     for (place, rows) in decoder.kernels() {
         writeln!(out, "kernel   {place}: {}", rows.join(", "))?;
     }

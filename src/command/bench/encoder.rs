@@ -61,7 +61,7 @@ impl Bench {
             return Ok(());
         }
         let hardware = device.hardware();
-        writeln!(out, "{}: {}, {}, {threads} threads; weights {dtype}", device.id(), hardware.name, hardware.simd)?;
+        writeln!(out, "{}: {hardware}; weights {dtype}", device.id())?;
         writeln!(
             out,
             "encode   {rate:9.1} tokens/s  {:>5} % of {} GFLOP/s; {:.1} texts/s",
