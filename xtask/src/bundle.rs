@@ -65,7 +65,7 @@ impl Bundle {
     }
 
     fn build(&self, root: &Path) -> Outcome {
-        let zig = Command::new("cargo").args(["zigbuild", "--version"]).output();
+        let zig = Command::new("cargo-zigbuild").arg("--version").output();
         if !zig.is_ok_and(|found| found.status.success()) {
             return Err("cargo zigbuild is missing: pip install cargo-zigbuild ziglang".into());
         }

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sinew_memory::cuda::{Cache, CudaDevice};
-use sinew_memory::{Device, Result};
+use sinew_memory::{Device, Error, Result};
 
 pub use compiler::Gxx;
 pub use driver::HostDriver;
@@ -22,12 +22,15 @@ pub use driver::HostDriver;
 /// kernels cannot be compiled or run, after printing why.
 ///
 /// # Errors
-/// A device that cannot be made.
+/// A device that cannot be made; and that kernels cannot be compiled, where `SINEW_REQUIRE_GXX` is set.
 pub fn device(cache: impl AsRef<Path>) -> Result<Option<Arc<dyn Device>>> {
     match Gxx::find() {
         Ok(compiler) => {
             let cache = Cache::at(cache.as_ref().join("cuda-on-host"));
             Ok(Some(CudaDevice::new(HostDriver::new(), Arc::new(compiler), cache)?))
+        }
+        Err(reason) if std::env::var_os("SINEW_REQUIRE_GXX").is_some() => {
+            Err(Error::NoDevice { name: "cuda on the host".into(), reason })
         }
         Err(reason) => {
             println!("skipped: {reason}");
