@@ -202,14 +202,16 @@ pub struct Attention;
 
 /// The rows of attention.
 pub fn rows() -> Vec<Row<Attention>> {
-    let mut rows = cpu::rows();
-    #[cfg(target_arch = "x86_64")]
-    rows.push(cpu_avx512bf16::row());
-    #[cfg(feature = "wgpu")]
-    rows.extend(wgpu::rows());
-    #[cfg(feature = "cuda")]
-    rows.extend(cuda::rows());
-    rows
+    [
+        cpu::rows(),
+        #[cfg(target_arch = "x86_64")]
+        vec![cpu_avx512bf16::row()],
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        wgpu::rows().to_vec(),
+    ]
+    .concat()
 }
 
 impl AttentionStatic {

@@ -273,14 +273,15 @@ fn takes_rows(fixed: &GemmStatic) -> Result<(), crate::Refusal> {
 
 /// The rows of [`Gemm`], best first.
 pub fn rows() -> Vec<Row<Gemm>> {
-    let mut rows = Vec::new();
-    #[cfg(target_arch = "x86_64")]
-    rows.push(cpu_avx512bf16::ROW);
-    rows.extend(cpu::ROWS);
-    rows.push(foreign::ROW);
-    #[cfg(feature = "wgpu")]
-    rows.extend(wgpu::ROWS);
-    #[cfg(feature = "cuda")]
-    rows.extend(cuda::rows());
-    rows
+    [
+        #[cfg(target_arch = "x86_64")]
+        vec![cpu_avx512bf16::ROW],
+        cpu::ROWS.to_vec(),
+        vec![foreign::ROW],
+        #[cfg(feature = "cuda")]
+        cuda::rows(),
+        #[cfg(feature = "wgpu")]
+        wgpu::ROWS.to_vec(),
+    ]
+    .concat()
 }
