@@ -3,6 +3,8 @@
 //! Each operator has one `cuda.cu`, which stands on `prelude.cuh` and includes nothing. A kernel takes one struct by
 //! value, declared there and in Rust as `#[repr(C)]`, with every gap named.
 
+#[cfg(not(target_os = "macos"))]
+pub(crate) mod cublaslt;
 mod strided;
 
 pub(crate) use strided::{Strided1, Strided2, Strided3, Strided4};
@@ -108,18 +110,27 @@ pub(crate) unsafe fn launch<P: Pod>(
     params: &P,
     operands: Operands<'_>,
 ) -> Result<()> {
+    let stream = uses(launch, kernel.name, operands)?;
+    // SAFETY: the caller's promise; the buffers were just recorded as used.
+    Ok(unsafe { stream.launch(kernel.module, kernel.name, grid, block, shared_bytes, bytemuck::bytes_of(params)) }?)
+}
+
+/// The stream, which these operands and the launch's workspace are recorded as used by.
+///
+/// # Errors
+/// A stream of another device.
+pub(crate) fn uses<'a>(launch: &Launch<'a>, kernel: &'static str, operands: Operands<'_>) -> Result<&'a CudaStream> {
     let stream = stream(launch, kernel)?;
     let views = operands.inputs.iter().flatten().chain(operands.outputs.iter().map(|output| output.view()));
     for buffer in views.map(View::buffer).chain(launch.workspace()) {
         buffer.record_use(launch.stream());
     }
-    // SAFETY: the caller's promise; the buffers were just recorded as used.
-    Ok(unsafe { stream.launch(kernel.module, kernel.name, grid, block, shared_bytes, bytemuck::bytes_of(params)) }?)
+    Ok(stream)
 }
 
-fn stream<'a>(launch: &Launch<'a>, kernel: &Kernel) -> Result<&'a CudaStream> {
+fn stream<'a>(launch: &Launch<'a>, kernel: &'static str) -> Result<&'a CudaStream> {
     CudaStream::of(launch.stream()).ok_or_else(|| Error::WrongDevice {
-        kernel: kernel.name,
+        kernel,
         expected: DeviceKind::CUDA.0,
         found: launch.stream().device().id().to_string(),
     })
@@ -127,7 +138,7 @@ fn stream<'a>(launch: &Launch<'a>, kernel: &Kernel) -> Result<&'a CudaStream> {
 
 /// The word in which a kernel reports, with `report`, what it finds wrong in the contents of its operands.
 pub(crate) fn status_pointer(launch: &Launch<'_>, kernel: &Kernel) -> Result<u64> {
-    Ok(stream(launch, kernel)?.status(kernel.name)?)
+    Ok(stream(launch, kernel.name)?.status(kernel.name)?)
 }
 
 /// The address of a view's first element.

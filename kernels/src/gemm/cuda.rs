@@ -57,7 +57,7 @@ static MMA_F16: [Tile; 3] = [
 ];
 
 /// Tensor cores of this kind came with it, and copies to shared memory that no register passes.
-const MMA_CAPABILITY: (u32, u32) = (8, 0);
+pub(super) const MMA_CAPABILITY: (u32, u32) = (8, 0);
 
 /// The rows of [`Gemm`] on NVIDIA GPUs, best first.
 pub(super) fn rows() -> Vec<Row<Gemm>> {
@@ -71,13 +71,18 @@ pub(super) fn rows() -> Vec<Row<Gemm>> {
         run: run_simt,
     };
     vec![
+        #[cfg(not(target_os = "macos"))]
+        super::cuda_cublaslt::ROW,
         Row {
             admits: |fixed, hardware| {
                 cuda::needs(MMA_CAPABILITY, hardware)?;
                 takes_rows(fixed)?;
                 multiplied_as(fixed).map(drop)
             },
-            cost: mma_cost,
+            cost: |fixed, call, hardware| {
+                let peak = hardware.rates.bf16_flops_per_s;
+                tile_cost(fixed, call, hardware, 0.5 * peak, 0.6)
+            },
             run: run_mma,
             ..row("gemm.cuda.mma", "gemm.cuda.mma-chain")
         },
@@ -107,15 +112,22 @@ fn multiplied_as(fixed: &GemmStatic) -> Result<DType, Refusal> {
     }
 }
 
-/// Rows beyond a tile's are computed as well.
-fn mma_cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware) -> f64 {
+/// Predicted seconds of a row whose multiprocessors compute `flops_per_s` each, rows beyond a tile's as well, and that
+/// reads memory at the share `reads` of the GPU's rate.
+pub(super) fn tile_cost(
+    fixed: &GemmStatic,
+    call: &GemmDynamic,
+    hardware: &Hardware,
+    flops_per_s: f64,
+    reads: f64,
+) -> f64 {
     let work = Gemm::work(fixed, call);
     let rows = call.batch * call.m;
     let tile = [16, 64, 128].into_iter().find(|&tile| rows <= tile).unwrap_or(128);
     let padded = rows.next_multiple_of(tile) as f64 / rows.max(1) as f64;
     let rates = &hardware.rates;
-    let compute = work.flops * padded / (0.5 * rates.bf16_flops_per_s * hardware.threads as f64);
-    rates.launch_s + (work.bytes / (0.6 * rates.read_bytes_per_s)).max(compute)
+    let compute = work.flops * padded / (flops_per_s * hardware.threads as f64);
+    rates.launch_s + (work.bytes / (reads * rates.read_bytes_per_s)).max(compute)
 }
 
 /// The right operand is read again for every eight rows.
@@ -303,4 +315,26 @@ unsafe fn run_mma(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, o
     };
     // SAFETY: passed on; the kernel of that dtype reads operands of it where they are whole.
     unsafe { run(launch, tile, &params, operands) }
+}
+
+/// Runs a product on the tensor cores where they multiply its types, and else without.
+///
+/// # Safety
+/// That of [`Row::run`].
+#[cfg(not(target_os = "macos"))]
+pub(super) unsafe fn run_any(
+    launch: &Launch<'_>,
+    fixed: &GemmStatic,
+    call: &GemmDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
+    let hardware = launch.stream().device().hardware();
+    let tensor_cores = cuda::needs(MMA_CAPABILITY, hardware).is_ok() && multiplied_as(fixed).is_ok();
+    // SAFETY: passed on.
+    unsafe {
+        match tensor_cores {
+            true => run_mma(launch, fixed, call, operands),
+            false => run_simt(launch, fixed, call, operands),
+        }
+    }
 }
