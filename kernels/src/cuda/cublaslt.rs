@@ -28,8 +28,9 @@ pub(crate) fn present() -> Result<(), Refusal> {
     if *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() }) {
         return Ok(());
     }
-    Err("libcublasLt (of a CUDA toolkit or the package nvidia-cublas) was not found; put its folder on the library path"
-        .into())
+    Err(Refusal::of_hardware(
+        "libcublasLt (of a CUDA toolkit or the package nvidia-cublas) was not found; put its folder on the library path",
+    ))
 }
 
 /// A matrix, or a batch of such. They lie by columns.
@@ -110,7 +111,7 @@ impl CublasLt {
     /// Opens the library for the device whose context is current to this thread.
     pub fn open() -> DriverCall<Self> {
         let absent =
-            |reason: Refusal| CallError { call: "cublasLtCreate", reason: reason.into(), out_of_memory: false };
+            |reason: Refusal| CallError { call: "cublasLtCreate", reason: reason.to_string(), out_of_memory: false };
         present().map_err(absent)?;
         let handle = result::create_handle().map_err(failed("cublasLtCreate"))?;
         Ok(Self { handle, plans: Mutex::default() })

@@ -24,7 +24,7 @@ pub(super) const ROW: Row<Gemm> = Row {
     cost: |fixed, call, hardware| {
         let rates = &hardware.rates;
         let peak = if fixed.a == DType::F32 { rates.f32_flops_per_s } else { rates.bf16_flops_per_s };
-        own::tile_cost(fixed, call, hardware, 0.75 * peak, 0.7)
+        own::tile_cost(fixed, call, hardware, [64, 128], 0.75 * peak, 0.7)
     },
     workspace: |_, _, hardware| workspace_bytes(hardware),
     run,

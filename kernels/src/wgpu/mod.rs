@@ -61,6 +61,6 @@ pub(crate) const fn arithmetic(name: &'static str) -> Arithmetic {
 pub(crate) fn needs_subgroups(hardware: &Hardware) -> Result<(), Refusal> {
     match hardware.accelerator.as_ref().and_then(|offers| offers.subgroup_size) {
         Some(_) => Ok(()),
-        None => Err("needs subgroups, which the adapter does not offer".into()),
+        None => Err(Refusal::of_hardware("needs subgroups, which the adapter does not offer")),
     }
 }
