@@ -204,8 +204,11 @@ pub fn loader_error() -> String {
     unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
 }
 
-/// Streams of all drivers, for libraries that know a stream by its handle alone.
-static STREAMS: Mutex<BTreeMap<Handle, (Weak<Queue>, Weak<Memory>)>> = Mutex::new(BTreeMap::new());
+/// A stream's queue, and its device's memory.
+type Behind = (Weak<Queue>, Weak<Memory>);
+
+/// What is behind the streams of all drivers, for libraries that know a stream by its handle alone.
+static STREAMS: Mutex<BTreeMap<Handle, Behind>> = Mutex::new(BTreeMap::new());
 /// Handles are told apart across drivers.
 static HANDLES: AtomicU64 = AtomicU64::new(1);
 
