@@ -34,6 +34,11 @@ fn in_f32_every_value_is_that_of_transformers_by_wgpu() {
     common::on_wgpu(every_value);
 }
 
+#[test]
+fn in_f32_every_value_is_that_of_transformers_by_the_least_wgpu() {
+    common::on_least_wgpu(every_value);
+}
+
 fn every_value(ctx: &Arc<Context>) {
     let compared = fixtures().into_iter().map(|folder| parity::in_f32(ctx, &folder).expect("the fixture runs"));
     assert_pass(&compared.collect::<Vec<_>>());
@@ -47,6 +52,11 @@ fn in_16_bits_errors_are_no_larger_than_those_of_transformers() {
 #[test]
 fn in_16_bits_errors_are_no_larger_than_those_of_transformers_by_wgpu() {
     common::on_wgpu(errors_in_16_bits);
+}
+
+#[test]
+fn in_16_bits_errors_are_no_larger_than_those_of_transformers_by_the_least_wgpu() {
+    common::on_least_wgpu(errors_in_16_bits);
 }
 
 fn errors_in_16_bits(ctx: &Arc<Context>) {

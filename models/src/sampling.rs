@@ -57,7 +57,8 @@ pub struct SamplingParams {
     /// Added to the logits of these tokens; minus infinity bans one.
     pub logit_bias: Vec<(u32, f32)>,
     /// Where the random numbers start. The same seed and logits give the same tokens, on every machine that gives
-    /// the same `exp`.
+    /// the same `exp`. A device that draws itself takes the upper 24 bits of each random number where the host takes
+    /// 53: of a billion tokens a few may differ.
     pub seed: u64,
 }
 

@@ -19,6 +19,19 @@ pub fn on_wgpu(test: impl FnOnce(&Arc<Context>)) {
     run_on(DEVICE.get_or_init(open).clone(), test);
 }
 
+/// [`on_wgpu`] on an adapter that is held down to the least that WebGPU promises.
+#[allow(dead_code, reason = "not every test that has this module needs it")]
+pub fn on_least_wgpu(test: impl FnOnce(&Arc<Context>)) {
+    #[cfg(feature = "wgpu")]
+    {
+        use sinew::memory::webgpu::{WgpuDevice, WgpuOptions};
+        let device = WgpuDevice::open(0, &WgpuOptions::least()).map_err(|error| error.to_string());
+        run_on(device.map(|device| device as Arc<dyn Device>), test);
+    }
+    #[cfg(not(feature = "wgpu"))]
+    on_wgpu(test);
+}
+
 /// [`on_wgpu`] on a device of the test's own, whose counters nobody else moves.
 #[allow(dead_code, reason = "not every test that has this module counts")]
 pub fn alone_on_wgpu(test: impl FnOnce(&Arc<Context>)) {

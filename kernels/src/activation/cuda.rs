@@ -12,7 +12,7 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::strided::Walk;
 
 /// The kernel's source.
-pub static CUDA: CudaModule = cuda::module!("activation", "cuda.cu");
+pub static CUDA: CudaModule = cuda::module!("activation", "cuda_function.cuh", "cuda.cu");
 static ACTIVATION: Kernel = Kernel { module: &CUDA, name: "activation" };
 
 #[derive(Clone, Copy, Pod, Zeroable)]

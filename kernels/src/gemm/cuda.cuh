@@ -16,6 +16,8 @@ enum GemmFlags : u32 {
     WHOLE_B = 128,
 };
 
+static const u32 NO_ACTIVATION = 0xffffffff;
+
 struct GemmParams {
     Ptr a, b, bias, residual, d;
     // Strides in elements.
@@ -48,19 +50,8 @@ DEVICE float rounded(float x, bool round) {
     return round ? widen_bf16(narrow_bf16(x)) : x;
 }
 
-// Codes as `activation_code` in cuda.rs gives them.
-DEVICE float activate(u32 activation, float x) {
-    switch (activation) {
-        case 1: return x / (1.0f + expf(-x));
-        // erfc keeps what 1 + erf would cancel where x is negative.
-        case 2: return 0.5f * x * erfcf(x * -0.70710678f);
-        // (1 + tanh u) / 2 is the sigmoid of 2u.
-        case 3: return x / (1.0f + expf(x * fmaf(x * x, -1.5957691f * 0.044715f, -1.5957691f)));
-        case 4: return x / (1.0f + expf(-1.702f * x));
-        case 5: return x < 0.0f ? 0.0f : x;
-        case 6: return x < 0.0f ? 0.0f : x * x;
-        default: return x;
-    }
+DEVICE float activated(const GemmParams& p, float x) {
+    return p.activation == NO_ACTIVATION ? x : activate(Activation(p.activation), x);
 }
 
 DEVICE float biased(const GemmParams& p, float sum, u32 n) {
@@ -79,11 +70,11 @@ DEVICE void put(const GemmParams& p, u32 group, u32 row, u32 column, float x) {
 // Finishes the sums of an even column and the one behind it.
 DEVICE void finish_pair(const GemmParams& p, u32 group, u32 row, u32 n, float first, float second) {
     if (row >= p.rows || n >= p.n) return;
-    float x = activate(p.activation, biased(p, first, n));
+    float x = activated(p, biased(p, first, n));
     if (p.flags & GATED) {
         put(p, group, row, n >> 1, x * biased(p, second, n + 1));
         return;
     }
     put(p, group, row, n, x);
-    if (n + 1 < p.n) put(p, group, row, n + 1, activate(p.activation, biased(p, second, n + 1)));
+    if (n + 1 < p.n) put(p, group, row, n + 1, activated(p, biased(p, second, n + 1)));
 }

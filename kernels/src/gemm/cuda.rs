@@ -7,15 +7,14 @@ use sinew_tensor::{DType, View};
 
 use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse, takes_rows};
 use crate::Result;
-use crate::activation::Activation;
 use crate::cuda::{self, Kernel, MAX_GRID_YZ};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 
 /// The modules of kernels.
 pub static CUDA: [CudaModule; 3] = [
-    cuda::module!("gemm_simt", "cuda.cuh", "cuda_simt.cu"),
-    cuda::module!("gemm_gemv", "cuda.cuh", "cuda_gemv.cu"),
-    cuda::module!("gemm_mma", "cuda.cuh", "cuda_mma.cu"),
+    cuda::module!("gemm_simt", "../activation/cuda_function.cuh", "cuda.cuh", "cuda_simt.cu"),
+    cuda::module!("gemm_gemv", "../activation/cuda_function.cuh", "cuda.cuh", "cuda_gemv.cu"),
+    cuda::module!("gemm_mma", "../activation/cuda_function.cuh", "cuda.cuh", "cuda_mma.cu"),
 ];
 
 /// A kernel with the rows and columns that one of its blocks computes.
@@ -160,6 +159,8 @@ const INTERLEAVED: u32 = 32;
 const WHOLE_A: u32 = 64;
 const WHOLE_B: u32 = 128;
 
+const NO_ACTIVATION: u32 = u32::MAX;
+
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Params {
@@ -188,19 +189,6 @@ struct Params {
     flags: u32,
     alpha: f32,
     beta: f32,
-}
-
-/// The number of an activation in `activate` of `cuda.cuh`.
-fn activation_code(activation: Option<Activation>) -> u32 {
-    match activation {
-        None => 0,
-        Some(Activation::Silu) => 1,
-        Some(Activation::Gelu) => 2,
-        Some(Activation::GeluTanh) => 3,
-        Some(Activation::QuickGelu) => 4,
-        Some(Activation::Relu) => 5,
-        Some(Activation::Relu2) => 6,
-    }
 }
 
 /// The strides of a view of three dimensions. That of a single element is anything, and told as 0.
@@ -273,7 +261,7 @@ impl Params {
             bias_type: epilogue.bias.map_or(0, cuda::code),
             residual_type: residual.map_or(0, |residual| cuda::code(residual.dtype())),
             d_type: cuda::code(fixed.out),
-            activation: activation_code(epilogue.activation),
+            activation: epilogue.activation.map_or(NO_ACTIVATION, |activation| activation as u32),
             flags: flags.iter().filter(|(_, set)| *set).map(|(flag, _)| flag).sum(),
             alpha: epilogue.alpha,
             beta: epilogue.beta,

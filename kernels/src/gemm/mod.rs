@@ -11,15 +11,16 @@
 //! ```
 //!
 //! # Arithmetic
-//! Every row of Sinew's own keeps one f32 sum per output over all of K, in order, whatever the number of rows,
-//! batches and threads and however operands are packed: blocks over K spill and reload the f32 sums. So a sequence
-//! has the same bits alone and in any batch.
+//! The order of a sum over K does not depend on the number of rows, batches and threads, nor on how operands are packed.
+//! So a sequence has the same bits alone and in any batch. On CPUs it is one f32 sum per output over all of K, in order:
+//! blocks over K spill and reload the sums.
 //! - `gemm.mul-add-chain`: `s = s + a·b` with two roundings (portable).
 //! - `gemm.fma-chain`: `s = fma(a, b, s)` (AVX2 and AVX-512).
 //! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).
 //! - `gemm.cuda.fma-chain`: the same chain on NVIDIA GPUs, with their exponential in activations.
 //! - `gemm.cuda.mma-chain`: tensor cores, sixteen products at a time in K's order, whatever the tile.
 //! - `gemm.cuda.lanes`: 32 chains that take K in turns, added by halves.
+//! - `gemm.wgpu`: chains of 32 steps of K, added in order.
 //! - `gemm.foreign`, `gemm.cublaslt`: the `gemm` crate and NVIDIA's library.
 //!
 //! How operands are rounded before is the problem's own: see [`Compute`].

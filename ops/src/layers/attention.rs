@@ -5,7 +5,7 @@ use sinew_kernels::attention::{Attention as Operator, AttentionDynamic, Attentio
 use sinew_kernels::kv_append::{KvAppend as AppendOperator, KvAppendDynamic, KvAppendStatic};
 use sinew_tensor::{DType, View, ViewMut};
 
-use super::{names, row_counts};
+use super::{names, row_counts, size};
 use crate::{Context, Planned, Result};
 
 /// Shapes, dtypes and masking of an attention.
@@ -108,8 +108,8 @@ impl Attention {
     /// Operands of other shapes or dtypes than planned, lengths that do not fit them, or blocks that are not there.
     pub fn run(&self, ctx: &Context, inputs: Inputs<'_>, of: Sequences<'_>, out: ViewMut<'_>) -> Result<()> {
         let call = AttentionDynamic {
-            sequences: of.kv_len.shape().first().copied().unwrap_or(0),
-            tokens: inputs.q.shape().first().copied().unwrap_or(0),
+            sequences: size(&of.kv_len, 0),
+            tokens: size(&inputs.q, 0),
             max_query: of.max_query,
             max_kv: of.max_kv,
         };
@@ -163,7 +163,7 @@ impl KvAppend {
         k_cache: ViewMut<'_>,
         v_cache: ViewMut<'_>,
     ) -> Result<()> {
-        let call = KvAppendDynamic { tokens: slots.shape()[0] };
+        let call = KvAppendDynamic { tokens: size(&slots, 0) };
         self.plan.run(ctx, &call, &[Some(k), Some(v), Some(slots)], &[k_cache, v_cache])
     }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use sinew_kernels::embedding::{Embedding as Operator, EmbeddingDynamic, EmbeddingStatic, TableKind};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::{PackedWeight, names};
+use super::{PackedWeight, names, size};
+use crate::error::{operand, refuse};
 use crate::{Context, Planned, Result};
 
 /// An embedding whose rows come from a table, or from a packed weight that is also the head.
@@ -28,7 +29,10 @@ impl Embedding {
     /// No kernel for it on the context's device.
     pub fn table(ctx: &Context, table: Tensor, output: DType) -> Result<Self> {
         let kind = TableKind::Strided(table.dtype());
-        let plan = plan(ctx, table.shape()[0], table.shape()[1], kind, output)?;
+        let &[vocab, width] = table.shape() else {
+            return Err(refuse("embedding", format!("{}; expected [vocab, width]", operand("the table", &table))));
+        };
+        let plan = plan(ctx, vocab, width, kind, output)?;
         Ok(Self { table: Table::Own(table), plan })
     }
 
@@ -51,7 +55,7 @@ impl Embedding {
             Table::Own(table) => table.view(),
             Table::Shared(weight) => weight.tensor().view(),
         };
-        let call = EmbeddingDynamic { tokens: ids.shape()[0] };
+        let call = EmbeddingDynamic { tokens: size(&ids, 0) };
         self.plan.run(ctx, &call, &[Some(ids), Some(table)], &[out])
     }
 
@@ -95,7 +99,7 @@ impl RowGather {
     /// # Errors
     /// Operands of other shapes or dtypes than planned, or a number that is not a row.
     pub fn run(&self, ctx: &Context, table: View<'_>, ids: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        let call = EmbeddingDynamic { tokens: ids.shape()[0] };
+        let call = EmbeddingDynamic { tokens: size(&ids, 0) };
         self.plan.run(ctx, &call, &[Some(ids), Some(table)], &[out])
     }
 }

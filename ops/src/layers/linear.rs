@@ -6,7 +6,7 @@ use sinew_kernels::activation::Activation;
 use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::{PackedWeight, names, row_counts};
+use super::{PackedWeight, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Planned, Result};
 
@@ -86,7 +86,7 @@ impl Linear {
     pub fn run(&self, ctx: &Context, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
         let batched = |layout: &sinew_tensor::Layout| -> Result<sinew_tensor::Layout> { Ok(layout.unsqueeze(0)?) };
         let x = x.with_layout(batched(x.layout())?)?;
-        let call = GemmDynamic { batch: 1, m: x.shape()[1] };
+        let call = GemmDynamic { batch: 1, m: size(&x, 1) };
         let layout = batched(out.layout())?;
         let out = out.with_layout(layout)?;
         let inputs = [Some(x), Some(self.weight.tensor().view()), self.bias.as_ref().map(Tensor::view)];

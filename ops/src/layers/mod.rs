@@ -24,6 +24,11 @@ pub(crate) fn row_counts(max_rows: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1usize), |n| n.checked_mul(2)).take_while(move |&n| n < max_rows).chain([max_rows])
 }
 
+/// The size of a dimension that a view ought to have; 0 where it has not, which the operator's check then tells.
+pub(crate) fn size(view: &sinew_tensor::View<'_>, dim: usize) -> usize {
+    view.shape().get(dim).copied().unwrap_or(0)
+}
+
 /// Names of the rows of a plan, without repetition.
 pub(crate) fn names<O: sinew_kernels::Operator>(plan: &crate::Planned<O>) -> Vec<&'static str> {
     let mut names: Vec<&'static str> = plan.rows().iter().map(|(_, row)| row.name).collect();

@@ -3,7 +3,7 @@
 use sinew_kernels::rotary::{self, Rotary as Operator, RotaryDynamic, RotaryStatic, Style};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::names;
+use super::{names, size};
 use crate::{Context, Planned, Result};
 
 /// Rotary position embedding (Su et al. 2021), planned for queries and keys of one width.
@@ -48,7 +48,7 @@ impl Rotary {
     /// # Errors
     /// Operands of other shapes or dtypes than planned, or a position past the table.
     pub fn run_in_place(&self, ctx: &Context, x: ViewMut<'_>, positions: View<'_>) -> Result<()> {
-        let call = RotaryDynamic { tokens: x.shape()[0], heads: x.shape()[1] };
+        let call = RotaryDynamic { tokens: size(x.view(), 0), heads: size(x.view(), 1) };
         let inputs = [None, Some(positions), Some(self.cos.view()), Some(self.sin.view())];
         self.plan.run(ctx, &call, &inputs, &[x])
     }

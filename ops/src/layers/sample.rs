@@ -3,7 +3,7 @@
 use sinew_kernels::sample::{Sample as Operator, SampleDynamic, SampleStatic};
 use sinew_tensor::{View, ViewMut};
 
-use super::names;
+use super::{names, size};
 use crate::{Context, Planned, Result};
 
 /// A draw from each row of logits, planned. What is asked of each row is [`sinew_kernels::sample`]'s.
@@ -35,7 +35,7 @@ impl Sample {
         top_k: View<'_>,
         tokens: ViewMut<'_>,
     ) -> Result<()> {
-        let call = SampleDynamic { rows: top_k.shape()[0] };
+        let call = SampleDynamic { rows: size(&top_k, 0) };
         self.plan.run(ctx, &call, &[Some(logits), Some(params), Some(top_k)], &[tokens])
     }
 

@@ -9,6 +9,7 @@ mod copy;
 mod elementwise;
 mod index;
 mod lay;
+mod layers;
 mod matmul;
 mod norm;
 mod reduce;

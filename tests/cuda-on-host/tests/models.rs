@@ -1,9 +1,9 @@
-//! Models through the CUDA rows, on the host: a decoder of each family and an encoder, held to what transformers computed,
-//! and tokens that are drawn where the logits are.
+//! Models through the CUDA rows, on the host: every committed checkpoint, held to what transformers computed, and tokens
+//! that are drawn where the logits are.
 #![cfg(target_os = "linux")]
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::kernels::Registry;
@@ -12,18 +12,8 @@ use sinew::ops::Policy;
 use sinew::prelude::*;
 use sinew_conformance::parity;
 
-/// A decoder of each family in each 16-bit dtype, and encoders: those whose expected values are few, since a fiber is no
-/// GPU.
-const FIXTURES: [&str; 5] = [
-    "llama3_rope_gqa3_hd20_bf16_tied_bpe",
-    "llama_yarn_rope_gqa3_hd20_f16_tied",
-    "qwen2_gqa3_hd20_bf16_tied_old_config",
-    "qwen3_gqa3_hd20_f32_untied_biases_old_config",
-    "bert_hd20_f32_wordpiece",
-];
-
-fn fixture(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name)
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures")
 }
 
 fn context() -> Option<Arc<Context>> {
@@ -36,7 +26,7 @@ fn context() -> Option<Arc<Context>> {
 fn models_compute_what_transformers_does() {
     let Some(ctx) = context() else { return };
     let mut failed = Vec::new();
-    for folder in FIXTURES.map(fixture) {
+    for folder in parity::fixtures(&fixtures()).expect("the fixtures are there") {
         let in_f32 = parity::in_f32(&ctx, &folder).expect("the fixture runs");
         let in_16_bits = parity::in_16_bits(&ctx, &folder).expect("the fixture runs");
         for comparison in [Some(in_f32), in_16_bits].into_iter().flatten() {
@@ -52,7 +42,7 @@ fn models_compute_what_transformers_does() {
 #[test]
 fn tokens_drawn_on_the_device_are_those_of_the_host() {
     let Some(ctx) = context() else { return };
-    let folder = fixture(FIXTURES[0]);
+    let folder = fixtures().join("llama3_rope_gqa3_hd20_bf16_tied_bpe");
     let options = LoadOptions { context: Some(64), ..LoadOptions::default() };
     let load = |ctx: Arc<Context>| LanguageModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect("it loads");
     let (mut here, mut there) = (load(Arc::new(Context::cpu().expect("the CPU"))), load(ctx));

@@ -1,12 +1,15 @@
 //! Compiles every module of CUDA kernels with NVIDIA's own compiler, which needs no GPU, and prints what each kernel
-//! takes of a multiprocessor. Fails on what cannot be compiled, and on registers that are spilled to memory.
+//! takes of a multiprocessor. Fails on what cannot be compiled, and on registers that are spilled to memory. With the path
+//! of `ptxas`, which a driver has within it, the embedded PTX is assembled as well.
 //!
-//! `LD_LIBRARY_PATH=…/lib cargo run -p sinew-cuda-on-host --bin nvrtc`, with the folder of `libnvrtc.so`.
+//! `LD_LIBRARY_PATH=…/lib cargo run -p sinew-cuda-on-host --bin nvrtc -- …/ptxas`, with the folder of `libnvrtc.so`.
 
-use std::process::ExitCode;
+use std::ffi::OsStr;
+use std::io::Write;
+use std::process::{Command, ExitCode, Stdio};
 
 use sinew_kernels::CUDA_MODULES;
-use sinew_memory::cuda::Nvrtc;
+use sinew_memory::cuda::{CudaModule, Nvrtc};
 
 /// An A100, an H100 and a B200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
@@ -49,7 +52,22 @@ fn kernels(log: &str) -> Vec<Kernel> {
     kernels
 }
 
+/// Assembles the PTX that is embedded of a module.
+fn assemble(ptxas: &OsStr, module: &CudaModule, architecture: &str) -> Result<(), String> {
+    let ptx = module.fallback().ok_or("the embedded PTX is not of the present source")?;
+    let mut command = Command::new(ptxas);
+    command.args([&format!("--gpu-name={architecture}"), "--output-file=/dev/null", "-"]);
+    let mut assembler =
+        command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+    if let Some(mut input) = assembler.stdin.take() {
+        input.write_all(ptx.as_bytes()).map_err(|error| error.to_string())?;
+    }
+    let output = assembler.wait_with_output().map_err(|error| error.to_string())?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+}
+
 fn main() -> ExitCode {
+    let ptxas = std::env::args_os().nth(1);
     match Nvrtc.version() {
         Ok((major, minor)) => println!("NVRTC {major}.{minor}"),
         Err(reason) => {
@@ -82,6 +100,15 @@ fn main() -> ExitCode {
                 wrong.push(format!("{} for {architecture}: {line}", module.name));
             }
         }
+    }
+    for architecture in ["sm_80", "sm_90"] {
+        let Some(ptxas) = &ptxas else { break };
+        for module in CUDA_MODULES {
+            if let Err(reason) = assemble(ptxas, module, architecture) {
+                wrong.push(format!("PTX of {} for {architecture}: {reason}", module.name));
+            }
+        }
+        println!("PTX of {} modules assembled for {architecture}", CUDA_MODULES.len());
     }
     for line in &wrong {
         eprintln!("{line}");
