@@ -1,7 +1,6 @@
 //! The device.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::cache::Cache;
 use super::pipeline::{Pipeline, ShaderText};
@@ -17,6 +16,8 @@ use crate::{
 /// What of an adapter is used. By default all of it; less shows how kernels fare on a smaller one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WgpuOptions {
+    /// The most bytes that buffers take, those included that stage and read back.
+    pub max_memory_bytes: usize,
     /// The largest range of a buffer in bytes that a kernel may see at once.
     pub max_binding_bytes: u64,
     /// The most storage buffers of a kernel; no adapter has fewer than 8.
@@ -34,6 +35,7 @@ pub struct WgpuOptions {
 impl Default for WgpuOptions {
     fn default() -> Self {
         Self {
+            max_memory_bytes: usize::MAX,
             max_binding_bytes: u64::MAX,
             max_storage_buffers: u32::MAX,
             max_workgroup_bytes: u32::MAX,
@@ -114,6 +116,8 @@ impl WgpuDevice {
         let cached = features.contains(wgpu::Features::PIPELINE_CACHE);
         let cache = if cached { Cache::open(&device, &info) } else { None };
         let memory = adapters::memory(&adapter).unwrap_or_else(|| system::memory().total);
+        let most_held = options.max_memory_bytes;
+        let memory = memory.min(most_held);
         let limits = device.limits();
         let (threads, rates) = rates(info.device_type);
         let subgroups = features.contains(wgpu::Features::SUBGROUP);
@@ -134,7 +138,7 @@ impl WgpuDevice {
                 max_bindings: limits.max_storage_buffers_per_shader_stage as usize,
             }),
         };
-        Ok(Arc::new(Self { queue: Arc::new(Queue::new(id, device, queue, memory, cache)), hardware }))
+        Ok(Arc::new(Self { queue: Arc::new(Queue::new(id, device, queue, memory, most_held, cache)), hardware }))
     }
 
     /// The kernel of a name, compiled for these options. The text is made where it was not compiled before.
@@ -177,8 +181,7 @@ impl Device for WgpuDevice {
         &self.hardware
     }
     fn memory(&self) -> Result<MemoryInfo> {
-        let total = self.queue.memory;
-        Ok(MemoryInfo { total, available: total.saturating_sub(self.queue.allocated.load(Ordering::Relaxed)) })
+        Ok(MemoryInfo { total: self.queue.memory, available: self.queue.available() })
     }
     fn alignment(&self) -> usize {
         Binding::ALIGNMENT

@@ -1,6 +1,7 @@
 //! The recording that all streams of a device share, and its submission.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -41,7 +42,7 @@ pub struct Counters {
     pub bind_groups: usize,
     /// Pipelines compiled.
     pub pipelines: usize,
-    /// Bytes for staging, parameters, reading back and status, which are kept and grow as they must.
+    /// Bytes held now for staging, parameters, reading back and status, which are kept and grow as they must.
     pub persistent_bytes: usize,
 }
 
@@ -74,10 +75,45 @@ pub(super) struct Layouts {
     pub(super) status: wgpu::BindGroupLayout,
 }
 
+/// A buffer, whose bytes count as held for as long as it is there.
+#[derive(Debug)]
+pub(super) struct Held {
+    raw: wgpu::Buffer,
+    _share: Share,
+}
+
+impl Deref for Held {
+    type Target = wgpu::Buffer;
+
+    fn deref(&self) -> &wgpu::Buffer {
+        &self.raw
+    }
+}
+
+/// So many bytes of a count.
+#[derive(Debug)]
+struct Share {
+    count: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Share {
+    fn take(count: &Arc<AtomicUsize>, bytes: usize) -> Self {
+        count.fetch_add(bytes, Ordering::SeqCst);
+        Self { count: count.clone(), bytes }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.count.fetch_sub(self.bytes, Ordering::SeqCst);
+    }
+}
+
 /// The status words of a stream.
 #[derive(Debug)]
 pub(super) struct Status {
-    pub(super) buffer: wgpu::Buffer,
+    pub(super) buffer: Held,
     pub(super) group: wgpu::BindGroup,
 }
 
@@ -86,10 +122,10 @@ struct State {
     commands: Vec<Command>,
     staged: Vec<u8>,
     params: Vec<u8>,
-    staging: Option<wgpu::Buffer>,
+    staging: Option<Held>,
     /// The parameters of a submission, and its bind group.
-    uniforms: Option<(wgpu::Buffer, wgpu::BindGroup)>,
-    reading: Option<wgpu::Buffer>,
+    uniforms: Option<(Held, wgpu::BindGroup)>,
+    reading: Option<Held>,
     groups: Groups,
     storage_layouts: Vec<wgpu::BindGroupLayout>,
     in_flight: VecDeque<wgpu::SubmissionIndex>,
@@ -105,7 +141,11 @@ pub(super) struct Queue {
     pub(super) limits: wgpu::Limits,
     /// Bytes of the device's memory.
     pub(super) memory: usize,
-    pub(super) allocated: AtomicUsize,
+    /// The most bytes that may be held.
+    most_held: usize,
+    /// Bytes held by storages, and for the device's own needs.
+    pub(super) storages: Arc<AtomicUsize>,
+    persistent: Arc<AtomicUsize>,
     pub(super) next_storage: AtomicU64,
     pub(super) layouts: Layouts,
     pub(super) cache: Option<Cache>,
@@ -145,6 +185,7 @@ impl Queue {
         device: wgpu::Device,
         queue: wgpu::Queue,
         memory: usize,
+        most_held: usize,
         cache: Option<Cache>,
     ) -> Self {
         let faults = Arc::new(Mutex::new(Vec::new()));
@@ -164,7 +205,9 @@ impl Queue {
             device,
             queue,
             memory,
-            allocated: AtomicUsize::new(0),
+            most_held,
+            storages: Arc::default(),
+            persistent: Arc::default(),
             next_storage: AtomicU64::new(0),
             layouts,
             cache,
@@ -181,8 +224,28 @@ impl Queue {
         lock(&self.state).storage_layout(&self.device, buffers)
     }
 
+    /// Bytes that nothing holds.
+    pub(super) fn available(&self) -> usize {
+        self.memory.saturating_sub(self.held())
+    }
+
+    fn held(&self) -> usize {
+        self.storages.load(Ordering::SeqCst).saturating_add(self.persistent.load(Ordering::SeqCst))
+    }
+
     /// A buffer that can be copied from and to; `None` where there is no memory for it.
-    pub(super) fn buffer(&self, label: &str, size: usize, usage: wgpu::BufferUsages) -> Option<wgpu::Buffer> {
+    pub(super) fn buffer(
+        &self,
+        label: &str,
+        size: usize,
+        usage: wgpu::BufferUsages,
+        count: &Arc<AtomicUsize>,
+    ) -> Option<Held> {
+        // Counted before it is compared, so that of two at a time neither overlooks the other.
+        let share = Share::take(count, size);
+        if self.held() > self.most_held {
+            return None;
+        }
         // Read back is all that a buffer may be which the host reads.
         let copies = if usage == wgpu::BufferUsages::MAP_READ {
             wgpu::BufferUsages::COPY_DST
@@ -190,25 +253,17 @@ impl Queue {
             wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST
         };
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
+        let raw = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
             size: size as u64,
             usage: usage | copies,
             mapped_at_creation: false,
         });
-        pollster::block_on(scope.pop()).is_none().then_some(buffer)
+        pollster::block_on(scope.pop()).is_none().then_some(Held { raw, _share: share })
     }
 
-    fn persistent(
-        &self,
-        state: &mut State,
-        label: &str,
-        size: usize,
-        usage: wgpu::BufferUsages,
-    ) -> Result<wgpu::Buffer> {
-        let buffer = self.buffer(label, size, usage).ok_or_else(|| self.failed(label, "out of memory"))?;
-        state.counters.persistent_bytes += size;
-        Ok(buffer)
+    fn persistent(&self, label: &str, size: usize, usage: wgpu::BufferUsages) -> Result<Held> {
+        self.buffer(label, size, usage, &self.persistent).ok_or_else(|| self.failed(label, "out of memory"))
     }
 
     pub(super) fn failed(&self, operation: impl Into<String>, reason: impl Into<String>) -> Error {
@@ -216,7 +271,7 @@ impl Queue {
     }
 
     pub(super) fn status(&self) -> Result<Status> {
-        let buffer = self.persistent(&mut lock(&self.state), "status", UNIFORM, wgpu::BufferUsages::STORAGE)?;
+        let buffer = self.persistent("status", UNIFORM, wgpu::BufferUsages::STORAGE)?;
         let group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: Some("status"),
             layout: &self.layouts.status,
@@ -226,7 +281,8 @@ impl Queue {
     }
 
     pub(super) fn counters(&self) -> Counters {
-        Counters { pipelines: lock(&self.pipelines).count(), ..lock(&self.state).counters }
+        let (pipelines, persistent_bytes) = (lock(&self.pipelines).count(), self.persistent.load(Ordering::SeqCst));
+        Counters { pipelines, persistent_bytes, ..lock(&self.state).counters }
     }
 
     /// Drops the bind groups of a storage.
@@ -394,11 +450,11 @@ impl Queue {
             Some(buffer) => buffer,
             None => {
                 let size = (end as usize).next_power_of_two();
-                self.persistent(&mut state, "reading back", size, wgpu::BufferUsages::MAP_READ)?
+                self.persistent("reading back", size, wgpu::BufferUsages::MAP_READ)?
             }
         };
         let mut read = |from: &wgpu::Buffer, from_start, to_start, len| {
-            let (from, to) = (Some(from.clone()), reading.clone());
+            let (from, to) = (Some(from.clone()), reading.raw.clone());
             state.commands.push(Command::Copy { from, from_start, to, to_start, len });
         };
         if let Some((from, start)) = from {
@@ -443,7 +499,7 @@ impl Queue {
         while let Some(command) = rest.first() {
             match command {
                 Command::Copy { from, from_start, to, to_start, len } => {
-                    if let Some(from) = from.as_ref().or(state.staging.as_ref()) {
+                    if let Some(from) = from.as_ref().or(state.staging.as_deref()) {
                         encoder.copy_buffer_to_buffer(from, *from_start, to, *to_start, *len);
                     }
                     rest = &rest[1..];
@@ -495,20 +551,20 @@ impl Queue {
     fn refill(&self, state: &mut State) -> Result<()> {
         let grown = |needed: usize| needed.next_power_of_two().max(64 << 10);
         if !state.staged.is_empty() {
-            let large = |buffer: &wgpu::Buffer| buffer.size() as usize >= state.staged.len();
+            let large = |buffer: &Held| buffer.size() as usize >= state.staged.len();
             if !state.staging.as_ref().is_some_and(large) {
                 let size = grown(state.staged.len());
-                state.staging = Some(self.persistent(state, "staging", size, wgpu::BufferUsages::empty())?);
+                state.staging = Some(self.persistent("staging", size, wgpu::BufferUsages::empty())?);
             }
             if let Some(staging) = &state.staging {
                 self.queue.write_buffer(staging, 0, &state.staged);
             }
         }
         if !state.params.is_empty() {
-            let large = |(buffer, _): &(wgpu::Buffer, wgpu::BindGroup)| buffer.size() as usize >= state.params.len();
+            let large = |(buffer, _): &(Held, wgpu::BindGroup)| buffer.size() as usize >= state.params.len();
             if !state.uniforms.as_ref().is_some_and(large) {
                 let size = grown(state.params.len());
-                let buffer = self.persistent(state, "parameters", size, wgpu::BufferUsages::UNIFORM)?;
+                let buffer = self.persistent("parameters", size, wgpu::BufferUsages::UNIFORM)?;
                 let binding =
                     wgpu::BufferBinding { buffer: &buffer, offset: 0, size: wgpu::BufferSize::new(UNIFORM as u64) };
                 let group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::queue::Queue;
+use super::queue::{Held, Queue};
 use crate::{Buffer, Error, Location, Result, Storage};
 
 /// Bytes that a storage is a multiple of, so that kernels may read the last vector of four words whole.
@@ -15,7 +15,7 @@ const PADDING: usize = 16;
 pub(super) struct WgpuStorage {
     /// What the bind groups of this storage are known by.
     pub(super) id: u64,
-    pub(super) buffer: wgpu::Buffer,
+    pub(super) buffer: Held,
     pub(super) queue: Arc<Queue>,
     len: usize,
 }
@@ -23,16 +23,16 @@ pub(super) struct WgpuStorage {
 impl WgpuStorage {
     pub(super) fn allocate(queue: &Arc<Queue>, bytes: usize) -> Result<Self> {
         let out_of_memory = |fits: usize| {
-            let available = queue.memory.saturating_sub(queue.allocated.load(Ordering::Relaxed));
-            let (device, total, fits) = (queue.id, queue.memory, fits.min(available));
+            let (device, total, available) = (queue.id, queue.memory, queue.available());
+            let fits = fits.min(available);
             Error::OutOfMemory { device, asked: bytes, available, total, holders: None, fits }
         };
         let largest = usize::try_from(queue.limits.max_buffer_size).unwrap_or(usize::MAX);
         let size = bytes.max(1).checked_next_multiple_of(PADDING).filter(|&size| size <= largest);
         let size = size.ok_or_else(|| out_of_memory(largest))?;
         // A driver that cannot say how much it has is asked for it.
-        let buffer = queue.buffer("storage", size, wgpu::BufferUsages::STORAGE).ok_or_else(|| out_of_memory(0))?;
-        queue.allocated.fetch_add(size, Ordering::Relaxed);
+        let buffer = queue.buffer("storage", size, wgpu::BufferUsages::STORAGE, &queue.storages);
+        let buffer = buffer.ok_or_else(|| out_of_memory(0))?;
         let id = queue.next_storage.fetch_add(1, Ordering::Relaxed);
         Ok(Self { id, buffer, queue: queue.clone(), len: bytes })
     }
@@ -49,7 +49,6 @@ impl WgpuStorage {
 
 impl Drop for WgpuStorage {
     fn drop(&mut self) {
-        self.queue.allocated.fetch_sub(self.buffer.size() as usize, Ordering::Relaxed);
         // Bind groups would keep the memory.
         self.queue.forget(self.id);
     }
