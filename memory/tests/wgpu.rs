@@ -191,6 +191,63 @@ fn no_more_memory_is_taken_than_allowed() {
 }
 
 #[test]
+fn what_found_no_memory_is_done_when_there_is_some() {
+    let Some(_) = adapter() else { return };
+    let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 1 << 20, ..WgpuOptions::default() }).unwrap();
+    let (dyn_device, stream) = streams(&device);
+    let wgpu = WgpuStream::of(&stream).unwrap();
+    let mut buffer = Buffer::allocate(&dyn_device, 256).unwrap();
+    stream.upload(&[0; 256], &mut buffer, 0).unwrap();
+    run_add(wgpu, &buffer, 3).unwrap();
+    stream.synchronize().unwrap();
+    let most = Buffer::allocate(&dyn_device, device.memory().unwrap().available).unwrap();
+    // More kernels than the parameters have room for.
+    let kernels = 300;
+    for by in 0..kernels {
+        run_add(wgpu, &buffer, by % 8).unwrap();
+    }
+    let event = stream.record().unwrap();
+    for _ in 0..2 {
+        let error = stream.synchronize().unwrap_err().to_string();
+        assert_eq!(error, "parameters failed on wgpu:0: out of memory");
+        assert!(!event.is_complete());
+    }
+    drop(most);
+    let error = stream.synchronize().unwrap_err().to_string();
+    let sum = 3 + (0..kernels).map(|by| by % 8).sum::<u32>();
+    assert!(error.starts_with("add failed on wgpu:0") && error.contains(&sum.to_string()), "{error}");
+    assert!(event.is_complete());
+    let mut back = [0u32; 64];
+    stream.download(&buffer, 0, bytemuck::cast_slice_mut(&mut back)).unwrap();
+    assert_eq!(back, [sum; 64]);
+}
+
+#[test]
+fn what_was_refused_for_memory_does_not_run_later() {
+    let Some(_) = adapter() else { return };
+    let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 4 << 20, ..WgpuOptions::default() }).unwrap();
+    let (dyn_device, stream) = streams(&device);
+    let wgpu = WgpuStream::of(&stream).unwrap();
+    let mut buffer = Buffer::allocate(&dyn_device, 256).unwrap();
+    stream.upload(&[0; 256], &mut buffer, 0).unwrap();
+    stream.synchronize().unwrap();
+    let most = Buffer::allocate(&dyn_device, device.memory().unwrap().available).unwrap();
+    let mut enqueued = 0_u32;
+    let error = loop {
+        match run_add(wgpu, &buffer, u32::from(enqueued % 10 == 0)) {
+            Ok(()) => enqueued += 1,
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("out of memory"), "{error}");
+    assert!(run_add(wgpu, &buffer, 500).is_err());
+    drop(most);
+    let mut back = [0u32; 64];
+    stream.download(&buffer, 0, bytemuck::cast_slice_mut(&mut back)).unwrap();
+    assert_eq!(back, [enqueued.div_ceil(10); 64]);
+}
+
+#[test]
 fn a_bad_index_is_reported_once_by_its_kernel_to_its_own_stream() {
     let Some(device) = adapter() else { return };
     let (device, stream) = streams(&device);

@@ -300,6 +300,13 @@ impl Queue {
     /// Records an upload of at most [`MOST_STAGED`] bytes to whole words of a storage.
     pub(super) fn stage(&self, bytes: &[u8], to: (&wgpu::Buffer, u64)) -> Result<()> {
         let mut state = lock(&self.state);
+        // Before anything is recorded, so that an upload that fails has not been.
+        if state.staged.len() + bytes.len() > MOST_STAGED {
+            self.submit(&mut state)?;
+            while state.in_flight.len() > MOST_IN_FLIGHT {
+                self.wait_for(state.in_flight.pop_front())?;
+            }
+        }
         let from_start = state.staged.len() as u64;
         state.staged.extend_from_slice(bytes);
         let whole = state.staged.len().next_multiple_of(4);
@@ -307,13 +314,6 @@ impl Queue {
         let len = whole as u64 - from_start;
         let command = Command::Copy { from: None, from_start, to: to.0.clone(), to_start: to.1, len };
         state.commands.push(command);
-        if state.staged.len() < MOST_STAGED {
-            return Ok(());
-        }
-        self.submit(&mut state)?;
-        while state.in_flight.len() > MOST_IN_FLIGHT {
-            self.wait_for(state.in_flight.pop_front())?;
-        }
         Ok(())
     }
 
@@ -339,6 +339,10 @@ impl Queue {
             return Ok(());
         }
         let mut state = lock(&self.state);
+        // Before anything is recorded: a kernel that was refused must not run all the same.
+        if state.params.len() >= MOST_DISPATCHES * UNIFORM {
+            self.submit(&mut state)?;
+        }
         let group = self.bind(&mut state, pipeline, bindings)?;
         let first = state.params.len();
         state.params.extend_from_slice(&pipeline.number.to_le_bytes());
@@ -347,9 +351,6 @@ impl Queue {
         let status = pipeline.reports.then(|| status.group.clone());
         state.commands.push(Command::Dispatch { pipeline: pipeline.clone(), group, status, groups });
         state.counters.dispatches += 1;
-        if state.params.len() >= MOST_DISPATCHES * UNIFORM {
-            self.submit(&mut state)?;
-        }
         Ok(())
     }
 
@@ -453,6 +454,7 @@ impl Queue {
                 self.persistent("reading back", size, wgpu::BufferUsages::MAP_READ)?
             }
         };
+        let recorded = state.commands.len();
         let mut read = |from: &wgpu::Buffer, from_start, to_start, len| {
             let (from, to) = (Some(from.clone()), reading.raw.clone());
             state.commands.push(Command::Copy { from, from_start, to, to_start, len });
@@ -463,7 +465,15 @@ impl Queue {
         if let Some(status) = status {
             read(&status.buffer, 0, 0, STATUS_BYTES);
         }
-        let names = self.submit(&mut state)?;
+        let names = match self.submit(&mut state) {
+            Ok(names) => names,
+            Err(error) => {
+                // What is recorded stays so, but nobody will read this.
+                state.commands.truncate(recorded);
+                state.reading = Some(reading);
+                return Err(error);
+            }
+        };
         let mapped = Arc::new(Mutex::new(Ok(())));
         let result = mapped.clone();
         let slice = reading.slice(..end);
@@ -485,14 +495,15 @@ impl Queue {
         Ok(words)
     }
 
-    /// Encodes and submits what is recorded. Returns the kernels of it, for errors.
+    /// Encodes and submits what is recorded. Returns the kernels of it, for errors. Where there is no memory for that,
+    /// everything stays recorded for the next attempt.
     fn submit(&self, state: &mut State) -> Result<String> {
-        let commands = std::mem::take(&mut state.commands);
-        if commands.is_empty() {
+        if state.commands.is_empty() {
             return Ok("device".into());
         }
         // Written before anything of this submission runs, and after all of the last.
         self.refill(state)?;
+        let commands = std::mem::take(&mut state.commands);
         let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         let mut uniform = 0;
         let mut rest = &commands[..];

@@ -70,7 +70,12 @@ impl WgpuStream {
     /// Submits, waits, reads bytes back and turns a kernel's report into an error.
     fn finish(&self, from: Option<(&wgpu::Buffer, u64)>, into: &mut [u8]) -> Result<()> {
         let reports = self.reports.swap(false, Ordering::Relaxed);
-        let [number, value] = self.queue.finish(from, into, reports.then_some(&self.status))?;
+        let told = self.queue.finish(from, into, reports.then_some(&self.status));
+        if told.is_err() {
+            // What nobody has read yet is still to be read.
+            self.reports.fetch_or(reports, Ordering::Relaxed);
+        }
+        let [number, value] = told?;
         if number == 0 {
             return Ok(());
         }
