@@ -234,7 +234,7 @@ fn what_was_refused_for_memory_does_not_run_later() {
     let most = Buffer::allocate(&dyn_device, device.memory().unwrap().available).unwrap();
     let mut enqueued = 0_u32;
     let error = loop {
-        match run_add(wgpu, &buffer, u32::from(enqueued % 10 == 0)) {
+        match run_add(wgpu, &buffer, u32::from(enqueued.is_multiple_of(10))) {
             Ok(()) => enqueued += 1,
             Err(error) => break error.to_string(),
         }

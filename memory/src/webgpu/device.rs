@@ -9,8 +9,8 @@ use super::storage::{Binding, WgpuStorage};
 use super::stream::WgpuStream;
 use super::{adapters, one_line};
 use crate::{
-    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, Rates, Result, SimdLevel,
-    Storage, Stream, system,
+    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, KernelCache, Location, MemoryInfo, Rates,
+    Result, SimdLevel, Storage, Stream, system,
 };
 
 /// What of an adapter is used. By default all of it; less shows how kernels fare on a smaller one.
@@ -28,8 +28,8 @@ pub struct WgpuOptions {
     pub f16: bool,
     /// Whether subgroups are used where there are any.
     pub subgroups: bool,
-    /// Whether compiled pipelines are kept in the user's cache folder: `$XDG_CACHE_HOME/sinew` or `~/.cache/sinew`.
-    pub pipeline_cache: bool,
+    /// Where compiled pipelines are kept.
+    pub cache: KernelCache,
 }
 
 impl Default for WgpuOptions {
@@ -41,7 +41,7 @@ impl Default for WgpuOptions {
             max_workgroup_bytes: u32::MAX,
             f16: true,
             subgroups: true,
-            pipeline_cache: true,
+            cache: KernelCache::of_user(),
         }
     }
 }
@@ -94,7 +94,7 @@ impl WgpuDevice {
         let wanted = [
             (options.f16, wgpu::Features::SHADER_F16),
             (options.subgroups, wgpu::Features::SUBGROUP),
-            (options.pipeline_cache, wgpu::Features::PIPELINE_CACHE),
+            (options.cache != KernelCache::none(), wgpu::Features::PIPELINE_CACHE),
         ];
         let features = wanted.into_iter().filter(|&(on, feature)| on && adapter.features().contains(feature));
         let features = features.fold(wgpu::Features::empty(), |all, (_, feature)| all | feature);
@@ -114,7 +114,7 @@ impl WgpuDevice {
             pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| no_device(one_line(error)))?;
         let id = DeviceId { kind: DeviceKind::WGPU, index: index as u32 };
         let cached = features.contains(wgpu::Features::PIPELINE_CACHE);
-        let cache = if cached { Cache::open(&device, &info) } else { None };
+        let cache = if cached { Cache::open(&device, &info, &options.cache) } else { None };
         let memory = adapters::memory(&adapter).unwrap_or_else(|| system::memory().total);
         let most_held = options.max_memory_bytes;
         let memory = memory.min(most_held);

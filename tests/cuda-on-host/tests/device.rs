@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew_cuda_on_host::{Gxx, HostDriver};
 use sinew_kernels::cuda::PRELUDE;
-use sinew_memory::cuda::{Cache, Compiler, CudaDevice, CudaModule, CudaStorage, CudaStream};
-use sinew_memory::{Buffer, Device, Error, Location, Pool, PoolConfig, Result, Stream};
+use sinew_memory::cuda::{Compiler, CudaDevice, CudaModule, CudaStorage, CudaStream};
+use sinew_memory::{Buffer, Device, Error, KernelCache, Location, Pool, PoolConfig, Result, Stream};
 
 fn device() -> Option<Arc<dyn Device>> {
     sinew_cuda_on_host::device(env!("CARGO_TARGET_TMPDIR")).unwrap()
@@ -259,7 +259,7 @@ fn a_module_is_compiled_once_whoever_asks_and_modules_in_parallel() {
         CudaModule { name: "two", prelude: PRELUDE, source: "struct P { Ptr p; }; SINEW_KERNEL(two, P) {}", ptx: &[] },
     ];
     let folder = tempfile::tempdir().unwrap();
-    let open = || CudaDevice::new(HostDriver::new(), compiler.clone(), Cache::at(folder.path())).unwrap();
+    let open = || CudaDevice::new(HostDriver::new(), compiler.clone(), KernelCache::at(folder.path())).unwrap();
     let device = open();
     std::thread::scope(|scope| {
         for _ in 0..4 {
