@@ -1,13 +1,14 @@
 //! The device.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::cache::Cache;
-use super::pipeline::{Pipeline, ShaderText};
-use super::queue::Queue;
+use super::gpu::Gpu;
+use super::pipeline::{Pipeline, Pipelines, ShaderText};
 use super::storage::{Binding, WgpuStorage};
 use super::stream::WgpuStream;
-use super::{adapters, one_line};
+use super::submission::Queue;
+use super::{adapters, lock, one_line};
 use crate::{
     Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, KernelCache, Location, MemoryInfo, Rates,
     Result, SimdLevel, Storage, Stream, system,
@@ -64,6 +65,7 @@ impl WgpuOptions {
 #[derive(Debug)]
 pub struct WgpuDevice {
     queue: Arc<Queue>,
+    pipelines: Mutex<Pipelines>,
     hardware: Hardware,
 }
 
@@ -138,7 +140,9 @@ impl WgpuDevice {
                 max_bindings: limits.max_storage_buffers_per_shader_stage as usize,
             }),
         };
-        Ok(Arc::new(Self { queue: Arc::new(Queue::new(id, device, queue, memory, most_held, cache)), hardware }))
+        let gpu = Gpu::new(id, device, queue, memory, most_held);
+        let pipelines = Mutex::new(Pipelines::new(cache));
+        Ok(Arc::new(Self { queue: Arc::new(Queue::new(gpu)), pipelines, hardware }))
     }
 
     /// The kernel of a name, compiled for these options. The text is made where it was not compiled before.
@@ -155,11 +159,11 @@ impl WgpuDevice {
         options: &[u32],
         text: impl FnOnce() -> ShaderText,
     ) -> Result<Arc<Pipeline>> {
-        let mut pipelines = self.queue.pipelines.lock().unwrap_or_else(|e| e.into_inner());
+        let mut pipelines = lock(&self.pipelines);
         match pipelines.get(name, options) {
             Some(pipeline) => Ok(pipeline),
             // SAFETY: passed on.
-            None => unsafe { pipelines.make(&self.queue, name, options, &text()) },
+            None => unsafe { pipelines.make(&self.queue.gpu, name, options, &text()) },
         }
     }
 
@@ -167,21 +171,25 @@ impl WgpuDevice {
         &self.queue
     }
 
+    pub(super) fn compiled(&self) -> usize {
+        lock(&self.pipelines).count()
+    }
+
     /// The name of the kernel with a number, and what an error of it says.
     pub(super) fn kernel(&self, number: u32) -> (&'static str, &'static str) {
-        self.queue.pipelines.lock().unwrap_or_else(|e| e.into_inner()).name(number)
+        lock(&self.pipelines).name(number)
     }
 }
 
 impl Device for WgpuDevice {
     fn id(&self) -> DeviceId {
-        self.queue.id
+        self.queue.gpu.id
     }
     fn hardware(&self) -> &Hardware {
         &self.hardware
     }
     fn memory(&self) -> Result<MemoryInfo> {
-        Ok(MemoryInfo { total: self.queue.memory, available: self.queue.available() })
+        Ok(MemoryInfo { total: self.queue.gpu.memory, available: self.queue.gpu.available() })
     }
     fn alignment(&self) -> usize {
         Binding::ALIGNMENT
@@ -190,7 +198,7 @@ impl Device for WgpuDevice {
         Location::Device
     }
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
-        Ok(Arc::new(WgpuStorage::allocate(&self.queue, bytes)?))
+        Ok(Arc::new(WgpuStorage::allocate(&self.queue.gpu, bytes)?))
     }
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
         Ok(Arc::new(WgpuStream::new(self)?))
