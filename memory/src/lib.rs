@@ -19,6 +19,8 @@ mod discover;
 mod error;
 mod hardware;
 mod host_vec;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod kept;
 mod mapped;
 mod pages;
 mod pool;
@@ -36,6 +38,8 @@ pub use device::{Device, DeviceId, DeviceKind, Location, MemoryInfo, Storage};
 pub use discover::{Adapter, Discovered, Found, Gpu, Host, discover, open};
 pub use error::{Error, Result};
 pub use hardware::{Accelerator, Caches, Hardware, Rates, SimdLevel};
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+pub use kept::KernelCache;
 pub use mapped::MappedFile;
 pub use pages::{BlockId, BlockTable, CopyBlock, PageConfig, PagePool, PageStats};
 pub use pool::{MemoryReport, Pool, PoolConfig, PoolStats, TagUsage};

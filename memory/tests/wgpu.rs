@@ -159,6 +159,95 @@ fn a_step_is_one_submission_and_steps_grow_nothing() {
 }
 
 #[test]
+fn what_a_device_holds_for_itself_is_told_as_it_grows_and_goes() {
+    let Some(device) = adapter() else { return };
+    let (device, stream) = streams(&device);
+    let held = || WgpuStream::of(&stream).unwrap().counters().persistent_bytes;
+    let status = held();
+    for len in [1 << 10, 1 << 20] {
+        let mut buffer = Buffer::allocate(&device, len).unwrap();
+        stream.upload(&vec![1; len], &mut buffer, 0).unwrap();
+        stream.synchronize().unwrap();
+    }
+    assert_eq!(held(), status + (1 << 20), "a buffer for staging that was replaced still counts");
+    let other = device.clone().stream().unwrap();
+    assert_eq!(held(), 2 * status + (1 << 20));
+    drop(other);
+    assert_eq!(held(), status + (1 << 20));
+}
+
+#[test]
+fn no_more_memory_is_taken_than_allowed() {
+    let Some(_) = adapter() else { return };
+    let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 1 << 20, ..WgpuOptions::default() }).unwrap();
+    let (dyn_device, stream) = streams(&device);
+    let free = || device.memory().unwrap();
+    assert_eq!((free().total, free().available), (1 << 20, (1 << 20) - 256));
+    let most = Buffer::allocate(&dyn_device, free().available).unwrap();
+    assert!(matches!(dyn_device.allocate(16), Err(Error::OutOfMemory { asked: 16, available: 0, fits: 0, .. })));
+    assert!(dyn_device.clone().stream().is_err());
+    drop((most, stream));
+    assert_eq!(free().available, 1 << 20);
+}
+
+#[test]
+fn what_found_no_memory_is_done_when_there_is_some() {
+    let Some(_) = adapter() else { return };
+    let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 1 << 20, ..WgpuOptions::default() }).unwrap();
+    let (dyn_device, stream) = streams(&device);
+    let wgpu = WgpuStream::of(&stream).unwrap();
+    let mut buffer = Buffer::allocate(&dyn_device, 256).unwrap();
+    stream.upload(&[0; 256], &mut buffer, 0).unwrap();
+    run_add(wgpu, &buffer, 3).unwrap();
+    stream.synchronize().unwrap();
+    let most = Buffer::allocate(&dyn_device, device.memory().unwrap().available).unwrap();
+    // More kernels than the parameters have room for.
+    let kernels = 300;
+    for by in 0..kernels {
+        run_add(wgpu, &buffer, by % 8).unwrap();
+    }
+    let event = stream.record().unwrap();
+    for _ in 0..2 {
+        let error = stream.synchronize().unwrap_err().to_string();
+        assert_eq!(error, "parameters failed on wgpu:0: out of memory");
+        assert!(!event.is_complete());
+    }
+    drop(most);
+    let error = stream.synchronize().unwrap_err().to_string();
+    let sum = 3 + (0..kernels).map(|by| by % 8).sum::<u32>();
+    assert!(error.starts_with("add failed on wgpu:0") && error.contains(&sum.to_string()), "{error}");
+    assert!(event.is_complete());
+    let mut back = [0u32; 64];
+    stream.download(&buffer, 0, bytemuck::cast_slice_mut(&mut back)).unwrap();
+    assert_eq!(back, [sum; 64]);
+}
+
+#[test]
+fn what_was_refused_for_memory_does_not_run_later() {
+    let Some(_) = adapter() else { return };
+    let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 4 << 20, ..WgpuOptions::default() }).unwrap();
+    let (dyn_device, stream) = streams(&device);
+    let wgpu = WgpuStream::of(&stream).unwrap();
+    let mut buffer = Buffer::allocate(&dyn_device, 256).unwrap();
+    stream.upload(&[0; 256], &mut buffer, 0).unwrap();
+    stream.synchronize().unwrap();
+    let most = Buffer::allocate(&dyn_device, device.memory().unwrap().available).unwrap();
+    let mut enqueued = 0_u32;
+    let error = loop {
+        match run_add(wgpu, &buffer, u32::from(enqueued.is_multiple_of(10))) {
+            Ok(()) => enqueued += 1,
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("out of memory"), "{error}");
+    assert!(run_add(wgpu, &buffer, 500).is_err());
+    drop(most);
+    let mut back = [0u32; 64];
+    stream.download(&buffer, 0, bytemuck::cast_slice_mut(&mut back)).unwrap();
+    assert_eq!(back, [enqueued.div_ceil(10); 64]);
+}
+
+#[test]
 fn a_bad_index_is_reported_once_by_its_kernel_to_its_own_stream() {
     let Some(device) = adapter() else { return };
     let (device, stream) = streams(&device);
@@ -202,7 +291,8 @@ fn what_cannot_be_done_is_an_error_that_names_the_kernel() {
 fn dropped_memory_is_free_at_once_and_its_bind_groups_go() {
     let Some(device) = adapter() else { return };
     let (dyn_device, stream) = streams(&device);
-    let free = || device.memory().unwrap().available;
+    let persistent = || WgpuStream::of(&stream).unwrap().counters().persistent_bytes;
+    let free = || device.memory().unwrap().available + persistent();
     let before = free();
     for by in 0..20 {
         let mut buffer = Buffer::allocate(&dyn_device, 1 << 20).unwrap();

@@ -54,7 +54,7 @@ DEVICE Sequence sequence_at(const AttentionParams& p, u32 s) {
     i32 end = metadata(p.query_start, p.query_start_step, s + 1);
     if ((s == 0 && start != 0) || (s + 1 == p.sequences && end != i32(p.tokens)) || start < 0 || end < start ||
         end > i32(p.tokens) || end - start > i32(p.max_query)) {
-        report(p.status, BAD_METADATA);
+        report(p.status, start < 0 || (s == 0 && start != 0) ? start : end);
         return none;
     }
     i64 kv_start = 0;
@@ -64,9 +64,10 @@ DEVICE Sequence sequence_at(const AttentionParams& p, u32 s) {
         kv_start = len < 0 ? i64(p.blocks) + 1 : kv_start + len;
     }
     i32 kv_len = metadata(p.kv_len, p.kv_len_step, s);
-    if (kv_len < 0 || kv_len > i32(p.max_kv) || (p.flags & CAUSAL && end - start > kv_len) ||
-        (!(p.flags & PAGED) && kv_start + kv_len > i64(p.blocks))) {
-        report(p.status, BAD_METADATA);
+    const bool fits = kv_len >= 0 && kv_len <= i32(p.max_kv) && (!(p.flags & CAUSAL) || end - start <= kv_len);
+    if (!fits || (!(p.flags & PAGED) && kv_start + kv_len > i64(p.blocks))) {
+        // A length, or where keys would end.
+        report(p.status, fits ? kv_start + kv_len : kv_len);
         return none;
     }
     return {start, end - start, kv_len, kv_start};
@@ -100,7 +101,7 @@ DEVICE bool find_key(const AttentionParams& p, u32 s, const Sequence& sequence, 
         id = ((const u32*)p.table)[i64(s) * p.table_sequence + i64(column) * p.table_block];
     }
     if (id >= p.blocks) {
-        report(p.status, OUT_OF_RANGE);
+        report(p.status, column < p.table_columns ? id : column);
         return false;
     }
     block = id;

@@ -33,6 +33,9 @@ const ROUND: u32 = 32;
 const WHOLE: u32 = 64;
 const SPLIT: u32 = 128;
 
+/// What is wrong with a value that a kernel reports.
+const OUTSIDE: &str = "{} in query_start, kv_len or block_table is out of bounds";
+
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Params {
@@ -143,7 +146,7 @@ impl Params {
             table: cuda::optional_pointer(table)?,
             mask: cuda::optional_pointer(mask)?,
             partials: cuda::workspace_pointer(launch, if split { partial_bytes(fixed, call) } else { 0 })?,
-            status: cuda::status_pointer(launch, kernel)?,
+            status: cuda::status_pointer(launch, kernel, OUTSIDE)?,
             q_strides: strides(q),
             o_strides: strides(o),
             k_strides,

@@ -102,9 +102,13 @@ fn stream<'a>(launch: &Launch<'a>, kernel: &'static str) -> Result<&'a CudaStrea
     })
 }
 
-/// The word in which a kernel reports, with `report`, what it finds wrong in the contents of its operands.
-pub(crate) fn status_pointer(launch: &Launch<'_>, kernel: &Kernel) -> Result<u64> {
-    Ok(stream(launch, kernel.name)?.status(kernel.name)?)
+/// What is wrong with a value that a kernel reports, where it is an index.
+pub(crate) const OUTSIDE: &str = "index {} is outside its range";
+
+/// Where a kernel reports, with `report`, a value that it finds wrong in the contents of its operands. `words` say what
+/// is wrong with it, which stands for `{}`.
+pub(crate) fn status_pointer(launch: &Launch<'_>, kernel: &Kernel, words: &'static str) -> Result<u64> {
+    Ok(stream(launch, kernel.name)?.status(kernel.name, words)?)
 }
 
 /// The address of a view's first element.

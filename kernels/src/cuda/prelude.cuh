@@ -146,10 +146,17 @@ DEVICE void copy_element(Ptr to, i64 to_index, Ptr from, i64 from_index, u32 siz
     }
 }
 
-// What a kernel found wrong in the contents of its operands. The first report of a launch stands; the stream turns it
-// into an error when it is synchronised.
-enum Status : u32 { OUT_OF_RANGE = 1, BAD_METADATA = 2, BAD_LOGITS = 3 };
-DEVICE void report(Ptr status, u32 code) { atomicCAS(at_mut<u32>(status, 0), 0u, code); }
+// What a kernel found wrong in the contents of its operands: a value, which the words of its row tell. The first report
+// stands; the stream makes an error of it when it is synchronised.
+struct Report {
+    u32 found;
+    u32 padding;
+    i64 value;
+};
+DEVICE void report(Ptr status, i64 value) {
+    Report* const place = at_mut<Report>(status, 0);
+    if (atomicCAS(&place->found, 0u, 1u) == 0) place->value = value;
+}
 
 // ---- layouts ----
 

@@ -16,7 +16,7 @@ SINEW_KERNEL(embedding, EmbeddingParams) {
         const i64 column = divide(token, p.width);
         const i64 id = load_index(p.ids, p.ids_type, i64(token) * p.id_stride);
         if (id < 0 || u64(id) >= p.vocab) {
-            report(p.status, OUT_OF_RANGE);
+            report(p.status, id);
             continue;
         }
         const float value = load(p.table, p.table_type, id * p.table_strides[0] + column * p.table_strides[1]);

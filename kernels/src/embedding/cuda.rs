@@ -69,7 +69,7 @@ unsafe fn run(
         ids: cuda::pointer(ids)?,
         table: cuda::pointer(table)?,
         out: cuda::pointer(out)?,
-        status: cuda::status_pointer(launch, &EMBEDDING)?,
+        status: cuda::status_pointer(launch, &EMBEDDING, cuda::OUTSIDE)?,
         id_stride: ids.strides()[0] as i64,
         table_strides: table_strides.map(|stride| stride as i64),
         out_strides: [0, 1].map(|d| out.strides()[d] as i64),

@@ -15,7 +15,7 @@ SINEW_KERNEL(gather, GatherParams) {
     each(p.operands, [&](const i64* at) {
         const i64 index = load_index(p.operands.pointers[1], p.operands.types[1], at[1]);
         if (index < 0 || u64(index) >= p.length) {
-            report(p.status, OUT_OF_RANGE);
+            report(p.status, index);
             return;
         }
         copy_element(p.operands.pointers[0], at[0], p.operands.pointers[2], at[2] + index * p.stride, p.size);

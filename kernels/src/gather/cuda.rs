@@ -49,7 +49,7 @@ unsafe fn run(launch: &Launch<'_>, fixed: &GatherStatic, call: &GatherCall, oper
     let strided = Strided3::new(&walk, [y, index, x])?;
     let params = Params {
         operands: strided,
-        status: cuda::status_pointer(launch, &GATHER)?,
+        status: cuda::status_pointer(launch, &GATHER, cuda::OUTSIDE)?,
         stride: x.strides()[fixed.dim] as i64,
         length: call.size as u64,
         size: fixed.dtype.size() as u32,

@@ -20,7 +20,7 @@ SINEW_KERNEL(kv_append, KvAppendParams) {
     const u64 token = blockIdx.x;
     const i64 slot = load_index(p.slots, p.slots_type, i64(token) * p.slot_stride);
     if (slot < 0 || u64(slot) >= p.places) {
-        if (threadIdx.x == 0) report(p.status, OUT_OF_RANGE);
+        if (threadIdx.x == 0) report(p.status, slot);
         return;
     }
     // The later of two tokens with one slot stays. All later slots are read: as many bytes as the rows themselves at

@@ -69,7 +69,7 @@ unsafe fn run(
         from: [cuda::pointer(new[0])?, cuda::pointer(new[1])?],
         to: [cuda::pointer(caches[0])?, cuda::pointer(caches[1])?],
         slots: cuda::pointer(slots)?,
-        status: cuda::status_pointer(launch, &KV_APPEND)?,
+        status: cuda::status_pointer(launch, &KV_APPEND, cuda::OUTSIDE)?,
         from_strides: new.map(strides),
         to_strides: caches.map(strides),
         slot_stride: slots.strides()[0] as i64,

@@ -32,7 +32,7 @@ SINEW_KERNEL(rotary, RotaryParams) {
         }
         const i64 position = *at<i32>(p.positions, i64(token) * p.position_stride);
         if (position < 0 || u64(position) >= p.length) {
-            report(p.status, OUT_OF_RANGE);
+            report(p.status, position);
             continue;
         }
         const float cos = *at<float>(p.cos, position * p.cos_strides[0] + i64(item) * p.cos_strides[1]);

@@ -74,7 +74,7 @@ unsafe fn run(launch: &Launch<'_>, fixed: &RotaryStatic, call: &RotaryDynamic, o
         positions: cuda::pointer(positions)?,
         cos: cuda::pointer(cos)?,
         sin: cuda::pointer(sin)?,
-        status: cuda::status_pointer(launch, &ROTARY)?,
+        status: cuda::status_pointer(launch, &ROTARY, cuda::OUTSIDE)?,
         out_strides: strides(out),
         x_strides: strides(x),
         cos_strides: [0, 1].map(|d| cos.strides()[d] as i64),

@@ -57,7 +57,7 @@ SINEW_KERNEL_BOUNDS(sample, SampleParams, SAMPLE_THREADS, 1) {
         }
         best = block_reduce<Most>(best, most_room);
         if (best == 0 || best >> 32 == ~0u) {
-            if (threadIdx.x == 0) report(p.status, BAD_LOGITS);
+            if (threadIdx.x == 0) report(p.status, i64(row));
             continue;
         }
         if (temperature == 0.0f) {

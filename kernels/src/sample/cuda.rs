@@ -63,7 +63,7 @@ unsafe fn run(launch: &Launch<'_>, fixed: &SampleStatic, call: &SampleDynamic, o
         options: cuda::pointer(options)?,
         top_k: cuda::pointer(top_k)?,
         tokens: cuda::pointer(tokens)?,
-        status: cuda::status_pointer(launch, &SAMPLE)?,
+        status: cuda::status_pointer(launch, &SAMPLE, "row {} has no finite logit, or has NaN or infinity")?,
         logits_row: logits.strides()[0] as i64,
         logits_step: logits.strides()[1] as i64,
         options_row: options.strides()[0] as i64,

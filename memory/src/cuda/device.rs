@@ -7,15 +7,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::cache::Cache;
 use super::compiler::{Compiler, architecture};
 use super::driver::{CallError, Driver, Handle, Properties};
 use super::module::{CudaModule, Function, Module};
 use super::storage::CudaStorage;
 use super::stream::CudaStream;
 use crate::{
-    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, Rates, Result, SimdLevel,
-    Storage, Stream, system,
+    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, KernelCache, Location, MemoryInfo, Rates,
+    Result, SimdLevel, Storage, Stream, system,
 };
 
 /// What the driver aligns allocations to, and more than any instruction asks for.
@@ -36,7 +35,7 @@ pub struct CudaDevice {
     hardware: Hardware,
     architecture: String,
     compiler: Arc<dyn Compiler>,
-    cache: Cache,
+    cache: KernelCache,
     modules: Mutex<HashMap<&'static str, Compiled>>,
     /// Events that are not in use: making one takes longer than recording it.
     events: Mutex<Vec<Handle>>,
@@ -51,7 +50,7 @@ impl CudaDevice {
     /// # Errors
     /// Calls of the driver that fail.
     #[allow(clippy::new_ret_no_self)]
-    pub fn new(driver: Arc<dyn Driver>, compiler: Arc<dyn Compiler>, cache: Cache) -> Result<Arc<Self>> {
+    pub fn new(driver: Arc<dyn Driver>, compiler: Arc<dyn Compiler>, cache: KernelCache) -> Result<Arc<Self>> {
         let unnamed = DeviceId { kind: DeviceKind::CUDA, index: 0 };
         let properties = driver.properties().map_err(|error| failed(unnamed, "opening the device", &error))?;
         Ok(Arc::new(Self {
@@ -73,7 +72,7 @@ impl CudaDevice {
     /// No driver, no such device, or calls that fail.
     #[cfg(not(target_os = "macos"))]
     pub fn open(ordinal: u32) -> Result<Arc<Self>> {
-        Self::new(Arc::new(super::Nvidia::open(ordinal)?), Arc::new(super::Nvrtc), Cache::of_user())
+        Self::new(Arc::new(super::Nvidia::open(ordinal)?), Arc::new(super::Nvrtc), KernelCache::of_user())
     }
 
     /// The device behind Sinew's own handle, if it is a GPU of NVIDIA's.

@@ -10,7 +10,6 @@
 //! # Ok::<(), sinew_memory::Error>(())
 //! ```
 
-mod cache;
 mod compiler;
 mod device;
 mod driver;
@@ -22,7 +21,6 @@ mod nvrtc;
 mod storage;
 mod stream;
 
-pub use cache::Cache;
 pub use compiler::{Compiler, architecture};
 pub use device::CudaDevice;
 pub use driver::{Address, CallError, Driver, DriverCall, Handle, Properties};

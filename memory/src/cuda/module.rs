@@ -10,6 +10,7 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
 use super::driver::{Driver, DriverCall, Handle};
+use crate::kept::checksum;
 
 /// The kernels of one operator, as source.
 #[derive(Debug)]
@@ -52,12 +53,8 @@ impl CudaModule {
 
     /// A comment of PTX that changes with the source.
     fn mark(&self) -> String {
-        // FNV-1a (Fowler, Noll and Vo 1991): this is against forgetting, not against forging.
-        let hash = self
-            .text()
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        format!("// {} {hash:016x}\n", self.name)
+        // This is against forgetting, not against forging.
+        format!("// {} {:016x}\n", self.name, checksum(&[self.text().as_bytes()]))
     }
 }
 

@@ -14,9 +14,20 @@ use crate::{Buffer, Device, Error, Event, Result, Stream};
 const PIECES: usize = 16;
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Kernels of a stream that may report what they find wrong. Each has a word; there are far fewer.
-const STATUS_WORDS: usize = 256;
-const WORD: usize = size_of::<u32>();
+/// Kernels of a stream that may report what they find wrong. There are far fewer.
+const MOST_REPORTS: usize = 256;
+
+/// What a kernel found wrong, as it writes it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Report {
+    /// 0 while there is nothing.
+    found: u32,
+    padding: u32,
+    value: i64,
+}
+
+const REPORT_BYTES: usize = size_of::<Report>();
 
 /// A pinned piece, and the event behind its last copy.
 #[derive(Clone, Copy)]
@@ -35,14 +46,14 @@ struct Staging {
 // SAFETY: the pointers are to memory of the ring's own, reached under the lock of the stream.
 unsafe impl Send for Staging {}
 
-/// Words in which kernels say what they found wrong: zero, or a code.
+/// The reports of kernels.
 struct Status {
-    /// On the device; 0 until a kernel asks for its word.
-    words: Address,
+    /// On the device; 0 until a kernel asks for its own.
+    reports: Address,
     /// Pinned, for reading them.
-    read: *mut u32,
-    /// Whose word it is, by position.
-    kernels: Vec<&'static str>,
+    read: *mut Report,
+    /// Whose report it is, by position, and what an error says of the value.
+    kernels: Vec<(&'static str, &'static str)>,
     /// The kernel that was launched last.
     last: Option<&'static str>,
 }
@@ -64,20 +75,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// What the codes mean that kernels report; `prelude.cuh` has the same numbers.
-fn words(code: u32) -> String {
-    match code {
-        1 => "an index in its operands is out of range".into(),
-        2 => "offsets, lengths or block numbers in its operands contradict one another".into(),
-        3 => "a logit is NaN or infinite, or none is finite".into(),
-        code => format!("it reported status {code}"),
-    }
-}
-
 impl CudaStream {
     pub(super) fn new(cuda: Arc<CudaDevice>) -> Result<Arc<Self>> {
         let handle = cuda.driver().create_stream().map_err(|error| cuda.failed("stream", &error))?;
-        let status = Status { words: 0, read: std::ptr::null_mut(), kernels: Vec::new(), last: None };
+        let status = Status { reports: 0, read: std::ptr::null_mut(), kernels: Vec::new(), last: None };
         Ok(Arc::new_cyclic(|me| Self {
             device: cuda.clone(),
             cuda,
@@ -164,34 +165,35 @@ impl CudaStream {
         enqueue(self.handle).map_err(self.failed(operation))
     }
 
-    /// The word, zero so far, in which a kernel reports what it finds wrong with its operands. The next synchronisation
-    /// makes an error of it that names the kernel.
+    /// Where a kernel reports a value that it finds wrong in its operands: 16 bytes, zero so far, of which it sets the
+    /// first four to 1 and the last eight to the value. The next synchronisation makes an error of it that names the
+    /// kernel and has these words, in which the value stands for `{}`.
     ///
     /// # Errors
     /// No memory for it.
-    pub fn status(&self, kernel: &'static str) -> Result<Address> {
+    pub fn status(&self, kernel: &'static str, words: &'static str) -> Result<Address> {
         let mut status = lock(&self.status);
-        if status.words == 0 {
-            let bytes = STATUS_WORDS * WORD;
+        if status.reports == 0 {
+            let bytes = MOST_REPORTS * REPORT_BYTES;
             if status.read.is_null() {
-                status.read = self.driver().allocate_host(bytes).map_err(self.failed("status words"))?.cast();
+                status.read = self.driver().allocate_host(bytes).map_err(self.failed("status"))?.cast();
             }
-            let words = self.driver().allocate(bytes).map_err(self.failed("status words"))?;
-            // SAFETY: the words were just allocated, and are freed when the stream has been waited for.
-            unsafe { self.driver().clear(words, bytes, self.handle) }.map_err(self.failed("status words"))?;
-            status.words = words;
+            let reports = self.driver().allocate(bytes).map_err(self.failed("status"))?;
+            // SAFETY: they were just allocated, and are freed when the stream has been waited for.
+            unsafe { self.driver().clear(reports, bytes, self.handle) }.map_err(self.failed("status"))?;
+            status.reports = reports;
         }
-        let place = match status.kernels.iter().position(|&other| other == kernel) {
+        let place = match status.kernels.iter().position(|&(other, _)| other == kernel) {
             Some(place) => place,
-            None if status.kernels.len() == STATUS_WORDS => {
-                return Err(self.cuda.error(kernel, format!("more than {STATUS_WORDS} kernels report a status")));
+            None if status.kernels.len() == MOST_REPORTS => {
+                return Err(self.cuda.error(kernel, format!("more than {MOST_REPORTS} kernels report")));
             }
             None => {
-                status.kernels.push(kernel);
+                status.kernels.push((kernel, words));
                 status.kernels.len() - 1
             }
         };
-        Ok(status.words + (place * WORD) as Address)
+        Ok(status.reports + (place * REPORT_BYTES) as Address)
     }
 
     /// Waits for all work, and makes errors of what went wrong since the last time.
@@ -200,20 +202,23 @@ impl CudaStream {
         let (count, read) = (status.kernels.len(), status.read);
         let copied = match count {
             0 => Ok(()),
-            // SAFETY: both ranges are the stream's own, of more than so many words.
-            _ => unsafe { self.driver().download(read.cast(), status.words, count * WORD, self.handle) },
+            // SAFETY: both ranges are the stream's own, of at least so many bytes.
+            _ => unsafe { self.driver().download(read.cast(), status.reports, count * REPORT_BYTES, self.handle) },
         };
         let last = status.last.take();
         copied.and_then(|()| self.driver().synchronize_stream(self.handle)).map_err(|error| match last {
             Some(kernel) => self.cuda.error(operation, format!("{error}; {kernel} was launched last")),
             None => self.cuda.failed(operation, &error),
         })?;
-        // SAFETY: the copy is done, and every bit pattern is a number.
-        let codes = (0..count).map(|place| unsafe { read.add(place).read() });
-        let Some((place, code)) = codes.enumerate().find(|&(_, code)| code != 0) else { return Ok(()) };
-        // SAFETY: the words are the stream's own.
-        unsafe { self.driver().clear(status.words, count * WORD, self.handle) }.map_err(self.failed("status words"))?;
-        Err(self.cuda.error(status.kernels[place], words(code)))
+        // SAFETY: the copy is done, pinned memory is aligned to more, and every bit pattern is a number.
+        let reports = (0..count).map(|place| unsafe { read.add(place).read() });
+        let Some((report, (kernel, words))) = reports.zip(&status.kernels).find(|(report, _)| report.found != 0) else {
+            return Ok(());
+        };
+        // SAFETY: the reports are the stream's own.
+        unsafe { self.driver().clear(status.reports, count * REPORT_BYTES, self.handle) }
+            .map_err(self.failed("status"))?;
+        Err(self.cuda.error(kernel, words.replace("{}", &report.value.to_string())))
     }
 
     /// Copies host bytes through the ring.
@@ -312,8 +317,8 @@ impl Drop for CudaStream {
             if !status.read.is_null() {
                 drop(driver.free_host(status.read.cast()));
             }
-            if status.words != 0 {
-                drop(driver.free(status.words));
+            if status.reports != 0 {
+                drop(driver.free(status.reports));
             }
         }
         drop(driver.destroy_stream(self.handle));

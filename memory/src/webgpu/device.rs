@@ -1,22 +1,24 @@
 //! The device.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use super::cache::Cache;
-use super::pipeline::{Pipeline, ShaderText};
-use super::queue::Queue;
+use super::gpu::Gpu;
+use super::pipeline::{Pipeline, Pipelines, ShaderText};
 use super::storage::{Binding, WgpuStorage};
 use super::stream::WgpuStream;
-use super::{adapters, one_line};
+use super::submission::Queue;
+use super::{adapters, lock, one_line};
 use crate::{
-    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, Rates, Result, SimdLevel,
-    Storage, Stream, system,
+    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, KernelCache, Location, MemoryInfo, Rates,
+    Result, SimdLevel, Storage, Stream, system,
 };
 
 /// What of an adapter is used. By default all of it; less shows how kernels fare on a smaller one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WgpuOptions {
+    /// The most bytes that buffers take, those included that stage and read back.
+    pub max_memory_bytes: usize,
     /// The largest range of a buffer in bytes that a kernel may see at once.
     pub max_binding_bytes: u64,
     /// The most storage buffers of a kernel; no adapter has fewer than 8.
@@ -27,19 +29,20 @@ pub struct WgpuOptions {
     pub f16: bool,
     /// Whether subgroups are used where there are any.
     pub subgroups: bool,
-    /// Whether compiled pipelines are kept in the user's cache folder: `$XDG_CACHE_HOME/sinew` or `~/.cache/sinew`.
-    pub pipeline_cache: bool,
+    /// Where compiled pipelines are kept.
+    pub cache: KernelCache,
 }
 
 impl Default for WgpuOptions {
     fn default() -> Self {
         Self {
+            max_memory_bytes: usize::MAX,
             max_binding_bytes: u64::MAX,
             max_storage_buffers: u32::MAX,
             max_workgroup_bytes: u32::MAX,
             f16: true,
             subgroups: true,
-            pipeline_cache: true,
+            cache: KernelCache::of_user(),
         }
     }
 }
@@ -62,6 +65,7 @@ impl WgpuOptions {
 #[derive(Debug)]
 pub struct WgpuDevice {
     queue: Arc<Queue>,
+    pipelines: Mutex<Pipelines>,
     hardware: Hardware,
 }
 
@@ -92,7 +96,7 @@ impl WgpuDevice {
         let wanted = [
             (options.f16, wgpu::Features::SHADER_F16),
             (options.subgroups, wgpu::Features::SUBGROUP),
-            (options.pipeline_cache, wgpu::Features::PIPELINE_CACHE),
+            (options.cache != KernelCache::none(), wgpu::Features::PIPELINE_CACHE),
         ];
         let features = wanted.into_iter().filter(|&(on, feature)| on && adapter.features().contains(feature));
         let features = features.fold(wgpu::Features::empty(), |all, (_, feature)| all | feature);
@@ -112,8 +116,10 @@ impl WgpuDevice {
             pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| no_device(one_line(error)))?;
         let id = DeviceId { kind: DeviceKind::WGPU, index: index as u32 };
         let cached = features.contains(wgpu::Features::PIPELINE_CACHE);
-        let cache = if cached { Cache::open(&device, &info) } else { None };
+        let cache = if cached { Cache::open(&device, &info, &options.cache) } else { None };
         let memory = adapters::memory(&adapter).unwrap_or_else(|| system::memory().total);
+        let most_held = options.max_memory_bytes;
+        let memory = memory.min(most_held);
         let limits = device.limits();
         let (threads, rates) = rates(info.device_type);
         let subgroups = features.contains(wgpu::Features::SUBGROUP);
@@ -134,7 +140,9 @@ impl WgpuDevice {
                 max_bindings: limits.max_storage_buffers_per_shader_stage as usize,
             }),
         };
-        Ok(Arc::new(Self { queue: Arc::new(Queue::new(id, device, queue, memory, cache)), hardware }))
+        let gpu = Gpu::new(id, device, queue, memory, most_held);
+        let pipelines = Mutex::new(Pipelines::new(cache));
+        Ok(Arc::new(Self { queue: Arc::new(Queue::new(gpu)), pipelines, hardware }))
     }
 
     /// The kernel of a name, compiled for these options. The text is made where it was not compiled before.
@@ -151,11 +159,11 @@ impl WgpuDevice {
         options: &[u32],
         text: impl FnOnce() -> ShaderText,
     ) -> Result<Arc<Pipeline>> {
-        let mut pipelines = self.queue.pipelines.lock().unwrap_or_else(|e| e.into_inner());
+        let mut pipelines = lock(&self.pipelines);
         match pipelines.get(name, options) {
             Some(pipeline) => Ok(pipeline),
             // SAFETY: passed on.
-            None => unsafe { pipelines.make(&self.queue, name, options, &text()) },
+            None => unsafe { pipelines.make(&self.queue.gpu, name, options, &text()) },
         }
     }
 
@@ -163,22 +171,25 @@ impl WgpuDevice {
         &self.queue
     }
 
+    pub(super) fn compiled(&self) -> usize {
+        lock(&self.pipelines).count()
+    }
+
     /// The name of the kernel with a number, and what an error of it says.
     pub(super) fn kernel(&self, number: u32) -> (&'static str, &'static str) {
-        self.queue.pipelines.lock().unwrap_or_else(|e| e.into_inner()).name(number)
+        lock(&self.pipelines).name(number)
     }
 }
 
 impl Device for WgpuDevice {
     fn id(&self) -> DeviceId {
-        self.queue.id
+        self.queue.gpu.id
     }
     fn hardware(&self) -> &Hardware {
         &self.hardware
     }
     fn memory(&self) -> Result<MemoryInfo> {
-        let total = self.queue.memory;
-        Ok(MemoryInfo { total, available: total.saturating_sub(self.queue.allocated.load(Ordering::Relaxed)) })
+        Ok(MemoryInfo { total: self.queue.gpu.memory, available: self.queue.gpu.available() })
     }
     fn alignment(&self) -> usize {
         Binding::ALIGNMENT
@@ -187,7 +198,7 @@ impl Device for WgpuDevice {
         Location::Device
     }
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
-        Ok(Arc::new(WgpuStorage::allocate(&self.queue, bytes)?))
+        Ok(Arc::new(WgpuStorage::allocate(&self.queue.gpu, bytes)?))
     }
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
         Ok(Arc::new(WgpuStream::new(self)?))

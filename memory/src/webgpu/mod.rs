@@ -11,18 +11,27 @@ mod adapters;
 mod cache;
 mod copy;
 mod device;
+mod gpu;
 mod groups;
 mod pipeline;
-mod queue;
+mod recording;
 mod storage;
 mod stream;
+mod submission;
 
 pub(crate) use adapters::found;
 pub use device::{WgpuDevice, WgpuOptions};
 pub use pipeline::{Pipeline, ShaderText};
-pub use queue::{Counters, MAX_PARAMS};
+pub use recording::MAX_PARAMS;
 pub use storage::Binding;
 pub use stream::WgpuStream;
+pub use submission::Counters;
+
+use std::sync::{Mutex, MutexGuard};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
 
 /// An error's text in one line: wgpu draws trees.
 fn one_line(error: impl std::fmt::Display) -> String {

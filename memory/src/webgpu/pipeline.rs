@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::cache::Cache;
+use super::gpu::Gpu;
 use super::one_line;
-use super::queue::Queue;
-use crate::{Error, Result};
+use crate::Result;
 
 /// A compiled kernel.
 #[derive(Debug)]
@@ -35,14 +36,19 @@ pub struct ShaderText {
     pub reports: Option<&'static str>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pipelines {
+    cache: Option<Cache>,
     made: HashMap<&'static str, HashMap<Box<[u32]>, Arc<Pipeline>>>,
     /// Names by number, from 1 on, and what an error of each says.
     names: Vec<(&'static str, &'static str)>,
 }
 
 impl Pipelines {
+    pub(super) fn new(cache: Option<Cache>) -> Self {
+        Self { cache, made: HashMap::new(), names: Vec::new() }
+    }
+
     pub(super) fn get(&self, name: &'static str, options: &[u32]) -> Option<Arc<Pipeline>> {
         self.made.get(name)?.get(options).cloned()
     }
@@ -61,14 +67,14 @@ impl Pipelines {
     /// That of [`super::WgpuDevice::pipeline`].
     pub(super) unsafe fn make(
         &mut self,
-        queue: &Queue,
+        gpu: &Gpu,
         name: &'static str,
         options: &[u32],
         text: &ShaderText,
     ) -> Result<Arc<Pipeline>> {
-        let device = &queue.device;
-        let failed = |reason: String| Error::Device { device: queue.id, operation: name.into(), reason };
-        let most = queue.limits.max_storage_buffers_per_shader_stage as usize;
+        let device = &gpu.device;
+        let failed = |reason: String| gpu.failed(name, reason);
+        let most = gpu.limits.max_storage_buffers_per_shader_stage as usize;
         let needed = text.bindings + usize::from(text.reports.is_some());
         if needed > most {
             return Err(failed(format!("{needed} storage buffers, the device binds {most}")));
@@ -81,8 +87,8 @@ impl Pipelines {
             wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl((&text.wgsl).into()) };
         // SAFETY: accesses are checked; that loops end and divisors are not 0 is passed on.
         let module = unsafe { device.create_shader_module_trusted(description, checks) };
-        let layouts = [Some(queue.storage_layout(text.bindings)), Some(queue.layouts.params.clone())];
-        let status = text.reports.map(|_| Some(queue.layouts.status.clone()));
+        let layouts = [Some(gpu.storage_layout(text.bindings)), Some(gpu.layouts.params.clone())];
+        let status = text.reports.map(|_| Some(gpu.layouts.status.clone()));
         let layouts: Vec<_> = layouts.into_iter().chain(status).collect();
         let layouts: Vec<_> = layouts.iter().map(Option::as_ref).collect();
         let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
@@ -100,7 +106,7 @@ impl Pipelines {
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()
             },
-            cache: queue.cache.as_ref().map(|cache| &cache.pipelines),
+            cache: self.cache.as_ref().map(|cache| &cache.pipelines),
         });
         let errors = [pollster::block_on(internal.pop()), pollster::block_on(scope.pop())];
         if let Some(error) = errors.into_iter().flatten().next() {
@@ -112,5 +118,13 @@ impl Pipelines {
             Arc::new(Pipeline { name, number, compiled, bindings: text.bindings, reports: text.reports.is_some() });
         self.made.entry(name).or_default().insert(options.into(), pipeline.clone());
         Ok(pipeline)
+    }
+}
+
+impl Drop for Pipelines {
+    fn drop(&mut self) {
+        if let Some(cache) = self.cache.as_ref().filter(|_| !self.names.is_empty()) {
+            cache.save();
+        }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use super::queue::Queue;
+use super::gpu::{Gpu, Held};
+use super::lock;
 use crate::{Buffer, Error, Location, Result, Storage};
 
 /// Bytes that a storage is a multiple of, so that kernels may read the last vector of four words whole.
@@ -15,43 +15,41 @@ const PADDING: usize = 16;
 pub(super) struct WgpuStorage {
     /// What the bind groups of this storage are known by.
     pub(super) id: u64,
-    pub(super) buffer: wgpu::Buffer,
-    pub(super) queue: Arc<Queue>,
+    pub(super) buffer: Held,
+    gpu: Arc<Gpu>,
     len: usize,
 }
 
 impl WgpuStorage {
-    pub(super) fn allocate(queue: &Arc<Queue>, bytes: usize) -> Result<Self> {
+    pub(super) fn allocate(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         let out_of_memory = |fits: usize| {
-            let available = queue.memory.saturating_sub(queue.allocated.load(Ordering::Relaxed));
-            let (device, total, fits) = (queue.id, queue.memory, fits.min(available));
+            let (device, total, available) = (gpu.id, gpu.memory, gpu.available());
+            let fits = fits.min(available);
             Error::OutOfMemory { device, asked: bytes, available, total, holders: None, fits }
         };
-        let largest = usize::try_from(queue.limits.max_buffer_size).unwrap_or(usize::MAX);
+        let largest = usize::try_from(gpu.limits.max_buffer_size).unwrap_or(usize::MAX);
         let size = bytes.max(1).checked_next_multiple_of(PADDING).filter(|&size| size <= largest);
         let size = size.ok_or_else(|| out_of_memory(largest))?;
         // A driver that cannot say how much it has is asked for it.
-        let buffer = queue.buffer("storage", size, wgpu::BufferUsages::STORAGE).ok_or_else(|| out_of_memory(0))?;
-        queue.allocated.fetch_add(size, Ordering::Relaxed);
-        let id = queue.next_storage.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { id, buffer, queue: queue.clone(), len: bytes })
+        let buffer = gpu.buffer("storage", size, wgpu::BufferUsages::STORAGE, &gpu.storages);
+        let buffer = buffer.ok_or_else(|| out_of_memory(0))?;
+        Ok(Self { id: gpu.storage_id(), buffer, gpu: gpu.clone(), len: bytes })
     }
 
     /// The storage behind a buffer of this device.
-    pub(super) fn of<'a>(buffer: &'a Buffer, queue: &Arc<Queue>) -> Result<&'a Self> {
+    pub(super) fn of<'a>(buffer: &'a Buffer, gpu: &Arc<Gpu>) -> Result<&'a Self> {
         let storage: &dyn std::any::Any = &*buffer.span().storage;
         storage
             .downcast_ref::<Self>()
-            .filter(|storage| Arc::ptr_eq(&storage.queue, queue))
-            .ok_or_else(|| Error::Invalid(format!("{buffer:?} is not memory of this opened {}", queue.id)))
+            .filter(|storage| Arc::ptr_eq(&storage.gpu, gpu))
+            .ok_or_else(|| Error::Invalid(format!("{buffer:?} is not memory of this opened {}", gpu.id)))
     }
 }
 
 impl Drop for WgpuStorage {
     fn drop(&mut self) {
-        self.queue.allocated.fetch_sub(self.buffer.size() as usize, Ordering::Relaxed);
         // Bind groups would keep the memory.
-        self.queue.forget(self.id);
+        lock(&self.gpu.groups).forget(self.id);
     }
 }
 

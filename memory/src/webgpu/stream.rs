@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::device::WgpuDevice;
-use super::queue::{Counters, MOST_STAGED, Queue, READ_PIECE, Status};
+use super::recording::{MOST_STAGED, Status};
 use super::storage::{Binding, WgpuStorage};
+use super::submission::{Counters, Queue, READ_PIECE};
 use super::{Pipeline, copy};
 use crate::{Buffer, Device, Error, Event, Result, Stream};
 
@@ -27,7 +28,7 @@ pub struct WgpuStream {
 impl WgpuStream {
     pub(super) fn new(wgpu: Arc<WgpuDevice>) -> Result<Self> {
         let queue = wgpu.queue().clone();
-        let status = queue.status()?;
+        let status = Status::new(&queue.gpu)?;
         Ok(Self { device: wgpu.clone(), wgpu, queue, status, reports: AtomicBool::new(false) })
     }
 
@@ -64,19 +65,24 @@ impl WgpuStream {
 
     /// What the device did so far, by all of its streams.
     pub fn counters(&self) -> Counters {
-        self.queue.counters()
+        Counters { pipelines: self.wgpu.compiled(), ..self.queue.counters() }
     }
 
     /// Submits, waits, reads bytes back and turns a kernel's report into an error.
     fn finish(&self, from: Option<(&wgpu::Buffer, u64)>, into: &mut [u8]) -> Result<()> {
         let reports = self.reports.swap(false, Ordering::Relaxed);
-        let [number, value] = self.queue.finish(from, into, reports.then_some(&self.status))?;
+        let told = self.queue.finish(from, into, reports.then_some(&self.status));
+        if told.is_err() {
+            // What nobody has read yet is still to be read.
+            self.reports.fetch_or(reports, Ordering::Relaxed);
+        }
+        let [number, value] = told?;
         if number == 0 {
             return Ok(());
         }
-        self.queue.clear(&self.status);
+        self.queue.zero(&self.status);
         let (name, says) = self.wgpu.kernel(number);
-        Err(self.queue.failed(name, says.replace("{}", &(value as i32).to_string())))
+        Err(self.queue.gpu.failed(name, says.replace("{}", &(value as i32).to_string())))
     }
 
     /// Copies bytes at any offsets by a kernel.
@@ -116,7 +122,7 @@ impl Stream for WgpuStream {
     fn upload(&self, src: &[u8], dst: &mut Buffer, offset: usize) -> Result<()> {
         dst.check_writable()?;
         let start = range(dst, offset, src.len())?;
-        let to = &WgpuStorage::of(dst, &self.queue)?.buffer;
+        let to = &WgpuStorage::of(dst, &self.queue.gpu)?.buffer;
         if whole_words(dst, offset, src.len()) {
             for (i, piece) in src.chunks(MOST_STAGED).enumerate() {
                 self.queue.stage(piece, (to, (start + i * MOST_STAGED) as u64))?;
@@ -131,7 +137,7 @@ impl Stream for WgpuStream {
 
     fn download(&self, src: &Buffer, offset: usize, dst: &mut [u8]) -> Result<()> {
         let start = range(src, offset, dst.len())?;
-        let from = &WgpuStorage::of(src, &self.queue)?.buffer;
+        let from = &WgpuStorage::of(src, &self.queue.gpu)?.buffer;
         if dst.is_empty() {
             return self.synchronize();
         }
@@ -144,7 +150,7 @@ impl Stream for WgpuStream {
     fn copy(&self, src: &Buffer, src_offset: usize, dst: &mut Buffer, dst_offset: usize, len: usize) -> Result<()> {
         dst.check_writable()?;
         let (from_start, to_start) = (range(src, src_offset, len)?, range(dst, dst_offset, len)?);
-        let (from, to) = (WgpuStorage::of(src, &self.queue)?, WgpuStorage::of(dst, &self.queue)?);
+        let (from, to) = (WgpuStorage::of(src, &self.queue.gpu)?, WgpuStorage::of(dst, &self.queue.gpu)?);
         if len == 0 {
             return Ok(());
         }

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use sinew_memory::cuda::Cache;
+use sinew_memory::KernelCache;
 
 use crate::driver;
 
@@ -39,12 +39,12 @@ extern "C" fn enqueue(stream: u64, work: Work, argument: *mut c_void) -> c_int {
 ///
 /// # Errors
 /// That it cannot be compiled or loaded.
-pub fn load(cache: &Cache, compiler: &str) -> Result<(), String> {
+pub fn load(cache: &KernelCache, compiler: &str) -> Result<(), String> {
     static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
     LOADED.get_or_init(|| try_load(cache, compiler)).clone()
 }
 
-fn try_load(cache: &Cache, compiler: &str) -> Result<(), String> {
+fn try_load(cache: &KernelCache, compiler: &str) -> Result<(), String> {
     let image = cache.image("cublaslt", &[compiler, SOURCE], compile)?;
     let io = |error: std::io::Error| format!("cublaslt: {error}");
     let mut file = tempfile::NamedTempFile::new().map_err(io)?;

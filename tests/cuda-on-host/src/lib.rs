@@ -14,8 +14,8 @@ mod driver;
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::cuda::{Cache, CudaDevice};
-use sinew_memory::{Device, Error, Result};
+use sinew_memory::cuda::CudaDevice;
+use sinew_memory::{Device, Error, KernelCache, Result};
 
 pub use compiler::Gxx;
 pub use driver::HostDriver;
@@ -28,7 +28,7 @@ pub use driver::HostDriver;
 pub fn device(cache: impl AsRef<Path>) -> Result<Option<Arc<dyn Device>>> {
     match Gxx::find() {
         Ok(compiler) => {
-            let cache = Cache::at(cache.as_ref().join("cuda-on-host"));
+            let cache = KernelCache::at(cache.as_ref().join("cuda-on-host"));
             cublaslt::load(&cache, compiler.version())
                 .map_err(|reason| Error::NoDevice { name: "cuBLASLt on the host".into(), reason })?;
             Ok(Some(CudaDevice::new(HostDriver::new(), Arc::new(compiler), cache)?))

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew_cuda_on_host::{Gxx, HostDriver};
 use sinew_kernels::cuda::PRELUDE;
-use sinew_memory::cuda::{Cache, Compiler, CudaDevice, CudaModule, CudaStorage, CudaStream};
-use sinew_memory::{Buffer, Device, Error, Location, Pool, PoolConfig, Result, Stream};
+use sinew_memory::cuda::{Compiler, CudaDevice, CudaModule, CudaStorage, CudaStream};
+use sinew_memory::{Buffer, Device, Error, KernelCache, Location, Pool, PoolConfig, Result, Stream};
 
 fn device() -> Option<Arc<dyn Device>> {
     sinew_cuda_on_host::device(env!("CARGO_TARGET_TMPDIR")).unwrap()
@@ -45,7 +45,8 @@ fn run(
     let mut buffer = Buffer::allocate(stream.device(), size_of_val(data))?;
     stream.upload(&data.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>(), &mut buffer, 0)?;
     let address = CudaStorage::of(&buffer.span().storage).unwrap().address();
-    let params = Params { data: address, status: cuda.status(kernel)?, n: data.len() as u64 };
+    let params =
+        Params { data: address, status: cuda.status(kernel, "{} is less than nothing")?, n: data.len() as u64 };
     buffer.record_use(stream);
     // SAFETY: the struct is that of `faults.cu`, and the driver catches what the kernels do wrong.
     unsafe { cuda.launch(&FAULTS, kernel, [grid, 1, 1], block, shared, &params.bytes()) }?;
@@ -201,7 +202,7 @@ fn kernels_that_go_wrong_are_errors_at_the_next_synchronisation_and_are_named() 
     expect_error(&stream, "copies_misaligned", 1, 32, "not aligned");
     expect_error(&stream, "other_parameters", 1, 32, "parameter has 32 bytes");
     expect_error(&stream, "few_threads", 1, 64, "compiled for 32");
-    expect_error(&stream, "reports", 1, 32, "out of range");
+    expect_error(&stream, "reports", 1, 32, ": -5 is less than nothing");
     let refused = run(&stream, "block_sums", 1, 2048, 0, &[0.0; 4]).unwrap_err().to_string();
     assert!(refused.contains("block_sums") && refused.contains("invalid argument"), "{refused}");
     let missing = run(&stream, "no_such_kernel", 1, 32, 0, &[0.0; 4]).unwrap_err().to_string();
@@ -259,7 +260,7 @@ fn a_module_is_compiled_once_whoever_asks_and_modules_in_parallel() {
         CudaModule { name: "two", prelude: PRELUDE, source: "struct P { Ptr p; }; SINEW_KERNEL(two, P) {}", ptx: &[] },
     ];
     let folder = tempfile::tempdir().unwrap();
-    let open = || CudaDevice::new(HostDriver::new(), compiler.clone(), Cache::at(folder.path())).unwrap();
+    let open = || CudaDevice::new(HostDriver::new(), compiler.clone(), KernelCache::at(folder.path())).unwrap();
     let device = open();
     std::thread::scope(|scope| {
         for _ in 0..4 {

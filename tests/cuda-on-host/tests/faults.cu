@@ -70,5 +70,5 @@ SINEW_KERNEL(other_parameters, OtherParams) {}
 SINEW_KERNEL_BOUNDS(few_threads, Params, 32, 1) {}
 
 SINEW_KERNEL(reports, Params) {
-    if (threadIdx.x == 7) report(p.status, OUT_OF_RANGE);
+    if (threadIdx.x == 7) report(p.status, i64(blockIdx.x) - 5);
 }

@@ -1,19 +1,19 @@
 //! Compiled kernels on disk: when they are made again, and when not.
-#![cfg(feature = "cuda")]
+#![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sinew_memory::cuda::Cache;
+use sinew_memory::KernelCache;
 
 /// A compiler that counts.
 #[derive(Default)]
 struct Counting(Cell<usize>);
 
 impl Counting {
-    fn image(&self, cache: &Cache, key: &[&str]) -> Vec<u8> {
+    fn image(&self, cache: &KernelCache, key: &[&str]) -> Vec<u8> {
         let make = || {
             self.0.set(self.0.get() + 1);
             Ok(image_of(key))
@@ -33,7 +33,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn an_image_is_made_once_for_each_source_and_compiler() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, compiler) = (Cache::at(folder.path().join("a/b")), Counting::default());
+    let (cache, compiler) = (KernelCache::at(folder.path().join("a/b")), Counting::default());
     let keys: [&[&str]; 5] =
         [&["v1", "source"], &["v2", "source"], &["v1", "sources"], &["v1s", "ource"], &["", "v1source"]];
     for round in 1..=3 {
@@ -43,14 +43,14 @@ fn an_image_is_made_once_for_each_source_and_compiler() {
         assert_eq!(compiler.0.get(), keys.len(), "round {round}");
     }
     assert_eq!(entries(&folder.path().join("a/b")).len(), keys.len());
-    assert_eq!(compiler.image(&Cache::none(), keys[0]), image_of(keys[0]));
+    assert_eq!(compiler.image(&KernelCache::none(), keys[0]), image_of(keys[0]));
     assert_eq!(compiler.0.get(), keys.len() + 1);
 }
 
 #[test]
 fn an_entry_that_is_damaged_anywhere_is_made_again_and_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, compiler) = (Cache::at(folder.path()), Counting::default());
+    let (cache, compiler) = (KernelCache::at(folder.path()), Counting::default());
     let key = ["v1", "source"];
     compiler.image(&cache, &key);
     let path = entries(folder.path()).pop().unwrap();
@@ -75,7 +75,7 @@ fn an_entry_that_is_damaged_anywhere_is_made_again_and_replaced() {
 #[test]
 fn another_key_in_the_file_of_the_same_name_is_not_taken() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, compiler) = (Cache::at(folder.path()), Counting::default());
+    let (cache, compiler) = (KernelCache::at(folder.path()), Counting::default());
     compiler.image(&cache, &["one"]);
     let one = entries(folder.path()).pop().unwrap();
     compiler.image(&cache, &["two"]);
@@ -88,7 +88,7 @@ fn another_key_in_the_file_of_the_same_name_is_not_taken() {
 #[test]
 fn writers_at_the_same_time_leave_one_whole_entry() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = Cache::at(folder.path());
+    let cache = KernelCache::at(folder.path());
     let made = AtomicUsize::new(0);
     let key = ["v1", "source"];
     std::thread::scope(|scope| {
@@ -118,7 +118,7 @@ fn a_folder_that_cannot_be_made_costs_only_time() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "not a folder").unwrap();
-    let (cache, compiler) = (Cache::at(file.join("cuda")), Counting::default());
+    let (cache, compiler) = (KernelCache::at(file.join("kernels")), Counting::default());
     for made in 1..=2 {
         assert_eq!(compiler.image(&cache, &["source"]), image_of(&["source"]));
         assert_eq!(compiler.0.get(), made);
@@ -128,7 +128,7 @@ fn a_folder_that_cannot_be_made_costs_only_time() {
 #[test]
 fn what_the_compiler_says_is_passed_on_and_nothing_is_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = Cache::at(folder.path());
+    let cache = KernelCache::at(folder.path());
     assert_eq!(cache.image("gemm", &["source"], || Err("line 3: no".into())).unwrap_err(), "line 3: no");
     assert!(entries(folder.path()).is_empty());
 }
@@ -146,17 +146,32 @@ mod private {
     #[test]
     fn entries_are_the_users_alone() {
         let folder = tempfile::tempdir().unwrap();
-        let inner = folder.path().join("cache/sinew/cuda");
-        Counting::default().image(&Cache::at(&inner), &["source"]);
+        let inner = folder.path().join("cache/sinew/kernels");
+        Counting::default().image(&KernelCache::at(&inner), &["source"]);
         assert_eq!((mode(&inner), mode(inner.parent().unwrap())), (0o700, 0o700));
         assert_eq!(mode(&entries(&inner)[0]), 0o600);
     }
 
     #[test]
+    fn a_folder_that_cannot_be_written_costs_only_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, compiler) = (KernelCache::at(folder.path()), Counting::default());
+        compiler.image(&cache, &["kept before"]);
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o500)).unwrap();
+        // Root writes where it likes.
+        let forbidden = fs::write(folder.path().join("probe"), "").is_err();
+        for _ in 1..=3 {
+            assert_eq!(compiler.image(&cache, &["kept before"]), image_of(&["kept before"]));
+            assert_eq!(compiler.image(&cache, &["source"]), image_of(&["source"]));
+        }
+        assert_eq!(compiler.0.get(), if forbidden { 4 } else { 2 });
+    }
+
+    #[test]
     fn what_others_could_have_written_is_not_run() {
         let folder = tempfile::tempdir().unwrap();
-        let inner = folder.path().join("cuda");
-        let (cache, compiler) = (Cache::at(&inner), Counting::default());
+        let inner = folder.path().join("kernels");
+        let (cache, compiler) = (KernelCache::at(&inner), Counting::default());
         let mut made = 0;
         let mut expect = |again: usize, why: &str| {
             compiler.image(&cache, &["source"]);
@@ -184,5 +199,74 @@ mod private {
             chown(&inner, Some(12_345), None).unwrap();
             expect(1, "another user owns the folder");
         }
+    }
+}
+
+#[cfg(all(unix, feature = "wgpu"))]
+mod pipelines {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+
+    use sinew_memory::webgpu::{ShaderText, WgpuDevice, WgpuOptions};
+
+    use super::*;
+
+    /// Compiles a pipeline on the first adapter; `None` with a printed reason where there is none.
+    fn compile(cache: &KernelCache) -> Option<()> {
+        let options = WgpuOptions { cache: cache.clone(), ..WgpuOptions::default() };
+        let device = match WgpuDevice::open(0, &options) {
+            Ok(device) => device,
+            Err(error) if std::env::var("SINEW_REQUIRE_WGPU").as_deref() == Ok("1") => panic!("{error}"),
+            Err(error) => {
+                println!("skipped: {error}");
+                return None;
+            }
+        };
+        let wgsl = "@group(0) @binding(0) var<storage, read_write> x: array<u32>;
+            @compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) { x[id.x] += 1u; }";
+        let text = || ShaderText { wgsl: wgsl.into(), bindings: 1, reports: None };
+        // SAFETY: there is no loop and no division.
+        unsafe { device.pipeline("add_one", &[], text) }.unwrap();
+        Some(())
+    }
+
+    #[test]
+    fn what_is_not_the_users_or_not_whole_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("kernels");
+        let cache = KernelCache::at(&inner);
+        let Some(()) = compile(&cache) else { return };
+        // An adapter without a cache keeps nothing.
+        let Some(entry) = entries(&inner).pop() else { return };
+        let is_sound = |why: &str| {
+            assert_eq!(entries(&inner), std::slice::from_ref(&entry), "{why}");
+            let metadata = fs::symlink_metadata(&entry).unwrap();
+            assert!(metadata.is_file() && metadata.permissions().mode() & 0o777 == 0o600, "{why}");
+            assert!(fs::read(&entry).unwrap().starts_with(b"sinew-k1"), "{why}");
+        };
+        is_sound("new");
+        let whole = fs::read(&entry).unwrap();
+        for damaged in [&whole[..whole.len() / 2], b"", b"nonsense"] {
+            fs::write(&entry, damaged).unwrap();
+            compile(&cache);
+            is_sound("damaged");
+            assert!(fs::read(&entry).unwrap().len() > damaged.len());
+        }
+        fs::set_permissions(&entry, fs::Permissions::from_mode(0o666)).unwrap();
+        compile(&cache);
+        is_sound("others may write it");
+        let elsewhere = folder.path().join("elsewhere");
+        fs::write(&elsewhere, "another's").unwrap();
+        fs::remove_file(&entry).unwrap();
+        symlink(&elsewhere, &entry).unwrap();
+        compile(&cache);
+        is_sound("a link");
+        assert_eq!(fs::read(&elsewhere).unwrap(), b"another's");
+        let user = fs::metadata(&entry).unwrap().uid();
+        if chown(&entry, Some(12_345), None).is_ok() {
+            compile(&cache);
+            is_sound("another user's");
+            assert_eq!(fs::metadata(&entry).unwrap().uid(), user);
+        }
+        compile(&KernelCache::none());
     }
 }

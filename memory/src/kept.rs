@@ -4,6 +4,7 @@
 //! bring another kernel. What is missing, cut short, damaged or somebody else's is compiled again; a folder that cannot
 //! be written costs only time.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -16,18 +17,23 @@ const HEADER: usize = MAGIC.len() + 3 * size_of::<u64>();
 /// No image is that large: what claims to be is not read.
 const LARGEST: u64 = 256 << 20;
 
-/// A folder of compiled kernels.
-#[derive(Clone, Debug)]
-pub struct Cache {
+/// A folder of compiled kernels, one for all devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelCache {
     folder: Option<PathBuf>,
 }
 
-impl Cache {
-    /// The user's: `sinew/cuda` in `$XDG_CACHE_HOME` or `$HOME/.cache`. Where neither is set nothing is kept.
+impl KernelCache {
+    /// The user's: `sinew/kernels` in `$XDG_CACHE_HOME` or `$HOME/.cache`. Where neither is set nothing is kept.
     pub fn of_user() -> Self {
-        let path = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
-        let base = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
-        Self { folder: base.map(|base| base.join("sinew").join("cuda")) }
+        Self::in_home(|variable| std::env::var_os(variable))
+    }
+
+    fn in_home(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        // A path from wherever the process happens to be is nobody's home.
+        let path = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let caches = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
+        Self { folder: caches.map(|caches| caches.join("sinew").join("kernels")) }
     }
 
     /// One in a folder, which is made when it is first written to.
@@ -50,22 +56,34 @@ impl Cache {
         key: &[&str],
         make: impl FnOnce() -> Result<Vec<u8>, String>,
     ) -> Result<Vec<u8>, String> {
-        let key = key.join("\0").into_bytes();
-        let Some(folder) = &self.folder else { return make() };
-        let path = folder.join(format!("{name}-{:016x}", checksum(&[&key])));
-        if let Some(image) = read(&path, &key) {
+        let key = key.join("\0");
+        let file = format!("{name}-{:016x}", checksum(&[key.as_bytes()]));
+        if let Some(image) = self.get(&file, &key) {
             return Ok(image);
         }
         let image = make()?;
-        if let Err(error) = write(folder, &path, &key, &image) {
-            tracing::debug!("the compiled {name} is not kept in {}: {error}", path.display());
-        }
+        self.keep(&file, &key, &image);
         Ok(image)
+    }
+
+    /// What a file holds, if it was kept for this key.
+    pub(crate) fn get(&self, file: &str, key: &str) -> Option<Vec<u8>> {
+        read(&self.folder.as_ref()?.join(file), key.as_bytes())
+    }
+
+    /// Makes a file hold this, or leaves it as it is.
+    pub(crate) fn keep(&self, file: &str, key: &str, image: &[u8]) {
+        let Some(folder) = &self.folder else { return };
+        let path = folder.join(file);
+        if let Err(error) = write(folder, &path, key.as_bytes(), image) {
+            tracing::debug!("compiled kernels are not kept in {}: {error}", path.display());
+        }
     }
 }
 
-/// FNV-1a: the file's name, and a guard against damage; nothing rests on it that an attacker could want.
-fn checksum(parts: &[&[u8]]) -> u64 {
+/// FNV-1a (Fowler, Noll and Vo 1991): names files, and finds damage and what was forgotten; nothing rests on it that an
+/// attacker could want.
+pub(crate) fn checksum(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.iter());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
@@ -166,5 +184,31 @@ mod private {
 
     pub fn create(path: &Path) -> io::Result<File> {
         File::create_new(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(variables: &[(&str, &str)]) -> Option<PathBuf> {
+        let value = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
+        KernelCache::in_home(value).folder
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_users_folder_is_where_the_environment_says_and_nowhere_else() {
+        let home = Some(PathBuf::from("/home/me/.cache/sinew/kernels"));
+        assert_eq!(
+            folder(&[("XDG_CACHE_HOME", "/caches"), ("HOME", "/home/me")]).unwrap(),
+            Path::new("/caches/sinew/kernels")
+        );
+        assert_eq!(folder(&[("HOME", "/home/me")]), home);
+        for no_path in ["", "caches"] {
+            assert_eq!(folder(&[("XDG_CACHE_HOME", no_path), ("HOME", "/home/me")]), home);
+            assert_eq!(folder(&[("HOME", no_path)]), None);
+        }
+        assert_eq!(folder(&[]), None);
     }
 }
