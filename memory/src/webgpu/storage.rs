@@ -106,6 +106,23 @@ impl<'a> Binding<'a> {
         storage(self) == storage(other) && (self.start, self.len) == (other.start, other.len)
     }
 
+    /// The same bytes as several bindings, of `bytes` each but for the last; a multiple of [`Binding::ALIGNMENT`], or all.
+    pub fn pieces(self, bytes: usize) -> impl Iterator<Item = Self> {
+        let end = self.start + self.len;
+        (self.start..end).step_by(bytes.max(1)).map(move |start| Self {
+            start,
+            len: bytes.min(end - start),
+            skip: if start == self.start { self.skip } else { 0 },
+            ..self
+        })
+    }
+
+    /// Bytes of the binding.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Bytes of the binding before the range.
     pub fn skip(&self) -> usize {
         self.skip
