@@ -22,16 +22,15 @@ pub(super) struct WgpuStorage {
 
 impl WgpuStorage {
     pub(super) fn allocate(queue: &Arc<Queue>, bytes: usize) -> Result<Self> {
-        let out_of_memory = |fits: usize| {
-            let available = queue.memory.saturating_sub(queue.allocated.load(Ordering::Relaxed));
-            let (device, total, fits) = (queue.id, queue.memory, fits.min(available));
-            Error::OutOfMemory { device, asked: bytes, available, total, holders: None, fits }
-        };
         let largest = usize::try_from(queue.limits.max_buffer_size).unwrap_or(usize::MAX);
         let size = bytes.max(1).checked_next_multiple_of(PADDING).filter(|&size| size <= largest);
-        let size = size.ok_or_else(|| out_of_memory(largest))?;
+        let size = size.ok_or(Error::TooLarge { device: queue.id, asked: bytes, largest })?;
         // A driver that cannot say how much it has is asked for it.
-        let buffer = queue.buffer("storage", size, wgpu::BufferUsages::STORAGE).ok_or_else(|| out_of_memory(0))?;
+        let buffer = queue.buffer("storage", size, wgpu::BufferUsages::STORAGE).ok_or_else(|| {
+            let available = queue.memory.saturating_sub(queue.allocated.load(Ordering::Relaxed));
+            let (device, total) = (queue.id, queue.memory);
+            Error::OutOfMemory { device, asked: bytes, available, total, holders: None, fits: 0 }
+        })?;
         queue.allocated.fetch_add(size, Ordering::Relaxed);
         let id = queue.next_storage.fetch_add(1, Ordering::Relaxed);
         Ok(Self { id, buffer, queue: queue.clone(), len: bytes })
