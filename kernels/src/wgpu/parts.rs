@@ -147,11 +147,11 @@ mod tests {
     }
 
     /// Every index of two dimensions, as often as dispatches have it; none sees more than `room` of an operand.
-    fn taken(division: &mut Division, extent: usize, room: usize) -> Vec<[usize; 2]> {
+    fn taken(division: &mut Division, extents: [usize; 2], room: usize) -> Vec<[usize; 2]> {
         let mut all = Vec::new();
         loop {
             let parts: Vec<_> = division.dimensions().map(|(_, first, count)| first..first + count).collect();
-            for operand in 0..2 {
+            for (operand, extent) in extents.into_iter().enumerate() {
                 let (begin, seen) = division.part(operand, extent);
                 assert!(seen <= room && begin + seen <= extent);
             }
@@ -168,7 +168,7 @@ mod tests {
         let mut division = division(&[(rows, [columns, 1]), (columns, [1, rows])]);
         let (extent, room) = (rows * columns, 4096);
         assert!((0..2).all(|operand| division.narrow(operand, extent, room)));
-        let mut all = taken(&mut division, extent, room);
+        let mut all = taken(&mut division, [extent; 2], room);
         all.sort_unstable();
         assert!(all.into_iter().eq((0..rows).flat_map(|i| (0..columns).map(move |j| [i, j]))));
     }
@@ -179,7 +179,7 @@ mod tests {
         let mut division = division(&[(10, [100, 0]), (1, [0, 0])]);
         assert!(!division.narrow(0, 1000, 99));
         assert!(division.narrow(0, 1000, 100) && division.narrow(1, 1, 100));
-        assert_eq!(taken(&mut division, 1000, 100).len(), 10);
+        assert_eq!(taken(&mut division, [1000, 1], 100).len(), 10);
     }
 
     #[test]
