@@ -36,17 +36,18 @@ fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1]
     let mut bindings = 0;
     for operand in call.operands.iter() {
         if operand.dtype.is_some() && operand.slot == bindings {
-            let slot = operand.slot;
             let words = match (operand.quads, operand.atomic) {
                 (true, _) => "vec4<u32>",
                 (_, true) => "atomic<u32>",
                 _ => "u32",
             };
-            text.line(format_args!(
-                "@group(0) @binding({slot}) var<storage, read_write> words_{slot}: array<{words}>;"
-            ));
-            text.word(operand);
-            bindings += 1;
+            for n in operand.slot..operand.slot + operand.windows {
+                text.line(format_args!("@group(0) @binding({n}) var<storage, read_write> words_{n}: array<{words}>;"));
+            }
+            let same = |other: &Operand| other.dtype.is_some() && other.slot == operand.slot;
+            let written = call.operands.iter().any(|other| same(other) && other.written);
+            text.words(operand, written, call.window());
+            bindings += operand.windows;
         }
     }
     for operand in call.operands.iter() {
@@ -71,15 +72,30 @@ impl Text {
         self.0.push('\n');
     }
 
-    /// `word_N(w)`: a word of binding N.
-    fn word(&mut self, operand: &Operand) {
+    /// `word_N(w)`: a word of what is bound from binding N on; `quad_N(q)`: four of them, where vectors are; where it is
+    /// written `set_N(w, v)`, and of atomics `merge_N(w, keep, v)`, which replaces the bits that are not to be kept.
+    fn words(&mut self, operand: &Operand, written: bool, window: usize) {
         let slot = operand.slot;
-        let read = match (operand.quads, operand.atomic) {
-            (true, _) => format!("words_{slot}[w >> 2u][w & 3u]"),
-            (_, true) => format!("atomicLoad(&words_{slot}[w])"),
-            _ => format!("words_{slot}[w]"),
-        };
-        self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ return {read}; }}"));
+        let word = |index: &str, of: &dyn Fn(&str) -> String| in_window(operand, window / 4, index, of);
+        if operand.quads {
+            let quad = in_window(operand, window / 16, "q", &|q| format!("return {q};"));
+            self.line(format_args!("fn quad_{slot}(q: u32) -> vec4<u32> {{ {quad} }}"));
+            self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ return quad_{slot}(w >> 2u)[w & 3u]; }}"));
+            return;
+        }
+        let (load, store) = if operand.atomic { ("atomicLoad(&", "atomicStore(&") } else { ("(", "") };
+        let read = word("w", &|word| format!("return {load}{word});"));
+        self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ {read} }}"));
+        if !written {
+            return;
+        }
+        let set =
+            word("w", &|word| if store.is_empty() { format!("{word} = v;") } else { format!("{store}{word}, v);") });
+        self.line(format_args!("fn set_{slot}(w: u32, v: u32) {{ {set} }}"));
+        if operand.atomic {
+            let merge = word("w", &|word| format!("atomicAnd(&{word}, keep); atomicOr(&{word}, v);"));
+            self.line(format_args!("fn merge_{slot}(w: u32, keep: u32, v: u32) {{ {merge} }}"));
+        }
     }
 
     fn operand(&mut self, operand: &Operand, reports: bool) {
@@ -153,9 +169,9 @@ impl Text {
             _ => "",
         };
         let body = match (dtype, operand.quads) {
-            (DType::F32, true) => format!("return bitcast<vec4<f32>>(words_{slot}[(p.{name}_base + i) >> 2u]);"),
+            (DType::F32, true) => format!("return bitcast<vec4<f32>>(quad_{slot}((p.{name}_base + i) >> 2u));"),
             (DType::F16 | DType::BF16, true) => format!(
-                "let at = p.{name}_base + i; let q = words_{slot}[at >> 3u];
+                "let at = p.{name}_base + i; let q = quad_{slot}(at >> 3u);
     let w = select(q.xy, q.zw, (at & 4u) != 0u); return {pair};"
             ),
             (DType::F16 | DType::BF16, false) => format!(
@@ -169,23 +185,15 @@ impl Text {
 
     fn write(&mut self, name: &str, dtype: DType, operand: &Operand) {
         let slot = operand.slot;
-        let store = |word: &str, value: &str| {
-            if operand.atomic {
-                format!("atomicStore(&words_{slot}[{word}], {value});")
-            } else {
-                format!("words_{slot}[{word}] = {value};")
-            }
-        };
         let put = match dtype.size() {
-            8 => format!("{} {}", store("at * 2u", "v.x"), store("at * 2u + 1u", "v.y")),
-            4 => store("at", "v.x"),
+            8 => format!("set_{slot}(at * 2u, v.x); set_{slot}(at * 2u + 1u, v.y);"),
+            4 => format!("set_{slot}(at, v.x);"),
             size => {
                 let (word, lane, width) = if size == 2 { (1, 1, 4) } else { (2, 3, 3) };
                 let mask = if size == 2 { 0xffff } else { 0xff };
                 format!(
                     "let shift = (at & {lane}u) << {width}u;
-    atomicAnd(&words_{slot}[at >> {word}u], ~({mask}u << shift));
-    atomicOr(&words_{slot}[at >> {word}u], (v.x & {mask}u) << shift);"
+    merge_{slot}(at >> {word}u, ~({mask}u << shift), (v.x & {mask}u) << shift);"
                 )
             }
         };
@@ -202,7 +210,8 @@ impl Text {
         self.line(format_args!("fn store_{name}(i: u32, v: f32) {{ put_{name}(i, vec2({bits}, 0u)); }}"));
         let single = format!("store_{name}(i, v.x); store_{name}(i + 1u, v.y);");
         let body = if dtype.size() == 2 {
-            let whole = store("at >> 1u", &format!("{0}_of_f32(v.x) | ({0}_of_f32(v.y) << 16u)", short(dtype)));
+            let both = format!("{0}_of_f32(v.x) | ({0}_of_f32(v.y) << 16u)", short(dtype));
+            let whole = format!("set_{slot}(at >> 1u, {both});");
             format!("let at = p.{name}_base + i; if ((at & 1u) == 0u) {{ {whole} }} else {{ {single} }}")
         } else {
             single
@@ -222,6 +231,20 @@ impl Text {
             self.line(format_args!("return at + rest * p.{name}_stride_0; }}"));
         }
     }
+}
+
+/// What is done with element `index` of all that an operand has, of which each of its bindings has `window`.
+fn in_window(operand: &Operand, window: usize, index: &str, of: &dyn Fn(&str) -> String) -> String {
+    let slot = operand.slot;
+    if operand.windows == 1 {
+        return of(&format!("words_{slot}[{index}]"));
+    }
+    let (mask, bits) = (window - 1, window.ilog2());
+    let mut text = format!("let at = {index} & {mask}u; switch {index} >> {bits}u {{ ");
+    for n in 1..operand.windows {
+        let _ = write!(text, "case {n}u: {{ {} }} ", of(&format!("words_{}[at]", slot + n)));
+    }
+    text + &format!("default: {{ {} }} }}", of(&format!("words_{slot}[at]")))
 }
 
 /// The name that functions of the prelude have a type by.

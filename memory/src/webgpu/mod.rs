@@ -22,7 +22,7 @@ mod submission;
 pub(crate) use adapters::found;
 pub use device::{WgpuDevice, WgpuOptions};
 pub use pipeline::{Pipeline, ShaderText};
-pub use recording::MAX_PARAMS;
+pub use recording::{MAX_BINDINGS, MAX_PARAMS};
 pub use storage::Binding;
 pub use stream::WgpuStream;
 pub use submission::Counters;

@@ -12,6 +12,9 @@ use crate::Result;
 /// Words of parameters that a dispatch may have, beside the pipeline's number.
 pub const MAX_PARAMS: usize = 63;
 
+/// Storage buffers that a dispatch may have; adapters may take fewer.
+pub const MAX_BINDINGS: usize = 32;
+
 /// Bytes of the uniform binding of each dispatch, and the multiple that its offset must be of on every adapter.
 pub(super) const UNIFORM: usize = 256;
 /// Dispatches and staged bytes that are submitted without anyone's waiting for them: a submission that grows without
@@ -201,8 +204,9 @@ impl Recording {
 /// The bind group of a kernel's buffers, made where it was not before, and whether it was.
 pub(super) fn bind(gpu: &Arc<Gpu>, pipeline: &Pipeline, bindings: &[Binding<'_>]) -> Result<(wgpu::BindGroup, bool)> {
     let largest = gpu.limits.max_storage_buffer_binding_size;
-    let mut slots: [Slot; 16] = Default::default();
-    let slots = slots.get_mut(..bindings.len()).ok_or_else(|| gpu.failed(pipeline.name, "more than 16 buffers"))?;
+    let mut slots: [Slot; MAX_BINDINGS] = Default::default();
+    let too_many = || gpu.failed(pipeline.name, format!("more than {MAX_BINDINGS} buffers"));
+    let slots = slots.get_mut(..bindings.len()).ok_or_else(too_many)?;
     for (slot, binding) in slots.iter_mut().zip(bindings) {
         let storage = WgpuStorage::of(binding.buffer, gpu)?.id;
         if binding.len as u64 > largest {

@@ -22,17 +22,14 @@ pub(super) struct WgpuStorage {
 
 impl WgpuStorage {
     pub(super) fn allocate(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
-        let out_of_memory = |fits: usize| {
-            let (device, total, available) = (gpu.id, gpu.memory, gpu.available());
-            let fits = fits.min(available);
-            Error::OutOfMemory { device, asked: bytes, available, total, holders: None, fits }
-        };
         let largest = usize::try_from(gpu.limits.max_buffer_size).unwrap_or(usize::MAX);
         let size = bytes.max(1).checked_next_multiple_of(PADDING).filter(|&size| size <= largest);
-        let size = size.ok_or_else(|| out_of_memory(largest))?;
+        let size = size.ok_or(Error::TooLarge { device: gpu.id, asked: bytes, largest })?;
         // A driver that cannot say how much it has is asked for it.
-        let buffer = gpu.buffer("storage", size, wgpu::BufferUsages::STORAGE, &gpu.storages);
-        let buffer = buffer.ok_or_else(|| out_of_memory(0))?;
+        let buffer = gpu.buffer("storage", size, wgpu::BufferUsages::STORAGE, &gpu.storages).ok_or_else(|| {
+            let (device, total, available) = (gpu.id, gpu.memory, gpu.available());
+            Error::OutOfMemory { device, asked: bytes, available, total, holders: None, fits: 0 }
+        })?;
         Ok(Self { id: gpu.storage_id(), buffer, gpu: gpu.clone(), len: bytes })
     }
 
@@ -102,6 +99,23 @@ impl<'a> Binding<'a> {
     pub fn is_same(&self, other: &Self) -> bool {
         let storage = |binding: &Self| Arc::as_ptr(&binding.buffer.span().storage).cast::<u8>();
         storage(self) == storage(other) && (self.start, self.len) == (other.start, other.len)
+    }
+
+    /// The same bytes as several bindings, of `bytes` each but for the last; a multiple of [`Binding::ALIGNMENT`], or all.
+    pub fn pieces(self, bytes: usize) -> impl Iterator<Item = Self> {
+        let end = self.start + self.len;
+        (self.start..end).step_by(bytes.max(1)).map(move |start| Self {
+            start,
+            len: bytes.min(end - start),
+            skip: if start == self.start { self.skip } else { 0 },
+            ..self
+        })
+    }
+
+    /// Bytes of the binding.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// Bytes of the binding before the range.
