@@ -28,7 +28,6 @@ macro_rules! find_body {
     ($key:literal, $result:literal) => {
         concat!(
             include_str!("../wgpu/order.wgsl"),
-            include_str!("../wgpu/best.wgsl"),
             include_str!($key),
             $result,
             include_str!("find.wgsl")

@@ -35,7 +35,6 @@ unsafe fn run(
     let body = concat!(
         include_str!("../wgpu/math.wgsl"),
         include_str!("../wgpu/order.wgsl"),
-        include_str!("../wgpu/best.wgsl"),
         include_str!("wgpu.wgsl")
     );
     let mut call = Call::new(launch, "sample.wgpu", body)?;

@@ -36,7 +36,6 @@ unsafe fn run(
     let body = concat!(
         include_str!("../wgpu/math.wgsl"),
         include_str!("../wgpu/order.wgsl"),
-        include_str!("../wgpu/best.wgsl"),
         include_str!("wgpu.wgsl")
     );
     let mut call = Call::new(launch, "softmax.wgpu", body)?;

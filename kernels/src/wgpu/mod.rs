@@ -30,14 +30,17 @@
 //!   ([`Call::reports_that`], in other words);
 //! - of all `bits_x(i) -> vec2<u32>` and `put_x(i, v)`, as they are stored.
 //!
-//! Where there is an option `WORKGROUP`, the text has `sum_all(v, lane) -> f32` and `max_all(v, lane) -> f32`, which every
-//! thread of the workgroup must call; `lane: Lane` is an argument of `main`, and `lane.index` the thread's number.
+//! Where there is an option `WORKGROUP`, the text has reductions that every thread of the workgroup must call:
+//! `sum_all(v, lane) -> f32`, `count_all(n, lane) -> u32`, and `best_all(v, lane) -> vec3<u32>`, the one that
+//! `is_before` all others; `lane: Lane` is an argument of `main`, and `lane.index` the thread's number. They are by
+//! subgroups where the device has these, and give the same bits without.
 //!
 //! What not every kernel needs stands in files that a body begins with, by `concat!`: `math.wgsl`, functions that are as
-//! exact on every driver; `order.wgsl`, floats as integers of their order; `best.wgsl`, on top of it the largest of a
-//! workgroup and where it is; `integer.wgsl`, arithmetic of 64 bits.
+//! exact on every driver; `order.wgsl`, floats as integers of their order; `integer.wgsl`, arithmetic of 64 bits.
 //!
-//! Values of less than 32 bits are written with atomics: neighbours in one word may be other threads'. A [`Part`] binds packed
+//! Values of 16 bits are read and written as such where the device can and all of their binding is. Otherwise values of
+//! less than 32 bits are written with atomics: neighbours in one word may be other threads'. The conversions are the same
+//! either way. A [`Part`] binds packed
 //! bytes as what they hold ([`Part::of`]), a range of what is larger than a binding ([`Part::range`]), or vectors of four
 //! words for wide loads, where all addresses are multiples of 16 bytes ([`Part::quads`], [`aligned`]). Parameters are u32; [`Call::param_f32`] is read with `bitcast<f32>(p.name)`. Loops must end and
 //! no integer be divided by 0: neither is checked while a kernel runs. f32 and f16 subnormals may count as zeros, so an
@@ -48,19 +51,16 @@ mod text;
 
 pub(crate) use call::{Call, Part, aligned, largest_part};
 
-use sinew_memory::Hardware;
+use sinew_memory::Accelerator;
 
-use crate::operator::{Arithmetic, Refusal};
+use crate::operator::Arithmetic;
 
 /// An arithmetic of kernels in WGSL, where drivers decide what becomes of subnormals.
 pub(crate) const fn arithmetic(name: &'static str) -> Arithmetic {
     Arithmetic { flushes_subnormals: true, ..Arithmetic::named(name) }
 }
 
-/// Refuses a device without subgroups.
-pub(crate) fn needs_subgroups(hardware: &Hardware) -> Result<(), Refusal> {
-    match hardware.accelerator.as_ref().and_then(|offers| offers.subgroup_size) {
-        Some(_) => Ok(()),
-        None => Err("needs subgroups, which the adapter does not offer".into()),
-    }
+/// Threads of a device's smallest subgroups; `None` without subgroups, or with such that are of no use.
+pub(crate) fn least_subgroup(offers: &Accelerator) -> Option<usize> {
+    offers.subgroup_size.map(|(least, _)| least).filter(|least| *least >= 4 && least.is_power_of_two())
 }

@@ -6,13 +6,48 @@ use sinew_memory::webgpu::ShaderText;
 use sinew_tensor::DType;
 
 use super::call::{Call, Name, Operand, Steps};
+use super::least_subgroup;
 
 const PRELUDE: &str = include_str!("prelude.wgsl");
-const REDUCE: &str = include_str!("reduce.wgsl");
-const REDUCE_SUBGROUP: &str = include_str!("reduce_subgroup.wgsl");
+const REDUCE: &str = concat!(include_str!("reduce.wgsl"), include_str!("reduce_memory.wgsl"));
+const REDUCE_SUBGROUP: &str = concat!(include_str!("reduce.wgsl"), include_str!("reduce_subgroup.wgsl"));
+
+/// What a binding is an array of.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Words,
+    AtomicWords,
+    Quads,
+    /// 16-bit integers: neighbours are written apart.
+    Halves,
+}
+
+impl Form {
+    fn of(call: &Call<'_>, operand: &Operand) -> Self {
+        let mut shared = call.operands.iter().filter(|other| other.slot == operand.slot).filter_map(|o| o.dtype);
+        match (operand.quads, operand.atomic) {
+            (true, _) => Self::Quads,
+            _ if call.offers.f16 && shared.all(|dtype| dtype.size() == 2) => Self::Halves,
+            (_, true) => Self::AtomicWords,
+            _ => Self::Words,
+        }
+    }
+
+    fn element(self) -> &'static str {
+        match self {
+            Self::Words => "u32",
+            Self::AtomicWords => "atomic<u32>",
+            Self::Quads => "vec4<u32>",
+            Self::Halves => "u16",
+        }
+    }
+}
 
 pub(super) fn of(call: &Call<'_>) -> ShaderText {
     let mut text = Text(String::new());
+    if call.offers.f16 {
+        text.line(format_args!("enable wgpu_int16;"));
+    }
     for &(name, value) in call.options.iter() {
         text.line(format_args!("const {name}: u32 = {value}u;"));
     }
@@ -37,26 +72,23 @@ fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1]
     for operand in call.operands.iter() {
         if operand.dtype.is_some() && operand.slot == bindings {
             let slot = operand.slot;
-            let words = match (operand.quads, operand.atomic) {
-                (true, _) => "vec4<u32>",
-                (_, true) => "atomic<u32>",
-                _ => "u32",
-            };
+            let form = Form::of(call, operand);
             text.line(format_args!(
-                "@group(0) @binding({slot}) var<storage, read_write> words_{slot}: array<{words}>;"
+                "@group(0) @binding({slot}) var<storage, read_write> words_{slot}: array<{}>;",
+                form.element()
             ));
-            text.word(operand);
+            text.word(slot, form);
             bindings += 1;
         }
     }
     for operand in call.operands.iter() {
-        text.operand(operand, call.reports.is_some());
+        text.operand(operand, Form::of(call, operand), call.reports.is_some());
     }
     for walk in call.walks.iter().flatten() {
         text.walk(walk);
     }
     if call.options.iter().any(|&(name, _)| name == "WORKGROUP") {
-        text.0 += if call.subgroups { REDUCE_SUBGROUP } else { REDUCE };
+        text.0 += if least_subgroup(call.offers).is_some() { REDUCE_SUBGROUP } else { REDUCE };
     }
     text.0 += call.body;
     ShaderText { wgsl: text.0, bindings, reports: call.reports }
@@ -71,18 +103,18 @@ impl Text {
         self.0.push('\n');
     }
 
-    /// `word_N(w)`: a word of binding N.
-    fn word(&mut self, operand: &Operand) {
-        let slot = operand.slot;
-        let read = match (operand.quads, operand.atomic) {
-            (true, _) => format!("words_{slot}[w >> 2u][w & 3u]"),
-            (_, true) => format!("atomicLoad(&words_{slot}[w])"),
-            _ => format!("words_{slot}[w]"),
+    /// `word_N(w)`: a word of binding N, which one of less than words has not.
+    fn word(&mut self, slot: usize, form: Form) {
+        let read = match form {
+            Form::Quads => format!("words_{slot}[w >> 2u][w & 3u]"),
+            Form::AtomicWords => format!("atomicLoad(&words_{slot}[w])"),
+            Form::Words => format!("words_{slot}[w]"),
+            Form::Halves => return,
         };
         self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ return {read}; }}"));
     }
 
-    fn operand(&mut self, operand: &Operand, reports: bool) {
+    fn operand(&mut self, operand: &Operand, form: Form, reports: bool) {
         let name = operand.name;
         let upper = name.to_ascii_uppercase();
         self.line(format_args!("const HAS_{upper}: bool = {};", operand.dtype.is_some()));
@@ -92,9 +124,9 @@ impl Text {
             self.line(format_args!("fn store_{name}(i: u32, v: f32) {{}}"));
             return;
         };
-        self.read(name, dtype, operand);
+        self.read(name, dtype, operand.slot, form);
         if operand.written {
-            self.write(name, dtype, operand);
+            self.write(name, dtype, operand.slot, form);
         }
         if reports && matches!(dtype, DType::U32 | DType::I32 | DType::I64) {
             // A negative number has a large low word, or a high word.
@@ -109,9 +141,9 @@ impl Text {
         }
     }
 
-    fn read(&mut self, name: &str, dtype: DType, operand: &Operand) {
-        let slot = operand.slot;
+    fn read(&mut self, name: &str, dtype: DType, slot: usize, form: Form) {
         let bits = match dtype.size() {
+            _ if form == Form::Halves => format!("vec2(u32(words_{slot}[at]), 0u)"),
             8 => format!("vec2(word_{slot}(at * 2u), word_{slot}(at * 2u + 1u))"),
             4 => format!("vec2(word_{slot}(at), 0u)"),
             2 => format!("vec2((word_{slot}(at >> 1u) >> ((at & 1u) << 4u)) & 0xffffu, 0u)"),
@@ -140,25 +172,24 @@ impl Text {
             }
         };
         self.line(format_args!("fn load_{name}(i: u32) -> f32 {{ let bits = bits_{name}(i); return {value}; }}"));
-        self.read_four(name, dtype, operand);
+        self.read_four(name, dtype, slot, form);
     }
 
     /// `load4_x`: as few loads as the binding and the address allow.
-    fn read_four(&mut self, name: &str, dtype: DType, operand: &Operand) {
-        let slot = operand.slot;
+    fn read_four(&mut self, name: &str, dtype: DType, slot: usize, form: Form) {
         let single = format!("vec4(load_{name}(i), load_{name}(i + 1u), load_{name}(i + 2u), load_{name}(i + 3u))");
         let pair = match dtype {
             DType::F16 => "vec4(unpack2x16float(w.x), unpack2x16float(w.y))",
             DType::BF16 => "bitcast<vec4<f32>>(vec4(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u))",
             _ => "",
         };
-        let body = match (dtype, operand.quads) {
-            (DType::F32, true) => format!("return bitcast<vec4<f32>>(words_{slot}[(p.{name}_base + i) >> 2u]);"),
-            (DType::F16 | DType::BF16, true) => format!(
+        let body = match (dtype, form) {
+            (DType::F32, Form::Quads) => format!("return bitcast<vec4<f32>>(words_{slot}[(p.{name}_base + i) >> 2u]);"),
+            (DType::F16 | DType::BF16, Form::Quads) => format!(
                 "let at = p.{name}_base + i; let q = words_{slot}[at >> 3u];
     let w = select(q.xy, q.zw, (at & 4u) != 0u); return {pair};"
             ),
-            (DType::F16 | DType::BF16, false) => format!(
+            (DType::F16 | DType::BF16, Form::Words | Form::AtomicWords) => format!(
                 "let at = p.{name}_base + i; if ((at & 1u) == 1u) {{ return {single}; }}
     let w = vec2(word_{slot}(at >> 1u), word_{slot}((at >> 1u) + 1u)); return {pair};"
             ),
@@ -167,16 +198,13 @@ impl Text {
         self.line(format_args!("fn load4_{name}(i: u32) -> vec4<f32> {{ {body} }}"));
     }
 
-    fn write(&mut self, name: &str, dtype: DType, operand: &Operand) {
-        let slot = operand.slot;
-        let store = |word: &str, value: &str| {
-            if operand.atomic {
-                format!("atomicStore(&words_{slot}[{word}], {value});")
-            } else {
-                format!("words_{slot}[{word}] = {value};")
-            }
+    fn write(&mut self, name: &str, dtype: DType, slot: usize, form: Form) {
+        let store = |word: &str, value: &str| match form {
+            Form::AtomicWords => format!("atomicStore(&words_{slot}[{word}], {value});"),
+            _ => format!("words_{slot}[{word}] = {value};"),
         };
         let put = match dtype.size() {
+            _ if form == Form::Halves => store("at", "u16(v.x)"),
             8 => format!("{} {}", store("at * 2u", "v.x"), store("at * 2u + 1u", "v.y")),
             4 => store("at", "v.x"),
             size => {
@@ -201,7 +229,7 @@ impl Text {
         };
         self.line(format_args!("fn store_{name}(i: u32, v: f32) {{ put_{name}(i, vec2({bits}, 0u)); }}"));
         let single = format!("store_{name}(i, v.x); store_{name}(i + 1u, v.y);");
-        let body = if dtype.size() == 2 {
+        let body = if dtype.size() == 2 && form != Form::Halves {
             let whole = store("at >> 1u", &format!("{0}_of_f32(v.x) | ({0}_of_f32(v.y) << 16u)", short(dtype)));
             format!("let at = p.{name}_base + i; if ((at & 1u) == 0u) {{ {whole} }} else {{ {single} }}")
         } else {
