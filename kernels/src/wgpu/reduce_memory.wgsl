@@ -5,6 +5,24 @@ struct Lane {
     @builtin(local_invocation_index) index: u32,
 }
 
+// A thread's number, as `near` goes by it.
+fn number(lane: Lane) -> u32 {
+    return lane.index;
+}
+
+// Threads of a run of so many that exchange values without memory, and what they have together: each is by itself.
+fn near(run: u32, lane: Lane) -> u32 {
+    return 1u;
+}
+
+fn sum_near(v: f32, run: u32, lane: Lane) -> f32 {
+    return v;
+}
+
+fn max_near(n: u32, run: u32, lane: Lane) -> u32 {
+    return n;
+}
+
 fn sum_all(v: f32, lane: Lane) -> f32 {
     // Who reads the last result must be done.
     workgroupBarrier();

@@ -8,26 +8,47 @@ struct Lane {
     @builtin(num_subgroups) subgroups: u32,
 }
 
-// A sum is added to its neighbour's, of one thread, then of two, then of four: an order that no size of subgroups changes.
-fn sum_all(v: f32, lane: Lane) -> f32 {
+// A thread's number, as `near` goes by it: drivers need not form subgroups of neighbouring invocations. Subgroups are
+// full where a workgroup has as many threads.
+fn number(lane: Lane) -> u32 {
+    return lane.subgroup * lane.size + lane.in_subgroup;
+}
+
+// Threads of a run of so many, a power of two, that exchange values without memory, and what they have together. A sum is
+// added to its neighbour's, of one thread, then of two, then of four: an order that no size of subgroups changes.
+fn near(run: u32, lane: Lane) -> u32 {
+    return min(run, lane.size);
+}
+
+fn sum_near(v: f32, run: u32, lane: Lane) -> f32 {
     var sum = v;
-    // Sums that are left, which stand in as many neighbouring threads.
-    var left = WORKGROUP;
-    loop {
-        for (var step = 1u; step < min(left, lane.size); step *= 2u) {
-            sum += subgroupShuffleXor(sum, step);
-        }
-        if (left <= lane.size) {
-            break;
-        }
-        left /= lane.size;
+    for (var step = 1u; step < near(run, lane); step *= 2u) {
+        sum += subgroupShuffleXor(sum, step);
+    }
+    return sum;
+}
+
+fn max_near(n: u32, run: u32, lane: Lane) -> u32 {
+    var most = n;
+    for (var step = 1u; step < near(run, lane); step *= 2u) {
+        most = max(most, subgroupShuffleXor(most, step));
+    }
+    return most;
+}
+
+fn sum_all(v: f32, lane: Lane) -> f32 {
+    var sum = sum_near(v, WORKGROUP, lane);
+    // Sums that are left, for which as many neighbouring threads stand.
+    var left = WORKGROUP / near(WORKGROUP, lane);
+    while (left > 1u) {
         // Who reads the last result must be done.
         workgroupBarrier();
         if (lane.in_subgroup == 0u && lane.subgroup < left) {
             reduced[lane.subgroup] = sum;
         }
         workgroupBarrier();
-        sum = reduced[(lane.subgroup * lane.size + lane.in_subgroup) % left];
+        sum = sum_near(reduced[number(lane) % left], left, lane);
+        left /= near(left, lane);
     }
     return sum;
 }
