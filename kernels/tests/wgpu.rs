@@ -191,7 +191,10 @@ fn same_on_both<O: Reference>(streams: &[Arc<dyn Stream>; 2]) {
                 let launch = Launch::new(stream, workspace.as_mut()).unwrap();
                 row.launch(&launch, &case.fixed, &case.call, Operands { inputs: &views, outputs: &written }).unwrap();
                 stream.synchronize().unwrap();
-                outputs.iter().flat_map(|tensor| decode(tensor.dtype(), &values::<u8>(stream, tensor))).collect::<Vec<_>>()
+                outputs
+                    .iter()
+                    .flat_map(|tensor| decode(tensor.dtype(), &values::<u8>(stream, tensor)))
+                    .collect::<Vec<_>>()
             });
             let same = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
             assert!(more.iter().zip(&less).all(same), "{} {case}", row.name);
@@ -228,10 +231,11 @@ fn bits_do_not_depend_on_subgroups_or_on_16_bit_storage() {
 fn every_16_bit_float_is_the_same_with_16_bit_storage_and_without() {
     let Some(more) = stream() else { return };
     let less = WgpuDevice::open(0, &WgpuOptions { f16: false, ..WgpuOptions::default() }).unwrap();
+    let less = less.stream().unwrap();
     let bits: Vec<i16> = (i16::MIN..=i16::MAX).collect();
     let count = bits.len();
     for dtype in [DType::F16, DType::BF16] {
-        let given = [&more, &less.stream().unwrap()].map(|stream| {
+        let given = [&more, &less].map(|stream| {
             let place = || {
                 let x = tensor(stream, &bits, &[count]);
                 Tensor::new(x.buffer().clone(), dtype, *x.layout()).unwrap()
