@@ -1,15 +1,27 @@
-//! Products and attention on a wgpu device, where the accuracy harness does not reach: weights larger than a binding,
-//! and contents that are no indices.
+//! Operands larger than what a wgpu device binds at once: every row gives the bits that it gives where they are not.
+//! And contents of attention that are no indices.
 
 #![cfg(feature = "wgpu")]
 
 use std::sync::Arc;
 
-use sinew_kernels::activation::Activation;
+use sinew_kernels::activation::{Activate, Activation};
 use sinew_kernels::attention::{Attention, AttentionDynamic, AttentionStatic, KvSource};
+use sinew_kernels::case::{Case, Depth, HostOperands, decode};
+use sinew_kernels::cast::Cast;
+use sinew_kernels::elementwise::{Binary, Unary, Where};
+use sinew_kernels::embedding::Embedding;
+use sinew_kernels::gather::Gather;
 use sinew_kernels::gemm::{Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
+use sinew_kernels::norm::Norm;
 use sinew_kernels::packed::BF16_ROWS;
-use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Registry, Row};
+use sinew_kernels::reduce::Reduce;
+use sinew_kernels::rotary::Rotary;
+use sinew_kernels::sample::Sample;
+use sinew_kernels::softmax::Softmax;
+use sinew_kernels::topk::TopK;
+use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Reference, Registry, Row};
 use sinew_memory::webgpu::{WgpuDevice, WgpuOptions};
 use sinew_memory::{Buffer, Device, DeviceKind, Stream};
 use sinew_tensor::{DType, Layout, Tensor};
@@ -58,8 +70,98 @@ fn run<O: Operator>(
     Ok(bytes)
 }
 
+/// Bytes that the smaller device binds at once.
+const LIMIT: usize = 16 << 10;
+
+/// Every output of a case, all bytes of its buffer.
+fn outputs<O: Operator>(
+    stream: &Arc<dyn Stream>,
+    row: &Row<O>,
+    case: &Case<O>,
+    host: &HostOperands,
+) -> Result<Vec<Vec<u8>>, String> {
+    let place = |of: &Tensor| {
+        let bytes = of.buffer().as_slice::<u8>().unwrap();
+        let mut buffer = Buffer::allocate(stream.device(), bytes.len()).unwrap();
+        stream.upload(bytes, &mut buffer, 0).unwrap();
+        Tensor::new(buffer, of.dtype(), *of.layout()).unwrap()
+    };
+    let inputs: Vec<_> = host.inputs.iter().map(|input| input.as_ref().map(|input| place(&input.tensor))).collect();
+    let mut outputs: Vec<_> = host.outputs.iter().map(|output| place(&output.tensor)).collect();
+    let needed = (row.workspace)(&case.fixed, &case.call, stream.device().hardware());
+    let mut workspace = (needed > 0).then(|| Buffer::allocate(stream.device(), needed).unwrap());
+    let launch = Launch::new(stream, workspace.as_mut()).unwrap();
+    let inputs: Vec<_> = inputs.iter().map(|input| input.as_ref().map(Tensor::view)).collect();
+    let views: Vec<_> = outputs.iter_mut().map(|output| output.view_mut().unwrap()).collect();
+    let operands = Operands { inputs: &inputs, outputs: &views };
+    row.launch(&launch, &case.fixed, &case.call, operands).map_err(|error| error.to_string())?;
+    stream.synchronize().map_err(|error| error.to_string())?;
+    drop(views);
+    let bytes = |output: &Tensor| {
+        let mut bytes = vec![0; output.buffer().len()];
+        stream.download(output.buffer(), 0, &mut bytes).unwrap();
+        bytes
+    };
+    Ok(outputs.iter().map(bytes).collect())
+}
+
+/// Whether a view reaches over more bytes than the smaller device binds.
+fn is_large(tensor: &Tensor) -> bool {
+    (tensor.layout().end() - tensor.layout().offset()) * tensor.dtype().size() > LIMIT
+}
+
+fn every_row_gives_the_same_bits<O: Reference>([whole, parts]: [&Arc<dyn Stream>; 2], failures: &mut Vec<String>) {
+    for row in rows::<O>() {
+        let (mut large, mut refused) = (0, 0);
+        for case in O::cases(Depth::Quick) {
+            if (row.admits)(&case.fixed, whole.device().hardware()).is_err() {
+                continue;
+            }
+            let host = O::operands(&case).unwrap();
+            if !host.inputs.iter().flatten().chain(&host.outputs).any(|operand| is_large(&operand.tensor)) {
+                continue;
+            }
+            let want = outputs(whole, &row, &case, &host).unwrap();
+            match outputs(parts, &row, &case, &host) {
+                Ok(found) => {
+                    let values = |bytes: &[Vec<u8>]| -> Vec<Vec<f64>> {
+                        let dtypes = host.outputs.iter().map(|output| output.tensor.dtype());
+                        dtypes.zip(bytes).map(|(dtype, bytes)| decode(dtype, bytes)).collect()
+                    };
+                    let same = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                    let are_same = |(a, b): (&Vec<f64>, &Vec<f64>)| a.len() == b.len() && a.iter().zip(b).all(same);
+                    large += 1;
+                    if found != want && !values(&found).iter().zip(&values(&want)).all(are_same) {
+                        failures.push(format!("{}: {case}: other bits", row.name));
+                    }
+                }
+                Err(error) if error.contains("bytes of") && error.contains("needed at once") => refused += 1,
+                Err(error) => failures.push(format!("{}: {case}: {error}", row.name)),
+            }
+        }
+        println!("{:<28} {large:>5} cases larger than a binding, {refused:>5} larger than all bindings", row.name);
+        if large == 0 || large < 2 * refused {
+            failures.push(format!("{}: {large} cases larger than a binding, {refused} refused", row.name));
+        }
+    }
+}
+
 #[test]
-fn a_weight_larger_than_a_binding_gives_the_bits_of_one_that_is_not() {
+fn every_row_gives_the_same_bits_where_operands_are_larger_than_a_binding() {
+    let smaller = WgpuOptions { max_binding_bytes: LIMIT as u64, ..WgpuOptions::default() };
+    let (Some(whole), Some(parts)) = (stream(&WgpuOptions::default()), stream(&smaller)) else { return };
+    let (streams, mut failures) = ([&whole, &parts], Vec::new());
+    macro_rules! each {
+        ($($operator:ty)*) => { $(every_row_gives_the_same_bits::<$operator>(streams, &mut failures);)* };
+    }
+    each! {
+        Cast Unary Binary Where Gather Reduce TopK Softmax Norm Activate Rotary Embedding Sample KvAppend Gemm Attention
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn a_weight_and_outputs_larger_than_a_binding_give_the_bits_of_those_that_are_not() {
     let (n, k) = (330, 260);
     let smaller = WgpuOptions { max_binding_bytes: 40 << 10, ..WgpuOptions::default() };
     let (Some(whole), Some(parts)) = (stream(&WgpuOptions::default()), stream(&smaller)) else { return };
@@ -70,7 +172,7 @@ fn a_weight_larger_than_a_binding_gives_the_bits_of_one_that_is_not() {
         let activation = gated.then_some(Activation::Silu);
         let epilogue = Epilogue { bias: Some(DType::F32), activation, gated, ..Epilogue::default() };
         let fixed = GemmStatic::new(n, k, DType::F32, Rhs::Packed(&BF16_ROWS), DType::F32, Compute::F32).with(epilogue);
-        for (row, m) in rows::<Gemm>().iter().flat_map(|row| [(row, 1), (row, 11)]) {
+        for (row, m) in rows::<Gemm>().iter().flat_map(|row| [(row, 1), (row, 11), (row, 150)]) {
             let a: Vec<u8> = (0..m * k).flat_map(|i| (((i * 13) % 17) as f32 * 0.01).to_le_bytes()).collect();
             let given = [&whole, &parts].map(|stream| {
                 let a = tensor(stream, &a, DType::F32, &[1, m, k]);
@@ -103,6 +205,91 @@ fn attention(causal: bool, kv_source: KvSource) -> AttentionStatic {
         mask: None,
         kv_source,
     }
+}
+
+/// bf16 numbers that differ from one another.
+fn numbers(count: usize, seed: usize) -> Vec<u8> {
+    let number = |i: usize| half::bf16::from_f32(((i * 37 + seed) % 211) as f32 * 0.02 - 2.0);
+    (0..count).flat_map(|i| number(i).to_le_bytes()).collect()
+}
+
+fn words(values: impl IntoIterator<Item = u32>) -> Vec<u8> {
+    values.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+#[test]
+fn a_cache_larger_than_a_binding_gives_the_bits_of_one_that_is_not() {
+    let smaller = WgpuOptions { max_binding_bytes: 32 << 10, ..WgpuOptions::default() };
+    let (Some(whole), Some(parts)) = (stream(&WgpuOptions::default()), stream(&smaller)) else { return };
+    let (kv_heads, head_dim, block_size, blocks) = (2, 32, 16, 96);
+    // Blocks of a sequence lie all over the cache.
+    let table = words((0..2 * 48).map(|i| (i * 41 + 7) % blocks as u32));
+    let (starts, lengths) = (words([0, 37, 38]), words([700, 620]));
+    let shared = AttentionStatic { num_heads: 4, num_kv_heads: kv_heads, head_dim, ..attention(true, KvSource::Dense) };
+    let shared = AttentionStatic { q: DType::BF16, kv: DType::BF16, out: DType::BF16, ..shared };
+    let call = AttentionDynamic { sequences: 2, tokens: 38, max_query: 37, max_kv: 700 };
+    for (paged, causal, window) in
+        [(true, true, None), (true, true, Some(300)), (true, false, None), (false, true, None)]
+    {
+        let kv_source = if paged { KvSource::Paged { block_size } } else { KvSource::Dense };
+        let fixed = AttentionStatic { kv_source, causal, window, ..shared.clone() };
+        let shape = if paged { vec![blocks, kv_heads, block_size, head_dim] } else { vec![1320, kv_heads, head_dim] };
+        let count = shape.iter().product();
+        let query = numbers(38 * 4 * head_dim, 3);
+        for row in rows::<Attention>() {
+            let given = |stream| {
+                let q = tensor(stream, &query, DType::BF16, &[38, 4, head_dim]);
+                let [k, v] = [5, 11].map(|seed| tensor(stream, &numbers(count, seed), DType::BF16, &shape));
+                let table = paged.then(|| tensor(stream, &table, DType::U32, &[2, 48]));
+                let starts = tensor(stream, &starts, DType::I32, &[3]);
+                let lengths = tensor(stream, &lengths, DType::I32, &[2]);
+                let mut o = tensor(stream, &vec![0xff; query.len()], DType::BF16, &[38, 4, head_dim]);
+                let inputs = [Some(&q), Some(&k), Some(&v), Some(&starts), Some(&lengths), table.as_ref()];
+                run::<Attention>(stream, &row, &fixed, &call, &inputs, &mut o)
+            };
+            let want = given(&whole).unwrap();
+            assert!(decode(DType::BF16, &want).iter().all(|x| x.is_finite()), "{fixed}");
+            assert!(given(&parts).unwrap() == want, "{} of {fixed}", row.name);
+            // Each of K and V is six bindings, and there are eight for all.
+            let few = WgpuOptions { max_storage_buffers: 8, ..smaller.clone() };
+            let error = given(&stream(&few).unwrap()).unwrap_err();
+            let bytes = format!("attention.wgpu.tiles: {} bytes of v are needed at once", 2 * count);
+            assert!(error.starts_with(&bytes) && error.contains("32768 at a time, and 8 times"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn tokens_are_appended_to_every_part_of_a_cache_larger_than_a_binding() {
+    let smaller = WgpuOptions { max_binding_bytes: 16 << 10, max_storage_buffers: 8, ..WgpuOptions::default() };
+    let (Some(whole), Some(parts)) = (stream(&WgpuOptions::default()), stream(&smaller)) else { return };
+    let (num_kv_heads, head_dim, block_size, blocks, tokens) = (2, 24, 8, 50, 150);
+    let fixed = KvAppendStatic { num_kv_heads, head_dim, block_size, source: DType::F32, kv: DType::BF16 };
+    let row = rows::<KvAppend>()[0];
+    let new: Vec<u8> = (0..tokens * num_kv_heads * head_dim).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    // All over the cache, and two of them twice: the later token stays.
+    let slots = words((0..tokens as u32).map(|i| (i % 148 * 67 + 3) % 400));
+    let empty = vec![0xff; blocks * num_kv_heads * block_size * head_dim * 2];
+    let given = [&whole, &parts].map(|stream| {
+        let new = tensor(stream, &new, DType::F32, &[tokens, num_kv_heads, head_dim]);
+        let slots = tensor(stream, &slots, DType::U32, &[tokens]);
+        let mut caches =
+            [0, 1].map(|_| tensor(stream, &empty, DType::BF16, &[blocks, num_kv_heads, block_size, head_dim]));
+        let outputs: Vec<_> = caches.iter_mut().map(|cache| cache.view_mut().unwrap()).collect();
+        let inputs = [Some(new.view()), Some(new.view()), Some(slots.view())];
+        let launch = Launch::new(stream, None).unwrap();
+        let operands = Operands { inputs: &inputs, outputs: &outputs };
+        row.launch(&launch, &fixed, &KvAppendDynamic { tokens }, operands).unwrap();
+        drop(outputs);
+        caches.map(|cache| {
+            let mut bytes = vec![0; empty.len()];
+            stream.download(cache.buffer(), 0, &mut bytes).unwrap();
+            bytes
+        })
+    });
+    assert!(given[0] == given[1] && given[0][0] == given[0][1]);
+    let written = given[0][0].chunks(2).filter(|x| *x != [0xff; 2]).count();
+    assert_eq!(written, 148 * num_kv_heads * head_dim);
 }
 
 #[test]

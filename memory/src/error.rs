@@ -32,6 +32,19 @@ pub enum Error {
         /// The largest allocation that would succeed now, as far as is known.
         fits: usize,
     },
+    /// A device makes no allocation of that size, however much memory is free.
+    #[error(
+        "{} ({asked} bytes) asked at once on {device}, which allocates at most {} ({largest} bytes) at once",
+        Bytes(*asked), Bytes(*largest)
+    )]
+    TooLarge {
+        /// The device that was asked.
+        device: DeviceId,
+        /// Bytes asked for.
+        asked: usize,
+        /// Bytes that an allocation may have.
+        largest: usize,
+    },
     /// A page pool has fewer free blocks than are needed. Nothing was changed.
     #[error("out of KV cache blocks: {asked} needed, {free} of {total} free; end or swap a sequence, or add blocks")]
     OutOfBlocks {

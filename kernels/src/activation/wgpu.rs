@@ -39,7 +39,6 @@ unsafe fn run(
             (half(0)?, Some(half(dynamic.width)?))
         }
     };
-    let count = dynamic.rows * dynamic.width;
     let body =
         concat!(include_str!("../wgpu/math.wgsl"), include_str!("wgpu_function.wgsl"), include_str!("wgpu.wgsl"));
     let mut call = Call::new(launch, "activation.wgpu", body)?;
@@ -49,7 +48,6 @@ unsafe fn run(
     call.read("x", &x)?;
     call.optional("up", up.as_ref())?;
     let layouts = [y.layout(), x.layout(), up.as_ref().unwrap_or(&x).layout()];
-    call.walk(&Walk::any_order(layouts), ["y", "x", "up"])?;
-    call.param("count", count)?;
-    call.dispatch_linear(count.div_ceil(WORKGROUP as usize))
+    call.walk_in_parts("count", &Walk::any_order(layouts), ["y", "x", "up"])?;
+    call.dispatch_in_parts(|p| p("count").div_ceil(WORKGROUP as usize))
 }

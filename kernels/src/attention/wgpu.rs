@@ -39,10 +39,7 @@ fn row<const SPLIT: bool>(name: &'static str) -> Row<Attention> {
         arithmetic: TILES,
         admits,
         cost: |fixed, call, hardware| cost(fixed, call, &Plan::new(fixed, call, SPLIT), hardware),
-        workspace: |fixed, call, _| {
-            let partials = if SPLIT { Plan::partial_bytes(fixed, call).min(MOST_PARTIALS) } else { 0 };
-            call.sequences * SEQUENCE * 4 + partials
-        },
+        workspace: |fixed, call, _| Plan::new(fixed, call, SPLIT).scratch_bytes,
         run: run::<SPLIT>,
     }
 }
@@ -62,6 +59,8 @@ struct Plan {
     blocks: usize,
     /// Groups of keys that are workgroups of their own; 1 where one takes all.
     splits: usize,
+    /// Descriptions of sequences, and where groups are split their partial results.
+    scratch_bytes: usize,
 }
 
 impl Plan {
@@ -70,10 +69,11 @@ impl Plan {
         let fit = (MOST_ROWS / fixed.head_dim.div_ceil(threads)).max(1);
         let rows = call.max_query * fixed.group();
         let most = 1 << fit.ilog2();
-        let all =
-            if split && Self::partial_bytes(fixed, call) <= MOST_PARTIALS { call.max_kv.div_ceil(GROUP) } else { 1 };
+        let partials = Self::partial_bytes(fixed, call);
+        let splits = if split && partials <= MOST_PARTIALS { call.max_kv.div_ceil(GROUP).max(1) } else { 1 };
+        let scratch_bytes = call.sequences * SEQUENCE * 4 + if splits > 1 { partials } else { 0 };
         let taken = rows.next_power_of_two().clamp(1, most);
-        Self { threads, rows: taken, blocks: rows.div_ceil(taken), splits: all.max(1) }
+        Self { threads, rows: taken, blocks: rows.div_ceil(taken), splits, scratch_bytes }
     }
 
     fn partial_bytes(fixed: &AttentionStatic, call: &AttentionDynamic) -> usize {
@@ -137,7 +137,7 @@ unsafe fn run<const SPLIT: bool>(
         };
     }
     let plan = Plan::new(fixed, call, SPLIT);
-    check(launch, fixed, call, operands)?;
+    check(launch, fixed, call, operands, &plan)?;
     tiles(launch, fixed, call, operands, &plan)?;
     if plan.splits > 1 { join(launch, fixed, call, operands, &plan) } else { Ok(()) }
 }
@@ -160,7 +160,13 @@ fn addressing<'a>(kernel: &mut Call<'a>, fixed: &AttentionStatic, table: Option<
 }
 
 /// Checks the contents of a call that serve as indices, and describes its sequences in the scratch.
-fn check(launch: &Launch<'_>, fixed: &AttentionStatic, call: &AttentionDynamic, operands: Operands<'_>) -> Result<()> {
+fn check(
+    launch: &Launch<'_>,
+    fixed: &AttentionStatic,
+    call: &AttentionDynamic,
+    operands: Operands<'_>,
+    plan: &Plan,
+) -> Result<()> {
     let name = Attention::NAME;
     let table = operands.optional(BLOCK_TABLE);
     let body = if table.is_some() { CONTENTS_PAGED } else { CONTENTS_DENSE };
@@ -170,7 +176,7 @@ fn check(launch: &Launch<'_>, fixed: &AttentionStatic, call: &AttentionDynamic, 
     let lengths = operands.input(name, KV_LEN, "kv_len")?;
     kernel.read("query_start", starts)?;
     kernel.read("kv_len", lengths)?;
-    kernel.workspace("scratch", launch)?;
+    kernel.workspace("scratch", launch, plan.scratch_bytes)?;
     addressing(&mut kernel, fixed, table)?;
     // The last dimension of a mask may be what bounds the keys.
     let columns = operands.optional(MASK).and_then(|mask| mask.shape().last().copied()).unwrap_or(call.max_kv);
@@ -218,7 +224,7 @@ fn tiles(
     kernel.part("k", if aligned(k, 4) { keys.quads() } else { keys })?;
     kernel.read("v", v)?;
     kernel.optional("mask", mask)?;
-    kernel.workspace("scratch", launch)?;
+    kernel.workspace("scratch", launch, plan.scratch_bytes)?;
     kernel.optional_write("o", (!split).then_some(o))?;
     addressing(&mut kernel, fixed, table)?;
     for (names, view) in [(["q_token", "q_head", "q_step"], q), (["o_token", "o_head", "o_step"], o)] {
@@ -267,7 +273,7 @@ fn join(
     let o = operands.output(Attention::NAME, O, "o")?.view();
     let mut kernel = Call::new(launch, "attention.wgpu.join", JOIN)?;
     kernel.option("HEAD_DIM", fixed.head_dim as u32)?;
-    kernel.workspace("scratch", launch)?;
+    kernel.workspace("scratch", launch, plan.scratch_bytes)?;
     kernel.write("o", o)?;
     for (name, &stride) in ["o_token", "o_head", "o_step"].into_iter().zip(o.strides()) {
         kernel.param(name, stride)?;

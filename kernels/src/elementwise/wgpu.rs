@@ -22,12 +22,16 @@ fn refuse_f64(dtype: DType) -> Result<(), Refusal> {
     if dtype == DType::F64 { Err("WGSL has no f64".into()) } else { Ok(()) }
 }
 
-/// A call over `count` elements, all but its operands.
-fn start<'a>(launch: &Launch<'a>, name: &'static str, body: &'static str, count: usize) -> Result<Call<'a>> {
+/// A call, all but its operands.
+fn start<'a>(launch: &Launch<'a>, name: &'static str, body: &'static str) -> Result<Call<'a>> {
     let mut call = Call::new(launch, name, body)?;
     call.option("WORKGROUP", WORKGROUP)?;
-    call.param("count", count)?;
     Ok(call)
+}
+
+/// A thread for each element.
+fn finish(mut call: Call<'_>) -> Result<()> {
+    call.dispatch_in_parts(|p| p("count").div_ceil(WORKGROUP as usize))
 }
 
 pub(super) fn unary_row() -> Row<Unary> {
@@ -42,12 +46,7 @@ pub(super) fn unary_row() -> Row<Unary> {
     }
 }
 
-unsafe fn run_unary(
-    launch: &Launch<'_>,
-    fixed: &UnaryStatic,
-    elements: &Elements,
-    operands: Operands<'_>,
-) -> Result<()> {
+unsafe fn run_unary(launch: &Launch<'_>, fixed: &UnaryStatic, _: &Elements, operands: Operands<'_>) -> Result<()> {
     let y = operands.output(Unary::NAME, Unary::Y, "y")?;
     let x = operands.optional(Unary::X).unwrap_or(y);
     let body = if !DType::COMPUTE.contains(&fixed.input) {
@@ -71,12 +70,12 @@ unsafe fn run_unary(
             include_str!("unary_main.wgsl")
         )
     };
-    let mut call = start(launch, "unary.wgpu", body, elements.0)?;
+    let mut call = start(launch, "unary.wgpu", body)?;
     call.option("FUNCTION", fixed.function as u32)?;
     call.write("y", y)?;
     call.read("x", x)?;
-    call.walk(&Walk::any_order([y.layout(), x.layout()]), ["y", "x"])?;
-    call.dispatch_linear(elements.0.div_ceil(WORKGROUP as usize))
+    call.walk_in_parts("count", &Walk::any_order([y.layout(), x.layout()]), ["y", "x"])?;
+    finish(call)
 }
 
 pub(super) fn binary_row() -> Row<Binary> {
@@ -133,16 +132,16 @@ unsafe fn run_binary(
     } else {
         binary_body!(has_b, "../wgpu/math.wgsl", "../wgpu/order.wgsl", "binary_float.wgsl")
     };
-    let mut call = start(launch, "binary.wgpu", body, dynamic.elements)?;
+    let mut call = start(launch, "binary.wgpu", body)?;
     call.option("FUNCTION", fixed.function as u32)?;
     call.write("y", y)?;
     call.read("a", a)?;
     match b {
         Some(b) => {
             call.read("b", b)?;
-            call.walk(&Walk::any_order([y.layout(), a.layout(), b.layout()]), ["y", "a", "b"])?;
+            call.walk_in_parts("count", &Walk::any_order([y.layout(), a.layout(), b.layout()]), ["y", "a", "b"])?;
         }
-        None => call.walk(&Walk::any_order([y.layout(), a.layout()]), ["y", "a"])?,
+        None => call.walk_in_parts("count", &Walk::any_order([y.layout(), a.layout()]), ["y", "a"])?,
     }
     if is_float {
         call.param_f32("scalar", fixed.b.round(scalar) as f32)?;
@@ -151,7 +150,7 @@ unsafe fn run_binary(
         call.param("scalar", (bits & 0xffff_ffff) as usize)?;
         call.param("scalar_high", (bits >> 32) as usize)?;
     }
-    call.dispatch_linear(dynamic.elements.div_ceil(WORKGROUP as usize))
+    finish(call)
 }
 
 pub(super) fn where_row() -> Row<Where> {
@@ -166,16 +165,16 @@ pub(super) fn where_row() -> Row<Where> {
     }
 }
 
-unsafe fn run_where(launch: &Launch<'_>, _: &WhereStatic, elements: &Elements, operands: Operands<'_>) -> Result<()> {
+unsafe fn run_where(launch: &Launch<'_>, _: &WhereStatic, _: &Elements, operands: Operands<'_>) -> Result<()> {
     let y = operands.output(Where::NAME, Where::Y, "y")?;
     let condition = operands.input(Where::NAME, Where::CONDITION, "condition")?;
     let (a, b) = (operands.input(Where::NAME, Where::A, "a")?, operands.input(Where::NAME, Where::B, "b")?);
-    let mut call = start(launch, "where.wgpu", include_str!("where.wgsl"), elements.0)?;
+    let mut call = start(launch, "where.wgpu", include_str!("where.wgsl"))?;
     call.write("y", y)?;
     call.read("condition", condition)?;
     call.read("a", a)?;
     call.read("b", b)?;
     let layouts = [y.layout(), condition.layout(), a.layout(), b.layout()];
-    call.walk(&Walk::any_order(layouts), ["y", "condition", "a", "b"])?;
-    call.dispatch_linear(elements.0.div_ceil(WORKGROUP as usize))
+    call.walk_in_parts("count", &Walk::any_order(layouts), ["y", "condition", "a", "b"])?;
+    finish(call)
 }

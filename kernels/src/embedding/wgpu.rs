@@ -1,4 +1,4 @@
-//! Embedding in WGSL: pairs of columns, from a table that may take several bindings.
+//! Embedding in WGSL: pairs of columns.
 
 use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
@@ -6,7 +6,7 @@ use sinew_tensor::DType;
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, OUT, TABLE, TableKind};
 use crate::operator::Refusal;
 use crate::strided::cost;
-use crate::wgpu::{Call, Part, arithmetic, largest_part};
+use crate::wgpu::{Call, Part, arithmetic};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// Exact, or rounded once to nearest, but that f16 may lose its subnormals.
@@ -50,35 +50,19 @@ unsafe fn run(
         TableKind::Strided(dtype) => (dtype, [table.strides()[0], table.strides()[1]]),
         TableKind::Packed(format) => (format.dtype(), [fixed.width, 1]),
     };
-    // Of a table that is larger than a binding, as many rows at once as can be bound.
-    let largest = largest_part(launch);
-    let reach = |rows: usize| (rows - 1) * row + fixed.width.saturating_sub(1) * step + 1;
-    let most = if table.buffer().len() <= largest {
-        fixed.vocab
-    } else {
-        let room = (largest / dtype.size()).saturating_sub(reach(1));
-        1 + room.checked_div(row).unwrap_or(fixed.vocab)
-    };
-    for first in (0..fixed.vocab).step_by(most.max(1)) {
-        let rows = (fixed.vocab - first).min(most);
-        let part = Part::read(table).of(dtype);
-        let part = if rows == fixed.vocab { part } else { part.range(first * row, first * row + reach(rows)) };
-        let mut kernel = Call::new(launch, "embedding.wgpu", include_str!("wgpu.wgsl"))?;
-        kernel.reports();
-        kernel.write("out", out)?;
-        kernel.read("ids", ids)?;
-        kernel.part("table", part)?;
-        kernel.param("ids_step", ids.strides()[0])?;
-        kernel.param("table_row", row)?;
-        kernel.param("table_step", step)?;
-        kernel.param("out_row", out.strides()[0])?;
-        kernel.param("out_step", out.strides()[1])?;
-        kernel.param("tokens", call.tokens)?;
-        kernel.param("width", fixed.width)?;
-        kernel.param("vocab", fixed.vocab)?;
-        kernel.param("first", first)?;
-        kernel.param("rows", rows)?;
-        kernel.dispatch_linear((call.tokens * fixed.width.div_ceil(2)).div_ceil(THREADS))?;
-    }
-    Ok(())
+    let mut kernel = Call::new(launch, "embedding.wgpu", include_str!("wgpu.wgsl"))?;
+    kernel.reports();
+    kernel.write("out", out)?;
+    kernel.read("ids", ids)?;
+    kernel.part("table", Part::read(table).of(dtype))?;
+    kernel.dimension(("tokens", call.tokens), None, &[("out", out.strides()[0]), ("ids", ids.strides()[0])])?;
+    kernel.dimension(("rows", fixed.vocab), Some("first"), &[("table", row)])?;
+    kernel.param("ids_step", ids.strides()[0])?;
+    kernel.param("table_row", row)?;
+    kernel.param("table_step", step)?;
+    kernel.param("out_row", out.strides()[0])?;
+    kernel.param("out_step", out.strides()[1])?;
+    kernel.param("width", fixed.width)?;
+    kernel.param("vocab", fixed.vocab)?;
+    kernel.dispatch_in_parts(|p| (p("tokens") * fixed.width.div_ceil(2)).div_ceil(THREADS))
 }

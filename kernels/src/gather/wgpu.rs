@@ -33,10 +33,12 @@ unsafe fn run(launch: &Launch<'_>, fixed: &GatherStatic, dynamic: &GatherCall, o
     call.write("y", y)?;
     call.read("x", x)?;
     call.read("index", index)?;
-    call.walk(&Walk::of(y.shape(), |d| [y.strides()[d], index.strides()[d], step_of(d)]), ["y", "index", "x"])?;
-    call.param("count", dynamic.elements)?;
+    let walk = Walk::of(y.shape(), |d| [y.strides()[d], index.strides()[d], step_of(d)]);
+    call.walk_in_parts("count", &walk, ["y", "index", "x"])?;
+    let stride = x.strides()[fixed.dim];
+    call.dimension(("there", dynamic.size), Some("first"), &[("x", stride)])?;
     call.param("size", dynamic.size)?;
-    call.param("stride", x.strides()[fixed.dim])?;
+    call.param("stride", stride)?;
     call.reports();
-    call.dispatch_linear(dynamic.elements.div_ceil(WORKGROUP as usize))
+    call.dispatch_in_parts(|p| p("count").div_ceil(WORKGROUP as usize))
 }

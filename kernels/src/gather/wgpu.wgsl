@@ -4,8 +4,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     if (i >= p.count) {
         return;
     }
-    let index = index_index(at_index(i), p.size);
-    if (index < p.size) {
+    // Another dispatch has what is not in this part of the dimension, and none what is outside it.
+    let index = index_index(at_index(i), p.size) - p.first;
+    if (index < p.there) {
         put_y(at_y(i), bits_x(at_x(i) + index * p.stride));
     }
 }

@@ -7,7 +7,7 @@ use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
 
 use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, takes_rows};
-use crate::wgpu::{Call, Part, aligned, arithmetic, largest_part, least_subgroup};
+use crate::wgpu::{Call, Part, aligned, arithmetic, least_subgroup};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 const CHAINED: Arithmetic = arithmetic("gemm.wgpu");
@@ -110,17 +110,7 @@ fn run(way: Way, launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, op
             Right { dtype, strides: [batch, column, columns * column, step], quads }
         }
     };
-    // A weight that is larger than a binding takes several dispatches.
-    let column_bytes = right.strides[1] * right.dtype.size();
-    let most = match fixed.b {
-        Rhs::Packed(_) if b.buffer().len() > largest_part(launch) => largest_part(launch) / column_bytes.max(1),
-        _ => columns,
-    };
-    for first in (0..columns).step_by(most.max(1)) {
-        let count = (columns - first).min(most.max(1));
-        run_columns(way, launch, fixed, call, operands, &right, [first, count])?;
-    }
-    Ok(())
+    dispatch(way, launch, fixed, call, operands, &right)
 }
 
 /// The right operand as kernels see it.
@@ -138,14 +128,13 @@ fn quads(view: &View<'_>, dtype: DType) -> bool {
     begins.is_multiple_of(4 * dtype.size())
 }
 
-fn run_columns(
+fn dispatch(
     way: Way,
     launch: &Launch<'_>,
     fixed: &GemmStatic,
     call: &GemmDynamic,
     operands: Operands<'_>,
     right: &Right,
-    [first, count]: [usize; 2],
 ) -> Result<()> {
     let epilogue = &fixed.epilogue;
     let (a, b) = (operands.input(Gemm::NAME, A, "A")?, operands.input(Gemm::NAME, B, "B")?);
@@ -206,13 +195,19 @@ fn run_columns(
 
     let left = Part::read(a);
     kernel.part("a", if a_step == 1 && aligned(a, 4) { left.quads() } else { left })?;
-    let all = Part::read(b).of(right.dtype);
-    let part = if count == fixed.columns() { all } else { all.range(first * b_column, (first + count) * b_column) };
+    let part = Part::read(b).of(right.dtype);
     kernel.part("b", if right.quads { part.quads() } else { part })?;
     kernel.write("d", d)?;
     kernel.optional("bias", bias)?;
     kernel.optional("residual", residual)?;
 
+    let [d_batch, d_row, d_step] = strides(d);
+    let [residual_batch, residual_row, residual_step] = residual.map_or([0; 3], strides);
+    let batch = [("a", a_batch), ("b", b_batch), ("d", d_batch), ("residual", residual_batch)];
+    kernel.dimension(("batch", call.batch), None, &batch)?;
+    kernel.dimension(("rows", call.m), None, &[("a", a_row), ("d", d_row), ("residual", residual_row)])?;
+    let columns = [("b", b_column), ("d", d_step), ("residual", residual_step)];
+    kernel.dimension(("count", fixed.columns()), Some("first"), &columns)?;
     for (name, value) in ["a_batch", "a_row", "a_step"].into_iter().zip([a_batch, a_row, a_step]) {
         kernel.param(name, value)?;
     }
@@ -220,28 +215,28 @@ fn run_columns(
     for (name, value) in names.into_iter().zip([b_batch, b_column, b_half, b_step]) {
         kernel.param(name, value)?;
     }
-    for (name, value) in ["d_batch", "d_row", "d_step"].into_iter().zip(strides(d)) {
+    for (name, value) in ["d_batch", "d_row", "d_step"].into_iter().zip([d_batch, d_row, d_step]) {
         kernel.param(name, value)?;
     }
     let names = ["residual_batch", "residual_row", "residual_step"];
-    for (name, value) in names.into_iter().zip(residual.map_or([0; 3], strides)) {
+    for (name, value) in names.into_iter().zip([residual_batch, residual_row, residual_step]) {
         kernel.param(name, value)?;
     }
     kernel.param("bias_step", bias.map_or(0, |bias| bias.strides()[0]))?;
-    kernel.param("batch", call.batch)?;
-    kernel.param("rows", call.m)?;
     kernel.param("columns", fixed.columns())?;
-    kernel.param("first", first)?;
-    kernel.param("count", count)?;
     kernel.param("k", fixed.k)?;
     kernel.param_f32("alpha", epilogue.alpha)?;
     kernel.param_f32("beta", epilogue.beta)?;
-    let outputs = count << gated;
-    let groups = match way {
-        Way::Tiled => call.m.div_ceil(TILE) * outputs.div_ceil(TILE),
-        Way::Gemv | Way::Subgroups => call.m.div_ceil(gemv_rows(call.m)) * outputs.div_ceil(outputs_of(way, launch)),
-    };
-    kernel.dispatch_linear(call.batch * groups)
+    kernel.dispatch_in_parts(|p| {
+        let (rows, outputs) = (p("rows"), p("count") << gated);
+        p("batch")
+            * match way {
+                Way::Tiled => rows.div_ceil(TILE) * outputs.div_ceil(TILE),
+                Way::Gemv | Way::Subgroups => {
+                    rows.div_ceil(gemv_rows(call.m)) * outputs.div_ceil(outputs_of(way, launch))
+                }
+            }
+    })
 }
 
 /// Outputs of a workgroup where rows are few: by subgroups as many as keep the smallest of them busy.

@@ -49,7 +49,7 @@ fn b_at(batch: u32, output: u32) -> u32 {
 }
 
 fn d_at(batch: u32, row: u32, column: u32) -> u32 {
-    return batch * p.d_batch + row * p.d_row + (p.first + column) * p.d_step;
+    return batch * p.d_batch + row * p.d_row + column * p.d_step;
 }
 
 // Every rounding is an explicit one, so that kernels whose sums are the same give the same results.
@@ -70,7 +70,7 @@ fn finished(batch: u32, row: u32, column: u32, sum: f32, up: f32) -> f32 {
         x *= with_bias(up, p.columns + output);
     }
     if (HAS_RESIDUAL) {
-        let residual = load_residual(batch * p.residual_batch + row * p.residual_row + output * p.residual_step);
+        let residual = load_residual(batch * p.residual_batch + row * p.residual_row + column * p.residual_step);
         x = fma(bitcast<f32>(p.beta), residual, x);
     }
     if (IN_PLACE == 1u) {

@@ -40,6 +40,10 @@ unsafe fn run(
     call.read("k_new", k_new)?;
     call.read("v_new", v_new)?;
     call.read("slots", slots)?;
+    let tokens = [("k_new", k_new.strides()[0]), ("v_new", v_new.strides()[0])];
+    call.dimension(("count", dynamic.tokens), Some("first"), &tokens)?;
+    let blocks = [("k_cache", k_cache.strides()[0]), ("v_cache", v_cache.strides()[0])];
+    call.dimension(("blocks", k_cache.shape()[0]), Some("first_block"), &blocks)?;
     call.param("tokens", dynamic.tokens)?;
     call.param("head_dim", fixed.head_dim)?;
     call.param("values", fixed.num_kv_heads * fixed.head_dim)?;
@@ -59,5 +63,5 @@ unsafe fn run(
         call.param(name, *stride)?;
     }
     call.reports();
-    call.dispatch_linear(dynamic.tokens)
+    call.dispatch_in_parts(|p| p("count"))
 }

@@ -37,7 +37,7 @@ fn step(layout: Option<&Layout>) -> usize {
     layout.and_then(|layout| layout.strides().last().copied()).unwrap_or(0)
 }
 
-unsafe fn run(launch: &Launch<'_>, fixed: &NormStatic, dynamic: &NormDynamic, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(launch: &Launch<'_>, fixed: &NormStatic, _: &NormDynamic, operands: Operands<'_>) -> Result<()> {
     if fixed.width == 0 {
         return Ok(());
     }
@@ -59,16 +59,15 @@ unsafe fn run(launch: &Launch<'_>, fixed: &NormStatic, dynamic: &NormDynamic, op
     let layouts = [Some(y), x, residual].map(|view| view.map(|view| view.layout()));
     let leading = y.shape().len() - 1;
     let strides = |d: usize| layouts.map(|layout| layout.map_or(0, |layout| layout.strides()[d]));
-    call.walk(&Walk::of(&y.shape()[..leading], strides), ["y", "x", "residual"])?;
+    call.walk_in_parts("rows", &Walk::of(&y.shape()[..leading], strides), ["y", "x", "residual"])?;
     for (name, layout) in ["y_step", "x_step", "residual_step"].into_iter().zip(layouts) {
         call.param(name, step(layout))?;
     }
     call.param("weight_step", step(weight.map(|view| view.layout())))?;
     call.param("bias_step", step(bias.map(|view| view.layout())))?;
-    call.param("rows", dynamic.rows)?;
     call.param("width", fixed.width)?;
     call.param_f32("share", 1.0 / fixed.width as f32)?;
     call.param_f32("eps", fixed.eps.get())?;
     call.param_f32("offset", fixed.weight_offset.get())?;
-    call.dispatch_linear(dynamic.rows)
+    call.dispatch_in_parts(|p| p("rows"))
 }

@@ -60,10 +60,9 @@ unsafe fn run(launch: &Launch<'_>, fixed: &ReduceStatic, dynamic: &ReduceCall, o
     call.option("FUNCTION", fixed.function as u32)?;
     call.write("y", y)?;
     call.read("x", x)?;
-    call.walk(&Walk::of(rows, |d| [y.strides()[d], x.strides()[d]]), ["y", "x"])?;
+    call.walk_in_parts("rows", &Walk::of(rows, |d| [y.strides()[d], x.strides()[d]]), ["y", "x"])?;
     // Of the trailing dimensions: where an element of a row is.
     call.walk(&Walk::of(width, |d| [x.strides()[rows.len() + d]]), ["width"])?;
-    call.param("rows", dynamic.rows)?;
     call.param("width", dynamic.width)?;
-    call.dispatch_linear(dynamic.rows)
+    call.dispatch_in_parts(|p| p("rows"))
 }

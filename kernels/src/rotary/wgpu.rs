@@ -34,7 +34,6 @@ unsafe fn run(
     let (cos, sin) = (operands.input(Rotary::NAME, COS, "cos")?, operands.input(Rotary::NAME, SIN, "sin")?);
     let pairs = fixed.rotary_dim / 2;
     let passing = if fixed.in_place { 0 } else { fixed.head_dim - fixed.rotary_dim };
-    let count = dynamic.tokens * dynamic.heads * (pairs + passing);
     // From a pair to the next, and from its first value to its second.
     let (step, partner) = match fixed.style {
         Style::Half => (1, pairs),
@@ -47,10 +46,14 @@ unsafe fn run(
     call.read("positions", positions)?;
     call.read("cos", cos)?;
     call.read("sin", sin)?;
-    call.param("count", count)?;
+    let units = pairs + passing;
+    let tokens = [("out", out.strides()[0]), ("x", x.strides()[0]), ("positions", positions.strides()[0])];
+    call.dimension(("tokens", dynamic.tokens), None, &tokens)?;
+    call.dimension(("heads", dynamic.heads), None, &[("out", out.strides()[1]), ("x", x.strides()[1])])?;
+    let table = [("cos", cos.strides()[0]), ("sin", sin.strides()[0])];
+    call.dimension(("there", cos.shape()[0]), Some("first"), &table)?;
     call.param("pairs", pairs)?;
-    call.param("units", pairs + passing)?;
-    call.param("heads", dynamic.heads)?;
+    call.param("units", units)?;
     call.param("step", step)?;
     call.param("partner", partner)?;
     call.param("length", cos.shape()[0])?;
@@ -68,5 +71,5 @@ unsafe fn run(
         call.param(name, *stride)?;
     }
     call.reports();
-    call.dispatch_linear(count.div_ceil(WORKGROUP as usize))
+    call.dispatch_in_parts(|p| (p("tokens") * p("heads") * units).div_ceil(WORKGROUP as usize))
 }

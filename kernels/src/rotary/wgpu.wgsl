@@ -1,13 +1,13 @@
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     let i = linear(group) * WORKGROUP + lane.index;
-    if (i >= p.count) {
-        return;
-    }
     let unit = i % p.units;
     let row = i / p.units;
     let token = row / p.heads;
     let head = row % p.heads;
+    if (token >= p.tokens) {
+        return;
+    }
     let out = token * p.out_token + head * p.out_head;
     let x = token * p.x_token + head * p.x_head;
     if (unit >= p.pairs) {
@@ -15,8 +15,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
         store_out(out + value * p.out_value, load_x(x + value * p.x_value));
         return;
     }
-    let position = index_positions(token * p.position_stride, p.length);
-    if (position == p.length) {
+    // Another dispatch has the positions that are not in this part of the table.
+    let position = index_positions(token * p.position_stride, p.length) - p.first;
+    if (position >= p.there) {
         return;
     }
     let first = unit * p.step;

@@ -40,7 +40,13 @@ unsafe fn run(
     call.read("logits", logits)?;
     call.read("params", params)?;
     call.read("top_k", top_k)?;
-    call.param("rows", dynamic.rows)?;
+    let rows = [
+        ("logits", logits.strides()[0]),
+        ("params", params.strides()[0]),
+        ("top_k", top_k.strides()[0]),
+        ("tokens", tokens.strides()[0]),
+    ];
+    call.dimension(("rows", dynamic.rows), Some("first"), &rows)?;
     call.param("vocab", fixed.vocab)?;
     call.param("share", fixed.vocab.div_ceil(WORKGROUP as usize))?;
     call.param("logits_row", logits.strides()[0])?;
@@ -50,5 +56,5 @@ unsafe fn run(
     call.param("top_k_row", top_k.strides()[0])?;
     call.param("tokens_row", tokens.strides()[0])?;
     call.reports_that("row {} has no finite logit, or has NaN or infinity");
-    call.dispatch_linear(dynamic.rows)
+    call.dispatch_in_parts(|p| p("rows"))
 }

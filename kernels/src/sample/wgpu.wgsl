@@ -102,7 +102,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     first = best_all(first, lane);
     if (first.x >= KEY_OF_INFINITY || first.x <= KEY_OF_MINUS_INFINITY) {
         if (lane.index == 0u) {
-            report(number);
+            report(p.first + number);
         }
         return;
     }

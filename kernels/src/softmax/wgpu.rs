@@ -41,11 +41,10 @@ unsafe fn run(
     call.write("y", y)?;
     call.read("x", x)?;
     call.optional("mask", mask)?;
-    call.walk(&Walk::of(&y.shape()[..last], strides), ["y", "x", "mask"])?;
+    call.walk_in_parts("rows", &Walk::of(&y.shape()[..last], strides), ["y", "x", "mask"])?;
     for (name, step) in ["y_step", "x_step", "mask_step"].into_iter().zip(strides(last)) {
         call.param(name, step)?;
     }
-    call.param("rows", dynamic.rows)?;
     call.param("width", dynamic.width)?;
     // Without a mask the scale comes last: the difference of two inputs is exact where it matters, and a product is
     // not. With one it must come before the sum.
@@ -53,5 +52,5 @@ unsafe fn run(
     let (first, then) = if mask.is_some() { (scale, 1.0) } else { (1f32.copysign(scale), scale.abs()) };
     call.param_f32("first", first)?;
     call.param_f32("then", then)?;
-    call.dispatch_linear(if dynamic.width == 0 { 0 } else { dynamic.rows })
+    call.dispatch_in_parts(|p| if dynamic.width == 0 { 0 } else { p("rows") })
 }

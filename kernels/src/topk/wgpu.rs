@@ -35,12 +35,11 @@ unsafe fn run(launch: &Launch<'_>, fixed: &TopKStatic, dynamic: &TopKCall, opera
     call.write("values", values)?;
     call.write("indices", indices)?;
     call.read("x", x)?;
-    call.walk(&Walk::of(&x.shape()[..last], strides), ["values", "indices", "x"])?;
+    call.walk_in_parts("rows", &Walk::of(&x.shape()[..last], strides), ["values", "indices", "x"])?;
     for (name, step) in ["values_step", "indices_step", "x_step"].into_iter().zip(strides(last)) {
         call.param(name, step)?;
     }
-    call.param("rows", dynamic.rows)?;
     call.param("width", dynamic.width)?;
     call.param("k", fixed.k)?;
-    call.dispatch_linear(if fixed.k == 0 { 0 } else { dynamic.rows })
+    call.dispatch_in_parts(|p| if fixed.k == 0 { 0 } else { p("rows") })
 }

@@ -1,17 +1,19 @@
 //! A call of a kernel: operands, options and parameters, and from them the pipeline's key and text.
 
-use sinew_memory::webgpu::{Binding, MAX_PARAMS, WgpuStream};
-use sinew_memory::{Accelerator, Buffer, Device, Hardware};
+use sinew_memory::webgpu::{Binding, MAX_BINDINGS, MAX_PARAMS, WgpuStream};
+use sinew_memory::{Accelerator, Buffer, Device};
 use sinew_tensor::{DType, View};
 
+use super::parts::{Dimension, Division, Limits, MOST_DIMENSIONS};
 use super::text;
 use crate::operator::{Launch, refuse};
 use crate::strided::Walk;
 use crate::{Error, Result};
 
-/// The most of each that a call has: what WebGPU promises to bind, with what is left out or shares a binding; a few
-/// words of options.
-const MOST_OPERANDS: usize = 12;
+/// The most of each that a call has: what WebGPU promises to bind, with what is left out or shares a binding; bindings
+/// where adapters have more and operands take several; a few words of options.
+pub(super) const MOST_OPERANDS: usize = 12;
+pub(super) const MOST_BINDINGS: usize = MAX_BINDINGS;
 const MOST_OPTIONS: usize = 24;
 const MOST_WALKS: usize = 2;
 /// Words of a pipeline's key: options, operands, ranks of walks, whether it reports.
@@ -20,17 +22,18 @@ const KEY: usize = MOST_OPTIONS + MOST_OPERANDS + MOST_WALKS + 1;
 const GRID: usize = 1 << 15;
 
 /// A list without an allocation: calls are made at each step of a model.
+#[derive(Clone, Copy)]
 pub(super) struct Few<T, const N: usize> {
     items: [T; N],
     len: usize,
 }
 
 impl<T: Copy, const N: usize> Few<T, N> {
-    fn new(filler: T) -> Self {
+    pub(super) fn new(filler: T) -> Self {
         Self { items: [filler; N], len: 0 }
     }
 
-    fn push(&mut self, kernel: &'static str, item: T) -> Result<()> {
+    pub(super) fn push(&mut self, kernel: &'static str, item: T) -> Result<()> {
         let room =
             self.items.get_mut(self.len).ok_or_else(|| refuse(kernel, format!("more than {N} of a call's parts")))?;
         *room = item;
@@ -46,6 +49,12 @@ impl<T, const N: usize> std::ops::Deref for Few<T, N> {
     }
 }
 
+impl<T, const N: usize> std::ops::DerefMut for Few<T, N> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.items[..self.len]
+    }
+}
+
 /// An operand as the text sees it.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
@@ -55,8 +64,9 @@ pub(super) struct Operand {
     pub(super) written: bool,
     /// Bound as vectors of four words.
     pub(super) quads: bool,
-    /// The number of its binding, which operands of one buffer share.
+    /// The number of its first binding, which operands of one buffer share, and how many it has.
     pub(super) slot: usize,
+    pub(super) windows: usize,
     /// Whether the words of the binding are atomic: where any operand in it is written in less than words.
     pub(super) atomic: bool,
 }
@@ -65,7 +75,7 @@ impl Operand {
     fn code(&self) -> u32 {
         let dtype = self.dtype.map_or(0, |dtype| 1 + dtype as u32);
         let flags = [self.written, self.quads, self.atomic].into_iter().fold(0, |all, flag| all << 1 | u32::from(flag));
-        dtype << 16 | flags << 8 | self.slot as u32
+        (self.windows as u32) << 24 | dtype << 16 | flags << 8 | self.slot as u32
     }
 }
 
@@ -94,7 +104,12 @@ pub(crate) struct Call<'a> {
     pub(super) body: &'static str,
     pub(super) options: Few<(&'static str, u32), MOST_OPTIONS>,
     pub(super) operands: Few<Operand, MOST_OPERANDS>,
-    bindings: Few<Option<Binding<'a>>, MOST_OPERANDS>,
+    /// What of each operand is bound, and the parameter that says where it begins.
+    parts: Few<Option<(Part<'a>, usize)>, MOST_OPERANDS>,
+    bindings: Few<Option<Binding<'a>>, MOST_BINDINGS>,
+    dimensions: Few<Dimension, MOST_DIMENSIONS>,
+    /// The parameter that counts through the dimensions of a walk.
+    count_at: Option<usize>,
     pub(super) names: Few<Name, MAX_PARAMS>,
     params: Few<u32, MAX_PARAMS>,
     pub(super) walks: Few<Option<Steps>, MOST_WALKS>,
@@ -112,7 +127,7 @@ pub(crate) fn aligned(view: &View<'_>, elements: usize) -> bool {
         })
 }
 
-/// What of a view a kernel sees, and as what.
+/// A view as a kernel sees it.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     buffer: &'a Buffer,
@@ -120,7 +135,6 @@ pub(crate) struct Part<'a> {
     /// Elements of `dtype`: the view's first, and one past its last.
     offset: usize,
     end: usize,
-    range: Option<[usize; 2]>,
     written: bool,
     quads: bool,
 }
@@ -130,7 +144,7 @@ impl<'a> Part<'a> {
     pub(crate) fn read(view: &View<'a>) -> Self {
         let layout = view.layout();
         let (offset, end) = (layout.offset(), layout.end());
-        Self { buffer: view.buffer(), dtype: view.dtype(), offset, end, range: None, written: false, quads: false }
+        Self { buffer: view.buffer(), dtype: view.dtype(), offset, end, written: false, quads: false }
     }
 
     /// A view that is written, and may be read.
@@ -144,17 +158,37 @@ impl<'a> Part<'a> {
         Self { dtype, offset, end, ..self }
     }
 
-    /// Only elements `first..end`, counted from the view's element of index 0: for kernels that take in several
-    /// dispatches what is larger than a binding. Element `first` is 0 in the text.
-    pub(crate) fn range(self, first: usize, end: usize) -> Self {
-        Self { range: Some([first, end]), ..self }
-    }
-
     /// Bound as vectors of four words: see [`aligned`].
     pub(crate) fn quads(self) -> Self {
         Self { quads: true, ..self }
     }
+
+    fn extent(&self) -> usize {
+        self.end - self.offset
+    }
+
+    /// The bytes that are bound where they fit: of the buffer, if it does, since views that move about in it share a
+    /// bind group then.
+    fn whole(&self, limits: &Limits) -> [usize; 2] {
+        if self.buffer.len() <= limits.bytes {
+            return [0, self.buffer.len()];
+        }
+        [self.offset, self.end].map(|at| at * self.dtype.size())
+    }
 }
+
+/// How an operand is bound.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Whole,
+    /// What a dispatch sees of it.
+    Part,
+    /// All of it, as several bindings.
+    Windows,
+}
+
+const ABSENT: Operand =
+    Operand { name: "", dtype: None, written: false, quads: false, slot: 0, windows: 0, atomic: false };
 
 impl<'a> Call<'a> {
     /// A call of the kernel of a name, which errors and the pipeline's key have.
@@ -168,7 +202,7 @@ impl<'a> Call<'a> {
             expected: "wgpu",
             found: stream.device().id().to_string(),
         })?;
-        let absent = Operand { name: "", dtype: None, written: false, quads: false, slot: 0, atomic: false };
+        let none = Dimension { size: 0, size_at: 0, first_at: None, is_counted: false, strides: [0; MOST_OPERANDS] };
         let offers = stream.wgpu().hardware().accelerator.as_ref();
         let mut call = Self {
             stream,
@@ -176,8 +210,11 @@ impl<'a> Call<'a> {
             name,
             body,
             options: Few::new(("", 0)),
-            operands: Few::new(absent),
+            operands: Few::new(ABSENT),
+            parts: Few::new(None),
             bindings: Few::new(None),
+            dimensions: Few::new(none),
+            count_at: None,
             names: Few::new(Name::Plain("")),
             params: Few::new(0),
             walks: Few::new(None),
@@ -208,8 +245,8 @@ impl<'a> Call<'a> {
         match view {
             Some(view) => self.read(name, view),
             None => {
-                let absent = Operand { name, dtype: None, written: false, quads: false, slot: 0, atomic: false };
-                self.operands.push(self.name, absent)
+                self.parts.push(self.name, None)?;
+                self.operands.push(self.name, Operand { name, ..ABSENT })
             }
         }
     }
@@ -222,64 +259,31 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Scratch bytes as words: `load_x(i)` is an f32.
-    pub(crate) fn workspace(&mut self, name: &'static str, launch: &Launch<'a>) -> Result<()> {
+    /// So many scratch bytes as words: `load_x(i)` is an f32.
+    pub(crate) fn workspace(&mut self, name: &'static str, launch: &Launch<'a>, bytes: usize) -> Result<()> {
         let buffer = launch.workspace().ok_or_else(|| refuse(self.name, "no workspace"))?;
-        self.bind(name, DType::F32, Binding::new(buffer, 0, buffer.len())?, 0, true, false)
+        let dtype = DType::F32;
+        self.part(name, Part { buffer, dtype, offset: 0, end: bytes / dtype.size(), written: true, quads: false })
     }
 
     /// An operand, as its [`Part`] says.
     pub(crate) fn part(&mut self, name: &'static str, part: Part<'a>) -> Result<()> {
-        let Part { buffer, dtype, offset, end, range, written, quads } = part;
-        let size = dtype.size();
-        // Views that move about in a buffer share a bind group, where a kernel sees all of the buffer at once.
-        let whole = range.is_none() && buffer.len() <= max_binding(self.stream);
-        let [first, last] = range.map_or([offset, end], |range| range.map(|at| offset + at)).map(|at| at * size);
-        let [start, stop] = if whole { [0, buffer.len()] } else { [first, last] };
-        let binding = Binding::new(buffer, start, stop.saturating_sub(start))?;
-        let base = binding.skip() + first - start;
-        if !base.is_multiple_of(size) {
-            return Err(refuse(self.name, format!("{name} is not aligned to its {size} bytes")));
-        }
-        self.bind(name, dtype, binding, base / size, written, quads)
-    }
-
-    fn bind(
-        &mut self,
-        name: &'static str,
-        dtype: DType,
-        binding: Binding<'a>,
-        base: usize,
-        written: bool,
-        quads: bool,
-    ) -> Result<()> {
-        let atomic = written && dtype.size() < 4;
-        let same = |other: &Option<Binding<'_>>| other.is_some_and(|other| other.is_same(&binding));
-        // WebGPU has no name for what happens where bindings of a dispatch overlap.
-        let shared = self.bindings.iter().position(same).filter(|&slot| {
-            self.operands
-                .iter()
-                .all(|other| other.dtype.is_none() || other.slot != slot || other.quads == quads && !quads)
-        });
-        let slot = match shared {
-            Some(slot) => slot,
-            None => {
-                self.bindings.push(self.name, Some(binding))?;
-                self.bindings.len() - 1
-            }
-        };
-        let in_slot = |other: &Operand| other.dtype.is_some() && other.slot == slot;
-        let atomic = atomic || self.operands.iter().any(|other| in_slot(other) && other.atomic);
-        let count = self.operands.len;
-        self.operands.items[..count].iter_mut().filter(|other| in_slot(other)).for_each(|other| other.atomic = atomic);
-        self.operands.push(self.name, Operand { name, dtype: Some(dtype), written, quads, slot, atomic })?;
-        self.push(Name::Base(name), base)
+        let Part { dtype, written, quads, .. } = part;
+        self.parts.push(self.name, Some((part, self.params.len())))?;
+        self.operands.push(self.name, Operand { name, dtype: Some(dtype), written, quads, ..ABSENT })?;
+        self.push(Name::Base(name), 0)
     }
 
     fn push(&mut self, name: Name, value: usize) -> Result<()> {
-        let word = u32::try_from(value).map_err(|_| refuse(self.name, format!("{value} is beyond 32-bit indices")))?;
         self.names.push(self.name, name)?;
-        self.params.push(self.name, word)
+        self.params.push(self.name, 0)?;
+        self.set(self.params.len() - 1, value)
+    }
+
+    fn set(&mut self, at: usize, value: usize) -> Result<()> {
+        let word = u32::try_from(value).map_err(|_| refuse(self.name, format!("{value} is beyond 32-bit indices")))?;
+        self.params[at] = word;
+        Ok(())
     }
 
     /// A parameter, `p.name` in the text.
@@ -290,6 +294,54 @@ impl<'a> Call<'a> {
     /// A parameter that is the bits of an f32.
     pub(crate) fn param_f32(&mut self, name: &'static str, value: f32) -> Result<()> {
         self.push(Name::Plain(name), value.to_bits() as usize)
+    }
+
+    /// A dimension that several dispatches may share, where an operand is larger than a binding. `p.size` is how many of
+    /// its indices a dispatch has and `p.first`, where that is named, which is the first; an operand begins at that
+    /// one's, and the strides say how far it steps from each to the next.
+    pub(crate) fn dimension(
+        &mut self,
+        (name, size): (&'static str, usize),
+        first: Option<&'static str>,
+        strides: &[(&'static str, usize)],
+    ) -> Result<()> {
+        let size_at = self.params.len();
+        self.push(Name::Plain(name), 0)?;
+        let first_at = first.map(|name| self.push(Name::Plain(name), 0).map(|()| size_at + 1)).transpose()?;
+        let strides = self.by_operand(strides.iter().copied());
+        let dimension = Dimension { size, size_at, first_at, is_counted: false, strides };
+        self.dimensions.push(self.name, dimension)
+    }
+
+    /// Strides in the order of operands; those that are not named stay where they are.
+    fn by_operand(&self, strides: impl Iterator<Item = (&'static str, usize)>) -> [usize; MOST_OPERANDS] {
+        let mut by_operand = [0; MOST_OPERANDS];
+        for (name, stride) in strides {
+            if let Some(n) = self.operands.iter().position(|operand| operand.name == name) {
+                by_operand[n] = stride;
+            }
+        }
+        by_operand
+    }
+
+    /// As [`Call::walk`] over all that the call does: several dispatches may share it, where an operand is larger than a
+    /// binding, and `p.count` is how many indices each has. The operands stand before it.
+    pub(crate) fn walk_in_parts<const N: usize>(
+        &mut self,
+        count: &'static str,
+        walk: &Walk<N>,
+        operands: [&'static str; N],
+    ) -> Result<()> {
+        self.count_at = Some(self.params.len());
+        self.push(Name::Plain(count), 0)?;
+        let mut size_at = self.params.len();
+        for (size, strides) in walk.dimensions() {
+            let strides = self.by_operand(operands.into_iter().zip(strides));
+            let dimension = Dimension { size, size_at, first_at: None, is_counted: true, strides };
+            self.dimensions.push(self.name, dimension)?;
+            size_at += 1 + N;
+        }
+        self.walk(walk, operands)
     }
 
     /// Gives each operand of a walk its `at_x(i) -> u32`: the element of the walk's `i`-th index.
@@ -320,15 +372,118 @@ impl<'a> Call<'a> {
     /// Enqueues so many workgroups, counted by `linear(workgroup_id)` in the text; it may be called with numbers up to
     /// a row of the grid too large.
     pub(crate) fn dispatch_linear(&mut self, groups: usize) -> Result<()> {
-        let row = groups.min(GRID);
-        self.dispatch([row, if row == 0 { 0 } else { groups.div_ceil(row) }, 1])
+        self.dispatch_in_parts(|_| groups)
     }
 
-    /// Enqueues workgroups in three dimensions.
-    pub(crate) fn dispatch(&mut self, groups: [usize; 3]) -> Result<()> {
-        if groups.contains(&0) {
+    /// As [`Call::dispatch_linear`], where a call has dimensions that several dispatches may share: `groups` gets
+    /// parameters by name, and says how many workgroups a dispatch needs.
+    pub(crate) fn dispatch_in_parts(&mut self, groups: impl Fn(&dyn Fn(&'static str) -> usize) -> usize) -> Result<()> {
+        let limits = Limits::of(self.stream.wgpu().hardware());
+        let mut division = Division::new(self.dimensions);
+        let mut ways = [Way::Whole; MOST_OPERANDS];
+        for (n, part) in self.parts.iter().enumerate() {
+            let Some((part, _)) = part else { continue };
+            let [start, stop] = part.whole(&limits);
+            let room = if stop - start == part.buffer.len() { limits.bytes } else { limits.room() };
+            if stop - start > room {
+                let divided = division.narrow(n, part.extent(), limits.room() / part.dtype.size());
+                ways[n] = if divided { Way::Part } else { Way::Windows };
+            }
+        }
+        loop {
+            let mut count = 1;
+            for (dimension, first, size) in division.dimensions() {
+                self.set(dimension.size_at, size)?;
+                dimension.first_at.map_or(Ok(()), |at| self.set(at, first))?;
+                count *= if dimension.is_counted { size } else { 1 };
+            }
+            self.count_at.map_or(Ok(()), |at| self.set(at, count))?;
+            self.bind(&limits, &division, &ways)?;
+            let param = |name| {
+                let is_it = |other: &Name| matches!(other, Name::Plain(other) if *other == name);
+                self.names.iter().position(is_it).map_or(0, |at| self.params[at] as usize)
+            };
+            let groups = groups(&param);
+            self.enqueue(groups)?;
+            if !division.advance() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Bytes of each of several bindings of an operand.
+    pub(super) fn window(&self) -> usize {
+        Limits::of(self.stream.wgpu().hardware()).window()
+    }
+
+    /// Binds what a dispatch sees of the operands.
+    fn bind(&mut self, limits: &Limits, division: &Division, ways: &[Way; MOST_OPERANDS]) -> Result<()> {
+        self.bindings = Few::new(None);
+        let mut needed = 0;
+        // What each operand is bound as, were there no limit.
+        let mut wholes: [Option<Binding<'_>>; MOST_OPERANDS] = [None; MOST_OPERANDS];
+        for n in 0..self.parts.len() {
+            let Some((part, base_at)) = self.parts[n] else { continue };
+            let size = part.dtype.size();
+            let (shift, seen) = division.part(n, part.extent());
+            let first = (part.offset + shift) * size;
+            let [start, stop] = match ways[n] {
+                Way::Whole | Way::Windows => part.whole(limits),
+                Way::Part => [first, (first + seen * size).min(part.end * size)],
+            };
+            let binding = Binding::new(part.buffer, start, stop.saturating_sub(start))?;
+            let base = binding.skip() + first - start;
+            if !base.is_multiple_of(size) {
+                let name = self.operands[n].name;
+                return Err(refuse(self.name, format!("{name} is not aligned to its {size} bytes")));
+            }
+            self.set(base_at, base / size)?;
+            // WebGPU has no name for what happens where bindings of a dispatch overlap.
+            let shared = (0..n).find(|&other| {
+                let same = wholes[other].is_some_and(|other| other.is_same(&binding));
+                same && !self.operands[other].quads && !part.quads
+            });
+            let (slot, windows) = match shared {
+                Some(other) => (self.operands[other].slot, self.operands[other].windows),
+                None => {
+                    let window = if ways[n] == Way::Windows { limits.window() } else { binding.len() };
+                    let slot = needed;
+                    needed += binding.len().div_ceil(window);
+                    if needed <= MOST_BINDINGS {
+                        binding.pieces(window).try_for_each(|piece| self.bindings.push(self.name, Some(piece)))?;
+                    }
+                    (slot, needed - slot)
+                }
+            };
+            let operands = &mut self.operands[..=n];
+            (operands[n].slot, operands[n].windows) = (slot, windows);
+            let in_slot = |other: &Operand| other.dtype.is_some() && other.slot == slot;
+            let is_atomic = |other: &Operand| other.written && other.dtype.is_some_and(|dtype| dtype.size() < 4);
+            let atomic = operands.iter().any(|other| in_slot(other) && is_atomic(other));
+            operands.iter_mut().filter(|other| in_slot(other)).for_each(|other| other.atomic = atomic);
+            wholes[n] = Some(binding);
+        }
+        let most = limits.bindings.saturating_sub(usize::from(self.reports.is_some()));
+        if needed <= most {
             return Ok(());
         }
+        let largest = wholes.iter().flatten().zip(self.operands.iter().filter(|operand| operand.dtype.is_some()));
+        let largest = largest.max_by_key(|(whole, _)| whole.len()).map(|(whole, operand)| (operand.name, whole.len()));
+        let (name, bytes) = largest.unwrap_or_default();
+        let limit = limits.bytes;
+        let reason = format!(
+            "{bytes} bytes of {name} are needed at once; the device binds up to {limit} at a time, and {most} times, \
+             not {needed}"
+        );
+        Err(refuse(self.name, reason))
+    }
+
+    fn enqueue(&mut self, groups: usize) -> Result<()> {
+        if groups == 0 {
+            return Ok(());
+        }
+        let row = groups.min(GRID);
+        let groups = [row, groups.div_ceil(row), 1].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         let mut key = Few::<u32, KEY>::new(0);
         let options = self.options.iter().map(|&(_, value)| value);
         let operands = self.operands.iter().map(Operand::code);
@@ -339,26 +494,11 @@ impl<'a> Call<'a> {
         // SAFETY: the text is ours: every loop is over a range, and every divisor is a size of a dimension that has
         // elements, or a constant.
         let pipeline = unsafe { self.stream.wgpu().pipeline(self.name, &key, || text::of(self)) }?;
-        let mut bindings = [None; MOST_OPERANDS];
+        let mut bindings = [None; MOST_BINDINGS];
         bindings[..self.bindings.len].copy_from_slice(&self.bindings);
         let Some(first) = bindings[0] else { return Err(refuse(self.name, "no operand")) };
         let bindings = bindings.map(|binding| binding.unwrap_or(first));
-        let groups = groups.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        self.params.items[0] = groups[0];
+        self.params[0] = groups[0];
         Ok(self.stream.dispatch(&pipeline, &bindings[..self.bindings.len], &self.params, groups)?)
     }
-}
-
-/// The most bytes of a buffer that kernels of a stream's device see at once.
-fn max_binding(stream: &WgpuStream) -> usize {
-    largest(stream.wgpu().hardware())
-}
-
-/// The most bytes of a buffer that a kernel sees at once, with room for the alignment of where it begins.
-pub(crate) fn largest_part(launch: &Launch<'_>) -> usize {
-    largest(launch.stream().device().hardware()).saturating_sub(Binding::ALIGNMENT)
-}
-
-fn largest(hardware: &Hardware) -> usize {
-    hardware.accelerator.as_ref().map_or(0, |offers| offers.max_binding_bytes)
 }

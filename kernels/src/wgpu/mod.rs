@@ -7,9 +7,9 @@
 //! call.option("WORKGROUP", 64);            // a constant of the text, and part of what the pipeline is known by
 //! call.read("x", x)?;                      // an operand: a binding, and functions to read it
 //! call.write("y", y)?;                     // the same, and functions to write it
-//! call.walk(&Walk::any_order([y.layout(), x.layout()]), ["y", "x"])?;      // at_y(i), at_x(i)
-//! call.param("count", y.layout().elements())?;                             // p.count
-//! call.dispatch_linear(y.layout().elements().div_ceil(64))
+//! // at_y(i), at_x(i), and p.count elements, of which an operand larger than a binding leaves fewer to a dispatch.
+//! call.walk_in_parts("count", &Walk::any_order([y.layout(), x.layout()]), ["y", "x"])?;
+//! call.dispatch_in_parts(|p| p("count").div_ceil(64))
 //! ```
 //!
 //! ```text
@@ -43,13 +43,23 @@
 //! either way. A [`Part`] binds packed
 //! bytes as what they hold ([`Part::of`]), a range of what is larger than a binding ([`Part::range`]), or vectors of four
 //! words for wide loads, where all addresses are multiples of 16 bytes ([`Part::quads`], [`aligned`]). Parameters are u32; [`Call::param_f32`] is read with `bitcast<f32>(p.name)`. Loops must end and
+//! Values of less than 32 bits are written with atomics: neighbours in one word may be other threads'. A [`Part`] binds packed
+//! bytes as what they hold ([`Part::of`]), or vectors of four words for wide loads, where all addresses are multiples of
+//! 16 bytes ([`Part::quads`], [`aligned`]).
+//!
+//! An operand may be larger than a binding. A call with dimensions that it goes along ([`Call::walk_in_parts`],
+//! [`Call::dimension`]) is several dispatches then, each of which binds what it sees; what no dimension divides is bound
+//! several times, which the functions above hide. What takes more bindings than there are is refused.
+//!
+//! Parameters are u32; [`Call::param_f32`] is read with `bitcast<f32>(p.name)`. Loops must end and
 //! no integer be divided by 0: neither is checked while a kernel runs. f32 and f16 subnormals may count as zeros, so an
 //! [`Arithmetic`](crate::Arithmetic) says so: [`arithmetic`].
 
 mod call;
+mod parts;
 mod text;
 
-pub(crate) use call::{Call, Part, aligned, largest_part};
+pub(crate) use call::{Call, Part, aligned};
 
 use sinew_memory::Accelerator;
 

@@ -71,14 +71,17 @@ fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1]
     let mut bindings = 0;
     for operand in call.operands.iter() {
         if operand.dtype.is_some() && operand.slot == bindings {
-            let slot = operand.slot;
             let form = Form::of(call, operand);
-            text.line(format_args!(
-                "@group(0) @binding({slot}) var<storage, read_write> words_{slot}: array<{}>;",
-                form.element()
-            ));
-            text.word(slot, form);
-            bindings += 1;
+            let element = form.element();
+            for n in operand.slot..operand.slot + operand.windows {
+                text.line(format_args!(
+                    "@group(0) @binding({n}) var<storage, read_write> words_{n}: array<{element}>;"
+                ));
+            }
+            let same = |other: &Operand| other.dtype.is_some() && other.slot == operand.slot;
+            let written = call.operands.iter().any(|other| same(other) && other.written);
+            text.words(operand, form, written, call.window());
+            bindings += operand.windows;
         }
     }
     for operand in call.operands.iter() {
@@ -103,15 +106,37 @@ impl Text {
         self.0.push('\n');
     }
 
-    /// `word_N(w)`: a word of binding N, which one of less than words has not.
-    fn word(&mut self, slot: usize, form: Form) {
-        let read = match form {
-            Form::Quads => format!("words_{slot}[w >> 2u][w & 3u]"),
-            Form::AtomicWords => format!("atomicLoad(&words_{slot}[w])"),
-            Form::Words => format!("words_{slot}[w]"),
-            Form::Halves => return,
-        };
-        self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ return {read}; }}"));
+    /// `word_N(w)`: a word of what is bound from binding N on, or a half where it has those; `quad_N(q)`: four words, where
+    /// vectors are; where it is written `set_N(w, v)`, and of atomics `merge_N(w, keep, v)`, which replaces the bits that
+    /// are not to be kept.
+    fn words(&mut self, operand: &Operand, form: Form, written: bool, window: usize) {
+        let slot = operand.slot;
+        if form == Form::Quads {
+            let quad = in_window(operand, window / 16, "q", &|q| format!("return {q};"));
+            self.line(format_args!("fn quad_{slot}(q: u32) -> vec4<u32> {{ {quad} }}"));
+            self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ return quad_{slot}(w >> 2u)[w & 3u]; }}"));
+            return;
+        }
+        let size = if form == Form::Halves { 2 } else { 4 };
+        let word = |of: &dyn Fn(&str) -> String| in_window(operand, window / size, "w", of);
+        let read = word(&|word| match form {
+            Form::AtomicWords => format!("return atomicLoad(&{word});"),
+            _ => format!("return u32({word});"),
+        });
+        self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ {read} }}"));
+        if !written {
+            return;
+        }
+        let set = word(&|word| match form {
+            Form::AtomicWords => format!("atomicStore(&{word}, v);"),
+            Form::Halves => format!("{word} = u16(v);"),
+            _ => format!("{word} = v;"),
+        });
+        self.line(format_args!("fn set_{slot}(w: u32, v: u32) {{ {set} }}"));
+        if form == Form::AtomicWords {
+            let merge = word(&|word| format!("atomicAnd(&{word}, keep); atomicOr(&{word}, v);"));
+            self.line(format_args!("fn merge_{slot}(w: u32, keep: u32, v: u32) {{ {merge} }}"));
+        }
     }
 
     fn operand(&mut self, operand: &Operand, form: Form, reports: bool) {
@@ -143,7 +168,7 @@ impl Text {
 
     fn read(&mut self, name: &str, dtype: DType, slot: usize, form: Form) {
         let bits = match dtype.size() {
-            _ if form == Form::Halves => format!("vec2(u32(words_{slot}[at]), 0u)"),
+            _ if form == Form::Halves => format!("vec2(word_{slot}(at), 0u)"),
             8 => format!("vec2(word_{slot}(at * 2u), word_{slot}(at * 2u + 1u))"),
             4 => format!("vec2(word_{slot}(at), 0u)"),
             2 => format!("vec2((word_{slot}(at >> 1u) >> ((at & 1u) << 4u)) & 0xffffu, 0u)"),
@@ -184,9 +209,9 @@ impl Text {
             _ => "",
         };
         let body = match (dtype, form) {
-            (DType::F32, Form::Quads) => format!("return bitcast<vec4<f32>>(words_{slot}[(p.{name}_base + i) >> 2u]);"),
+            (DType::F32, Form::Quads) => format!("return bitcast<vec4<f32>>(quad_{slot}((p.{name}_base + i) >> 2u));"),
             (DType::F16 | DType::BF16, Form::Quads) => format!(
-                "let at = p.{name}_base + i; let q = words_{slot}[at >> 3u];
+                "let at = p.{name}_base + i; let q = quad_{slot}(at >> 3u);
     let w = select(q.xy, q.zw, (at & 4u) != 0u); return {pair};"
             ),
             (DType::F16 | DType::BF16, Form::Words | Form::AtomicWords) => format!(
@@ -199,21 +224,16 @@ impl Text {
     }
 
     fn write(&mut self, name: &str, dtype: DType, slot: usize, form: Form) {
-        let store = |word: &str, value: &str| match form {
-            Form::AtomicWords => format!("atomicStore(&words_{slot}[{word}], {value});"),
-            _ => format!("words_{slot}[{word}] = {value};"),
-        };
         let put = match dtype.size() {
-            _ if form == Form::Halves => store("at", "u16(v.x)"),
-            8 => format!("{} {}", store("at * 2u", "v.x"), store("at * 2u + 1u", "v.y")),
-            4 => store("at", "v.x"),
+            _ if form == Form::Halves => format!("set_{slot}(at, v.x);"),
+            8 => format!("set_{slot}(at * 2u, v.x); set_{slot}(at * 2u + 1u, v.y);"),
+            4 => format!("set_{slot}(at, v.x);"),
             size => {
                 let (word, lane, width) = if size == 2 { (1, 1, 4) } else { (2, 3, 3) };
                 let mask = if size == 2 { 0xffff } else { 0xff };
                 format!(
                     "let shift = (at & {lane}u) << {width}u;
-    atomicAnd(&words_{slot}[at >> {word}u], ~({mask}u << shift));
-    atomicOr(&words_{slot}[at >> {word}u], (v.x & {mask}u) << shift);"
+    merge_{slot}(at >> {word}u, ~({mask}u << shift), (v.x & {mask}u) << shift);"
                 )
             }
         };
@@ -230,7 +250,8 @@ impl Text {
         self.line(format_args!("fn store_{name}(i: u32, v: f32) {{ put_{name}(i, vec2({bits}, 0u)); }}"));
         let single = format!("store_{name}(i, v.x); store_{name}(i + 1u, v.y);");
         let body = if dtype.size() == 2 && form != Form::Halves {
-            let whole = store("at >> 1u", &format!("{0}_of_f32(v.x) | ({0}_of_f32(v.y) << 16u)", short(dtype)));
+            let both = format!("{0}_of_f32(v.x) | ({0}_of_f32(v.y) << 16u)", short(dtype));
+            let whole = format!("set_{slot}(at >> 1u, {both});");
             format!("let at = p.{name}_base + i; if ((at & 1u) == 0u) {{ {whole} }} else {{ {single} }}")
         } else {
             single
@@ -250,6 +271,20 @@ impl Text {
             self.line(format_args!("return at + rest * p.{name}_stride_0; }}"));
         }
     }
+}
+
+/// What is done with element `index` of all that an operand has, of which each of its bindings has `window`.
+fn in_window(operand: &Operand, window: usize, index: &str, of: &dyn Fn(&str) -> String) -> String {
+    let slot = operand.slot;
+    if operand.windows == 1 {
+        return of(&format!("words_{slot}[{index}]"));
+    }
+    let (mask, bits) = (window - 1, window.ilog2());
+    let mut text = format!("let at = {index} & {mask}u; switch {index} >> {bits}u {{ ");
+    for n in 1..operand.windows {
+        let _ = write!(text, "case {n}u: {{ {} }} ", of(&format!("words_{}[at]", slot + n)));
+    }
+    text + &format!("default: {{ {} }} }}", of(&format!("words_{slot}[at]")))
 }
 
 /// The name that functions of the prelude have a type by.

@@ -20,7 +20,7 @@ mod stream;
 pub(crate) use adapters::found;
 pub use device::{WgpuDevice, WgpuOptions};
 pub use pipeline::{Pipeline, ShaderText};
-pub use queue::{Counters, MAX_PARAMS};
+pub use queue::{Counters, MAX_BINDINGS, MAX_PARAMS};
 pub use storage::Binding;
 pub use stream::WgpuStream;
 

@@ -14,6 +14,9 @@ use crate::{DeviceId, Error, Result};
 /// Words of parameters that a dispatch may have, beside the pipeline's number.
 pub const MAX_PARAMS: usize = 63;
 
+/// Storage buffers that a dispatch may have; adapters may take fewer.
+pub const MAX_BINDINGS: usize = 32;
+
 /// Bytes of the uniform binding of each dispatch, and the multiple that its offset must be of on every adapter.
 const UNIFORM: usize = 256;
 /// Dispatches and staged bytes that are submitted without anyone's waiting for them: a submission that grows without
@@ -304,9 +307,9 @@ impl Queue {
         bindings: &[Binding<'_>],
     ) -> Result<wgpu::BindGroup> {
         let largest = self.limits.max_storage_buffer_binding_size;
-        let mut slots: [Slot; 16] = Default::default();
-        let slots =
-            slots.get_mut(..bindings.len()).ok_or_else(|| self.failed(pipeline.name, "more than 16 buffers"))?;
+        let mut slots: [Slot; MAX_BINDINGS] = Default::default();
+        let too_many = || self.failed(pipeline.name, format!("more than {MAX_BINDINGS} buffers"));
+        let slots = slots.get_mut(..bindings.len()).ok_or_else(too_many)?;
         for (slot, binding) in slots.iter_mut().zip(bindings) {
             let storage = WgpuStorage::of(binding.buffer, self)?.id;
             if binding.len as u64 > largest {

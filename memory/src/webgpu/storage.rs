@@ -22,16 +22,15 @@ pub(super) struct WgpuStorage {
 
 impl WgpuStorage {
     pub(super) fn allocate(queue: &Arc<Queue>, bytes: usize) -> Result<Self> {
-        let out_of_memory = |fits: usize| {
-            let available = queue.memory.saturating_sub(queue.allocated.load(Ordering::Relaxed));
-            let (device, total, fits) = (queue.id, queue.memory, fits.min(available));
-            Error::OutOfMemory { device, asked: bytes, available, total, holders: None, fits }
-        };
         let largest = usize::try_from(queue.limits.max_buffer_size).unwrap_or(usize::MAX);
         let size = bytes.max(1).checked_next_multiple_of(PADDING).filter(|&size| size <= largest);
-        let size = size.ok_or_else(|| out_of_memory(largest))?;
+        let size = size.ok_or(Error::TooLarge { device: queue.id, asked: bytes, largest })?;
         // A driver that cannot say how much it has is asked for it.
-        let buffer = queue.buffer("storage", size, wgpu::BufferUsages::STORAGE).ok_or_else(|| out_of_memory(0))?;
+        let buffer = queue.buffer("storage", size, wgpu::BufferUsages::STORAGE).ok_or_else(|| {
+            let available = queue.memory.saturating_sub(queue.allocated.load(Ordering::Relaxed));
+            let (device, total) = (queue.id, queue.memory);
+            Error::OutOfMemory { device, asked: bytes, available, total, holders: None, fits: 0 }
+        })?;
         queue.allocated.fetch_add(size, Ordering::Relaxed);
         let id = queue.next_storage.fetch_add(1, Ordering::Relaxed);
         Ok(Self { id, buffer, queue: queue.clone(), len: bytes })
@@ -104,6 +103,23 @@ impl<'a> Binding<'a> {
     pub fn is_same(&self, other: &Self) -> bool {
         let storage = |binding: &Self| Arc::as_ptr(&binding.buffer.span().storage).cast::<u8>();
         storage(self) == storage(other) && (self.start, self.len) == (other.start, other.len)
+    }
+
+    /// The same bytes as several bindings, of `bytes` each but for the last; a multiple of [`Binding::ALIGNMENT`], or all.
+    pub fn pieces(self, bytes: usize) -> impl Iterator<Item = Self> {
+        let end = self.start + self.len;
+        (self.start..end).step_by(bytes.max(1)).map(move |start| Self {
+            start,
+            len: bytes.min(end - start),
+            skip: if start == self.start { self.skip } else { 0 },
+            ..self
+        })
+    }
+
+    /// Bytes of the binding.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// Bytes of the binding before the range.
