@@ -6,7 +6,7 @@ use sinew_memory::{Buffer, Device, DeviceKind, Hardware, Stream};
 use sinew_tensor::{Tensor, View, ViewMut};
 
 use crate::Result;
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Reference, Values, decode};
+use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, decode};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, Work};
 
 /// What the harness found for one row.
@@ -28,6 +28,15 @@ pub struct RowReport {
     pub worst: f64,
     /// What was wrong, one line each; the first few.
     pub failures: Vec<String>,
+    /// What the hardware lacks, where that is why the row took no case.
+    pub lacks: Option<String>,
+}
+
+impl RowReport {
+    /// Whether the row was wrong, or took no case though the hardware lacks nothing.
+    pub fn fails(&self) -> bool {
+        !self.failures.is_empty() || self.lacks.is_none() && (self.cases == 0 || self.elements == 0)
+    }
 }
 
 /// A row and a case, ready to be timed.
@@ -137,7 +146,7 @@ pub fn verify<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: De
 /// Devices on which every row has passed the harness, in a recorded run: the kind, and how the device's name begins.
 const ON_RECORD: [(DeviceKind, &str); 1] = [(DeviceKind::WGPU, "llvmpipe")];
 /// Cases of a self-check: enough to see a driver that miscompiles, few enough to be done before a model runs.
-const SELF_CHECK_CASES: usize = 4;
+const SELF_CHECK_CASES: usize = 8;
 
 /// Whether a GPU's rows have to check themselves there before they are used: no recorded run has shown them right.
 pub fn is_unconfirmed(hardware: &Hardware) -> bool {
@@ -151,10 +160,33 @@ pub(crate) fn self_check<O: Reference>(row: &Row<O>, device: &Arc<dyn Device>) -
     let mut cases: Vec<Case<O>> = O::cases(Depth::Quick).into_iter().filter(admitted).collect();
     let step = cases.len().div_ceil(SELF_CHECK_CASES).max(1);
     cases = cases.into_iter().step_by(step).collect();
-    let reports = verify_cases(&[row], device, cases);
-    match reports.into_iter().flat_map(|report| report.failures).next() {
-        Some(failure) => Err(failure),
-        None => Ok(()),
+    outcome(row, verify_cases(&[row], device, cases))
+}
+
+/// Bytes of a problem's operands up to which it is checked itself: the cases, which are awkward, have shown a row right,
+/// and making and uploading operands of a model's size takes longer than the model's own load.
+const CHECKED_BYTES: f64 = (8 << 20) as f64;
+
+/// Runs a row on the problem that it is to solve. See [`crate::Registry::check_problem`].
+pub(crate) fn check_problem<O: Reference>(
+    row: &Row<O>,
+    fixed: &O::Static,
+    call: O::Dynamic,
+    device: &Arc<dyn Device>,
+) -> std::result::Result<(), String> {
+    let work = O::work(fixed, &call);
+    if work.bytes > CHECKED_BYTES || work.bytes == 0.0 {
+        return Ok(());
+    }
+    let case = Case { fixed: fixed.clone(), call, lay: Lay::Contiguous, values: Values::Normal, seed: 0 };
+    outcome(row, verify_cases(&[row], device, vec![case]))
+}
+
+fn outcome<O: Operator>(row: &Row<O>, reports: Vec<RowReport>) -> std::result::Result<(), String> {
+    match reports.into_iter().next() {
+        Some(RowReport { failures, .. }) if !failures.is_empty() => Err(failures[0].clone()),
+        Some(RowReport { cases: 1.., .. }) => Ok(()),
+        _ => Err(format!("no case of {} is one that {} takes", O::NAME, row.name)),
     }
 }
 
@@ -171,6 +203,7 @@ fn verify_cases<O: Reference>(rows: &[&Row<O>], device: &Arc<dyn Device>, cases:
             compared: 0,
             worst: 0.0,
             failures: Vec::new(),
+            lacks: None,
         })
         .collect();
     let stream = match device.clone().stream() {
@@ -191,11 +224,15 @@ fn verify_cases<O: Reference>(rows: &[&Row<O>], device: &Arc<dyn Device>, cases:
         // What each row of an arithmetic gave, to compare bits with.
         let mut given: Vec<(usize, Vec<Vec<u8>>)> = Vec::new();
         for (i, row) in rows.iter().enumerate() {
-            if (row.admits)(&case.fixed, hardware).is_err() {
+            if let Err(refusal) = (row.admits)(&case.fixed, hardware) {
+                if refusal.is_of_hardware() && reports[i].cases == 0 {
+                    reports[i].lacks = Some(refusal.to_string());
+                }
                 continue;
             }
             let report = &mut reports[i];
             report.cases += 1;
+            report.lacks = None;
             let outcome = (|| {
                 let mut placed = Placed::new(row, &case, &host, &stream)?;
                 placed.enqueue(row, &case, &stream)?;

@@ -8,7 +8,10 @@ use crate::{Result, strided};
 
 /// Refuses a CPU below a level.
 pub(crate) fn needs(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal> {
-    if hardware.simd >= level { Ok(()) } else { Err(format!("needs {level}, the CPU offers {}", hardware.simd).into()) }
+    if hardware.simd >= level {
+        return Ok(());
+    }
+    Err(Refusal::of_hardware(format!("needs {level}, the CPU offers {}", hardware.simd)))
 }
 
 /// Refuses dtypes that are not computed in lanes of f32.

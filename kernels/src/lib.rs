@@ -39,4 +39,6 @@ pub use case::Reference;
 pub use error::{Error, Result};
 pub use operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, Work};
 pub use options::{Compute, F32Bits};
-pub use registry::{AnyTable, Registry, Table};
+pub use registry::{AnyTable, Preparation, Registry, Table};
+#[cfg(feature = "cuda")]
+pub use standard::CUDA_MODULES;

@@ -206,7 +206,42 @@ pub struct Work {
 }
 
 /// Why a row does not take a problem, in words for `explain`.
-pub type Refusal = Cow<'static, str>;
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    reason: Cow<'static, str>,
+    /// Whether the hardware lacks something: then the row takes no problem there.
+    of_hardware: bool,
+}
+
+impl Refusal {
+    /// What the hardware lacks that every problem needs. A predicate asks for it first.
+    pub fn of_hardware(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { reason: reason.into(), of_hardware: true }
+    }
+
+    /// Whether the hardware lacks something, so that the row takes no problem there.
+    pub fn is_of_hardware(&self) -> bool {
+        self.of_hardware
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(reason: String) -> Self {
+        Self { reason: reason.into(), of_hardware: false }
+    }
+}
+
+impl From<&'static str> for Refusal {
+    fn from(reason: &'static str) -> Self {
+        Self { reason: reason.into(), of_hardware: false }
+    }
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
 
 /// A kernel: one row of an operator's table.
 pub struct Row<O: Operator> {

@@ -52,8 +52,9 @@ pub trait AnyTable: Send + Sync {
     fn verify(&self, device: &Arc<dyn Device>, depth: Depth) -> Vec<RowReport>;
     /// Every row with every case that it takes on `device`, ready to be timed.
     fn runs(&self, device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>>;
-    /// Runs a few cases of a row on `device`. See [`Registry::self_check`].
-    fn self_check(&self, row: &str, device: &Arc<dyn Device>) -> Result<(), String>;
+    /// Checks a row on `device`, over a few cases or on one problem, `(O::Static, O::Dynamic)`. See
+    /// [`Registry::self_check`].
+    fn self_check(&self, row: &str, problem: Option<&dyn Any>, device: &Arc<dyn Device>) -> Result<(), String>;
     /// The typed table.
     fn as_any(&self) -> &dyn Any;
     /// The typed table, to add rows.
@@ -73,8 +74,16 @@ impl<O: Reference> AnyTable for Table<O> {
     fn runs(&self, device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>> {
         accuracy::runs(&self.rows, device, depth)
     }
-    fn self_check(&self, row: &str, device: &Arc<dyn Device>) -> Result<(), String> {
-        self.rows.iter().filter(|r| r.name == row).try_for_each(|row| accuracy::self_check(row, device))
+    fn self_check(&self, row: &str, problem: Option<&dyn Any>, device: &Arc<dyn Device>) -> Result<(), String> {
+        let row = self.rows.iter().find(|r| r.name == row).ok_or_else(|| format!("there is no row {row}"))?;
+        match problem {
+            None => accuracy::self_check(row, device),
+            Some(problem) => {
+                let problem = problem.downcast_ref::<(O::Static, O::Dynamic)>();
+                let (fixed, call) = problem.ok_or_else(|| format!("the problem is none of {}", O::NAME))?;
+                accuracy::check_problem(row, fixed, *call, device)
+            }
+        }
     }
     fn as_any(&self) -> &dyn Any {
         self
@@ -91,7 +100,11 @@ impl<O: Reference> AnyTable for Table<O> {
 pub struct Registry {
     tables: HashMap<TypeId, Box<dyn AnyTable>>,
     order: Vec<TypeId>,
+    preparations: Vec<Preparation>,
 }
+
+/// Makes ready on a device what rows would wait for at their first use; nothing on a device that is not theirs.
+pub type Preparation = fn(&Arc<dyn Device>) -> Result<()>;
 
 impl Registry {
     /// A registry without operators.
@@ -133,17 +146,41 @@ impl Registry {
     /// # Errors
     /// The first thing that was wrong, in words.
     pub fn self_check<O: Operator>(&self, row: &str, device: &Arc<dyn Device>) -> Result<(), String> {
-        self.tables.get(&TypeId::of::<O>()).map_or(Ok(()), |table| table.self_check(row, device))
+        self.any_table::<O>()?.self_check(row, None, device)
     }
 
-    /// Compiles ahead what Sinew's own rows on a device are made of, where that takes long enough to be waited for: the
-    /// modules of CUDA.
+    /// The same on the very problem that the row is to solve, unless checking it would be work by itself: a problem
+    /// whose operands are large is not checked.
+    ///
+    /// # Errors
+    /// The first thing that was wrong, in words.
+    pub fn check_problem<O: Operator>(
+        &self,
+        row: &str,
+        fixed: &O::Static,
+        call: O::Dynamic,
+        device: &Arc<dyn Device>,
+    ) -> Result<(), String> {
+        self.any_table::<O>()?.self_check(row, Some(&(fixed.clone(), call)), device)
+    }
+
+    fn any_table<O: Operator>(&self) -> Result<&dyn AnyTable, String> {
+        let table = self.tables.get(&TypeId::of::<O>());
+        table.map(|table| &**table).ok_or_else(|| format!("{} is not in the registry", O::NAME))
+    }
+
+    /// Adds what [`Registry::prefetch`] does.
+    pub fn add_preparation(&mut self, preparation: Preparation) -> &mut Self {
+        self.preparations.push(preparation);
+        self
+    }
+
+    /// Makes ready on a device what rows would wait for at their first use, such as kernels to be compiled.
     ///
     /// # Errors
     /// A kernel that cannot be compiled.
     pub fn prefetch(&self, device: &Arc<dyn Device>) -> Result<()> {
-        #[cfg(feature = "cuda")]
-        crate::cuda::prefetch(device)?;
+        self.preparations.iter().try_for_each(|prepare| prepare(device))?;
         tracing::debug!(device = %device.id(), "kernels are ready");
         Ok(())
     }

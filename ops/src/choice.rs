@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Mutex;
 
-use sinew_kernels::{Error as KernelError, Operator, Row, accuracy};
+use sinew_kernels::{Error as KernelError, Operator, Row};
 use sinew_memory::DeviceKind;
 
 use crate::{Context, Result};
@@ -43,17 +43,22 @@ type Chosen<O> = HashMap<(<O as Operator>::Static, <O as Operator>::Dynamic), Ro
 impl Choices {
     pub(crate) fn get<O: Operator>(&self, ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
         let key = (fixed.clone(), O::bucket(*call));
+        if let Some(row) = self.with::<O, _>(|chosen| chosen.get(&key).copied()) {
+            return Ok(row);
+        }
+        // Not under the lock: a row may have to be checked first, which takes a while.
+        let row = choose::<O>(ctx, fixed, &key.1, call)?;
+        Ok(self.with::<O, _>(|chosen| *chosen.entry(key).or_insert(row)))
+    }
+
+    fn with<O: Operator, T>(&self, f: impl FnOnce(&mut Chosen<O>) -> T) -> T {
         let mut all = self.0.lock().unwrap_or_else(|e| e.into_inner());
         let entry = all.entry(TypeId::of::<O>()).or_insert_with(|| Box::new(Chosen::<O>::new()));
-        let chosen = entry.downcast_mut::<Chosen<O>>();
-        if let Some(row) = chosen.as_ref().and_then(|c| c.get(&key)) {
-            return Ok(*row);
+        match entry.downcast_mut::<Chosen<O>>() {
+            Some(chosen) => f(chosen),
+            // What stands under an operator's type is its own; were it not, nothing would be remembered.
+            None => f(&mut Chosen::<O>::new()),
         }
-        let row = choose::<O>(ctx, fixed, &key.1)?;
-        if let Some(chosen) = chosen {
-            chosen.insert(key, row);
-        }
-        Ok(row)
     }
 }
 
@@ -63,39 +68,12 @@ impl fmt::Debug for Choices {
     }
 }
 
-/// What came of the self-checks of rows on devices where no recorded run has confirmed them, by the rows' names.
-#[derive(Debug, Default)]
-pub(crate) struct SelfChecks(Mutex<HashMap<&'static str, std::result::Result<(), String>>>);
-
-impl SelfChecks {
-    /// Checks a row at its first use, where that is needed.
-    fn check<O: Operator>(&self, ctx: &Context, row: &Row<O>) -> std::result::Result<(), String> {
-        if !accuracy::is_unconfirmed(ctx.device().hardware()) {
-            return Ok(());
-        }
-        let mut all = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        let outcome = all.entry(row.name).or_insert_with(|| {
-            let outcome = ctx.registry().self_check::<O>(row.name, ctx.device());
-            if let Err(failure) = &outcome {
-                tracing::warn!(row = row.name, failure, "a kernel failed its self-check and is not used");
-            }
-            outcome
-        });
-        outcome.clone()
-    }
-
-    /// What was wrong with a row that was checked.
-    fn failure(&self, row: &str) -> Option<String> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner()).get(row)?.clone().err()
-    }
-}
-
 /// The arithmetic of a static problem under a deterministic policy: that of the row which is cheapest for the
 /// operator's anchor call on one thread, so that the bits are the same on any number. Every later choice moves among
-/// rows of that arithmetic.
+/// rows of that arithmetic. A row that was wrong on the device has no say.
 fn family<'a, O: Operator>(ctx: &Context, fixed: &O::Static, rows: &[&'a Row<O>]) -> Option<&'a Row<O>> {
     let (anchor, hardware) = (O::anchor(fixed), &ctx.device().hardware().one_thread());
-    let own = || rows.iter().copied().filter(|row| !row.arithmetic.foreign);
+    let own = || rows.iter().copied().filter(|row| !row.arithmetic.foreign && ctx.trust().failure(row.name).is_none());
     let preferred = own().find(|row| ctx.policy().prefer.iter().any(|name| name == row.name));
     preferred.or_else(|| {
         own().min_by(|a, b| (a.cost)(fixed, &anchor, hardware).total_cmp(&(b.cost)(fixed, &anchor, hardware)))
@@ -103,10 +81,12 @@ fn family<'a, O: Operator>(ctx: &Context, fixed: &O::Static, rows: &[&'a Row<O>]
 }
 
 /// Why a row is chosen for a problem, or why not.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 enum Verdict {
     /// It may be chosen: the first such row is.
     Takes { preferred: bool },
+    /// It was wrong on this device.
+    Failed(String),
     /// The policy is deterministic, and the row's bits depend on the shape of a call.
     Foreign,
     /// The policy is deterministic, and the problem has the arithmetic of this name.
@@ -124,11 +104,12 @@ fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Re
     let mut rows: Vec<(Row<O>, Verdict)> = admitted
         .into_iter()
         .map(|row| {
-            let verdict = match arithmetic {
+            let verdict = match (ctx.trust().failure(row.name), arithmetic) {
+                (Some(failure), _) => Verdict::Failed(failure),
                 _ if !policy.deterministic || Some(row.arithmetic) == arithmetic => {
                     Verdict::Takes { preferred: policy.prefer.iter().any(|name| name == row.name) }
                 }
-                Some(chosen) if !row.arithmetic.foreign => Verdict::OtherArithmetic(chosen.name),
+                (_, Some(chosen)) if !row.arithmetic.foreign => Verdict::OtherArithmetic(chosen.name),
                 _ => Verdict::Foreign,
             };
             (*row, verdict)
@@ -136,7 +117,7 @@ fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Re
         .collect();
     let rank = |verdict: &Verdict| match verdict {
         Verdict::Takes { preferred } => u8::from(!preferred),
-        _ => 2,
+        Verdict::Failed(_) | Verdict::Foreign | Verdict::OtherArithmetic(_) => 2,
     };
     rows.sort_by(|(a, of_a), (b, of_b)| {
         let cost = |row: &Row<O>| (row.cost)(fixed, call, hardware);
@@ -145,32 +126,38 @@ fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Re
     Ok((rows, refused.into_iter().map(|(name, reason)| (name, reason.to_string())).collect()))
 }
 
-fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
-    let (rows, refused) = judge::<O>(ctx, fixed, call)?;
-    let mut reasons: Vec<String> = refused.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
-    for (row, verdict) in &rows {
-        let reason = match verdict {
-            Verdict::Takes { .. } => match ctx.self_checks().check(ctx, row) {
-                Ok(()) => {
-                    tracing::debug!(operator = O::NAME, row = row.name, problem = %fixed, call = %call, "chosen");
-                    return Ok(*row);
-                }
-                Err(failure) => format!("failed its self-check: {failure}"),
-            },
-            _ => "only with deterministic off".to_owned(),
+/// The first row that may be chosen for calls like `like` and is right, where that has to be seen, on `call`. A row that
+/// is not takes its arithmetic out of the choice if no other row has it.
+fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, like: &O::Dynamic, call: &O::Dynamic) -> Result<Row<O>> {
+    loop {
+        let (rows, refused) = judge::<O>(ctx, fixed, like)?;
+        let Some((row, Verdict::Takes { .. })) = rows.first() else {
+            return Err(no_kernel::<O>(ctx, fixed, rows, refused).into());
         };
-        reasons.push(format!("{}: {reason}", row.name));
+        if ctx.trust().check(ctx, row, fixed, *call).is_ok() {
+            tracing::debug!(operator = O::NAME, row = row.name, problem = %fixed, call = %like, "chosen");
+            return Ok(*row);
+        }
     }
+}
+
+fn no_kernel<O: Operator>(
+    ctx: &Context,
+    fixed: &O::Static,
+    rows: Vec<(Row<O>, Verdict)>,
+    refused: Vec<(&'static str, String)>,
+) -> KernelError {
+    let judged = rows.into_iter().map(|(row, verdict)| match verdict {
+        Verdict::Failed(failure) => format!("{}: failed its self-check: {failure}", row.name),
+        _ => format!("{}: only with deterministic off", row.name),
+    });
+    let reasons = refused.iter().map(|(name, reason)| format!("{name}: {reason}")).chain(judged);
+    let mut reasons = reasons.collect::<Vec<_>>().join("; ");
     if reasons.is_empty() {
-        reasons.push("no row of the table runs on this kind of device".into());
+        reasons = "no row of the table runs on this kind of device".into();
     }
-    Err(KernelError::NoKernel {
-        operator: O::NAME,
-        problem: fixed.to_string(),
-        device: ctx.device().id().to_string(),
-        reasons: reasons.join("; "),
-    }
-    .into())
+    let device = ctx.device().id().to_string();
+    KernelError::NoKernel { operator: O::NAME, problem: fixed.to_string(), device, reasons }
 }
 
 /// One row as a candidate for a problem.
@@ -209,10 +196,7 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
     let hardware = ctx.device().hardware();
     let table = ctx.registry().table::<O>()?;
     let (rows, refused) = judge::<O>(ctx, fixed, &O::bucket(*call))?;
-    let usable = |(row, verdict): &(Row<O>, Verdict)| {
-        matches!(verdict, Verdict::Takes { .. }) && ctx.self_checks().failure(row.name).is_none()
-    };
-    let choice = rows.iter().position(usable);
+    let choice = rows.iter().position(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
     let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
         let chosen = choice == Some(i);
         Candidate {
@@ -223,10 +207,8 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
             verdict: match verdict {
                 Verdict::Takes { preferred: true } if chosen => "chosen: preferred by name".into(),
                 Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
-                Verdict::Takes { .. } => match ctx.self_checks().failure(row.name) {
-                    Some(failure) => format!("failed its self-check: {failure}"),
-                    None => "slower by prediction".into(),
-                },
+                Verdict::Takes { .. } => "slower by prediction".into(),
+                Verdict::Failed(failure) => format!("failed its self-check: {failure}"),
                 Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),
                 Verdict::OtherArithmetic(family) => format!("another arithmetic than {family}"),
             },

@@ -6,7 +6,8 @@ use sinew_kernels::{Launch, Operands, Operator, Registry, Row};
 use sinew_memory::{Buffer, Cpu, CpuStream, Device, Pool, PoolConfig, SimdLevel, Stream, Team};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
-use crate::choice::{self, Choices, Explanation, SelfChecks};
+use crate::choice::{self, Choices, Explanation};
+use crate::trust::Trust;
 use crate::{Policy, Result};
 
 /// Device, stream, pool, registry and policy: passed to every operator, never global.
@@ -31,7 +32,7 @@ pub struct Context {
     registry: Arc<Registry>,
     policy: Policy,
     choices: Choices,
-    self_checks: SelfChecks,
+    trust: Trust,
     /// Scratch of the kernel that is running: kernels of one stream run in order, so one is enough.
     workspace: Mutex<Option<Buffer>>,
 }
@@ -52,8 +53,8 @@ impl Context {
     pub fn new(device: Arc<dyn Device>, registry: Arc<Registry>, policy: Policy) -> Result<Self> {
         let stream = device.clone().stream()?;
         let pool = Pool::new(device.clone(), PoolConfig::default());
-        let (choices, self_checks, workspace) = Default::default();
-        Ok(Self { device, stream, pool, registry, policy, choices, self_checks, workspace })
+        let (choices, trust, workspace) = Default::default();
+        Ok(Self { device, stream, pool, registry, policy, choices, trust, workspace })
     }
 
     /// The device.
@@ -81,8 +82,8 @@ impl Context {
         &self.policy
     }
 
-    pub(crate) fn self_checks(&self) -> &SelfChecks {
-        &self.self_checks
+    pub(crate) fn trust(&self) -> &Trust {
+        &self.trust
     }
 
     /// A tensor on the context's device with a copy of host values.

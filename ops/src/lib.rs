@@ -32,6 +32,7 @@ mod reduce;
 mod rotary;
 mod shape;
 mod softmax;
+mod trust;
 
 pub use activation::{
     activation, activation_into, gated, gated_halves, gated_halves_into, gated_into, gelu, gelu_into, gelu_tanh,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use sinew_kernels::cuda::MODULES;
+use sinew_kernels::CUDA_MODULES;
 use sinew_memory::cuda::Nvrtc;
 
 use crate::Outcome;
@@ -28,7 +28,7 @@ pub struct Ptx {
 impl Ptx {
     pub fn run(&self) -> Outcome {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/src/cuda/ptx");
-        for module in MODULES.iter().filter(|module| self.all || module.fallback().is_none()) {
+        for module in CUDA_MODULES.iter().filter(|module| self.all || module.fallback().is_none()) {
             let ptx = Nvrtc.ptx(module.name, &module.text(), ARCHITECTURE)?;
             let lines = ptx.lines().filter(|line| !line.trim_start().starts_with(HINT));
             let lines = lines.map(|line| if line.starts_with(".version ") { VERSION } else { line });

@@ -5,8 +5,8 @@ use sinew_memory::cuda::CudaModule;
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::DType;
 
-use super::cuda_params::Params;
-use super::{Attention, AttentionDynamic, AttentionStatic, Compute, GROUP};
+use super::cuda_params::{Params, groups, partial_bytes};
+use super::{Attention, AttentionDynamic, AttentionStatic, Compute};
 use crate::Result;
 use crate::cuda::{self, Kernel, MAX_GRID_YZ};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, refuse};
@@ -113,19 +113,6 @@ fn mma(fixed: &AttentionStatic) -> Option<&'static (usize, [Kernel; 2])> {
 /// Queries and a tile of keys and of values in bf16, and sums in f32 where groups are merged.
 fn shared_bytes(width: usize, rows: usize, merges: bool) -> usize {
     width * (2 * (rows + 2 * 64) + if merges { 4 * rows } else { 0 })
-}
-
-/// Groups of keys.
-pub(super) fn groups(call: &AttentionDynamic) -> usize {
-    call.max_kv.div_ceil(GROUP).max(1)
-}
-
-/// Of each row and group a maximum, a sum of weights, and the weighted values.
-pub(super) fn partial_bytes(fixed: &AttentionStatic, call: &AttentionDynamic) -> usize {
-    match groups(call) {
-        1 => 0,
-        groups => [fixed.num_heads, groups, fixed.head_dim + 2, 4].into_iter().fold(call.tokens, usize::saturating_mul),
-    }
 }
 
 #[derive(Clone, Copy, PartialEq)]

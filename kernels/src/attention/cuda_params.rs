@@ -3,14 +3,26 @@
 use bytemuck::{Pod, Zeroable};
 use sinew_tensor::{DType, View};
 
-use super::cuda::{groups, partial_bytes};
 use super::{
-    Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, Compute, F32Bits, K, KV_LEN, KvSource, MASK, MaskKind,
-    O, Q, QUERY_START, V,
+    Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, Compute, F32Bits, GROUP, K, KV_LEN, KvSource, MASK,
+    MaskKind, O, Q, QUERY_START, V,
 };
 use crate::Result;
 use crate::cuda::{self, Kernel};
 use crate::operator::{Launch, Operands, Operator, refuse};
+
+/// Groups of keys.
+pub(super) fn groups(call: &AttentionDynamic) -> usize {
+    call.max_kv.div_ceil(GROUP).max(1)
+}
+
+/// Of each row and group a maximum, a sum of weights, and the weighted values.
+pub(super) fn partial_bytes(fixed: &AttentionStatic, call: &AttentionDynamic) -> usize {
+    match groups(call) {
+        1 => 0,
+        groups => [fixed.num_heads, groups, fixed.head_dim + 2, 4].into_iter().fold(call.tokens, usize::saturating_mul),
+    }
+}
 
 const CAUSAL: u32 = 1;
 const PAGED: u32 = 2;

@@ -3,15 +3,15 @@
 //! Each operator has one `cuda.cu`, which stands on `prelude.cuh` and includes nothing. A kernel takes one struct by
 //! value, declared there and in Rust as `#[repr(C)]`, with every gap named.
 
+#[cfg(not(target_os = "macos"))]
+pub(crate) mod cublaslt;
 mod strided;
 
 pub(crate) use strided::{Strided1, Strided2, Strided3, Strided4};
 
-use std::sync::Arc;
-
 use bytemuck::{Pod, Zeroable};
-use sinew_memory::cuda::{CudaDevice, CudaModule, CudaStorage, CudaStream};
-use sinew_memory::{Device, DeviceKind, Hardware};
+use sinew_memory::cuda::{CudaModule, CudaStorage, CudaStream};
+use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, MAX_RANK, View};
 
 use crate::operator::{Launch, Operands, Refusal, Work, refuse};
@@ -19,38 +19,6 @@ use crate::{Error, Result};
 
 /// What stands before the source of every module: `prelude.cuh`.
 pub const PRELUDE: &str = include_str!("prelude.cuh");
-
-/// Every module of CUDA kernels: to compile them ahead of their use, and to check them where there is no GPU.
-pub static MODULES: &[&CudaModule] = &[
-    &crate::activation::CUDA,
-    &crate::attention::CUDA[0],
-    &crate::attention::CUDA[1],
-    &crate::cast::CUDA,
-    &crate::elementwise::CUDA,
-    &crate::embedding::CUDA,
-    &crate::gather::CUDA,
-    &crate::gemm::CUDA[0],
-    &crate::gemm::CUDA[1],
-    &crate::gemm::CUDA[2],
-    &crate::kv_append::CUDA,
-    &crate::norm::CUDA,
-    &crate::reduce::CUDA,
-    &crate::rotary::CUDA,
-    &crate::sample::CUDA,
-    &crate::softmax::CUDA,
-    &crate::topk::CUDA,
-];
-
-/// Compiles every module ahead of its use, where the device is an NVIDIA GPU.
-///
-/// # Errors
-/// A module that cannot be compiled.
-pub(crate) fn prefetch(device: &Arc<dyn Device>) -> Result<()> {
-    match CudaDevice::of(device) {
-        Some(cuda) => Ok(cuda.prefetch(MODULES)?),
-        None => Ok(()),
-    }
-}
 
 /// A module on the prelude, of files beside the one that says so, with the PTX that `xtask ptx` made of it.
 macro_rules! module {
@@ -108,18 +76,27 @@ pub(crate) unsafe fn launch<P: Pod>(
     params: &P,
     operands: Operands<'_>,
 ) -> Result<()> {
+    let stream = uses(launch, kernel.name, operands)?;
+    // SAFETY: the caller's promise; the buffers were just recorded as used.
+    Ok(unsafe { stream.launch(kernel.module, kernel.name, grid, block, shared_bytes, bytemuck::bytes_of(params)) }?)
+}
+
+/// The stream, which these operands and the launch's workspace are recorded as used by.
+///
+/// # Errors
+/// A stream of another device.
+pub(crate) fn uses<'a>(launch: &Launch<'a>, kernel: &'static str, operands: Operands<'_>) -> Result<&'a CudaStream> {
     let stream = stream(launch, kernel)?;
     let views = operands.inputs.iter().flatten().chain(operands.outputs.iter().map(|output| output.view()));
     for buffer in views.map(View::buffer).chain(launch.workspace()) {
         buffer.record_use(launch.stream());
     }
-    // SAFETY: the caller's promise; the buffers were just recorded as used.
-    Ok(unsafe { stream.launch(kernel.module, kernel.name, grid, block, shared_bytes, bytemuck::bytes_of(params)) }?)
+    Ok(stream)
 }
 
-fn stream<'a>(launch: &Launch<'a>, kernel: &Kernel) -> Result<&'a CudaStream> {
+fn stream<'a>(launch: &Launch<'a>, kernel: &'static str) -> Result<&'a CudaStream> {
     CudaStream::of(launch.stream()).ok_or_else(|| Error::WrongDevice {
-        kernel: kernel.name,
+        kernel,
         expected: DeviceKind::CUDA.0,
         found: launch.stream().device().id().to_string(),
     })
@@ -127,7 +104,7 @@ fn stream<'a>(launch: &Launch<'a>, kernel: &Kernel) -> Result<&'a CudaStream> {
 
 /// The word in which a kernel reports, with `report`, what it finds wrong in the contents of its operands.
 pub(crate) fn status_pointer(launch: &Launch<'_>, kernel: &Kernel) -> Result<u64> {
-    Ok(stream(launch, kernel)?.status(kernel.name)?)
+    Ok(stream(launch, kernel.name)?.status(kernel.name)?)
 }
 
 /// The address of a view's first element.
@@ -207,9 +184,10 @@ pub(crate) fn needs(capability: (u32, u32), hardware: &Hardware) -> Result<(), R
     match hardware.accelerator.as_ref().and_then(|accelerator| accelerator.compute_capability) {
         Some(found) if found >= capability => Ok(()),
         Some((has, has_minor)) => {
-            Err(format!("needs compute capability {major}.{minor}, the GPU has {has}.{has_minor}").into())
+            let reason = format!("needs compute capability {major}.{minor}, the GPU has {has}.{has_minor}");
+            Err(Refusal::of_hardware(reason))
         }
-        None => Err("the device does not say what its compute capability is".into()),
+        None => Err(Refusal::of_hardware("the device does not say what its compute capability is")),
     }
 }
 
@@ -219,15 +197,4 @@ pub(crate) fn cost(work: Work, hardware: &Hardware, reads: f64, computes: f64) -
     let rates = &hardware.rates;
     let flops_per_s = rates.f32_flops_per_s * hardware.threads as f64 * computes;
     rates.launch_s + (work.bytes / (rates.read_bytes_per_s * reads)).max(work.flops / flops_per_s)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::MODULES;
-
-    #[test]
-    fn the_ptx_of_every_module_was_made_of_its_present_source() {
-        let stale: Vec<&str> = MODULES.iter().filter(|module| module.fallback().is_none()).map(|m| m.name).collect();
-        assert!(stale.is_empty(), "run `cargo run -p xtask -- ptx`: {stale:?} changed since");
-    }
 }

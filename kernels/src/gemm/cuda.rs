@@ -57,7 +57,7 @@ static MMA_F16: [Tile; 3] = [
 ];
 
 /// Tensor cores of this kind came with it, and copies to shared memory that no register passes.
-const MMA_CAPABILITY: (u32, u32) = (8, 0);
+pub(super) const MMA_CAPABILITY: (u32, u32) = (8, 0);
 
 /// The rows of [`Gemm`] on NVIDIA GPUs, best first.
 pub(super) fn rows() -> Vec<Row<Gemm>> {
@@ -71,19 +71,37 @@ pub(super) fn rows() -> Vec<Row<Gemm>> {
         run: run_simt,
     };
     vec![
-        Row {
-            admits: |fixed, hardware| {
-                cuda::needs(MMA_CAPABILITY, hardware)?;
-                takes_rows(fixed)?;
-                multiplied_as(fixed).map(drop)
-            },
-            cost: mma_cost,
-            run: run_mma,
-            ..row("gemm.cuda.mma", "gemm.cuda.mma-chain")
-        },
+        #[cfg(not(target_os = "macos"))]
+        super::cuda_cublaslt::ROW,
+        mma_row::<2>("gemm.cuda.mma-128"),
+        mma_row::<1>("gemm.cuda.mma-64"),
+        mma_row::<0>("gemm.cuda.mma-16"),
         Row { cost: gemv_cost, run: run_gemv, ..row("gemm.cuda.gemv", "gemm.cuda.lanes") },
         row("gemm.cuda.simt", "gemm.cuda.fma-chain"),
     ]
+}
+
+/// The row of a tile of [`MMA_BF16`] and [`MMA_F16`].
+fn mma_row<const TILE: usize>(name: &'static str) -> Row<Gemm> {
+    Row {
+        name,
+        device: DeviceKind::CUDA,
+        arithmetic: Arithmetic::named("gemm.cuda.mma-chain"),
+        admits: |fixed, hardware| {
+            cuda::needs(MMA_CAPABILITY, hardware)?;
+            takes_rows(fixed)?;
+            multiplied_as(fixed).map(drop)
+        },
+        cost: |fixed, call, hardware| {
+            // What a tile reads of shared memory for a multiply-add falls with its edges.
+            const SHARES: [f64; 3] = [0.25, 0.4, 0.55];
+            let Tile { rows, columns, .. } = MMA_BF16[TILE];
+            let peak = hardware.rates.bf16_flops_per_s;
+            tile_cost(fixed, call, hardware, [rows, columns], SHARES[TILE] * peak, 0.6)
+        },
+        workspace: |_, _, _| 0,
+        run: run_mma::<TILE>,
+    }
 }
 
 /// The type that tensor cores multiply in without another rounding than the problem's own.
@@ -107,15 +125,22 @@ fn multiplied_as(fixed: &GemmStatic) -> Result<DType, Refusal> {
     }
 }
 
-/// Rows beyond a tile's are computed as well.
-fn mma_cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware) -> f64 {
-    let work = Gemm::work(fixed, call);
-    let rows = call.batch * call.m;
-    let tile = [16, 64, 128].into_iter().find(|&tile| rows <= tile).unwrap_or(128);
-    let padded = rows.next_multiple_of(tile) as f64 / rows.max(1) as f64;
-    let rates = &hardware.rates;
-    let compute = work.flops * padded / (0.5 * rates.bf16_flops_per_s * hardware.threads as f64);
-    rates.launch_s + (work.bytes / (0.6 * rates.read_bytes_per_s)).max(compute)
+/// Predicted seconds of a row that computes tiles of `[rows, columns]`, whole ones and one after another on each
+/// multiprocessor, at `flops_per_s`, and that reads memory at the share `reads` of the GPU's rate.
+pub(super) fn tile_cost(
+    fixed: &GemmStatic,
+    call: &GemmDynamic,
+    hardware: &Hardware,
+    [rows, columns]: [usize; 2],
+    flops_per_s: f64,
+    reads: f64,
+) -> f64 {
+    let (rates, units) = (&hardware.rates, hardware.threads);
+    let tiles = (call.batch * call.m).div_ceil(rows) * fixed.n.div_ceil(columns);
+    let flops = 2.0 * (rows * columns * fixed.k) as f64;
+    let computing = tiles.div_ceil(units) as f64 * flops / flops_per_s;
+    let reading = Gemm::work(fixed, call).bytes / (reads * rates.read_bytes_per_s);
+    rates.launch_s + reading.max(computing)
 }
 
 /// The right operand is read again for every eight rows.
@@ -285,22 +310,43 @@ unsafe fn run_gemv(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, 
     unsafe { run(launch, tile, &params, operands) }
 }
 
-unsafe fn run_mma(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, operands: Operands<'_>) -> Result<()> {
+unsafe fn run_mma<const TILE: usize>(
+    launch: &Launch<'_>,
+    fixed: &GemmStatic,
+    call: &GemmDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
     let mut params = Params::new(fixed, call, operands)?;
-    let dtype = multiplied_as(fixed).map_err(|reason| refuse(reason.into_owned()))?;
+    let dtype = multiplied_as(fixed).map_err(|reason| refuse(reason.to_string()))?;
     // What is stored otherwise is converted on its way to shared memory.
     for (flag, stored) in [(WHOLE_A, params.a_type), (WHOLE_B, params.b_type)] {
         if stored != cuda::code(dtype) {
             params.flags &= !flag;
         }
     }
-    let [small, medium, large] = if dtype == DType::BF16 { &MMA_BF16 } else { &MMA_F16 };
-    let units = launch.stream().device().hardware().threads;
-    let tile = match params.rows as usize {
-        rows if rows <= small.rows => small,
-        _ if params.blocks(large) * params.groups as usize >= units => large,
-        _ => medium,
-    };
+    let tiles = if dtype == DType::BF16 { &MMA_BF16 } else { &MMA_F16 };
     // SAFETY: passed on; the kernel of that dtype reads operands of it where they are whole.
-    unsafe { run(launch, tile, &params, operands) }
+    unsafe { run(launch, &tiles[TILE], &params, operands) }
+}
+
+/// Runs a product on the tensor cores where they multiply its types, and else without.
+///
+/// # Safety
+/// That of [`Row::run`].
+#[cfg(not(target_os = "macos"))]
+pub(super) unsafe fn run_any(
+    launch: &Launch<'_>,
+    fixed: &GemmStatic,
+    call: &GemmDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
+    let hardware = launch.stream().device().hardware();
+    let tensor_cores = cuda::needs(MMA_CAPABILITY, hardware).is_ok() && multiplied_as(fixed).is_ok();
+    // SAFETY: passed on.
+    unsafe {
+        match tensor_cores {
+            true => run_mma::<1>(launch, fixed, call, operands),
+            false => run_simt(launch, fixed, call, operands),
+        }
+    }
 }

@@ -20,7 +20,7 @@
 //! - `gemm.cuda.fma-chain`: the same chain on NVIDIA GPUs, with their exponential in activations.
 //! - `gemm.cuda.mma-chain`: tensor cores, sixteen products at a time in K's order, whatever the tile.
 //! - `gemm.cuda.lanes`: 32 chains that take K in turns, added by halves.
-//! - `gemm.foreign`: the `gemm` crate.
+//! - `gemm.foreign`, `gemm.cublaslt`: the `gemm` crate and NVIDIA's library.
 //!
 //! How operands are rounded before is the problem's own: see [`Compute`].
 //!
@@ -35,6 +35,8 @@ mod cpu;
 mod cpu_avx512bf16;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(all(feature = "cuda", not(target_os = "macos")))]
+mod cuda_cublaslt;
 mod driver;
 mod epilogue;
 mod foreign;

@@ -7,7 +7,7 @@ use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
 
 use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, takes_rows};
-use crate::wgpu::{Call, Part, aligned, arithmetic, least_subgroup};
+use crate::wgpu::{Call, Part, aligned, arithmetic, least_subgroup, needs_subgroups};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 const CHAINED: Arithmetic = arithmetic("gemm.wgpu");
@@ -51,9 +51,9 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
         name: "gemm.wgpu.gemv.subgroup",
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
-        admits: |fixed, hardware| match hardware.accelerator.as_ref().and_then(least_subgroup) {
-            Some(_) => takes_rows(fixed),
-            None => Err("needs subgroups of at least 4 threads".into()),
+        admits: |fixed, hardware| {
+            needs_subgroups(hardware)?;
+            takes_rows(fixed)
         },
         // Weights are read side by side; what a row adds is read and exchanged anew for every four outputs.
         cost: |fixed, call, hardware| few_cost(fixed, call, hardware, 0.8, 0.04),

@@ -61,9 +61,9 @@ mod text;
 
 pub(crate) use call::{Call, Part, aligned};
 
-use sinew_memory::Accelerator;
+use sinew_memory::{Accelerator, Hardware};
 
-use crate::operator::Arithmetic;
+use crate::operator::{Arithmetic, Refusal};
 
 /// An arithmetic of kernels in WGSL, where drivers decide what becomes of subnormals.
 pub(crate) const fn arithmetic(name: &'static str) -> Arithmetic {
@@ -73,4 +73,12 @@ pub(crate) const fn arithmetic(name: &'static str) -> Arithmetic {
 /// Threads of a device's smallest subgroups; `None` without subgroups, or with such that are of no use.
 pub(crate) fn least_subgroup(offers: &Accelerator) -> Option<usize> {
     offers.subgroup_size.map(|(least, _)| least).filter(|least| *least >= 4 && least.is_power_of_two())
+}
+
+/// Refuses a device without subgroups.
+pub(crate) fn needs_subgroups(hardware: &Hardware) -> Result<(), Refusal> {
+    match hardware.accelerator.as_ref().and_then(least_subgroup) {
+        Some(_) => Ok(()),
+        None => Err(Refusal::of_hardware("needs subgroups of at least 4 threads, which the adapter does not offer")),
+    }
 }

@@ -1,6 +1,6 @@
 //! A GPU as a device.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
 use std::ptr::NonNull;
@@ -40,6 +40,8 @@ pub struct CudaDevice {
     modules: Mutex<HashMap<&'static str, Compiled>>,
     /// Events that are not in use: making one takes longer than recording it.
     events: Mutex<Vec<Handle>>,
+    /// What other libraries keep for this device.
+    libraries: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     driver: Arc<dyn Driver>,
 }
 
@@ -60,6 +62,7 @@ impl CudaDevice {
             cache,
             modules: Mutex::default(),
             events: Mutex::default(),
+            libraries: Mutex::default(),
             driver,
         }))
     }
@@ -103,6 +106,22 @@ impl CudaDevice {
                 thread.join().unwrap_or_else(|_| Err(self.error("compiling", "a thread of the compiler panicked")))
             })
         })
+    }
+
+    /// What a library of NVIDIA's keeps for this device, opened at the first call, with the device's context current to
+    /// the thread. It lives as long as the device.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    pub fn library<T: Any + Send + Sync>(&self, open: impl FnOnce() -> Result<T, CallError>) -> Result<Arc<T>> {
+        let mut libraries = self.libraries.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(opened) = libraries.get(&TypeId::of::<T>()).and_then(|library| library.clone().downcast().ok()) {
+            return Ok(opened);
+        }
+        let opened = self.driver.enter().and_then(|()| open());
+        let opened = Arc::new(opened.map_err(|error| self.failed("opening a library", &error))?);
+        libraries.insert(TypeId::of::<T>(), opened.clone());
+        Ok(opened)
     }
 
     /// A kernel of a module, which is compiled or found in the cache at the first call.

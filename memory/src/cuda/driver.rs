@@ -61,6 +61,8 @@ pub struct Properties {
 pub unsafe trait Driver: fmt::Debug + Send + Sync {
     /// What the GPU is.
     fn properties(&self) -> DriverCall<Properties>;
+    /// Makes the GPU's context current to the calling thread, for a library of NVIDIA's that works in it.
+    fn enter(&self) -> DriverCall<()>;
     /// Free and total bytes of its memory.
     fn memory(&self) -> DriverCall<(usize, usize)>;
 

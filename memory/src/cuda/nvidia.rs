@@ -112,12 +112,6 @@ impl Nvidia {
         let context = unsafe { result::primary_ctx::retain(device) };
         Ok(Self { device, context: context.map_err(failed("cuDevicePrimaryCtxRetain")).map_err(words)? })
     }
-
-    /// Makes the context current to the calling thread, as nearly every call asks.
-    fn enter(&self) -> DriverCall<()> {
-        // SAFETY: the context is retained as long as `self` lives.
-        unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))
-    }
 }
 
 impl Drop for Nvidia {
@@ -140,6 +134,12 @@ fn event(handle: Handle) -> sys::CUevent {
 unsafe impl Driver for Nvidia {
     fn properties(&self) -> DriverCall<Properties> {
         properties(self.device)
+    }
+
+    /// Nearly every call asks for it.
+    fn enter(&self) -> DriverCall<()> {
+        // SAFETY: the context is retained as long as `self` lives.
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))
     }
 
     fn memory(&self) -> DriverCall<(usize, usize)> {

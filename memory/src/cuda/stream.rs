@@ -94,6 +94,11 @@ impl CudaStream {
         stream.downcast_ref()
     }
 
+    /// The device that it is a stream of.
+    pub fn cuda(&self) -> &Arc<CudaDevice> {
+        &self.cuda
+    }
+
     fn driver(&self) -> &dyn Driver {
         &**self.cuda.driver()
     }
@@ -143,6 +148,20 @@ impl CudaStream {
         // SAFETY: passed on.
         unsafe { self.driver().launch(function.handle, grid, block, shared_bytes, self.handle, parameters) }
             .map_err(self.failed(kernel))
+    }
+
+    /// Lets a library of NVIDIA's enqueue work, which is given the stream as the driver knows it.
+    ///
+    /// # Errors
+    /// What `enqueue` says.
+    pub fn enqueue(
+        &self,
+        operation: &'static str,
+        enqueue: impl FnOnce(Handle) -> Result<(), CallError>,
+    ) -> Result<()> {
+        self.driver().enter().map_err(self.failed(operation))?;
+        lock(&self.status).last = Some(operation);
+        enqueue(self.handle).map_err(self.failed(operation))
     }
 
     /// The word, zero so far, in which a kernel reports what it finds wrong with its operands. The next synchronisation

@@ -3,46 +3,52 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use sinew::kernels::Registry;
+use sinew::kernels::AnyTable;
 use sinew::kernels::accuracy::RowReport;
 use sinew::kernels::case::Depth;
 use sinew::memory::Device;
 
-/// Checks every row of `registry` that runs on `device` and prints a line for each. Returns those that failed: with a
-/// wrong case, or without any.
+/// Checks every row of tables that runs on `device` and prints a line for each. Returns those that failed: with a wrong
+/// case, or without any though the device lacks nothing that the row needs.
 ///
 /// # Errors
 /// A writer that fails.
-pub fn check(registry: &Registry, device: &Arc<dyn Device>, depth: Depth, out: &mut dyn Write) -> io::Result<Failed> {
+pub fn check<'a>(
+    tables: impl Iterator<Item = &'a dyn AnyTable>,
+    device: &Arc<dyn Device>,
+    depth: Depth,
+    out: &mut dyn Write,
+) -> io::Result<Failed> {
     writeln!(
         out,
         "{:<12} {:<30} {:>6} {:>9} {:>6} {:>9}",
         "operator", "row", "cases", "elements", "equal", "of bound"
     )?;
     let mut failed = Failed::default();
-    for table in registry.tables() {
-        for report in table.verify(device, depth) {
-            let RowReport { operator, row, cases, elements, compared, worst, failures, .. } = report;
-            let wrong = !failures.is_empty() || cases == 0;
-            writeln!(
-                out,
-                "{operator:<12} {row:<30} {cases:>6} {elements:>9} {compared:>6} {:>8.1}%{}",
-                100.0 * worst,
-                if wrong { "  FAILED" } else { "" }
-            )?;
-            failures.iter().try_for_each(|failure| writeln!(out, "    {failure}"))?;
-            failed.rows += usize::from(wrong);
-            failed.of += 1;
+    for report in tables.flat_map(|table| table.verify(device, depth)) {
+        let wrong = report.fails();
+        let RowReport { operator, row, cases, elements, compared, worst, failures, lacks, .. } = report;
+        let remark = match lacks {
+            _ if wrong => "  FAILED".to_owned(),
+            Some(lacks) => format!("  not here: {lacks}"),
+            None => String::new(),
+        };
+        let worst = 100.0 * worst;
+        writeln!(out, "{operator:<12} {row:<30} {cases:>6} {elements:>9} {compared:>6} {worst:>8.1}%{remark}")?;
+        failures.iter().try_for_each(|failure| writeln!(out, "    {failure}"))?;
+        failed.of += 1;
+        if wrong {
+            failed.rows.push(row);
         }
     }
     Ok(failed)
 }
 
-/// How many rows failed, of how many.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The rows that failed, of how many.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Failed {
     /// Rows that failed.
-    pub rows: usize,
+    pub rows: Vec<&'static str>,
     /// Rows that were checked.
     pub of: usize,
 }

@@ -43,6 +43,11 @@ impl Gxx {
             _ => Err(format!("g++ 12 or later is needed, found `{version}`")),
         }
     }
+
+    /// Its version.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
 }
 
 impl Compiler for Gxx {

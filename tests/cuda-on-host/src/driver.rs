@@ -7,7 +7,7 @@ use std::fmt;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 
 use sinew_memory::cuda::{Address, CallError, Driver, DriverCall, Handle, Properties};
@@ -36,7 +36,6 @@ pub struct HostDriver {
     events: Mutex<HashMap<Handle, Option<Mark>>>,
     modules: Mutex<HashMap<Handle, Library>>,
     functions: Mutex<HashMap<Handle, Function>>,
-    handles: AtomicU64,
     /// Launches so far: each takes another of the orders that CUDA leaves open.
     launches: AtomicU32,
 }
@@ -195,7 +194,7 @@ impl Drop for Library {
     }
 }
 
-fn loader_error() -> String {
+pub fn loader_error() -> String {
     // SAFETY: the loader's message is a string until its next call on this thread.
     let message = unsafe { libc::dlerror() };
     if message.is_null() {
@@ -203,6 +202,25 @@ fn loader_error() -> String {
     }
     // SAFETY: as above.
     unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
+}
+
+/// A stream's queue, and its device's memory.
+type Behind = (Weak<Queue>, Weak<Memory>);
+
+/// What is behind the streams of all drivers, for libraries that know a stream by its handle alone.
+static STREAMS: Mutex<BTreeMap<Handle, Behind>> = Mutex::new(BTreeMap::new());
+/// Handles are told apart across drivers.
+static HANDLES: AtomicU64 = AtomicU64::new(1);
+
+/// Enqueues what another library computes.
+pub fn enqueue(call: &'static str, stream: Handle, work: impl FnOnce() + Send + 'static) -> DriverCall<()> {
+    let found = lock(&STREAMS).get(&stream).and_then(|(queue, memory)| Some((queue.upgrade()?, memory.upgrade()?)));
+    let (queue, memory) = found.ok_or_else(invalid(call))?;
+    queue.push(move || {
+        work();
+        memory.check_guards().map_err(|reason| failed(call, reason))
+    });
+    Ok(())
 }
 
 /// What a kernel is called with: `host::Launch` of `shim.h`.
@@ -250,13 +268,8 @@ impl HostDriver {
             events: Mutex::default(),
             modules: Mutex::default(),
             functions: Mutex::default(),
-            handles: AtomicU64::new(1),
             launches: AtomicU32::new(0),
         })
-    }
-
-    fn handle(&self) -> Handle {
-        self.handles.fetch_add(1, Ordering::Relaxed)
     }
 
     fn queue(&self, call: &'static str, stream: Handle) -> DriverCall<Arc<Queue>> {
@@ -302,6 +315,10 @@ unsafe impl Driver for HostDriver {
         })
     }
 
+    fn enter(&self) -> DriverCall<()> {
+        Ok(())
+    }
+
     fn memory(&self) -> DriverCall<(usize, usize)> {
         Ok((CAPACITY - lock(&self.memory.spans).values().sum::<usize>(), CAPACITY))
     }
@@ -332,12 +349,14 @@ unsafe impl Driver for HostDriver {
         let works = queue.clone();
         let worker = std::thread::Builder::new().name("cuda-on-host".into()).spawn(move || works.work_off());
         let worker = Some(worker.map_err(|error| failed("cuStreamCreate", error.to_string()))?);
-        let handle = self.handle();
+        let handle = HANDLES.fetch_add(1, Ordering::Relaxed);
+        lock(&STREAMS).insert(handle, (Arc::downgrade(&queue), Arc::downgrade(&self.memory)));
         lock(&self.streams).insert(handle, HostStream { queue, worker });
         Ok(handle)
     }
 
     fn destroy_stream(&self, stream: Handle) -> DriverCall<()> {
+        lock(&STREAMS).remove(&stream);
         let stream = lock(&self.streams).remove(&stream);
         stream.map(drop).ok_or_else(invalid("cuStreamDestroy"))
     }
@@ -360,7 +379,7 @@ unsafe impl Driver for HostDriver {
     }
 
     fn create_event(&self) -> DriverCall<Handle> {
-        let handle = self.handle();
+        let handle = HANDLES.fetch_add(1, Ordering::Relaxed);
         lock(&self.events).insert(handle, None);
         Ok(handle)
     }
@@ -430,7 +449,7 @@ unsafe impl Driver for HostDriver {
         if library.is_null() {
             return Err(failed(call, loader_error()));
         }
-        let handle = self.handle();
+        let handle = HANDLES.fetch_add(1, Ordering::Relaxed);
         lock(&self.modules).insert(handle, Library(library));
         Ok(handle)
     }
@@ -451,7 +470,7 @@ unsafe impl Driver for HostDriver {
         }
         // SAFETY: what `SINEW_KERNEL` exports under the kernel's name has this type.
         let entry = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Launch)>(entry) };
-        let handle = self.handle();
+        let handle = HANDLES.fetch_add(1, Ordering::Relaxed);
         let function = Function { entry, name: name.to_owned(), shared_allowed: SHARED_DEFAULT };
         lock(&self.functions).insert(handle, function);
         Ok(handle)

@@ -2,11 +2,13 @@
 //!
 //! The compiler is g++, over the same source text with `shim.h` before it; the driver keeps memory with guards around
 //! it, and works its streams off on threads of their own. It is made to find mistakes, not to be fast: a missing
-//! barrier, a copy that is not waited for, a write past an end or a struct that Rust lays out otherwise shows.
+//! barrier, a copy that is not waited for, a write past an end or a struct that Rust lays out otherwise shows. A library
+//! that answers to cuBLASLt's name and calls stands beside it.
 
 #![cfg(target_os = "linux")]
 
 mod compiler;
+mod cublaslt;
 mod driver;
 
 use std::path::Path;
@@ -27,6 +29,8 @@ pub fn device(cache: impl AsRef<Path>) -> Result<Option<Arc<dyn Device>>> {
     match Gxx::find() {
         Ok(compiler) => {
             let cache = Cache::at(cache.as_ref().join("cuda-on-host"));
+            cublaslt::load(&cache, compiler.version())
+                .map_err(|reason| Error::NoDevice { name: "cuBLASLt on the host".into(), reason })?;
             Ok(Some(CudaDevice::new(HostDriver::new(), Arc::new(compiler), cache)?))
         }
         Err(reason) if std::env::var_os("SINEW_REQUIRE_GXX").is_some() => {

@@ -1,7 +1,7 @@
 //! A kernel that no recorded run has confirmed on a class of devices checks itself at its first use there.
 #![cfg(target_os = "linux")]
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sinew::kernels::norm::{Norm, NormDynamic, NormStatic};
 use sinew::kernels::{Arithmetic, Registry, Row};
@@ -11,6 +11,7 @@ use sinew::ops::{Context, Policy};
 #[test]
 fn a_row_that_is_wrong_on_the_device_is_not_chosen() {
     let Some(device) = sinew_cuda_on_host::device(env!("CARGO_TARGET_TMPDIR")).unwrap() else { return };
+    let (fixed, call) = (NormStatic { width: 64, ..NormStatic::default() }, NormDynamic { rows: 4 });
     let idle = Row::<Norm> {
         name: "norm.cuda.idle",
         device: DeviceKind::CUDA,
@@ -21,13 +22,45 @@ fn a_row_that_is_wrong_on_the_device_is_not_chosen() {
         workspace: |_, _, _| 0,
         run: |_, _, _, _| Ok(()),
     };
+    // Where bits must not depend on the shape, the row's arithmetic goes with it.
+    for deterministic in [false, true] {
+        let mut registry = Registry::standard();
+        registry.add([idle]);
+        let policy = Policy { deterministic, ..Policy::of(DeviceKind::CUDA) };
+        let ctx = Context::new(device.clone(), Arc::new(registry), policy).unwrap();
+        assert_eq!(ctx.choose::<Norm>(&fixed, &call).unwrap().name, "norm.cuda");
+        let explanation = ctx.explain::<Norm>(&fixed, &call).unwrap();
+        let verdict = |row: &str| explanation.candidates.iter().find(|c| c.row == row).unwrap().verdict.clone();
+        assert!(verdict("norm.cuda.idle").starts_with("failed its self-check: "), "{explanation}");
+        assert!(verdict("norm.cuda").starts_with("chosen"), "{explanation}");
+    }
+}
+
+#[test]
+fn a_row_that_is_wrong_on_the_problem_alone_is_not_chosen_from_then_on() {
+    static HONEST: OnceLock<Row<Norm>> = OnceLock::new();
+    const SPOILED: usize = 777;
+    let Some(device) = sinew_cuda_on_host::device(env!("CARGO_TARGET_TMPDIR")).unwrap() else { return };
     let mut registry = Registry::standard();
-    registry.add([idle]);
+    let rows = registry.table::<Norm>().unwrap().rows();
+    let honest = *HONEST.get_or_init(|| *rows.iter().find(|row| row.name == "norm.cuda").unwrap());
+    registry.add([Row {
+        name: "norm.cuda.mostly",
+        cost: |_, _, _| 0.0,
+        run: |launch, fixed: &NormStatic, call, operands| match fixed.width {
+            SPOILED => Ok(()),
+            // SAFETY: passed on.
+            _ => unsafe { (HONEST.wait().run)(launch, fixed, call, operands) },
+        },
+        ..honest
+    }]);
     let ctx = Context::new(device, Arc::new(registry), Policy::of(DeviceKind::CUDA)).unwrap();
-    let (fixed, call) = (NormStatic { width: 64, ..NormStatic::default() }, NormDynamic { rows: 4 });
-    assert_eq!(ctx.choose::<Norm>(&fixed, &call).unwrap().name, "norm.cuda");
-    let explanation = ctx.explain::<Norm>(&fixed, &call).unwrap();
-    let verdict = |row: &str| explanation.candidates.iter().find(|c| c.row == row).unwrap().verdict.clone();
-    assert!(verdict("norm.cuda.idle").starts_with("failed its self-check: "), "{explanation}");
-    assert!(verdict("norm.cuda").starts_with("chosen"), "{explanation}");
+    let chosen = |width, rows| {
+        ctx.choose::<Norm>(&NormStatic { width, ..NormStatic::default() }, &NormDynamic { rows }).unwrap().name
+    };
+    assert_eq!(chosen(64, 4), "norm.cuda.mostly");
+    assert_eq!(chosen(SPOILED, 4), "norm.cuda");
+    // What was chosen stays; what is new does not trust the row any more.
+    assert_eq!(chosen(64, 4), "norm.cuda.mostly");
+    assert_eq!(chosen(65, 4), "norm.cuda");
 }

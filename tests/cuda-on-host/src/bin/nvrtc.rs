@@ -5,7 +5,7 @@
 
 use std::process::ExitCode;
 
-use sinew_kernels::cuda::MODULES;
+use sinew_kernels::CUDA_MODULES;
 use sinew_memory::cuda::Nvrtc;
 
 /// An A100, an H100 and a B200.
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     let mut wrong = Vec::new();
     println!("{:32} {:>8} {:>9} {:>7} {:>6} {:>8}", "kernel", "", "registers", "shared", "stack", "spilled");
     for architecture in ARCHITECTURES {
-        for module in MODULES {
+        for module in CUDA_MODULES {
             let log = match Nvrtc.describe_kernels(module.name, &module.text(), architecture) {
                 Ok(log) => log,
                 Err(reason) => {

@@ -1,0 +1,48 @@
+//! Trust: rows of devices where no recorded run has shown them right are checked there before they are used.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+
+use sinew_kernels::{Operator, Row, accuracy};
+
+use crate::Context;
+
+/// What came of checks, by the rows' names. A row that was wrong once is not used again.
+#[derive(Debug, Default)]
+pub(crate) struct Trust(Mutex<HashMap<&'static str, Result<(), String>>>);
+
+impl Trust {
+    /// Checks a row over a few of its operator's cases at its first use, and on the problem that it is to solve at the
+    /// first use for that, where checks are needed.
+    pub(crate) fn check<O: Operator>(
+        &self,
+        ctx: &Context,
+        row: &Row<O>,
+        fixed: &O::Static,
+        call: O::Dynamic,
+    ) -> Result<(), String> {
+        let (registry, device) = (ctx.registry(), ctx.device());
+        if !accuracy::is_unconfirmed(device.hardware()) {
+            return Ok(());
+        }
+        let known = self.outcomes().get(row.name).cloned();
+        let outcome = known.unwrap_or_else(|| registry.self_check::<O>(row.name, device));
+        let outcome = outcome.and_then(|()| registry.check_problem::<O>(row.name, fixed, call, device));
+        if let Err(failure) = &outcome {
+            tracing::warn!(row = row.name, failure, "a kernel failed its self-check and is not used");
+        }
+        let mut outcomes = self.outcomes();
+        let so_far = outcomes.entry(row.name).or_insert(Ok(()));
+        *so_far = so_far.clone().and(outcome);
+        so_far.clone()
+    }
+
+    /// What was wrong with a row.
+    pub(crate) fn failure(&self, row: &str) -> Option<String> {
+        self.outcomes().get(row)?.clone().err()
+    }
+
+    fn outcomes(&self) -> MutexGuard<'_, HashMap<&'static str, Result<(), String>>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
