@@ -40,12 +40,8 @@
 //!
 //! Values of 16 bits are read and written as such where the device can and all of their binding is. Otherwise values of
 //! less than 32 bits are written with atomics: neighbours in one word may be other threads'. The conversions are the same
-//! either way. A [`Part`] binds packed
-//! bytes as what they hold ([`Part::of`]), a range of what is larger than a binding ([`Part::range`]), or vectors of four
-//! words for wide loads, where all addresses are multiples of 16 bytes ([`Part::quads`], [`aligned`]). Parameters are u32; [`Call::param_f32`] is read with `bitcast<f32>(p.name)`. Loops must end and
-//! Values of less than 32 bits are written with atomics: neighbours in one word may be other threads'. A [`Part`] binds packed
-//! bytes as what they hold ([`Part::of`]), or vectors of four words for wide loads, where all addresses are multiples of
-//! 16 bytes ([`Part::quads`], [`aligned`]).
+//! either way. A [`Part`] binds packed bytes as what they hold ([`Part::of`]), or vectors of four words for wide loads,
+//! where all addresses are multiples of 16 bytes ([`Part::quads`], [`aligned`]).
 //!
 //! An operand may be larger than a binding. A call with dimensions that it goes along ([`Call::walk_in_parts`],
 //! [`Call::dimension`]) is several dispatches then, each of which binds what it sees; what no dimension divides is bound
