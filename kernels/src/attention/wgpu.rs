@@ -137,7 +137,7 @@ unsafe fn run<const SPLIT: bool>(
         };
     }
     let plan = Plan::new(fixed, call, SPLIT);
-    check(launch, fixed, call, operands, &plan)?;
+    check(launch, fixed, call, operands)?;
     tiles(launch, fixed, call, operands, &plan)?;
     if plan.splits > 1 { join(launch, fixed, call, operands, &plan) } else { Ok(()) }
 }
@@ -160,13 +160,7 @@ fn addressing<'a>(kernel: &mut Call<'a>, fixed: &AttentionStatic, table: Option<
 }
 
 /// Checks the contents of a call that serve as indices, and describes its sequences in the scratch.
-fn check(
-    launch: &Launch<'_>,
-    fixed: &AttentionStatic,
-    call: &AttentionDynamic,
-    operands: Operands<'_>,
-    plan: &Plan,
-) -> Result<()> {
+fn check(launch: &Launch<'_>, fixed: &AttentionStatic, call: &AttentionDynamic, operands: Operands<'_>) -> Result<()> {
     let name = Attention::NAME;
     let table = operands.optional(BLOCK_TABLE);
     let body = if table.is_some() { CONTENTS_PAGED } else { CONTENTS_DENSE };
@@ -176,7 +170,7 @@ fn check(
     let lengths = operands.input(name, KV_LEN, "kv_len")?;
     kernel.read("query_start", starts)?;
     kernel.read("kv_len", lengths)?;
-    kernel.workspace("scratch", launch, plan.scratch_bytes)?;
+    kernel.workspace("scratch", launch, call.sequences * SEQUENCE * 4)?;
     addressing(&mut kernel, fixed, table)?;
     // The last dimension of a mask may be what bounds the keys.
     let columns = operands.optional(MASK).and_then(|mask| mask.shape().last().copied()).unwrap_or(call.max_kv);
