@@ -1,16 +1,26 @@
 //! What the accuracy harness's cases do not reach on a wgpu device: contents that a kernel cannot take are errors when
-//! something waits, and nothing is written for them; and angles of any size.
+//! something waits, and nothing is written for them; angles of any size; and that a device with less gives the same bits.
 
 #![cfg(feature = "wgpu")]
 
 use std::sync::Arc;
 
-use sinew_kernels::elementwise::{Elements, Unary, UnaryFunction, UnaryStatic};
+use sinew_kernels::activation::Activate;
+use sinew_kernels::attention::Attention;
+use sinew_kernels::case::{Depth, HostOperand, decode};
+use sinew_kernels::cast::{Cast, CastStatic};
+use sinew_kernels::elementwise::{Binary, Elements, Unary, UnaryFunction, UnaryStatic, Where};
+use sinew_kernels::embedding::Embedding;
 use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
+use sinew_kernels::gemm::Gemm;
 use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
+use sinew_kernels::norm::Norm;
+use sinew_kernels::reduce::Reduce;
 use sinew_kernels::rotary::{Rotary, RotaryDynamic, RotaryStatic, Style};
 use sinew_kernels::sample::{Sample, SampleDynamic, SampleStatic};
-use sinew_kernels::{Launch, Operands, Operator, Registry};
+use sinew_kernels::softmax::Softmax;
+use sinew_kernels::topk::TopK;
+use sinew_kernels::{Launch, Operands, Operator, Reference, Registry, Row};
 use sinew_memory::webgpu::{WgpuDevice, WgpuOptions};
 use sinew_memory::{Buffer, Device, DeviceKind, Stream};
 use sinew_tensor::{DType, Element, Layout, Tensor};
@@ -135,7 +145,6 @@ fn a_row_of_logits_without_a_largest_number_draws_nothing() {
 #[test]
 fn sines_and_cosines_of_large_angles_are_as_good_as_of_small_ones() {
     let Some(stream) = stream() else { return };
-    // The last but two is as near to a multiple of π/2 as f32 comes (Muller 2016, section 11.1).
     // Beside a quarter of π; in the middle; as near to a multiple of π/2 as f32 comes (Muller 2016, section 11.1).
     let quarter = std::f32::consts::FRAC_PI_4;
     let mut angles = vec![quarter.next_down(), quarter, 131_071.0, 16_367_173.0 * 2f32.powi(72), f32::MAX, f32::MIN];
@@ -152,5 +161,95 @@ fn sines_and_cosines_of_large_angles_are_as_good_as_of_small_ones() {
             let error = (f64::from(y) - want).abs() / DType::F32.ulp(want);
             assert!(error <= 2.0, "{function:?} of {angle:e} is {y:e}, {error} units from {want:e}");
         }
+    }
+}
+
+/// Runs every wgpu row of an operator on both devices, of which the second has less, with some of the cases that both
+/// take: most of the time goes to compiling kernels for each.
+fn same_on_both<O: Reference>(streams: &[Arc<dyn Stream>; 2]) {
+    let registry = Registry::standard();
+    let rows = registry.table::<O>().unwrap().rows().iter().filter(|row| row.device == DeviceKind::WGPU);
+    let rows: Vec<_> = rows.collect();
+    let mut compared = 0;
+    for case in O::cases(Depth::Quick).into_iter().step_by(5) {
+        let host = O::operands(&case).unwrap();
+        let takes = |row: &Row<O>| streams.iter().all(|s| (row.admits)(&case.fixed, s.device().hardware()).is_ok());
+        for row in rows.iter().filter(|row| takes(row)) {
+            let [more, less] = streams.each_ref().map(|stream| {
+                let place = |operand: &HostOperand| {
+                    let bytes = operand.tensor.buffer().as_slice::<u8>().unwrap();
+                    let mut buffer = Buffer::allocate(stream.device(), bytes.len()).unwrap();
+                    stream.upload(bytes, &mut buffer, 0).unwrap();
+                    Tensor::new(buffer, operand.tensor.dtype(), *operand.tensor.layout()).unwrap()
+                };
+                let inputs: Vec<_> = host.inputs.iter().map(|operand| operand.as_ref().map(place)).collect();
+                let mut outputs: Vec<_> = host.outputs.iter().map(place).collect();
+                let needed = (row.workspace)(&case.fixed, &case.call, stream.device().hardware());
+                let mut workspace = (needed > 0).then(|| Buffer::allocate(stream.device(), needed).unwrap());
+                let views: Vec<_> = inputs.iter().map(|tensor| tensor.as_ref().map(Tensor::view)).collect();
+                let written: Vec<_> = outputs.iter_mut().map(|tensor| tensor.view_mut().unwrap()).collect();
+                let launch = Launch::new(stream, workspace.as_mut()).unwrap();
+                row.launch(&launch, &case.fixed, &case.call, Operands { inputs: &views, outputs: &written }).unwrap();
+                stream.synchronize().unwrap();
+                outputs
+                    .iter()
+                    .flat_map(|tensor| decode(tensor.dtype(), &values::<u8>(stream, tensor)))
+                    .collect::<Vec<_>>()
+            });
+            let same = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+            assert!(more.iter().zip(&less).all(same), "{} {case}", row.name);
+            compared += 1;
+        }
+    }
+    assert!(compared > 0, "{}", O::NAME);
+}
+
+#[test]
+fn bits_do_not_depend_on_subgroups_or_on_16_bit_storage() {
+    let Some(more) = stream() else { return };
+    let less = WgpuDevice::open(0, &WgpuOptions { f16: false, subgroups: false, ..WgpuOptions::default() }).unwrap();
+    let streams = [more, less.stream().unwrap()];
+    same_on_both::<Activate>(&streams);
+    same_on_both::<Attention>(&streams);
+    same_on_both::<Binary>(&streams);
+    same_on_both::<Cast>(&streams);
+    same_on_both::<Embedding>(&streams);
+    same_on_both::<Gather>(&streams);
+    same_on_both::<Gemm>(&streams);
+    same_on_both::<KvAppend>(&streams);
+    same_on_both::<Norm>(&streams);
+    same_on_both::<Reduce>(&streams);
+    same_on_both::<Rotary>(&streams);
+    same_on_both::<Sample>(&streams);
+    same_on_both::<Softmax>(&streams);
+    same_on_both::<TopK>(&streams);
+    same_on_both::<Unary>(&streams);
+    same_on_both::<Where>(&streams);
+}
+
+#[test]
+fn every_16_bit_float_is_the_same_with_16_bit_storage_and_without() {
+    let Some(more) = stream() else { return };
+    let less = WgpuDevice::open(0, &WgpuOptions { f16: false, ..WgpuOptions::default() }).unwrap();
+    let less = less.stream().unwrap();
+    let bits: Vec<i16> = (i16::MIN..=i16::MAX).collect();
+    let count = bits.len();
+    for dtype in [DType::F16, DType::BF16] {
+        let given = [&more, &less].map(|stream| {
+            let place = || {
+                let x = tensor(stream, &bits, &[count]);
+                Tensor::new(x.buffer().clone(), dtype, *x.layout()).unwrap()
+            };
+            let (x, mut wide, mut narrow) = (place(), [tensor(stream, &vec![9f32; count], &[count])], [place()]);
+            let widened = CastStatic { input: dtype, output: DType::F32 };
+            run::<Cast>(stream, &widened, &Elements(count), &[Some(&x)], &mut wide);
+            let narrowed = CastStatic { input: DType::F32, output: dtype };
+            run::<Cast>(stream, &narrowed, &Elements(count), &[Some(&wide[0])], &mut narrow);
+            (values::<u32>(stream, &wide[0]), values::<i16>(stream, &narrow[0]))
+        });
+        assert!(given[0] == given[1], "{dtype}");
+        let kept = given[0].1.iter().zip(&bits).filter(|(found, bits)| found == bits).count();
+        // All but NaNs, and subnormals where a driver flushes them.
+        assert!(kept >= if dtype == DType::F16 { 61_000 } else { 65_000 }, "{dtype}: {kept}");
     }
 }

@@ -102,6 +102,7 @@ macro_rules! bodies {
     ($($name:ident, $keys:literal, $mask:literal;)*) => {$(
         const $name: &str = concat!(
             include_str!("../wgpu/math.wgsl"),
+            include_str!("../wgpu/order.wgsl"),
             include_str!("wgpu_sequence.wgsl"),
             include_str!("wgpu_merge.wgsl"),
             include_str!($keys),
@@ -204,7 +205,7 @@ fn tiles(
     let split = plan.splits > 1;
     let mut kernel = Call::new(launch, "attention.wgpu.tiles", body)?;
     kernel.option("HEAD_DIM", fixed.head_dim as u32)?;
-    kernel.option("THREADS", plan.threads as u32)?;
+    kernel.option("WORKGROUP", plan.threads as u32)?;
     kernel.option("ROWS", plan.rows as u32)?;
     kernel.option("SHARE", fixed.group() as u32)?;
     kernel.option("TILE", TILE as u32)?;

@@ -1,11 +1,12 @@
 // A workgroup for up to ROWS rows (queries times the heads that share keys) of one sequence and head of keys, over all
 // groups of keys, or over one where the groups are split. By the online softmax: scores of a tile of keys by a thread
-// for each key and some rows, then the accumulators by a thread for some columns and all rows.
+// for each key and some rows, then the accumulators by a thread for some columns and all rows. What a row's scores come
+// to, neighbouring threads find among themselves as far as they can, and one thread of the row from there on.
 
 const QUADS = (HEAD_DIM + 3u) / 4u;
-const COLUMNS = (HEAD_DIM + THREADS - 1u) / THREADS;
+const COLUMNS = (HEAD_DIM + WORKGROUP - 1u) / WORKGROUP;
 // Rows whose scores a thread computes for its key.
-const PER_THREAD = max(ROWS * TILE / THREADS, 1u);
+const PER_THREAD = max(ROWS * TILE / WORKGROUP, 1u);
 const PITCH = TILE + 1u;
 
 var<workgroup> described: vec4<u32>;
@@ -32,6 +33,16 @@ fn four_k(at: u32, count: u32) -> vec4<f32> {
     return v;
 }
 
+// The sum of what neighbours have found, in the order in which they have: each added to its neighbour first.
+fn sum_of_scores(at: u32, count: u32) -> f32 {
+    for (var step = 1u; step < count; step *= 2u) {
+        for (var i = 0u; i < count; i += 2u * step) {
+            scores[at + i] += scores[at + i + step];
+        }
+    }
+    return scores[at];
+}
+
 // Where a row's part of the result is, of one group of keys: the largest score, the sum, the accumulator.
 fn partial_at(first_query: u32, kv_head: u32, row: u32, split: u32) -> u32 {
     let head = kv_head * SHARE + row % SHARE;
@@ -39,8 +50,9 @@ fn partial_at(first_query: u32, kv_head: u32, row: u32, split: u32) -> u32 {
     return p.partials + (number * p.splits + split) * (HEAD_DIM + 2u);
 }
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, me: Lane) {
+    let lane = number(me);
     let unit = linear(group);
     let first_row = unit % p.blocks * ROWS;
     let split = unit / p.blocks % p.splits;
@@ -58,7 +70,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (first_row >= rows) {
         return;
     }
-    for (var i = lane; i < ROWS * QUADS * 4u; i += THREADS) {
+    for (var i = lane; i < ROWS * QUADS * 4u; i += WORKGROUP) {
         let row = first_row + i / (QUADS * 4u);
         let d = i % (QUADS * 4u);
         var q = 0.0;
@@ -80,6 +92,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let my_key = lane % TILE;
     let my_rows = lane / TILE * PER_THREAD;
+    let part = near(TILE, me);
+    let speaks = my_rows < ROWS && my_key % part == 0u;
     // Of the row whose number the thread has: the largest score and the sum, of a group and of all before it.
     var group_largest = least();
     var group_sum = 0.0;
@@ -120,7 +134,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                     }
                 }
             }
-            for (var r = 0u; r < PER_THREAD && my_rows < ROWS; r += 1u) {
+            for (var r = 0u; r < PER_THREAD; r += 1u) {
                 let row = first_row + my_rows + r;
                 let sees = visible(min(row, last_row) / SHARE, seq.y, seq.w);
                 var s = least();
@@ -134,12 +148,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                     s = masked(s, head * p.mask_head + (seq.x + row / SHARE) * p.mask_token + key * p.mask_step);
                 }
                 score[r] = s;
-                scores[(my_rows + r) * PITCH + my_key] = s;
+                let most = max_near(key_of(s), TILE, me);
+                if (speaks) {
+                    scores[(my_rows + r) * PITCH + my_key / part] = value_of(most);
+                }
             }
             workgroupBarrier();
             if (lane < ROWS) {
                 var most = group_largest;
-                for (var i = 0u; i < TILE; i += 1u) {
+                for (var i = 0u; i < TILE / part; i += 1u) {
                     most = larger(most, scores[lane * PITCH + i]);
                 }
                 kept[lane] = 1.0;
@@ -150,26 +167,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 group_largest = most;
             }
             workgroupBarrier();
-            for (var r = 0u; r < PER_THREAD && my_rows < ROWS; r += 1u) {
+            for (var r = 0u; r < PER_THREAD; r += 1u) {
                 let row = my_rows + r;
                 var weight = 0.0;
-                if (!is_least(score[r])) {
+                if (row < ROWS && !is_least(score[r])) {
                     weight = exponential(score[r] - largest[row]);
                 }
-                scores[row * PITCH + my_key] = weight;
-                weights[my_key * ROWS + row] = rounded(weight);
+                let sum = sum_near(weight, TILE, me);
+                if (speaks) {
+                    scores[row * PITCH + my_key / part] = sum;
+                }
+                if (row < ROWS) {
+                    weights[my_key * ROWS + row] = rounded(weight);
+                }
             }
             workgroupBarrier();
             if (lane < ROWS) {
-                group_sum *= kept[lane];
-                for (var i = 0u; i < TILE; i += 1u) {
-                    group_sum += scores[lane * PITCH + i];
-                }
+                group_sum = fma(group_sum, kept[lane], sum_of_scores(lane * PITCH, TILE / part));
             }
             let first_key = max(tile * TILE, start_key) - tile * TILE;
             let end_key = min(stop_key - tile * TILE, TILE);
             for (var c = 0u; c < COLUMNS; c += 1u) {
-                let d = c * THREADS + lane;
+                let d = c * WORKGROUP + lane;
                 if (d < HEAD_DIM) {
                     for (var r = 0u; r < ROWS; r += 1u) {
                         acc[c * ROWS + r] *= kept[r];
@@ -215,7 +234,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     for (var i = 0u; i < ROWS * COLUMNS; i += 1u) {
         let row = first_row + i % ROWS;
-        let d = i / ROWS * THREADS + lane;
+        let d = i / ROWS * WORKGROUP + lane;
         if (row < rows && d < HEAD_DIM) {
             if (SPLIT == 1u) {
                 store_scratch(partial_at(seq.x, kv_head, row, split) + 2u + d, acc[i]);

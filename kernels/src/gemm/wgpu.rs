@@ -1,13 +1,13 @@
-//! Products in WGSL: tiles in shared memory, and a way for few rows.
+//! Products in WGSL: tiles in shared memory, and two ways for few rows, of which one is by subgroups.
 //!
-//! Both have one arithmetic, so that a weight is decoded with as it was prefilled with: an f32 chain over
+//! All have one arithmetic, so that a weight is decoded with as it was prefilled with: an f32 chain over
 //! each [`CHAIN`] steps of K, begun with zero, and the chains' sums added in order.
 
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
 
 use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, takes_rows};
-use crate::wgpu::{Call, Part, aligned, arithmetic};
+use crate::wgpu::{Call, Part, aligned, arithmetic, least_subgroup, needs_subgroups};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 const CHAINED: Arithmetic = arithmetic("gemm.wgpu");
@@ -20,8 +20,11 @@ const TILE: usize = 64;
 const OUTPUTS: usize = 8;
 const FEW: usize = 8;
 
+/// Threads of a workgroup whose subgroups share outputs, four to one.
+const SUBGROUPS: usize = 64;
+
 /// Best first.
-pub(super) const ROWS: [Row<Gemm>; 2] = [
+pub(super) const ROWS: [Row<Gemm>; 3] = [
     Row {
         name: "gemm.wgpu.tiled",
         device: DeviceKind::WGPU,
@@ -40,18 +43,34 @@ pub(super) const ROWS: [Row<Gemm>; 2] = [
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
         admits: |fixed, _| takes_rows(fixed),
-        cost: |fixed, call, hardware| {
-            let work = Gemm::work(fixed, call);
-            let passes = call.m.div_ceil(FEW);
-            // The right operand is read for every few rows anew, and well only along K.
-            let reads = if matches!(fixed.b, Rhs::Packed(_)) { 0.6 } else { 0.3 };
-            let groups = call.batch * passes * fixed.n.div_ceil(OUTPUTS);
-            cost(hardware, work.flops / 0.05, work.bytes * passes as f64 / reads, groups)
-        },
+        cost: |fixed, call, hardware| few_cost(fixed, call, hardware, 0.6, 0.05),
         workspace: |_, _, _| 0,
         run: |launch, fixed, call, operands| run(Way::Gemv, launch, fixed, call, operands),
     },
+    Row {
+        name: "gemm.wgpu.gemv.subgroup",
+        device: DeviceKind::WGPU,
+        arithmetic: CHAINED,
+        admits: |fixed, hardware| {
+            needs_subgroups(hardware)?;
+            takes_rows(fixed)
+        },
+        // Weights are read side by side; what a row adds is read and exchanged anew for every four outputs.
+        cost: |fixed, call, hardware| few_cost(fixed, call, hardware, 0.8, 0.04),
+        workspace: |_, _, _| 0,
+        run: |launch, fixed, call, operands| run(Way::Subgroups, launch, fixed, call, operands),
+    },
 ];
+
+/// Predicted seconds for few rows, at a share of the rates at which weights are read along K and products computed.
+fn few_cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, reads: f64, computes: f64) -> f64 {
+    let work = Gemm::work(fixed, call);
+    let passes = call.m.div_ceil(FEW);
+    // The right operand is read for every few rows anew.
+    let reads = if matches!(fixed.b, Rhs::Packed(_)) { reads } else { 0.3 };
+    let groups = call.batch * passes * fixed.n.div_ceil(OUTPUTS);
+    cost(hardware, work.flops / computes, work.bytes * passes as f64 / reads, groups)
+}
 
 /// Predicted seconds, where `groups` workgroups share the work.
 fn cost(hardware: &Hardware, flops: f64, bytes: f64, groups: usize) -> f64 {
@@ -65,6 +84,7 @@ fn cost(hardware: &Hardware, flops: f64, bytes: f64, groups: usize) -> f64 {
 enum Way {
     Tiled,
     Gemv,
+    Subgroups,
 }
 
 /// Steps between elements of an operand `[batch, rows, columns]`.
@@ -151,6 +171,19 @@ fn dispatch(
             kernel.option("CHAINS", (64 / rows).min(32) as u32)?;
             kernel
         }
+        Way::Subgroups => {
+            const BODY: &str = concat!(
+                include_str!("../wgpu/math.wgsl"),
+                include_str!("../activation/wgpu_function.wgsl"),
+                include_str!("wgpu_operands.wgsl"),
+                include_str!("wgpu_gemv_subgroup.wgsl")
+            );
+            let mut kernel = Call::new(launch, "gemm.wgpu.gemv.subgroup", BODY)?;
+            kernel.option("ROWS", gemv_rows(call.m) as u32)?;
+            kernel.option("THREADS", SUBGROUPS as u32)?;
+            kernel.option("OUTPUTS", outputs_of(way, launch) as u32)?;
+            kernel
+        }
     };
     kernel.option("CHAIN", CHAIN as u32)?;
     kernel.option("GATED", gated as u32)?;
@@ -199,9 +232,20 @@ fn dispatch(
         p("batch")
             * match way {
                 Way::Tiled => rows.div_ceil(TILE) * outputs.div_ceil(TILE),
-                Way::Gemv => rows.div_ceil(gemv_rows(call.m)) * outputs.div_ceil(OUTPUTS),
+                Way::Gemv | Way::Subgroups => {
+                    rows.div_ceil(gemv_rows(call.m)) * outputs.div_ceil(outputs_of(way, launch))
+                }
             }
     })
+}
+
+/// Outputs of a workgroup where rows are few: by subgroups as many as keep the smallest of them busy.
+fn outputs_of(way: Way, launch: &Launch<'_>) -> usize {
+    let offers = launch.stream().device().hardware().accelerator.as_ref();
+    match offers.and_then(least_subgroup) {
+        Some(least) if way == Way::Subgroups => 4 * (SUBGROUPS / least).max(1),
+        _ => OUTPUTS,
+    }
 }
 
 /// Rows that a workgroup takes where they are few.

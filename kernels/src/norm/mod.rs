@@ -24,7 +24,7 @@ pub fn rows() -> Vec<Row<Norm>> {
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
-        wgpu::rows(),
+        vec![wgpu::row()],
     ]
     .concat()
 }

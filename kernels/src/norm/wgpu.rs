@@ -1,6 +1,6 @@
-//! One body in WGSL, with reductions through shared memory or by subgroups.
+//! Norms in WGSL: a workgroup for each row.
 
-use sinew_memory::{DeviceKind, Hardware};
+use sinew_memory::DeviceKind;
 use sinew_tensor::Layout;
 
 use super::{Norm, NormDynamic, NormKind, NormStatic};
@@ -12,34 +12,19 @@ use crate::wgpu::{self, Call};
 
 /// Sums in a thread for every 64 or 256 elements, then in a tree; inverse roots to a unit in the last place.
 const TREE: Arithmetic = wgpu::arithmetic("norm.wgpu");
-/// The same, but that subgroups add in whatever order the hardware has.
-const SUBGROUP: Arithmetic = wgpu::arithmetic("norm.wgpu.subgroup");
 
 /// Width from which a row is worth a workgroup of 256 threads, and not one of 64.
 const WIDE: usize = 1024;
 
-/// The rows for wgpu.
-pub(super) fn rows() -> Vec<Row<Norm>> {
-    vec![row::<false>("norm.wgpu", TREE), row::<true>("norm.wgpu.subgroup", SUBGROUP)]
-}
-
-fn row<const BY_SUBGROUPS: bool>(name: &'static str, arithmetic: Arithmetic) -> Row<Norm> {
+pub(super) fn row() -> Row<Norm> {
     Row {
-        name,
+        name: "norm.wgpu",
         device: DeviceKind::WGPU,
-        arithmetic,
-        admits: |fixed, hardware| {
-            if BY_SUBGROUPS {
-                wgpu::needs_subgroups(hardware)?;
-            }
-            takes(fixed)
-        },
-        cost: |fixed, call, hardware| {
-            // Barriers of the tree are a small part of a row's time.
-            cost(Norm::work(fixed, call), hardware, if BY_SUBGROUPS { 0.5 } else { 0.45 }, 0.1)
-        },
-        workspace: |_: &NormStatic, _: &NormDynamic, _: &Hardware| 0,
-        run: run::<BY_SUBGROUPS>,
+        arithmetic: TREE,
+        admits: |fixed, _| takes(fixed),
+        cost: |fixed, call, hardware| cost(Norm::work(fixed, call), hardware, 0.5, 0.1),
+        workspace: |_, _, _| 0,
+        run,
     }
 }
 
@@ -52,12 +37,7 @@ fn step(layout: Option<&Layout>) -> usize {
     layout.and_then(|layout| layout.strides().last().copied()).unwrap_or(0)
 }
 
-unsafe fn run<const BY_SUBGROUPS: bool>(
-    launch: &Launch<'_>,
-    fixed: &NormStatic,
-    _: &NormDynamic,
-    operands: Operands<'_>,
-) -> Result<()> {
+unsafe fn run(launch: &Launch<'_>, fixed: &NormStatic, _: &NormDynamic, operands: Operands<'_>) -> Result<()> {
     if fixed.width == 0 {
         return Ok(());
     }
@@ -68,13 +48,9 @@ unsafe fn run<const BY_SUBGROUPS: bool>(
         None => None,
     };
     let (weight, bias) = (operands.optional(Norm::WEIGHT), operands.optional(Norm::BIAS));
-    let name = if BY_SUBGROUPS { "norm.wgpu.subgroup" } else { "norm.wgpu" };
-    let mut call = Call::new(launch, name, include_str!("wgpu.wgsl"))?;
+    let mut call = Call::new(launch, "norm.wgpu", include_str!("wgpu.wgsl"))?;
     call.option("WORKGROUP", if fixed.width < WIDE { 64 } else { 256 })?;
     call.option("LAYER", u32::from(fixed.kind == NormKind::Layer))?;
-    if BY_SUBGROUPS {
-        call.subgroups();
-    }
     call.write("y", y)?;
     call.optional("x", x)?;
     call.optional_write("residual", residual)?;

@@ -26,13 +26,7 @@ pub(super) fn row() -> Row<Reduce> {
 /// The text that finds an element: the largest of keys of one kind, and what is stored of it.
 macro_rules! find_body {
     ($key:literal, $result:literal) => {
-        concat!(
-            include_str!("../wgpu/order.wgsl"),
-            include_str!("../wgpu/best.wgsl"),
-            include_str!($key),
-            $result,
-            include_str!("find.wgsl")
-        )
+        concat!(include_str!("../wgpu/order.wgsl"), include_str!($key), $result, include_str!("find.wgsl"))
     };
 }
 

@@ -32,12 +32,8 @@ unsafe fn run(
     let params = operands.input(Sample::NAME, PARAMS, "params")?;
     let top_k = operands.input(Sample::NAME, TOP_K, "top_k")?;
     let tokens = operands.output(Sample::NAME, TOKENS, "tokens")?;
-    let body = concat!(
-        include_str!("../wgpu/math.wgsl"),
-        include_str!("../wgpu/order.wgsl"),
-        include_str!("../wgpu/best.wgsl"),
-        include_str!("wgpu.wgsl")
-    );
+    let body =
+        concat!(include_str!("../wgpu/math.wgsl"), include_str!("../wgpu/order.wgsl"), include_str!("wgpu.wgsl"));
     let mut call = Call::new(launch, "sample.wgpu", body)?;
     call.option("WORKGROUP", WORKGROUP)?;
     call.write("tokens", tokens)?;

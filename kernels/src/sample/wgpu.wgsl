@@ -29,19 +29,6 @@ fn is_kept(key: u32, id: u32, cut: Cut) -> bool {
     return key > cut.key || (key == cut.key && id <= cut.id);
 }
 
-fn count_all(mine: u32, lane: Lane) -> u32 {
-    workgroupBarrier();
-    counts[lane.index] = mine;
-    for (var half = WORKGROUP / 2u; half > 0u; half /= 2u) {
-        workgroupBarrier();
-        if (lane.index < half) {
-            counts[lane.index] += counts[lane.index + half];
-        }
-    }
-    workgroupBarrier();
-    return counts[0];
-}
-
 // Tokens of at least a key.
 fn count_from(row: Row, key: u32, lane: Lane) -> u32 {
     var count = 0u;

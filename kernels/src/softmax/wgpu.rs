@@ -33,12 +33,8 @@ unsafe fn run(
     let mask = operands.optional(Softmax::MASK);
     let strides = |d: usize| [y.strides()[d], x.strides()[d], mask.map_or(0, |mask| mask.strides()[d])];
     let last = y.shape().len() - 1;
-    let body = concat!(
-        include_str!("../wgpu/math.wgsl"),
-        include_str!("../wgpu/order.wgsl"),
-        include_str!("../wgpu/best.wgsl"),
-        include_str!("wgpu.wgsl")
-    );
+    let body =
+        concat!(include_str!("../wgpu/math.wgsl"), include_str!("../wgpu/order.wgsl"), include_str!("wgpu.wgsl"));
     let mut call = Call::new(launch, "softmax.wgpu", body)?;
     call.option("WORKGROUP", WORKGROUP)?;
     call.option("LOG", u32::from(fixed.log))?;

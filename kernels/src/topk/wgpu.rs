@@ -29,8 +29,7 @@ unsafe fn run(launch: &Launch<'_>, fixed: &TopKStatic, dynamic: &TopKCall, opera
     let indices = operands.output(TopK::NAME, TopK::INDICES, "indices")?;
     let strides = |d: usize| [values.strides()[d], indices.strides()[d], x.strides()[d]];
     let last = x.shape().len() - 1;
-    let body =
-        concat!(include_str!("../wgpu/order.wgsl"), include_str!("../wgpu/best.wgsl"), include_str!("wgpu.wgsl"));
+    let body = concat!(include_str!("../wgpu/order.wgsl"), include_str!("wgpu.wgsl"));
     let mut call = Call::new(launch, "topk.wgpu", body)?;
     call.option("WORKGROUP", WORKGROUP)?;
     call.write("values", values)?;

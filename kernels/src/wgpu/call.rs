@@ -1,7 +1,7 @@
 //! A call of a kernel: operands, options and parameters, and from them the pipeline's key and text.
 
 use sinew_memory::webgpu::{Binding, MAX_BINDINGS, MAX_PARAMS, WgpuStream};
-use sinew_memory::{Buffer, Device};
+use sinew_memory::{Accelerator, Buffer, Device};
 use sinew_tensor::{DType, View};
 
 use super::parts::{Dimension, Division, Limits, MOST_DIMENSIONS};
@@ -16,7 +16,7 @@ pub(super) const MOST_OPERANDS: usize = 12;
 pub(super) const MOST_BINDINGS: usize = MAX_BINDINGS;
 const MOST_OPTIONS: usize = 24;
 const MOST_WALKS: usize = 2;
-/// Words of a pipeline's key: options, operands, ranks of walks, flags.
+/// Words of a pipeline's key: options, operands, ranks of walks, whether it reports.
 const KEY: usize = MOST_OPTIONS + MOST_OPERANDS + MOST_WALKS + 1;
 /// Workgroups of a row of a grid that is counted in one dimension: every adapter takes as many.
 const GRID: usize = 1 << 15;
@@ -98,6 +98,8 @@ pub(super) enum Name {
 /// A call of a kernel in WGSL: see the [module](super).
 pub(crate) struct Call<'a> {
     stream: &'a WgpuStream,
+    /// What the device offers, which is the same for all calls that share its pipelines.
+    pub(super) offers: &'a Accelerator,
     name: &'static str,
     pub(super) body: &'static str,
     pub(super) options: Few<(&'static str, u32), MOST_OPTIONS>,
@@ -112,7 +114,6 @@ pub(crate) struct Call<'a> {
     params: Few<u32, MAX_PARAMS>,
     pub(super) walks: Few<Option<Steps>, MOST_WALKS>,
     pub(super) reports: Option<&'static str>,
-    pub(super) subgroups: bool,
 }
 
 /// Whether a view begins, and steps in every dimension but the last, at multiples of so many elements, and its last
@@ -202,8 +203,10 @@ impl<'a> Call<'a> {
             found: stream.device().id().to_string(),
         })?;
         let none = Dimension { size: 0, size_at: 0, first_at: None, is_counted: false, strides: [0; MOST_OPERANDS] };
+        let offers = stream.wgpu().hardware().accelerator.as_ref();
         let mut call = Self {
             stream,
+            offers: offers.ok_or_else(|| refuse(name, "a device that says nothing of what it offers"))?,
             name,
             body,
             options: Few::new(("", 0)),
@@ -216,7 +219,6 @@ impl<'a> Call<'a> {
             params: Few::new(0),
             walks: Few::new(None),
             reports: None,
-            subgroups: false,
         };
         // Workgroups of a row of the grid, which a dispatch fills in.
         call.push(Name::Plain("groups"), 0)?;
@@ -367,11 +369,6 @@ impl<'a> Call<'a> {
         self.reports = Some(what);
     }
 
-    /// Lets the text's `sum_all` and `max_all` use subgroups, where the device has them.
-    pub(crate) fn subgroups(&mut self) {
-        self.subgroups = true;
-    }
-
     /// Enqueues so many workgroups, counted by `linear(workgroup_id)` in the text; it may be called with numbers up to
     /// a row of the grid too large.
     pub(crate) fn dispatch_linear(&mut self, groups: usize) -> Result<()> {
@@ -491,8 +488,7 @@ impl<'a> Call<'a> {
         let options = self.options.iter().map(|&(_, value)| value);
         let operands = self.operands.iter().map(Operand::code);
         let walks = self.walks.iter().flatten().map(|walk| walk.rank as u32);
-        let flags = u32::from(self.reports.is_some()) << 1 | u32::from(self.subgroups);
-        for word in options.chain(operands).chain(walks).chain([flags]) {
+        for word in options.chain(operands).chain(walks).chain([u32::from(self.reports.is_some())]) {
             key.push(self.name, word)?;
         }
         // SAFETY: the text is ours: every loop is over a range, and every divisor is a size of a dimension that has

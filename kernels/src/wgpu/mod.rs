@@ -30,16 +30,18 @@
 //!   ([`Call::reports_that`], in other words);
 //! - of all `bits_x(i) -> vec2<u32>` and `put_x(i, v)`, as they are stored.
 //!
-//! Where there is an option `WORKGROUP`, the text has `sum_all(v, lane) -> f32` and `max_all(v, lane) -> f32`, which every
-//! thread of the workgroup must call; `lane: Lane` is an argument of `main`, and `lane.index` the thread's number.
+//! Where there is an option `WORKGROUP`, the text has reductions that every thread of the workgroup must call:
+//! `sum_all(v, lane) -> f32`, `count_all(n, lane) -> u32`, and `best_all(v, lane) -> vec3<u32>`, the one that
+//! `is_before` all others; `lane: Lane` is an argument of `main`, and `lane.index` the thread's number. They are by
+//! subgroups where the device has these, and give the same bits without.
 //!
 //! What not every kernel needs stands in files that a body begins with, by `concat!`: `math.wgsl`, functions that are as
-//! exact on every driver; `order.wgsl`, floats as integers of their order; `best.wgsl`, on top of it the largest of a
-//! workgroup and where it is; `integer.wgsl`, arithmetic of 64 bits.
+//! exact on every driver; `order.wgsl`, floats as integers of their order; `integer.wgsl`, arithmetic of 64 bits.
 //!
-//! Values of less than 32 bits are written with atomics: neighbours in one word may be other threads'. A [`Part`] binds packed
-//! bytes as what they hold ([`Part::of`]), or vectors of four words for wide loads, where all addresses are multiples of
-//! 16 bytes ([`Part::quads`], [`aligned`]).
+//! Values of 16 bits are read and written as such where the device can and all of their binding is. Otherwise values of
+//! less than 32 bits are written with atomics: neighbours in one word may be other threads'. The conversions are the same
+//! either way. A [`Part`] binds packed bytes as what they hold ([`Part::of`]), or vectors of four words for wide loads,
+//! where all addresses are multiples of 16 bytes ([`Part::quads`], [`aligned`]).
 //!
 //! An operand may be larger than a binding. A call with dimensions that it goes along ([`Call::walk_in_parts`],
 //! [`Call::dimension`]) is several dispatches then, each of which binds what it sees; what no dimension divides is bound
@@ -55,7 +57,7 @@ mod text;
 
 pub(crate) use call::{Call, Part, aligned};
 
-use sinew_memory::Hardware;
+use sinew_memory::{Accelerator, Hardware};
 
 use crate::operator::{Arithmetic, Refusal};
 
@@ -64,10 +66,15 @@ pub(crate) const fn arithmetic(name: &'static str) -> Arithmetic {
     Arithmetic { flushes_subnormals: true, ..Arithmetic::named(name) }
 }
 
+/// Threads of a device's smallest subgroups; `None` without subgroups, or with such that are of no use.
+pub(crate) fn least_subgroup(offers: &Accelerator) -> Option<usize> {
+    offers.subgroup_size.map(|(least, _)| least).filter(|least| *least >= 4 && least.is_power_of_two())
+}
+
 /// Refuses a device without subgroups.
 pub(crate) fn needs_subgroups(hardware: &Hardware) -> Result<(), Refusal> {
-    match hardware.accelerator.as_ref().and_then(|offers| offers.subgroup_size) {
+    match hardware.accelerator.as_ref().and_then(least_subgroup) {
         Some(_) => Ok(()),
-        None => Err(Refusal::of_hardware("needs subgroups, which the adapter does not offer")),
+        None => Err(Refusal::of_hardware("needs subgroups of at least 4 threads, which the adapter does not offer")),
     }
 }

@@ -6,13 +6,48 @@ use sinew_memory::webgpu::ShaderText;
 use sinew_tensor::DType;
 
 use super::call::{Call, Name, Operand, Steps};
+use super::least_subgroup;
 
 const PRELUDE: &str = include_str!("prelude.wgsl");
-const REDUCE: &str = include_str!("reduce.wgsl");
-const REDUCE_SUBGROUP: &str = include_str!("reduce_subgroup.wgsl");
+const REDUCE: &str = concat!(include_str!("reduce.wgsl"), include_str!("reduce_memory.wgsl"));
+const REDUCE_SUBGROUP: &str = concat!(include_str!("reduce.wgsl"), include_str!("reduce_subgroup.wgsl"));
+
+/// What a binding is an array of.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Words,
+    AtomicWords,
+    Quads,
+    /// 16-bit integers: neighbours are written apart.
+    Halves,
+}
+
+impl Form {
+    fn of(call: &Call<'_>, operand: &Operand) -> Self {
+        let mut shared = call.operands.iter().filter(|other| other.slot == operand.slot).filter_map(|o| o.dtype);
+        match (operand.quads, operand.atomic) {
+            (true, _) => Self::Quads,
+            _ if call.offers.f16 && shared.all(|dtype| dtype.size() == 2) => Self::Halves,
+            (_, true) => Self::AtomicWords,
+            _ => Self::Words,
+        }
+    }
+
+    fn element(self) -> &'static str {
+        match self {
+            Self::Words => "u32",
+            Self::AtomicWords => "atomic<u32>",
+            Self::Quads => "vec4<u32>",
+            Self::Halves => "u16",
+        }
+    }
+}
 
 pub(super) fn of(call: &Call<'_>) -> ShaderText {
     let mut text = Text(String::new());
+    if call.offers.f16 {
+        text.line(format_args!("enable wgpu_int16;"));
+    }
     for &(name, value) in call.options.iter() {
         text.line(format_args!("const {name}: u32 = {value}u;"));
     }
@@ -36,28 +71,27 @@ fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1]
     let mut bindings = 0;
     for operand in call.operands.iter() {
         if operand.dtype.is_some() && operand.slot == bindings {
-            let words = match (operand.quads, operand.atomic) {
-                (true, _) => "vec4<u32>",
-                (_, true) => "atomic<u32>",
-                _ => "u32",
-            };
+            let form = Form::of(call, operand);
+            let element = form.element();
             for n in operand.slot..operand.slot + operand.windows {
-                text.line(format_args!("@group(0) @binding({n}) var<storage, read_write> words_{n}: array<{words}>;"));
+                text.line(format_args!(
+                    "@group(0) @binding({n}) var<storage, read_write> words_{n}: array<{element}>;"
+                ));
             }
             let same = |other: &Operand| other.dtype.is_some() && other.slot == operand.slot;
             let written = call.operands.iter().any(|other| same(other) && other.written);
-            text.words(operand, written, call.window());
+            text.words(operand, form, written, call.window());
             bindings += operand.windows;
         }
     }
     for operand in call.operands.iter() {
-        text.operand(operand, call.reports.is_some());
+        text.operand(operand, Form::of(call, operand), call.reports.is_some());
     }
     for walk in call.walks.iter().flatten() {
         text.walk(walk);
     }
     if call.options.iter().any(|&(name, _)| name == "WORKGROUP") {
-        text.0 += if call.subgroups { REDUCE_SUBGROUP } else { REDUCE };
+        text.0 += if least_subgroup(call.offers).is_some() { REDUCE_SUBGROUP } else { REDUCE };
     }
     text.0 += call.body;
     ShaderText { wgsl: text.0, bindings, reports: call.reports }
@@ -72,33 +106,40 @@ impl Text {
         self.0.push('\n');
     }
 
-    /// `word_N(w)`: a word of what is bound from binding N on; `quad_N(q)`: four of them, where vectors are; where it is
-    /// written `set_N(w, v)`, and of atomics `merge_N(w, keep, v)`, which replaces the bits that are not to be kept.
-    fn words(&mut self, operand: &Operand, written: bool, window: usize) {
+    /// `word_N(w)`: a word of what is bound from binding N on, or a half where it has those; `quad_N(q)`: four words, where
+    /// vectors are; where it is written `set_N(w, v)`, and of atomics `merge_N(w, keep, v)`, which replaces the bits that
+    /// are not to be kept.
+    fn words(&mut self, operand: &Operand, form: Form, written: bool, window: usize) {
         let slot = operand.slot;
-        let word = |index: &str, of: &dyn Fn(&str) -> String| in_window(operand, window / 4, index, of);
-        if operand.quads {
+        if form == Form::Quads {
             let quad = in_window(operand, window / 16, "q", &|q| format!("return {q};"));
             self.line(format_args!("fn quad_{slot}(q: u32) -> vec4<u32> {{ {quad} }}"));
             self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ return quad_{slot}(w >> 2u)[w & 3u]; }}"));
             return;
         }
-        let (load, store) = if operand.atomic { ("atomicLoad(&", "atomicStore(&") } else { ("(", "") };
-        let read = word("w", &|word| format!("return {load}{word});"));
+        let size = if form == Form::Halves { 2 } else { 4 };
+        let word = |of: &dyn Fn(&str) -> String| in_window(operand, window / size, "w", of);
+        let read = word(&|word| match form {
+            Form::AtomicWords => format!("return atomicLoad(&{word});"),
+            _ => format!("return u32({word});"),
+        });
         self.line(format_args!("fn word_{slot}(w: u32) -> u32 {{ {read} }}"));
         if !written {
             return;
         }
-        let set =
-            word("w", &|word| if store.is_empty() { format!("{word} = v;") } else { format!("{store}{word}, v);") });
+        let set = word(&|word| match form {
+            Form::AtomicWords => format!("atomicStore(&{word}, v);"),
+            Form::Halves => format!("{word} = u16(v);"),
+            _ => format!("{word} = v;"),
+        });
         self.line(format_args!("fn set_{slot}(w: u32, v: u32) {{ {set} }}"));
-        if operand.atomic {
-            let merge = word("w", &|word| format!("atomicAnd(&{word}, keep); atomicOr(&{word}, v);"));
+        if form == Form::AtomicWords {
+            let merge = word(&|word| format!("atomicAnd(&{word}, keep); atomicOr(&{word}, v);"));
             self.line(format_args!("fn merge_{slot}(w: u32, keep: u32, v: u32) {{ {merge} }}"));
         }
     }
 
-    fn operand(&mut self, operand: &Operand, reports: bool) {
+    fn operand(&mut self, operand: &Operand, form: Form, reports: bool) {
         let name = operand.name;
         let upper = name.to_ascii_uppercase();
         self.line(format_args!("const HAS_{upper}: bool = {};", operand.dtype.is_some()));
@@ -108,9 +149,9 @@ impl Text {
             self.line(format_args!("fn store_{name}(i: u32, v: f32) {{}}"));
             return;
         };
-        self.read(name, dtype, operand);
+        self.read(name, dtype, operand.slot, form);
         if operand.written {
-            self.write(name, dtype, operand);
+            self.write(name, dtype, operand.slot, form);
         }
         if reports && matches!(dtype, DType::U32 | DType::I32 | DType::I64) {
             // A negative number has a large low word, or a high word.
@@ -125,9 +166,9 @@ impl Text {
         }
     }
 
-    fn read(&mut self, name: &str, dtype: DType, operand: &Operand) {
-        let slot = operand.slot;
+    fn read(&mut self, name: &str, dtype: DType, slot: usize, form: Form) {
         let bits = match dtype.size() {
+            _ if form == Form::Halves => format!("vec2(word_{slot}(at), 0u)"),
             8 => format!("vec2(word_{slot}(at * 2u), word_{slot}(at * 2u + 1u))"),
             4 => format!("vec2(word_{slot}(at), 0u)"),
             2 => format!("vec2((word_{slot}(at >> 1u) >> ((at & 1u) << 4u)) & 0xffffu, 0u)"),
@@ -156,25 +197,24 @@ impl Text {
             }
         };
         self.line(format_args!("fn load_{name}(i: u32) -> f32 {{ let bits = bits_{name}(i); return {value}; }}"));
-        self.read_four(name, dtype, operand);
+        self.read_four(name, dtype, slot, form);
     }
 
     /// `load4_x`: as few loads as the binding and the address allow.
-    fn read_four(&mut self, name: &str, dtype: DType, operand: &Operand) {
-        let slot = operand.slot;
+    fn read_four(&mut self, name: &str, dtype: DType, slot: usize, form: Form) {
         let single = format!("vec4(load_{name}(i), load_{name}(i + 1u), load_{name}(i + 2u), load_{name}(i + 3u))");
         let pair = match dtype {
             DType::F16 => "vec4(unpack2x16float(w.x), unpack2x16float(w.y))",
             DType::BF16 => "bitcast<vec4<f32>>(vec4(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u))",
             _ => "",
         };
-        let body = match (dtype, operand.quads) {
-            (DType::F32, true) => format!("return bitcast<vec4<f32>>(quad_{slot}((p.{name}_base + i) >> 2u));"),
-            (DType::F16 | DType::BF16, true) => format!(
+        let body = match (dtype, form) {
+            (DType::F32, Form::Quads) => format!("return bitcast<vec4<f32>>(quad_{slot}((p.{name}_base + i) >> 2u));"),
+            (DType::F16 | DType::BF16, Form::Quads) => format!(
                 "let at = p.{name}_base + i; let q = quad_{slot}(at >> 3u);
     let w = select(q.xy, q.zw, (at & 4u) != 0u); return {pair};"
             ),
-            (DType::F16 | DType::BF16, false) => format!(
+            (DType::F16 | DType::BF16, Form::Words | Form::AtomicWords) => format!(
                 "let at = p.{name}_base + i; if ((at & 1u) == 1u) {{ return {single}; }}
     let w = vec2(word_{slot}(at >> 1u), word_{slot}((at >> 1u) + 1u)); return {pair};"
             ),
@@ -183,9 +223,9 @@ impl Text {
         self.line(format_args!("fn load4_{name}(i: u32) -> vec4<f32> {{ {body} }}"));
     }
 
-    fn write(&mut self, name: &str, dtype: DType, operand: &Operand) {
-        let slot = operand.slot;
+    fn write(&mut self, name: &str, dtype: DType, slot: usize, form: Form) {
         let put = match dtype.size() {
+            _ if form == Form::Halves => format!("set_{slot}(at, v.x);"),
             8 => format!("set_{slot}(at * 2u, v.x); set_{slot}(at * 2u + 1u, v.y);"),
             4 => format!("set_{slot}(at, v.x);"),
             size => {
@@ -209,7 +249,7 @@ impl Text {
         };
         self.line(format_args!("fn store_{name}(i: u32, v: f32) {{ put_{name}(i, vec2({bits}, 0u)); }}"));
         let single = format!("store_{name}(i, v.x); store_{name}(i + 1u, v.y);");
-        let body = if dtype.size() == 2 {
+        let body = if dtype.size() == 2 && form != Form::Halves {
             let both = format!("{0}_of_f32(v.x) | ({0}_of_f32(v.y) << 16u)", short(dtype));
             let whole = format!("set_{slot}(at >> 1u, {both});");
             format!("let at = p.{name}_base + i; if ((at & 1u) == 0u) {{ {whole} }} else {{ {single} }}")

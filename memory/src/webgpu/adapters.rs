@@ -2,6 +2,10 @@
 
 use crate::Adapter;
 
+/// What kernels need to read and write 16-bit floats as they are stored. They are moved as integers, since a driver may
+/// flush or round what it converts to its own 16-bit floats, and their bits must not depend on it.
+pub(super) const F16: wgpu::Features = wgpu::Features::SHADER_I16;
+
 /// The adapters that wgpu offers, at least one, or why there is none.
 pub(super) fn enumerate() -> Result<Vec<wgpu::Adapter>, String> {
     let backends = wgpu::Instance::enabled_backend_features() & wgpu::Backends::PRIMARY;
@@ -36,7 +40,7 @@ fn describe(adapter: &wgpu::Adapter) -> Adapter {
         max_binding_bytes: limits.max_storage_buffer_binding_size,
         max_buffer_bytes: limits.max_buffer_size,
         max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
-        f16: features.contains(wgpu::Features::SHADER_F16),
+        f16: features.contains(F16),
         subgroups: features.contains(wgpu::Features::SUBGROUP),
         subgroup_size: (info.subgroup_min_size, info.subgroup_max_size),
     }

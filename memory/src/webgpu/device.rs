@@ -25,7 +25,7 @@ pub struct WgpuOptions {
     pub max_storage_buffers: u32,
     /// The most memory in bytes that the threads of a workgroup share; no adapter has less than 16 KiB.
     pub max_workgroup_bytes: u32,
-    /// Whether 16-bit floats are used where there are any.
+    /// Whether 16-bit floats are read and written as they are stored, where kernels can.
     pub f16: bool,
     /// Whether subgroups are used where there are any.
     pub subgroups: bool,
@@ -94,7 +94,7 @@ impl WgpuDevice {
         let adapter = adapter.ok_or_else(|| no_device(format!("there are {count} adapters, from wgpu:0 on")))?;
         let info = adapter.get_info();
         let wanted = [
-            (options.f16, wgpu::Features::SHADER_F16),
+            (options.f16, adapters::F16),
             (options.subgroups, wgpu::Features::SUBGROUP),
             (options.cache != KernelCache::none(), wgpu::Features::PIPELINE_CACHE),
         ];
@@ -132,7 +132,7 @@ impl WgpuDevice {
             rates,
             accelerator: Some(Accelerator {
                 compute_capability: None,
-                f16: features.contains(wgpu::Features::SHADER_F16),
+                f16: features.contains(adapters::F16),
                 subgroup_size: subgroups.then_some((info.subgroup_min_size as usize, info.subgroup_max_size as usize)),
                 workgroup_bytes: limits.max_compute_workgroup_storage_size as usize,
                 workgroup_threads: limits.max_compute_invocations_per_workgroup as usize,
