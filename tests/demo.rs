@@ -96,6 +96,7 @@ fn a_thousand_steps_by_wgpu_are_as_many_submissions_and_grow_no_buffer() {
         let after = stream.counters();
         println!("{before:?} before {steps} steps, {after:?} after");
         assert_eq!(after.submissions - before.submissions, steps);
+        assert_eq!(after.downloaded_bytes - before.downloaded_bytes, steps * size_of::<u32>(), "a token of each step");
         assert!(after.dispatches > before.dispatches);
         let kept = |c: Counters| (c.pipelines, c.bind_groups, c.persistent_bytes);
         assert_eq!(kept(after), kept(before));

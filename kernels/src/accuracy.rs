@@ -163,8 +163,8 @@ pub(crate) fn self_check<O: Reference>(row: &Row<O>, device: &Arc<dyn Device>) -
     outcome(row, verify_cases(&[row], device, cases))
 }
 
-/// Bytes of a problem's operands up to which it is checked itself: the cases, which are awkward, have shown a row right,
-/// and making and uploading operands of a model's size takes longer than the model's own load.
+/// Bytes of a problem's operands up to which it is checked as it is: making and uploading operands of a model's size takes
+/// longer than the model's own load.
 const CHECKED_BYTES: f64 = (8 << 20) as f64;
 
 /// Runs a row on the problem that it is to solve. See [`crate::Registry::check_problem`].
@@ -174,11 +174,13 @@ pub(crate) fn check_problem<O: Reference>(
     call: O::Dynamic,
     device: &Arc<dyn Device>,
 ) -> std::result::Result<(), String> {
-    let work = O::work(fixed, &call);
-    if work.bytes > CHECKED_BYTES || work.bytes == 0.0 {
+    let large = O::work(fixed, &call).bytes > CHECKED_BYTES;
+    let problem = if large { O::smaller(fixed, call) } else { Some((fixed.clone(), call)) };
+    let Some((fixed, call)) = problem else { return Ok(()) };
+    if O::work(&fixed, &call).bytes == 0.0 || (row.admits)(&fixed, device.hardware()).is_err() {
         return Ok(());
     }
-    let case = Case { fixed: fixed.clone(), call, lay: Lay::Contiguous, values: Values::Normal, seed: 0 };
+    let case = Case { fixed, call, lay: Lay::Contiguous, values: Values::Normal, seed: 0 };
     outcome(row, verify_cases(&[row], device, vec![case]))
 }
 

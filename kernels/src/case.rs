@@ -31,6 +31,19 @@ pub trait Reference: Operator {
         output: usize,
         index: &[usize],
     ) -> Expected;
+
+    /// The same problem cut down in sizes, dtypes and options as they are: one whose operands are made in no time, to
+    /// check a row on that is to solve a large one. `None` where nothing can be cut.
+    fn smaller(fixed: &Self::Static, call: Self::Dynamic) -> Option<(Self::Static, Self::Dynamic)> {
+        let _ = (fixed, call);
+        None
+    }
+}
+
+/// A size cut down to not much more than `most`; what is over a multiple of 128 stays, so that it is as awkward.
+pub(crate) fn cut(size: usize, most: usize) -> usize {
+    const TILE: usize = 128;
+    if size <= most { size } else { most.next_multiple_of(TILE) + size % TILE }
 }
 
 /// How many cases to walk.

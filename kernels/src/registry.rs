@@ -149,8 +149,8 @@ impl Registry {
         self.any_table::<O>()?.self_check(row, None, device)
     }
 
-    /// The same on the very problem that the row is to solve, unless checking it would be work by itself: a problem
-    /// whose operands are large is not checked.
+    /// The same on the very problem that the row is to solve, or where that is large on a [smaller](Reference::smaller)
+    /// one of the same dtypes and options.
     ///
     /// # Errors
     /// The first thing that was wrong, in words.

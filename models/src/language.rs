@@ -14,7 +14,7 @@ use crate::checkpoint::Checkpoint;
 use crate::decoder::{Decoder, Limits};
 use crate::draw::Draw;
 use crate::load::{Loader, Precision, WeightOptions};
-use crate::sampling::{History, Sampler, SamplingParams};
+use crate::sampling::{Asked, History, Sampler, SamplingParams, argmax};
 use crate::stop::{StopStrings, TextStream};
 use crate::tokenizer::Tokenizer;
 use crate::{DecoderConfig, Error, ModelConfig, Result};
@@ -138,6 +138,8 @@ pub struct LanguageModel {
     prefill_chunk: usize,
     /// Host copy of logits: reused, so that a step allocates nothing.
     row: Vec<f32>,
+    /// Tokens of a step.
+    next: Vec<u32>,
 }
 
 impl LanguageModel {
@@ -207,11 +209,12 @@ impl LanguageModel {
         let logits = ctx.uninitialised(DType::F32, &[max_logits, config.vocab_size])?;
         let draw = match logits.buffer().host_ptr() {
             Some(_) => None,
-            None => Some(Draw::new(&ctx, config.vocab_size)?),
+            None => Some(Draw::new(&ctx, config.vocab_size, limits.max_sequences)?),
         };
         let row = Vec::with_capacity(max_logits * config.vocab_size);
+        let next = Vec::with_capacity(max_logits);
         let (tokenizer, batch) = (tokenizer.map(Arc::new), Batch::for_limits(&limits));
-        Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, draw, prefill_chunk, row })
+        Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, draw, prefill_chunk, row, next })
     }
 
     /// The context that it runs on.
@@ -325,15 +328,42 @@ impl LanguageModel {
     /// A token out of the vocabulary, a sequence past the context, more sequences than the model was loaded for, a full
     /// cache, or a failed device. Every sequence is as long as before.
     pub fn decode(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Result<&[f32]> {
-        if sequences.len() != tokens.len() {
-            return Err(Error::Input(format!("{} tokens for {} sequences", tokens.len(), sequences.len())));
-        }
-        for (sequence, token) in sequences.iter().zip(tokens) {
-            self.check_prompt(sequence.len(), std::slice::from_ref(token))?;
-        }
+        self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
         self.decode_then(sequences, tokens, |model| model.fetch(rows))?;
         Ok(&self.row)
+    }
+
+    /// One token for each of several sequences, and the most probable next token of each, chosen where the logits are: from
+    /// a GPU only tokens come to the host.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode), and logits of which none is the largest.
+    pub fn decode_greedy(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Result<&[u32]> {
+        self.check_decode(sequences, tokens)?;
+        let rows = sequences.len();
+        self.decode_then(sequences, tokens, |model| {
+            model.next.clear();
+            if let Some(draw) = &mut model.draw {
+                let asked = std::iter::repeat_n(Asked::GREEDY, rows);
+                model.next.extend(draw.tokens(&model.ctx, &model.logits, asked)?);
+                return Ok(());
+            }
+            model.fetch(rows)?;
+            for logits in model.row.chunks(model.decoder.config().vocab_size) {
+                model.next.push(argmax(logits)?.id);
+            }
+            Ok(())
+        })?;
+        Ok(&self.next)
+    }
+
+    fn check_decode(&self, sequences: &[Sequence], tokens: &[u32]) -> Result<()> {
+        if sequences.len() != tokens.len() {
+            return Err(Error::Input(format!("{} tokens for {} sequences", tokens.len(), sequences.len())));
+        }
+        let each = sequences.iter().zip(tokens);
+        each.map(|(sequence, token)| self.check_prompt(sequence.len(), std::slice::from_ref(token))).collect()
     }
 
     /// One token for each of several sequences, and then what is wanted of the logits.
@@ -506,7 +536,7 @@ impl LanguageModel {
         if let Some(draw) = &mut self.draw
             && let Some(asked) = sampler.ask()
         {
-            return draw.token(&self.ctx, &self.logits, &asked);
+            return Ok(draw.tokens(&self.ctx, &self.logits, std::iter::once(asked))?[0]);
         }
         self.fetch(1)?;
         sampler.sample(&self.row, history)

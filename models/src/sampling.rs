@@ -162,6 +162,9 @@ impl Asked {
     /// How many numbers [`Asked::params`] are.
     pub(crate) const PARAMS: usize = 4;
 
+    /// The most probable token.
+    pub(crate) const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, min_p: 0.0, draw: 0.0, top_k: 0 };
+
     /// The numbers in the order of [`sinew_ops::layers::Sample::run`].
     pub(crate) fn params(&self) -> [f32; Self::PARAMS] {
         [self.temperature, self.top_p, self.min_p, self.draw]
@@ -348,7 +351,7 @@ fn apply_bias_and_penalties(params: &SamplingParams, logits: &mut [f32], seen: &
 }
 
 /// The largest logit, of the lowest id that has it.
-fn argmax(logits: &[f32]) -> Result<Candidate> {
+pub(crate) fn argmax(logits: &[f32]) -> Result<Candidate> {
     /// Enough independent maxima for the compiler to keep several vectors of them.
     const LANES: usize = 32;
     let refused = |problem: String| Err(Error::Logits(problem));

@@ -108,7 +108,7 @@ impl Bench {
                 break;
             }
             row.iter_mut().zip(&steps).for_each(|(token, tokens)| *token = tokens[step]);
-            model.decode(&mut sequences, &row)?;
+            model.decode_greedy(&mut sequences, &row)?;
         }
         Ok(Run { first_token, prefill, decode: start.elapsed().as_secs_f64() })
     }

@@ -3,7 +3,9 @@
 use sinew_tensor::DType;
 
 use super::{Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind, reference};
-use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
+use crate::case::{
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
+};
 use crate::{Arithmetic, Result};
 
 /// Sequences, tokens, and the most queries and keys of a sequence: single keys, a tile and its neighbours, several
@@ -41,6 +43,12 @@ const WINDOWS: [Option<usize>; 6] = [None, None, Some(5), None, Some(70), Some(1
 const CAPS: [Option<f32>; 4] = [None, None, None, Some(4.0)];
 
 impl Reference for Attention {
+    fn smaller(fixed: &AttentionStatic, call: AttentionDynamic) -> Option<(AttentionStatic, AttentionDynamic)> {
+        let (sequences, max_query) = (call.sequences.min(2), cut(call.max_query, 128));
+        let max_kv = cut(call.max_kv, 1024).max(max_query);
+        Some((fixed.clone(), AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let mut pick = Generator::new(0xa77e);
         let count = match depth {

@@ -4,11 +4,18 @@ use sinew_memory::{Cpu, SimdLevel};
 use sinew_tensor::{DType, Tensor};
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
-use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
+use crate::case::{
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
+};
 use crate::packed::{FORMATS, Source, Weights};
 use crate::{Arithmetic, Result};
 
 impl Reference for Embedding {
+    fn smaller(fixed: &EmbeddingStatic, call: EmbeddingDynamic) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
+        let fixed = EmbeddingStatic { vocab: cut(fixed.vocab, 512), ..fixed.clone() };
+        Some((fixed, EmbeddingDynamic { tokens: cut(call.tokens, 256) }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let packed = FORMATS.into_iter().map(TableKind::Packed);
         let kinds: Vec<TableKind> = DType::COMPUTE.into_iter().map(TableKind::Strided).chain(packed).collect();

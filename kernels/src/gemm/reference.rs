@@ -7,7 +7,7 @@ use super::epilogue::{Epilogue, Residual};
 use super::{BF16, BIAS, Compute, F16, F32, Format, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Rhs, Source, Weights};
 use crate::activation::Activation;
 use crate::case::{
-    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, encode, host_operand,
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
 };
 use crate::{Arithmetic, Result};
 
@@ -144,6 +144,11 @@ fn epilogues() -> Vec<Epilogue> {
 }
 
 impl Reference for Gemm {
+    fn smaller(fixed: &GemmStatic, call: GemmDynamic) -> Option<(GemmStatic, GemmDynamic)> {
+        let fixed = GemmStatic { n: cut(fixed.n, 1024), k: cut(fixed.k, 1024), ..fixed.clone() };
+        Some((fixed, GemmDynamic { batch: call.batch.min(2), m: cut(call.m, 256) }))
+    }
+
     /// Every shape with right operands, types, epilogues, lays and values that take turns at periods of their own, so
     /// that pairs of them meet.
     fn cases(depth: Depth) -> Vec<Case<Self>> {

@@ -30,6 +30,8 @@ pub struct Counters {
     pub bind_groups: usize,
     /// Pipelines compiled.
     pub pipelines: usize,
+    /// Bytes that were asked to be brought to the host.
+    pub downloaded_bytes: usize,
     /// Bytes held now for staging, parameters, reading back and status, which are kept and grow as they must.
     pub persistent_bytes: usize,
 }
@@ -171,6 +173,7 @@ impl Queue {
         status: Option<&Status>,
     ) -> Result<[u32; 2]> {
         let mut state = lock(&self.state);
+        state.counters.downloaded_bytes += into.len();
         if into.is_empty() && status.is_none() {
             let names = self.submit(&mut state)?;
             self.wait_for(None)?;

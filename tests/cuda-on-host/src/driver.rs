@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::fmt;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 
@@ -38,6 +38,7 @@ pub struct HostDriver {
     functions: Mutex<HashMap<Handle, Function>>,
     /// Launches so far: each takes another of the orders that CUDA leaves open.
     launches: AtomicU32,
+    downloaded: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -260,8 +261,7 @@ impl<T> Reached<T> {
 
 impl HostDriver {
     /// A device with nothing on it.
-    #[allow(clippy::new_ret_no_self)]
-    pub fn new() -> Arc<dyn Driver> {
+    pub fn new() -> Arc<Self> {
         Arc::new(Self {
             memory: Arc::default(),
             streams: Mutex::default(),
@@ -269,7 +269,13 @@ impl HostDriver {
             modules: Mutex::default(),
             functions: Mutex::default(),
             launches: AtomicU32::new(0),
+            downloaded: AtomicUsize::new(0),
         })
+    }
+
+    /// Bytes that were brought to the host so far.
+    pub fn downloaded_bytes(&self) -> usize {
+        self.downloaded.load(Ordering::Relaxed)
     }
 
     fn queue(&self, call: &'static str, stream: Handle) -> DriverCall<Arc<Queue>> {
@@ -423,6 +429,7 @@ unsafe impl Driver for HostDriver {
     }
 
     unsafe fn download(&self, to: *mut u8, from: Address, bytes: usize, stream: Handle) -> DriverCall<()> {
+        self.downloaded.fetch_add(bytes, Ordering::Relaxed);
         self.enqueue_copy("cuMemcpyDtoHAsync", to, from as *const u8, bytes, stream)
     }
 

@@ -26,12 +26,21 @@ pub use driver::HostDriver;
 /// # Errors
 /// A device that cannot be made; and that kernels cannot be compiled, where `SINEW_REQUIRE_GXX` is set.
 pub fn device(cache: impl AsRef<Path>) -> Result<Option<Arc<dyn Device>>> {
+    Ok(device_and_driver(cache)?.map(|(device, _)| device))
+}
+
+/// [`device`] with its driver, which tells what it did.
+///
+/// # Errors
+/// As [`device`].
+pub fn device_and_driver(cache: impl AsRef<Path>) -> Result<Option<(Arc<dyn Device>, Arc<HostDriver>)>> {
     match Gxx::find() {
         Ok(compiler) => {
             let cache = KernelCache::at(cache.as_ref().join("cuda-on-host"));
             cublaslt::load(&cache, compiler.version())
                 .map_err(|reason| Error::NoDevice { name: "cuBLASLt on the host".into(), reason })?;
-            Ok(Some(CudaDevice::new(HostDriver::new(), Arc::new(compiler), cache)?))
+            let driver = HostDriver::new();
+            Ok(Some((CudaDevice::new(driver.clone(), Arc::new(compiler), cache)?, driver)))
         }
         Err(reason) if std::env::var_os("SINEW_REQUIRE_GXX").is_some() => {
             Err(Error::NoDevice { name: "cuda on the host".into(), reason })

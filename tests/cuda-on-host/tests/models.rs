@@ -11,20 +11,22 @@ use sinew::memory::DeviceKind;
 use sinew::ops::Policy;
 use sinew::prelude::*;
 use sinew_conformance::parity;
+use sinew_cuda_on_host::HostDriver;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures")
 }
 
-fn context() -> Option<Arc<Context>> {
-    let device = sinew_cuda_on_host::device(env!("CARGO_TARGET_TMPDIR")).expect("the device is made")?;
+fn context() -> Option<(Arc<Context>, Arc<HostDriver>)> {
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    let (device, driver) = sinew_cuda_on_host::device_and_driver(folder).expect("the device is made")?;
     let (registry, policy) = (Arc::new(Registry::standard()), Policy::of(DeviceKind::CUDA));
-    Some(Arc::new(Context::new(device, registry, policy).expect("a context")))
+    Some((Arc::new(Context::new(device, registry, policy).expect("a context")), driver))
 }
 
 #[test]
 fn models_compute_what_transformers_does() {
-    let Some(ctx) = context() else { return };
+    let Some((ctx, _)) = context() else { return };
     let mut failed = Vec::new();
     for folder in parity::fixtures(&fixtures()).expect("the fixtures are there") {
         let in_f32 = parity::in_f32(&ctx, &folder).expect("the fixture runs");
@@ -41,7 +43,7 @@ fn models_compute_what_transformers_does() {
 
 #[test]
 fn tokens_drawn_on_the_device_are_those_of_the_host() {
-    let Some(ctx) = context() else { return };
+    let Some((ctx, driver)) = context() else { return };
     let folder = fixtures().join("llama3_rope_gqa3_hd20_bf16_tied_bpe");
     let options = LoadOptions { context: Some(64), ..LoadOptions::default() };
     let load = |ctx: Arc<Context>| LanguageModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect("it loads");
@@ -53,6 +55,11 @@ fn tokens_drawn_on_the_device_are_those_of_the_host() {
             model.generate(&[5, 9, 2], &options, &mut |_| ControlFlow::Continue(())).expect("an answer").tokens
         };
         assert_eq!(tokens(&mut there), tokens(&mut here), "temperature {temperature}, top_k {top_k}, top_p {top_p}");
+        // Kernels are chosen, and checked, by now: of each step its token comes to the host, and what kernels report.
+        let before = driver.downloaded_bytes();
+        let steps = tokens(&mut there).len();
+        let each = (driver.downloaded_bytes() - before) / steps;
+        assert!(each < there.decoder().config().vocab_size, "{each} bytes of each step come to the host");
     }
     for (place, rows) in there.decoder().kernels() {
         println!("{place}: {}", rows.join(", "));

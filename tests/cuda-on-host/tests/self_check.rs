@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use sinew::kernels::gemm::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew::kernels::norm::{Norm, NormDynamic, NormStatic};
 use sinew::kernels::{Arithmetic, Registry, Row};
 use sinew::memory::DeviceKind;
@@ -63,4 +64,29 @@ fn a_row_that_is_wrong_on_the_problem_alone_is_not_chosen_from_then_on() {
     // What was chosen stays; what is new does not trust the row any more.
     assert_eq!(chosen(64, 4), "norm.cuda.mostly");
     assert_eq!(chosen(65, 4), "norm.cuda");
+}
+
+#[test]
+fn a_row_that_is_wrong_on_large_problems_is_seen_on_smaller_ones_of_their_kind() {
+    static HONEST: OnceLock<Row<Gemm>> = OnceLock::new();
+    let Some(device) = sinew_cuda_on_host::device(env!("CARGO_TARGET_TMPDIR")).unwrap() else { return };
+    let mut registry = Registry::standard();
+    let rows = registry.table::<Gemm>().unwrap().rows();
+    let honest = *HONEST.get_or_init(|| *rows.iter().find(|row| row.name == "gemm.cuda.gemv").unwrap());
+    registry.add([Row {
+        name: "gemm.cuda.mostly",
+        cost: |_, _, _| 0.0,
+        run: |launch, fixed: &GemmStatic, call: &GemmDynamic, operands| match (call.m, fixed.n) {
+            (3, 1000..) => Ok(()),
+            // SAFETY: passed on.
+            _ => unsafe { (HONEST.wait().run)(launch, fixed, call, operands) },
+        },
+        ..honest
+    }]);
+    let ctx = Context::new(device, Arc::new(registry), Policy::of(DeviceKind::CUDA)).unwrap();
+    let f32 = sinew::tensor::DType::F32;
+    let fixed = GemmStatic::new(40_000, 4096, f32, Rhs::Strided(f32), f32, Compute::F32);
+    let chosen = |m| ctx.choose::<Gemm>(&fixed, &GemmDynamic { batch: 1, m }).unwrap().name;
+    assert_eq!(chosen(1), "gemm.cuda.mostly");
+    assert_ne!(chosen(3), "gemm.cuda.mostly");
 }
