@@ -105,6 +105,8 @@ pub struct Accelerator {
     pub compute_capability: Option<(u32, u32)>,
     /// Whether kernels may use 16-bit floats as they are stored.
     pub f16: bool,
+    /// Whether products of bf16 operands are multiplied as such, not widened first.
+    pub bf16_products: bool,
     /// Fewest and most threads that exchange values without memory; `None` where kernels cannot.
     pub subgroup_size: Option<(usize, usize)>,
     /// Memory in bytes that the threads of a workgroup share.

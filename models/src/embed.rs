@@ -73,7 +73,7 @@ impl EmbeddingModel {
         let max_tokens = TextLimits::from_folder(folder)?.limit(config.max_position_embeddings);
         let checkpoint = Checkpoint::open(folder, options.load)?;
         ctx.prefetch()?;
-        let precision = options.precision(&checkpoint, ctx.device().id().kind)?;
+        let precision = options.precision(&checkpoint, ctx.device().hardware())?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
         let rows = config.max_position_embeddings.max(PASS_TOKENS);
         let encoder = Encoder::load(&mut loader, &config, rows, MAX_TEXTS)?;

@@ -182,7 +182,7 @@ impl LanguageModel {
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
         ctx.prefetch()?;
-        let precision = options.weights.precision(checkpoint, ctx.device().id().kind)?;
+        let precision = options.weights.precision(checkpoint, ctx.device().hardware())?;
         // Unasked, the cache is not made for contexts that few prompts fill.
         const DEFAULT_CONTEXT: usize = 4096;
         let longest = config.max_position_embeddings;
@@ -362,8 +362,8 @@ impl LanguageModel {
         if sequences.len() != tokens.len() {
             return Err(Error::Input(format!("{} tokens for {} sequences", tokens.len(), sequences.len())));
         }
-        let each = sequences.iter().zip(tokens);
-        each.map(|(sequence, token)| self.check_prompt(sequence.len(), std::slice::from_ref(token))).collect()
+        let mut each = sequences.iter().zip(tokens);
+        each.try_for_each(|(sequence, token)| self.check_prompt(sequence.len(), std::slice::from_ref(token)))
     }
 
     /// One token for each of several sequences, and then what is wanted of the logits.

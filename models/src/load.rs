@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use sinew_memory::DeviceKind;
+use sinew_memory::Hardware;
 use sinew_ops::Context;
 use sinew_ops::layers::{Compute, Linear, LinearOptions, Norm, NormOptions, PackedWeight, WeightPacker};
 use sinew_tensor::{DType, Tensor};
@@ -21,13 +21,13 @@ pub struct WeightOptions {
 }
 
 impl WeightOptions {
-    /// The precision of a model with these weights on a kind of device.
+    /// The precision of a model with these weights on a device.
     ///
     /// # Errors
     /// A dtype that weights cannot be kept in, or a checkpoint without floating-point tensors.
-    pub fn precision(&self, checkpoint: &Checkpoint, device: DeviceKind) -> Result<Precision> {
+    pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
         let stored = main_dtype(checkpoint)?;
-        Precision::of(self.dtype.unwrap_or(stored), device)
+        Precision::of(self.dtype.unwrap_or(stored), hardware)
     }
 }
 
@@ -45,16 +45,17 @@ pub struct Precision {
 }
 
 impl Precision {
-    /// The usual precision of models stored in `dtype` on a kind of device.
+    /// The usual precision of models stored in `dtype` on a device.
     ///
     /// f16 weights are widened in registers and multiplied in f32, so that activations past f16's range do no harm. So
-    /// are bf16 weights by wgpu, whose shaders have no bf16 to multiply.
+    /// are bf16 weights where a device has no bf16 to multiply.
     ///
     /// # Errors
     /// A dtype that weights cannot be kept in.
-    pub fn of(dtype: DType, device: DeviceKind) -> Result<Self> {
+    pub fn of(dtype: DType, hardware: &Hardware) -> Result<Self> {
+        let widens = hardware.accelerator.as_ref().is_some_and(|accelerator| !accelerator.bf16_products);
         let (activations, compute, kv) = match dtype {
-            DType::BF16 if device == DeviceKind::WGPU => (DType::F32, Compute::F32, DType::BF16),
+            DType::BF16 if widens => (DType::F32, Compute::F32, DType::BF16),
             DType::F32 => (DType::F32, Compute::F32, DType::F32),
             DType::F16 => (DType::F32, Compute::F32, DType::F16),
             DType::BF16 => (DType::BF16, Compute::Bf16, DType::BF16),

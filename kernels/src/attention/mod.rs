@@ -31,7 +31,8 @@
 //! sequences, on any number of threads. Rows with the same arithmetic agree on all of that.
 //!
 //! On NVIDIA GPUs the dot product and the weighted sum of a tile are a tensor core's (`attention.cuda.tiles-mma`), or
-//! tiles are of 32 keys (`attention.cuda.tiles-fma`); groups are the same.
+//! tiles are of 32 keys (`attention.cuda.tiles-fma`); groups are the same. So they are by wgpu, in tiles of 32 keys
+//! (`attention.wgpu`).
 //!
 //! Keys that no token sees (free blocks, the tail of the last block, blocks that a window has passed) are never read,
 //! and those that only some tokens see never reach the others, even where they are NaN or infinite.

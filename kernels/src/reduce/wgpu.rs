@@ -56,8 +56,6 @@ unsafe fn run(launch: &Launch<'_>, fixed: &ReduceStatic, dynamic: &ReduceCall, o
     call.option("WORKGROUP", WORKGROUP)?;
     call.option("MEAN", u32::from(fixed.function == F::Mean))?;
     call.option("SMALLEST", u32::from(matches!(fixed.function, F::Min | F::ArgMin)))?;
-    // The texts differ by it.
-    call.option("FUNCTION", fixed.function as u32)?;
     call.write("y", y)?;
     call.read("x", x)?;
     call.walk_in_parts("rows", &Walk::of(rows, |d| [y.strides()[d], x.strides()[d]]), ["y", "x"])?;

@@ -16,8 +16,8 @@ pub(super) const MOST_OPERANDS: usize = 12;
 pub(super) const MOST_BINDINGS: usize = MAX_BINDINGS;
 const MOST_OPTIONS: usize = 24;
 const MOST_WALKS: usize = 2;
-/// Words of a pipeline's key: options, operands, ranks of walks, whether it reports.
-const KEY: usize = MOST_OPTIONS + MOST_OPERANDS + MOST_WALKS + 1;
+/// Words of a pipeline's key: options, operands, ranks of walks, the text and whether it reports.
+const KEY: usize = MOST_OPTIONS + MOST_OPERANDS + MOST_WALKS + 4;
 /// Workgroups of a row of a grid that is counted in one dimension: every adapter takes as many.
 const GRID: usize = 1 << 15;
 
@@ -488,7 +488,10 @@ impl<'a> Call<'a> {
         let options = self.options.iter().map(|&(_, value)| value);
         let operands = self.operands.iter().map(Operand::code);
         let walks = self.walks.iter().flatten().map(|walk| walk.rank as u32);
-        for word in options.chain(operands).chain(walks).chain([u32::from(self.reports.is_some())]) {
+        // A text is told from another by where it stands: each is a constant of this program.
+        let (place, length) = (self.body.as_ptr() as u64, self.body.len() as u32);
+        let text = [place as u32, (place >> 32) as u32, length, u32::from(self.reports.is_some())];
+        for word in options.chain(operands).chain(walks).chain(text) {
             key.push(self.name, word)?;
         }
         // SAFETY: the text is ours: every loop is over a range, and every divisor is a size of a dimension that has

@@ -313,6 +313,7 @@ fn describe(properties: &Properties) -> Hardware {
         accelerator: Some(Accelerator {
             compute_capability: Some(capability),
             f16: true,
+            bf16_products: true,
             subgroup_size: Some((WARP, WARP)),
             workgroup_bytes: properties.shared_bytes,
             workgroup_threads: BLOCK_THREADS,

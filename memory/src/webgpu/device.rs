@@ -133,6 +133,7 @@ impl WgpuDevice {
             accelerator: Some(Accelerator {
                 compute_capability: None,
                 f16: features.contains(adapters::F16),
+                bf16_products: false,
                 subgroup_size: subgroups.then_some((info.subgroup_min_size as usize, info.subgroup_max_size as usize)),
                 workgroup_bytes: limits.max_compute_workgroup_storage_size as usize,
                 workgroup_threads: limits.max_compute_invocations_per_workgroup as usize,

@@ -15,6 +15,7 @@ use sinew::kernels::norm::{Norm, NormDynamic, NormStatic};
 use sinew::kernels::peaks::Peaks;
 use sinew::kernels::{Registry, Work};
 use sinew::memory::Device;
+use sinew::models::load::Precision;
 use sinew::tensor::DType;
 
 /// Seconds that each row is timed for, and the fewest timings.
@@ -75,11 +76,12 @@ pub fn report(
     };
     let least = |n: usize| if size == Size::Full { n } else { (n / 16).max(1) };
     let kind = device.id().kind;
+    let Precision { activations, compute, .. } = Precision::of(DType::BF16, device.hardware())?;
     for (m, n, k) in [(4096, 4096, 4096), (512, 4096, 4096), (1, 6144, 4096), (1, 4096, 14336), (8, 4096, 4096)] {
         for dtype in [DType::BF16, DType::F32] {
             let format = Format::of(dtype, kind).ok_or("no packed format")?;
-            let compute = if dtype == DType::BF16 { Compute::Bf16 } else { Compute::F32 };
-            let fixed = GemmStatic::new(least(n), least(k), dtype, Rhs::Packed(format), dtype, compute);
+            let (a, compute) = if dtype == DType::BF16 { (activations, compute) } else { (dtype, Compute::F32) };
+            let fixed = GemmStatic::new(least(n), least(k), a, Rhs::Packed(format), a, compute);
             let call = GemmDynamic { batch: 1, m: if m > 8 { least(m) } else { m } };
             problem(times::<Gemm>(registry, device, fixed, call)?)?;
         }
@@ -87,17 +89,17 @@ pub fn report(
     let format = Format::of(DType::BF16, kind).ok_or("no packed format")?;
     let epilogue = Epilogue { activation: Some(Activation::Silu), gated: true, ..Epilogue::default() };
     let (n, k) = (least(28672), least(4096));
-    let fixed = GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Bf16).with(epilogue);
+    let fixed = GemmStatic::new(n, k, activations, Rhs::Packed(format), activations, compute).with(epilogue);
     problem(times::<Gemm>(registry, device, fixed, GemmDynamic { batch: 1, m: 1 })?)?;
     for (sequences, queries, keys) in [(1, 4096, 4096), (1, 1, 4096), (8, 1, 2048)] {
         let fixed = AttentionStatic {
             num_heads: 32,
             num_kv_heads: 8,
             head_dim: 128,
-            q: DType::F32,
+            q: activations,
             kv: DType::BF16,
-            out: DType::BF16,
-            compute: Compute::Bf16,
+            out: activations,
+            compute,
             scale: F32Bits::new(1.0 / 128f32.sqrt()),
             causal: true,
             window: None,

@@ -26,21 +26,30 @@ pub use driver::HostDriver;
 /// # Errors
 /// A device that cannot be made; and that kernels cannot be compiled, where `SINEW_REQUIRE_GXX` is set.
 pub fn device(cache: impl AsRef<Path>) -> Result<Option<Arc<dyn Device>>> {
-    Ok(device_and_driver(cache)?.map(|(device, _)| device))
+    Ok(opened(cache)?.map(|Opened { device, .. }| device))
 }
 
-/// [`device`] with its driver, which tells what it did.
+/// A device with its driver, which tells what it did.
+#[derive(Debug)]
+pub struct Opened {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Its driver.
+    pub driver: Arc<HostDriver>,
+}
+
+/// [`device`] with its driver.
 ///
 /// # Errors
 /// As [`device`].
-pub fn device_and_driver(cache: impl AsRef<Path>) -> Result<Option<(Arc<dyn Device>, Arc<HostDriver>)>> {
+pub fn opened(cache: impl AsRef<Path>) -> Result<Option<Opened>> {
     match Gxx::find() {
         Ok(compiler) => {
             let cache = KernelCache::at(cache.as_ref().join("cuda-on-host"));
             cublaslt::load(&cache, compiler.version())
                 .map_err(|reason| Error::NoDevice { name: "cuBLASLt on the host".into(), reason })?;
             let driver = HostDriver::new();
-            Ok(Some((CudaDevice::new(driver.clone(), Arc::new(compiler), cache)?, driver)))
+            Ok(Some(Opened { device: CudaDevice::new(driver.clone(), Arc::new(compiler), cache)?, driver }))
         }
         Err(reason) if std::env::var_os("SINEW_REQUIRE_GXX").is_some() => {
             Err(Error::NoDevice { name: "cuda on the host".into(), reason })

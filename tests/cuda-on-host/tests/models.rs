@@ -11,7 +11,7 @@ use sinew::memory::DeviceKind;
 use sinew::ops::Policy;
 use sinew::prelude::*;
 use sinew_conformance::parity;
-use sinew_cuda_on_host::HostDriver;
+use sinew_cuda_on_host::{HostDriver, Opened};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures")
@@ -19,7 +19,7 @@ fn fixtures() -> PathBuf {
 
 fn context() -> Option<(Arc<Context>, Arc<HostDriver>)> {
     let folder = env!("CARGO_TARGET_TMPDIR");
-    let (device, driver) = sinew_cuda_on_host::device_and_driver(folder).expect("the device is made")?;
+    let Opened { device, driver } = sinew_cuda_on_host::opened(folder).expect("the device is made")?;
     let (registry, policy) = (Arc::new(Registry::standard()), Policy::of(DeviceKind::CUDA));
     Some((Arc::new(Context::new(device, registry, policy).expect("a context")), driver))
 }
