@@ -143,7 +143,8 @@ pub fn verify<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: De
     verify_cases(&rows, device, O::cases(depth))
 }
 
-/// Devices on which every row has passed the harness, in a recorded run: the kind, and how the device's name begins.
+/// Devices on which every row has passed the harness: the kind, and how the device's name begins. The run is kept under
+/// that beginning in `benches/results/`.
 const ON_RECORD: [(DeviceKind, &str); 1] = [(DeviceKind::WGPU, "llvmpipe")];
 /// Cases of a self-check: enough to see a driver that miscompiles, few enough to be done before a model runs.
 const SELF_CHECK_CASES: usize = 8;
@@ -362,4 +363,22 @@ pub fn runs<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: Dept
         }
     }
     Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::ON_RECORD;
+
+    #[test]
+    fn the_run_of_every_device_on_record_is_kept_and_passed() {
+        for (kind, name) in ON_RECORD {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/results").join(format!("{name}.txt"));
+            let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert!(text.starts_with(&format!("{kind}:")) && text.contains(name), "{}", path.display());
+            assert!(text.lines().any(|line| line.starts_with("0 of ") && line.ends_with(" rows failed")));
+            assert!(!text.contains("FAILED"), "{}", path.display());
+        }
+    }
 }

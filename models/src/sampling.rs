@@ -24,6 +24,9 @@ use crate::error::{Error, Result};
 
 /// How the next token is chosen. The default is greedy.
 ///
+/// On a GPU tokens are drawn where the logits are, unless bias or penalties change the logits first: then those of each
+/// step come to the host.
+///
 /// ```
 /// use sinew_models::{Sampler, SamplingParams};
 ///
