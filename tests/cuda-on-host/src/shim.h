@@ -2,9 +2,10 @@
 //
 // A block runs on one thread of the system. Each of its CUDA threads is a fiber that runs until it waits for others, at
 // a barrier or in an operation of its warp; when all whom an operation names have come, it is carried out for all of
-// them at once, and they run on. Shared memory is thread-local, so that blocks may run side by side, and holds NaN at
-// first. Asynchronous copies are made as late as they may be, or as soon: what a kernel must not rely on differs from
-// launch to launch.
+// them at once, and they run on. One warp after another runs until all of it is at the barrier, so that nothing else
+// keeps warps in step. Shared memory is thread-local, so that blocks may run side by side, and holds NaN at first.
+// Asynchronous copies are made as late as they may be, or as soon, and warps take their turns from either end: what a
+// kernel must not rely on differs from launch to launch.
 #ifndef __x86_64__
 #error "the switch between fibers is written for x86-64"
 #endif
@@ -129,7 +130,10 @@ struct Block {
         sinew_switch(&scheduler, fibers[thread].stack);
     }
 
+    bool backward() const { return launch->order & 1; }
+
     void run(unsigned x, unsigned y, unsigned z);
+    void run_warp(unsigned first);
     bool release();
     bool release_warp(unsigned first, unsigned end);
     void operate(unsigned first, unsigned end, unsigned mask, Wait wait);
@@ -201,22 +205,28 @@ inline void Block::run(unsigned x, unsigned y, unsigned z) {
         fiber.open.clear();
         fiber.groups.clear();
     }
-    const bool backward = launch->order & 1;
+    const unsigned warps = (threads + WARP_THREADS - 1) / WARP_THREADS;
     do {
-        for (unsigned i = 0; i < threads && !failed; i++) {
-            const unsigned thread = backward ? threads - 1 - i : i;
-            if (fibers[thread].wait == READY) resume(thread);
-        }
+        for (unsigned i = 0; i < warps && !failed; i++) run_warp((backward() ? warps - 1 - i : i) * WARP_THREADS);
     } while (!failed && release());
 }
 
-// Lets those go on who have what they wait for. False when all threads have returned.
+// Until no thread of the warp can go on without another warp. Of two accesses between which a barrier is missing, each
+// comes first in one of the two orders.
+inline void Block::run_warp(unsigned first) {
+    const unsigned end = first + WARP_THREADS < launch->block ? first + WARP_THREADS : launch->block;
+    do {
+        for (unsigned i = first; i < end && !failed; i++) {
+            const unsigned thread = backward() ? first + end - 1 - i : i;
+            if (fibers[thread].wait == READY) resume(thread);
+        }
+    } while (!failed && release_warp(first, end));
+}
+
+// Lets the threads go on if all wait for the block. False when all have returned.
 inline bool Block::release() {
     const unsigned threads = launch->block;
     unsigned waiting = 0, done = 0, first_waiting = threads;
-    bool released = false;
-    for (unsigned first = 0; first < threads; first += WARP_THREADS)
-        released |= release_warp(first, first + WARP_THREADS < threads ? first + WARP_THREADS : threads);
     for (unsigned i = 0; i < threads; i++) {
         waiting += fibers[i].wait == BARRIER;
         done += fibers[i].wait == DONE;
@@ -227,14 +237,12 @@ inline bool Block::release() {
         for (Fiber& fiber : fibers) fiber.wait = READY;
         return true;
     }
-    if (!released && !failed) {
-        const char* at = WAIT_NAMES[fibers[first_waiting].wait];
-        fail("thread %u of block (%u, %u, %u) waits at %s (mask %#x) for ever: %u threads have returned, %u wait at "
-             "__syncthreads, the other %u elsewhere",
-             first_waiting, blockIdx.x, blockIdx.y, blockIdx.z, at, fibers[first_waiting].mask, done, waiting,
-             threads - done - waiting);
-    }
-    return !failed;
+    const char* at = WAIT_NAMES[fibers[first_waiting].wait];
+    fail("thread %u of block (%u, %u, %u) waits at %s (mask %#x) for ever: %u threads have returned, %u wait at "
+         "__syncthreads, the other %u elsewhere",
+         first_waiting, blockIdx.x, blockIdx.y, blockIdx.z, at, fibers[first_waiting].mask, done, waiting,
+         threads - done - waiting);
+    return false;
 }
 
 inline bool Block::release_warp(unsigned first, unsigned end) {

@@ -173,6 +173,8 @@ fn a_kernel_computes_and_shuffles_and_meets_at_barriers() {
         }
         let reversed = run(&stream, "reverse_in_shared", 1, 1024, 4096, &data).unwrap();
         assert!(reversed.iter().eq(data.iter().rev()));
+        let twice = run(&stream, "sums_of_sums", 1, 256, 0, &data).unwrap();
+        assert!(twice[..256].iter().all(|sum| *sum == 256.0 * data[..256].iter().sum::<f32>()));
         let copied = run(&stream, "copy_async", 1, 256, 4096, &data).unwrap();
         assert!(copied.iter().zip(&data).all(|(got, x)| *got == x + 1.0));
     }
@@ -215,8 +217,13 @@ fn what_a_kernel_forgets_to_wait_for_shows() {
     let Some(device) = device() else { return };
     let stream = device.clone().stream().unwrap();
     let data: Vec<f32> = (0..1024).map(|i| i as f32).collect();
+    let mut sums = data.clone();
+    sums[..256].fill(256.0 * data[..256].iter().sum::<f32>());
     for (kernel, right) in [
         ("reverse_without_barrier", data.iter().rev().copied().collect::<Vec<_>>()),
+        // Warps do not wait for each other at what their own lanes wait for.
+        ("sums_read_at_once", sums.clone()),
+        ("sums_written_over", sums),
         ("copy_async_without_wait", data.iter().map(|x| x + 1.0).collect()),
         ("reads_shared_unwritten", data.clone()),
     ] {
