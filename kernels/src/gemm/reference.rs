@@ -212,6 +212,18 @@ impl Reference for Gemm {
                 LARGE.iter().for_each(|&shape| add(shape));
             }
         }
+        // Operands whose rows are whole runs of 16 bytes and end within a step of tensor cores along K, with more
+        // products than one.
+        for (i, k) in [8, 40, 72].into_iter().enumerate() {
+            for dtype in [DType::BF16, DType::F16] {
+                for b in [Some(Rhs::Strided(dtype)), Format::row_major(dtype).map(Rhs::Packed)].into_iter().flatten() {
+                    let fixed = GemmStatic::new(70, k, dtype, b, DType::F32, Compute::F32);
+                    // With such a seed a strided right operand is laid by columns.
+                    let (call, seed) = (GemmDynamic { batch: 3, m: 33 }, 3 * i as u64 + 1);
+                    cases.push(Case { fixed, call, lay: Lay::Contiguous, values: Values::Integers, seed });
+                }
+            }
+        }
         // What the crate that serves as a foreign row takes.
         for (i, &[batch, m, n, k]) in SHAPES.iter().enumerate() {
             let dtype = [DType::F32, DType::F16][i % 2];

@@ -26,7 +26,7 @@ const GARBAGE: u8 = 0xcd;
 const SHARED_BYTES: usize = 163 << 10;
 /// Without asking.
 const SHARED_DEFAULT: u32 = 48 << 10;
-/// Threads of the system that the blocks of a grid are spread over.
+/// Threads of the system that the blocks of a grid are spread over; `FEW_BLOCKS` of `shim.h` is as many.
 const WORKERS: u64 = 2;
 
 /// The host's processor as a GPU of compute capability 8.0.

@@ -2,9 +2,10 @@
 //
 // A block runs on one thread of the system. Each of its CUDA threads is a fiber that runs until it waits for others, at
 // a barrier or in an operation of its warp; when all whom an operation names have come, it is carried out for all of
-// them at once, and they run on. Shared memory is thread-local, so that blocks may run side by side, and holds NaN at
-// first. Asynchronous copies are made as late as they may be, or as soon: what a kernel must not rely on differs from
-// launch to launch.
+// them at once, and they run on. One warp after another runs until all of it is at the barrier, so that nothing else
+// keeps warps in step. Shared memory is thread-local, so that blocks may run side by side, and holds NaN at first.
+// Asynchronous copies are made as late as they may be, or as soon, warps take their turns from either end, and a
+// kernel that strides over its grid is told of a smaller one: what it must not rely on differs from launch to launch.
 #ifndef __x86_64__
 #error "the switch between fibers is written for x86-64"
 #endif
@@ -43,7 +44,7 @@ static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 static thread_local uint3 threadIdx, blockIdx;
-static thread_local dim3 blockDim, gridDim;
+static thread_local dim3 blockDim;
 
 // Saves the registers that a call keeps and the stack pointer, and takes up another stack where it was left.
 extern "C" __attribute__((visibility("hidden"))) void sinew_switch(void** save, void* resume);
@@ -77,6 +78,18 @@ static const char* const WAIT_NAMES[] = {"running",  "returned", "__syncthreads"
                                          "a shuffle", "a ballot", "ldmatrix",      "ldmatrix.trans",
                                          "mma (bf16)", "mma (f16)"};
 
+// The order's bits.
+static const unsigned BACKWARD = 1, COPY_AT_ONCE = 2, STRIDE = 4;
+
+// How many blocks there are in one dimension. A kernel asks in order to stride over what is more than they are, which it
+// must do with any number of them; with as many as there is work for, as it is launched, it never comes round.
+struct Blocks {
+    unsigned dimension;
+    operator unsigned() const;
+};
+// As many as the driver has workers: the first block of each is among them.
+static const unsigned FEW_BLOCKS = 2;
+
 struct Copy {
     void* to;
     const void* from;
@@ -106,6 +119,8 @@ struct Block {
     void* scheduler;
     unsigned running;
     bool failed;
+    // Dimensions in which the kernel strides over the few blocks that it was told of.
+    bool strides[3];
 
     void fail(const char* format, ...) {
         if (failed) return;
@@ -129,7 +144,10 @@ struct Block {
         sinew_switch(&scheduler, fibers[thread].stack);
     }
 
+    bool backward() const { return launch->order & BACKWARD; }
+
     void run(unsigned x, unsigned y, unsigned z);
+    void run_warp(unsigned first);
     bool release();
     bool release_warp(unsigned first, unsigned end);
     void operate(unsigned first, unsigned end, unsigned mask, Wait wait);
@@ -139,6 +157,13 @@ struct Block {
 };
 
 static thread_local Block* block;
+
+inline Blocks::operator unsigned() const {
+    const unsigned all = block->launch->grid[dimension];
+    if (!(block->launch->order & STRIDE) || all <= FEW_BLOCKS) return all;
+    block->strides[dimension] = true;
+    return FEW_BLOCKS;
+}
 
 inline float widen_bf16_bits(unsigned short x) {
     const unsigned bits = unsigned(x) << 16;
@@ -188,7 +213,6 @@ inline void Block::run(unsigned x, unsigned y, unsigned z) {
     block = this;
     blockIdx = {x, y, z};
     blockDim = {launch->block, 1, 1};
-    gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};
     const unsigned threads = launch->block;
     for (unsigned i = 0; i < threads; i++) {
         Fiber& fiber = fibers[i];
@@ -201,22 +225,28 @@ inline void Block::run(unsigned x, unsigned y, unsigned z) {
         fiber.open.clear();
         fiber.groups.clear();
     }
-    const bool backward = launch->order & 1;
+    const unsigned warps = (threads + WARP_THREADS - 1) / WARP_THREADS;
     do {
-        for (unsigned i = 0; i < threads && !failed; i++) {
-            const unsigned thread = backward ? threads - 1 - i : i;
-            if (fibers[thread].wait == READY) resume(thread);
-        }
+        for (unsigned i = 0; i < warps && !failed; i++) run_warp((backward() ? warps - 1 - i : i) * WARP_THREADS);
     } while (!failed && release());
 }
 
-// Lets those go on who have what they wait for. False when all threads have returned.
+// Until no thread of the warp can go on without another warp. Of two accesses between which a barrier is missing, each
+// comes first in one of the two orders.
+inline void Block::run_warp(unsigned first) {
+    const unsigned end = first + WARP_THREADS < launch->block ? first + WARP_THREADS : launch->block;
+    do {
+        for (unsigned i = first; i < end && !failed; i++) {
+            const unsigned thread = backward() ? first + end - 1 - i : i;
+            if (fibers[thread].wait == READY) resume(thread);
+        }
+    } while (!failed && release_warp(first, end));
+}
+
+// Lets the threads go on if all wait for the block. False when all have returned.
 inline bool Block::release() {
     const unsigned threads = launch->block;
     unsigned waiting = 0, done = 0, first_waiting = threads;
-    bool released = false;
-    for (unsigned first = 0; first < threads; first += WARP_THREADS)
-        released |= release_warp(first, first + WARP_THREADS < threads ? first + WARP_THREADS : threads);
     for (unsigned i = 0; i < threads; i++) {
         waiting += fibers[i].wait == BARRIER;
         done += fibers[i].wait == DONE;
@@ -227,14 +257,12 @@ inline bool Block::release() {
         for (Fiber& fiber : fibers) fiber.wait = READY;
         return true;
     }
-    if (!released && !failed) {
-        const char* at = WAIT_NAMES[fibers[first_waiting].wait];
-        fail("thread %u of block (%u, %u, %u) waits at %s (mask %#x) for ever: %u threads have returned, %u wait at "
-             "__syncthreads, the other %u elsewhere",
-             first_waiting, blockIdx.x, blockIdx.y, blockIdx.z, at, fibers[first_waiting].mask, done, waiting,
-             threads - done - waiting);
-    }
-    return !failed;
+    const char* at = WAIT_NAMES[fibers[first_waiting].wait];
+    fail("thread %u of block (%u, %u, %u) waits at %s (mask %#x) for ever: %u threads have returned, %u wait at "
+         "__syncthreads, the other %u elsewhere",
+         first_waiting, blockIdx.x, blockIdx.y, blockIdx.z, at, fibers[first_waiting].mask, done, waiting,
+         threads - done - waiting);
+    return false;
 }
 
 inline bool Block::release_warp(unsigned first, unsigned end) {
@@ -335,7 +363,7 @@ template <float (*WIDEN)(unsigned short)> void Block::mma(Fiber* lanes) {
 }
 
 inline void run(Launch* launch, size_t parameter_bytes, unsigned most_threads, void (*body)(const void*)) {
-    Block mine{launch, body, std::vector<Fiber>(launch->block), nullptr, nullptr, nullptr, 0, false};
+    Block mine{launch, body, std::vector<Fiber>(launch->block), nullptr, nullptr, nullptr, 0, false, {}};
     if (launch->parameter_bytes != parameter_bytes)
         return mine.fail("the kernel's parameter has %zu bytes, the launch brings %u", parameter_bytes,
                          launch->parameter_bytes);
@@ -348,8 +376,13 @@ inline void run(Launch* launch, size_t parameter_bytes, unsigned most_threads, v
     mine.stacks = static_cast<char*>(room);
     mine.shared = static_cast<unsigned char*>(room) + stack_bytes;
     const unsigned long long plane = 1ull * launch->grid[0] * launch->grid[1], blocks = plane * launch->grid[2];
-    for (unsigned long long i = launch->first; i < blocks && !mine.failed; i += launch->step)
-        mine.run(i % launch->grid[0], i / launch->grid[0] % launch->grid[1], i / plane);
+    for (unsigned long long i = launch->first; i < blocks && !mine.failed; i += launch->step) {
+        const unsigned at[3] = {unsigned(i % launch->grid[0]), unsigned(i / launch->grid[0] % launch->grid[1]),
+                                unsigned(i / plane)};
+        bool taken = false;
+        for (unsigned d = 0; d < 3; d++) taken |= mine.strides[d] && at[d] >= FEW_BLOCKS;
+        if (!taken) mine.run(at[0], at[1], at[2]);
+    }
     munmap(room, bytes);
 }
 
@@ -373,6 +406,8 @@ template <typename T> static T shuffle(unsigned mask, T value, unsigned source) 
 static inline unsigned lane() { return block->running % WARP_THREADS; }
 
 }  // namespace host
+
+static const struct { host::Blocks x, y, z; } gridDim = {{0}, {1}, {2}};
 
 #define SINEW_KERNEL_BOUNDS(name, Params, threads, min_blocks)                                                         \
     static void name##_body(const Params& p);                                                                          \
@@ -506,7 +541,7 @@ static inline void cp_async_16(void* shared, const void* global, bool valid) {
     if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) % 16)
         host::block->fail("cp_async_16: %p from %p is not aligned to 16", shared, global);
     host::Copy copy{shared, valid ? global : nullptr};
-    if (host::block->launch->order & 2)
+    if (host::block->launch->order & host::COPY_AT_ONCE)
         host::copy_all({copy});
     else
         host::self().open.push_back(copy);

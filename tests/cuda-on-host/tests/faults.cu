@@ -25,6 +25,24 @@ SINEW_KERNEL(reverse_without_barrier, Params) {
     for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) *at_mut<float>(p.data, i) = room[p.n - 1 - i];
 }
 
+// Sums of rows as wide as a block, all in one room.
+template <bool BEFORE, bool AFTER> DEVICE void sum_rows(const Params& p) {
+    __shared__ float room[SINEW_THREADS / WARP];
+    for (u64 row = blockIdx.x; row < p.n / blockDim.x; row += gridDim.x) {
+        const i64 i = i64(row * blockDim.x + threadIdx.x);
+        float value = warp_sum(*at<float>(p.data, i));
+        if (lane() == 0) room[warp()] = value;
+        if (BEFORE) __syncthreads();
+        value = 0.0f;
+        for (u32 w = 0; w < warps(); ++w) value += room[w];
+        *at_mut<float>(p.data, i) = value;
+        if (AFTER) __syncthreads();
+    }
+}
+SINEW_KERNEL(row_sums, Params) { sum_rows<true, true>(p); }
+SINEW_KERNEL(row_sums_read_at_once, Params) { sum_rows<false, true>(p); }
+SINEW_KERNEL(row_sums_written_over, Params) { sum_rows<true, false>(p); }
+
 template <bool WAITS> DEVICE void copy_and_add(const Params& p) {
     SINEW_SHARED(float, room);
     const u32 i = 4 * threadIdx.x;

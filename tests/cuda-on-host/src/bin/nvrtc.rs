@@ -34,6 +34,8 @@ fn number(line: &str, unit: &str) -> u64 {
     digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
+/// What a log says of each kernel. Behind a kernel's own properties come those of the functions that it calls, each with a
+/// frame and spills of its own.
 fn kernels(log: &str) -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
     for line in log.lines() {
@@ -42,8 +44,8 @@ fn kernels(log: &str) -> Vec<Kernel> {
         }
         let Some(kernel) = kernels.last_mut() else { continue };
         if line.contains("bytes stack frame") {
-            kernel.stack = number(line, "bytes stack frame");
-            kernel.spilled = number(line, "bytes spill stores") + number(line, "bytes spill loads");
+            kernel.stack = kernel.stack.max(number(line, "bytes stack frame"));
+            kernel.spilled += number(line, "bytes spill stores") + number(line, "bytes spill loads");
         } else if line.contains("registers") {
             kernel.registers = number(line, "registers");
             kernel.shared = number(line, "bytes smem");
@@ -114,4 +116,30 @@ fn main() -> ExitCode {
         eprintln!("{line}");
     }
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_functions_spill_that_a_kernel_calls_is_the_kernels() {
+        let log = "\
+ptxas info    : Compiling entry function 'calls' for 'sm_80'
+ptxas info    : Function properties for calls
+ptxas         .     968 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers, 364 bytes cmem[0]
+ptxas info    : Function properties for heavy
+ptxas         .     0 bytes stack frame, 1192 bytes spill stores, 1208 bytes spill loads
+ptxas info    : Compiling entry function 'both' for 'sm_80'
+ptxas info    : Function properties for both
+ptxas         .     16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 4096 bytes smem, 364 bytes cmem[0]
+ptxas info    : Function properties for light
+ptxas         .     24 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+";
+        let found = kernels(log).into_iter();
+        let found: Vec<_> = found.map(|k| (k.name, k.registers, k.shared, k.stack, k.spilled)).collect();
+        assert_eq!(found, [("calls".to_owned(), 255, 0, 968, 2400), ("both".to_owned(), 40, 4096, 24, 12)]);
+    }
 }
