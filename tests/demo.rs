@@ -27,7 +27,6 @@ fn answer(model: &mut LanguageModel, prompt: &str) -> String {
     model.generate(&prompt, &options, &mut |_| ControlFlow::Continue(())).expect("the prompt is answered").text
 }
 
-#[test]
 fn the_bundled_model_answers_held_out_prompts() {
     let held_out: Vec<HeldOut> =
         serde_json::from_str(include_str!("../src/demo/held_out.json")).expect("the prompts are valid JSON");
@@ -47,12 +46,10 @@ fn the_bundled_model_answers_held_out_prompts() {
     assert!(right as f64 >= WANTED * PROMPTS as f64, "{right} of {PROMPTS}");
 }
 
-#[test]
 fn the_prompts_that_the_command_shows_are_answered_right() {
     shown_prompts(&common::cpu());
 }
 
-#[test]
 fn the_prompts_that_the_command_shows_are_answered_right_by_wgpu() {
     common::on_wgpu(shown_prompts);
 }
@@ -66,7 +63,6 @@ fn shown_prompts(ctx: &Arc<Context>) {
 }
 
 #[cfg(feature = "wgpu")]
-#[test]
 fn a_thousand_steps_by_wgpu_are_as_many_submissions_and_grow_no_buffer() {
     use sinew::memory::webgpu::{Counters, WgpuStream};
 
@@ -102,4 +98,18 @@ fn a_thousand_steps_by_wgpu_are_as_many_submissions_and_grow_no_buffer() {
         assert_eq!(kept(after), kept(before));
         assert_eq!(ctx.pool().stats().active_bytes, pooled.active_bytes);
     });
+}
+
+fn main() -> std::process::ExitCode {
+    common::harness::run(
+        common::harness::trials![
+            the_bundled_model_answers_held_out_prompts,
+            the_prompts_that_the_command_shows_are_answered_right,
+        ],
+        common::harness::trials![
+            the_prompts_that_the_command_shows_are_answered_right_by_wgpu,
+            #[cfg(feature = "wgpu")]
+            a_thousand_steps_by_wgpu_are_as_many_submissions_and_grow_no_buffer,
+        ],
+    )
 }

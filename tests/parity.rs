@@ -24,17 +24,14 @@ fn decoder(ctx: &Arc<Context>, folder: &Path, options: &LoadOptions) -> Language
     LanguageModel::load_on(ctx.clone(), folder, options, &mut |_, _| {}).expect("the fixture loads")
 }
 
-#[test]
 fn in_f32_every_value_is_that_of_transformers() {
     every_value(&common::cpu());
 }
 
-#[test]
 fn in_f32_every_value_is_that_of_transformers_by_wgpu() {
     common::on_wgpu(every_value);
 }
 
-#[test]
 fn in_f32_every_value_is_that_of_transformers_by_the_least_wgpu() {
     common::on_least_wgpu(every_value);
 }
@@ -44,17 +41,14 @@ fn every_value(ctx: &Arc<Context>) {
     assert_pass(&compared.collect::<Vec<_>>());
 }
 
-#[test]
 fn in_16_bits_errors_are_no_larger_than_those_of_transformers() {
     errors_in_16_bits(&common::cpu());
 }
 
-#[test]
 fn in_16_bits_errors_are_no_larger_than_those_of_transformers_by_wgpu() {
     common::on_wgpu(errors_in_16_bits);
 }
 
-#[test]
 fn in_16_bits_errors_are_no_larger_than_those_of_transformers_by_the_least_wgpu() {
     common::on_least_wgpu(errors_in_16_bits);
 }
@@ -69,7 +63,7 @@ fn errors_in_16_bits(ctx: &Arc<Context>) {
 }
 
 fn assert_pass(compared: &[Comparison]) {
-    compared.iter().for_each(|comparison| println!("{comparison}"));
+    compared.iter().for_each(common::harness::show);
     let failed: Vec<String> = compared.iter().filter(|c| !c.passes()).map(Comparison::to_string).collect();
     assert!(failed.is_empty(), "{failed:#?}");
 }
@@ -113,7 +107,6 @@ fn with_text() -> Vec<(PathBuf, ExpectedText)> {
     all
 }
 
-#[test]
 fn tokenizers_encode_and_decode_as_transformers_does() {
     for (folder, expected) in with_text() {
         let tokenizer = sinew::models::Tokenizer::from_folder(&folder).expect("the tokenizer loads");
@@ -127,12 +120,10 @@ fn tokenizers_encode_and_decode_as_transformers_does() {
     }
 }
 
-#[test]
 fn greedy_answers_are_those_of_transformers() {
     greedy_answers(&common::cpu());
 }
 
-#[test]
 fn greedy_answers_are_those_of_transformers_by_wgpu() {
     common::on_wgpu(greedy_answers);
 }
@@ -165,12 +156,10 @@ fn greedy_answers(ctx: &Arc<Context>) {
     assert!(generated > 0, "a fixture has an expected answer");
 }
 
-#[test]
 fn embeddings_are_those_of_transformers() {
     embeddings(&common::cpu());
 }
 
-#[test]
 fn embeddings_are_those_of_transformers_by_wgpu() {
     common::on_wgpu(embeddings);
 }
@@ -194,4 +183,24 @@ fn embeddings(ctx: &Arc<Context>) {
         }
     }
     assert!(compared > 0, "a fixture has expected embeddings");
+}
+
+fn main() -> std::process::ExitCode {
+    common::harness::run(
+        common::harness::trials![
+            in_f32_every_value_is_that_of_transformers,
+            in_16_bits_errors_are_no_larger_than_those_of_transformers,
+            tokenizers_encode_and_decode_as_transformers_does,
+            greedy_answers_are_those_of_transformers,
+            embeddings_are_those_of_transformers,
+        ],
+        common::harness::trials![
+            in_f32_every_value_is_that_of_transformers_by_wgpu,
+            in_f32_every_value_is_that_of_transformers_by_the_least_wgpu,
+            in_16_bits_errors_are_no_larger_than_those_of_transformers_by_wgpu,
+            in_16_bits_errors_are_no_larger_than_those_of_transformers_by_the_least_wgpu,
+            greedy_answers_are_those_of_transformers_by_wgpu,
+            embeddings_are_those_of_transformers_by_wgpu,
+        ],
+    )
 }

@@ -1,10 +1,10 @@
 //! Every wgpu row of every table against its f64 reference, on the adapter that there is: as it is, and held down to the
 //! least that WebGPU promises.
 //!
-//! `cargo test --test wgpu -- --nocapture` prints the table; `SINEW_DEPTH=full` walks all cases. Without an adapter it
-//! says so and passes, unless `SINEW_REQUIRE_WGPU=1`.
+//! `cargo test --test wgpu -- --nocapture` prints the table; `SINEW_DEPTH=full` walks all cases.
 
-#![cfg(feature = "wgpu")]
+#[path = "common/harness.rs"]
+mod harness;
 
 use std::sync::Arc;
 
@@ -25,39 +25,37 @@ fn depth() -> Depth {
     }
 }
 
-fn open(options: &WgpuOptions) -> Option<Arc<dyn Device>> {
-    match WgpuDevice::open(0, options) {
-        Ok(device) => Some(device),
-        Err(error) if std::env::var("SINEW_REQUIRE_WGPU").as_deref() == Ok("1") => panic!("{error}"),
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
+fn open(options: &WgpuOptions) -> Arc<dyn Device> {
+    WgpuDevice::open(0, options).unwrap()
 }
 
 /// Walks every wgpu row.
 fn every_row_is_within_its_bound(options: &WgpuOptions) {
-    let Some(device) = open(options) else { return };
+    let device = open(options);
     let hardware = device.hardware();
     let offers = hardware.accelerator.as_ref().expect("an adapter says what it offers");
-    println!("{}: {} with subgroups {:?}, f16 {}", device.id(), hardware.name, offers.subgroup_size, offers.f16);
-    println!(
+    harness::show(format_args!(
+        "{}: {} with subgroups {:?}, f16 {}",
+        device.id(),
+        hardware.name,
+        offers.subgroup_size,
+        offers.f16
+    ));
+    harness::show(format_args!(
         "bindings up to {} bytes, {} of them, {} bytes per workgroup",
         offers.max_binding_bytes, offers.max_bindings, offers.workgroup_bytes
-    );
+    ));
     let mut table = Vec::new();
     let failed = rows::check(Registry::standard().tables(), &device, depth(), &mut table).unwrap();
-    print!("{}", String::from_utf8_lossy(&table));
-    assert!(failed.rows.is_empty() && failed.of >= 16, "{}", String::from_utf8_lossy(&table));
+    let table = String::from_utf8_lossy(&table);
+    harness::show(&table);
+    assert!(failed.rows.is_empty() && failed.of >= 16, "{table}");
 }
 
-#[test]
 fn every_row_is_within_its_bound_on_the_adapter_as_it_is() {
     every_row_is_within_its_bound(&WgpuOptions::default());
 }
 
-#[test]
 fn every_row_is_within_its_bound_on_the_least_that_webgpu_promises() {
     every_row_is_within_its_bound(&WgpuOptions::least());
 }
@@ -89,9 +87,8 @@ fn run<O: Operator + sinew::kernels::Reference>(
     row.launch(&launch, fixed, call, Operands { inputs: &inputs, outputs: &outputs }).unwrap();
 }
 
-#[test]
 fn tables_and_casts_larger_than_a_binding_are_taken_in_parts() {
-    let Some(device) = open(&WgpuOptions { max_binding_bytes: 64 << 10, ..WgpuOptions::default() }) else { return };
+    let device = open(&WgpuOptions { max_binding_bytes: 64 << 10, ..WgpuOptions::default() });
     let stream = device.clone().stream().unwrap();
     let (vocab, width) = (3000, 64);
     let values: Vec<f32> = (0..vocab * width).map(|i| i as f32).collect();
@@ -116,9 +113,8 @@ fn tables_and_casts_larger_than_a_binding_are_taken_in_parts() {
     assert!(back == bytes(&want, i32::to_le_bytes));
 }
 
-#[test]
 fn an_id_outside_the_table_is_an_error_of_the_stream_that_names_the_kernel() {
-    let Some(device) = open(&WgpuOptions::default()) else { return };
+    let device = open(&WgpuOptions::default());
     let stream = device.clone().stream().unwrap();
     let table = place(&stream, &[0; 40], DType::F32, &[5, 2]);
     let mut out = place(&stream, &[0; 8], DType::F32, &[1, 2]);
@@ -133,9 +129,8 @@ fn an_id_outside_the_table_is_an_error_of_the_stream_that_names_the_kernel() {
     }
 }
 
-#[test]
 fn every_pair_of_dtypes_is_cast_as_a_cpu_casts_it() {
-    let Some(device) = open(&WgpuOptions::default()) else { return };
+    let device = open(&WgpuOptions::default());
     let stream = device.clone().stream().unwrap();
     // Ties of every format, its edges, and integers that are rounded once or wrongly.
     let mut values =
@@ -192,4 +187,17 @@ fn every_pair_of_dtypes_is_cast_as_a_cpu_casts_it() {
             }
         }
     }
+}
+
+fn main() -> std::process::ExitCode {
+    harness::run(
+        Vec::new(),
+        harness::trials![
+            every_row_is_within_its_bound_on_the_adapter_as_it_is,
+            every_row_is_within_its_bound_on_the_least_that_webgpu_promises,
+            tables_and_casts_larger_than_a_binding_are_taken_in_parts,
+            an_id_outside_the_table_is_an_error_of_the_stream_that_names_the_kernel,
+            every_pair_of_dtypes_is_cast_as_a_cpu_casts_it,
+        ],
+    )
 }

@@ -1,7 +1,8 @@
 //! What the accuracy harness's cases do not reach on a wgpu device: contents that a kernel cannot take are errors when
 //! something waits, and nothing is written for them; angles of any size; and that a device with less gives the same bits.
 
-#![cfg(feature = "wgpu")]
+#[path = "../../tests/common/harness.rs"]
+mod harness;
 
 use std::sync::Arc;
 
@@ -25,15 +26,8 @@ use sinew_memory::webgpu::{WgpuDevice, WgpuOptions};
 use sinew_memory::{Buffer, Device, DeviceKind, Stream};
 use sinew_tensor::{DType, Element, Layout, Tensor};
 
-fn stream() -> Option<Arc<dyn Stream>> {
-    match WgpuDevice::open(0, &WgpuOptions::default()) {
-        Ok(device) => Some(device.stream().unwrap()),
-        Err(error) if std::env::var("SINEW_REQUIRE_WGPU").as_deref() == Ok("1") => panic!("{error}"),
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
+fn stream() -> Arc<dyn Stream> {
+    WgpuDevice::open(0, &WgpuOptions::default()).unwrap().stream().unwrap()
 }
 
 fn tensor<T: Element>(stream: &Arc<dyn Stream>, values: &[T], shape: &[usize]) -> Tensor {
@@ -80,9 +74,8 @@ fn error<O: Operator>(
     error
 }
 
-#[test]
 fn a_slot_outside_the_cache_is_not_written() {
-    let Some(stream) = stream() else { return };
+    let stream = stream();
     let fixed = KvAppendStatic { num_kv_heads: 1, head_dim: 2, source: DType::F32, kv: DType::F32, block_size: 2 };
     let new = tensor(&stream, &[1f32, 2., 3., 4.], &[2, 1, 2]);
     for (slots, found) in [([1i64, 4], "index 4"), ([1, -1], "index -1"), ([1, 1 << 32], "index 0")] {
@@ -97,9 +90,8 @@ fn a_slot_outside_the_cache_is_not_written() {
     }
 }
 
-#[test]
 fn a_position_outside_the_tables_is_not_turned() {
-    let Some(stream) = stream() else { return };
+    let stream = stream();
     let (x, out) = (DType::F32, DType::F32);
     let fixed = RotaryStatic { head_dim: 2, rotary_dim: 2, style: Style::Half, x, out, in_place: true };
     let (cos, sin) = (tensor(&stream, &[0f32; 3], &[3, 1]), tensor(&stream, &[1f32; 3], &[3, 1]));
@@ -113,9 +105,8 @@ fn a_position_outside_the_tables_is_not_turned() {
     }
 }
 
-#[test]
 fn an_index_outside_the_dimension_is_not_gathered() {
-    let Some(stream) = stream() else { return };
+    let stream = stream();
     let x = tensor(&stream, &[5f32, 6., 7.], &[3]);
     let index = tensor(&stream, &[2i32, 3], &[2]);
     let mut y = [tensor(&stream, &[9f32; 2], &[2])];
@@ -125,9 +116,8 @@ fn an_index_outside_the_dimension_is_not_gathered() {
     assert_eq!(values::<f32>(&stream, &y[0]), [7., 9.]);
 }
 
-#[test]
 fn a_row_of_logits_without_a_largest_number_draws_nothing() {
-    let Some(stream) = stream() else { return };
+    let stream = stream();
     let params = tensor(&stream, &[1f32, 1., 0., 0.5, 1., 1., 0., 0.5], &[2, 4]);
     let top_k = tensor(&stream, &[0u32; 2], &[2]);
     let banned = f32::NEG_INFINITY;
@@ -142,9 +132,8 @@ fn a_row_of_logits_without_a_largest_number_draws_nothing() {
     }
 }
 
-#[test]
 fn sines_and_cosines_of_large_angles_are_as_good_as_of_small_ones() {
-    let Some(stream) = stream() else { return };
+    let stream = stream();
     // Beside a quarter of π; in the middle; as near to a multiple of π/2 as f32 comes (Muller 2016, section 11.1).
     let quarter = std::f32::consts::FRAC_PI_4;
     let mut angles = vec![quarter.next_down(), quarter, 131_071.0, 16_367_173.0 * 2f32.powi(72), f32::MAX, f32::MIN];
@@ -204,9 +193,8 @@ fn same_on_both<O: Reference>(streams: &[Arc<dyn Stream>; 2]) {
     assert!(compared > 0, "{}", O::NAME);
 }
 
-#[test]
 fn bits_do_not_depend_on_subgroups_or_on_16_bit_storage() {
-    let Some(more) = stream() else { return };
+    let more = stream();
     let less = WgpuDevice::open(0, &WgpuOptions { f16: false, subgroups: false, ..WgpuOptions::default() }).unwrap();
     let streams = [more, less.stream().unwrap()];
     same_on_both::<Activate>(&streams);
@@ -227,9 +215,8 @@ fn bits_do_not_depend_on_subgroups_or_on_16_bit_storage() {
     same_on_both::<Where>(&streams);
 }
 
-#[test]
 fn every_16_bit_float_is_the_same_with_16_bit_storage_and_without() {
-    let Some(more) = stream() else { return };
+    let more = stream();
     let less = WgpuDevice::open(0, &WgpuOptions { f16: false, ..WgpuOptions::default() }).unwrap();
     let less = less.stream().unwrap();
     let bits: Vec<i16> = (i16::MIN..=i16::MAX).collect();
@@ -252,4 +239,19 @@ fn every_16_bit_float_is_the_same_with_16_bit_storage_and_without() {
         // All but NaNs, and subnormals where a driver flushes them.
         assert!(kept >= if dtype == DType::F16 { 61_000 } else { 65_000 }, "{dtype}: {kept}");
     }
+}
+
+fn main() -> std::process::ExitCode {
+    harness::run(
+        Vec::new(),
+        harness::trials![
+            a_slot_outside_the_cache_is_not_written,
+            a_position_outside_the_tables_is_not_turned,
+            an_index_outside_the_dimension_is_not_gathered,
+            a_row_of_logits_without_a_largest_number_draws_nothing,
+            sines_and_cosines_of_large_angles_are_as_good_as_of_small_ones,
+            bits_do_not_depend_on_subgroups_or_on_16_bit_storage,
+            every_16_bit_float_is_the_same_with_16_bit_storage_and_without,
+        ],
+    )
 }

@@ -1,7 +1,8 @@
 //! Operands larger than what a wgpu device binds at once: every row gives the bits that it gives where they are not.
 //! And contents of attention that are no indices.
 
-#![cfg(feature = "wgpu")]
+#[path = "../../tests/common/harness.rs"]
+mod harness;
 
 use std::sync::Arc;
 
@@ -26,15 +27,8 @@ use sinew_memory::webgpu::{WgpuDevice, WgpuOptions};
 use sinew_memory::{Buffer, Device, DeviceKind, Stream};
 use sinew_tensor::{DType, Layout, Tensor};
 
-fn stream(options: &WgpuOptions) -> Option<Arc<dyn Stream>> {
-    match WgpuDevice::open(0, options) {
-        Ok(device) => Some(device.stream().unwrap()),
-        Err(error) if std::env::var("SINEW_REQUIRE_WGPU").as_deref() == Ok("1") => panic!("{error}"),
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
+fn stream(options: &WgpuOptions) -> Arc<dyn Stream> {
+    WgpuDevice::open(0, options).unwrap().stream().unwrap()
 }
 
 fn tensor(stream: &Arc<dyn Stream>, bytes: &[u8], dtype: DType, shape: &[usize]) -> Tensor {
@@ -134,25 +128,27 @@ fn every_row_gives_the_same_bits<O: Reference>([whole, parts]: [&Arc<dyn Stream>
                     }
                 }
                 Err(error) if error.contains("bytes of") && error.contains("needed at once") => {
-                    println!("{error}");
+                    harness::show(error);
                     refused += 1;
                 }
                 Err(error) => failures.push(format!("{}: {case}: {error}", row.name)),
             }
         }
-        println!("{:<28} {large:>5} cases larger than a binding, {refused:>5} larger than all bindings", row.name);
+        harness::show(format_args!(
+            "{:<28} {large:>5} cases larger than a binding, {refused:>5} larger than all bindings",
+            row.name
+        ));
         if large == 0 || large < 2 * refused {
             failures.push(format!("{}: {large} cases larger than a binding, {refused} refused", row.name));
         }
     }
 }
 
-#[test]
 fn every_row_gives_the_same_bits_where_operands_are_larger_than_a_binding() {
     let smaller = |max_binding_bytes, max_storage_buffers| {
-        stream(&WgpuOptions { max_binding_bytes, max_storage_buffers, ..WgpuOptions::default() }).unwrap()
+        stream(&WgpuOptions { max_binding_bytes, max_storage_buffers, ..WgpuOptions::default() })
     };
-    let Some(whole) = stream(&WgpuOptions::default()) else { return };
+    let whole = stream(&WgpuOptions::default());
     let (small, larger) = (smaller(16 << 10, 12), smaller(64 << 10, 24));
     let mut failures = Vec::new();
     macro_rules! each {
@@ -166,11 +162,10 @@ fn every_row_gives_the_same_bits_where_operands_are_larger_than_a_binding() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-#[test]
 fn a_weight_and_outputs_larger_than_a_binding_give_the_bits_of_those_that_are_not() {
     let (n, k) = (330, 260);
     let smaller = WgpuOptions { max_binding_bytes: 40 << 10, ..WgpuOptions::default() };
-    let (Some(whole), Some(parts)) = (stream(&WgpuOptions::default()), stream(&smaller)) else { return };
+    let (whole, parts) = (stream(&WgpuOptions::default()), stream(&smaller));
     let weight: Vec<u8> =
         (0..n * k).flat_map(|i| half::bf16::from_f32(((i * 37) % 101) as f32 - 50.0).to_le_bytes()).collect();
     let bias: Vec<u8> = (0..n).flat_map(|i| (i as f32).to_le_bytes()).collect();
@@ -223,10 +218,9 @@ fn words(values: impl IntoIterator<Item = u32>) -> Vec<u8> {
     values.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-#[test]
 fn a_cache_larger_than_a_binding_gives_the_bits_of_one_that_is_not() {
     let smaller = WgpuOptions { max_binding_bytes: 32 << 10, ..WgpuOptions::default() };
-    let (Some(whole), Some(parts)) = (stream(&WgpuOptions::default()), stream(&smaller)) else { return };
+    let (whole, parts) = (stream(&WgpuOptions::default()), stream(&smaller));
     let (kv_heads, head_dim, block_size, blocks) = (2, 32, 16, 96);
     // Blocks of a sequence lie all over the cache.
     let table = words((0..2 * 48).map(|i| (i * 41 + 7) % blocks as u32));
@@ -258,17 +252,16 @@ fn a_cache_larger_than_a_binding_gives_the_bits_of_one_that_is_not() {
             assert!(given(&parts).unwrap() == want, "{} of {fixed}", row.name);
             // Each of K and V is six bindings, and there are eight for all.
             let few = WgpuOptions { max_storage_buffers: 8, ..smaller.clone() };
-            let error = given(&stream(&few).unwrap()).unwrap_err();
+            let error = given(&stream(&few)).unwrap_err();
             let bytes = format!("attention.wgpu.tiles: {} bytes of v are needed at once", 2 * count);
             assert!(error.starts_with(&bytes) && error.contains("32768 at a time, and 8 times"), "{error}");
         }
     }
 }
 
-#[test]
 fn tokens_are_appended_to_every_part_of_a_cache_larger_than_a_binding() {
     let smaller = WgpuOptions { max_binding_bytes: 16 << 10, max_storage_buffers: 8, ..WgpuOptions::default() };
-    let (Some(whole), Some(parts)) = (stream(&WgpuOptions::default()), stream(&smaller)) else { return };
+    let (whole, parts) = (stream(&WgpuOptions::default()), stream(&smaller));
     let (num_kv_heads, head_dim, block_size, blocks, tokens) = (2, 24, 8, 50, 150);
     let fixed = KvAppendStatic { num_kv_heads, head_dim, block_size, source: DType::F32, kv: DType::BF16 };
     let row = rows::<KvAppend>()[0];
@@ -298,9 +291,8 @@ fn tokens_are_appended_to_every_part_of_a_cache_larger_than_a_binding() {
     assert_eq!(written, 148 * num_kv_heads * head_dim);
 }
 
-#[test]
 fn contents_that_are_no_indices_are_reported_by_attention() {
-    let Some(stream) = stream(&WgpuOptions::default()) else { return };
+    let stream = stream(&WgpuOptions::default());
     let i32s = |values: &[i32]| {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         tensor(&stream, &bytes, DType::I32, &[values.len()])
@@ -353,4 +345,17 @@ fn contents_that_are_no_indices_are_reported_by_attention() {
             }
         }
     }
+}
+
+fn main() -> std::process::ExitCode {
+    harness::run(
+        Vec::new(),
+        harness::trials![
+            every_row_gives_the_same_bits_where_operands_are_larger_than_a_binding,
+            a_weight_and_outputs_larger_than_a_binding_give_the_bits_of_those_that_are_not,
+            a_cache_larger_than_a_binding_gives_the_bits_of_one_that_is_not,
+            tokens_are_appended_to_every_part_of_a_cache_larger_than_a_binding,
+            contents_that_are_no_indices_are_reported_by_attention,
+        ],
+    )
 }

@@ -1,22 +1,17 @@
 //! The wgpu device, on whatever adapter there is.
 
-#![cfg(feature = "wgpu")]
+#[path = "../../tests/common/harness.rs"]
+mod harness;
 
 use std::sync::Arc;
 
 use sinew_memory::webgpu::{Binding, ShaderText, WgpuDevice, WgpuOptions, WgpuStream};
-use sinew_memory::{Buffer, Device, DeviceKind, Error, Location, Pool, PoolConfig, Stream, discover, open};
+use sinew_memory::{
+    Buffer, Device, DeviceKind, Error, KernelCache, Location, Pool, PoolConfig, Stream, discover, open,
+};
 
-/// The first adapter, or `None` with a printed reason; under `SINEW_REQUIRE_WGPU=1` there must be one.
-fn adapter() -> Option<Arc<WgpuDevice>> {
-    match WgpuDevice::open(0, &WgpuOptions::default()) {
-        Ok(device) => Some(device),
-        Err(error) if std::env::var("SINEW_REQUIRE_WGPU").as_deref() == Ok("1") => panic!("{error}"),
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
-    }
+fn adapter() -> Arc<WgpuDevice> {
+    WgpuDevice::open(0, &WgpuOptions::default()).unwrap()
 }
 
 fn streams(device: &Arc<WgpuDevice>) -> (Arc<dyn Device>, Arc<dyn Stream>) {
@@ -50,9 +45,7 @@ fn run_add(stream: &WgpuStream, buffer: &Buffer, by: u32) -> Result<(), Error> {
     stream.dispatch(&pipeline, &[binding], &[by, count as u32], [count.div_ceil(64).min(1024) as u32, 1, 1])
 }
 
-#[test]
 fn what_is_found_opens_by_name() {
-    let Some(_) = adapter() else { return };
     let names: Vec<_> = discover().into_iter().filter(|d| d.kind == DeviceKind::WGPU).map(|d| d.name).collect();
     assert!(!names.is_empty());
     for name in names {
@@ -66,9 +59,8 @@ fn what_is_found_opens_by_name() {
     }
 }
 
-#[test]
 fn bytes_go_up_and_come_down_at_any_offset_and_length() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let (device, stream) = streams(&device);
     for len in [0, 1, 3, 4, 5, 255, 256, 1001] {
         let mut buffer = Buffer::allocate(&device, len).unwrap();
@@ -92,9 +84,8 @@ fn bytes_go_up_and_come_down_at_any_offset_and_length() {
     }
 }
 
-#[test]
 fn copies_are_right_within_one_storage_and_between_two_at_any_alignment() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let (device, stream) = streams(&device);
     let pool = Pool::new(device.clone(), PoolConfig::default());
     let other = Buffer::allocate(&device, 700).unwrap();
@@ -116,9 +107,8 @@ fn copies_are_right_within_one_storage_and_between_two_at_any_alignment() {
     }
 }
 
-#[test]
 fn large_uploads_go_through_in_pieces() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let (device, stream) = streams(&device);
     let host = bytes((40 << 20) + 3);
     let mut buffer = Buffer::allocate(&device, host.len()).unwrap();
@@ -130,9 +120,8 @@ fn large_uploads_go_through_in_pieces() {
     assert!(held < 64 << 20, "{held} bytes are held for {} uploaded", host.len());
 }
 
-#[test]
 fn a_step_is_one_submission_and_steps_grow_nothing() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let (device, stream) = streams(&device);
     let wgpu = WgpuStream::of(&stream).unwrap();
     let mut a = Buffer::allocate(&device, 256).unwrap();
@@ -158,9 +147,8 @@ fn a_step_is_one_submission_and_steps_grow_nothing() {
     assert_eq!(after.persistent_bytes, before.persistent_bytes);
 }
 
-#[test]
 fn what_a_device_holds_for_itself_is_told_as_it_grows_and_goes() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let (device, stream) = streams(&device);
     let held = || WgpuStream::of(&stream).unwrap().counters().persistent_bytes;
     let status = held();
@@ -176,9 +164,7 @@ fn what_a_device_holds_for_itself_is_told_as_it_grows_and_goes() {
     assert_eq!(held(), status + (1 << 20));
 }
 
-#[test]
 fn no_more_memory_is_taken_than_allowed() {
-    let Some(_) = adapter() else { return };
     let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 1 << 20, ..WgpuOptions::default() }).unwrap();
     let (dyn_device, stream) = streams(&device);
     let free = || device.memory().unwrap();
@@ -190,9 +176,7 @@ fn no_more_memory_is_taken_than_allowed() {
     assert_eq!(free().available, 1 << 20);
 }
 
-#[test]
 fn what_found_no_memory_is_done_when_there_is_some() {
-    let Some(_) = adapter() else { return };
     let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 1 << 20, ..WgpuOptions::default() }).unwrap();
     let (dyn_device, stream) = streams(&device);
     let wgpu = WgpuStream::of(&stream).unwrap();
@@ -222,9 +206,7 @@ fn what_found_no_memory_is_done_when_there_is_some() {
     assert_eq!(back, [sum; 64]);
 }
 
-#[test]
 fn what_was_refused_for_memory_does_not_run_later() {
-    let Some(_) = adapter() else { return };
     let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 4 << 20, ..WgpuOptions::default() }).unwrap();
     let (dyn_device, stream) = streams(&device);
     let wgpu = WgpuStream::of(&stream).unwrap();
@@ -247,9 +229,8 @@ fn what_was_refused_for_memory_does_not_run_later() {
     assert_eq!(back, [enqueued.div_ceil(10); 64]);
 }
 
-#[test]
 fn a_bad_index_is_reported_once_by_its_kernel_to_its_own_stream() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let (device, stream) = streams(&device);
     let other = device.clone().stream().unwrap();
     let mut buffer = Buffer::allocate(&device, 64).unwrap();
@@ -264,9 +245,8 @@ fn a_bad_index_is_reported_once_by_its_kernel_to_its_own_stream() {
     stream.synchronize().unwrap();
 }
 
-#[test]
 fn what_cannot_be_done_is_an_error_that_names_the_kernel() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let broken = || ShaderText { wgsl: "@compute fn main() { nonsense }".into(), bindings: 1, reports: None };
     // SAFETY: it does not compile.
     let error = unsafe { device.pipeline("broken", &[], broken) }.unwrap_err().to_string();
@@ -289,9 +269,8 @@ fn what_cannot_be_done_is_an_error_that_names_the_kernel() {
     }
 }
 
-#[test]
 fn dropped_memory_is_free_at_once_and_its_bind_groups_go() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let (dyn_device, stream) = streams(&device);
     let persistent = || WgpuStream::of(&stream).unwrap().counters().persistent_bytes;
     let free = || device.memory().unwrap().available + persistent();
@@ -307,9 +286,8 @@ fn dropped_memory_is_free_at_once_and_its_bind_groups_go() {
     assert!(stream.synchronize().is_err());
 }
 
-#[test]
 fn events_are_complete_when_their_work_is() {
-    let Some(device) = adapter() else { return };
+    let device = adapter();
     let (device, stream) = streams(&device);
     let mut buffer = Buffer::allocate(&device, 1 << 16).unwrap();
     let nothing = stream.record().unwrap();
@@ -325,4 +303,81 @@ fn events_are_complete_when_their_work_is() {
     assert_eq!(back, [3; 16]);
     event.synchronize().unwrap();
     assert!(event.is_complete());
+}
+
+#[cfg(unix)]
+fn a_kept_pipeline_that_is_not_the_users_or_not_whole_is_replaced() {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+
+    // What is compiled on the first adapter.
+    let compile = |cache: &KernelCache| {
+        let options = WgpuOptions { cache: cache.clone(), ..WgpuOptions::default() };
+        let device = WgpuDevice::open(0, &options).unwrap();
+        // SAFETY: there is no loop and no division.
+        unsafe { device.pipeline("add", &[], add) }.unwrap();
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let inner = folder.path().join("kernels");
+    let cache = KernelCache::at(&inner);
+    let entries = || -> Vec<_> {
+        fs::read_dir(&inner).map_or_else(|_| Vec::new(), |all| all.map(|entry| entry.unwrap().path()).collect())
+    };
+    compile(&cache);
+    // An adapter without a cache keeps nothing.
+    let Some(entry) = entries().pop() else { return };
+    let is_sound = |why: &str| {
+        assert_eq!(entries(), std::slice::from_ref(&entry), "{why}");
+        let metadata = fs::symlink_metadata(&entry).unwrap();
+        assert!(metadata.is_file() && metadata.permissions().mode() & 0o777 == 0o600, "{why}");
+        assert!(fs::read(&entry).unwrap().starts_with(b"sinew-k1"), "{why}");
+    };
+    is_sound("new");
+    let whole = fs::read(&entry).unwrap();
+    for damaged in [&whole[..whole.len() / 2], b"", b"nonsense"] {
+        fs::write(&entry, damaged).unwrap();
+        compile(&cache);
+        is_sound("damaged");
+        assert!(fs::read(&entry).unwrap().len() > damaged.len());
+    }
+    fs::set_permissions(&entry, fs::Permissions::from_mode(0o666)).unwrap();
+    compile(&cache);
+    is_sound("others may write it");
+    let elsewhere = folder.path().join("elsewhere");
+    fs::write(&elsewhere, "another's").unwrap();
+    fs::remove_file(&entry).unwrap();
+    symlink(&elsewhere, &entry).unwrap();
+    compile(&cache);
+    is_sound("a link");
+    assert_eq!(fs::read(&elsewhere).unwrap(), b"another's");
+    let user = fs::metadata(&entry).unwrap().uid();
+    if chown(&entry, Some(12_345), None).is_ok() {
+        compile(&cache);
+        is_sound("another user's");
+        assert_eq!(fs::metadata(&entry).unwrap().uid(), user);
+    }
+    compile(&KernelCache::none());
+}
+
+fn main() -> std::process::ExitCode {
+    harness::run(
+        Vec::new(),
+        harness::trials![
+            what_is_found_opens_by_name,
+            bytes_go_up_and_come_down_at_any_offset_and_length,
+            copies_are_right_within_one_storage_and_between_two_at_any_alignment,
+            large_uploads_go_through_in_pieces,
+            a_step_is_one_submission_and_steps_grow_nothing,
+            what_a_device_holds_for_itself_is_told_as_it_grows_and_goes,
+            no_more_memory_is_taken_than_allowed,
+            what_found_no_memory_is_done_when_there_is_some,
+            what_was_refused_for_memory_does_not_run_later,
+            a_bad_index_is_reported_once_by_its_kernel_to_its_own_stream,
+            what_cannot_be_done_is_an_error_that_names_the_kernel,
+            dropped_memory_is_free_at_once_and_its_bind_groups_go,
+            events_are_complete_when_their_work_is,
+            #[cfg(unix)]
+            a_kept_pipeline_that_is_not_the_users_or_not_whole_is_replaced,
+        ],
+    )
 }
