@@ -6,6 +6,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::ScopedJoinHandle;
 
 use super::compiler::{Compiler, architecture};
 use super::driver::{CallError, Driver, Handle, Properties};
@@ -101,9 +102,11 @@ impl CudaDevice {
         std::thread::scope(|scope| {
             let threads = system::available_threads().min(modules.len());
             let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().try_for_each(|thread| {
+            let outcome = |thread: ScopedJoinHandle<'_, Result<()>>| {
                 thread.join().unwrap_or_else(|_| Err(self.error("compiling", "a thread of the compiler panicked")))
-            })
+            };
+            // Every thread is joined: one that panicked and was not would take the scope down with it.
+            threads.into_iter().map(outcome).fold(Ok(()), Result::and)
         })
     }
 

@@ -17,17 +17,58 @@ const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "-diag-suppress=177"]
 #[derive(Clone, Copy, Debug)]
 pub struct Nvrtc;
 
-/// Whether the library is there.
+/// Every call that is made, here and by cudarc's own helpers. CUDA 11.2 is the first version that has all of them.
+const CALLS: [&str; 12] = [
+    "nvrtcVersion",
+    "nvrtcGetNumSupportedArchs",
+    "nvrtcGetSupportedArchs",
+    "nvrtcCreateProgram",
+    "nvrtcCompileProgram",
+    "nvrtcDestroyProgram",
+    "nvrtcGetProgramLogSize",
+    "nvrtcGetProgramLog",
+    "nvrtcGetPTXSize",
+    "nvrtcGetPTX",
+    "nvrtcGetCUBINSize",
+    "nvrtcGetCUBIN",
+];
+
+/// Whether the library is there, and new enough.
 fn ready() -> Result<(), String> {
-    static PRESENT: OnceLock<bool> = OnceLock::new();
-    // Asked first, since cudarc panics at the first call into a library that is not there.
+    static READY: OnceLock<Result<(), String>> = OnceLock::new();
+    READY.get_or_init(look).clone()
+}
+
+/// Looks for the library and each call of it: cudarc panics at the first call into a library that is not there, or of
+/// one that the library lacks.
+fn look() -> Result<(), String> {
     // SAFETY: this loads the compiler's library, whose initialisers are NVIDIA's.
-    if *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() }) {
-        return Ok(());
+    if !unsafe { sys::is_culib_present() } {
+        return Err(
+            "kernels cannot be compiled: NVIDIA's run-time compiler (libnvrtc, of a CUDA toolkit or the package \
+                    nvidia-cuda-nvrtc) was not found; put its folder on the library path"
+                .into(),
+        );
     }
-    Err("kernels cannot be compiled: NVIDIA's run-time compiler (libnvrtc, of a CUDA toolkit or the package \
-         nvidia-cuda-nvrtc) was not found; put its folder on the library path"
-        .into())
+    // SAFETY: it was just found; symbols are looked up, and none is used as the type that is named here.
+    let has = |call: &str| unsafe { sys::culib().get::<*const ()>(call.as_bytes()) }.is_ok();
+    let Some(lacking) = CALLS.into_iter().find(|call| !has(call)) else { return Ok(()) };
+    let version = match has("nvrtcVersion") {
+        true => told_version().map_or_else(|_| String::new(), |(major, minor)| format!(" {major}.{minor}")),
+        false => String::new(),
+    };
+    Err(format!(
+        "kernels cannot be compiled: NVRTC{version} is too old (its library lacks {lacking}); that of CUDA 11.2 or \
+         later is needed"
+    ))
+}
+
+/// What a library that has `nvrtcVersion` says of itself.
+fn told_version() -> Result<(u32, u32), String> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both are valid places to write to.
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(failed("nvrtcVersion"))?;
+    Ok((u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0)))
 }
 
 fn failed(call: &'static str) -> impl Fn(NvrtcError) -> String {
@@ -43,13 +84,10 @@ impl Nvrtc {
     /// Major and minor version.
     ///
     /// # Errors
-    /// No such library.
+    /// No such library, or one that is too old.
     pub fn version(self) -> Result<(u32, u32), String> {
         ready()?;
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: both are valid places to write to.
-        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(failed("nvrtcVersion"))?;
-        Ok((u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0)))
+        told_version()
     }
 
     /// What the assembler says of a source's kernels: registers, stack, shared memory, spills.

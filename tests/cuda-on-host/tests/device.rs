@@ -275,3 +275,27 @@ fn a_module_is_compiled_once_whoever_asks_and_modules_in_parallel() {
     let error = device.prefetch(&[&SMALL[0], &BROKEN]).unwrap_err().to_string();
     assert!(error.contains("compiling broken") && error.contains("broken.cu:1"), "{error}");
 }
+
+/// Panics at every source.
+#[derive(Debug)]
+struct Panicking;
+
+impl Compiler for Panicking {
+    fn describe(&self, architecture: &str) -> std::result::Result<String, String> {
+        Ok(architecture.into())
+    }
+    fn compile(&self, name: &str, _: &str, _: &str) -> std::result::Result<Vec<u8>, String> {
+        panic!("at {name}, as it should");
+    }
+}
+
+#[test]
+fn threads_of_the_compiler_that_panic_are_an_error() {
+    static BOTH: [CudaModule; 2] = [
+        CudaModule { name: "one", prelude: "", source: "", ptx: &[] },
+        CudaModule { name: "two", prelude: "", source: "", ptx: &[] },
+    ];
+    let device = CudaDevice::new(HostDriver::new(), Arc::new(Panicking), KernelCache::none()).unwrap();
+    let error = device.prefetch(&[&BOTH[0], &BOTH[1]]).unwrap_err().to_string();
+    assert!(error.contains("compiling") && error.contains("panicked"), "{error}");
+}
