@@ -50,12 +50,7 @@ impl KernelCache {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn image(
-        &self,
-        name: &str,
-        key: &[&str],
-        make: impl FnOnce() -> Result<Vec<u8>, String>,
-    ) -> Result<Vec<u8>, String> {
+    pub fn image<E>(&self, name: &str, key: &[&str], make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
         let key = key.join("\0");
         let file = format!("{name}-{:016x}", checksum(&[key.as_bytes()]));
         if let Some(image) = self.get(&file, &key) {

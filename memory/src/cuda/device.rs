@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::ScopedJoinHandle;
 
-use super::compiler::{Compiler, architecture};
+use super::compiler::{CompileError, Compiler, architecture};
 use super::driver::{CallError, Driver, Handle, Properties};
 use super::module::{CudaModule, Function, Module};
 use super::storage::CudaStorage;
@@ -143,19 +143,23 @@ impl CudaDevice {
     }
 
     fn load(&self, module: &CudaModule) -> Result<Module, String> {
-        let text = module.text();
-        let describe = match self.compiler.describe(&self.architecture) {
-            Ok(describe) => describe,
-            Err(reason) => {
+        match self.image(module) {
+            Ok(image) => Module::load(&self.driver, &image).map_err(|error| error.to_string()),
+            Err(CompileError::Source(reason)) => Err(reason),
+            Err(CompileError::Compiler(reason)) => {
                 // The driver compiles PTX itself, for this GPU, without what only this GPU has.
                 let Some(ptx) = module.fallback() else { return Err(reason) };
                 tracing::warn!(module = module.name, reason, "kernels run from PTX for compute capability 8.0");
-                return Module::load(&self.driver, ptx.as_bytes()).map_err(|error| format!("{reason}; {error}"));
+                Module::load(&self.driver, ptx.as_bytes()).map_err(|error| format!("{reason}; {error}"))
             }
-        };
+        }
+    }
+
+    fn image(&self, module: &CudaModule) -> Result<Vec<u8>, CompileError> {
+        let text = module.text();
+        let describe = self.compiler.describe(&self.architecture).map_err(CompileError::Compiler)?;
         let compile = || self.compiler.compile(module.name, &text, &self.architecture);
-        let image = self.cache.image(module.name, &[&describe, &text], compile)?;
-        Module::load(&self.driver, &image).map_err(|error| error.to_string())
+        self.cache.image(module.name, &[&describe, &text], compile)
     }
 
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {

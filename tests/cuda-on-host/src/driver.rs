@@ -12,6 +12,8 @@ use std::thread::JoinHandle;
 
 use sinew_memory::cuda::{Address, CallError, Driver, DriverCall, Handle, Properties};
 
+use crate::compiler;
+
 /// Bytes that the device has.
 const CAPACITY: usize = 2 << 30;
 /// As the real driver aligns.
@@ -442,7 +444,14 @@ unsafe impl Driver for HostDriver {
     fn load_module(&self, image: &[u8]) -> DriverCall<Handle> {
         let call = "cuModuleLoadData";
         let mut file = tempfile::NamedTempFile::new().map_err(|error| failed(call, error.to_string()))?;
-        file.write_all(image).map_err(|error| failed(call, error.to_string()))?;
+        // As the real driver compiles PTX, this one compiles what begins as PTX of ours does: with a comment.
+        let compiled = match std::str::from_utf8(image) {
+            Ok(text) if text.starts_with("//") => {
+                compiler::build("ptx", text).map_err(|error| failed(call, error.to_string()))?
+            }
+            _ => image.to_vec(),
+        };
+        file.write_all(&compiled).map_err(|error| failed(call, error.to_string()))?;
         let path = CString::new(file.path().as_os_str().as_bytes()).map_err(|error| failed(call, error.to_string()))?;
         // SAFETY: the image is one that `Gxx` made; it runs nothing when it is loaded.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
