@@ -24,6 +24,8 @@ const ALIGNMENT: usize = 256;
 const WARP: usize = 32;
 /// The most threads of a block, on every GPU there is.
 const BLOCK_THREADS: usize = 1024;
+/// What kernels are written for: asynchronous copies and bf16 on tensor cores came with it.
+const LEAST_CAPABILITY: (u32, u32) = (8, 0);
 /// From enqueueing a kernel to the next one behind it.
 const LAUNCH_S: f64 = 4e-6;
 
@@ -49,13 +51,21 @@ impl CudaDevice {
     /// A device on a driver, whose kernels are compiled by `compiler` and kept in `cache`.
     ///
     /// # Errors
-    /// Calls of the driver that fail.
+    /// [`Error::NoDevice`] for a GPU that is older than compute capability 8.0; calls of the driver that fail.
     #[allow(clippy::new_ret_no_self)]
     pub fn new(driver: Arc<dyn Driver>, compiler: Arc<dyn Compiler>, cache: KernelCache) -> Result<Arc<Self>> {
         let unnamed = DeviceId { kind: DeviceKind::CUDA, index: 0 };
         let properties = driver.properties().map_err(|error| failed(unnamed, "opening the device", &error))?;
+        let id = DeviceId { index: properties.ordinal, ..unnamed };
+        if properties.compute_capability < LEAST_CAPABILITY {
+            let ((least, least_minor), (major, minor)) = (LEAST_CAPABILITY, properties.compute_capability);
+            let name = &properties.name;
+            let reason =
+                format!("needs compute capability {least}.{least_minor}, the GPU ({name}) has {major}.{minor}");
+            return Err(Error::NoDevice { name: id.to_string(), reason });
+        }
         Ok(Arc::new(Self {
-            id: DeviceId { index: properties.ordinal, ..unnamed },
+            id,
             hardware: describe(&properties),
             architecture: architecture(properties.compute_capability),
             compiler,

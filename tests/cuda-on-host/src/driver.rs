@@ -31,8 +31,9 @@ const SHARED_DEFAULT: u32 = 48 << 10;
 /// Threads of the system that the blocks of a grid are spread over.
 const WORKERS: u64 = 2;
 
-/// The host's processor as a GPU of compute capability 8.0.
+/// The host's processor as a GPU, of compute capability 8.0 unless another is asked for.
 pub struct HostDriver {
+    compute_capability: (u32, u32),
     memory: Arc<Memory>,
     streams: Mutex<HashMap<Handle, HostStream>>,
     events: Mutex<HashMap<Handle, Option<Mark>>>,
@@ -264,7 +265,13 @@ impl HostDriver {
     /// A device with nothing on it.
     #[allow(clippy::new_ret_no_self)]
     pub fn new() -> Arc<dyn Driver> {
+        Self::with_compute_capability((8, 0))
+    }
+
+    /// One that says it is another GPU, and runs kernels all the same.
+    pub fn with_compute_capability(compute_capability: (u32, u32)) -> Arc<dyn Driver> {
         Arc::new(Self {
+            compute_capability,
             memory: Arc::default(),
             streams: Mutex::default(),
             events: Mutex::default(),
@@ -307,7 +314,7 @@ unsafe impl Driver for HostDriver {
         Ok(Properties {
             ordinal: 0,
             name: "CUDA on the host".into(),
-            compute_capability: (8, 0),
+            compute_capability: self.compute_capability,
             multiprocessors: 2,
             clock_khz: 1_000_000,
             memory_clock_khz: 0,

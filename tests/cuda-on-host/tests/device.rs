@@ -345,3 +345,18 @@ fn ptx_serves_where_the_compiler_fails_and_not_where_the_source_is_wrong() {
     let error = sums(CompileError::Source("faults.cu:1: no".into()), module).unwrap_err();
     assert!(error.contains("compiling faults") && error.contains("faults.cu:1: no"), "{error}");
 }
+
+#[test]
+fn a_gpu_that_is_too_old_is_refused_by_name_before_anything_is_compiled() {
+    let open = |capability| {
+        let driver = HostDriver::with_compute_capability(capability);
+        CudaDevice::new(driver, Arc::new(Panicking), KernelCache::none()).map(|device| device.id().to_string())
+    };
+    let Error::NoDevice { name, reason } = open((7, 5)).unwrap_err() else { panic!("it is no device") };
+    assert_eq!(name, "cuda:0");
+    assert_eq!(reason, "needs compute capability 8.0, the GPU (CUDA on the host) has 7.5");
+    assert!(open((6, 9)).is_err());
+    for capability in [(8, 0), (8, 6), (9, 0), (12, 0)] {
+        assert_eq!(open(capability).unwrap(), "cuda:0");
+    }
+}
