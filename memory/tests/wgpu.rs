@@ -275,7 +275,6 @@ fn what_cannot_be_done_is_an_error_that_names_the_kernel() {
     let small = WgpuDevice::open(0, &WgpuOptions::least()).unwrap();
     let (dyn_small, stream) = streams(&small);
     let limit = small.hardware().accelerator.as_ref().unwrap().max_binding_bytes;
-    assert_eq!(limit, 128 << 20);
     let large = Buffer::allocate(&dyn_small, limit + 4).unwrap();
     let error = run_add(WgpuStream::of(&stream).unwrap(), &large, 1).unwrap_err().to_string();
     assert!(error.starts_with("add failed") && error.contains("at once"), "{error}");
@@ -285,7 +284,31 @@ fn what_cannot_be_done_is_an_error_that_names_the_kernel() {
     assert!(error.contains("not memory of this"), "{error}");
     for bytes in [1 << 60, usize::MAX] {
         let Err(Error::TooLarge { asked, largest, .. }) = dyn_small.allocate(bytes) else { panic!("it was given") };
-        assert!(asked == bytes && largest >= 256 << 20 && largest < bytes);
+        assert_eq!((asked, largest), (bytes, 256 << 20));
+    }
+}
+
+/// The numbers are those of the specification's table of limits.
+#[test]
+fn the_least_that_webgpu_promises_is_the_most_that_such_a_device_takes() {
+    let Some(_) = adapter() else { return };
+    let device = WgpuDevice::open(0, &WgpuOptions::least()).unwrap();
+    let offers = device.hardware().accelerator.clone().unwrap();
+    assert_eq!((offers.max_bindings, offers.max_binding_bytes), (8, 128 << 20));
+    assert_eq!((offers.workgroup_threads, offers.workgroup_bytes), (256, 16 << 10));
+    assert_eq!((offers.f16, offers.subgroup_size), (false, None));
+    for (threads, fits) in [(256, true), (257, false)] {
+        let text = || ShaderText {
+            wgsl: format!(
+                "@group(0) @binding(0) var<storage, read_write> x: array<u32>;
+                @compute @workgroup_size({threads}) fn main() {{ x[0] = 1u; }}"
+            ),
+            bindings: 1,
+            reports: None,
+        };
+        // SAFETY: there is no loop and no division.
+        let compiled = unsafe { device.pipeline("threads", &[threads], text) };
+        assert_eq!(compiled.is_ok(), fits, "{threads} threads");
     }
 }
 
