@@ -207,12 +207,14 @@ mod private {
 mod pipelines {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 
-    use sinew_memory::webgpu::{ShaderText, WgpuDevice, WgpuOptions};
+    use sinew_memory::webgpu::{Counters, ShaderText, WgpuDevice, WgpuOptions, WgpuStream};
+    use sinew_memory::{Device, Found, discover};
 
     use super::*;
 
-    /// Compiles a pipeline on the first adapter; `None` with a printed reason where there is none.
-    fn compile(cache: &KernelCache) -> Option<()> {
+    /// Compiles a pipeline on the first adapter, and what its device counted, which is gone then; `None` with a printed
+    /// reason where there is none.
+    fn compile(cache: &KernelCache) -> Option<Counters> {
         let options = WgpuOptions { cache: cache.clone(), ..WgpuOptions::default() };
         let device = match WgpuDevice::open(0, &options) {
             Ok(device) => device,
@@ -227,7 +229,28 @@ mod pipelines {
         let text = || ShaderText { wgsl: wgsl.into(), bindings: 1, reports: None };
         // SAFETY: there is no loop and no division.
         unsafe { device.pipeline("add_one", &[], text) }.unwrap();
-        Some(())
+        let stream = device.stream().unwrap();
+        Some(WgpuStream::of(&stream).unwrap().counters())
+    }
+
+    /// Software adapters keep a header and no pipeline, so that time or size would show nothing.
+    #[test]
+    fn pipelines_are_compiled_with_what_the_last_device_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = KernelCache::at(folder.path());
+        let Some(first) = compile(&cache) else { return };
+        let vulkan = |found: &Found| matches!(found, Found::Adapter(adapter) if adapter.backend == "vulkan");
+        if !discover().iter().any(|device| device.name == "wgpu:0" && vulkan(&device.found)) {
+            return println!("skipped: only Vulkan keeps pipelines");
+        }
+        assert_eq!((first.pipelines, first.cached_pipelines, first.cache_bytes), (1, 1, 0));
+        let entry = entries(folder.path()).pop().expect("the device has left its cache");
+        let kept = fs::metadata(&entry).unwrap().len() as usize;
+        let second = compile(&cache).unwrap();
+        assert_eq!((second.pipelines, second.cached_pipelines), (1, 1));
+        assert!((1..kept).contains(&second.cache_bytes), "{} of {kept} bytes", second.cache_bytes);
+        let none = compile(&KernelCache::none()).unwrap();
+        assert_eq!((none.pipelines, none.cached_pipelines, none.cache_bytes), (1, 0, 0));
     }
 
     #[test]
@@ -235,7 +258,7 @@ mod pipelines {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("kernels");
         let cache = KernelCache::at(&inner);
-        let Some(()) = compile(&cache) else { return };
+        let Some(_) = compile(&cache) else { return };
         // An adapter without a cache keeps nothing.
         let Some(entry) = entries(&inner).pop() else { return };
         let is_sound = |why: &str| {

@@ -7,7 +7,7 @@ use super::gpu::Gpu;
 use super::pipeline::{Pipeline, Pipelines, ShaderText};
 use super::storage::{Binding, WgpuStorage};
 use super::stream::WgpuStream;
-use super::submission::Queue;
+use super::submission::{Counters, Queue};
 use super::{adapters, lock, one_line};
 use crate::{
     Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, KernelCache, Location, MemoryInfo, Rates,
@@ -179,8 +179,8 @@ impl WgpuDevice {
         &self.queue
     }
 
-    pub(super) fn compiled(&self) -> usize {
-        lock(&self.pipelines).count()
+    pub(super) fn count_pipelines(&self, counters: Counters) -> Counters {
+        lock(&self.pipelines).count(counters)
     }
 
     /// The name of the kernel with a number, and what an error of it says.
