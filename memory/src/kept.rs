@@ -5,17 +5,18 @@
 //! be written costs only time.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// First in every entry; the digit changes with the format.
 const MAGIC: &[u8; 8] = b"sinew-k1";
 /// Lengths of key and image, and the checksum of both.
 const HEADER: usize = MAGIC.len() + 3 * size_of::<u64>();
-/// No image is that large: what claims to be is not read.
-const LARGEST: u64 = 256 << 20;
+/// The largest image that is kept, many times a module of kernels or an adapter's pipelines: what claims to be larger is
+/// not read.
+const LARGEST: u64 = 64 << 20;
 
 /// A folder of compiled kernels, one for all devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,12 +51,7 @@ impl KernelCache {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn image(
-        &self,
-        name: &str,
-        key: &[&str],
-        make: impl FnOnce() -> Result<Vec<u8>, String>,
-    ) -> Result<Vec<u8>, String> {
+    pub fn image<E>(&self, name: &str, key: &[&str], make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
         let key = key.join("\0");
         let file = format!("{name}-{:016x}", checksum(&[key.as_bytes()]));
         if let Some(image) = self.get(&file, &key) {
@@ -100,6 +96,9 @@ fn read(path: &Path, key: &[u8]) -> Option<Vec<u8>> {
     if header[..MAGIC.len()] != MAGIC[..] || key_len != key.len() as u64 || image_len > LARGEST {
         return None;
     }
+    if file.metadata().ok()?.len() != HEADER as u64 + key_len + image_len {
+        return None;
+    }
     let mut body = Vec::new();
     file.take(key_len + image_len + 1).read_to_end(&mut body).ok()?;
     if body.len() as u64 != key_len + image_len || checksum(&[&body]) != sum {
@@ -110,8 +109,9 @@ fn read(path: &Path, key: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn write(folder: &Path, path: &Path, key: &[u8], image: &[u8]) -> io::Result<()> {
-    /// Tells writers of one process apart.
-    static WRITER: AtomicU32 = AtomicU32::new(0);
+    if image.len() as u64 > LARGEST {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is too large"));
+    }
     private::make_folder(folder)?;
     let mut entry = MAGIC.to_vec();
     for word in [key.len() as u64, image.len() as u64, checksum(&[key, image])] {
@@ -119,11 +119,17 @@ fn write(folder: &Path, path: &Path, key: &[u8], image: &[u8]) -> io::Result<()>
     }
     entry.extend(key);
     entry.extend(image);
-    // Readers see all of an entry or nothing.
-    let writer = WRITER.fetch_add(1, Ordering::Relaxed);
-    let unfinished = folder.join(format!("unfinished-{}-{writer}", std::process::id()));
-    let written = private::create(&unfinished).and_then(|mut file: File| file.write_all(&entry));
-    written.and_then(|()| fs::rename(&unfinished, path)).inspect_err(|_| drop(fs::remove_file(&unfinished)))
+    // Random: processes of several containers that share a folder may have one number.
+    let unfinished = folder.join(format!("unfinished-{:016x}", RandomState::new().hash_one(path)));
+    write_through(&unfinished, path, &entry)
+}
+
+/// Readers see all of an entry or nothing.
+fn write_through(unfinished: &Path, path: &Path, entry: &[u8]) -> io::Result<()> {
+    // Where that fails, the file is another writer's.
+    let mut file = private::create(unfinished)?;
+    let written = file.write_all(entry).and_then(|()| fs::rename(unfinished, path));
+    written.inspect_err(|_| drop(fs::remove_file(unfinished)))
 }
 
 /// Files that nobody else could have written: an image runs with the rights of whoever loads it.
@@ -210,5 +216,36 @@ mod tests {
             assert_eq!(folder(&[("HOME", no_path)]), None);
         }
         assert_eq!(folder(&[]), None);
+    }
+
+    #[test]
+    fn an_unfinished_file_is_removed_by_who_made_it_and_nobody_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let [unfinished, path] = ["unfinished", "entry"].map(|name| folder.path().join(name));
+        fs::write(&unfinished, "another's").unwrap();
+        assert_eq!(write_through(&unfinished, &path, b"mine").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&unfinished).unwrap(), b"another's");
+        fs::remove_file(&unfinished).unwrap();
+        write_through(&unfinished, &path, b"mine").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"mine");
+        fs::remove_file(&path).unwrap();
+        // No file takes the place of a folder.
+        fs::create_dir(&path).unwrap();
+        write_through(&unfinished, &path, b"mine").unwrap_err();
+        assert!(!unfinished.exists());
+    }
+
+    #[test]
+    fn what_is_too_large_is_neither_kept_nor_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = KernelCache::at(folder.path());
+        cache.keep("entry", "key", &vec![0; LARGEST as usize + 1]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        cache.keep("entry", "key", b"image");
+        assert_eq!(cache.get("entry", "key").unwrap(), b"image");
+        // Much longer than it says, without a byte on the disk.
+        let file = fs::OpenOptions::new().write(true).open(folder.path().join("entry")).unwrap();
+        file.set_len(1 << 30).unwrap();
+        assert_eq!(cache.get("entry", "key"), None);
     }
 }

@@ -2,6 +2,7 @@
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ impl Counting {
     fn image(&self, cache: &KernelCache, key: &[&str]) -> Vec<u8> {
         let make = || {
             self.0.set(self.0.get() + 1);
-            Ok(image_of(key))
+            Ok::<_, Infallible>(image_of(key))
         };
         cache.image("gemm", key, make).expect("the compiler never fails")
     }
@@ -97,7 +98,7 @@ fn writers_at_the_same_time_leave_one_whole_entry() {
                 for _ in 0..50 {
                     let make = || {
                         made.fetch_add(1, Ordering::Relaxed);
-                        Ok(image_of(&key))
+                        Ok::<_, Infallible>(image_of(&key))
                     };
                     assert_eq!(cache.image("gemm", &key, make).unwrap(), image_of(&key));
                     entries(folder.path()).iter().for_each(|path| drop(fs::remove_file(path)));
@@ -129,7 +130,7 @@ fn a_folder_that_cannot_be_made_costs_only_time() {
 fn what_the_compiler_says_is_passed_on_and_nothing_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::at(folder.path());
-    assert_eq!(cache.image("gemm", &["source"], || Err("line 3: no".into())).unwrap_err(), "line 3: no");
+    assert_eq!(cache.image("gemm", &["source"], || Err("line 3: no")).unwrap_err(), "line 3: no");
     assert!(entries(folder.path()).is_empty());
 }
 

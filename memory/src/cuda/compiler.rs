@@ -14,8 +14,19 @@ pub trait Compiler: fmt::Debug + Send + Sync {
     /// Compiles a source; `name` is what messages call it.
     ///
     /// # Errors
-    /// What the compiler says.
-    fn compile(&self, name: &str, source: &str, architecture: &str) -> Result<Vec<u8>, String>;
+    /// What the compiler says of the source, or why it compiles none.
+    fn compile(&self, name: &str, source: &str, architecture: &str) -> Result<Vec<u8>, CompileError>;
+}
+
+/// Why there is no image of a source.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// What the compiler says of a source that it refuses.
+    #[error("{0}")]
+    Source(String),
+    /// Why the compiler can compile no source: it is missing, too old or incomplete. What was compiled before may do.
+    #[error("{0}")]
+    Compiler(String),
 }
 
 /// The architecture that is compiled for: the GPU's own, on Hopper with the instructions that only it has.

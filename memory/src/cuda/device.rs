@@ -6,8 +6,9 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::ScopedJoinHandle;
 
-use super::compiler::{Compiler, architecture};
+use super::compiler::{CompileError, Compiler, architecture};
 use super::driver::{CallError, Driver, Handle, Properties};
 use super::module::{CudaModule, Function, Module};
 use super::storage::CudaStorage;
@@ -23,6 +24,8 @@ const ALIGNMENT: usize = 256;
 const WARP: usize = 32;
 /// The most threads of a block, on every GPU there is.
 const BLOCK_THREADS: usize = 1024;
+/// What kernels are written for: asynchronous copies and bf16 on tensor cores came with it.
+const LEAST_CAPABILITY: (u32, u32) = (8, 0);
 /// From enqueueing a kernel to the next one behind it.
 const LAUNCH_S: f64 = 4e-6;
 
@@ -48,13 +51,21 @@ impl CudaDevice {
     /// A device on a driver, whose kernels are compiled by `compiler` and kept in `cache`.
     ///
     /// # Errors
-    /// Calls of the driver that fail.
+    /// [`Error::NoDevice`] for a GPU that is older than compute capability 8.0; calls of the driver that fail.
     #[allow(clippy::new_ret_no_self)]
     pub fn new(driver: Arc<dyn Driver>, compiler: Arc<dyn Compiler>, cache: KernelCache) -> Result<Arc<Self>> {
         let unnamed = DeviceId { kind: DeviceKind::CUDA, index: 0 };
         let properties = driver.properties().map_err(|error| failed(unnamed, "opening the device", &error))?;
+        let id = DeviceId { index: properties.ordinal, ..unnamed };
+        if properties.compute_capability < LEAST_CAPABILITY {
+            let ((least, least_minor), (major, minor)) = (LEAST_CAPABILITY, properties.compute_capability);
+            let name = &properties.name;
+            let reason =
+                format!("needs compute capability {least}.{least_minor}, the GPU ({name}) has {major}.{minor}");
+            return Err(Error::NoDevice { name: id.to_string(), reason });
+        }
         Ok(Arc::new(Self {
-            id: DeviceId { index: properties.ordinal, ..unnamed },
+            id,
             hardware: describe(&properties),
             architecture: architecture(properties.compute_capability),
             compiler,
@@ -101,9 +112,11 @@ impl CudaDevice {
         std::thread::scope(|scope| {
             let threads = system::available_threads().min(modules.len());
             let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().try_for_each(|thread| {
+            let outcome = |thread: ScopedJoinHandle<'_, Result<()>>| {
                 thread.join().unwrap_or_else(|_| Err(self.error("compiling", "a thread of the compiler panicked")))
-            })
+            };
+            // Every thread is joined: one that panicked and was not would take the scope down with it.
+            threads.into_iter().map(outcome).fold(Ok(()), Result::and)
         })
     }
 
@@ -140,19 +153,23 @@ impl CudaDevice {
     }
 
     fn load(&self, module: &CudaModule) -> Result<Module, String> {
-        let text = module.text();
-        let describe = match self.compiler.describe(&self.architecture) {
-            Ok(describe) => describe,
-            Err(reason) => {
+        match self.image(module) {
+            Ok(image) => Module::load(&self.driver, &image).map_err(|error| error.to_string()),
+            Err(CompileError::Source(reason)) => Err(reason),
+            Err(CompileError::Compiler(reason)) => {
                 // The driver compiles PTX itself, for this GPU, without what only this GPU has.
                 let Some(ptx) = module.fallback() else { return Err(reason) };
                 tracing::warn!(module = module.name, reason, "kernels run from PTX for compute capability 8.0");
-                return Module::load(&self.driver, ptx.as_bytes()).map_err(|error| format!("{reason}; {error}"));
+                Module::load(&self.driver, ptx.as_bytes()).map_err(|error| format!("{reason}; {error}"))
             }
-        };
+        }
+    }
+
+    fn image(&self, module: &CudaModule) -> Result<Vec<u8>, CompileError> {
+        let text = module.text();
+        let describe = self.compiler.describe(&self.architecture).map_err(CompileError::Compiler)?;
         let compile = || self.compiler.compile(module.name, &text, &self.architecture);
-        let image = self.cache.image(module.name, &[&describe, &text], compile)?;
-        Module::load(&self.driver, &image).map_err(|error| error.to_string())
+        self.cache.image(module.name, &[&describe, &text], compile)
     }
 
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {

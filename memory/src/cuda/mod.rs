@@ -21,7 +21,7 @@ mod nvrtc;
 mod storage;
 mod stream;
 
-pub use compiler::{Compiler, architecture};
+pub use compiler::{CompileError, Compiler, architecture};
 pub use device::CudaDevice;
 pub use driver::{Address, CallError, Driver, DriverCall, Handle, Properties};
 pub use module::CudaModule;

@@ -10,6 +10,8 @@ pub(super) struct Cache {
     /// A file for each adapter.
     file: String,
     driver: String,
+    /// Bytes of what was kept that the driver was given.
+    pub(super) began_with: usize,
 }
 
 impl Cache {
@@ -21,7 +23,8 @@ impl Cache {
         let descriptor = wgpu::PipelineCacheDescriptor { label: None, data: data.as_deref(), fallback: true };
         // SAFETY: the data is what wgpu gave, whole, in a file that nobody but the user could have written.
         let pipelines = unsafe { device.create_pipeline_cache(&descriptor) };
-        Some(Self { pipelines, kept: kept.clone(), file, driver })
+        let began_with = descriptor.data.map_or(0, <[u8]>::len);
+        Some(Self { pipelines, kept: kept.clone(), file, driver, began_with })
     }
 
     pub(super) fn save(&self) {

@@ -7,7 +7,7 @@ use super::gpu::Gpu;
 use super::pipeline::{Pipeline, Pipelines, ShaderText};
 use super::storage::{Binding, WgpuStorage};
 use super::stream::WgpuStream;
-use super::submission::Queue;
+use super::submission::{Counters, Queue};
 use super::{adapters, lock, one_line};
 use crate::{
     Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, KernelCache, Location, MemoryInfo, Rates,
@@ -25,6 +25,9 @@ pub struct WgpuOptions {
     pub max_storage_buffers: u32,
     /// The most memory in bytes that the threads of a workgroup share; no adapter has less than 16 KiB.
     pub max_workgroup_bytes: u32,
+    /// Whether every limit is the least that WebGPU promises, those included that are not named here: sizes of buffers
+    /// and workgroups, groups of a dispatch, alignments.
+    pub least_limits: bool,
     /// Whether 16-bit floats are read and written as they are stored, where kernels can.
     pub f16: bool,
     /// Whether subgroups are used where there are any.
@@ -40,6 +43,7 @@ impl Default for WgpuOptions {
             max_binding_bytes: u64::MAX,
             max_storage_buffers: u32::MAX,
             max_workgroup_bytes: u32::MAX,
+            least_limits: false,
             f16: true,
             subgroups: true,
             cache: KernelCache::of_user(),
@@ -54,6 +58,7 @@ impl WgpuOptions {
             max_binding_bytes: 128 << 20,
             max_storage_buffers: 8,
             max_workgroup_bytes: 16 << 10,
+            least_limits: true,
             f16: false,
             subgroups: false,
             ..Self::default()
@@ -101,6 +106,9 @@ impl WgpuDevice {
         let features = wanted.into_iter().filter(|&(on, feature)| on && adapter.features().contains(feature));
         let features = features.fold(wgpu::Features::empty(), |all, (_, feature)| all | feature);
         let mut limits = adapter.limits();
+        if options.least_limits {
+            limits = limits.or_worse_values_from(&wgpu::Limits::default());
+        }
         limits.max_storage_buffer_binding_size = limits.max_storage_buffer_binding_size.min(options.max_binding_bytes);
         limits.max_storage_buffers_per_shader_stage =
             limits.max_storage_buffers_per_shader_stage.min(options.max_storage_buffers);
@@ -172,8 +180,8 @@ impl WgpuDevice {
         &self.queue
     }
 
-    pub(super) fn compiled(&self) -> usize {
-        lock(&self.pipelines).count()
+    pub(super) fn count_pipelines(&self, counters: Counters) -> Counters {
+        lock(&self.pipelines).count(counters)
     }
 
     /// The name of the kernel with a number, and what an error of it says.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cache::Cache;
 use super::gpu::Gpu;
 use super::one_line;
+use super::submission::Counters;
 use crate::Result;
 
 /// A compiled kernel.
@@ -39,6 +40,8 @@ pub struct ShaderText {
 #[derive(Debug)]
 pub(super) struct Pipelines {
     cache: Option<Cache>,
+    /// Pipelines that the cache was given for.
+    cached: usize,
     made: HashMap<&'static str, HashMap<Box<[u32]>, Arc<Pipeline>>>,
     /// Names by number, from 1 on, and what an error of each says.
     names: Vec<(&'static str, &'static str)>,
@@ -46,7 +49,7 @@ pub(super) struct Pipelines {
 
 impl Pipelines {
     pub(super) fn new(cache: Option<Cache>) -> Self {
-        Self { cache, made: HashMap::new(), names: Vec::new() }
+        Self { cache, cached: 0, made: HashMap::new(), names: Vec::new() }
     }
 
     pub(super) fn get(&self, name: &'static str, options: &[u32]) -> Option<Arc<Pipeline>> {
@@ -57,8 +60,9 @@ impl Pipelines {
         self.names.get((number as usize).wrapping_sub(1)).copied().unwrap_or(("a kernel", "{}"))
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.names.len()
+    pub(super) fn count(&self, counters: Counters) -> Counters {
+        let cache_bytes = self.cache.as_ref().map_or(0, |cache| cache.began_with);
+        Counters { pipelines: self.names.len(), cached_pipelines: self.cached, cache_bytes, ..counters }
     }
 
     /// Compiles.
@@ -96,7 +100,7 @@ impl Pipelines {
             bind_group_layouts: &layouts,
             immediate_size: 0,
         });
-        let compiled = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        let descriptor = wgpu::ComputePipelineDescriptor {
             label: Some(name),
             layout: Some(&layout),
             module: &module,
@@ -107,11 +111,13 @@ impl Pipelines {
                 ..Default::default()
             },
             cache: self.cache.as_ref().map(|cache| &cache.pipelines),
-        });
+        };
+        let compiled = device.create_compute_pipeline(&descriptor);
         let errors = [pollster::block_on(internal.pop()), pollster::block_on(scope.pop())];
         if let Some(error) = errors.into_iter().flatten().next() {
             return Err(failed(one_line(error)));
         }
+        self.cached += usize::from(descriptor.cache.is_some());
         self.names.push((name, text.reports.unwrap_or("{}")));
         let number = self.names.len() as u32;
         let pipeline =

@@ -65,7 +65,7 @@ impl WgpuStream {
 
     /// What the device did so far, by all of its streams.
     pub fn counters(&self) -> Counters {
-        Counters { pipelines: self.wgpu.compiled(), ..self.queue.counters() }
+        self.wgpu.count_pipelines(self.queue.counters())
     }
 
     /// Submits, waits, reads bytes back and turns a kernel's report into an error.

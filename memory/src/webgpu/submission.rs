@@ -30,6 +30,10 @@ pub struct Counters {
     pub bind_groups: usize,
     /// Pipelines compiled.
     pub pipelines: usize,
+    /// How many of them were compiled with the driver's cache.
+    pub cached_pipelines: usize,
+    /// Bytes that the driver's cache began with: what an earlier device left; 0 where nothing was kept.
+    pub cache_bytes: usize,
     /// Bytes that were asked to be brought to the host.
     pub downloaded_bytes: usize,
     /// Bytes held now for staging, parameters, reading back and status, which are kept and grow as they must.
@@ -74,7 +78,7 @@ impl Queue {
         Self { gpu, state: Mutex::default(), submitted: AtomicU64::new(0), completed: Arc::default(), faults }
     }
 
-    /// What was counted, but for pipelines.
+    /// What was counted, but for what concerns pipelines.
     pub(super) fn counters(&self) -> Counters {
         Counters { persistent_bytes: self.gpu.persistent_bytes(), ..lock(&self.state).counters }
     }

@@ -2,15 +2,17 @@
 //! file. Exits with 1 where a row, a model or a bench failed.
 
 use std::error::Error;
+use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use clap::Parser;
 use sinew::kernels::Registry;
 use sinew::kernels::case::Depth;
-use sinew::memory::{self, Device};
+use sinew::memory::{self, Device, DeviceKind};
 use sinew::ops::Policy;
 use sinew::prelude::*;
 use sinew_conformance::shapes::SHAPES;
@@ -75,7 +77,7 @@ impl Write for Tee {
 fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let mut outs: Vec<Box<dyn Write>> = vec![Box::new(io::stdout())];
     if let Some(path) = &options.output {
-        outs.push(Box::new(std::fs::File::create(path)?));
+        outs.push(Box::new(fs::File::create(path)?));
     }
     let out = &mut Tee(outs);
     if let Some(name) = &options.shape {
@@ -87,8 +89,14 @@ fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     }
     let device = memory::open(&options.device, None, None)?;
     let registry = Arc::new(Registry::standard());
+    writeln!(out, "{} UTC", date(SystemTime::now()))?;
     for found in memory::discover().iter().filter(|found| found.kind == device.id().kind) {
         writeln!(out, "{found}")?;
+    }
+    if device.id().kind == DeviceKind::CUDA
+        && let Some(driver) = kernel_driver()
+    {
+        writeln!(out, "{driver}")?;
     }
     let command: Vec<String> = std::env::args().collect();
     writeln!(out, "{}\n", command.join(" "))?;
@@ -118,6 +126,32 @@ fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(failed.rows.is_empty() && failed.of > 0 && wrong == 0 && benched)
 }
 
+/// The version of NVIDIA's driver in the kernel's words; CUDA itself tells only the newest CUDA that it knows.
+fn kernel_driver() -> Option<String> {
+    let version = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    Some(version.lines().next()?.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// The day in UTC as `YYYY-MM-DD`.
+fn date(time: SystemTime) -> String {
+    let mut days = time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let mut month = 1;
+    for length in [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    format!("{year}-{month:02}-{:02}", days + 1)
+}
+
 /// Compares every fixture in f32 and, where it is stored so, in 16 bits. Returns how many comparisons failed.
 fn models(
     options: &Options,
@@ -145,4 +179,28 @@ fn models(
         }
     }
     Ok(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        // What `date --utc --date=@SECONDS +%F` says.
+        for (seconds, day) in [
+            (0, "1970-01-01"),
+            (68_255_999, "1972-02-29"),
+            (68_256_000, "1972-03-01"),
+            (94_694_399, "1972-12-31"),
+            (951_782_400, "2000-02-29"),
+            (1_767_225_599, "2025-12-31"),
+            (1_767_225_600, "2026-01-01"),
+            (4_107_542_400, "2100-03-01"),
+        ] {
+            assert_eq!(date(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)), day);
+        }
+    }
 }

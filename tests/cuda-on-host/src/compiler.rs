@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use sinew_memory::cuda::Compiler;
+use sinew_memory::cuda::{CompileError, Compiler};
 
 const SHIM: &str = include_str!("shim.h");
 
@@ -56,15 +56,21 @@ impl Compiler for Gxx {
         Ok(format!("g++ {} {} for {processor}\n{SHIM}", self.version, OPTIONS.join(" ")))
     }
 
-    fn compile(&self, name: &str, source: &str, _: &str) -> Result<Vec<u8>, String> {
-        let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;
-        let (text, image) = (folder.path().join(format!("{name}.cpp")), folder.path().join(format!("{name}.so")));
-        let io = |error: std::io::Error| format!("{name}: {error}");
-        fs::write(&text, format!("#define SINEW_HOST\n#line 1 \"shim.h\"\n{SHIM}\n{source}")).map_err(io)?;
-        let output = Command::new("g++").args(OPTIONS).arg(&text).arg("-o").arg(&image).output().map_err(io)?;
-        if !output.status.success() {
-            return Err(format!("g++: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()));
-        }
-        fs::read(&image).map_err(io)
+    fn compile(&self, name: &str, source: &str, _: &str) -> Result<Vec<u8>, CompileError> {
+        build(name, source)
     }
+}
+
+/// Compiles a module of kernels to a library.
+pub(crate) fn build(name: &str, source: &str) -> Result<Vec<u8>, CompileError> {
+    let io = |error: std::io::Error| CompileError::Compiler(format!("{name}: {error}"));
+    let folder = tempfile::tempdir().map_err(io)?;
+    let (text, image) = (folder.path().join(format!("{name}.cpp")), folder.path().join(format!("{name}.so")));
+    fs::write(&text, format!("#define SINEW_HOST\n#line 1 \"shim.h\"\n{SHIM}\n{source}")).map_err(io)?;
+    let output = Command::new("g++").args(OPTIONS).arg(&text).arg("-o").arg(&image).output().map_err(io)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(CompileError::Source(format!("g++: {}\n{}", output.status, said.trim_end())));
+    }
+    fs::read(&image).map_err(io)
 }

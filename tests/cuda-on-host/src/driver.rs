@@ -12,6 +12,8 @@ use std::thread::JoinHandle;
 
 use sinew_memory::cuda::{Address, CallError, Driver, DriverCall, Handle, Properties};
 
+use crate::compiler;
+
 /// Bytes that the device has.
 const CAPACITY: usize = 2 << 30;
 /// As the real driver aligns.
@@ -29,8 +31,9 @@ const SHARED_DEFAULT: u32 = 48 << 10;
 /// Threads of the system that the blocks of a grid are spread over; `FEW_BLOCKS` of `shim.h` is as many.
 const WORKERS: u64 = 2;
 
-/// The host's processor as a GPU of compute capability 8.0.
+/// The host's processor as a GPU, of compute capability 8.0 unless another is asked for.
 pub struct HostDriver {
+    compute_capability: (u32, u32),
     memory: Arc<Memory>,
     streams: Mutex<HashMap<Handle, HostStream>>,
     events: Mutex<HashMap<Handle, Option<Mark>>>,
@@ -262,7 +265,13 @@ impl<T> Reached<T> {
 impl HostDriver {
     /// A device with nothing on it.
     pub fn new() -> Arc<Self> {
+        Self::with_compute_capability((8, 0))
+    }
+
+    /// One that says it is another GPU, and runs kernels all the same.
+    pub fn with_compute_capability(compute_capability: (u32, u32)) -> Arc<Self> {
         Arc::new(Self {
+            compute_capability,
             memory: Arc::default(),
             streams: Mutex::default(),
             events: Mutex::default(),
@@ -311,7 +320,7 @@ unsafe impl Driver for HostDriver {
         Ok(Properties {
             ordinal: 0,
             name: "CUDA on the host".into(),
-            compute_capability: (8, 0),
+            compute_capability: self.compute_capability,
             multiprocessors: 2,
             clock_khz: 1_000_000,
             memory_clock_khz: 0,
@@ -449,7 +458,14 @@ unsafe impl Driver for HostDriver {
     fn load_module(&self, image: &[u8]) -> DriverCall<Handle> {
         let call = "cuModuleLoadData";
         let mut file = tempfile::NamedTempFile::new().map_err(|error| failed(call, error.to_string()))?;
-        file.write_all(image).map_err(|error| failed(call, error.to_string()))?;
+        // As the real driver compiles PTX, this one compiles what begins as PTX of ours does: with a comment.
+        let compiled = match std::str::from_utf8(image) {
+            Ok(text) if text.starts_with("//") => {
+                compiler::build("ptx", text).map_err(|error| failed(call, error.to_string()))?
+            }
+            _ => image.to_vec(),
+        };
+        file.write_all(&compiled).map_err(|error| failed(call, error.to_string()))?;
         let path = CString::new(file.path().as_os_str().as_bytes()).map_err(|error| failed(call, error.to_string()))?;
         // SAFETY: the image is one that `Gxx` made; it runs nothing when it is loaded.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew_cuda_on_host::{Gxx, HostDriver};
 use sinew_kernels::cuda::PRELUDE;
-use sinew_memory::cuda::{Compiler, CudaDevice, CudaModule, CudaStorage, CudaStream};
+use sinew_memory::cuda::{CompileError, Compiler, CudaDevice, CudaModule, CudaStorage, CudaStream};
 use sinew_memory::{Buffer, Device, Error, KernelCache, Location, Pool, PoolConfig, Result, Stream};
 
 fn device() -> Option<Arc<dyn Device>> {
@@ -41,6 +41,17 @@ fn run(
     shared: u32,
     data: &[f32],
 ) -> Result<Vec<f32>> {
+    run_of(&FAULTS, stream, kernel, [grid, block, shared], data)
+}
+
+/// The same with a module of that source.
+fn run_of(
+    module: &'static CudaModule,
+    stream: &Arc<dyn Stream>,
+    kernel: &'static str,
+    [grid, block, shared]: [u32; 3],
+    data: &[f32],
+) -> Result<Vec<f32>> {
     let cuda = CudaStream::of(stream).unwrap();
     let mut buffer = Buffer::allocate(stream.device(), size_of_val(data))?;
     stream.upload(&data.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>(), &mut buffer, 0)?;
@@ -49,7 +60,7 @@ fn run(
         Params { data: address, status: cuda.status(kernel, "{} is less than nothing")?, n: data.len() as u64 };
     buffer.record_use(stream);
     // SAFETY: the struct is that of `faults.cu`, and the driver catches what the kernels do wrong.
-    unsafe { cuda.launch(&FAULTS, kernel, [grid, 1, 1], block, shared, &params.bytes()) }?;
+    unsafe { cuda.launch(module, kernel, [grid, 1, 1], block, shared, &params.bytes()) }?;
     let mut bytes = vec![0; size_of_val(data)];
     stream.download(&buffer, 0, &mut bytes)?;
     Ok(bytes.chunks_exact(4).map(|c| f32::from_ne_bytes([c[0], c[1], c[2], c[3]])).collect())
@@ -249,7 +260,7 @@ impl Compiler for Counting {
     fn describe(&self, architecture: &str) -> std::result::Result<String, String> {
         self.compiler.describe(architecture)
     }
-    fn compile(&self, name: &str, source: &str, architecture: &str) -> std::result::Result<Vec<u8>, String> {
+    fn compile(&self, name: &str, source: &str, architecture: &str) -> std::result::Result<Vec<u8>, CompileError> {
         assert_eq!(architecture, "sm_80");
         self.compiled.fetch_add(1, Ordering::Relaxed);
         let running = self.running.fetch_add(1, Ordering::AcqRel) + 1;
@@ -285,4 +296,78 @@ fn a_module_is_compiled_once_whoever_asks_and_modules_in_parallel() {
     assert_eq!(compiler.compiled.load(Ordering::Relaxed), 2);
     let error = device.prefetch(&[&SMALL[0], &BROKEN]).unwrap_err().to_string();
     assert!(error.contains("compiling broken") && error.contains("broken.cu:1"), "{error}");
+}
+
+/// Panics at every source.
+#[derive(Debug)]
+struct Panicking;
+
+impl Compiler for Panicking {
+    fn describe(&self, architecture: &str) -> std::result::Result<String, String> {
+        Ok(architecture.into())
+    }
+    fn compile(&self, name: &str, _: &str, _: &str) -> std::result::Result<Vec<u8>, CompileError> {
+        panic!("at {name}, as it should");
+    }
+}
+
+#[test]
+fn threads_of_the_compiler_that_panic_are_an_error() {
+    static BOTH: [CudaModule; 2] = [
+        CudaModule { name: "one", prelude: "", source: "", ptx: &[] },
+        CudaModule { name: "two", prelude: "", source: "", ptx: &[] },
+    ];
+    let device = CudaDevice::new(HostDriver::new(), Arc::new(Panicking), KernelCache::none()).unwrap();
+    let error = device.prefetch(&[&BOTH[0], &BOTH[1]]).unwrap_err().to_string();
+    assert!(error.contains("compiling") && error.contains("panicked"), "{error}");
+}
+
+/// Fails in one way at every source.
+#[derive(Debug)]
+struct Failing(CompileError);
+
+impl Compiler for Failing {
+    fn describe(&self, architecture: &str) -> std::result::Result<String, String> {
+        Ok(architecture.into())
+    }
+    fn compile(&self, _: &str, _: &str, _: &str) -> std::result::Result<Vec<u8>, CompileError> {
+        Err(self.0.clone())
+    }
+}
+
+#[test]
+fn ptx_serves_where_the_compiler_fails_and_not_where_the_source_is_wrong() {
+    if device().is_none() {
+        return;
+    }
+    let CudaModule { name, prelude, source, .. } = FAULTS;
+    // The driver on the host takes C++ for PTX.
+    let ptx = FAULTS.pack(&FAULTS.text()).unwrap().leak();
+    let module: &'static CudaModule = Box::leak(Box::new(CudaModule { name, prelude, source, ptx }));
+    let sums = |error: CompileError, module| {
+        let device = CudaDevice::new(HostDriver::new(), Arc::new(Failing(error)), KernelCache::none()).unwrap();
+        let stream = device.stream().unwrap();
+        run_of(module, &stream, "block_sums", [1, 256, 0], &[1.0; 256]).map_err(|error| error.to_string())
+    };
+    let incomplete = CompileError::Compiler("half of it is missing".into());
+    assert_eq!(sums(incomplete.clone(), module).unwrap()[0], 256.0);
+    let error = sums(incomplete, &FAULTS).unwrap_err();
+    assert!(error.contains("compiling faults") && error.contains("half of it is missing"), "{error}");
+    let error = sums(CompileError::Source("faults.cu:1: no".into()), module).unwrap_err();
+    assert!(error.contains("compiling faults") && error.contains("faults.cu:1: no"), "{error}");
+}
+
+#[test]
+fn a_gpu_that_is_too_old_is_refused_by_name_before_anything_is_compiled() {
+    let open = |capability| {
+        let driver = HostDriver::with_compute_capability(capability);
+        CudaDevice::new(driver, Arc::new(Panicking), KernelCache::none()).map(|device| device.id().to_string())
+    };
+    let Error::NoDevice { name, reason } = open((7, 5)).unwrap_err() else { panic!("it is no device") };
+    assert_eq!(name, "cuda:0");
+    assert_eq!(reason, "needs compute capability 8.0, the GPU (CUDA on the host) has 7.5");
+    assert!(open((6, 9)).is_err());
+    for capability in [(8, 0), (8, 6), (9, 0), (12, 0)] {
+        assert_eq!(open(capability).unwrap(), "cuda:0");
+    }
 }
