@@ -40,10 +40,10 @@ fn the_bundled_model_answers_held_out_prompts() {
         *asked += 1;
     }
     for (task, (right, asked)) in &tasks {
-        println!("{task:<12} {right:>3} of {asked}");
+        common::harness::show(format_args!("{task:<12} {right:>3} of {asked}"));
     }
     let right: usize = tasks.values().map(|(right, _)| right).sum();
-    assert!(right as f64 >= WANTED * PROMPTS as f64, "{right} of {PROMPTS}");
+    assert!(right as f64 >= WANTED * PROMPTS as f64, "{right} of {PROMPTS}: {tasks:?}");
 }
 
 fn the_prompts_that_the_command_shows_are_answered_right() {
@@ -90,7 +90,7 @@ fn a_thousand_steps_by_wgpu_are_as_many_submissions_and_grow_no_buffer() {
             steps += each;
         }
         let after = stream.counters();
-        println!("{before:?} before {steps} steps, {after:?} after");
+        common::harness::show(format_args!("{before:?} before {steps} steps, {after:?} after"));
         assert_eq!(after.submissions - before.submissions, steps);
         assert_eq!(after.downloaded_bytes - before.downloaded_bytes, steps * size_of::<u32>(), "a token of each step");
         assert!(after.dispatches > before.dispatches);
