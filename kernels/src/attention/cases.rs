@@ -65,7 +65,7 @@ impl Reference for Attention {
                     AttentionStatic { num_heads: 14, num_kv_heads: 2, causal: true, softcap: None, ..case.fixed };
                 case.fixed.kv_source = KvSource::Paged { block_size: 16 };
                 case.call = AttentionDynamic { sequences: 2, tokens: 150, max_query: 130, max_kv: 700 };
-                case.values = Values::Normal;
+                (case.lay, case.values) = (Lay::Contiguous, Values::Normal);
                 cases.push(case);
             }
         }
