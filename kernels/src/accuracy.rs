@@ -376,7 +376,8 @@ mod tests {
         for (kind, name) in ON_RECORD {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/results").join(format!("{name}.txt"));
             let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            assert!(text.starts_with(&format!("{kind}:")) && text.contains(name), "{}", path.display());
+            let device = format!("{kind}:0: {name}");
+            assert!(text.lines().any(|line| line.starts_with(&device)), "{}", path.display());
             assert!(text.lines().any(|line| line.starts_with("0 of ") && line.ends_with(" rows failed")));
             assert!(!text.contains("FAILED"), "{}", path.display());
         }
