@@ -150,7 +150,7 @@ impl Registry {
     }
 
     /// The same on the very problem that the row is to solve, or where that is large on a [smaller](Reference::smaller)
-    /// one of the same dtypes and options.
+    /// one of the same dtypes and options; on none where there is no smaller one.
     ///
     /// # Errors
     /// The first thing that was wrong, in words.

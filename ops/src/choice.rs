@@ -51,6 +51,11 @@ impl Choices {
         Ok(self.with::<O, _>(|chosen| *chosen.entry(key).or_insert(row)))
     }
 
+    /// Forgets what an operator's problems were given.
+    fn forget<O: Operator>(&self) {
+        self.with::<O, _>(HashMap::clear);
+    }
+
     fn with<O: Operator, T>(&self, f: impl FnOnce(&mut Chosen<O>) -> T) -> T {
         let mut all = self.0.lock().unwrap_or_else(|e| e.into_inner());
         let entry = all.entry(TypeId::of::<O>()).or_insert_with(|| Box::new(Chosen::<O>::new()));
@@ -138,6 +143,8 @@ fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, like: &O::Dynamic, call
             tracing::debug!(operator = O::NAME, row = row.name, problem = %fixed, call = %like, "chosen");
             return Ok(*row);
         }
+        // Others may have been given it, or would have to share its arithmetic.
+        ctx.choices().forget::<O>();
     }
 }
 

@@ -7,7 +7,8 @@ use sinew_kernels::{Operator, Row, accuracy};
 
 use crate::Context;
 
-/// What came of checks, by the rows' names. A row that was wrong once is not used again.
+/// What came of checks, by the rows' names. A row that was wrong once is not chosen again; what was planned with it before
+/// keeps it.
 #[derive(Debug, Default)]
 pub(crate) struct Trust(Mutex<HashMap<&'static str, Result<(), String>>>);
 
@@ -40,6 +41,11 @@ impl Trust {
     /// What was wrong with a row.
     pub(crate) fn failure(&self, row: &str) -> Option<String> {
         self.outcomes().get(row)?.clone().err()
+    }
+
+    /// How many rows were wrong.
+    pub(crate) fn failures(&self) -> usize {
+        self.outcomes().values().filter(|outcome| outcome.is_err()).count()
     }
 
     fn outcomes(&self) -> MutexGuard<'_, HashMap<&'static str, Result<(), String>>> {

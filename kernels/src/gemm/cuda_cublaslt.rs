@@ -163,6 +163,9 @@ unsafe fn run(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, opera
             Ok(())
         })?;
     }
+    if !enqueued {
+        tracing::debug!(problem = %fixed, call = %call, "cuBLASLt does not take it");
+    }
     // SAFETY: passed on.
     if enqueued { Ok(()) } else { unsafe { own::run_any(launch, fixed, call, operands) } }
 }

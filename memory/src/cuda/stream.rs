@@ -206,7 +206,9 @@ impl CudaStream {
             _ => unsafe { self.driver().download(read.cast(), status.reports, count * REPORT_BYTES, self.handle) },
         };
         let last = status.last.take();
-        copied.and_then(|()| self.driver().synchronize_stream(self.handle)).map_err(|error| match last {
+        // In any case: a caller's copy may be on its way.
+        let waited = self.driver().synchronize_stream(self.handle);
+        copied.and(waited).map_err(|error| match last {
             Some(kernel) => self.cuda.error(operation, format!("{error}; {kernel} was launched last")),
             None => self.cuda.failed(operation, &error),
         })?;

@@ -57,10 +57,12 @@ impl WgpuStream {
         params: &[u32],
         groups: [u32; 3],
     ) -> Result<()> {
+        self.queue.dispatch(pipeline, bindings, params, groups, &self.status)?;
+        // Not before: whoever waits in between would find nothing reported, and take the mark away.
         if pipeline.reports {
             self.reports.store(true, Ordering::Relaxed);
         }
-        self.queue.dispatch(pipeline, bindings, params, groups, &self.status)
+        Ok(())
     }
 
     /// What the device did so far, by all of its streams.

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew_memory::KernelCache;
 
@@ -30,8 +31,16 @@ impl Job {
     }
 }
 
+static PRODUCTS: AtomicUsize = AtomicUsize::new(0);
+
+/// Products that the library was given so far.
+pub fn products() -> usize {
+    PRODUCTS.load(Ordering::Relaxed)
+}
+
 extern "C" fn enqueue(stream: u64, work: Work, argument: *mut c_void) -> c_int {
     let job = Job(work, argument);
+    PRODUCTS.fetch_add(1, Ordering::Relaxed);
     c_int::from(driver::enqueue("cublasLtMatmul", stream, move || job.run()).is_err())
 }
 

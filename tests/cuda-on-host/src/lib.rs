@@ -19,6 +19,7 @@ use sinew_memory::cuda::CudaDevice;
 use sinew_memory::{Device, Error, KernelCache, Result};
 
 pub use compiler::Gxx;
+pub use cublaslt::products;
 pub use driver::HostDriver;
 
 /// A device of compute capability 8.0 on this machine's processor, with compiled kernels kept in `cache`; `None` where
