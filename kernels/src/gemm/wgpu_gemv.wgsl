@@ -14,15 +14,13 @@ var<workgroup> sums: array<f32, ROWS * OUTPUTS * SUMS>;
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let outputs = p.count << GATED;
-    let row_groups = (p.rows + ROWS - 1u) / ROWS;
-    let output_groups = (outputs + OUTPUTS - 1u) / OUTPUTS;
-    let number = linear(group);
-    let batch = number / row_groups / output_groups;
+    let place = place_of(linear(group), ROWS, OUTPUTS);
+    let batch = place.x;
     if (batch >= p.batch) {
         return;
     }
-    let first_row = number % row_groups * ROWS;
-    let first_output = number / row_groups % output_groups * OUTPUTS;
+    let first_row = place.y;
+    let first_output = place.z;
     let chain = lane % CHAINS;
     let output = lane / CHAINS;
     let b = b_at(batch, first_output + output);

@@ -51,16 +51,13 @@ fn chained(sum: f32, a: u32, k: u32, w: vec4<f32>) -> f32 {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let outputs = p.count << GATED;
-    let row_groups = (p.rows + ROWS - 1u) / ROWS;
-    let output_groups = (outputs + OUTPUTS - 1u) / OUTPUTS;
-    let number = linear(group);
-    let batch = number / row_groups / output_groups;
+    let place = place_of(linear(group), ROWS, OUTPUTS);
+    let batch = place.x;
     if (batch >= p.batch) {
         return;
     }
-    let first_row = number % row_groups * ROWS;
-    let first_output = number / row_groups % output_groups * OUTPUTS;
+    let first_row = place.y;
+    let first_output = place.z;
     let member = lane.index % 4u;
     let chain = lane.index / 4u;
     let chains = lane.size / 4u;

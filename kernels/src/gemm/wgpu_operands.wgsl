@@ -78,3 +78,15 @@ fn finished(batch: u32, row: u32, column: u32, sum: f32, up: f32) -> f32 {
     }
     return x;
 }
+
+// The product, first row and first output of a workgroup by its number. Neighbours share outputs, so that a weight is
+// read from memory once.
+fn place_of(number: u32, rows: u32, outputs: u32) -> vec3<u32> {
+    let row_groups = (p.rows + rows - 1u) / rows;
+    let output_groups = ((p.count << GATED) + outputs - 1u) / outputs;
+    return vec3(
+        number / row_groups / output_groups,
+        number % row_groups * rows,
+        number / row_groups % output_groups * outputs,
+    );
+}

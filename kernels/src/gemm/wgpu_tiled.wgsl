@@ -43,16 +43,13 @@ fn put_row(batch: u32, row: u32, output: u32, sums: vec4<f32>) {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let outputs = p.count << GATED;
-    let row_tiles = (p.rows + TILE - 1u) / TILE;
-    let output_tiles = (outputs + TILE - 1u) / TILE;
-    // Neighbours share outputs, so that a weight is read from memory once.
-    let number = linear(group);
-    let batch = number / row_tiles / output_tiles;
+    let place = place_of(linear(group), TILE, TILE);
+    let batch = place.x;
     if (batch >= p.batch) {
         return;
     }
-    let first_row = number % row_tiles * TILE;
-    let first_output = number / row_tiles % output_tiles * TILE;
+    let first_row = place.y;
+    let first_output = place.z;
     let quad = lane % 16u;
     let line = lane / 16u;
     var chain = array<vec4<f32>, 4>();
