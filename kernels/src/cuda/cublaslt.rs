@@ -137,13 +137,13 @@ impl CublasLt {
             plan.description.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands.bias)?;
         }
         let [x, y, c, d] = operands.addresses.map(|address| address as *mut c_void);
-        let [x_layout, y_layout, c_layout, d_layout] = plan.layouts.each_ref().map(|layout| layout.0);
+        let [x_layout, y_layout, c_layout, d_layout] = plan.layouts.each_ref().map(|layout| layout.raw);
         let factors = [&operands.alpha, &operands.beta].map(|factor| ptr::from_ref(factor).cast());
         // SAFETY: the plan's handles are alive, and the rest is the caller's promise.
         let enqueued = unsafe {
             result::matmul(
                 self.handle,
-                plan.description.0,
+                plan.description.raw,
                 factors[0],
                 factors[1],
                 x,
@@ -181,7 +181,7 @@ struct Plan {
 
 impl Plan {
     fn new(handle: sys::cublasLtHandle_t, product: &Product) -> DriverCall<Option<Self>> {
-        let description = Description::new()?;
+        let description = description()?;
         // `cublasOperation_t`: as it is is 0, transposed 1.
         let [x, y] = product.transposed.map(i32::from);
         description.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &x)?;
@@ -193,12 +193,12 @@ impl Plan {
         }
         let [x, y, c, d] = &product.matrices;
         let layouts = [
-            Layout::new(x, product.batch)?,
-            Layout::new(y, product.batch)?,
-            Layout::new(c, product.batch)?,
-            Layout::new(d, product.batch)?,
+            layout(x, product.batch)?,
+            layout(y, product.batch)?,
+            layout(c, product.batch)?,
+            layout(d, product.batch)?,
         ];
-        let preference = Preference::new()?;
+        let preference = preference()?;
         preference.set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &product.workspace)?;
         // Of the ways to split K, the one that keeps parts in f32.
         let reductions = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
@@ -214,8 +214,8 @@ impl Plan {
         }
         // SAFETY: all of these are alive.
         let found = unsafe {
-            let [x, y, c, d] = layouts.each_ref().map(|layout| layout.0);
-            result::get_matmul_algo_heuristic(handle, description.0, x, y, c, d, preference.0)
+            let [x, y, c, d] = layouts.each_ref().map(|layout| layout.raw);
+            result::get_matmul_algo_heuristic(handle, description.raw, x, y, c, d, preference.raw)
         };
         match found {
             Ok(found) => Ok(Some(Self { description, layouts, algorithm: found.algo })),
@@ -225,75 +225,66 @@ impl Plan {
     }
 }
 
-struct Description(sys::cublasLtMatmulDesc_t);
+/// A description that the library holds: what sets an attribute of it, by NVIDIA's name, and what destroys it.
+struct Described<T: Copy, A> {
+    raw: T,
+    call: &'static str,
+    set: unsafe fn(T, A, *const c_void, usize) -> Result<(), CublasError>,
+    destroy: unsafe fn(T) -> Result<(), CublasError>,
+}
 
-impl Description {
-    fn new() -> DriverCall<Self> {
-        let made = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F);
-        made.map(Self).map_err(failed("cublasLtMatmulDescCreate"))
-    }
+type Description = Described<sys::cublasLtMatmulDesc_t, DescAttribute>;
+type Layout = Described<sys::cublasLtMatrixLayout_t, LayoutAttribute>;
+type Preference = Described<sys::cublasLtMatmulPreference_t, PreferenceAttribute>;
 
-    fn set<T>(&self, attribute: DescAttribute, value: &T) -> DriverCall<()> {
+impl<T: Copy, A> Described<T, A> {
+    fn set<V>(&self, attribute: A, value: &V) -> DriverCall<()> {
         // SAFETY: the description is alive, and the library copies the value.
-        unsafe { result::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
-            .map_err(failed("cublasLtMatmulDescSetAttribute"))
+        unsafe { (self.set)(self.raw, attribute, ptr::from_ref(value).cast(), size_of::<V>()) }
+            .map_err(failed(self.call))
     }
 }
 
-impl Drop for Description {
+impl<T: Copy, A> Drop for Described<T, A> {
     fn drop(&mut self) {
         // SAFETY: it was created once.
-        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+        let _ = unsafe { (self.destroy)(self.raw) };
     }
 }
 
-struct Layout(sys::cublasLtMatrixLayout_t);
-
-impl Layout {
-    fn new(matrix: &Matrix, batch: usize) -> DriverCall<Self> {
-        let &Matrix { dtype, rows, columns, leading, batch_stride, .. } = matrix;
-        let made = result::create_matrix_layout(data_type(dtype)?, rows as u64, columns as u64, leading as i64);
-        let layout = Self(made.map_err(failed("cublasLtMatrixLayoutCreate"))?);
-        if batch > 1 {
-            // A number that does not fit is more than the library takes, as is the largest that does.
-            let batch = i32::try_from(batch).unwrap_or(i32::MAX);
-            layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch)?;
-            layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &(batch_stride as i64))?;
-        }
-        Ok(layout)
-    }
-
-    fn set<T>(&self, attribute: LayoutAttribute, value: &T) -> DriverCall<()> {
-        // SAFETY: the layout is alive, and the library copies the value.
-        unsafe { result::set_matrix_layout_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
-            .map_err(failed("cublasLtMatrixLayoutSetAttribute"))
-    }
+fn description() -> DriverCall<Description> {
+    let made = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F);
+    Ok(Described {
+        raw: made.map_err(failed("cublasLtMatmulDescCreate"))?,
+        call: "cublasLtMatmulDescSetAttribute",
+        set: result::set_matmul_desc_attribute,
+        destroy: result::destroy_matmul_desc,
+    })
 }
 
-impl Drop for Layout {
-    fn drop(&mut self) {
-        // SAFETY: it was created once.
-        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+fn layout(matrix: &Matrix, batch: usize) -> DriverCall<Layout> {
+    let &Matrix { dtype, rows, columns, leading, batch_stride, .. } = matrix;
+    let made = result::create_matrix_layout(data_type(dtype)?, rows as u64, columns as u64, leading as i64);
+    let layout = Described {
+        raw: made.map_err(failed("cublasLtMatrixLayoutCreate"))?,
+        call: "cublasLtMatrixLayoutSetAttribute",
+        set: result::set_matrix_layout_attribute,
+        destroy: result::destroy_matrix_layout,
+    };
+    if batch > 1 {
+        // A number that does not fit is more than the library takes, as is the largest that does.
+        let batch = i32::try_from(batch).unwrap_or(i32::MAX);
+        layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch)?;
+        layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &(batch_stride as i64))?;
     }
+    Ok(layout)
 }
 
-struct Preference(sys::cublasLtMatmulPreference_t);
-
-impl Preference {
-    fn new() -> DriverCall<Self> {
-        result::create_matmul_pref().map(Self).map_err(failed("cublasLtMatmulPreferenceCreate"))
-    }
-
-    fn set<T>(&self, attribute: PreferenceAttribute, value: &T) -> DriverCall<()> {
-        // SAFETY: the preference is alive, and the library copies the value.
-        unsafe { result::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
-            .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))
-    }
-}
-
-impl Drop for Preference {
-    fn drop(&mut self) {
-        // SAFETY: it was created once.
-        let _ = unsafe { result::destroy_matmul_pref(self.0) };
-    }
+fn preference() -> DriverCall<Preference> {
+    Ok(Described {
+        raw: result::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?,
+        call: "cublasLtMatmulPreferenceSetAttribute",
+        set: result::set_matmul_pref_attribute,
+        destroy: result::destroy_matmul_pref,
+    })
 }
