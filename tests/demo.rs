@@ -62,6 +62,43 @@ fn shown_prompts(ctx: &Arc<Context>) {
     }
 }
 
+fn greedy_steps_of_a_batch_choose_what_the_logits_say() {
+    greedy_steps(&common::cpu());
+}
+
+fn greedy_steps_of_a_batch_choose_what_the_logits_say_by_wgpu() {
+    common::on_wgpu(greedy_steps);
+}
+
+fn greedy_steps(ctx: &Arc<Context>) {
+    let prompts = ["add 417+85=", "sort ", "a"];
+    let options = LoadOptions { max_sequences: 2 * prompts.len(), context: Some(64), ..LoadOptions::default() };
+    let mut model = demo::load(ctx.clone(), &options).expect("the bundled model loads");
+    // Each prompt twice: one is asked for its logits, the other for tokens.
+    let mut started = || -> Vec<_> {
+        let start = |prompt| {
+            let (tokens, mut sequence) = (model.encode(prompt).expect("the prompt encodes"), model.sequence());
+            model.prefill(&mut sequence, &tokens).expect("it is read");
+            sequence
+        };
+        prompts.into_iter().map(start).collect()
+    };
+    let (mut asked, mut chosen) = (started(), started());
+    let vocab = model.decoder().config().vocab_size;
+    let (mut tokens, mut seen) = (vec![1, 2, 3], Vec::<u32>::new());
+    for _ in 0..12 {
+        let logits = model.decode(&mut asked, &tokens).expect("a step");
+        let largest = |row: &[f32]| (0..row.len()).reduce(|best, i| if row[i] > row[best] { i } else { best });
+        let want: Vec<_> = logits.chunks(vocab).map(|row| largest(row).expect("a vocabulary") as u32).collect();
+        assert_eq!(model.decode_greedy(&mut chosen, &tokens).expect("a step"), want);
+        seen.extend(&want);
+        tokens = want;
+    }
+    seen.dedup();
+    assert!(seen.len() > prompts.len(), "{seen:?}");
+    assert!(model.decode_greedy(&mut [], &[]).expect("nothing to do").is_empty());
+}
+
 #[cfg(feature = "wgpu")]
 fn a_thousand_steps_by_wgpu_are_as_many_submissions_and_grow_no_buffer() {
     use sinew::memory::webgpu::{Counters, WgpuStream};
@@ -105,9 +142,11 @@ fn main() -> std::process::ExitCode {
         common::harness::trials![
             the_bundled_model_answers_held_out_prompts,
             the_prompts_that_the_command_shows_are_answered_right,
+            greedy_steps_of_a_batch_choose_what_the_logits_say,
         ],
         common::harness::trials![
             the_prompts_that_the_command_shows_are_answered_right_by_wgpu,
+            greedy_steps_of_a_batch_choose_what_the_logits_say_by_wgpu,
             #[cfg(feature = "wgpu")]
             a_thousand_steps_by_wgpu_are_as_many_submissions_and_grow_no_buffer,
         ],
