@@ -10,22 +10,26 @@ use safetensors::Dtype;
 use serde_json::Value;
 use sinew_ops::layers::Activation;
 
+use crate::architectures;
 use crate::error::{Error, Result};
 use crate::files::{self, Fields, as_count, brief};
 
+mod encoder;
 mod rope;
 
+pub use encoder::{EncoderConfig, Positions};
+pub(crate) use encoder::{EncoderDefaults, Names};
 pub use rope::{RopeConfig, RopeScaling};
 
 /// No size in a config may exceed this: an index into one dimension then fits an `i32`, and the product of any two
 /// fits 64 bits.
-const MAX_SIZE: usize = i32::MAX as usize;
+pub(crate) const MAX_SIZE: usize = i32::MAX as usize;
 /// Published heads have up to 576 elements. Tables of rotary positions are as wide, before any tensor is looked at.
 const MAX_HEAD_DIM: usize = 1 << 14;
 /// No published model has a thousand layers; a list per layer of this length costs nothing.
 const MAX_LAYERS: usize = 1 << 16;
 
-const SUPPORTED_MODELS: &str = "llama, qwen2, qwen3, bert";
+const SUPPORTED_MODELS: &str = "llama, qwen2, qwen3, bert, roberta, xlm-roberta, modernbert";
 
 /// The description of a model, from its `config.json`.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,11 +93,11 @@ impl ModelConfig {
             "llama" => Switches::llama(&fields)?,
             "qwen2" => Switches::qwen2(),
             "qwen3" => Switches::qwen3(&fields)?,
-            "bert" => {
-                refuse_quantized(&fields)?;
-                return EncoderConfig::read(&fields).map(ModelConfig::Encoder);
-            }
             other => {
+                if let Some(encoder) = architectures::encoder(other, &fields) {
+                    refuse_quantized(&fields)?;
+                    return encoder.map(ModelConfig::Encoder);
+                }
                 return Err(Error::Unsupported {
                     what: format!("model_type `{}`", other.escape_debug()),
                     supported: SUPPORTED_MODELS.to_owned(),
@@ -123,7 +127,7 @@ impl ModelConfig {
     pub fn model_type(&self) -> &str {
         match self {
             ModelConfig::Decoder(config) => &config.model_type,
-            ModelConfig::Encoder(_) => "bert",
+            ModelConfig::Encoder(config) => &config.model_type,
         }
     }
 }
@@ -357,96 +361,6 @@ impl DecoderConfig {
             .and_then(|(attention, mlp)| attention.checked_add(mlp));
         check_total(config, per_layer, num_hidden_layers, product(&[2, vocab_size, hidden_size]))?;
         Ok(decoder)
-    }
-}
-
-/// A bidirectional encoder in the manner of BERT: embeddings with learned absolute positions, layers of attention
-/// and feed-forward with layer norms after each.
-#[derive(Debug, Clone, PartialEq)]
-pub struct EncoderConfig {
-    /// The width of the residual stream.
-    pub hidden_size: usize,
-    /// The number of layers.
-    pub num_hidden_layers: usize,
-    /// The number of heads; divides `hidden_size`.
-    pub num_attention_heads: usize,
-    /// `hidden_size / num_attention_heads`.
-    pub head_dim: usize,
-    /// The width of the feed-forward layer.
-    pub intermediate_size: usize,
-    /// The number of rows of the embedding.
-    pub vocab_size: usize,
-    /// The number of rows of the position embedding.
-    pub max_position_embeddings: usize,
-    /// The number of rows of the segment embedding.
-    pub type_vocab_size: usize,
-    /// Added to the variance in layer norms.
-    pub layer_norm_eps: f64,
-    /// The function between the two projections of the feed-forward layer.
-    pub hidden_act: Activation,
-    /// The token that fills up a batch.
-    pub pad_token_id: Option<u32>,
-    /// The dtype that the config says the weights have (`torch_dtype` or `dtype`); the checkpoint decides.
-    pub dtype: Option<Dtype>,
-}
-
-impl EncoderConfig {
-    /// Floating-point operations of one token's products, in texts of `keys` tokens.
-    pub fn flops_per_token(&self, keys: f64) -> f64 {
-        let (hidden, width) = (self.hidden_size as f64, self.intermediate_size as f64);
-        let products = 4.0 * hidden * hidden + 2.0 * hidden * width;
-        2.0 * self.num_hidden_layers as f64 * (products + 2.0 * hidden * keys)
-    }
-
-    fn read(config: &Fields<'_>) -> Result<Self> {
-        let positions = config.text("position_embedding_type")?.unwrap_or("absolute");
-        if positions != "absolute" {
-            return Err(Error::Unsupported {
-                what: format!("position_embedding_type `{}`", positions.escape_debug()),
-                supported: "absolute".to_owned(),
-            });
-        }
-        for decoder_only in ["is_decoder", "add_cross_attention"] {
-            if config.flag(decoder_only)? == Some(true) {
-                return Err(Error::Unsupported {
-                    what: format!("{decoder_only} in a bert model"),
-                    supported: "bidirectional encoders".to_owned(),
-                });
-            }
-        }
-        let size = |name: &str| config.required(name, config.size(name, MAX_SIZE)?);
-        let hidden_size = size("hidden_size")?;
-        let num_hidden_layers = config.required("num_hidden_layers", config.size("num_hidden_layers", MAX_LAYERS)?)?;
-        let num_attention_heads = size("num_attention_heads")?;
-        let head_dim = derived_head_dim(config, hidden_size, num_attention_heads)?;
-        let vocab_size = size("vocab_size")?;
-        let pad_token_id = match config.mentions("pad_token_id") {
-            true => token_ids(config, "pad_token_id", vocab_size)?.first().copied(),
-            false => Some(0),
-        };
-        let encoder = Self {
-            hidden_size,
-            num_hidden_layers,
-            num_attention_heads,
-            head_dim,
-            intermediate_size: size("intermediate_size")?,
-            vocab_size,
-            max_position_embeddings: config.size("max_position_embeddings", MAX_SIZE)?.unwrap_or(512),
-            type_vocab_size: config.size("type_vocab_size", MAX_SIZE)?.unwrap_or(2),
-            layer_norm_eps: read_eps(config, "layer_norm_eps", 1e-12)?,
-            hidden_act: read_activation(config, "gelu")?,
-            pad_token_id,
-            dtype: read_dtype(config)?,
-        };
-        let per_layer = product(&[4, hidden_size, hidden_size])
-            .zip(product(&[2, hidden_size, encoder.intermediate_size]))
-            .and_then(|(attention, mlp)| attention.checked_add(mlp));
-        let rows = vocab_size
-            .checked_add(encoder.max_position_embeddings)
-            .and_then(|rows| rows.checked_add(encoder.type_vocab_size))
-            .and_then(|rows| rows.checked_mul(hidden_size));
-        check_total(config, per_layer, num_hidden_layers, rows)?;
-        Ok(encoder)
     }
 }
 

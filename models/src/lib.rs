@@ -27,6 +27,7 @@ pub mod sampling;
 pub mod stop;
 pub mod tokenizer;
 
+mod architectures;
 mod files;
 mod scratch;
 

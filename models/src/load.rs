@@ -1,5 +1,6 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -66,6 +67,13 @@ impl Precision {
         };
         Ok(Self { weights: dtype, activations, compute, kv })
     }
+}
+
+/// Rows of a tensor `[n, k]` that are packed as a matrix.
+struct Part<'a> {
+    name: &'a str,
+    n: usize,
+    rows: Range<usize>,
 }
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
@@ -135,8 +143,8 @@ impl<'a> Loader<'a> {
     }
 
     /// A linear layer for up to `max_rows` rows. Its parts are matrices `[n, k]`, stacked: tensors `{name}.weight` and,
-    /// with `bias`, `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated
-    /// activation needs one pass.
+    /// with `bias`, `{name}.bias`. Where `options` are gated the parts are gate and up, or one tensor that holds gate and
+    /// then up; they are interleaved so that the gated activation needs one pass.
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
@@ -191,9 +199,14 @@ impl<'a> Loader<'a> {
     }
 
     fn pack<S: AsRef<str>>(&mut self, parts: &[(S, usize)], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
-        let rows: Vec<usize> = parts.iter().map(|&(_, n)| n).collect();
+        let part = |(name, n), rows| Part { name, n, rows };
+        let parts: Vec<_> = match parts {
+            [(both, n)] if gated => vec![part((both.as_ref(), *n), 0..n / 2), part((both.as_ref(), *n), n / 2..*n)],
+            _ => parts.iter().map(|(name, n)| part((name.as_ref(), *n), 0..*n)).collect(),
+        };
+        let rows: Vec<usize> = parts.iter().map(|part| part.rows.len()).collect();
         let packer = WeightPacker::new(&self.ctx, self.precision.weights, &rows, k, gated)?;
-        Ok(Arc::new(self.fill(packer, parts, k)?.finish()?))
+        Ok(Arc::new(self.fill(packer, &parts, k)?.finish()?))
     }
 
     /// An embedding table `[rows, width]` in the dtype of the weights.
@@ -202,37 +215,32 @@ impl<'a> Loader<'a> {
     /// Those of [`Loader::weight`].
     pub fn table(&mut self, name: &str, rows: usize, width: usize) -> Result<Tensor> {
         let packer = WeightPacker::table(&self.ctx, self.precision.weights, rows, width)?;
-        Ok(self.fill(packer, &[(name, rows)], width)?.finish_table()?)
+        Ok(self.fill(packer, &[Part { name, n: rows, rows: 0..rows }], width)?.finish_table()?)
     }
 
-    /// Packs matrices `[n, k]` slice by slice, and drops the pages of each slice before the next.
-    fn fill<S: AsRef<str>>(
-        &mut self,
-        mut packer: WeightPacker,
-        parts: &[(S, usize)],
-        k: usize,
-    ) -> Result<WeightPacker> {
-        let name = |part: usize| parts[part].0.as_ref();
-        let dtypes = parts.iter().map(|(name, n)| self.check(name.as_ref(), &[*n, k])).collect::<Result<Vec<_>>>()?;
+    /// Packs matrices slice by slice, and drops the pages of each slice before the next.
+    fn fill(&mut self, mut packer: WeightPacker, parts: &[Part<'_>], k: usize) -> Result<WeightPacker> {
+        let dtypes = parts.iter().map(|part| self.check(part.name, &[part.n, k])).collect::<Result<Vec<_>>>()?;
         for slice in packer.slices(SLICE_BYTES) {
             let ranges: Vec<_> = slice
                 .rows
                 .iter()
                 .map(|(part, rows)| {
                     let row_bytes = k * dtypes[*part].size();
-                    (*part, rows.start * row_bytes..rows.end * row_bytes)
+                    let first = parts[*part].rows.start;
+                    (*part, (first + rows.start) * row_bytes..(first + rows.end) * row_bytes)
                 })
                 .collect();
             let tensors = ranges
                 .iter()
-                .map(|(part, range)| self.checkpoint.tensor_slice(name(*part), range.clone()))
+                .map(|(part, range)| self.checkpoint.tensor_slice(parts[*part].name, range.clone()))
                 .collect::<Result<Vec<_>>>()?;
             let sources: Vec<(&[u8], DType)> =
                 tensors.iter().zip(&ranges).map(|(t, (part, _))| (&*t.bytes, dtypes[*part])).collect();
             packer.pack(&self.ctx, &slice, &sources)?;
             drop(tensors);
             for (part, range) in ranges {
-                self.checkpoint.release_slice(name(part), range.clone());
+                self.checkpoint.release_slice(parts[part].name, range.clone());
                 self.advance(range.len());
             }
         }
