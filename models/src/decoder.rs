@@ -33,7 +33,8 @@ pub struct Decoder {
     layers: Vec<Layer>,
     gather: RowGather,
     norm: Norm,
-    head: Linear,
+    /// `None` in a decoder for hidden states.
+    head: Option<Linear>,
     inputs: StepInputs,
     activations: Activations,
     /// Residual streams of the rows whose logits are asked for.
@@ -66,8 +67,15 @@ pub struct Limits {
     pub context: usize,
     /// Tokens in a block of the cache.
     pub block_size: usize,
-    /// Rows of logits at once.
+    /// Rows of logits at once; 0 for a decoder without a head, which gives hidden states.
     pub max_logits: usize,
+}
+
+impl Limits {
+    /// Rows that are taken of a step: of logits, or without a head all.
+    fn wanted(&self) -> usize {
+        if self.max_logits == 0 { self.max_rows } else { self.max_logits }
+    }
 }
 
 /// The forward passes that a decoder has run.
@@ -98,20 +106,23 @@ impl Decoder {
         let head_name = "lm_head.weight";
         // A head of its own is used wherever there is one, whatever the config says.
         let tied = config.tie_word_embeddings && !loader.contains(head_name);
-        let head = loader.weight(&[(if tied { &embedding_name } else { head_name }, vocab)], hidden)?;
-        let embedding = match tied {
-            true => Embedding::packed(ctx, head.clone(), DType::F32)?,
-            false => Embedding::table(ctx, loader.table(&embedding_name, vocab, hidden)?, DType::F32)?,
+        let head = match limits.max_logits {
+            0 => None,
+            _ => Some(loader.weight(&[(if tied { &embedding_name } else { head_name }, vocab)], hidden)?),
+        };
+        let embedding = match &head {
+            Some(head) if tied => Embedding::packed(ctx, head.clone(), DType::F32)?,
+            _ => Embedding::table(ctx, loader.table(&embedding_name, vocab, hidden)?, DType::F32)?,
         };
         let head_options = LinearOptions::new(precision.activations, DType::F32, precision.compute);
-        let head = Linear::new(ctx, head, head_options, limits.max_logits)?;
+        let head = head.map(|head| Linear::new(ctx, head, head_options, limits.max_logits)).transpose()?;
 
         let (inv_freq, scale) = config.rope.frequencies(config.head_dim);
         let rotary = Rotary::new(ctx, &inv_freq, scale, limits.context, config.head_dim, DType::F32)?;
         let layers = (0..config.num_hidden_layers)
             .map(|index| Layer::load(loader, config, prefix, index, &limits))
             .collect::<Result<_>>()?;
-        let norm_dtypes = [DType::F32, precision.activations];
+        let norm_dtypes = [DType::F32, if head.is_some() { precision.activations } else { DType::F32 }];
         let norm = loader.rms_norm(&format!("{prefix}norm"), hidden, config.rms_norm_eps, norm_dtypes, rows)?;
         loader.finish();
         Ok(Self {
@@ -126,7 +137,7 @@ impl Decoder {
             head,
             inputs: StepInputs::new(ctx, &limits)?,
             activations: Activations::new(ctx, config, precision, rows)?,
-            wanted: Rows::new(ctx, DType::F32, limits.max_logits, hidden)?,
+            wanted: Rows::new(ctx, DType::F32, limits.wanted(), hidden)?,
             steps: Steps::default(),
         })
     }
@@ -154,7 +165,7 @@ impl Decoder {
     /// Bytes of packed weights and tables.
     pub fn weight_bytes(&self) -> usize {
         let layers: usize = self.layers.iter().map(Layer::weight_bytes).sum();
-        layers + self.head.weight_bytes() + self.embedding.own_bytes()
+        layers + self.head.as_ref().map_or(0, Linear::weight_bytes) + self.embedding.own_bytes()
     }
 
     /// Bytes of weights that a step of few tokens reads: all but an embedding table of its own.
@@ -176,7 +187,7 @@ impl Decoder {
                 ("down", layer.down.kernels()),
             ]);
         }
-        all.push(("head", self.head.kernels()));
+        all.extend(self.head.as_ref().map(|head| ("head", head.kernels())));
         all
     }
 
@@ -210,24 +221,49 @@ impl Decoder {
     /// # Errors
     /// Rows that the pass did not have, more than the limit, or a failed device.
     pub fn head(&mut self, ctx: &Context, rows: &[u32], logits: &mut Tensor) -> Result<()> {
-        let (n, most, had) = (rows.len(), self.limits.max_logits, self.steps.latest);
+        self.take(ctx, rows)?;
+        let (n, x) = (rows.len(), &mut self.activations);
+        let Some(head) = &self.head else {
+            return Err(Error::Input("logits of a decoder that was loaded without a head".to_owned()));
+        };
+        if n > 0 {
+            self.norm.run(ctx, self.wanted.read(n)?, x.normed.write(n)?)?;
+            let out = logits.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.vocab_size])?)?;
+            head.run(ctx, x.normed.read(n)?, out)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the normed hidden states of some rows of the latest forward pass, in the order of `rows`, to the first
+    /// rows of `out`, f32 `[.., hidden_size]`. For decoders loaded without a head.
+    ///
+    /// # Errors
+    /// Rows that the pass did not have, a decoder with a head, or a failed device.
+    pub fn hidden(&mut self, ctx: &Context, rows: &[u32], out: &mut Tensor) -> Result<()> {
+        if self.head.is_some() {
+            return Err(Error::Input("hidden states of a decoder that was loaded with a head".to_owned()));
+        }
+        self.take(ctx, rows)?;
+        let n = rows.len();
+        if n > 0 {
+            let out = out.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.hidden_size])?)?;
+            self.norm.run(ctx, self.wanted.read(n)?, out)?;
+        }
+        Ok(())
+    }
+
+    /// Gathers rows of the latest pass's residual stream.
+    fn take(&mut self, ctx: &Context, rows: &[u32]) -> Result<()> {
+        let (n, most, had) = (rows.len(), self.limits.wanted(), self.steps.latest);
         if n > most || rows.iter().any(|&row| row as usize >= had) {
-            return Err(Error::Input(format!("logits of {n} rows: the step had {had}, and {most} are given at once")));
+            return Err(Error::Input(format!("{n} rows of a step that had {had}; {most} are given at once")));
         }
         if n == 0 {
             return Ok(());
         }
         self.inputs.wanted.upload(ctx, rows)?;
-        let x = &mut self.activations;
-        self.gather.run(
-            ctx,
-            x.hidden.read(self.limits.max_rows)?,
-            self.inputs.wanted.read()?,
-            self.wanted.write(n)?,
-        )?;
-        self.norm.run(ctx, self.wanted.read(n)?, x.normed.write(n)?)?;
-        let out = logits.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.vocab_size])?)?;
-        Ok(self.head.run(ctx, x.normed.read(n)?, out)?)
+        let hidden = self.activations.hidden.read(self.limits.max_rows)?;
+        Ok(self.gather.run(ctx, hidden, self.inputs.wanted.read()?, self.wanted.write(n)?)?)
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
@@ -249,7 +285,7 @@ impl Decoder {
 
 impl StepInputs {
     fn new(ctx: &Context, limits: &Limits) -> Result<Self> {
-        let &Limits { max_rows, max_sequences, context, block_size, max_logits } = limits;
+        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
         let blocks = max_sequences * context.div_ceil(block_size);
         Ok(Self {
             tokens: Values::new(ctx, DType::U32, max_rows)?,
@@ -258,7 +294,7 @@ impl StepInputs {
             query_start: Values::new(ctx, DType::I32, max_sequences + 1)?,
             kv_len: Values::new(ctx, DType::I32, max_sequences)?,
             block_tables: Values::new(ctx, DType::U32, blocks)?,
-            wanted: Values::new(ctx, DType::U32, max_logits)?,
+            wanted: Values::new(ctx, DType::U32, limits.wanted())?,
             laid_out: Vec::with_capacity(blocks),
         })
     }
