@@ -4,12 +4,13 @@
 //! |---|---|
 //! | [`config`] | `config.json` as a checked description of the model |
 //! | [`checkpoint`] | tensors by name, from one safetensors file or many |
-//! | [`tokenizer`] | text to token ids and back; limits and pooling of embedding models |
+//! | [`tokenizer`] | text to token ids and back; the lengths that a model takes |
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
 //! | [`sampling`] | the next token from its logits |
 //! | [`load`] | tensors to packed weights |
 //! | [`cache`], [`batch`] | the paged KV cache, and the tokens of one step |
 //! | [`decoder`], [`encoder`] | the two families of architectures |
+//! | [`pooling`] | what follows the model in an embedding model: pooling, normalisation, prompts |
 //! | [`language`], [`embed`] | generation and embeddings |
 
 pub mod batch;
@@ -23,6 +24,7 @@ pub mod encoder;
 pub mod error;
 pub mod language;
 pub mod load;
+pub mod pooling;
 pub mod sampling;
 pub mod stop;
 pub mod tokenizer;

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use safetensors::SafeTensors;
-use sinew::models::ModelConfig;
 use sinew::models::load::main_dtype;
 use sinew::models::{Checkpoint, Load};
 use sinew::prelude::*;
@@ -113,11 +112,9 @@ pub fn run(
     dtype: Option<DType>,
 ) -> Result<Vec<f64>, Box<dyn Error>> {
     let weights = WeightOptions { dtype, ..WeightOptions::default() };
-    let values: Vec<f32> = match ModelConfig::from_folder(folder)? {
-        ModelConfig::Encoder(_) => {
-            EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?.hidden_states(tokens)?
-        }
-        _ => {
+    let values: Vec<f32> = match EmbeddingModel::describes(folder)? {
+        true => EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?.hidden_states(tokens)?,
+        false => {
             let options = LoadOptions { weights, max_logits: 64, ..LoadOptions::default() };
             let mut model = LanguageModel::load_on(ctx.clone(), folder, &options, &mut |_, _| {})?;
             let mut all = Vec::new();
