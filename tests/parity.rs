@@ -16,7 +16,7 @@ fn fixtures() -> Vec<PathBuf> {
     parity::fixtures(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")).expect("the fixtures are there")
 }
 
-fn encoder(ctx: &Arc<Context>, folder: &Path, options: &WeightOptions) -> EmbeddingModel {
+fn embedding_model(ctx: &Arc<Context>, folder: &Path, options: &WeightOptions) -> EmbeddingModel {
     EmbeddingModel::load_on(ctx.clone(), folder, options, &mut |_, _| {}).expect("the fixture loads")
 }
 
@@ -93,6 +93,12 @@ struct Generated {
 #[derive(Deserialize)]
 struct Embedded {
     texts: Vec<String>,
+    prompted: Option<Prompted>,
+}
+
+#[derive(Deserialize)]
+struct Prompted {
+    name: String,
 }
 
 fn with_text() -> Vec<(PathBuf, ExpectedText)> {
@@ -165,24 +171,29 @@ fn embeddings_are_those_of_transformers_by_wgpu() {
 }
 
 fn embeddings(ctx: &Arc<Context>) {
-    let mut compared = 0;
+    let (mut plain, mut prompted) = (0, 0);
     for (folder, expected) in with_text() {
-        let Some(expected_texts) = expected.embed else { continue };
-        let values = Expectation::read(&folder)
-            .expect("expected values")
-            .embeddings
-            .expect("an encoder with texts has embeddings");
+        let Some(Embedded { texts, prompted: prompt }) = expected.embed else { continue };
+        let expected = Expectation::read(&folder).expect("expected values");
         let options = WeightOptions { dtype: Some(DType::F32), ..WeightOptions::default() };
-        let mut model = encoder(ctx, &folder, &options);
-        let vectors = model.embed(&expected_texts.texts).expect("the texts embed");
-        for (i, (text, vector)) in expected_texts.texts.iter().zip(&vectors).enumerate() {
-            let expected = &values[i * vector.len()..(i + 1) * vector.len()];
-            let largest = vector.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(largest <= EMBEDDING_TOLERANCE, "{text:?} is off by {largest:e}");
-            compared += 1;
+        let mut model = embedding_model(ctx, &folder, &options);
+        let vectors = model.embed(&texts).expect("the texts embed");
+        assert_near(&vectors, &expected.embeddings.expect("a model with texts has embeddings"));
+        plain += 1;
+        if let Some(Prompted { name }) = prompt {
+            let vectors = model.embed_as(&name, &texts).expect("the texts embed");
+            assert_near(&vectors, &expected.embeddings_prompted.expect("a prompt has embeddings"));
+            prompted += 1;
         }
     }
-    assert!(compared > 0, "a fixture has expected embeddings");
+    assert!(plain >= 2 && prompted > 0, "an encoder and a decoder have embeddings, one of them with a prompt");
+}
+
+fn assert_near(vectors: &[Vec<f32>], expected: &[f32]) {
+    let vectors = vectors.concat();
+    assert_eq!(vectors.len(), expected.len());
+    let largest = vectors.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(largest <= EMBEDDING_TOLERANCE && vectors.iter().all(|x| x.is_finite()), "off by {largest:e}");
 }
 
 fn main() -> std::process::ExitCode {

@@ -17,3 +17,6 @@ pub(crate) fn encoder(model_type: &str, config: &Fields<'_>) -> Option<Result<En
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -73,8 +73,10 @@ pub struct Expectation {
     pub values: Vec<f64>,
     /// RMS and largest error of transformers in 16 bits, where the fixture is in 16 bits.
     pub sixteen_bit_errors: Option<(f64, f64)>,
-    /// Embeddings of the texts, of an encoder that has any.
+    /// Embeddings of the texts, of an embedding model that has any.
     pub embeddings: Option<Vec<f32>>,
+    /// The same with a prompt before each text.
+    pub embeddings_prompted: Option<Vec<f32>>,
 }
 
 impl Expectation {
@@ -97,6 +99,7 @@ impl Expectation {
             values: values.into_iter().map(f64::from).collect(),
             sixteen_bit_errors: ["bf16", "f16"].iter().find_map(|d| Some((scalar(d, "rms")?, scalar(d, "max")?))),
             embeddings: floats("embeddings"),
+            embeddings_prompted: floats("embeddings_prompted"),
         })
     }
 }
