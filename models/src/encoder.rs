@@ -43,7 +43,7 @@ enum Places {
     /// Rows of a table, u32, of which a text's first token has `first`, and padding its own.
     Learned { table: Embedding, rows: Values, first: u32, padding: Option<u32> },
     /// Turns of queries and keys in layers that see all tokens, and in those with a window, by positions i32.
-    Rotary { turns: [Rotary; 2], positions: Values },
+    Rotary { turns: Box<[Rotary; 2]>, positions: Values },
 }
 
 /// What the host gives to a pass.
@@ -86,7 +86,7 @@ impl Encoder {
                     let (positions, head_dim) = (config.max_position_embeddings, config.head_dim);
                     Ok(Rotary::new(&ctx, &inv_freq, scale, positions, head_dim, DType::F32)?)
                 };
-                let turns = [turn(full)?, turn(local)?];
+                let turns = Box::new([turn(full)?, turn(local)?]);
                 Places::Rotary { turns, positions: Values::new(&ctx, DType::I32, max_rows)? }
             }
         };
