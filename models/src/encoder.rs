@@ -11,7 +11,7 @@ use sinew_ops::Context;
 use sinew_ops::layers::{Attention, AttentionOptions, Embedding, Inputs, Linear, LinearOptions, Norm, Sequences};
 use sinew_tensor::DType;
 
-use crate::load::{Loader, Precision};
+use crate::load::{Loader, Part, Precision};
 use crate::scratch::{Heads, Rows, Values};
 use crate::{EncoderConfig, Error, Result};
 
@@ -78,7 +78,7 @@ impl Encoder {
         let ctx = loader.context().clone();
         let prefix = loader.prefix("embeddings.word_embeddings.weight", &["", "bert.", "model."])?;
         let mut table = |name: &str, rows: usize| -> Result<Embedding> {
-            let table = loader.table(&format!("{prefix}embeddings.{name}.weight"), rows, config.hidden_size)?;
+            let table = loader.table(Part::whole(format!("{prefix}embeddings.{name}"), rows), config.hidden_size)?;
             Ok(Embedding::table(&ctx, table, DType::F32)?)
         };
         let embeddings = [
@@ -206,7 +206,7 @@ impl Layer {
         let compute = loader.precision().compute;
         let (hidden, width) = (config.hidden_size, config.intermediate_size);
         let (num_heads, head_dim) = (config.num_attention_heads, config.head_dim);
-        let part = |name: &str, n: usize| (format!("{prefix}{name}"), n);
+        let part = |name: &str, n: usize| Part::whole(format!("{prefix}{name}"), n);
         let product = LinearOptions::new(DType::F32, DType::F32, compute);
         // The residual stream is the product's own output: x += W·y.
         let into_residual = product.clone().accumulate();
@@ -222,6 +222,7 @@ impl Layer {
             scale: (head_dim as f64).powf(-0.5) as f32,
             causal: false,
             window: None,
+            softcap: None,
             block_size: None,
             mask: None,
         };

@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`config`] | `config.json` as a checked description of the model |
+//! | [`architectures`] | a file for each: what its config says, and what its tensors are called |
 //! | [`checkpoint`] | tensors by name, from one safetensors file or many |
 //! | [`tokenizer`] | text to token ids and back; limits and pooling of embedding models |
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
@@ -12,6 +13,7 @@
 //! | [`decoder`], [`encoder`] | the two families of architectures |
 //! | [`language`], [`embed`] | generation and embeddings |
 
+pub mod architectures;
 pub mod batch;
 pub mod cache;
 pub mod checkpoint;
