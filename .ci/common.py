@@ -82,6 +82,24 @@ class Checkpoint:
         return tokens.tolist()
 
 
+def window_pattern(count, every):
+    """Every so manyth layer attends to all, the others to a window."""
+    return ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(count)]
+
+
+def longrope(dim, original, **options):
+    """Factors that grow as published ones do: little where the rope turns fast, much where it turns slowly."""
+    share = [i / (dim // 2 - 1) for i in range(dim // 2)]
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [round(1.05 + 0.6 * x, 3) for x in share],
+        "long_factor": [round(1.2 + 7 * x**1.5, 3) for x in share],
+        "original_max_position_embeddings": original,
+        **options,
+    }
+
+
 # The classes of a config and of the model that saves it.
 CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
@@ -323,23 +341,28 @@ ROUTER_MARGIN = 0.15
 
 
 @torch.no_grad()
-def tokens_for(checkpoint, folder, count):
-    """`Checkpoint.tokens`; of a mixture of experts, such that every choice of experts is clear."""
+def tokens_for(checkpoint, folder, count, sampled_after=None):
+    """`Checkpoint.tokens`; of a mixture of experts, such that every choice of experts is clear.
+
+    Past `sampled_after` of them, tokens of a mixture are drawn as the model would have them.
+    """
     tokens = checkpoint.tokens(count)
     if not checkpoint.is_mixture:
         return tokens
     model, random = load(checkpoint, folder, "f32"), checkpoint.random("clear choices")
-
-    def margin(tokens):
-        """The smallest one of the last token."""
-        routers = model(input_ids=torch.tensor([tokens]), output_router_logits=True).router_logits
-        top = torch.stack([logits[-1] for logits in routers]).sort(descending=True).values
-        chosen = checkpoint.config["num_experts_per_tok"]
-        return (top[:, chosen - 1] - top[:, chosen]).min().item()
-
+    vocab, taken = checkpoint.config["vocab_size"], checkpoint.config["num_experts_per_tok"]
+    likely = np.full(vocab, 1 / vocab)
     for i in range(count):
-        while margin(tokens[: i + 1]) < ROUTER_MARGIN:
-            tokens[i] = int(random.randint(checkpoint.config["vocab_size"]))
+        if sampled_after is not None and i >= sampled_after:
+            tokens[i] = int(random.choice(vocab, p=likely))
+        while True:
+            output = model(input_ids=torch.tensor([tokens[: i + 1]]), output_router_logits=True)
+            top = torch.stack([logits[-1] for logits in output.router_logits]).sort(descending=True).values
+            if (top[:, taken - 1] - top[:, taken]).min() > ROUTER_MARGIN:
+                break
+            tokens[i] = int(random.choice(vocab, p=likely))
+        if sampled_after is not None and i + 1 >= sampled_after:
+            likely = output.logits[0, -1].double().softmax(-1).numpy()
     return tokens
 
 

@@ -81,7 +81,7 @@ impl EmbeddingModel {
         let config = EmbeddingConfig::from_folder(folder)?;
         let (pooling, positions) = match &model {
             ModelConfig::Encoder(encoder) => (config.pooling.or(Some(Pooling::Mean)), encoder.max_position_embeddings),
-            ModelConfig::Decoder(decoder) => (config.pooling, decoder.max_position_embeddings),
+            ModelConfig::Decoder(decoder) => (config.pooling, backbone::longest(decoder)),
         };
         let pooling = pooling.ok_or_else(|| Error::Unsupported {
             what: format!("embedding with the decoder `{}` without a modules.json", model.model_type()),

@@ -16,7 +16,7 @@ use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
 use crate::config::{Positions, RopeConfig};
-use crate::load::{Loader, Precision};
+use crate::load::{Loader, Part, Precision};
 use crate::scratch::Values;
 use crate::{EncoderConfig, Error, Result};
 
@@ -41,7 +41,7 @@ pub struct Encoder {
 #[derive(Debug)]
 enum Places {
     /// Rows of a table, u32, of which a text's first token has `first`, and padding its own.
-    Learned { table: Embedding, rows: Values, first: u32, padding: Option<u32> },
+    Learned { table: Box<Embedding>, rows: Values, first: u32, padding: Option<u32> },
     /// Turns of queries and keys in layers that see all tokens, and in those with a window, by positions i32.
     Rotary { turns: Box<[Rotary; 2]>, positions: Values },
 }
@@ -69,21 +69,21 @@ impl Encoder {
         let names = config.names;
         let prefix = loader.prefix(&format!("{}.weight", names.word), names.prefixes)?;
         let mut table = |name: &str, rows: usize| -> Result<Embedding> {
-            let table = loader.table(&format!("{prefix}{name}.weight"), rows, config.hidden_size)?;
+            let table = loader.table(Part::whole(format!("{prefix}{name}"), rows), config.hidden_size)?;
             Ok(Embedding::table(&ctx, table, DType::F32)?)
         };
         let word = table(names.word, config.vocab_size)?;
         let places = match &config.positions {
             &Positions::Learned { first, padding } => Places::Learned {
-                table: table(names.positions, first as usize + config.max_position_embeddings)?,
+                table: Box::new(table(names.positions, first as usize + config.max_position_embeddings)?),
                 rows: Values::new(&ctx, DType::U32, max_rows)?,
                 first,
                 padding,
             },
             Positions::Rotary { full, local } => {
+                let (positions, head_dim) = (config.max_position_embeddings, config.head_dim);
                 let turn = |rope: &RopeConfig| -> Result<Rotary> {
-                    let (inv_freq, scale) = rope.frequencies(config.head_dim);
-                    let (positions, head_dim) = (config.max_position_embeddings, config.head_dim);
+                    let (inv_freq, scale) = rope.frequencies(head_dim, positions);
                     Ok(Rotary::new(&ctx, &inv_freq, scale, positions, head_dim, DType::F32)?)
                 };
                 let turns = Box::new([turn(full)?, turn(local)?]);
@@ -167,7 +167,7 @@ impl Encoder {
         let Activations { hidden, middle, scratch } = &mut self.activations;
         self.word.run(ctx, self.inputs.tokens.read()?, middle.write(n)?)?;
         let learned = match &self.places {
-            Places::Learned { table, rows, .. } => Some((table, rows)),
+            Places::Learned { table, rows, .. } => Some((&**table, rows)),
             Places::Rotary { .. } => None,
         };
         let token_types = self.token_types.as_ref().map(|(table, rows)| (table, rows));

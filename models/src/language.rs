@@ -24,7 +24,8 @@ use crate::{DecoderConfig, Error, ModelConfig, Result};
 pub struct LoadOptions {
     /// The weights.
     pub weights: WeightOptions,
-    /// Tokens of one sequence, prompt and answer; what the config allows, at most 4,096, where it is `None`.
+    /// Tokens of one sequence, prompt and answer; [`DecoderConfig::usual_context`] where it is `None`. A rotary embedding
+    /// that depends on the length of sequences is that of this length for all of them.
     pub context: Option<usize>,
     /// Tokens in one step of a prompt.
     pub prefill_chunk: usize,
@@ -183,10 +184,8 @@ impl LanguageModel {
     ) -> Result<Self> {
         ctx.prefetch()?;
         let precision = options.weights.precision(checkpoint, ctx.device().hardware())?;
-        // Unasked, the cache is not made for contexts that few prompts fill.
-        const DEFAULT_CONTEXT: usize = 4096;
-        let longest = config.max_position_embeddings;
-        let context = options.context.unwrap_or(longest.min(DEFAULT_CONTEXT));
+        let longest = config.longest_context();
+        let context = options.context.unwrap_or(config.usual_context());
         if context == 0 || context > longest {
             return Err(Error::Input(format!("a context of {context} tokens; the model has {longest} positions")));
         }
@@ -204,7 +203,7 @@ impl LanguageModel {
         let layout = cache_layout(&ctx, config, precision, &limits)?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
-        let cache = KvCache::new(&ctx, config.num_hidden_layers, layout)?;
+        let cache = KvCache::new(&ctx, config.num_hidden_layers(), layout)?;
         let max_logits = decoder.limits().max_logits;
         let logits = ctx.uninitialised(DType::F32, &[max_logits, config.vocab_size])?;
         let draw = match logits.buffer().host_ptr() {
@@ -567,7 +566,7 @@ fn cache_layout(ctx: &Context, config: &DecoderConfig, precision: Precision, lim
     let product = |factors: &[usize]| factors.iter().try_fold(DType::F32.size(), |n, &f| n.checked_mul(f));
     let layout = PagedLayout::new(blocks, config.num_key_value_heads, block_size, config.head_dim, precision.kv).ok();
     let needed = layout.and_then(|layout| {
-        let cache = KvCache::bytes_for(config.num_hidden_layers, &layout)?;
+        let cache = KvCache::bytes_for(config.num_hidden_layers(), &layout)?;
         let rotary = product(&[context, config.head_dim])?;
         let logits = product(&[max_logits.min(max_rows), config.vocab_size])?;
         cache.checked_add(rotary)?.checked_add(logits)

@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`config`] | `config.json` as a checked description of the model |
+//! | [`architectures`] | a file for each: what its config says, and what its tensors are called |
 //! | [`checkpoint`] | tensors by name, from one safetensors file or many |
 //! | [`tokenizer`] | text to token ids and back; the lengths that a model takes |
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
@@ -13,6 +14,7 @@
 //! | [`pooling`] | what follows the model in an embedding model: pooling, normalisation, prompts |
 //! | [`language`], [`embed`] | generation and embeddings |
 
+pub mod architectures;
 pub mod batch;
 pub mod cache;
 pub mod checkpoint;
@@ -29,7 +31,6 @@ pub mod sampling;
 pub mod stop;
 pub mod tokenizer;
 
-mod architectures;
 mod files;
 mod scratch;
 

@@ -1,5 +1,6 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use sinew_ops::layers::{Compute, Linear, LinearOptions, Norm, NormOptions, Packe
 use sinew_tensor::{DType, Tensor};
 
 use crate::checkpoint::{Checkpoint, Load};
+use crate::config::NormKind;
 use crate::{Error, Result};
 
 /// How weights get from files into memory.
@@ -69,19 +71,60 @@ impl Precision {
     }
 }
 
-/// Rows of a tensor `[n, k]` that are packed as a matrix.
-struct Part<'a> {
-    name: &'a str,
-    n: usize,
-    rows: Range<usize>,
-}
-
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Bytes of one slice of a weight: its pages are dropped before the next is read, so that a weight is never in memory
 /// twice.
 const SLICE_BYTES: usize = 16 << 20;
+
+/// A matrix `[n, k]` in a checkpoint: all rows of a tensor, or some.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// What the tensors are called, less `.weight` and `.bias`.
+    name: String,
+    rows: Range<usize>,
+    /// Rows of the tensor.
+    of: usize,
+    /// Whether the tensor is `[k, n]`.
+    transposed: bool,
+}
+
+impl Part {
+    /// A tensor of `n` rows.
+    pub fn whole(name: impl Into<String>, n: usize) -> Self {
+        Self { name: name.into(), rows: 0..n, of: n, transposed: false }
+    }
+
+    /// The parts of so many rows of which a tensor is stacked.
+    pub fn split(name: &str, sizes: &[usize]) -> Vec<Self> {
+        let of = sizes.iter().sum();
+        let mut start = 0;
+        let part = |&n: &usize| {
+            let rows = start..start + n;
+            start = rows.end;
+            Self { name: name.to_owned(), rows, of, transposed: false }
+        };
+        sizes.iter().map(part).collect()
+    }
+
+    /// The same of a tensor that is `[k, n]` if that is so.
+    pub fn transposed(self, transposed: bool) -> Self {
+        Self { transposed, ..self }
+    }
+
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn weight(&self) -> String {
+        format!("{}.weight", self.name)
+    }
+
+    fn bias(&self) -> String {
+        format!("{}.bias", self.name)
+    }
+}
 
 /// Packs the tensors of a checkpoint for a context.
 pub struct Loader<'a> {
@@ -142,35 +185,55 @@ impl<'a> Loader<'a> {
         (self.progress)(self.done, self.total);
     }
 
-    /// A linear layer for up to `max_rows` rows. Its parts are matrices `[n, k]`, stacked: tensors `{name}.weight` and,
-    /// with `bias`, `{name}.bias`. Where `options` are gated the parts are gate and up, or one tensor that holds gate and
-    /// then up; they are interleaved so that the gated activation needs one pass.
+    /// A linear layer for up to `max_rows` rows, whose parts are stacked: tensors `{name}.weight` and, with `bias`,
+    /// `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated activation needs
+    /// one pass.
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
     pub fn linear(
         &mut self,
-        parts: &[(String, usize)],
+        parts: &[Part],
         k: usize,
         bias: bool,
         options: LinearOptions,
         max_rows: usize,
     ) -> Result<Linear> {
-        let named = |what: &str| -> Vec<(String, usize)> {
-            parts.iter().map(|(name, n)| (format!("{name}.{what}"), *n)).collect()
-        };
-        let bias = if bias { Some(self.vectors(&named("bias"))?) } else { None };
-        let weight = self.pack(&named("weight"), k, options.gated.is_some())?;
+        let bias = if bias { Some(self.biases(parts)?) } else { None };
+        let weight = self.pack(parts, k, options.gated.is_some())?;
         Ok(Linear::new(&self.ctx, weight, LinearOptions { bias, ..options }, max_rows)?)
     }
 
-    /// An RMS norm with the weight `{name}.weight` `[n]`, from the first dtype to the second.
+    fn biases(&mut self, parts: &[Part]) -> Result<Tensor> {
+        let mut values = Vec::new();
+        for part in parts {
+            values.extend_from_slice(&self.values(&part.bias(), part.of)?[part.rows.clone()]);
+        }
+        Ok(self.ctx.tensor(&values, &[values.len()])?)
+    }
+
+    /// A norm of `kind` with the vectors `[n]` called `{name}.weight` and, for a layer norm, `{name}.bias`, from the first
+    /// dtype to the second.
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
-    pub fn rms_norm(&mut self, name: &str, n: usize, eps: f64, dtypes: [DType; 2], max_rows: usize) -> Result<Norm> {
+    pub fn norm(
+        &mut self,
+        name: &str,
+        n: usize,
+        kind: NormKind,
+        eps: f64,
+        dtypes: [DType; 2],
+        max_rows: usize,
+    ) -> Result<Norm> {
+        let offset = match kind {
+            NormKind::Rms => 0.0,
+            NormKind::RmsOffset => 1.0,
+            NormKind::Layer => return self.layer_norm(name, n, eps, dtypes, max_rows),
+        };
         let [input, output] = dtypes;
-        let weight = self.vector(&format!("{name}.weight"), n)?;
+        let weight: Vec<f32> = self.values(&format!("{name}.weight"), n)?.iter().map(|w| w + offset).collect();
+        let weight = self.ctx.tensor(&weight, &[n])?;
         Ok(Norm::new(&self.ctx, NormOptions::rms(eps, weight, input, output), max_rows)?)
     }
 
@@ -194,57 +257,77 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// A tensor that is missing, of another shape or dtype, or out of memory.
-    pub fn weight(&mut self, parts: &[(&str, usize)], k: usize) -> Result<Arc<PackedWeight>> {
+    pub fn weight(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
         self.pack(parts, k, false)
     }
 
-    fn pack<S: AsRef<str>>(&mut self, parts: &[(S, usize)], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
-        let part = |(name, n), rows| Part { name, n, rows };
-        let parts: Vec<_> = match parts {
-            [(both, n)] if gated => vec![part((both.as_ref(), *n), 0..n / 2), part((both.as_ref(), *n), n / 2..*n)],
-            _ => parts.iter().map(|(name, n)| part((name.as_ref(), *n), 0..*n)).collect(),
-        };
-        let rows: Vec<usize> = parts.iter().map(|part| part.rows.len()).collect();
+    fn pack(&mut self, parts: &[Part], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
+        let rows: Vec<usize> = parts.iter().map(Part::len).collect();
         let packer = WeightPacker::new(&self.ctx, self.precision.weights, &rows, k, gated)?;
-        Ok(Arc::new(self.fill(packer, &parts, k)?.finish()?))
+        Ok(Arc::new(self.fill(packer, parts, k)?.finish()?))
     }
 
     /// An embedding table `[rows, width]` in the dtype of the weights.
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
-    pub fn table(&mut self, name: &str, rows: usize, width: usize) -> Result<Tensor> {
-        let packer = WeightPacker::table(&self.ctx, self.precision.weights, rows, width)?;
-        Ok(self.fill(packer, &[Part { name, n: rows, rows: 0..rows }], width)?.finish_table()?)
+    pub fn table(&mut self, part: Part, width: usize) -> Result<Tensor> {
+        let packer = WeightPacker::table(&self.ctx, self.precision.weights, part.len(), width)?;
+        Ok(self.fill(packer, &[part], width)?.finish_table()?)
     }
 
-    /// Packs matrices slice by slice, and drops the pages of each slice before the next.
-    fn fill(&mut self, mut packer: WeightPacker, parts: &[Part<'_>], k: usize) -> Result<WeightPacker> {
-        let dtypes = parts.iter().map(|part| self.check(part.name, &[part.n, k])).collect::<Result<Vec<_>>>()?;
+    /// Packs matrices `[n, k]` slice by slice, and drops the pages of each slice before the next.
+    fn fill(&mut self, mut packer: WeightPacker, parts: &[Part], k: usize) -> Result<WeightPacker> {
+        let names: Vec<String> = parts.iter().map(Part::weight).collect();
+        let dtypes = names
+            .iter()
+            .zip(parts)
+            .map(|(name, part)| self.check(name, &if part.transposed { [k, part.of] } else { [part.of, k] }))
+            .collect::<Result<Vec<_>>>()?;
         for slice in packer.slices(SLICE_BYTES) {
-            let ranges: Vec<_> = slice
+            let sources = slice
                 .rows
                 .iter()
                 .map(|(part, rows)| {
-                    let row_bytes = k * dtypes[*part].size();
-                    let first = parts[*part].rows.start;
-                    (*part, (first + rows.start) * row_bytes..(first + rows.end) * row_bytes)
+                    let start = parts[*part].rows.start;
+                    self.rows(&names[*part], &parts[*part], start + rows.start..start + rows.end, k, dtypes[*part])
                 })
-                .collect();
-            let tensors = ranges
-                .iter()
-                .map(|(part, range)| self.checkpoint.tensor_slice(parts[*part].name, range.clone()))
                 .collect::<Result<Vec<_>>>()?;
-            let sources: Vec<(&[u8], DType)> =
-                tensors.iter().zip(&ranges).map(|(t, (part, _))| (&*t.bytes, dtypes[*part])).collect();
-            packer.pack(&self.ctx, &slice, &sources)?;
-            drop(tensors);
-            for (part, range) in ranges {
-                self.checkpoint.release_slice(parts[part].name, range.clone());
-                self.advance(range.len());
+            let bytes: Vec<(&[u8], DType)> =
+                sources.iter().zip(&slice.rows).map(|(bytes, (part, _))| (&**bytes, dtypes[*part])).collect();
+            packer.pack(&self.ctx, &slice, &bytes)?;
+            drop(sources);
+            for (part, rows) in &slice.rows {
+                let row_bytes = k * dtypes[*part].size();
+                let start = parts[*part].rows.start;
+                // Columns of a transposed tensor lie in all its pages.
+                if !parts[*part].transposed {
+                    let range = (start + rows.start) * row_bytes..(start + rows.end) * row_bytes;
+                    self.checkpoint.release_slice(&names[*part], range);
+                }
+                self.advance(rows.len() * row_bytes);
             }
         }
+        for (name, part) in names.iter().zip(parts).filter(|(_, part)| part.transposed) {
+            self.checkpoint.release_slice(name, 0..part.of * k * DType::F64.size());
+        }
         Ok(packer)
+    }
+
+    /// The bytes of some rows of a matrix, in rows of `k`.
+    fn rows(&self, name: &str, part: &Part, rows: Range<usize>, k: usize, dtype: DType) -> Result<Cow<'a, [u8]>> {
+        let size = dtype.size();
+        if !part.transposed {
+            return Ok(self.checkpoint.tensor_slice(name, rows.start * k * size..rows.end * k * size)?.bytes);
+        }
+        let columns = self.checkpoint.tensor(name)?.bytes;
+        let mut bytes = Vec::with_capacity(rows.len() * k * size);
+        for row in rows {
+            for step in 0..k {
+                bytes.extend_from_slice(&columns[(step * part.of + row) * size..][..size]);
+            }
+        }
+        Ok(Cow::Owned(bytes))
     }
 
     /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.
@@ -252,19 +335,8 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Those of [`Loader::weight`].
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Tensor> {
-        self.vectors(&[(name.to_owned(), n)])
-    }
-
-    /// Vectors one after the other as one.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn vectors(&mut self, parts: &[(String, usize)]) -> Result<Tensor> {
-        let mut values = Vec::new();
-        for (name, n) in parts {
-            values.extend(self.values(name, *n)?);
-        }
-        Ok(self.ctx.tensor(&values, &[values.len()])?)
+        let values = self.values(name, n)?;
+        Ok(self.ctx.tensor(&values, &[n])?)
     }
 
     fn values(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {

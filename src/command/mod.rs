@@ -169,7 +169,7 @@ impl Model {
     /// A context for a prompt and its answer: as long as they need, and no longer than the model's positions.
     fn context_for(&self, prompt: usize, new_tokens: usize) -> Outcome<usize> {
         let config = self.config()?;
-        let longest = config.as_decoder()?.max_position_embeddings;
+        let longest = config.as_decoder()?.longest_context();
         if prompt == 0 {
             return Err("the prompt has no token".into());
         }

@@ -1,14 +1,16 @@
 //! BERT (Devlin et al. 2018): learned positions, token types, layer norms after attention and feed-forward.
 
-use crate::EncoderConfig;
-use crate::config::{EncoderDefaults, Names};
+use super::Architecture;
+use crate::config::{EncoderConfig, EncoderDefaults, EncoderNames, ModelConfig};
 use crate::error::{Error, Result};
 use crate::files::Fields;
 
-const NAMES: Names = Names { prefixes: &["", "bert.", "model."], ..LAYERS };
+pub(super) static ARCHITECTURE: Architecture = Architecture { name: "BERT", model_types: &["bert"], read };
+
+const NAMES: EncoderNames = EncoderNames { prefixes: &["", "bert.", "model."], ..LAYERS };
 
 /// The names that RoBERTa has, too.
-pub(super) const LAYERS: Names = Names {
+pub(super) const LAYERS: EncoderNames = EncoderNames {
     prefixes: &[""],
     word: "embeddings.word_embeddings",
     positions: "embeddings.position_embeddings",
@@ -24,19 +26,19 @@ pub(super) const LAYERS: Names = Names {
     final_norm: "",
 };
 
-pub(super) fn read(config: &Fields<'_>) -> Result<EncoderConfig> {
-    refuse_kin(config, "bert")?;
+fn read(config: &Fields<'_>) -> Result<ModelConfig> {
+    refuse_kin(config)?;
     let defaults = EncoderDefaults {
         norm_eps: ("layer_norm_eps", 1e-12),
         hidden_act: "hidden_act",
         max_position_embeddings: 512,
         pad_token_id: 0,
     };
-    EncoderConfig::read(config, "bert", &NAMES, &defaults)
+    EncoderConfig::read(config, &NAMES, &defaults).map(ModelConfig::Encoder)
 }
 
 /// Refuses what BERT and RoBERTa can also be: decoders, and models with relative positions.
-pub(super) fn refuse_kin(config: &Fields<'_>, model_type: &str) -> Result<()> {
+pub(super) fn refuse_kin(config: &Fields<'_>) -> Result<()> {
     let positions = config.text("position_embedding_type")?.unwrap_or("absolute");
     if positions != "absolute" {
         return Err(Error::Unsupported {
@@ -47,7 +49,7 @@ pub(super) fn refuse_kin(config: &Fields<'_>, model_type: &str) -> Result<()> {
     for decoder_only in ["is_decoder", "add_cross_attention"] {
         if config.flag(decoder_only)? == Some(true) {
             return Err(Error::Unsupported {
-                what: format!("{decoder_only} in a {model_type} model"),
+                what: format!("{decoder_only} in an encoder"),
                 supported: "bidirectional encoders".to_owned(),
             });
         }

@@ -1,23 +1,25 @@
 //! RoBERTa (Liu et al. 2019) and XLM-RoBERTa (Conneau et al. 2019): BERT whose positions begin after the padding
 //! token's.
 
-use super::bert;
-use crate::EncoderConfig;
-use crate::config::{EncoderDefaults, Names, Positions};
+use super::{Architecture, bert};
+use crate::config::{EncoderConfig, EncoderDefaults, EncoderNames, ModelConfig, Positions};
 use crate::error::Result;
 use crate::files::Fields;
 
-const NAMES: Names = Names { prefixes: &["", "roberta.", "model."], ..bert::LAYERS };
+pub(super) static ARCHITECTURE: Architecture =
+    Architecture { name: "RoBERTa, XLM-RoBERTa", model_types: &["roberta", "xlm-roberta"], read };
 
-pub(super) fn read(config: &Fields<'_>, model_type: &str) -> Result<EncoderConfig> {
-    bert::refuse_kin(config, model_type)?;
+const NAMES: EncoderNames = EncoderNames { prefixes: &["", "roberta.", "model."], ..bert::LAYERS };
+
+fn read(config: &Fields<'_>) -> Result<ModelConfig> {
+    bert::refuse_kin(config)?;
     let defaults = EncoderDefaults {
         norm_eps: ("layer_norm_eps", 1e-12),
         hidden_act: "hidden_act",
         max_position_embeddings: 512,
         pad_token_id: 1,
     };
-    let encoder = EncoderConfig::read(config, model_type, &NAMES, &defaults)?;
+    let encoder = EncoderConfig::read(config, &NAMES, &defaults)?;
     // Row `pad_token_id` of the table is the padding's own: in text, too, and without being counted.
     let padding = config.required("pad_token_id", encoder.pad_token_id)?;
     let (first, rows) = (padding + 1, encoder.max_position_embeddings);
@@ -29,5 +31,5 @@ pub(super) fn read(config: &Fields<'_>, model_type: &str) -> Result<EncoderConfi
         }
     };
     let positions = Positions::Learned { first, padding: Some(padding) };
-    Ok(EncoderConfig { max_position_embeddings, positions, ..encoder })
+    Ok(ModelConfig::Encoder(EncoderConfig { max_position_embeddings, positions, ..encoder }))
 }

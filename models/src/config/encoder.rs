@@ -3,11 +3,12 @@
 use safetensors::Dtype;
 use sinew_ops::layers::Activation;
 
-use super::{
-    MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, RopeConfig, activation, check_total, derived_head_dim, product, read_dtype,
-    read_eps, token_ids,
+use super::RopeConfig;
+use super::fields::{
+    MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, check_total, derived_head_dim, product, read_activation, read_dtype, read_eps,
+    token_ids,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files::Fields;
 
 /// A bidirectional encoder: embeddings, layers of attention and feed-forward with layer norms after or before each.
@@ -55,7 +56,7 @@ pub struct EncoderConfig {
     pub pad_token_id: Option<u32>,
     /// The dtype that the config says the weights have (`torch_dtype` or `dtype`); the checkpoint decides.
     pub dtype: Option<Dtype>,
-    pub(crate) names: &'static Names,
+    pub(crate) names: &'static EncoderNames,
 }
 
 /// How an encoder learns where a token is.
@@ -78,9 +79,9 @@ pub enum Positions {
     },
 }
 
-/// What an architecture calls its tensors.
+/// What an encoder's checkpoints call their tensors, less `.weight` and `.bias`.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Names {
+pub(crate) struct EncoderNames {
     /// What may stand before every name.
     pub prefixes: &'static [&'static str],
     pub word: &'static str,
@@ -132,17 +133,12 @@ impl EncoderConfig {
 
     /// Reads the fields that all encoders have. The switches are BERT's: its embeddings, biases everywhere, norms after
     /// each part, every token seen.
-    pub(crate) fn read(
-        config: &Fields<'_>,
-        model_type: &str,
-        names: &'static Names,
-        defaults: &EncoderDefaults,
-    ) -> Result<Self> {
+    pub(crate) fn read(config: &Fields<'_>, names: &'static EncoderNames, defaults: &EncoderDefaults) -> Result<Self> {
         let size = |name: &str| config.required(name, config.size(name, MAX_SIZE)?);
         let hidden_size = size("hidden_size")?;
         let num_hidden_layers = config.required("num_hidden_layers", config.size("num_hidden_layers", MAX_LAYERS)?)?;
         let num_attention_heads = size("num_attention_heads")?;
-        let head_dim = derived_head_dim(config, hidden_size, num_attention_heads)?;
+        let head_dim = derived_head_dim(config, hidden_size, "num_attention_heads", num_attention_heads)?;
         let intermediate_size = size("intermediate_size")?;
         let vocab_size = size("vocab_size")?;
         let max_position_embeddings =
@@ -161,9 +157,10 @@ impl EncoderConfig {
             .checked_add(max_position_embeddings)
             .and_then(|rows| rows.checked_add(type_vocab_size))
             .and_then(|rows| rows.checked_mul(hidden_size));
-        check_total(config, per_layer, num_hidden_layers, rows)?;
+        let layers = per_layer.and_then(|n| n.checked_mul(num_hidden_layers));
+        check_total(config, layers.zip(rows).and_then(|(layers, rows)| layers.checked_add(rows)))?;
         Ok(Self {
-            model_type: model_type.to_owned(),
+            model_type: config.text("model_type")?.unwrap_or_default().to_owned(),
             hidden_size,
             num_hidden_layers,
             num_attention_heads,
@@ -179,7 +176,7 @@ impl EncoderConfig {
             attention_bias: true,
             mlp_bias: true,
             gated: false,
-            hidden_act: activation(config.text(defaults.hidden_act)?.unwrap_or("gelu"))?,
+            hidden_act: read_activation(config, defaults.hidden_act, "gelu")?,
             window: vec![None; num_hidden_layers],
             pad_token_id,
             dtype: read_dtype(config)?,
@@ -190,11 +187,21 @@ impl EncoderConfig {
     /// Adds rotary positions in place of learned ones.
     pub(crate) fn with_rotary(self, config: &Fields<'_>, full: RopeConfig, local: RopeConfig) -> Result<Self> {
         let head_dim = self.head_dim;
-        if head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(2) {
-            return Err(config.problem(
-                "num_attention_heads",
-                &format!("makes heads of {head_dim}; rotary embedding needs an even number up to {MAX_HEAD_DIM}"),
-            ));
+        if head_dim > MAX_HEAD_DIM {
+            let problem = format!("makes heads of {head_dim}; at most {MAX_HEAD_DIM} is supported");
+            return Err(config.problem("num_attention_heads", &problem));
+        }
+        for rope in [&full, &local] {
+            rope.check(config, head_dim)?;
+            if rope.scaling.changes_beyond().is_some() {
+                return Err(Error::Unsupported {
+                    what: format!(
+                        "a rotary embedding that depends on the length of a text in a {} model",
+                        self.model_type
+                    ),
+                    supported: "rope types default, linear, llama3, yarn".to_owned(),
+                });
+            }
         }
         Ok(Self { positions: Positions::Rotary { full, local }, ..self })
     }

@@ -98,7 +98,7 @@ impl Backbone {
 impl HiddenStates {
     fn load(loader: &mut Loader<'_>, config: &DecoderConfig) -> Result<Self> {
         let ctx = loader.context().clone();
-        let context = config.max_position_embeddings;
+        let context = longest(config);
         let limits =
             Limits { max_rows: PASS_TOKENS, max_sequences: MAX_TEXTS, context, block_size: BLOCK_SIZE, max_logits: 0 };
         let table = context.checked_mul(config.head_dim).and_then(|n| n.checked_mul(DType::F32.size()));
@@ -151,6 +151,12 @@ impl HiddenStates {
     }
 }
 
+/// The longest text of a decoder: no longer than keeps its rotary embedding as it was first trained.
+pub(super) fn longest(config: &DecoderConfig) -> usize {
+    let unchanged = config.ropes.iter().filter_map(|rope| rope.scaling.changes_beyond()).min();
+    config.max_position_embeddings.min(unchanged.unwrap_or(usize::MAX))
+}
+
 /// Blocks for tokens of any number of texts that share a pass: each may leave one unfilled.
 fn blocks(tokens: usize) -> usize {
     tokens.div_ceil(BLOCK_SIZE).saturating_add(MAX_TEXTS)
@@ -159,9 +165,9 @@ fn blocks(tokens: usize) -> usize {
 fn new_cache(ctx: &Context, config: &DecoderConfig, precision: Precision, tokens: usize) -> Result<KvCache> {
     let (kv_heads, head_dim) = (config.num_key_value_heads, config.head_dim);
     let layout = PagedLayout::new(blocks(tokens), kv_heads, BLOCK_SIZE, head_dim, precision.kv)?;
-    let bytes = KvCache::bytes_for(config.num_hidden_layers, &layout);
+    let bytes = KvCache::bytes_for(config.num_hidden_layers(), &layout);
     check_memory(ctx, &format!("keys and values of {tokens} tokens"), bytes)?;
-    KvCache::new(ctx, config.num_hidden_layers, layout)
+    KvCache::new(ctx, config.num_hidden_layers(), layout)
 }
 
 /// Refuses what the free memory of the device cannot hold before any of it is allocated.

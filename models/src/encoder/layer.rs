@@ -5,7 +5,7 @@ use sinew_ops::layers::{Attention, AttentionOptions, Inputs, Linear, LinearOptio
 use sinew_tensor::{DType, View};
 
 use super::norm;
-use crate::load::Loader;
+use crate::load::{Loader, Part};
 use crate::scratch::{Heads, Rows};
 use crate::{EncoderConfig, Result};
 
@@ -100,12 +100,16 @@ impl Layer {
             scale: (head_dim as f64).powf(-0.5) as f32,
             causal: false,
             window: config.window.get(index).copied().flatten(),
+            softcap: None,
             block_size: None,
             mask: None,
         };
         let parts = 3 / names.qkv.len();
-        let qkv: Vec<_> = names.qkv.iter().map(|name| (at(name), parts * hidden)).collect();
-        let up = [(at(names.up), if config.gated { 2 * width } else { width })];
+        let qkv: Vec<_> = names.qkv.iter().map(|name| Part::whole(at(name), parts * hidden)).collect();
+        let output = [Part::whole(at(names.output), hidden)];
+        // Gate first.
+        let up = Part::split(&at(names.up), &[width; 2][..if config.gated { 2 } else { 1 }]);
+        let down = [Part::whole(at(names.down), hidden)];
         let norms = match config.norm_first {
             false => Norms::After {
                 attention: norm(loader, config, &at(names.attention_norm), rows)?,
@@ -123,15 +127,9 @@ impl Layer {
         Ok(Self {
             qkv: loader.linear(&qkv, hidden, config.attention_bias, product, rows)?,
             attention: Attention::new(&ctx, attention, rows, config.max_position_embeddings)?,
-            output: loader.linear(
-                &[(at(names.output), hidden)],
-                hidden,
-                config.attention_bias,
-                into_residual.clone(),
-                rows,
-            )?,
+            output: loader.linear(&output, hidden, config.attention_bias, into_residual.clone(), rows)?,
             up: loader.linear(&up, hidden, config.mlp_bias, activated, rows)?,
-            down: loader.linear(&[(at(names.down), hidden)], width, config.mlp_bias, into_residual, rows)?,
+            down: loader.linear(&down, width, config.mlp_bias, into_residual, rows)?,
             norms,
             heads: Heads::qkv(num_heads, num_heads, head_dim),
         })

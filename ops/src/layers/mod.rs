@@ -2,6 +2,7 @@
 //! running it only enqueues work.
 
 mod attention;
+mod elementwise;
 mod embedding;
 mod linear;
 mod norm;
@@ -10,6 +11,7 @@ mod sample;
 mod weight;
 
 pub use attention::{Attention, AttentionOptions, Inputs, KvAppend, Sequences};
+pub use elementwise::{Add, Scale, Softcap};
 pub use embedding::{Embedding, RowGather};
 pub use linear::{Linear, LinearOptions};
 pub use norm::{Norm, NormOptions};

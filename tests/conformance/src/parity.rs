@@ -118,7 +118,9 @@ pub fn run(
     let values: Vec<f32> = match EmbeddingModel::describes(folder)? {
         true => EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?.hidden_states(tokens)?,
         false => {
-            let options = LoadOptions { weights, max_logits: 64, ..LoadOptions::default() };
+            // Some rotary embeddings depend on the length of the whole.
+            let context = Some(tokens.len());
+            let options = LoadOptions { weights, context, max_logits: 64, ..LoadOptions::default() };
             let mut model = LanguageModel::load_on(ctx.clone(), folder, &options, &mut |_, _| {})?;
             let mut all = Vec::new();
             model.logits(tokens, &mut |rows| {
