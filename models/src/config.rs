@@ -17,7 +17,7 @@ mod decoder;
 pub(crate) mod fields;
 mod rope;
 
-pub use decoder::{DecoderConfig, FeedForward, LayerConfig, NormKind, QkNorm};
+pub use decoder::{DecoderConfig, ExpertsConfig, FeedForward, LayerConfig, NormKind, QkNorm};
 pub(crate) use decoder::{Defaults, FieldNames};
 pub(crate) use rope::RopeDefaults;
 pub use rope::{RopeConfig, RopeScaling};
