@@ -15,7 +15,7 @@ mod encoder;
 pub(crate) mod fields;
 mod rope;
 
-pub use decoder::{DecoderConfig, FeedForward, LayerConfig, NormKind, QkNorm};
+pub use decoder::{DecoderConfig, ExpertsConfig, FeedForward, LayerConfig, NormKind, QkNorm};
 pub(crate) use decoder::{Defaults, FieldNames};
 pub use encoder::{EncoderConfig, Positions};
 pub(crate) use encoder::{EncoderDefaults, EncoderNames};

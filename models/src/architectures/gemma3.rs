@@ -17,7 +17,11 @@ const NAMES: TensorNames = TensorNames {
     ..gemma2::NAMES
 };
 
+/// Files of the model that sees images leave out the sizes that are these.
 const DEFAULTS: Defaults = Defaults {
+    vocab_size: Some(262_208),
+    num_attention_heads: Some(8),
+    num_key_value_heads: Some(4),
     head_dim: Some(256),
     max_position_embeddings: 131_072,
     norm_eps: 1e-6,

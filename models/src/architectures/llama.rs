@@ -34,6 +34,9 @@ pub(super) const NAMES: TensorNames = TensorNames {
 };
 
 pub(super) const DEFAULTS: Defaults = Defaults {
+    vocab_size: None,
+    num_attention_heads: None,
+    num_key_value_heads: None,
     head_dim: None,
     max_position_embeddings: 2048,
     norm_eps: 1e-6,

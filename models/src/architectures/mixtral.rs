@@ -2,7 +2,7 @@
 
 use super::{Architecture, Experts, TensorNames, llama, mistral};
 use crate::config::fields::{MAX_SIZE, read_window};
-use crate::config::{DecoderConfig, Defaults, FeedForward, ModelConfig, RopeDefaults};
+use crate::config::{DecoderConfig, Defaults, ExpertsConfig, FeedForward, ModelConfig, RopeDefaults};
 use crate::error::Result;
 use crate::files::Fields;
 
@@ -28,7 +28,7 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     let per_token = config.size("num_experts_per_tok", MAX_SIZE)?.unwrap_or(2);
     for layer in &mut model.layers {
         let width = layer.feed_forward.width();
-        layer.feed_forward = FeedForward::Experts { count, per_token, width, renormalize: true };
+        layer.feed_forward = FeedForward::Experts(ExpertsConfig { count, per_token, width, renormalize: true });
     }
     Ok(ModelConfig::Decoder(model))
 }

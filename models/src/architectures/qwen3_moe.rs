@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{Architecture, qwen2, qwen3};
 use crate::config::fields::{MAX_SIZE, read_window};
-use crate::config::{FeedForward, ModelConfig};
+use crate::config::{ExpertsConfig, FeedForward, ModelConfig};
 use crate::error::Result;
 use crate::files::{Fields, as_count, brief};
 
@@ -29,7 +29,7 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     let dense = config.list("mlp_only_layers")?.unwrap_or(&[]).iter().map(layer_number).collect::<Result<Vec<_>>>()?;
     for (index, layer) in model.layers.iter_mut().enumerate() {
         if count > 0 && (index + 1).is_multiple_of(step) && !dense.contains(&index) {
-            layer.feed_forward = FeedForward::Experts { count, per_token, width, renormalize };
+            layer.feed_forward = FeedForward::Experts(ExpertsConfig { count, per_token, width, renormalize });
         }
     }
     Ok(ModelConfig::Decoder(model))

@@ -83,7 +83,7 @@ pub struct LayerConfig {
 }
 
 /// A feed-forward layer.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FeedForward {
     /// One for all tokens.
@@ -91,17 +91,21 @@ pub enum FeedForward {
         /// The number of its inner values.
         width: usize,
     },
-    /// Several, of which each token goes through those with the most probable scores (Shazeer et al. 2017).
-    Experts {
-        /// How many there are.
-        count: usize,
-        /// How many a token goes through.
-        per_token: usize,
-        /// The number of inner values of each.
-        width: usize,
-        /// Whether the weights of a token's experts are made to sum to 1.
-        renormalize: bool,
-    },
+    /// Several, of which each token goes through some.
+    Experts(ExpertsConfig),
+}
+
+/// A mixture of experts: each token goes through those with the most probable scores (Shazeer et al. 2017).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertsConfig {
+    /// How many there are.
+    pub count: usize,
+    /// How many a token goes through.
+    pub per_token: usize,
+    /// The number of inner values of each.
+    pub width: usize,
+    /// Whether the weights of a token's experts are made to sum to 1.
+    pub renormalize: bool,
 }
 
 /// A norm, with a weight for each value.
@@ -130,7 +134,7 @@ impl FeedForward {
     /// The number of inner values, of one expert where there are several.
     pub fn width(&self) -> usize {
         match *self {
-            Self::Dense { width } | Self::Experts { width, .. } => width,
+            Self::Dense { width } | Self::Experts(ExpertsConfig { width, .. }) => width,
         }
     }
 
@@ -138,7 +142,7 @@ impl FeedForward {
     fn passes(&self) -> usize {
         match *self {
             Self::Dense { .. } => 1,
-            Self::Experts { per_token, .. } => per_token,
+            Self::Experts(experts) => experts.per_token,
         }
     }
 
@@ -146,7 +150,7 @@ impl FeedForward {
     fn weights(&self, hidden_size: usize, products: usize) -> Option<usize> {
         match *self {
             Self::Dense { width } => product(&[products, hidden_size, width]),
-            Self::Experts { count, width, .. } => {
+            Self::Experts(ExpertsConfig { count, width, .. }) => {
                 product(&[products, hidden_size, width, count])?.checked_add(hidden_size.checked_mul(count)?)
             }
         }
@@ -156,9 +160,14 @@ impl FeedForward {
 /// What an architecture assumes where `config.json` says nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct Defaults {
+    /// `None` has to be in the config.
+    pub vocab_size: Option<usize>,
+    /// `None` has to be in the config.
+    pub num_attention_heads: Option<usize>,
+    /// `None` is `num_attention_heads`.
+    pub num_key_value_heads: Option<usize>,
     /// `None` is `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
-    /// Where it is not in the config, as many as query heads.
     pub max_position_embeddings: usize,
     pub norm_eps: f64,
     pub hidden_act: &'static str,
@@ -208,12 +217,12 @@ impl DecoderConfig {
                 supported: "causal attention".to_owned(),
             });
         }
-        let size = |name: &str| config.required(name, config.size(name, MAX_SIZE)?);
-        let hidden_size = size(fields.hidden_size)?;
+        let hidden_size = config.required(fields.hidden_size, config.size(fields.hidden_size, MAX_SIZE)?)?;
         let layers = fields.num_hidden_layers;
         let num_hidden_layers = config.required(layers, config.size(layers, MAX_LAYERS)?)?;
-        let num_attention_heads = size(fields.num_attention_heads)?;
-        let num_key_value_heads = config.size("num_key_value_heads", MAX_SIZE)?.unwrap_or(num_attention_heads);
+        let or = |name: &str, default| config.required(name, config.size(name, MAX_SIZE)?.or(default));
+        let num_attention_heads = or(fields.num_attention_heads, defaults.num_attention_heads)?;
+        let num_key_value_heads = or("num_key_value_heads", defaults.num_key_value_heads.or(Some(num_attention_heads)))?;
         if !num_attention_heads.is_multiple_of(num_key_value_heads) {
             let heads = fields.num_attention_heads;
             return Err(config.problem(
@@ -230,7 +239,7 @@ impl DecoderConfig {
         }
         let max_position_embeddings =
             config.size(fields.max_position_embeddings, MAX_SIZE)?.unwrap_or(defaults.max_position_embeddings);
-        let vocab_size = size("vocab_size")?;
+        let vocab_size = or("vocab_size", defaults.vocab_size)?;
 
         let mut eos_token_ids = token_ids(config, "eos_token_id", vocab_size)?;
         if !config.mentions("eos_token_id") {
@@ -307,7 +316,7 @@ impl DecoderConfig {
             if layer.feed_forward.width() == 0 {
                 return Err(config.problem("intermediate_size", "is missing"));
             }
-            if let FeedForward::Experts { count, per_token, .. } = layer.feed_forward
+            if let FeedForward::Experts(ExpertsConfig { count, per_token, .. }) = layer.feed_forward
                 && (per_token == 0 || per_token > count)
             {
                 return Err(config.problem(
@@ -388,7 +397,7 @@ impl DecoderConfig {
             let feed_forward = layer.feed_forward;
             let inner = (self.mlp_products() * feed_forward.width() * feed_forward.passes()) as f64;
             let router = match feed_forward {
-                FeedForward::Experts { count, .. } => count as f64,
+                FeedForward::Experts(experts) => experts.count as f64,
                 FeedForward::Dense { .. } => 0.0,
             };
             let seen = layer.window.map_or(keys, |window| keys.min(window as f64));
@@ -406,9 +415,17 @@ impl DecoderConfig {
     pub(crate) fn dense_width(&self) -> usize {
         let width = |layer: &LayerConfig| match layer.feed_forward {
             FeedForward::Dense { width } => width,
-            FeedForward::Experts { .. } => 0,
+            FeedForward::Experts(_) => 0,
         };
         self.layers.iter().map(width).max().unwrap_or(0)
+    }
+
+    /// The experts of layers that have some. No architecture has others in other layers.
+    pub(crate) fn experts(&self) -> Option<ExpertsConfig> {
+        self.layers.iter().find_map(|layer| match layer.feed_forward {
+            FeedForward::Experts(experts) => Some(experts),
+            FeedForward::Dense { .. } => None,
+        })
     }
 
     /// Products of a feed-forward layer: gate, up and down, or the last two.
