@@ -10,14 +10,14 @@
 //! epilogues of theirs. What else there may be (norms of queries, keys and of what is added, experts, no gate, bounds on
 //! scores and logits) is where the description says it.
 
+mod dense;
+mod experts;
 mod feed_forward;
 mod layer;
 mod stream;
 
 use sinew_ops::Context;
-use sinew_ops::layers::{
-    Add, Embedding, Linear, LinearOptions, Norm, Rotary, RowGather, Scale, Sequences, Softcap,
-};
+use sinew_ops::layers::{Add, Embedding, Linear, LinearOptions, Norm, Rotary, RowGather, Scale, Sequences, Softcap};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use self::layer::{Activations, Layer, Step};

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use sinew_memory::Hardware;
 use sinew_ops::Context;
-use sinew_ops::layers::{Compute, Linear, LinearOptions, Norm, NormOptions, PackedWeight, WeightPacker};
+use sinew_ops::layers::{
+    Compute, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, PackedWeight, WeightPacker,
+};
 use sinew_tensor::{DType, Tensor};
 
 use crate::checkpoint::{Checkpoint, Load};
@@ -210,6 +212,27 @@ impl<'a> Loader<'a> {
             values.extend_from_slice(&self.values(&part.bias(), part.of)?[part.rows.clone()]);
         }
         Ok(self.ctx.tensor(&values, &[values.len()])?)
+    }
+
+    /// A linear layer of `experts` experts for up to `max_rows` rows: `parts` are those of the first expert, then those of
+    /// the next, as [`linear`](Self::linear) has them.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn grouped(
+        &mut self,
+        parts: &[Part],
+        experts: usize,
+        k: usize,
+        options: GroupedLinearOptions,
+        max_rows: usize,
+    ) -> Result<GroupedLinear> {
+        let each = parts.len() / experts.max(1);
+        let rows: Vec<usize> = parts.iter().take(each).map(Part::len).collect();
+        let gated = options.gated.is_some();
+        let packer = WeightPacker::grouped(&self.ctx, self.precision.weights, experts, &rows, k, gated)?;
+        let weight = Arc::new(self.fill(packer, parts, k)?.finish()?);
+        Ok(GroupedLinear::new(&self.ctx, weight, options, max_rows)?)
     }
 
     /// A norm of `kind` with the vectors `[n]` called `{name}.weight` and, for a layer norm, `{name}.bias`, from the first

@@ -34,7 +34,6 @@ const DEFAULTS: Defaults = Defaults {
 const FIELDS: FieldNames = FieldNames { hidden_act: "hidden_activation", ..FieldNames::USUAL };
 
 fn read(config: &Fields<'_>) -> Result<ModelConfig> {
-
     let mut model = read_decoder(config, &DEFAULTS, &NAMES, [Some(50.0), Some(30.0)], |layer| layer % 2 == 1)?;
     model.add_rope(RopeConfig::read(config, DEFAULTS.rope, model.max_position_embeddings)?);
     Ok(ModelConfig::Decoder(model))

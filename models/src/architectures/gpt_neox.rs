@@ -25,11 +25,7 @@ const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-5,
     hidden_act: "gelu",
     bos_token_id: Some(0),
-    rope: RopeDefaults {
-        theta_field: "rotary_emb_base",
-        partial: Some((0.25, "rotary_pct")),
-        ..RopeDefaults::USUAL
-    },
+    rope: RopeDefaults { theta_field: "rotary_emb_base", partial: Some((0.25, "rotary_pct")), ..RopeDefaults::USUAL },
     ..llama::DEFAULTS
 };
 

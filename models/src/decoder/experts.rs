@@ -56,10 +56,11 @@ impl ExpertActivations {
     ) -> Result<Self> {
         let ExpertsConfig { count, per_token, width, .. } = experts;
         let (hidden, activations, sorted) = (config.hidden_size, precision.activations, rows * per_token);
+        let input = if config.names.mlp_norm.is_some() { activations } else { DType::F32 };
         Ok(Self {
             scores: Rows::new(ctx, DType::F32, rows, count)?,
             routing: Routing::new(ctx, count, per_token, rows)?,
-            sorted: Rows::new(ctx, activations, sorted, hidden)?,
+            sorted: Rows::new(ctx, input, sorted, hidden)?,
             gated: Rows::new(ctx, activations, sorted, width)?,
             outputs: Rows::new(ctx, DType::F32, sorted, hidden)?,
         })

@@ -1,22 +1,17 @@
 //! The feed-forward sublayer: one for all tokens, or experts.
 
-use sinew_ops::layers::{Linear, LinearOptions};
-
+use super::dense::Dense;
+use super::experts::Experts;
 use super::layer::{Activations, Step};
-use super::stream::{Input, Output};
-use crate::architectures::Up;
-use crate::config::LayerConfig;
-use crate::load::{Loader, Part};
-use crate::{DecoderConfig, Result};
+use crate::Result;
+use crate::config::{DecoderConfig, FeedForward as Kind, LayerConfig};
+use crate::load::Loader;
 
-/// `down · act(up · x)`, or `down · (act(gate · x) ⊙ up · x)`.
+/// What follows attention in a layer.
 #[derive(Debug)]
-pub(super) struct FeedForward {
-    input: Input,
-    pub(super) up: Linear,
-    pub(super) down: Output,
-    /// What `up` is called where kernels are listed.
-    up_name: &'static str,
+pub(super) enum FeedForward {
+    Dense(Dense),
+    Experts(Box<Experts>),
 }
 
 impl FeedForward {
@@ -28,49 +23,41 @@ impl FeedForward {
         at: &dyn Fn(&str) -> String,
         rows: usize,
     ) -> Result<Self> {
-        let (names, hidden, width) = (config.names, config.hidden_size, layer.feed_forward.width());
-        let precision = loader.precision();
-        let part = |name: &str, n: usize| Part::whole(at(name), n).transposed(names.transposed);
-        let up = match &names.up {
-            Up::Gated(parts) => parts.iter().map(|name| part(name, width)).collect(),
-            Up::Stacked(name) => Part::split(&at(name), &[width, width]),
-            Up::Plain(name) => vec![part(name, width)],
-        };
-        let input = Input::load(loader, config, names.mlp_norm.map(at), rows)?;
-        let product = LinearOptions::new(input.dtype(loader), precision.activations, precision.compute);
-        let act = Some(config.hidden_act);
-        let product = match names.is_gated() {
-            true => LinearOptions { gated: act, ..product },
-            false => LinearOptions { activation: act, ..product },
-        };
-        let down = part(names.down, hidden);
-        Ok(Self {
-            input,
-            up_name: if names.is_gated() { "gate and up" } else { "up" },
-            up: loader.linear(&up, hidden, config.mlp_bias, product, rows)?,
-            down: Output::load(loader, config, down, (width, config.mlp_bias), names.mlp_output_norm.map(at), rows)?,
+        Ok(match layer.feed_forward {
+            Kind::Dense { width } => Self::Dense(Dense::load(loader, config, width, at, rows)?),
+            Kind::Experts(experts) => Self::Experts(Box::new(Experts::load(loader, config, experts, at, rows)?)),
         })
     }
 
-    /// What is left to be added to the stream, in `x.gated`.
+    /// All that reads the stream. What is left to be added to it stays in `x`.
     pub(super) fn run_up(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
-        let &Step { ctx, rows: n, .. } = step;
-        let input = self.input.read(ctx, n, &x.stream, &mut x.normed)?;
-        Ok(self.up.run(ctx, input, x.gated.write(n)?)?)
+        match self {
+            Self::Dense(dense) => dense.run_up(step, x),
+            Self::Experts(experts) => experts.run_up(step, x),
+        }
     }
 
     /// Adds it.
     pub(super) fn run_down(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
-        self.down.run(step.ctx, step.rows, x.gated.read(step.rows)?, &mut x.stream)
+        match self {
+            Self::Dense(dense) => dense.run_down(step, x),
+            Self::Experts(experts) => experts.run_down(step, x),
+        }
     }
 
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        vec![(self.up_name, self.up.kernels()), ("down", self.down.product.kernels())]
+        match self {
+            Self::Dense(dense) => dense.kernels(),
+            Self::Experts(experts) => experts.kernels(),
+        }
     }
 
     /// Bytes of its packed weights.
     pub(super) fn weight_bytes(&self) -> usize {
-        self.up.weight_bytes() + self.down.product.weight_bytes()
+        match self {
+            Self::Dense(dense) => dense.weight_bytes(),
+            Self::Experts(experts) => experts.weight_bytes(),
+        }
     }
 }

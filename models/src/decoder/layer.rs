@@ -7,6 +7,7 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, Tensor, View};
 
 use super::Limits;
+use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
 use super::stream::{Input, Output, Stream};
 use crate::architectures::Qkv;
@@ -42,6 +43,7 @@ pub(super) struct Activations {
     qkv: Rows,
     attended: Rows,
     pub(super) gated: Rows,
+    pub(super) experts: Option<ExpertActivations>,
 }
 
 /// What all layers of one step share.
@@ -67,6 +69,10 @@ impl Activations {
             qkv: Rows::new(ctx, DType::F32, rows, (heads + 2 * kv_heads) * d)?,
             attended: Rows::new(ctx, activations, rows, heads * d)?,
             gated: Rows::new(ctx, activations, rows, config.dense_width())?,
+            experts: config
+                .experts()
+                .map(|experts| ExpertActivations::new(ctx, config, experts, precision, rows))
+                .transpose()?,
         })
     }
 }
