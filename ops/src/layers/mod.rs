@@ -4,6 +4,7 @@
 mod attention;
 mod embedding;
 mod linear;
+mod mixture;
 mod norm;
 mod rotary;
 mod sample;
@@ -12,6 +13,9 @@ mod weight;
 pub use attention::{Attention, AttentionOptions, Inputs, KvAppend, Sequences};
 pub use embedding::{Embedding, RowGather};
 pub use linear::{Linear, LinearOptions};
+pub use mixture::{
+    Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Route, RouteOptions, Routing,
+};
 pub use norm::{Norm, NormOptions};
 pub use rotary::Rotary;
 pub use sample::Sample;
