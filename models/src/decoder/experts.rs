@@ -78,17 +78,14 @@ impl Experts {
         let Precision { activations, compute, .. } = loader.precision();
         let ExpertsConfig { count, per_token, width, renormalize } = experts;
         let (names, hidden, ctx) = (config.names, config.hidden_size, loader.context().clone());
-        let of_expert = |name: &str, n: usize| {
-            move |expert: usize| Part::whole(at(&format!("{}{expert}.{name}", names.experts.expert)), n)
-        };
-        let [gate, up] = [names.experts.gate, names.experts.up].map(|name| of_expert(name, width));
-        let down = of_expert(names.experts.down, hidden);
-        let gate_up: Vec<Part> = (0..count).flat_map(|expert| [gate(expert), up(expert)]).collect();
-        let down: Vec<Part> = (0..count).map(down).collect();
+        let of = &names.experts;
+        let part = |expert: usize, name: &str, n: usize| Part::whole(at(&format!("{}{expert}.{name}", of.expert)), n);
+        let gate_up: Vec<Part> = (0..count).flat_map(|e| [of.gate, of.up].map(|name| part(e, name, width))).collect();
+        let down: Vec<Part> = (0..count).map(|e| part(e, of.down, hidden)).collect();
 
         let input = Input::load(loader, config, names.mlp_norm.map(at), rows)?;
         let dtype = input.dtype(loader);
-        let router = [Part::whole(at(names.experts.router), count)];
+        let router = [Part::whole(at(of.router), count)];
         let gated = GroupedLinearOptions {
             gated: Some(config.hidden_act),
             ..GroupedLinearOptions::new(dtype, activations, compute)
