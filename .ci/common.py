@@ -6,6 +6,7 @@ a `Checkpoint`, built with weights that depend on its name alone (numpy's policy
 what is compared with is what a user of transformers would get.
 """
 
+import copy
 import json
 import os
 import shutil
@@ -335,9 +336,9 @@ def run(checkpoint, folder, tokens, dtype, attention="eager"):
     return model(input_ids=torch.tensor([tokens]))[checkpoint.output][0].float()
 
 
-# Between the logits of the last expert a token is given to and the first it is not: above what 16 bits lose. A
-# choice that rounding turns says nothing of how well either side computes.
-ROUTER_MARGIN = 0.15
+# Between the logits of the last expert a token is given to and the first it is not: above what 16 bits lose of
+# them. A choice that rounding turns says nothing of how well either side computes.
+ROUTER_MARGIN = 0.4
 
 
 @torch.no_grad()
@@ -351,18 +352,23 @@ def tokens_for(checkpoint, folder, count, sampled_after=None):
         return tokens
     model, random = load(checkpoint, folder, "f32"), checkpoint.random("clear choices")
     vocab, taken = checkpoint.config["vocab_size"], checkpoint.config["num_experts_per_tok"]
-    likely = np.full(vocab, 1 / vocab)
+    likely, cache = np.full(vocab, 1 / vocab), None
     for i in range(count):
         if sampled_after is not None and i >= sampled_after:
             tokens[i] = int(random.choice(vocab, p=likely))
         while True:
-            output = model(input_ids=torch.tensor([tokens[: i + 1]]), output_router_logits=True)
-            top = torch.stack([logits[-1] for logits in output.router_logits]).sort(descending=True).values
+            trial = {"past_key_values": copy.deepcopy(cache), "use_cache": True}
+            output = model(input_ids=torch.tensor([[tokens[i]]]), output_router_logits=True, **trial)
+            top = torch.cat(output.router_logits).sort(descending=True).values
             if (top[:, taken - 1] - top[:, taken]).min() > ROUTER_MARGIN:
                 break
-            tokens[i] = int(random.choice(vocab, p=likely))
+            likely[tokens[i]] = 0
+            tokens[i] = int(random.choice(vocab, p=likely / likely.sum()))
+        cache = output.past_key_values
         if sampled_after is not None and i + 1 >= sampled_after:
             likely = output.logits[0, -1].double().softmax(-1).numpy()
+        else:
+            likely = np.full(vocab, 1 / vocab)
     return tokens
 
 

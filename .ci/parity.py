@@ -128,8 +128,10 @@ def of_later_architectures(dtype):
     some_yarn = {"sliding_attention": ROPES["plain"], "full_attention": ROPES["yarn"]}
     partly = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
     long = common.longrope(60, ORIGINAL, partial_rotary_factor=0.75)
-    mixtral = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 77}
-    moe = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 45, "mlp_only_layers": [2]}
+    # Fewer layers than elsewhere: each adds to what 16 bits may turn.
+    mixtral = {"num_hidden_layers": 2, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 77}
+    moe = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 45}
+    moe |= {"num_hidden_layers": 3, "mlp_only_layers": [1]}
     caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
     modernbert = {
         "local_attention": 16,
