@@ -118,6 +118,10 @@ pub enum Error {
     #[error("cancelled")]
     Cancelled,
 
+    /// A model that is neither here nor to be had from the hub.
+    #[error("{0}")]
+    Hub(String),
+
     /// No token can be chosen from these logits.
     #[error("cannot sample from the logits: {0}")]
     Logits(String),

@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`config`] | `config.json` as a checked description of the model |
+//! | [`hub`] | folders of models by path, or by id from the Hugging Face Hub and its cache |
 //! | [`checkpoint`] | tensors by name, from one safetensors file or many |
 //! | [`tokenizer`] | text to token ids and back; limits and pooling of embedding models |
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
@@ -21,6 +22,7 @@ mod draw;
 pub mod embed;
 pub mod encoder;
 pub mod error;
+pub mod hub;
 pub mod language;
 pub mod load;
 pub mod sampling;
@@ -34,6 +36,7 @@ pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
 pub use error::{Error, Result, one_line, printable};
+pub use hub::Hub;
 pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions};
 pub use load::WeightOptions;
 pub use sampling::{Sampler, SamplingParams};

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use sinew::models::EmbeddingModel;
 
-use super::{Machine, Model, Outcome, progress_bar};
+use super::{LOADING, Machine, Model, Outcome, progress_bar};
 
 /// Turn texts into vectors.
 #[derive(Debug, Args)]
@@ -24,8 +24,8 @@ pub struct Embed {
 impl Embed {
     pub fn run(&self, machine: &Machine) -> Outcome {
         let ctx = machine.context()?;
-        let bar = progress_bar();
-        let model = EmbeddingModel::load_on(ctx, &self.model.model, &self.model.weights(), &mut |done, total| {
+        let bar = progress_bar(LOADING);
+        let model = EmbeddingModel::load_on(ctx, self.model.folder()?, &self.model.weights(), &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });
