@@ -89,6 +89,10 @@ impl Server {
         self.state.lock().expect("no request failed")
     }
 
+    fn behaves(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+    }
+
     /// The targets asked for since the last call.
     fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.state().seen).into_iter().map(|request| request.target).collect()
@@ -280,7 +284,7 @@ fn a_download_that_is_cut_goes_on_where_it_was() {
     for (silent, whole_only) in [(false, false), (true, false), (false, true)] {
         let (server, cache) = (Server::of(SINGLE), cache());
         let hub = hub_of(&server, cache.path());
-        *server.state() = State { cuts: 1, silent, whole_only, ..std::mem::take(&mut *server.state()) };
+        server.behaves(|state| (state.cuts, state.silent, state.whole_only) = (1, silent, whole_only));
         assert_same(&locate(&hub, "owner/name").expect("resumed"), SINGLE);
         let seen = server.state().seen.clone();
         assert!(seen.iter().any(|request| request.headers.contains_key("range")), "{silent} {whole_only}");
@@ -292,7 +296,7 @@ fn a_download_that_stays_cut_never_counts_as_complete() {
     let (server, cache) = (Server::of(SINGLE), cache());
     let hub = hub_of(&server, cache.path());
     for silent in [true, false] {
-        *server.state() = State { cuts: usize::MAX, silent, ..std::mem::take(&mut *server.state()) };
+        server.behaves(|state| (state.cuts, state.silent) = (usize::MAX, silent));
         refusal(&hub, "owner/name", &["ended after", "goes on from there"]);
         let offline = Hub { offline: true, ..hub.clone() };
         refusal(&offline, "owner/name", &["offline"]);
