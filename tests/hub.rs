@@ -342,9 +342,7 @@ fn what_the_hub_does_not_have_or_show_is_one_clear_error() {
 
 #[test]
 fn a_hub_that_lies_writes_nothing_outside_its_folder() {
-    let listing = |sha: &str, hash: &str, name: &str| {
-        json!({"sha": sha, "siblings": [{"rfilename": name, "size": 2, "blobId": hash}]})
-    };
+    let listing = |sha: &str, hash: &str, name: &str| json!({"sha": sha, "siblings": [{"rfilename": name, "size": 2, "blobId": hash}]});
     let hash = hash("x");
     for (listing, words) in [
         (listing("../../../out", &hash, "config.json"), &["which commit"][..]),

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::error::{Error, Result};
 
 /// No `config.json` comes near this. Parsed, JSON takes up to 16 times its size.
-const MAX_CONFIG_BYTES: u64 = 8 << 20;
+const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// No index or `tokenizer.json` comes near this. It keeps a file that was swapped for a huge one out of memory.
 const MAX_LONG_BYTES: u64 = 64 << 20;
 
@@ -29,7 +29,8 @@ fn read_within(path: &Path, max: u64) -> Result<String> {
         let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
         return Err(Error::io("read", path, source));
     }
-    let too_large = || Error::Config { file: path.display().to_string(), problem: format!("larger than {} MiB", max >> 20) };
+    let too_large =
+        || Error::Config { file: path.display().to_string(), problem: format!("larger than {} MiB", max >> 20) };
     if kind.len() > max {
         return Err(too_large());
     }
@@ -189,10 +190,34 @@ pub(crate) fn as_count(value: &Value) -> Option<usize> {
 pub(crate) fn brief(value: &Value) -> String {
     /// Enough to recognise the value by.
     const MAX_CHARS: usize = 60;
-    let text = value.to_string();
+    /// The longest beginning of as many characters and one more.
+    const MAX_BYTES: usize = 4 * (MAX_CHARS + 1);
+
+    /// Takes no more than a beginning: a value may have millions of parts.
+    struct Start(Vec<u8>);
+    impl io::Write for Start {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match MAX_BYTES - self.0.len() {
+                0 => Err(io::ErrorKind::WriteZero.into()),
+                room => {
+                    let taken = room.min(bytes.len());
+                    self.0.extend(&bytes[..taken]);
+                    Ok(taken)
+                }
+            }
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let mut start = Start(Vec::new());
+    // An error says that it is full.
+    let _ = serde_json::to_writer(&mut start, value);
+    let text = String::from_utf8_lossy(&start.0);
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
+        None => text.into_owned(),
     }
 }
 
@@ -213,6 +238,13 @@ mod tests {
         }
         let path = join_inside(folder, "./a/b.safetensors", "the index").expect("inside");
         assert!(path.starts_with(folder));
+    }
+
+    #[test]
+    fn values_in_messages_are_cut_at_a_character() {
+        assert_eq!(brief(&Value::from("ä".repeat(100))), format!("\"{}…", "ä".repeat(59)));
+        assert_eq!(brief(&Value::from(vec![1; 1000])), format!("[{}1…", "1,".repeat(29)));
+        assert_eq!(brief(&Value::from(vec!["😀"; 3])), r#"["😀","😀","😀"]"#);
     }
 
     #[test]

@@ -39,8 +39,7 @@ impl Inspect {
         let checkpoint = Checkpoint::open(&path, Load::Read)?;
         // A file alone has no config, which is no fault of it.
         let config = (!path.is_file()).then(|| ModelConfig::from_folder(&path));
-        let tensors =
-            checkpoint.names().map(|name| Ok((name, checkpoint.info(name)?))).collect::<Outcome<Vec<_>>>()?;
+        let tensors = checkpoint.names().map(|name| Ok((name, checkpoint.info(name)?))).collect::<Outcome<Vec<_>>>()?;
         let config = config.transpose();
         let needs = match &config {
             Ok(Some(config)) => Some(Needs::of(config, &checkpoint, &tensors, self.dtype.0, self.context)?),
@@ -141,12 +140,7 @@ fn print(out: &mut impl Write, config: &Config, tensors: &Tensors<'_>, needs: Op
     let Some(needs) = needs else { return Ok(()) };
     writeln!(out, "weights       {} in {}", megabytes_of(needs.weights), needs.dtype)?;
     if let (Some(token), Some(all)) = (needs.kv_per_token, needs.kv()) {
-        writeln!(
-            out,
-            "KV cache      {token} bytes per token, {} for {} tokens",
-            megabytes_of(all),
-            needs.context
-        )?;
+        writeln!(out, "KV cache      {token} bytes per token, {} for {} tokens", megabytes_of(all), needs.context)?;
     }
     Ok(())
 }

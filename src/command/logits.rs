@@ -42,8 +42,12 @@ impl Logits {
         }
         self.stepping.check()?;
         if let ModelConfig::Encoder(_) = self.model.config()? {
-            let mut model =
-                EmbeddingModel::load_on(machine.context()?, self.model.folder()?, &self.model.weights(), &mut |_, _| {})?;
+            let mut model = EmbeddingModel::load_on(
+                machine.context()?,
+                self.model.folder()?,
+                &self.model.weights(),
+                &mut |_, _| {},
+            )?;
             catch_interrupts();
             let states = model.hidden_states(tokens)?;
             if interrupted() {

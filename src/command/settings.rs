@@ -87,7 +87,14 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
         set(
             "hub token",
             if hub.token.is_some() { "set" } else { "none" }.to_owned(),
-            &[variables::TOKEN[0], variables::TOKEN[1], variables::TOKEN_PATH, variables::HOME, "XDG_CACHE_HOME", "HOME"],
+            &[
+                variables::TOKEN[0],
+                variables::TOKEN[1],
+                variables::TOKEN_PATH,
+                variables::HOME,
+                "XDG_CACHE_HOME",
+                "HOME",
+            ],
         ),
         set("hub offline", if hub.offline { "yes" } else { "no" }.to_owned(), &[variables::OFFLINE]),
     ];

@@ -109,7 +109,9 @@ impl Hub {
                 }
             }
         } else {
-            return Err(Error::Hub(format!("{id} on the hub has neither {SINGLE} nor {INDEX}; no other format is read")));
+            return Err(Error::Hub(format!(
+                "{id} on the hub has neither {SINGLE} nor {INDEX}; no other format is read"
+            )));
         }
         if id.revision != listing.sha {
             let name = repository.folder.join("refs").join(id.revision);
@@ -130,7 +132,8 @@ impl Hub {
     }
 
     fn list(&self, id: &Id<'_>, model: &str) -> Result<Listing> {
-        let unanswered = |e: ureq::Error| Error::Hub(format!("cannot ask {} for {id}: {}", self.endpoint, one_line(&e)));
+        let unanswered =
+            |e: ureq::Error| Error::Hub(format!("cannot ask {} for {id}: {}", self.endpoint, one_line(&e)));
         let request = self.api(model, id.revision)?.info_request().query("blobs", "true");
         let request = request.config().http_status_as_error(false).timeout_connect(Some(CONNECT));
         let mut response = request.timeout_per_read(Some(SILENCE)).build().call().map_err(unanswered)?;
