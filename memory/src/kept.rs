@@ -47,6 +47,11 @@ impl KernelCache {
         Self { folder: None }
     }
 
+    /// The folder; `None` where nothing is kept.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
     /// The image that `make` makes, or made before for the same `key`. `name` begins the file's name.
     ///
     /// # Errors

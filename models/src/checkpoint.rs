@@ -5,29 +5,74 @@
 //! inside the model's folder, and a damaged header is an error.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::fs::{self, File};
 use std::io;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::Dtype;
-use safetensors::tensor::Metadata;
-use serde_json::Value;
+use safetensors::tensor::{Metadata, TensorInfo as Described};
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use sinew_memory::MappedFile;
 
 use crate::error::{Error, Result};
-use crate::files::{self, Fields, brief};
+use crate::files;
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-/// The limit that the `safetensors` crate has, too: a header is JSON, and costs several times its size to parse.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// A header is JSON, and costs several times its size to parse: this keeps a hostile one below 200 MiB, and holds more
+/// than 100,000 tensors, of which the largest published checkpoints have a few thousand in a file.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
 /// A header starts after its length, a little-endian u64.
 const LENGTH_BYTES: u64 = 8;
 /// How many similar names an error lists.
 const NEAREST: usize = 3;
+/// How many tensors that nothing uses a warning names.
+const NAMED_UNUSED: usize = 3;
+
+/// A JSON object in which no name comes twice: of two values a reader would have to guess which one is meant. The
+/// entry `__metadata__`, which says nothing of the tensors, is left out.
+struct Unique<T>(BTreeMap<String, T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Unique<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Entries<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+            type Value = BTreeMap<String, T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<HashMap<String, String>>()?;
+                    } else {
+                        match entries.entry(name) {
+                            Slot::Vacant(slot) => drop(slot.insert(map.next_value()?)),
+                            Slot::Occupied(slot) => {
+                                let problem = format!("`{}` is there twice", slot.key().escape_debug());
+                                return Err(de::Error::custom(problem));
+                            }
+                        }
+                    }
+                }
+                Ok(entries)
+            }
+        }
+
+        deserializer.deserialize_map(Entries(PhantomData)).map(Self)
+    }
+}
 
 /// How the bytes of a checkpoint get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,6 +109,8 @@ pub struct TensorInfo<'a> {
     pub shape: &'a [usize],
     /// The size in the file.
     pub num_bytes: usize,
+    /// The file.
+    pub file: &'a Path,
 }
 
 /// The safetensors files of one model.
@@ -135,7 +182,7 @@ impl Checkpoint {
         let index = folder.join(INDEX);
         if single.exists() {
             checkpoint.add_shard(real_path_inside(folder, &single)?, load)?;
-        } else if let Some(text) = files::read_optional(&index)? {
+        } else if let Some(text) = files::if_present(files::read_long(&index))? {
             checkpoint.add_index(folder, &index, &text, load)?;
         } else {
             return Err(nothing_to_load(folder));
@@ -212,7 +259,12 @@ impl Checkpoint {
     /// [`Error::MissingTensor`], with the nearest names.
     pub fn info(&self, name: &str) -> Result<TensorInfo<'_>> {
         let (_, entry) = self.entry(name)?;
-        Ok(TensorInfo { dtype: entry.dtype, shape: &entry.shape, num_bytes: entry.range.len() })
+        Ok(TensorInfo {
+            dtype: entry.dtype,
+            shape: &entry.shape,
+            num_bytes: entry.range.len(),
+            file: &self.shards[entry.shard].path,
+        })
     }
 
     /// The first of `prefixes` for which `prefix + name` is a tensor: the same weights are called
@@ -242,43 +294,42 @@ impl Checkpoint {
         self.tensors.iter().filter(|(_, entry)| !entry.used.load(Ordering::Relaxed)).map(|(name, _)| name.as_str())
     }
 
+    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs.
+    pub fn report_unused(&self) {
+        let unused: Vec<&str> = self.unused().collect();
+        if unused.is_empty() {
+            return;
+        }
+        let (count, all) = (unused.len(), self.tensors.len());
+        let first = unused[..count.min(NAMED_UNUSED)].join(", ");
+        let more = if count > NAMED_UNUSED { ", …" } else { "" };
+        tracing::warn!("{count} of {all} tensors in {} are not used: {first}{more}", self.origin);
+    }
+
     fn empty(origin: String) -> Self {
         Self { origin, shards: Vec::new(), tensors: BTreeMap::new() }
     }
 
     fn add_index(&mut self, folder: &Path, index: &Path, text: &str, load: Load) -> Result<()> {
         let file = index.display().to_string();
-        let value: Value = files::parse(text, &file)?;
-        let fields = Fields::of(&value, &file, "")?;
-        let weight_map = fields.required("weight_map", fields.section("weight_map")?)?;
-        let problem = |problem: String| Error::Checkpoint { file: file.clone(), problem };
-        let mut expected = Vec::new();
-        for tensor in weight_map.keys() {
-            match weight_map.get(tensor) {
-                Some(Value::String(shard)) => expected.push((tensor, shard.as_str())),
-                other => {
-                    return Err(problem(format!(
-                        "the shard of `{}` must be a file name, found {}",
-                        tensor.escape_debug(),
-                        other.map_or("null".to_owned(), brief),
-                    )));
-                }
-            }
-        }
+        let expected = weight_map(text, &file)?;
         let mut shards = BTreeMap::new();
-        for name in expected.iter().map(|&(_, shard)| shard).collect::<BTreeSet<_>>() {
+        for name in expected.values().collect::<BTreeSet<_>>() {
             let path = files::join_inside(folder, name, &file)?;
             self.add_shard(real_path_inside(folder, &path)?, load)?;
             shards.insert(name, self.shards.len() - 1);
         }
-        for (tensor, shard) in expected {
+        for (tensor, shard) in &expected {
             let found = self.tensors.get(tensor).map(|entry| entry.shard);
             if found.is_none() || found != shards.get(shard).copied() {
-                return Err(problem(format!(
-                    "says that `{}` is in {}, which has no such tensor",
-                    tensor.escape_debug(),
-                    shard.escape_debug()
-                )));
+                return Err(Error::Checkpoint {
+                    file,
+                    problem: format!(
+                        "says that `{}` is in {}, which has no such tensor",
+                        tensor.escape_debug(),
+                        shard.escape_debug()
+                    ),
+                });
             }
         }
         Ok(())
@@ -385,11 +436,11 @@ impl Shard {
                 format!("the header ends at byte {header_end} of {len}: the file is truncated").into(),
             ));
         }
-        // Both fit: the header is below 100 MB.
+        // Both fit: the header is small.
         let header = self.bytes(LENGTH_BYTES as usize..header_end as usize)?;
-        // This checks that the tensors lie one after the other without gap or overlap, and that each size is that
+        // Checks that the tensors lie one after the other without gap or overlap, and that each size is that
         // of its shape and dtype, in arithmetic that cannot overflow.
-        let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| damaged(e.into()))?;
+        let metadata = read_header(&header).map_err(damaged)?;
         let data = metadata.data_len() as u64;
         if header_end.checked_add(data) != Some(len) {
             let size = match header_end.checked_add(data) {
@@ -438,6 +489,14 @@ impl Shard {
     }
 }
 
+/// The tensors that a header describes, whose sizes and places fit each other.
+fn read_header(json: &[u8]) -> std::result::Result<Metadata, Box<dyn std::error::Error + Send + Sync>> {
+    let Unique(tensors) = serde_json::from_slice::<Unique<Described>>(json)?;
+    let mut tensors: Vec<_> = tensors.into_iter().collect();
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    Ok(Metadata::new(None, tensors)?)
+}
+
 /// Reads at a position that is not shared, so that several threads can read one file.
 #[cfg(unix)]
 fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
@@ -458,6 +517,31 @@ fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()>
         }
     }
     Ok(())
+}
+
+/// The shard of each tensor, from the text of an index.
+fn weight_map(text: &str, file: &str) -> Result<BTreeMap<String, String>> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: Option<Unique<String>>,
+    }
+    let index: Index = serde_json::from_str(text).map_err(|source| match source.is_data() {
+        true => Error::Config { file: file.to_owned(), problem: source.to_string() },
+        false => Error::Json { file: file.to_owned(), source },
+    })?;
+    let missing = || Error::Config { file: file.to_owned(), problem: "`weight_map` is missing".to_owned() };
+    Ok(index.weight_map.ok_or_else(missing)?.0)
+}
+
+/// The shards that the index in `folder` names, each once.
+pub(crate) fn shards_of_index(folder: &Path) -> Result<BTreeSet<String>> {
+    let path = folder.join(INDEX);
+    let file = path.display().to_string();
+    let shards: BTreeSet<String> = weight_map(&files::read_long(&path)?, &file)?.into_values().collect();
+    for shard in &shards {
+        files::join_inside(folder, shard, &file)?;
+    }
+    Ok(shards)
 }
 
 /// `path` with its links followed, provided that it still lies in `folder`.

@@ -118,6 +118,10 @@ pub enum Error {
     #[error("cancelled")]
     Cancelled,
 
+    /// A model that is neither here nor to be had from the hub.
+    #[error("{0}")]
+    Hub(String),
+
     /// No token can be chosen from these logits.
     #[error("cannot sample from the logits: {0}")]
     Logits(String),
@@ -145,13 +149,18 @@ impl From<sinew_tensor::Error> for Error {
     }
 }
 
-/// An error and its causes in one line, each once, outermost first, with `: ` between them; [`printable`].
+/// An error and its causes in one line, each once, outermost first, with `: ` between them; [`printable`]. The middle
+/// of what is too long to be read, as a name in a hostile file may be, is left out.
 ///
 /// ```
 /// let error = std::io::Error::other("a name\nwith a break");
 /// assert_eq!(sinew_models::one_line(&error), "a name with a break");
+/// let error = std::io::Error::other(format!("begin {} end", "x".repeat(1 << 20)));
+/// assert!(sinew_models::one_line(&error).len() < 1000);
 /// ```
 pub fn one_line(error: &dyn StdError) -> String {
+    /// Of the beginning, which names the file, and of the end, which has the cause.
+    const MAX_CHARS: usize = 400;
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -162,7 +171,12 @@ pub fn one_line(error: &dyn StdError) -> String {
         }
         cause = error.source();
     }
-    printable(&line)
+    let cut = |end: Option<(usize, char)>| end.map(|(at, _)| at);
+    let (head, tail) = (cut(line.char_indices().nth(MAX_CHARS)), cut(line.char_indices().nth_back(MAX_CHARS - 1)));
+    match (head, tail) {
+        (Some(head), Some(tail)) if head < tail => printable(&format!("{} … {}", &line[..head], &line[tail..])),
+        _ => printable(&line),
+    }
 }
 
 /// A text that a terminal may get: line breaks are blanks, and other control characters, which names in files may have,

@@ -8,33 +8,51 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// No `config.json` or index comes near this. It keeps a file that was swapped for a huge one out of memory.
-const MAX_JSON_BYTES: u64 = 64 << 20;
+/// No `config.json` comes near this. Parsed, JSON takes up to 16 times its size.
+const MAX_CONFIG_BYTES: u64 = 4 << 20;
+/// No index or `tokenizer.json` comes near this. It keeps a file that was swapped for a huge one out of memory.
+const MAX_LONG_BYTES: u64 = 64 << 20;
 
-/// The text of `path`.
+/// The text of a config at `path`.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
+    read_within(path, MAX_CONFIG_BYTES)
+}
+
+/// The text of `path`, which lists the tensors of a model or the tokens of a language.
+pub(crate) fn read_long(path: &Path) -> Result<String> {
+    read_within(path, MAX_LONG_BYTES)
+}
+
+fn read_within(path: &Path, max: u64) -> Result<String> {
     let kind = fs::metadata(path).map_err(|e| Error::io("read", path, e))?;
     if !kind.is_file() {
         let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
         return Err(Error::io("read", path, source));
     }
+    let too_large =
+        || Error::Config { file: path.display().to_string(), problem: format!("larger than {} MiB", max >> 20) };
+    if kind.len() > max {
+        return Err(too_large());
+    }
     let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
     let mut text = String::new();
-    // One byte more than allowed tells a file at the limit from one beyond it.
-    file.take(MAX_JSON_BYTES + 1).read_to_string(&mut text).map_err(|e| Error::io("read", path, e))?;
-    if text.len() as u64 > MAX_JSON_BYTES {
-        return Err(Error::Config {
-            file: path.display().to_string(),
-            problem: format!("larger than {} MiB", MAX_JSON_BYTES >> 20),
-        });
+    // It may grow meanwhile: one byte more than allowed tells a file at the limit from one beyond it.
+    file.take(max + 1).read_to_string(&mut text).map_err(|e| Error::io("read", path, e))?;
+    if text.len() as u64 > max {
+        return Err(too_large());
     }
     Ok(text)
 }
 
-/// The text of `path`, or `None` when there is no such file.
+/// The text of a config at `path`, or `None` when there is no such file.
 pub(crate) fn read_optional(path: &Path) -> Result<Option<String>> {
-    match read_text(path) {
-        Ok(text) => Ok(Some(text)),
+    if_present(read_text(path))
+}
+
+/// What was read, or `None` where there was no such file.
+pub(crate) fn if_present<T>(read: Result<T>) -> Result<Option<T>> {
+    match read {
+        Ok(value) => Ok(Some(value)),
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
@@ -177,10 +195,34 @@ pub(crate) fn as_count(value: &Value) -> Option<usize> {
 pub(crate) fn brief(value: &Value) -> String {
     /// Enough to recognise the value by.
     const MAX_CHARS: usize = 60;
-    let text = value.to_string();
+    /// The longest beginning of as many characters and one more.
+    const MAX_BYTES: usize = 4 * (MAX_CHARS + 1);
+
+    /// Takes no more than a beginning: a value may have millions of parts.
+    struct Start(Vec<u8>);
+    impl io::Write for Start {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match MAX_BYTES - self.0.len() {
+                0 => Err(io::ErrorKind::WriteZero.into()),
+                room => {
+                    let taken = room.min(bytes.len());
+                    self.0.extend(&bytes[..taken]);
+                    Ok(taken)
+                }
+            }
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let mut start = Start(Vec::new());
+    // An error says that it is full.
+    let _ = serde_json::to_writer(&mut start, value);
+    let text = String::from_utf8_lossy(&start.0);
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
+        None => text.into_owned(),
     }
 }
 
@@ -201,6 +243,13 @@ mod tests {
         }
         let path = join_inside(folder, "./a/b.safetensors", "the index").expect("inside");
         assert!(path.starts_with(folder));
+    }
+
+    #[test]
+    fn values_in_messages_are_cut_at_a_character() {
+        assert_eq!(brief(&Value::from("ä".repeat(100))), format!("\"{}…", "ä".repeat(59)));
+        assert_eq!(brief(&Value::from(vec![1; 1000])), format!("[{}1…", "1,".repeat(29)));
+        assert_eq!(brief(&Value::from(vec!["😀"; 3])), r#"["😀","😀","😀"]"#);
     }
 
     #[test]

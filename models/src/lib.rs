@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`config`] | `config.json` as a checked description of the model |
 //! | [`architectures`] | a file for each: what its config says, and what its tensors are called |
+//! | [`hub`] | folders of models by path, or by id from the Hugging Face Hub and its cache |
 //! | [`checkpoint`] | tensors by name, from one safetensors file or many |
 //! | [`tokenizer`] | text to token ids and back; the lengths that a model takes |
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
@@ -24,6 +25,7 @@ mod draw;
 pub mod embed;
 pub mod encoder;
 pub mod error;
+pub mod hub;
 pub mod language;
 pub mod load;
 pub mod pooling;
@@ -38,6 +40,7 @@ pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
 pub use error::{Error, Result, one_line, printable};
+pub use hub::Hub;
 pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions};
 pub use load::WeightOptions;
 pub use sampling::{Sampler, SamplingParams};

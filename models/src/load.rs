@@ -378,10 +378,7 @@ impl<'a> Loader<'a> {
 
     /// Ends loading: tensors that nothing asked for are reported.
     pub fn finish(&mut self) {
-        let unused: Vec<&str> = self.checkpoint.unused().collect();
-        if let Some(first) = unused.first() {
-            tracing::warn!(count = unused.len(), first, "tensors in the checkpoint are not used");
-        }
+        self.checkpoint.report_unused();
         (self.progress)(self.total, self.total);
     }
 }

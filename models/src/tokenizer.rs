@@ -53,7 +53,7 @@ impl Tokenizer {
     /// [`Error::Io`] when it is missing or cannot be read, [`Error::Tokenizer`] when it is no tokenizer.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let path = folder.as_ref().join("tokenizer.json");
-        let text = files::read_text(&path)?;
+        let text = files::read_long(&path)?;
         Self::parse(text.as_bytes(), &path.display().to_string())
     }
 

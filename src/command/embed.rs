@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use sinew::models::EmbeddingModel;
 
-use super::{Machine, Model, Outcome, catch_interrupts, interrupted, progress_bar};
+use super::{LOADING, Machine, Model, Outcome, catch_interrupts, interrupted, progress_bar};
 
 /// Texts between two looks at whether Ctrl-C was pressed.
 const TEXTS_AT_ONCE: usize = 1024;
@@ -38,8 +38,8 @@ impl Embed {
         let lines = self.file.as_deref().map(read).transpose()?.unwrap_or_default();
         let texts: Vec<&str> = self.texts.iter().map(String::as_str).chain(lines.lines()).collect();
         let ctx = machine.context()?;
-        let bar = progress_bar();
-        let model = EmbeddingModel::load_on(ctx, &self.model.model, &self.model.weights(), &mut |done, total| {
+        let bar = progress_bar(LOADING);
+        let model = EmbeddingModel::load_on(ctx, self.model.folder()?, &self.model.weights(), &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });

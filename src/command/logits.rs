@@ -42,9 +42,13 @@ impl Logits {
             return Err(format!("cannot write {}: it is not a regular file", self.output.display()).into());
         }
         self.stepping.check()?;
-        if EmbeddingModel::describes(&self.model.model)? {
-            let mut model =
-                EmbeddingModel::load_on(machine.context()?, &self.model.model, &self.model.weights(), &mut |_, _| {})?;
+        if EmbeddingModel::describes(self.model.folder()?)? {
+            let mut model = EmbeddingModel::load_on(
+                machine.context()?,
+                self.model.folder()?,
+                &self.model.weights(),
+                &mut |_, _| {},
+            )?;
             catch_interrupts();
             let states = model.hidden_states(tokens)?;
             if interrupted() {

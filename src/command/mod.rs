@@ -6,11 +6,15 @@ mod devices;
 mod embed;
 mod explain;
 mod generate;
+mod inspect;
 mod logits;
+mod settings;
+mod warnings;
 
+use std::cell::OnceCell;
 use std::error::Error as StdError;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +24,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sinew::kernels::Registry;
 use sinew::memory;
 use sinew::models::checkpoint::Load;
-use sinew::models::{LanguageModel, LoadOptions, ModelConfig, Tokenizer, WeightOptions, one_line, printable};
+use sinew::models::{Hub, LanguageModel, LoadOptions, ModelConfig, Tokenizer, WeightOptions, one_line, printable};
 use sinew::ops::{Context, Policy};
 use sinew::tensor::DType;
 
@@ -47,6 +51,10 @@ enum Command {
     Logits(logits::Logits),
     /// Measure a model's speed and memory.
     Bench(bench::Bench),
+    /// Show what a model's files hold, and what it would need.
+    Inspect(inspect::Inspect),
+    /// List every setting, its value, and what decides it.
+    Settings(settings::Settings),
     /// List the devices of this machine, or why there are none.
     Devices(devices::Devices),
     /// Show the kernels that could solve a problem, their predicted cost, and why one is chosen.
@@ -54,11 +62,13 @@ enum Command {
     Explain(explain::Explain),
 }
 
+const DEFAULT_DEVICE: &str = "cpu";
+
 /// Where to run.
 #[derive(Debug, Clone, Args)]
 struct Machine {
     /// cpu, cuda[:N] or wgpu[:N].
-    #[arg(long, global = true, default_value = "cpu")]
+    #[arg(long, global = true, default_value = DEFAULT_DEVICE)]
     device: String,
     /// Threads of the CPU; all by default.
     #[arg(long, global = true)]
@@ -87,9 +97,15 @@ impl Machine {
 /// Which model, and how to load it.
 #[derive(Debug, Clone, Args)]
 struct Model {
-    /// Folder with config.json and safetensors files.
-    #[arg(long, value_name = "PATH")]
+    /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: owner/name[@revision].
+    #[arg(long, value_name = "PATH|ID")]
     model: PathBuf,
+    /// The folder that `model` turned out to be.
+    #[arg(skip)]
+    folder: OnceCell<PathBuf>,
+    /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
+    #[arg(long)]
+    offline: bool,
     /// Dtype of the weights in memory: auto (as stored), f32, f16 or bf16.
     #[arg(long, default_value = "auto", value_parser = parse_dtype)]
     dtype: WeightDType,
@@ -154,13 +170,22 @@ impl Model {
         LoadOptions { weights, context, prefill_chunk, block_size, ..LoadOptions::default() }
     }
 
+    /// The model's folder, fetched where it has to be.
+    fn folder(&self) -> Outcome<&Path> {
+        if self.folder.get().is_none() {
+            // It is empty, so that this sets it.
+            let _ = self.folder.set(locate(&self.model, self.offline)?);
+        }
+        Ok(self.folder.get().unwrap_or(&self.model))
+    }
+
     fn config(&self) -> Outcome<ModelConfig> {
-        Ok(ModelConfig::from_folder(&self.model)?)
+        Ok(ModelConfig::from_folder(self.folder()?)?)
     }
 
     /// The model's own tokenizer, for commands that need it before the model.
     fn tokenizer(&self) -> Outcome<Tokenizer> {
-        match Tokenizer::from_folder_if_present(&self.model)? {
+        match Tokenizer::from_folder_if_present(self.folder()?)? {
             Some(tokenizer) => Ok(tokenizer),
             None => Err(format!("{} has no tokenizer.json; give --tokens instead", self.model.display()).into()),
         }
@@ -181,14 +206,32 @@ impl Model {
 
     fn load(&self, machine: &Machine, options: &LoadOptions) -> Outcome<LanguageModel> {
         let ctx = machine.context()?;
-        let bar = progress_bar();
-        let model = LanguageModel::load_on(ctx, &self.model, options, &mut |done, total| {
+        let bar = progress_bar(LOADING);
+        let model = LanguageModel::load_on(ctx, self.folder()?, options, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });
         bar.finish_and_clear();
         Ok(model?)
     }
+}
+
+/// The folder of a model: a path, or what the hub and its cache have under an id.
+fn locate(name: &Path, offline: bool) -> Outcome<PathBuf> {
+    // An id is ASCII.
+    let Some(id) = name.to_str() else { return Ok(name.to_owned()) };
+    let mut hub = Hub::from_env();
+    hub.offline |= offline;
+    let bar = progress_bar("{msg} {bar:32} {bytes}/{total_bytes} {bytes_per_sec}");
+    let folder = hub.locate(id, &mut |file, done, total| {
+        if bar.message() != file {
+            bar.set_message(file.to_owned());
+        }
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    Ok(folder?)
 }
 
 /// Token ids between commas.
@@ -207,10 +250,12 @@ fn parse_tokens(text: &str) -> Result<Tokens, String> {
 #[derive(Debug, Clone)]
 struct Tokens(Vec<u32>);
 
+const LOADING: &str = "loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec}";
+
 /// A bar on standard error, where that is a terminal.
-fn progress_bar() -> ProgressBar {
+fn progress_bar(template: &str) -> ProgressBar {
     let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec}") {
+    if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
     bar
@@ -271,12 +316,15 @@ pub fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    warnings::show();
     let outcome = match &cli.command {
         None => demo::run(&cli.machine),
         Some(Command::Generate(command)) => command.run(&cli.machine),
         Some(Command::Embed(command)) => command.run(&cli.machine),
         Some(Command::Logits(command)) => command.run(&cli.machine),
         Some(Command::Bench(command)) => command.run(&cli.machine),
+        Some(Command::Inspect(command)) => command.run(),
+        Some(Command::Settings(command)) => command.run(&cli.machine),
         Some(Command::Devices(command)) => command.run(&cli.machine),
         Some(Command::Explain(command)) => command.run(&cli.machine),
     };

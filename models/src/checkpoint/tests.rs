@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use safetensors::tensor::TensorView;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A safetensors file with the named tensors, each `[2, 3]` in bf16 and filled with its position in the list.
@@ -89,6 +89,22 @@ fn scalars_empty_and_misaligned_tensors_are_readable() {
 }
 
 #[test]
+fn one_file_may_mix_dtypes() {
+    let header = r#"{"b":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]},"f":{"dtype":"F32","shape":[1],"data_offsets":[2,6]},
+        "i":{"dtype":"I64","shape":[1],"data_offsets":[6,14]},"__metadata__":{"format":"pt"}}"#;
+    let checkpoint = Checkpoint::from_bytes(raw(header, 14)).expect("valid");
+    let dtypes = checkpoint.names().map(|name| checkpoint.info(name).expect("present").dtype);
+    assert_eq!(dtypes.collect::<Vec<_>>(), [Dtype::BF16, Dtype::F32, Dtype::I64]);
+}
+
+#[test]
+fn a_name_that_is_there_twice_is_refused() {
+    let entry = r#""a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
+    let line = Checkpoint::from_bytes(raw(&format!("{{{entry},{entry}}}"), 0)).expect_err("twice").one_line();
+    assert!(line.contains("`a` is there twice"), "{line}");
+}
+
+#[test]
 fn a_missing_tensor_lists_the_nearest_names() {
     let checkpoint = Checkpoint::from_bytes(file_of(&["model.norm.weight", "model.norm.bias", "lm_head.weight", "q"]))
         .expect("valid");
@@ -121,8 +137,8 @@ fn an_index_that_leaves_the_folder_or_contradicts_its_shards_is_refused() {
         (json!({"w": "a.safetensors"}), "no such tensor"),
         (json!({"x": "c.safetensors"}), "c.safetensors"),
         (json!({"x": "."}), ""),
-        (json!({"x": 5}), "file name"),
-        (json!(["x"]), "weight_map"),
+        (json!({"x": 5}), "integer `5`"),
+        (json!(["x"]), "sequence"),
     ] {
         let line = refusal(&sharded(weight_map));
         assert!(line.contains(expected), "{line}");

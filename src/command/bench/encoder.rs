@@ -18,7 +18,7 @@ impl Bench {
         }
         let start = Instant::now();
         let mut model =
-            EmbeddingModel::load_on(machine.context()?, &self.model.model, &self.model.weights(), &mut |_, _| {})?;
+            EmbeddingModel::load_on(machine.context()?, self.model.folder()?, &self.model.weights(), &mut |_, _| {})?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
         let texts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(config.vocab_size, b, self.prompt_tokens)).collect();

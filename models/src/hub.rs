@@ -1,0 +1,257 @@
+//! Models by name: a folder, or an id of the Hugging Face Hub.
+//!
+//! What is fetched is kept in the hub's own cache, `models--{owner}--{name}/snapshots/{commit}`, which Python's
+//! libraries share. What is there is used without a request, whatever has happened on the hub since; `@{commit}` asks
+//! for another one.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::{self, INDEX, SINGLE};
+use crate::error::{Error, Result};
+
+#[cfg(feature = "hub")]
+mod fetch;
+
+/// What is read of a model besides its weights. Nothing else is ever fetched: no pickles, no code.
+const FILES: [&str; 8] = [
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+];
+const CONFIG: &str = "config.json";
+
+/// Variables of the environment, by what they say; of several for one thing the first that is set counts.
+pub mod variables {
+    /// The folder of the cache.
+    pub const CACHE: [&str; 2] = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"];
+    /// The folder that has the cache, as `hub`, and the token.
+    pub const HOME: &str = "HF_HOME";
+    /// The address of the hub.
+    pub const ENDPOINT: &str = "HF_ENDPOINT";
+    /// What private and gated models are asked for with.
+    pub const TOKEN: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
+    /// The file that has the token where no variable has it.
+    pub const TOKEN_PATH: &str = "HF_TOKEN_PATH";
+    /// `1`, `on`, `true` or `yes`: nothing is fetched.
+    pub const OFFLINE: &str = "HF_HUB_OFFLINE";
+}
+
+/// The hub's address where no variable says another.
+pub const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// How far a download has come: `(file, done, total)` in bytes.
+pub type Progress<'a> = &'a mut dyn FnMut(&str, u64, u64);
+
+/// The hub and its cache on this machine.
+///
+/// ```no_run
+/// use sinew_models::{Hub, LanguageModel, LoadOptions};
+///
+/// let folder = Hub::from_env().locate("Qwen/Qwen2.5-0.5B-Instruct", &mut |_, _, _| {})?;
+/// let model = LanguageModel::load(folder, &LoadOptions::default())?;
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Hub {
+    /// The folder of the cache; without one only paths are found.
+    pub cache: Option<PathBuf>,
+    /// The address.
+    pub endpoint: String,
+    /// What private and gated models are asked for with. Only the endpoint's host gets to see it.
+    pub token: Option<String>,
+    /// Nothing is fetched.
+    pub offline: bool,
+}
+
+/// Without the token, which is not for logs.
+impl fmt::Debug for Hub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cache, endpoint, token, offline } = self;
+        f.debug_struct("Hub")
+            .field("cache", cache)
+            .field("endpoint", endpoint)
+            .field("token", &token.as_ref().map(|_| "…"))
+            .field("offline", offline)
+            .finish()
+    }
+}
+
+impl Hub {
+    /// The hub that the [`variables`] of the environment describe, as Python's `huggingface_hub` reads them.
+    pub fn from_env() -> Self {
+        Self::of(|name| env::var_os(name))
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let path = |name: &str| variable(name).map(PathBuf::from);
+        let text = |name: &str| variable(name).and_then(|value| value.into_string().ok());
+        let home = path(variables::HOME).or_else(|| {
+            let caches = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?;
+            Some(caches.join("huggingface"))
+        });
+        let cache = variables::CACHE.iter().find_map(|name| path(name));
+        let token_path = path(variables::TOKEN_PATH).or_else(|| Some(home.as_ref()?.join("token")));
+        let token = variables::TOKEN
+            .iter()
+            .find_map(|name| text(name))
+            .or_else(|| crate::files::read_text(&token_path?).ok())
+            .map(|token| token.trim().to_owned());
+        let offline = text(variables::OFFLINE)
+            .is_some_and(|value| ["1", "on", "true", "yes"].contains(&value.to_ascii_lowercase().as_str()));
+        let endpoint = text(variables::ENDPOINT).unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
+        Self {
+            cache: cache.or_else(|| Some(home?.join("hub"))),
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token: token.filter(|token| !token.is_empty()),
+            offline,
+        }
+    }
+
+    /// The folder of the model called `name`: `name` itself where there is such a folder or file, else that of the id
+    /// `owner/name` or `owner/name@revision` in the cache, into which what is missing is fetched.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Hub`] for what is neither, for a model or revision that the hub does not have or does not show, for one
+    /// that is not in the cache while [`offline`](Self::offline), and for a download that fails; [`Error::Io`] for a
+    /// cache that cannot be written.
+    pub fn locate(&self, name: &str, progress: Progress<'_>) -> Result<PathBuf> {
+        let path = Path::new(name);
+        if path.exists() {
+            return Ok(path.to_owned());
+        }
+        let Some(id) = Id::parse(name) else {
+            return Err(Error::Hub(format!(
+                "`{name}` is no folder with config.json and safetensors files, and no id owner/name[@revision] of the hub"
+            )));
+        };
+        let Some(cache) = &self.cache else {
+            return Err(Error::Hub(format!(
+                "no folder {name}, and no cache of the hub: neither HOME nor {} is set",
+                variables::HOME
+            )));
+        };
+        let repo = Repository { folder: cache.join(format!("models--{}--{}", id.owner, id.name)) };
+        let cached = repo.commit(id.revision).map(|commit| repo.snapshot(&commit));
+        if let Some(snapshot) = &cached
+            && snapshot.is_loadable()
+            && (self.offline || snapshot.is_complete())
+        {
+            return Ok(snapshot.folder.clone());
+        }
+        if self.offline {
+            return Err(Error::Hub(format!(
+                "no folder {name}, and {id} is not complete in {}, which is all there is to look at offline",
+                cache.display()
+            )));
+        }
+        self.fetch(&id, &repo, progress)
+    }
+
+    #[cfg(not(feature = "hub"))]
+    fn fetch(&self, id: &Id<'_>, repo: &Repository, _: Progress<'_>) -> Result<PathBuf> {
+        let folder = repo.folder.display();
+        Err(Error::Hub(format!("{id} is not complete in {folder}, and this build cannot fetch (feature `hub`)")))
+    }
+}
+
+/// `owner/name@revision`, each part of it fit to be part of a path and of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Id<'a> {
+    owner: &'a str,
+    name: &'a str,
+    revision: &'a str,
+}
+
+impl<'a> Id<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        /// The hub's own limit.
+        const MAX_LENGTH: usize = 96;
+        let (model, revision) = text.split_once('@').unwrap_or((text, "main"));
+        let (owner, name) = model.split_once('/')?;
+        let plain = |part: &str, also: &[char]| {
+            !part.is_empty()
+                && part.len() <= MAX_LENGTH
+                && part.chars().all(|c| c.is_ascii_alphanumeric() || also.contains(&c))
+                && !part.starts_with(['-', '.', '/'])
+                && !part.ends_with(['-', '.', '/'])
+                && !part.contains("..")
+        };
+        // Two dashes stand for the slash in the cache.
+        let part = |part: &str| plain(part, &['-', '_', '.']) && !part.contains("--");
+        let fits = part(owner) && part(name) && plain(revision, &['-', '_', '.', '/']) && !revision.contains("//");
+        fits.then_some(Self { owner, name, revision })
+    }
+}
+
+impl fmt::Display for Id<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}@{}", self.owner, self.name, self.revision)
+    }
+}
+
+/// Whether this is the name of a commit or a blob: the hexadecimal digits of a SHA-1 or a SHA-256.
+fn is_hash(text: &str) -> bool {
+    [40, 64].contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// A model in the cache: `blobs/` has the files by their hashes, `snapshots/{commit}/` their names as links,
+/// `refs/` the commits of branches and tags, and `.no_exist/{commit}/` the names that a commit is known not to have.
+struct Repository {
+    folder: PathBuf,
+}
+
+impl Repository {
+    /// The commit that a revision is, as far as the cache knows.
+    fn commit(&self, revision: &str) -> Option<String> {
+        let named = fs::read_to_string(self.folder.join("refs").join(revision)).ok();
+        let commit = named.map_or_else(|| revision.to_owned(), |text| text.trim().to_owned());
+        is_hash(&commit).then_some(commit)
+    }
+
+    fn snapshot(&self, commit: &str) -> Snapshot {
+        Snapshot {
+            folder: self.folder.join("snapshots").join(commit),
+            missing: self.folder.join(".no_exist").join(commit),
+        }
+    }
+}
+
+/// The files of one commit.
+struct Snapshot {
+    folder: PathBuf,
+    /// Has an empty file for each that the commit does not have.
+    missing: PathBuf,
+}
+
+impl Snapshot {
+    /// Whether the config and all weights are there. A file under its name has come to its end: until then it has
+    /// another one.
+    fn is_loadable(&self) -> bool {
+        let there = |name: &str| self.folder.join(name).is_file();
+        there(CONFIG) && (there(SINGLE) || self.shards().is_ok_and(|shards| shards.iter().all(|shard| there(shard))))
+    }
+
+    /// Whether of every file that is read it is known whether there is one.
+    fn is_complete(&self) -> bool {
+        FILES.iter().all(|name| self.folder.join(name).is_file() || self.missing.join(name).exists())
+    }
+
+    fn shards(&self) -> Result<BTreeSet<String>> {
+        checkpoint::shards_of_index(&self.folder)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! Headers, indices and configs that are nearly right are loaded or refused: no panic, no time, no memory.
+//!
+//! `SINEW_FUZZ` says how many cases; each is made from its number alone, so that `SINEW_FUZZ_FROM` repeats one.
+
+mod mutate;
+mod peak;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mutate::Choices;
+use serde_json::Value;
+use sinew_models::tokenizer::{EmbeddingConfig, TextLimits};
+use sinew_models::{Checkpoint, DecoderConfig, Error, Load, ModelConfig, Result};
+
+const SEED: u64 = 20;
+/// A case takes microseconds; a machine with other work on it may take longer.
+const MAX_TIME: Duration = Duration::from_secs(1);
+/// What a case may hold at once: JSON as values is some 30 times its text, a list per layer has a fixed limit.
+const MAX_BYTES: usize = 16 << 20;
+const MAX_BYTES_PER_BYTE: usize = 64;
+
+/// What is read.
+#[derive(Clone, Copy)]
+enum Target {
+    Header,
+    Index,
+    Config,
+    GenerationConfig,
+    TextConfig(&'static str),
+}
+
+const TARGETS: [Target; 12] = [
+    // Of these the most: they are read most.
+    Target::Header,
+    Target::Header,
+    Target::Header,
+    Target::Config,
+    Target::Config,
+    Target::Config,
+    Target::Index,
+    Target::GenerationConfig,
+    Target::TextConfig("tokenizer_config.json"),
+    Target::TextConfig("sentence_bert_config.json"),
+    Target::TextConfig("modules.json"),
+    Target::TextConfig("1_Pooling/config.json"),
+];
+
+impl Target {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Header => "header",
+            Self::Index => "index",
+            Self::Config => "config.json",
+            Self::GenerationConfig => "generation_config.json",
+            Self::TextConfig(name) => name,
+        }
+    }
+}
+
+/// What cases begin with.
+struct Seeds {
+    /// Headers, with the sizes of what follows.
+    headers: Vec<(Value, usize)>,
+    indices: Vec<Value>,
+    configs: Vec<Value>,
+    generation_configs: Vec<Value>,
+    text_configs: BTreeMap<&'static str, Vec<Value>>,
+    decoders: Vec<DecoderConfig>,
+    /// A folder with shards, and one for the configs of texts.
+    sharded: tempfile::TempDir,
+    texts: tempfile::TempDir,
+}
+
+impl Seeds {
+    fn of_fixtures() -> Self {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let entries = |path: &Path| -> Vec<PathBuf> {
+            let mut all: Vec<_> =
+                fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+            all.sort();
+            all
+        };
+        let folders: Vec<PathBuf> = entries(&fixtures).into_iter().filter(|path| path.is_dir()).collect();
+        let named = |name: &str| -> Vec<Value> {
+            let texts = folders.iter().filter_map(|folder| fs::read_to_string(folder.join(name)).ok());
+            texts.map(|text| serde_json::from_str(&text).expect("the fixture is valid")).collect()
+        };
+        let weights: Vec<PathBuf> = folders
+            .iter()
+            .flat_map(|folder| entries(folder))
+            .filter(|path| path.extension().is_some_and(|ending| ending == "safetensors"))
+            .collect();
+        let mut headers: Vec<(Value, usize)> = weights.iter().map(|path| header(path)).collect();
+        // Large data would be copied for every case.
+        headers.retain(|(_, data)| *data < 1 << 20);
+        assert!(!headers.is_empty(), "no fixture is small enough");
+
+        let configs = named("config.json");
+        let decoders: Vec<DecoderConfig> = configs
+            .iter()
+            .filter_map(|config| match ModelConfig::from_json(&config.to_string()) {
+                Ok(ModelConfig::Decoder(config)) => Some(config),
+                _ => None,
+            })
+            .collect();
+        let sharded = tempfile::tempdir().expect("a folder");
+        let first = folders.iter().find(|folder| folder.join(INDEX).exists()).expect("a fixture with shards");
+        for path in entries(first) {
+            fs::copy(&path, sharded.path().join(path.file_name().expect("a file"))).expect("copied");
+        }
+        let texts = tempfile::tempdir().expect("a folder");
+        fs::create_dir(texts.path().join("1_Pooling")).expect("created");
+        let text = |text: &str| serde_json::from_str::<Value>(text).expect("valid JSON");
+        let modules = r#"[{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+            {"idx": 2, "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]"#;
+        let pooling = [
+            text(
+                r#"{"word_embedding_dimension": 384, "pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true}"#,
+            ),
+            text(r#"{"pooling_mode": "lasttoken"}"#),
+        ];
+        let text_configs = BTreeMap::from([
+            ("tokenizer_config.json", named("tokenizer_config.json")),
+            ("sentence_bert_config.json", named("sentence_bert_config.json")),
+            ("modules.json", vec![text(modules)]),
+            ("1_Pooling/config.json", pooling.to_vec()),
+        ]);
+        Self {
+            headers,
+            indices: named(INDEX),
+            configs,
+            generation_configs: named("generation_config.json"),
+            text_configs,
+            decoders,
+            sharded,
+            texts,
+        }
+    }
+
+    /// The input of a case.
+    fn input(&self, target: Target, choices: &mut Choices) -> Vec<u8> {
+        let (all, of_header): (&[Value], _) = match target {
+            Target::Header => {
+                let at = choices.below(self.headers.len());
+                (&[], Some(&self.headers[at]))
+            }
+            Target::Index => (&self.indices, None),
+            Target::Config => (&self.configs, None),
+            Target::GenerationConfig => (&self.generation_configs, None),
+            Target::TextConfig(name) => (&self.text_configs[name], None),
+        };
+        let document = of_header.map_or_else(|| choices.one_of(all), |(header, _)| header);
+        let others = if all.is_empty() { std::slice::from_ref(document) } else { all };
+        let mut text = match choices.once_in(8) {
+            true => document.to_string(),
+            false => mutate::json(choices, document, others).to_string(),
+        }
+        .into_bytes();
+        if choices.once_in(4) {
+            mutate::bytes(choices, &mut text);
+        }
+        let Some((_, data)) = of_header else { return text };
+        let length = match choices.below(20) {
+            0 => *choices.one_of(&[0, 1, 7, 8, u64::MAX, u64::MAX - 7, 1 << 63, 1 << 32, 1 << 24]),
+            1 => text.len() as u64 ^ 1 << choices.below(64),
+            _ => text.len() as u64,
+        };
+        let data = if choices.once_in(10) { data.saturating_sub(8) + choices.below(17) } else { *data };
+        let mut file = length.to_le_bytes().to_vec();
+        file.extend(text);
+        file.resize(file.len() + data, 0);
+        if choices.once_in(20) {
+            file.truncate(choices.below(file.len()));
+        }
+        file
+    }
+
+    /// Reads it, and whatever can be asked of the result.
+    fn read(&self, target: Target, input: &[u8], choices: &mut Choices) -> Result<()> {
+        let text = || String::from_utf8_lossy(input);
+        match target {
+            Target::Header => read_all(&Checkpoint::from_bytes(input.to_vec())?),
+            Target::Index => {
+                fs::write(self.sharded.path().join(INDEX), input).expect("written");
+                let load = *choices.one_of(&[Load::Mmap, Load::Read]);
+                read_all(&Checkpoint::open(self.sharded.path(), load)?)
+            }
+            Target::Config => {
+                if let ModelConfig::Decoder(mut config) = ModelConfig::from_json(&text())? {
+                    let (frequencies, scale) = config.rope.frequencies(config.head_dim);
+                    assert!(frequencies.len() <= config.head_dim / 2 && !scale.is_nan());
+                    assert!(config.flops_per_token(1.0) >= 0.0 && config.head_flops() > 0.0);
+                    let generation = choices.one_of(&self.generation_configs).to_string();
+                    config.add_generation_config(&generation)?;
+                }
+                Ok(())
+            }
+            Target::GenerationConfig => choices.one_of(&self.decoders).clone().add_generation_config(&text()),
+            Target::TextConfig(name) => {
+                let path = self.texts.path();
+                for (other, seeds) in &self.text_configs {
+                    if *other != name && !path.join(other).exists() {
+                        fs::write(path.join(other), seeds[0].to_string()).expect("written");
+                    }
+                }
+                fs::write(path.join(name), input).expect("written");
+                let read = TextLimits::from_folder(path)
+                    .map(|limits| assert!(limits.limit(512) <= 512))
+                    .and_then(|()| EmbeddingConfig::from_folder(path).map(drop));
+                // The next case damages another one.
+                fs::remove_file(path.join(name)).expect("removed");
+                read
+            }
+        }
+    }
+}
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A file's header, and how many bytes follow it.
+fn header(path: &Path) -> (Value, usize) {
+    let file = fs::read(path).expect("the fixture is readable");
+    let (length, rest) = file.split_first_chunk().expect("a length");
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    (serde_json::from_slice(header).expect("the fixture is valid"), data.len())
+}
+
+fn read_all(checkpoint: &Checkpoint) -> Result<()> {
+    for name in checkpoint.names() {
+        let info = checkpoint.info(name)?;
+        let tensor = checkpoint.tensor(name)?;
+        assert_eq!(tensor.bytes.len(), info.num_bytes);
+    }
+    assert_eq!(checkpoint.unused().count(), 0);
+    Ok(())
+}
+
+/// The kind of an outcome, for the table.
+fn kind(outcome: &Result<()>) -> &'static str {
+    match outcome {
+        Ok(()) => "read",
+        Err(Error::Io { .. }) => "refused: no such file",
+        Err(Error::Json { .. }) => "refused: no JSON",
+        Err(Error::Config { .. }) => "refused: a field",
+        Err(Error::Unsupported { .. }) => "refused: not supported",
+        Err(Error::Header { .. }) => "refused: the header",
+        Err(Error::Checkpoint { .. }) => "refused: contradictory",
+        Err(_) => "refused: otherwise",
+    }
+}
+
+#[test]
+fn nothing_nearly_right_is_a_finding() {
+    let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let cases = number("SINEW_FUZZ").unwrap_or(10_000);
+    let first = number("SINEW_FUZZ_FROM").unwrap_or(0);
+    let seeds = Seeds::of_fixtures();
+    let mut outcomes: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    let (mut slowest, mut largest) = (Duration::ZERO, 0);
+    for case in first..first + cases {
+        let mut choices = Choices::of(SEED, case);
+        let target = *choices.one_of(&TARGETS);
+        let input = seeds.input(target, &mut choices);
+        let start = Instant::now();
+        let run = || catch_unwind(AssertUnwindSafe(|| seeds.read(target, &input, &mut choices)));
+        let (bytes, outcome) = peak::of(run);
+        let time = start.elapsed();
+        let what = format!("case {case} (SINEW_FUZZ_FROM={case} SINEW_FUZZ=1), {}", target.name());
+        let Ok(outcome) = outcome else { panic!("{what}: a panic, printed above") };
+        if let Err(error) = &outcome {
+            let line = error.one_line();
+            assert!(!line.contains('\n') && line.len() < 4000, "{what}: {line}");
+        }
+        assert!(time < MAX_TIME, "{what}: {time:?}");
+        let allowed = MAX_BYTES + MAX_BYTES_PER_BYTE * input.len();
+        assert!(bytes < allowed, "{what}: {bytes} bytes for an input of {}", input.len());
+        (slowest, largest) = (slowest.max(time), largest.max(bytes));
+        *outcomes.entry((target.name(), kind(&outcome))).or_default() += 1;
+    }
+    println!("{cases} cases from {first}, seed {SEED}, no finding; slowest {slowest:?}, most memory {largest} bytes");
+    for ((target, outcome), count) in &outcomes {
+        println!("{target:<26} {outcome:<24} {count:>9}");
+    }
+    let read = |target: Target| outcomes.contains_key(&(target.name(), "read"));
+    // Inputs that are all refused at their first byte would find nothing.
+    assert!(cases < 1000 || TARGETS.iter().all(|&target| read(target)), "{outcomes:?}");
+}

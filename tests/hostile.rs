@@ -1,0 +1,453 @@
+//! Files that lie, through the command: each is one clear line and an exit code, in no time and little memory.
+#![cfg(target_os = "linux")]
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
+const ENCODER: &str = "bert_hd20_f32_wordpiece";
+const SHARDED_DECODER: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
+const SHARDED_ENCODER: &str = "bert_masked_lm_prefix_hd12_bf16_3shards";
+
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// What an error may take. Of the time that of the processor counts, which other tests beside this do not change.
+const MAX_TIME: Duration = Duration::from_secs(1);
+const MAX_BYTES: usize = 200 << 20;
+
+/// What a command did.
+struct Outcome {
+    code: Option<i32>,
+    stderr: String,
+    stdout: String,
+    time: Duration,
+    peak_bytes: usize,
+}
+
+/// Runs the command and watches its memory.
+fn run(arguments: &[&str], stdout: Option<File>) -> Outcome {
+    let [mut out, mut err] = [(); 2].map(|()| tempfile::tempfile().expect("a file"));
+    let start = Instant::now();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_sinew"))
+        .args(arguments)
+        .env("HF_HUB_OFFLINE", "1")
+        .stdin(Stdio::null())
+        .stdout(stdout.unwrap_or_else(|| out.try_clone().expect("a file")))
+        .stderr(err.try_clone().expect("a file"))
+        .spawn()
+        .expect("the command starts");
+    let (mut peak_bytes, mut time) = (0, Duration::ZERO);
+    let status = loop {
+        // Both only rise: what is missed is what the last millisecond adds.
+        let of = |file| fs::read_to_string(format!("/proc/{}/{file}", child.id())).unwrap_or_default();
+        let (status, stat) = (of("status"), of("stat"));
+        // User's and system's time, in hundredths of a second, are the 12th and 13th after the name.
+        let ticks = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+        time = time.max(Duration::from_millis(ticks.filter_map(|n| n.parse::<u64>().ok()).sum::<u64>() * 10));
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+        peak_bytes = peak_bytes.max(peak.and_then(|kib| kib.trim().parse().ok()).unwrap_or(0) << 10);
+        if let Some(status) = child.try_wait().expect("the child is ours") {
+            break status;
+        }
+        if start.elapsed() > Duration::from_secs(60) {
+            child.kill().expect("the child is ours");
+            panic!("{arguments:?} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let text = |file: &mut File| {
+        let mut bytes = Vec::new();
+        file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut bytes)).expect("the file is readable");
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    Outcome { code: status.code(), stderr: text(&mut err), stdout: text(&mut out), time, peak_bytes }
+}
+
+/// The command fails as it should; `what` is for messages.
+fn refused(what: &str, arguments: &[&str], words: &[&str]) {
+    refused_into(what, arguments, None, words);
+}
+
+fn refused_into(what: &str, arguments: &[&str], stdout: Option<File>, words: &[&str]) {
+    let Outcome { code, stderr, stdout, time, peak_bytes } = run(arguments, stdout);
+    // Tensors that a model does not use are no error.
+    let stderr: String = stderr.lines().filter(|line| !line.starts_with("warning: ")).collect::<Vec<_>>().join("\n");
+    let shown = arguments.first().unwrap_or(&"");
+    let start: String = stderr.chars().take(600).collect();
+    assert_eq!(code, Some(1), "{what}, {shown}: {start}");
+    assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1, "{what}, {shown}: {start}");
+    assert!(stderr.len() < 1000, "{what}, {shown}: {} bytes of error: {start}", stderr.len());
+    for word in words {
+        assert!(stderr.contains(word), "{what}, {shown}: `{word}` is not in: {start}");
+    }
+    assert!(*shown == "inspect" || stdout.is_empty(), "{what}, {shown} wrote to standard output");
+    assert!(time < MAX_TIME, "{what}, {shown}: {time:?}");
+    assert!(peak_bytes < MAX_BYTES, "{what}, {shown}: {} MiB", peak_bytes >> 20);
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A copy of a fixture that may be damaged.
+fn copy(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for entry in fs::read_dir(fixture(name)).expect("the fixture is there").flatten() {
+        if !entry.file_name().to_string_lossy().starts_with("expected") {
+            fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("copied");
+        }
+    }
+    folder
+}
+
+const LOGITS: &[&str] = &["logits", "--tokens", "1,2", "--output", "/nowhere/at/all"];
+const GENERATE: &[&str] = &["generate", "--tokens", "1,2", "--max-new-tokens", "1"];
+const EMBED: &[&str] = &["embed", "a text"];
+
+/// Every command that takes such a model refuses it, mapped and read.
+fn refused_by(what: &str, folder: &Path, commands: &[&[&str]], words: &[&str]) {
+    let path = folder.to_str().expect("the path is UTF-8");
+    for command in commands {
+        match command {
+            ["inspect", ..] => refused(what, &[*command, &[path]].concat(), words),
+            _ => {
+                for load in ["mmap", "read"] {
+                    refused(what, &[*command, &["--model", path, "--load", load]].concat(), words);
+                }
+            }
+        }
+    }
+}
+
+/// A decoder and an encoder with the same damage are refused by all commands that take them.
+fn both_refused(what: &str, fixtures: [&str; 2], damage: impl Fn(&Path), words: &[&str]) {
+    let [decoder, encoder] = fixtures.map(copy);
+    damage(decoder.path());
+    damage(encoder.path());
+    refused_by(what, decoder.path(), &[&["inspect"], GENERATE, LOGITS], words);
+    refused_by(what, encoder.path(), &[&["inspect"], EMBED], words);
+}
+
+/// A safetensors file with a header of our own.
+fn raw(header: &[u8], data: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.resize(bytes.len() + data, 0);
+    bytes
+}
+
+fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) {
+    fs::write(folder.join(name), bytes).expect("written");
+}
+
+fn set_len(folder: &Path, name: &str, len: u64) {
+    let file = File::options().write(true).open(folder.join(name)).expect("opened");
+    file.set_len(len).expect("the file system has sparse files");
+}
+
+/// Something in the place of a file.
+fn replace(folder: &Path, name: &str, put: impl Fn(&Path)) {
+    fs::remove_file(folder.join(name)).expect("removed");
+    put(&folder.join(name));
+}
+
+fn nested(depth: usize) -> String {
+    format!("{{\"a\":{}", "[".repeat(depth))
+}
+
+#[test]
+fn weights_that_are_damaged() {
+    let refused = |what: &str, bytes: Vec<u8>, words: &[&str]| {
+        let words = [&[WEIGHTS], words].concat();
+        both_refused(what, [DECODER, ENCODER], |folder| write(folder, WEIGHTS, &bytes), &words);
+    };
+    refused("empty", Vec::new(), &["0 bytes"]);
+    refused("a part of the length", vec![0; 7], &["7 bytes"]);
+    refused("text", b"not a checkpoint".to_vec(), &["header"]);
+    for (what, length) in [("2^63", 1 << 63), ("4 GiB", 1 << 32), ("2^64 - 1", u64::MAX), ("what is not there", 1000)] {
+        let mut bytes = u64::to_le_bytes(length).to_vec();
+        bytes.extend(b"{}");
+        refused(&format!("a header length of {what}"), bytes, &["header"]);
+    }
+    refused("deep JSON", raw(nested(1_000_000).as_bytes(), 0), &["header"]);
+    refused("a long header of nothing", raw(&vec![b' '; 15 << 20], 0), &["header"]);
+    refused("no UTF-8", raw(b"{\"\xff\xff\":1}", 0), &["header"]);
+    let tensor = |name: &str, dtype: &str, shape: &str, offsets: &str| {
+        format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#)
+    };
+    let a = tensor("a", "U8", "[4]", "[0,4]");
+    for (what, tensors, data, words) in [
+        ("one name twice", [a.clone(), a.clone()].join(","), 4, &["`a`", "twice"][..]),
+        ("one field twice", a.replace("\"shape\"", r#""dtype":"U8","shape""#), 4, &["dtype"]),
+        ("overlapping", [a.clone(), tensor("b", "U8", "[4]", "[2,6]")].join(","), 6, &[]),
+        ("a gap", [a.clone(), tensor("b", "U8", "[4]", "[6,10]")].join(","), 10, &[]),
+        ("out of range", tensor("a", "U8", "[400]", "[0,400]"), 4, &["truncated"]),
+        ("bytes of nobody", a.clone(), 400, &["belong to no tensor"]),
+        ("backwards", tensor("a", "U8", "[4]", "[4,0]"), 4, &[]),
+        ("overflowing offsets", tensor("a", "U8", "[4]", "[0,18446744073709551615]"), 4, &[]),
+        ("larger numbers", tensor("a", "U8", "[4]", "[0,184467440737095516150]"), 4, &[]),
+        ("an overflowing shape", tensor("a", "F32", "[4294967296,4294967296]", "[0,0]"), 0, &[]),
+        ("negative", tensor("a", "U8", "[-4]", "[0,4]"), 4, &[]),
+        ("an unknown dtype", tensor("a", "Q4_K", "[4]", "[0,4]"), 4, &["Q4_K"]),
+        ("a wrong shape", tensor("a", "F32", "[4]", "[0,4]"), 4, &[]),
+        ("no object", r#""a":5"#.to_owned(), 0, &[]),
+    ] {
+        refused(what, raw(format!("{{{tensors}}}").as_bytes(), data), words);
+    }
+    // As many tensors as a header may have.
+    let many: Vec<String> =
+        (0..230_000).map(|i| tensor(&format!("{i}"), "U8", "[1]", &format!("[{i},{}]", i + 1))).collect();
+    refused("many tensors", raw(format!("{{{}}}", many.join(",")).as_bytes(), 1), &["truncated"]);
+    let long = tensor(&"n".repeat(10 << 20), "U8", "[4]", "[0,4]");
+    refused("a long name", raw(format!("{{{long}, {long}}}").as_bytes(), 4), &[]);
+}
+
+#[test]
+fn weights_that_are_cut_or_grown() {
+    for name in [DECODER, ENCODER] {
+        let whole = fs::metadata(fixture(name).join(WEIGHTS)).expect("the file is there").len();
+        for len in [3, 20, 500, whole - 1, whole + 1, 1 << 40] {
+            let folder = copy(name);
+            set_len(folder.path(), WEIGHTS, len);
+            let commands = if name == DECODER { [GENERATE, LOGITS] } else { [EMBED, &["inspect"]] };
+            refused_by(&format!("{len} of {whole} bytes"), folder.path(), &commands, &[WEIGHTS]);
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_no_file() {
+    let refused = |what: &str, put: fn(&Path), words: &[&str]| {
+        both_refused(what, [DECODER, ENCODER], |folder| replace(folder, WEIGHTS, put), words);
+    };
+    refused("none", |_| (), &[WEIGHTS]);
+    refused("a folder", |path| fs::create_dir(path).expect("created"), &[WEIGHTS, "not a regular file"]);
+    refused("a link to nothing", |path| symlink("nothing", path).expect("linked"), &[WEIGHTS]);
+    refused("a link to itself", |path| symlink(WEIGHTS, path).expect("linked"), &[WEIGHTS]);
+    refused("an endless device", |path| symlink("/dev/zero", path).expect("linked"), &["outside the model's folder"]);
+    refused("a link outside", |path| symlink("/etc/passwd", path).expect("linked"), &["outside the model's folder"]);
+    refused(
+        "a pipe",
+        |path| assert!(Command::new("mkfifo").arg(path).status().expect("mkfifo").success()),
+        &[WEIGHTS, "not a regular file"],
+    );
+    refused(
+        "sparse zeros",
+        |path| File::create(path).and_then(|file| file.set_len(1 << 40)).expect("made"),
+        &[WEIGHTS],
+    );
+    refused(
+        "a pickle",
+        |path| fs::write(path.with_file_name("pytorch_model.bin"), "x").expect("written"),
+        &["pytorch_model.bin", WEIGHTS],
+    );
+}
+
+#[test]
+fn indices_that_lie() {
+    let fixtures = [SHARDED_DECODER, SHARDED_ENCODER];
+    let changed = |what: &str, change: &dyn Fn(&mut Value), words: &[&str]| {
+        both_refused(
+            what,
+            fixtures,
+            |folder| {
+                let text = fs::read_to_string(folder.join(INDEX)).expect("an index");
+                let mut index: Value = serde_json::from_str(&text).expect("valid JSON");
+                change(&mut index);
+                write(folder, INDEX, index.to_string());
+            },
+            words,
+        );
+    };
+    for outside in ["../x.safetensors", "/etc/passwd", "a/../../x", "", "..\\x"] {
+        changed("a path outside", &|index| index["weight_map"]["zz"] = outside.into(), &["outside the model's folder"]);
+    }
+    changed("a shard that is not there", &|index| index["weight_map"]["zz"] = "zz".into(), &["zz", "No such file"]);
+    changed(
+        "a tensor that is not there",
+        &|index| index["weight_map"]["zz"] = "model-00001-of-00003.safetensors".into(),
+        &["`zz`"],
+    );
+    changed("the folder itself", &|index| index["weight_map"]["zz"] = ".".into(), &["not a regular file"]);
+    changed("a number", &|index| index["weight_map"]["zz"] = 5.into(), &["integer `5`", INDEX]);
+    changed("a list", &|index| index["weight_map"] = json!([1]), &["sequence", INDEX]);
+    changed("nothing", &|index| index["weight_map"] = Value::Null, &["`weight_map` is missing"]);
+    let written = |what: &str, text: &[u8], words: &[&str]| {
+        both_refused(what, fixtures, |folder| write(folder, INDEX, text), &[&[INDEX], words].concat());
+    };
+    written("empty", b"", &["EOF"]);
+    written("no UTF-8", b"\xff\xfe", &["UTF-8"]);
+    written("deep JSON", nested(1_000_000).as_bytes(), &["EOF"]);
+    written("one name twice", br#"{"weight_map":{"a":"x","a":"y"}}"#, &["`a`", "twice"]);
+    both_refused("a huge file", fixtures, |folder| set_len(folder, INDEX, 1 << 40), &["larger than"]);
+    both_refused(
+        "a missing shard",
+        fixtures,
+        |folder| fs::remove_file(folder.join("model-00002-of-00003.safetensors")).expect("removed"),
+        &["model-00002-of-00003.safetensors", "No such file"],
+    );
+    both_refused(
+        "a cut shard",
+        fixtures,
+        |folder| set_len(folder, "model-00002-of-00003.safetensors", 100),
+        &["model-00002-of-00003.safetensors"],
+    );
+}
+
+/// With another value of a field of the config; without it for `null`.
+fn with_field(folder: &Path, field: &str, value: &Value) {
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).expect("a config")).expect("valid JSON");
+    match value {
+        Value::Null => drop(config.as_object_mut().expect("an object").remove(field)),
+        _ => config[field] = value.clone(),
+    }
+    fs::write(path, config.to_string()).expect("written");
+}
+
+#[test]
+fn configs_with_absurd_fields() {
+    let sizes = ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"];
+    let absurd = [
+        json!(0),
+        json!(-1),
+        json!(1_000_000_000_000u64),
+        json!(u64::MAX),
+        json!(1e300),
+        json!(1.5),
+        json!("12"),
+        json!([12]),
+        json!({"a": 12}),
+        json!(true),
+        Value::Null,
+    ];
+    for field in sizes {
+        for value in &absurd {
+            // Python's class has defaults for encoders; a decoder says its sizes.
+            let folder = copy(DECODER);
+            with_field(folder.path(), field, value);
+            refused_by(&format!("{field} {value}"), folder.path(), &[&["inspect"], GENERATE], &[field]);
+            if !value.is_null() {
+                let folder = copy(ENCODER);
+                with_field(folder.path(), field, value);
+                refused_by(&format!("{field} {value}"), folder.path(), &[EMBED], &[field]);
+            }
+        }
+    }
+    for (field, value, words) in [
+        ("num_key_value_heads", json!(4), &["num_key_value_heads"][..]),
+        ("num_key_value_heads", json!(0), &["num_key_value_heads"]),
+        ("num_hidden_layers", json!(1_000_000_000), &["num_hidden_layers"]),
+        // Within what is read, and more than the files hold.
+        ("num_hidden_layers", json!(60_000), &["model.layers."]),
+        ("hidden_size", json!(2_000_000_000), &[]),
+        ("vocab_size", json!(2_000_000_000), &[]),
+        ("head_dim", json!(7), &["head_dim"]),
+        ("rms_norm_eps", json!(-1), &["rms_norm_eps"]),
+        ("rms_norm_eps", json!("1e-6"), &["rms_norm_eps"]),
+        ("rope_parameters", json!({"rope_type": "default", "rope_theta": 0}), &["rope_theta"]),
+        ("max_position_embeddings", json!(0), &["max_position_embeddings"]),
+        ("max_position_embeddings", json!(1), &["2 tokens", "context"]),
+        ("model_type", json!("mamba"), &["mamba", "llama"]),
+        ("model_type", json!(5), &["model_type"]),
+        ("model_type", Value::Null, &["model_type", "missing"]),
+        ("model_type", json!("x".repeat(100_000)), &["model_type"]),
+        ("hidden_act", json!("tanh_of_doom"), &["tanh_of_doom"]),
+        ("rope_scaling", json!({"rope_type": "spiral", "factor": 2.0}), &["spiral"]),
+        ("quantization_config", json!({"quant_method": "own"}), &["own"]),
+        ("eos_token_id", json!("end"), &["eos_token_id"]),
+    ] {
+        let folder = copy(DECODER);
+        with_field(folder.path(), field, &value);
+        let what: String = format!("{field} {value}").chars().take(80).collect();
+        refused_by(&what, folder.path(), &[GENERATE, LOGITS], words);
+    }
+}
+
+#[test]
+fn text_files_that_are_damaged() {
+    let damages: [(&str, &dyn Fn(&Path)); 8] = [
+        ("empty", &|path| fs::write(path, "").expect("written")),
+        ("no JSON", &|path| fs::write(path, "{\"a\": tru").expect("written")),
+        ("no UTF-8", &|path| fs::write(path, b"{\"a\": \"\xff\"}").expect("written")),
+        ("another type", &|path| fs::write(path, "[1, 2]").expect("written")),
+        ("deep JSON", &|path| fs::write(path, nested(1_000_000)).expect("written")),
+        ("zeros without end", &|path| File::create(path).and_then(|file| file.set_len(1 << 40)).expect("made")),
+        ("a folder", &|path| fs::create_dir(path).expect("created")),
+        ("many values", &|path| fs::write(path, format!("[{}0]", "0,".repeat(2_000_000))).expect("written")),
+    ];
+    for (what, damage) in damages {
+        let refused = |fixture: &str, file: &str, commands: &[&[&str]]| {
+            let folder = copy(fixture);
+            let path = folder.path().join(file);
+            let _ = fs::remove_file(&path);
+            damage(&path);
+            refused_by(&format!("{file}: {what}"), folder.path(), commands, &[file]);
+        };
+        refused(DECODER, "config.json", &[&["inspect"], GENERATE, LOGITS]);
+        refused(ENCODER, "config.json", &[EMBED]);
+        refused(DECODER, "generation_config.json", &[GENERATE]);
+        refused(DECODER, "tokenizer.json", &[GENERATE]);
+        refused(ENCODER, "tokenizer.json", &[EMBED]);
+        refused(ENCODER, "tokenizer_config.json", &[EMBED]);
+        refused(ENCODER, "sentence_bert_config.json", &[EMBED]);
+        if what != "another type" && what != "many values" {
+            refused(ENCODER, "modules.json", &[EMBED]);
+        }
+    }
+}
+
+#[test]
+fn arguments_past_the_model() {
+    let [decoder, encoder] =
+        [DECODER, ENCODER].map(|name| fixture(name).to_str().expect("the path is UTF-8").to_owned());
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = folder.path().join("out");
+    let [output, inside] = [&*output, folder.path()].map(|path| path.to_str().expect("the path is UTF-8"));
+    let long = vec!["1"; 5000].join(",");
+    let text = "word ".repeat(20_000);
+    for (what, arguments, words) in [
+        ("a token past the vocabulary", &["generate", "--tokens", "1,1003"][..], &["1003"][..]),
+        ("the largest token", &["generate", "--tokens", "4294967295"], &["4294967295"]),
+        ("no token", &["generate", "--tokens", ""], &["no token"]),
+        ("tokens past the context", &["generate", "--tokens", &long], &["5000 tokens", "context"]),
+        ("a text past the context", &["generate", "--prompt", &text], &["tokens", "context"]),
+        ("a token past the vocabulary", &["logits", "--tokens", "1003", "--output", output], &["1003"]),
+        ("tokens past the context", &["logits", "--tokens", &long, "--output", output], &["5000 tokens", "context"]),
+        ("a file in no folder", &["logits", "--tokens", "1", "--output", "/nowhere/x"], &["/nowhere/x"]),
+        ("a folder for a file", &["logits", "--tokens", "1", "--output", inside], &["regular file"]),
+        ("a device for a file", &["logits", "--tokens", "1", "--output", "/dev/full"], &["regular file"]),
+        ("a context past the model", &["inspect", "--context", "99999"], &["99999 tokens"]),
+    ] {
+        let model = if arguments[0] == "inspect" { &[decoder.as_str()][..] } else { &["--model", &decoder] };
+        refused(what, &[arguments, model].concat(), words);
+    }
+    let tokens = ["logits", "--model", &encoder, "--tokens", "999999", "--output", output];
+    refused("a token past the vocabulary", &tokens, &["999999"]);
+    // A full disk, where the output is standard output.
+    for arguments in [
+        &["generate", "--model", &decoder, "--tokens", "1", "--max-new-tokens", "1"][..],
+        &["embed", "--model", &encoder, "a text"],
+        &["inspect", &decoder],
+        &["inspect", &decoder, "--json"],
+        &["settings"],
+    ] {
+        let full = File::options().write(true).open("/dev/full").expect("a device");
+        refused_into("a full disk", arguments, Some(full), &["No space left"]);
+    }
+    assert!(!folder.path().join("out").exists());
+    let devices: Value = serde_json::from_str(&run(&["devices", "--json"], None).stdout).expect("JSON");
+    let cuda = devices["devices"].as_array().expect("devices").iter().find(|device| device["kind"] == "cuda");
+    if cuda.is_some_and(|cuda| cuda.get("none").is_some()) {
+        let tokens = ["generate", "--model", &decoder, "--tokens", "1", "--device", "cuda"];
+        refused("no driver", &tokens, &["cuda"]);
+        refused("no driver", &["embed", "--model", &encoder, "x", "--device", "cuda"], &["cuda"]);
+    }
+}

@@ -1,0 +1,405 @@
+//! Models by their id, from a hub on this machine that behaves as the real one does, and worse.
+#![cfg(feature = "hub")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use serde_json::{Value, json};
+use sinew::models::{Checkpoint, Hub, Load};
+
+const SINGLE: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
+const SHARDED: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
+const ENCODER: &str = "bert_hd20_f32_wordpiece";
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const TOKEN: &str = "hf_secret";
+
+/// A request as it came.
+#[derive(Debug, Clone)]
+struct Request {
+    target: String,
+    headers: BTreeMap<String, String>,
+}
+
+/// How the hub behaves.
+#[derive(Default)]
+struct State {
+    files: BTreeMap<String, Vec<u8>>,
+    seen: Vec<Request>,
+    /// Answers with a file that are cut after half of what they say.
+    cuts: usize,
+    /// Whether the length is said: without one a cut looks like an end.
+    silent: bool,
+    /// Whether ranges are served, as the real hub does.
+    whole_only: bool,
+    /// Asks for a token.
+    gated: bool,
+    /// Sends more than the listing says.
+    too_long: bool,
+    /// What the listing says instead.
+    listing: Option<Value>,
+}
+
+/// A hub, and a second host that its files are redirected to.
+struct Server {
+    endpoint: String,
+    state: Arc<Mutex<State>>,
+}
+
+fn hash(name: &str) -> String {
+    // Any name will do that is one of a hash and differs between files.
+    let sum = name.bytes().fold(7u64, |sum, byte| sum.wrapping_mul(1_000_003).wrapping_add(byte.into()));
+    format!("{sum:016x}").repeat(4)
+}
+
+impl Server {
+    fn of(fixture: &str) -> Self {
+        let mut files = BTreeMap::new();
+        for entry in fs::read_dir(fixture_path(fixture)).expect("the fixture is there").flatten() {
+            let name = entry.file_name().into_string().expect("the name is UTF-8");
+            files.insert(name, fs::read(entry.path()).expect("the file is readable"));
+        }
+        // What nobody may fetch.
+        for name in ["pytorch_model.bin", "modeling_own.py", "README.md", "../escape"] {
+            files.insert(name.to_owned(), b"not to be fetched".to_vec());
+        }
+        let state = Arc::new(Mutex::new(State { files, ..State::default() }));
+        let listen = |answer: fn(&Request, &mut State, u16) -> Answer, other: u16| {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+            let port = listener.local_addr().expect("an address").port();
+            let state = state.clone();
+            std::thread::spawn(move || {
+                for connection in listener.incoming().flatten() {
+                    // A client that goes away is its own affair.
+                    let _ = serve(connection, &state, |request, state| answer(request, state, other));
+                }
+            });
+            port
+        };
+        let contents = listen(content, 0);
+        let port = listen(hub, contents);
+        Self { endpoint: format!("http://127.0.0.1:{port}"), state }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no request failed")
+    }
+
+    fn behaves(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+    }
+
+    /// The targets asked for since the last call.
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().seen).into_iter().map(|request| request.target).collect()
+    }
+}
+
+struct Answer {
+    status: &'static str,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn refusal(status: &'static str, code: &str) -> Self {
+        Self { status, headers: vec![("X-Error-Code", code.to_owned())], body: Vec::new() }
+    }
+}
+
+fn serve(
+    connection: TcpStream,
+    state: &Mutex<State>,
+    answer: impl Fn(&Request, &mut State) -> Answer,
+) -> std::io::Result<()> {
+    let mut lines = BufReader::new(&connection).lines();
+    let first = lines.next().transpose()?.unwrap_or_default();
+    let target = first.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut headers = BTreeMap::new();
+    for line in lines {
+        let line = line?;
+        let Some((name, value)) = line.split_once(':') else { break };
+        headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+    }
+    let request = Request { target, headers };
+    let mut state = state.lock().expect("no request failed");
+    state.seen.push(request.clone());
+    let Answer { status, headers, body } = answer(&request, &mut state);
+    let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\n");
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    let is_file = status.starts_with("20") && !request.target.starts_with("/api/");
+    if !(is_file && state.silent) {
+        head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+    }
+    let cut = is_file && state.cuts > 0 && body.len() > 1;
+    state.cuts -= usize::from(cut);
+    let sent = if cut { body.len() / 2 } else { body.len() };
+    let mut out = &connection;
+    out.write_all(format!("{head}\r\n").as_bytes())?;
+    out.write_all(&body[..sent])
+}
+
+/// The hub itself: listings, and files, of which large ones are elsewhere.
+fn hub(request: &Request, state: &mut State, contents: u16) -> Answer {
+    if state.gated && request.headers.get("authorization") != Some(&format!("Bearer {TOKEN}")) {
+        return Answer::refusal("401 Unauthorized", "GatedRepo");
+    }
+    if let Some(revision) = request.target.strip_prefix("/api/models/owner/name/revision/") {
+        let revision = revision.trim_end_matches("?blobs=true");
+        if !["main", "v1.0", COMMIT].contains(&revision) {
+            return Answer::refusal("404 Not Found", "RevisionNotFound");
+        }
+        let siblings: Vec<Value> = state
+            .files
+            .iter()
+            .map(|(name, bytes)| match name.ends_with(".safetensors") {
+                true => json!({"rfilename": name, "size": bytes.len(), "lfs": {"sha256": hash(name)}}),
+                false => json!({"rfilename": name, "size": bytes.len(), "blobId": &hash(name)[..40]}),
+            })
+            .collect();
+        let listing = state.listing.clone().unwrap_or_else(|| json!({"sha": COMMIT, "siblings": siblings}));
+        return Answer { status: "200 OK", headers: Vec::new(), body: listing.to_string().into_bytes() };
+    }
+    match request.target.strip_prefix(&format!("/owner/name/resolve/{COMMIT}/")) {
+        Some(name) if name.ends_with(".safetensors") => {
+            let location = format!("http://localhost:{contents}/{name}");
+            Answer { status: "302 Found", headers: vec![("Location", location)], body: Vec::new() }
+        }
+        Some(name) => file(name, request, state),
+        None => Answer::refusal("404 Not Found", "RepoNotFound"),
+    }
+}
+
+/// The host of large files, which is somebody else's.
+fn content(request: &Request, state: &mut State, _: u16) -> Answer {
+    assert!(!request.headers.contains_key("authorization"), "the token is the hub's alone");
+    file(&request.target[1..], request, state)
+}
+
+fn file(name: &str, request: &Request, state: &mut State) -> Answer {
+    let Some(bytes) = state.files.get(name) else { return Answer::refusal("404 Not Found", "EntryNotFound") };
+    let start = request.headers.get("range").map(|range| {
+        let start = range.strip_prefix("bytes=").and_then(|range| range.strip_suffix('-'));
+        start.and_then(|start| start.parse::<usize>().ok()).expect("an open range")
+    });
+    let more: &[u8] = if state.too_long { b"more" } else { b"" };
+    match start {
+        Some(start) if !state.whole_only => {
+            assert!(start < bytes.len(), "nothing is left to ask for");
+            let range = format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len());
+            let body = [&bytes[start..], more].concat();
+            Answer { status: "206 Partial Content", headers: vec![("Content-Range", range)], body }
+        }
+        _ => Answer { status: "200 OK", headers: Vec::new(), body: [bytes, more].concat() },
+    }
+}
+
+fn fixture_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn cache() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+fn hub_of(server: &Server, cache: &Path) -> Hub {
+    let cache = Some(cache.to_owned());
+    Hub { cache, endpoint: server.endpoint.clone(), token: Some(TOKEN.to_owned()), offline: false }
+}
+
+fn locate(hub: &Hub, id: &str) -> sinew::models::Result<PathBuf> {
+    hub.locate(id, &mut |_, _, _| {})
+}
+
+fn refusal(hub: &Hub, id: &str, words: &[&str]) {
+    let line = locate(hub, id).expect_err(id).one_line();
+    for word in words {
+        assert!(line.contains(word), "{id}: `{word}` is not in: {line}");
+    }
+    assert!(!line.contains(TOKEN), "{line}");
+}
+
+/// Every file that the fixture has, but those that nobody reads, is what the folder has.
+fn assert_same(folder: &Path, fixture: &str) {
+    let mut names: Vec<_> = fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
+    names.sort();
+    let mut expected: Vec<_> =
+        fs::read_dir(fixture_path(fixture)).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
+    expected.retain(|name| !name.to_string_lossy().starts_with("expected"));
+    expected.sort();
+    assert_eq!(names, expected);
+    for name in names {
+        assert!(fs::read(folder.join(&name)).ok() == fs::read(fixture_path(fixture).join(&name)).ok(), "{name:?}");
+    }
+}
+
+/// Files of the cache that are no blob under its final name.
+fn unfinished(cache: &Path) -> Vec<PathBuf> {
+    let blobs = fs::read_dir(cache.join("models--owner--name/blobs")).into_iter().flatten().flatten();
+    blobs.map(|entry| entry.path()).filter(|path| path.extension().is_some()).collect()
+}
+
+#[test]
+fn a_model_is_fetched_once_and_only_what_is_read_of_it() {
+    for fixture in [SINGLE, SHARDED, ENCODER] {
+        let (server, cache) = (Server::of(fixture), cache());
+        let hub = hub_of(&server, cache.path());
+        let mut seen = BTreeMap::new();
+        let folder = hub
+            .locate("owner/name", &mut |file, done, total| {
+                assert!(done <= total);
+                seen.insert(file.to_owned(), (done, total));
+            })
+            .expect("fetched");
+        assert!(seen.values().all(|(done, total)| done == total), "{seen:?}");
+        assert_same(&folder, fixture);
+        assert!(unfinished(cache.path()).is_empty());
+        let asked = server.asked();
+        assert!(!asked.iter().any(|target| target.contains(".bin") || target.contains(".py")), "{asked:?}");
+
+        for load in [Load::Mmap, Load::Read] {
+            let checkpoint = Checkpoint::open(&folder, load).expect("links into the cache are followed");
+            assert!(checkpoint.num_bytes() > 0);
+        }
+        // By now nothing is asked: not for the branch, not for the commit, not offline.
+        let offline = Hub { offline: true, ..hub.clone() };
+        for (hub, id) in [(&hub, "owner/name"), (&hub, &format!("owner/name@{COMMIT}")), (&offline, "owner/name")] {
+            assert_eq!(locate(hub, id).expect("cached"), folder);
+        }
+        assert_eq!(server.asked(), [""; 0]);
+        // A tag of the same commit costs one question, and no file.
+        assert_eq!(locate(&hub, "owner/name@v1.0").expect("fetched"), folder);
+        assert_eq!(server.asked(), ["/api/models/owner/name/revision/v1.0?blobs=true"]);
+    }
+}
+
+#[test]
+fn a_download_that_is_cut_goes_on_where_it_was() {
+    for (silent, whole_only) in [(false, false), (true, false), (false, true)] {
+        let (server, cache) = (Server::of(SINGLE), cache());
+        let hub = hub_of(&server, cache.path());
+        server.behaves(|state| (state.cuts, state.silent, state.whole_only) = (1, silent, whole_only));
+        assert_same(&locate(&hub, "owner/name").expect("resumed"), SINGLE);
+        let seen = server.state().seen.clone();
+        assert!(seen.iter().any(|request| request.headers.contains_key("range")), "{silent} {whole_only}");
+    }
+}
+
+#[test]
+fn a_download_that_stays_cut_never_counts_as_complete() {
+    let (server, cache) = (Server::of(SINGLE), cache());
+    let hub = hub_of(&server, cache.path());
+    for silent in [true, false] {
+        server.behaves(|state| (state.cuts, state.silent) = (usize::MAX, silent));
+        refusal(&hub, "owner/name", &["ended after", "goes on from there"]);
+        let offline = Hub { offline: true, ..hub.clone() };
+        refusal(&offline, "owner/name", &["offline"]);
+        refusal(&offline, &format!("owner/name@{COMMIT}"), &["offline"]);
+        assert_eq!(unfinished(cache.path()).len(), 1);
+    }
+    server.state().cuts = 0;
+    assert_same(&locate(&hub, "owner/name").expect("resumed"), SINGLE);
+    assert!(unfinished(cache.path()).is_empty());
+}
+
+#[test]
+fn more_or_other_bytes_than_were_promised_are_refused() {
+    let (server, cache) = (Server::of(SINGLE), cache());
+    let hub = hub_of(&server, cache.path());
+    server.state().too_long = true;
+    refusal(&hub, "owner/name", &["more than the"]);
+    server.state().too_long = false;
+    // What an earlier program left there cannot be the beginning.
+    for path in unfinished(cache.path()) {
+        fs::write(path, vec![0; 1 << 20]).expect("written");
+    }
+    assert_same(&locate(&hub, "owner/name").expect("restarted"), SINGLE);
+}
+
+#[test]
+fn what_the_hub_does_not_have_or_show_is_one_clear_error() {
+    let (server, cache) = (Server::of(SINGLE), cache());
+    let hub = hub_of(&server, cache.path());
+    refusal(&hub, "owner/other", &["owner/other", "has no", "no such folder"]);
+    refusal(&hub, "owner/name@nope", &["no such revision", "owner/name@nope"]);
+    server.state().gated = true;
+    let stranger = Hub { token: None, ..hub.clone() };
+    refusal(&stranger, "owner/name", &["gated", "401", "HF_TOKEN"]);
+    assert_same(&locate(&hub, "owner/name").expect("the token is shown"), SINGLE);
+    // No token reached the other host, or a request there would have failed.
+    assert!(server.state().seen.iter().any(|request| request.target == "/model.safetensors"));
+    let deaf = Hub { endpoint: "http://127.0.0.1:9".to_owned(), ..hub.clone() };
+    refusal(&deaf, "owner/another", &["cannot ask http://127.0.0.1:9"]);
+    let nonsense = Hub { endpoint: "no address".to_owned(), ..hub };
+    refusal(&nonsense, "owner/another", &["cannot ask no address"]);
+}
+
+#[test]
+fn a_hub_that_lies_writes_nothing_outside_its_folder() {
+    let listing = |sha: &str, hash: &str, name: &str| json!({"sha": sha, "siblings": [{"rfilename": name, "size": 2, "blobId": hash}]});
+    let hash = hash("x");
+    for (listing, words) in [
+        (listing("../../../out", &hash, "config.json"), &["which commit"][..]),
+        (listing(COMMIT, "../../../out", "config.json"), &["does not say", "config.json"]),
+        (listing(COMMIT, &hash, "../config.json"), &["no config.json"]),
+        (json!({"sha": COMMIT, "siblings": [{"rfilename": "config.json"}]}), &["does not say"]),
+        (json!({"siblings": []}), &["sha"]),
+        (json!([]), &["cannot ask"]),
+    ] {
+        let (server, outer) = (Server::of(SINGLE), cache());
+        let inner = outer.path().join("a/b/cache");
+        let hub = hub_of(&server, &inner);
+        server.state().listing = Some(listing);
+        refusal(&hub, "owner/name", words);
+        let beside = fs::read_dir(outer.path().join("a/b")).into_iter().flatten().flatten();
+        assert!(beside.into_iter().all(|entry| entry.path() == inner));
+    }
+    let (server, cache) = (Server::of(SHARDED), cache());
+    let index = json!({"weight_map": {"x": "../escape"}}).to_string().into_bytes();
+    server.state().files.insert("model.safetensors.index.json".to_owned(), index);
+    refusal(&hub_of(&server, cache.path()), "owner/name", &["outside the model's folder"]);
+    server.state().files.retain(|name, _| !name.ends_with(".safetensors") && !name.ends_with(".index.json"));
+    refusal(&hub_of(&server, cache.path()), "owner/name", &["neither model.safetensors"]);
+}
+
+/// The command with a hub, and without what the environment says of others.
+fn sinew(server: &Server, cache: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
+    for name in ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY"] {
+        command.env_remove(name);
+    }
+    command.env("HF_HOME", cache).env("HF_ENDPOINT", &server.endpoint).args(arguments);
+    command.output().expect("the command starts")
+}
+
+#[test]
+fn every_command_takes_an_id() {
+    let (server, cache) = (Server::of(SINGLE), cache());
+    let run = |arguments: &[&str]| sinew(&server, cache.path(), arguments);
+    let generate = ["generate", "--model", "owner/name", "--prompt", "Hello", "--max-new-tokens", "2", "--json"];
+    let refused = run(&[&generate[..], &["--offline"]].concat());
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && stderr.contains("offline") && stderr.lines().count() == 1, "{stderr}");
+    assert_eq!(server.asked(), [""; 0]);
+    let first = run(&generate);
+    let stderr = String::from_utf8_lossy(&first.stderr);
+    // No terminal, no bars.
+    assert!(first.status.success() && stderr.is_empty(), "{stderr}");
+    assert!(!server.asked().is_empty());
+    for arguments in [&generate[..], &["inspect", "owner/name", "--offline"]] {
+        let again = run(arguments);
+        assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    }
+    assert_eq!(server.asked(), [""; 0]);
+    for id in ["owner/../name", "../owner/name", "owner/name@../../x"] {
+        let refused = run(&["generate", "--model", id, "--tokens", "1"]);
+        let stderr = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && stderr.contains("no id owner/name"), "{stderr}");
+    }
+}

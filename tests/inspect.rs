@@ -1,0 +1,121 @@
+//! `sinew inspect` and `sinew settings`.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const DECODER: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
+
+fn sinew(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
+    for name in ["HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "SINEW_SIMD"] {
+        command.env_remove(name);
+    }
+    command.envs(variables.iter().copied()).args(arguments).output().expect("the command starts")
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).expect("the output is UTF-8")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("the output is one JSON value and nothing else")
+}
+
+fn fixture(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    folder.to_str().expect("the path is UTF-8").to_owned()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().expect("a whole number")
+}
+
+#[test]
+fn inspect_says_what_the_files_hold_and_what_the_model_needs() {
+    let model = fixture(DECODER);
+    let value = json(&sinew(&["inspect", &model, "--json"], &[]));
+    let tensors = value["tensors"].as_array().expect("tensors");
+    let elements =
+        |tensor: &Value| -> u64 { tensor["shape"].as_array().expect("a shape").iter().map(number).product() };
+    let bytes: u64 = tensors.iter().map(|tensor| number(&tensor["bytes"])).sum();
+    assert_eq!(bytes, tensors.iter().map(|tensor| 2 * elements(tensor)).sum::<u64>());
+    assert_eq!(value["totals"]["F16"]["bytes"], bytes);
+    assert_eq!(value["totals"]["F16"]["tensors"], tensors.len());
+    assert_eq!(value["architecture"], "qwen2");
+    assert!(value["refused"].is_null());
+    let shards = ["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"];
+    assert!(shards.iter().all(|shard| tensors.iter().any(|tensor| tensor["shard"] == *shard)));
+
+    let config: Value = serde_json::from_str(
+        &std::fs::read_to_string(Path::new(&model).join("config.json")).expect("the fixture has a config"),
+    )
+    .expect("valid JSON");
+    let heads = number(&config["num_attention_heads"]);
+    let head_dim = number(&config["hidden_size"]) / heads;
+    let kv = 2 * number(&config["num_hidden_layers"]) * number(&config["num_key_value_heads"]) * head_dim;
+    let needs = |more: &[&str]| json(&sinew(&[&["inspect", &model, "--json"], more].concat(), &[]))["needs"].clone();
+    assert_eq!(needs(&[])["kv_bytes_per_token"], 2 * kv);
+    let wide = needs(&["--dtype", "f32", "--context", "10"]);
+    assert_eq!((number(&wide["kv_bytes_per_token"]), number(&wide["kv_bytes"])), (4 * kv, 40 * kv));
+    // All weights at their width in memory, whatever they have in the files.
+    assert_eq!(wide["weight_bytes"], 2 * bytes);
+
+    let text = stdout(&sinew(&["inspect", &model], &[]));
+    for words in ["architecture  qwen2, a decoder", "model.norm.weight", "F16", "KV cache", "bytes per token"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn inspect_shows_the_tensors_of_a_model_that_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let weights = "model.safetensors";
+    let from = Path::new(&fixture("qwen3_gqa3_hd20_f32_untied_biases_old_config")).join(weights);
+    std::fs::copy(from, folder.path().join(weights)).expect("copied");
+    std::fs::write(folder.path().join("config.json"), r#"{"model_type": "mamba"}"#).expect("written");
+    let path = folder.path().to_str().expect("the path is UTF-8");
+    let output = sinew(&["inspect", path, "--json"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let (value, stderr) = (json(&output), String::from_utf8_lossy(&output.stderr));
+    assert!(value["refused"].as_str().is_some_and(|why| why.contains("mamba")), "{value}");
+    assert!(!value["tensors"].as_array().expect("tensors").is_empty() && value["needs"].is_null());
+    assert!(stderr.contains("mamba") && stderr.lines().count() == 1, "{stderr}");
+    // A file by itself has no config, and that is no error.
+    let file = folder.path().join(weights);
+    let output = sinew(&["inspect", file.to_str().expect("the path is UTF-8")], &[]);
+    assert!(stdout(&output).contains("no config.json"));
+}
+
+#[test]
+fn settings_name_what_decided() {
+    let setting = |arguments: &[&str], variables: &[(&str, &str)], name: &str| {
+        let value = json(&sinew(&[&["settings", "--json"], arguments].concat(), variables));
+        let all = value["settings"].as_array().expect("settings").clone();
+        let found = all.iter().find(|setting| setting["name"] == name).expect(name).clone();
+        let text = |field: &str| found[field].as_str().expect("a text").to_owned();
+        (text("value"), text("source"))
+    };
+    let is = |(value, source): (String, String), expected: (&str, &str)| assert_eq!((&*value, &*source), expected);
+    is(setting(&[], &[], "device"), ("cpu", "default"));
+    is(setting(&["--threads", "1"], &[], "threads"), ("1", "--threads"));
+    is(setting(&[], &[("SINEW_SIMD", "portable")], "simd"), ("portable", "SINEW_SIMD"));
+    is(setting(&[], &[("HF_HOME", "/a")], "hub cache"), ("/a/hub", "HF_HOME"));
+    is(setting(&[], &[("HF_HOME", "/a"), ("HF_HUB_CACHE", "/b")], "hub cache"), ("/b", "HF_HUB_CACHE"));
+    is(setting(&[], &[("HF_HUB_OFFLINE", "1")], "hub offline"), ("yes", "HF_HUB_OFFLINE"));
+    is(setting(&[], &[("HF_TOKEN", "secret")], "hub token"), ("set", "HF_TOKEN"));
+    let output = sinew(&["settings"], &[("HF_TOKEN", "secret")]);
+    assert!(stdout(&output).contains("HF_TOKEN") && !stdout(&output).contains("secret"));
+    assert!(!sinew(&["settings"], &[("SINEW_SIMD", "nonsense")]).status.success());
+}
+
+#[test]
+fn tensors_that_a_model_does_not_use_are_a_warning() {
+    let output = sinew(&["embed", "--model", &fixture("bert_hd20_f32_wordpiece"), "a text"], &[]);
+    stdout(&output);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.starts_with("warning: 2 of ") && stderr.contains("pooler.dense.weight"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
