@@ -5,6 +5,7 @@
 //! | [`config`] | `config.json` as a checked description of the model |
 //! | [`checkpoint`] | tensors by name, from one safetensors file or many |
 //! | [`tokenizer`] | text to token ids and back; limits and pooling of embedding models |
+//! | [`chat`] | conversations to text, by the chat templates of checkpoints |
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
 //! | [`sampling`] | the next token from its logits |
 //! | [`load`] | tensors to packed weights |
@@ -14,6 +15,7 @@
 
 pub mod batch;
 pub mod cache;
+pub mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
@@ -30,6 +32,7 @@ pub mod tokenizer;
 mod files;
 mod scratch;
 
+pub use chat::{ChatTemplate, Conversation};
 pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
