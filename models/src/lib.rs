@@ -8,6 +8,7 @@
 //! | [`chat`] | conversations to text, by the chat templates of checkpoints |
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
 //! | [`sampling`] | the next token from its logits |
+//! | [`generation_config`] | how a checkpoint wants its answers drawn |
 //! | [`load`] | tensors to packed weights |
 //! | [`cache`], [`batch`] | the paged KV cache, and the tokens of one step |
 //! | [`decoder`], [`encoder`] | the two families of architectures |
@@ -23,6 +24,7 @@ mod draw;
 pub mod embed;
 pub mod encoder;
 pub mod error;
+pub mod generation_config;
 pub mod language;
 pub mod load;
 pub mod sampling;
@@ -37,8 +39,9 @@ pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
 pub use error::{Error, Result, one_line, printable};
-pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions};
+pub use generation_config::GenerationConfig;
+pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions, Session};
 pub use load::WeightOptions;
-pub use sampling::{Sampler, SamplingParams};
+pub use sampling::{Logprobs, Sampler, SamplingParams};
 pub use stop::{StopStrings, TextStream};
 pub use tokenizer::Tokenizer;

@@ -1,19 +1,21 @@
 //! The command line: arguments, errors in one line, and what the subcommands share.
 
 mod bench;
+mod chat;
 mod demo;
 mod devices;
 mod embed;
 mod explain;
 mod generate;
 mod logits;
+mod sampling;
 
 use std::error::Error as StdError;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -41,6 +43,8 @@ struct Cli {
 enum Command {
     /// Generate text or tokens.
     Generate(generate::Generate),
+    /// Talk with a model.
+    Chat(chat::Chat),
     /// Turn texts into vectors.
     Embed(embed::Embed),
     /// Write the logits of given tokens to a safetensors file.
@@ -236,6 +240,14 @@ fn catch_interrupts() {
     });
 }
 
+/// [`catch_interrupts`] for a program that answers many times: while an answer runs Ctrl-C ends it, and otherwise the
+/// process.
+fn await_interrupts(answering: bool) {
+    static CAUGHT: Once = Once::new();
+    CAUGHT.call_once(catch_interrupts);
+    INTERRUPTED.store(!answering, Ordering::Relaxed);
+}
+
 /// Peak resident memory of this process, in bytes.
 fn peak_rss_bytes() -> usize {
     memory::system::peak_resident_bytes()
@@ -274,6 +286,7 @@ pub fn main() -> ExitCode {
     let outcome = match &cli.command {
         None => demo::run(&cli.machine),
         Some(Command::Generate(command)) => command.run(&cli.machine),
+        Some(Command::Chat(command)) => command.run(&cli.machine),
         Some(Command::Embed(command)) => command.run(&cli.machine),
         Some(Command::Logits(command)) => command.run(&cli.machine),
         Some(Command::Bench(command)) => command.run(&cli.machine),

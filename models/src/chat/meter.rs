@@ -20,7 +20,7 @@ const KEPT: &str = "kept!";
 /// Bytes of one text. A context of a million tokens has about as many.
 pub(super) const MAX_TEXT: usize = 4 << 20;
 /// Bytes of all values that are made in one rendering.
-const MAX_MADE: usize = 128 << 20;
+const MAX_MADE: usize = 64 << 20;
 /// Bytes of all text that is written in one rendering, to the result or to a block that captures it.
 const MAX_WRITTEN: usize = 16 << 20;
 /// What a value takes beside its text.
@@ -28,7 +28,7 @@ const VALUE_BYTES: usize = 32;
 /// Lists in lists: as deep as values may lie, far below where printing one would leave the stack.
 const MAX_DEPTH: usize = 64;
 /// Fuel and sizes bound the time, but not below minutes for the worst of templates.
-const MAX_TIME: Duration = Duration::from_secs(5);
+const MAX_TIME: Duration = Duration::from_secs(2);
 
 /// The account of one rendering.
 #[derive(Debug)]
@@ -70,7 +70,9 @@ impl Meter {
         let text = value.as_str().map_or(0, str::len);
         check_text(text)?;
         let bytes = VALUE_BYTES + text;
-        if self.made.fetch_add(bytes, Ordering::Relaxed) > MAX_MADE {
+        // A list that is a repetition or a sum of others takes long to walk, and knows its length.
+        let items = if text > 0 { 0 } else { value.len().unwrap_or(0) };
+        if self.made.fetch_add(bytes, Ordering::Relaxed).saturating_add(items.saturating_mul(VALUE_BYTES)) > MAX_MADE {
             return Err(refused(format!("the values that the template makes are more than {} MiB", MAX_MADE >> 20)));
         }
         if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
