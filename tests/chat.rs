@@ -285,10 +285,11 @@ fn streams_cut_no_character_and_no_stop_string_within_one() {
     });
     let tokenizer = Tokenizer::from_bytes(json.to_string().as_bytes()).expect("a tokenizer");
     let text = "aé👩‍👩‍👧東 STÖP après";
-    // Stop strings that end within the bytes of the text's characters would be no text; these end at one.
+    // Each byte is a token, so that all stop strings end within a character's tokens; "ê" begins with the byte of "é".
+    assert_eq!("ê".as_bytes()[0], "é".as_bytes()[0]);
     for (stop, expected) in [(None, text), (Some("東"), "aé👩‍👩‍👧"), (Some("Ö"), "aé👩‍👩‍👧東 ST"), (Some("👧東 S"), "aé👩‍👩‍")]
     {
-        let stops = stop::StopStrings::new(stop).expect("no empty text");
+        let stops = stop::StopStrings::new(["ê"].into_iter().chain(stop)).expect("no empty text");
         let mut stream = TextStream::new(&tokenizer, true, stops);
         let mut shown = String::new();
         let mut stopped = false;
@@ -307,4 +308,35 @@ fn streams_cut_no_character_and_no_stop_string_within_one() {
         }
         assert_eq!((shown.as_str(), stopped), (expected, stop.is_some()));
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_the_answer_and_not_the_conversation() {
+    use std::io::{BufRead, BufReader, Read};
+
+    // An answer of many seconds.
+    let copy = copy();
+    let config = std::fs::read_to_string(copy.path().join("config.json")).expect("a config");
+    let mut config: Value = serde_json::from_str(&config).expect("valid JSON");
+    config["max_position_embeddings"] = Value::from(60_000);
+    std::fs::write(copy.path().join("config.json"), config.to_string()).expect("the file is written");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_sinew"))
+        .args(["chat", "--context", "60000", "--ignore-eos", "--model"])
+        .arg(copy.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut input = child.stdin.take().expect("a pipe");
+    let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
+    input.write_all(b"Hello\n").expect("it reads");
+    output.read_exact(&mut [0]).expect("an answer begins");
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(kill.expect("kill is there").success());
+    input.write_all(b"/stats\n/quit\n").expect("it still reads");
+    let mut rest = Vec::new();
+    output.read_until(b'\0', &mut rest).expect("it still answers");
+    assert!(String::from_utf8_lossy(&rest).contains("1 answers; context"));
+    assert!(child.wait().expect("it ends").success());
 }
