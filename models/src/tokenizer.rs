@@ -205,6 +205,15 @@ thread_local! {
 /// Runs a part of the `tokenizers` crate, which has `unwrap`s on what a `tokenizer.json` may contain. Their panics
 /// become errors, and print nothing.
 fn guarded<T>(what: impl Fn() -> String, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    let failed = |source| Error::Tokenizer { what: what(), source };
+    match quietly(run) {
+        Some(result) => result.map_err(failed),
+        None => Err(failed("the tokenizers library panicked".into())),
+    }
+}
+
+/// Runs what may panic over a file's contents; `None` where it does, with nothing printed.
+pub(crate) fn quietly<T>(run: impl FnOnce() -> T) -> Option<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let previous = panic::take_hook();
@@ -214,16 +223,12 @@ fn guarded<T>(what: impl Fn() -> String, run: impl FnOnce() -> tokenizers::Resul
             }
         }));
     });
-    let failed = |source| Error::Tokenizer { what: what(), source };
     let outer = GUARDED.replace(true);
-    let outcome = catch_unwind(AssertUnwindSafe(run));
-    GUARDED.set(outer);
     // Nothing that was being changed is used after a panic: results are dropped, and the tokenizer's caches sit behind
     // locks that notice.
-    match outcome {
-        Ok(result) => result.map_err(failed),
-        Err(_) => Err(failed("the tokenizers library panicked".into())),
-    }
+    let outcome = catch_unwind(AssertUnwindSafe(run));
+    GUARDED.set(outer);
+    outcome.ok()
 }
 
 /// The longest texts that a model takes, in tokens with the special ones, where its folder says so.
