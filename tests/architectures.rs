@@ -93,7 +93,10 @@ fn every_fixture_has_an_architecture_and_every_architecture_one_in_bf16() {
         assert!(of.iter().any(|c| c.dtypes.contains("bf16")), "{name} has no fixture in bf16");
     }
     for model_type in covered.keys() {
-        assert!(architectures::all().any(|(_, types)| types.contains(&model_type.as_str())), "{model_type} is in no table");
+        assert!(
+            architectures::all().any(|(_, types)| types.contains(&model_type.as_str())),
+            "{model_type} is in no table"
+        );
     }
 }
 

@@ -268,7 +268,7 @@ impl Decoder {
         let normed = &mut self.activations.normed;
         self.norm.run(ctx, self.wanted.read(n)?, normed.write(n)?)?;
         let layout = Layout::contiguous(&[n, self.config.vocab_size])?;
-        head.product.run(ctx, normed.read(n)?, logits.view_mut()?.with_layout(layout.clone())?)?;
+        head.product.run(ctx, normed.read(n)?, logits.view_mut()?.with_layout(layout)?)?;
         match &head.softcap {
             Some(softcap) => Ok(softcap.run(ctx, logits, &layout)?),
             None => Ok(()),

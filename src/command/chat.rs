@@ -66,8 +66,8 @@ struct Total {
 impl Chat {
     pub fn run(&self, machine: &Machine) -> Outcome {
         // Before anything is loaded.
-        let template = ChatTemplate::from_folder(&self.model.model)?;
-        let config = GenerationConfig::from_folder(&self.model.model)?;
+        let template = ChatTemplate::from_folder(self.model.folder()?)?;
+        let config = GenerationConfig::from_folder(self.model.folder()?)?;
         self.sampling.options(&config, 0, 0)?;
         self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
         self.model.tokenizer()?;

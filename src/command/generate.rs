@@ -42,7 +42,7 @@ impl Generate {
         /// Where neither an option nor the checkpoint says how many.
         const MAX_NEW_TOKENS: usize = 128;
         // Before anything is loaded.
-        let config = GenerationConfig::from_folder(&self.model.model)?;
+        let config = GenerationConfig::from_folder(self.model.folder()?)?;
         self.sampling.options(&config, 0, MAX_NEW_TOKENS)?;
         self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
         let prompt = match (&self.prompt, &self.tokens) {

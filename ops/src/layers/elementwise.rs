@@ -99,9 +99,9 @@ impl Softcap {
     /// # Errors
     /// Another dtype than planned, a shared tensor, or a layout that it does not hold.
     pub fn run(&self, ctx: &Context, x: &mut Tensor, layout: &Layout) -> Result<()> {
-        self.shrink.run(ctx, x.view_mut()?.with_layout(layout.clone())?)?;
-        let values = x.view_mut()?.with_layout(layout.clone())?;
+        self.shrink.run(ctx, x.view_mut()?.with_layout(*layout)?)?;
+        let values = x.view_mut()?.with_layout(*layout)?;
         self.tanh.run(ctx, &Elements(layout.elements()), &[None], &[values])?;
-        self.stretch.run(ctx, x.view_mut()?.with_layout(layout.clone())?)
+        self.stretch.run(ctx, x.view_mut()?.with_layout(*layout)?)
     }
 }
