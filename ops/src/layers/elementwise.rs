@@ -68,7 +68,7 @@ impl Scale {
 ///
 /// let ctx = Context::cpu()?;
 /// let mut logits = ctx.tensor(&[0.0f32, 1e6], &[2])?;
-/// let layout = logits.layout().clone();
+/// let layout = *logits.layout();
 /// Softcap::new(&ctx, DType::F32, 30.0)?.run(&ctx, &mut logits, &layout)?;
 /// assert_eq!(logits.to_vec::<f32>()?, [0.0, 30.0]);
 /// # Ok::<(), sinew_ops::Error>(())
