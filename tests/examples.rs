@@ -26,8 +26,8 @@ fn example(name: &str, arguments: &[&str]) -> String {
 #[test]
 fn operators_prints_what_it_computes() {
     let printed = example("operators", &[]);
-    assert!(printed.contains("x · xᵀ =\n[[14, 32],\n [32, 77]]"), "{printed}");
-    assert!(printed.contains("0.26894142"), "{printed}");
+    assert!(printed.contains("x · xᵀ =\n[[14. 32.]\n [32. 77.]]"), "{printed}");
+    assert!(printed.contains("0.2689414"), "{printed}");
 }
 
 #[test]

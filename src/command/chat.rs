@@ -66,10 +66,10 @@ struct Total {
 impl Chat {
     pub fn run(&self, machine: &Machine) -> Outcome {
         // Before anything is loaded.
+        self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
         let template = ChatTemplate::from_folder(self.model.folder()?)?;
         let config = GenerationConfig::from_folder(self.model.folder()?)?;
         self.sampling.options(&config, 0, 0)?;
-        self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
         self.model.tokenizer()?;
         let options = LoadOptions { context: self.context, ..self.model.options(0, &self.stepping) };
         let model = self.model.load(machine, &options)?;

@@ -42,9 +42,9 @@ impl Generate {
         /// Where neither an option nor the checkpoint says how many.
         const MAX_NEW_TOKENS: usize = 128;
         // Before anything is loaded.
+        self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
         let config = GenerationConfig::from_folder(self.model.folder()?)?;
         self.sampling.options(&config, 0, MAX_NEW_TOKENS)?;
-        self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
         let prompt = match (&self.prompt, &self.tokens) {
             (Some(text), _) => self.model.tokenizer()?.encode(text, true)?,
             (None, Some(tokens)) => tokens.0.clone(),

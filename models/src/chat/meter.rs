@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use minijinja::machinery::Span;
 use minijinja::machinery::ast::{self, CallArg, Expr, Spanned, Stmt};
 use minijinja::value::ValueKind;
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, Value, context};
 
 /// No names that a template could write.
 const MADE: &str = "made!";
 const SLICED: &str = "sliced!";
 const KEPT: &str = "kept!";
+const TIMES: &str = "times!";
 
 /// Bytes of one text. A context of a million tokens has about as many.
 pub(super) const MAX_TEXT: usize = 4 << 20;
@@ -28,7 +29,7 @@ const VALUE_BYTES: usize = 32;
 /// Lists in lists: as deep as values may lie, far below where printing one would leave the stack.
 const MAX_DEPTH: usize = 64;
 /// Fuel and sizes bound the time, but not below minutes for the worst of templates.
-const MAX_TIME: Duration = Duration::from_secs(2);
+const MAX_TIME: Duration = Duration::from_secs(1);
 
 /// The account of one rendering.
 #[derive(Debug)]
@@ -106,10 +107,21 @@ pub(super) fn add_filters(env: &mut Environment<'_>, meter: &std::sync::Arc<Mete
         Some(_) => account.made(&value).map(|()| value),
         None => Ok(value),
     });
+    env.add_filter(TIMES, times);
     env.add_filter(KEPT, |value: Value| match holds_namespace(&value, 0) {
         true => Err(refused("a namespace cannot be kept in a namespace")),
         false => Ok(value),
     });
+}
+
+/// A product, which of a text is its repetition, and then refused before it is made.
+fn times(left: Value, right: Value) -> Result<Value, Error> {
+    for (text, count) in [(&left, &right), (&right, &left)] {
+        if let (Some(text), Some(count)) = (text.as_str(), count.as_usize()) {
+            check_text(text.len().saturating_mul(count))?;
+        }
+    }
+    Environment::empty().compile_expression("left * right")?.eval(context! { left, right })
 }
 
 /// A namespace in a namespace could hold itself, and to print it would not end.
@@ -271,11 +283,15 @@ fn expr<'a>(value: &Expr<'a>) -> Result<Expr<'a>, Error> {
             return Ok(filtered(SLICED, Some(slice), node.span()));
         }
         Expr::UnaryOp(node) => {
-            let op = match node.op {
-                ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
-                ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,
-            };
+            let is_not = matches!(node.op, ast::UnaryOpKind::Not);
+            let op = if is_not { ast::UnaryOpKind::Not } else { ast::UnaryOpKind::Neg };
             Expr::UnaryOp(respan(node, ast::UnaryOp { op, expr: expr(&node.expr)? }))
+        }
+        // No operator, which the code generator would compute ahead of all meters where both sides are constants.
+        Expr::BinOp(node) if matches!(node.op, ast::BinOpKind::Mul) => {
+            let (left, right) = (expr(&node.left)?, expr(&node.right)?);
+            let args = vec![CallArg::Pos(right)];
+            Expr::Filter(respan(node, ast::Filter { name: TIMES, expr: Some(left), args }))
         }
         Expr::BinOp(node) => {
             let (left, right) = (expr(&node.left)?, expr(&node.right)?);

@@ -225,3 +225,18 @@ proptest! {
         prop_assert!((sum - 1.0).abs() < 1e-5);
     }
 }
+
+#[test]
+fn logprobs_are_the_softmax_of_what_the_model_said() {
+    let logits = [1.0, 3.0, f32::NEG_INFINITY, 3.0, -200.0];
+    let found = Logprobs::of(&logits, 0, 3);
+    let total: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+    let expected = |logit: f32| (f64::from(logit) - total.ln()) as f32;
+    assert_eq!(found.logprob, expected(1.0));
+    assert_eq!(found.top, [(1, expected(3.0)), (3, expected(3.0)), (0, expected(1.0))]);
+    // No more than can come at all; none where none is asked for; and of what cannot come, minus infinity.
+    assert_eq!(Logprobs::of(&logits, 2, 100).top.len(), 4);
+    assert_eq!(Logprobs::of(&logits, 2, 0), Logprobs { logprob: f32::NEG_INFINITY, top: Vec::new() });
+    // Neither overflows nor vanishes for large logits.
+    assert_eq!(Logprobs::of(&[3e38, -3e38], 0, 1).logprob, 0.0);
+}
