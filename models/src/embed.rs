@@ -1,20 +1,25 @@
-//! An embedding model: an encoder, its tokenizer, pooling and normalisation.
+//! An embedding model: an encoder or a decoder, its tokenizer, pooling and normalisation.
 
+mod backbone;
+
+use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
 
 use sinew_ops::Context;
 
+use self::backbone::Backbone;
 use crate::checkpoint::Checkpoint;
-use crate::encoder::Encoder;
-use crate::load::{Loader, Progress, WeightOptions};
-use crate::tokenizer::{EmbeddingConfig, Pooling, TextLimits, Tokenizer};
+use crate::load::{Loader, Precision, Progress, WeightOptions};
+use crate::pooling::{EmbeddingConfig, Pooling, normalize};
+use crate::tokenizer::{TextLimits, Tokenizer};
 use crate::{Error, ModelConfig, Result};
 
 /// Texts to vectors.
 ///
 /// Texts are cut at `max_seq_length` of `sentence_bert_config.json`, else at `model_max_length` of
-/// `tokenizer_config.json`, special tokens included.
+/// `tokenizer_config.json`, special tokens included. Without a `modules.json`, an encoder's tokens are averaged and the
+/// mean is scaled to length 1; a decoder without one is no embedding model.
 ///
 /// ```no_run
 /// use sinew_models::{EmbeddingModel, WeightOptions};
@@ -27,23 +32,35 @@ use crate::{Error, ModelConfig, Result};
 #[derive(Debug)]
 pub struct EmbeddingModel {
     ctx: Arc<Context>,
-    encoder: Encoder,
+    backbone: Backbone,
     tokenizer: Option<Tokenizer>,
-    pooling: EmbeddingConfig,
+    config: EmbeddingConfig,
+    pooling: Pooling,
     max_tokens: usize,
 }
 
 /// The most texts in one pass.
 const MAX_TEXTS: usize = 32;
-/// Tokens in one pass, where the model's positions are fewer: several texts share a pass.
+/// Tokens in one pass, which several texts share, and which the longest text of an encoder may exceed.
 const PASS_TOKENS: usize = 2048;
 
 impl EmbeddingModel {
+    /// Whether a folder holds an embedding model: an encoder, or what says how its hidden states are pooled.
+    ///
+    /// # Errors
+    /// A config that is missing or damaged, or an architecture that is not supported.
+    pub fn describes(folder: impl AsRef<Path>) -> Result<bool> {
+        let folder = folder.as_ref();
+        let encoder = matches!(ModelConfig::from_folder(folder)?, ModelConfig::Encoder(_));
+        Ok(encoder || EmbeddingConfig::from_folder(folder)?.pooling.is_some())
+    }
+
     /// Loads a folder with `config.json`, safetensors, `tokenizer.json` and, where they are, the files of
     /// sentence-transformers, for the CPU.
     ///
     /// # Errors
-    /// Files that are missing or damaged, an architecture that is not a supported encoder, or out of memory.
+    /// Files that are missing or damaged, an architecture that is not supported, a decoder without a pooling, or out of
+    /// memory.
     pub fn load(folder: impl AsRef<Path>, options: &WeightOptions) -> Result<Self> {
         Self::load_on(Arc::new(Context::cpu()?), folder, options, &mut |_, _| {})
     }
@@ -59,30 +76,24 @@ impl EmbeddingModel {
         progress: Progress<'_>,
     ) -> Result<Self> {
         let folder = folder.as_ref();
-        let config = match ModelConfig::from_folder(folder)? {
-            ModelConfig::Encoder(config) => config,
-            other => {
-                return Err(Error::Unsupported {
-                    what: format!("embedding with the decoder `{}`", other.model_type()),
-                    supported: "encoders (bert)".to_owned(),
-                });
-            }
-        };
+        let model = ModelConfig::from_folder(folder)?;
         let tokenizer = Tokenizer::from_folder_if_present(folder)?;
-        let pooling = EmbeddingConfig::from_folder(folder)?;
-        let max_tokens = TextLimits::from_folder(folder)?.limit(config.max_position_embeddings);
+        let config = EmbeddingConfig::from_folder(folder)?;
+        let (pooling, positions) = match &model {
+            ModelConfig::Encoder(encoder) => (config.pooling.or(Some(Pooling::Mean)), encoder.max_position_embeddings),
+            ModelConfig::Decoder(decoder) => (config.pooling, backbone::longest(decoder)),
+        };
+        let pooling = pooling.ok_or_else(|| Error::Unsupported {
+            what: format!("embedding with the decoder `{}` without a modules.json", model.model_type()),
+            supported: "encoders, and decoders whose modules.json says how tokens are pooled".to_owned(),
+        })?;
+        let max_tokens = TextLimits::from_folder(folder)?.limit(positions);
         let checkpoint = Checkpoint::open(folder, options.load)?;
         ctx.prefetch()?;
         let precision = options.precision(&checkpoint, ctx.device().hardware())?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
-        let rows = config.max_position_embeddings.max(PASS_TOKENS);
-        let encoder = Encoder::load(&mut loader, &config, rows, MAX_TEXTS)?;
-        Ok(Self { ctx, encoder, tokenizer, pooling, max_tokens })
-    }
-
-    /// The encoder.
-    pub fn encoder(&self) -> &Encoder {
-        &self.encoder
+        let backbone = Backbone::load(&mut loader, &model)?;
+        Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
     }
 
     /// The context that it runs on.
@@ -90,9 +101,24 @@ impl EmbeddingModel {
         &self.ctx
     }
 
+    /// Dtypes of weights, activations and products.
+    pub fn precision(&self) -> Precision {
+        self.backbone.precision()
+    }
+
+    /// Values in a vector.
+    pub fn hidden_size(&self) -> usize {
+        self.backbone.hidden_size()
+    }
+
     /// The most tokens of a text that are read, special ones included.
     pub fn max_tokens(&self) -> usize {
         self.max_tokens
+    }
+
+    /// Pooling, normalisation and prompts, as the model's files have them.
+    pub fn config(&self) -> &EmbeddingConfig {
+        &self.config
     }
 
     /// The last hidden states of one text given as tokens, `[tokens, hidden_size]`.
@@ -104,44 +130,72 @@ impl EmbeddingModel {
             return Err(Error::Input("the text has no token".to_owned()));
         }
         self.check_length(tokens)?;
-        let Self { ctx, encoder, .. } = self;
-        encoder.forward(ctx, &[tokens])
+        let states = self.backbone.run(&self.ctx, &[tokens], false)?;
+        Ok(states.concat())
     }
 
     fn check_length(&self, tokens: &[u32]) -> Result<()> {
-        let (length, positions) = (tokens.len(), self.encoder.config().max_position_embeddings);
+        let (length, positions) = (tokens.len(), self.backbone.longest());
         if length > positions {
             return Err(Error::Input(format!("a text of {length} tokens; the model has {positions} positions")));
         }
         Ok(())
     }
 
-    /// One vector for each text, in order.
+    /// One vector for each text, in order, with the prompt that the model's files name as the default.
     ///
     /// # Errors
     /// A model without a tokenizer, or a text that cannot be tokenized.
     pub fn embed<T: AsRef<str>>(&mut self, texts: &[T]) -> Result<Vec<Vec<f32>>> {
+        self.embed_prompted(None, texts)
+    }
+
+    /// One vector for each text, in order, with the prompt of this name.
+    ///
+    /// # Errors
+    /// A name that the model's files do not have, and those of [`EmbeddingModel::embed`].
+    pub fn embed_as<T: AsRef<str>>(&mut self, prompt_name: &str, texts: &[T]) -> Result<Vec<Vec<f32>>> {
+        self.embed_prompted(Some(prompt_name), texts)
+    }
+
+    fn embed_prompted<T: AsRef<str>>(&mut self, prompt_name: Option<&str>, texts: &[T]) -> Result<Vec<Vec<f32>>> {
+        let prompt = self.config.prompt(prompt_name)?;
+        let skipped = match prompt {
+            "" => 0,
+            _ if self.config.include_prompt => 0,
+            _ => self.prompt_tokens(prompt)?,
+        };
+        let encoded = texts.iter().map(|text| {
+            let text = text.as_ref();
+            let tokens = self.encode(&format!("{prompt}{text}"), self.max_tokens)?;
+            if tokens.len() <= skipped {
+                let line = crate::printable(text);
+                return Err(Error::Input(format!("the text `{line}` has no token")));
+            }
+            Ok(tokens)
+        });
+        let encoded = encoded.collect::<Result<Vec<_>>>()?;
+        self.embed_from(&encoded, skipped)
+    }
+
+    fn encode(&self, text: &str, max_tokens: usize) -> Result<Vec<u32>> {
         let tokenizer = self
             .tokenizer
             .as_ref()
             .ok_or_else(|| Error::Input("the model has no tokenizer.json, which embedding texts needs".to_owned()))?;
-        let encoded = texts
-            .iter()
-            .map(|text| {
-                let lower;
-                let mut text = text.as_ref();
-                if self.pooling.do_lower_case {
-                    lower = text.to_lowercase();
-                    text = &lower;
-                }
-                let encoded = tokenizer.encode_within(text, self.max_tokens)?;
-                if encoded.ids.is_empty() {
-                    return Err(Error::Input(format!("the text `{text}` has no token")));
-                }
-                Ok(encoded.ids)
-            })
-            .collect::<Result<Vec<_>>>()?;
-        self.embed_tokens(&encoded)
+        let encoded = match self.config.do_lower_case {
+            true => tokenizer.encode_within(&text.to_lowercase(), max_tokens)?,
+            false => tokenizer.encode_within(text, max_tokens)?,
+        };
+        Ok(encoded.ids)
+    }
+
+    /// Tokens of a prompt before a text. As sentence-transformers counts them: those of the prompt alone, without a
+    /// special one at its end.
+    fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
+        let tokens = self.encode(prompt, self.max_tokens)?;
+        let special = |&token: &u32| self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_special(token));
+        Ok(tokens.len() - usize::from(tokens.last().is_some_and(special)))
     }
 
     /// One vector for each text given as tokens, in order.
@@ -152,52 +206,40 @@ impl EmbeddingModel {
         if texts.iter().any(Vec::is_empty) {
             return Err(Error::Input("a text has no token".to_owned()));
         }
+        self.embed_from(texts, 0)
+    }
+
+    /// One vector for each text, of all but its first `skipped` tokens.
+    fn embed_from(&mut self, texts: &[Vec<u32>], skipped: usize) -> Result<Vec<Vec<f32>>> {
         texts.iter().try_for_each(|tokens| self.check_length(tokens))?;
-        let mut vectors = Vec::with_capacity(texts.len());
-        let mut rest = texts;
+        // Texts of like length share a pass: who shares it changes no bit, and attention is planned for the longest.
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by_key(|&i| Reverse(texts[i].len()));
+        let mut vectors = vec![Vec::new(); texts.len()];
+        let mut rest = &order[..];
         while !rest.is_empty() {
-            // As many texts as fit in a pass: whoever shares it changes no bit of the others.
             let mut tokens = 0;
-            let fitting = rest.iter().take(MAX_TEXTS).take_while(|ids| {
-                tokens += ids.len();
-                tokens <= self.encoder.max_rows()
+            let fitting = rest.iter().take(MAX_TEXTS).take_while(|&&i| {
+                tokens += texts[i].len();
+                tokens <= self.backbone.max_rows()
             });
             let (pass, later) = rest.split_at(fitting.count().max(1));
-            let ids: Vec<&[u32]> = pass.iter().map(Vec::as_slice).collect();
-            let Self { ctx, encoder, .. } = self;
-            let states = encoder.forward(ctx, &ids)?;
-            let width = self.encoder.config().hidden_size;
-            let mut start = 0;
-            for ids in pass {
-                let end = start + ids.len() * width;
-                vectors.push(self.pool(&states[start..end], width));
-                start = end;
+            let ids: Vec<&[u32]> = pass.iter().map(|&i| texts[i].as_slice()).collect();
+            let last = self.pooling == Pooling::LastToken;
+            for (&i, states) in pass.iter().zip(self.backbone.run(&self.ctx, &ids, last)?) {
+                let skipped = if last { 0 } else { skipped * self.hidden_size() };
+                vectors[i] = self.vector(&states[skipped..]);
             }
             rest = later;
         }
         Ok(vectors)
     }
 
-    /// The vector of one text from those of its tokens. Sums are f64: they are short and their error would show in the
-    /// last digits.
-    fn pool(&self, states: &[f32], width: usize) -> Vec<f32> {
-        let tokens = states.len() / width.max(1);
-        let mut vector = vec![0.0f64; width];
-        let rows = match self.pooling.pooling {
-            Pooling::Mean => 0..tokens,
-            Pooling::Cls => 0..1,
-            Pooling::LastToken => tokens - 1..tokens,
-        };
-        let weight = 1.0 / rows.len() as f64;
-        for row in states.chunks_exact(width).take(rows.end).skip(rows.start) {
-            for (sum, x) in vector.iter_mut().zip(row) {
-                *sum += f64::from(*x) * weight;
-            }
-        }
-        if self.pooling.normalize {
-            // sentence-transformers divides by the norm, or by 1e-12 where it is smaller.
-            let norm = vector.iter().map(|x| x * x).sum::<f64>().sqrt().max(1e-12);
-            vector.iter_mut().for_each(|x| *x /= norm);
+    /// The vector of one text from those of its tokens.
+    fn vector(&self, states: &[f32]) -> Vec<f32> {
+        let mut vector = self.pooling.pool(states, self.hidden_size());
+        if self.config.normalize {
+            normalize(&mut vector);
         }
         vector.into_iter().map(|x| x as f32).collect()
     }

@@ -1,67 +1,57 @@
-//! The encoder: BERT.
+//! The encoder: one description with switches for BERT, RoBERTa and ModernBERT.
 //!
 //! ```text
-//! x = layer_norm(word[token] + position[i] + type[0])
-//! x = layer_norm(x + O · attention(Q·x, K·x, V·x))
-//! x = layer_norm(x + W₂ · act(W₁ · x))
+//! x = layer_norm(word[token] + position[i] + type[0])        norms after     x = layer_norm(word[token])      norms first
+//! x = layer_norm(x + O · attention(Q·x, K·x, V·x))                           x += O · attention(rope(Q·n), rope(K·n), V·n)
+//! x = layer_norm(x + W₂ · act(W₁ · x))                                       x += W₂ · (act(gate·n) ⊙ up·n)
 //! ```
-//! Activations are f32 in memory; products round them to bf16 where the weights are bf16.
+//! where `n = layer_norm(x)`, and one more norm follows the last layer. Activations are f32 in memory; products round
+//! them to bf16 where the weights are bf16.
+
+mod layer;
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Attention, AttentionOptions, Embedding, Inputs, Linear, LinearOptions, Norm, Sequences};
+use sinew_ops::layers::{Embedding, Norm, NormOptions, Rotary, Sequences};
 use sinew_tensor::DType;
 
-use crate::load::{Loader, Precision};
-use crate::scratch::{Heads, Rows, Values};
+use self::layer::{Activations, Layer, Step};
+use crate::config::{Positions, RopeConfig};
+use crate::load::{Loader, Part, Precision};
+use crate::scratch::Values;
 use crate::{EncoderConfig, Error, Result};
 
-/// A BERT encoder whose weights are packed and whose every pass is planned.
+/// An encoder whose weights are packed and whose every pass is planned.
 #[derive(Debug)]
 pub struct Encoder {
     config: EncoderConfig,
     precision: Precision,
-    embeddings: [Embedding; 3],
+    word: Embedding,
+    places: Places,
+    token_types: Option<(Embedding, Values)>,
     embedding_norm: Norm,
     layers: Vec<Layer>,
+    final_norm: Option<Norm>,
     inputs: PassInputs,
     activations: Activations,
     max_rows: usize,
     max_sequences: usize,
 }
 
-/// Attention and feed-forward, each added to the residual stream and normed.
+/// Where tokens are, as the model learns it.
 #[derive(Debug)]
-struct Layer {
-    qkv: Linear,
-    attention: Attention,
-    output: Linear,
-    attention_norm: Norm,
-    up: Linear,
-    down: Linear,
-    output_norm: Norm,
-    /// Of queries, keys and values in a row of `qkv`.
-    heads: [Heads; 3],
+enum Places {
+    /// Rows of a table, u32, of which a text's first token has `first`, and padding its own.
+    Learned { table: Box<Embedding>, rows: Values, first: u32, padding: Option<u32> },
+    /// Turns of queries and keys in layers that see all tokens, and in those with a window, by positions i32.
+    Rotary { turns: Box<[Rotary; 2]>, positions: Values },
 }
 
 /// What the host gives to a pass.
 #[derive(Debug)]
 struct PassInputs {
-    /// Of tokens, positions and types, as the embeddings take them.
-    ids: [Values; 3],
+    tokens: Values,
     query_start: Values,
     kv_len: Values,
-}
-
-/// Activations of one pass; every layer uses the same.
-#[derive(Debug)]
-struct Activations {
-    /// The residual stream between layers.
-    hidden: Rows,
-    /// The residual stream between attention and feed-forward: a norm reads one and writes the other.
-    middle: Rows,
-    qkv: Rows,
-    attended: Rows,
-    up: Rows,
 }
 
 impl Encoder {
@@ -76,30 +66,54 @@ impl Encoder {
         max_sequences: usize,
     ) -> Result<Self> {
         let ctx = loader.context().clone();
-        let prefix = loader.prefix("embeddings.word_embeddings.weight", &["", "bert.", "model."])?;
+        let names = config.names;
+        let prefix = loader.prefix(&format!("{}.weight", names.word), names.prefixes)?;
         let mut table = |name: &str, rows: usize| -> Result<Embedding> {
-            let table = loader.table(&format!("{prefix}embeddings.{name}.weight"), rows, config.hidden_size)?;
+            let table = loader.table(Part::whole(format!("{prefix}{name}"), rows), config.hidden_size)?;
             Ok(Embedding::table(&ctx, table, DType::F32)?)
         };
-        let embeddings = [
-            table("word_embeddings", config.vocab_size)?,
-            table("position_embeddings", config.max_position_embeddings)?,
-            table("token_type_embeddings", config.type_vocab_size)?,
-        ];
-        let embedding_norm = norm(loader, config, &format!("{prefix}embeddings.LayerNorm"), max_rows)?;
+        let word = table(names.word, config.vocab_size)?;
+        let places = match &config.positions {
+            &Positions::Learned { first, padding } => Places::Learned {
+                table: Box::new(table(names.positions, first as usize + config.max_position_embeddings)?),
+                rows: Values::new(&ctx, DType::U32, max_rows)?,
+                first,
+                padding,
+            },
+            Positions::Rotary { full, local } => {
+                let (positions, head_dim) = (config.max_position_embeddings, config.head_dim);
+                let turn = |rope: &RopeConfig| -> Result<Rotary> {
+                    let (inv_freq, scale) = rope.frequencies(head_dim, positions);
+                    Ok(Rotary::new(&ctx, &inv_freq, scale, positions, head_dim, DType::F32)?)
+                };
+                let turns = Box::new([turn(full)?, turn(local)?]);
+                Places::Rotary { turns, positions: Values::new(&ctx, DType::I32, max_rows)? }
+            }
+        };
+        let token_types = match config.type_vocab_size {
+            0 => None,
+            rows => Some((table(names.token_types, rows)?, Values::new(&ctx, DType::U32, max_rows)?)),
+        };
+        let embedding_norm = norm(loader, config, &format!("{prefix}{}", names.embedding_norm), max_rows)?;
         let layers = (0..config.num_hidden_layers)
-            .map(|index| Layer::load(loader, config, &format!("{prefix}encoder.layer.{index}."), max_rows))
+            .map(|index| Layer::load(loader, config, prefix, index, max_rows))
             .collect::<Result<_>>()?;
+        let final_norm = match config.norm_first {
+            true => Some(norm(loader, config, &format!("{prefix}{}", names.final_norm), max_rows)?),
+            false => None,
+        };
         loader.finish();
-        let ids = || Values::new(&ctx, DType::U32, max_rows);
         Ok(Self {
             config: config.clone(),
             precision: loader.precision(),
-            embeddings,
+            word,
+            places,
+            token_types,
             embedding_norm,
             layers,
+            final_norm,
             inputs: PassInputs {
-                ids: [ids()?, ids()?, ids()?],
+                tokens: Values::new(&ctx, DType::U32, max_rows)?,
                 query_start: Values::new(&ctx, DType::I32, max_sequences + 1)?,
                 kv_len: Values::new(&ctx, DType::I32, max_sequences)?,
             },
@@ -124,45 +138,24 @@ impl Encoder {
         self.max_rows
     }
 
+    /// The most texts in one pass.
+    pub fn max_sequences(&self) -> usize {
+        self.max_sequences
+    }
+
     /// The last hidden states of `texts`, f32 `[tokens of all texts, hidden_size]`, text after text.
     ///
     /// # Errors
     /// A token that is not in the vocabulary, a text longer than the model's positions, or more tokens than
     /// [`Encoder::max_rows`].
     pub fn forward(&mut self, ctx: &Context, texts: &[&[u32]]) -> Result<Vec<f32>> {
-        let c = &self.config;
-        let rows: usize = texts.iter().map(|t| t.len()).sum();
-        if rows == 0 {
+        self.check(texts)?;
+        let n: usize = texts.iter().map(|text| text.len()).sum();
+        if n == 0 {
             return Ok(Vec::new());
         }
-        if rows > self.max_rows || texts.len() > self.max_sequences {
-            let (n, most_rows, most) = (texts.len(), self.max_rows, self.max_sequences);
-            let reason = format!("{rows} tokens in {n} texts, planned for {most_rows} tokens in {most}");
-            return Err(Error::Input(reason));
-        }
-        let (mut tokens, mut positions) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-        let (mut query_start, mut kv_len) = (vec![0i32], Vec::new());
-        for text in texts {
-            if text.len() > c.max_position_embeddings {
-                let limit = c.max_position_embeddings;
-                return Err(Error::Input(format!("a text of {} tokens; the model has {limit} positions", text.len())));
-            }
-            if let Some(token) = text.iter().find(|&&t| t as usize >= c.vocab_size) {
-                let vocab = c.vocab_size;
-                return Err(Error::Input(format!("token {token} is not in the vocabulary of {vocab} tokens")));
-            }
-            tokens.extend_from_slice(text);
-            positions.extend(0..text.len() as u32);
-            query_start.push(tokens.len() as i32);
-            kv_len.push(text.len() as i32);
-        }
-        let types = vec![0u32; rows];
-        for (ids, values) in self.inputs.ids.iter_mut().zip([&tokens, &positions, &types]) {
-            ids.upload(ctx, values)?;
-        }
-        self.inputs.query_start.upload(ctx, &query_start)?;
-        self.inputs.kv_len.upload(ctx, &kv_len)?;
-        let longest = texts.iter().map(|t| t.len()).max().unwrap_or(0);
+        self.upload(ctx, texts, n)?;
+        let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
         let sequences = Sequences {
             query_start: self.inputs.query_start.read()?,
             kv_len: self.inputs.kv_len.read()?,
@@ -171,100 +164,101 @@ impl Encoder {
             max_kv: longest,
         };
 
-        let x = &mut self.activations;
-        let [word, position, kind] = &self.embeddings;
-        let [tokens, positions, kinds] = &self.inputs.ids;
-        word.run(ctx, tokens.read()?, x.middle.write(rows)?)?;
-        for (embedding, ids) in [(position, positions), (kind, kinds)] {
-            embedding.run(ctx, ids.read()?, x.hidden.write(rows)?)?;
-            sinew_ops::add_assign(ctx, x.middle.write(rows)?, x.hidden.read(rows)?)?;
-        }
-        self.embedding_norm.run(ctx, x.middle.read(rows)?, x.hidden.write(rows)?)?;
-        for layer in &self.layers {
-            layer.run(ctx, rows, sequences, x)?;
-        }
-        x.hidden.to_vec(ctx, rows)
-    }
-}
-
-impl Activations {
-    fn new(ctx: &Context, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
-        let rows = |width: usize| Rows::new(ctx, DType::F32, max_rows, width);
-        let hidden = config.hidden_size;
-        Ok(Self {
-            hidden: rows(hidden)?,
-            middle: rows(hidden)?,
-            qkv: rows(3 * hidden)?,
-            attended: rows(hidden)?,
-            up: rows(config.intermediate_size)?,
-        })
-    }
-}
-
-impl Layer {
-    fn load(loader: &mut Loader<'_>, config: &EncoderConfig, prefix: &str, rows: usize) -> Result<Self> {
-        let compute = loader.precision().compute;
-        let (hidden, width) = (config.hidden_size, config.intermediate_size);
-        let (num_heads, head_dim) = (config.num_attention_heads, config.head_dim);
-        let part = |name: &str, n: usize| (format!("{prefix}{name}"), n);
-        let product = LinearOptions::new(DType::F32, DType::F32, compute);
-        // The residual stream is the product's own output: x += W·y.
-        let into_residual = product.clone().accumulate();
-        let activated = LinearOptions { activation: Some(config.hidden_act), ..product.clone() };
-        let attention = AttentionOptions {
-            num_heads,
-            num_kv_heads: num_heads,
-            head_dim,
-            q: DType::F32,
-            kv: DType::F32,
-            output: DType::F32,
-            compute,
-            scale: (head_dim as f64).powf(-0.5) as f32,
-            causal: false,
-            window: None,
-            block_size: None,
-            mask: None,
+        let Activations { hidden, middle, scratch } = &mut self.activations;
+        self.word.run(ctx, self.inputs.tokens.read()?, middle.write(n)?)?;
+        let learned = match &self.places {
+            Places::Learned { table, rows, .. } => Some((&**table, rows)),
+            Places::Rotary { .. } => None,
         };
-        let qkv = ["query", "key", "value"].map(|name| part(&format!("attention.self.{name}"), hidden));
-        let output = [part("attention.output.dense", hidden)];
-        let up = [part("intermediate.dense", width)];
-        let down = [part("output.dense", hidden)];
-        let ctx = loader.context().clone();
-        Ok(Self {
-            qkv: loader.linear(&qkv, hidden, true, product, rows)?,
-            attention: Attention::new(&ctx, attention, rows, config.max_position_embeddings)?,
-            output: loader.linear(&output, hidden, true, into_residual.clone(), rows)?,
-            attention_norm: norm(loader, config, &format!("{prefix}attention.output.LayerNorm"), rows)?,
-            up: loader.linear(&up, hidden, true, activated, rows)?,
-            down: loader.linear(&down, width, true, into_residual, rows)?,
-            output_norm: norm(loader, config, &format!("{prefix}output.LayerNorm"), rows)?,
-            heads: Heads::qkv(num_heads, num_heads, head_dim),
-        })
+        let token_types = self.token_types.as_ref().map(|(table, rows)| (table, rows));
+        for (table, rows) in learned.into_iter().chain(token_types) {
+            table.run(ctx, rows.read()?, hidden.write(n)?)?;
+            sinew_ops::add_assign(ctx, middle.write(n)?, hidden.read(n)?)?;
+        }
+        self.embedding_norm.run(ctx, middle.read(n)?, hidden.write(n)?)?;
+        for (layer, window) in self.layers.iter().zip(&self.config.window) {
+            let turn = match &self.places {
+                Places::Learned { .. } => None,
+                Places::Rotary { turns, positions } => Some((&turns[usize::from(window.is_some())], positions.read()?)),
+            };
+            layer.run(Step { ctx, n, sequences, turn }, hidden, middle, scratch)?;
+        }
+        match &self.final_norm {
+            None => hidden.to_vec(ctx, n),
+            Some(norm) => {
+                norm.run(ctx, hidden.read(n)?, middle.write(n)?)?;
+                middle.to_vec(ctx, n)
+            }
+        }
     }
 
-    /// `x = norm(x + attention(x))`, then `x = norm(x + feed_forward(x))`.
-    fn run(&self, ctx: &Context, n: usize, sequences: Sequences<'_>, x: &mut Activations) -> Result<()> {
-        self.attend(ctx, n, sequences, x)?;
-        self.feed_forward(ctx, n, x)
+    fn check(&self, texts: &[&[u32]]) -> Result<()> {
+        let rows: usize = texts.iter().map(|text| text.len()).sum();
+        let (n, most_rows, most) = (texts.len(), self.max_rows, self.max_sequences);
+        if rows > most_rows || n > most {
+            let reason = format!("{rows} tokens in {n} texts, planned for {most_rows} tokens in {most}");
+            return Err(Error::Input(reason));
+        }
+        let (longest, vocab) = (self.config.max_position_embeddings, self.config.vocab_size);
+        for text in texts {
+            if text.len() > longest {
+                return Err(Error::Input(format!(
+                    "a text of {} tokens; the model has {longest} positions",
+                    text.len()
+                )));
+            }
+            if let Some(token) = text.iter().find(|&&t| t as usize >= vocab) {
+                return Err(Error::Input(format!("token {token} is not in the vocabulary of {vocab} tokens")));
+            }
+        }
+        Ok(())
     }
 
-    fn attend(&self, ctx: &Context, n: usize, sequences: Sequences<'_>, x: &mut Activations) -> Result<()> {
-        self.qkv.run(ctx, x.hidden.read(n)?, x.qkv.write(n)?)?;
-        let [q, k, v] = self.heads;
-        let inputs =
-            Inputs { q: x.qkv.read_heads(n, q)?, k: x.qkv.read_heads(n, k)?, v: x.qkv.read_heads(n, v)?, mask: None };
-        self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?;
-        self.output.run(ctx, x.attended.read(n)?, x.hidden.write(n)?)?;
-        Ok(self.attention_norm.run(ctx, x.hidden.read(n)?, x.middle.write(n)?)?)
+    fn upload(&mut self, ctx: &Context, texts: &[&[u32]], n: usize) -> Result<()> {
+        let mut tokens = Vec::with_capacity(n);
+        let (mut query_start, mut kv_len) = (vec![0i32], Vec::with_capacity(texts.len()));
+        for text in texts {
+            tokens.extend_from_slice(text);
+            query_start.push(tokens.len() as i32);
+            kv_len.push(text.len() as i32);
+        }
+        match &mut self.places {
+            Places::Learned { rows, first, padding, .. } => {
+                let of = texts.iter().flat_map(|text| learned_rows(text, *first, *padding));
+                rows.upload(ctx, &of.collect::<Vec<_>>())?;
+            }
+            Places::Rotary { positions, .. } => {
+                let of = texts.iter().flat_map(|text| 0..text.len() as i32);
+                positions.upload(ctx, &of.collect::<Vec<_>>())?;
+            }
+        }
+        if let Some((_, types)) = &mut self.token_types {
+            types.upload(ctx, &vec![0u32; n])?;
+        }
+        self.inputs.tokens.upload(ctx, &tokens)?;
+        self.inputs.query_start.upload(ctx, &query_start)?;
+        self.inputs.kv_len.upload(ctx, &kv_len)
     }
+}
 
-    fn feed_forward(&self, ctx: &Context, n: usize, x: &mut Activations) -> Result<()> {
-        self.up.run(ctx, x.middle.read(n)?, x.up.write(n)?)?;
-        self.down.run(ctx, x.up.read(n)?, x.middle.write(n)?)?;
-        Ok(self.output_norm.run(ctx, x.middle.read(n)?, x.hidden.write(n)?)?)
-    }
+/// The rows of a text's tokens in a table of positions.
+fn learned_rows(text: &[u32], first: u32, padding: Option<u32>) -> impl Iterator<Item = u32> {
+    let mut next = first;
+    text.iter().map(move |&token| match padding {
+        Some(padding) if token == padding => padding,
+        _ => {
+            next += 1;
+            next - 1
+        }
+    })
 }
 
 fn norm(loader: &mut Loader<'_>, config: &EncoderConfig, name: &str, max_rows: usize) -> Result<Norm> {
-    loader.layer_norm(name, config.hidden_size, config.layer_norm_eps, [DType::F32; 2], max_rows)
+    let (width, eps) = (config.hidden_size, config.layer_norm_eps);
+    if config.norm_bias {
+        return loader.layer_norm(name, width, eps, [DType::F32; 2], max_rows);
+    }
+    let weight = loader.vector(&format!("{name}.weight"), width)?;
+    let options = NormOptions::layer(eps, weight, None, DType::F32, DType::F32);
+    Ok(Norm::new(loader.context(), options, max_rows)?)
 }

@@ -91,6 +91,15 @@ pub enum Error {
         source: Box<dyn StdError + Send + Sync>,
     },
 
+    /// A chat template that cannot be rendered, or that refuses the conversation.
+    #[error("{file}: {problem}")]
+    Template {
+        /// The file that it came from.
+        file: String,
+        /// What is wrong, and in which line.
+        problem: String,
+    },
+
     /// The text does not fit.
     #[error("{0}")]
     Text(String),

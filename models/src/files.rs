@@ -160,6 +160,11 @@ impl<'a> Fields<'a> {
         self.read(name, "a positive number", |value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0))
     }
 
+    pub(crate) fn positives(&self, name: &str) -> Result<Option<Vec<f64>>> {
+        let positive = |value: &Value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0);
+        self.read(name, "a list of positive numbers", |value| value.as_array()?.iter().map(positive).collect())
+    }
+
     pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>> {
         self.read(name, "true or false", Value::as_bool)
     }

@@ -14,7 +14,7 @@ use crate::checkpoint::Checkpoint;
 use crate::decoder::{Decoder, Limits};
 use crate::draw::Draw;
 use crate::load::{Loader, Precision, WeightOptions};
-use crate::sampling::{Asked, History, Sampler, SamplingParams, argmax};
+use crate::sampling::{Asked, History, Logprobs, Sampler, SamplingParams, argmax};
 use crate::stop::{StopStrings, TextStream};
 use crate::tokenizer::Tokenizer;
 use crate::{DecoderConfig, Error, ModelConfig, Result};
@@ -24,7 +24,8 @@ use crate::{DecoderConfig, Error, ModelConfig, Result};
 pub struct LoadOptions {
     /// The weights.
     pub weights: WeightOptions,
-    /// Tokens of one sequence, prompt and answer; what the config allows, at most 4,096, where it is `None`.
+    /// Tokens of one sequence, prompt and answer; [`DecoderConfig::usual_context`] where it is `None`. A rotary embedding
+    /// that depends on the length of sequences is that of this length for all of them.
     pub context: Option<usize>,
     /// Tokens in one step of a prompt.
     pub prefill_chunk: usize,
@@ -60,11 +61,53 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// Go on past end-of-sequence tokens, as benchmarks do.
     pub ignore_eos: bool,
+    /// Report each token's log probability, and those of this many of the most probable. The logits of each step then
+    /// come to the host, also from a device that draws itself.
+    pub logprobs: Option<usize>,
 }
 
 impl Default for GenerateOptions {
     fn default() -> Self {
-        Self { max_new_tokens: 128, sampling: SamplingParams::default(), stop: Vec::new(), ignore_eos: false }
+        Self {
+            max_new_tokens: 128,
+            sampling: SamplingParams::default(),
+            stop: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+        }
+    }
+}
+
+/// A sequence that is kept between answers, so that the next prompt is run only from where it differs.
+///
+/// It holds blocks of the cache: a model that was loaded for one sequence has none for others meanwhile.
+#[derive(Debug)]
+pub struct Session {
+    sequence: Sequence,
+    /// The tokens whose keys and values are in the cache.
+    tokens: Vec<u32>,
+}
+
+impl Session {
+    /// The tokens that are in the cache.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Forgets what differs from `prompt`, and returns the tokens that are left. The last of the prompt is always to be
+    /// run: its logits are asked for.
+    fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize> {
+        let run = &prompt[..prompt.len().saturating_sub(1)];
+        let common = self.tokens.iter().zip(run).take_while(|(a, b)| a == b).count();
+        self.tokens.truncate(common);
+        self.sequence.truncate(common)?;
+        Ok(common)
+    }
+
+    /// After an answer, or the part of one: what the sequence has of `tokens`.
+    fn has(&mut self, tokens: impl Iterator<Item = u32>) {
+        self.tokens.clear();
+        self.tokens.extend(tokens.take(self.sequence.len()));
     }
 }
 
@@ -103,6 +146,10 @@ pub struct Generation {
     pub finish: Finish,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// How many of them were in the cache already.
+    pub cached_tokens: usize,
+    /// One for each token, where they were asked for.
+    pub logprobs: Vec<Logprobs>,
     /// Time for the prompt, first token included; zero for a prompt that was not run to its end.
     pub prefill: Duration,
     /// Time for the tokens after the first.
@@ -183,10 +230,8 @@ impl LanguageModel {
     ) -> Result<Self> {
         ctx.prefetch()?;
         let precision = options.weights.precision(checkpoint, ctx.device().hardware())?;
-        // Unasked, the cache is not made for contexts that few prompts fill.
-        const DEFAULT_CONTEXT: usize = 4096;
-        let longest = config.max_position_embeddings;
-        let context = options.context.unwrap_or(longest.min(DEFAULT_CONTEXT));
+        let longest = config.longest_context();
+        let context = options.context.unwrap_or(config.usual_context());
         if context == 0 || context > longest {
             return Err(Error::Input(format!("a context of {context} tokens; the model has {longest} positions")));
         }
@@ -204,7 +249,7 @@ impl LanguageModel {
         let layout = cache_layout(&ctx, config, precision, &limits)?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
-        let cache = KvCache::new(&ctx, config.num_hidden_layers, layout)?;
+        let cache = KvCache::new(&ctx, config.num_hidden_layers(), layout)?;
         let max_logits = decoder.limits().max_logits;
         let logits = ctx.uninitialised(DType::F32, &[max_logits, config.vocab_size])?;
         let draw = match logits.buffer().host_ptr() {
@@ -415,10 +460,27 @@ impl LanguageModel {
         options: &GenerateOptions,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation> {
-        let mut sampler = Sampler::new(options.sampling.clone())?;
-        let tokenizer = self.tokenizer.clone();
-        let stops = StopStrings::new(options.stop.iter().map(String::as_str))?;
-        let mut text = tokenizer.as_deref().map(|tokenizer| TextStream::new(tokenizer, true, stops));
+        self.generate_in(&mut self.session(), prompt, options, on_text)
+    }
+
+    /// An empty session.
+    pub fn session(&self) -> Session {
+        Session { sequence: self.sequence(), tokens: Vec::new() }
+    }
+
+    /// [`LanguageModel::generate`] in a session: tokens at the beginning of the prompt that it has are not run again. The
+    /// answer is that of [`LanguageModel::generate`], to the bit.
+    ///
+    /// # Errors
+    /// Those of [`LanguageModel::generate`]. The session stays usable.
+    pub fn generate_in(
+        &mut self,
+        session: &mut Session,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        let sampler = Sampler::new(options.sampling.clone())?;
         self.check_prompt(0, prompt)?;
         let room = options.max_new_tokens.min(self.decoder.limits().context.saturating_sub(prompt.len()) + 1);
         let mut answer = Generation {
@@ -426,23 +488,44 @@ impl LanguageModel {
             text: String::new(),
             finish: Finish::Length,
             prompt_tokens: prompt.len(),
+            cached_tokens: session.keep_prefix(prompt)?,
+            logprobs: Vec::new(),
             prefill: Duration::ZERO,
             decode: Duration::ZERO,
         };
+        let outcome = self.answer(&mut session.sequence, prompt, options, sampler, &mut answer, on_text);
+        session.has(prompt.iter().chain(&answer.tokens).copied());
+        outcome.map(|()| answer)
+    }
+
+    /// Runs what `sequence` does not have of the prompt, and then token after token, into `answer`.
+    fn answer(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        mut sampler: Sampler,
+        answer: &mut Generation,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let tokenizer = self.tokenizer.clone();
+        let stops = StopStrings::new(options.stop.iter().map(String::as_str))?;
+        let mut text = tokenizer.as_deref().map(|tokenizer| TextStream::new(tokenizer, true, stops));
         if options.max_new_tokens == 0 {
-            return Ok(answer);
+            return Ok(());
         }
         let mut show = |answer: &mut Generation, piece: &str| {
             answer.text.push_str(piece);
             // Asked at every token, so that an answer can be ended while no text comes.
             on_text(piece)
         };
+        let logprobs = options.logprobs;
         let start = Instant::now();
-        let mut sequence = self.sequence();
-        let choose = |model: &mut Self| model.choose(&mut sampler, History { prompt, generated: &[] });
-        let Some(mut token) = self.prefill_then(&mut sequence, prompt, &mut || show(&mut answer, ""), choose)? else {
+        let choose = |model: &mut Self| model.choose(&mut sampler, History { prompt, generated: &[] }, logprobs);
+        let rest = &prompt[answer.cached_tokens..];
+        let Some((mut token, mut chosen)) = self.prefill_then(sequence, rest, &mut || show(answer, ""), choose)? else {
             answer.finish = Finish::Cancelled;
-            return Ok(answer);
+            return Ok(());
         };
         let first = Instant::now();
         loop {
@@ -451,8 +534,9 @@ impl LanguageModel {
                 break;
             }
             answer.tokens.push(token);
+            answer.logprobs.extend(chosen);
             let piece = text.as_mut().map(|text| text.push(token)).transpose()?.unwrap_or_default();
-            if show(&mut answer, &piece.text).is_break() {
+            if show(answer, &piece.text).is_break() {
                 answer.finish = Finish::Cancelled;
                 break;
             }
@@ -464,8 +548,8 @@ impl LanguageModel {
                 break;
             }
             let history = History { prompt, generated: &answer.tokens };
-            let choose = |model: &mut Self| model.choose(&mut sampler, history);
-            token = self.decode_then(std::slice::from_mut(&mut sequence), &[token], choose)?;
+            let choose = |model: &mut Self| model.choose(&mut sampler, history, logprobs);
+            (token, chosen) = self.decode_then(std::slice::from_mut(sequence), &[token], choose)?;
         }
         let end = Instant::now();
         if let Some(text) = text.as_mut().filter(|_| matches!(answer.finish, Finish::Eos | Finish::Length)) {
@@ -473,12 +557,12 @@ impl LanguageModel {
             if rest.stopped_by.is_some() {
                 answer.finish = Finish::Stop;
             }
-            if !rest.text.is_empty() && show(&mut answer, &rest.text).is_break() {
+            if !rest.text.is_empty() && show(answer, &rest.text).is_break() {
                 answer.finish = Finish::Cancelled;
             }
         }
         (answer.prefill, answer.decode) = (first - start, end - first);
-        Ok(answer)
+        Ok(())
     }
 
     /// Whether the model came with a tokenizer.
@@ -531,15 +615,25 @@ impl LanguageModel {
         Ok(self.logits.download(&**self.ctx.stream(), &mut self.row).map_err(sinew_ops::Error::from)?)
     }
 
-    /// The next token by the first row of logits, chosen where they are if that can be.
-    fn choose(&mut self, sampler: &mut Sampler, history: History<'_>) -> Result<u32> {
+    /// The next token by the first row of logits, chosen where they are if that can be, and its log probability if that
+    /// is wanted.
+    fn choose(
+        &mut self,
+        sampler: &mut Sampler,
+        history: History<'_>,
+        logprobs: Option<usize>,
+    ) -> Result<(u32, Option<Logprobs>)> {
         if let Some(draw) = &mut self.draw
             && let Some(asked) = sampler.ask()
         {
-            return Ok(draw.tokens(&self.ctx, &self.logits, std::iter::once(asked))?[0]);
+            let token = draw.tokens(&self.ctx, &self.logits, std::iter::once(asked))?[0];
+            let Some(most) = logprobs else { return Ok((token, None)) };
+            self.fetch(1)?;
+            return Ok((token, Some(Logprobs::of(&self.row, token, most))));
         }
         self.fetch(1)?;
-        sampler.sample(&self.row, history)
+        let token = sampler.sample(&self.row, history)?;
+        Ok((token, logprobs.map(|most| Logprobs::of(&self.row, token, most))))
     }
 }
 
@@ -567,7 +661,7 @@ fn cache_layout(ctx: &Context, config: &DecoderConfig, precision: Precision, lim
     let product = |factors: &[usize]| factors.iter().try_fold(DType::F32.size(), |n, &f| n.checked_mul(f));
     let layout = PagedLayout::new(blocks, config.num_key_value_heads, block_size, config.head_dim, precision.kv).ok();
     let needed = layout.and_then(|layout| {
-        let cache = KvCache::bytes_for(config.num_hidden_layers, &layout)?;
+        let cache = KvCache::bytes_for(config.num_hidden_layers(), &layout)?;
         let rotary = product(&[context, config.head_dim])?;
         let logits = product(&[max_logits.min(max_rows), config.vocab_size])?;
         cache.checked_add(rotary)?.checked_add(logits)

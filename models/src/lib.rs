@@ -3,18 +3,24 @@
 //! | module | holds |
 //! |---|---|
 //! | [`config`] | `config.json` as a checked description of the model |
+//! | [`architectures`] | a file for each: what its config says, and what its tensors are called |
 //! | [`hub`] | folders of models by path, or by id from the Hugging Face Hub and its cache |
 //! | [`checkpoint`] | tensors by name, from one safetensors file or many |
-//! | [`tokenizer`] | text to token ids and back; limits and pooling of embedding models |
+//! | [`tokenizer`] | text to token ids and back; the lengths that a model takes |
+//! | [`chat`] | conversations to text, by the chat templates of checkpoints |
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
 //! | [`sampling`] | the next token from its logits |
+//! | [`generation_config`] | how a checkpoint wants its answers drawn |
 //! | [`load`] | tensors to packed weights |
 //! | [`cache`], [`batch`] | the paged KV cache, and the tokens of one step |
 //! | [`decoder`], [`encoder`] | the two families of architectures |
+//! | [`pooling`] | what follows the model in an embedding model: pooling, normalisation, prompts |
 //! | [`language`], [`embed`] | generation and embeddings |
 
+pub mod architectures;
 pub mod batch;
 pub mod cache;
+pub mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
@@ -22,9 +28,11 @@ mod draw;
 pub mod embed;
 pub mod encoder;
 pub mod error;
+pub mod generation_config;
 pub mod hub;
 pub mod language;
 pub mod load;
+pub mod pooling;
 pub mod sampling;
 pub mod stop;
 pub mod tokenizer;
@@ -32,13 +40,15 @@ pub mod tokenizer;
 mod files;
 mod scratch;
 
+pub use chat::{ChatTemplate, Conversation};
 pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
 pub use error::{Error, Result, one_line, printable};
+pub use generation_config::GenerationConfig;
 pub use hub::Hub;
-pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions};
+pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions, Session};
 pub use load::WeightOptions;
-pub use sampling::{Sampler, SamplingParams};
+pub use sampling::{Logprobs, Sampler, SamplingParams};
 pub use stop::{StopStrings, TextStream};
 pub use tokenizer::Tokenizer;

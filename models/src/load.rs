@@ -1,14 +1,19 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use sinew_memory::Hardware;
 use sinew_ops::Context;
-use sinew_ops::layers::{Compute, Linear, LinearOptions, Norm, NormOptions, PackedWeight, WeightPacker};
+use sinew_ops::layers::{
+    Compute, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, PackedWeight, WeightPacker,
+};
 use sinew_tensor::{DType, Tensor};
 
 use crate::checkpoint::{Checkpoint, Load};
+use crate::config::NormKind;
 use crate::{Error, Result};
 
 /// How weights get from files into memory.
@@ -75,6 +80,54 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 /// twice.
 const SLICE_BYTES: usize = 16 << 20;
 
+/// A matrix `[n, k]` in a checkpoint: all rows of a tensor, or some.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// What the tensors are called, less `.weight` and `.bias`.
+    name: String,
+    rows: Range<usize>,
+    /// Rows of the tensor.
+    of: usize,
+    /// Whether the tensor is `[k, n]`.
+    transposed: bool,
+}
+
+impl Part {
+    /// A tensor of `n` rows.
+    pub fn whole(name: impl Into<String>, n: usize) -> Self {
+        Self { name: name.into(), rows: 0..n, of: n, transposed: false }
+    }
+
+    /// The parts of so many rows of which a tensor is stacked.
+    pub fn split(name: &str, sizes: &[usize]) -> Vec<Self> {
+        let of = sizes.iter().sum();
+        let mut start = 0;
+        let part = |&n: &usize| {
+            let rows = start..start + n;
+            start = rows.end;
+            Self { name: name.to_owned(), rows, of, transposed: false }
+        };
+        sizes.iter().map(part).collect()
+    }
+
+    /// The same of a tensor that is `[k, n]` if that is so.
+    pub fn transposed(self, transposed: bool) -> Self {
+        Self { transposed, ..self }
+    }
+
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn weight(&self) -> String {
+        format!("{}.weight", self.name)
+    }
+
+    fn bias(&self) -> String {
+        format!("{}.bias", self.name)
+    }
+}
+
 /// Packs the tensors of a checkpoint for a context.
 pub struct Loader<'a> {
     ctx: Arc<Context>,
@@ -134,35 +187,76 @@ impl<'a> Loader<'a> {
         (self.progress)(self.done, self.total);
     }
 
-    /// A linear layer for up to `max_rows` rows. Its parts are matrices `[n, k]`, stacked: tensors `{name}.weight` and,
-    /// with `bias`, `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated
-    /// activation needs one pass.
+    /// A linear layer for up to `max_rows` rows, whose parts are stacked: tensors `{name}.weight` and, with `bias`,
+    /// `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated activation needs
+    /// one pass.
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
     pub fn linear(
         &mut self,
-        parts: &[(String, usize)],
+        parts: &[Part],
         k: usize,
         bias: bool,
         options: LinearOptions,
         max_rows: usize,
     ) -> Result<Linear> {
-        let named = |what: &str| -> Vec<(String, usize)> {
-            parts.iter().map(|(name, n)| (format!("{name}.{what}"), *n)).collect()
-        };
-        let bias = if bias { Some(self.vectors(&named("bias"))?) } else { None };
-        let weight = self.pack(&named("weight"), k, options.gated.is_some())?;
+        let bias = if bias { Some(self.biases(parts)?) } else { None };
+        let weight = self.pack(parts, k, options.gated.is_some())?;
         Ok(Linear::new(&self.ctx, weight, LinearOptions { bias, ..options }, max_rows)?)
     }
 
-    /// An RMS norm with the weight `{name}.weight` `[n]`, from the first dtype to the second.
+    fn biases(&mut self, parts: &[Part]) -> Result<Tensor> {
+        let mut values = Vec::new();
+        for part in parts {
+            values.extend_from_slice(&self.values(&part.bias(), part.of)?[part.rows.clone()]);
+        }
+        Ok(self.ctx.tensor(&values, &[values.len()])?)
+    }
+
+    /// A linear layer of `experts` experts for up to `max_rows` rows: `parts` are those of the first expert, then those of
+    /// the next, as [`linear`](Self::linear) has them.
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
-    pub fn rms_norm(&mut self, name: &str, n: usize, eps: f64, dtypes: [DType; 2], max_rows: usize) -> Result<Norm> {
+    pub fn grouped(
+        &mut self,
+        parts: &[Part],
+        experts: usize,
+        k: usize,
+        options: GroupedLinearOptions,
+        max_rows: usize,
+    ) -> Result<GroupedLinear> {
+        let each = parts.len() / experts.max(1);
+        let rows: Vec<usize> = parts.iter().take(each).map(Part::len).collect();
+        let gated = options.gated.is_some();
+        let packer = WeightPacker::grouped(&self.ctx, self.precision.weights, experts, &rows, k, gated)?;
+        let weight = Arc::new(self.fill(packer, parts, k)?.finish()?);
+        Ok(GroupedLinear::new(&self.ctx, weight, options, max_rows)?)
+    }
+
+    /// A norm of `kind` with the vectors `[n]` called `{name}.weight` and, for a layer norm, `{name}.bias`, from the first
+    /// dtype to the second.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn norm(
+        &mut self,
+        name: &str,
+        n: usize,
+        kind: NormKind,
+        eps: f64,
+        dtypes: [DType; 2],
+        max_rows: usize,
+    ) -> Result<Norm> {
+        let offset = match kind {
+            NormKind::Rms => 0.0,
+            NormKind::RmsOffset => 1.0,
+            NormKind::Layer => return self.layer_norm(name, n, eps, dtypes, max_rows),
+        };
         let [input, output] = dtypes;
-        let weight = self.vector(&format!("{name}.weight"), n)?;
+        let weight: Vec<f32> = self.values(&format!("{name}.weight"), n)?.iter().map(|w| w + offset).collect();
+        let weight = self.ctx.tensor(&weight, &[n])?;
         Ok(Norm::new(&self.ctx, NormOptions::rms(eps, weight, input, output), max_rows)?)
     }
 
@@ -186,12 +280,12 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// A tensor that is missing, of another shape or dtype, or out of memory.
-    pub fn weight(&mut self, parts: &[(&str, usize)], k: usize) -> Result<Arc<PackedWeight>> {
+    pub fn weight(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
         self.pack(parts, k, false)
     }
 
-    fn pack<S: AsRef<str>>(&mut self, parts: &[(S, usize)], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
-        let rows: Vec<usize> = parts.iter().map(|&(_, n)| n).collect();
+    fn pack(&mut self, parts: &[Part], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
+        let rows: Vec<usize> = parts.iter().map(Part::len).collect();
         let packer = WeightPacker::new(&self.ctx, self.precision.weights, &rows, k, gated)?;
         Ok(Arc::new(self.fill(packer, parts, k)?.finish()?))
     }
@@ -200,43 +294,63 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
-    pub fn table(&mut self, name: &str, rows: usize, width: usize) -> Result<Tensor> {
-        let packer = WeightPacker::table(&self.ctx, self.precision.weights, rows, width)?;
-        Ok(self.fill(packer, &[(name, rows)], width)?.finish_table()?)
+    pub fn table(&mut self, part: Part, width: usize) -> Result<Tensor> {
+        let packer = WeightPacker::table(&self.ctx, self.precision.weights, part.len(), width)?;
+        Ok(self.fill(packer, &[part], width)?.finish_table()?)
     }
 
     /// Packs matrices `[n, k]` slice by slice, and drops the pages of each slice before the next.
-    fn fill<S: AsRef<str>>(
-        &mut self,
-        mut packer: WeightPacker,
-        parts: &[(S, usize)],
-        k: usize,
-    ) -> Result<WeightPacker> {
-        let name = |part: usize| parts[part].0.as_ref();
-        let dtypes = parts.iter().map(|(name, n)| self.check(name.as_ref(), &[*n, k])).collect::<Result<Vec<_>>>()?;
+    fn fill(&mut self, mut packer: WeightPacker, parts: &[Part], k: usize) -> Result<WeightPacker> {
+        let names: Vec<String> = parts.iter().map(Part::weight).collect();
+        let dtypes = names
+            .iter()
+            .zip(parts)
+            .map(|(name, part)| self.check(name, &if part.transposed { [k, part.of] } else { [part.of, k] }))
+            .collect::<Result<Vec<_>>>()?;
         for slice in packer.slices(SLICE_BYTES) {
-            let ranges: Vec<_> = slice
+            let sources = slice
                 .rows
                 .iter()
                 .map(|(part, rows)| {
-                    let row_bytes = k * dtypes[*part].size();
-                    (*part, rows.start * row_bytes..rows.end * row_bytes)
+                    let start = parts[*part].rows.start;
+                    self.rows(&names[*part], &parts[*part], start + rows.start..start + rows.end, k, dtypes[*part])
                 })
-                .collect();
-            let tensors = ranges
-                .iter()
-                .map(|(part, range)| self.checkpoint.tensor_slice(name(*part), range.clone()))
                 .collect::<Result<Vec<_>>>()?;
-            let sources: Vec<(&[u8], DType)> =
-                tensors.iter().zip(&ranges).map(|(t, (part, _))| (&*t.bytes, dtypes[*part])).collect();
-            packer.pack(&self.ctx, &slice, &sources)?;
-            drop(tensors);
-            for (part, range) in ranges {
-                self.checkpoint.release_slice(name(part), range.clone());
-                self.advance(range.len());
+            let bytes: Vec<(&[u8], DType)> =
+                sources.iter().zip(&slice.rows).map(|(bytes, (part, _))| (&**bytes, dtypes[*part])).collect();
+            packer.pack(&self.ctx, &slice, &bytes)?;
+            drop(sources);
+            for (part, rows) in &slice.rows {
+                let row_bytes = k * dtypes[*part].size();
+                let start = parts[*part].rows.start;
+                // Columns of a transposed tensor lie in all its pages.
+                if !parts[*part].transposed {
+                    let range = (start + rows.start) * row_bytes..(start + rows.end) * row_bytes;
+                    self.checkpoint.release_slice(&names[*part], range);
+                }
+                self.advance(rows.len() * row_bytes);
             }
         }
+        for (name, part) in names.iter().zip(parts).filter(|(_, part)| part.transposed) {
+            self.checkpoint.release_slice(name, 0..part.of * k * DType::F64.size());
+        }
         Ok(packer)
+    }
+
+    /// The bytes of some rows of a matrix, in rows of `k`.
+    fn rows(&self, name: &str, part: &Part, rows: Range<usize>, k: usize, dtype: DType) -> Result<Cow<'a, [u8]>> {
+        let size = dtype.size();
+        if !part.transposed {
+            return Ok(self.checkpoint.tensor_slice(name, rows.start * k * size..rows.end * k * size)?.bytes);
+        }
+        let columns = self.checkpoint.tensor(name)?.bytes;
+        let mut bytes = Vec::with_capacity(rows.len() * k * size);
+        for row in rows {
+            for step in 0..k {
+                bytes.extend_from_slice(&columns[(step * part.of + row) * size..][..size]);
+            }
+        }
+        Ok(Cow::Owned(bytes))
     }
 
     /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.
@@ -244,19 +358,8 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Those of [`Loader::weight`].
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Tensor> {
-        self.vectors(&[(name.to_owned(), n)])
-    }
-
-    /// Vectors one after the other as one.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn vectors(&mut self, parts: &[(String, usize)]) -> Result<Tensor> {
-        let mut values = Vec::new();
-        for (name, n) in parts {
-            values.extend(self.values(name, *n)?);
-        }
-        Ok(self.ctx.tensor(&values, &[values.len()])?)
+        let values = self.values(name, n)?;
+        Ok(self.ctx.tensor(&values, &[n])?)
     }
 
     fn values(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {

@@ -193,6 +193,35 @@ impl Candidate {
     }
 }
 
+/// How probable the model found a token, and which it found the most probable.
+///
+/// The natural logarithms of the softmax of the model's own logits: before bias, penalties and temperature, as vLLM
+/// reports them by default.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logprobs {
+    /// That of the token itself.
+    pub logprob: f32,
+    /// The most probable tokens with theirs, in order.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl Logprobs {
+    /// Those of `token`, and of the `most` most probable.
+    pub fn of(logits: &[f32], token: u32, most: usize) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+        let logprob = |logit: f32| (f64::from(logit) - f64::from(max) - sum.ln()) as f32;
+        let mut top = Vec::new();
+        // None at all is asked of `collect_top_k` as all.
+        if most > 0 {
+            collect_top_k(logits, most, &mut top);
+            top.sort_unstable_by(Candidate::order);
+        }
+        let of_token = logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| logprob(logit));
+        Self { logprob: of_token, top: top.into_iter().map(|c| (c.id, logprob(c.logit))).collect() }
+    }
+}
+
 /// Marks a token in the history; the bits below count its occurrences in the generated text.
 const SEEN: u32 = 1 << 31;
 

@@ -82,6 +82,13 @@ impl Heads {
         let heads = |first, count| Self { first, count, head_dim };
         [heads(0, num_heads), heads(num_heads, num_kv_heads), heads(num_heads + num_kv_heads, num_kv_heads)]
     }
+
+    /// The same values as one head. What comes before must be as many of those.
+    pub(crate) fn joined(self) -> Self {
+        let Self { first, count, head_dim } = self;
+        debug_assert!(first.is_multiple_of(count), "{self:?}");
+        Self { first: first / count, count: 1, head_dim: count * head_dim }
+    }
 }
 
 impl Values {

@@ -1,8 +1,7 @@
 //! Text to token ids and back, and what a folder says about the texts that its model takes.
 //!
 //! The work is done by the `tokenizers` crate. What is added here: the truncation and padding that some
-//! `tokenizer.json` files have switched on are left out, because the length of a text is the caller's business; and
-//! the settings of sentence-transformers are read.
+//! `tokenizer.json` files have switched on are left out, because the length of a text is the caller's business.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
@@ -206,6 +205,15 @@ thread_local! {
 /// Runs a part of the `tokenizers` crate, which has `unwrap`s on what a `tokenizer.json` may contain. Their panics
 /// become errors, and print nothing.
 fn guarded<T>(what: impl Fn() -> String, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    let failed = |source| Error::Tokenizer { what: what(), source };
+    match quietly(run) {
+        Some(result) => result.map_err(failed),
+        None => Err(failed("the tokenizers library panicked".into())),
+    }
+}
+
+/// Runs what may panic over a file's contents; `None` where it does, with nothing printed.
+pub(crate) fn quietly<T>(run: impl FnOnce() -> T) -> Option<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let previous = panic::take_hook();
@@ -215,16 +223,12 @@ fn guarded<T>(what: impl Fn() -> String, run: impl FnOnce() -> tokenizers::Resul
             }
         }));
     });
-    let failed = |source| Error::Tokenizer { what: what(), source };
     let outer = GUARDED.replace(true);
-    let outcome = catch_unwind(AssertUnwindSafe(run));
-    GUARDED.set(outer);
     // Nothing that was being changed is used after a panic: results are dropped, and the tokenizer's caches sit behind
     // locks that notice.
-    match outcome {
-        Ok(result) => result.map_err(failed),
-        Err(_) => Err(failed("the tokenizers library panicked".into())),
-    }
+    let outcome = catch_unwind(AssertUnwindSafe(run));
+    GUARDED.set(outer);
+    outcome.ok()
 }
 
 /// The longest texts that a model takes, in tokens with the special ones, where its folder says so.
@@ -272,119 +276,6 @@ fn read_limit(folder: &Path, file: &str, field: &str) -> Result<Option<usize>> {
                 None => Err(fields.problem(field, &format!("must be a positive integer, found {}", brief(limit)))),
             },
         },
-    }
-}
-
-/// How the vectors of a text's tokens become the vector of the text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Pooling {
-    /// The mean over all tokens, special ones included.
-    #[default]
-    Mean,
-    /// The first token's.
-    Cls,
-    /// The last token's.
-    LastToken,
-}
-
-/// What follows the model in an embedding model, from the files of sentence-transformers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EmbeddingConfig {
-    /// From `1_Pooling/config.json`.
-    pub pooling: Pooling,
-    /// Whether vectors are scaled to length 1: whether `modules.json` has a `Normalize`.
-    pub normalize: bool,
-    /// Whether texts are turned to lower case before they are tokenized (`sentence_bert_config.json`).
-    pub do_lower_case: bool,
-}
-
-impl Default for EmbeddingConfig {
-    /// Mean and normalised: what most models without these files were made for.
-    fn default() -> Self {
-        Self { pooling: Pooling::Mean, normalize: true, do_lower_case: false }
-    }
-}
-
-impl EmbeddingConfig {
-    /// Reads `modules.json`, the pooling's `config.json` and `sentence_bert_config.json`, or takes the
-    /// [default](Self::default) in a folder without `modules.json`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] for a module or a pooling that is not implemented, since the vectors would be others;
-    /// [`Error::Io`], [`Error::Json`], [`Error::Config`] or [`Error::Checkpoint`] for a file that is not as it should be.
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
-        let mut config = Self { do_lower_case: read_lower_case(folder)?, ..Self::default() };
-        let file = "modules.json";
-        let Some(text) = files::read_optional(&folder.join(file))? else {
-            return Ok(config);
-        };
-        let value = files::parse(&text, file)?;
-        let modules = value.as_array().ok_or_else(|| Error::Config {
-            file: file.to_owned(),
-            problem: format!("expected a list of modules, found {}", brief(&value)),
-        })?;
-        config.normalize = false;
-        for module in modules {
-            let module = Fields::of(module, file, "")?;
-            let class = module.required("type", module.text("type")?)?;
-            match class.rsplit('.').next().unwrap_or(class) {
-                "Transformer" => {}
-                "Normalize" => config.normalize = true,
-                "Pooling" => {
-                    let path = module.text("path")?.unwrap_or("1_Pooling");
-                    config.pooling = read_pooling(folder, path)?;
-                }
-                other => {
-                    return Err(Error::Unsupported {
-                        what: format!("the module `{}` in {file}", other.escape_debug()),
-                        supported: "Transformer, Pooling, Normalize".to_owned(),
-                    });
-                }
-            }
-        }
-        Ok(config)
-    }
-}
-
-fn read_lower_case(folder: &Path) -> Result<bool> {
-    let file = "sentence_bert_config.json";
-    let Some(text) = files::read_optional(&folder.join(file))? else {
-        return Ok(false);
-    };
-    let value = files::parse(&text, file)?;
-    Ok(Fields::of(&value, file, "")?.flag("do_lower_case")?.unwrap_or(false))
-}
-
-fn read_pooling(folder: &Path, path: &str) -> Result<Pooling> {
-    let file = format!("{path}/config.json");
-    let value = files::parse(&files::read_text(&files::join_inside(folder, &file, "modules.json")?)?, &file)?;
-    let fields = Fields::of(&value, &file, "")?;
-    // Newer files say `"pooling_mode": "mean"`, older ones have a flag for each mode.
-    let named = match fields.get("pooling_mode") {
-        Some(_) => fields.text("pooling_mode")?.into_iter().collect(),
-        None => {
-            let mut set = Vec::new();
-            for key in fields.keys() {
-                if let Some(mode) = key.strip_prefix("pooling_mode_")
-                    && fields.flag(key)?.unwrap_or(false)
-                {
-                    set.push(mode);
-                }
-            }
-            set
-        }
-    };
-    match named.as_slice() {
-        [] | ["mean" | "mean_tokens"] => Ok(Pooling::Mean),
-        ["cls" | "cls_token"] => Ok(Pooling::Cls),
-        ["lasttoken"] => Ok(Pooling::LastToken),
-        other => Err(Error::Unsupported {
-            what: format!("pooling `{}` in {}", other.join("+").escape_debug(), file.escape_debug()),
-            supported: "mean, cls, lasttoken, one at a time".to_owned(),
-        }),
     }
 }
 

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use sinew_kernels::Registry;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::layers::{
-    Activation, Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
-    NormOptions, PackedWeight, Rotary, Sequences, WeightPacker,
+    Activation, Attention, AttentionOptions, Combine, CombineOptions, Compute, Dispatch, Embedding, GroupedLinear,
+    GroupedLinearOptions, Inputs, KvAppend, Linear, LinearOptions, Norm, NormOptions, PackedWeight, Rotary, Route,
+    RouteOptions, Routing, Sequences, WeightPacker,
 };
 use sinew_ops::{Context, Policy, Result};
 use sinew_tensor::{DType, Tensor};
@@ -22,6 +23,8 @@ const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 64;
 const MLP: usize = 512;
+const EXPERTS: usize = 6;
+const TOP_K: usize = 2;
 const VOCAB: usize = 300;
 const BLOCK: usize = 16;
 const BLOCKS: usize = 64;
@@ -33,7 +36,7 @@ fn keys(step: usize) -> usize {
 }
 const _: () = assert!(ROWS + 4 * STEPS <= BLOCK * BLOCKS);
 
-/// A decoder of one layer.
+/// A decoder of one layer, whose feed-forward is followed by one of experts.
 struct Layers {
     embedding: Embedding,
     norm: Norm,
@@ -44,6 +47,12 @@ struct Layers {
     out: Linear,
     gate_up: Linear,
     down: Linear,
+    router: Linear,
+    route: Route,
+    dispatch: Dispatch,
+    experts_gate_up: GroupedLinear,
+    experts_down: GroupedLinear,
+    combine: Combine,
     head: Linear,
 }
 
@@ -60,15 +69,27 @@ struct Buffers {
     qkv: Tensor,
     attended: Tensor,
     gated: Tensor,
+    router_logits: Tensor,
+    routing: Routing,
+    sorted: Tensor,
+    experts_gated: Tensor,
+    experts_out: Tensor,
     logits: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
 }
 
 fn weight(ctx: &Context, rows: &[usize], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
+    packed(ctx, WeightPacker::new(ctx, DType::BF16, rows, k, gated)?, rows, k)
+}
+
+fn experts(ctx: &Context, rows: &[usize], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
+    packed(ctx, WeightPacker::grouped(ctx, DType::BF16, EXPERTS, rows, k, gated)?, rows, k)
+}
+
+fn packed(ctx: &Context, mut packer: WeightPacker, rows: &[usize], k: usize) -> Result<Arc<PackedWeight>> {
     let bytes: Vec<u8> =
         (0..rows.iter().sum::<usize>() * k).flat_map(|i| ((i % 7) as f32 / 64.0).to_le_bytes()).collect();
-    let mut packer = WeightPacker::new(ctx, DType::BF16, rows, k, gated)?;
     for slice in packer.slices(1 << 20) {
         let pieces: Vec<(&[u8], DType)> =
             slice.rows.iter().map(|(_, range)| (&bytes[range.start * k * 4..range.end * k * 4], DType::F32)).collect();
@@ -111,6 +132,29 @@ impl Layers {
             out: linear(&[WIDTH], WIDTH, false, LinearOptions::new(bf16, f32, compute).accumulate())?,
             gate_up: linear(&[MLP, MLP], WIDTH, true, gates)?,
             down: linear(&[WIDTH], MLP, false, LinearOptions::new(bf16, f32, compute).accumulate())?,
+            router: linear(&[EXPERTS], WIDTH, false, LinearOptions::new(bf16, f32, compute))?,
+            route: Route::new(ctx, RouteOptions { experts: EXPERTS, top_k: TOP_K, renormalize: true }, ROWS)?,
+            dispatch: Dispatch::new(ctx, bf16, WIDTH)?,
+            experts_gate_up: GroupedLinear::new(
+                ctx,
+                experts(ctx, &[MLP, MLP], WIDTH, true)?,
+                GroupedLinearOptions {
+                    gated: Some(Activation::Silu),
+                    ..GroupedLinearOptions::new(bf16, bf16, compute)
+                },
+                ROWS * TOP_K,
+            )?,
+            experts_down: GroupedLinear::new(
+                ctx,
+                experts(ctx, &[WIDTH], MLP, false)?,
+                GroupedLinearOptions::new(bf16, f32, compute),
+                ROWS * TOP_K,
+            )?,
+            combine: Combine::new(
+                ctx,
+                CombineOptions { width: WIDTH, top_k: TOP_K, input: f32, output: f32, accumulate: true },
+                ROWS,
+            )?,
             head: linear(&[VOCAB], WIDTH, false, LinearOptions::new(bf16, f32, compute))?,
         })
     }
@@ -148,6 +192,13 @@ impl Layers {
         self.norm.run(ctx, b.hidden.view(), b.normed.view_mut()?)?;
         self.gate_up.run(ctx, b.normed.view(), b.gated.view_mut()?)?;
         self.down.run(ctx, b.gated.view(), b.hidden.view_mut()?)?;
+        self.norm.run(ctx, b.hidden.view(), b.normed.view_mut()?)?;
+        self.router.run(ctx, b.normed.view(), b.router_logits.view_mut()?)?;
+        self.route.run(ctx, b.router_logits.view(), &mut b.routing)?;
+        self.dispatch.run(ctx, b.normed.view(), &b.routing, b.sorted.view_mut()?)?;
+        self.experts_gate_up.run(ctx, b.sorted.view(), b.routing.offsets(), b.experts_gated.view_mut()?)?;
+        self.experts_down.run(ctx, b.experts_gated.view(), b.routing.offsets(), b.experts_out.view_mut()?)?;
+        self.combine.run(ctx, b.experts_out.view(), &b.routing, b.hidden.view_mut()?)?;
         self.norm.run_in_place(ctx, b.hidden.view_mut()?)?;
         self.norm.run(ctx, b.hidden.view(), b.normed.view_mut()?)?;
         self.head.run(ctx, b.normed.view(), b.logits.view_mut()?)
@@ -172,6 +223,11 @@ impl Buffers {
             qkv: zeros(DType::BF16, &[rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM])?,
             attended: zeros(DType::BF16, &[rows, HEADS, HEAD_DIM])?,
             gated: zeros(DType::BF16, &[rows, MLP])?,
+            router_logits: zeros(DType::F32, &[rows, EXPERTS])?,
+            routing: Routing::new(ctx, EXPERTS, TOP_K, rows)?,
+            sorted: zeros(DType::BF16, &[rows * TOP_K, WIDTH])?,
+            experts_gated: zeros(DType::BF16, &[rows * TOP_K, MLP])?,
+            experts_out: zeros(DType::F32, &[rows * TOP_K, WIDTH])?,
             logits: zeros(DType::F32, &[rows, VOCAB])?,
             k_cache: zeros(DType::BF16, &cache)?,
             v_cache: zeros(DType::BF16, &cache)?,

@@ -56,7 +56,7 @@ impl Bench {
             return self.run_encoder(machine, config);
         }
         let (prompt, new) = (self.prompt_tokens, self.new_tokens);
-        let (context, longest) = (prompt.saturating_add(new), config.as_decoder()?.max_position_embeddings);
+        let (context, longest) = (prompt.saturating_add(new), config.as_decoder()?.longest_context());
         if context > longest {
             return Err(format!("{prompt} prompt tokens and {new} new tokens; the model's context is {longest}").into());
         }

@@ -5,9 +5,10 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::json;
-use sinew::models::{GenerateOptions, SamplingParams};
+use serde_json::{Value, json};
+use sinew::models::{GenerateOptions, GenerationConfig, LanguageModel, Logprobs};
 
+use super::sampling::Sampling;
 use super::{
     Machine, Model, Outcome, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes, rate_text,
 };
@@ -23,33 +24,12 @@ pub struct Generate {
     /// The tokens to continue, as 1,2,3; for models without a tokenizer.
     #[arg(long, value_parser = parse_tokens)]
     tokens: Option<Tokens>,
-    /// The most tokens to generate.
-    #[arg(long, default_value_t = 128, value_name = "N")]
-    max_new_tokens: usize,
-    /// Divides the logits; 0 always takes the most probable token.
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
-    temperature: f32,
-    /// Keep this many of the most probable tokens; 0 keeps all.
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    top_k: usize,
-    /// Keep the most probable tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0, value_name = "P")]
-    top_p: f32,
-    /// Drop tokens less probable than this times the most probable.
-    #[arg(long, default_value_t = 0.0, value_name = "P")]
-    min_p: f32,
-    /// Above 1 discourages tokens that the text has.
-    #[arg(long, default_value_t = 1.0, value_name = "F", allow_negative_numbers = true)]
-    repetition_penalty: f32,
-    /// Seed of the random draws.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-    /// End the answer at this text; may be given several times.
-    #[arg(long)]
-    stop: Vec<String>,
-    /// Go on past end-of-sequence tokens.
-    #[arg(long)]
-    ignore_eos: bool,
+    #[command(flatten)]
+    sampling: Sampling,
+    /// With --json: for each token its log probability and the N most probable tokens, by the model's own logits,
+    /// before bias, penalties and temperature.
+    #[arg(long, value_name = "N", requires = "json")]
+    logprobs: Option<usize>,
     #[command(flatten)]
     stepping: Stepping,
     /// Print one JSON object and nothing else.
@@ -59,32 +39,22 @@ pub struct Generate {
 
 impl Generate {
     pub fn run(&self, machine: &Machine) -> Outcome {
-        let sampling = SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            seed: self.seed,
-            ..SamplingParams::default()
-        };
+        /// Where neither an option nor the checkpoint says how many.
+        const MAX_NEW_TOKENS: usize = 128;
         // Before anything is loaded.
-        sampling.validate()?;
-        self.model.config()?.as_decoder()?;
+        let config = GenerationConfig::from_folder(self.model.folder()?)?;
+        self.sampling.options(&config, 0, MAX_NEW_TOKENS)?;
+        self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
         let prompt = match (&self.prompt, &self.tokens) {
             (Some(text), _) => self.model.tokenizer()?.encode(text, true)?,
             (None, Some(tokens)) => tokens.0.clone(),
             (None, None) => Vec::new(),
         };
-        let context = self.model.context_for(prompt.len(), self.max_new_tokens)?;
+        let options = self.sampling.options(&config, prompt.len(), MAX_NEW_TOKENS)?;
+        let options = GenerateOptions { logprobs: self.logprobs, ..options };
+        let context = self.model.context_for(prompt.len(), options.max_new_tokens)?;
         let mut model = self.model.load(machine, &self.model.options(context, &self.stepping))?;
         catch_interrupts();
-        let options = GenerateOptions {
-            max_new_tokens: self.max_new_tokens,
-            sampling,
-            stop: self.stop.clone(),
-            ignore_eos: self.ignore_eos,
-        };
         let stream = !self.json;
         let mut out = std::io::stdout().lock();
         let answer = model.generate(&prompt, &options, &mut |text| {
@@ -97,7 +67,7 @@ impl Generate {
         // The first token is the prompt's.
         let decode_rate = rate(answer.tokens.len().saturating_sub(1), answer.decode);
         if self.json {
-            let line = json!({
+            let mut line = json!({
                 "text": model.has_tokenizer().then_some(&answer.text),
                 "tokens": answer.tokens,
                 "finish_reason": answer.finish.to_string(),
@@ -106,8 +76,12 @@ impl Generate {
                 "decode_tokens_per_s": decode_rate,
                 "peak_rss_bytes": peak_rss_bytes(),
                 "device": model.context().device().id().to_string(),
-                "seed": self.seed,
+                "seed": options.sampling.seed,
             });
+            if self.logprobs.is_some() {
+                let each = answer.tokens.iter().zip(&answer.logprobs);
+                line["logprobs"] = each.map(|(&token, logprobs)| logprobs_json(&model, token, logprobs)).collect();
+            }
             writeln!(out, "{line}")?;
             return Ok(());
         }
@@ -125,4 +99,15 @@ impl Generate {
         }
         Ok(())
     }
+}
+
+/// A token as `{"token": 5, "text": "a", "logprob": -0.1, "top": […]}`. Part of a character has U+FFFD for its text.
+fn logprobs_json(model: &LanguageModel, token: u32, logprobs: &Logprobs) -> Value {
+    let one = |id: u32, logprob: f32| {
+        let text = model.tokenizer().ok().and_then(|tokenizer| tokenizer.decode(&[id], false).ok());
+        json!({ "token": id, "text": text, "logprob": logprob })
+    };
+    let mut line = one(token, logprobs.logprob);
+    line["top"] = logprobs.top.iter().map(|&(id, logprob)| one(id, logprob)).collect();
+    line
 }

@@ -85,7 +85,7 @@ impl Needs {
             elements.saturating_mul(if info.shape.len() > 1 { dtype.size() } else { DType::F32.size() } as u64)
         });
         let (kv_per_token, longest) = match config {
-            ModelConfig::Decoder(config) => (Some(kv_bytes_per_token(config, dtype)), config.max_position_embeddings),
+            ModelConfig::Decoder(config) => (Some(kv_bytes_per_token(config, dtype)), config.longest_context()),
             ModelConfig::Encoder(config) => (None, config.max_position_embeddings),
             _ => (None, 0),
         };
@@ -102,7 +102,7 @@ impl Needs {
 }
 
 fn kv_bytes_per_token(config: &DecoderConfig, dtype: DType) -> u64 {
-    let factors = [config.num_hidden_layers, config.num_key_value_heads, config.head_dim, dtype.size()];
+    let factors = [config.num_hidden_layers(), config.num_key_value_heads, config.head_dim, dtype.size()];
     // Keys and values.
     factors.iter().fold(2, |bytes: u64, &n| bytes.saturating_mul(n as u64))
 }
@@ -151,7 +151,7 @@ fn megabytes_of(bytes: u64) -> String {
 
 fn architecture(config: &ModelConfig) -> String {
     let (kind, layers, hidden, vocab) = match config {
-        ModelConfig::Decoder(c) => ("decoder", c.num_hidden_layers, c.hidden_size, c.vocab_size),
+        ModelConfig::Decoder(c) => ("decoder", c.num_hidden_layers(), c.hidden_size, c.vocab_size),
         ModelConfig::Encoder(c) => ("encoder", c.num_hidden_layers, c.hidden_size, c.vocab_size),
         _ => return config.model_type().to_owned(),
     };

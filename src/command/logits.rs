@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use sinew::models::{EmbeddingModel, Error, LoadOptions, ModelConfig};
+use sinew::models::{EmbeddingModel, Error, LoadOptions};
 use sinew::tensor::{DType, safetensors};
 
 use super::{Machine, Model, Outcome, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens};
@@ -15,7 +15,8 @@ const MAX_LOGITS: usize = 64;
 
 /// Write the logits of given tokens to a safetensors file.
 ///
-/// Decoders give `logits`, f32 `[1, seq, vocab]`; encoders `last_hidden_state`, f32 `[1, seq, hidden]`.
+/// Language models give `logits`, f32 `[1, seq, vocab]`; encoders, and decoders with the `modules.json` of an embedding
+/// model, `last_hidden_state`, f32 `[1, seq, hidden]`.
 #[derive(Debug, Args)]
 pub struct Logits {
     #[command(flatten)]
@@ -41,7 +42,7 @@ impl Logits {
             return Err(format!("cannot write {}: it is not a regular file", self.output.display()).into());
         }
         self.stepping.check()?;
-        if let ModelConfig::Encoder(_) = self.model.config()? {
+        if EmbeddingModel::describes(self.model.folder()?)? {
             let mut model = EmbeddingModel::load_on(
                 machine.context()?,
                 self.model.folder()?,
@@ -53,7 +54,7 @@ impl Logits {
             if interrupted() {
                 return Ok(());
             }
-            let mut file = self.create("last_hidden_state", model.encoder().config().hidden_size)?;
+            let mut file = self.create("last_hidden_state", model.hidden_size())?;
             file.write(&states)?;
             return Ok(file.finish()?);
         }

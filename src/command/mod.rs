@@ -1,6 +1,7 @@
 //! The command line: arguments, errors in one line, and what the subcommands share.
 
 mod bench;
+mod chat;
 mod demo;
 mod devices;
 mod embed;
@@ -8,6 +9,7 @@ mod explain;
 mod generate;
 mod inspect;
 mod logits;
+mod sampling;
 mod settings;
 mod warnings;
 
@@ -16,8 +18,8 @@ use std::error::Error as StdError;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -45,6 +47,8 @@ struct Cli {
 enum Command {
     /// Generate text or tokens.
     Generate(generate::Generate),
+    /// Talk with a model.
+    Chat(chat::Chat),
     /// Turn texts into vectors.
     Embed(embed::Embed),
     /// Write the logits of given tokens to a safetensors file.
@@ -194,7 +198,7 @@ impl Model {
     /// A context for a prompt and its answer: as long as they need, and no longer than the model's positions.
     fn context_for(&self, prompt: usize, new_tokens: usize) -> Outcome<usize> {
         let config = self.config()?;
-        let longest = config.as_decoder()?.max_position_embeddings;
+        let longest = config.as_decoder()?.longest_context();
         if prompt == 0 {
             return Err("the prompt has no token".into());
         }
@@ -281,6 +285,14 @@ fn catch_interrupts() {
     });
 }
 
+/// [`catch_interrupts`] for a program that answers many times: while an answer runs Ctrl-C ends it, and otherwise the
+/// process.
+fn await_interrupts(answering: bool) {
+    static CAUGHT: Once = Once::new();
+    CAUGHT.call_once(catch_interrupts);
+    INTERRUPTED.store(!answering, Ordering::Relaxed);
+}
+
 /// Peak resident memory of this process, in bytes.
 fn peak_rss_bytes() -> usize {
     memory::system::peak_resident_bytes()
@@ -320,6 +332,7 @@ pub fn main() -> ExitCode {
     let outcome = match &cli.command {
         None => demo::run(&cli.machine),
         Some(Command::Generate(command)) => command.run(&cli.machine),
+        Some(Command::Chat(command)) => command.run(&cli.machine),
         Some(Command::Embed(command)) => command.run(&cli.machine),
         Some(Command::Logits(command)) => command.run(&cli.machine),
         Some(Command::Bench(command)) => command.run(&cli.machine),

@@ -5,10 +5,10 @@ use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 use super::{Gemm, GemmDynamic, GemmStatic, Rhs, driver, tile};
 use crate::cpu_row::needs;
 use crate::packed::PanelKind;
-use crate::{Arithmetic, Operator, Refusal, Result, Row};
+use crate::{Arithmetic, Operator, Refusal, Result, Row, Work};
 
-const PORTABLE: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
-const FUSED: Arithmetic = Arithmetic::named("gemm.fma-chain");
+pub(crate) const PORTABLE: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
+pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.fma-chain");
 
 /// Best first.
 pub(super) const ROWS: [Row<Gemm>; 3] = [
@@ -45,13 +45,13 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
 ];
 
 /// Refuses machines below a level, and right operands that no panel holds. Says which panels are multiplied.
-pub(super) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
+pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
     needs(level, hardware)?;
     fixed.panel_kind().ok_or_else(|| "multiplies panels and right operands of f32, f16 and bf16 only".into())
 }
 
 /// f32 operations per second and thread that a level reaches on hardware whose best level is another.
-fn f32_rate(hardware: &Hardware, level: SimdLevel) -> f64 {
+pub(crate) fn f32_rate(hardware: &Hardware, level: SimdLevel) -> f64 {
     let lanes = |level| match level {
         SimdLevel::Portable => 4.0,
         SimdLevel::Avx2 => 16.0,
@@ -62,13 +62,17 @@ fn f32_rate(hardware: &Hardware, level: SimdLevel) -> f64 {
 
 /// Seconds at `rate` operations per second and thread, or at the memory's rate where that takes longer.
 pub(super) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
-    let work = Gemm::work(fixed, call);
-    let mut operations = work.flops;
+    let mut work = Gemm::work(fixed, call);
     if let Rhs::Strided(_) = fixed.b {
         // Packing a value of B costs about as much as 32 operations with it.
-        operations += 32.0 * (call.batch * fixed.n * fixed.k) as f64;
+        work.flops += 32.0 * (call.batch * fixed.n * fixed.k) as f64;
     }
-    let compute = operations / (rate * hardware.threads as f64);
+    seconds(work, hardware, rate)
+}
+
+/// [`cost`] of some work.
+pub(crate) fn seconds(work: Work, hardware: &Hardware, rate: f64) -> f64 {
+    let compute = work.flops / (rate * hardware.threads as f64);
     let rates = &hardware.rates;
     // The sum, not the larger: of two rows that memory bounds, the one that computes faster still comes first.
     rates.launch_s + (work.bytes / rates.read_bytes_per_s).max(compute) + 0.01 * compute

@@ -4,37 +4,45 @@ use std::arch::x86_64::*;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use sinew_memory::{DeviceKind, SimdLevel};
+use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
 use super::tile::{Tiles, prefetch, tiles};
-use super::{Compute, Gemm, cpu, driver};
+use super::{Compute, Gemm, GemmStatic, cpu, driver};
 use crate::packed::{PANEL, PanelKind};
 use crate::simd::LANES;
-use crate::{Arithmetic, Row};
+use crate::{Arithmetic, Refusal, Row};
 
-const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, flushes_subnormals: true };
+pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, flushes_subnormals: true };
 
 pub(super) const ROW: Row<Gemm> = Row {
     name: "gemm.cpu.avx512bf16",
     device: DeviceKind::CPU,
     arithmetic: DOT,
-    admits: |fixed, hardware| {
-        let panels = cpu::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
-        if fixed.compute != Compute::Bf16 {
-            return Err("computes in bf16, the problem asks for f32".into());
-        }
-        if panels != PanelKind::Bf16 {
-            return Err(format!("multiplies bf16, the weight is packed as {}", panels.dtype()).into());
-        }
-        Ok(())
-    },
-    cost: |fixed, call, hardware| cpu::cost(fixed, call, hardware, hardware.rates.f32_flops_per_s * dot_rate() * 0.85),
+    admits: admit,
+    cost: |fixed, call, hardware| cpu::cost(fixed, call, hardware, rate(hardware)),
     workspace: |fixed, call, hardware| driver::workspace(&DOTS, fixed, call, hardware),
     // SAFETY: the row admits machines with the instructions only.
     run: |launch, fixed, call, operands| unsafe { driver::run(&DOTS, launch, fixed, call, operands) },
 };
 
-static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, true, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
+/// Refuses what `vdpbf16ps` does not multiply.
+pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+    let panels = cpu::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
+    if fixed.compute != Compute::Bf16 {
+        return Err("computes in bf16, the problem asks for f32".into());
+    }
+    if panels != PanelKind::Bf16 {
+        return Err(format!("multiplies bf16, the weight is packed as {}", panels.dtype()).into());
+    }
+    Ok(())
+}
+
+/// Operations per second and thread.
+pub(crate) fn rate(hardware: &Hardware) -> f64 {
+    hardware.rates.f32_flops_per_s * dot_rate() * 0.85
+}
+
+pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, true, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
 
 /// `R` rows of two registers of sums: 12 rows with two registers of weights and one of broadcasts are 27 of 32.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]

@@ -67,9 +67,9 @@ DEVICE void put(const GemmParams& p, u32 group, u32 row, u32 column, float x) {
     store(p.d, p.d_type, row_offset(p, group, row, p.d_batch, p.d_row) + i64(column) * p.d_n, x);
 }
 
-// Finishes the sums of an even column and the one behind it.
-DEVICE void finish_pair(const GemmParams& p, u32 group, u32 row, u32 n, float first, float second) {
-    if (row >= p.rows || n >= p.n) return;
+// Finishes the sums of an even column and the one behind it, of a row if it is below `rows`.
+DEVICE void finish_pair(const GemmParams& p, u32 group, u32 rows, u32 row, u32 n, float first, float second) {
+    if (row >= rows || n >= p.n) return;
     float x = activated(p, biased(p, first, n));
     if (p.flags & GATED) {
         put(p, group, row, n >> 1, x * biased(p, second, n + 1));

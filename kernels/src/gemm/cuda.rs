@@ -12,51 +12,58 @@ use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 
 /// The modules of kernels.
 pub static CUDA: [CudaModule; 3] = [
-    cuda::module!("gemm_simt", "../activation/cuda_function.cuh", "cuda.cuh", "cuda_simt.cu"),
-    cuda::module!("gemm_gemv", "../activation/cuda_function.cuh", "cuda.cuh", "cuda_gemv.cu"),
-    cuda::module!("gemm_mma", "../activation/cuda_function.cuh", "cuda.cuh", "cuda_mma.cu"),
+    cuda::module!("gemm_simt", "../activation/cuda_function.cuh", "cuda.cuh", "cuda_simt.cuh", "cuda_simt.cu"),
+    cuda::module!("gemm_gemv", "../activation/cuda_function.cuh", "cuda.cuh", "cuda_gemv.cuh", "cuda_gemv.cu"),
+    cuda::module!("gemm_mma", "../activation/cuda_function.cuh", "cuda.cuh", "cuda_mma.cuh", "cuda_mma.cu"),
 ];
 
 /// A kernel with the rows and columns that one of its blocks computes.
-struct Tile {
-    kernel: Kernel,
-    rows: usize,
-    columns: usize,
-    threads: u32,
-    shared_bytes: u32,
+pub(crate) struct Tile {
+    pub kernel: Kernel,
+    pub rows: usize,
+    pub columns: usize,
+    pub threads: u32,
+    pub shared_bytes: u32,
 }
 
-const fn simt() -> Tile {
-    let kernel = Kernel { module: &CUDA[0], name: "gemm_simt" };
-    Tile { kernel, rows: 64, columns: 64, threads: 256, shared_bytes: 0 }
+pub(crate) const fn simt(module: &'static CudaModule, name: &'static str) -> Tile {
+    Tile { kernel: Kernel { module, name }, rows: 64, columns: 64, threads: 256, shared_bytes: 0 }
 }
 
-const fn gemv(name: &'static str, rows: usize) -> Tile {
-    Tile { kernel: Kernel { module: &CUDA[1], name }, rows, columns: 8, threads: 128, shared_bytes: 0 }
+pub(crate) const fn gemv(module: &'static CudaModule, name: &'static str, rows: usize) -> Tile {
+    Tile { kernel: Kernel { module, name }, rows, columns: 8, threads: 128, shared_bytes: 0 }
 }
 
 /// Stages are 32 values deep, of 2 bytes each.
-const fn mma(name: &'static str, [rows, columns]: [usize; 2], threads: u32, stages: usize) -> Tile {
+pub(crate) const fn mma(
+    module: &'static CudaModule,
+    name: &'static str,
+    [rows, columns]: [usize; 2],
+    threads: u32,
+    stages: usize,
+) -> Tile {
     let shared_bytes = (stages * (rows + columns) * 64) as u32;
-    Tile { kernel: Kernel { module: &CUDA[2], name }, rows, columns, threads, shared_bytes }
+    Tile { kernel: Kernel { module, name }, rows, columns, threads, shared_bytes }
 }
 
-static SIMT: Tile = simt();
-static GEMV_32: [Tile; 3] = [gemv("gemv_32_1", 1), gemv("gemv_32_4", 4), gemv("gemv_32_8", 8)];
-static GEMV_16: [Tile; 3] = [gemv("gemv_16_1", 1), gemv("gemv_16_4", 4), gemv("gemv_16_8", 8)];
+static SIMT: Tile = simt(&CUDA[0], "gemm_simt");
+static GEMV_32: [Tile; 3] =
+    [gemv(&CUDA[1], "gemv_32_1", 1), gemv(&CUDA[1], "gemv_32_4", 4), gemv(&CUDA[1], "gemv_32_8", 8)];
+static GEMV_16: [Tile; 3] =
+    [gemv(&CUDA[1], "gemv_16_1", 1), gemv(&CUDA[1], "gemv_16_4", 4), gemv(&CUDA[1], "gemv_16_8", 8)];
 static MMA_BF16: [Tile; 3] = [
-    mma("gemm_bf16_16", [16, 64], 128, 4),
-    mma("gemm_bf16_64", [64, 64], 128, 4),
-    mma("gemm_bf16_128", [128, 128], 256, 3),
+    mma(&CUDA[2], "gemm_bf16_16", [16, 64], 128, 4),
+    mma(&CUDA[2], "gemm_bf16_64", [64, 64], 128, 4),
+    mma(&CUDA[2], "gemm_bf16_128", [128, 128], 256, 3),
 ];
 static MMA_F16: [Tile; 3] = [
-    mma("gemm_f16_16", [16, 64], 128, 4),
-    mma("gemm_f16_64", [64, 64], 128, 4),
-    mma("gemm_f16_128", [128, 128], 256, 3),
+    mma(&CUDA[2], "gemm_f16_16", [16, 64], 128, 4),
+    mma(&CUDA[2], "gemm_f16_64", [64, 64], 128, 4),
+    mma(&CUDA[2], "gemm_f16_128", [128, 128], 256, 3),
 ];
 
 /// Tensor cores of this kind came with it, and copies to shared memory that no register passes.
-pub(super) const MMA_CAPABILITY: (u32, u32) = (8, 0);
+pub(crate) const MMA_CAPABILITY: (u32, u32) = (8, 0);
 
 /// The rows of [`Gemm`] on NVIDIA GPUs, best first.
 pub(super) fn rows() -> Vec<Row<Gemm>> {
@@ -104,7 +111,7 @@ fn mma_row<const TILE: usize>(name: &'static str) -> Row<Gemm> {
 }
 
 /// The type that tensor cores multiply in without another rounding than the problem's own.
-fn multiplied_as(fixed: &GemmStatic) -> Result<DType, Refusal> {
+pub(crate) fn multiplied_as(fixed: &GemmStatic) -> Result<DType, Refusal> {
     match (fixed.compute, fixed.b) {
         (Compute::Bf16, Rhs::Strided(_)) => Ok(DType::BF16),
         (Compute::Bf16, Rhs::Packed(format)) if format.dtype() == DType::BF16 => Ok(DType::BF16),
@@ -126,7 +133,7 @@ fn multiplied_as(fixed: &GemmStatic) -> Result<DType, Refusal> {
 
 /// Predicted seconds of a row that computes tiles of `[rows, columns]`, whole ones and one after another on each
 /// multiprocessor, at `flops_per_s`, and that reads memory at the share `reads` of the GPU's rate.
-pub(super) fn tile_cost(
+pub(crate) fn tile_cost(
     fixed: &GemmStatic,
     call: &GemmDynamic,
     hardware: &Hardware,
@@ -134,12 +141,16 @@ pub(super) fn tile_cost(
     flops_per_s: f64,
     reads: f64,
 ) -> f64 {
-    let (rates, units) = (&hardware.rates, hardware.threads);
     let tiles = (call.batch * call.m).div_ceil(rows) * fixed.n.div_ceil(columns);
     let flops = 2.0 * (rows * columns * fixed.k) as f64;
-    let computing = tiles.div_ceil(units) as f64 * flops / flops_per_s;
-    let reading = Gemm::work(fixed, call).bytes / (reads * rates.read_bytes_per_s);
-    rates.launch_s + reading.max(computing)
+    tiles_cost(hardware, tiles, flops / flops_per_s, Gemm::work(fixed, call).bytes / reads)
+}
+
+/// Predicted seconds of so many tiles of some seconds each, where so many bytes are read at the GPU's rate.
+pub(crate) fn tiles_cost(hardware: &Hardware, tiles: usize, seconds: f64, bytes: f64) -> f64 {
+    let (rates, units) = (&hardware.rates, hardware.threads);
+    let computing = tiles.div_ceil(units) as f64 * seconds;
+    rates.launch_s + (bytes / rates.read_bytes_per_s).max(computing)
 }
 
 /// The right operand is read again for every eight rows.
@@ -156,14 +167,15 @@ const ROUND_B: u32 = 4;
 const HAS_BIAS: u32 = 8;
 const HAS_RESIDUAL: u32 = 16;
 const INTERLEAVED: u32 = 32;
-const WHOLE_A: u32 = 64;
-const WHOLE_B: u32 = 128;
+pub(crate) const WHOLE_A: u32 = 64;
+pub(crate) const WHOLE_B: u32 = 128;
 
 const NO_ACTIVATION: u32 = u32::MAX;
 
+/// `struct GemmParams`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
+pub(crate) struct Params {
     a: u64,
     b: u64,
     bias: u64,
@@ -171,22 +183,22 @@ struct Params {
     d: u64,
     a_strides: [i64; 3],
     /// Of batch, N and K.
-    b_strides: [i64; 3],
+    pub b_strides: [i64; 3],
     bias_stride: i64,
     residual_strides: [i64; 3],
     d_strides: [i64; 3],
     groups: u32,
-    rows: u32,
+    pub rows: u32,
     m: u32,
     n: u32,
     k: u32,
-    a_type: u32,
-    b_type: u32,
+    pub a_type: u32,
+    pub b_type: u32,
     bias_type: u32,
     residual_type: u32,
     d_type: u32,
     activation: u32,
-    flags: u32,
+    pub flags: u32,
     alpha: f32,
     beta: f32,
 }
@@ -205,15 +217,22 @@ fn is_whole(address: u64, lines: [i64; 2], k_stride: i64, k: usize, dtype: DType
 
 impl Params {
     fn new(fixed: &GemmStatic, call: &GemmDynamic, operands: Operands<'_>) -> Result<Self> {
-        let (a, b) = (operands.input(Gemm::NAME, A, "A")?, operands.input(Gemm::NAME, B, "B")?);
+        let views = [operands.input(Gemm::NAME, A, "A")?, operands.input(Gemm::NAME, B, "B")?];
         let d = operands.output(Gemm::NAME, D, "D")?.view();
+        Self::of(fixed, call, views, d, operands.optional(BIAS), operands.optional(RESIDUAL))
+    }
+
+    /// The parameters of a product: of operands, result, and where the epilogue has them bias and residual.
+    pub(crate) fn of(
+        fixed: &GemmStatic,
+        call: &GemmDynamic,
+        [a, b]: [&View<'_>; 2],
+        d: &View<'_>,
+        bias: Option<&View<'_>>,
+        residual: Option<&View<'_>>,
+    ) -> Result<Self> {
         let epilogue = &fixed.epilogue;
-        let residual = match epilogue.residual {
-            Some(Residual::Input(_)) => Some(operands.input(Gemm::NAME, RESIDUAL, "the residual")?),
-            Some(Residual::Output) => Some(d),
-            None => None,
-        };
-        let bias = operands.optional(BIAS);
+        let residual = if epilogue.residual == Some(Residual::Output) { Some(d) } else { residual };
         let (b_type, b_strides, packed) = match fixed.b {
             Rhs::Packed(format) => (format.dtype(), [0, fixed.k as i64, 1], true),
             Rhs::Strided(dtype) => {

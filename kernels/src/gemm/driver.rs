@@ -1,10 +1,12 @@
 //! The driver of all rows: blocks, packing, and tasks.
 
+use std::ops::Range;
+
 use sinew_memory::{Hardware, Team};
-use sinew_tensor::DType;
+use sinew_tensor::{DType, View};
 
 use super::epilogue::Finish;
-use super::rows::{Line, PackRows, Rows};
+use super::rows::{Line, PackRows, Rows, Slab};
 use super::tile::{Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse};
 use crate::packed::{Lane, PANEL, PanelKind, pack_panel};
@@ -25,6 +27,9 @@ const UNIT: usize = 4;
 const TASKS_PER_THREAD: usize = 6;
 /// Values of A below which packing them is not worth waking other threads.
 const INLINE_PACK: usize = 8192;
+/// Full slabs that are packed together where each has a right operand of its own: a task reads one of them alone, so
+/// that they need not fit into a cache together, and small ones are to keep all threads busy.
+const GROUPED_SLABS: usize = 4;
 
 /// How a call is cut up.
 #[derive(Clone, Copy, Debug)]
@@ -35,9 +40,10 @@ struct Plan {
     /// Steps of A's packing, and values of K in each.
     steps: usize,
     per_step: usize,
-    /// Rows and groups of A that are packed at a time.
+    /// Rows of a full slab, and as many of those as are packed at a time; smaller ones may be up to `slabs`.
     slab: usize,
     together: usize,
+    slabs: usize,
     tile: usize,
     /// Values of K in a block.
     block: usize,
@@ -46,8 +52,8 @@ struct Plan {
     kind: PanelKind,
     /// Panels that a task takes at a time: packs, or reads.
     unit: usize,
-    /// Bytes of workspace: packed rows of a group, and of each worker its panels and its sums.
-    group_bytes: usize,
+    /// Bytes of workspace: a packed row, and of each worker its panels and its sums.
+    row_bytes: usize,
     panel_bytes: usize,
     sums: usize,
     threads: usize,
@@ -70,9 +76,9 @@ impl Plan {
         let cache = if hardware.caches.l2 == 0 { 1 << 20 } else { hardware.caches.l2 } / 2;
         let strided = matches!(fixed.b, Rhs::Strided(_));
         let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
-        let slab = (cache / (steps * 4).max(1)).max(least).min(rows).next_multiple_of(tile);
-        let group_bytes = slab * steps * 4;
-        let together = (cache / group_bytes.max(1)).clamp(1, groups.max(1));
+        let row_bytes = steps * 4;
+        let slab = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile);
+        let together = (cache / (slab * row_bytes).max(1)).clamp(1, groups.max(1));
         let block = if slab == tile { padded } else { padded.min(BLOCK_K) };
         let unit = if strided { UNIT } else { 1 };
         let panel_bytes = if strided { kind.bytes(block) } else { 0 };
@@ -84,16 +90,25 @@ impl Plan {
             per_step,
             slab,
             together,
+            slabs: together,
             tile,
             block,
             panels: fixed.outputs().panels(),
             kind,
             unit,
-            group_bytes,
+            row_bytes,
             panel_bytes,
             sums: carried * PANEL * 4,
             threads: hardware.threads,
         }
+    }
+
+    /// The plan where rows fall into up to `groups` groups, each with a right operand of its own.
+    fn grouped(self, groups: usize) -> Self {
+        let slabs = groups.min(self.rows) + GROUPED_SLABS;
+        // The last tile of a group is at most twice as high as its rows.
+        let together = (2 * self.rows).div_ceil(self.slab.max(1)).clamp(1, GROUPED_SLABS);
+        Self { together, slabs, ..self }
     }
 
     /// Bytes that keep each part on its own cache lines.
@@ -102,11 +117,15 @@ impl Plan {
     }
 
     fn rows_bytes(&self) -> usize {
-        (self.group_bytes * self.together).next_multiple_of(64)
+        (self.row_bytes * self.slab * self.together).next_multiple_of(64)
+    }
+
+    fn list_bytes(&self) -> usize {
+        (self.slabs * size_of::<Slab>()).next_multiple_of(64)
     }
 
     fn bytes(&self) -> usize {
-        self.rows_bytes() + self.worker_bytes() * self.threads
+        self.list_bytes() + self.rows_bytes() + self.worker_bytes() * self.threads
     }
 }
 
@@ -139,7 +158,7 @@ pub(super) unsafe fn run(
     };
     let b = operands.input(Gemm::NAME, B, "B")?;
     let right = match fixed.b {
-        Rhs::Packed(_) => Right::Packed { ptr: b.host_ptr()?, panel_bytes: kind.bytes(fixed.k) },
+        Rhs::Packed(_) => Right::Packed { ptr: b.host_ptr()?, panel_bytes: kind.bytes(fixed.k), bytes: 0 },
         Rhs::Strided(dtype) => {
             let (ptr, strides) = (b.host_ptr()?, b.strides());
             Right::Strided { ptr, dtype, batch: strides[0], k: strides[1], n: strides[2] }
@@ -150,12 +169,6 @@ pub(super) unsafe fn run(
         Right::Strided { batch, .. } => batch == 0 || call.batch == 1,
     };
     let plan = Plan::new(tiles, kind, fixed, call, shared, hardware);
-    if plan.groups == 0 || plan.rows == 0 || plan.panels == 0 {
-        return Ok(());
-    }
-    let workspace = launch.host_workspace(plan.bytes())?;
-    debug_assert!(team.threads() <= plan.threads);
-    let a = Rows::new(operands.input(Gemm::NAME, A, "A")?, call.m)?;
     let out = Rows::new(operands.output(Gemm::NAME, D, "D")?.view(), call.m)?;
     let residual = match fixed.epilogue.residual {
         Some(Residual::Output) => Some(out),
@@ -169,74 +182,169 @@ pub(super) unsafe fn run(
         }
         None => None,
     };
-    let finish = Finish { epilogue: fixed.epilogue, bias };
-    let here = Team::new(1)?;
-    for group in (0..plan.groups).step_by(plan.together) {
-        let groups = (plan.groups - group).min(plan.together);
-        for row in (0..plan.rows).step_by(plan.slab) {
-            let count = (plan.rows - row).min(plan.slab);
-            let pack = PackRows {
-                rows: a,
-                group,
-                row,
-                count,
-                k: fixed.k,
-                panels: kind,
-                round: fixed.compute == super::Compute::Bf16,
-                tiles,
-                to: workspace,
-                group_bytes: plan.group_bytes,
-            };
-            let packing = groups * count.div_ceil(plan.tile);
-            let packers = if groups * count * fixed.k <= INLINE_PACK { &here } else { team };
-            // Units of panels are shared out in contiguous runs: a thread reads on where it stopped.
-            let units = plan.panels.div_ceil(plan.unit);
-            let runs = (team.threads() * TASKS_PER_THREAD).div_ceil(groups).clamp(1, units);
-            let multiply = Multiply {
-                tiles,
-                fixed,
-                plan,
-                right,
-                finish,
-                out,
-                residual,
-                group,
-                row,
-                count,
-                units,
-                runs,
-                packed: workspace,
-                scratch: workspace.wrapping_add(plan.rows_bytes()),
-            };
-            // SAFETY: the plan sized the workspace for these rows and for every worker, `check` vouches for the
-            // operands, and the caller for the level.
-            unsafe {
-                simd::launch(tiles.level, packers, packing, &pack);
-                simd::launch(tiles.level, team, groups * runs, &multiply);
-            }
-        }
-    }
-    Ok(())
+    let a = Rows::new(operands.input(Gemm::NAME, A, "A")?, call.m)?;
+    let product =
+        Product { tiles, fixed, plan, right, finish: Finish { epilogue: fixed.epilogue, bias }, a, out, residual };
+    // SAFETY: passed on; all rows of all groups are the operands'.
+    unsafe { product.run(launch, team, (0..plan.groups).map(|group| (group, group, 0..plan.rows))) }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Right {
-    Packed { ptr: *const u8, panel_bytes: usize },
-    Strided { ptr: *const u8, dtype: DType, batch: usize, k: usize, n: usize },
+/// Workspace of a product of rows that fall into groups: see [`run_grouped`].
+pub(crate) fn grouped_workspace(
+    tiles: &Tiles,
+    fixed: &GemmStatic,
+    groups: usize,
+    rows: usize,
+    hardware: &Hardware,
+) -> usize {
+    let Some(kind) = fixed.panel_kind() else { return 0 };
+    let call = GemmDynamic { batch: 1, m: rows };
+    Plan::new(tiles, kind, fixed, &call, true, hardware).grouped(groups).bytes()
 }
 
-/// The product of a packed slab with runs of panels.
-struct Multiply<'a> {
+/// Runs a product of rows that fall into groups, one behind another, each of which is multiplied with a packed weight of
+/// its own: `out[i] = epilogue(a[i] · B[g])` for `i` in `offsets(g)..offsets(g + 1)`. There is no bias and no residual.
+///
+/// # Safety
+/// `a` is `[1, rows, K]`, `out` is `[1, rows, columns]` and `b` holds `groups` packed weights, all of the problem's types;
+/// offsets do not decrease and are at most `rows`; the launch holds [`grouped_workspace`]; the machine has the level of the
+/// tiles, and what their loop needs besides.
+pub(crate) unsafe fn run_grouped(
+    tiles: &'static Tiles,
+    launch: &Launch<'_>,
+    fixed: &GemmStatic,
+    groups: usize,
+    [a, b, out]: [&View<'_>; 3],
+    offsets: impl Fn(usize) -> usize,
+) -> Result<()> {
+    let team = launch.team()?;
+    let hardware = launch.stream().device().hardware();
+    let Some(kind) = fixed.panel_kind() else {
+        return Err(refuse(format!("the right operand of {fixed} cannot be held in panels")));
+    };
+    let rows = a.shape()[1];
+    let plan = Plan::new(tiles, kind, fixed, &GemmDynamic { batch: 1, m: rows }, true, hardware).grouped(groups);
+    let panel_bytes = kind.bytes(fixed.k);
+    let right = Right::Packed { ptr: b.host_ptr()?, panel_bytes, bytes: plan.panels * panel_bytes };
+    let finish = Finish { epilogue: fixed.epilogue, bias: None };
+    let (a, out) = (Rows::new(a, rows)?, Rows::new(out, rows)?);
+    let product = Product { tiles, fixed, plan, right, finish, a, out, residual: None };
+    // SAFETY: passed on.
+    unsafe { product.run(launch, team, (0..groups).map(|group| (group, 0, offsets(group)..offsets(group + 1)))) }
+}
+
+/// A call with its operands.
+struct Product<'a> {
     tiles: &'static Tiles,
     fixed: &'a GemmStatic,
     plan: Plan,
     right: Right,
     finish: Finish,
+    a: Rows,
     out: Rows,
     residual: Option<Rows>,
-    group: usize,
-    row: usize,
-    count: usize,
+}
+
+impl Product<'_> {
+    /// Multiplies runs of rows, each told with its right operand's number and the group that [`Rows`] count it in.
+    ///
+    /// # Safety
+    /// The rows are the operands', and the launch holds the plan's workspace.
+    unsafe fn run(
+        &self,
+        launch: &Launch<'_>,
+        team: &Team,
+        runs: impl Iterator<Item = (usize, usize, Range<usize>)>,
+    ) -> Result<()> {
+        let plan = &self.plan;
+        if plan.groups == 0 || plan.rows == 0 || plan.panels == 0 {
+            return Ok(());
+        }
+        let workspace = launch.host_workspace(plan.bytes())?;
+        debug_assert!(team.threads() <= plan.threads);
+        let here = Team::new(1)?;
+        let list: *mut Slab = workspace.cast();
+        let (mut slabs, mut tiles, mut packed) = (0, 0, 0);
+        // SAFETY: the first `slabs` of the list were written, which has room for as many as the plan says; they go into
+        // the rows' part of the workspace.
+        let flush = |slabs, tiles, packed| unsafe {
+            self.round(team, &here, std::slice::from_raw_parts(list, slabs), tiles, packed, workspace)
+        };
+        for (right, group, rows) in runs {
+            for row in rows.clone().step_by(plan.slab) {
+                let count = (rows.end - row).min(plan.slab);
+                let height = self.tiles.packed_rows(count);
+                if slabs == plan.slabs || packed + height > plan.slab * plan.together {
+                    flush(slabs, tiles, packed);
+                    (slabs, tiles, packed) = (0, 0, 0);
+                }
+                let slab = Slab { right, group, row, count, tile: tiles, at: packed * plan.row_bytes };
+                // SAFETY: there are fewer than the list has room for.
+                unsafe { list.add(slabs).write(slab) };
+                slabs += 1;
+                tiles += count.div_ceil(plan.tile);
+                packed += height;
+            }
+        }
+        flush(slabs, tiles, packed);
+        Ok(())
+    }
+
+    /// Packs slabs and multiplies them.
+    ///
+    /// # Safety
+    /// The slabs are of the operands' rows, and the workspace is the plan's.
+    unsafe fn round(&self, team: &Team, here: &Team, slabs: &[Slab], tiles: usize, packed: usize, workspace: *mut u8) {
+        if slabs.is_empty() {
+            return;
+        }
+        let (plan, k) = (&self.plan, self.fixed.k);
+        let to = workspace.wrapping_add(plan.list_bytes());
+        let pack = PackRows {
+            rows: self.a,
+            slabs,
+            k,
+            panels: plan.kind,
+            round: self.fixed.compute == super::Compute::Bf16,
+            tiles: self.tiles,
+            to,
+        };
+        let packers = if packed * k <= INLINE_PACK { here } else { team };
+        // Units of panels are shared out in contiguous runs: a thread reads on where it stopped.
+        let units = plan.panels.div_ceil(plan.unit);
+        let runs = (team.threads() * TASKS_PER_THREAD).div_ceil(slabs.len()).clamp(1, units);
+        let multiply =
+            Multiply { product: self, slabs, units, runs, packed: to, scratch: to.wrapping_add(plan.rows_bytes()) };
+        // SAFETY: the plan sized the workspace for these rows and for every worker, `check` vouches for the operands,
+        // and the caller for the level.
+        unsafe {
+            simd::launch(self.tiles.level, packers, tiles, &pack);
+            simd::launch(self.tiles.level, team, slabs.len() * runs, &multiply);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Right {
+    /// Weights one behind another, `bytes` apart.
+    Packed {
+        ptr: *const u8,
+        panel_bytes: usize,
+        bytes: usize,
+    },
+    Strided {
+        ptr: *const u8,
+        dtype: DType,
+        batch: usize,
+        k: usize,
+        n: usize,
+    },
+}
+
+/// The products of packed slabs with runs of panels.
+struct Multiply<'a> {
+    product: &'a Product<'a>,
+    slabs: &'a [Slab],
     units: usize,
     runs: usize,
     packed: *const u8,
@@ -249,13 +357,13 @@ unsafe impl Sync for Multiply<'_> {}
 impl Kernel for Multiply<'_> {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, task: usize, worker: usize) {
-        let plan = &self.plan;
-        let (group, run) = (task / self.runs, task % self.runs);
+        let plan = &self.product.plan;
+        let (slab, run) = (&self.slabs[task / self.runs], task % self.runs);
         let scratch = self.scratch.wrapping_add(worker * plan.worker_bytes());
         for unit in run * self.units / self.runs..(run + 1) * self.units / self.runs {
             let first = unit * plan.unit;
             // SAFETY: passed on; scratch is this worker's.
-            unsafe { self.panels::<S>(group, first, (first + plan.unit).min(plan.panels), scratch) };
+            unsafe { self.panels::<S>(slab, first, (first + plan.unit).min(plan.panels), scratch) };
         }
     }
 }
@@ -263,33 +371,36 @@ impl Kernel for Multiply<'_> {
 impl Multiply<'_> {
     /// All rows of the slab with panels `first..end`.
     #[inline(always)]
-    unsafe fn panels<S: Simd>(&self, group: usize, first: usize, end: usize, scratch: *mut u8) {
-        let (plan, kind) = (&self.plan, self.plan.kind);
+    unsafe fn panels<S: Simd>(&self, slab: &Slab, first: usize, end: usize, scratch: *mut u8) {
+        let Product { tiles, fixed, plan, right, finish, .. } = self.product;
+        let kind = plan.kind;
         let padded = plan.steps * plan.per_step;
         let all_sums: *mut f32 = scratch.wrapping_add(plan.panel_bytes * plan.unit).cast();
-        let a = self.packed.wrapping_add(group * plan.group_bytes);
+        let a = self.packed.wrapping_add(slab.at);
         let mut k = 0;
         loop {
             let width = (padded - k).min(plan.block);
             let last = k + width == padded;
-            if let Right::Strided { .. } = self.right {
-                let values = self.fixed.k.min(k + width) - k;
+            if let Right::Strided { .. } = right {
+                let values = fixed.k.min(k + width) - k;
                 for panel in first..end {
                     let to = scratch.wrapping_add((panel - first) * plan.panel_bytes);
                     // SAFETY: lanes hold the values; scratch holds the panels of a unit.
-                    unsafe { pack_panel::<S>(&self.lanes(group, panel), kind, k, values, to) };
+                    unsafe { pack_panel::<S>(&self.lanes(slab, panel), kind, k, values, to) };
                 }
             }
             for panel in first..end {
-                let b = match self.right {
-                    Right::Packed { ptr, panel_bytes } => ptr.wrapping_add(panel * panel_bytes + kind.bytes(k)),
+                let b = match *right {
+                    Right::Packed { ptr, panel_bytes, bytes } => {
+                        ptr.wrapping_add(slab.right * bytes + panel * panel_bytes + kind.bytes(k))
+                    }
                     Right::Strided { .. } => scratch.cast_const().wrapping_add((panel - first) * plan.panel_bytes),
                 };
                 // SAFETY: passed on.
-                let bias = unsafe { self.finish.panel_bias::<S>(panel, self.fixed.outputs()) };
-                for tile in (0..self.count).step_by(plan.tile) {
-                    let rows = (self.count - tile).min(plan.tile);
-                    let Tile { height, run } = *self.tiles.fit(rows);
+                let bias = unsafe { finish.panel_bias::<S>(panel, fixed.outputs()) };
+                for tile in (0..slab.count).step_by(plan.tile) {
+                    let rows = (slab.count - tile).min(plan.tile);
+                    let Tile { height, run } = *tiles.fit(rows);
                     let sums = if plan.block < padded {
                         all_sums.wrapping_add(((panel - first) * plan.slab + tile) * PANEL)
                     } else {
@@ -301,7 +412,7 @@ impl Multiply<'_> {
                         let a = a.add((tile * plan.steps + k / plan.per_step * height) * 4);
                         run(kind, a, b, width / plan.per_step, sums, k > 0);
                         if last {
-                            self.finish::<S>(group, tile, rows, panel, sums, &bias);
+                            self.finish::<S>(slab, tile, rows, panel, sums, &bias);
                         }
                     }
                 }
@@ -317,35 +428,37 @@ impl Multiply<'_> {
     #[inline(always)]
     unsafe fn finish<S: Simd>(
         &self,
-        group: usize,
+        slab: &Slab,
         tile: usize,
         rows: usize,
         panel: usize,
         sums: *const f32,
         bias: &[f32; PANEL],
     ) {
-        debug_assert!(rows <= self.plan.tile);
-        let outputs = self.fixed.outputs();
+        let Product { fixed, plan, finish, out, residual, .. } = self.product;
+        debug_assert!(rows <= plan.tile);
+        let outputs = fixed.outputs();
         let first = panel * outputs.columns_per_panel();
         let columns = (outputs.columns() - first).min(outputs.columns_per_panel());
         for r in 0..rows {
-            let (group, row) = (self.group + group, self.row + tile + r);
-            let out = self.out.line(group, row).from(first);
-            let residual = self.residual.map(|rows| rows.line(group, row).from(first));
+            let row = slab.row + tile + r;
+            let out = out.line(slab.group, row).from(first);
+            let residual = residual.map(|rows| rows.line(slab.group, row).from(first));
             // SAFETY: passed on: rows and columns are inside the result.
-            unsafe { self.finish.row::<S>(sums.add(r * PANEL), bias, out, residual, columns) };
+            unsafe { finish.row::<S>(sums.add(r * PANEL), bias, out, residual, columns) };
         }
     }
 
     /// The 32 outputs of a panel of an unpacked right operand.
     #[inline(always)]
-    fn lanes(&self, group: usize, panel: usize) -> [Lane; PANEL] {
+    fn lanes(&self, slab: &Slab, panel: usize) -> [Lane; PANEL] {
+        let Product { fixed, right, .. } = self.product;
         let mut lanes = [Lane::EMPTY; PANEL];
-        if let Right::Strided { ptr, dtype, batch, k, n } = self.right {
+        if let Right::Strided { ptr, dtype, batch, k, n } = *right {
             for half in 0..2 {
-                let held = self.fixed.outputs().half_panel(panel, half);
+                let held = fixed.outputs().half_panel(panel, half);
                 for (lane, output) in lanes[half * LANES..].iter_mut().zip(held) {
-                    let at = (self.group + group) * batch + output * n;
+                    let at = slab.right * batch + output * n;
                     *lane = Lane { ptr: ptr.wrapping_add(at * dtype.size()), step: k, dtype };
                 }
             }

@@ -31,21 +31,21 @@
 //! de Geijn 2015), with the difference that weights were packed when they were loaded, and that a right-hand side that
 //! was not is packed panel by panel by the task that multiplies with it.
 
-mod cpu;
+pub(crate) mod cpu;
 #[cfg(target_arch = "x86_64")]
-mod cpu_avx512bf16;
+pub(crate) mod cpu_avx512bf16;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(crate) mod cuda;
 #[cfg(all(feature = "cuda", not(target_os = "macos")))]
 mod cuda_cublaslt;
-mod driver;
+pub(crate) mod driver;
 mod epilogue;
 mod foreign;
-mod reference;
+pub(crate) mod reference;
 mod rows;
-mod tile;
+pub(crate) mod tile;
 #[cfg(feature = "wgpu")]
-mod wgpu;
+pub(crate) mod wgpu;
 
 use std::fmt;
 
@@ -261,7 +261,7 @@ impl Operator for Gemm {
 
 /// Refuses what kernels on GPUs do not multiply: packed panels, and dtypes without lanes.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
-fn takes_rows(fixed: &GemmStatic) -> Result<(), crate::Refusal> {
+pub(crate) fn takes_rows(fixed: &GemmStatic) -> Result<(), crate::Refusal> {
     let b = match fixed.b {
         Rhs::Packed(format) if !format.is_row_major() => {
             return Err(format!("reads packed weights in rows, not {}", format.name()).into());

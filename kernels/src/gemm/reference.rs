@@ -13,9 +13,9 @@ use crate::{Arithmetic, Result};
 
 /// A sum and the error that a chain of f32 roundings may have.
 #[derive(Clone, Copy, Debug)]
-struct Sum {
-    value: f64,
-    error: f64,
+pub(crate) struct Sum {
+    pub value: f64,
+    pub error: f64,
 }
 
 /// Half the distance between 1 and the next f32: the relative error of one rounding.
@@ -25,10 +25,6 @@ const TINY: f64 = 1.401298464324817e-45;
 const NORMAL: f64 = 1.1754943508222875e-38;
 
 /// `Σ_k A[b, m, k] · B[b, k, n]` of operands rounded as the problem says.
-///
-/// A chain of K roundings errs by at most `K·u` of `Σ|a·b|`, in practice by some `√K·u` of the norms' product. Half of
-/// that leeway more is given: enough for the worst of many elements, and far below one product that is missing, which
-/// the worst-case bound `2·K·eps` would let pass from K = 2,000 on.
 fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]: [usize; 3]) -> Sum {
     let fixed = &case.fixed;
     let (left, right) = (host.input(super::A), host.input(super::B));
@@ -36,36 +32,76 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
     let low = fixed.compute == Compute::Bf16;
     let (strided, k) = (matches!(fixed.b, Rhs::Strided(_)), fixed.k);
     let left = &left.values[(b * case.call.m + m) * k..][..k];
-    let (mut value, mut left_norm, mut right_norm, mut left_max, mut right_max) = (0.0, 0.0f64, 0.0f64, 0.0f64, 0.0f64);
-    for (i, &x) in left.iter().enumerate() {
-        let x = rounded(x, low);
+    let pairs = left.iter().enumerate().map(|(i, &x)| {
         // A packed weight's values are [N, K], a strided operand's [batch, K, N].
         let y = right.values[if strided { (b * k + i) * fixed.n + n } else { n * k + i }];
-        let y = rounded(y, low && strided);
-        value += x * y;
-        if x.is_finite() && y.is_finite() {
-            left_norm += x * x;
-            right_norm += y * y;
-            left_max = left_max.max(x.abs());
-            right_max = right_max.max(y.abs());
-        }
-    }
-    let k = k as f64;
-    let factor = (12.0 * k.sqrt() + 4.0).min(4.0 * k) * U;
-    let mut error = factor * (left_norm * right_norm).sqrt() + k * TINY;
-    if arithmetic.flushes_subnormals {
-        error += k * NORMAL * (1.0 + left_max + right_max);
-    }
-    Sum { value, error }
+        (rounded(x, low), rounded(y, low && strided))
+    });
+    Sum::of(pairs, arithmetic)
 }
 
-/// Whether small integers come through an epilogue exactly: factors are powers of two, sums are below 2^24.
-fn is_exact(epilogue: &Epilogue) -> bool {
-    !epilogue.gated && matches!(epilogue.activation, None | Some(Activation::Relu))
+/// Whether small integers come through an activation exactly, unless gated: factors are powers of two, and sums below
+/// 2^24.
+pub(crate) fn is_exact(activation: Option<Activation>) -> bool {
+    matches!(activation, None | Some(Activation::Relu))
+}
+
+impl Sum {
+    /// The sum of products.
+    ///
+    /// A chain of K roundings errs by at most `K·u` of `Σ|a·b|`, in practice by some `√K·u` of the norms' product. Half of
+    /// that leeway more is given: enough for the worst of many elements, and far below one product that is missing, which
+    /// the worst-case bound `2·K·eps` would let pass from K = 2,000 on.
+    pub(crate) fn of(products: impl Iterator<Item = (f64, f64)>, arithmetic: Arithmetic) -> Self {
+        let (mut value, mut left_norm, mut right_norm) = (0.0, 0.0f64, 0.0f64);
+        let (mut left_max, mut right_max, mut k) = (0.0f64, 0.0f64, 0.0);
+        for (x, y) in products {
+            value += x * y;
+            k += 1.0;
+            if x.is_finite() && y.is_finite() {
+                left_norm += x * x;
+                right_norm += y * y;
+                left_max = left_max.max(x.abs());
+                right_max = right_max.max(y.abs());
+            }
+        }
+        let factor = (12.0 * f64::sqrt(k) + 4.0).min(4.0 * k) * U;
+        let mut error = factor * (left_norm * right_norm).sqrt() + k * TINY;
+        if arithmetic.flushes_subnormals {
+            error += k * NORMAL * (1.0 + left_max + right_max);
+        }
+        Self { value, error }
+    }
+
+    /// The activation of it.
+    pub(crate) fn activated(self, activation: Activation) -> Self {
+        let value = activation.reference(self.value);
+        // No activation here is steeper than 1.13, but ReLU², whose slope is 2x.
+        let slope = if activation == Activation::Relu2 { 2.0 * (self.value.abs() + self.error) } else { 1.13 };
+        // 4 ulp, or 1e-7.
+        let own = match activation {
+            Activation::Relu => 0.0,
+            _ => (4.0 * DType::F32.ulp(value)).max(1e-7),
+        };
+        Self { value, error: self.error * slope + own }
+    }
+
+    /// Its product with an up.
+    pub(crate) fn gating(self, up: Self) -> Self {
+        let value = self.value * up.value;
+        let error = self.error * up.value.abs() + (self.value.abs() + self.error) * up.error + U * value.abs();
+        Self { value, error }
+    }
+
+    /// It rounded to a result's type, at the larger end of where the f32 value may be.
+    pub(crate) fn rounded_to(self, out: DType) -> Expected {
+        let rounding = 0.5 * out.ulp(self.value.abs() + self.error);
+        Expected::within(self.value, if self.error.is_finite() { self.error + rounding } else { rounding })
+    }
 }
 
 /// A packed weight with the values `[N, K]` that it holds.
-fn packed(
+pub(crate) fn packed(
     generator: &mut Generator,
     format: &'static Format,
     [n, k]: [usize; 2],
@@ -289,21 +325,10 @@ impl Reference for Gemm {
         };
         let mut x = before(n);
         if let Some(activation) = epilogue.activation {
-            let value = activation.reference(x.value);
-            // No activation here is steeper than 1.13, but ReLU², whose slope is 2x.
-            let slope = if activation == Activation::Relu2 { 2.0 * (x.value.abs() + x.error) } else { 1.13 };
-            // 4 ulp, or 1e-7.
-            let own = match activation {
-                Activation::Relu => 0.0,
-                _ => (4.0 * DType::F32.ulp(value)).max(1e-7),
-            };
-            x = Sum { value, error: x.error * slope + own };
+            x = x.activated(activation);
         }
         if epilogue.gated {
-            let up = before(n + fixed.n / 2);
-            let value = x.value * up.value;
-            let error = x.error * up.value.abs() + (x.value.abs() + x.error) * up.error + U * value.abs();
-            x = Sum { value, error };
+            x = x.gating(before(n + fixed.n / 2));
         }
         if epilogue.residual.is_some() {
             let residual = match epilogue.residual {
@@ -313,11 +338,9 @@ impl Reference for Gemm {
             let product = f64::from(epilogue.beta) * residual;
             x = Sum { value: x.value + product, error: x.error + U * (x.value.abs() + 2.0 * product.abs()) };
         }
-        if case.values == Values::Integers && is_exact(epilogue) {
+        if case.values == Values::Integers && !epilogue.gated && is_exact(epilogue.activation) {
             return Expected::exact(fixed.out.round(x.value));
         }
-        // The rounding to the result's type, at the larger end of where the f32 value may be.
-        let rounding = 0.5 * fixed.out.ulp(x.value.abs() + x.error);
-        Expected::within(x.value, if x.error.is_finite() { x.error + rounding } else { rounding })
+        x.rounded_to(fixed.out)
     }
 }

@@ -131,15 +131,26 @@ unsafe fn store_line<S: Simd, T: Stored>(p: *mut T, step: usize, v: S::F, n: usi
     }
 }
 
-/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, or a pair of bf16.
-pub(super) struct PackRows {
-    /// The rows.
-    pub rows: Rows,
-    /// Group and row of the first tile.
+/// Rows of A that are packed together and multiplied with one right operand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slab {
+    /// Which right operand.
+    pub right: usize,
+    /// Group and row of the first one, and how many there are.
     pub group: usize,
     pub row: usize,
-    /// Rows packed of each group.
     pub count: usize,
+    /// Tiles of the slabs before it, and where its own go, in bytes.
+    pub tile: usize,
+    pub at: usize,
+}
+
+/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, or a pair of bf16.
+pub(super) struct PackRows<'a> {
+    /// The rows.
+    pub rows: Rows,
+    /// Which of them.
+    pub slabs: &'a [Slab],
     /// Length of a row, and the kind of the panels, which says what padding they have.
     pub k: usize,
     pub panels: PanelKind,
@@ -147,15 +158,14 @@ pub(super) struct PackRows {
     pub round: bool,
     /// The tiles.
     pub tiles: &'static Tiles,
-    /// Where tiles go, and bytes from group to group.
+    /// Where tiles go.
     pub to: *mut u8,
-    pub group_bytes: usize,
 }
 
 // SAFETY: tasks write disjoint tiles through the pointer and only read the rest.
-unsafe impl Sync for PackRows {}
+unsafe impl Sync for PackRows<'_> {}
 
-impl Kernel for PackRows {
+impl Kernel for PackRows<'_> {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
         // SAFETY: the driver checked the rows and made room for their tiles.
@@ -169,20 +179,20 @@ impl Kernel for PackRows {
     }
 }
 
-impl PackRows {
+impl PackRows<'_> {
     #[inline(always)]
     unsafe fn tile<S: Simd, T: Stored>(&self, task: usize) {
         let full = self.tiles.full().height;
-        let tiles = self.count.div_ceil(full);
-        let (group, first) = (task / tiles, task % tiles * full);
-        let valid = (self.count - first).min(full);
+        let slab = &self.slabs[self.slabs.partition_point(|slab| slab.tile <= task) - 1];
+        let first = (task - slab.tile) * full;
+        let valid = (slab.count - first).min(full);
         let height = self.tiles.fit(valid).height;
         let padded = self.panels.padded_k(self.k);
         let steps = if self.tiles.pairs { padded / 2 } else { padded };
-        let to = self.to.wrapping_add(group * self.group_bytes + first * steps * 4);
+        let to = self.to.wrapping_add(slab.at + first * steps * 4);
         let mut lines = [std::ptr::null::<T>(); MAX_TILE];
         for (i, line) in lines.iter_mut().enumerate().take(valid) {
-            *line = self.rows.address(self.group + group, self.row + first + i).cast();
+            *line = self.rows.address(slab.group, slab.row + first + i).cast();
         }
         let mut block = Block::ZERO;
         let per_step = if self.tiles.pairs { 2 } else { 1 };

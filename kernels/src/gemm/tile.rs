@@ -30,7 +30,7 @@ const _: () = assert!(MAX_TILE <= LANES, "a tile's rows are transposed in one bl
 
 /// What multiplies a packed tile of rows with a block of a panel: all that differs between rows of the table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tiles {
+pub(crate) struct Tiles {
     /// The level of everything around the loops: packing and epilogue.
     pub level: SimdLevel,
     /// Whether A is packed as pairs of bf16; else as f32.
@@ -41,7 +41,7 @@ pub(super) struct Tiles {
 
 /// A tile of a height.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tile {
+pub(crate) struct Tile {
     /// Its rows.
     pub height: usize,
     /// The loop over K.
@@ -53,7 +53,7 @@ pub(super) struct Tile {
 ///
 /// # Safety
 /// The machine has the level; `a` holds `[steps][height]`, `b` the steps of the panel.
-pub(super) type Loop =
+pub(crate) type Loop =
     unsafe fn(panels: PanelKind, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
 
 impl Tiles {
@@ -81,6 +81,13 @@ impl Tiles {
         debug_assert!(rows <= self.full().height);
         self.tiles.iter().find(|tile| tile.height >= rows).unwrap_or(self.full())
     }
+
+    /// Rows that the tiles of `rows` rows have.
+    pub fn packed_rows(&self, rows: usize) -> usize {
+        let full = self.full().height;
+        let rest = rows % full;
+        rows - rest + if rest == 0 { 0 } else { self.fit(rest).height }
+    }
 }
 
 /// Tiles of a [`Loop`] that is generic over the height, and over what else is given.
@@ -92,16 +99,16 @@ macro_rules! tiles {
 pub(super) use tiles;
 
 /// One multiply-add per product, for every kind of panel.
-pub(super) static PORTABLE: Tiles =
+pub(crate) static PORTABLE: Tiles =
     Tiles::new(SimdLevel::Portable, false, tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// One fused multiply-add per product. AVX2 has 16 registers, of which 6 rows of half a panel take 12.
 #[cfg(target_arch = "x86_64")]
-pub(super) static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, false, tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
+pub(crate) static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, false, tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
 
 /// The same. 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.
 #[cfg(target_arch = "x86_64")]
-pub(super) static AVX512: Tiles =
+pub(crate) static AVX512: Tiles =
     Tiles::new(SimdLevel::Avx512, false, tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>));
 
 /// [`chain`] at a level, for every kind of panel.

@@ -6,18 +6,18 @@
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
 
-use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, takes_rows};
+use super::{A, B, BIAS, Compute, D, Format, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, takes_rows};
 use crate::wgpu::{Call, Part, aligned, arithmetic, least_subgroup, needs_subgroups};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
-const CHAINED: Arithmetic = arithmetic("gemm.wgpu");
+pub(crate) const CHAINED: Arithmetic = arithmetic("gemm.wgpu");
 /// Steps of a chain: long enough that a thread reads its part of a weight in whole cache lines, short enough that many
 /// threads share a row of the weight.
 const CHAIN: usize = 32;
 /// Rows and outputs of a tile.
-const TILE: usize = 64;
+pub(crate) const TILE: usize = 64;
 /// Outputs of a workgroup, where rows are few, and the most rows.
-const OUTPUTS: usize = 8;
+pub(crate) const OUTPUTS: usize = 8;
 const FEW: usize = 8;
 
 /// Threads of a workgroup whose subgroups share outputs, four to one.
@@ -73,17 +73,21 @@ fn few_cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, reads: 
 }
 
 /// Predicted seconds, where `groups` workgroups share the work.
-fn cost(hardware: &Hardware, flops: f64, bytes: f64, groups: usize) -> f64 {
+pub(crate) fn cost(hardware: &Hardware, flops: f64, bytes: f64, groups: usize) -> f64 {
     let busy = (groups as f64 / hardware.threads as f64).clamp(1e-3, 1.0);
     let rates = &hardware.rates;
     let computing = flops / (rates.f32_flops_per_s * hardware.threads as f64);
     rates.launch_s + (bytes / rates.read_bytes_per_s).max(computing) / busy
 }
 
+/// Which kernel multiplies.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+pub(crate) enum Way {
+    /// Tiles in shared memory.
     Tiled,
+    /// Few rows.
     Gemv,
+    /// Few rows, by subgroups.
     Subgroups,
 }
 
@@ -94,32 +98,60 @@ fn strides(view: &View<'_>) -> [usize; 3] {
 
 fn run(way: Way, launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, operands: Operands<'_>) -> Result<()> {
     let columns = fixed.columns();
-    if call.batch == 0 || call.m == 0 || columns == 0 {
-        return Ok(());
-    }
     let b = operands.input(Gemm::NAME, B, "B")?;
-    let halves = if fixed.epilogue.gated { 2 } else { 1 };
     let right = match fixed.b {
-        Rhs::Packed(format) => {
-            let strides = [0, halves * fixed.k, fixed.k, 1];
-            Right { dtype: format.dtype(), strides, quads: quads(b, format.dtype()) && fixed.k.is_multiple_of(4) }
-        }
+        Rhs::Packed(format) => Right::packed(b, format, fixed, 0),
         Rhs::Strided(dtype) => {
             let [batch, step, column] = strides(b);
             let quads = step == 1 && quads(b, dtype) && [batch, column].iter().all(|s| s.is_multiple_of(4));
             Right { dtype, strides: [batch, column, columns * column, step], quads }
         }
     };
-    dispatch(way, launch, fixed, call, operands, &right)
+    let product = Product {
+        a: operands.input(Gemm::NAME, A, "A")?,
+        b,
+        right,
+        d: operands.output(Gemm::NAME, D, "D")?.view(),
+        bias: operands.optional(BIAS),
+        residual: operands.optional(RESIDUAL),
+        offsets: None,
+        batch: call.batch,
+    };
+    dispatch(way, launch, fixed, &product)
 }
 
 /// The right operand as kernels see it.
-struct Right {
+pub(crate) struct Right {
     dtype: DType,
     /// Of products, columns, from a column's gate to its up, and along K.
     strides: [usize; 4],
     /// Whether it can be read in vectors of four words along K.
     quads: bool,
+}
+
+impl Right {
+    /// Packed weights, so many elements apart.
+    pub(crate) fn packed(b: &View<'_>, format: &Format, fixed: &GemmStatic, apart: usize) -> Self {
+        let (dtype, halves) = (format.dtype(), if fixed.epilogue.gated { 2 } else { 1 });
+        let strides = [apart, halves * fixed.k, fixed.k, 1];
+        Self { dtype, strides, quads: quads(b, dtype) && fixed.k.is_multiple_of(4) }
+    }
+}
+
+/// What is multiplied.
+pub(crate) struct Product<'v, 'a> {
+    /// `[batch, rows, K]`, or where rows fall into groups `[1, rows, K]`.
+    pub a: &'v View<'a>,
+    pub b: &'v View<'a>,
+    pub right: Right,
+    /// As `a`, with columns.
+    pub d: &'v View<'a>,
+    pub bias: Option<&'v View<'a>>,
+    pub residual: Option<&'v View<'a>>,
+    /// Where each group's rows begin, i32 `[batch + 1]`, where rows fall into groups.
+    pub offsets: Option<&'v View<'a>>,
+    /// Products, or groups.
+    pub batch: usize,
 }
 
 /// Whether a view begins where four of its elements of `dtype` do.
@@ -128,58 +160,64 @@ fn quads(view: &View<'_>, dtype: DType) -> bool {
     begins.is_multiple_of(4 * dtype.size())
 }
 
-fn dispatch(
-    way: Way,
-    launch: &Launch<'_>,
-    fixed: &GemmStatic,
-    call: &GemmDynamic,
-    operands: Operands<'_>,
-    right: &Right,
-) -> Result<()> {
+/// The text of a kernel: where a workgroup's rows are is told by the batch, or by groups' offsets.
+macro_rules! body {
+    ($offsets:expr, $text:literal) => {
+        match $offsets {
+            None => body!(@"wgpu_place.wgsl", $text),
+            Some(_) => body!(@"../grouped_gemm/wgpu_place.wgsl", $text),
+        }
+    };
+    (@$place:literal, $text:literal) => {
+        concat!(
+            include_str!("../wgpu/math.wgsl"),
+            include_str!("../activation/wgpu_function.wgsl"),
+            include_str!("wgpu_operands.wgsl"),
+            include_str!($place),
+            include_str!($text)
+        )
+    };
+}
+
+/// Enqueues a product.
+pub(crate) fn dispatch(way: Way, launch: &Launch<'_>, fixed: &GemmStatic, product: &Product<'_, '_>) -> Result<()> {
     let epilogue = &fixed.epilogue;
-    let (a, b) = (operands.input(Gemm::NAME, A, "A")?, operands.input(Gemm::NAME, B, "B")?);
-    let d = operands.output(Gemm::NAME, D, "D")?.view();
-    let (bias, residual) = (operands.optional(BIAS), operands.optional(RESIDUAL));
+    let Product { a, b, ref right, d, bias, residual, offsets, batch } = *product;
+    let m = a.shape()[1];
+    if batch == 0 || m == 0 || fixed.columns() == 0 {
+        return Ok(());
+    }
     let gated = usize::from(epilogue.gated);
     let (rounds, low) = (|dtype| dtype != DType::BF16, fixed.compute == Compute::Bf16);
-    let [a_batch, a_row, a_step] = strides(a);
+    let [mut a_batch, a_row, a_step] = strides(a);
+    let [mut d_batch, d_row, d_step] = strides(d);
     let [b_batch, b_column, b_half, b_step] = right.strides;
+    let few = match offsets {
+        None => gemv_rows(m),
+        Some(_) => {
+            // Rows are counted through all groups.
+            (a_batch, d_batch) = (0, 0);
+            gemv_rows(m.div_ceil(batch))
+        }
+    };
     let mut kernel = match way {
         Way::Tiled => {
-            const BODY: &str = concat!(
-                include_str!("../wgpu/math.wgsl"),
-                include_str!("../activation/wgpu_function.wgsl"),
-                include_str!("wgpu_operands.wgsl"),
-                include_str!("wgpu_tiled.wgsl")
-            );
-            let mut kernel = Call::new(launch, "gemm.wgpu.tiled", BODY)?;
+            let mut kernel = Call::new(launch, "gemm.wgpu.tiled", body!(offsets, "wgpu_tiled.wgsl"))?;
             kernel.option("A_BY_ROWS", u32::from(a_row == 1 && a_step != 1))?;
             kernel.option("B_BY_OUTPUTS", u32::from(b_column == 1 && b_step != 1 && gated == 0))?;
             kernel
         }
         Way::Gemv => {
-            const BODY: &str = concat!(
-                include_str!("../wgpu/math.wgsl"),
-                include_str!("../activation/wgpu_function.wgsl"),
-                include_str!("wgpu_operands.wgsl"),
-                include_str!("wgpu_gemv.wgsl")
-            );
-            let rows = gemv_rows(call.m);
-            let mut kernel = Call::new(launch, "gemm.wgpu.gemv", BODY)?;
-            kernel.option("ROWS", rows as u32)?;
+            let mut kernel = Call::new(launch, "gemm.wgpu.gemv", body!(offsets, "wgpu_gemv.wgsl"))?;
+            kernel.option("ROWS", few as u32)?;
             // As many threads as share the staged rows: 16 KiB of shared memory hold those and the sums.
-            kernel.option("CHAINS", (64 / rows).min(32) as u32)?;
+            kernel.option("CHAINS", (64 / few).min(32) as u32)?;
             kernel
         }
         Way::Subgroups => {
-            const BODY: &str = concat!(
-                include_str!("../wgpu/math.wgsl"),
-                include_str!("../activation/wgpu_function.wgsl"),
-                include_str!("wgpu_operands.wgsl"),
-                include_str!("wgpu_gemv_subgroup.wgsl")
-            );
-            let mut kernel = Call::new(launch, "gemm.wgpu.gemv.subgroup", BODY)?;
-            kernel.option("ROWS", gemv_rows(call.m) as u32)?;
+            let body = body!(offsets, "wgpu_gemv_subgroup.wgsl");
+            let mut kernel = Call::new(launch, "gemm.wgpu.gemv.subgroup", body)?;
+            kernel.option("ROWS", few as u32)?;
             kernel.option("THREADS", SUBGROUPS as u32)?;
             kernel.option("OUTPUTS", outputs_of(way, launch) as u32)?;
             kernel
@@ -201,11 +239,18 @@ fn dispatch(
     kernel.optional("bias", bias)?;
     kernel.optional("residual", residual)?;
 
-    let [d_batch, d_row, d_step] = strides(d);
     let [residual_batch, residual_row, residual_step] = residual.map_or([0; 3], strides);
-    let batch = [("a", a_batch), ("b", b_batch), ("d", d_batch), ("residual", residual_batch)];
-    kernel.dimension(("batch", call.batch), None, &batch)?;
-    kernel.dimension(("rows", call.m), None, &[("a", a_row), ("d", d_row), ("residual", residual_row)])?;
+    if let Some(offsets) = offsets {
+        kernel.read("offsets", offsets)?;
+        kernel.param("offsets_step", offsets.strides()[0])?;
+        kernel.param("all_groups", batch)?;
+        kernel.param("all_rows", m)?;
+        kernel.reports_that("an offset of {} is out of order, or rows are more or fewer");
+    }
+    let by_batch = [("a", a_batch), ("b", b_batch), ("d", d_batch), ("residual", residual_batch)];
+    kernel.dimension(("batch", batch), offsets.map(|_| "first_group"), &by_batch)?;
+    let by_row = [("a", a_row), ("d", d_row), ("residual", residual_row)];
+    kernel.dimension(("rows", m), offsets.map(|_| "first_row"), &by_row)?;
     let columns = [("b", b_column), ("d", d_step), ("residual", residual_step)];
     kernel.dimension(("count", fixed.columns()), Some("first"), &columns)?;
     for (name, value) in ["a_batch", "a_row", "a_step"].into_iter().zip([a_batch, a_row, a_step]) {
@@ -228,15 +273,22 @@ fn dispatch(
     kernel.param_f32("alpha", epilogue.alpha)?;
     kernel.param_f32("beta", epilogue.beta)?;
     kernel.dispatch_in_parts(|p| {
-        let (rows, outputs) = (p("rows"), p("count") << gated);
-        p("batch")
-            * match way {
-                Way::Tiled => rows.div_ceil(TILE) * outputs.div_ceil(TILE),
-                Way::Gemv | Way::Subgroups => {
-                    rows.div_ceil(gemv_rows(call.m)) * outputs.div_ceil(outputs_of(way, launch))
-                }
-            }
+        let (rows, outputs, batch) = (p("rows"), p("count") << gated, p("batch"));
+        let [tile, across] = match way {
+            Way::Tiled => [TILE, TILE],
+            Way::Gemv | Way::Subgroups => [few, outputs_of(way, launch)],
+        };
+        let row_tiles = match offsets {
+            None => batch * rows.div_ceil(tile),
+            Some(_) => grouped_tiles(rows, batch, tile),
+        };
+        row_tiles * outputs.div_ceil(across)
     })
+}
+
+/// The most tiles that rows of so many groups may take: each group ends with one that may not be full.
+pub(crate) fn grouped_tiles(rows: usize, groups: usize, tile: usize) -> usize {
+    rows.min(rows / tile + groups)
 }
 
 /// Outputs of a workgroup where rows are few: by subgroups as many as keep the smallest of them busy.
@@ -249,6 +301,6 @@ fn outputs_of(way: Way, launch: &Launch<'_>) -> usize {
 }
 
 /// Rows that a workgroup takes where they are few.
-fn gemv_rows(m: usize) -> usize {
+pub(crate) fn gemv_rows(m: usize) -> usize {
     m.next_power_of_two().clamp(1, FEW)
 }

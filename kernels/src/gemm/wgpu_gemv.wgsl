@@ -14,13 +14,14 @@ var<workgroup> sums: array<f32, ROWS * OUTPUTS * SUMS>;
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let outputs = p.count << GATED;
-    let place = place_of(linear(group), ROWS, OUTPUTS);
+    let place = place_of(linear(group), ROWS, OUTPUTS, lane == 0u);
     let batch = place.x;
     if (batch >= p.batch) {
         return;
     }
     let first_row = place.y;
     let first_output = place.z;
+    let rows = place.w;
     let chain = lane % CHAINS;
     let output = lane / CHAINS;
     let b = b_at(batch, first_output + output);
@@ -30,7 +31,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let row = first_row + i / (CHAINS * QUADS);
             let quad = i % (CHAINS * QUADS);
             let k = start + quad * 4u;
-            let count = select(0u, left_of(k, p.k), row < p.rows);
+            let count = select(0u, left_of(k, p.k), row < rows);
             staged[i / QUADS * PITCH + i % QUADS] =
                 four_a(batch * p.a_batch + row * p.a_row + k * p.a_step, p.a_step, count);
         }
@@ -65,7 +66,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let row = first_row + lane % ROWS;
     let mine = first_output + lane / ROWS;
     let column = mine >> GATED;
-    if (lane < OUTPUTS * ROWS && row < p.rows && column < p.count && (mine & GATED) == 0u) {
+    if (lane < OUTPUTS * ROWS && row < rows && column < p.count && (mine & GATED) == 0u) {
         store_d(d_at(batch, row, column), finished(batch, row, column, total, sums[lane + ROWS * GATED]));
     }
 }

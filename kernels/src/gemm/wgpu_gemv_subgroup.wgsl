@@ -51,13 +51,14 @@ fn chained(sum: f32, a: u32, k: u32, w: vec4<f32>) -> f32 {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let place = place_of(linear(group), ROWS, OUTPUTS);
+    let place = place_of(linear(group), ROWS, OUTPUTS, lane.subgroup == 0u && lane.index == 0u);
     let batch = place.x;
     if (batch >= p.batch) {
         return;
     }
     let first_row = place.y;
     let first_output = place.z;
+    let rows = place.w;
     let member = lane.index % 4u;
     let chain = lane.index / 4u;
     let chains = lane.size / 4u;
@@ -71,7 +72,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
             let high = exchanged(fours(batch, first_output + four, mine + 4u), lane);
             for (var i = 0u; i < ROWS; i += 1u) {
                 var sum = 0.0;
-                if (first_row + i < p.rows) {
+                if (first_row + i < rows) {
                     let a = batch * p.a_batch + (first_row + i) * p.a_row;
                     sum = chained(chained(sum, a, k, low.a), a, k + 4u, high.a);
                     sum = chained(chained(sum, a, k + 8u, low.b), a, k + 12u, high.b);
@@ -89,7 +90,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
             // The up of a gate is its neighbour's.
             let up = subgroupShuffleXor(total[i], 1u);
             let row = first_row + i;
-            if (i % chains == chain && row < p.rows && column < p.count && (output & GATED) == 0u) {
+            if (i % chains == chain && row < rows && column < p.count && (output & GATED) == 0u) {
                 store_d(d_at(batch, row, column), finished(batch, row, column, total[i], up));
             }
         }

@@ -1,4 +1,4 @@
-// What both kernels share: operands in fours, rounded as the problem says, and what follows the sum.
+// What the kernels share: operands in fours, rounded as the problem says, and what follows the sum.
 //
 // Where the product is gated (GATED = 1), outputs 2j and 2j + 1 are the gate and the up of column j. Columns and
 // outputs are counted from the first one of the dispatch on.
@@ -77,16 +77,4 @@ fn finished(batch: u32, row: u32, column: u32, sum: f32, up: f32) -> f32 {
         x = fma(bitcast<f32>(p.beta), load_d(d_at(batch, row, column)), x);
     }
     return x;
-}
-
-// The product, first row and first output of a workgroup by its number. Neighbours share outputs, so that a weight is
-// read from memory once.
-fn place_of(number: u32, rows: u32, outputs: u32) -> vec3<u32> {
-    let row_groups = (p.rows + rows - 1u) / rows;
-    let output_groups = ((p.count << GATED) + outputs - 1u) / outputs;
-    return vec3(
-        number / row_groups / output_groups,
-        number % row_groups * rows,
-        number / row_groups % output_groups * outputs,
-    );
 }

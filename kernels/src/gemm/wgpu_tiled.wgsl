@@ -22,9 +22,9 @@ fn put_columns(batch: u32, row: u32, column: u32, x: f32, y: f32) {
     }
 }
 
-fn put_row(batch: u32, row: u32, output: u32, sums: vec4<f32>) {
+fn put_row(batch: u32, row: u32, rows: u32, output: u32, sums: vec4<f32>) {
     let column = output >> GATED;
-    if (row >= p.rows || column >= p.count) {
+    if (row >= rows || column >= p.count) {
         return;
     }
     let last = p.count - 1u;
@@ -43,13 +43,14 @@ fn put_row(batch: u32, row: u32, output: u32, sums: vec4<f32>) {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let outputs = p.count << GATED;
-    let place = place_of(linear(group), TILE, TILE);
+    let place = place_of(linear(group), TILE, TILE, lane == 0u);
     let batch = place.x;
     if (batch >= p.batch) {
         return;
     }
     let first_row = place.y;
     let first_output = place.z;
+    let rows = place.w;
     let quad = lane % 16u;
     let line = lane / 16u;
     var chain = array<vec4<f32>, 4>();
@@ -59,12 +60,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (A_BY_ROWS == 1u) {
             let row = first_row + quad * 4u;
             let k = start + line;
-            let count = select(0u, left_of(row, p.rows), k < p.k);
+            let count = select(0u, left_of(row, rows), k < p.k);
             tile_a[line * PITCH + quad] = four_a(batch * p.a_batch + row * p.a_row + k * p.a_step, p.a_row, count);
         } else {
             let row = lane / 4u;
             let step = lane % 4u * 4u;
-            let count = select(0u, left_of(start + step, p.k), first_row + row < p.rows);
+            let count = select(0u, left_of(start + step, p.k), first_row + row < rows);
             let at = batch * p.a_batch + (first_row + row) * p.a_row + (start + step) * p.a_step;
             let v = four_a(at, p.a_step, count);
             for (var i = 0u; i < 4u; i += 1u) {
@@ -103,6 +104,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
     }
     for (var i = 0u; i < 4u; i += 1u) {
-        put_row(batch, first_row + line * 4u + i, first_output + quad * 4u, total[i]);
+        put_row(batch, first_row + line * 4u + i, rows, first_output + quad * 4u, total[i]);
     }
 }

@@ -1,5 +1,7 @@
 use super::*;
-use serde_json::json;
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use sinew_ops::layers::Activation;
 
 fn tiny(model_type: &str) -> Value {
     json!({
@@ -23,6 +25,10 @@ fn decoder(model_type: &str, changes: Value) -> DecoderConfig {
     }
 }
 
+fn windows(config: &DecoderConfig) -> Vec<Option<usize>> {
+    config.layers.iter().map(|layer| layer.window).collect()
+}
+
 fn refusal(model_type: &str, changes: Value) -> String {
     let line = with(model_type, changes.clone()).expect_err(&changes.to_string()).one_line();
     assert!(!line.contains('\n'), "{line}");
@@ -33,9 +39,9 @@ fn refusal(model_type: &str, changes: Value) -> String {
 fn llama_reads_its_biases_and_defaults() {
     let config = decoder("llama", json!({}));
     assert_eq!((config.head_dim, config.num_key_value_heads), (16, 2));
-    assert!(!config.qkv_bias && !config.o_bias && !config.mlp_bias && !config.qk_norm);
+    assert!(!config.qkv_bias && !config.o_bias && !config.mlp_bias && config.qk_norm.is_none());
     assert_eq!((config.bos_token_id, config.eos_token_ids.as_slice()), (Some(1), &[2][..]));
-    assert_eq!(config.sliding_window, [None; 4]);
+    assert_eq!(windows(&config), [None; 4]);
     let config = decoder(
         "llama",
         json!({"attention_bias": true, "mlp_bias": true, "head_dim": 32, "num_key_value_heads": null,
@@ -45,29 +51,29 @@ fn llama_reads_its_biases_and_defaults() {
     assert_eq!((config.head_dim, config.num_key_value_heads), (32, 4));
     assert_eq!(config.eos_token_ids, [3, 5]);
     assert_eq!(config.dtype, Some(Dtype::BF16));
-    assert_eq!(config.rms_norm_eps, 1e-5);
+    assert_eq!(config.norm_eps, 1e-5);
 }
 
 #[test]
 fn qwen2_has_qkv_biases_and_qwen3_has_head_norms() {
     let qwen2 = decoder("qwen2", json!({"dtype": "float16"}));
-    assert!(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.qk_norm);
+    assert!(qwen2.qkv_bias && !qwen2.o_bias && qwen2.qk_norm.is_none());
     assert_eq!((qwen2.head_dim, qwen2.dtype), (16, Some(Dtype::F16)));
     let qwen3 = decoder("qwen3", json!({}));
-    assert!(!qwen3.qkv_bias && !qwen3.o_bias && qwen3.qk_norm);
+    assert!(!qwen3.qkv_bias && !qwen3.o_bias && qwen3.qk_norm == Some(QkNorm::Head));
     assert_eq!(qwen3.head_dim, 128, "Qwen3's heads do not follow from hidden_size");
 }
 
 #[test]
 fn windows_need_use_sliding_window_and_start_at_max_window_layers() {
     let on = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 3});
-    assert_eq!(decoder("qwen2", on.clone()).sliding_window, [None, None, None, Some(8)]);
-    assert_eq!(decoder("llama", on).sliding_window, [None; 4], "llama has no windows");
+    assert_eq!(windows(&decoder("qwen2", on.clone())), [None, None, None, Some(8)]);
+    assert_eq!(windows(&decoder("llama", on)), [None; 4], "llama has no windows");
     let off = json!({"use_sliding_window": false, "sliding_window": 8, "max_window_layers": 0});
-    assert_eq!(decoder("qwen2", off).sliding_window, [None; 4]);
+    assert_eq!(windows(&decoder("qwen2", off)), [None; 4]);
     let types = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"];
     let by_type = json!({"use_sliding_window": true, "sliding_window": 8, "layer_types": types});
-    assert_eq!(decoder("qwen3", by_type).sliding_window, [Some(8), None, Some(8), None]);
+    assert_eq!(windows(&decoder("qwen3", by_type)), [Some(8), None, Some(8), None]);
 
     assert!(refusal("qwen2", json!({"layer_types": types})).contains("give no window"));
     assert!(refusal("qwen2", json!({"layer_types": ["full_attention"]})).contains("1 entries for 4 layers"));
@@ -120,10 +126,10 @@ fn bert_is_read_and_what_is_not_bert_is_refused() {
 #[test]
 fn what_is_not_implemented_is_refused_in_one_line_that_says_what_is() {
     for (changes, found, supported) in [
-        (json!({"model_type": "mamba"}), "mamba", "llama, qwen2, qwen3, bert"),
+        (json!({"model_type": "mamba"}), "mamba", "llama, mistral,"),
         (json!({"hidden_act": "gelu_10"}), "gelu_10", "silu"),
-        (json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), "dynamic", "yarn"),
-        (json!({"rope_parameters": {"rope_type": "longrope"}}), "longrope", "llama3"),
+        (json!({"rope_scaling": {"type": "proportional", "factor": 2.0}}), "proportional", "dynamic"),
+        (json!({"rope_parameters": {"rope_type": "axial"}}), "axial", "longrope"),
         (json!({"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}}), "mrope_section", "yarn"),
         (json!({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}), "full_attention", "all layers"),
         (json!({"partial_rotary_factor": 0.5}), "0.5", "1"),
@@ -176,7 +182,7 @@ fn impossible_sizes_are_errors() {
 fn assert_frequencies(config: &DecoderConfig, expected: [f64; 8], scale: f64) {
     /// f32 powers with a few roundings.
     const RELATIVE: f64 = 1e-6;
-    let (inv_freq, attention_scale) = config.rope.frequencies(config.head_dim);
+    let (inv_freq, attention_scale) = config.ropes[0].frequencies(config.head_dim, 4096);
     assert_eq!(inv_freq.len(), expected.len());
     for (i, (ours, theirs)) in inv_freq.iter().zip(expected).enumerate() {
         assert!((ours / theirs - 1.0).abs() < RELATIVE, "{i}: {ours} and {theirs}");
@@ -186,7 +192,7 @@ fn assert_frequencies(config: &DecoderConfig, expected: [f64; 8], scale: f64) {
 
 #[test]
 fn plain_and_linear_frequencies_are_those_of_the_formula() {
-    let (inv_freq, scale) = decoder("llama", json!({"rope_theta": 100.0})).rope.frequencies(16);
+    let (inv_freq, scale) = decoder("llama", json!({"rope_theta": 100.0})).ropes[0].frequencies(16, 4096);
     let formula: Vec<f64> = (0..8).map(|i| 100f64.powf(-2.0 * f64::from(i) / 16.0)).collect();
     for (ours, formula) in inv_freq.iter().zip(formula) {
         assert!((ours / formula - 1.0).abs() < 1e-15);
@@ -210,7 +216,7 @@ fn llama3_frequencies_equal_transformers_in_both_spellings() {
         [1.0, 0.193922758, 0.0376060307, 0.00729266508, 0.000429556705, 8.57025589e-06, 1.66196742e-06, 3.22293289e-07];
     let old = decoder("llama", json!({"rope_theta": 500000, "rope_scaling": scaling}));
     let new = decoder("llama", json!({"rope_parameters": parameters}));
-    assert_eq!(old.rope, new.rope);
+    assert_eq!(old.ropes, new.ropes);
     assert_frequencies(&old, expected, 1.0);
 }
 
@@ -287,7 +293,7 @@ fn impossible_rope_parameters_are_errors() {
 proptest::proptest! {
     #[test]
     fn no_change_to_one_field_panics(
-        model in 0usize..4,
+        model in 0usize..64,
         field in 0usize..24,
         value in 0usize..12,
     ) {
@@ -302,10 +308,14 @@ proptest::proptest! {
             json!(null), json!(0), json!(1), json!(-1), json!(u64::MAX), json!(i32::MAX), json!(1e308),
             json!(true), json!("yarn"), json!([]), json!({}), json!({"rope_type": "yarn", "factor": 1e-300}),
         ];
-        let model = ["llama", "qwen2", "qwen3", "bert"][model];
+        let types: Vec<&str> = architectures::all().flat_map(|(_, types)| types).copied().collect();
+        let model = types[model % types.len()];
         if let Ok(ModelConfig::Decoder(config)) = with(model, json!({fields[field]: values[value].clone()})) {
-            let (inv_freq, _) = config.rope.frequencies(config.head_dim.min(256));
-            assert_eq!(inv_freq.len(), config.head_dim.min(256) / 2);
+            let head_dim = config.head_dim.min(256);
+            for rope in &config.ropes {
+                let (inv_freq, _) = rope.frequencies(head_dim, 4096);
+                assert_eq!(inv_freq.len(), rope.rotary_dim(head_dim).div_ceil(2));
+            }
         }
     }
 }

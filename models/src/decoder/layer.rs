@@ -7,36 +7,43 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, Tensor, View};
 
 use super::Limits;
-use crate::load::{Loader, Precision};
+use super::experts::ExpertActivations;
+use super::feed_forward::FeedForward;
+use super::stream::{Input, Output, Stream};
+use crate::architectures::Qkv;
+use crate::config::{LayerConfig, QkNorm};
+use crate::load::{Loader, Part, Precision};
 use crate::scratch::{Heads, Rows};
 use crate::{DecoderConfig, Result};
 
-/// Attention and feed-forward, each with a norm before it and added to the residual stream.
+/// Attention and feed-forward, each added to the residual stream.
 #[derive(Debug)]
 pub(super) struct Layer {
-    pub(super) attention_norm: Norm,
+    pub(super) input: Input,
     pub(super) qkv: Linear,
-    /// Norms of each query and key head.
-    qk_norm: Option<[Norm; 2]>,
+    /// Norms of queries and of keys, each over these heads of a row of `qkv`.
+    qk_norm: Option<[(Norm, Heads); 2]>,
+    /// Which of the decoder's rotary embeddings turns queries and keys.
+    rope: Option<usize>,
     pub(super) append: KvAppend,
     pub(super) attention: Attention,
-    pub(super) output: Linear,
-    mlp_norm: Norm,
-    pub(super) gate_up: Linear,
-    pub(super) down: Linear,
+    pub(super) output: Output,
+    pub(super) feed_forward: FeedForward,
     /// Of queries, keys and values in a row of `qkv`.
     heads: [Heads; 3],
+    /// Whether the feed-forward layer reads the stream before attention is added.
+    parallel: bool,
 }
 
 /// Activations of one step; every layer uses the same.
 #[derive(Debug)]
 pub(super) struct Activations {
-    /// The residual stream.
-    pub(super) hidden: Rows,
+    pub(super) stream: Stream,
     pub(super) normed: Rows,
     qkv: Rows,
     attended: Rows,
-    gated: Rows,
+    pub(super) gated: Rows,
+    pub(super) experts: Option<ExpertActivations>,
 }
 
 /// What all layers of one step share.
@@ -44,7 +51,7 @@ pub(super) struct Activations {
 pub(super) struct Step<'a> {
     pub(super) ctx: &'a Context,
     pub(super) rows: usize,
-    pub(super) rotary: &'a Rotary,
+    pub(super) ropes: &'a [Rotary],
     /// i32 `[rows]`.
     pub(super) positions: View<'a>,
     /// i64 `[rows]`: where keys and values go.
@@ -57,11 +64,15 @@ impl Activations {
         let (hidden, activations) = (config.hidden_size, precision.activations);
         let (heads, kv_heads, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
         Ok(Self {
-            hidden: Rows::new(ctx, DType::F32, rows, hidden)?,
+            stream: Stream::new(ctx, config, rows)?,
             normed: Rows::new(ctx, activations, rows, hidden)?,
             qkv: Rows::new(ctx, DType::F32, rows, (heads + 2 * kv_heads) * d)?,
             attended: Rows::new(ctx, activations, rows, heads * d)?,
-            gated: Rows::new(ctx, activations, rows, config.intermediate_size)?,
+            gated: Rows::new(ctx, activations, rows, config.dense_width())?,
+            experts: config
+                .experts()
+                .map(|experts| ExpertActivations::new(ctx, config, experts, precision, rows))
+                .transpose()?,
         })
     }
 }
@@ -75,97 +86,144 @@ impl Layer {
         index: usize,
         limits: &Limits,
     ) -> Result<Self> {
-        let Precision { activations, compute, kv, .. } = loader.precision();
-        let (hidden, width, rows) = (config.hidden_size, config.intermediate_size, limits.max_rows);
+        let Precision { compute, kv, .. } = loader.precision();
+        let (names, layer, rows) = (config.names, &config.layers[index], limits.max_rows);
         let (num_heads, num_kv_heads, head_dim) =
             (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-        let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
-        let at = |name: &str| format!("{prefix}layers.{index}.{name}");
-        let part = |name: &str, n: usize| (at(name), n);
-
-        let product = LinearOptions::new(activations, DType::F32, compute);
-        // The residual stream is the product's own output: h += W·x.
-        let into_residual = product.clone().accumulate();
-        let gated =
-            LinearOptions { gated: Some(config.hidden_act), ..LinearOptions::new(activations, activations, compute) };
-        let norm = |loader: &mut Loader<'_>, name: &str| {
-            loader.rms_norm(&at(name), hidden, config.rms_norm_eps, [DType::F32, activations], rows)
-        };
-        let head_norm = |loader: &mut Loader<'_>, name: &str| {
-            loader.rms_norm(&at(name), head_dim, config.rms_norm_eps, [DType::F32; 2], rows)
-        };
-        let attention = AttentionOptions {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            q: DType::F32,
-            kv,
-            output: activations,
-            compute,
-            scale: (head_dim as f64).powf(-0.5) as f32,
-            causal: true,
-            window: config.sliding_window.get(index).copied().flatten(),
-            block_size: Some(limits.block_size),
-            mask: None,
-        };
-        let qkv = ["q_proj", "k_proj", "v_proj"].map(|name| format!("self_attn.{name}"));
-        let qkv = [part(&qkv[0], q_width), part(&qkv[1], kv_width), part(&qkv[2], kv_width)];
-        let output = [part("self_attn.o_proj", hidden)];
-        let gate_up = [part("mlp.gate_proj", width), part("mlp.up_proj", width)];
-        let down = [part("mlp.down_proj", hidden)];
+        let at = |name: &str| format!("{prefix}{}{index}.{name}", names.layer);
 
         let ctx = loader.context().clone();
+        let input = Input::load(loader, config, names.attention_norm.map(at), rows)?;
+        let product = LinearOptions::new(input.dtype(loader), DType::F32, compute);
+        let options = attention_options(config, layer, loader.precision(), limits);
+        let output = Part::whole(at(names.attention_output), config.hidden_size).transposed(names.transposed);
         Ok(Self {
-            attention_norm: norm(loader, "input_layernorm")?,
-            qkv: loader.linear(&qkv, hidden, config.qkv_bias, product, rows)?,
-            qk_norm: match config.qk_norm {
-                true => Some([head_norm(loader, "self_attn.q_norm")?, head_norm(loader, "self_attn.k_norm")?]),
-                false => None,
-            },
+            qkv: loader.linear(&qkv_parts(config, &at), config.hidden_size, config.qkv_bias, product, rows)?,
+            input,
+            qk_norm: config.qk_norm.map(|over| load_qk_norms(loader, config, over, &at, rows)).transpose()?,
+            rope: layer.rope,
             append: KvAppend::new(&ctx, num_kv_heads, head_dim, DType::F32, kv, limits.block_size)?,
-            attention: Attention::new(&ctx, attention, rows, limits.context)?,
-            output: loader.linear(&output, q_width, config.o_bias, into_residual.clone(), rows)?,
-            mlp_norm: norm(loader, "post_attention_layernorm")?,
-            gate_up: loader.linear(&gate_up, hidden, config.mlp_bias, gated, rows)?,
-            down: loader.linear(&down, width, config.mlp_bias, into_residual, rows)?,
+            attention: Attention::new(&ctx, options, rows, limits.context)?,
+            output: Output::load(
+                loader,
+                config,
+                output,
+                (num_heads * head_dim, config.o_bias),
+                names.attention_output_norm.map(at),
+                rows,
+            )?,
+            feed_forward: FeedForward::load(loader, config, layer, &at, rows)?,
             heads: Heads::qkv(num_heads, num_kv_heads, head_dim),
+            parallel: config.parallel_residual,
         })
     }
 
-    /// `h += attention(norm(h))`, then `h += feed_forward(norm(h))`.
+    /// `h += attention(h)`, then `h += feed_forward(h)`; or both of one `h`.
     pub(super) fn run(&self, step: &Step<'_>, cache: &mut (Tensor, Tensor), x: &mut Activations) -> Result<()> {
+        let &Step { ctx, rows: n, .. } = step;
         self.attend(step, cache, x)?;
-        self.feed_forward(step, x)
+        if self.parallel {
+            self.feed_forward.run_up(step, x)?;
+        }
+        self.output.run(ctx, n, x.attended.read(n)?, &mut x.stream)?;
+        if !self.parallel {
+            self.feed_forward.run_up(step, x)?;
+        }
+        self.feed_forward.run_down(step, x)
     }
 
     fn attend(&self, step: &Step<'_>, cache: &mut (Tensor, Tensor), x: &mut Activations) -> Result<()> {
-        let &Step { ctx, rows: n, rotary, positions, slots, sequences } = step;
+        let &Step { ctx, rows: n, ropes, positions, slots, sequences } = step;
         let (keys, values) = cache;
         let [q, k, v] = self.heads;
-        self.attention_norm.run(ctx, x.hidden.read(n)?, x.normed.write(n)?)?;
-        self.qkv.run(ctx, x.normed.read(n)?, x.qkv.write(n)?)?;
-        if let Some([q_norm, k_norm]) = &self.qk_norm {
-            q_norm.run_in_place(ctx, x.qkv.write_heads(n, q)?)?;
-            k_norm.run_in_place(ctx, x.qkv.write_heads(n, k)?)?;
+        self.qkv.run(ctx, self.input.read(ctx, n, &x.stream, &mut x.normed)?, x.qkv.write(n)?)?;
+        for (norm, heads) in self.qk_norm.iter().flatten() {
+            norm.run_in_place(ctx, x.qkv.write_heads(n, *heads)?)?;
         }
-        rotary.run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
-        rotary.run_in_place(ctx, x.qkv.write_heads(n, k)?, positions)?;
+        if let Some(rope) = self.rope {
+            ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
+            ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, k)?, positions)?;
+        }
         let (new_keys, new_values) = (x.qkv.read_heads(n, k)?, x.qkv.read_heads(n, v)?);
         self.append.run(ctx, new_keys, new_values, slots, keys.view_mut()?, values.view_mut()?)?;
         let inputs = Inputs { q: x.qkv.read_heads(n, q)?, k: keys.view(), v: values.view(), mask: None };
-        self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?;
-        Ok(self.output.run(ctx, x.attended.read(n)?, x.hidden.write(n)?)?)
+        Ok(self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?)
     }
 
-    fn feed_forward(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
-        let &Step { ctx, rows: n, .. } = step;
-        self.mlp_norm.run(ctx, x.hidden.read(n)?, x.normed.write(n)?)?;
-        self.gate_up.run(ctx, x.normed.read(n)?, x.gated.write(n)?)?;
-        Ok(self.down.run(ctx, x.gated.read(n)?, x.hidden.write(n)?)?)
+    /// The rows chosen for its parts.
+    pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        let mut all: Vec<_> = self.input.norm.iter().map(|norm| ("norm", norm.kernels())).collect();
+        all.extend([
+            ("qkv", self.qkv.kernels()),
+            ("kv append", self.append.kernels()),
+            ("attention", self.attention.kernels()),
+            ("output", self.output.product.kernels()),
+        ]);
+        all.extend(self.feed_forward.kernels());
+        all
     }
 
     /// Bytes of its packed weights.
     pub(super) fn weight_bytes(&self) -> usize {
-        [&self.qkv, &self.output, &self.gate_up, &self.down].into_iter().map(Linear::weight_bytes).sum()
+        self.qkv.weight_bytes() + self.output.product.weight_bytes() + self.feed_forward.weight_bytes()
+    }
+}
+
+/// The matrices of queries, keys and values in the order of [`Heads::qkv`].
+fn qkv_parts(config: &DecoderConfig, at: &dyn Fn(&str) -> String) -> Vec<Part> {
+    let d = config.head_dim;
+    let [q, kv] = [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * d);
+    let parts = match &config.names.qkv {
+        Qkv::Separate(names) => names.iter().zip([q, kv, kv]).map(|(name, n)| Part::whole(at(name), n)).collect(),
+        Qkv::Stacked(name) => vec![Part::whole(at(name), q + 2 * kv)],
+        Qkv::ByHead(name) => {
+            let all = Part::split(&at(name), &vec![d; 3 * config.num_attention_heads]);
+            (0..3).flat_map(|of| all.iter().skip(of).step_by(3).cloned()).collect()
+        }
+    };
+    parts.into_iter().map(|part: Part| part.transposed(config.names.transposed)).collect()
+}
+
+fn load_qk_norms(
+    loader: &mut Loader<'_>,
+    config: &DecoderConfig,
+    over: QkNorm,
+    at: &dyn Fn(&str) -> String,
+    rows: usize,
+) -> Result<[(Norm, Heads); 2]> {
+    let [q, k, _] = Heads::qkv(config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+    let [q_name, k_name] = config.names.qk_norms;
+    let mut load = |name: &str, heads: Heads| -> Result<_> {
+        let heads = match over {
+            QkNorm::Head => heads,
+            QkNorm::Token => heads.joined(),
+        };
+        let dtypes = [DType::F32; 2];
+        let norm = loader.norm(&at(name), heads.head_dim, config.norm, config.norm_eps, dtypes, rows)?;
+        Ok((norm, heads))
+    };
+    Ok([load(q_name, q)?, load(k_name, k)?])
+}
+
+fn attention_options(
+    config: &DecoderConfig,
+    layer: &LayerConfig,
+    precision: Precision,
+    limits: &Limits,
+) -> AttentionOptions {
+    AttentionOptions {
+        num_heads: config.num_attention_heads,
+        num_kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        q: DType::F32,
+        kv: precision.kv,
+        output: precision.activations,
+        compute: precision.compute,
+        scale: layer.attention_scale as f32,
+        causal: true,
+        window: layer.window,
+        softcap: config.attention_softcap.map(|cap| cap as f32),
+        block_size: Some(limits.block_size),
+        mask: None,
     }
 }

@@ -86,7 +86,7 @@ pub(crate) fn sentencepiece() -> Tokenizer {
     Tokenizer::from_bytes(json.to_string().as_bytes()).expect("a valid tokenizer")
 }
 
-fn folder_of(files: &[(&str, Value)]) -> TempDir {
+pub(crate) fn folder_of(files: &[(&str, Value)]) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, value) in files {
         let path = folder.path().join(name);
@@ -180,12 +180,11 @@ fn changed_bytes_in_a_tokenizer_cause_no_panic() {
 fn limits_come_from_both_files_and_the_model() {
     let folder = folder_of(&[
         ("tokenizer_config.json", json!({"model_max_length": 512})),
-        ("sentence_bert_config.json", json!({"max_seq_length": 256, "do_lower_case": true})),
+        ("sentence_bert_config.json", json!({"max_seq_length": 256})),
     ]);
     let limits = TextLimits::from_folder(folder.path()).expect("valid");
     assert_eq!((limits.model_max_length, limits.max_seq_length), (Some(512), Some(256)));
     assert_eq!((limits.limit(512), limits.limit(128)), (256, 128));
-    assert!(EmbeddingConfig::from_folder(folder.path()).expect("valid").do_lower_case);
 
     let unlimited = folder_of(&[("tokenizer_config.json", json!({"model_max_length": 1e30}))]);
     let limits = TextLimits::from_folder(unlimited.path()).expect("valid");
@@ -196,35 +195,4 @@ fn limits_come_from_both_files_and_the_model() {
         let folder = folder_of(&[("tokenizer_config.json", json!({"model_max_length": wrong}))]);
         assert!(TextLimits::from_folder(folder.path()).is_err());
     }
-}
-
-#[test]
-fn pooling_and_normalisation_come_from_the_modules() {
-    let module =
-        |class: &str, path: &str| json!({"type": format!("sentence_transformers.models.{class}"), "path": path});
-    let read = |modules: Value, pooling: Value| {
-        let folder = folder_of(&[("modules.json", modules), ("1_Pooling/config.json", pooling)]);
-        EmbeddingConfig::from_folder(folder.path())
-    };
-    let modules =
-        json!([module("Transformer", ""), module("Pooling", "1_Pooling"), module("Normalize", "2_Normalize")]);
-    let flags =
-        json!({"word_embedding_dimension": 384, "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false});
-    let config = read(modules.clone(), flags).expect("valid");
-    assert_eq!((config.pooling, config.normalize), (Pooling::Cls, true));
-    let bare = json!([module("Transformer", ""), module("Pooling", "1_Pooling")]);
-    let config = read(bare, json!({"pooling_mode": "lasttoken"})).expect("valid");
-    assert_eq!((config.pooling, config.normalize), (Pooling::LastToken, false));
-
-    let both = json!({"pooling_mode_max_tokens": true, "pooling_mode_mean_tokens": true});
-    assert!(read(modules.clone(), both).expect_err("two").one_line().contains("max_tokens+mean_tokens"));
-    let dense = json!([module("Transformer", ""), module("Dense", "2_Dense")]);
-    assert!(read(dense, json!({})).expect_err("a layer").one_line().contains("Dense"));
-    let outside = json!([module("Pooling", "../elsewhere")]);
-    assert!(read(outside, json!({})).expect_err("outside").one_line().contains("outside"));
-    assert!(read(json!({}), json!({})).is_err());
-    let none = tempfile::tempdir().expect("a folder");
-    let config = EmbeddingConfig::from_folder(none.path()).expect("valid");
-    assert_eq!(config, EmbeddingConfig::default());
-    assert!(config.normalize && config.pooling == Pooling::Mean);
 }

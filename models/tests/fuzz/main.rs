@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use mutate::Choices;
 use serde_json::Value;
-use sinew_models::tokenizer::{EmbeddingConfig, TextLimits};
-use sinew_models::{Checkpoint, DecoderConfig, Error, Load, ModelConfig, Result};
+use sinew_models::pooling::EmbeddingConfig;
+use sinew_models::tokenizer::TextLimits;
+use sinew_models::{Checkpoint, DecoderConfig, Error, GenerationConfig, Load, ModelConfig, Result};
 
 const SEED: u64 = 20;
 /// A case takes microseconds; a machine with other work on it may take longer.
@@ -188,16 +189,28 @@ impl Seeds {
                 read_all(&Checkpoint::open(self.sharded.path(), load)?)
             }
             Target::Config => {
-                if let ModelConfig::Decoder(mut config) = ModelConfig::from_json(&text())? {
-                    let (frequencies, scale) = config.rope.frequencies(config.head_dim);
-                    assert!(frequencies.len() <= config.head_dim / 2 && !scale.is_nan());
-                    assert!(config.flops_per_token(1.0) >= 0.0 && config.head_flops() > 0.0);
-                    let generation = choices.one_of(&self.generation_configs).to_string();
-                    config.add_generation_config(&generation)?;
+                match ModelConfig::from_json(&text())? {
+                    ModelConfig::Decoder(mut config) => {
+                        for rope in &config.ropes {
+                            let (frequencies, scale) = rope.frequencies(config.head_dim, config.usual_context());
+                            assert_eq!(frequencies.len(), rope.rotary_dim(config.head_dim) / 2);
+                            assert!(!scale.is_nan() && !frequencies.iter().any(|f| f.is_nan()));
+                        }
+                        assert!(config.layers.iter().all(|layer| layer.feed_forward.width() > 0));
+                        assert!(config.usual_context() <= config.longest_context());
+                        assert!(config.flops_per_token(1.0) >= 0.0 && config.head_flops() > 0.0);
+                        let generation = choices.one_of(&self.generation_configs).to_string();
+                        config.add_generation_config(&generation)?;
+                    }
+                    ModelConfig::Encoder(config) => assert!(config.flops_per_token(1.0) >= 0.0),
+                    other => panic!("{other:?}"),
                 }
                 Ok(())
             }
-            Target::GenerationConfig => choices.one_of(&self.decoders).clone().add_generation_config(&text()),
+            Target::GenerationConfig => {
+                choices.one_of(&self.decoders).clone().add_generation_config(&text())?;
+                GenerationConfig::from_json(&text()).map(drop)
+            }
             Target::TextConfig(name) => {
                 let path = self.texts.path();
                 for (other, seeds) in &self.text_configs {

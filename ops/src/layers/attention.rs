@@ -31,6 +31,8 @@ pub struct AttentionOptions {
     pub causal: bool,
     /// How many keys a token sees, its own included.
     pub window: Option<usize>,
+    /// Bound on the magnitude of scores.
+    pub softcap: Option<f32>,
     /// Tokens in a block of the cache; `None` for dense keys and values.
     pub block_size: Option<usize>,
     /// The mask, where one is given at each run.
@@ -88,7 +90,7 @@ impl Attention {
             scale: F32Bits::new(options.scale),
             causal: options.causal,
             window: options.window,
-            softcap: None,
+            softcap: options.softcap.map(F32Bits::new),
             mask: options.mask,
             kv_source: options.block_size.map_or(KvSource::Dense, |block_size| KvSource::Paged { block_size }),
         };

@@ -58,6 +58,10 @@ impl Linear {
         if weight.shape().gated != options.gated.is_some() {
             return Err(refuse("linear", "a gated weight and a gated activation go together"));
         }
+        if weight.shape().groups != 1 {
+            let groups = weight.shape().groups;
+            return Err(refuse("linear", format!("{groups} weights in one are for a grouped linear layer")));
+        }
         let epilogue = Epilogue {
             bias: options.bias.as_ref().map(Tensor::dtype),
             activation: options.gated.or(options.activation),

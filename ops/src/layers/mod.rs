@@ -2,16 +2,22 @@
 //! running it only enqueues work.
 
 mod attention;
+mod elementwise;
 mod embedding;
 mod linear;
+mod mixture;
 mod norm;
 mod rotary;
 mod sample;
 mod weight;
 
 pub use attention::{Attention, AttentionOptions, Inputs, KvAppend, Sequences};
+pub use elementwise::{Add, Scale, Softcap};
 pub use embedding::{Embedding, RowGather};
 pub use linear::{Linear, LinearOptions};
+pub use mixture::{
+    Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Route, RouteOptions, Routing,
+};
 pub use norm::{Norm, NormOptions};
 pub use rotary::Rotary;
 pub use sample::Sample;

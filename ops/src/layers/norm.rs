@@ -23,9 +23,9 @@ impl NormOptions {
         Self { kind: NormKind::Rms, eps, weight, bias: None, input, output }
     }
 
-    /// `(x - mean) / √(variance + eps) · weight + bias` (Ba et al. 2016).
-    pub fn layer(eps: f64, weight: Tensor, bias: Tensor, input: DType, output: DType) -> Self {
-        Self { kind: NormKind::Layer, eps, weight, bias: Some(bias), input, output }
+    /// `(x - mean) / √(variance + eps) · weight + bias` (Ba et al. 2016), with or without a bias.
+    pub fn layer(eps: f64, weight: Tensor, bias: impl Into<Option<Tensor>>, input: DType, output: DType) -> Self {
+        Self { kind: NormKind::Layer, eps, weight, bias: bias.into(), input, output }
     }
 }
 

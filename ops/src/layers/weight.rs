@@ -9,7 +9,8 @@ use sinew_tensor::{DType, Layout, Tensor};
 use crate::error::refuse;
 use crate::{Context, Result};
 
-/// A weight `[n, k]` packed for the kernels of its family; several matrices may be stacked along `n`.
+/// A weight `[n, k]` packed for the kernels of its family; several matrices may be stacked along `n`. Or several weights
+/// of one shape, one behind another: the experts of a mixture.
 #[derive(Debug)]
 pub struct PackedWeight {
     bytes: Tensor,
@@ -21,6 +22,8 @@ pub struct PackedWeight {
 pub struct PackedShape {
     /// The packed format.
     pub format: &'static Format,
+    /// Weights of this shape; 1 but for those of experts.
+    pub groups: usize,
     /// Outputs, stacked matrices together.
     pub n: usize,
     /// Inputs.
@@ -61,7 +64,7 @@ impl PackedWeight {
     }
 }
 
-/// Packs a weight unit by unit (panels of outputs, or rows), so that only a slice of it has to be at hand in its unpacked form.
+/// Packs a weight, or several of one shape, unit by unit (panels of outputs, or rows), so that only a slice of it has to be at hand in its unpacked form.
 ///
 /// ```
 /// use sinew_ops::Context;
@@ -92,7 +95,7 @@ pub struct WeightPacker {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitSlice {
     units: Range<usize>,
-    /// Matrices by number, each with a range of its rows.
+    /// Matrices by number, counted through all groups, each with a range of its rows.
     pub rows: Vec<(usize, Range<usize>)>,
 }
 
@@ -104,7 +107,17 @@ impl WeightPacker {
     /// A dtype without a format, a gated weight that is not two matrices of one size, or out of memory.
     pub fn new(ctx: &Context, dtype: DType, rows: &[usize], k: usize, gated: bool) -> Result<Self> {
         let kind = ctx.device().id().kind;
-        Self::with_format(ctx, Format::of(dtype, kind), dtype, rows, k, gated)
+        Self::with_format(ctx, Format::of(dtype, kind), dtype, 1, rows, k, gated)
+    }
+
+    /// Room for `groups` such weights, one behind another: the experts of a mixture. The matrices of a slice are counted
+    /// through: those of group `g` are `g · rows.len()` and the following. No slice has those of two groups.
+    ///
+    /// # Errors
+    /// As for [`WeightPacker::new`].
+    pub fn grouped(ctx: &Context, dtype: DType, groups: usize, rows: &[usize], k: usize, gated: bool) -> Result<Self> {
+        let format = Format::of(dtype, ctx.device().id().kind);
+        Self::with_format(ctx, format, dtype, groups, rows, k, gated)
     }
 
     /// Room for a table `[rows, width]` as `dtype`, row after row on any device: see [`WeightPacker::finish_table`].
@@ -112,13 +125,14 @@ impl WeightPacker {
     /// # Errors
     /// A dtype without a format, or out of memory.
     pub fn table(ctx: &Context, dtype: DType, rows: usize, width: usize) -> Result<Self> {
-        Self::with_format(ctx, Format::row_major(dtype), dtype, &[rows], width, false)
+        Self::with_format(ctx, Format::row_major(dtype), dtype, 1, &[rows], width, false)
     }
 
     fn with_format(
         ctx: &Context,
         format: Option<&'static Format>,
         dtype: DType,
+        groups: usize,
         rows: &[usize],
         k: usize,
         gated: bool,
@@ -130,28 +144,31 @@ impl WeightPacker {
         }
         let n = rows.iter().try_fold(0usize, |n, &r| n.checked_add(r));
         let n = n.ok_or_else(|| refuse("pack", format!("{rows:?} rows are too many")))?;
-        let shape = PackedShape { format, n, k, gated };
+        let bytes = format.packed_bytes(n, k, gated).checked_mul(groups);
+        let bytes = bytes.ok_or_else(|| refuse("pack", format!("{groups} weights of {n} rows of {k} are too many")))?;
+        let shape = PackedShape { format, groups, n, k, gated };
         // Not from the pool: a weight lives as long as its model, and a size class may be a quarter too large.
-        let buffer = Buffer::allocate(ctx.device(), format.packed_bytes(n, k, gated))?;
+        let buffer = Buffer::allocate(ctx.device(), bytes)?;
         Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new() })
     }
 
     /// The units in runs that need about `bytes` bytes of f32 rows each.
     pub fn slices(&self, bytes: usize) -> Vec<UnitSlice> {
-        let PackedShape { format, n, k, gated } = self.shape;
-        let units = format.units(n, gated);
+        let PackedShape { format, groups, n, k, gated } = self.shape;
+        let each = format.units(n, gated);
         let step = (bytes / (format.outputs_per_unit(gated) * k.max(1) * DType::F32.size())).max(1);
-        (0..units)
-            .step_by(step)
-            .map(|first| {
-                let units = first..(first + step).min(units);
-                let rows = match format.unit_rows(units.clone(), n, gated) {
+        let of_group = |group: usize| {
+            (0..each).step_by(step).map(move |first| {
+                let units = first..(first + step).min(each);
+                let mut rows = match format.unit_rows(units.clone(), n, gated) {
                     UnitRows::Plain(rows) => self.split(rows),
                     UnitRows::Gated(rows) => vec![(0, rows.clone()), (1, rows)],
                 };
-                UnitSlice { units, rows }
+                rows.iter_mut().for_each(|(matrix, _)| *matrix += group * self.rows.len());
+                UnitSlice { units: group * each + units.start..group * each + units.end, rows }
             })
-            .collect()
+        };
+        (0..groups).flat_map(of_group).collect()
     }
 
     /// A range of stacked rows as ranges of the matrices.
@@ -209,7 +226,7 @@ impl WeightPacker {
     /// # Errors
     /// A weight that is not in rows.
     pub fn finish_table(self) -> Result<Tensor> {
-        let PackedShape { format, n, k, gated } = self.shape;
+        let PackedShape { format, n, k, gated, .. } = self.shape;
         if !format.is_row_major() || gated {
             return Err(refuse("pack", format!("a weight in {} is no table", format.name())));
         }

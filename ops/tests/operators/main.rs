@@ -11,6 +11,7 @@ mod index;
 mod lay;
 mod layers;
 mod matmul;
+mod mixture;
 mod norm;
 mod reduce;
 mod rotary;

@@ -35,7 +35,7 @@ impl Bench {
         }
         let peak_rss = peak_rss_bytes();
         let peaks = Peaks::measure(model.context().device())?;
-        let precision = model.encoder().precision();
+        let precision = model.precision();
         let peak = peaks.flops_per_s(precision.compute);
         let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
         let share = peak.map(|peak| rate * config.flops_per_token(self.prompt_tokens as f64) / peak);

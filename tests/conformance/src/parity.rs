@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use safetensors::SafeTensors;
-use sinew::models::ModelConfig;
 use sinew::models::load::main_dtype;
 use sinew::models::{Checkpoint, Load};
 use sinew::prelude::*;
@@ -74,8 +73,10 @@ pub struct Expectation {
     pub values: Vec<f64>,
     /// RMS and largest error of transformers in 16 bits, where the fixture is in 16 bits.
     pub sixteen_bit_errors: Option<(f64, f64)>,
-    /// Embeddings of the texts, of an encoder that has any.
+    /// Embeddings of the texts, of an embedding model that has any.
     pub embeddings: Option<Vec<f32>>,
+    /// The same with a prompt before each text.
+    pub embeddings_prompted: Option<Vec<f32>>,
 }
 
 impl Expectation {
@@ -98,6 +99,7 @@ impl Expectation {
             values: values.into_iter().map(f64::from).collect(),
             sixteen_bit_errors: ["bf16", "f16"].iter().find_map(|d| Some((scalar(d, "rms")?, scalar(d, "max")?))),
             embeddings: floats("embeddings"),
+            embeddings_prompted: floats("embeddings_prompted"),
         })
     }
 }
@@ -113,12 +115,12 @@ pub fn run(
     dtype: Option<DType>,
 ) -> Result<Vec<f64>, Box<dyn Error>> {
     let weights = WeightOptions { dtype, ..WeightOptions::default() };
-    let values: Vec<f32> = match ModelConfig::from_folder(folder)? {
-        ModelConfig::Encoder(_) => {
-            EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?.hidden_states(tokens)?
-        }
-        _ => {
-            let options = LoadOptions { weights, max_logits: 64, ..LoadOptions::default() };
+    let values: Vec<f32> = match EmbeddingModel::describes(folder)? {
+        true => EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?.hidden_states(tokens)?,
+        false => {
+            // Some rotary embeddings depend on the length of the whole.
+            let context = Some(tokens.len());
+            let options = LoadOptions { weights, context, max_logits: 64, ..LoadOptions::default() };
             let mut model = LanguageModel::load_on(ctx.clone(), folder, &options, &mut |_, _| {})?;
             let mut all = Vec::new();
             model.logits(tokens, &mut |rows| {

@@ -1,0 +1,153 @@
+//! The f64 reference of one element, and the cases.
+
+use sinew_memory::{Buffer, Cpu};
+use sinew_tensor::{DType, Layout, Tensor};
+
+use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
+use crate::activation::Activation;
+use crate::case::{
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
+};
+use crate::gemm::reference::{Sum, is_exact, packed};
+use crate::gemm::{BF16, Compute, F16, F32, Format};
+use crate::{Arithmetic, Result};
+
+/// Groups, rows, N and K: fewer rows than groups and many more, one group and many, sizes that are no multiples of
+/// anything, and nothing at all.
+const SHAPES: [[usize; 4]; 14] = [
+    [1, 1, 1, 1],
+    [8, 8, 64, 64],
+    [4, 2, 33, 100],
+    [3, 40, 31, 17],
+    [8, 16, 96, 129],
+    [5, 200, 66, 70],
+    [1, 100, 100, 33],
+    [16, 3, 34, 1030],
+    [2, 0, 33, 5],
+    [3, 7, 0, 5],
+    [3, 7, 32, 0],
+    [40, 90, 20, 48],
+    [2, 260, 48, 600],
+    [7, 31, 130, 8],
+];
+
+/// Numbers of rows that add up to `rows`: some groups get none, and one as many as the others together.
+fn shared_out(groups: usize, rows: usize, generator: &mut Generator) -> Vec<usize> {
+    let mut counts = vec![0; groups];
+    let favourite = generator.below(groups);
+    for _ in 0..rows {
+        let group = if generator.below(2) == 0 { favourite } else { generator.below(groups) };
+        counts[if groups > 2 && group % 3 == 1 { favourite } else { group }] += 1;
+    }
+    counts
+}
+
+/// All groups' weights, packed one behind another; values are `[groups, N, K]`.
+fn weights(generator: &mut Generator, fixed: &GroupedGemmStatic, values: Values) -> Result<HostOperand> {
+    let (mut bytes, mut all) = (Vec::new(), Vec::new());
+    for _ in 0..fixed.groups {
+        let one = packed(generator, fixed.format, [fixed.n, fixed.k], fixed.gated, values)?;
+        bytes.extend_from_slice(one.tensor.buffer().as_slice::<u8>()?);
+        all.extend(one.values);
+    }
+    let buffer = Buffer::from_slice(&Cpu::get(), &bytes)?;
+    let tensor = Tensor::new(buffer, DType::U8, Layout::contiguous(&[bytes.len()])?)?;
+    Ok(HostOperand { tensor, shape: vec![fixed.groups, fixed.n, fixed.k], values: all })
+}
+
+impl Reference for GroupedGemm {
+    fn smaller(fixed: &GroupedGemmStatic, call: GroupedGemmDynamic) -> Option<(GroupedGemmStatic, GroupedGemmDynamic)> {
+        let groups = fixed.groups.min(4);
+        let fixed = GroupedGemmStatic { groups, n: cut(fixed.n, 512), k: cut(fixed.k, 512), ..fixed.clone() };
+        Some((fixed, GroupedGemmDynamic { rows: cut(call.rows, 256) }))
+    }
+
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        let values = [Values::Normal, Values::Integers, Values::Special, Values::Normal, Values::Subnormal];
+        let epilogues = [
+            (None, false),
+            (Some(Activation::Silu), true),
+            (Some(Activation::Relu), false),
+            (Some(Activation::GeluTanh), true),
+            (None, false),
+        ];
+        let formats = [&BF16, &F32, &F16, &BF16];
+        let mut cases = Vec::new();
+        for t in 0..SHAPES.len() * if depth == Depth::Quick { 4 } else { 30 } {
+            let [groups, rows, n, k] = SHAPES[t % SHAPES.len()];
+            let values = values[t / 2 % values.len()];
+            let (mut activation, mut gated) = epilogues[(t + t / SHAPES.len()) % epilogues.len()];
+            if values == Values::Subnormal {
+                // Activations flush what is subnormal; the sum itself must not.
+                (activation, gated) = (None, false);
+            }
+            let format = formats[(t + t / SHAPES.len()) % formats.len()];
+            let fixed = GroupedGemmStatic {
+                groups,
+                n: n + n % 2 * usize::from(gated),
+                k,
+                a: DType::COMPUTE[t / 3 % 3],
+                format,
+                out: DType::COMPUTE[t / 5 % 3],
+                compute: if t / 4 % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
+                activation,
+                gated,
+            };
+            let (lay, call) = (Lay::ALL[t / 2 % Lay::ALL.len()], GroupedGemmDynamic { rows });
+            // For devices that read rows, the same cases with the same weights in rows.
+            let in_rows = Format::row_major(format.dtype()).map(|format| GroupedGemmStatic { format, ..fixed.clone() });
+            cases.extend([Some(fixed), in_rows].into_iter().flatten().map(|fixed| Case {
+                fixed,
+                call,
+                lay,
+                values,
+                seed: t as u64,
+            }));
+        }
+        cases
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        let (fixed, rows) = (&case.fixed, case.call.rows);
+        let mut generator = Generator::new(case.seed);
+        // One subnormal operand is enough for subnormal products; of two, every product would be 0.
+        let others = if case.values == Values::Subnormal { Values::Normal } else { case.values };
+        let lay = |shift: usize| Lay::ALL[(case.lay as usize + shift) % Lay::ALL.len()];
+        let mut offsets = vec![0.0];
+        for count in shared_out(fixed.groups, rows, &mut generator) {
+            offsets.push(offsets[offsets.len() - 1] + count as f64);
+        }
+        let a = generator.operand(fixed.a, &[rows, fixed.k], case.lay, case.values)?;
+        let b = weights(&mut generator, fixed, others)?;
+        // A repeated offset would not begin with 0 and end with the rows.
+        let offsets_lay = if lay(1) == Lay::Broadcast { Lay::Stepped } else { lay(1) };
+        let offsets = host_operand(DType::I32, &[fixed.groups + 1], offsets_lay, offsets, false)?;
+        let d = generator.output(fixed.out, &[rows, fixed.product().columns()], lay(2))?;
+        Ok(HostOperands { inputs: vec![Some(a), Some(b), Some(offsets)], outputs: vec![d] })
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        let (fixed, k) = (&case.fixed, case.fixed.k);
+        let &[row, column] = index else { return Expected::exact(f64::NAN) };
+        let offsets = &host.input(Self::OFFSETS).values;
+        let group = offsets.iter().filter(|&&offset| offset as usize <= row).count() - 1;
+        let low = fixed.compute == Compute::Bf16;
+        let left = &host.input(Self::A).values[row * k..][..k];
+        let output = |n: usize| {
+            let right = &host.input(Self::B).values[(group * fixed.n + n) * k..][..k];
+            let rounded = left.iter().map(|&x| if low { DType::BF16.round(x) } else { x });
+            Sum::of(rounded.zip(right.iter().copied()), arithmetic)
+        };
+        let mut x = output(column);
+        if let Some(activation) = fixed.activation {
+            x = x.activated(activation);
+        }
+        if fixed.gated {
+            x = x.gating(output(column + fixed.n / 2));
+        }
+        if case.values == Values::Integers && !fixed.gated && is_exact(fixed.activation) {
+            return Expected::exact(fixed.out.round(x.value));
+        }
+        x.rounded_to(fixed.out)
+    }
+}

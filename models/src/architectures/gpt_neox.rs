@@ -1,0 +1,44 @@
+//! GPT-NeoX and Pythia (Black et al. 2022): layer norms, attention and feed-forward side by side, and a part of each
+//! head rotated.
+
+use super::{Architecture, Qkv, TensorNames, Up, llama};
+use crate::config::{DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, RopeConfig, RopeDefaults};
+use crate::error::Result;
+use crate::files::Fields;
+
+pub(super) static ARCHITECTURE: Architecture =
+    Architecture { name: "GPT-NeoX, Pythia", model_types: &["gpt_neox"], read };
+
+const NAMES: TensorNames = TensorNames {
+    prefixes: &["gpt_neox.", ""],
+    embedding: "embed_in",
+    qkv: Qkv::ByHead("attention.query_key_value"),
+    attention_output: "attention.dense",
+    up: Up::Plain("mlp.dense_h_to_4h"),
+    down: "mlp.dense_4h_to_h",
+    norm: "final_layer_norm",
+    heads: &["embed_out"],
+    ..llama::NAMES
+};
+
+const DEFAULTS: Defaults = Defaults {
+    norm_eps: 1e-5,
+    hidden_act: "gelu",
+    bos_token_id: Some(0),
+    rope: RopeDefaults { theta_field: "rotary_emb_base", partial: Some((0.25, "rotary_pct")), ..RopeDefaults::USUAL },
+    ..llama::DEFAULTS
+};
+
+const FIELDS: FieldNames = FieldNames { norm_eps: "layer_norm_eps", ..FieldNames::USUAL };
+
+fn read(config: &Fields<'_>) -> Result<ModelConfig> {
+    let mut model = DecoderConfig::read(config, &DEFAULTS, &FIELDS, &NAMES)?;
+    // It has no field for these, and every head has its own.
+    model.num_key_value_heads = model.num_attention_heads;
+    model.norm = NormKind::Layer;
+    model.parallel_residual = config.flag("use_parallel_residual")?.unwrap_or(true);
+    let attention_bias = config.flag("attention_bias")?.unwrap_or(true);
+    (model.qkv_bias, model.o_bias, model.mlp_bias) = (attention_bias, attention_bias, true);
+    model.add_rope(RopeConfig::read(config, DEFAULTS.rope, model.max_position_embeddings)?);
+    Ok(ModelConfig::Decoder(model))
+}

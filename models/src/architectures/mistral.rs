@@ -1,0 +1,19 @@
+//! Mistral (Jiang et al. 2023): Llama with a window in every layer.
+
+use super::{Architecture, llama};
+use crate::config::fields::read_window;
+use crate::config::{DecoderConfig, Defaults, ModelConfig};
+use crate::error::Result;
+use crate::files::Fields;
+
+pub(super) static ARCHITECTURE: Architecture = Architecture { name: "Mistral", model_types: &["mistral"], read };
+
+pub(super) const DEFAULTS: Defaults = Defaults { max_position_embeddings: 4096 * 32, ..llama::DEFAULTS };
+
+const WINDOW: usize = 4096;
+
+fn read(config: &Fields<'_>) -> Result<ModelConfig> {
+    let mut model = DecoderConfig::read_with_rope(config, &DEFAULTS, &llama::NAMES)?;
+    model.set_window(read_window(config, Some(WINDOW))?);
+    Ok(ModelConfig::Decoder(model))
+}

@@ -1,0 +1,4 @@
+//! Configs as they are published.
+
+mod decoders;
+mod encoders;

@@ -1,0 +1,75 @@
+//! A feed-forward sublayer that is one for all tokens.
+
+use sinew_ops::layers::{Linear, LinearOptions};
+
+use super::layer::{Activations, Step};
+use super::stream::{Input, Output};
+use crate::architectures::Up;
+use crate::load::{Loader, Part};
+use crate::{DecoderConfig, Result};
+
+/// `down · act(up · x)`, or `down · (act(gate · x) ⊙ up · x)`.
+#[derive(Debug)]
+pub(super) struct Dense {
+    input: Input,
+    up: Linear,
+    down: Output,
+    /// What `up` is called where kernels are listed.
+    up_name: &'static str,
+}
+
+impl Dense {
+    /// Loads that of a layer whose tensors are called `at(..)`.
+    pub(super) fn load(
+        loader: &mut Loader<'_>,
+        config: &DecoderConfig,
+        width: usize,
+        at: &dyn Fn(&str) -> String,
+        rows: usize,
+    ) -> Result<Self> {
+        let (names, hidden) = (config.names, config.hidden_size);
+        let precision = loader.precision();
+        let part = |name: &str, n: usize| Part::whole(at(name), n).transposed(names.transposed);
+        let up = match &names.up {
+            Up::Gated(parts) => parts.iter().map(|name| part(name, width)).collect(),
+            Up::Stacked(name) => Part::split(&at(name), &[width, width]),
+            Up::Plain(name) => vec![part(name, width)],
+        };
+        let input = Input::load(loader, config, names.mlp_norm.map(at), rows)?;
+        let product = LinearOptions::new(input.dtype(loader), precision.activations, precision.compute);
+        let act = Some(config.hidden_act);
+        let product = match names.is_gated() {
+            true => LinearOptions { gated: act, ..product },
+            false => LinearOptions { activation: act, ..product },
+        };
+        let down = part(names.down, hidden);
+        Ok(Self {
+            input,
+            up_name: if names.is_gated() { "gate and up" } else { "up" },
+            up: loader.linear(&up, hidden, config.mlp_bias, product, rows)?,
+            down: Output::load(loader, config, down, (width, config.mlp_bias), names.mlp_output_norm.map(at), rows)?,
+        })
+    }
+
+    /// What is left to be added to the stream, in `x.gated`.
+    pub(super) fn run_up(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
+        let &Step { ctx, rows: n, .. } = step;
+        let input = self.input.read(ctx, n, &x.stream, &mut x.normed)?;
+        Ok(self.up.run(ctx, input, x.gated.write(n)?)?)
+    }
+
+    /// Adds it.
+    pub(super) fn run_down(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
+        self.down.run(step.ctx, step.rows, x.gated.read(step.rows)?, &mut x.stream)
+    }
+
+    /// The rows chosen for its parts.
+    pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        vec![(self.up_name, self.up.kernels()), ("down", self.down.product.kernels())]
+    }
+
+    /// Bytes of its packed weights.
+    pub(super) fn weight_bytes(&self) -> usize {
+        self.up.weight_bytes() + self.down.product.weight_bytes()
+    }
+}

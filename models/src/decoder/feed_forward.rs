@@ -1,0 +1,63 @@
+//! The feed-forward sublayer: one for all tokens, or experts.
+
+use super::dense::Dense;
+use super::experts::Experts;
+use super::layer::{Activations, Step};
+use crate::Result;
+use crate::config::{DecoderConfig, FeedForward as Kind, LayerConfig};
+use crate::load::Loader;
+
+/// What follows attention in a layer.
+#[derive(Debug)]
+pub(super) enum FeedForward {
+    Dense(Dense),
+    Experts(Box<Experts>),
+}
+
+impl FeedForward {
+    /// Loads that of a layer whose tensors are called `at(..)`.
+    pub(super) fn load(
+        loader: &mut Loader<'_>,
+        config: &DecoderConfig,
+        layer: &LayerConfig,
+        at: &dyn Fn(&str) -> String,
+        rows: usize,
+    ) -> Result<Self> {
+        Ok(match layer.feed_forward {
+            Kind::Dense { width } => Self::Dense(Dense::load(loader, config, width, at, rows)?),
+            Kind::Experts(experts) => Self::Experts(Box::new(Experts::load(loader, config, experts, at, rows)?)),
+        })
+    }
+
+    /// All that reads the stream. What is left to be added to it stays in `x`.
+    pub(super) fn run_up(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
+        match self {
+            Self::Dense(dense) => dense.run_up(step, x),
+            Self::Experts(experts) => experts.run_up(step, x),
+        }
+    }
+
+    /// Adds it.
+    pub(super) fn run_down(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
+        match self {
+            Self::Dense(dense) => dense.run_down(step, x),
+            Self::Experts(experts) => experts.run_down(step, x),
+        }
+    }
+
+    /// The rows chosen for its parts.
+    pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        match self {
+            Self::Dense(dense) => dense.kernels(),
+            Self::Experts(experts) => experts.kernels(),
+        }
+    }
+
+    /// Bytes of its packed weights.
+    pub(super) fn weight_bytes(&self) -> usize {
+        match self {
+            Self::Dense(dense) => dense.weight_bytes(),
+            Self::Experts(experts) => experts.weight_bytes(),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The residual stream, what sublayers read of it, and what they add to it.
+
+use sinew_ops::Context;
+use sinew_ops::layers::{Add, Linear, LinearOptions, Norm};
+use sinew_tensor::{DType, View};
+
+use crate::load::{Loader, Part};
+use crate::scratch::Rows;
+use crate::{DecoderConfig, Result};
+
+/// The residual stream, in f32.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) hidden: Rows,
+    /// What is normed before it is added; without rows in architectures that norm nothing there.
+    pub(super) added: Rows,
+}
+
+/// What a sublayer reads: the stream, or the stream normed.
+#[derive(Debug)]
+pub(super) struct Input {
+    pub(super) norm: Option<Norm>,
+}
+
+/// A norm of what is then added to the stream.
+#[derive(Debug)]
+pub(super) struct AddedNorm {
+    norm: Norm,
+    add: Add,
+}
+
+/// The product that ends a sublayer, added to the stream as it is or normed.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) product: Linear,
+    norm: Option<AddedNorm>,
+}
+
+impl Stream {
+    pub(super) fn new(ctx: &Context, config: &DecoderConfig, rows: usize) -> Result<Self> {
+        let names = config.names;
+        let norms = names.attention_output_norm.is_some() || names.mlp_output_norm.is_some();
+        let added = if norms || config.learned_positions { rows } else { 0 };
+        Ok(Self {
+            hidden: Rows::new(ctx, DType::F32, rows, config.hidden_size)?,
+            added: Rows::new(ctx, DType::F32, added, config.hidden_size)?,
+        })
+    }
+}
+
+impl Input {
+    pub(super) fn load(
+        loader: &mut Loader<'_>,
+        config: &DecoderConfig,
+        norm: Option<String>,
+        rows: usize,
+    ) -> Result<Self> {
+        let dtypes = [DType::F32, loader.precision().activations];
+        let norm = norm.map(|name| loader.norm(&name, config.hidden_size, config.norm, config.norm_eps, dtypes, rows));
+        Ok(Self { norm: norm.transpose()? })
+    }
+
+    /// The dtype of what it gives.
+    pub(super) fn dtype(&self, loader: &Loader<'_>) -> DType {
+        if self.norm.is_some() { loader.precision().activations } else { DType::F32 }
+    }
+
+    /// The first `n` rows of the stream, normed into `normed` if they are.
+    pub(super) fn read<'a>(
+        &self,
+        ctx: &Context,
+        n: usize,
+        stream: &'a Stream,
+        normed: &'a mut Rows,
+    ) -> Result<View<'a>> {
+        let Some(norm) = &self.norm else { return stream.hidden.read(n) };
+        norm.run(ctx, stream.hidden.read(n)?, normed.write(n)?)?;
+        normed.read(n)
+    }
+}
+
+impl AddedNorm {
+    pub(super) fn load(loader: &mut Loader<'_>, config: &DecoderConfig, name: &str, rows: usize) -> Result<Self> {
+        let norm = loader.norm(name, config.hidden_size, config.norm, config.norm_eps, [DType::F32; 2], rows)?;
+        Ok(Self { norm, add: Add::new(loader.context(), DType::F32)? })
+    }
+
+    /// `h += norm(b)`, where `b` is [`Stream::added`].
+    pub(super) fn run(&self, ctx: &Context, n: usize, stream: &mut Stream) -> Result<()> {
+        self.norm.run_in_place(ctx, stream.added.write(n)?)?;
+        Ok(self.add.run(ctx, stream.hidden.write(n)?, stream.added.read(n)?)?)
+    }
+}
+
+impl Output {
+    /// The product of the matrix `part` with `k` inputs, and the norm called `norm`, if there is one.
+    pub(super) fn load(
+        loader: &mut Loader<'_>,
+        config: &DecoderConfig,
+        part: Part,
+        (k, bias): (usize, bool),
+        norm: Option<String>,
+        rows: usize,
+    ) -> Result<Self> {
+        let precision = loader.precision();
+        let product = LinearOptions::new(precision.activations, DType::F32, precision.compute);
+        // Without a norm the stream is the product's own output.
+        let product = if norm.is_some() { product } else { product.accumulate() };
+        Ok(Self {
+            product: loader.linear(&[part], k, bias, product, rows)?,
+            norm: norm.map(|name| AddedNorm::load(loader, config, &name, rows)).transpose()?,
+        })
+    }
+
+    /// Adds what comes of `n` rows of `x` to the stream.
+    pub(super) fn run(&self, ctx: &Context, n: usize, x: View<'_>, stream: &mut Stream) -> Result<()> {
+        let Some(norm) = &self.norm else { return Ok(self.product.run(ctx, x, stream.hidden.write(n)?)?) };
+        self.product.run(ctx, x, stream.added.write(n)?)?;
+        norm.run(ctx, n, stream)
+    }
+}

@@ -1,0 +1,178 @@
+//! A layer of an encoder.
+
+use sinew_ops::Context;
+use sinew_ops::layers::{Attention, AttentionOptions, Inputs, Linear, LinearOptions, Norm, Rotary, Sequences};
+use sinew_tensor::{DType, View};
+
+use super::norm;
+use crate::load::{Loader, Part};
+use crate::scratch::{Heads, Rows};
+use crate::{EncoderConfig, Result};
+
+/// Attention and feed-forward, each added to the residual stream.
+#[derive(Debug)]
+pub(super) struct Layer {
+    qkv: Linear,
+    attention: Attention,
+    output: Linear,
+    up: Linear,
+    down: Linear,
+    norms: Norms,
+    /// Of queries, keys and values in a row of `qkv`.
+    heads: [Heads; 3],
+}
+
+/// Where a layer's norms stand.
+#[derive(Debug)]
+enum Norms {
+    /// After attention and after feed-forward, on the residual stream itself.
+    After { attention: Norm, mlp: Norm },
+    /// Before each; the first layer's attention reads what the embedding's norm gave.
+    First { attention: Option<Norm>, mlp: Norm },
+}
+
+/// Activations of one pass; every layer uses the same.
+#[derive(Debug)]
+pub(super) struct Activations {
+    /// The residual stream between layers.
+    pub(super) hidden: Rows,
+    /// What a norm made of it.
+    pub(super) middle: Rows,
+    pub(super) scratch: Scratch,
+}
+
+/// Activations within attention and feed-forward.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    qkv: Rows,
+    attended: Rows,
+    up: Rows,
+}
+
+/// What all layers of one pass share.
+#[derive(Clone, Copy)]
+pub(super) struct Step<'a> {
+    pub(super) ctx: &'a Context,
+    /// Tokens.
+    pub(super) n: usize,
+    pub(super) sequences: Sequences<'a>,
+    /// How queries and keys turn, and their positions, i32 `[n]`.
+    pub(super) turn: Option<(&'a Rotary, View<'a>)>,
+}
+
+impl Activations {
+    pub(super) fn new(ctx: &Context, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
+        let rows = |width: usize| Rows::new(ctx, DType::F32, max_rows, width);
+        let hidden = config.hidden_size;
+        let scratch = Scratch { qkv: rows(3 * hidden)?, attended: rows(hidden)?, up: rows(config.intermediate_size)? };
+        Ok(Self { hidden: rows(hidden)?, middle: rows(hidden)?, scratch })
+    }
+}
+
+impl Layer {
+    pub(super) fn load(
+        loader: &mut Loader<'_>,
+        config: &EncoderConfig,
+        prefix: &str,
+        index: usize,
+        rows: usize,
+    ) -> Result<Self> {
+        let compute = loader.precision().compute;
+        let (hidden, width) = (config.hidden_size, config.intermediate_size);
+        let (num_heads, head_dim) = (config.num_attention_heads, config.head_dim);
+        let names = config.names;
+        let at = |name: &str| format!("{prefix}{}.{index}.{name}", names.layer);
+        let product = LinearOptions::new(DType::F32, DType::F32, compute);
+        // The residual stream is the product's own output: x += W·y.
+        let into_residual = product.clone().accumulate();
+        let activated = match config.gated {
+            true => LinearOptions { gated: Some(config.hidden_act), ..product.clone() },
+            false => LinearOptions { activation: Some(config.hidden_act), ..product.clone() },
+        };
+        let attention = AttentionOptions {
+            num_heads,
+            num_kv_heads: num_heads,
+            head_dim,
+            q: DType::F32,
+            kv: DType::F32,
+            output: DType::F32,
+            compute,
+            scale: (head_dim as f64).powf(-0.5) as f32,
+            causal: false,
+            window: config.window.get(index).copied().flatten(),
+            softcap: None,
+            block_size: None,
+            mask: None,
+        };
+        let parts = 3 / names.qkv.len();
+        let qkv: Vec<_> = names.qkv.iter().map(|name| Part::whole(at(name), parts * hidden)).collect();
+        let output = [Part::whole(at(names.output), hidden)];
+        // Gate first.
+        let up = Part::split(&at(names.up), &[width; 2][..if config.gated { 2 } else { 1 }]);
+        let down = [Part::whole(at(names.down), hidden)];
+        let norms = match config.norm_first {
+            false => Norms::After {
+                attention: norm(loader, config, &at(names.attention_norm), rows)?,
+                mlp: norm(loader, config, &at(names.mlp_norm), rows)?,
+            },
+            true => Norms::First {
+                attention: match index {
+                    0 => None,
+                    _ => Some(norm(loader, config, &at(names.attention_norm), rows)?),
+                },
+                mlp: norm(loader, config, &at(names.mlp_norm), rows)?,
+            },
+        };
+        let ctx = loader.context().clone();
+        Ok(Self {
+            qkv: loader.linear(&qkv, hidden, config.attention_bias, product, rows)?,
+            attention: Attention::new(&ctx, attention, rows, config.max_position_embeddings)?,
+            output: loader.linear(&output, hidden, config.attention_bias, into_residual.clone(), rows)?,
+            up: loader.linear(&up, hidden, config.mlp_bias, activated, rows)?,
+            down: loader.linear(&down, width, config.mlp_bias, into_residual, rows)?,
+            norms,
+            heads: Heads::qkv(num_heads, num_heads, head_dim),
+        })
+    }
+
+    /// Takes the residual stream `hidden` through attention and feed-forward.
+    pub(super) fn run(&self, step: Step<'_>, hidden: &mut Rows, middle: &mut Rows, x: &mut Scratch) -> Result<()> {
+        let Step { ctx, n, .. } = step;
+        match &self.norms {
+            Norms::After { attention, mlp } => {
+                self.attend(step, hidden, x)?;
+                self.output.run(ctx, x.attended.read(n)?, hidden.write(n)?)?;
+                attention.run(ctx, hidden.read(n)?, middle.write(n)?)?;
+                self.up.run(ctx, middle.read(n)?, x.up.write(n)?)?;
+                self.down.run(ctx, x.up.read(n)?, middle.write(n)?)?;
+                Ok(mlp.run(ctx, middle.read(n)?, hidden.write(n)?)?)
+            }
+            Norms::First { attention, mlp } => {
+                match attention {
+                    None => self.attend(step, hidden, x)?,
+                    Some(norm) => {
+                        norm.run(ctx, hidden.read(n)?, middle.write(n)?)?;
+                        self.attend(step, middle, x)?;
+                    }
+                }
+                self.output.run(ctx, x.attended.read(n)?, hidden.write(n)?)?;
+                mlp.run(ctx, hidden.read(n)?, middle.write(n)?)?;
+                self.up.run(ctx, middle.read(n)?, x.up.write(n)?)?;
+                Ok(self.down.run(ctx, x.up.read(n)?, hidden.write(n)?)?)
+            }
+        }
+    }
+
+    fn attend(&self, step: Step<'_>, input: &Rows, x: &mut Scratch) -> Result<()> {
+        let Step { ctx, n, sequences, turn } = step;
+        let [q, k, v] = self.heads;
+        self.qkv.run(ctx, input.read(n)?, x.qkv.write(n)?)?;
+        if let Some((rotary, positions)) = turn {
+            rotary.run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
+            rotary.run_in_place(ctx, x.qkv.write_heads(n, k)?, positions)?;
+        }
+        let inputs =
+            Inputs { q: x.qkv.read_heads(n, q)?, k: x.qkv.read_heads(n, k)?, v: x.qkv.read_heads(n, v)?, mask: None };
+        Ok(self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?)
+    }
+}

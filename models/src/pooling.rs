@@ -1,0 +1,213 @@
+//! From the vectors of a text's tokens to the vector of the text, as the files of sentence-transformers say.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::files::{self, Fields, brief};
+
+const MODULES: &str = "modules.json";
+
+/// How the vectors of a text's tokens become the vector of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// The mean over all tokens, special ones included.
+    Mean,
+    /// The largest of all tokens, value by value.
+    Max,
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    LastToken,
+}
+
+/// What goes before and after the model in an embedding model, from the files of sentence-transformers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmbeddingConfig {
+    /// From the pooling's `config.json`; `None` in a folder without `modules.json`.
+    pub pooling: Option<Pooling>,
+    /// Whether the tokens of a prompt are pooled like those of its text.
+    pub include_prompt: bool,
+    /// Whether vectors are scaled to length 1: whether `modules.json` has a `Normalize`.
+    pub normalize: bool,
+    /// Whether texts are turned to lower case before they are tokenized (`sentence_bert_config.json`).
+    pub do_lower_case: bool,
+    /// What may be put before a text, by name (`config_sentence_transformers.json`).
+    pub prompts: BTreeMap<String, String>,
+    /// The name of the prompt that is put before a text unless another is asked for.
+    pub default_prompt_name: Option<String>,
+}
+
+impl Default for EmbeddingConfig {
+    /// Normalised, without prompts: what most models without these files were made for.
+    fn default() -> Self {
+        Self {
+            pooling: None,
+            include_prompt: true,
+            normalize: true,
+            do_lower_case: false,
+            prompts: BTreeMap::new(),
+            default_prompt_name: None,
+        }
+    }
+}
+
+impl EmbeddingConfig {
+    /// Reads `modules.json`, the pooling's `config.json`, `sentence_bert_config.json` and
+    /// `config_sentence_transformers.json`, or takes the [default](Self::default) where there are none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for a module or a pooling that is not implemented, since the vectors would be others;
+    /// [`Error::Io`], [`Error::Json`], [`Error::Config`] or [`Error::Checkpoint`] for a file that is not as it should be.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let mut config = Self::default();
+        let file = "sentence_bert_config.json";
+        if let Some(value) = read_json(folder, file)? {
+            config.do_lower_case = Fields::of(&value, file, "")?.flag("do_lower_case")?.unwrap_or(false);
+        }
+        config.read_prompts(folder)?;
+        config.read_modules(folder)?;
+        Ok(config)
+    }
+
+    /// The prompt of a name; the default one, or none, where no name is given.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for a name that the model's files do not have.
+    pub fn prompt(&self, name: Option<&str>) -> Result<&str> {
+        let Some(name) = name.or(self.default_prompt_name.as_deref()) else { return Ok("") };
+        self.prompts.get(name).map(String::as_str).ok_or_else(|| {
+            let known: Vec<&str> = self.prompts.keys().map(String::as_str).collect();
+            Error::Input(match known.as_slice() {
+                [] => format!("no prompt is called `{name}`: the model has none"),
+                known => format!("no prompt is called `{name}`; the model's are {}", known.join(", ")),
+            })
+        })
+    }
+
+    fn read_prompts(&mut self, folder: &Path) -> Result<()> {
+        let file = "config_sentence_transformers.json";
+        let Some(value) = read_json(folder, file)? else { return Ok(()) };
+        let fields = Fields::of(&value, file, "")?;
+        if let Some(prompts) = fields.section("prompts")? {
+            for name in prompts.keys() {
+                let text = prompts.text(name)?.unwrap_or_default();
+                self.prompts.insert(name.to_owned(), text.to_owned());
+            }
+        }
+        self.default_prompt_name = fields.text("default_prompt_name")?.map(str::to_owned);
+        if let Some(name) = self.default_prompt_name.as_ref().filter(|&name| !self.prompts.contains_key(name)) {
+            return Err(fields.problem("default_prompt_name", &format!("is `{name}`, which `prompts` does not have")));
+        }
+        Ok(())
+    }
+
+    fn read_modules(&mut self, folder: &Path) -> Result<()> {
+        let Some(value) = read_json(folder, MODULES)? else { return Ok(()) };
+        let wrong = |problem: String| Error::Config { file: MODULES.to_owned(), problem };
+        let modules =
+            value.as_array().ok_or_else(|| wrong(format!("expected a list of modules, found {}", brief(&value))))?;
+        let mut found = Vec::new();
+        for module in modules {
+            let module = Fields::of(module, MODULES, "")?;
+            let class = module.required("type", module.text("type")?)?;
+            let class = class.rsplit('.').next().unwrap_or(class);
+            match class {
+                "Pooling" => self.read_pooling(folder, module.text("path")?.unwrap_or("1_Pooling"))?,
+                "Transformer" | "Normalize" => {}
+                other => {
+                    return Err(Error::Unsupported {
+                        what: format!("the module `{}` in {MODULES}", other.escape_debug()),
+                        supported: "Transformer, Pooling, Normalize".to_owned(),
+                    });
+                }
+            }
+            found.push(class);
+        }
+        self.normalize = match found.as_slice() {
+            ["Transformer", "Pooling"] => false,
+            ["Transformer", "Pooling", "Normalize"] => true,
+            _ => {
+                let problem = "expected a Transformer, a Pooling and perhaps a Normalize, found";
+                return Err(wrong(format!("{problem} {}", found.join(", "))));
+            }
+        };
+        Ok(())
+    }
+
+    fn read_pooling(&mut self, folder: &Path, path: &str) -> Result<()> {
+        let file = format!("{path}/config.json");
+        let value = files::parse(&files::read_text(&files::join_inside(folder, &file, MODULES)?)?, &file)?;
+        let fields = Fields::of(&value, &file, "")?;
+        // Newer files say `"pooling_mode": "mean"`, older ones have a flag for each mode.
+        let named = match fields.get("pooling_mode") {
+            Some(_) => fields.text("pooling_mode")?.into_iter().collect(),
+            None => {
+                let mut set = Vec::new();
+                for key in fields.keys() {
+                    if let Some(mode) = key.strip_prefix("pooling_mode_")
+                        && fields.flag(key)?.unwrap_or(false)
+                    {
+                        set.push(mode);
+                    }
+                }
+                set
+            }
+        };
+        self.pooling = Some(match named.as_slice() {
+            [] | ["mean" | "mean_tokens"] => Pooling::Mean,
+            ["max" | "max_tokens"] => Pooling::Max,
+            ["cls" | "cls_token"] => Pooling::Cls,
+            ["lasttoken"] => Pooling::LastToken,
+            other => {
+                return Err(Error::Unsupported {
+                    what: format!("pooling `{}` in {}", other.join("+").escape_debug(), file.escape_debug()),
+                    supported: "mean, max, cls, lasttoken, one at a time".to_owned(),
+                });
+            }
+        });
+        self.include_prompt = fields.flag("include_prompt")?.unwrap_or(true);
+        Ok(())
+    }
+}
+
+impl Pooling {
+    /// The vector of a text from those of its tokens, `[tokens, width]`, of which there is one at least. Sums are f64:
+    /// they are short, and their error would show in the last digits.
+    pub(crate) fn pool(self, states: &[f32], width: usize) -> Vec<f64> {
+        let mut rows = states.chunks_exact(width).map(|row| row.iter().map(|&x| f64::from(x)));
+        let one = |row: Option<_>| row.map_or_else(Vec::new, Iterator::collect);
+        match self {
+            Self::Cls => one(rows.next()),
+            Self::LastToken => one(rows.next_back()),
+            Self::Max => rows.fold(vec![f64::NEG_INFINITY; width], |mut most, row| {
+                most.iter_mut().zip(row).for_each(|(most, x)| *most = most.max(x));
+                most
+            }),
+            Self::Mean => {
+                let weight = 1.0 / rows.len() as f64;
+                rows.fold(vec![0.0; width], |mut mean, row| {
+                    mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x * weight);
+                    mean
+                })
+            }
+        }
+    }
+}
+
+/// Scales a vector to length 1. sentence-transformers divides by the norm, or by 1e-12 where it is smaller.
+pub(crate) fn normalize(vector: &mut [f64]) {
+    let norm = vector.iter().map(|x| x * x).sum::<f64>().sqrt().max(1e-12);
+    vector.iter_mut().for_each(|x| *x /= norm);
+}
+
+fn read_json(folder: &Path, file: &str) -> Result<Option<serde_json::Value>> {
+    files::read_optional(&folder.join(file))?.map(|text| files::parse(&text, file)).transpose()
+}
+
+#[cfg(test)]
+mod tests;

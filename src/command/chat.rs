@@ -1,0 +1,206 @@
+//! `sinew chat`.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use clap::Args;
+use sinew::models::{
+    ChatTemplate, Conversation, Finish, Generation, GenerationConfig, LanguageModel, LoadOptions, Session, one_line,
+};
+
+use super::sampling::Sampling;
+use super::{
+    Machine, Model, Outcome, Stepping, await_interrupts, complain, interrupted, megabytes, peak_rss_bytes, rate_text,
+};
+
+const HELP: &str = "\
+/reset  forget the conversation
+/stats  tokens, speed and memory so far
+/quit   leave, as does the end of the input
+/help   this list
+Ctrl-C ends an answer.";
+
+/// The longest line that is read as one message.
+const MAX_LINE_BYTES: u64 = 4 << 20;
+
+/// Talk with a model: a line of input is a message, and /help lists what else there is.
+#[derive(Debug, Args)]
+pub struct Chat {
+    #[command(flatten)]
+    model: Model,
+    /// What the model is told before the conversation.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Tokens of the whole conversation; what the model allows, at most 4096, if not given.
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    #[command(flatten)]
+    sampling: Sampling,
+    #[command(flatten)]
+    stepping: Stepping,
+}
+
+/// A conversation under way.
+struct Talk<'a> {
+    command: &'a Chat,
+    template: ChatTemplate,
+    config: GenerationConfig,
+    model: LanguageModel,
+    session: Session,
+    conversation: Conversation,
+    total: Total,
+}
+
+/// What all answers together took.
+#[derive(Default)]
+struct Total {
+    answers: usize,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    tokens: usize,
+    prefill: Duration,
+    decode: Duration,
+}
+
+impl Chat {
+    pub fn run(&self, machine: &Machine) -> Outcome {
+        // Before anything is loaded.
+        let template = ChatTemplate::from_folder(self.model.folder()?)?;
+        let config = GenerationConfig::from_folder(self.model.folder()?)?;
+        self.sampling.options(&config, 0, 0)?;
+        self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
+        self.model.tokenizer()?;
+        let options = LoadOptions { context: self.context, ..self.model.options(0, &self.stepping) };
+        let model = self.model.load(machine, &options)?;
+        let session = model.session();
+        let (conversation, total) = (self.beginning(), Total::default());
+        let mut talk = Talk { command: self, template, config, model, session, conversation, total };
+
+        let by_hand = std::io::stdin().is_terminal();
+        loop {
+            await_interrupts(false);
+            if by_hand {
+                // On the terminal and not in the output: the output is the answers.
+                let _ = write!(std::io::stderr(), "> ").and_then(|()| std::io::stderr().flush());
+            }
+            let Some(line) = read_line()? else { break };
+            match line.trim() {
+                "" => {}
+                "/quit" => break,
+                "/help" => println(HELP)?,
+                "/stats" => println(&talk.stats())?,
+                "/reset" => {
+                    talk.conversation = self.beginning();
+                }
+                command if command.starts_with('/') => {
+                    complain(&format!("error: there is no command `{command}`; /help lists those there are"));
+                }
+                _ => match talk.answer(&line) {
+                    Ok(()) => {}
+                    // The conversation is as before, so that one can go on. A program that writes to a pipe would not know.
+                    Err(error) if by_hand => complain(&format!("error: {}", one_line(&*error))),
+                    Err(error) => return Err(error),
+                },
+            }
+        }
+        await_interrupts(true);
+        Ok(())
+    }
+
+    fn beginning(&self) -> Conversation {
+        let empty = Conversation::default();
+        match &self.system {
+            Some(system) => empty.with("system", system),
+            None => empty,
+        }
+    }
+}
+
+impl Talk<'_> {
+    /// Prints the answer to a message. Without one, the message is not part of the conversation.
+    fn answer(&mut self, message: &str) -> Outcome {
+        let mut conversation = self.conversation.clone().with("user", message);
+        let text = self.template.render(&conversation)?;
+        // The template writes the special tokens itself.
+        let prompt = self.model.tokenizer()?.encode(&text, false)?;
+        let context = self.model.decoder().limits().context;
+        if prompt.len() >= context {
+            return Err(format!(
+                "the conversation has {} tokens, and the context {context}: /reset begins a new one",
+                prompt.len()
+            )
+            .into());
+        }
+        let options = self.command.sampling.options(&self.config, prompt.len(), context)?;
+        await_interrupts(true);
+        let mut out = std::io::stdout().lock();
+        let mut unwritten = None;
+        let answer = self.model.generate_in(&mut self.session, &prompt, &options, &mut |text| {
+            unwritten = write!(out, "{text}").and_then(|()| out.flush()).err();
+            if unwritten.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        if let Some(error) = unwritten {
+            return Err(error.into());
+        }
+        writeln!(out)?;
+        if answer.finish == Finish::Length && answer.tokens.len() < options.max_new_tokens {
+            complain(&format!("the context of {context} tokens is full: the answer is cut, /reset begins a new one"));
+        }
+        self.total.add(&answer);
+        conversation.push("assistant", &answer.text);
+        self.conversation = conversation;
+        Ok(())
+    }
+
+    fn stats(&self) -> String {
+        let total = &self.total;
+        let rate =
+            |tokens: usize, time: Duration| rate_text((!time.is_zero()).then(|| tokens as f64 / time.as_secs_f64()));
+        let run = total.prompt_tokens - total.cached_tokens;
+        format!(
+            "{} answers; context {} of {} tokens\nprompts {} tokens, {} of them from the cache, {} tokens/s\n\
+             answers {} tokens, {} tokens/s\npeak memory {}",
+            total.answers,
+            self.session.tokens().len(),
+            self.model.decoder().limits().context,
+            total.prompt_tokens,
+            total.cached_tokens,
+            rate(run, total.prefill),
+            total.tokens,
+            // The first token of each answer is its prompt's.
+            rate(total.tokens.saturating_sub(total.answers), total.decode),
+            megabytes(peak_rss_bytes()),
+        )
+    }
+}
+
+impl Total {
+    fn add(&mut self, answer: &Generation) {
+        self.answers += 1;
+        self.prompt_tokens += answer.prompt_tokens;
+        self.cached_tokens += answer.cached_tokens;
+        self.tokens += answer.tokens.len();
+        self.prefill += answer.prefill;
+        self.decode += answer.decode;
+    }
+}
+
+/// The next line of the input, without its end.
+fn read_line() -> Outcome<Option<String>> {
+    use std::io::Read;
+    let mut line = Vec::new();
+    std::io::stdin().lock().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.len() as u64 > MAX_LINE_BYTES {
+        return Err(format!("a line of the input has more than {} MiB", MAX_LINE_BYTES >> 20).into());
+    }
+    let line = String::from_utf8(line).map_err(|_| "a line of the input is not UTF-8")?;
+    Ok(Some(line.trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+fn println(text: &str) -> Outcome {
+    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
+}

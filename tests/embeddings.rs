@@ -1,0 +1,245 @@
+//! Embeddings: the same bits in any company, prompts, decoders over long texts, and the command on files of texts.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use sinew::models::pooling::EmbeddingConfig;
+use sinew::models::{Checkpoint, Load};
+use sinew::prelude::*;
+use tempfile::TempDir;
+
+const ENCODER: &str = "bert_hd20_f32_wordpiece";
+const DECODER: &str = "qwen3_embedding_no_prefix_gqa3_hd20_bf16";
+/// Encoders with learned positions, and with turned ones in windows.
+const OTHERS: [&str; 3] =
+    ["roberta_masked_lm_prefix_hd20_bf16", "modernbert_hd12_bf16", "modernbert_masked_lm_prefix_hd10_f32_old_config"];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn model(folder: &Path, dtype: Option<DType>) -> EmbeddingModel {
+    let options = WeightOptions { dtype, ..WeightOptions::default() };
+    EmbeddingModel::load(folder, &options).expect("the model loads")
+}
+
+fn bits(vectors: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    vectors.iter().map(|vector| vector.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+/// Texts of one word to `words`, long after short and short after long.
+fn texts(count: usize, words: usize) -> Vec<String> {
+    const WORDS: [&str; 7] = ["license", "the", "work", "of", "grants", "rights", "copyright"];
+    let text = |i: usize| -> Vec<&str> { (0..=i * 37 % words).map(|j| WORDS[(i + j * j) % WORDS.len()]).collect() };
+    (0..count).map(|i| text(i).join(" ")).collect()
+}
+
+fn assert_alone_as_in_a_batch(folder: &Path, dtype: Option<DType>) {
+    let mut model = model(folder, dtype);
+    let texts = texts(64, 60);
+    let together = bits(&model.embed(&texts).expect("the texts embed"));
+    for (text, expected) in texts.iter().zip(&together) {
+        assert_eq!(&bits(&model.embed(&[text]).expect("the text embeds"))[0], expected, "{text:?}");
+    }
+    let backwards: Vec<&String> = texts.iter().rev().collect();
+    let mut backwards = bits(&model.embed(&backwards).expect("the texts embed"));
+    backwards.reverse();
+    assert!(backwards == together, "the order of the texts changes bits");
+    let distinct = together.iter().filter(|&vector| *vector == together[0]).count();
+    assert_eq!(distinct, 1, "the texts have vectors of their own");
+}
+
+#[test]
+fn sixty_four_texts_have_the_bits_of_each_alone() {
+    for folder in [ENCODER, DECODER].map(fixture) {
+        for dtype in [Some(DType::F32), Some(DType::BF16)] {
+            assert_alone_as_in_a_batch(&folder, dtype);
+        }
+    }
+    // all-MiniLM-L6-v2, where whoever runs the test has it.
+    if let Some(folder) = std::env::var_os("SINEW_MINILM") {
+        assert_alone_as_in_a_batch(Path::new(&folder), None);
+    }
+}
+
+#[test]
+fn sixty_four_texts_as_tokens_have_the_bits_of_each_alone() {
+    for name in OTHERS {
+        let mut model = model(&fixture(name), None);
+        let texts: Vec<Vec<u32>> =
+            (0..64usize).map(|i| (0..=i * 37 % 60).map(|j| ((i * 31 + j * 17) % 300) as u32).collect()).collect();
+        let together = bits(&model.embed_tokens(&texts).expect("the texts embed"));
+        for (text, expected) in texts.iter().zip(&together) {
+            let alone = model.embed_tokens(std::slice::from_ref(text)).expect("the text embeds");
+            assert_eq!(&bits(&alone)[0], expected, "{name}: {} tokens", text.len());
+        }
+    }
+}
+
+/// A copy of a fixture in which files are others.
+fn changed(name: &str, files: &[(&str, &str)]) -> TempDir {
+    let copy = tempfile::tempdir().expect("a folder");
+    let mut folders = vec![PathBuf::new()];
+    while let Some(inside) = folders.pop() {
+        for entry in fs::read_dir(fixture(name).join(&inside)).expect("the fixture is there") {
+            let entry = entry.expect("the fixture is there");
+            let path = inside.join(entry.file_name());
+            if entry.path().is_dir() {
+                fs::create_dir(copy.path().join(&path)).expect("a new folder");
+                folders.push(path);
+            } else {
+                fs::copy(entry.path(), copy.path().join(path)).expect("copied");
+            }
+        }
+    }
+    for (file, text) in files {
+        let path = copy.path().join(file);
+        fs::create_dir_all(path.parent().expect("inside")).expect("created");
+        fs::write(path, text).expect("written");
+    }
+    copy
+}
+
+const PROMPTS: &str = r#"{"prompts": {"query": "the work of ", "none": ""}, "default_prompt_name": "query"}"#;
+
+#[test]
+fn a_prompt_stands_before_the_text_and_may_be_left_out_of_the_pooling() {
+    let folder = changed(ENCODER, &[("config_sentence_transformers.json", PROMPTS)]);
+    let mut with = model(folder.path(), None);
+    let spelled = bits(&with.embed_as("none", &["the work of rights"]).expect("the text embeds"));
+    assert_eq!(bits(&with.embed_as("query", &["rights"]).expect("the text embeds")), spelled);
+    assert_eq!(bits(&with.embed(&["rights"]).expect("the text embeds")), spelled);
+    assert_ne!(bits(&with.embed_as("none", &["rights"]).expect("the text embeds")), spelled);
+    assert!(with.embed_as("title", &["rights"]).expect_err("no such prompt").to_string().contains("title"));
+
+    let pooling = r#"{"pooling_mode": "mean", "include_prompt": false}"#;
+    let modules = r#"[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}]"#;
+    let prompts = ("config_sentence_transformers.json", PROMPTS);
+    let folder = changed(ENCODER, &[prompts, ("modules.json", modules), ("1_Pooling/config.json", pooling)]);
+    let mut without = model(folder.path(), None);
+    assert!(!EmbeddingConfig::from_folder(folder.path()).expect("valid").include_prompt);
+    let tokenizer = sinew::models::Tokenizer::from_folder(folder.path()).expect("the tokenizer loads");
+    let tokens = tokenizer.encode("the work of rights", true).expect("the text encodes");
+    // [CLS] and the prompt, without its [SEP].
+    let prompt = tokenizer.encode("the work of ", true).expect("the prompt encodes").len() - 1;
+    let width = without.hidden_size();
+    let states = without.hidden_states(&tokens).expect("the tokens are valid");
+    let vector = &without.embed(&["rights"]).expect("the text embeds")[0];
+    for (i, x) in vector.iter().enumerate() {
+        let rows = states.chunks_exact(width).skip(prompt).map(|row| f64::from(row[i]));
+        let mean = rows.sum::<f64>() / (tokens.len() - prompt) as f64;
+        assert!((f64::from(*x) - mean).abs() < 1e-6, "{x} for {mean}");
+    }
+}
+
+/// A text of several steps against the logits of a language model with the same weights, whose head is the embedding.
+#[test]
+fn a_decoder_embeds_a_text_longer_than_a_pass() {
+    const TOKENS: usize = 2500;
+    let config = fs::read_to_string(fixture(DECODER).join("config.json")).expect("the config is there");
+    let config = config
+        .replace(r#""max_position_embeddings": 256"#, r#""max_position_embeddings": 4096"#)
+        .replace(r#""tie_word_embeddings": false"#, r#""tie_word_embeddings": true"#);
+    let folder = changed(DECODER, &[("config.json", &config)]);
+    let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| (i * 7919 + 3) % 1003).collect();
+    let mut embedding = model(folder.path(), Some(DType::F32));
+    let width = embedding.hidden_size();
+    // A short text before and after: the cache grows in between.
+    let short = bits(&embedding.embed_tokens(&[tokens[..9].to_vec()]).expect("the text embeds"));
+    let states = embedding.hidden_states(&tokens).expect("the tokens are valid");
+    assert_eq!(states.len(), TOKENS * width);
+    let vectors = embedding.embed_tokens(&[tokens.clone(), tokens[..9].to_vec()]).expect("the texts embed");
+    assert_eq!(bits(&vectors[1..]), short);
+    let last = &states[(TOKENS - 1) * width..];
+    let norm = last.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    let expected: Vec<f32> = last.iter().map(|x| (f64::from(*x) / norm) as f32).collect();
+    assert_eq!(vectors[0], expected);
+
+    let checkpoint = Checkpoint::open(folder.path(), Load::Mmap).expect("the fixture opens");
+    let table = checkpoint.tensor("embed_tokens.weight").expect("the embedding is there");
+    let table: Vec<f64> = table
+        .bytes
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .map(|b| f64::from(f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)))
+        .collect();
+    let weights = WeightOptions { dtype: Some(DType::F32), ..WeightOptions::default() };
+    let options = LoadOptions { weights, context: Some(TOKENS), ..LoadOptions::default() };
+    let mut language = LanguageModel::load(folder.path(), &options).expect("the fixture loads");
+    let mut row = 0;
+    language
+        .logits(&tokens, &mut |logits| {
+            for logits in logits.chunks_exact(1003) {
+                let state = &states[row * width..(row + 1) * width];
+                // Every row would take long; these are on both sides of where steps meet.
+                if row % 512 < 2 || row + 1 == TOKENS {
+                    for (token, logit) in logits.iter().enumerate() {
+                        let vector = &table[token * width..(token + 1) * width];
+                        let product: f64 = vector.iter().zip(state).map(|(a, b)| a * f64::from(*b)).sum();
+                        assert!((product - f64::from(*logit)).abs() < 1e-4, "row {row}: {product} for {logit}");
+                    }
+                }
+                row += 1;
+            }
+            Ok(())
+        })
+        .expect("the tokens are valid");
+    assert_eq!(row, TOKENS);
+}
+
+#[test]
+fn a_decoder_that_no_file_calls_an_embedding_model_is_refused() {
+    let folder = fixture("qwen3_gqa3_hd80_bf16_tied");
+    assert!(!EmbeddingModel::describes(&folder).expect("the config is valid"));
+    let error = EmbeddingModel::load(&folder, &WeightOptions::default()).expect_err("nothing says how to pool");
+    assert!(error.one_line().contains("qwen3") && error.one_line().contains("modules.json"), "{}", error.one_line());
+}
+
+fn embed(arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_sinew"))
+        .args(["embed", "--model"])
+        .arg(fixture(DECODER))
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("the input is taken");
+    child.wait_with_output().expect("the command ends")
+}
+
+fn lines(output: &Output) -> Vec<String> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_command_takes_texts_from_a_file_or_standard_input() {
+    let expected = lines(&embed(&["--", "first text", "second", "", "fourth, longer than the others"], ""));
+    assert_eq!(expected.len(), 4);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("texts");
+    fs::write(&file, "second\r\n\nfourth, longer than the others").expect("written");
+    let file = file.to_str().expect("the path is UTF-8");
+    assert_eq!(lines(&embed(&["--file", file, "first text"], "")), expected);
+    let input = "first text\nsecond\n\nfourth, longer than the others\n";
+    assert_eq!(lines(&embed(&["--file", "-"], input)), expected);
+
+    let prompted = lines(&embed(&["--prompt-name", "query", "second"], ""));
+    assert_ne!(prompted[0], expected[1]);
+    for (arguments, word) in [
+        (&["--prompt-name", "title", "x"][..], "title"),
+        (&["--file", "/nowhere/texts"], "/nowhere/texts"),
+        (&["--file", "/"], "cannot read /"),
+        (&[], "TEXT"),
+    ] {
+        let output = embed(arguments, "");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?} succeeded");
+        assert!(stderr.trim_end().lines().count() == 1 && stderr.contains(word), "{arguments:?}: {stderr}");
+    }
+}
