@@ -371,17 +371,19 @@ fn configs_with_absurd_fields() {
     }
 }
 
+type Damage = fn(&Path);
+
 #[test]
 fn text_files_that_are_damaged() {
-    let damages: [(&str, &dyn Fn(&Path)); 8] = [
-        ("empty", &|path| fs::write(path, "").expect("written")),
-        ("no JSON", &|path| fs::write(path, "{\"a\": tru").expect("written")),
-        ("no UTF-8", &|path| fs::write(path, b"{\"a\": \"\xff\"}").expect("written")),
-        ("another type", &|path| fs::write(path, "[1, 2]").expect("written")),
-        ("deep JSON", &|path| fs::write(path, nested(1_000_000)).expect("written")),
-        ("zeros without end", &|path| File::create(path).and_then(|file| file.set_len(1 << 40)).expect("made")),
-        ("a folder", &|path| fs::create_dir(path).expect("created")),
-        ("many values", &|path| fs::write(path, format!("[{}0]", "0,".repeat(2_000_000))).expect("written")),
+    let damages: [(&str, Damage); 8] = [
+        ("empty", |path| fs::write(path, "").expect("written")),
+        ("no JSON", |path| fs::write(path, "{\"a\": tru").expect("written")),
+        ("no UTF-8", |path| fs::write(path, b"{\"a\": \"\xff\"}").expect("written")),
+        ("another type", |path| fs::write(path, "[1, 2]").expect("written")),
+        ("deep JSON", |path| fs::write(path, nested(1_000_000)).expect("written")),
+        ("zeros without end", |path| File::create(path).and_then(|file| file.set_len(1 << 40)).expect("made")),
+        ("a folder", |path| fs::create_dir(path).expect("created")),
+        ("many values", |path| fs::write(path, format!("[{}0]", "0,".repeat(2_000_000))).expect("written")),
     ];
     for (what, damage) in damages {
         let refused = |fixture: &str, file: &str, commands: &[&[&str]]| {

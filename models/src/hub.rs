@@ -11,7 +11,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, INDEX, SINGLE};
+use crate::checkpoint::{self, SINGLE};
 use crate::error::{Error, Result};
 
 #[cfg(feature = "hub")]

@@ -58,7 +58,9 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
     let threads = machine.threads.unwrap_or_else(system::available_threads);
     let folder = |path: Option<&Path>| path.map_or("none".to_owned(), |path| path.display().to_string());
     let argument = |given: bool, name: &str| if given { name.to_owned() } else { "default".to_owned() };
-    let mut settings = vec![
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    let kernels = folder(sinew::memory::KernelCache::of_user().folder());
+    Ok(vec![
         Setting {
             name: "device",
             value: machine.device.clone(),
@@ -97,14 +99,9 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
             ],
         ),
         set("hub offline", if hub.offline { "yes" } else { "no" }.to_owned(), &[variables::OFFLINE]),
-    ];
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    settings.push(set(
-        "kernel cache",
-        folder(sinew::memory::KernelCache::of_user().folder()),
-        &["XDG_CACHE_HOME", "HOME"],
-    ));
-    Ok(settings)
+        #[cfg(any(feature = "cuda", feature = "wgpu"))]
+        set("kernel cache", kernels, &["XDG_CACHE_HOME", "HOME"]),
+    ])
 }
 
 /// A setting that the environment decides.

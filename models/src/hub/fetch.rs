@@ -16,7 +16,8 @@ use ureq::Agent;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode, header};
 
-use super::{CONFIG, FILES, Hub, INDEX, Id, Progress, Repository, SINGLE, is_hash, variables};
+use super::{CONFIG, FILES, Hub, Id, Progress, Repository, SINGLE, is_hash, variables};
+use crate::checkpoint::INDEX;
 use crate::error::{Error, Result, one_line};
 
 /// A host that does not answer is given up after this; a slow one is not, as long as it sends something.
