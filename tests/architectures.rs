@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use sinew::models::config::{FeedForward, RopeScaling};
+use sinew::models::config::{FeedForward, Positions, RopeScaling};
 use sinew::models::load::main_dtype;
-use sinew::models::{Checkpoint, DecoderConfig, Load, ModelConfig, architectures};
+use sinew::models::{Checkpoint, DecoderConfig, EncoderConfig, Load, ModelConfig, architectures};
 use sinew_conformance::parity;
 
 const START: &str = "<!-- architectures: written by tests/architectures.rs -->\n";
@@ -26,7 +26,11 @@ fn root() -> &'static Path {
 
 /// What a fixture's config asks for beyond plain Llama or BERT.
 fn features(config: &ModelConfig) -> Vec<&'static str> {
-    let ModelConfig::Decoder(config) = config else { return Vec::new() };
+    let config = match config {
+        ModelConfig::Decoder(config) => config,
+        ModelConfig::Encoder(config) => return encoder_features(config),
+        _ => return Vec::new(),
+    };
     let mut features: Vec<&'static str> = config.ropes.iter().map(|rope| rope_name(&rope.scaling)).collect();
     let mut add = |there: bool, name| features.extend(there.then_some(name));
     add(config.ropes.iter().any(|rope| rope.partial_rotary_factor != 1.0), "partial rope");
@@ -39,6 +43,16 @@ fn features(config: &ModelConfig) -> Vec<&'static str> {
     add(config.parallel_residual, "parallel residual");
     add(config.qkv_bias || config.o_bias || config.mlp_bias, "biases");
     add(config.qk_norm.is_some(), "norms of q and k");
+    features
+}
+
+fn encoder_features(config: &EncoderConfig) -> Vec<&'static str> {
+    let mut features = vec![match config.positions {
+        Positions::Rotary { .. } => "two ropes",
+        _ => "learned positions",
+    }];
+    features.extend(config.window.iter().any(Option::is_some).then_some("windows"));
+    features.extend((config.attention_bias || config.mlp_bias || config.norm_bias).then_some("biases"));
     features
 }
 

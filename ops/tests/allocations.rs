@@ -115,6 +115,7 @@ impl Layers {
             scale: 0.125,
             causal: true,
             window: None,
+            softcap: None,
             block_size: Some(BLOCK),
             mask: None,
         };
