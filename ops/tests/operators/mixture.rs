@@ -58,7 +58,7 @@ impl Mixture {
             hidden,
             inner,
             gated,
-            renormalize: seed % 2 == 0,
+            renormalize: seed.is_multiple_of(2),
             dtype,
             inside: (0..inside).map(|_| normal(&mut random, inner * hidden, dtype, scale)).collect(),
             down: (0..experts).map(|_| normal(&mut random, hidden * inner, dtype, scale)).collect(),
