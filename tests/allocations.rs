@@ -16,7 +16,15 @@ const STEPS: usize = 60;
 // One test alone in its file: a second would be counted too.
 #[test]
 fn a_steady_decode_step_allocates_nothing() {
-    for fixture in ["llama3_rope_gqa3_hd20_bf16_tied_bpe", "qwen3_gqa3_hd20_f32_untied_biases_old_config"] {
+    for fixture in [
+        "llama3_rope_gqa3_hd20_bf16_tied_bpe",
+        "qwen3_gqa3_hd20_f32_untied_biases_old_config",
+        "gemma2_gqa3_hd20_bf16",
+        "gpt2_hd12_bf16_scaled_by_layer",
+        "gpt_neox_parallel_quarter_rotary_hd16_bf16",
+        "mixtral_5experts_window_gqa3_hd20_bf16",
+        "olmo3_yarn_on_full_layers_mha3_hd12_f32_old_config",
+    ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
         let options = LoadOptions { max_sequences: SEQUENCES, ..LoadOptions::default() };
         let mut model = LanguageModel::load(folder, &options).expect("the fixture loads");

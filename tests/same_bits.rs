@@ -1,7 +1,7 @@
 //! A sequence gets the same bits in any prefill chunking, on any number of threads, from any block size, and beside any
 //! neighbours, through the rows that are chosen by default.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::kernels::Registry;
@@ -10,6 +10,7 @@ use sinew::models::decoder::Steps;
 use sinew::models::{Checkpoint, Load, ModelConfig};
 use sinew::ops::Policy;
 use sinew::prelude::*;
+use sinew_conformance::parity;
 
 const FIXTURE: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 
@@ -123,5 +124,59 @@ fn neighbours_in_a_batch_change_no_bit() {
             together.iter_mut().zip(rows.chunks(vocab)).for_each(|(all, row)| all.extend(row));
         }
         assert!(alone == together, "{dtype}");
+    }
+}
+
+/// The decoders among the fixtures: every architecture, window, rotary embedding and mixture of experts.
+fn decoders() -> Vec<PathBuf> {
+    let fixtures = parity::fixtures(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
+    let decoders = fixtures.expect("the fixtures are there").into_iter().filter(|folder| {
+        let config = ModelConfig::from_folder(folder).expect("the config is valid");
+        config.as_decoder().is_ok() && !folder.join("modules.json").exists()
+    });
+    decoders.collect()
+}
+
+#[test]
+fn every_architecture_has_the_same_bits_in_chunks_and_beside_others() {
+    const TOKENS: usize = 47;
+    let decoders = decoders();
+    assert!(decoders.len() > 30, "{} decoders", decoders.len());
+    for folder in decoders {
+        let load = |prefill_chunk, block_size, max_sequences, threads| {
+            let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
+            let ctx = Context::new(device, Arc::new(Registry::standard()), Policy::default()).expect("a context");
+            let context = Some(TOKENS);
+            let weights = WeightOptions::default();
+            let options = LoadOptions { weights, context, prefill_chunk, block_size, max_sequences, max_logits: 64 };
+            LanguageModel::load_on(Arc::new(ctx), &folder, &options, &mut |_, _| {}).expect("the fixture loads")
+        };
+        let all = |mut model: LanguageModel, tokens: &[u32]| {
+            let mut all = Vec::new();
+            model
+                .logits(tokens, &mut |rows| {
+                    all.extend(bits(rows));
+                    Ok(())
+                })
+                .expect("the tokens are valid");
+            all
+        };
+        let vocab = load(64, 16, 1, 2).decoder().config().vocab_size;
+        let tokens: Vec<u32> = (0..TOKENS).map(|i| ((i * 7919 + 3) % vocab) as u32).collect();
+        let name = parity::name(&folder);
+        let whole = all(load(64, 16, 1, 2), &tokens);
+        assert!(whole == all(load(7, 5, 1, 1), &tokens), "{name}: chunks of 7 change bits");
+
+        let mut model = load(64, 16, 3, 2);
+        let (last, before) = tokens.split_last().expect("there are tokens");
+        let mut sequences: Vec<_> = (0..3).map(|_| model.sequence()).collect();
+        for (i, sequence) in sequences.iter_mut().enumerate() {
+            // The middle one is that of before; those beside it are others.
+            let others: Vec<u32> = before.iter().take(20 + i).map(|token| (token + 1) % vocab as u32).collect();
+            model.prefill(sequence, if i == 1 { before } else { &others }).expect("a valid prompt");
+        }
+        let together = bits(model.decode(&mut sequences, &[5, *last, 9]).expect("valid tokens"));
+        let (row, expected) = (&together[vocab..2 * vocab], &whole[(TOKENS - 1) * vocab..]);
+        assert!(row == expected, "{name}: sequences beside it change bits");
     }
 }

@@ -10,7 +10,7 @@ use crate::load::Loader;
 /// What follows attention in a layer.
 #[derive(Debug)]
 pub(super) enum FeedForward {
-    Dense(Dense),
+    Dense(Box<Dense>),
     Experts(Box<Experts>),
 }
 
@@ -24,7 +24,7 @@ impl FeedForward {
         rows: usize,
     ) -> Result<Self> {
         Ok(match layer.feed_forward {
-            Kind::Dense { width } => Self::Dense(Dense::load(loader, config, width, at, rows)?),
+            Kind::Dense { width } => Self::Dense(Box::new(Dense::load(loader, config, width, at, rows)?)),
             Kind::Experts(experts) => Self::Experts(Box::new(Experts::load(loader, config, experts, at, rows)?)),
         })
     }

@@ -36,6 +36,7 @@ fn operands_of_too_few_dimensions_are_errors() {
         scale: 1.0,
         causal: true,
         window: None,
+        softcap: None,
         block_size: None,
         mask: None,
     };
