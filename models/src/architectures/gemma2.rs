@@ -1,9 +1,11 @@
 //! Gemma 2 (Gemma Team 2024): norms on both sides of each sublayer, bounded scores and logits, and windows in every
 //! other layer.
 
-use super::{Architecture, TensorNames, llama};
+use super::{Architecture, llama};
 use crate::config::fields::{LayerType, read_layer_types, read_window};
-use crate::config::{DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, RopeConfig, RopeDefaults};
+use crate::config::{
+    DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, RopeConfig, RopeDefaults, TensorNames,
+};
 use crate::error::Result;
 use crate::files::Fields;
 

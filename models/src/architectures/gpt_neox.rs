@@ -1,8 +1,10 @@
 //! GPT-NeoX and Pythia (Black et al. 2022): layer norms, attention and feed-forward side by side, and a part of each
 //! head rotated.
 
-use super::{Architecture, Qkv, TensorNames, Up, llama};
-use crate::config::{DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, RopeConfig, RopeDefaults};
+use super::{Architecture, llama};
+use crate::config::{
+    DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, Qkv, RopeConfig, RopeDefaults, TensorNames, Up,
+};
 use crate::error::Result;
 use crate::files::Fields;
 

@@ -1,7 +1,7 @@
 //! Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): the pattern that most decoders follow.
 
-use super::{Architecture, Experts, Qkv, TensorNames, Up};
-use crate::config::{DecoderConfig, Defaults, ModelConfig, RopeDefaults};
+use super::Architecture;
+use crate::config::{DecoderConfig, Defaults, Experts, ModelConfig, Qkv, RopeDefaults, TensorNames, Up};
 use crate::error::Result;
 use crate::files::Fields;
 

@@ -1,8 +1,8 @@
 //! OLMo 2 (OLMo Team 2025): Llama whose norms are of what a sublayer adds, not of what it reads, and of all queries and
 //! all keys of a token.
 
-use super::{Architecture, TensorNames, llama};
-use crate::config::{DecoderConfig, Defaults, ModelConfig, QkNorm};
+use super::{Architecture, llama};
+use crate::config::{DecoderConfig, Defaults, ModelConfig, QkNorm, TensorNames};
 use crate::error::Result;
 use crate::files::Fields;
 

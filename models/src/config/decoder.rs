@@ -7,8 +7,8 @@ use safetensors::Dtype;
 use sinew_ops::layers::Activation;
 
 use super::fields::{MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, derived_head_dim, product, read_dtype, read_eps, token_ids};
+use super::names::TensorNames;
 use super::{RopeConfig, RopeDefaults, RopeScaling};
-use crate::architectures::TensorNames;
 use crate::error::{Error, Result};
 use crate::files::{self, Fields};
 
@@ -313,6 +313,10 @@ impl DecoderConfig {
     /// Checks what the parts of an architecture make together. So that later products need no check, sizes whose weights
     /// could not be addressed are refused.
     pub(crate) fn check(&self, config: &Fields<'_>) -> Result<()> {
+        debug_assert!(
+            self.experts().is_none() || self.names.mlp_output_norm.is_none(),
+            "experts are added as they are"
+        );
         for layer in &self.layers {
             if layer.feed_forward.width() == 0 {
                 return Err(config.problem("intermediate_size", "is missing"));

@@ -44,6 +44,7 @@ fn gemma_3_inside_a_model_that_sees_images_leaves_out_what_is_usual() {
     assert_eq!((config.attention_softcap, config.logit_softcap), (None, None));
     assert!(config.tie_word_embeddings);
     assert_eq!(config.layers[0].attention_scale, 1.0 / 16.0);
+    assert_eq!(config.eos_token_ids, [1, 106]);
 }
 
 #[test]
