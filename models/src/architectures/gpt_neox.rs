@@ -39,8 +39,8 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     model.num_key_value_heads = model.num_attention_heads;
     model.norm = NormKind::Layer;
     model.parallel_residual = config.flag("use_parallel_residual")?.unwrap_or(true);
-    let attention_bias = config.flag("attention_bias")?.unwrap_or(true);
-    (model.qkv_bias, model.o_bias, model.mlp_bias) = (attention_bias, attention_bias, true);
+    model.read_attention_bias(config, true)?;
+    model.mlp_bias = true;
     model.add_rope(RopeConfig::read(config, DEFAULTS.rope, model.max_position_embeddings)?);
     Ok(ModelConfig::Decoder(model))
 }

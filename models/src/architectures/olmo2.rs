@@ -27,7 +27,6 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
 
 pub(super) fn read_attention(config: &Fields<'_>, model: &mut DecoderConfig) -> Result<()> {
     model.qk_norm = Some(QkNorm::Token);
-    let attention_bias = config.flag("attention_bias")?.unwrap_or(false);
-    (model.qkv_bias, model.o_bias) = (attention_bias, attention_bias);
+    model.read_attention_bias(config, false)?;
     Ok(())
 }
