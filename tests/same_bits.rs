@@ -167,7 +167,7 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others() {
             all
         };
         let tokens: Vec<u32> = (0..length).map(|i| ((i * 7919 + 3) % vocab) as u32).collect();
-        let name = parity::name(&folder);
+        let name = parity::name(folder.path());
         let whole = all(load(64, 16, 1, 2), &tokens);
         assert!(whole == all(load(7, 5, 1, 1), &tokens), "{name}: chunks of 7 change bits");
 

@@ -234,9 +234,12 @@ impl Checkpoint {
         self.tensors.iter().filter(|(_, entry)| !entry.used.load(Ordering::Relaxed)).map(|(name, _)| name.as_str())
     }
 
-    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs.
-    pub fn report_unused(&self) {
-        let unused: Vec<&str> = self.unused().collect();
+    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs. Those whose names end with
+    /// one of `spare` are known not to be needed.
+    pub fn report_unused(&self, spare: &[&str]) {
+        let ends =
+            |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let unused: Vec<&str> = self.unused().filter(|name| !spare.iter().any(|end| ends(name, end))).collect();
         if unused.is_empty() {
             return;
         }
