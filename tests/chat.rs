@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use sinew::models::{ChatTemplate, Conversation, Generation, Session, TextStream, Tokenizer, stop};
+use sinew::models::{Conversation, Generation, Session, TextStream, Tokenizer, stop};
 use sinew::prelude::*;
 
 fn folder() -> PathBuf {

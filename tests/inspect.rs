@@ -124,5 +124,6 @@ fn tensors_that_a_model_does_not_use_are_a_warning() {
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     // A pooler that only tasks use that are not here, and masks that every model of the kind computes.
     assert_eq!(warnings("bert_hd20_f32_wordpiece", &["embed", "a text"]), "");
-    assert_eq!(warnings("gpt2_no_prefix_hd12_f32_with_masks_old_config", &generate), "");
+    let stderr = warnings("gpt2_no_prefix_hd12_f32_with_masks_old_config", &generate);
+    assert!(!stderr.contains("not used"), "{stderr}");
 }
