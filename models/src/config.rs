@@ -4,10 +4,8 @@
 //! so that a layer asks the description and never the name of the model. The names are those of `config.json`.
 //! What is not implemented is refused here, before anything large is read.
 
-use std::path::Path;
-
 use crate::error::{Error, Result};
-use crate::files;
+use crate::folder::{FileName, Folder};
 
 mod decoder;
 mod encoder;
@@ -34,24 +32,18 @@ pub enum ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` in `folder`, and the end tokens in `generation_config.json` where there is one.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Input`] for a path that is a file, [`Error::Io`] and [`Error::Json`] for a file that cannot be read,
-    /// [`Error::Config`] for a field that is missing or impossible, [`Error::Unsupported`] for a model that is not
-    /// implemented.
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
-        if folder.is_file() {
-            let path = folder.display();
+    /// Reads `config.json`, and the end tokens in `generation_config.json` where there is one.
+    pub(crate) fn read(folder: &Folder) -> Result<Self> {
+        let path = folder.path();
+        if path.is_file() {
+            let path = path.display();
             return Err(Error::Input(format!(
                 "{path} is a file; a folder with config.json and safetensors is expected"
             )));
         }
-        let mut config = Self::from_json(&files::read_text(&folder.join("config.json"))?)?;
+        let mut config = Self::from_json(&folder.text(FileName::CONFIG)?)?;
         if let ModelConfig::Decoder(decoder) = &mut config
-            && let Some(text) = files::read_optional(&folder.join("generation_config.json"))?
+            && let Some(text) = folder.text_if_present(FileName::GENERATION_CONFIG)?
         {
             decoder.add_generation_config(&text)?;
         }

@@ -163,7 +163,7 @@ impl Decoder {
         let norm_dtypes = [DType::F32, if head.is_some() { precision.activations } else { DType::F32 }];
         let norm_name = format!("{prefix}{}", names.norm);
         let norm = loader.norm(&norm_name, hidden, config.norm, config.norm_eps, norm_dtypes, rows)?;
-        loader.finish();
+        loader.finish(names.spare);
         Ok(Self {
             config: config.clone(),
             precision,

@@ -103,7 +103,7 @@ impl Encoder {
             true => Some(norm(loader, config, &format!("{prefix}{}", names.final_norm), max_rows)?),
             false => None,
         };
-        loader.finish();
+        loader.finish(names.spare);
         Ok(Self {
             config: config.clone(),
             precision: loader.precision(),

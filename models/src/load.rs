@@ -391,9 +391,9 @@ impl<'a> Loader<'a> {
         Ok(values)
     }
 
-    /// Ends loading: tensors that nothing asked for are reported.
-    pub fn finish(&mut self) {
-        self.checkpoint.report_unused();
+    /// Ends loading: tensors that nothing asked for are reported, but those whose names end with one of `spare`.
+    pub fn finish(&mut self, spare: &[&str]) {
+        self.checkpoint.report_unused(spare);
         (self.progress)(self.total, self.total);
     }
 }

@@ -20,6 +20,7 @@ const NAMES: TensorNames = TensorNames {
     down: "mlp.c_proj",
     norm: "ln_f",
     transposed: true,
+    spare: &["attn.bias", "attn.masked_bias"],
     ..llama::NAMES
 };
 

@@ -20,6 +20,7 @@ const NAMES: TensorNames = TensorNames {
     down: "mlp.dense_4h_to_h",
     norm: "final_layer_norm",
     heads: &["embed_out"],
+    spare: &["attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"],
     ..llama::NAMES
 };
 

@@ -31,6 +31,7 @@ pub(super) const NAMES: TensorNames = TensorNames {
     norm: "norm",
     heads: &["lm_head"],
     transposed: false,
+    spare: &["rotary_emb.inv_freq"],
 };
 
 pub(super) const DEFAULTS: Defaults = Defaults {

@@ -6,6 +6,7 @@ use crate::config::ModelConfig;
 use crate::config::fields::refuse_quantized;
 use crate::error::{Error, Result};
 use crate::files::{self, Fields};
+use crate::folder::FileName;
 
 mod bert;
 mod gemma2;
@@ -80,9 +81,10 @@ impl ModelConfig {
     ///
     /// # Errors
     ///
-    /// As [`from_folder`](Self::from_folder), but for the files.
+    /// [`Error::Json`] for what is no JSON, [`Error::Config`] for a field that is missing or impossible,
+    /// [`Error::Unsupported`] for a model that is not implemented.
     pub fn from_json(text: &str) -> Result<Self> {
-        let file = "config.json";
+        let file = FileName::CONFIG.as_str();
         let value = files::parse(text, file)?;
         let fields = Fields::of(&value, file, "")?;
         let model_type = fields.required("model_type", fields.text("model_type")?)?;

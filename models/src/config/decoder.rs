@@ -14,6 +14,7 @@ use super::names::TensorNames;
 use super::{RopeConfig, RopeDefaults, RopeScaling};
 use crate::error::{Error, Result};
 use crate::files::{self, Fields};
+use crate::folder::FileName;
 
 /// A causal language model: embedding, layers of attention and feed-forward, norm, head.
 #[derive(Debug, Clone, PartialEq)]
@@ -386,7 +387,7 @@ impl DecoderConfig {
     ///
     /// [`Error::Json`] and [`Error::Config`], as for the config.
     pub fn add_generation_config(&mut self, text: &str) -> Result<()> {
-        let file = "generation_config.json";
+        let file = FileName::GENERATION_CONFIG.as_str();
         let value = files::parse(text, file)?;
         let fields = Fields::of(&value, file, "")?;
         for id in token_ids(&fields, "eos_token_id", self.vocab_size)? {

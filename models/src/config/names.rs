@@ -31,6 +31,8 @@ pub(crate) struct TensorNames {
     pub heads: &'static [&'static str],
     /// Whether matrices of layers are `[inputs, outputs]`.
     pub transposed: bool,
+    /// Ends of the whole names of tensors that are not needed: tables that transformers once saved and now computes.
+    pub spare: &'static [&'static str],
 }
 
 /// The matrices of queries, keys and values.
@@ -94,4 +96,7 @@ pub(crate) struct EncoderNames {
     pub mlp_norm: &'static str,
     /// The norm at the end, where norms come first.
     pub final_norm: &'static str,
+    /// Ends of the whole names of tensors that are not needed, as in [`TensorNames`], and of what follows the last
+    /// hidden states.
+    pub spare: &'static [&'static str],
 }
