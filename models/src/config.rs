@@ -6,23 +6,22 @@
 
 use std::path::Path;
 
-use crate::architectures;
 use crate::error::{Error, Result};
-use crate::files::{self, Fields};
+use crate::files;
 
 mod decoder;
 mod encoder;
 pub(crate) mod fields;
+mod names;
 mod rope;
 
 pub use decoder::{DecoderConfig, ExpertsConfig, FeedForward, LayerConfig, NormKind, QkNorm};
 pub(crate) use decoder::{Defaults, FieldNames};
+pub(crate) use encoder::EncoderDefaults;
 pub use encoder::{EncoderConfig, Positions};
-pub(crate) use encoder::{EncoderDefaults, EncoderNames};
+pub(crate) use names::{EncoderNames, Experts, Qkv, TensorNames, Up};
 pub(crate) use rope::RopeDefaults;
 pub use rope::{RopeConfig, RopeScaling};
-
-use self::fields::refuse_quantized;
 
 /// The description of a model, from its `config.json`.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,42 +56,6 @@ impl ModelConfig {
             decoder.add_generation_config(&text)?;
         }
         Ok(config)
-    }
-
-    /// Reads the text of a `config.json`.
-    ///
-    /// ```
-    /// use sinew_models::ModelConfig;
-    ///
-    /// let text = r#"{"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
-    ///     "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
-    ///     "vocab_size": 151936, "rope_theta": 1000000.0, "tie_word_embeddings": true}"#;
-    /// let ModelConfig::Decoder(config) = ModelConfig::from_json(text)? else { panic!("qwen2 is a decoder") };
-    /// assert_eq!(config.head_dim, 64);
-    /// assert!(config.qkv_bias && !config.o_bias && config.qk_norm.is_none());
-    /// # Ok::<(), sinew_models::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`from_folder`](Self::from_folder), but for the files.
-    pub fn from_json(text: &str) -> Result<Self> {
-        let file = "config.json";
-        let value = files::parse(text, file)?;
-        let fields = Fields::of(&value, file, "")?;
-        let model_type = fields.required("model_type", fields.text("model_type")?)?;
-        let Some(architecture) = architectures::find(model_type) else {
-            return Err(Error::Unsupported {
-                what: format!("model_type `{}`", model_type.escape_debug()),
-                supported: architectures::supported(),
-            });
-        };
-        refuse_quantized(&fields)?;
-        let model = (architecture.read)(&fields)?;
-        if let ModelConfig::Decoder(decoder) = &model {
-            decoder.check(&fields)?;
-        }
-        Ok(model)
     }
 
     /// The decoder that it describes.

@@ -308,7 +308,7 @@ proptest::proptest! {
             json!(null), json!(0), json!(1), json!(-1), json!(u64::MAX), json!(i32::MAX), json!(1e308),
             json!(true), json!("yarn"), json!([]), json!({}), json!({"rope_type": "yarn", "factor": 1e-300}),
         ];
-        let types: Vec<&str> = architectures::all().flat_map(|(_, types)| types).copied().collect();
+        let types: Vec<&str> = crate::architectures::all().flat_map(|(_, types)| types).copied().collect();
         let model = types[model % types.len()];
         if let Ok(ModelConfig::Decoder(config)) = with(model, json!({fields[field]: values[value].clone()})) {
             let head_dim = config.head_dim.min(256);
