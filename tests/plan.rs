@@ -126,3 +126,25 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
     let device = Counting::new(plan.total());
     LanguageModel::load_on(context(&device), &path, &few, &mut |_, _| {}).expect("it fits");
 }
+
+#[test]
+fn a_step_reads_the_experts_that_its_tokens_use_and_the_keys_that_its_windows_have() {
+    let load = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        LanguageModel::load(path, &LoadOptions::default()).expect("it loads")
+    };
+    let model = load("mixtral_5experts_window_gqa3_hd20_bf16");
+    let (decoder, config) = (model.decoder(), model.decoder().config());
+    // Two experts for each token.
+    let [one, two, three, many] = [1, 2, 3, 40].map(|sequences| decoder.step_bytes(sequences, 0.0));
+    assert!(one < two && two < three && three < decoder.weight_bytes() as f64);
+    assert_eq!((two - one, three), (2.0 * (three - two), many));
+    let window = config.layers[0].window.expect("a window") as f64;
+    let [inside, full, past] = [1.0, window, 100.0 * window].map(|length| decoder.step_bytes(1, length) - one);
+    assert_eq!(inside, model.cache().bytes_per_token() as f64);
+    assert_eq!((full, past), (window * inside, full));
+
+    let model = load("llama3_rope_gqa3_hd20_bf16_tied_bpe");
+    let (decoder, of_token) = (model.decoder(), model.cache().bytes_per_token() as f64);
+    assert_eq!(decoder.step_bytes(4, 100.0), decoder.weight_bytes() as f64 + 400.0 * of_token);
+}
