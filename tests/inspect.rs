@@ -59,14 +59,35 @@ fn inspect_says_what_the_files_hold_and_what_the_model_needs() {
     let needs = |more: &[&str]| json(&sinew(&[&["inspect", &model, "--json"], more].concat(), &[]))["needs"].clone();
     assert_eq!(needs(&[])["kv_bytes_per_token"], 2 * kv);
     let wide = needs(&["--dtype", "f32", "--context", "10"]);
-    assert_eq!((number(&wide["kv_bytes_per_token"]), number(&wide["kv_bytes"])), (4 * kv, 40 * kv));
-    // All weights at their width in memory, whatever they have in the files.
-    assert_eq!(wide["weight_bytes"], 2 * bytes);
+    // Ten tokens take one block of 16.
+    assert_eq!((number(&wide["kv_bytes_per_token"]), number(&wide["kv_bytes"])), (4 * kv, 16 * 4 * kv));
+    // All weights at their width in memory, whatever they have in the files, in panels that are filled up.
+    let weights = number(&wide["weight_bytes"]);
+    assert!(weights >= 2 * bytes && weights < 3 * bytes, "{weights} for {bytes} in the files");
+    let parts = ["weight_bytes", "kv_bytes", "activation_bytes", "table_bytes", "logit_bytes"];
+    assert_eq!(number(&wide["total_bytes"]), parts.iter().map(|part| number(&wide[part])).sum::<u64>());
+    let longer = needs(&["--dtype", "f32", "--context", "26"]);
+    assert_eq!(number(&longer["kv_bytes"]), 2 * number(&wide["kv_bytes"]));
+    assert_eq!(number(&longer["table_bytes"]) * 10, number(&wide["table_bytes"]) * 26);
 
     let text = stdout(&sinew(&["inspect", &model], &[]));
-    for words in ["architecture  qwen2, a decoder", "model.norm.weight", "F16", "KV cache", "bytes per token"] {
+    for words in ["architecture  qwen2, a decoder", "model.norm.weight", "F16", "KV cache", "bytes per token", "needs"]
+    {
         assert!(text.contains(words), "{words}: {text}");
     }
+}
+
+#[test]
+fn inspect_plans_what_embeds_for_embedding() {
+    let encoder = fixture("bert_hd20_f16");
+    let needs = json(&sinew(&["inspect", &encoder, "--json"], &[]))["needs"].clone();
+    assert!(needs["context"].is_null() && number(&needs["kv_bytes"]) == 0 && number(&needs["logit_bytes"]) == 0);
+    assert!(number(&needs["activation_bytes"]) > 0, "{needs}");
+    let decoder = fixture("qwen3_embedding_no_prefix_gqa3_hd20_bf16");
+    let needs = json(&sinew(&["inspect", &decoder, "--json"], &[]))["needs"].clone();
+    assert!(needs["context"].is_null() && number(&needs["kv_bytes"]) > 0 && number(&needs["logit_bytes"]) == 0);
+    let output = sinew(&["inspect", &encoder, "--context", "10"], &[]);
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("--context"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A batch: the tokens of one step, of one sequence or many, as kernels want them.
 
 use crate::cache::Sequence;
-use crate::decoder::Limits;
+use crate::plan::Limits;
 use crate::{Error, Result};
 
 /// The tokens of one step with their positions, cache slots and block tables. Kept and reused from step to step.

@@ -62,9 +62,9 @@ impl KvCache {
         2 * self.layers.len() * self.layout.bytes()
     }
 
-    /// [`KvCache::bytes`] of a cache that is not there yet, unless they are too many to count.
-    pub fn bytes_for(num_layers: usize, layout: &PagedLayout) -> Option<usize> {
-        layout.bytes().checked_mul(2)?.checked_mul(num_layers)
+    /// [`KvCache::bytes`] of a cache that is not there yet; the largest number where they are more.
+    pub fn bytes_for(num_layers: usize, layout: &PagedLayout) -> usize {
+        layout.bytes().saturating_mul(2).saturating_mul(num_layers)
     }
 
     /// Bytes that one token takes in all layers.

@@ -23,8 +23,11 @@ use sinew_tensor::{DType, Layout, Tensor};
 use self::layer::{Activations, Layer, Step};
 use crate::batch::Batch;
 use crate::cache::KvCache;
-use crate::load::{Loader, Part, Precision};
-use crate::scratch::{Rows, Values};
+use crate::checkpoint::Checkpoint;
+use crate::config::LayerConfig;
+use crate::load::{Loader, Part, Precision, Sizes};
+use crate::plan::{Limits, Plan};
+use crate::scratch::{Rows, Values, sum};
 use crate::{DecoderConfig, Error, Result};
 
 /// A decoder whose weights are packed and whose every step is planned: running one allocates nothing.
@@ -72,28 +75,6 @@ struct StepInputs {
     ids: Vec<u32>,
 }
 
-/// How large a step can be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Tokens in one step.
-    pub max_rows: usize,
-    /// Sequences in one step.
-    pub max_sequences: usize,
-    /// Tokens of one sequence, prompt and answer.
-    pub context: usize,
-    /// Tokens in a block of the cache.
-    pub block_size: usize,
-    /// Rows of logits at once; 0 loads no head, for models of which only hidden states are asked.
-    pub max_logits: usize,
-}
-
-impl Limits {
-    /// Rows of a step that are asked for at once.
-    fn max_wanted(&self) -> usize {
-        if self.max_logits == 0 { self.max_rows } else { self.max_logits }
-    }
-}
-
 /// The forward passes that a decoder has run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Steps {
@@ -114,8 +95,7 @@ impl Decoder {
         let ctx = loader.context().clone();
         let (ctx, precision) = (&*ctx, loader.precision());
         let (hidden, vocab, rows) = (config.hidden_size, config.vocab_size, limits.max_rows);
-        // No step has more rows to give logits for.
-        let limits = Limits { max_logits: limits.max_logits.min(rows), ..limits };
+        let limits = limits.capped();
 
         let names = config.names;
         let embedding_name = format!("{}.weight", names.embedding);
@@ -124,10 +104,9 @@ impl Decoder {
         let (head, embedding) = match limits.max_logits {
             0 => (None, Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?),
             _ => {
-                // A head of its own is used wherever there is one, whatever the config says.
-                let own = names.heads.iter().find(|name| loader.contains(&format!("{name}.weight")));
+                let own = own_head(config, |name| loader.contains(name));
                 let tied = own.is_none() && config.tie_word_embeddings;
-                let name = own.or(names.heads.first()).copied().unwrap_or_default();
+                let name = own.or(names.heads.first().copied()).unwrap_or_default();
                 let part = if tied { embedding.clone() } else { Part::whole(name, vocab) };
                 let head = loader.weight(&[part], hidden)?;
                 let embedding = match tied {
@@ -183,6 +162,39 @@ impl Decoder {
         })
     }
 
+    /// What it would take: all but cache and logits.
+    pub(crate) fn plan(config: &DecoderConfig, checkpoint: &Checkpoint, sizes: &Sizes, limits: &Limits) -> Plan {
+        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+        let head = match limits.max_logits {
+            0 => 0,
+            _ => sizes.weight(vocab, hidden),
+        };
+        let tied = config.tie_word_embeddings && own_head(config, |name| checkpoint.contains(name)).is_none();
+        let embedding = if head > 0 && tied { 0 } else { sizes.table(vocab, hidden) };
+        let positions = if config.learned_positions { config.max_position_embeddings } else { 0 };
+        let layers = config.layers.iter().map(|layer| Layer::bytes(sizes, config, layer));
+        let ropes = config.ropes.iter().map(|rope| {
+            let pairs = rope.rotary_dim(config.head_dim).div_ceil(2);
+            Rotary::bytes(pairs, limits.context)
+        });
+        Plan {
+            weights: sum([
+                embedding,
+                sizes.table(positions, hidden),
+                sum(layers),
+                sizes.norm(config.norm, hidden),
+                head,
+            ]),
+            activations: sum([
+                StepInputs::bytes(limits, config.learned_positions),
+                Activations::bytes(config, sizes.precision, limits.max_rows),
+                Rows::bytes(DType::F32, limits.max_wanted(), hidden),
+            ]),
+            tables: sum(ropes),
+            ..Plan::default()
+        }
+    }
+
     /// The description that it was loaded from.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
@@ -211,9 +223,16 @@ impl Decoder {
         layers + head + self.embedding.own_bytes() + positions
     }
 
-    /// Bytes of weights that a step of few tokens reads: all but an embedding table of its own.
-    pub fn weight_bytes_per_step(&self) -> usize {
-        self.weight_bytes() - self.embedding.own_bytes()
+    /// Bytes that a step of one token for each of so many sequences reads at most: weights but for rows of embedding
+    /// tables, of experts no more than there are tokens for, and the keys and values of `length` tokens of each sequence,
+    /// or of as many as a layer's window has.
+    pub fn step_bytes(&self, sequences: usize, length: f64) -> f64 {
+        let layers: usize = self.layers.iter().map(|layer| layer.step_bytes(sequences)).sum();
+        let head = self.head.as_ref().map_or(0, |head| head.product.weight_bytes());
+        let seen = |layer: &LayerConfig| layer.window.map_or(length, |window| length.min(window as f64));
+        let seen: f64 = self.config.layers.iter().map(seen).sum();
+        let of_token = self.config.kv_values() * self.precision.kv.size();
+        (layers + head) as f64 + sequences as f64 * seen * of_token as f64
     }
 
     /// The rows that serve this decoder: a name of the place, and the rows chosen there for one row and for many.
@@ -334,22 +353,53 @@ impl Decoder {
     }
 }
 
+/// The head's tensor, less `.weight`, where the checkpoint has one. It is used whatever the config says.
+fn own_head(config: &DecoderConfig, contains: impl Fn(&str) -> bool) -> Option<&'static str> {
+    config.names.heads.iter().find(|name| contains(&format!("{name}.weight"))).copied()
+}
+
 impl StepInputs {
     fn new(ctx: &Context, limits: &Limits, with_ids: bool) -> Result<Self> {
-        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
-        let blocks = max_sequences * context.div_ceil(block_size);
+        let values = |(dtype, most)| Values::new(ctx, dtype, most);
+        let [tokens, positions, slots, query_start, kv_len, block_tables, wanted] = Self::values(limits);
+        let ids = Self::ids(limits, with_ids);
         Ok(Self {
-            tokens: Values::new(ctx, DType::U32, max_rows)?,
-            positions: Values::new(ctx, DType::I32, max_rows)?,
-            position_ids: with_ids.then(|| Values::new(ctx, DType::U32, max_rows)).transpose()?,
-            slots: Values::new(ctx, DType::I64, max_rows)?,
-            query_start: Values::new(ctx, DType::I32, max_sequences + 1)?,
-            kv_len: Values::new(ctx, DType::I32, max_sequences)?,
-            block_tables: Values::new(ctx, DType::U32, blocks)?,
-            wanted: Values::new(ctx, DType::U32, limits.max_wanted())?,
-            laid_out: Vec::with_capacity(blocks),
-            ids: Vec::with_capacity(if with_ids { max_rows } else { 0 }),
+            tokens: values(tokens)?,
+            positions: values(positions)?,
+            position_ids: ids.map(values).transpose()?,
+            slots: values(slots)?,
+            query_start: values(query_start)?,
+            kv_len: values(kv_len)?,
+            block_tables: values(block_tables)?,
+            wanted: values(wanted)?,
+            laid_out: Vec::with_capacity(block_tables.1),
+            ids: Vec::with_capacity(ids.map_or(0, |(_, most)| most)),
         })
+    }
+
+    /// Bytes of its numbers.
+    fn bytes(limits: &Limits, with_ids: bool) -> usize {
+        let all = Self::values(limits).into_iter().chain(Self::ids(limits, with_ids));
+        sum(all.map(|(dtype, most)| Values::bytes(dtype, most)))
+    }
+
+    /// What `tokens`, `positions`, `slots`, `query_start`, `kv_len`, `block_tables` and `wanted` are, and how many.
+    fn values(limits: &Limits) -> [(DType, usize); 7] {
+        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
+        [
+            (DType::U32, max_rows),
+            (DType::I32, max_rows),
+            (DType::I64, max_rows),
+            (DType::I32, max_sequences.saturating_add(1)),
+            (DType::I32, max_sequences),
+            (DType::U32, max_sequences.saturating_mul(context.div_ceil(block_size))),
+            (DType::U32, limits.max_wanted()),
+        ]
+    }
+
+    /// The same of `position_ids`.
+    fn ids(limits: &Limits, with_ids: bool) -> Option<(DType, usize)> {
+        with_ids.then_some((DType::U32, limits.max_rows))
     }
 
     fn upload(&mut self, ctx: &Context, batch: &Batch) -> Result<()> {

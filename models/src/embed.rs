@@ -6,10 +6,13 @@ use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
 
+use sinew_memory::Device;
 use sinew_ops::Context;
 
 use self::backbone::Backbone;
-use crate::load::{Loader, Precision, Progress, WeightOptions};
+use crate::checkpoint::Checkpoint;
+use crate::load::{Loader, Precision, Progress, Sizes, WeightOptions};
+use crate::plan::Plan;
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
 use crate::{Error, Folder, ModelConfig, Result, Tokenizer};
 
@@ -77,7 +80,7 @@ impl EmbeddingModel {
         let config = folder.embedding()?.clone();
         let (pooling, positions) = match model {
             ModelConfig::Encoder(encoder) => (config.pooling.or(Some(Pooling::Mean)), encoder.max_position_embeddings),
-            ModelConfig::Decoder(decoder) => (config.pooling, backbone::longest(decoder)),
+            ModelConfig::Decoder(decoder) => (config.pooling, decoder.trained_context()),
         };
         let pooling = pooling.ok_or_else(|| Error::Unsupported {
             what: format!("embedding with the decoder `{}` without a modules.json", model.model_type()),
@@ -86,10 +89,26 @@ impl EmbeddingModel {
         let max_tokens = folder.text_limits()?.limit(positions);
         let checkpoint = folder.checkpoint(options.load)?;
         ctx.prefetch()?;
-        let precision = options.precision(&checkpoint, ctx.device().hardware())?;
+        let device = &**ctx.device();
+        let precision = options.precision(&checkpoint, device.hardware())?;
+        Self::plan(model, &checkpoint, options, device)?.fits(device)?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
         let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
+    }
+
+    /// What a model would take on a device.
+    ///
+    /// # Errors
+    /// A dtype that weights cannot be kept in, or a checkpoint without floating-point tensors.
+    pub fn plan(
+        config: &ModelConfig,
+        checkpoint: &Checkpoint,
+        options: &WeightOptions,
+        device: &dyn Device,
+    ) -> Result<Plan> {
+        let precision = options.precision(checkpoint, device.hardware())?;
+        Ok(Backbone::plan(config, checkpoint, &Sizes { precision, device: device.id().kind }))
     }
 
     /// The context that it runs on.
@@ -179,11 +198,10 @@ impl EmbeddingModel {
             .tokenizer
             .as_ref()
             .ok_or_else(|| Error::Input("the model has no tokenizer.json, which embedding texts needs".to_owned()))?;
-        let encoded = match self.config.do_lower_case {
-            true => tokenizer.encode_within(&text.to_lowercase(), max_tokens)?,
-            false => tokenizer.encode_within(text, max_tokens)?,
-        };
-        Ok(encoded.ids)
+        match self.config.do_lower_case {
+            true => tokenizer.encode_within(&text.to_lowercase(), max_tokens),
+            false => tokenizer.encode_within(text, max_tokens),
+        }
     }
 
     /// Tokens of a prompt before a text. As sentence-transformers counts them: those of the prompt alone, without a

@@ -16,8 +16,9 @@ use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
 use crate::config::{Positions, RopeConfig};
-use crate::load::{Loader, Part, Precision};
-use crate::scratch::Values;
+use crate::load::{Loader, Part, Precision, Sizes};
+use crate::plan::Plan;
+use crate::scratch::{Values, sum};
 use crate::{EncoderConfig, Error, Result};
 
 /// An encoder whose weights are packed and whose every pass is planned.
@@ -114,15 +115,39 @@ impl Encoder {
             embedding_norm,
             layers,
             final_norm,
-            inputs: PassInputs {
-                tokens: Values::new(&ctx, DType::U32, max_rows)?,
-                query_start: Values::new(&ctx, DType::I32, max_sequences + 1)?,
-                kv_len: Values::new(&ctx, DType::I32, max_sequences)?,
-            },
+            inputs: PassInputs::new(&ctx, max_rows, max_sequences)?,
             activations: Activations::new(&ctx, config, max_rows)?,
             max_rows,
             max_sequences,
         })
+    }
+
+    /// What it would take.
+    pub(crate) fn plan(config: &EncoderConfig, sizes: &Sizes, max_rows: usize, max_sequences: usize) -> Plan {
+        let hidden = config.hidden_size;
+        // Of each token, in a table and turning queries and keys.
+        let (learned, ropes) = match &config.positions {
+            Positions::Learned { first, .. } => (*first as usize + config.max_position_embeddings, vec![]),
+            Positions::Rotary { full, local } => (0, vec![full, local]),
+        };
+        let norms = if config.norm_first { 2 } else { 1 };
+        let types = usize::from(config.type_vocab_size > 0);
+        // Rows or positions, and types.
+        let ids = Values::bytes(DType::U32, max_rows).saturating_mul(1 + types);
+        let turns = ropes.iter().map(|rope| {
+            let pairs = rope.rotary_dim(config.head_dim).div_ceil(2);
+            Rotary::bytes(pairs, config.max_position_embeddings)
+        });
+        Plan {
+            weights: sum([
+                sum([config.vocab_size, learned, config.type_vocab_size].map(|rows| sizes.table(rows, hidden))),
+                sum((0..config.num_hidden_layers).map(|index| Layer::bytes(sizes, config, index))),
+                norm_bytes(sizes, config).saturating_mul(norms),
+            ]),
+            activations: sum([PassInputs::bytes(max_rows, max_sequences), ids, Activations::bytes(config, max_rows)]),
+            tables: sum(turns),
+            ..Plan::default()
+        }
     }
 
     /// The description that it was loaded from.
@@ -138,11 +163,6 @@ impl Encoder {
     /// The most tokens in one pass.
     pub fn max_rows(&self) -> usize {
         self.max_rows
-    }
-
-    /// The most texts in one pass.
-    pub fn max_sequences(&self) -> usize {
-        self.max_sequences
     }
 
     /// The last hidden states of `texts`, f32 `[tokens of all texts, hidden_size]`, text after text.
@@ -243,6 +263,25 @@ impl Encoder {
     }
 }
 
+impl PassInputs {
+    fn new(ctx: &Context, max_rows: usize, max_sequences: usize) -> Result<Self> {
+        Ok(Self {
+            tokens: Values::new(ctx, DType::U32, max_rows)?,
+            query_start: Values::new(ctx, DType::I32, max_sequences + 1)?,
+            kv_len: Values::new(ctx, DType::I32, max_sequences)?,
+        })
+    }
+
+    /// Bytes of its numbers.
+    fn bytes(max_rows: usize, max_sequences: usize) -> usize {
+        sum([
+            Values::bytes(DType::U32, max_rows),
+            Values::bytes(DType::I32, max_sequences.saturating_add(1)),
+            Values::bytes(DType::I32, max_sequences),
+        ])
+    }
+}
+
 /// The rows of a text's tokens in a table of positions.
 fn learned_rows(text: &[u32], first: u32, padding: Option<u32>) -> impl Iterator<Item = u32> {
     let mut next = first;
@@ -263,4 +302,10 @@ fn norm(loader: &mut Loader<'_>, config: &EncoderConfig, name: &str, max_rows: u
     let weight = loader.vector(&format!("{name}.weight"), width)?;
     let options = NormOptions::layer(eps, weight, None, DType::F32, DType::F32);
     Ok(Norm::new(loader.context(), options, max_rows)?)
+}
+
+/// Bytes of the vectors of [`norm`].
+fn norm_bytes(sizes: &Sizes, config: &EncoderConfig) -> usize {
+    let vectors = if config.norm_bias { 2 } else { 1 };
+    sizes.vector(config.hidden_size).saturating_mul(vectors)
 }

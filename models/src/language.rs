@@ -1,21 +1,26 @@
-//! A language model: a decoder, its cache and its tokenizer; logits, generation, teacher forcing.
+//! A language model: a decoder, its cache and its tokenizer; loading, prefill, decode, and logits. Answers are made of
+//! those.
+
+mod answer;
 
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use sinew_memory::Device;
 use sinew_ops::Context;
 use sinew_tensor::{DType, PagedLayout, Tensor};
 
+pub use self::answer::{Finish, GenerateOptions, Generation, Session};
 use crate::batch::{Batch, Wanted};
 use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
-use crate::decoder::{Decoder, Limits};
+use crate::decoder::Decoder;
 use crate::draw::Draw;
-use crate::load::{Loader, Precision, WeightOptions};
-use crate::sampling::{Asked, History, Logprobs, Sampler, SamplingParams, argmax};
-use crate::stop::{StopStrings, TextStream};
+use crate::load::{Loader, Precision, Sizes, WeightOptions};
+use crate::plan::{Limits, Plan};
+use crate::sampling::{Asked, argmax};
+use crate::scratch::bytes;
 use crate::tokenizer::Tokenizer;
 use crate::{DecoderConfig, Error, Folder, Result};
 
@@ -50,110 +55,25 @@ impl Default for LoadOptions {
     }
 }
 
-/// What to generate and when to stop.
-#[derive(Debug, Clone, PartialEq)]
-pub struct GenerateOptions {
-    /// The most tokens to generate.
-    pub max_new_tokens: usize,
-    /// How tokens are drawn.
-    pub sampling: SamplingParams,
-    /// Texts that end the answer; they are not part of it.
-    pub stop: Vec<String>,
-    /// Go on past end-of-sequence tokens, as benchmarks do.
-    pub ignore_eos: bool,
-    /// Report each token's log probability, and those of this many of the most probable. The logits of each step then
-    /// come to the host, also from a device that draws itself.
-    pub logprobs: Option<usize>,
-}
-
-impl Default for GenerateOptions {
-    fn default() -> Self {
-        Self {
-            max_new_tokens: 128,
-            sampling: SamplingParams::default(),
-            stop: Vec::new(),
-            ignore_eos: false,
-            logprobs: None,
+impl LoadOptions {
+    /// How large the steps of a model are.
+    ///
+    /// # Errors
+    /// Sizes of 0, or a context that the model does not have.
+    pub fn limits(&self, config: &DecoderConfig) -> Result<Limits> {
+        let &Self { max_sequences, block_size, .. } = self;
+        let longest = config.longest_context();
+        let context = self.context.unwrap_or(config.usual_context());
+        if context == 0 || context > longest {
+            return Err(Error::Input(format!("a context of {context} tokens; the model has {longest} positions")));
         }
+        if block_size == 0 || self.prefill_chunk == 0 || max_sequences == 0 {
+            return Err(Error::Input("block size, prefill chunk and sequences must be at least 1".to_owned()));
+        }
+        let max_rows = self.prefill_chunk.min(context).max(max_sequences);
+        let max_logits = self.max_logits.max(max_sequences);
+        Ok(Limits { max_rows, max_sequences, context, block_size, max_logits }.capped())
     }
-}
-
-/// A sequence that is kept between answers, so that the next prompt is run only from where it differs.
-///
-/// It holds blocks of the cache: a model that was loaded for one sequence has none for others meanwhile.
-#[derive(Debug)]
-pub struct Session {
-    sequence: Sequence,
-    /// The tokens whose keys and values are in the cache.
-    tokens: Vec<u32>,
-}
-
-impl Session {
-    /// The tokens that are in the cache.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    /// Forgets what differs from `prompt`, and returns the tokens that are left. The last of the prompt is always to be
-    /// run: its logits are asked for.
-    fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize> {
-        let run = &prompt[..prompt.len().saturating_sub(1)];
-        let common = self.tokens.iter().zip(run).take_while(|(a, b)| a == b).count();
-        self.tokens.truncate(common);
-        self.sequence.truncate(common)?;
-        Ok(common)
-    }
-
-    /// After an answer, or the part of one: what the sequence has of `tokens`.
-    fn has(&mut self, tokens: impl Iterator<Item = u32>) {
-        self.tokens.clear();
-        self.tokens.extend(tokens.take(self.sequence.len()));
-    }
-}
-
-/// Why an answer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
-    /// An end-of-sequence token.
-    Eos,
-    /// A stop text.
-    Stop,
-    /// As many tokens as were asked for, or the end of the context.
-    Length,
-    /// The callback asked to end.
-    Cancelled,
-}
-
-impl std::fmt::Display for Finish {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Eos => "eos",
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::Cancelled => "cancelled",
-        })
-    }
-}
-
-/// An answer.
-#[derive(Debug, Clone)]
-pub struct Generation {
-    /// Its tokens, without the end-of-sequence token.
-    pub tokens: Vec<u32>,
-    /// Its text; empty for a model without a tokenizer.
-    pub text: String,
-    /// Why it ended.
-    pub finish: Finish,
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// How many of them were in the cache already.
-    pub cached_tokens: usize,
-    /// One for each token, where they were asked for.
-    pub logprobs: Vec<Logprobs>,
-    /// Time for the prompt, first token included; zero for a prompt that was not run to its end.
-    pub prefill: Duration,
-    /// Time for the tokens after the first.
-    pub decode: Duration,
 }
 
 /// A decoder with its cache and, where there is one, its tokenizer.
@@ -226,38 +146,42 @@ impl LanguageModel {
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
+        let device = &**ctx.device();
+        let precision = options.weights.precision(checkpoint, device.hardware())?;
+        let limits = options.limits(config)?;
+        Self::plan(config, checkpoint, options, device)?.fits(device)?;
         ctx.prefetch()?;
-        let precision = options.weights.precision(checkpoint, ctx.device().hardware())?;
-        let longest = config.longest_context();
-        let context = options.context.unwrap_or(config.usual_context());
-        if context == 0 || context > longest {
-            return Err(Error::Input(format!("a context of {context} tokens; the model has {longest} positions")));
-        }
-        if options.block_size == 0 || options.prefill_chunk == 0 || options.max_sequences == 0 {
-            return Err(Error::Input("block size, prefill chunk and sequences must be at least 1".to_owned()));
-        }
-        let prefill_chunk = options.prefill_chunk.min(context);
-        let limits = Limits {
-            max_rows: prefill_chunk.max(options.max_sequences),
-            max_sequences: options.max_sequences,
-            context,
-            block_size: options.block_size,
-            max_logits: options.max_logits.max(options.max_sequences),
-        };
-        let layout = cache_layout(&ctx, config, precision, &limits)?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
-        let cache = KvCache::new(&ctx, config.num_hidden_layers(), layout)?;
-        let max_logits = decoder.limits().max_logits;
-        let logits = ctx.uninitialised(DType::F32, &[max_logits, config.vocab_size])?;
+        let cache = KvCache::new(&ctx, config.num_hidden_layers(), cache_layout(config, precision, &limits)?)?;
+        let logits = ctx.uninitialised(DType::F32, &[limits.max_logits, config.vocab_size])?;
         let draw = match logits.buffer().host_ptr() {
             Some(_) => None,
             None => Some(Draw::new(&ctx, config.vocab_size, limits.max_sequences)?),
         };
-        let row = Vec::with_capacity(max_logits * config.vocab_size);
-        let next = Vec::with_capacity(max_logits);
+        let row = Vec::with_capacity(limits.max_logits * config.vocab_size);
+        let next = Vec::with_capacity(limits.max_logits);
+        let prefill_chunk = options.prefill_chunk.min(limits.context);
         let batch = Batch::for_limits(&limits);
         Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, draw, prefill_chunk, row, next })
+    }
+
+    /// What a model would take on a device.
+    ///
+    /// # Errors
+    /// Options that make no sense for the model, or a checkpoint without floating-point tensors.
+    pub fn plan(
+        config: &DecoderConfig,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        device: &dyn Device,
+    ) -> Result<Plan> {
+        let precision = options.weights.precision(checkpoint, device.hardware())?;
+        let limits = options.limits(config)?;
+        let plan = Decoder::plan(config, checkpoint, &Sizes { precision, device: device.id().kind }, &limits);
+        let cache = cache_layout(config, precision, &limits)
+            .map_or(usize::MAX, |layout| KvCache::bytes_for(config.num_hidden_layers(), &layout));
+        Ok(Plan { cache, logits: bytes(DType::F32, &[limits.max_logits, config.vocab_size]), ..plan })
     }
 
     /// The context that it runs on.
@@ -447,122 +371,6 @@ impl LanguageModel {
         Ok(())
     }
 
-    /// Generates an answer. `on_text` is called after every token with the text that can be shown, in whole characters
-    /// and often empty, and may end the answer. It is called between the chunks of the prompt, too, with no text.
-    ///
-    /// # Errors
-    /// Those of [`LanguageModel::prefill`], or sampling parameters that make no sense.
-    pub fn generate(
-        &mut self,
-        prompt: &[u32],
-        options: &GenerateOptions,
-        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Generation> {
-        self.generate_in(&mut self.session(), prompt, options, on_text)
-    }
-
-    /// An empty session.
-    pub fn session(&self) -> Session {
-        Session { sequence: self.sequence(), tokens: Vec::new() }
-    }
-
-    /// [`LanguageModel::generate`] in a session: tokens at the beginning of the prompt that it has are not run again. The
-    /// answer is that of [`LanguageModel::generate`], to the bit.
-    ///
-    /// # Errors
-    /// Those of [`LanguageModel::generate`]. The session stays usable.
-    pub fn generate_in(
-        &mut self,
-        session: &mut Session,
-        prompt: &[u32],
-        options: &GenerateOptions,
-        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Generation> {
-        let sampler = Sampler::new(options.sampling.clone())?;
-        self.check_prompt(0, prompt)?;
-        let room = options.max_new_tokens.min(self.decoder.limits().context.saturating_sub(prompt.len()) + 1);
-        let mut answer = Generation {
-            tokens: Vec::with_capacity(room),
-            text: String::new(),
-            finish: Finish::Length,
-            prompt_tokens: prompt.len(),
-            cached_tokens: session.keep_prefix(prompt)?,
-            logprobs: Vec::new(),
-            prefill: Duration::ZERO,
-            decode: Duration::ZERO,
-        };
-        let outcome = self.answer(&mut session.sequence, prompt, options, sampler, &mut answer, on_text);
-        session.has(prompt.iter().chain(&answer.tokens).copied());
-        outcome.map(|()| answer)
-    }
-
-    /// Runs what `sequence` does not have of the prompt, and then token after token, into `answer`.
-    fn answer(
-        &mut self,
-        sequence: &mut Sequence,
-        prompt: &[u32],
-        options: &GenerateOptions,
-        mut sampler: Sampler,
-        answer: &mut Generation,
-        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<()> {
-        let tokenizer = self.tokenizer.clone();
-        let stops = StopStrings::new(options.stop.iter().map(String::as_str))?;
-        let mut text = tokenizer.as_deref().map(|tokenizer| TextStream::new(tokenizer, true, stops));
-        if options.max_new_tokens == 0 {
-            return Ok(());
-        }
-        let mut show = |answer: &mut Generation, piece: &str| {
-            answer.text.push_str(piece);
-            // Asked at every token, so that an answer can be ended while no text comes.
-            on_text(piece)
-        };
-        let logprobs = options.logprobs;
-        let start = Instant::now();
-        let choose = |model: &mut Self| model.choose(&mut sampler, History { prompt, generated: &[] }, logprobs);
-        let rest = &prompt[answer.cached_tokens..];
-        let Some((mut token, mut chosen)) = self.prefill_then(sequence, rest, &mut || show(answer, ""), choose)? else {
-            answer.finish = Finish::Cancelled;
-            return Ok(());
-        };
-        let first = Instant::now();
-        loop {
-            if !options.ignore_eos && self.decoder.config().eos_token_ids.contains(&token) {
-                answer.finish = Finish::Eos;
-                break;
-            }
-            answer.tokens.push(token);
-            answer.logprobs.extend(chosen);
-            let piece = text.as_mut().map(|text| text.push(token)).transpose()?.unwrap_or_default();
-            if show(answer, &piece.text).is_break() {
-                answer.finish = Finish::Cancelled;
-                break;
-            }
-            if piece.stopped_by.is_some() {
-                answer.finish = Finish::Stop;
-                break;
-            }
-            if answer.tokens.len() >= options.max_new_tokens || sequence.len() >= self.decoder.limits().context {
-                break;
-            }
-            let history = History { prompt, generated: &answer.tokens };
-            let choose = |model: &mut Self| model.choose(&mut sampler, history, logprobs);
-            (token, chosen) = self.decode_then(std::slice::from_mut(sequence), &[token], choose)?;
-        }
-        let end = Instant::now();
-        if let Some(text) = text.as_mut().filter(|_| matches!(answer.finish, Finish::Eos | Finish::Length)) {
-            let rest = text.finish()?;
-            if rest.stopped_by.is_some() {
-                answer.finish = Finish::Stop;
-            }
-            if !rest.text.is_empty() && show(answer, &rest.text).is_break() {
-                answer.finish = Finish::Cancelled;
-            }
-        }
-        (answer.prefill, answer.decode) = (first - start, end - first);
-        Ok(())
-    }
-
     /// Whether the model came with a tokenizer.
     pub fn has_tokenizer(&self) -> bool {
         self.tokenizer.is_some()
@@ -612,27 +420,6 @@ impl LanguageModel {
         self.row.resize(rows * self.decoder.config().vocab_size, 0.0);
         Ok(self.logits.download(&**self.ctx.stream(), &mut self.row).map_err(sinew_ops::Error::from)?)
     }
-
-    /// The next token by the first row of logits, chosen where they are if that can be, and its log probability if that
-    /// is wanted.
-    fn choose(
-        &mut self,
-        sampler: &mut Sampler,
-        history: History<'_>,
-        logprobs: Option<usize>,
-    ) -> Result<(u32, Option<Logprobs>)> {
-        if let Some(draw) = &mut self.draw
-            && let Some(asked) = sampler.ask()
-        {
-            let token = draw.tokens(&self.ctx, &self.logits, std::iter::once(asked))?[0];
-            let Some(most) = logprobs else { return Ok((token, None)) };
-            self.fetch(1)?;
-            return Ok((token, Some(Logprobs::of(&self.row, token, most))));
-        }
-        self.fetch(1)?;
-        let token = sampler.sample(&self.row, history)?;
-        Ok((token, logprobs.map(|most| Logprobs::of(&self.row, token, most))))
-    }
 }
 
 /// Makes room for `tokens` more tokens in every sequence, or in none.
@@ -651,25 +438,9 @@ fn shrink(sequences: &mut [Sequence], tokens: usize) -> Result<()> {
     sequences.iter_mut().try_for_each(|sequence| sequence.truncate(sequence.len() - tokens))
 }
 
-/// The layout of the cache. Sequences, contexts and logits whose cache and tables alone would not fit into the device's
-/// free memory are refused here, before anything is allocated for them.
-fn cache_layout(ctx: &Context, config: &DecoderConfig, precision: Precision, limits: &Limits) -> Result<PagedLayout> {
-    let &Limits { max_rows, max_sequences: sequences, context, block_size, max_logits } = limits;
-    let blocks = context.div_ceil(block_size).saturating_mul(sequences);
-    let product = |factors: &[usize]| factors.iter().try_fold(DType::F32.size(), |n, &f| n.checked_mul(f));
-    let layout = PagedLayout::new(blocks, config.num_key_value_heads, block_size, config.head_dim, precision.kv).ok();
-    let needed = layout.and_then(|layout| {
-        let cache = KvCache::bytes_for(config.num_hidden_layers(), &layout)?;
-        let rotary = product(&[context, config.head_dim])?;
-        let logits = product(&[max_logits.min(max_rows), config.vocab_size])?;
-        cache.checked_add(rotary)?.checked_add(logits)
-    });
-    let available = ctx.device().memory()?.available;
-    if let Some(layout) = layout.filter(|_| needed.is_some_and(|bytes| bytes <= available)) {
-        return Ok(layout);
-    }
-    let needed = needed.map_or_else(|| "more bytes than can be counted".to_owned(), |n| format!("{n} bytes"));
-    Err(Error::Input(format!(
-        "cache, tables and logits for {sequences} sequences of {context} tokens take {needed}; {available} are free"
-    )))
+/// Room for every sequence at its longest.
+fn cache_layout(config: &DecoderConfig, precision: Precision, limits: &Limits) -> Result<PagedLayout> {
+    let &Limits { max_sequences, context, block_size, .. } = limits;
+    let blocks = context.div_ceil(block_size).saturating_mul(max_sequences);
+    Ok(PagedLayout::new(blocks, config.num_key_value_heads, block_size, config.head_dim, precision.kv)?)
 }

@@ -13,6 +13,7 @@
 //! | [`sampling`] | the next token from its logits |
 //! | [`generation_config`] | how a checkpoint wants its answers drawn |
 //! | [`load`] | tensors to packed weights |
+//! | [`plan`] | the memory that a model takes |
 //! | [`cache`], [`batch`] | the paged KV cache, and the tokens of one step |
 //! | [`decoder`], [`encoder`] | the two families of architectures |
 //! | [`pooling`] | what follows the model in an embedding model: pooling, normalisation, prompts |
@@ -34,6 +35,7 @@ pub mod generation_config;
 pub mod hub;
 pub mod language;
 pub mod load;
+pub mod plan;
 pub mod pooling;
 pub mod sampling;
 pub mod stop;
@@ -52,6 +54,7 @@ pub use generation_config::GenerationConfig;
 pub use hub::Hub;
 pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions, Session};
 pub use load::WeightOptions;
+pub use plan::Plan;
 pub use sampling::{Logprobs, Sampler, SamplingParams};
 pub use stop::{StopStrings, TextStream};
 pub use tokenizer::Tokenizer;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use sinew_memory::Hardware;
+use sinew_memory::{DeviceKind, Hardware};
 use sinew_ops::Context;
 use sinew_ops::layers::{
     Compute, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, PackedWeight, WeightPacker,
@@ -70,6 +70,47 @@ impl Precision {
             }
         };
         Ok(Self { weights: dtype, activations, compute, kv })
+    }
+}
+
+/// Bytes of what a [`Loader`] makes, for plans; the largest number where they are more.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub precision: Precision,
+    pub device: DeviceKind,
+}
+
+impl Sizes {
+    /// Of [`Loader::weight`], `[n, k]`.
+    pub(crate) fn weight(&self, n: usize, k: usize) -> usize {
+        WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, false)
+    }
+
+    /// Of [`Loader::linear`] with weights `[n, k]`.
+    pub(crate) fn linear(&self, n: usize, k: usize, bias: bool, gated: bool) -> usize {
+        let bias = if bias { self.vector(n) } else { 0 };
+        WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, gated).saturating_add(bias)
+    }
+
+    /// Of [`Loader::grouped`] with weights `[n, k]` of each expert.
+    pub(crate) fn grouped(&self, experts: usize, n: usize, k: usize, gated: bool) -> usize {
+        WeightPacker::bytes(self.device, self.precision.weights, experts, n, k, gated)
+    }
+
+    /// Of [`Loader::table`].
+    pub(crate) fn table(&self, rows: usize, width: usize) -> usize {
+        WeightPacker::table_bytes(self.precision.weights, rows, width)
+    }
+
+    /// Of [`Loader::norm`].
+    pub(crate) fn norm(&self, kind: NormKind, n: usize) -> usize {
+        let vectors = if kind == NormKind::Layer { 2 } else { 1 };
+        self.vector(n).saturating_mul(vectors)
+    }
+
+    /// Of [`Loader::vector`].
+    pub(crate) fn vector(&self, n: usize) -> usize {
+        n.saturating_mul(DType::F32.size())
     }
 }
 

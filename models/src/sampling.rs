@@ -256,11 +256,6 @@ impl Sampler {
         })
     }
 
-    /// The parameters that it was made with.
-    pub fn params(&self) -> &SamplingParams {
-        &self.params
-    }
-
     /// The next token, given `logits` of shape `[vocab_size]` and the tokens so far.
     ///
     /// # Errors

@@ -5,6 +5,16 @@ use sinew_tensor::{DType, Element, Layout, Tensor, View, ViewMut};
 
 use crate::Result;
 
+/// Bytes of a tensor of this shape; the largest number where they are more.
+pub(crate) fn bytes(dtype: DType, shape: &[usize]) -> usize {
+    shape.iter().fold(dtype.size(), |bytes, &n| bytes.saturating_mul(n))
+}
+
+/// The sum of bytes; the largest number where it is more.
+pub(crate) fn sum(bytes: impl IntoIterator<Item = usize>) -> usize {
+    bytes.into_iter().fold(0, usize::saturating_add)
+}
+
 /// Activations `[max_rows, width]`, of which a step of `n` rows uses the first `n`.
 #[derive(Debug)]
 pub(crate) struct Rows {
@@ -34,6 +44,11 @@ impl Rows {
     /// Room for `max_rows` rows.
     pub(crate) fn new(ctx: &Context, dtype: DType, max_rows: usize, width: usize) -> Result<Self> {
         Ok(Self { tensor: ctx.uninitialised(dtype, &[max_rows, width])?, width })
+    }
+
+    /// Bytes of that room.
+    pub(crate) fn bytes(dtype: DType, max_rows: usize, width: usize) -> usize {
+        bytes(dtype, &[max_rows, width])
     }
 
     /// The first `n` rows, `[n, width]`.
@@ -95,6 +110,11 @@ impl Values {
     /// Room for `most` numbers.
     pub(crate) fn new(ctx: &Context, dtype: DType, most: usize) -> Result<Self> {
         Ok(Self { tensor: ctx.uninitialised(dtype, &[most])?, len: 0 })
+    }
+
+    /// Bytes of that room.
+    pub(crate) fn bytes(dtype: DType, most: usize) -> usize {
+        bytes(dtype, &[most])
     }
 
     /// Takes the numbers of the coming step.

@@ -36,15 +36,6 @@ pub struct Tokenizer {
     inner: Inner,
 }
 
-/// The ids of a text that may have been cut to fit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Encoded {
-    /// The tokens, special ones included.
-    pub ids: Vec<u32>,
-    /// Whether the end of the text was left out.
-    pub truncated: bool,
-}
-
 impl Tokenizer {
     pub(crate) fn read(folder: &Folder) -> Result<Option<Self>> {
         let Some(text) = folder.text_if_present(FileName::TOKENIZER)? else { return Ok(None) };
@@ -84,10 +75,10 @@ impl Tokenizer {
     /// # Errors
     ///
     /// As [`encode`](Self::encode), and [`Error::Input`] when not even the special tokens fit.
-    pub fn encode_within(&self, text: &str, max_tokens: usize) -> Result<Encoded> {
+    pub fn encode_within(&self, text: &str, max_tokens: usize) -> Result<Vec<u32>> {
         let whole = self.encode(text, true)?;
         if whole.len() <= max_tokens {
-            return Ok(Encoded { ids: whole, truncated: false });
+            return Ok(whole);
         }
         let mut bare = self.encoding(text, false)?;
         let special = whole.len().saturating_sub(bare.len());
@@ -103,8 +94,7 @@ impl Tokenizer {
                 guarded(|| "cannot add the special tokens".to_owned(), || processor.process(bare, None, true))?
             }
         };
-        let ids = encoding.get_ids().to_vec();
-        Ok(Encoded { ids, truncated: true })
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// The text of `ids`. Ids outside the vocabulary, and special tokens if `skip_special` is set, give nothing.

@@ -128,8 +128,7 @@ impl Bench {
         let prefill_share = peak.map(|peak| prefill_rate * (flops_per_token + head) / peak);
         let kv_per_token = model.cache().bytes_per_token();
         let length = self.prompt_tokens as f64 + self.new_tokens as f64 / 2.0;
-        let step_bytes = decoder.weight_bytes_per_step() as f64 + batch * length * kv_per_token as f64;
-        let decode_limit = batch * peaks.memory_bytes_per_s / step_bytes;
+        let decode_limit = batch * peaks.memory_bytes_per_s / decoder.step_bytes(self.batch, length);
         let device = model.context().device();
         let threads = device.hardware().threads;
         let dtype = decoder.precision().weights;

@@ -6,12 +6,15 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
+use sinew::memory;
 use sinew::models::checkpoint::TensorInfo;
-use sinew::models::load::main_dtype;
-use sinew::models::{Checkpoint, DecoderConfig, Folder, Load, ModelConfig, one_line, printable};
+use sinew::models::{
+    Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, WeightOptions, one_line,
+    printable,
+};
 use sinew::tensor::DType;
 
-use super::{Outcome, WeightDType, locate, megabytes, parse_dtype};
+use super::{Machine, Outcome, WeightDType, locate, megabytes, parse_dtype};
 
 /// Show the tensors of a model, its architecture, and the memory that it would need; nothing but headers is read.
 #[derive(Debug, Args)]
@@ -25,7 +28,7 @@ pub struct Inspect {
     /// Dtype of the weights in memory: auto (as stored), f32, f16 or bf16.
     #[arg(long, default_value = "auto", value_parser = parse_dtype)]
     dtype: WeightDType,
-    /// Tokens of one sequence; the model's context by default.
+    /// Tokens of one sequence; by default those of the model, at most 4,096.
     #[arg(long, value_name = "N")]
     context: Option<usize>,
     /// Print one JSON object and nothing else.
@@ -34,7 +37,7 @@ pub struct Inspect {
 }
 
 impl Inspect {
-    pub fn run(&self) -> Outcome {
+    pub fn run(&self, machine: &Machine) -> Outcome {
         let path = locate(&self.model, self.offline)?;
         let folder = Folder::new(path);
         let checkpoint = folder.checkpoint(Load::Read)?;
@@ -43,7 +46,7 @@ impl Inspect {
         let tensors = checkpoint.names().map(|name| Ok((name, checkpoint.info(name)?))).collect::<Outcome<Vec<_>>>()?;
         let config = config.transpose();
         let needs = match &config {
-            Ok(Some(config)) => Some(Needs::of(config, &checkpoint, &tensors, self.dtype.0, self.context)?),
+            Ok(Some(config)) => Some(self.needs(machine, &folder, config, &checkpoint)?),
             _ => None,
         };
         let mut out = io::BufWriter::new(io::stdout().lock());
@@ -55,66 +58,59 @@ impl Inspect {
         // The tensors are shown either way; that the model cannot be run is an error still.
         Ok(config.map(drop)?)
     }
+
+    /// What loading it on the machine's device would take, with what `embed` loads of an embedding model.
+    fn needs(
+        &self,
+        machine: &Machine,
+        folder: &Folder,
+        config: &ModelConfig,
+        checkpoint: &Checkpoint,
+    ) -> Outcome<Needs> {
+        let device = &*memory::open(&machine.device, machine.threads, None)?;
+        let weights = WeightOptions { dtype: self.dtype.0, load: Load::Read };
+        let precision = weights.precision(checkpoint, device.hardware())?;
+        let dtype = precision.weights;
+        if EmbeddingModel::describes(folder)? {
+            if self.context.is_some() {
+                return Err("--context is for models that generate; this one embeds texts".into());
+            }
+            let plan = EmbeddingModel::plan(config, checkpoint, &weights, device)?;
+            return Ok(Needs { plan, dtype, sequence: None });
+        }
+        let config = config.as_decoder()?;
+        let options = LoadOptions { weights, context: self.context, ..LoadOptions::default() };
+        let plan = LanguageModel::plan(config, checkpoint, &options, device)?;
+        let context = options.limits(config)?.context;
+        let kv_per_token = config.num_hidden_layers() * config.kv_values() * precision.kv.size();
+        Ok(Needs { plan, dtype, sequence: Some(SequenceNeeds { context, kv_per_token }) })
+    }
 }
 
 type Tensors<'a> = [(&'a str, TensorInfo<'a>)];
 
-/// Bytes that a model takes once it is loaded.
+/// What a model takes once it is loaded.
 struct Needs {
+    plan: Plan,
     dtype: DType,
-    /// Matrices in the dtype, vectors in f32.
-    weights: u64,
-    /// Per token of one sequence, of a decoder: keys and values of all layers.
-    kv_per_token: Option<u64>,
+    /// Of a decoder that generates.
+    sequence: Option<SequenceNeeds>,
+}
+
+/// What one sequence takes of the cache.
+struct SequenceNeeds {
     context: usize,
-}
-
-impl Needs {
-    fn of(
-        config: &ModelConfig,
-        checkpoint: &Checkpoint,
-        tensors: &Tensors<'_>,
-        dtype: Option<DType>,
-        context: Option<usize>,
-    ) -> Outcome<Self> {
-        let dtype = match dtype {
-            Some(dtype) => dtype,
-            None => main_dtype(checkpoint)?,
-        };
-        let weights = tensors.iter().map(|(_, info)| {
-            let elements = info.shape.iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
-            elements.saturating_mul(if info.shape.len() > 1 { dtype.size() } else { DType::F32.size() } as u64)
-        });
-        let (kv_per_token, longest) = match config {
-            ModelConfig::Decoder(config) => (Some(kv_bytes_per_token(config, dtype)), config.longest_context()),
-            ModelConfig::Encoder(config) => (None, config.max_position_embeddings),
-            _ => (None, 0),
-        };
-        let context = context.unwrap_or(longest);
-        if context > longest {
-            return Err(format!("a context of {context} tokens; the model's is {longest}").into());
-        }
-        Ok(Self { dtype, weights: weights.fold(0, u64::saturating_add), kv_per_token, context })
-    }
-
-    fn kv(&self) -> Option<u64> {
-        self.kv_per_token.map(|bytes| bytes.saturating_mul(self.context as u64))
-    }
-}
-
-fn kv_bytes_per_token(config: &DecoderConfig, dtype: DType) -> u64 {
-    let factors = [config.num_hidden_layers(), config.num_key_value_heads, config.head_dim, dtype.size()];
-    // Keys and values.
-    factors.iter().fold(2, |bytes: u64, &n| bytes.saturating_mul(n as u64))
+    /// Keys and values of one token in all layers.
+    kv_per_token: usize,
 }
 
 /// Tensors and bytes for each dtype in the files.
-fn totals(tensors: &Tensors<'_>) -> BTreeMap<String, (usize, u64)> {
+fn totals(tensors: &Tensors<'_>) -> BTreeMap<String, (usize, usize)> {
     let mut totals = BTreeMap::new();
     for (_, info) in tensors {
         let (count, bytes) = totals.entry(info.dtype.to_string()).or_insert((0, 0));
         *count += 1;
-        *bytes += info.num_bytes as u64;
+        *bytes += info.num_bytes;
     }
     totals
 }
@@ -131,23 +127,27 @@ fn print(out: &mut impl Write, config: &Config<'_>, tensors: &Tensors<'_>, needs
         writeln!(out, "{name}  {} {:?}  {} bytes  {file}", info.dtype, info.shape, info.num_bytes)?;
     }
     for (dtype, (count, bytes)) in totals(tensors) {
-        writeln!(out, "total         {count} tensors in {dtype}, {}", megabytes_of(bytes))?;
+        writeln!(out, "total         {count} tensors in {dtype}, {}", megabytes(bytes))?;
     }
     match config {
         Ok(Some(config)) => writeln!(out, "architecture  {}", architecture(config))?,
         Ok(None) => writeln!(out, "architecture  unknown: a single file has no config.json")?,
         Err(error) => writeln!(out, "architecture  refused: {}", one_line(error))?,
     }
-    let Some(needs) = needs else { return Ok(()) };
-    writeln!(out, "weights       {} in {}", megabytes_of(needs.weights), needs.dtype)?;
-    if let (Some(token), Some(all)) = (needs.kv_per_token, needs.kv()) {
-        writeln!(out, "KV cache      {token} bytes per token, {} for {} tokens", megabytes_of(all), needs.context)?;
+    let Some(Needs { plan, dtype, sequence }) = needs else { return Ok(()) };
+    writeln!(out, "weights       {} in {dtype}", megabytes(plan.weights))?;
+    match sequence {
+        Some(SequenceNeeds { context, kv_per_token }) => writeln!(
+            out,
+            "KV cache      {kv_per_token} bytes per token, {} for {context} tokens",
+            megabytes(plan.cache)
+        )?,
+        None if plan.cache > 0 => writeln!(out, "KV cache      {}", megabytes(plan.cache))?,
+        None => {}
     }
-    Ok(())
-}
-
-fn megabytes_of(bytes: u64) -> String {
-    megabytes(usize::try_from(bytes).unwrap_or(usize::MAX))
+    let step = plan.activations.saturating_add(plan.tables).saturating_add(plan.logits);
+    writeln!(out, "step          {} of activations, rotary tables and logits", megabytes(step))?;
+    writeln!(out, "needs         {}", megabytes(plan.total()))
 }
 
 fn architecture(config: &ModelConfig) -> String {
@@ -184,10 +184,14 @@ fn as_json(checkpoint: &Checkpoint, config: &Config<'_>, tensors: &Tensors<'_>, 
         "totals": totals,
         "needs": needs.map(|needs| json!({
             "dtype": needs.dtype.name(),
-            "weight_bytes": needs.weights,
-            "kv_bytes_per_token": needs.kv_per_token,
-            "context": needs.context,
-            "kv_bytes": needs.kv(),
+            "context": needs.sequence.as_ref().map(|sequence| sequence.context),
+            "kv_bytes_per_token": needs.sequence.as_ref().map(|sequence| sequence.kv_per_token),
+            "weight_bytes": needs.plan.weights,
+            "kv_bytes": needs.plan.cache,
+            "activation_bytes": needs.plan.activations,
+            "table_bytes": needs.plan.tables,
+            "logit_bytes": needs.plan.logits,
+            "total_bytes": needs.plan.total(),
         })),
     })
 }

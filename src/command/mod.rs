@@ -328,7 +328,7 @@ pub fn main() -> ExitCode {
         Some(Command::Embed(command)) => command.run(&cli.machine),
         Some(Command::Logits(command)) => command.run(&cli.machine),
         Some(Command::Bench(command)) => command.run(&cli.machine),
-        Some(Command::Inspect(command)) => command.run(),
+        Some(Command::Inspect(command)) => command.run(&cli.machine),
         Some(Command::Settings(command)) => command.run(&cli.machine),
         Some(Command::Devices(command)) => command.run(&cli.machine),
         Some(Command::Explain(command)) => command.run(&cli.machine),

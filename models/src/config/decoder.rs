@@ -422,8 +422,18 @@ impl DecoderConfig {
     /// as few prompts fill more, and no more than keeps the rotary embedding as it was first trained.
     pub fn usual_context(&self) -> usize {
         const USUAL: usize = 4096;
+        self.trained_context().min(USUAL)
+    }
+
+    /// The longest sequence that keeps the rotary embedding as it was first trained.
+    pub(crate) fn trained_context(&self) -> usize {
         let unchanged = self.ropes.iter().filter_map(|rope| rope.scaling.changes_beyond()).min();
-        self.max_position_embeddings.min(USUAL).min(unchanged.unwrap_or(usize::MAX))
+        self.max_position_embeddings.min(unchanged.unwrap_or(usize::MAX))
+    }
+
+    /// The number of values that one token has in the cache of one layer, keys and values together.
+    pub fn kv_values(&self) -> usize {
+        2 * self.num_key_value_heads * self.head_dim
     }
 
     /// Floating-point operations of one token in all layers, a multiply-add being two, when it attends to `keys` keys

@@ -98,17 +98,6 @@ impl EncoderConfig {
         2.0 * (self.num_hidden_layers as f64 * products + 2.0 * hidden * seen)
     }
 
-    /// Bytes of the activations of a pass of `rows` tokens, and of the tables of rotary positions, unless they are too
-    /// many to count.
-    pub(crate) fn pass_bytes(&self, rows: usize) -> Option<usize> {
-        let width = self.hidden_size.checked_mul(6)?.checked_add(self.intermediate_size)?;
-        let tables = match self.positions {
-            Positions::Learned { .. } => 0,
-            Positions::Rotary { .. } => product(&[2, self.max_position_embeddings, self.head_dim])?,
-        };
-        product(&[rows, width])?.checked_add(tables)?.checked_mul(size_of::<f32>())
-    }
-
     /// Reads the fields that all encoders have. The switches are BERT's: its embeddings, biases everywhere, norms after
     /// each part, every token seen.
     pub(crate) fn read(config: &Fields<'_>, names: &'static EncoderNames, defaults: &EncoderDefaults) -> Result<Self> {

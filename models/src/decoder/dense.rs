@@ -5,7 +5,8 @@ use sinew_ops::layers::{Linear, LinearOptions};
 use super::layer::{Activations, Step};
 use super::stream::{Input, Output};
 use crate::config::Up;
-use crate::load::{Loader, Part};
+use crate::load::{Loader, Part, Sizes};
+use crate::scratch::sum;
 use crate::{DecoderConfig, Result};
 
 /// `down · act(up · x)`, or `down · (act(gate · x) ⊙ up · x)`.
@@ -57,6 +58,19 @@ impl Dense {
         let input = self.input.read(ctx, n, &x.stream, &mut x.normed)?;
         self.up.run(ctx, input, x.gated.write(n)?)?;
         self.down.run(ctx, n, x.gated.read(n)?, &mut x.stream)
+    }
+
+    /// Bytes of the weights that it loads.
+    pub(super) fn bytes(sizes: &Sizes, config: &DecoderConfig, width: usize) -> usize {
+        let (names, hidden) = (config.names, config.hidden_size);
+        let norms = [names.mlp_norm, names.mlp_output_norm].into_iter().flatten().count();
+        let gated = names.is_gated();
+        let up = width.saturating_mul(if gated { 2 } else { 1 });
+        sum([
+            sizes.norm(config.norm, hidden).saturating_mul(norms),
+            sizes.linear(up, hidden, config.mlp_bias, gated),
+            sizes.linear(hidden, width, config.mlp_bias, false),
+        ])
     }
 
     /// The rows chosen for its parts.

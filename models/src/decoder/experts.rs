@@ -16,8 +16,8 @@ use sinew_tensor::DType;
 use super::layer::{Activations, Step};
 use super::stream::Input;
 use crate::config::ExpertsConfig;
-use crate::load::{Loader, Part, Precision};
-use crate::scratch::Rows;
+use crate::load::{Loader, Part, Precision, Sizes};
+use crate::scratch::{Rows, sum};
 use crate::{DecoderConfig, Error, Result};
 
 /// The router and the experts of a layer.
@@ -30,6 +30,7 @@ pub(super) struct Experts {
     gate_up: GroupedLinear,
     down: GroupedLinear,
     combine: Combine,
+    count: usize,
     per_token: usize,
 }
 
@@ -53,16 +54,31 @@ impl ExpertActivations {
         precision: Precision,
         rows: usize,
     ) -> Result<Self> {
-        let ExpertsConfig { count, per_token, width, .. } = experts;
-        let (hidden, activations, sorted) = (config.hidden_size, precision.activations, rows * per_token);
-        let input = if config.names.mlp_norm.is_some() { activations } else { DType::F32 };
+        let ExpertsConfig { count, per_token, .. } = experts;
+        let [sorted, gated, outputs] = Self::sorted(config, experts, precision);
+        let rows_of = |(dtype, width)| Rows::new(ctx, dtype, rows * per_token, width);
         Ok(Self {
             scores: Rows::new(ctx, DType::F32, rows, count)?,
             routing: Routing::new(ctx, count, per_token, rows)?,
-            sorted: Rows::new(ctx, input, sorted, hidden)?,
-            gated: Rows::new(ctx, activations, sorted, width)?,
-            outputs: Rows::new(ctx, DType::F32, sorted, hidden)?,
+            sorted: rows_of(sorted)?,
+            gated: rows_of(gated)?,
+            outputs: rows_of(outputs)?,
         })
+    }
+
+    /// Bytes of its rows.
+    pub(super) fn bytes(config: &DecoderConfig, experts: ExpertsConfig, precision: Precision, rows: usize) -> usize {
+        let ExpertsConfig { count, per_token, .. } = experts;
+        let sorted = Self::sorted(config, experts, precision)
+            .map(|(dtype, width)| Rows::bytes(dtype, rows.saturating_mul(per_token), width));
+        sum([Rows::bytes(DType::F32, rows, count), Routing::bytes(count, per_token, rows), sum(sorted)])
+    }
+
+    /// What rows that are sorted by expert are: `sorted`, `gated` and `outputs`.
+    fn sorted(config: &DecoderConfig, experts: ExpertsConfig, precision: Precision) -> [(DType, usize); 3] {
+        let (hidden, activations) = (config.hidden_size, precision.activations);
+        let input = if config.names.mlp_norm.is_some() { activations } else { DType::F32 };
+        [(input, hidden), (activations, experts.width), (DType::F32, hidden)]
     }
 }
 
@@ -100,6 +116,7 @@ impl Experts {
             down: loader.grouped(&down, count, width, product, rows * per_token)?,
             combine: Combine::new(&ctx, combine, rows)?,
             input,
+            count,
             per_token,
         })
     }
@@ -120,6 +137,18 @@ impl Experts {
         Ok(self.combine.run(ctx, e.outputs.read(sorted)?, &e.routing, x.stream.hidden.write(n)?)?)
     }
 
+    /// Bytes of the weights that it loads.
+    pub(super) fn bytes(sizes: &Sizes, config: &DecoderConfig, experts: ExpertsConfig) -> usize {
+        let (ExpertsConfig { count, width, .. }, hidden) = (experts, config.hidden_size);
+        let norms = usize::from(config.names.mlp_norm.is_some());
+        sum([
+            sizes.norm(config.norm, hidden).saturating_mul(norms),
+            sizes.linear(count, hidden, false, false),
+            sizes.grouped(count, width.saturating_mul(2), hidden, true),
+            sizes.grouped(count, hidden, width, false),
+        ])
+    }
+
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         vec![
@@ -131,6 +160,16 @@ impl Experts {
 
     /// Bytes of its packed weights.
     pub(super) fn weight_bytes(&self) -> usize {
-        self.router.weight_bytes() + self.gate_up.weight_bytes() + self.down.weight_bytes()
+        self.router.weight_bytes() + self.expert_bytes()
+    }
+
+    /// Bytes of weights that a step of `rows` tokens reads at most: each token goes through a few experts.
+    pub(super) fn step_bytes(&self, rows: usize) -> usize {
+        let used = rows.saturating_mul(self.per_token).min(self.count);
+        self.router.weight_bytes() + self.expert_bytes() / self.count * used
+    }
+
+    fn expert_bytes(&self) -> usize {
+        self.gate_up.weight_bytes() + self.down.weight_bytes()
     }
 }

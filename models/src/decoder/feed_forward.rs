@@ -5,7 +5,7 @@ use super::experts::Experts;
 use super::layer::{Activations, Step};
 use crate::Result;
 use crate::config::{DecoderConfig, FeedForward as Kind, LayerConfig};
-use crate::load::Loader;
+use crate::load::{Loader, Sizes};
 
 /// What follows attention in a layer.
 #[derive(Debug)]
@@ -37,6 +37,14 @@ impl FeedForward {
         }
     }
 
+    /// Bytes of the weights that it loads.
+    pub(super) fn bytes(sizes: &Sizes, config: &DecoderConfig, layer: &LayerConfig) -> usize {
+        match layer.feed_forward {
+            Kind::Dense { width } => Dense::bytes(sizes, config, width),
+            Kind::Experts(experts) => Experts::bytes(sizes, config, experts),
+        }
+    }
+
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         match self {
@@ -50,6 +58,14 @@ impl FeedForward {
         match self {
             Self::Dense(dense) => dense.weight_bytes(),
             Self::Experts(experts) => experts.weight_bytes(),
+        }
+    }
+
+    /// Bytes of weights that a step of `rows` tokens reads at most.
+    pub(super) fn step_bytes(&self, rows: usize) -> usize {
+        match self {
+            Self::Dense(dense) => dense.weight_bytes(),
+            Self::Experts(experts) => experts.step_bytes(rows),
         }
     }
 }

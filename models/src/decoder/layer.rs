@@ -6,13 +6,13 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, Tensor, View};
 
-use super::Limits;
 use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
 use super::stream::{Input, Output, Stream};
 use crate::config::{LayerConfig, QkNorm, Qkv};
-use crate::load::{Loader, Part, Precision};
-use crate::scratch::{Heads, Rows};
+use crate::load::{Loader, Part, Precision, Sizes};
+use crate::plan::Limits;
+use crate::scratch::{Heads, Rows, sum};
 use crate::{DecoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.
@@ -60,19 +60,38 @@ pub(super) struct Step<'a> {
 
 impl Activations {
     pub(super) fn new(ctx: &Context, config: &DecoderConfig, precision: Precision, rows: usize) -> Result<Self> {
-        let (hidden, activations) = (config.hidden_size, precision.activations);
-        let (heads, kv_heads, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+        let [normed, qkv, attended, gated] = Self::rows(config, precision);
+        let rows_of = |(dtype, width)| Rows::new(ctx, dtype, rows, width);
         Ok(Self {
             stream: Stream::new(ctx, config, rows)?,
-            normed: Rows::new(ctx, activations, rows, hidden)?,
-            qkv: Rows::new(ctx, DType::F32, rows, (heads + 2 * kv_heads) * d)?,
-            attended: Rows::new(ctx, activations, rows, heads * d)?,
-            gated: Rows::new(ctx, activations, rows, config.dense_width())?,
+            normed: rows_of(normed)?,
+            qkv: rows_of(qkv)?,
+            attended: rows_of(attended)?,
+            gated: rows_of(gated)?,
             experts: config
                 .experts()
                 .map(|experts| ExpertActivations::new(ctx, config, experts, precision, rows))
                 .transpose()?,
         })
+    }
+
+    /// Bytes of its rows.
+    pub(super) fn bytes(config: &DecoderConfig, precision: Precision, rows: usize) -> usize {
+        let own = Self::rows(config, precision).map(|(dtype, width)| Rows::bytes(dtype, rows, width));
+        let experts = config.experts().map(|experts| ExpertActivations::bytes(config, experts, precision, rows));
+        sum([Stream::bytes(config, rows), sum(own), experts.unwrap_or(0)])
+    }
+
+    /// What `normed`, `qkv`, `attended` and `gated` are rows of.
+    fn rows(config: &DecoderConfig, precision: Precision) -> [(DType, usize); 4] {
+        let (heads, kv_heads, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+        let activations = precision.activations;
+        [
+            (activations, config.hidden_size),
+            (DType::F32, (heads + 2 * kv_heads) * d),
+            (activations, heads * d),
+            (activations, config.dense_width()),
+        ]
     }
 }
 
@@ -115,6 +134,26 @@ impl Layer {
             heads: Heads::qkv(num_heads, num_kv_heads, head_dim),
             parallel: config.parallel_residual,
         })
+    }
+
+    /// Bytes of the weights that a layer loads.
+    pub(super) fn bytes(sizes: &Sizes, config: &DecoderConfig, layer: &LayerConfig) -> usize {
+        let (names, hidden) = (config.names, config.hidden_size);
+        let heads = Heads::qkv(config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+        let [q, k, v] = heads.map(|heads| heads.count * heads.head_dim);
+        let norms = [names.attention_norm, names.attention_output_norm].into_iter().flatten().count();
+        let qk_norms = match config.qk_norm {
+            None => 0,
+            Some(QkNorm::Head) => sizes.norm(config.norm, config.head_dim).saturating_mul(2),
+            Some(QkNorm::Token) => sizes.norm(config.norm, q + k),
+        };
+        sum([
+            sizes.norm(config.norm, hidden).saturating_mul(norms),
+            qk_norms,
+            sizes.linear(q + k + v, hidden, config.qkv_bias, false),
+            sizes.linear(hidden, q, config.o_bias, false),
+            FeedForward::bytes(sizes, config, layer),
+        ])
     }
 
     /// `h += attention(h)`, then `h += feed_forward(h)`; or both of one `h`.
@@ -165,6 +204,11 @@ impl Layer {
     /// Bytes of its packed weights.
     pub(super) fn weight_bytes(&self) -> usize {
         self.qkv.weight_bytes() + self.output.product.weight_bytes() + self.feed_forward.weight_bytes()
+    }
+
+    /// Bytes of weights that a step of `rows` tokens reads at most.
+    pub(super) fn step_bytes(&self, rows: usize) -> usize {
+        self.qkv.weight_bytes() + self.output.product.weight_bytes() + self.feed_forward.step_bytes(rows)
     }
 }
 

@@ -5,7 +5,7 @@ use sinew_ops::layers::{Add, Linear, LinearOptions, Norm};
 use sinew_tensor::{DType, View};
 
 use crate::load::{Loader, Part};
-use crate::scratch::Rows;
+use crate::scratch::{Rows, sum};
 use crate::{DecoderConfig, Result};
 
 /// The residual stream, in f32.
@@ -38,13 +38,21 @@ pub(super) struct Output {
 
 impl Stream {
     pub(super) fn new(ctx: &Context, config: &DecoderConfig, rows: usize) -> Result<Self> {
-        let names = config.names;
-        let norms = names.attention_output_norm.is_some() || names.mlp_output_norm.is_some();
-        let added = if norms || config.learned_positions { rows } else { 0 };
         Ok(Self {
             hidden: Rows::new(ctx, DType::F32, rows, config.hidden_size)?,
-            added: Rows::new(ctx, DType::F32, added, config.hidden_size)?,
+            added: Rows::new(ctx, DType::F32, Self::added_rows(config, rows), config.hidden_size)?,
         })
+    }
+
+    /// Bytes of its rows.
+    pub(super) fn bytes(config: &DecoderConfig, rows: usize) -> usize {
+        sum([rows, Self::added_rows(config, rows)].map(|rows| Rows::bytes(DType::F32, rows, config.hidden_size)))
+    }
+
+    fn added_rows(config: &DecoderConfig, rows: usize) -> usize {
+        let names = config.names;
+        let norms = names.attention_output_norm.is_some() || names.mlp_output_norm.is_some();
+        if norms || config.learned_positions { rows } else { 0 }
     }
 }
 

@@ -6,10 +6,13 @@ use sinew_tensor::{DType, Layout, PagedLayout, Tensor};
 use super::{MAX_TEXTS, PASS_TOKENS};
 use crate::batch::{Batch, Wanted};
 use crate::cache::KvCache;
-use crate::decoder::{Decoder, Limits};
+use crate::checkpoint::Checkpoint;
+use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::load::{Loader, Precision};
-use crate::{DecoderConfig, Error, ModelConfig, Result};
+use crate::load::{Loader, Precision, Sizes};
+use crate::plan::{Limits, Plan};
+use crate::scratch::bytes;
+use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 
 /// Tokens in a block of the cache.
 const BLOCK_SIZE: usize = 16;
@@ -36,12 +39,17 @@ impl Backbone {
     pub(super) fn load(loader: &mut Loader<'_>, config: &ModelConfig) -> Result<Self> {
         match config {
             ModelConfig::Encoder(config) => {
-                let rows = config.max_position_embeddings.max(PASS_TOKENS);
-                let what = format!("activations for {rows} tokens");
-                check_memory(loader.context(), &what, config.pass_bytes(rows))?;
-                Ok(Self::Encoder(Box::new(Encoder::load(loader, config, rows, MAX_TEXTS)?)))
+                Ok(Self::Encoder(Box::new(Encoder::load(loader, config, pass_rows(config), MAX_TEXTS)?)))
             }
             ModelConfig::Decoder(config) => Ok(Self::Decoder(Box::new(HiddenStates::load(loader, config)?))),
+        }
+    }
+
+    /// What it would take; a decoder's cache grows where one text is longer than a pass.
+    pub(super) fn plan(config: &ModelConfig, checkpoint: &Checkpoint, sizes: &Sizes) -> Plan {
+        match config {
+            ModelConfig::Encoder(config) => Encoder::plan(config, sizes, pass_rows(config), MAX_TEXTS),
+            ModelConfig::Decoder(config) => HiddenStates::plan(config, checkpoint, sizes),
         }
     }
 
@@ -97,16 +105,20 @@ impl Backbone {
 
 impl HiddenStates {
     fn load(loader: &mut Loader<'_>, config: &DecoderConfig) -> Result<Self> {
-        let ctx = loader.context().clone();
-        let context = longest(config);
-        let limits =
-            Limits { max_rows: PASS_TOKENS, max_sequences: MAX_TEXTS, context, block_size: BLOCK_SIZE, max_logits: 0 };
-        let table = context.checked_mul(config.head_dim).and_then(|n| n.checked_mul(DType::F32.size()));
-        check_memory(&ctx, &format!("rotary tables for {context} tokens"), table)?;
-        let cache = new_cache(&ctx, config, loader.precision(), limits.max_rows)?;
+        let (ctx, limits) = (loader.context().clone(), limits(config));
         let decoder = Decoder::load(loader, config, limits)?;
+        let layout = cache_layout(config, decoder.precision(), limits.max_rows)?;
+        let cache = KvCache::new(&ctx, config.num_hidden_layers(), layout)?;
         let states = ctx.uninitialised(DType::F32, &[limits.max_rows, config.hidden_size])?;
         Ok(Self { decoder, cache, batch: Batch::for_limits(&limits), states })
+    }
+
+    fn plan(config: &DecoderConfig, checkpoint: &Checkpoint, sizes: &Sizes) -> Plan {
+        let limits = limits(config);
+        let plan = Decoder::plan(config, checkpoint, sizes, &limits);
+        let states = bytes(DType::F32, &[limits.max_rows, config.hidden_size]);
+        let cache = cache_bytes(config, sizes.precision, limits.max_rows);
+        Plan { cache, activations: plan.activations.saturating_add(states), ..plan }
     }
 
     fn run(&mut self, ctx: &Context, texts: &[&[u32]], last: bool) -> Result<Vec<Vec<f32>>> {
@@ -114,7 +126,9 @@ impl HiddenStates {
         let (most, width) = (decoder.limits().max_rows, decoder.config().hidden_size);
         let tokens: usize = texts.iter().map(|text| text.len()).sum();
         if blocks(tokens) > cache.layout().num_blocks() {
-            *cache = new_cache(ctx, decoder.config(), decoder.precision(), tokens)?;
+            let (config, precision) = (decoder.config(), decoder.precision());
+            Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }.fits(&**ctx.device())?;
+            *cache = KvCache::new(ctx, config.num_hidden_layers(), cache_layout(config, precision, tokens)?)?;
         }
         let mut sequences: Vec<_> = texts.iter().map(|text| cache.sequence(text.len())).collect();
         let mut of_texts = vec![Vec::new(); texts.len()];
@@ -151,10 +165,20 @@ impl HiddenStates {
     }
 }
 
-/// The longest text of a decoder: no longer than keeps its rotary embedding as it was first trained.
-pub(super) fn longest(config: &DecoderConfig) -> usize {
-    let unchanged = config.ropes.iter().filter_map(|rope| rope.scaling.changes_beyond()).min();
-    config.max_position_embeddings.min(unchanged.unwrap_or(usize::MAX))
+/// Tokens of an encoder's pass: several texts, or the longest.
+fn pass_rows(config: &EncoderConfig) -> usize {
+    config.max_position_embeddings.max(PASS_TOKENS)
+}
+
+/// How large the steps of a decoder are, which may take several for its longest text.
+fn limits(config: &DecoderConfig) -> Limits {
+    Limits {
+        max_rows: PASS_TOKENS,
+        max_sequences: MAX_TEXTS,
+        context: config.trained_context(),
+        block_size: BLOCK_SIZE,
+        max_logits: 0,
+    }
 }
 
 /// Blocks for tokens of any number of texts that share a pass: each may leave one unfilled.
@@ -162,20 +186,13 @@ fn blocks(tokens: usize) -> usize {
     tokens.div_ceil(BLOCK_SIZE).saturating_add(MAX_TEXTS)
 }
 
-fn new_cache(ctx: &Context, config: &DecoderConfig, precision: Precision, tokens: usize) -> Result<KvCache> {
+/// A cache for `tokens` tokens.
+fn cache_layout(config: &DecoderConfig, precision: Precision, tokens: usize) -> Result<PagedLayout> {
     let (kv_heads, head_dim) = (config.num_key_value_heads, config.head_dim);
-    let layout = PagedLayout::new(blocks(tokens), kv_heads, BLOCK_SIZE, head_dim, precision.kv)?;
-    let bytes = KvCache::bytes_for(config.num_hidden_layers(), &layout);
-    check_memory(ctx, &format!("keys and values of {tokens} tokens"), bytes)?;
-    KvCache::new(ctx, config.num_hidden_layers(), layout)
+    Ok(PagedLayout::new(blocks(tokens), kv_heads, BLOCK_SIZE, head_dim, precision.kv)?)
 }
 
-/// Refuses what the free memory of the device cannot hold before any of it is allocated.
-fn check_memory(ctx: &Context, what: &str, bytes: Option<usize>) -> Result<()> {
-    let available = ctx.device().memory()?.available;
-    if bytes.is_some_and(|bytes| bytes <= available) {
-        return Ok(());
-    }
-    let needed = bytes.map_or_else(|| "more bytes than can be counted".to_owned(), |n| format!("{n} bytes"));
-    Err(Error::Input(format!("{what} take {needed}; {available} are free")))
+fn cache_bytes(config: &DecoderConfig, precision: Precision, tokens: usize) -> usize {
+    let layout = cache_layout(config, precision, tokens);
+    layout.map_or(usize::MAX, |layout| KvCache::bytes_for(config.num_hidden_layers(), &layout))
 }

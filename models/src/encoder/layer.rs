@@ -4,9 +4,9 @@ use sinew_ops::Context;
 use sinew_ops::layers::{Attention, AttentionOptions, Inputs, Linear, LinearOptions, Norm, Rotary, Sequences};
 use sinew_tensor::{DType, View};
 
-use super::norm;
-use crate::load::{Loader, Part};
-use crate::scratch::{Heads, Rows};
+use super::{norm, norm_bytes};
+use crate::load::{Loader, Part, Sizes};
+use crate::scratch::{Heads, Rows, sum};
 use crate::{EncoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.
@@ -63,9 +63,20 @@ pub(super) struct Step<'a> {
 impl Activations {
     pub(super) fn new(ctx: &Context, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
         let rows = |width: usize| Rows::new(ctx, DType::F32, max_rows, width);
+        let [hidden, middle, qkv, attended, up] = Self::widths(config);
+        let scratch = Scratch { qkv: rows(qkv)?, attended: rows(attended)?, up: rows(up)? };
+        Ok(Self { hidden: rows(hidden)?, middle: rows(middle)?, scratch })
+    }
+
+    /// Bytes of its rows.
+    pub(super) fn bytes(config: &EncoderConfig, max_rows: usize) -> usize {
+        sum(Self::widths(config).map(|width| Rows::bytes(DType::F32, max_rows, width)))
+    }
+
+    /// Of `hidden`, `middle`, `qkv`, `attended` and `up`.
+    fn widths(config: &EncoderConfig) -> [usize; 5] {
         let hidden = config.hidden_size;
-        let scratch = Scratch { qkv: rows(3 * hidden)?, attended: rows(hidden)?, up: rows(config.intermediate_size)? };
-        Ok(Self { hidden: rows(hidden)?, middle: rows(hidden)?, scratch })
+        [hidden, hidden, 3 * hidden, hidden, config.intermediate_size]
     }
 }
 
@@ -133,6 +144,20 @@ impl Layer {
             norms,
             heads: Heads::qkv(num_heads, num_heads, head_dim),
         })
+    }
+
+    /// Bytes of the weights that the layer `index` loads.
+    pub(super) fn bytes(sizes: &Sizes, config: &EncoderConfig, index: usize) -> usize {
+        let (hidden, width) = (config.hidden_size, config.intermediate_size);
+        let norms = if config.norm_first && index == 0 { 1 } else { 2 };
+        let up = if config.gated { 2 * width } else { width };
+        sum([
+            norm_bytes(sizes, config).saturating_mul(norms),
+            sizes.linear(3 * hidden, hidden, config.attention_bias, false),
+            sizes.linear(hidden, hidden, config.attention_bias, false),
+            sizes.linear(up, hidden, config.mlp_bias, config.gated),
+            sizes.linear(hidden, width, config.mlp_bias, false),
+        ])
     }
 
     /// Takes the residual stream `hidden` through attention and feed-forward.

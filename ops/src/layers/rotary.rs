@@ -43,6 +43,11 @@ impl Rotary {
         Ok(Self { cos, sin, plan })
     }
 
+    /// Bytes of the tables for `positions` positions of which each has `pairs` pairs that turn.
+    pub fn bytes(pairs: usize, positions: usize) -> usize {
+        pairs.saturating_mul(positions).saturating_mul(2 * DType::F32.size())
+    }
+
     /// Enqueues the turn of `x [tokens, heads, head_dim]` by `positions` i32 `[tokens]`.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use sinew_kernels::packed::{Format, Source, UnitRows, Weights};
-use sinew_memory::Buffer;
+use sinew_memory::{Buffer, DeviceKind};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::error::refuse;
@@ -126,6 +126,17 @@ impl WeightPacker {
     /// A dtype without a format, or out of memory.
     pub fn table(ctx: &Context, dtype: DType, rows: usize, width: usize) -> Result<Self> {
         Self::with_format(ctx, Format::row_major(dtype), dtype, 1, &[rows], width, false)
+    }
+
+    /// Bytes of what [`grouped`](Self::grouped) makes room for on a kind of device, `n` outputs in each group; the largest
+    /// number where they are more, or where there is no format.
+    pub fn bytes(device: DeviceKind, dtype: DType, groups: usize, n: usize, k: usize, gated: bool) -> usize {
+        Format::of(dtype, device).map_or(usize::MAX, |format| format.packed_bytes(n, k, gated).saturating_mul(groups))
+    }
+
+    /// Bytes of a [`table`](Self::table); the largest number where they are more, or where there is no format.
+    pub fn table_bytes(dtype: DType, rows: usize, width: usize) -> usize {
+        Format::row_major(dtype).map_or(usize::MAX, |format| format.packed_bytes(rows, width, false))
     }
 
     fn with_format(

@@ -1,0 +1,255 @@
+//! Answers: what is asked for, the sequence that is kept between them, and token after token until one is whole.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use super::LanguageModel;
+use crate::Result;
+use crate::cache::Sequence;
+use crate::sampling::{History, Logprobs, Sampler, SamplingParams};
+use crate::stop::{StopStrings, TextStream};
+
+/// What to generate and when to stop.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerateOptions {
+    /// The most tokens to generate.
+    pub max_new_tokens: usize,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// Texts that end the answer; they are not part of it.
+    pub stop: Vec<String>,
+    /// Go on past end-of-sequence tokens, as benchmarks do.
+    pub ignore_eos: bool,
+    /// Report each token's log probability, and those of this many of the most probable. The logits of each step then
+    /// come to the host, also from a device that draws itself.
+    pub logprobs: Option<usize>,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 128,
+            sampling: SamplingParams::default(),
+            stop: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+        }
+    }
+}
+
+/// A sequence that is kept between answers, so that the next prompt is run only from where it differs.
+///
+/// It holds blocks of the cache: a model that was loaded for one sequence has none for others meanwhile.
+#[derive(Debug)]
+pub struct Session {
+    sequence: Sequence,
+    /// The tokens whose keys and values are in the cache.
+    tokens: Vec<u32>,
+}
+
+impl Session {
+    /// The tokens that are in the cache.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Forgets what differs from `prompt`, and returns the tokens that are left. The last of the prompt is always to be
+    /// run: its logits are asked for.
+    fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize> {
+        let run = &prompt[..prompt.len().saturating_sub(1)];
+        let common = self.tokens.iter().zip(run).take_while(|(a, b)| a == b).count();
+        self.tokens.truncate(common);
+        self.sequence.truncate(common)?;
+        Ok(common)
+    }
+
+    /// After an answer, or the part of one: what the sequence has of `tokens`.
+    fn has(&mut self, tokens: impl Iterator<Item = u32>) {
+        self.tokens.clear();
+        self.tokens.extend(tokens.take(self.sequence.len()));
+    }
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// An end-of-sequence token.
+    Eos,
+    /// A stop text.
+    Stop,
+    /// As many tokens as were asked for, or the end of the context.
+    Length,
+    /// The callback asked to end.
+    Cancelled,
+}
+
+impl std::fmt::Display for Finish {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Eos => "eos",
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        })
+    }
+}
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub struct Generation {
+    /// Its tokens, without the end-of-sequence token.
+    pub tokens: Vec<u32>,
+    /// Its text; empty for a model without a tokenizer.
+    pub text: String,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// How many of them were in the cache already.
+    pub cached_tokens: usize,
+    /// One for each token, where they were asked for.
+    pub logprobs: Vec<Logprobs>,
+    /// Time for the prompt, first token included; zero for a prompt that was not run to its end.
+    pub prefill: Duration,
+    /// Time for the tokens after the first.
+    pub decode: Duration,
+}
+
+impl LanguageModel {
+    /// Generates an answer. `on_text` is called after every token with the text that can be shown, in whole characters
+    /// and often empty, and may end the answer. It is called between the chunks of the prompt, too, with no text.
+    ///
+    /// # Errors
+    /// Those of [`LanguageModel::prefill`], or sampling parameters that make no sense.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        self.generate_in(&mut self.session(), prompt, options, on_text)
+    }
+
+    /// An empty session.
+    pub fn session(&self) -> Session {
+        Session { sequence: self.sequence(), tokens: Vec::new() }
+    }
+
+    /// [`LanguageModel::generate`] in a session: tokens at the beginning of the prompt that it has are not run again. The
+    /// answer is that of [`LanguageModel::generate`], to the bit.
+    ///
+    /// # Errors
+    /// Those of [`LanguageModel::generate`]. The session stays usable.
+    pub fn generate_in(
+        &mut self,
+        session: &mut Session,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        let sampler = Sampler::new(options.sampling.clone())?;
+        self.check_prompt(0, prompt)?;
+        let room = options.max_new_tokens.min(self.decoder.limits().context.saturating_sub(prompt.len()) + 1);
+        let mut answer = Generation {
+            tokens: Vec::with_capacity(room),
+            text: String::new(),
+            finish: Finish::Length,
+            prompt_tokens: prompt.len(),
+            cached_tokens: session.keep_prefix(prompt)?,
+            logprobs: Vec::new(),
+            prefill: Duration::ZERO,
+            decode: Duration::ZERO,
+        };
+        let outcome = self.answer(&mut session.sequence, prompt, options, sampler, &mut answer, on_text);
+        session.has(prompt.iter().chain(&answer.tokens).copied());
+        outcome.map(|()| answer)
+    }
+
+    /// Runs what `sequence` does not have of the prompt, and then token after token, into `answer`.
+    fn answer(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        mut sampler: Sampler,
+        answer: &mut Generation,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let tokenizer = self.tokenizer.clone();
+        let stops = StopStrings::new(options.stop.iter().map(String::as_str))?;
+        let mut text = tokenizer.as_deref().map(|tokenizer| TextStream::new(tokenizer, true, stops));
+        if options.max_new_tokens == 0 {
+            return Ok(());
+        }
+        let mut show = |answer: &mut Generation, piece: &str| {
+            answer.text.push_str(piece);
+            // Asked at every token, so that an answer can be ended while no text comes.
+            on_text(piece)
+        };
+        let logprobs = options.logprobs;
+        let start = Instant::now();
+        let choose = |model: &mut Self| model.choose(&mut sampler, History { prompt, generated: &[] }, logprobs);
+        let rest = &prompt[answer.cached_tokens..];
+        let Some((mut token, mut chosen)) = self.prefill_then(sequence, rest, &mut || show(answer, ""), choose)? else {
+            answer.finish = Finish::Cancelled;
+            return Ok(());
+        };
+        let first = Instant::now();
+        loop {
+            if !options.ignore_eos && self.decoder.config().eos_token_ids.contains(&token) {
+                answer.finish = Finish::Eos;
+                break;
+            }
+            answer.tokens.push(token);
+            answer.logprobs.extend(chosen);
+            let piece = text.as_mut().map(|text| text.push(token)).transpose()?.unwrap_or_default();
+            if show(answer, &piece.text).is_break() {
+                answer.finish = Finish::Cancelled;
+                break;
+            }
+            if piece.stopped_by.is_some() {
+                answer.finish = Finish::Stop;
+                break;
+            }
+            if answer.tokens.len() >= options.max_new_tokens || sequence.len() >= self.decoder.limits().context {
+                break;
+            }
+            let history = History { prompt, generated: &answer.tokens };
+            let choose = |model: &mut Self| model.choose(&mut sampler, history, logprobs);
+            (token, chosen) = self.decode_then(std::slice::from_mut(sequence), &[token], choose)?;
+        }
+        let end = Instant::now();
+        if let Some(text) = text.as_mut().filter(|_| matches!(answer.finish, Finish::Eos | Finish::Length)) {
+            let rest = text.finish()?;
+            if rest.stopped_by.is_some() {
+                answer.finish = Finish::Stop;
+            }
+            if !rest.text.is_empty() && show(answer, &rest.text).is_break() {
+                answer.finish = Finish::Cancelled;
+            }
+        }
+        (answer.prefill, answer.decode) = (first - start, end - first);
+        Ok(())
+    }
+
+    /// The next token by the first row of logits, chosen where they are if that can be, and its log probability if that
+    /// is wanted.
+    fn choose(
+        &mut self,
+        sampler: &mut Sampler,
+        history: History<'_>,
+        logprobs: Option<usize>,
+    ) -> Result<(u32, Option<Logprobs>)> {
+        if let Some(draw) = &mut self.draw
+            && let Some(asked) = sampler.ask()
+        {
+            let token = draw.tokens(&self.ctx, &self.logits, std::iter::once(asked))?[0];
+            let Some(most) = logprobs else { return Ok((token, None)) };
+            self.fetch(1)?;
+            return Ok((token, Some(Logprobs::of(&self.row, token, most))));
+        }
+        self.fetch(1)?;
+        let token = sampler.sample(&self.row, history)?;
+        Ok((token, logprobs.map(|most| Logprobs::of(&self.row, token, most))))
+    }
+}

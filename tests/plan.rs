@@ -1,0 +1,151 @@
+//! The plan of a model is what loading it then takes of its device.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sinew::kernels::Registry;
+use sinew::memory::{Cpu, Device, DeviceId, Hardware, Location, MemoryInfo, Result, Storage, Stream};
+use sinew::models::{Folder, Load};
+use sinew::ops::Policy;
+use sinew::prelude::*;
+
+/// The CPU, with what was allocated on it.
+#[derive(Debug)]
+struct Counting {
+    cpu: Arc<dyn Device>,
+    allocated: AtomicUsize,
+    available: usize,
+}
+
+impl Counting {
+    fn new(available: usize) -> Arc<Self> {
+        Arc::new(Self { cpu: Cpu::get(), allocated: AtomicUsize::new(0), available })
+    }
+}
+
+impl Device for Counting {
+    fn id(&self) -> DeviceId {
+        self.cpu.id()
+    }
+    fn hardware(&self) -> &Hardware {
+        self.cpu.hardware()
+    }
+    fn memory(&self) -> Result<MemoryInfo> {
+        Ok(MemoryInfo { total: self.available, available: self.available })
+    }
+    fn alignment(&self) -> usize {
+        self.cpu.alignment()
+    }
+    fn location(&self) -> Location {
+        self.cpu.location()
+    }
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
+        self.allocated.fetch_add(bytes, Ordering::Relaxed);
+        self.cpu.allocate(bytes)
+    }
+    fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
+        self.cpu.clone().stream()
+    }
+}
+
+fn context(device: &Arc<Counting>) -> Arc<Context> {
+    let device: Arc<dyn Device> = device.clone();
+    let policy = Policy::of(device.id().kind);
+    Arc::new(Context::new(device, Arc::new(Registry::standard()), policy).expect("a context"))
+}
+
+/// What a model asks of its device, until it is dropped: what kernels work on stays with the context.
+fn taken<T>(load: impl FnOnce(Arc<Context>) -> T) -> usize {
+    let device = Counting::new(usize::MAX);
+    let ctx = context(&device);
+    let model = load(ctx.clone());
+    let loaded = ctx.pool().stats();
+    let outside = device.allocated.load(Ordering::Relaxed) - loaded.reserved_bytes;
+    drop(model);
+    outside + loaded.requested_bytes - ctx.pool().stats().requested_bytes
+}
+
+fn fixtures() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let folders = folder.read_dir().expect("there are fixtures").map(|entry| entry.expect("readable").path());
+    let mut folders: Vec<_> = folders.filter(|path| path.join("config.json").exists()).collect();
+    folders.sort();
+    folders
+}
+
+#[test]
+fn every_model_takes_what_its_plan_says() {
+    let (mut decoders, mut embedding) = (0, 0);
+    for path in fixtures() {
+        let folder = Folder::new(&path);
+        let config = folder.config().expect("a config");
+        let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
+        for dtype in [None, Some(DType::F32)] {
+            let weights = WeightOptions { dtype, load: Load::Mmap };
+            let name = format!("{}, {dtype:?}", path.display());
+            if EmbeddingModel::describes(&folder).expect("a config") {
+                embedding += 1;
+                let plan = EmbeddingModel::plan(config, &checkpoint, &weights, &*Cpu::get()).expect("a plan");
+                let load = |ctx| EmbeddingModel::load_on(ctx, &folder, &weights, &mut |_, _| {}).expect("it loads");
+                assert_eq!(taken(load), plan.total(), "{name}: {plan:?}");
+                continue;
+            }
+            let config = config.as_decoder().expect("a decoder");
+            let usual = LoadOptions { weights, ..LoadOptions::default() };
+            let short = LoadOptions { context: Some(19), max_sequences: 3, max_logits: 5, ..usual.clone() };
+            for options in [usual, short] {
+                decoders += 1;
+                let plan = LanguageModel::plan(config, &checkpoint, &options, &*Cpu::get()).expect("a plan");
+                let load = |ctx| LanguageModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect("it loads");
+                assert_eq!(taken(load), plan.total(), "{name}: {plan:?}");
+            }
+        }
+    }
+    assert!(decoders > 100 && embedding > 15, "{decoders} decoders, {embedding} embedding models");
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3_rope_gqa3_hd20_bf16_tied_bpe");
+    let folder = Folder::new(path);
+    let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
+    let config = folder.config().expect("a config").as_decoder().expect("a decoder");
+    let few = LoadOptions::default();
+    let plan = LanguageModel::plan(config, &checkpoint, &few, &*Cpu::get()).expect("a plan");
+    let many = LoadOptions { max_sequences: usize::MAX / 2, ..few.clone() };
+    for (available, options, words) in [
+        (plan.total() - 1, &few, &["weights", "KV cache", "activations", "rotary tables", "logits", "free"][..]),
+        (usize::MAX - 1, &many, &["more bytes than can be counted", "free"]),
+    ] {
+        let device = Counting::new(available);
+        let error = LanguageModel::load_on(context(&device), &folder, options, &mut |_, _| {}).expect_err("refused");
+        let line = error.to_string();
+        assert!(words.iter().all(|word| line.contains(word)) && line.lines().count() == 1, "{line}");
+        assert_eq!(device.allocated.load(Ordering::Relaxed), 0);
+    }
+    let device = Counting::new(plan.total());
+    LanguageModel::load_on(context(&device), &folder, &few, &mut |_, _| {}).expect("it fits");
+}
+
+#[test]
+fn a_step_reads_the_experts_that_its_tokens_use_and_the_keys_that_its_windows_have() {
+    let load = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        LanguageModel::load(path, &LoadOptions::default()).expect("it loads")
+    };
+    let model = load("mixtral_5experts_window_gqa3_hd20_bf16");
+    let (decoder, config) = (model.decoder(), model.decoder().config());
+    // Two experts for each token.
+    let [one, two, three, many] = [1, 2, 3, 40].map(|sequences| decoder.step_bytes(sequences, 0.0));
+    assert!(one < two && two < three && three < decoder.weight_bytes() as f64);
+    assert_eq!((two - one, three), (2.0 * (three - two), many));
+    let window = config.layers[0].window.expect("a window") as f64;
+    let [inside, full, past] = [1.0, window, 100.0 * window].map(|length| decoder.step_bytes(1, length) - one);
+    assert_eq!(inside, model.cache().bytes_per_token() as f64);
+    assert_eq!((full, past), (window * inside, full));
+
+    let model = load("llama3_rope_gqa3_hd20_bf16_tied_bpe");
+    let (decoder, of_token) = (model.decoder(), model.cache().bytes_per_token() as f64);
+    assert_eq!(decoder.step_bytes(4, 100.0), decoder.weight_bytes() as f64 + 400.0 * of_token);
+}
