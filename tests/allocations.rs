@@ -1,14 +1,16 @@
 //! A steady step of a model allocates nothing on the host.
 
-use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use sinew::models::{LanguageModel, LoadOptions};
 
 #[path = "common/counting.rs"]
 mod counting;
+#[path = "common/fixtures.rs"]
+mod fixtures;
 
 use counting::ALLOCATIONS;
+use fixtures::fixture_path;
 
 const SEQUENCES: usize = 3;
 const STEPS: usize = 60;
@@ -27,9 +29,8 @@ fn a_steady_decode_step_allocates_nothing() {
         "mixtral_5experts_window_gqa3_hd20_bf16",
         "olmo3_yarn_on_full_layers_mha3_hd12_f32_old_config",
     ] {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
         let options = LoadOptions { max_sequences: SEQUENCES, ..LoadOptions::default() };
-        let mut model = LanguageModel::load(folder, &options).expect("the fixture loads");
+        let mut model = LanguageModel::load(fixture_path(fixture), &options).expect("the fixture loads");
         let mut sequences: Vec<_> = (0..SEQUENCES).map(|_| model.sequence()).collect();
         let steps = STEPS.min(model.decoder().limits().context - LONGEST);
         for (i, sequence) in sequences.iter_mut().enumerate() {

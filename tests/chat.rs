@@ -9,50 +9,22 @@ use serde_json::Value;
 use sinew::models::{Conversation, Generation, Session, TextStream, Tokenizer, stop};
 use sinew::prelude::*;
 
+#[path = "common/command.rs"]
+mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use command::{command, refused, run, stdout};
+use fixtures::{copy, fixture_path, with_field};
+
+const FIXTURE: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
+
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3_rope_gqa3_hd20_bf16_tied_bpe")
+    fixture_path(FIXTURE)
 }
 
-/// A copy of the fixture, to change.
-fn copy() -> tempfile::TempDir {
-    let copy = tempfile::tempdir().expect("a folder");
-    for entry in std::fs::read_dir(folder()).expect("the fixture is there") {
-        let path = entry.expect("an entry").path();
-        let name = path.file_name().expect("a name");
-        std::fs::copy(&path, copy.path().join(name)).expect("the file is copied");
-    }
-    copy
-}
-
-fn sinew(command: &str, folder: &Path, arguments: &[&str], input: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sinew"))
-        .args([command, "--model"])
-        .arg(folder)
-        .args(arguments)
-        .env("XDG_RUNTIME_DIR", std::env::temp_dir())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
-    // What is refused at once does not read.
-    let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
-    child.wait_with_output().expect("the command ends")
-}
-
-fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).expect("the output is UTF-8")
-}
-
-/// The command fails with one line on standard error that has these words.
-fn refused(output: &Output, words: &[&str]) {
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "it succeeded");
-    assert_eq!(error.trim_end().lines().count(), 1, "{error}");
-    for word in words {
-        assert!(error.contains(word), "`{word}` is not in: {error}");
-    }
+fn sinew(name: &str, folder: &Path, arguments: &[&str], input: &str) -> Output {
+    run(command().args([name, "--model"]).arg(folder).args(arguments), input)
 }
 
 fn model() -> LanguageModel {
@@ -121,7 +93,7 @@ fn a_full_context_is_said_and_nothing_is_dropped() {
 
 #[test]
 fn chat_without_a_usable_template_is_one_line() {
-    let copy = copy();
+    let copy = copy(FIXTURE);
     let path = copy.path();
     let (jinja, config) = (path.join("chat_template.jinja"), path.join("tokenizer_config.json"));
     let write = |path: &Path, text: &str| std::fs::write(path, text).expect("the file is written");
@@ -146,7 +118,7 @@ fn chat_without_a_usable_template_is_one_line() {
 
 #[test]
 fn the_checkpoints_generation_config_holds_until_an_option_says_otherwise() {
-    let copy = copy();
+    let copy = copy(FIXTURE);
     let path = copy.path();
     let config = |text: &str| std::fs::write(path.join("generation_config.json"), text).expect("the file is written");
     let run = |more: &[&str]| {
@@ -319,12 +291,9 @@ fn an_interrupt_ends_the_answer_and_not_the_conversation() {
     use std::io::{BufRead, BufReader, Read};
 
     // An answer of many seconds.
-    let copy = copy();
-    let config = std::fs::read_to_string(copy.path().join("config.json")).expect("a config");
-    let mut config: Value = serde_json::from_str(&config).expect("valid JSON");
-    config["max_position_embeddings"] = Value::from(60_000);
-    std::fs::write(copy.path().join("config.json"), config.to_string()).expect("the file is written");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sinew"))
+    let copy = copy(FIXTURE);
+    with_field(copy.path(), "max_position_embeddings", &Value::from(60_000));
+    let mut child = command()
         .args(["chat", "--context", "60000", "--ignore-eos", "--model"])
         .arg(copy.path())
         .stdin(Stdio::piped())

@@ -1,52 +1,28 @@
 //! The command, run as a user runs it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// The command. Vulkan drivers ask Wayland for a display, which complains on standard error where there is no folder of
-/// the session.
-fn command() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
-    command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
-    command
-}
+#[path = "common/command.rs"]
+mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
 
-fn sinew(arguments: &[&str]) -> Output {
-    command().args(arguments).output().expect("the command starts")
-}
-
-fn fixture(name: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
-    folder.to_str().expect("the path is UTF-8").to_owned()
-}
+use command::{command, sinew, stdout};
+use fixtures::{copy, fixture, with_field};
 
 const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 const NO_TOKENIZER: &str = "qwen3_gqa3_hd20_f32_untied_biases_old_config";
 const ENCODER: &str = "bert_hd20_f32_wordpiece";
 
-fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).expect("the output is UTF-8")
-}
-
 fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&stdout(&sinew(arguments))).expect("the output is one JSON value and nothing else")
 }
 
-/// The command fails with one line on standard error that holds every one of `words`.
 fn refused(arguments: &[&str], words: &[&str]) {
-    let output = sinew(arguments);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    // Tensors that a model does not use are no error.
-    let errors: Vec<&str> = stderr.lines().filter(|line| !line.starts_with("warning: ")).collect();
-    assert!(!output.status.success(), "{arguments:?} succeeded");
-    assert_eq!(errors.len(), 1, "{arguments:?}: {stderr}");
-    for word in words {
-        assert!(stderr.contains(word), "{arguments:?}: `{word}` is not in: {stderr}");
-    }
-    assert!(output.stdout.is_empty(), "{arguments:?} wrote to standard output");
+    command::refused(&sinew(arguments), words);
 }
 
 #[test]
@@ -137,15 +113,9 @@ fn logits(folder: &tempfile::TempDir, name: &str, arguments: &[&str]) -> (Vec<u8
 }
 
 /// A copy of a fixture whose config says something else.
-fn changed(fixture_name: &str, field: &str, value: Value) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    let from = fixture(fixture_name);
-    let config = std::fs::read_to_string(Path::new(&from).join("config.json")).expect("a config");
-    let mut config: Value = serde_json::from_str(&config).expect("valid JSON");
-    config[field] = value;
-    std::fs::write(folder.path().join("config.json"), config.to_string()).expect("the file is written");
-    let weights = "model.safetensors";
-    std::fs::copy(Path::new(&from).join(weights), folder.path().join(weights)).expect("the file is copied");
+fn changed(name: &str, field: &str, value: Value) -> tempfile::TempDir {
+    let folder = copy(name);
+    with_field(folder.path(), field, &value);
     folder
 }
 

@@ -1,13 +1,20 @@
 //! Embeddings: the same bits in any company, prompts, decoders over long texts, and the command on files of texts.
 
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::Output;
 
 use sinew::models::{Checkpoint, Load};
 use sinew::prelude::*;
 use tempfile::TempDir;
+
+#[path = "common/command.rs"]
+mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use command::{command, refused, run, stdout};
+use fixtures::{copy, fixture_path};
 
 const ENCODER: &str = "bert_hd20_f32_wordpiece";
 const DECODER: &str = "qwen3_embedding_no_prefix_gqa3_hd20_bf16";
@@ -15,17 +22,13 @@ const DECODER: &str = "qwen3_embedding_no_prefix_gqa3_hd20_bf16";
 const OTHERS: [&str; 3] =
     ["roberta_masked_lm_prefix_hd20_bf16", "modernbert_hd12_bf16", "modernbert_masked_lm_prefix_hd10_f32_old_config"];
 
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
-}
-
 fn model(folder: &Path, dtype: Option<DType>) -> EmbeddingModel {
     let options = WeightOptions { dtype, ..WeightOptions::default() };
     EmbeddingModel::load(folder, &options).expect("the model loads")
 }
 
 fn bits(vectors: &[Vec<f32>]) -> Vec<Vec<u32>> {
-    vectors.iter().map(|vector| vector.iter().map(|x| x.to_bits()).collect()).collect()
+    vectors.iter().map(|vector| fixtures::bits(vector)).collect()
 }
 
 /// Texts of one word to `words`, long after short and short after long.
@@ -52,7 +55,7 @@ fn assert_alone_as_in_a_batch(folder: &Path, dtype: Option<DType>) {
 
 #[test]
 fn sixty_four_texts_have_the_bits_of_each_alone() {
-    for folder in [ENCODER, DECODER].map(fixture) {
+    for folder in [ENCODER, DECODER].map(fixture_path) {
         for dtype in [Some(DType::F32), Some(DType::BF16)] {
             assert_alone_as_in_a_batch(&folder, dtype);
         }
@@ -66,7 +69,7 @@ fn sixty_four_texts_have_the_bits_of_each_alone() {
 #[test]
 fn sixty_four_texts_as_tokens_have_the_bits_of_each_alone() {
     for name in OTHERS {
-        let mut model = model(&fixture(name), None);
+        let mut model = model(&fixture_path(name), None);
         let texts: Vec<Vec<u32>> =
             (0..64usize).map(|i| (0..=i * 37 % 60).map(|j| ((i * 31 + j * 17) % 300) as u32).collect()).collect();
         let together = bits(&model.embed_tokens(&texts).expect("the texts embed"));
@@ -79,20 +82,7 @@ fn sixty_four_texts_as_tokens_have_the_bits_of_each_alone() {
 
 /// A copy of a fixture in which files are others.
 fn changed(name: &str, files: &[(&str, &str)]) -> TempDir {
-    let copy = tempfile::tempdir().expect("a folder");
-    let mut folders = vec![PathBuf::new()];
-    while let Some(inside) = folders.pop() {
-        for entry in fs::read_dir(fixture(name).join(&inside)).expect("the fixture is there") {
-            let entry = entry.expect("the fixture is there");
-            let path = inside.join(entry.file_name());
-            if entry.path().is_dir() {
-                fs::create_dir(copy.path().join(&path)).expect("a new folder");
-                folders.push(path);
-            } else {
-                fs::copy(entry.path(), copy.path().join(path)).expect("copied");
-            }
-        }
-    }
+    let copy = copy(name);
     for (file, text) in files {
         let path = copy.path().join(file);
         fs::create_dir_all(path.parent().expect("inside")).expect("created");
@@ -138,7 +128,7 @@ fn a_prompt_stands_before_the_text_and_may_be_left_out_of_the_pooling() {
 #[test]
 fn a_decoder_embeds_a_text_longer_than_a_pass() {
     const TOKENS: usize = 2500;
-    let config = fs::read_to_string(fixture(DECODER).join("config.json")).expect("the config is there");
+    let config = fs::read_to_string(fixture_path(DECODER).join("config.json")).expect("the config is there");
     let config = config
         .replace(r#""max_position_embeddings": 256"#, r#""max_position_embeddings": 4096"#)
         .replace(r#""tie_word_embeddings": false"#, r#""tie_word_embeddings": true"#);
@@ -192,29 +182,18 @@ fn a_decoder_embeds_a_text_longer_than_a_pass() {
 
 #[test]
 fn a_decoder_that_no_file_calls_an_embedding_model_is_refused() {
-    let folder = fixture("qwen3_gqa3_hd80_bf16_tied");
+    let folder = fixture_path("qwen3_gqa3_hd80_bf16_tied");
     assert!(!EmbeddingModel::describes(&Folder::new(&folder)).expect("the config is valid"));
     let error = EmbeddingModel::load(&folder, &WeightOptions::default()).expect_err("nothing says how to pool");
     assert!(error.one_line().contains("qwen3") && error.one_line().contains("modules.json"), "{}", error.one_line());
 }
 
 fn embed(arguments: &[&str], input: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sinew"))
-        .args(["embed", "--model"])
-        .arg(fixture(DECODER))
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
-    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("the input is taken");
-    child.wait_with_output().expect("the command ends")
+    run(command().args(["embed", "--model"]).arg(fixture_path(DECODER)).args(arguments), input)
 }
 
 fn lines(output: &Output) -> Vec<String> {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+    stdout(output).lines().map(str::to_owned).collect()
 }
 
 #[test]
@@ -237,9 +216,6 @@ fn the_command_takes_texts_from_a_file_or_standard_input() {
         (&["--file", "/"], "cannot read /"),
         (&[], "TEXT"),
     ] {
-        let output = embed(arguments, "");
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?} succeeded");
-        assert!(stderr.trim_end().lines().count() == 1 && stderr.contains(word), "{arguments:?}: {stderr}");
+        refused(&embed(arguments, ""), &[word]);
     }
 }

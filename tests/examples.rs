@@ -1,6 +1,6 @@
 //! The programs in `examples/` run, and what the types of the interface promise to threads is so.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use sinew::memory::{Buffer, KernelCache, Pool};
@@ -8,9 +8,10 @@ use sinew::models::{Checkpoint, Sampler, Tokenizer};
 use sinew::prelude::*;
 use sinew::tensor::{View, ViewMut};
 
-fn fixture(name: &str) -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name).display().to_string()
-}
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use fixtures::fixture;
 
 /// What an example prints. Cargo builds examples before it runs tests.
 fn example(name: &str, arguments: &[&str]) -> String {

@@ -4,11 +4,19 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+
+#[path = "common/command.rs"]
+mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use command::command;
+use fixtures::{copy, fixture, fixture_path, with_field};
 
 const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 const ENCODER: &str = "bert_hd20_f32_wordpiece";
@@ -35,7 +43,7 @@ struct Outcome {
 fn run(arguments: &[&str], stdout: Option<File>) -> Outcome {
     let [mut out, mut err] = [(); 2].map(|()| tempfile::tempfile().expect("a file"));
     let start = Instant::now();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sinew"))
+    let mut child = command()
         .args(arguments)
         .env("HF_HUB_OFFLINE", "1")
         .stdin(Stdio::null())
@@ -90,21 +98,6 @@ fn refused_into(what: &str, arguments: &[&str], stdout: Option<File>, words: &[&
     assert!(*shown == "inspect" || stdout.is_empty(), "{what}, {shown} wrote to standard output");
     assert!(time < MAX_TIME, "{what}, {shown}: {time:?}");
     assert!(peak_bytes < MAX_BYTES, "{what}, {shown}: {} MiB", peak_bytes >> 20);
-}
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
-}
-
-/// A copy of a fixture that may be damaged.
-fn copy(name: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    for entry in fs::read_dir(fixture(name)).expect("the fixture is there").flatten() {
-        if !entry.file_name().to_string_lossy().starts_with("expected") {
-            fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("copied");
-        }
-    }
-    folder
 }
 
 const LOGITS: &[&str] = &["logits", "--tokens", "1,2", "--output", "/nowhere/at/all"];
@@ -212,7 +205,7 @@ fn weights_that_are_damaged() {
 #[test]
 fn weights_that_are_cut_or_grown() {
     for name in [DECODER, ENCODER] {
-        let whole = fs::metadata(fixture(name).join(WEIGHTS)).expect("the file is there").len();
+        let whole = fs::metadata(fixture_path(name).join(WEIGHTS)).expect("the file is there").len();
         for len in [3, 20, 500, whole - 1, whole + 1, 1 << 40] {
             let folder = copy(name);
             set_len(folder.path(), WEIGHTS, len);
@@ -299,17 +292,6 @@ fn indices_that_lie() {
         |folder| set_len(folder, "model-00002-of-00003.safetensors", 100),
         &["model-00002-of-00003.safetensors"],
     );
-}
-
-/// With another value of a field of the config; without it for `null`.
-fn with_field(folder: &Path, field: &str, value: &Value) {
-    let path = folder.join("config.json");
-    let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).expect("a config")).expect("valid JSON");
-    match value {
-        Value::Null => drop(config.as_object_mut().expect("an object").remove(field)),
-        _ => config[field] = value.clone(),
-    }
-    fs::write(path, config.to_string()).expect("written");
 }
 
 #[test]
@@ -408,8 +390,7 @@ fn text_files_that_are_damaged() {
 
 #[test]
 fn arguments_past_the_model() {
-    let [decoder, encoder] =
-        [DECODER, ENCODER].map(|name| fixture(name).to_str().expect("the path is UTF-8").to_owned());
+    let [decoder, encoder] = [DECODER, ENCODER].map(fixture);
     let folder = tempfile::tempdir().expect("a folder");
     let output = folder.path().join("out");
     let [output, inside] = [&*output, folder.path()].map(|path| path.to_str().expect("the path is UTF-8"));

@@ -6,11 +6,19 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::{Value, json};
 use sinew::models::{Checkpoint, Conversation, Folder, Hub, Load};
+
+#[path = "common/command.rs"]
+mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use command::{command, run};
+use fixtures::fixture_path;
 
 const SINGLE: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 const SHARDED: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
@@ -195,10 +203,6 @@ fn file(name: &str, request: &Request, state: &mut State) -> Answer {
         }
         _ => Answer { status: "200 OK", headers: Vec::new(), body: [bytes, more].concat() },
     }
-}
-
-fn fixture_path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 fn cache() -> tempfile::TempDir {
@@ -435,14 +439,9 @@ fn a_hub_that_lies_writes_nothing_outside_its_folder() {
     refusal(&hub_of(&server, cache.path()), "owner/name", &["neither model.safetensors"]);
 }
 
-/// The command with a hub, and without what the environment says of others.
+/// The command with a hub.
 fn sinew(server: &Server, cache: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
-    for name in ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY"] {
-        command.env_remove(name);
-    }
-    command.env("HF_HOME", cache).env("HF_ENDPOINT", &server.endpoint).args(arguments);
-    command.output().expect("the command starts")
+    run(command().env("HF_HOME", cache).env("HF_ENDPOINT", &server.endpoint).args(arguments), "")
 }
 
 #[test]

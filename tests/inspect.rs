@@ -1,32 +1,26 @@
 //! `sinew inspect` and `sinew settings`.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
+
+#[path = "common/command.rs"]
+mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use command::{command, run, stdout};
+use fixtures::fixture;
 
 const DECODER: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
 
 fn sinew(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
-    for name in ["HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "SINEW_SIMD"] {
-        command.env_remove(name);
-    }
-    command.envs(variables.iter().copied()).args(arguments).output().expect("the command starts")
-}
-
-fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).expect("the output is UTF-8")
+    run(command().env_remove("SINEW_SIMD").envs(variables.iter().copied()).args(arguments), "")
 }
 
 fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("the output is one JSON value and nothing else")
-}
-
-fn fixture(name: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
-    folder.to_str().expect("the path is UTF-8").to_owned()
 }
 
 fn number(value: &Value) -> u64 {

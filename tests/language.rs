@@ -1,19 +1,22 @@
 //! What a language model promises about its sequences: an error leaves them as they were, and a prompt can be given up.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use sinew::models::cache::Sequence;
 use sinew::models::language::Finish;
 use sinew::prelude::*;
+
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use fixtures::{bits, fixture_path};
 
 const FIXTURE: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 /// One token more than the vocabulary.
 const NO_TOKEN: u32 = 1003;
 
 fn model(options: LoadOptions) -> LanguageModel {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(FIXTURE);
-    LanguageModel::load(folder, &options).expect("the fixture loads")
+    LanguageModel::load(fixture_path(FIXTURE), &options).expect("the fixture loads")
 }
 
 /// Blocks of 16 tokens: four of them for two sequences.
@@ -33,10 +36,6 @@ fn filled(model: &mut LanguageModel, n: usize) -> Sequence {
 
 fn lengths(sequences: &[Sequence]) -> Vec<usize> {
     sequences.iter().map(Sequence::len).collect()
-}
-
-fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|x| x.to_bits()).collect()
 }
 
 #[test]

@@ -3,9 +3,13 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::{Map, Value, json};
+
+#[path = "common/command.rs"]
+mod command;
+
+use command::{command, run, stdout};
 
 const HIDDEN: usize = 1024;
 const WIDTH: usize = 4096;
@@ -70,14 +74,9 @@ fn a_model_is_loaded_and_run_in_little_more_memory_than_its_packed_weights() {
     let folder = tempfile::tempdir().expect("a folder");
     let bytes = write_checkpoint(folder.path()).expect("the checkpoint is written");
     for load in ["mmap", "read"] {
-        let output = Command::new(env!("CARGO_BIN_EXE_sinew"))
-            .args(["bench", "--prompt-tokens", "32", "--new-tokens", "4", "--repeat", "1", "--json", "--load", load])
-            .arg("--model")
-            .arg(folder.path())
-            .output()
-            .expect("the command starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let bench = ["bench", "--prompt-tokens", "32", "--new-tokens", "4", "--repeat", "1", "--json", "--load", load];
+        let output = run(command().args(bench).arg("--model").arg(folder.path()), "");
+        let report: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
         let (peak, weights) = (report["peak_rss_bytes"].as_u64(), report["weight_bytes"].as_u64());
         let (peak, weights) = (peak.expect("a peak"), weights.expect("packed weights"));
         println!("--load {load}: file {bytes}, packed weights {weights}, peak {peak} bytes");

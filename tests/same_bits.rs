@@ -12,6 +12,11 @@ use sinew::ops::Policy;
 use sinew::prelude::*;
 use sinew_conformance::parity;
 
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use fixtures::{bits, fixture_path};
+
 const FIXTURE: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 
 /// More than a group of 512 keys, at a length that nothing divides.
@@ -24,8 +29,7 @@ fn tokens(n: usize) -> Vec<u32> {
 }
 
 fn model(dtype: DType, threads: usize, options: LoadOptions) -> LanguageModel {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(FIXTURE);
-    let folder = Folder::new(folder);
+    let folder = Folder::new(fixture_path(FIXTURE));
     let config = folder.config().expect("the config is valid");
     let mut config = config.as_decoder().expect("it is a decoder").clone();
     config.max_position_embeddings = POSITIONS;
@@ -36,10 +40,6 @@ fn model(dtype: DType, threads: usize, options: LoadOptions) -> LanguageModel {
     let options = LoadOptions { weights, ..options };
     LanguageModel::from_parts(Arc::new(ctx), &config, &checkpoint, None, &options, &mut |_, _| {})
         .expect("the fixture loads")
-}
-
-fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|x| x.to_bits()).collect()
 }
 
 /// All logits, after the model has taken the steps that the options ask for.

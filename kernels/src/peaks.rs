@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sinew_memory::{Buffer, Cpu, Device, SimdLevel, Team};
+#[cfg(target_arch = "x86_64")]
+use sinew_memory::SimdLevel;
+use sinew_memory::{Buffer, Cpu, Device, Team};
 
 use crate::Compute;
 use crate::Result;

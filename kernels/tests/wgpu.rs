@@ -10,14 +10,17 @@ use sinew_kernels::activation::Activate;
 use sinew_kernels::attention::Attention;
 use sinew_kernels::case::{Depth, HostOperand, decode};
 use sinew_kernels::cast::{Cast, CastStatic};
+use sinew_kernels::combine::{Combine, CombineDynamic, CombineStatic};
 use sinew_kernels::elementwise::{Binary, Elements, Unary, UnaryFunction, UnaryStatic, Where};
 use sinew_kernels::embedding::Embedding;
 use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
 use sinew_kernels::gemm::Gemm;
+use sinew_kernels::grouped_gemm::GroupedGemm;
 use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::norm::Norm;
 use sinew_kernels::reduce::Reduce;
 use sinew_kernels::rotary::{Rotary, RotaryDynamic, RotaryStatic, Style};
+use sinew_kernels::route::Route;
 use sinew_kernels::sample::{Sample, SampleDynamic, SampleStatic};
 use sinew_kernels::softmax::Softmax;
 use sinew_kernels::topk::TopK;
@@ -116,6 +119,22 @@ fn an_index_outside_the_dimension_is_not_gathered() {
     assert_eq!(values::<f32>(&stream, &y[0]), [7., 9.]);
 }
 
+fn a_place_outside_the_rows_adds_nothing() {
+    let stream = stream();
+    let (y, out) = (DType::F32, DType::F32);
+    let fixed = CombineStatic { width: 2, top_k: 2, y, out, accumulate: true };
+    let rows = tensor(&stream, &[1f32, 2., 3., 4., 5., 6., 7., 8.], &[4, 2]);
+    let weights = tensor(&stream, &[1f32, 10., 1., 10.], &[2, 2]);
+    for place in [4, u32::MAX] {
+        let place = tensor(&stream, &[3u32, 0, 1, place], &[4]);
+        let mut sums = [tensor(&stream, &[100f32; 4], &[2, 2])];
+        let inputs = [Some(&rows), Some(&weights), Some(&place)];
+        let error = error::<Combine>(&stream, &fixed, &CombineDynamic { tokens: 2 }, &inputs, &mut sums);
+        assert!(error.contains("combine.wgpu") && error.contains("is outside its range"), "{error}");
+        assert_eq!(values::<f32>(&stream, &sums[0]), [117., 128., 103., 104.]);
+    }
+}
+
 fn a_row_of_logits_without_a_largest_number_draws_nothing() {
     let stream = stream();
     let params = tensor(&stream, &[1f32, 1., 0., 0.5, 1., 1., 0., 0.5], &[2, 4]);
@@ -201,13 +220,16 @@ fn bits_do_not_depend_on_subgroups_or_on_16_bit_storage() {
     same_on_both::<Attention>(&streams);
     same_on_both::<Binary>(&streams);
     same_on_both::<Cast>(&streams);
+    same_on_both::<Combine>(&streams);
     same_on_both::<Embedding>(&streams);
     same_on_both::<Gather>(&streams);
     same_on_both::<Gemm>(&streams);
+    same_on_both::<GroupedGemm>(&streams);
     same_on_both::<KvAppend>(&streams);
     same_on_both::<Norm>(&streams);
     same_on_both::<Reduce>(&streams);
     same_on_both::<Rotary>(&streams);
+    same_on_both::<Route>(&streams);
     same_on_both::<Sample>(&streams);
     same_on_both::<Softmax>(&streams);
     same_on_both::<TopK>(&streams);
@@ -248,6 +270,7 @@ fn main() -> std::process::ExitCode {
             a_slot_outside_the_cache_is_not_written,
             a_position_outside_the_tables_is_not_turned,
             an_index_outside_the_dimension_is_not_gathered,
+            a_place_outside_the_rows_adds_nothing,
             a_row_of_logits_without_a_largest_number_draws_nothing,
             sines_and_cosines_of_large_angles_are_as_good_as_of_small_ones,
             bits_do_not_depend_on_subgroups_or_on_16_bit_storage,

@@ -1,5 +1,5 @@
 //! Operands larger than what a wgpu device binds at once: every row gives the bits that it gives where they are not.
-//! And contents of attention that are no indices.
+//! And contents of attention and of grouped products that are no indices.
 
 #[path = "../../tests/common/harness.rs"]
 mod harness;
@@ -10,15 +10,18 @@ use sinew_kernels::activation::{Activate, Activation};
 use sinew_kernels::attention::{Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::{Case, Depth, HostOperands, decode};
 use sinew_kernels::cast::Cast;
+use sinew_kernels::combine::Combine;
 use sinew_kernels::elementwise::{Binary, Unary, Where};
 use sinew_kernels::embedding::Embedding;
 use sinew_kernels::gather::Gather;
 use sinew_kernels::gemm::{Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::norm::Norm;
 use sinew_kernels::packed::BF16_ROWS;
 use sinew_kernels::reduce::Reduce;
 use sinew_kernels::rotary::Rotary;
+use sinew_kernels::route::Route;
 use sinew_kernels::sample::Sample;
 use sinew_kernels::softmax::Softmax;
 use sinew_kernels::topk::TopK;
@@ -156,9 +159,9 @@ fn every_row_gives_the_same_bits_where_operands_are_larger_than_a_binding() {
             $(every_row_gives_the_same_bits::<$operator>([&whole, $parts], &mut failures);)*
         };
     }
-    each!(&small, Cast Unary Binary Where Gather Reduce TopK Softmax Norm Activate Rotary Embedding KvAppend);
+    each!(&small, Cast Unary Binary Where Gather Reduce TopK Softmax Norm Activate Rotary Embedding KvAppend Combine Route);
     // Rows and caches of their cases are larger than a few of the smallest bindings.
-    each!(&larger, Sample Gemm Attention);
+    each!(&larger, Sample Gemm GroupedGemm Attention);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
@@ -186,6 +189,74 @@ fn a_weight_and_outputs_larger_than_a_binding_give_the_bits_of_those_that_are_no
             });
             assert!(given[0] == given[1], "{} with {m} rows, gated {gated}", row.name);
             assert!(given[0].chunks(4).all(|x| f32::from_le_bytes(x.try_into().unwrap()).is_finite()), "{}", row.name);
+        }
+    }
+}
+
+fn experts(gated: Option<Activation>, [groups, n, k]: [usize; 3]) -> GroupedGemmStatic {
+    let (a, format, out) = (DType::F32, &BF16_ROWS, DType::F32);
+    GroupedGemmStatic { groups, n, k, a, format, out, compute: Compute::F32, gated }
+}
+
+fn offsets(stream: &Arc<dyn Stream>, offsets: &[i32]) -> Tensor {
+    let bytes: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect();
+    tensor(stream, &bytes, DType::I32, &[offsets.len()])
+}
+
+fn weights_of_experts_larger_than_a_binding_give_the_bits_of_those_that_are_not() {
+    let smaller = WgpuOptions { max_binding_bytes: 40 << 10, ..WgpuOptions::default() };
+    let (whole, parts) = (stream(&WgpuOptions::default()), stream(&smaller));
+    // Several experts of those fit beside one another; then not one alone.
+    for (shape, gated) in [([9, 64, 100], None), ([9, 64, 100], Some(Activation::Silu)), ([3, 170, 260], None)] {
+        let (fixed, [groups, n, k]) = (experts(gated, shape), shape);
+        let columns = fixed.product().columns();
+        let weights = numbers(groups * n * k, 7);
+        assert!(weights.len() as u64 > smaller.max_binding_bytes);
+        // An expert without rows, one of many, and where rows and results are larger than a binding too.
+        for (row, m) in rows::<GroupedGemm>().iter().flat_map(|row| [(row, 2), (row, 23), (row, 180)]) {
+            let first = m - m / 3;
+            let mut begins = vec![0, first, first];
+            begins.resize(groups, first.max(m - 1));
+            begins.push(m);
+            let begins: Vec<i32> = begins.into_iter().map(|at| at as i32).collect();
+            let a: Vec<u8> = (0..m * k).flat_map(|i| (((i * 13) % 17) as f32 * 0.01).to_le_bytes()).collect();
+            let given = [&whole, &parts].map(|stream| {
+                let a = tensor(stream, &a, DType::F32, &[m, k]);
+                let b = tensor(stream, &weights, DType::U8, &[weights.len()]);
+                let begins = offsets(stream, &begins);
+                let mut d = tensor(stream, &vec![0xff; m * columns * 4], DType::F32, &[m, columns]);
+                let inputs = [Some(&a), Some(&b), Some(&begins)];
+                run::<GroupedGemm>(stream, row, &fixed, &GroupedGemmDynamic { rows: m }, &inputs, &mut d).unwrap()
+            });
+            assert!(given[0] == given[1], "{} with {m} rows of {fixed}", row.name);
+            assert!(given[0].chunks(4).all(|x| f32::from_le_bytes(x.try_into().unwrap()).is_finite()), "{}", row.name);
+        }
+    }
+}
+
+fn offsets_that_do_not_share_out_the_rows_are_reported_by_grouped_products() {
+    let (groups, m, k) = (3, 40, 8);
+    let fixed = experts(None, [groups, 4, k]);
+    // Where bindings are small, each of several dispatches sees a few of the rows.
+    let smaller = WgpuOptions { max_binding_bytes: 512, ..WgpuOptions::default() };
+    for stream in [stream(&WgpuOptions::default()), stream(&smaller)] {
+        let a = tensor(&stream, &1f32.to_le_bytes().repeat(m * k), DType::F32, &[m, k]);
+        let weights = numbers(groups * 4 * k, 0);
+        let b = tensor(&stream, &weights, DType::U8, &[weights.len()]);
+        for row in rows::<GroupedGemm>() {
+            let answer = |begins: [i32; 4]| {
+                let begins = offsets(&stream, &begins);
+                let mut d = tensor(&stream, &vec![0xff; m * 4 * 4], DType::F32, &[m, 4]);
+                let inputs = [Some(&a), Some(&b), Some(&begins)];
+                run::<GroupedGemm>(&stream, &row, &fixed, &GroupedGemmDynamic { rows: m }, &inputs, &mut d)
+            };
+            let good = answer([0, 1, 2, 40]).unwrap();
+            for bad in [[1, 2, 3, 40], [0, 30, 20, 40], [0, 1, 2, 39], [0, 1, 2, 41], [0, -1, 2, 40], [0, 41, 41, 40]] {
+                let error = answer(bad).unwrap_err();
+                assert!(error.contains(row.name) && error.contains("out of order"), "{bad:?}: {error}");
+                // What was wrong is not so for good.
+                assert!(answer([0, 1, 2, 40]).unwrap() == good, "{}", row.name);
+            }
         }
     }
 }
@@ -356,6 +427,8 @@ fn main() -> std::process::ExitCode {
             a_cache_larger_than_a_binding_gives_the_bits_of_one_that_is_not,
             tokens_are_appended_to_every_part_of_a_cache_larger_than_a_binding,
             contents_that_are_no_indices_are_reported_by_attention,
+            weights_of_experts_larger_than_a_binding_give_the_bits_of_those_that_are_not,
+            offsets_that_do_not_share_out_the_rows_are_reported_by_grouped_products,
         ],
     )
 }

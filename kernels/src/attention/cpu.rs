@@ -6,6 +6,7 @@ use super::plan::Plan;
 use super::products::{Float, Products};
 use super::task::run_body;
 use super::{Attention, AttentionDynamic, AttentionStatic};
+#[cfg(target_arch = "x86_64")]
 use crate::cpu_row::needs;
 use crate::simd::{self, Simd};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};

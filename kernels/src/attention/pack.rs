@@ -1,6 +1,7 @@
 //! Tiles of keys and values in f32: keys with lanes over keys, values with lanes over `head_dim`.
 
 use half::{bf16, f16};
+#[cfg(target_arch = "x86_64")]
 use sinew_memory::SimdLevel;
 use sinew_tensor::DType;
 

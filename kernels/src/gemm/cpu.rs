@@ -8,41 +8,35 @@ use crate::packed::PanelKind;
 use crate::{Arithmetic, Operator, Refusal, Result, Row, Work};
 
 pub(crate) const PORTABLE: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
+#[cfg(target_arch = "x86_64")]
 pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.fma-chain");
 
+/// The row of one multiply-add chain per output at a level, which reaches a share of its peak.
+macro_rules! chain {
+    ($name:literal, $arithmetic:expr, $level:expr, $share:literal, $tiles:expr) => {
+        Row {
+            name: $name,
+            device: DeviceKind::CPU,
+            arithmetic: $arithmetic,
+            admits: |fixed, hardware| admit(fixed, hardware, $level).map(drop),
+            cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, $level) * $share),
+            workspace: |fixed, call, hardware| driver::workspace($tiles, fixed, call, hardware),
+            // SAFETY: the row admits machines with the level only.
+            run: |launch, fixed, call, operands| unsafe { driver::run($tiles, launch, fixed, call, operands) },
+        }
+    };
+}
+
 /// Best first.
-pub(super) const ROWS: [Row<Gemm>; 3] = [
-    Row {
-        name: "gemm.cpu.avx512",
-        device: DeviceKind::CPU,
-        arithmetic: FUSED,
-        admits: |fixed, hardware| admit(fixed, hardware, SimdLevel::Avx512).map(drop),
-        cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, SimdLevel::Avx512) * 0.85),
-        workspace: |fixed, call, hardware| driver::workspace(&tile::AVX512, fixed, call, hardware),
-        // SAFETY: the row admits machines with the level only.
-        run: |launch, fixed, call, operands| unsafe { driver::run(&tile::AVX512, launch, fixed, call, operands) },
-    },
-    Row {
-        name: "gemm.cpu.avx2",
-        device: DeviceKind::CPU,
-        arithmetic: FUSED,
-        admits: |fixed, hardware| admit(fixed, hardware, SimdLevel::Avx2).map(drop),
-        cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, SimdLevel::Avx2) * 0.8),
-        workspace: |fixed, call, hardware| driver::workspace(&tile::AVX2, fixed, call, hardware),
-        // SAFETY: the row admits machines with the level only.
-        run: |launch, fixed, call, operands| unsafe { driver::run(&tile::AVX2, launch, fixed, call, operands) },
-    },
-    Row {
-        name: "gemm.cpu.portable",
-        device: DeviceKind::CPU,
-        arithmetic: PORTABLE,
-        admits: |fixed, hardware| admit(fixed, hardware, SimdLevel::Portable).map(drop),
-        cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, SimdLevel::Portable) * 0.4),
-        workspace: |fixed, call, hardware| driver::workspace(&tile::PORTABLE, fixed, call, hardware),
-        // SAFETY: every machine has the portable level.
-        run: |launch, fixed, call, operands| unsafe { driver::run(&tile::PORTABLE, launch, fixed, call, operands) },
-    },
-];
+pub(super) fn rows() -> Vec<Row<Gemm>> {
+    vec![
+        #[cfg(target_arch = "x86_64")]
+        chain!("gemm.cpu.avx512", FUSED, SimdLevel::Avx512, 0.85, &tile::AVX512),
+        #[cfg(target_arch = "x86_64")]
+        chain!("gemm.cpu.avx2", FUSED, SimdLevel::Avx2, 0.8, &tile::AVX2),
+        chain!("gemm.cpu.portable", PORTABLE, SimdLevel::Portable, 0.4, &tile::PORTABLE),
+    ]
+}
 
 /// Refuses machines below a level, and right operands that no panel holds. Says which panels are multiplied.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {

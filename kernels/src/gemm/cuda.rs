@@ -167,8 +167,8 @@ const ROUND_B: u32 = 4;
 const HAS_BIAS: u32 = 8;
 const HAS_RESIDUAL: u32 = 16;
 const INTERLEAVED: u32 = 32;
-pub(crate) const WHOLE_A: u32 = 64;
-pub(crate) const WHOLE_B: u32 = 128;
+const WHOLE_A: u32 = 64;
+const WHOLE_B: u32 = 128;
 
 const NO_ACTIVATION: u32 = u32::MAX;
 
@@ -188,17 +188,17 @@ pub(crate) struct Params {
     residual_strides: [i64; 3],
     d_strides: [i64; 3],
     groups: u32,
-    pub rows: u32,
+    rows: u32,
     m: u32,
     n: u32,
     k: u32,
-    pub a_type: u32,
-    pub b_type: u32,
+    a_type: u32,
+    b_type: u32,
     bias_type: u32,
     residual_type: u32,
     d_type: u32,
     activation: u32,
-    pub flags: u32,
+    flags: u32,
     alpha: f32,
     beta: f32,
 }
@@ -287,6 +287,16 @@ impl Params {
         })
     }
 
+    /// For a kernel that multiplies `dtype`: what is stored otherwise is converted on its way to shared memory.
+    pub(crate) fn converted(mut self, dtype: DType) -> Self {
+        for (flag, stored) in [(WHOLE_A, self.a_type), (WHOLE_B, self.b_type)] {
+            if stored != cuda::code(dtype) {
+                self.flags &= !flag;
+            }
+        }
+        self
+    }
+
     fn blocks(&self, tile: &Tile) -> usize {
         (self.rows as usize).div_ceil(tile.rows).saturating_mul((self.n as usize).div_ceil(tile.columns))
     }
@@ -323,14 +333,8 @@ unsafe fn run_mma<const TILE: usize>(
     call: &GemmDynamic,
     operands: Operands<'_>,
 ) -> Result<()> {
-    let mut params = Params::new(fixed, call, operands)?;
     let dtype = multiplied_as(fixed).map_err(|reason| refuse(reason.to_string()))?;
-    // What is stored otherwise is converted on its way to shared memory.
-    for (flag, stored) in [(WHOLE_A, params.a_type), (WHOLE_B, params.b_type)] {
-        if stored != cuda::code(dtype) {
-            params.flags &= !flag;
-        }
-    }
+    let params = Params::new(fixed, call, operands)?.converted(dtype);
     let tiles = if dtype == DType::BF16 { &MMA_BF16 } else { &MMA_F16 };
     // SAFETY: passed on; the kernel of that dtype reads operands of it where they are whole.
     unsafe { run(launch, &tiles[TILE], &params, operands) }

@@ -279,7 +279,7 @@ pub fn rows() -> Vec<Row<Gemm>> {
     [
         #[cfg(target_arch = "x86_64")]
         vec![cpu_avx512bf16::ROW],
-        cpu::ROWS.to_vec(),
+        cpu::rows(),
         vec![foreign::ROW],
         #[cfg(feature = "cuda")]
         cuda::rows(),

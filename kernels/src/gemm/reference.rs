@@ -42,7 +42,7 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
 
 /// Whether small integers come through an activation exactly, unless gated: factors are powers of two, and sums below
 /// 2^24.
-pub(crate) fn is_exact(activation: Option<Activation>) -> bool {
+fn is_exact(activation: Option<Activation>) -> bool {
     matches!(activation, None | Some(Activation::Relu))
 }
 

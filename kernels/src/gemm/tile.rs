@@ -8,15 +8,13 @@ use crate::packed::{PANEL, PanelKind};
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{LANES, Portable, Simd, Stored};
 
-/// How far ahead of the sums weights are fetched. A core's own prefetcher stops at each page of 4 KiB; this goes over.
-const AHEAD: usize = 4096;
-
-/// Asks for the line at `p`, which need not be valid.
+/// Asks for the line a page ahead of `p`, which need not be valid: a core's own prefetcher stops at each page of 4 KiB.
 #[inline(always)]
 pub(super) fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        const AHEAD: usize = 4096;
         // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(AHEAD).cast()) };
     }
@@ -96,6 +94,7 @@ macro_rules! tiles {
         &[$(crate::gemm::tile::Tile { height: $height, run: $chain::<$height $(, $more)*> }),+]
     };
 }
+#[cfg(target_arch = "x86_64")]
 pub(super) use tiles;
 
 /// One multiply-add per product, for every kind of panel.

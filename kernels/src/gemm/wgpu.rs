@@ -23,10 +23,15 @@ const FEW: usize = 8;
 /// Threads of a workgroup whose subgroups share outputs, four to one.
 const SUBGROUPS: usize = 64;
 
+static TILED: Kernel = kernel!("gemm.wgpu.tiled", Way::Tiled, "wgpu_place.wgsl", "wgpu_tiled.wgsl");
+static GEMV: Kernel = kernel!("gemm.wgpu.gemv", Way::Gemv, "wgpu_place.wgsl", "wgpu_gemv.wgsl");
+static GEMV_SUBGROUP: Kernel =
+    kernel!("gemm.wgpu.gemv.subgroup", Way::Subgroups, "wgpu_place.wgsl", "wgpu_gemv_subgroup.wgsl");
+
 /// Best first.
 pub(super) const ROWS: [Row<Gemm>; 3] = [
     Row {
-        name: "gemm.wgpu.tiled",
+        name: TILED.name,
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
         admits: |fixed, _| takes_rows(fixed),
@@ -36,19 +41,19 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
             cost(hardware, flops / 0.3, Gemm::work(fixed, call).bytes / 0.5, tiles)
         },
         workspace: |_, _, _| 0,
-        run: |launch, fixed, call, operands| run(Way::Tiled, launch, fixed, call, operands),
+        run: |launch, fixed, call, operands| run(&TILED, launch, fixed, call, operands),
     },
     Row {
-        name: "gemm.wgpu.gemv",
+        name: GEMV.name,
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
         admits: |fixed, _| takes_rows(fixed),
         cost: |fixed, call, hardware| few_cost(fixed, call, hardware, 0.6, 0.05),
         workspace: |_, _, _| 0,
-        run: |launch, fixed, call, operands| run(Way::Gemv, launch, fixed, call, operands),
+        run: |launch, fixed, call, operands| run(&GEMV, launch, fixed, call, operands),
     },
     Row {
-        name: "gemm.wgpu.gemv.subgroup",
+        name: GEMV_SUBGROUP.name,
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
         admits: |fixed, hardware| {
@@ -58,7 +63,7 @@ pub(super) const ROWS: [Row<Gemm>; 3] = [
         // Weights are read side by side; what a row adds is read and exchanged anew for every four outputs.
         cost: |fixed, call, hardware| few_cost(fixed, call, hardware, 0.8, 0.04),
         workspace: |_, _, _| 0,
-        run: |launch, fixed, call, operands| run(Way::Subgroups, launch, fixed, call, operands),
+        run: |launch, fixed, call, operands| run(&GEMV_SUBGROUP, launch, fixed, call, operands),
     },
 ];
 
@@ -80,7 +85,7 @@ pub(crate) fn cost(hardware: &Hardware, flops: f64, bytes: f64, groups: usize) -
     rates.launch_s + (bytes / rates.read_bytes_per_s).max(computing) / busy
 }
 
-/// Which kernel multiplies.
+/// How a kernel multiplies.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Way {
     /// Tiles in shared memory.
@@ -91,12 +96,44 @@ pub(crate) enum Way {
     Subgroups,
 }
 
+/// A kernel of one of the ways.
+pub(crate) struct Kernel {
+    pub name: &'static str,
+    pub way: Way,
+    pub text: &'static str,
+}
+
+/// A kernel of a name, a way and that way's text, to which another says where a workgroup's rows are. Both are told by
+/// their paths from the folder that names them, which is beside this one.
+macro_rules! kernel {
+    ($name:literal, $way:expr, $place:literal, $text:literal) => {
+        Kernel {
+            name: $name,
+            way: $way,
+            text: concat!(
+                include_str!("../wgpu/math.wgsl"),
+                include_str!("../activation/wgpu_function.wgsl"),
+                include_str!("../gemm/wgpu_operands.wgsl"),
+                include_str!($place),
+                include_str!($text)
+            ),
+        }
+    };
+}
+pub(crate) use kernel;
+
 /// Steps between elements of an operand `[batch, rows, columns]`.
 fn strides(view: &View<'_>) -> [usize; 3] {
     [view.strides()[0], view.strides()[1], view.strides()[2]]
 }
 
-fn run(way: Way, launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, operands: Operands<'_>) -> Result<()> {
+fn run(
+    kernel: &Kernel,
+    launch: &Launch<'_>,
+    fixed: &GemmStatic,
+    call: &GemmDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
     let columns = fixed.columns();
     let b = operands.input(Gemm::NAME, B, "B")?;
     let right = match fixed.b {
@@ -117,7 +154,7 @@ fn run(way: Way, launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, op
         offsets: None,
         batch: call.batch,
     };
-    dispatch(way, launch, fixed, &product)
+    dispatch(kernel, launch, fixed, &product)
 }
 
 /// The right operand as kernels see it.
@@ -160,27 +197,13 @@ fn quads(view: &View<'_>, dtype: DType) -> bool {
     begins.is_multiple_of(4 * dtype.size())
 }
 
-/// The text of a kernel: where a workgroup's rows are is told by the batch, or by groups' offsets.
-macro_rules! body {
-    ($offsets:expr, $text:literal) => {
-        match $offsets {
-            None => body!(@"wgpu_place.wgsl", $text),
-            Some(_) => body!(@"../grouped_gemm/wgpu_place.wgsl", $text),
-        }
-    };
-    (@$place:literal, $text:literal) => {
-        concat!(
-            include_str!("../wgpu/math.wgsl"),
-            include_str!("../activation/wgpu_function.wgsl"),
-            include_str!("wgpu_operands.wgsl"),
-            include_str!($place),
-            include_str!($text)
-        )
-    };
-}
-
 /// Enqueues a product.
-pub(crate) fn dispatch(way: Way, launch: &Launch<'_>, fixed: &GemmStatic, product: &Product<'_, '_>) -> Result<()> {
+pub(crate) fn dispatch(
+    kernel: &Kernel,
+    launch: &Launch<'_>,
+    fixed: &GemmStatic,
+    product: &Product<'_, '_>,
+) -> Result<()> {
     let epilogue = &fixed.epilogue;
     let Product { a, b, ref right, d, bias, residual, offsets, batch } = *product;
     let m = a.shape()[1];
@@ -200,83 +223,77 @@ pub(crate) fn dispatch(way: Way, launch: &Launch<'_>, fixed: &GemmStatic, produc
             gemv_rows(m.div_ceil(batch))
         }
     };
-    let mut kernel = match way {
+    let mut call = Call::new(launch, kernel.name, kernel.text)?;
+    match kernel.way {
         Way::Tiled => {
-            let mut kernel = Call::new(launch, "gemm.wgpu.tiled", body!(offsets, "wgpu_tiled.wgsl"))?;
-            kernel.option("A_BY_ROWS", u32::from(a_row == 1 && a_step != 1))?;
-            kernel.option("B_BY_OUTPUTS", u32::from(b_column == 1 && b_step != 1 && gated == 0))?;
-            kernel
+            call.option("A_BY_ROWS", u32::from(a_row == 1 && a_step != 1))?;
+            call.option("B_BY_OUTPUTS", u32::from(b_column == 1 && b_step != 1 && gated == 0))?;
         }
         Way::Gemv => {
-            let mut kernel = Call::new(launch, "gemm.wgpu.gemv", body!(offsets, "wgpu_gemv.wgsl"))?;
-            kernel.option("ROWS", few as u32)?;
+            call.option("ROWS", few as u32)?;
             // As many threads as share the staged rows: 16 KiB of shared memory hold those and the sums.
-            kernel.option("CHAINS", (64 / few).min(32) as u32)?;
-            kernel
+            call.option("CHAINS", (64 / few).min(32) as u32)?;
         }
         Way::Subgroups => {
-            let body = body!(offsets, "wgpu_gemv_subgroup.wgsl");
-            let mut kernel = Call::new(launch, "gemm.wgpu.gemv.subgroup", body)?;
-            kernel.option("ROWS", few as u32)?;
-            kernel.option("THREADS", SUBGROUPS as u32)?;
-            kernel.option("OUTPUTS", outputs_of(way, launch) as u32)?;
-            kernel
+            call.option("ROWS", few as u32)?;
+            call.option("THREADS", SUBGROUPS as u32)?;
+            call.option("OUTPUTS", outputs_of(kernel.way, launch) as u32)?;
         }
-    };
-    kernel.option("CHAIN", CHAIN as u32)?;
-    kernel.option("GATED", gated as u32)?;
-    kernel.option("HAS_ACTIVATION", u32::from(epilogue.activation.is_some()))?;
-    kernel.option("ACTIVATION", epilogue.activation.map_or(0, |activation| activation as u32))?;
-    kernel.option("IN_PLACE", u32::from(epilogue.residual == Some(Residual::Output)))?;
-    kernel.option("ROUND_A", u32::from(low && rounds(fixed.a)))?;
-    kernel.option("ROUND_B", u32::from(low && rounds(right.dtype) && matches!(fixed.b, Rhs::Strided(_))))?;
+    }
+    call.option("CHAIN", CHAIN as u32)?;
+    call.option("GATED", gated as u32)?;
+    call.option("HAS_ACTIVATION", u32::from(epilogue.activation.is_some()))?;
+    call.option("ACTIVATION", epilogue.activation.map_or(0, |activation| activation as u32))?;
+    call.option("IN_PLACE", u32::from(epilogue.residual == Some(Residual::Output)))?;
+    call.option("ROUND_A", u32::from(low && rounds(fixed.a)))?;
+    call.option("ROUND_B", u32::from(low && rounds(right.dtype) && matches!(fixed.b, Rhs::Strided(_))))?;
 
     let left = Part::read(a);
-    kernel.part("a", if a_step == 1 && aligned(a, 4) { left.quads() } else { left })?;
+    call.part("a", if a_step == 1 && aligned(a, 4) { left.quads() } else { left })?;
     let part = Part::read(b).of(right.dtype);
-    kernel.part("b", if right.quads { part.quads() } else { part })?;
-    kernel.write("d", d)?;
-    kernel.optional("bias", bias)?;
-    kernel.optional("residual", residual)?;
+    call.part("b", if right.quads { part.quads() } else { part })?;
+    call.write("d", d)?;
+    call.optional("bias", bias)?;
+    call.optional("residual", residual)?;
 
     let [residual_batch, residual_row, residual_step] = residual.map_or([0; 3], strides);
     if let Some(offsets) = offsets {
-        kernel.read("offsets", offsets)?;
-        kernel.param("offsets_step", offsets.strides()[0])?;
-        kernel.param("all_groups", batch)?;
-        kernel.param("all_rows", m)?;
-        kernel.reports_that("an offset of {} is out of order, or rows are more or fewer");
+        call.read("offsets", offsets)?;
+        call.param("offsets_step", offsets.strides()[0])?;
+        call.param("all_groups", batch)?;
+        call.param("all_rows", m)?;
+        call.reports_that("an offset of {} is out of order, or rows are more or fewer");
     }
     let by_batch = [("a", a_batch), ("b", b_batch), ("d", d_batch), ("residual", residual_batch)];
-    kernel.dimension(("batch", batch), offsets.map(|_| "first_group"), &by_batch)?;
+    call.dimension(("batch", batch), offsets.map(|_| "first_group"), &by_batch)?;
     let by_row = [("a", a_row), ("d", d_row), ("residual", residual_row)];
-    kernel.dimension(("rows", m), offsets.map(|_| "first_row"), &by_row)?;
+    call.dimension(("rows", m), offsets.map(|_| "first_row"), &by_row)?;
     let columns = [("b", b_column), ("d", d_step), ("residual", residual_step)];
-    kernel.dimension(("count", fixed.columns()), Some("first"), &columns)?;
+    call.dimension(("count", fixed.columns()), Some("first"), &columns)?;
     for (name, value) in ["a_batch", "a_row", "a_step"].into_iter().zip([a_batch, a_row, a_step]) {
-        kernel.param(name, value)?;
+        call.param(name, value)?;
     }
     let names = ["b_batch", "b_column", "b_half", "b_step"];
     for (name, value) in names.into_iter().zip([b_batch, b_column, b_half, b_step]) {
-        kernel.param(name, value)?;
+        call.param(name, value)?;
     }
     for (name, value) in ["d_batch", "d_row", "d_step"].into_iter().zip([d_batch, d_row, d_step]) {
-        kernel.param(name, value)?;
+        call.param(name, value)?;
     }
     let names = ["residual_batch", "residual_row", "residual_step"];
     for (name, value) in names.into_iter().zip([residual_batch, residual_row, residual_step]) {
-        kernel.param(name, value)?;
+        call.param(name, value)?;
     }
-    kernel.param("bias_step", bias.map_or(0, |bias| bias.strides()[0]))?;
-    kernel.param("columns", fixed.columns())?;
-    kernel.param("k", fixed.k)?;
-    kernel.param_f32("alpha", epilogue.alpha)?;
-    kernel.param_f32("beta", epilogue.beta)?;
-    kernel.dispatch_in_parts(|p| {
+    call.param("bias_step", bias.map_or(0, |bias| bias.strides()[0]))?;
+    call.param("columns", fixed.columns())?;
+    call.param("k", fixed.k)?;
+    call.param_f32("alpha", epilogue.alpha)?;
+    call.param_f32("beta", epilogue.beta)?;
+    call.dispatch_in_parts(|p| {
         let (rows, outputs, batch) = (p("rows"), p("count") << gated, p("batch"));
-        let [tile, across] = match way {
+        let [tile, across] = match kernel.way {
             Way::Tiled => [TILE, TILE],
-            Way::Gemv | Way::Subgroups => [few, outputs_of(way, launch)],
+            Way::Gemv | Way::Subgroups => [few, outputs_of(kernel.way, launch)],
         };
         let row_tiles = match offsets {
             None => batch * rows.div_ceil(tile),

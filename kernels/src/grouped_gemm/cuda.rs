@@ -8,7 +8,7 @@ use sinew_tensor::DType;
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
 use crate::cuda;
-use crate::gemm::cuda::{MMA_CAPABILITY, Params, Tile, WHOLE_A, WHOLE_B, gemv, mma, multiplied_as, simt, tiles_cost};
+use crate::gemm::cuda::{MMA_CAPABILITY, Params, Tile, gemv, mma, multiplied_as, simt, tiles_cost};
 use crate::gemm::{GemmDynamic, takes_rows};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
 
@@ -124,27 +124,31 @@ struct GroupedParams {
     padding: u32,
 }
 
-/// Enqueues a tile's kernel, whose operands' alignment is told as `whole` leaves it.
+/// The parameters of the product, were all rows one group's.
+fn product(fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, operands: Operands<'_>) -> Result<Params> {
+    let a = operands.input(GroupedGemm::NAME, GroupedGemm::A, "A")?;
+    let b = operands.input(GroupedGemm::NAME, GroupedGemm::B, "B")?;
+    let d = operands.output(GroupedGemm::NAME, GroupedGemm::D, "D")?.view();
+    let (a, d) = (a.with_layout(a.layout().unsqueeze(0)?)?, d.with_layout(d.layout().unsqueeze(0)?)?);
+    let of_all = GemmDynamic { batch: 1, m: call.rows };
+    let mut product = Params::of(&fixed.product(), &of_all, [&a, b], &d, None, None)?;
+    product.b_strides[0] = (fixed.n * fixed.k) as i64;
+    Ok(product)
+}
+
+/// Enqueues a tile's kernel.
 ///
 /// # Safety
-/// That of [`Row::run`]; the kernel multiplies what the row admits.
+/// That of [`Row::run`]; the kernel multiplies what the row admits, and the product is of these operands.
 unsafe fn run(
     launch: &Launch<'_>,
     tile: &'static Tile,
     fixed: &GroupedGemmStatic,
     call: &GroupedGemmDynamic,
     operands: Operands<'_>,
-    whole: impl Fn(&mut Params),
+    product: Params,
 ) -> Result<()> {
-    let a = operands.input(GroupedGemm::NAME, GroupedGemm::A, "A")?;
-    let b = operands.input(GroupedGemm::NAME, GroupedGemm::B, "B")?;
-    let d = operands.output(GroupedGemm::NAME, GroupedGemm::D, "D")?.view();
     let offsets = operands.input(GroupedGemm::NAME, GroupedGemm::OFFSETS, "offsets")?;
-    let (a, d) = (a.with_layout(a.layout().unsqueeze(0)?)?, d.with_layout(d.layout().unsqueeze(0)?)?);
-    let of_all = GemmDynamic { batch: 1, m: call.rows };
-    let mut product = Params::of(&fixed.product(), &of_all, [&a, b], &d, None, None)?;
-    product.b_strides[0] = (fixed.n * fixed.k) as i64;
-    whole(&mut product);
     let many = |count: usize| refuse(GroupedGemm::NAME, format!("{count} are more than a grid has"));
     let params = GroupedParams {
         product,
@@ -173,8 +177,9 @@ unsafe fn run_simt(
     call: &GroupedGemmDynamic,
     operands: Operands<'_>,
 ) -> Result<()> {
+    let product = product(fixed, call, operands)?;
     // SAFETY: passed on.
-    unsafe { run(launch, &SIMT, fixed, call, operands, |_| {}) }
+    unsafe { run(launch, &SIMT, fixed, call, operands, product) }
 }
 
 unsafe fn run_gemv(
@@ -184,8 +189,9 @@ unsafe fn run_gemv(
     operands: Operands<'_>,
 ) -> Result<()> {
     let tiles = if fixed.format.dtype() == DType::F32 { &GEMV_32 } else { &GEMV_16 };
+    let product = product(fixed, call, operands)?;
     // SAFETY: passed on.
-    unsafe { run(launch, gemv_tile(fixed, call.rows, tiles), fixed, call, operands, |_| {}) }
+    unsafe { run(launch, gemv_tile(fixed, call.rows, tiles), fixed, call, operands, product) }
 }
 
 unsafe fn run_mma<const TILE: usize>(
@@ -196,14 +202,7 @@ unsafe fn run_mma<const TILE: usize>(
 ) -> Result<()> {
     let dtype = multiplied_as(&fixed.product()).map_err(|reason| refuse(GroupedGemm::NAME, reason.to_string()))?;
     let tiles = if dtype == DType::BF16 { &MMA_BF16 } else { &MMA_F16 };
-    // What is stored otherwise is converted on its way to shared memory.
-    let whole = |params: &mut Params| {
-        for (flag, stored) in [(WHOLE_A, params.a_type), (WHOLE_B, params.b_type)] {
-            if stored != cuda::code(dtype) {
-                params.flags &= !flag;
-            }
-        }
-    };
+    let product = product(fixed, call, operands)?.converted(dtype);
     // SAFETY: passed on; the kernel of that dtype reads operands of it where they are whole.
-    unsafe { run(launch, &tiles[TILE], fixed, call, operands, whole) }
+    unsafe { run(launch, &tiles[TILE], fixed, call, operands, product) }
 }

@@ -2,7 +2,7 @@
 //!
 //! `D[i] = epilogue(A[i] · B[g])` for the rows `i` of group `g`, which are `offsets[g]..offsets[g + 1]`. `A` is
 //! `[rows, K]`, `B` holds the groups' weights packed one behind another, each as [`Format::pack`] packs it alone, and `D` is
-//! `[rows, N]`. The epilogue is an activation, or, gated, `act(x[n]) · x[n + N/2]`, and `D` is `[rows, N/2]`.
+//! `[rows, N]`; or, gated, the epilogue is `act(x[n]) · x[n + N/2]`, and `D` is `[rows, N/2]`.
 //!
 //! The offsets are read where the kernel runs, so that which rows are whose need not be known when it is enqueued (after
 //! MegaBlocks, Gale et al. 2022). Offsets that do not begin with 0, decrease, or do not end with the number of rows are an
@@ -63,22 +63,20 @@ pub struct GroupedGemmStatic {
     pub out: DType,
     /// Rounding of operands.
     pub compute: Compute,
-    /// The activation.
-    pub activation: Option<Activation>,
-    /// Whether the first half of the outputs gates the second.
-    pub gated: bool,
+    /// The activation by which the first half of the outputs gates the second.
+    pub gated: Option<Activation>,
 }
 
 impl GroupedGemmStatic {
     /// The product with one group's weight.
     pub fn product(&self) -> GemmStatic {
-        let epilogue = Epilogue { activation: self.activation, gated: self.gated, ..Epilogue::default() };
+        let epilogue = Epilogue { activation: self.gated, gated: self.gated.is_some(), ..Epilogue::default() };
         GemmStatic::new(self.n, self.k, self.a, Rhs::Packed(self.format), self.out, self.compute).with(epilogue)
     }
 
     /// Bytes of one group's weight.
     pub fn weight_bytes(&self) -> usize {
-        self.format.packed_bytes(self.n, self.k, self.gated)
+        self.format.packed_bytes(self.n, self.k, self.gated.is_some())
     }
 }
 
@@ -119,7 +117,7 @@ impl Operator for GroupedGemm {
     fn check(fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, operands: Operands<'_>) -> Result<()> {
         expect_compute(Self::NAME, fixed, [fixed.a, fixed.out])?;
         let refuse = |reason| Err(operator::refuse(Self::NAME, reason));
-        if fixed.gated && !fixed.n.is_multiple_of(2) {
+        if fixed.gated.is_some() && !fixed.n.is_multiple_of(2) {
             return refuse(format!("{} outputs cannot be halved into gate and up", fixed.n));
         }
         if i32::try_from(call.rows).is_err() {

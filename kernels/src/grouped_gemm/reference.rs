@@ -8,7 +8,7 @@ use crate::activation::Activation;
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
-use crate::gemm::reference::{Sum, is_exact, packed};
+use crate::gemm::reference::{Sum, packed};
 use crate::gemm::{BF16, Compute, F16, F32, Format};
 use crate::{Arithmetic, Result};
 
@@ -46,7 +46,7 @@ fn shared_out(groups: usize, rows: usize, generator: &mut Generator) -> Vec<usiz
 fn weights(generator: &mut Generator, fixed: &GroupedGemmStatic, values: Values) -> Result<HostOperand> {
     let (mut bytes, mut all) = (Vec::new(), Vec::new());
     for _ in 0..fixed.groups {
-        let one = packed(generator, fixed.format, [fixed.n, fixed.k], fixed.gated, values)?;
+        let one = packed(generator, fixed.format, [fixed.n, fixed.k], fixed.gated.is_some(), values)?;
         bytes.extend_from_slice(one.tensor.buffer().as_slice::<u8>()?);
         all.extend(one.values);
     }
@@ -64,33 +64,23 @@ impl Reference for GroupedGemm {
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let values = [Values::Normal, Values::Integers, Values::Special, Values::Normal, Values::Subnormal];
-        let epilogues = [
-            (None, false),
-            (Some(Activation::Silu), true),
-            (Some(Activation::Relu), false),
-            (Some(Activation::GeluTanh), true),
-            (None, false),
-        ];
+        let gates = [None, Some(Activation::Silu), Some(Activation::Relu), Some(Activation::GeluTanh), None];
         let formats = [&BF16, &F32, &F16, &BF16];
         let mut cases = Vec::new();
         for t in 0..SHAPES.len() * if depth == Depth::Quick { 4 } else { 30 } {
             let [groups, rows, n, k] = SHAPES[t % SHAPES.len()];
             let values = values[t / 2 % values.len()];
-            let (mut activation, mut gated) = epilogues[(t + t / SHAPES.len()) % epilogues.len()];
-            if values == Values::Subnormal {
-                // Activations flush what is subnormal; the sum itself must not.
-                (activation, gated) = (None, false);
-            }
+            // Activations flush what is subnormal; the sum itself must not.
+            let gated = gates[(t + t / SHAPES.len()) % gates.len()].filter(|_| values != Values::Subnormal);
             let format = formats[(t + t / SHAPES.len()) % formats.len()];
             let fixed = GroupedGemmStatic {
                 groups,
-                n: n + n % 2 * usize::from(gated),
+                n: n + n % 2 * usize::from(gated.is_some()),
                 k,
                 a: DType::COMPUTE[t / 3 % 3],
                 format,
                 out: DType::COMPUTE[t / 5 % 3],
                 compute: if t / 4 % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
-                activation,
                 gated,
             };
             let (lay, call) = (Lay::ALL[t / 2 % Lay::ALL.len()], GroupedGemmDynamic { rows });
@@ -138,16 +128,11 @@ impl Reference for GroupedGemm {
             let rounded = left.iter().map(|&x| if low { DType::BF16.round(x) } else { x });
             Sum::of(rounded.zip(right.iter().copied()), arithmetic)
         };
-        let mut x = output(column);
-        if let Some(activation) = fixed.activation {
-            x = x.activated(activation);
+        let x = output(column);
+        match fixed.gated {
+            Some(activation) => x.activated(activation).gating(output(column + fixed.n / 2)).rounded_to(fixed.out),
+            None if case.values == Values::Integers => Expected::exact(fixed.out.round(x.value)),
+            None => x.rounded_to(fixed.out),
         }
-        if fixed.gated {
-            x = x.gating(output(column + fixed.n / 2));
-        }
-        if case.values == Values::Integers && !fixed.gated && is_exact(fixed.activation) {
-            return Expected::exact(fixed.out.round(x.value));
-        }
-        x.rounded_to(fixed.out)
     }
 }

@@ -5,14 +5,19 @@ use sinew_memory::{DeviceKind, Hardware};
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
 use crate::gemm::takes_rows;
-use crate::gemm::wgpu::{self, CHAINED, OUTPUTS, Product, Right, TILE, Way, gemv_rows, grouped_tiles};
+use crate::gemm::wgpu::{self, CHAINED, Kernel, OUTPUTS, Product, Right, TILE, Way, gemv_rows, grouped_tiles, kernel};
 use crate::operator::{Launch, Operands, Operator, Row};
 use crate::wgpu::needs_subgroups;
+
+static TILED: Kernel = kernel!("grouped_gemm.wgpu.tiled", Way::Tiled, "wgpu_place.wgsl", "../gemm/wgpu_tiled.wgsl");
+static GEMV: Kernel = kernel!("grouped_gemm.wgpu.gemv", Way::Gemv, "wgpu_place.wgsl", "../gemm/wgpu_gemv.wgsl");
+static GEMV_SUBGROUP: Kernel =
+    kernel!("grouped_gemm.wgpu.gemv.subgroup", Way::Subgroups, "wgpu_place.wgsl", "../gemm/wgpu_gemv_subgroup.wgsl");
 
 /// Best first.
 pub(super) const ROWS: [Row<GroupedGemm>; 3] = [
     Row {
-        name: "grouped_gemm.wgpu.tiled",
+        name: TILED.name,
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
         admits: |fixed, _| takes_rows(&fixed.product()),
@@ -22,19 +27,19 @@ pub(super) const ROWS: [Row<GroupedGemm>; 3] = [
             wgpu::cost(hardware, flops / 0.3, GroupedGemm::work(fixed, call).bytes / 0.5, tiles)
         },
         workspace: |_, _, _| 0,
-        run: |launch, fixed, call, operands| run(Way::Tiled, launch, fixed, call, operands),
+        run: |launch, fixed, call, operands| run(&TILED, launch, fixed, call, operands),
     },
     Row {
-        name: "grouped_gemm.wgpu.gemv",
+        name: GEMV.name,
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
         admits: |fixed, _| takes_rows(&fixed.product()),
         cost: |fixed, call, hardware| few_cost(fixed, call, hardware, 0.6, 0.05),
         workspace: |_, _, _| 0,
-        run: |launch, fixed, call, operands| run(Way::Gemv, launch, fixed, call, operands),
+        run: |launch, fixed, call, operands| run(&GEMV, launch, fixed, call, operands),
     },
     Row {
-        name: "grouped_gemm.wgpu.gemv.subgroup",
+        name: GEMV_SUBGROUP.name,
         device: DeviceKind::WGPU,
         arithmetic: CHAINED,
         admits: |fixed, hardware| {
@@ -43,7 +48,7 @@ pub(super) const ROWS: [Row<GroupedGemm>; 3] = [
         },
         cost: |fixed, call, hardware| few_cost(fixed, call, hardware, 0.8, 0.04),
         workspace: |_, _, _| 0,
-        run: |launch, fixed, call, operands| run(Way::Subgroups, launch, fixed, call, operands),
+        run: |launch, fixed, call, operands| run(&GEMV_SUBGROUP, launch, fixed, call, operands),
     },
 ];
 
@@ -62,7 +67,7 @@ fn few_cost(
 }
 
 fn run(
-    way: Way,
+    kernel: &Kernel,
     launch: &Launch<'_>,
     fixed: &GroupedGemmStatic,
     _: &GroupedGemmDynamic,
@@ -76,5 +81,5 @@ fn run(
     let right = Right::packed(b, fixed.format, &product, fixed.n * fixed.k);
     let offsets = Some(operands.input(GroupedGemm::NAME, GroupedGemm::OFFSETS, "offsets")?);
     let product_of = Product { a, b, right, d, bias: None, residual: None, offsets, batch: fixed.groups };
-    wgpu::dispatch(way, launch, &product, &product_of)
+    wgpu::dispatch(kernel, launch, &product, &product_of)
 }

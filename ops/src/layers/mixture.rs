@@ -266,8 +266,6 @@ pub struct GroupedLinearOptions {
     pub output: DType,
     /// Dtype of the products' operands.
     pub compute: Compute,
-    /// Applied to the product.
-    pub activation: Option<Activation>,
     /// For gated weights: `act(gate) · up`, which halves the output.
     pub gated: Option<Activation>,
 }
@@ -275,11 +273,11 @@ pub struct GroupedLinearOptions {
 impl GroupedLinearOptions {
     /// Plain products.
     pub fn new(input: DType, output: DType, compute: Compute) -> Self {
-        Self { input, output, compute, activation: None, gated: None }
+        Self { input, output, compute, gated: None }
     }
 }
 
-/// `y[i] = act(x[i] · W[g]ᵀ)` for the rows `i` of group `g`, planned for up to a number of rows.
+/// `y[i] = x[i] · W[g]ᵀ` for the rows `i` of group `g`, or that gated, planned for up to a number of rows.
 #[derive(Debug)]
 pub struct GroupedLinear {
     weight: Arc<PackedWeight>,
@@ -309,8 +307,7 @@ impl GroupedLinear {
             format: shape.format,
             out: options.output,
             compute: options.compute,
-            activation: options.gated.or(options.activation),
-            gated: shape.gated,
+            gated: options.gated,
         };
         let calls: Vec<GroupedGemmDynamic> = row_counts(max_rows).map(|rows| GroupedGemmDynamic { rows }).collect();
         let plan = ctx.plan(fixed, &calls)?;

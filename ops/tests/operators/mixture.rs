@@ -87,7 +87,7 @@ impl Mixture {
                                 let (gate, up) = (product(&self.inside[2 * e]), product(&self.inside[2 * e + 1]));
                                 gate / (1.0 + (-gate).exp()) * up
                             }
-                            false => product(&self.inside[e]).max(0.0),
+                            false => product(&self.inside[e]),
                         }
                     })
                     .map(|value| self.dtype.round(value))
@@ -104,12 +104,8 @@ impl Mixture {
     fn layers(&self, ctx: &Context, max_tokens: usize) -> Result<Layers> {
         let Self { experts, top_k, hidden, inner, gated, renormalize, dtype, .. } = *self;
         let compute = if dtype == DType::BF16 { Compute::Bf16 } else { Compute::F32 };
-        let mut inside = GroupedLinearOptions::new(dtype, dtype, compute);
-        if gated {
-            inside.gated = Some(Activation::Silu);
-        } else {
-            inside.activation = Some(Activation::Relu);
-        }
+        let gate = gated.then_some(Activation::Silu);
+        let inside = GroupedLinearOptions { gated: gate, ..GroupedLinearOptions::new(dtype, dtype, compute) };
         let outside = GroupedLinearOptions::new(dtype, DType::F32, compute);
         let (rows, f32) = (max_tokens * top_k, DType::F32);
         let combine = CombineOptions { width: hidden, top_k, input: f32, output: f32, accumulate: true };

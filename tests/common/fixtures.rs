@@ -1,0 +1,54 @@
+//! The fixtures, and copies of them to change.
+#![allow(dead_code, reason = "not every file of tests needs all of it")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Where a fixture is.
+pub fn fixture_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// [`fixture_path`] as an argument of the command.
+pub fn fixture(name: &str) -> String {
+    fixture_path(name).into_os_string().into_string().expect("the path is UTF-8")
+}
+
+/// A copy of a fixture, with the folders inside it, but not of what is expected of the model.
+pub fn copy(name: &str) -> TempDir {
+    let copy = tempfile::tempdir().expect("a folder");
+    copy_files(&fixture_path(name), copy.path());
+    copy
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("the fixture is there") {
+        let entry = entry.expect("the fixture is there");
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        if from.is_dir() {
+            fs::create_dir(&to).expect("a new folder");
+            copy_files(&from, &to);
+        } else if !entry.file_name().to_string_lossy().starts_with("expected") {
+            fs::copy(from, to).expect("copied");
+        }
+    }
+}
+
+/// Gives a field of a folder's config another value; takes it away for `null`.
+pub fn with_field(folder: &Path, field: &str, value: &Value) {
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).expect("a config")).expect("valid JSON");
+    match value {
+        Value::Null => drop(config.as_object_mut().expect("an object").remove(field)),
+        _ => config[field] = value.clone(),
+    }
+    fs::write(path, config.to_string()).expect("written");
+}
+
+/// What numbers are compared by that must be the same.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
