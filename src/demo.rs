@@ -29,5 +29,5 @@ pub fn load(ctx: Arc<Context>, options: &LoadOptions) -> Result<LanguageModel> {
     let config = config.as_decoder()?;
     let checkpoint = Checkpoint::from_bytes(WEIGHTS)?;
     let tokenizer = Tokenizer::from_bytes(TOKENIZER)?;
-    LanguageModel::from_parts(ctx, config, &checkpoint, Some(tokenizer), options, &mut |_, _| {})
+    LanguageModel::from_parts(ctx, config, &checkpoint, Some(Arc::new(tokenizer)), options, &mut |_, _| {})
 }

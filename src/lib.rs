@@ -87,7 +87,7 @@ pub use sinew_tensor as tensor;
 pub mod prelude {
     pub use sinew_memory::{Cpu, Device, SimdLevel, Stream};
     pub use sinew_models::{
-        EmbeddingModel, GenerateOptions, LanguageModel, LoadOptions, SamplingParams, WeightOptions,
+        EmbeddingModel, Folder, GenerateOptions, LanguageModel, LoadOptions, SamplingParams, WeightOptions,
     };
     pub use sinew_ops::{Context, Policy};
     pub use sinew_tensor::{DType, Layout, Tensor};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sinew::models::config::{FeedForward, Positions, RopeScaling};
 use sinew::models::load::main_dtype;
-use sinew::models::{Checkpoint, DecoderConfig, EncoderConfig, Load, ModelConfig, architectures};
+use sinew::models::{Checkpoint, DecoderConfig, EncoderConfig, Folder, Load, ModelConfig, architectures};
 use sinew_conformance::parity;
 
 const START: &str = "<!-- architectures: written by tests/architectures.rs -->\n";
@@ -76,7 +76,7 @@ fn covered() -> BTreeMap<String, Covered> {
     let mut covered: BTreeMap<String, Covered> = BTreeMap::new();
     let fixtures: Vec<PathBuf> = parity::fixtures(&root().join("tests/fixtures")).expect("the fixtures are there");
     for folder in fixtures {
-        let config = ModelConfig::from_folder(&folder).expect("the fixture's config");
+        let config = Folder::new(&folder).config().cloned().expect("the fixture's config");
         let checkpoint = Checkpoint::open(&folder, Load::Mmap).expect("the fixture's checkpoint");
         let of = covered.entry(config.model_type().to_owned()).or_default();
         of.dtypes.insert(main_dtype(&checkpoint).expect("floating-point tensors").to_string());

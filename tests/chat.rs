@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use sinew::models::{ChatTemplate, Conversation, Generation, Session, TextStream, Tokenizer, stop};
+use sinew::models::{Conversation, Generation, Session, TextStream, Tokenizer, stop};
 use sinew::prelude::*;
 
 #[path = "common/command.rs"]
@@ -33,7 +33,8 @@ fn model() -> LanguageModel {
 
 /// What `sinew chat` should answer: each turn generated from nothing.
 fn answers(system: Option<&str>, messages: &[&str], options: &GenerateOptions) -> Vec<String> {
-    let (mut model, template) = (model(), ChatTemplate::from_folder(folder()).expect("a template"));
+    let (mut model, files) = (model(), Folder::new(folder()));
+    let template = files.chat_template().expect("it is read").expect("there is one");
     let mut conversation = Conversation::default();
     if let Some(system) = system {
         conversation.push("system", system);
@@ -71,6 +72,8 @@ fn chat_says_what_it_knows_and_what_it_does_not() {
     let cached = cached.or_else(|| text.split(", ").find_map(|part| part.strip_suffix(" of them from the cache")));
     assert!(cached.is_some_and(|n| n.parse::<usize>().is_ok_and(|n| n > 0)), "{text}");
     assert!(text.contains("2 answers; context") && text.contains("answers 8 tokens"), "{text}");
+    let text = stdout(&sinew("chat", &folder(), &["--max-new-tokens", "4"], "Hello\n/reset\n/stats"));
+    assert!(text.contains("1 answers; context 0 of"), "{text}");
     let output = sinew("chat", &folder(), &[], "/nonsense\n");
     assert!(stdout(&output).is_empty());
     assert!(String::from_utf8_lossy(&output.stderr).contains("no command `/nonsense`"));

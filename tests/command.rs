@@ -162,7 +162,7 @@ fn logits_of_an_encoder_are_its_last_hidden_state() {
     let output = output.to_str().expect("the path is UTF-8");
     let model = fixture(ENCODER);
     let common = ["logits", "--model", &model, "--output", output];
-    refused(&[&common[..], &["--tokens", "1", "--prefill-chunk", "0"]].concat(), &["prefill chunk", "at least 1"]);
+    refused(&[&common[..], &["--tokens", "1", "--prefill-chunk", "0"]].concat(), &["--prefill-chunk", "zero"]);
     for length in [1000, 5000] {
         let tokens = vec!["1"; length].join(",");
         let length = format!("{length} tokens");

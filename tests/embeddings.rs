@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::process::Output;
 
-use sinew::models::pooling::EmbeddingConfig;
 use sinew::models::{Checkpoint, Load};
 use sinew::prelude::*;
 use tempfile::TempDir;
@@ -109,8 +108,9 @@ fn a_prompt_stands_before_the_text_and_may_be_left_out_of_the_pooling() {
     let prompts = ("config_sentence_transformers.json", PROMPTS);
     let folder = changed(ENCODER, &[prompts, ("modules.json", modules), ("1_Pooling/config.json", pooling)]);
     let mut without = model(folder.path(), None);
-    assert!(!EmbeddingConfig::from_folder(folder.path()).expect("valid").include_prompt);
-    let tokenizer = sinew::models::Tokenizer::from_folder(folder.path()).expect("the tokenizer loads");
+    let files = Folder::new(folder.path());
+    assert!(!files.embedding().expect("valid").include_prompt);
+    let tokenizer = files.tokenizer().expect("the tokenizer loads").expect("there is one");
     let tokens = tokenizer.encode("the work of rights", true).expect("the text encodes");
     // [CLS] and the prompt, without its [SEP].
     let prompt = tokenizer.encode("the work of ", true).expect("the prompt encodes").len() - 1;
@@ -183,7 +183,7 @@ fn a_decoder_embeds_a_text_longer_than_a_pass() {
 #[test]
 fn a_decoder_that_no_file_calls_an_embedding_model_is_refused() {
     let folder = fixture_path("qwen3_gqa3_hd80_bf16_tied");
-    assert!(!EmbeddingModel::describes(&folder).expect("the config is valid"));
+    assert!(!EmbeddingModel::describes(&Folder::new(&folder)).expect("the config is valid"));
     let error = EmbeddingModel::load(&folder, &WeightOptions::default()).expect_err("nothing says how to pool");
     assert!(error.one_line().contains("qwen3") && error.one_line().contains("modules.json"), "{}", error.one_line());
 }

@@ -10,7 +10,7 @@ use std::process::Output;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::{Value, json};
-use sinew::models::{Checkpoint, Hub, Load};
+use sinew::models::{Checkpoint, Conversation, Folder, Hub, Load};
 
 #[path = "common/command.rs"]
 mod command;
@@ -23,6 +23,7 @@ use fixtures::fixture_path;
 const SINGLE: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 const SHARDED: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
 const ENCODER: &str = "bert_hd20_f32_wordpiece";
+const EMBEDDING: &str = "qwen3_embedding_no_prefix_gqa3_hd20_bf16";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const TOKEN: &str = "hf_secret";
 
@@ -66,11 +67,7 @@ fn hash(name: &str) -> String {
 
 impl Server {
     fn of(fixture: &str) -> Self {
-        let mut files = BTreeMap::new();
-        for entry in fs::read_dir(fixture_path(fixture)).expect("the fixture is there").flatten() {
-            let name = entry.file_name().into_string().expect("the name is UTF-8");
-            files.insert(name, fs::read(entry.path()).expect("the file is readable"));
-        }
+        let mut files = files_of(&fixture_path(fixture));
         // What nobody may fetch.
         for name in ["pytorch_model.bin", "modeling_own.py", "README.md", "../escape"] {
             files.insert(name.to_owned(), b"not to be fetched".to_vec());
@@ -229,18 +226,27 @@ fn refusal(hub: &Hub, id: &str, words: &[&str]) {
     assert!(!line.contains(TOKEN), "{line}");
 }
 
+/// The files in a folder and in those inside it, by their names there.
+fn files_of(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder).expect("a folder").flatten() {
+        let name = entry.file_name().into_string().expect("the name is UTF-8");
+        if entry.path().is_dir() {
+            files.extend(files_of(&entry.path()).into_iter().map(|(file, bytes)| (format!("{name}/{file}"), bytes)));
+        } else {
+            files.insert(name, fs::read(entry.path()).expect("the file is readable"));
+        }
+    }
+    files
+}
+
 /// Every file that the fixture has, but those that nobody reads, is what the folder has.
 fn assert_same(folder: &Path, fixture: &str) {
-    let mut names: Vec<_> = fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
-    names.sort();
-    let mut expected: Vec<_> =
-        fs::read_dir(fixture_path(fixture)).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
-    expected.retain(|name| !name.to_string_lossy().starts_with("expected"));
-    expected.sort();
-    assert_eq!(names, expected);
-    for name in names {
-        assert!(fs::read(folder.join(&name)).ok() == fs::read(fixture_path(fixture).join(&name)).ok(), "{name:?}");
-    }
+    let mut expected = files_of(&fixture_path(fixture));
+    expected.retain(|name, _| !name.starts_with("expected"));
+    let found = files_of(folder);
+    assert!(found.keys().eq(expected.keys()), "{:?}", found.keys());
+    assert!(found == expected, "the contents differ");
 }
 
 /// Files of the cache that are no blob under its final name.
@@ -251,7 +257,7 @@ fn unfinished(cache: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_model_is_fetched_once_and_only_what_is_read_of_it() {
-    for fixture in [SINGLE, SHARDED, ENCODER] {
+    for fixture in [SINGLE, SHARDED, ENCODER, EMBEDDING] {
         let (server, cache) = (Server::of(fixture), cache());
         let hub = hub_of(&server, cache.path());
         let mut seen = BTreeMap::new();
@@ -280,6 +286,67 @@ fn a_model_is_fetched_once_and_only_what_is_read_of_it() {
         // A tag of the same commit costs one question, and no file.
         assert_eq!(locate(&hub, "owner/name@v1.0").expect("fetched"), folder);
         assert_eq!(server.asked(), ["/api/models/owner/name/revision/v1.0?blobs=true"]);
+    }
+}
+
+#[test]
+fn every_file_that_is_read_is_fetched_wherever_it_is() {
+    let (server, cache) = (Server::of(EMBEDDING), cache());
+    server.behaves(|state| {
+        let pooling = state.files.remove("1_Pooling/config.json").expect("the fixture has one");
+        state.files.insert("pooling/config.json".to_owned(), pooling);
+        let modules = String::from_utf8(state.files["modules.json"].clone()).expect("the file is UTF-8");
+        state.files.insert("modules.json".to_owned(), modules.replace("1_Pooling", "pooling").into_bytes());
+        let template = br#"{"chat_template": "{{ bos_token }}"}"#.to_vec();
+        state.files.insert("tokenizer_config.json".to_owned(), template);
+        state.files.insert("special_tokens_map.json".to_owned(), br#"{"bos_token": "<special>"}"#.to_vec());
+    });
+    let hub = hub_of(&server, cache.path());
+    let fetched = Folder::new(locate(&hub, "owner/name").expect("fetched"));
+    let (local, embedding) = (Folder::new(fixture_path(EMBEDDING)), fetched.embedding().expect("whole"));
+    assert_eq!(embedding, local.embedding().expect("valid"));
+    assert!(embedding.pooling.is_some() && !embedding.prompts.is_empty());
+    let template = fetched.chat_template().expect("valid").expect("there is one");
+    assert_eq!(template.render(&Conversation::default().with("user", "Hello")).expect("rendered"), "<special>");
+    server.asked();
+    locate(&hub, "owner/name").expect("cached");
+    assert_eq!(server.asked(), [""; 0]);
+
+    server.behaves(|state| {
+        let outside = br#"[{"type": "Pooling", "path": "../out"}]"#.to_vec();
+        state.files.insert("modules.json".to_owned(), outside);
+    });
+    let other = self::cache();
+    refusal(&hub_of(&server, other.path()), "owner/name", &["outside the model's folder"]);
+}
+
+/// As programs leave it that note nothing of files that they do not read.
+#[test]
+fn a_cache_that_others_filled_is_used_and_completed_where_the_hub_answers() {
+    for fixture in [SINGLE, SHARDED, EMBEDDING] {
+        let (server, cache) = (Server::of(fixture), cache());
+        let hub = hub_of(&server, cache.path());
+        let folder = locate(&hub, "owner/name").expect("fetched");
+        let repository = cache.path().join("models--owner--name");
+        fs::remove_dir_all(repository.join(".no_exist")).expect("there are files that the model does not have");
+        fs::remove_file(folder.join("generation_config.json"))
+            .or_else(|_| fs::remove_file(folder.join("modules.json")))
+            .expect("one of them is there");
+        server.asked();
+        let offline = Hub { offline: true, ..hub.clone() };
+        assert_eq!(locate(&offline, "owner/name").expect("the weights are there"), folder);
+        let deaf = Hub { endpoint: "http://127.0.0.1:9".to_owned(), ..hub.clone() };
+        assert_eq!(locate(&deaf, "owner/name").expect("the weights are there"), folder);
+        assert_eq!(server.asked(), [""; 0]);
+
+        // Of the commit that is there, wherever the branch is by now; the weights are not touched.
+        assert_eq!(locate(&hub, "owner/name").expect("completed"), folder);
+        let asked = server.asked();
+        assert_eq!(asked[0], format!("/api/models/owner/name/revision/{COMMIT}?blobs=true"));
+        assert!(!asked.iter().any(|target| target.ends_with(".safetensors")), "{asked:?}");
+        assert_same(&folder, fixture);
+        assert_eq!(locate(&hub, "owner/name").expect("complete"), folder);
+        assert_eq!(server.asked(), [""; 0]);
     }
 }
 

@@ -107,9 +107,17 @@ fn settings_name_what_decided() {
 
 #[test]
 fn tensors_that_a_model_does_not_use_are_a_warning() {
-    let output = sinew(&["embed", "--model", &fixture("bert_hd20_f32_wordpiece"), "a text"], &[]);
-    stdout(&output);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.starts_with("warning: 2 of ") && stderr.contains("pooler.dense.weight"), "{stderr}");
+    let warnings = |model: &str, arguments: &[&str]| {
+        let output = sinew(&[arguments, &["--model", &fixture(model)]].concat(), &[]);
+        stdout(&output);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let generate = ["generate", "--tokens", "1", "--max-new-tokens", "1"];
+    let stderr = warnings("gemma3_with_images_gqa3_hd20_bf16_old_config", &generate);
+    assert!(stderr.starts_with("warning: 34 of ") && stderr.contains("multi_modal_projector"), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    // A pooler that only tasks use that are not here, and masks that every model of the kind computes.
+    assert_eq!(warnings("bert_hd20_f32_wordpiece", &["embed", "a text"]), "");
+    let stderr = warnings("gpt2_no_prefix_hd12_f32_with_masks_old_config", &generate);
+    assert!(!stderr.contains("not used"), "{stderr}");
 }

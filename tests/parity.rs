@@ -17,11 +17,11 @@ fn fixtures() -> Vec<PathBuf> {
 }
 
 fn embedding_model(ctx: &Arc<Context>, folder: &Path, options: &WeightOptions) -> EmbeddingModel {
-    EmbeddingModel::load_on(ctx.clone(), folder, options, &mut |_, _| {}).expect("the fixture loads")
+    EmbeddingModel::load_on(ctx.clone(), &Folder::new(folder), options, &mut |_, _| {}).expect("the fixture loads")
 }
 
 fn decoder(ctx: &Arc<Context>, folder: &Path, options: &LoadOptions) -> LanguageModel {
-    LanguageModel::load_on(ctx.clone(), folder, options, &mut |_, _| {}).expect("the fixture loads")
+    LanguageModel::load_on(ctx.clone(), &Folder::new(folder), options, &mut |_, _| {}).expect("the fixture loads")
 }
 
 fn in_f32_every_value_is_that_of_transformers() {
@@ -127,7 +127,7 @@ fn with_text() -> Vec<(PathBuf, ExpectedText)> {
 
 fn tokenizers_encode_and_decode_as_transformers_does() {
     for (folder, expected) in with_text() {
-        let tokenizer = sinew::models::Tokenizer::from_folder(&folder).expect("the tokenizer loads");
+        let tokenizer = Folder::new(&folder).tokenizer().expect("the tokenizer loads").expect("there is one");
         for case in expected.encode {
             let ids = tokenizer.encode(&case.text, true).expect("the text encodes");
             assert_eq!(ids, case.ids, "{}: {:?}", name(&folder), case.text);

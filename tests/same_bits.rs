@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use sinew::kernels::Registry;
 use sinew::memory::Cpu;
+use sinew::models::Load;
 use sinew::models::decoder::Steps;
-use sinew::models::{Checkpoint, Load, ModelConfig};
 use sinew::ops::Policy;
 use sinew::prelude::*;
 use sinew_conformance::parity;
@@ -29,11 +29,11 @@ fn tokens(n: usize) -> Vec<u32> {
 }
 
 fn model(dtype: DType, threads: usize, options: LoadOptions) -> LanguageModel {
-    let folder = fixture_path(FIXTURE);
-    let config = ModelConfig::from_folder(&folder).expect("the config is valid");
+    let folder = Folder::new(fixture_path(FIXTURE));
+    let config = folder.config().expect("the config is valid");
     let mut config = config.as_decoder().expect("it is a decoder").clone();
     config.max_position_embeddings = POSITIONS;
-    let checkpoint = Checkpoint::open(&folder, Load::Mmap).expect("the fixture opens");
+    let checkpoint = folder.checkpoint(Load::Mmap).expect("the fixture opens");
     let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
     let ctx = Context::new(device, Arc::new(Registry::standard()), Policy::default()).expect("a context");
     let weights = WeightOptions { dtype: Some(dtype), ..WeightOptions::default() };
@@ -132,7 +132,7 @@ fn neighbours_in_a_batch_change_no_bit() {
 fn decoders() -> Vec<PathBuf> {
     let fixtures = parity::fixtures(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
     let decoders = fixtures.expect("the fixtures are there").into_iter().filter(|folder| {
-        let config = ModelConfig::from_folder(folder).expect("the config is valid");
+        let config = Folder::new(folder).config().cloned().expect("the config is valid");
         config.as_decoder().is_ok() && !folder.join("modules.json").exists()
     });
     decoders.collect()
@@ -144,7 +144,8 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others() {
     let decoders = decoders();
     assert!(decoders.len() > 30, "{} decoders", decoders.len());
     for folder in decoders {
-        let config = ModelConfig::from_folder(&folder).expect("the config is valid");
+        let folder = Folder::new(folder);
+        let config = folder.config().expect("the config is valid");
         let config = config.as_decoder().expect("it is a decoder");
         let (vocab, length) = (config.vocab_size, config.longest_context().min(MOST));
         let load = |prefill_chunk, block_size, max_sequences, threads| {
@@ -166,7 +167,7 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others() {
             all
         };
         let tokens: Vec<u32> = (0..length).map(|i| ((i * 7919 + 3) % vocab) as u32).collect();
-        let name = parity::name(&folder);
+        let name = parity::name(folder.path());
         let whole = all(load(64, 16, 1, 2), &tokens);
         assert!(whole == all(load(7, 5, 1, 1), &tokens), "{name}: chunks of 7 change bits");
 

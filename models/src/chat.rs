@@ -9,14 +9,11 @@ mod json;
 mod meter;
 mod python;
 
-use std::path::Path;
-
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-use crate::files::{self, Fields, brief};
-
-const CONFIG: &str = "tokenizer_config.json";
+use crate::files::{Fields, brief};
+use crate::folder::{FileName, Folder};
 
 /// The largest published templates have some 40 KiB.
 const MAX_TEMPLATE_BYTES: usize = 256 << 10;
@@ -85,46 +82,25 @@ impl ChatTemplate {
         }
     }
 
-    /// Reads `chat_template.jinja` in `folder`, else the `chat_template` of `tokenizer_config.json`, and the special
-    /// tokens of `tokenizer_config.json` and `special_tokens_map.json`; `None` for a folder without a template.
-    ///
-    /// # Errors
-    /// [`Error::Io`], [`Error::Json`] or [`Error::Config`] for a file that is there and not as it should be.
-    pub fn from_folder_if_present(folder: impl AsRef<Path>) -> Result<Option<Self>> {
-        let folder = folder.as_ref();
+    pub(crate) fn read(folder: &Folder) -> Result<Option<Self>> {
         let mut special_tokens = Map::new();
         let mut templates = Vec::new();
-        let mut file = CONFIG.to_owned();
-        if let Some(text) = files::read_optional(&folder.join(CONFIG))? {
-            let value = files::parse(&text, CONFIG)?;
-            let fields = Fields::of(&value, CONFIG, "")?;
+        let mut file = FileName::TOKENIZER_CONFIG;
+        if let Some(value) = folder.json_if_present(file)? {
+            let fields = Fields::of(&value, file.as_str(), "")?;
             templates = named_templates(&fields)?;
             add_special_tokens(&mut special_tokens, &fields)?;
         }
-        let map = "special_tokens_map.json";
-        if let Some(text) = files::read_optional(&folder.join(map))? {
-            add_special_tokens(&mut special_tokens, &Fields::of(&files::parse(&text, map)?, map, "")?)?;
+        let map = FileName::SPECIAL_TOKENS_MAP;
+        if let Some(value) = folder.json_if_present(map)? {
+            add_special_tokens(&mut special_tokens, &Fields::of(&value, map.as_str(), "")?)?;
         }
-        let own = "chat_template.jinja";
-        if let Some(source) = files::read_optional(&folder.join(own))? {
+        if let Some(source) = folder.text_if_present(FileName::CHAT_TEMPLATE)? {
             templates = vec![("default".to_owned(), source)];
-            own.clone_into(&mut file);
+            file = FileName::CHAT_TEMPLATE;
         }
+        let file = file.as_str().to_owned();
         Ok((!templates.is_empty()).then_some(Self { templates, special_tokens, file }))
-    }
-
-    /// [`from_folder_if_present`](Self::from_folder_if_present) for a folder that has to have a template.
-    ///
-    /// # Errors
-    /// Those of [`from_folder_if_present`](Self::from_folder_if_present), and [`Error::Input`] where there is none.
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
-        Self::from_folder_if_present(folder)?.ok_or_else(|| {
-            Error::Input(format!(
-                "{} has no chat template: no chat_template.jinja, and none in {CONFIG}",
-                folder.display()
-            ))
-        })
     }
 
     /// The template with these special tokens, such as `bos_token`, in place of its own.

@@ -5,74 +5,28 @@
 //! inside the model's folder, and a damaged header is an error.
 
 use std::borrow::Cow;
-use std::collections::btree_map::Entry as Slot;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
-use std::fs::{self, File};
-use std::io;
-use std::marker::PhantomData;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo as Described};
-use serde::de::{self, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use sinew_memory::MappedFile;
 
+use self::shard::{Shard, Unique};
 use crate::error::{Error, Result};
 use crate::files;
 
+mod shard;
+
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// A header is JSON, and costs several times its size to parse: this keeps a hostile one below 200 MiB, and holds more
-/// than 100,000 tensors, of which the largest published checkpoints have a few thousand in a file.
-const MAX_HEADER_BYTES: u64 = 16 << 20;
-/// A header starts after its length, a little-endian u64.
-const LENGTH_BYTES: u64 = 8;
 /// How many similar names an error lists.
 const NEAREST: usize = 3;
 /// How many tensors that nothing uses a warning names.
 const NAMED_UNUSED: usize = 3;
-
-/// A JSON object in which no name comes twice: of two values a reader would have to guess which one is meant. The
-/// entry `__metadata__`, which says nothing of the tensors, is left out.
-struct Unique<T>(BTreeMap<String, T>);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Unique<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Entries<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
-            type Value = BTreeMap<String, T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
-                let mut entries = BTreeMap::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        map.next_value::<HashMap<String, String>>()?;
-                    } else {
-                        match entries.entry(name) {
-                            Slot::Vacant(slot) => drop(slot.insert(map.next_value()?)),
-                            Slot::Occupied(slot) => {
-                                let problem = format!("`{}` is there twice", slot.key().escape_debug());
-                                return Err(de::Error::custom(problem));
-                            }
-                        }
-                    }
-                }
-                Ok(entries)
-            }
-        }
-
-        deserializer.deserialize_map(Entries(PhantomData)).map(Self)
-    }
-}
 
 /// How the bytes of a checkpoint get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -138,19 +92,6 @@ pub struct Checkpoint {
 }
 
 #[derive(Debug)]
-struct Shard {
-    path: PathBuf,
-    source: Source,
-}
-
-#[derive(Debug)]
-enum Source {
-    Mapped(MappedFile),
-    File(File),
-    Bytes(Cow<'static, [u8]>),
-}
-
-#[derive(Debug)]
 struct Entry {
     shard: usize,
     dtype: Dtype,
@@ -172,16 +113,15 @@ impl Checkpoint {
     pub fn open(folder: impl AsRef<Path>, load: Load) -> Result<Self> {
         let folder = folder.as_ref();
         let kind = fs::metadata(folder).map_err(|e| Error::io("open", folder, e))?;
+        let mut checkpoint = Self::empty(folder.display().to_string());
         if kind.is_file() {
-            let mut checkpoint = Self::empty(folder.display().to_string());
-            checkpoint.add_shard(folder.to_owned(), load)?;
+            checkpoint.add(Shard::open(folder.to_owned(), load)?)?;
             return Ok(checkpoint);
         }
-        let mut checkpoint = Self::empty(folder.display().to_string());
         let single = folder.join(SINGLE);
         let index = folder.join(INDEX);
         if single.exists() {
-            checkpoint.add_shard(real_path_inside(folder, &single)?, load)?;
+            checkpoint.add(Shard::open(real_path_inside(folder, &single)?, load)?)?;
         } else if let Some(text) = files::if_present(files::read_long(&index))? {
             checkpoint.add_index(folder, &index, &text, load)?;
         } else {
@@ -198,7 +138,7 @@ impl Checkpoint {
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         let mut checkpoint = Self::empty("the embedded checkpoint".to_owned());
         let path = PathBuf::from(&checkpoint.origin);
-        checkpoint.add_source(path, Source::Bytes(bytes.into()))?;
+        checkpoint.add(Shard::in_memory(path, bytes.into()))?;
         Ok(checkpoint)
     }
 
@@ -263,7 +203,7 @@ impl Checkpoint {
             dtype: entry.dtype,
             shape: &entry.shape,
             num_bytes: entry.range.len(),
-            file: &self.shards[entry.shard].path,
+            file: self.shards[entry.shard].path(),
         })
     }
 
@@ -294,9 +234,12 @@ impl Checkpoint {
         self.tensors.iter().filter(|(_, entry)| !entry.used.load(Ordering::Relaxed)).map(|(name, _)| name.as_str())
     }
 
-    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs.
-    pub fn report_unused(&self) {
-        let unused: Vec<&str> = self.unused().collect();
+    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs. Those whose names end with
+    /// one of `spare` are known not to be needed.
+    pub fn report_unused(&self, spare: &[&str]) {
+        let ends =
+            |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let unused: Vec<&str> = self.unused().filter(|name| !spare.iter().any(|end| ends(name, end))).collect();
         if unused.is_empty() {
             return;
         }
@@ -316,7 +259,7 @@ impl Checkpoint {
         let mut shards = BTreeMap::new();
         for name in expected.values().collect::<BTreeSet<_>>() {
             let path = files::join_inside(folder, name, &file)?;
-            self.add_shard(real_path_inside(folder, &path)?, load)?;
+            self.add(Shard::open(real_path_inside(folder, &path)?, load)?)?;
             shards.insert(name, self.shards.len() - 1);
         }
         for (tensor, shard) in &expected {
@@ -335,25 +278,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn add_shard(&mut self, path: PathBuf, load: Load) -> Result<()> {
-        let kind = fs::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
-        if !kind.is_file() {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
-            return Err(Error::io("read", &path, source));
-        }
-        let source = match load {
-            Load::Mmap => {
-                let map = MappedFile::open(&path)?;
-                map.advise_sequential();
-                Source::Mapped(map)
-            }
-            Load::Read => Source::File(File::open(&path).map_err(|e| Error::io("open", &path, e))?),
-        };
-        self.add_source(path, source)
-    }
-
-    fn add_source(&mut self, path: PathBuf, source: Source) -> Result<()> {
-        let shard = Shard { path, source };
+    fn add(&mut self, shard: Shard) -> Result<()> {
         let (header_end, metadata) = shard.header()?;
         let index = self.shards.len();
         for (name, info) in metadata.tensors() {
@@ -368,11 +293,11 @@ impl Checkpoint {
             };
             if let Some(other) = self.tensors.insert(name.clone(), entry) {
                 return Err(Error::Checkpoint {
-                    file: shard.path.display().to_string(),
+                    file: shard.path().display().to_string(),
                     problem: format!(
                         "has the tensor `{}`, which {} has, too",
                         name.escape_debug(),
-                        self.shards[other.shard].path.display()
+                        self.shards[other.shard].path().display()
                     ),
                 });
             }
@@ -393,9 +318,7 @@ impl Checkpoint {
 
     fn mapped(&self, name: &str, range: Range<usize>) -> Option<(&MappedFile, Range<usize>)> {
         let entry = self.tensors.get(name)?;
-        let Source::Mapped(map) = &self.shards[entry.shard].source else {
-            return None;
-        };
+        let map = self.shards[entry.shard].mapping()?;
         let start = entry.range.start;
         let end = start.saturating_add(range.end).min(entry.range.end);
         Some((map, start.saturating_add(range.start).min(end)..end))
@@ -411,112 +334,6 @@ impl Checkpoint {
             nearest: by_distance.into_iter().take(NEAREST).map(|(_, other)| other.clone()).collect(),
         }
     }
-}
-
-impl Shard {
-    /// The checked header, and where it ends in the file.
-    fn header(&self) -> Result<(usize, Metadata)> {
-        let damaged = |source: Box<dyn std::error::Error + Send + Sync>| Error::Header {
-            file: self.path.display().to_string(),
-            source,
-        };
-        let len = self.len()?;
-        if len < LENGTH_BYTES {
-            return Err(damaged(format!("the file has {len} bytes, and a header at least {LENGTH_BYTES}").into()));
-        }
-        let mut length = [0; LENGTH_BYTES as usize];
-        length.copy_from_slice(&self.bytes(0..LENGTH_BYTES as usize)?);
-        let header_len = u64::from_le_bytes(length);
-        if header_len > MAX_HEADER_BYTES {
-            return Err(damaged(format!("a header of {header_len} bytes; at most {MAX_HEADER_BYTES} are read").into()));
-        }
-        let header_end = LENGTH_BYTES + header_len;
-        if header_end > len {
-            return Err(damaged(
-                format!("the header ends at byte {header_end} of {len}: the file is truncated").into(),
-            ));
-        }
-        // Both fit: the header is small.
-        let header = self.bytes(LENGTH_BYTES as usize..header_end as usize)?;
-        // Checks that the tensors lie one after the other without gap or overlap, and that each size is that
-        // of its shape and dtype, in arithmetic that cannot overflow.
-        let metadata = read_header(&header).map_err(damaged)?;
-        let data = metadata.data_len() as u64;
-        if header_end.checked_add(data) != Some(len) {
-            let size = match header_end.checked_add(data) {
-                Some(end) if end > len => "the file is truncated",
-                Some(_) => "the file has bytes that belong to no tensor",
-                None => "the sizes overflow",
-            };
-            return Err(damaged(format!("{data} bytes of tensors after byte {header_end} of {len}: {size}").into()));
-        }
-        Ok((header_end as usize, metadata))
-    }
-
-    fn len(&self) -> Result<u64> {
-        Ok(match &self.source {
-            Source::Mapped(map) => map.len() as u64,
-            Source::Bytes(bytes) => bytes.len() as u64,
-            Source::File(file) => {
-                let kind = file.metadata();
-                kind.map_err(|e| Error::io("read", &self.path, e))?.len()
-            }
-        })
-    }
-
-    fn bytes(&self, range: Range<usize>) -> Result<Cow<'_, [u8]>> {
-        let borrowed: &[u8] = match &self.source {
-            Source::Mapped(map) => map.bytes(),
-            Source::Bytes(bytes) => bytes,
-            Source::File(file) => {
-                // Reserved with a check: a sparse file can claim more than there is memory.
-                let mut bytes = Vec::new();
-                bytes
-                    .try_reserve_exact(range.len())
-                    .map_err(|e| Error::io("read", &self.path, io::Error::new(io::ErrorKind::OutOfMemory, e)))?;
-                bytes.resize(range.len(), 0);
-                read_at(file, &mut bytes, range.start as u64).map_err(|e| Error::io("read", &self.path, e))?;
-                return Ok(Cow::Owned(bytes));
-            }
-        };
-        match borrowed.get(range.clone()) {
-            Some(bytes) => Ok(Cow::Borrowed(bytes)),
-            None => Err(Error::Checkpoint {
-                file: self.path.display().to_string(),
-                problem: format!("no bytes {}..{}", range.start, range.end),
-            }),
-        }
-    }
-}
-
-/// The tensors that a header describes, whose sizes and places fit each other.
-fn read_header(json: &[u8]) -> std::result::Result<Metadata, Box<dyn std::error::Error + Send + Sync>> {
-    let Unique(tensors) = serde_json::from_slice::<Unique<Described>>(json)?;
-    let mut tensors: Vec<_> = tensors.into_iter().collect();
-    tensors.sort_by_key(|(_, info)| info.data_offsets);
-    Ok(Metadata::new(None, tensors)?)
-}
-
-/// Reads at a position that is not shared, so that several threads can read one file.
-#[cfg(unix)]
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => {
-                bytes = &mut bytes[n..];
-                offset += n as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// The shard of each tensor, from the text of an index.

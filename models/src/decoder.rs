@@ -163,7 +163,7 @@ impl Decoder {
         let norm_dtypes = [DType::F32, if head.is_some() { precision.activations } else { DType::F32 }];
         let norm_name = format!("{prefix}{}", names.norm);
         let norm = loader.norm(&norm_name, hidden, config.norm, config.norm_eps, norm_dtypes, rows)?;
-        loader.finish();
+        loader.finish(names.spare);
         Ok(Self {
             config: config.clone(),
             precision,
@@ -220,7 +220,12 @@ impl Decoder {
     pub fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         let mut all = vec![("embedding", self.embedding.kernels())];
         all.extend(self.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
-        all.extend(self.layers.first().into_iter().flat_map(Layer::kernels));
+        for (name, rows) in self.layers.iter().flat_map(Layer::kernels) {
+            // Layers differ in windows and in being experts or not.
+            if !all.iter().any(|(other, had)| *other == name && *had == rows) {
+                all.push((name, rows));
+            }
+        }
         all.extend(self.head.as_ref().map(|head| ("head", head.product.kernels())));
         all
     }
@@ -264,7 +269,12 @@ impl Decoder {
     pub fn head(&mut self, ctx: &Context, rows: &[u32], logits: &mut Tensor) -> Result<()> {
         let n = rows.len();
         self.gather(ctx, rows)?;
-        let Some(head) = self.head.as_ref().filter(|_| n > 0) else { return Ok(()) };
+        let Some(head) = &self.head else {
+            return Err(Error::Input("logits of a decoder that was loaded without a head".to_owned()));
+        };
+        if n == 0 {
+            return Ok(());
+        }
         let normed = &mut self.activations.normed;
         self.norm.run(ctx, self.wanted.read(n)?, normed.write(n)?)?;
         let layout = Layout::contiguous(&[n, self.config.vocab_size])?;

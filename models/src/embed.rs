@@ -9,11 +9,9 @@ use std::sync::Arc;
 use sinew_ops::Context;
 
 use self::backbone::Backbone;
-use crate::checkpoint::Checkpoint;
 use crate::load::{Loader, Precision, Progress, WeightOptions};
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
-use crate::tokenizer::{TextLimits, Tokenizer};
-use crate::{Error, ModelConfig, Result};
+use crate::{Error, Folder, ModelConfig, Result, Tokenizer};
 
 /// Texts to vectors.
 ///
@@ -33,7 +31,7 @@ use crate::{Error, ModelConfig, Result};
 pub struct EmbeddingModel {
     ctx: Arc<Context>,
     backbone: Backbone,
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Option<Arc<Tokenizer>>,
     config: EmbeddingConfig,
     pooling: Pooling,
     max_tokens: usize,
@@ -49,10 +47,9 @@ impl EmbeddingModel {
     ///
     /// # Errors
     /// A config that is missing or damaged, or an architecture that is not supported.
-    pub fn describes(folder: impl AsRef<Path>) -> Result<bool> {
-        let folder = folder.as_ref();
-        let encoder = matches!(ModelConfig::from_folder(folder)?, ModelConfig::Encoder(_));
-        Ok(encoder || EmbeddingConfig::from_folder(folder)?.pooling.is_some())
+    pub fn describes(folder: &Folder) -> Result<bool> {
+        let encoder = matches!(folder.config()?, ModelConfig::Encoder(_));
+        Ok(encoder || folder.embedding()?.pooling.is_some())
     }
 
     /// Loads a folder with `config.json`, safetensors, `tokenizer.json` and, where they are, the files of
@@ -62,7 +59,7 @@ impl EmbeddingModel {
     /// Files that are missing or damaged, an architecture that is not supported, a decoder without a pooling, or out of
     /// memory.
     pub fn load(folder: impl AsRef<Path>, options: &WeightOptions) -> Result<Self> {
-        Self::load_on(Arc::new(Context::cpu()?), folder, options, &mut |_, _| {})
+        Self::load_on(Arc::new(Context::cpu()?), &Folder::new(folder.as_ref()), options, &mut |_, _| {})
     }
 
     /// [`EmbeddingModel::load`] on a context, with progress in bytes of the checkpoint.
@@ -71,15 +68,14 @@ impl EmbeddingModel {
     /// Those of [`EmbeddingModel::load`].
     pub fn load_on(
         ctx: Arc<Context>,
-        folder: impl AsRef<Path>,
+        folder: &Folder,
         options: &WeightOptions,
         progress: Progress<'_>,
     ) -> Result<Self> {
-        let folder = folder.as_ref();
-        let model = ModelConfig::from_folder(folder)?;
-        let tokenizer = Tokenizer::from_folder_if_present(folder)?;
-        let config = EmbeddingConfig::from_folder(folder)?;
-        let (pooling, positions) = match &model {
+        let model = folder.config()?;
+        let tokenizer = folder.tokenizer()?;
+        let config = folder.embedding()?.clone();
+        let (pooling, positions) = match model {
             ModelConfig::Encoder(encoder) => (config.pooling.or(Some(Pooling::Mean)), encoder.max_position_embeddings),
             ModelConfig::Decoder(decoder) => (config.pooling, backbone::longest(decoder)),
         };
@@ -87,12 +83,12 @@ impl EmbeddingModel {
             what: format!("embedding with the decoder `{}` without a modules.json", model.model_type()),
             supported: "encoders, and decoders whose modules.json says how tokens are pooled".to_owned(),
         })?;
-        let max_tokens = TextLimits::from_folder(folder)?.limit(positions);
-        let checkpoint = Checkpoint::open(folder, options.load)?;
+        let max_tokens = folder.text_limits()?.limit(positions);
+        let checkpoint = folder.checkpoint(options.load)?;
         ctx.prefetch()?;
         let precision = options.precision(&checkpoint, ctx.device().hardware())?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
-        let backbone = Backbone::load(&mut loader, &model)?;
+        let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
     }
 

@@ -11,7 +11,7 @@
 mod layer;
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Embedding, Norm, NormOptions, Rotary, Sequences};
+use sinew_ops::layers::{Add, Embedding, Norm, NormOptions, Rotary, Sequences};
 use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
@@ -28,6 +28,7 @@ pub struct Encoder {
     word: Embedding,
     places: Places,
     token_types: Option<(Embedding, Values)>,
+    add: Add,
     embedding_norm: Norm,
     layers: Vec<Layer>,
     final_norm: Option<Norm>,
@@ -102,13 +103,14 @@ impl Encoder {
             true => Some(norm(loader, config, &format!("{prefix}{}", names.final_norm), max_rows)?),
             false => None,
         };
-        loader.finish();
+        loader.finish(names.spare);
         Ok(Self {
             config: config.clone(),
             precision: loader.precision(),
             word,
             places,
             token_types,
+            add: Add::new(&ctx, DType::F32)?,
             embedding_norm,
             layers,
             final_norm,
@@ -173,7 +175,7 @@ impl Encoder {
         let token_types = self.token_types.as_ref().map(|(table, rows)| (table, rows));
         for (table, rows) in learned.into_iter().chain(token_types) {
             table.run(ctx, rows.read()?, hidden.write(n)?)?;
-            sinew_ops::add_assign(ctx, middle.write(n)?, hidden.read(n)?)?;
+            self.add.run(ctx, middle.write(n)?, hidden.read(n)?)?;
         }
         self.embedding_norm.run(ctx, middle.read(n)?, hidden.write(n)?)?;
         for (layer, window) in self.layers.iter().zip(&self.config.window) {

@@ -100,10 +100,6 @@ pub enum Error {
         problem: String,
     },
 
-    /// The text does not fit.
-    #[error("{0}")]
-    Text(String),
-
     /// A sampling parameter is out of range.
     #[error("sampling parameter {field} is {found}, expected {expected}")]
     Sampling {
@@ -119,7 +115,7 @@ pub enum Error {
     #[error(transparent)]
     Ops(#[from] sinew_ops::Error),
 
-    /// Tokens or options that the model cannot take.
+    /// Texts, tokens or options that the model cannot take.
     #[error("{0}")]
     Input(String),
 

@@ -44,11 +44,6 @@ fn read_within(path: &Path, max: u64) -> Result<String> {
     Ok(text)
 }
 
-/// The text of a config at `path`, or `None` when there is no such file.
-pub(crate) fn read_optional(path: &Path) -> Result<Option<String>> {
-    if_present(read_text(path))
-}
-
 /// What was read, or `None` where there was no such file.
 pub(crate) fn if_present<T>(read: Result<T>) -> Result<Option<T>> {
     match read {

@@ -1,12 +1,11 @@
 //! `generation_config.json`: how the makers of a checkpoint want its answers drawn.
 
-use std::path::Path;
-
 use crate::error::Result;
 use crate::files::{self, Fields};
+use crate::folder::{FileName, Folder};
 use crate::sampling::SamplingParams;
 
-const FILE: &str = "generation_config.json";
+const FILE: &str = FileName::GENERATION_CONFIG.as_str();
 /// No context is longer.
 const MAX_TOKENS: usize = 1 << 31;
 
@@ -43,15 +42,9 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    /// Reads `generation_config.json` in `folder`; everything is absent where there is none.
-    ///
-    /// # Errors
-    /// [`Error::Io`](crate::Error::Io), and those of [`from_json`](Self::from_json).
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        match files::read_optional(&folder.as_ref().join(FILE))? {
-            Some(text) => Self::from_json(&text),
-            None => Ok(Self::default()),
-        }
+    pub(crate) fn read(folder: &Folder) -> Result<Self> {
+        let text = folder.text_if_present(FileName::GENERATION_CONFIG)?;
+        text.map_or_else(|| Ok(Self::default()), |text| Self::from_json(&text))
     }
 
     /// Reads the text of a `generation_config.json`.

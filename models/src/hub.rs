@@ -1,8 +1,9 @@
 //! Models by name: a folder, or an id of the Hugging Face Hub.
 //!
 //! What is fetched is kept in the hub's own cache, `models--{owner}--{name}/snapshots/{commit}`, which Python's
-//! libraries share. What is there is used without a request, whatever has happened on the hub since; `@{commit}` asks
-//! for another one.
+//! libraries share. A commit that is there with all its weights is used, whatever has happened on the hub since;
+//! `@{commit}` asks for another one. Other programs read and keep fewer small files than are read here: those are asked
+//! for once, and done without where the hub does not answer.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -12,23 +13,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, SINGLE};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_line};
+use crate::folder::{FileName, Folder};
+use crate::pooling;
 
 #[cfg(feature = "hub")]
 mod fetch;
 
-/// What is read of a model besides its weights. Nothing else is ever fetched: no pickles, no code.
-const FILES: [&str; 8] = [
-    CONFIG,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "modules.json",
-    "sentence_bert_config.json",
-    "1_Pooling/config.json",
-];
-const CONFIG: &str = "config.json";
+/// The only small file that every model has.
+const CONFIG: &str = FileName::CONFIG.as_str();
 
 /// Variables of the environment, by what they say; of several for one thing the first that is set counts.
 pub mod variables {
@@ -143,12 +136,18 @@ impl Hub {
             )));
         };
         let repo = Repository { folder: cache.join(format!("models--{}--{}", id.owner, id.name)) };
-        let cached = repo.commit(id.revision).map(|commit| repo.snapshot(&commit));
-        if let Some(snapshot) = &cached
-            && snapshot.is_loadable()
-            && (self.offline || snapshot.is_complete())
-        {
-            return Ok(snapshot.folder.clone());
+        if let Some(commit) = repo.commit(id.revision) {
+            let snapshot = repo.snapshot(&commit);
+            if snapshot.is_loadable() {
+                if cfg!(feature = "hub") && !self.offline && !snapshot.is_complete() {
+                    // Of this commit, as the branch may have moved on since.
+                    let rest = self.fetch(&Id { revision: &commit, ..id }, &repo, progress);
+                    if let Err(error) = rest {
+                        tracing::warn!("{id} may lack files in {}: {}", cache.display(), one_line(&error));
+                    }
+                }
+                return Ok(snapshot.folder);
+            }
         }
         if self.offline {
             return Err(Error::Hub(format!(
@@ -243,9 +242,17 @@ impl Snapshot {
         there(CONFIG) && (there(SINGLE) || self.shards().is_ok_and(|shards| shards.iter().all(|shard| there(shard))))
     }
 
-    /// Whether of every file that is read it is known whether there is one.
+    /// Whether of every small file that is read it is known whether there is one.
     fn is_complete(&self) -> bool {
-        FILES.iter().all(|name| self.folder.join(name).is_file() || self.missing.join(name).exists())
+        let known = |name: &str| self.folder.join(name).is_file() || self.missing.join(name).exists();
+        let mut names = FileName::ALL.iter();
+        names.all(|name| known(name.as_str()))
+            && self.pooling_configs().is_ok_and(|names| names.iter().all(|name| known(name)))
+    }
+
+    /// Small files that another one names.
+    fn pooling_configs(&self) -> Result<Vec<String>> {
+        pooling::config_files(&Folder::new(&self.folder))
     }
 
     fn shards(&self) -> Result<BTreeSet<String>> {

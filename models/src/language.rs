@@ -17,7 +17,7 @@ use crate::load::{Loader, Precision, WeightOptions};
 use crate::sampling::{Asked, History, Logprobs, Sampler, SamplingParams, argmax};
 use crate::stop::{StopStrings, TextStream};
 use crate::tokenizer::Tokenizer;
-use crate::{DecoderConfig, Error, ModelConfig, Result};
+use crate::{DecoderConfig, Error, Folder, Result};
 
 /// How a model is loaded and how large its steps may be.
 #[derive(Debug, Clone, PartialEq)]
@@ -195,7 +195,7 @@ impl LanguageModel {
     /// # Errors
     /// Files that are missing or damaged, an architecture that is not a supported decoder, or out of memory.
     pub fn load(folder: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
-        Self::load_on(Arc::new(Context::cpu()?), folder, options, &mut |_, _| {})
+        Self::load_on(Arc::new(Context::cpu()?), &Folder::new(folder.as_ref()), options, &mut |_, _| {})
     }
 
     /// [`LanguageModel::load`] on a context, with progress in bytes of the checkpoint.
@@ -204,15 +204,13 @@ impl LanguageModel {
     /// Those of [`LanguageModel::load`].
     pub fn load_on(
         ctx: Arc<Context>,
-        folder: impl AsRef<Path>,
+        folder: &Folder,
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
-        let folder = folder.as_ref();
-        let config = ModelConfig::from_folder(folder)?;
-        let config = config.as_decoder()?;
-        let tokenizer = Tokenizer::from_folder_if_present(folder)?;
-        let checkpoint = Checkpoint::open(folder, options.weights.load)?;
+        let config = folder.config()?.as_decoder()?;
+        let tokenizer = folder.tokenizer()?;
+        let checkpoint = folder.checkpoint(options.weights.load)?;
         Self::from_parts(ctx, config, &checkpoint, tokenizer, options, progress)
     }
 
@@ -224,7 +222,7 @@ impl LanguageModel {
         ctx: Arc<Context>,
         config: &DecoderConfig,
         checkpoint: &Checkpoint,
-        tokenizer: Option<Tokenizer>,
+        tokenizer: Option<Arc<Tokenizer>>,
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
@@ -258,7 +256,7 @@ impl LanguageModel {
         };
         let row = Vec::with_capacity(max_logits * config.vocab_size);
         let next = Vec::with_capacity(max_logits);
-        let (tokenizer, batch) = (tokenizer.map(Arc::new), Batch::for_limits(&limits));
+        let batch = Batch::for_limits(&limits);
         Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, draw, prefill_chunk, row, next })
     }
 

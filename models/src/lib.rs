@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`config`] | `config.json` as a checked description of the model |
+//! | [`folder`] | a model's folder: each of its files is read once |
 //! | [`architectures`] | a file for each: what its config says, and what its tensors are called |
 //! | [`hub`] | folders of models by path, or by id from the Hugging Face Hub and its cache |
 //! | [`checkpoint`] | tensors by name, from one safetensors file or many |
@@ -28,6 +29,7 @@ mod draw;
 pub mod embed;
 pub mod encoder;
 pub mod error;
+pub mod folder;
 pub mod generation_config;
 pub mod hub;
 pub mod language;
@@ -45,6 +47,7 @@ pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
 pub use error::{Error, Result, one_line, printable};
+pub use folder::Folder;
 pub use generation_config::GenerationConfig;
 pub use hub::Hub;
 pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions, Session};

@@ -302,55 +302,70 @@ impl<'a> Loader<'a> {
     /// Packs matrices `[n, k]` slice by slice, and drops the pages of each slice before the next.
     fn fill(&mut self, mut packer: WeightPacker, parts: &[Part], k: usize) -> Result<WeightPacker> {
         let names: Vec<String> = parts.iter().map(Part::weight).collect();
-        let dtypes = names
+        let stored = names
             .iter()
             .zip(parts)
             .map(|(name, part)| self.check(name, &if part.transposed { [k, part.of] } else { [part.of, k] }))
             .collect::<Result<Vec<_>>>()?;
+        if parts.iter().any(|part| part.transposed) {
+            return self.fill_columns(packer, parts, k);
+        }
         for slice in packer.slices(SLICE_BYTES) {
-            let sources = slice
+            let ranges: Vec<(usize, Range<usize>)> = slice
                 .rows
                 .iter()
-                .map(|(part, rows)| {
-                    let start = parts[*part].rows.start;
-                    self.rows(&names[*part], &parts[*part], start + rows.start..start + rows.end, k, dtypes[*part])
+                .map(|&(part, ref rows)| {
+                    let (start, row_bytes) = (parts[part].rows.start, k * stored[part].size());
+                    (part, (start + rows.start) * row_bytes..(start + rows.end) * row_bytes)
+                })
+                .collect();
+            let sources = ranges
+                .iter()
+                .map(|(part, range)| {
+                    Ok(packable(self.checkpoint.tensor_slice(&names[*part], range.clone())?.bytes, stored[*part]))
                 })
                 .collect::<Result<Vec<_>>>()?;
-            let bytes: Vec<(&[u8], DType)> =
-                sources.iter().zip(&slice.rows).map(|(bytes, (part, _))| (&**bytes, dtypes[*part])).collect();
-            packer.pack(&self.ctx, &slice, &bytes)?;
+            let rows: Vec<(&[u8], DType)> = sources.iter().map(|(bytes, dtype)| (&**bytes, *dtype)).collect();
+            packer.pack(&self.ctx, &slice, &rows)?;
             drop(sources);
-            for (part, rows) in &slice.rows {
-                let row_bytes = k * dtypes[*part].size();
-                let start = parts[*part].rows.start;
-                // Columns of a transposed tensor lie in all its pages.
-                if !parts[*part].transposed {
-                    let range = (start + rows.start) * row_bytes..(start + rows.end) * row_bytes;
-                    self.checkpoint.release_slice(&names[*part], range);
-                }
-                self.advance(rows.len() * row_bytes);
+            for (part, range) in ranges {
+                self.checkpoint.release_slice(&names[part], range.clone());
+                self.advance(range.len());
             }
-        }
-        for (name, part) in names.iter().zip(parts).filter(|(_, part)| part.transposed) {
-            self.checkpoint.release_slice(name, 0..part.of * k * DType::F64.size());
         }
         Ok(packer)
     }
 
-    /// The bytes of some rows of a matrix, in rows of `k`.
-    fn rows(&self, name: &str, part: &Part, rows: Range<usize>, k: usize, dtype: DType) -> Result<Cow<'a, [u8]>> {
-        let size = dtype.size();
-        if !part.transposed {
-            return Ok(self.checkpoint.tensor_slice(name, rows.start * k * size..rows.end * k * size)?.bytes);
+    /// [`Loader::fill`] from tensors `[k, n]`. A slice has values in all of their pages, so that a whole tensor is at hand
+    /// until it is packed.
+    fn fill_columns(&mut self, mut packer: WeightPacker, parts: &[Part], k: usize) -> Result<WeightPacker> {
+        let checkpoint = self.checkpoint;
+        let tensors = parts
+            .iter()
+            .map(|part| {
+                let name = part.weight();
+                let dtype = float_dtype(&name, checkpoint.info(&name)?.dtype)?;
+                Ok(packable(checkpoint.tensor(&name)?.bytes, dtype))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        for slice in packer.slices(SLICE_BYTES) {
+            let columns: Vec<(&[u8], DType, usize)> = slice
+                .rows
+                .iter()
+                .map(|(part, rows)| {
+                    let ((bytes, dtype), part) = (&tensors[*part], &parts[*part]);
+                    (&bytes[(part.rows.start + rows.start) * dtype.size()..], *dtype, part.of)
+                })
+                .collect();
+            packer.pack_columns(&self.ctx, &slice, &columns)?;
+            let packed: usize = slice.rows.iter().map(|(part, rows)| rows.len() * k * tensors[*part].1.size()).sum();
+            self.advance(packed);
         }
-        let columns = self.checkpoint.tensor(name)?.bytes;
-        let mut bytes = Vec::with_capacity(rows.len() * k * size);
-        for row in rows {
-            for step in 0..k {
-                bytes.extend_from_slice(&columns[(step * part.of + row) * size..][..size]);
-            }
+        drop(tensors);
+        for part in parts {
+            checkpoint.release_slice(&part.weight(), 0..usize::MAX);
         }
-        Ok(Cow::Owned(bytes))
+        Ok(packer)
     }
 
     /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.
@@ -376,11 +391,20 @@ impl<'a> Loader<'a> {
         Ok(values)
     }
 
-    /// Ends loading: tensors that nothing asked for are reported.
-    pub fn finish(&mut self) {
-        self.checkpoint.report_unused();
+    /// Ends loading: tensors that nothing asked for are reported, but those whose names end with one of `spare`.
+    pub fn finish(&mut self, spare: &[&str]) {
+        self.checkpoint.report_unused(spare);
         (self.progress)(self.total, self.total);
     }
+}
+
+/// Values in a dtype that can be packed: those of f64 as f32.
+fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
+    if dtype != DType::F64 {
+        return (bytes, dtype);
+    }
+    let values = widen::<8>(&bytes, |b| f64::from_le_bytes(b) as f32);
+    (Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
 }
 
 fn widen<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> Vec<f32> {
@@ -425,3 +449,6 @@ pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
     }
     Ok(dtype)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,14 @@
 //! From the vectors of a text's tokens to the vector of the text, as the files of sentence-transformers say.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::files::{self, Fields, brief};
+use crate::folder::{FileName, Folder};
 
-const MODULES: &str = "modules.json";
+const MODULES: &str = FileName::MODULES.as_str();
+/// The class of the module that pools.
+const POOLING: &str = "Pooling";
 
 /// How the vectors of a text's tokens become the vector of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,19 +56,11 @@ impl Default for EmbeddingConfig {
 }
 
 impl EmbeddingConfig {
-    /// Reads `modules.json`, the pooling's `config.json`, `sentence_bert_config.json` and
-    /// `config_sentence_transformers.json`, or takes the [default](Self::default) where there are none.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] for a module or a pooling that is not implemented, since the vectors would be others;
-    /// [`Error::Io`], [`Error::Json`], [`Error::Config`] or [`Error::Checkpoint`] for a file that is not as it should be.
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
+    pub(crate) fn read(folder: &Folder) -> Result<Self> {
         let mut config = Self::default();
-        let file = "sentence_bert_config.json";
-        if let Some(value) = read_json(folder, file)? {
-            config.do_lower_case = Fields::of(&value, file, "")?.flag("do_lower_case")?.unwrap_or(false);
+        let file = FileName::SENTENCE_BERT_CONFIG;
+        if let Some(value) = folder.json_if_present(file)? {
+            config.do_lower_case = Fields::of(&value, file.as_str(), "")?.flag("do_lower_case")?.unwrap_or(false);
         }
         config.read_prompts(folder)?;
         config.read_modules(folder)?;
@@ -89,10 +83,10 @@ impl EmbeddingConfig {
         })
     }
 
-    fn read_prompts(&mut self, folder: &Path) -> Result<()> {
-        let file = "config_sentence_transformers.json";
-        let Some(value) = read_json(folder, file)? else { return Ok(()) };
-        let fields = Fields::of(&value, file, "")?;
+    fn read_prompts(&mut self, folder: &Folder) -> Result<()> {
+        let file = FileName::SENTENCE_TRANSFORMERS_CONFIG;
+        let Some(value) = folder.json_if_present(file)? else { return Ok(()) };
+        let fields = Fields::of(&value, file.as_str(), "")?;
         if let Some(prompts) = fields.section("prompts")? {
             for name in prompts.keys() {
                 let text = prompts.text(name)?.unwrap_or_default();
@@ -106,19 +100,12 @@ impl EmbeddingConfig {
         Ok(())
     }
 
-    fn read_modules(&mut self, folder: &Path) -> Result<()> {
-        let Some(value) = read_json(folder, MODULES)? else { return Ok(()) };
-        let wrong = |problem: String| Error::Config { file: MODULES.to_owned(), problem };
-        let modules =
-            value.as_array().ok_or_else(|| wrong(format!("expected a list of modules, found {}", brief(&value))))?;
-        let mut found = Vec::new();
-        for module in modules {
-            let module = Fields::of(module, MODULES, "")?;
-            let class = module.required("type", module.text("type")?)?;
-            let class = class.rsplit('.').next().unwrap_or(class);
-            match class {
-                "Pooling" => self.read_pooling(folder, module.text("path")?.unwrap_or("1_Pooling"))?,
+    fn read_modules(&mut self, folder: &Folder) -> Result<()> {
+        let Some(modules) = Module::all(folder)? else { return Ok(()) };
+        for module in &modules {
+            match module.class.as_str() {
                 "Transformer" | "Normalize" => {}
+                POOLING => self.read_pooling(folder, &module.config())?,
                 other => {
                     return Err(Error::Unsupported {
                         what: format!("the module `{}` in {MODULES}", other.escape_debug()),
@@ -126,23 +113,23 @@ impl EmbeddingConfig {
                     });
                 }
             }
-            found.push(class);
         }
+        let found: Vec<&str> = modules.iter().map(|module| module.class.as_str()).collect();
         self.normalize = match found.as_slice() {
             ["Transformer", "Pooling"] => false,
             ["Transformer", "Pooling", "Normalize"] => true,
             _ => {
                 let problem = "expected a Transformer, a Pooling and perhaps a Normalize, found";
-                return Err(wrong(format!("{problem} {}", found.join(", "))));
+                return Err(damaged(format!("{problem} {}", found.join(", "))));
             }
         };
         Ok(())
     }
 
-    fn read_pooling(&mut self, folder: &Path, path: &str) -> Result<()> {
-        let file = format!("{path}/config.json");
-        let value = files::parse(&files::read_text(&files::join_inside(folder, &file, MODULES)?)?, &file)?;
-        let fields = Fields::of(&value, &file, "")?;
+    fn read_pooling(&mut self, folder: &Folder, file: &str) -> Result<()> {
+        let path = files::join_inside(folder.path(), file, MODULES)?;
+        let value = files::parse(&files::read_text(&path)?, file)?;
+        let fields = Fields::of(&value, file, "")?;
         // Newer files say `"pooling_mode": "mean"`, older ones have a flag for each mode.
         let named = match fields.get("pooling_mode") {
             Some(_) => fields.text("pooling_mode")?.into_iter().collect(),
@@ -205,8 +192,47 @@ pub(crate) fn normalize(vector: &mut [f64]) {
     vector.iter_mut().for_each(|x| *x /= norm);
 }
 
-fn read_json(folder: &Path, file: &str) -> Result<Option<serde_json::Value>> {
-    files::read_optional(&folder.join(file))?.map(|text| files::parse(&text, file)).transpose()
+/// An entry of `modules.json`.
+struct Module {
+    /// The last part of its type's name.
+    class: String,
+    path: Option<String>,
+}
+
+impl Module {
+    /// `None` in a folder without `modules.json`.
+    fn all(folder: &Folder) -> Result<Option<Vec<Self>>> {
+        let Some(value) = folder.json_if_present(FileName::MODULES)? else { return Ok(None) };
+        let modules =
+            value.as_array().ok_or_else(|| damaged(format!("expected a list of modules, found {}", brief(&value))))?;
+        let modules = modules.iter().map(|module| {
+            let fields = Fields::of(module, MODULES, "")?;
+            let class = fields.required("type", fields.text("type")?)?;
+            let class = class.rsplit('.').next().unwrap_or(class).to_owned();
+            Ok(Self { class, path: fields.text("path")?.map(str::to_owned) })
+        });
+        modules.collect::<Result<_>>().map(Some)
+    }
+
+    /// The name of its config in the model's folder.
+    fn config(&self) -> String {
+        format!("{}/config.json", self.path.as_deref().unwrap_or("1_Pooling"))
+    }
+}
+
+fn damaged(problem: String) -> Error {
+    Error::Config { file: MODULES.to_owned(), problem }
+}
+
+/// The configs of poolings that `modules.json` names. A `modules.json` that says nothing of use names none: whoever
+/// needs it is told.
+pub(crate) fn config_files(folder: &Folder) -> Result<Vec<String>> {
+    let modules = Module::all(folder).ok().flatten().unwrap_or_default();
+    let configs: Vec<String> = modules.iter().filter(|m| m.class == POOLING).map(Module::config).collect();
+    for config in &configs {
+        files::join_inside(folder.path(), config, MODULES)?;
+    }
+    Ok(configs)
 }
 
 #[cfg(test)]

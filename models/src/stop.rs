@@ -19,7 +19,8 @@ const MAX_PENDING: usize = 64;
 ///
 /// ```no_run
 /// # fn main() -> Result<(), sinew_models::Error> {
-/// let tokenizer = sinew_models::Tokenizer::from_folder("model")?;
+/// let folder = sinew_models::Folder::new("path/to/model");
+/// let tokenizer = folder.tokenizer()?.expect("the model has a tokenizer");
 /// let mut detokenizer = sinew_models::stop::Detokenizer::new(&tokenizer, true);
 /// for id in tokenizer.encode("naïve 🦀", false)? {
 ///     print!("{}", detokenizer.push(id)?);
@@ -167,7 +168,7 @@ impl StopStrings {
     pub fn new(stops: impl IntoIterator<Item = impl Into<String>>) -> Result<Self> {
         let stops: Vec<String> = stops.into_iter().map(Into::into).collect();
         if let Some(at) = stops.iter().position(String::is_empty) {
-            return Err(Error::Text(format!("stop string {at} is empty; leave it out")));
+            return Err(Error::Input(format!("stop string {at} is empty; leave it out")));
         }
         Ok(Self { stops, held: String::new(), stopped_by: None })
     }

@@ -5,14 +5,14 @@
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Once;
 
 use serde_json::Value;
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner};
 
 use crate::error::{Error, Result};
-use crate::files::{self, Fields, as_count, brief};
+use crate::files::{Fields, as_count, brief};
+use crate::folder::{FileName, Folder};
 
 /// Longer limits mean none: tokenizers without a limit are saved with 1e30.
 const MAX_LIMIT: usize = 1 << 31;
@@ -46,28 +46,9 @@ pub struct Encoded {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` in `folder`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] when it is missing or cannot be read, [`Error::Tokenizer`] when it is no tokenizer.
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let path = folder.as_ref().join("tokenizer.json");
-        let text = files::read_long(&path)?;
-        Self::parse(text.as_bytes(), &path.display().to_string())
-    }
-
-    /// Reads `tokenizer.json` in `folder`; `None` where there is no such file.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`from_folder`](Self::from_folder) for a file that is there.
-    pub fn from_folder_if_present(folder: impl AsRef<Path>) -> Result<Option<Self>> {
-        match Self::from_folder(folder) {
-            Ok(tokenizer) => Ok(Some(tokenizer)),
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+    pub(crate) fn read(folder: &Folder) -> Result<Option<Self>> {
+        let Some(text) = folder.text_if_present(FileName::TOKENIZER)? else { return Ok(None) };
+        Self::parse(text.as_bytes(), &folder.path_of(FileName::TOKENIZER).display().to_string()).map(Some)
     }
 
     /// Reads the contents of a `tokenizer.json`.
@@ -76,7 +57,7 @@ impl Tokenizer {
     ///
     /// [`Error::Tokenizer`] when it is no tokenizer.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        Self::parse(bytes, "tokenizer.json")
+        Self::parse(bytes, FileName::TOKENIZER.as_str())
     }
 
     fn parse(bytes: &[u8], file: &str) -> Result<Self> {
@@ -102,7 +83,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode), and [`Error::Text`] when not even the special tokens fit.
+    /// As [`encode`](Self::encode), and [`Error::Input`] when not even the special tokens fit.
     pub fn encode_within(&self, text: &str, max_tokens: usize) -> Result<Encoded> {
         let whole = self.encode(text, true)?;
         if whole.len() <= max_tokens {
@@ -111,7 +92,7 @@ impl Tokenizer {
         let mut bare = self.encoding(text, false)?;
         let special = whole.len().saturating_sub(bare.len());
         let Some(room) = max_tokens.checked_sub(special) else {
-            return Err(Error::Text(format!(
+            return Err(Error::Input(format!(
                 "a limit of {max_tokens} tokens leaves no room beside {special} special tokens"
             )));
         };
@@ -241,16 +222,10 @@ pub struct TextLimits {
 }
 
 impl TextLimits {
-    /// Reads both files, where they exist.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`], [`Error::Json`] or [`Error::Config`] for a file that is there and not as it should be.
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
+    pub(crate) fn read(folder: &Folder) -> Result<Self> {
         Ok(Self {
-            model_max_length: read_limit(folder, "tokenizer_config.json", "model_max_length")?,
-            max_seq_length: read_limit(folder, "sentence_bert_config.json", "max_seq_length")?,
+            model_max_length: read_limit(folder, FileName::TOKENIZER_CONFIG, "model_max_length")?,
+            max_seq_length: read_limit(folder, FileName::SENTENCE_BERT_CONFIG, "max_seq_length")?,
         })
     }
 
@@ -261,12 +236,9 @@ impl TextLimits {
     }
 }
 
-fn read_limit(folder: &Path, file: &str, field: &str) -> Result<Option<usize>> {
-    let Some(text) = files::read_optional(&folder.join(file))? else {
-        return Ok(None);
-    };
-    let value = files::parse(&text, file)?;
-    let fields = Fields::of(&value, file, "")?;
+fn read_limit(folder: &Folder, file: FileName, field: &str) -> Result<Option<usize>> {
+    let Some(value) = folder.json_if_present(file)? else { return Ok(None) };
+    let fields = Fields::of(&value, file.as_str(), "")?;
     match fields.get(field) {
         None => Ok(None),
         Some(limit) => match limit.as_f64() {

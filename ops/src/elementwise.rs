@@ -3,7 +3,7 @@
 use sinew_kernels::elementwise::{
     Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where, WhereStatic,
 };
-use sinew_tensor::{DType, Tensor, View, ViewMut};
+use sinew_tensor::{DType, Tensor};
 
 use crate::error::{operand, refuse};
 use crate::shape::{common, expect_output, promote, same_dtype};
@@ -274,14 +274,4 @@ fn where_shape(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Vec<usize>>
     }
     same_dtype("where", ("a", a), ("b", b))?;
     common("where", &[("condition", condition), ("a", a), ("b", b)])
-}
-
-/// Enqueues `x += y`, both of one shape.
-///
-/// # Errors
-/// Other shapes or dtypes, or views of another device.
-pub fn add_assign(ctx: &Context, x: ViewMut<'_>, y: View<'_>) -> Result<()> {
-    let fixed = BinaryStatic { function: BinaryFunction::Add, a: x.dtype(), b: y.dtype(), output: x.dtype() };
-    let call = BinaryCall::new(x.layout().elements());
-    ctx.run::<Binary>(&fixed, &call, &[None, Some(y)], &[x])
 }

@@ -50,9 +50,8 @@ impl Bench {
         if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
             return Err("prompt tokens, batch and repeat must be at least 1".into());
         }
-        self.stepping.check()?;
-        let config = self.model.config()?;
-        if let ModelConfig::Encoder(config) = &config {
+        let config = self.model.folder()?.config()?;
+        if let ModelConfig::Encoder(config) = config {
             return self.run_encoder(machine, config);
         }
         let (prompt, new) = (self.prompt_tokens, self.new_tokens);

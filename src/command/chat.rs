@@ -11,7 +11,8 @@ use sinew::models::{
 
 use super::sampling::Sampling;
 use super::{
-    Machine, Model, Outcome, Stepping, await_interrupts, complain, interrupted, megabytes, peak_rss_bytes, rate_text,
+    Machine, Model, Outcome, Stepping, await_interrupts, complain, interrupted, megabytes, peak_rss_bytes, rate,
+    rate_text,
 };
 
 const HELP: &str = "\
@@ -44,8 +45,8 @@ pub struct Chat {
 /// A conversation under way.
 struct Talk<'a> {
     command: &'a Chat,
-    template: ChatTemplate,
-    config: GenerationConfig,
+    template: &'a ChatTemplate,
+    config: &'a GenerationConfig,
     model: LanguageModel,
     session: Session,
     conversation: Conversation,
@@ -66,10 +67,14 @@ struct Total {
 impl Chat {
     pub fn run(&self, machine: &Machine) -> Outcome {
         // Before anything is loaded.
-        self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
-        let template = ChatTemplate::from_folder(self.model.folder()?)?;
-        let config = GenerationConfig::from_folder(self.model.folder()?)?;
-        self.sampling.options(&config, 0, 0)?;
+        let folder = self.model.folder()?;
+        self.sampling.check_vocabulary(folder.config()?.as_decoder()?.vocab_size)?;
+        let Some(template) = folder.chat_template()? else {
+            let model = self.model.model.display();
+            return Err(format!("{model} has no chat template, neither as a file nor in tokenizer_config.json").into());
+        };
+        let config = folder.generation_config()?;
+        self.sampling.options(config, 0, 0)?;
         self.model.tokenizer()?;
         let options = LoadOptions { context: self.context, ..self.model.options(0, &self.stepping) };
         let model = self.model.load(machine, &options)?;
@@ -92,6 +97,7 @@ impl Chat {
                 "/stats" => println(&talk.stats())?,
                 "/reset" => {
                     talk.conversation = self.beginning();
+                    talk.session = talk.model.session();
                 }
                 command if command.starts_with('/') => {
                     complain(&format!("error: there is no command `{command}`; /help lists those there are"));
@@ -132,7 +138,7 @@ impl Talk<'_> {
             )
             .into());
         }
-        let options = self.command.sampling.options(&self.config, prompt.len(), context)?;
+        let options = self.command.sampling.options(self.config, prompt.len(), context)?;
         await_interrupts(true);
         let mut out = std::io::stdout().lock();
         let mut unwritten = None;
@@ -155,8 +161,6 @@ impl Talk<'_> {
 
     fn stats(&self) -> String {
         let total = &self.total;
-        let rate =
-            |tokens: usize, time: Duration| rate_text((!time.is_zero()).then(|| tokens as f64 / time.as_secs_f64()));
         let run = total.prompt_tokens - total.cached_tokens;
         format!(
             "{} answers; context {} of {} tokens\nprompts {} tokens, {} of them from the cache, {} tokens/s\n\
@@ -166,10 +170,10 @@ impl Talk<'_> {
             self.model.decoder().limits().context,
             total.prompt_tokens,
             total.cached_tokens,
-            rate(run, total.prefill),
+            rate_text(rate(run, total.prefill)),
             total.tokens,
             // The first token of each answer is its prompt's.
-            rate(total.tokens.saturating_sub(total.answers), total.decode),
+            rate_text(rate(total.tokens.saturating_sub(total.answers), total.decode)),
             megabytes(peak_rss_bytes()),
         )
     }

@@ -2,15 +2,15 @@
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
-use sinew::models::{GenerateOptions, GenerationConfig, LanguageModel, Logprobs};
+use sinew::models::{GenerateOptions, LanguageModel, Logprobs};
 
 use super::sampling::Sampling;
 use super::{
-    Machine, Model, Outcome, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes, rate_text,
+    Machine, Model, Outcome, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes, rate,
+    rate_text,
 };
 
 /// Generate text or tokens.
@@ -42,15 +42,16 @@ impl Generate {
         /// Where neither an option nor the checkpoint says how many.
         const MAX_NEW_TOKENS: usize = 128;
         // Before anything is loaded.
-        self.sampling.check_vocabulary(self.model.config()?.as_decoder()?.vocab_size)?;
-        let config = GenerationConfig::from_folder(self.model.folder()?)?;
-        self.sampling.options(&config, 0, MAX_NEW_TOKENS)?;
+        let folder = self.model.folder()?;
+        self.sampling.check_vocabulary(folder.config()?.as_decoder()?.vocab_size)?;
+        let config = folder.generation_config()?;
+        self.sampling.options(config, 0, MAX_NEW_TOKENS)?;
         let prompt = match (&self.prompt, &self.tokens) {
             (Some(text), _) => self.model.tokenizer()?.encode(text, true)?,
             (None, Some(tokens)) => tokens.0.clone(),
             (None, None) => Vec::new(),
         };
-        let options = self.sampling.options(&config, prompt.len(), MAX_NEW_TOKENS)?;
+        let options = self.sampling.options(config, prompt.len(), MAX_NEW_TOKENS)?;
         let options = GenerateOptions { logprobs: self.logprobs, ..options };
         let context = self.model.context_for(prompt.len(), options.max_new_tokens)?;
         let mut model = self.model.load(machine, &self.model.options(context, &self.stepping))?;
@@ -61,8 +62,6 @@ impl Generate {
             let shown = if stream { write!(out, "{text}").and_then(|()| out.flush()) } else { Ok(()) };
             if shown.is_err() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
-        let rate =
-            |tokens: usize, time: Duration| (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64());
         let prefill_rate = rate(answer.prompt_tokens, answer.prefill);
         // The first token is the prompt's.
         let decode_rate = rate(answer.tokens.len().saturating_sub(1), answer.decode);

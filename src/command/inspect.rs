@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use sinew::models::checkpoint::TensorInfo;
 use sinew::models::load::main_dtype;
-use sinew::models::{Checkpoint, DecoderConfig, Load, ModelConfig, one_line, printable};
+use sinew::models::{Checkpoint, DecoderConfig, Folder, Load, ModelConfig, one_line, printable};
 use sinew::tensor::DType;
 
 use super::{Outcome, WeightDType, locate, megabytes, parse_dtype};
@@ -36,9 +36,10 @@ pub struct Inspect {
 impl Inspect {
     pub fn run(&self) -> Outcome {
         let path = locate(&self.model, self.offline)?;
-        let checkpoint = Checkpoint::open(&path, Load::Read)?;
+        let folder = Folder::new(path);
+        let checkpoint = folder.checkpoint(Load::Read)?;
         // A file alone has no config, which is no fault of it.
-        let config = (!path.is_file()).then(|| ModelConfig::from_folder(&path));
+        let config = (!folder.path().is_file()).then(|| folder.config());
         let tensors = checkpoint.names().map(|name| Ok((name, checkpoint.info(name)?))).collect::<Outcome<Vec<_>>>()?;
         let config = config.transpose();
         let needs = match &config {
@@ -122,9 +123,9 @@ fn shard(info: &TensorInfo<'_>) -> String {
     info.file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-type Config = sinew::models::Result<Option<ModelConfig>>;
+type Config<'a> = sinew::models::Result<Option<&'a ModelConfig>>;
 
-fn print(out: &mut impl Write, config: &Config, tensors: &Tensors<'_>, needs: Option<&Needs>) -> io::Result<()> {
+fn print(out: &mut impl Write, config: &Config<'_>, tensors: &Tensors<'_>, needs: Option<&Needs>) -> io::Result<()> {
     for (name, info) in tensors {
         let (name, file) = (printable(name), printable(&shard(info)));
         writeln!(out, "{name}  {} {:?}  {} bytes  {file}", info.dtype, info.shape, info.num_bytes)?;
@@ -158,7 +159,7 @@ fn architecture(config: &ModelConfig) -> String {
     format!("{}, a {kind}: {layers} layers, hidden size {hidden}, {vocab} tokens", config.model_type())
 }
 
-fn as_json(checkpoint: &Checkpoint, config: &Config, tensors: &Tensors<'_>, needs: Option<&Needs>) -> Value {
+fn as_json(checkpoint: &Checkpoint, config: &Config<'_>, tensors: &Tensors<'_>, needs: Option<&Needs>) -> Value {
     let all: Vec<Value> = tensors
         .iter()
         .map(|(name, info)| {
@@ -177,7 +178,7 @@ fn as_json(checkpoint: &Checkpoint, config: &Config, tensors: &Tensors<'_>, need
         .collect();
     json!({
         "model": checkpoint.name(),
-        "architecture": config.as_ref().ok().and_then(Option::as_ref).map(|config| config.model_type()),
+        "architecture": config.as_ref().ok().copied().flatten().map(ModelConfig::model_type),
         "refused": config.as_ref().err().map(|error| one_line(error)),
         "tensors": all,
         "totals": totals,

@@ -41,14 +41,10 @@ impl Logits {
         if fs::metadata(&self.output).is_ok_and(|kind| !kind.is_file()) {
             return Err(format!("cannot write {}: it is not a regular file", self.output.display()).into());
         }
-        self.stepping.check()?;
-        if EmbeddingModel::describes(self.model.folder()?)? {
-            let mut model = EmbeddingModel::load_on(
-                machine.context()?,
-                self.model.folder()?,
-                &self.model.weights(),
-                &mut |_, _| {},
-            )?;
+        let folder = self.model.folder()?;
+        if EmbeddingModel::describes(folder)? {
+            let weights = self.model.weights();
+            let mut model = EmbeddingModel::load_on(machine.context()?, folder, &weights, &mut |_, _| {})?;
             catch_interrupts();
             let states = model.hidden_states(tokens)?;
             if interrupted() {

@@ -16,17 +16,19 @@ mod warnings;
 use std::cell::OnceCell;
 use std::error::Error as StdError;
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use sinew::kernels::Registry;
 use sinew::memory;
 use sinew::models::checkpoint::Load;
-use sinew::models::{Hub, LanguageModel, LoadOptions, ModelConfig, Tokenizer, WeightOptions, one_line, printable};
+use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, Tokenizer, WeightOptions, one_line, printable};
 use sinew::ops::{Context, Policy};
 use sinew::tensor::DType;
 
@@ -99,14 +101,14 @@ impl Machine {
 }
 
 /// Which model, and how to load it.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Args)]
 struct Model {
     /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: owner/name[@revision].
     #[arg(long, value_name = "PATH|ID")]
     model: PathBuf,
     /// The folder that `model` turned out to be.
     #[arg(skip)]
-    folder: OnceCell<PathBuf>,
+    folder: OnceCell<Folder>,
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
     #[arg(long)]
     offline: bool,
@@ -122,21 +124,11 @@ struct Model {
 #[derive(Debug, Clone, Args)]
 struct Stepping {
     /// Tokens of a prompt in one step.
-    #[arg(long, default_value_t = 512, value_name = "N")]
-    prefill_chunk: usize,
+    #[arg(long, default_value = "512", value_name = "N")]
+    prefill_chunk: NonZeroUsize,
     /// Tokens in a block of the KV cache.
-    #[arg(long, default_value_t = 16, value_name = "N")]
-    block_size: usize,
-}
-
-impl Stepping {
-    /// For models that are not stepped, too: the same arguments are refused for all.
-    fn check(&self) -> Outcome {
-        if self.prefill_chunk == 0 || self.block_size == 0 {
-            return Err("prefill chunk and block size must be at least 1".into());
-        }
-        Ok(())
-    }
+    #[arg(long, default_value = "16", value_name = "N")]
+    block_size: NonZeroUsize,
 }
 
 /// `--dtype`: `None` is as stored.
@@ -169,27 +161,23 @@ impl Model {
     }
 
     fn options(&self, context: usize, stepping: &Stepping) -> LoadOptions {
-        let &Stepping { prefill_chunk, block_size } = stepping;
+        let (prefill_chunk, block_size) = (stepping.prefill_chunk.get(), stepping.block_size.get());
         let (weights, context) = (self.weights(), Some(context));
         LoadOptions { weights, context, prefill_chunk, block_size, ..LoadOptions::default() }
     }
 
     /// The model's folder, fetched where it has to be.
-    fn folder(&self) -> Outcome<&Path> {
-        if self.folder.get().is_none() {
-            // It is empty, so that this sets it.
-            let _ = self.folder.set(locate(&self.model, self.offline)?);
+    fn folder(&self) -> Outcome<&Folder> {
+        if let Some(folder) = self.folder.get() {
+            return Ok(folder);
         }
-        Ok(self.folder.get().unwrap_or(&self.model))
-    }
-
-    fn config(&self) -> Outcome<ModelConfig> {
-        Ok(ModelConfig::from_folder(self.folder()?)?)
+        let path = locate(&self.model, self.offline)?;
+        Ok(self.folder.get_or_init(|| Folder::new(path)))
     }
 
     /// The model's own tokenizer, for commands that need it before the model.
-    fn tokenizer(&self) -> Outcome<Tokenizer> {
-        match Tokenizer::from_folder_if_present(self.folder()?)? {
+    fn tokenizer(&self) -> Outcome<Arc<Tokenizer>> {
+        match self.folder()?.tokenizer()? {
             Some(tokenizer) => Ok(tokenizer),
             None => Err(format!("{} has no tokenizer.json; give --tokens instead", self.model.display()).into()),
         }
@@ -197,8 +185,7 @@ impl Model {
 
     /// A context for a prompt and its answer: as long as they need, and no longer than the model's positions.
     fn context_for(&self, prompt: usize, new_tokens: usize) -> Outcome<usize> {
-        let config = self.config()?;
-        let longest = config.as_decoder()?.longest_context();
+        let longest = self.folder()?.config()?.as_decoder()?.longest_context();
         if prompt == 0 {
             return Err("the prompt has no token".into());
         }
@@ -296,6 +283,11 @@ fn await_interrupts(answering: bool) {
 /// Peak resident memory of this process, in bytes.
 fn peak_rss_bytes() -> usize {
     memory::system::peak_resident_bytes()
+}
+
+/// Tokens in a second, where there is anything to divide.
+fn rate(tokens: usize, time: Duration) -> Option<f64> {
+    (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
 }
 
 /// A rate, or a dash where nothing was measured.

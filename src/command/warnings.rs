@@ -1,7 +1,6 @@
 //! What the crates warn of, on standard error.
 
 use std::fmt::{self, Write};
-use std::sync::{Mutex, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -11,14 +10,10 @@ use tracing::{Event, Metadata, Subscriber};
 /// From now on warnings are a line each, like errors.
 pub fn show() {
     // It fails where there is a subscriber already, which then shows them.
-    let _ = tracing::subscriber::set_global_default(Warnings::default());
+    let _ = tracing::subscriber::set_global_default(Warnings);
 }
 
-/// Prints each warning once: a folder is looked at several times.
-#[derive(Default)]
-struct Warnings {
-    said: Mutex<Vec<String>>,
-}
+struct Warnings;
 
 impl Subscriber for Warnings {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -32,12 +27,7 @@ impl Subscriber for Warnings {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        let text = format!("warning: {}{}", line.message, line.fields);
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if !said.contains(&text) {
-            super::complain(&text);
-            said.push(text);
-        }
+        super::complain(&format!("warning: {}{}", line.message, line.fields));
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

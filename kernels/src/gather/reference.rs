@@ -27,7 +27,10 @@ impl Reference for Gather {
 
     fn operands(case: &Case<Self>) -> Result<HostOperands> {
         let (dim, dtype) = (case.fixed.dim, case.fixed.dtype);
-        let shape = SHAPES.into_iter().find(|s| s.iter().product::<usize>() == case.call.elements).unwrap_or(&[1]);
+        // A problem that is no case of these has all its elements along the dimension.
+        let own = [vec![1; dim], vec![case.call.elements]].concat();
+        let fits = |shape: &&[usize]| shape.len() > dim && shape.iter().product::<usize>() == case.call.elements;
+        let shape = SHAPES.into_iter().find(fits).unwrap_or(&own);
         let mut x_shape: Vec<usize> = shape.iter().map(|&size| size + case.seed as usize % 2).collect();
         x_shape[dim] = case.call.size;
         let mut random = Generator::new(case.seed);

@@ -110,6 +110,22 @@ impl<'a> Source<'a> {
         Ok(Self { bytes, dtype, rows, row_stride: k, k_stride: 1 })
     }
 
+    /// Rows `[rows, K]` that are columns of a tensor `[K, columns]` in row-major order, at any alignment; `bytes` begin at
+    /// the first of them.
+    ///
+    /// # Errors
+    /// A type that is not f32, f16 or bf16, or too few bytes.
+    pub fn from_columns(bytes: &'a [u8], dtype: DType, rows: usize, k: usize, columns: usize) -> Result<Self> {
+        let source = Self { bytes, dtype, rows, row_stride: 1, k_stride: columns };
+        if !DType::COMPUTE.contains(&dtype) || rows > columns || !source.holds(k) {
+            return Err(refuse(format!(
+                "{rows} of {columns} columns of {k} of {dtype} in {} bytes; f32, f16 and bf16 can be packed",
+                bytes.len()
+            )));
+        }
+        Ok(source)
+    }
+
     /// Rows `[rows, K]` of a view on the host, in any strides.
     ///
     /// # Errors

@@ -24,6 +24,7 @@ pub(super) const LAYERS: EncoderNames = EncoderNames {
     down: "output.dense",
     mlp_norm: "output.LayerNorm",
     final_norm: "",
+    spare: &["embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"],
 };
 
 fn read(config: &Fields<'_>) -> Result<ModelConfig> {

@@ -1,9 +1,11 @@
 //! Gemma 2 (Gemma Team 2024): norms on both sides of each sublayer, bounded scores and logits, and windows in every
 //! other layer.
 
-use super::{Architecture, TensorNames, llama};
-use crate::config::fields::{LayerType, read_layer_types, read_window};
-use crate::config::{DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, RopeConfig, RopeDefaults};
+use super::{Architecture, llama};
+use crate::config::fields::read_window;
+use crate::config::{
+    DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, RopeConfig, RopeDefaults, TensorNames,
+};
 use crate::error::Result;
 use crate::files::Fields;
 
@@ -57,15 +59,10 @@ pub(super) fn read_decoder(
     model.logit_softcap = softcap("final_logit_softcapping", softcaps[1])?;
     model.norm = NormKind::RmsOffset;
     model.embedding_scale = Some((model.hidden_size as f64).sqrt());
-    let attention_bias = config.flag("attention_bias")?.unwrap_or(false);
-    (model.qkv_bias, model.o_bias) = (attention_bias, attention_bias);
+    model.read_attention_bias(config, false)?;
     let scale = config.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5);
     let window = config.required("sliding_window", read_window(config, Some(4096))?)?;
-    let by_number = |layer| if full(layer) { LayerType::Full } else { LayerType::Sliding };
-    let types = read_layer_types(config, model.layers.len(), by_number)?;
-    for (layer, layer_type) in model.layers.iter_mut().zip(types) {
-        layer.attention_scale = scale;
-        layer.window = (layer_type == LayerType::Sliding).then_some(window);
-    }
+    model.read_windows(config, Some(window), full)?;
+    model.layers.iter_mut().for_each(|layer| layer.attention_scale = scale);
     Ok(model)
 }

@@ -2,9 +2,9 @@
 //! layers with a window to one without, and a rotary embedding for each of the two. The model that sees images, too,
 //! has this one inside.
 
-use super::{Architecture, TensorNames, gemma2};
-use crate::config::fields::MAX_SIZE;
-use crate::config::{Defaults, ModelConfig, QkNorm, RopeConfig, RopeDefaults};
+use super::{Architecture, gemma2};
+use crate::config::fields::{MAX_SIZE, token_ids};
+use crate::config::{Defaults, ModelConfig, QkNorm, RopeConfig, RopeDefaults, TensorNames};
 use crate::error::Result;
 use crate::files::Fields;
 
@@ -36,11 +36,15 @@ const SLIDING_ROPE: RopeDefaults =
     RopeDefaults { theta_field: "rope_local_base_freq", ..RopeDefaults::theta(10_000.0) };
 
 fn read(config: &Fields<'_>) -> Result<ModelConfig> {
+    let root = config;
     let text = config.section("text_config")?;
-    let config = &text.unwrap_or(*config);
+    let config = &text.unwrap_or(*root);
     let pattern = config.size("sliding_window_pattern", MAX_SIZE)?.unwrap_or(6);
     let full = |layer: usize| (layer + 1).is_multiple_of(pattern);
     let mut model = gemma2::read_decoder(config, &DEFAULTS, &NAMES, [None, None], full)?;
+    if text.is_some() && !config.mentions("eos_token_id") && root.mentions("eos_token_id") {
+        model.eos_token_ids = token_ids(root, "eos_token_id", model.vocab_size)?;
+    }
     model.qk_norm = Some(QkNorm::Head);
     let ropes = [DEFAULTS.rope, SLIDING_ROPE];
     model.ropes = RopeConfig::read_by_layer_type(config, ropes, model.max_position_embeddings)?.to_vec();

@@ -1,7 +1,7 @@
 //! GPT-2 (Radford et al. 2019): layer norms, learned positions, no gate, and matrices stored the other way round.
 
-use super::{Architecture, Qkv, TensorNames, Up, llama};
-use crate::config::{DecoderConfig, Defaults, FeedForward, FieldNames, ModelConfig, NormKind};
+use super::{Architecture, llama};
+use crate::config::{DecoderConfig, Defaults, FeedForward, FieldNames, ModelConfig, NormKind, Qkv, TensorNames, Up};
 use crate::error::{Error, Result};
 use crate::files::Fields;
 
@@ -20,6 +20,7 @@ const NAMES: TensorNames = TensorNames {
     down: "mlp.c_proj",
     norm: "ln_f",
     transposed: true,
+    spare: &["attn.bias", "attn.masked_bias"],
     ..llama::NAMES
 };
 

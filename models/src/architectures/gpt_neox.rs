@@ -1,8 +1,10 @@
 //! GPT-NeoX and Pythia (Black et al. 2022): layer norms, attention and feed-forward side by side, and a part of each
 //! head rotated.
 
-use super::{Architecture, Qkv, TensorNames, Up, llama};
-use crate::config::{DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, RopeConfig, RopeDefaults};
+use super::{Architecture, llama};
+use crate::config::{
+    DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, Qkv, RopeConfig, RopeDefaults, TensorNames, Up,
+};
 use crate::error::Result;
 use crate::files::Fields;
 
@@ -18,6 +20,7 @@ const NAMES: TensorNames = TensorNames {
     down: "mlp.dense_4h_to_h",
     norm: "final_layer_norm",
     heads: &["embed_out"],
+    spare: &["attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"],
     ..llama::NAMES
 };
 
@@ -37,8 +40,8 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     model.num_key_value_heads = model.num_attention_heads;
     model.norm = NormKind::Layer;
     model.parallel_residual = config.flag("use_parallel_residual")?.unwrap_or(true);
-    let attention_bias = config.flag("attention_bias")?.unwrap_or(true);
-    (model.qkv_bias, model.o_bias, model.mlp_bias) = (attention_bias, attention_bias, true);
+    model.read_attention_bias(config, true)?;
+    model.mlp_bias = true;
     model.add_rope(RopeConfig::read(config, DEFAULTS.rope, model.max_position_embeddings)?);
     Ok(ModelConfig::Decoder(model))
 }

@@ -1,7 +1,7 @@
 //! Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): the pattern that most decoders follow.
 
-use super::{Architecture, Experts, Qkv, TensorNames, Up};
-use crate::config::{DecoderConfig, Defaults, ModelConfig, RopeDefaults};
+use super::Architecture;
+use crate::config::{DecoderConfig, Defaults, Experts, ModelConfig, Qkv, RopeDefaults, TensorNames, Up};
 use crate::error::Result;
 use crate::files::Fields;
 
@@ -31,6 +31,7 @@ pub(super) const NAMES: TensorNames = TensorNames {
     norm: "norm",
     heads: &["lm_head"],
     transposed: false,
+    spare: &["rotary_emb.inv_freq"],
 };
 
 pub(super) const DEFAULTS: Defaults = Defaults {
@@ -55,8 +56,7 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
 
 /// Biases of attention's four products and of the feed-forward layer's three.
 pub(super) fn read_biases(config: &Fields<'_>, model: &mut DecoderConfig) -> Result<()> {
-    let attention_bias = config.flag("attention_bias")?.unwrap_or(false);
-    (model.qkv_bias, model.o_bias) = (attention_bias, attention_bias);
+    model.read_attention_bias(config, false)?;
     model.mlp_bias = config.flag("mlp_bias")?.unwrap_or(false);
     Ok(())
 }

@@ -1,8 +1,10 @@
 //! Mixtral (Jiang et al. 2024): Mistral whose feed-forward layers are experts.
 
-use super::{Architecture, Experts, TensorNames, llama, mistral};
+use super::{Architecture, llama, mistral};
 use crate::config::fields::{MAX_SIZE, read_window};
-use crate::config::{DecoderConfig, Defaults, ExpertsConfig, FeedForward, ModelConfig, RopeDefaults};
+use crate::config::{
+    DecoderConfig, Defaults, Experts, ExpertsConfig, FeedForward, ModelConfig, RopeDefaults, TensorNames,
+};
 use crate::error::Result;
 use crate::files::Fields;
 

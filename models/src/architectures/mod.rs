@@ -3,8 +3,10 @@
 //! To add one is to write such a file and a line here.
 
 use crate::config::ModelConfig;
-use crate::error::Result;
-use crate::files::Fields;
+use crate::config::fields::refuse_quantized;
+use crate::error::{Error, Result};
+use crate::files::{self, Fields};
+use crate::folder::FileName;
 
 mod bert;
 mod gemma2;
@@ -25,11 +27,11 @@ mod roberta;
 mod smollm3;
 
 /// How a kind of model is read.
-pub(crate) struct Architecture {
+struct Architecture {
     name: &'static str,
     model_types: &'static [&'static str],
     /// Its config, whose `model_type` is one of these.
-    pub read: fn(&Fields<'_>) -> Result<ModelConfig>,
+    read: fn(&Fields<'_>) -> Result<ModelConfig>,
 }
 
 static ARCHITECTURES: [&Architecture; 17] = [
@@ -62,87 +64,53 @@ pub fn all() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     ARCHITECTURES.iter().map(|architecture| (architecture.name, architecture.model_types))
 }
 
+impl ModelConfig {
+    /// Reads the text of a `config.json`.
+    ///
+    /// ```
+    /// use sinew_models::ModelConfig;
+    ///
+    /// let text = r#"{"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
+    ///     "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
+    ///     "vocab_size": 151936, "rope_theta": 1000000.0, "tie_word_embeddings": true}"#;
+    /// let ModelConfig::Decoder(config) = ModelConfig::from_json(text)? else { panic!("qwen2 is a decoder") };
+    /// assert_eq!(config.head_dim, 64);
+    /// assert!(config.qkv_bias && !config.o_bias && config.qk_norm.is_none());
+    /// # Ok::<(), sinew_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Json`] for what is no JSON, [`Error::Config`] for a field that is missing or impossible,
+    /// [`Error::Unsupported`] for a model that is not implemented.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let file = FileName::CONFIG.as_str();
+        let value = files::parse(text, file)?;
+        let fields = Fields::of(&value, file, "")?;
+        let model_type = fields.required("model_type", fields.text("model_type")?)?;
+        let Some(architecture) = find(model_type) else {
+            return Err(Error::Unsupported {
+                what: format!("model_type `{}`", model_type.escape_debug()),
+                supported: supported(),
+            });
+        };
+        refuse_quantized(&fields)?;
+        let model = (architecture.read)(&fields)?;
+        if let ModelConfig::Decoder(decoder) = &model {
+            decoder.check(&fields)?;
+        }
+        Ok(model)
+    }
+}
+
 /// That of a config's `model_type`.
-pub(crate) fn find(model_type: &str) -> Option<&'static Architecture> {
+fn find(model_type: &str) -> Option<&'static Architecture> {
     ARCHITECTURES.into_iter().find(|architecture| architecture.model_types.contains(&model_type))
 }
 
 /// Every `model_type`, for messages.
-pub(crate) fn supported() -> String {
+fn supported() -> String {
     ARCHITECTURES.iter().flat_map(|architecture| architecture.model_types).copied().collect::<Vec<_>>().join(", ")
-}
-
-/// What a decoder's checkpoints call their tensors, less `.weight` and `.bias`.
-#[derive(Debug, PartialEq)]
-pub(crate) struct TensorNames {
-    /// What all but the head may begin with: the first is right under which the embedding is found.
-    pub prefixes: &'static [&'static str],
-    pub embedding: &'static str,
-    /// A vector for each position.
-    pub positions: &'static str,
-    /// Before the number of a layer; what follows is in a layer.
-    pub layer: &'static str,
-    /// The norm before attention, where there is one.
-    pub attention_norm: Option<&'static str>,
-    pub qkv: Qkv,
-    /// Norms of queries and of keys, where the config has them.
-    pub qk_norms: [&'static str; 2],
-    pub attention_output: &'static str,
-    /// The norm of what attention adds to the stream, where there is one.
-    pub attention_output_norm: Option<&'static str>,
-    /// The norm before the feed-forward layer, where there is one.
-    pub mlp_norm: Option<&'static str>,
-    pub up: Up,
-    pub down: &'static str,
-    pub mlp_output_norm: Option<&'static str>,
-    /// Layers of which a token goes through some.
-    pub experts: Experts,
-    /// The norm before the head.
-    pub norm: &'static str,
-    /// The head, whole: the first that is found.
-    pub heads: &'static [&'static str],
-    /// Whether matrices of layers are `[inputs, outputs]`.
-    pub transposed: bool,
-}
-
-/// The matrices of queries, keys and values.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Qkv {
-    /// One for each.
-    Separate([&'static str; 3]),
-    /// All queries, all keys, all values.
-    Stacked(&'static str),
-    /// For each head its query, key and value; there are as many heads of each.
-    ByHead(&'static str),
-}
-
-/// The matrices into a feed-forward layer.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Up {
-    /// Gate and up.
-    Gated([&'static str; 2]),
-    /// Gate and up in one.
-    Stacked(&'static str),
-    /// No gate.
-    Plain(&'static str),
-}
-
-/// The matrices of a layer of experts.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Experts {
-    pub router: &'static str,
-    /// Before the number of an expert.
-    pub expert: &'static str,
-    pub gate: &'static str,
-    pub up: &'static str,
-    pub down: &'static str,
-}
-
-impl TensorNames {
-    /// Whether feed-forward layers have a gate.
-    pub(crate) fn is_gated(&self) -> bool {
-        !matches!(self.up, Up::Plain(_))
-    }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ const NAMES: EncoderNames = EncoderNames {
     down: "mlp.Wo",
     mlp_norm: "mlp_norm",
     final_norm: "final_norm",
+    spare: &[],
 };
 
 fn read(config: &Fields<'_>) -> Result<ModelConfig> {

@@ -1,8 +1,8 @@
 //! OLMo 2 (OLMo Team 2025): Llama whose norms are of what a sublayer adds, not of what it reads, and of all queries and
 //! all keys of a token.
 
-use super::{Architecture, TensorNames, llama};
-use crate::config::{DecoderConfig, Defaults, ModelConfig, QkNorm};
+use super::{Architecture, llama};
+use crate::config::{DecoderConfig, Defaults, ModelConfig, QkNorm, TensorNames};
 use crate::error::Result;
 use crate::files::Fields;
 
@@ -27,7 +27,6 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
 
 pub(super) fn read_attention(config: &Fields<'_>, model: &mut DecoderConfig) -> Result<()> {
     model.qk_norm = Some(QkNorm::Token);
-    let attention_bias = config.flag("attention_bias")?.unwrap_or(false);
-    (model.qkv_bias, model.o_bias) = (attention_bias, attention_bias);
+    model.read_attention_bias(config, false)?;
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Phi-3 and Phi-4 (Abdin et al. 2024): Llama with fused projections, of which a part of each head may be rotated, and
 //! LongRoPE.
 
-use super::{Architecture, Qkv, TensorNames, Up, llama};
+use super::{Architecture, llama};
 use crate::config::fields::read_window;
-use crate::config::{DecoderConfig, Defaults, ModelConfig, RopeDefaults, RopeScaling};
+use crate::config::{DecoderConfig, Defaults, ModelConfig, Qkv, RopeDefaults, RopeScaling, TensorNames, Up};
 use crate::error::{Error, Result};
 use crate::files::Fields;
 

@@ -1,7 +1,7 @@
 //! Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on queries, keys and values, and windows on request.
 
 use super::{Architecture, llama};
-use crate::config::fields::{LayerType, MAX_SIZE, read_layer_types, read_window};
+use crate::config::fields::{MAX_SIZE, read_window};
 use crate::config::{DecoderConfig, Defaults, ModelConfig};
 use crate::error::Result;
 use crate::files::Fields;
@@ -29,17 +29,5 @@ pub(super) fn read_windows(config: &Fields<'_>, model: &mut DecoderConfig) -> Re
         false => None,
     };
     let first = config.count("max_window_layers", MAX_SIZE)?.unwrap_or(MAX_WINDOW_LAYERS);
-    let sliding = |layer| window.is_some() && layer >= first;
-    let by_number = |layer| if sliding(layer) { LayerType::Sliding } else { LayerType::Full };
-    let types = read_layer_types(config, model.layers.len(), by_number)?;
-    if window.is_none() && types.contains(&LayerType::Sliding) {
-        return Err(config.problem(
-            "layer_types",
-            "asks for sliding_attention, but use_sliding_window and sliding_window give no window",
-        ));
-    }
-    for (layer, layer_type) in model.layers.iter_mut().zip(types) {
-        layer.window = window.filter(|_| layer_type == LayerType::Sliding);
-    }
-    Ok(())
+    model.read_windows(config, window, |layer| window.is_none() || layer < first)
 }

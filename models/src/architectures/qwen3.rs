@@ -16,8 +16,7 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
 
 pub(super) fn read_decoder(config: &Fields<'_>, defaults: &Defaults) -> Result<DecoderConfig> {
     let mut model = DecoderConfig::read_with_rope(config, defaults, &llama::NAMES)?;
-    let attention_bias = config.flag("attention_bias")?.unwrap_or(false);
-    (model.qkv_bias, model.o_bias) = (attention_bias, attention_bias);
+    model.read_attention_bias(config, false)?;
     model.qk_norm = Some(QkNorm::Head);
     qwen2::read_windows(config, &mut model)?;
     Ok(model)

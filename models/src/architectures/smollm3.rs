@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Architecture, llama};
-use crate::config::fields::{LayerType, MAX_SIZE, read_layer_types, read_window};
+use crate::config::fields::{MAX_SIZE, read_window};
 use crate::config::{DecoderConfig, Defaults, ModelConfig, RopeDefaults};
 use crate::error::Result;
 use crate::files::{Fields, as_count, brief};
@@ -27,12 +27,9 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
         false => None,
     };
     let rotated = read_rotated(config, model.layers.len())?;
-    let sliding = |layer: usize| window.is_some() && !rotated[layer];
-    let by_number = |layer| if sliding(layer) { LayerType::Sliding } else { LayerType::Full };
-    let types = read_layer_types(config, model.layers.len(), by_number)?;
-    for ((layer, rotated), layer_type) in model.layers.iter_mut().zip(&rotated).zip(types) {
+    model.read_windows(config, window, |layer| window.is_none() || rotated[layer])?;
+    for (layer, rotated) in model.layers.iter_mut().zip(&rotated) {
         layer.rope = rotated.then_some(0);
-        layer.window = window.filter(|_| layer_type == LayerType::Sliding);
     }
     Ok(ModelConfig::Decoder(model))
 }

@@ -131,6 +131,10 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
+fn template(folder: &tempfile::TempDir) -> Result<ChatTemplate> {
+    Ok(ChatTemplate::read(&Folder::new(folder.path()))?.expect("there is a template"))
+}
+
 #[test]
 fn a_folders_template_and_special_tokens_are_found() {
     let config = r#"{"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<b>", "lstrip": false},
@@ -138,9 +142,7 @@ fn a_folders_template_and_special_tokens_are_found() {
     let map = r#"{"bos_token": "<other>", "eos_token": "<e>"}"#;
     let own = "own {{ bos_token }}{{ eos_token }}{{ image_token }}";
     let hello = Conversation::default().with("user", "Hello");
-    let render = |files: &[(&str, &str)]| {
-        ChatTemplate::from_folder(folder(files).path()).and_then(|t| t.render(&hello)).expect("a template")
-    };
+    let render = |files: &[(&str, &str)]| template(&folder(files)).and_then(|t| t.render(&hello)).expect("a template");
     let (config, map) = (("tokenizer_config.json", config), ("special_tokens_map.json", map));
     assert_eq!(render(&[config, map, ("chat_template.jinja", own)]), "own <b><e><image>");
     assert_eq!(render(&[config]), "config <b>");
@@ -148,13 +150,11 @@ fn a_folders_template_and_special_tokens_are_found() {
     let named =
         r#"{"chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]}"#;
     let folder_of_two = folder(&[("tokenizer_config.json", named)]);
-    let two = ChatTemplate::from_folder(folder_of_two.path()).expect("templates");
+    let two = template(&folder_of_two).expect("templates");
     assert_eq!(two.render(&hello).expect("a template"), "plain");
     assert_eq!(two.render(&Conversation { tools: Some(Vec::new()), ..hello.clone() }).expect("a template"), "tools");
 
-    assert!(ChatTemplate::from_folder_if_present(folder(&[]).path()).expect("no file").is_none());
-    let error = ChatTemplate::from_folder(folder(&[]).path()).expect_err("none");
-    assert!(error.to_string().contains("no chat template"), "{error}");
+    assert_eq!(ChatTemplate::read(&Folder::new(folder(&[]).path())).expect("no file"), None);
 }
 
 #[test]
@@ -168,13 +168,12 @@ fn template_files_of_the_wrong_kind_are_named() {
         ("[]", "tokenizer_config.json"),
         ("{", "not valid JSON"),
     ] {
-        let error = ChatTemplate::from_folder_if_present(folder(&[("tokenizer_config.json", contents)]).path());
+        let error = template(&folder(&[("tokenizer_config.json", contents)]));
         let error = error.expect_err(contents).one_line();
         assert!(error.contains(words), "{contents}: {error}");
     }
     let named = r#"{"chat_template": [{"name": "rag", "template": "a"}]}"#;
     let folder = folder(&[("tokenizer_config.json", named)]);
-    let error =
-        ChatTemplate::from_folder(folder.path()).expect("templates").render(&Conversation::default().with("user", "a"));
+    let error = template(&folder).expect("templates").render(&Conversation::default().with("user", "a"));
     assert!(error.expect_err("no default").to_string().contains("there are rag"));
 }

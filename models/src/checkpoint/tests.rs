@@ -1,3 +1,6 @@
+use std::fs::File;
+
+use super::shard::MAX_HEADER_BYTES;
 use super::*;
 use proptest::prelude::*;
 use safetensors::tensor::TensorView;

@@ -6,11 +6,15 @@
 use safetensors::Dtype;
 use sinew_ops::layers::Activation;
 
-use super::fields::{MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, derived_head_dim, product, read_dtype, read_eps, token_ids};
+use super::fields::{
+    LayerType, MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, derived_head_dim, product, read_dtype, read_eps, read_layer_types,
+    token_ids,
+};
+use super::names::TensorNames;
 use super::{RopeConfig, RopeDefaults, RopeScaling};
-use crate::architectures::TensorNames;
 use crate::error::{Error, Result};
 use crate::files::{self, Fields};
+use crate::folder::FileName;
 
 /// A causal language model: embedding, layers of attention and feed-forward, norm, head.
 #[derive(Debug, Clone, PartialEq)]
@@ -310,9 +314,42 @@ impl DecoderConfig {
         self.layers.iter_mut().for_each(|layer| layer.window = window);
     }
 
+    /// Gives the layers with sliding attention this window: those that `layer_types` names, or else those that are not
+    /// `full` by their number.
+    pub(crate) fn read_windows(
+        &mut self,
+        config: &Fields<'_>,
+        window: Option<usize>,
+        full: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        let default = |layer| if full(layer) { LayerType::Full } else { LayerType::Sliding };
+        let types = read_layer_types(config, self.layers.len(), default)?;
+        if window.is_none() && types.contains(&LayerType::Sliding) {
+            return Err(config.problem(
+                "layer_types",
+                "asks for sliding_attention, but use_sliding_window and sliding_window give no window",
+            ));
+        }
+        for (layer, layer_type) in self.layers.iter_mut().zip(types) {
+            layer.window = window.filter(|_| layer_type == LayerType::Sliding);
+        }
+        Ok(())
+    }
+
+    /// Biases on all four products of attention, or on none, as `attention_bias` says.
+    pub(crate) fn read_attention_bias(&mut self, config: &Fields<'_>, default: bool) -> Result<()> {
+        let bias = config.flag("attention_bias")?.unwrap_or(default);
+        (self.qkv_bias, self.o_bias) = (bias, bias);
+        Ok(())
+    }
+
     /// Checks what the parts of an architecture make together. So that later products need no check, sizes whose weights
     /// could not be addressed are refused.
     pub(crate) fn check(&self, config: &Fields<'_>) -> Result<()> {
+        debug_assert!(
+            self.experts().is_none() || self.names.mlp_output_norm.is_none(),
+            "experts are added as they are"
+        );
         for layer in &self.layers {
             if layer.feed_forward.width() == 0 {
                 return Err(config.problem("intermediate_size", "is missing"));
@@ -350,7 +387,7 @@ impl DecoderConfig {
     ///
     /// [`Error::Json`] and [`Error::Config`], as for the config.
     pub fn add_generation_config(&mut self, text: &str) -> Result<()> {
-        let file = "generation_config.json";
+        let file = FileName::GENERATION_CONFIG.as_str();
         let value = files::parse(text, file)?;
         let fields = Fields::of(&value, file, "")?;
         for id in token_ids(&fields, "eos_token_id", self.vocab_size)? {

@@ -8,6 +8,7 @@ use super::fields::{
     MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, check_total, derived_head_dim, product, read_activation, read_dtype, read_eps,
     token_ids,
 };
+use super::names::EncoderNames;
 use crate::error::{Error, Result};
 use crate::files::Fields;
 
@@ -77,29 +78,6 @@ pub enum Positions {
         /// In layers with a window.
         local: RopeConfig,
     },
-}
-
-/// What an encoder's checkpoints call their tensors, less `.weight` and `.bias`.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct EncoderNames {
-    /// What may stand before every name.
-    pub prefixes: &'static [&'static str],
-    pub word: &'static str,
-    /// The table of [`Positions::Learned`].
-    pub positions: &'static str,
-    pub token_types: &'static str,
-    pub embedding_norm: &'static str,
-    /// Before the number of a layer; the names below come after it.
-    pub layer: &'static str,
-    /// Three tensors, or one that holds all.
-    pub qkv: &'static [&'static str],
-    pub output: &'static str,
-    pub attention_norm: &'static str,
-    pub up: &'static str,
-    pub down: &'static str,
-    pub mlp_norm: &'static str,
-    /// The norm at the end, where norms come first.
-    pub final_norm: &'static str,
 }
 
 /// What the encoders' configs do not have in common: the names of fields, and what their absence means.

@@ -125,7 +125,9 @@ pub(crate) fn token_ids(config: &Fields<'_>, name: &str, vocab_size: usize) -> R
             // Vocabularies end below 2^31.
             Some(id) => ids.push(id as u32),
             None => {
-                tracing::warn!(field = name, id = %value, "token id outside the vocabulary, ignored")
+                let ignored =
+                    config.problem(name, &format!("has {value}, which is no token of the vocabulary: ignored"));
+                tracing::warn!("{ignored}");
             }
         }
     }

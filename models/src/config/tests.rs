@@ -98,13 +98,12 @@ fn end_tokens_are_those_of_both_files() {
 #[test]
 fn a_folder_is_read_with_its_generation_config() {
     let folder = tempfile::tempdir().expect("a folder");
-    let missing = ModelConfig::from_folder(folder.path()).expect_err("empty");
+    let missing = Folder::new(folder.path()).config().expect_err("empty");
     assert!(missing.one_line().contains("config.json"), "{}", missing.one_line());
     std::fs::write(folder.path().join("config.json"), tiny("llama").to_string()).expect("written");
     std::fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": 42}"#).expect("written");
-    let ModelConfig::Decoder(config) = ModelConfig::from_folder(folder.path()).expect("valid") else {
-        panic!("llama is a decoder");
-    };
+    let folder = Folder::new(folder.path());
+    let config = folder.config().and_then(ModelConfig::as_decoder).expect("valid");
     assert_eq!(config.eos_token_ids, [2, 42]);
 }
 
@@ -308,7 +307,7 @@ proptest::proptest! {
             json!(null), json!(0), json!(1), json!(-1), json!(u64::MAX), json!(i32::MAX), json!(1e308),
             json!(true), json!("yarn"), json!([]), json!({}), json!({"rope_type": "yarn", "factor": 1e-300}),
         ];
-        let types: Vec<&str> = architectures::all().flat_map(|(_, types)| types).copied().collect();
+        let types: Vec<&str> = crate::architectures::all().flat_map(|(_, types)| types).copied().collect();
         let model = types[model % types.len()];
         if let Ok(ModelConfig::Decoder(config)) = with(model, json!({fields[field]: values[value].clone()})) {
             let head_dim = config.head_dim.min(256);

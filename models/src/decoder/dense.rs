@@ -4,7 +4,7 @@ use sinew_ops::layers::{Linear, LinearOptions};
 
 use super::layer::{Activations, Step};
 use super::stream::{Input, Output};
-use crate::architectures::Up;
+use crate::config::Up;
 use crate::load::{Loader, Part};
 use crate::{DecoderConfig, Result};
 
@@ -51,16 +51,12 @@ impl Dense {
         })
     }
 
-    /// What is left to be added to the stream, in `x.gated`.
-    pub(super) fn run_up(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
+    /// Adds what it makes of the stream to it.
+    pub(super) fn run(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;
         let input = self.input.read(ctx, n, &x.stream, &mut x.normed)?;
-        Ok(self.up.run(ctx, input, x.gated.write(n)?)?)
-    }
-
-    /// Adds it.
-    pub(super) fn run_down(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
-        self.down.run(step.ctx, step.rows, x.gated.read(step.rows)?, &mut x.stream)
+        self.up.run(ctx, input, x.gated.write(n)?)?;
+        self.down.run(ctx, n, x.gated.read(n)?, &mut x.stream)
     }
 
     /// The rows chosen for its parts.

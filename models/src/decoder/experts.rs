@@ -14,11 +14,11 @@ use sinew_ops::layers::{
 use sinew_tensor::DType;
 
 use super::layer::{Activations, Step};
-use super::stream::{AddedNorm, Input};
+use super::stream::Input;
 use crate::config::ExpertsConfig;
 use crate::load::{Loader, Part, Precision};
 use crate::scratch::Rows;
-use crate::{DecoderConfig, Result};
+use crate::{DecoderConfig, Error, Result};
 
 /// The router and the experts of a layer.
 #[derive(Debug)]
@@ -30,7 +30,6 @@ pub(super) struct Experts {
     gate_up: GroupedLinear,
     down: GroupedLinear,
     combine: Combine,
-    norm: Option<AddedNorm>,
     per_token: usize,
 }
 
@@ -91,15 +90,8 @@ impl Experts {
             ..GroupedLinearOptions::new(dtype, activations, compute)
         };
         let product = GroupedLinearOptions::new(activations, DType::F32, compute);
-        let norm = names.mlp_output_norm.map(|name| AddedNorm::load(loader, config, &at(name), rows)).transpose()?;
-        let combine = CombineOptions {
-            width: hidden,
-            top_k: per_token,
-            input: DType::F32,
-            output: DType::F32,
-            // A norm reads the sum alone.
-            accumulate: norm.is_none(),
-        };
+        let combine =
+            CombineOptions { width: hidden, top_k: per_token, input: DType::F32, output: DType::F32, accumulate: true };
         Ok(Self {
             router: loader.linear(&router, hidden, false, LinearOptions::new(dtype, DType::F32, compute), rows)?,
             route: Route::new(&ctx, RouteOptions { experts: count, top_k: per_token, renormalize }, rows)?,
@@ -108,34 +100,24 @@ impl Experts {
             down: loader.grouped(&down, count, width, product, rows * per_token)?,
             combine: Combine::new(&ctx, combine, rows)?,
             input,
-            norm,
             per_token,
         })
     }
 
-    /// What is left to be summed over each token's experts.
-    pub(super) fn run_up(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
+    /// Adds what it makes of the stream to it.
+    pub(super) fn run(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;
-        let Some(e) = &mut x.experts else { return Ok(()) };
+        let Some(e) = &mut x.experts else {
+            return Err(Error::Input("a layer of experts in a model without room for them".to_owned()));
+        };
         let sorted = n * self.per_token;
         let input = self.input.read(ctx, n, &x.stream, &mut x.normed)?;
         self.router.run(ctx, input, e.scores.write(n)?)?;
         self.route.run(ctx, e.scores.read(n)?, &mut e.routing)?;
         self.dispatch.run(ctx, input, &e.routing, e.sorted.write(sorted)?)?;
         self.gate_up.run(ctx, e.sorted.read(sorted)?, e.routing.offsets(), e.gated.write(sorted)?)?;
-        Ok(self.down.run(ctx, e.gated.read(sorted)?, e.routing.offsets(), e.outputs.write(sorted)?)?)
-    }
-
-    /// Sums, and adds to the stream.
-    pub(super) fn run_down(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
-        let &Step { ctx, rows: n, .. } = step;
-        let Some(e) = &x.experts else { return Ok(()) };
-        let outputs = e.outputs.read(n * self.per_token)?;
-        let Some(norm) = &self.norm else {
-            return Ok(self.combine.run(ctx, outputs, &e.routing, x.stream.hidden.write(n)?)?);
-        };
-        self.combine.run(ctx, outputs, &e.routing, x.stream.added.write(n)?)?;
-        norm.run(ctx, n, &mut x.stream)
+        self.down.run(ctx, e.gated.read(sorted)?, e.routing.offsets(), e.outputs.write(sorted)?)?;
+        Ok(self.combine.run(ctx, e.outputs.read(sorted)?, &e.routing, x.stream.hidden.write(n)?)?)
     }
 
     /// The rows chosen for its parts.

@@ -29,19 +29,11 @@ impl FeedForward {
         })
     }
 
-    /// All that reads the stream. What is left to be added to it stays in `x`.
-    pub(super) fn run_up(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
+    /// Adds what it makes of the stream to it.
+    pub(super) fn run(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
         match self {
-            Self::Dense(dense) => dense.run_up(step, x),
-            Self::Experts(experts) => experts.run_up(step, x),
-        }
-    }
-
-    /// Adds it.
-    pub(super) fn run_down(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
-        match self {
-            Self::Dense(dense) => dense.run_down(step, x),
-            Self::Experts(experts) => experts.run_down(step, x),
+            Self::Dense(dense) => dense.run(step, x),
+            Self::Experts(experts) => experts.run(step, x),
         }
     }
 

@@ -10,8 +10,7 @@ use super::Limits;
 use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
 use super::stream::{Input, Output, Stream};
-use crate::architectures::Qkv;
-use crate::config::{LayerConfig, QkNorm};
+use crate::config::{LayerConfig, QkNorm, Qkv};
 use crate::load::{Loader, Part, Precision};
 use crate::scratch::{Heads, Rows};
 use crate::{DecoderConfig, Result};
@@ -123,13 +122,13 @@ impl Layer {
         let &Step { ctx, rows: n, .. } = step;
         self.attend(step, cache, x)?;
         if self.parallel {
-            self.feed_forward.run_up(step, x)?;
+            self.feed_forward.run(step, x)?;
         }
         self.output.run(ctx, n, x.attended.read(n)?, &mut x.stream)?;
         if !self.parallel {
-            self.feed_forward.run_up(step, x)?;
+            self.feed_forward.run(step, x)?;
         }
-        self.feed_forward.run_down(step, x)
+        Ok(())
     }
 
     fn attend(&self, step: &Step<'_>, cache: &mut (Tensor, Tensor), x: &mut Activations) -> Result<()> {

@@ -16,9 +16,10 @@ use ureq::Agent;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode, header};
 
-use super::{CONFIG, FILES, Hub, Id, Progress, Repository, SINGLE, is_hash, variables};
+use super::{CONFIG, Hub, Id, Progress, Repository, SINGLE, Snapshot, is_hash, variables};
 use crate::checkpoint::INDEX;
 use crate::error::{Error, Result, one_line};
+use crate::folder::FileName;
 
 /// A host that does not answer is given up after this; a slow one is not, as long as it sends something.
 const CONNECT: Duration = Duration::from_secs(20);
@@ -76,49 +77,33 @@ impl Hub {
     pub(super) fn fetch(&self, id: &Id<'_>, repository: &Repository, progress: Progress<'_>) -> Result<PathBuf> {
         let model = format!("{}/{}", id.owner, id.name);
         let listing = self.list(id, &model)?;
-        let snapshot = repository.snapshot(&listing.sha);
         let mut transfer = Transfer {
             hub: self,
             // At the commit: the branch may move on between two files.
             api: self.api(&model, &listing.sha)?,
             agent: agent(),
             blobs: repository.folder.join("blobs"),
-            snapshot: snapshot.folder.clone(),
+            snapshot: repository.snapshot(&listing.sha),
             progress,
         };
-        for name in FILES {
-            match listing.blob(name)? {
-                Some(blob) => transfer.file(&blob)?,
-                None if name == CONFIG => return Err(Error::Hub(format!("{id} on the hub has no {CONFIG}"))),
-                None => {
-                    let marker = snapshot.missing.join(name);
-                    make_parent(&marker)?;
-                    File::create(&marker).map_err(|e| Error::io("create", &marker, e))?;
-                }
-            }
+        if listing.blob(CONFIG)?.is_none() {
+            return Err(Error::Hub(format!("{id} on the hub has no {CONFIG}")));
         }
-        if let Some(blob) = listing.blob(SINGLE)? {
-            transfer.file(&blob)?;
-        } else if let Some(index) = listing.blob(INDEX)? {
-            transfer.file(&index)?;
-            for shard in snapshot.shards()? {
-                match listing.blob(&shard)? {
-                    Some(blob) => transfer.file(&blob)?,
-                    None => {
-                        return Err(Error::Hub(format!("{id} on the hub has no {shard}, which its {INDEX} names")));
-                    }
-                }
-            }
-        } else {
-            return Err(Error::Hub(format!(
-                "{id} on the hub has neither {SINGLE} nor {INDEX}; no other format is read"
-            )));
+        // Nothing but these and the weights is ever fetched: no pickles, no code.
+        for name in FileName::ALL {
+            transfer.file_if_there(&listing, name.as_str())?;
+        }
+        for name in transfer.snapshot.pooling_configs()? {
+            transfer.file_if_there(&listing, &name)?;
+        }
+        if !transfer.snapshot.is_loadable() {
+            transfer.weights(&listing, id)?;
         }
         if id.revision != listing.sha {
             let name = repository.folder.join("refs").join(id.revision);
             write_whole(&name, listing.sha.as_bytes()).map_err(|e| Error::io("write", &name, e))?;
         }
-        Ok(snapshot.folder)
+        Ok(transfer.snapshot.folder)
     }
 
     fn api(&self, model: &str, revision: &str) -> Result<ApiRepo> {
@@ -184,14 +169,44 @@ struct Transfer<'a> {
     api: ApiRepo,
     agent: Agent,
     blobs: PathBuf,
-    snapshot: PathBuf,
+    snapshot: Snapshot,
     progress: Progress<'a>,
 }
 
 impl Transfer<'_> {
+    /// Brings a file into the snapshot, or notes that the commit has none.
+    fn file_if_there(&mut self, listing: &Listing, name: &str) -> Result<()> {
+        if let Some(blob) = listing.blob(name)? {
+            return self.file(&blob);
+        }
+        let marker = self.snapshot.missing.join(name);
+        make_parent(&marker)?;
+        File::create(&marker).map(drop).map_err(|e| Error::io("create", &marker, e))
+    }
+
+    /// Brings all weights into the snapshot.
+    fn weights(&mut self, listing: &Listing, id: &Id<'_>) -> Result<()> {
+        if let Some(blob) = listing.blob(SINGLE)? {
+            return self.file(&blob);
+        }
+        let Some(index) = listing.blob(INDEX)? else {
+            return Err(Error::Hub(format!(
+                "{id} on the hub has neither {SINGLE} nor {INDEX}; no other format is read"
+            )));
+        };
+        self.file(&index)?;
+        for shard in self.snapshot.shards()? {
+            let Some(blob) = listing.blob(&shard)? else {
+                return Err(Error::Hub(format!("{id} on the hub has no {shard}, which its {INDEX} names")));
+            };
+            self.file(&blob)?;
+        }
+        Ok(())
+    }
+
     /// Brings a file into the snapshot, unless it is there.
     fn file(&mut self, blob: &Blob<'_>) -> Result<()> {
-        let pointer = self.snapshot.join(blob.name);
+        let pointer = self.snapshot.folder.join(blob.name);
         if pointer.is_file() {
             return Ok(());
         }

@@ -138,8 +138,10 @@ fn damaged_tokenizers_are_errors() {
         assert!(line.starts_with("tokenizer.json is not a valid tokenizer: "), "{line}");
     }
     let empty = tempfile::tempdir().expect("a folder");
-    let line = Tokenizer::from_folder(empty.path()).expect_err("missing").one_line();
-    assert!(line.contains("tokenizer.json"), "{line}");
+    assert!(Tokenizer::read(&Folder::new(empty.path())).expect("none is no error").is_none());
+    let wrong = folder_of(&[("tokenizer.json", json!([]))]);
+    let line = Tokenizer::read(&Folder::new(wrong.path())).expect_err("damaged").one_line();
+    assert!(line.contains(&*wrong.path().to_string_lossy()), "{line}");
 }
 
 #[test]
@@ -182,17 +184,17 @@ fn limits_come_from_both_files_and_the_model() {
         ("tokenizer_config.json", json!({"model_max_length": 512})),
         ("sentence_bert_config.json", json!({"max_seq_length": 256})),
     ]);
-    let limits = TextLimits::from_folder(folder.path()).expect("valid");
+    let limits = TextLimits::read(&Folder::new(folder.path())).expect("valid");
     assert_eq!((limits.model_max_length, limits.max_seq_length), (Some(512), Some(256)));
     assert_eq!((limits.limit(512), limits.limit(128)), (256, 128));
 
     let unlimited = folder_of(&[("tokenizer_config.json", json!({"model_max_length": 1e30}))]);
-    let limits = TextLimits::from_folder(unlimited.path()).expect("valid");
+    let limits = TextLimits::read(&Folder::new(unlimited.path())).expect("valid");
     assert_eq!(limits.limit(512), 512);
     let none = tempfile::tempdir().expect("a folder");
-    assert_eq!(TextLimits::from_folder(none.path()).expect("valid"), TextLimits::default());
+    assert_eq!(TextLimits::read(&Folder::new(none.path())).expect("valid"), TextLimits::default());
     for wrong in [json!(0), json!(-1), json!("512"), json!(1.5)] {
         let folder = folder_of(&[("tokenizer_config.json", json!({"model_max_length": wrong}))]);
-        assert!(TextLimits::from_folder(folder.path()).is_err());
+        assert!(TextLimits::read(&Folder::new(folder.path())).is_err());
     }
 }

@@ -14,9 +14,7 @@ use std::time::{Duration, Instant};
 
 use mutate::Choices;
 use serde_json::Value;
-use sinew_models::pooling::EmbeddingConfig;
-use sinew_models::tokenizer::TextLimits;
-use sinew_models::{Checkpoint, DecoderConfig, Error, GenerationConfig, Load, ModelConfig, Result};
+use sinew_models::{Checkpoint, DecoderConfig, Error, Folder, GenerationConfig, Load, ModelConfig, Result};
 
 const SEED: u64 = 20;
 /// A case takes microseconds; a machine with other work on it may take longer.
@@ -219,9 +217,11 @@ impl Seeds {
                     }
                 }
                 fs::write(path.join(name), input).expect("written");
-                let read = TextLimits::from_folder(path)
+                let folder = Folder::new(path);
+                let read = folder
+                    .text_limits()
                     .map(|limits| assert!(limits.limit(512) <= 512))
-                    .and_then(|()| EmbeddingConfig::from_folder(path).map(drop));
+                    .and_then(|()| folder.embedding().map(drop));
                 // The next case damages another one.
                 fs::remove_file(path.join(name)).expect("removed");
                 read

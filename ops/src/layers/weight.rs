@@ -190,15 +190,34 @@ impl WeightPacker {
     /// # Errors
     /// Other rows than those of the slice, or a failed device.
     pub fn pack(&mut self, ctx: &Context, slice: &UnitSlice, rows: &[(&[u8], DType)]) -> Result<()> {
+        self.pack_sources(ctx, slice, rows.len(), |at, n, k| Source::from_bytes(rows[at].0, rows[at].1, n, k))
+    }
+
+    /// [`WeightPacker::pack`] of a weight that is stored as `[k, columns]`: each row of it is a column, and the bytes
+    /// begin with the first of the slice's and reach to the tensor's end.
+    ///
+    /// # Errors
+    /// Those of [`WeightPacker::pack`].
+    pub fn pack_columns(&mut self, ctx: &Context, slice: &UnitSlice, columns: &[(&[u8], DType, usize)]) -> Result<()> {
+        self.pack_sources(ctx, slice, columns.len(), |at, n, k| {
+            let (bytes, dtype, all) = columns[at];
+            Source::from_columns(bytes, dtype, n, k, all)
+        })
+    }
+
+    fn pack_sources<'s>(
+        &mut self,
+        ctx: &Context,
+        slice: &UnitSlice,
+        given: usize,
+        source: impl Fn(usize, usize, usize) -> sinew_kernels::Result<Source<'s>>,
+    ) -> Result<()> {
         let PackedShape { format, k, gated, .. } = self.shape;
-        if rows.len() != slice.rows.len() {
-            return Err(refuse("pack", format!("{} pieces for {} ranges of rows", rows.len(), slice.rows.len())));
+        if given != slice.rows.len() {
+            return Err(refuse("pack", format!("{given} pieces for {} ranges of rows", slice.rows.len())));
         }
-        let sources = rows
-            .iter()
-            .zip(&slice.rows)
-            .map(|(&(bytes, dtype), (_, range))| Ok(Source::from_bytes(bytes, dtype, range.len(), k)?))
-            .collect::<Result<Vec<_>>>()?;
+        let ranges = slice.rows.iter().enumerate();
+        let sources = ranges.map(|(at, (_, range))| Ok(source(at, range.len(), k)?)).collect::<Result<Vec<_>>>()?;
         let weights = Weights { sources: &sources, k, gated };
         let unit = format.unit_bytes(k, gated);
         let range = slice.units.start * unit..slice.units.end * unit;

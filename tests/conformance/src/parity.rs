@@ -115,6 +115,7 @@ pub fn run(
     dtype: Option<DType>,
 ) -> Result<Vec<f64>, Box<dyn Error>> {
     let weights = WeightOptions { dtype, ..WeightOptions::default() };
+    let folder = &Folder::new(folder);
     let values: Vec<f32> = match EmbeddingModel::describes(folder)? {
         true => EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?.hidden_states(tokens)?,
         false => {

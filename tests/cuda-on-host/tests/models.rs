@@ -46,7 +46,9 @@ fn tokens_drawn_on_the_device_are_those_of_the_host() {
     let Some((ctx, driver)) = context() else { return };
     let folder = fixtures().join("llama3_rope_gqa3_hd20_bf16_tied_bpe");
     let options = LoadOptions { context: Some(64), ..LoadOptions::default() };
-    let load = |ctx: Arc<Context>| LanguageModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect("it loads");
+    let load = |ctx: Arc<Context>| {
+        LanguageModel::load_on(ctx, &Folder::new(&folder), &options, &mut |_, _| {}).expect("it loads")
+    };
     let (mut here, mut there) = (load(Arc::new(Context::cpu().expect("the CPU"))), load(ctx));
     for (temperature, top_k, top_p) in [(0.0, 0, 1.0), (0.7, 20, 1.0), (1.0, 0, 0.8), (1.3, 50, 0.9)] {
         let sampling = SamplingParams { temperature, top_k, top_p, seed: 5, ..SamplingParams::default() };

@@ -1,0 +1,218 @@
+//! One safetensors file: its header, checked, and the bytes that the header speaks of.
+
+use std::borrow::Cow;
+use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Metadata, TensorInfo as Described};
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use sinew_memory::MappedFile;
+
+use super::Load;
+use crate::error::{Error, Result};
+
+/// A header is JSON, and costs several times its size to parse: this keeps a hostile one below 200 MiB, and holds more
+/// than 100,000 tensors, of which the largest published checkpoints have a few thousand in a file.
+pub(super) const MAX_HEADER_BYTES: u64 = 16 << 20;
+/// A header starts after its length, a little-endian u64.
+const LENGTH_BYTES: u64 = 8;
+
+#[derive(Debug)]
+pub(super) struct Shard {
+    path: PathBuf,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Mapped(MappedFile),
+    File(File),
+    Bytes(Cow<'static, [u8]>),
+}
+
+impl Shard {
+    /// Opens a file as `load` says.
+    pub(super) fn open(path: PathBuf, load: Load) -> Result<Self> {
+        let kind = fs::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
+        if !kind.is_file() {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
+            return Err(Error::io("read", &path, source));
+        }
+        let source = match load {
+            Load::Mmap => {
+                let map = MappedFile::open(&path)?;
+                map.advise_sequential();
+                Source::Mapped(map)
+            }
+            Load::Read => Source::File(File::open(&path).map_err(|e| Error::io("open", &path, e))?),
+        };
+        Ok(Self { path, source })
+    }
+
+    /// A file that is in memory already; `path` is what messages call it.
+    pub(super) fn in_memory(path: PathBuf, bytes: Cow<'static, [u8]>) -> Self {
+        Self { path, source: Source::Bytes(bytes) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The mapping, where the file is mapped.
+    pub(super) fn mapping(&self) -> Option<&MappedFile> {
+        match &self.source {
+            Source::Mapped(map) => Some(map),
+            Source::File(_) | Source::Bytes(_) => None,
+        }
+    }
+
+    /// The checked header, and where it ends in the file.
+    pub(super) fn header(&self) -> Result<(usize, Metadata)> {
+        let damaged = |source: Box<dyn std::error::Error + Send + Sync>| Error::Header {
+            file: self.path.display().to_string(),
+            source,
+        };
+        let len = self.len()?;
+        if len < LENGTH_BYTES {
+            return Err(damaged(format!("the file has {len} bytes, and a header at least {LENGTH_BYTES}").into()));
+        }
+        let mut length = [0; LENGTH_BYTES as usize];
+        length.copy_from_slice(&self.bytes(0..LENGTH_BYTES as usize)?);
+        let header_len = u64::from_le_bytes(length);
+        if header_len > MAX_HEADER_BYTES {
+            return Err(damaged(format!("a header of {header_len} bytes; at most {MAX_HEADER_BYTES} are read").into()));
+        }
+        let header_end = LENGTH_BYTES + header_len;
+        if header_end > len {
+            return Err(damaged(
+                format!("the header ends at byte {header_end} of {len}: the file is truncated").into(),
+            ));
+        }
+        // Both fit: the header is small.
+        let header = self.bytes(LENGTH_BYTES as usize..header_end as usize)?;
+        // Checks that the tensors lie one after the other without gap or overlap, and that each size is that
+        // of its shape and dtype, in arithmetic that cannot overflow.
+        let metadata = read_header(&header).map_err(damaged)?;
+        let data = metadata.data_len() as u64;
+        if header_end.checked_add(data) != Some(len) {
+            let size = match header_end.checked_add(data) {
+                Some(end) if end > len => "the file is truncated",
+                Some(_) => "the file has bytes that belong to no tensor",
+                None => "the sizes overflow",
+            };
+            return Err(damaged(format!("{data} bytes of tensors after byte {header_end} of {len}: {size}").into()));
+        }
+        Ok((header_end as usize, metadata))
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(match &self.source {
+            Source::Mapped(map) => map.len() as u64,
+            Source::Bytes(bytes) => bytes.len() as u64,
+            Source::File(file) => {
+                let kind = file.metadata();
+                kind.map_err(|e| Error::io("read", &self.path, e))?.len()
+            }
+        })
+    }
+
+    /// The bytes in `range` of the file: borrowed, or read where it is not in memory.
+    pub(super) fn bytes(&self, range: Range<usize>) -> Result<Cow<'_, [u8]>> {
+        let borrowed: &[u8] = match &self.source {
+            Source::Mapped(map) => map.bytes(),
+            Source::Bytes(bytes) => bytes,
+            Source::File(file) => {
+                // Reserved with a check: a sparse file can claim more than there is memory.
+                let mut bytes = Vec::new();
+                bytes
+                    .try_reserve_exact(range.len())
+                    .map_err(|e| Error::io("read", &self.path, io::Error::new(io::ErrorKind::OutOfMemory, e)))?;
+                bytes.resize(range.len(), 0);
+                read_at(file, &mut bytes, range.start as u64).map_err(|e| Error::io("read", &self.path, e))?;
+                return Ok(Cow::Owned(bytes));
+            }
+        };
+        match borrowed.get(range.clone()) {
+            Some(bytes) => Ok(Cow::Borrowed(bytes)),
+            None => Err(Error::Checkpoint {
+                file: self.path.display().to_string(),
+                problem: format!("no bytes {}..{}", range.start, range.end),
+            }),
+        }
+    }
+}
+
+/// The tensors that a header describes, whose sizes and places fit each other.
+fn read_header(json: &[u8]) -> std::result::Result<Metadata, Box<dyn std::error::Error + Send + Sync>> {
+    let Unique(tensors) = serde_json::from_slice::<Unique<Described>>(json)?;
+    let mut tensors: Vec<_> = tensors.into_iter().collect();
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    Ok(Metadata::new(None, tensors)?)
+}
+
+/// Reads at a position that is not shared, so that several threads can read one file.
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                bytes = &mut bytes[n..];
+                offset += n as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A JSON object in which no name comes twice: of two values a reader would have to guess which one is meant. The
+/// entry `__metadata__`, which says nothing of the tensors, is left out.
+pub(super) struct Unique<T>(pub(super) BTreeMap<String, T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Unique<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Entries<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+            type Value = BTreeMap<String, T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<HashMap<String, String>>()?;
+                    } else {
+                        match entries.entry(name) {
+                            Slot::Vacant(slot) => drop(slot.insert(map.next_value()?)),
+                            Slot::Occupied(slot) => {
+                                let problem = format!("`{}` is there twice", slot.key().escape_debug());
+                                return Err(de::Error::custom(problem));
+                            }
+                        }
+                    }
+                }
+                Ok(entries)
+            }
+        }
+
+        deserializer.deserialize_map(Entries(PhantomData)).map(Self)
+    }
+}

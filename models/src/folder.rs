@@ -1,0 +1,216 @@
+//! The folder of a model: what stands beside its weights, each file read when it is first asked for, and once.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, Load};
+use crate::error::Result;
+use crate::files;
+use crate::pooling::EmbeddingConfig;
+use crate::tokenizer::TextLimits;
+use crate::{ChatTemplate, GenerationConfig, ModelConfig, Tokenizer};
+
+/// A file that is read of a model besides its weights. The constants are all there are, so that what is read is what
+/// the hub is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileName(&'static str);
+
+macro_rules! file_names {
+    ($($constant:ident = $name:literal,)*) => {
+        impl FileName {
+            $(pub(crate) const $constant: Self = Self($name);)*
+
+            pub(crate) const ALL: &[Self] = &[$(Self::$constant),*];
+        }
+    };
+}
+
+file_names! {
+    CONFIG = "config.json",
+    GENERATION_CONFIG = "generation_config.json",
+    TOKENIZER = "tokenizer.json",
+    TOKENIZER_CONFIG = "tokenizer_config.json",
+    SPECIAL_TOKENS_MAP = "special_tokens_map.json",
+    CHAT_TEMPLATE = "chat_template.jinja",
+    MODULES = "modules.json",
+    SENTENCE_BERT_CONFIG = "sentence_bert_config.json",
+    SENTENCE_TRANSFORMERS_CONFIG = "config_sentence_transformers.json",
+}
+
+impl FileName {
+    pub(crate) const fn as_str(self) -> &'static str {
+        self.0
+    }
+}
+
+/// The folder of a model.
+///
+/// Nothing is read before it is asked for, and nothing twice: a file that changes meanwhile is as it was. What cannot be
+/// read is an error each time.
+///
+/// ```no_run
+/// use sinew_models::{Conversation, Folder, LanguageModel, LoadOptions};
+///
+/// let folder = Folder::new("path/to/model");
+/// let context = folder.config()?.as_decoder()?.longest_context();
+/// if let Some(template) = folder.chat_template()? {
+///     println!("{context} tokens; {}", template.render(&Conversation::default().with("user", "Hello!"))?);
+/// }
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    config: OnceLock<ModelConfig>,
+    generation_config: OnceLock<GenerationConfig>,
+    tokenizer: OnceLock<Option<Arc<Tokenizer>>>,
+    chat_template: OnceLock<Option<ChatTemplate>>,
+    embedding: OnceLock<EmbeddingConfig>,
+    text_limits: OnceLock<TextLimits>,
+}
+
+impl Folder {
+    /// The folder at `path`, whatever is there.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            config: OnceLock::new(),
+            generation_config: OnceLock::new(),
+            tokenizer: OnceLock::new(),
+            chat_template: OnceLock::new(),
+            embedding: OnceLock::new(),
+            text_limits: OnceLock::new(),
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The description of the model in `config.json`, with the end tokens of `generation_config.json` where there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`](crate::Error::Input) for a path that is a file, [`Error::Io`](crate::Error::Io) for a file that
+    /// cannot be read, and those of [`ModelConfig::from_json`].
+    pub fn config(&self) -> Result<&ModelConfig> {
+        once(&self.config, || ModelConfig::read(self))
+    }
+
+    /// How the makers of the model want its answers drawn, from `generation_config.json`; everything is absent where
+    /// there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io), and those of [`GenerationConfig::from_json`].
+    pub fn generation_config(&self) -> Result<&GenerationConfig> {
+        once(&self.generation_config, || GenerationConfig::read(self))
+    }
+
+    /// The tokenizer in `tokenizer.json`; `None` where there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io), and those of [`Tokenizer::from_bytes`].
+    pub fn tokenizer(&self) -> Result<Option<Arc<Tokenizer>>> {
+        once(&self.tokenizer, || Ok(Tokenizer::read(self)?.map(Arc::new))).cloned()
+    }
+
+    /// The chat template in `chat_template.jinja`, else that in `tokenizer_config.json`, with the special tokens of
+    /// `tokenizer_config.json` and `special_tokens_map.json`; `None` where there is no template.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io), [`Error::Json`](crate::Error::Json) or [`Error::Config`](crate::Error::Config)
+    /// for a file that is there and not as it should be.
+    pub fn chat_template(&self) -> Result<Option<&ChatTemplate>> {
+        once(&self.chat_template, || ChatTemplate::read(self)).map(Option::as_ref)
+    }
+
+    /// What goes before and after the model in an embedding model, from `modules.json`, the pooling's `config.json`,
+    /// `sentence_bert_config.json` and `config_sentence_transformers.json`; the
+    /// [default](EmbeddingConfig::default) where there are none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a module or a pooling that is not implemented, since the
+    /// vectors would be others; an error for a file that is there and not as it should be.
+    pub fn embedding(&self) -> Result<&EmbeddingConfig> {
+        once(&self.embedding, || EmbeddingConfig::read(self))
+    }
+
+    /// The lengths of texts in `tokenizer_config.json` and `sentence_bert_config.json`, where they say any.
+    ///
+    /// # Errors
+    ///
+    /// An error for a file that is there and not as it should be.
+    pub fn text_limits(&self) -> Result<TextLimits> {
+        once(&self.text_limits, || TextLimits::read(self)).copied()
+    }
+
+    /// The weights: [`Checkpoint::open`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Checkpoint::open`].
+    pub fn checkpoint(&self, load: Load) -> Result<Checkpoint> {
+        Checkpoint::open(&self.path, load)
+    }
+
+    pub(crate) fn path_of(&self, file: FileName) -> PathBuf {
+        self.path.join(file.0)
+    }
+
+    /// The text of a file, which must be there.
+    pub(crate) fn text(&self, file: FileName) -> Result<String> {
+        let path = self.path_of(file);
+        match file {
+            FileName::TOKENIZER => files::read_long(&path),
+            _ => files::read_text(&path),
+        }
+    }
+
+    /// The text of a file; `None` where there is none.
+    pub(crate) fn text_if_present(&self, file: FileName) -> Result<Option<String>> {
+        files::if_present(self.text(file))
+    }
+
+    /// What a JSON file says; `None` where there is none.
+    pub(crate) fn json_if_present(&self, file: FileName) -> Result<Option<Value>> {
+        self.text_if_present(file)?.map(|text| files::parse(&text, file.0)).transpose()
+    }
+}
+
+/// What `cell` holds, which is read if it holds nothing yet. Of two threads that both read, the first to end is right.
+fn once<T>(cell: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
+    match cell.get() {
+        Some(value) => Ok(value),
+        None => {
+            let value = read()?;
+            Ok(cell.get_or_init(|| value))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::tests::folder_of;
+
+    #[test]
+    fn a_file_is_read_once_and_an_error_is_no_answer() {
+        let files = folder_of(&[("generation_config.json", serde_json::json!({"max_new_tokens": "many"}))]);
+        let folder = Folder::new(files.path());
+        assert!(folder.generation_config().is_err());
+        let path = folder.path_of(FileName::GENERATION_CONFIG);
+        std::fs::write(&path, r#"{"max_new_tokens": 3}"#).expect("written");
+        assert_eq!(folder.generation_config().expect("repaired").max_new_tokens, Some(3));
+        std::fs::remove_file(path).expect("it was there");
+        assert_eq!(folder.generation_config().expect("known").max_new_tokens, Some(3));
+        assert!(folder.tokenizer().expect("none is no error").is_none());
+        assert!(folder.config().expect_err("missing").one_line().contains("config.json"));
+    }
+}
