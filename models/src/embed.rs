@@ -91,7 +91,7 @@ impl EmbeddingModel {
         ctx.prefetch()?;
         let device = &**ctx.device();
         let precision = options.precision(&checkpoint, device.hardware())?;
-        Self::plan(model, &checkpoint, options, device)?.fits(device)?;
+        Self::plan(model, &checkpoint, options, device)?.fits(device, "embeddings")?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
         let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
@@ -242,7 +242,7 @@ impl EmbeddingModel {
             let last = self.pooling == Pooling::LastToken;
             for (&i, states) in pass.iter().zip(self.backbone.run(&self.ctx, &ids, last)?) {
                 let skipped = if last { 0 } else { skipped * self.hidden_size() };
-                vectors[i] = self.vector(&states[skipped..]);
+                vectors[i] = self.vector(i, &states[skipped..])?;
             }
             rest = later;
         }
@@ -250,11 +250,16 @@ impl EmbeddingModel {
     }
 
     /// The vector of one text from those of its tokens.
-    fn vector(&self, states: &[f32]) -> Vec<f32> {
+    fn vector(&self, text: usize, states: &[f32]) -> Result<Vec<f32>> {
         let mut vector = self.pooling.pool(states, self.hidden_size());
         if self.config.normalize {
             normalize(&mut vector);
         }
-        vector.into_iter().map(|x| x as f32).collect()
+        if vector.iter().any(|x| !x.is_finite()) {
+            return Err(Error::Input(format!(
+                "the embedding of text {text}, counted from 0, has values that are no numbers"
+            )));
+        }
+        Ok(vector.into_iter().map(|x| x as f32).collect())
     }
 }

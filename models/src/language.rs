@@ -149,7 +149,8 @@ impl LanguageModel {
         let device = &**ctx.device();
         let precision = options.weights.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
-        Self::plan(config, checkpoint, options, device)?.fits(device)?;
+        let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
+        Self::plan(config, checkpoint, options, device)?.fits(device, &purpose)?;
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;

@@ -41,11 +41,11 @@ impl Limits {
 ///
 /// ```no_run
 /// use sinew_memory::Cpu;
-/// use sinew_models::{Checkpoint, LanguageModel, Load, LoadOptions, ModelConfig};
+/// use sinew_models::{Folder, LanguageModel, Load, LoadOptions};
 ///
-/// let config = ModelConfig::from_folder("path/to/model")?;
-/// let checkpoint = Checkpoint::open("path/to/model", Load::Mmap)?;
-/// let plan = LanguageModel::plan(config.as_decoder()?, &checkpoint, &LoadOptions::default(), &*Cpu::get())?;
+/// let folder = Folder::new("path/to/model");
+/// let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(Load::Mmap)?);
+/// let plan = LanguageModel::plan(config, &checkpoint, &LoadOptions::default(), &*Cpu::get())?;
 /// println!("{} bytes, {} of them weights", plan.total(), plan.weights);
 /// # Ok::<(), sinew_models::Error>(())
 /// ```
@@ -70,11 +70,12 @@ impl Plan {
         sum([weights, cache, activations, tables, logits])
     }
 
-    /// Refuses what the free memory of a device cannot hold, before any of it is allocated.
+    /// Refuses what the free memory of a device cannot hold, before any of it is allocated; `purpose` says for how much
+    /// work it would be.
     ///
     /// # Errors
     /// [`Error::Input`], which says what takes how much.
-    pub fn fits(&self, device: &dyn Device) -> Result<()> {
+    pub fn fits(&self, device: &dyn Device, purpose: &str) -> Result<()> {
         let available = device.memory()?.available;
         if self.total() <= available {
             return Ok(());
@@ -93,7 +94,7 @@ impl Plan {
             .map(|(what, bytes)| format!("{what} {}", counted(*bytes)))
             .collect();
         Err(Error::Input(format!(
-            "the model takes {} ({}); {available} bytes are free on {}",
+            "the model takes {} for {purpose} ({}); {available} bytes are free on {}",
             counted(self.total()),
             parts.join(", "),
             device.id()

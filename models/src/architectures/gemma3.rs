@@ -45,6 +45,8 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     if text.is_some() && !config.mentions("eos_token_id") && root.mentions("eos_token_id") {
         model.eos_token_ids = token_ids(root, "eos_token_id", model.vocab_size)?;
     }
+    // The field is left from Gemma 2; transformers passes it over.
+    model.attention_softcap = None;
     model.qk_norm = Some(QkNorm::Head);
     let ropes = [DEFAULTS.rope, SLIDING_ROPE];
     model.ropes = RopeConfig::read_by_layer_type(config, ropes, model.max_position_embeddings)?.to_vec();

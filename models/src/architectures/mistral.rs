@@ -14,6 +14,11 @@ const WINDOW: usize = 4096;
 
 fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     let mut model = DecoderConfig::read_with_rope(config, &DEFAULTS, &llama::NAMES)?;
-    model.set_window(read_window(config, Some(WINDOW))?);
+    let window = read_window(config, Some(WINDOW))?;
+    // Files of Ministral, which is the same but for layers without a window, often name it `mistral`.
+    match config.mentions("layer_types") {
+        true => model.read_windows(config, window, |_| window.is_none())?,
+        false => model.set_window(window),
+    }
     Ok(ModelConfig::Decoder(model))
 }

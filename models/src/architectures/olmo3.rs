@@ -14,6 +14,13 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     let mut model = DecoderConfig::read(config, &DEFAULTS, &FieldNames::USUAL, &olmo2::NAMES)?;
     olmo2::read_attention(config, &mut model)?;
     let ropes = [DEFAULTS.rope; 2];
+    let theta = config.positive("rope_theta")?.unwrap_or(DEFAULTS.rope.theta);
+    if theta != DEFAULTS.rope.theta && config.section("rope_parameters")?.is_none() {
+        // Versions of transformers differ in whether it is that of layers with a window, too.
+        return Err(
+            config.problem("rope_theta", "is not the usual one, and does not say of which layers: use rope_parameters")
+        );
+    }
     model.ropes = RopeConfig::read_by_layer_type(config, ropes, model.max_position_embeddings)?.to_vec();
     let window = config.required("sliding_window", read_window(config, Some(4096))?)?;
     model.read_windows(config, Some(window), |layer| (layer + 1).is_multiple_of(4))?;

@@ -220,9 +220,12 @@ impl RopeConfig {
         if sections.is_some() && of_full.is_none() && of_sliding.is_none() {
             return Err(config.problem("rope_parameters", "must have full_attention and sliding_attention"));
         }
-        let of_full = match old_section(config)? {
-            Some(old) => Some(old),
-            None => of_full,
+        let of_full = match (old_section(config)?, of_full) {
+            // transformers mixes the two, by the version in different ways.
+            (Some(_), Some(_)) => {
+                return Err(config.problem("rope_scaling", "contradicts rope_parameters: a config has one of the two"));
+            }
+            (old, new) => old.or(new),
         };
         Ok([
             Self::read_section(config, of_full, full, max_position_embeddings)?,

@@ -127,7 +127,8 @@ impl HiddenStates {
         let tokens: usize = texts.iter().map(|text| text.len()).sum();
         if blocks(tokens) > cache.layout().num_blocks() {
             let (config, precision) = (decoder.config(), decoder.precision());
-            Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }.fits(&**ctx.device())?;
+            Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }
+                .fits(&**ctx.device(), &format!("a text of {tokens} tokens"))?;
             *cache = KvCache::new(ctx, config.num_hidden_layers(), cache_layout(config, precision, tokens)?)?;
         }
         let mut sequences: Vec<_> = texts.iter().map(|text| cache.sequence(text.len())).collect();

@@ -89,6 +89,11 @@ fn mistral_has_a_window_unless_told_not_to() {
     let mut published = mixtral();
     published["model_type"] = json!("mistral");
     assert_eq!(windows(&decoder(published.clone()), 2), [None, None]);
+    published["sliding_window"] = json!(8);
+    let mut ministral = published.clone();
+    ministral["num_hidden_layers"] = json!(2);
+    ministral["layer_types"] = json!(["sliding_attention", "full_attention"]);
+    assert_eq!(windows(&decoder(ministral), 2), [Some(8), None]);
     published.as_object_mut().expect("an object").remove("sliding_window");
     assert_eq!(windows(&decoder(published), 2), [Some(4096); 2]);
 }
@@ -182,19 +187,29 @@ fn gpt_2_and_pythia_have_their_own_names_for_things() {
     assert_eq!(pythia.hidden_act, Activation::Gelu);
 }
 
-#[test]
-fn olmo_3_scales_only_the_layers_without_a_window() {
-    let config = decoder(json!({
+fn olmo3() -> Value {
+    json!({
         "model_type": "olmo3", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 8,
         "num_attention_heads": 32, "vocab_size": 100_278, "rope_theta": 500_000, "sliding_window": 4096,
         "max_position_embeddings": 65536,
         "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
-    }));
+    })
+}
+
+#[test]
+fn olmo_3_scales_only_the_layers_without_a_window() {
+    let config = decoder(olmo3());
     assert_eq!(windows(&config, 4), [Some(4096), Some(4096), Some(4096), None]);
     assert!(matches!(config.ropes[0].scaling, RopeScaling::Yarn { factor: 8.0, .. }));
     assert_eq!((&config.ropes[1].scaling, config.ropes[1].theta), (&RopeScaling::None, 500_000.0));
     assert_eq!((config.layers[2].rope, config.layers[3].rope), (Some(1), Some(0)));
     assert_eq!(config.qk_norm, Some(QkNorm::Token));
+    let mut other = olmo3();
+    other["rope_theta"] = json!(1e6);
+    assert!(refusal(other).contains("rope_theta"));
+    let mut both = olmo3();
+    both["rope_parameters"] = json!({"full_attention": {"rope_type": "default"}});
+    assert!(refusal(both).contains("contradicts rope_parameters"));
 }
 
 #[test]
