@@ -164,7 +164,7 @@ impl StopStrings {
     ///
     /// # Errors
     ///
-    /// [`Error::Text`] for an empty stop string, which would end every text at once.
+    /// [`Error::Input`] for an empty stop string, which would end every text at once.
     pub fn new(stops: impl IntoIterator<Item = impl Into<String>>) -> Result<Self> {
         let stops: Vec<String> = stops.into_iter().map(Into::into).collect();
         if let Some(at) = stops.iter().position(String::is_empty) {

@@ -281,6 +281,13 @@ impl RopeConfig {
                 }
             }
         }
+        for context in [1, MAX_SIZE] {
+            let (frequencies, scale) = self.frequencies(head_dim, context);
+            if !scale.is_finite() || frequencies.iter().any(|frequency| !frequency.is_finite()) {
+                let what = format!("is {}, and with the scaling gives frequencies that are no numbers", self.theta);
+                return Err(config.problem("rope_theta", &what));
+            }
+        }
         Ok(())
     }
 }
