@@ -244,6 +244,23 @@ def build(checkpoint, folder):
     return folder
 
 
+def write_last_token_pooling(folder, hidden):
+    """The files of sentence-transformers that make a decoder an embedding model, as Qwen3-Embedding has them."""
+    means = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
+    pooling = {"word_embedding_dimension": hidden, **{f"pooling_mode_{mean}": False for mean in means}}
+    steps = ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")
+    files = {
+        "modules.json": [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(steps)
+        ],
+        "1_Pooling/config.json": {**pooling, "pooling_mode_lasttoken": True, "include_prompt": True},
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
 def save(model, folder, shards):
     """`save_pretrained` with the largest shard size that makes so many shards."""
     total = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -218,6 +218,8 @@ class Parity:
         folder = self.work / case.name
         if case.name not in self.built:
             common.build(case, folder)
+            if case.model == "qwen3_bare":
+                common.write_last_token_pooling(folder, case.config["hidden_size"])
             self.built.add(case.name)
         return folder
 
