@@ -98,7 +98,8 @@ impl Attention {
         let calls: Vec<AttentionDynamic> = row_counts(max_rows)
             .flat_map(|n| {
                 let call = |sequences, max_query| AttentionDynamic { sequences, tokens: n, max_query, max_kv };
-                [call(1, n), call(n, 1)]
+                // No sequence has more tokens than keys.
+                [call(n.div_ceil(max_kv.max(1)), n.min(max_kv)), call(n, 1)]
             })
             .collect();
         Ok(Self { plan: ctx.plan(fixed, &calls)? })
