@@ -181,6 +181,19 @@ fn a_decoder_embeds_a_text_longer_than_a_pass() {
 }
 
 #[test]
+fn weights_that_are_no_numbers_make_no_vector() {
+    let folder = copy(ENCODER);
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).expect("the weights");
+    let (length, _) = bytes.split_first_chunk().expect("a length");
+    let data = 8 + u64::from_le_bytes(*length) as usize;
+    bytes[data..].fill(0xff);
+    fs::write(&path, bytes).expect("written");
+    let error = model(folder.path(), None).embed(&["the work"]).expect_err("every weight is NaN");
+    assert!(error.one_line().contains("text 0"), "{}", error.one_line());
+}
+
+#[test]
 fn a_decoder_that_no_file_calls_an_embedding_model_is_refused() {
     let folder = fixture_path("qwen3_gqa3_hd80_bf16_tied");
     assert!(!EmbeddingModel::describes(&Folder::new(&folder)).expect("the config is valid"));

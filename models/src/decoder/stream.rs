@@ -12,7 +12,7 @@ use crate::{DecoderConfig, Result};
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) hidden: Rows,
-    /// What is normed before it is added; without rows in architectures that norm nothing there.
+    /// What is normed before it is added, or added at the start; without rows in architectures that have neither.
     pub(super) added: Rows,
 }
 
