@@ -128,14 +128,7 @@ impl Decoder {
             false => None,
         };
         let scale = config.embedding_scale.map(|scale| Scale::new(ctx, DType::F32, scale)).transpose()?;
-        let ropes = config
-            .ropes
-            .iter()
-            .map(|rope| {
-                let (inv_freq, scale) = rope.frequencies(config.head_dim, limits.context);
-                Ok(Rotary::new(ctx, &inv_freq, scale, limits.context, config.head_dim, DType::F32)?)
-            })
-            .collect::<Result<_>>()?;
+        let ropes = loader.ropes(&config.ropes, config.head_dim, limits.context)?;
         let layers = (0..config.num_hidden_layers())
             .map(|index| Layer::load(loader, config, prefix, index, &limits))
             .collect::<Result<_>>()?;
@@ -173,10 +166,6 @@ impl Decoder {
         let embedding = if head > 0 && tied { 0 } else { sizes.table(vocab, hidden) };
         let positions = if config.learned_positions { config.max_position_embeddings } else { 0 };
         let layers = config.layers.iter().map(|layer| Layer::bytes(sizes, config, layer));
-        let ropes = config.ropes.iter().map(|rope| {
-            let pairs = rope.rotary_dim(config.head_dim).div_ceil(2);
-            Rotary::bytes(pairs, limits.context)
-        });
         Plan {
             weights: sum([
                 embedding,
@@ -190,7 +179,7 @@ impl Decoder {
                 Activations::bytes(config, sizes.precision, limits.max_rows),
                 Rows::bytes(DType::F32, limits.max_wanted(), hidden),
             ]),
-            tables: sum(ropes),
+            tables: sizes.ropes(&config.ropes, config.head_dim, limits.context),
             ..Plan::default()
         }
     }
