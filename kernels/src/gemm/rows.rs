@@ -5,7 +5,7 @@ use sinew_tensor::{DType, View};
 
 use super::tile::{MAX_TILE, Tiles};
 use crate::Result;
-use crate::packed::{Block, PanelKind};
+use crate::packed::PanelKind;
 use crate::simd::{Kernel, LANES, Simd, Stored};
 
 /// A `[batch, M, …]` operand: where each row is.
@@ -194,34 +194,31 @@ impl PackRows<'_> {
         for (i, line) in lines.iter_mut().enumerate().take(valid) {
             *line = self.rows.address(slab.group, slab.row + first + i).cast();
         }
-        let mut block = Block::ZERO;
         let per_step = if self.tiles.pairs { 2 } else { 1 };
+        let as_it_is = self.rows.dtype == DType::BF16 && self.rows.k_stride == 1;
         for step in (0..steps).step_by(LANES) {
             let (k, width) = (step * per_step, (steps - step).min(LANES));
             // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps.
             unsafe {
-                for (line, values) in lines.iter().zip(&mut block.0).take(valid) {
-                    if !self.round {
-                        S::store(values.as_mut_ptr(), self.load::<S, T>(*line, k));
-                        continue;
-                    }
-                    let mut rounded = [0u16; 2 * LANES];
-                    for half in 0..per_step {
-                        let x = self.load::<S, T>(*line, k + half * LANES);
-                        S::store_bf16(rounded.as_mut_ptr().add(half * LANES), x);
-                    }
-                    let x = if self.tiles.pairs {
-                        S::load(rounded.as_ptr().cast())
-                    } else {
+                let mut rows = [S::splat(0.0); LANES];
+                for (line, row) in lines.iter().zip(&mut rows).take(valid) {
+                    *row = if self.tiles.pairs && as_it_is && k + 2 * LANES <= self.k {
+                        S::load(line.add(k).cast())
+                    } else if self.tiles.pairs {
+                        let (low, high) = (self.load::<S, T>(*line, k), self.load::<S, T>(*line, k + LANES));
+                        let (even, odd) = S::unzip(low, high);
+                        S::round_bf16_pairs(even, odd)
+                    } else if self.round {
+                        let mut rounded = [0; LANES];
+                        S::store_bf16(rounded.as_mut_ptr(), self.load::<S, T>(*line, k));
                         S::load_bf16(rounded.as_ptr())
+                    } else {
+                        self.load::<S, T>(*line, k)
                     };
-                    S::store(values.as_mut_ptr(), x);
                 }
                 let to = to.cast::<f32>().add(step * height);
-                for (i, values) in block.columns::<S>().into_iter().enumerate() {
-                    if i < width {
-                        S::store_n(to.add(i * height), values, height);
-                    }
+                for (i, values) in S::transpose(rows).into_iter().enumerate().take(width) {
+                    S::store_n(to.add(i * height), values, height);
                 }
             }
         }

@@ -22,7 +22,7 @@ use sinew_tensor::{DType, View};
 use crate::simd::{self, Kernel, LANES, Portable, Simd};
 use crate::{Error, Result};
 
-pub(crate) use pack::{Block, Lane, pack_panel};
+pub(crate) use pack::{Lane, pack_panel};
 pub(crate) use panel::{Outputs, PanelKind};
 pub use panel::{PANEL, UnitRows};
 

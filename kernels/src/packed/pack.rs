@@ -137,67 +137,116 @@ unsafe fn rows_to_steps<S: Simd, T: Stored>(first: &Lane, side: (usize, DType), 
 
 #[inline(always)]
 unsafe fn rows_to_pairs<S: Simd>(first: &Lane, side: (usize, DType), k0: usize, count: usize, to: *mut u8) {
-    let mut steps = [[0u16; LANES]; 2];
     for k in (0..count).step_by(2) {
         // SAFETY: passed on; behind an odd count stands a zero.
         unsafe {
-            S::store_bf16(steps[0].as_mut_ptr(), load_side::<S>(first, side, k0 + k));
+            let even = load_side::<S>(first, side, k0 + k);
             let odd = if k + 1 < count { load_side::<S>(first, side, k0 + k + 1) } else { S::splat(0.0) };
-            S::store_bf16(steps[1].as_mut_ptr(), odd);
-            let to = to.cast::<u32>().add(k / 2 * PANEL);
-            for (lane, (&even, &odd)) in steps[0].iter().zip(&steps[1]).enumerate() {
-                let pair = u32::from(even) | u32::from(odd) << 16;
-                to.add(lane).write_unaligned(pair);
-            }
+            S::store(to.cast::<f32>().add(k / 2 * PANEL), S::round_bf16_pairs(even, odd));
         }
     }
 }
 
-/// Sixteen by sixteen values of 32 bits on their way through registers.
-#[repr(align(64))]
-pub(crate) struct Block(pub [[f32; LANES]; LANES]);
+/// Sixteen outputs whose values lie along K.
+#[derive(Clone, Copy)]
+struct Columns<'a> {
+    lanes: &'a [Lane],
+    /// The type that they share, if each is there and without gaps: then a load is a load.
+    plain: Option<DType>,
+}
 
-impl Block {
-    /// Zeros.
-    pub const ZERO: Self = Self([[0.0; LANES]; LANES]);
-
-    /// Row `i` as sixteen pairs of bf16.
+impl<'a> Columns<'a> {
     #[inline(always)]
-    fn pairs(&mut self, i: usize) -> *mut u16 {
-        self.0[i].as_mut_ptr().cast()
+    fn new(lanes: &'a [Lane]) -> Self {
+        let dtype = lanes[0].dtype;
+        let plain = lanes.iter().all(|lane| lane.dtype == dtype && lane.step == 1 && !lane.ptr.is_null());
+        Self { lanes, plain: plain.then_some(dtype) }
     }
 
-    /// The columns.
-    ///
-    /// # Safety
-    /// Those of [`Simd`].
+    /// Values `k..k + n` of each, at most 16, widened; zeros behind them.
     #[inline(always)]
-    pub unsafe fn columns<S: Simd>(&self) -> [S::F; LANES] {
-        // SAFETY: every row has sixteen values.
+    unsafe fn load<S: Simd>(self, k: usize, n: usize) -> [S::F; LANES] {
+        // SAFETY: the caller names `n` values of the lanes from `k` on.
+        unsafe {
+            match self.plain {
+                Some(DType::F16) if n == LANES => self.load_plain::<S, f16>(k),
+                Some(DType::BF16) if n == LANES => self.load_plain::<S, bf16>(k),
+                Some(_) if n == LANES => self.load_plain::<S, f32>(k),
+                _ => {
+                    let mut rows = [S::splat(0.0); LANES];
+                    for (lane, row) in self.lanes.iter().zip(&mut rows) {
+                        *row = lane.load::<S>(k, n);
+                    }
+                    rows
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_plain<S: Simd, T: Stored>(self, k: usize) -> [S::F; LANES] {
+        self.prefetch_next(k);
+        // SAFETY: passed on.
         unsafe {
             let mut rows = [S::splat(0.0); LANES];
-            for (row, values) in rows.iter_mut().zip(&self.0) {
-                *row = S::load(values.as_ptr());
+            for (lane, row) in self.lanes.iter().zip(&mut rows) {
+                *row = T::load::<S>(lane.ptr.add(k * size_of::<T>()).cast());
             }
-            S::transpose(rows)
+            rows
         }
+    }
+
+    /// Values `k..k + n` of each, at most 32, in bf16: sixteen pairs, zeros behind them.
+    #[inline(always)]
+    unsafe fn load_pairs<S: Simd>(self, k: usize, n: usize) -> [S::F; LANES] {
+        // SAFETY: passed on. Pairs are as long as f32, and their bits are only moved.
+        unsafe {
+            if self.plain == Some(DType::BF16) && n == 2 * LANES {
+                self.prefetch_next(k);
+                let mut rows = [S::splat(0.0); LANES];
+                for (lane, row) in self.lanes.iter().zip(&mut rows) {
+                    *row = S::load(lane.ptr.add(k * size_of::<bf16>()).cast());
+                }
+                return rows;
+            }
+            let mut rows = self.load::<S>(k, n.min(LANES));
+            for (row, high) in rows.iter_mut().zip(self.load::<S>(k + LANES, n.saturating_sub(LANES))) {
+                let (even, odd) = S::unzip(*row, high);
+                *row = S::round_bf16_pairs(even, odd);
+            }
+            rows
+        }
+    }
+
+    /// Asks for what the sixteen rows behind these have at `k`: rows are short, so that a core's own prefetcher comes late
+    /// to each.
+    #[inline(always)]
+    fn prefetch_next(self, k: usize) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            let [first, second] = [0, 1].map(|i| self.lanes[i].ptr as usize);
+            let ahead = second.wrapping_sub(first).wrapping_mul(LANES).wrapping_add(k * self.lanes[0].dtype.size());
+            for lane in self.lanes {
+                // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(lane.ptr.wrapping_add(ahead).cast()) };
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = k;
     }
 }
 
 #[inline(always)]
 unsafe fn columns_to_steps<S: Simd, T: Stored>(lanes: &[Lane], k0: usize, count: usize, to: *mut T) {
-    let mut block = Block::ZERO;
+    let lanes = Columns::new(lanes);
     for k in (0..count).step_by(LANES) {
         let n = (count - k).min(LANES);
         // SAFETY: passed on; `n` steps from `k` on are the panel's.
         unsafe {
-            for (lane, values) in lanes.iter().zip(&mut block.0) {
-                S::store(values.as_mut_ptr(), lane.load::<S>(k0 + k, n));
-            }
-            for (step, values) in block.columns::<S>().into_iter().enumerate() {
-                if step < n {
-                    T::store::<S>(to.add((k + step) * PANEL), values);
-                }
+            let steps = S::transpose(lanes.load::<S>(k0 + k, n));
+            for (step, values) in steps.into_iter().enumerate().take(n) {
+                T::store::<S>(to.add((k + step) * PANEL), values);
             }
         }
     }
@@ -205,22 +254,14 @@ unsafe fn columns_to_steps<S: Simd, T: Stored>(lanes: &[Lane], k0: usize, count:
 
 #[inline(always)]
 unsafe fn columns_to_pairs<S: Simd>(lanes: &[Lane], k0: usize, count: usize, to: *mut u8) {
-    let mut block = Block::ZERO;
+    let lanes = Columns::new(lanes);
     for k in (0..count).step_by(2 * LANES) {
         let n = (count - k).min(2 * LANES);
-        // SAFETY: passed on; `n` steps from `k` on are the panel's, and loads put zeros behind them.
+        // SAFETY: passed on; `n` steps from `k` on are the panel's, and behind an odd number stands a zero.
         unsafe {
-            for (i, lane) in lanes.iter().enumerate() {
-                let to = block.pairs(i);
-                for half in 0..2 {
-                    let (k, n) = (k + half * LANES, n.saturating_sub(half * LANES).min(LANES));
-                    S::store_bf16(to.add(half * LANES), lane.load::<S>(k0 + k, n));
-                }
-            }
-            for (pair, values) in block.columns::<S>().into_iter().enumerate() {
-                if 2 * pair < n {
-                    S::store(to.cast::<f32>().add((k / 2 + pair) * PANEL), values);
-                }
+            let pairs = S::transpose(lanes.load_pairs::<S>(k0 + k, n));
+            for (pair, values) in pairs.into_iter().enumerate().take(n.div_ceil(2)) {
+                S::store(to.cast::<f32>().add((k / 2 + pair) * PANEL), values);
             }
         }
     }

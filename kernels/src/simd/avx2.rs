@@ -165,6 +165,17 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn round_bf16_pairs(even: Self::F, odd: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let pairs = |even, odd| {
+                let odd = _mm256_slli_epi32::<16>(round_bf16(odd));
+                _mm256_castsi256_ps(_mm256_or_si256(round_bf16(even), odd))
+            };
+            Pair(pairs(even.0, odd.0), pairs(even.1, odd.1))
+        }
+    }
+    #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
         both!(_mm256_add_ps, a, b)
     }

@@ -18,6 +18,20 @@ fn first(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
+/// Lanes rounded to bf16, each in the upper half of its 32 bits; what stays below is to be dropped.
+#[inline(always)]
+unsafe fn round_bf16(v: __m512) -> __m512i {
+    // By integer arithmetic: `vcvtneps2bf16` would flush subnormals, and need a further extension.
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        let bits = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+        _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), quiet)
+    }
+}
+
 // SAFETY: the trait's contract is passed on to each intrinsic: the caller has AVX-512 and names the lanes.
 unsafe impl Simd for Avx512 {
     type F = __m512;
@@ -78,16 +92,15 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::F) {
-        // Rounded by integer arithmetic: `vcvtneps2bf16` would flush subnormals, and need a further extension.
+        // SAFETY: see the impl.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(round_bf16(v)))) }
+    }
+    #[inline(always)]
+    unsafe fn round_bf16_pairs(even: Self::F, odd: Self::F) -> Self::F {
         // SAFETY: see the impl.
         unsafe {
-            let bits = _mm512_castps_si512(v);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
-            let chosen = _mm512_mask_mov_epi32(rounded, nan, quiet);
-            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(chosen)));
+            let odd = _mm512_and_si512(round_bf16(odd), _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32::<16>(round_bf16(even)), odd))
         }
     }
     #[inline(always)]

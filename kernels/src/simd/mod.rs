@@ -59,6 +59,9 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F);
     /// Sixteen lanes rounded to bf16, ties to even; subnormals kept, NaNs kept quiet.
     unsafe fn store_bf16(p: *mut u16, v: Self::F);
+    /// Both rounded as [`Simd::store_bf16`] does, in pairs of lanes: undoes [`Simd::load_bf16_pairs`]. What the bits mean
+    /// as f32 is of no account.
+    unsafe fn round_bf16_pairs(even: Self::F, odd: Self::F) -> Self::F;
     /// `a + b`.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     /// `a - b`.
@@ -187,6 +190,46 @@ mod tests {
                 assert_eq!((apart[i], apart[i + LANES]), ((2 * i) as f32, (2 * i + 1) as f32), "{}", S::LEVEL);
             }
             assert_eq!(values, back, "{}", S::LEVEL);
+        }
+    }
+
+    struct Pairs;
+
+    impl Kernel for Pairs {
+        #[inline(always)]
+        unsafe fn task<S: Simd>(&self, _: usize, _: usize) {
+            // Ties both ways, what lies beside them, a subnormal, infinities and a NaN whose payload is lost.
+            let values: [f32; 2 * LANES] = std::array::from_fn(|i| match i {
+                0 => f32::from_bits(0x7f80_0001),
+                1 => f32::NEG_INFINITY,
+                2 => f32::from_bits(0x0001_8000),
+                3 => f32::MAX,
+                _ => f32::from_bits(0x3f80_7fff + ((i as u32) << 15)),
+            });
+            let (mut pairs, mut apart, mut back) = ([0u16; 2 * LANES], [0u16; 2 * LANES], [0f32; 2 * LANES]);
+            // SAFETY: every array holds 32 values, and the machine has the level.
+            unsafe {
+                let (a, b) = (S::load(values.as_ptr()), S::load(values.as_ptr().add(LANES)));
+                S::store(pairs.as_mut_ptr().cast(), S::round_bf16_pairs(a, b));
+                S::store_bf16(apart.as_mut_ptr(), a);
+                S::store_bf16(apart.as_mut_ptr().add(LANES), b);
+                let (a, b) = S::load_bf16_pairs(pairs.as_ptr());
+                S::store(back.as_mut_ptr(), a);
+                S::store(back.as_mut_ptr().add(LANES), b);
+            }
+            for i in 0..LANES {
+                assert_eq!([pairs[2 * i], pairs[2 * i + 1]], [apart[i], apart[i + LANES]], "{}", S::LEVEL);
+            }
+            assert_eq!(back.map(|x| (x.to_bits() >> 16) as u16), apart, "{}", S::LEVEL);
+        }
+    }
+
+    #[test]
+    fn pairs_are_rounded_as_each_is_at_every_level() {
+        let team = Team::new(1).unwrap();
+        for level in SimdLevel::ALL {
+            // SAFETY: the kernel relies on nothing.
+            unsafe { launch(level, &team, 1, &Pairs) };
         }
     }
 

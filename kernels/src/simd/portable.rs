@@ -84,6 +84,11 @@ unsafe impl Simd for Portable {
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.0.map(|x| bf16::from_f32(x).to_bits())) }
     }
     #[inline(always)]
+    unsafe fn round_bf16_pairs(even: Self::F, odd: Self::F) -> Self::F {
+        let bits = |x| u32::from(bf16::from_f32(x).to_bits());
+        zip(even, odd, |even, odd| f32::from_bits(bits(even) | bits(odd) << 16))
+    }
+    #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
         zip(a, b, |a, b| a + b)
     }
