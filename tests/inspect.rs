@@ -120,6 +120,10 @@ fn settings_name_what_decided() {
     is(setting(&[], &[("HF_HOME", "/a")], "hub cache"), ("/a/hub", "HF_HOME"));
     is(setting(&[], &[("HF_HOME", "/a"), ("HF_HUB_CACHE", "/b")], "hub cache"), ("/b", "HF_HUB_CACHE"));
     is(setting(&[], &[("HF_HUB_OFFLINE", "1")], "hub offline"), ("yes", "HF_HUB_OFFLINE"));
+    is(setting(&[], &[("TRANSFORMERS_OFFLINE", "1")], "hub offline"), ("yes", "TRANSFORMERS_OFFLINE"));
+    let both = [("TRANSFORMERS_OFFLINE", "1"), ("HF_HUB_OFFLINE", "0")];
+    is(setting(&[], &both, "hub offline"), ("no", "HF_HUB_OFFLINE"));
+    is(setting(&[], &[("HOME", "/me"), ("HF_HOME", "~/a")], "hub cache"), ("/me/a/hub", "HF_HOME"));
     is(setting(&[], &[("HF_TOKEN", "secret")], "hub token"), ("set", "HF_TOKEN"));
     let output = sinew(&["settings"], &[("HF_TOKEN", "secret")]);
     assert!(stdout(&output).contains("HF_TOKEN") && !stdout(&output).contains("secret"));

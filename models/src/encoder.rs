@@ -123,14 +123,39 @@ impl Encoder {
     }
 
     /// What it would take.
-    pub(crate) fn plan(config: &EncoderConfig, sizes: &Sizes, max_rows: usize, max_sequences: usize) -> Plan {
-        let hidden = config.hidden_size;
+    ///
+    /// # Errors
+    /// Those of [`Encoder::load`] for tensors.
+    pub(crate) fn plan(
+        config: &EncoderConfig,
+        sizes: &Sizes<'_>,
+        max_rows: usize,
+        max_sequences: usize,
+    ) -> Result<Plan> {
+        let names = config.names;
+        let prefix = sizes.checkpoint.prefix_of(&format!("{}.weight", names.word), names.prefixes)?;
+        let at = |name: &str| format!("{prefix}{name}");
+        let table = |name: &str, rows: usize| match rows {
+            0 => Ok(0),
+            _ => sizes.table(&Part::whole(at(name), rows), config.hidden_size),
+        };
         // Of each token, in a table and turning queries and keys.
         let (learned, ropes) = match &config.positions {
             Positions::Learned { first, .. } => (*first as usize + config.max_position_embeddings, vec![]),
             Positions::Rotary { full, local } => (0, vec![full, local]),
         };
-        let norms = if config.norm_first { 2 } else { 1 };
+        let tables = [
+            table(names.word, config.vocab_size)?,
+            table(names.positions, learned)?,
+            table(names.token_types, config.type_vocab_size)?,
+        ];
+        let embedding_norm = norm_bytes(sizes, config, &at(names.embedding_norm))?;
+        let layers = (0..config.num_hidden_layers).map(|index| Layer::bytes(sizes, config, prefix, index));
+        let layers = sum(layers.collect::<Result<Vec<_>>>()?);
+        let final_norm = match config.norm_first {
+            true => norm_bytes(sizes, config, &at(names.final_norm))?,
+            false => 0,
+        };
         let types = usize::from(config.type_vocab_size > 0);
         // Rows or positions, and types.
         let ids = Values::bytes(DType::U32, max_rows).saturating_mul(1 + types);
@@ -138,16 +163,12 @@ impl Encoder {
             let pairs = rope.rotary_dim(config.head_dim).div_ceil(2);
             Rotary::bytes(pairs, config.max_position_embeddings)
         });
-        Plan {
-            weights: sum([
-                sum([config.vocab_size, learned, config.type_vocab_size].map(|rows| sizes.table(rows, hidden))),
-                sum((0..config.num_hidden_layers).map(|index| Layer::bytes(sizes, config, index))),
-                norm_bytes(sizes, config).saturating_mul(norms),
-            ]),
+        Ok(Plan {
+            weights: sum([sum(tables), embedding_norm, layers, final_norm]),
             activations: sum([PassInputs::bytes(max_rows, max_sequences), ids, Activations::bytes(config, max_rows)]),
             tables: sum(turns),
             ..Plan::default()
-        }
+        })
     }
 
     /// The description that it was loaded from.
@@ -305,7 +326,9 @@ fn norm(loader: &mut Loader<'_>, config: &EncoderConfig, name: &str, max_rows: u
 }
 
 /// Bytes of the vectors of [`norm`].
-fn norm_bytes(sizes: &Sizes, config: &EncoderConfig) -> usize {
-    let vectors = if config.norm_bias { 2 } else { 1 };
-    sizes.vector(config.hidden_size).saturating_mul(vectors)
+fn norm_bytes(sizes: &Sizes<'_>, config: &EncoderConfig, name: &str) -> Result<usize> {
+    match config.norm_bias {
+        true => sizes.layer_norm(name, config.hidden_size),
+        false => sizes.vector(&format!("{name}.weight"), config.hidden_size),
+    }
 }

@@ -14,6 +14,7 @@ use sinew_tensor::{DType, Tensor};
 
 use crate::checkpoint::{Checkpoint, Load};
 use crate::config::NormKind;
+use crate::scratch::{bytes, sum};
 use crate::{Error, Result};
 
 /// How weights get from files into memory.
@@ -73,45 +74,100 @@ impl Precision {
     }
 }
 
-/// Bytes of what a [`Loader`] makes, for plans; the largest number where they are more.
+/// What a [`Loader`] would make of a checkpoint, for plans: every tensor is checked as loading checks it, and the bytes
+/// of what it becomes are counted; the largest number where they are more.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct Sizes<'a> {
+    pub checkpoint: &'a Checkpoint,
     pub precision: Precision,
     pub device: DeviceKind,
 }
 
-impl Sizes {
-    /// Of [`Loader::weight`], `[n, k]`.
-    pub(crate) fn weight(&self, n: usize, k: usize) -> usize {
-        WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, false)
+impl Sizes<'_> {
+    /// Of [`Loader::weight`].
+    pub(crate) fn weight(&self, part: &Part, k: usize) -> Result<usize> {
+        self.linear(std::slice::from_ref(part), k, false, false)
     }
 
-    /// Of [`Loader::linear`] with weights `[n, k]`.
-    pub(crate) fn linear(&self, n: usize, k: usize, bias: bool, gated: bool) -> usize {
-        let bias = if bias { self.vector(n) } else { 0 };
-        WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, gated).saturating_add(bias)
+    /// Of [`Loader::linear`].
+    pub(crate) fn linear(&self, parts: &[Part], k: usize, bias: bool, gated: bool) -> Result<usize> {
+        let n = sum(parts.iter().map(Part::len));
+        let mut bytes = WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, gated);
+        if bias {
+            parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
+            bytes = bytes.saturating_add(vector_bytes(n));
+        }
+        parts.iter().try_for_each(|part| check(self.checkpoint, &part.weight(), &part.shape(k)).map(drop))?;
+        Ok(bytes)
     }
 
-    /// Of [`Loader::grouped`] with weights `[n, k]` of each expert.
-    pub(crate) fn grouped(&self, experts: usize, n: usize, k: usize, gated: bool) -> usize {
-        WeightPacker::bytes(self.device, self.precision.weights, experts, n, k, gated)
+    /// Of [`Loader::grouped`]. There may be as many parts as a file claims to have: none is made after one that is not
+    /// there.
+    pub(crate) fn grouped(
+        &self,
+        parts: impl Iterator<Item = Part>,
+        experts: usize,
+        k: usize,
+        gated: bool,
+    ) -> Result<usize> {
+        let mut rows = 0usize;
+        for part in parts {
+            check(self.checkpoint, &part.weight(), &part.shape(k))?;
+            rows = rows.saturating_add(part.len());
+        }
+        Ok(WeightPacker::bytes(self.device, self.precision.weights, experts, rows / experts.max(1), k, gated))
     }
 
     /// Of [`Loader::table`].
-    pub(crate) fn table(&self, rows: usize, width: usize) -> usize {
-        WeightPacker::table_bytes(self.precision.weights, rows, width)
+    pub(crate) fn table(&self, part: &Part, width: usize) -> Result<usize> {
+        check(self.checkpoint, &part.weight(), &part.shape(width))?;
+        Ok(WeightPacker::table_bytes(self.precision.weights, part.len(), width))
     }
 
     /// Of [`Loader::norm`].
-    pub(crate) fn norm(&self, kind: NormKind, n: usize) -> usize {
-        let vectors = if kind == NormKind::Layer { 2 } else { 1 };
-        self.vector(n).saturating_mul(vectors)
+    pub(crate) fn norm(&self, kind: NormKind, name: &str, n: usize) -> Result<usize> {
+        match kind {
+            NormKind::Rms | NormKind::RmsOffset => self.vector(&format!("{name}.weight"), n),
+            NormKind::Layer => self.layer_norm(name, n),
+        }
+    }
+
+    /// Of [`Loader::layer_norm`].
+    pub(crate) fn layer_norm(&self, name: &str, n: usize) -> Result<usize> {
+        let [weight, bias] = layer_norm_names(self.checkpoint, name);
+        Ok(self.vector(&weight, n)?.saturating_add(self.vector(&bias, n)?))
     }
 
     /// Of [`Loader::vector`].
-    pub(crate) fn vector(&self, n: usize) -> usize {
-        n.saturating_mul(DType::F32.size())
+    pub(crate) fn vector(&self, name: &str, n: usize) -> Result<usize> {
+        check(self.checkpoint, name, &[n])?;
+        Ok(vector_bytes(n))
     }
+}
+
+fn vector_bytes(n: usize) -> usize {
+    bytes(DType::F32, &[n])
+}
+
+/// The dtype of a tensor, which must have this shape.
+fn check(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> Result<DType> {
+    let info = checkpoint.info(name)?;
+    if info.shape != shape {
+        let found = info.shape;
+        return Err(Error::Config {
+            file: checkpoint.name().to_owned(),
+            problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
+        });
+    }
+    float_dtype(name, info.dtype)
+}
+
+/// What the two vectors of a layer norm are called: checkpoints converted from TensorFlow have gamma and beta.
+fn layer_norm_names(checkpoint: &Checkpoint, name: &str) -> [String; 2] {
+    [("weight", "gamma"), ("bias", "beta")].map(|(new, old)| {
+        let new = format!("{name}.{new}");
+        if checkpoint.contains(&new) { new } else { format!("{name}.{old}") }
+    })
 }
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
@@ -158,6 +214,11 @@ impl Part {
 
     fn len(&self) -> usize {
         self.rows.len()
+    }
+
+    /// That of the tensor.
+    fn shape(&self, k: usize) -> [usize; 2] {
+        if self.transposed { [k, self.of] } else { [self.of, k] }
     }
 
     fn weight(&self) -> String {
@@ -208,19 +269,6 @@ impl<'a> Loader<'a> {
     /// Whether the checkpoint has a tensor.
     pub fn contains(&self, name: &str) -> bool {
         self.checkpoint.contains(name)
-    }
-
-    /// The dtype of a tensor, which must have this shape.
-    fn check(&self, name: &str, shape: &[usize]) -> Result<DType> {
-        let info = self.checkpoint.info(name)?;
-        if info.shape != shape {
-            let found = info.shape;
-            return Err(Error::Config {
-                file: self.checkpoint.name().to_owned(),
-                problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
-            });
-        }
-        float_dtype(name, info.dtype)
     }
 
     fn advance(&mut self, bytes: usize) {
@@ -306,13 +354,8 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Those of [`Loader::weight`].
     pub fn layer_norm(&mut self, name: &str, n: usize, eps: f64, dtypes: [DType; 2], max_rows: usize) -> Result<Norm> {
-        // Checkpoints converted from TensorFlow call the two vectors gamma and beta.
-        let mut vector = |new: &str, old: &str| {
-            let new = format!("{name}.{new}");
-            let name = if self.contains(&new) { new } else { format!("{name}.{old}") };
-            self.vector(&name, n)
-        };
-        let (weight, bias) = (vector("weight", "gamma")?, vector("bias", "beta")?);
+        let [weight, bias] = layer_norm_names(self.checkpoint, name);
+        let (weight, bias) = (self.vector(&weight, n)?, self.vector(&bias, n)?);
         let [input, output] = dtypes;
         Ok(Norm::new(&self.ctx, NormOptions::layer(eps, weight, bias, input, output), max_rows)?)
     }
@@ -346,7 +389,7 @@ impl<'a> Loader<'a> {
         let stored = names
             .iter()
             .zip(parts)
-            .map(|(name, part)| self.check(name, &if part.transposed { [k, part.of] } else { [part.of, k] }))
+            .map(|(name, part)| check(self.checkpoint, name, &part.shape(k)))
             .collect::<Result<Vec<_>>>()?;
         if parts.iter().any(|part| part.transposed) {
             return self.fill_columns(packer, parts, k);
@@ -419,7 +462,7 @@ impl<'a> Loader<'a> {
     }
 
     fn values(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
-        let dtype = self.check(name, &[n])?;
+        let dtype = check(self.checkpoint, name, &[n])?;
         let tensor = self.checkpoint.tensor(name)?;
         let bytes: &[u8] = &tensor.bytes;
         let values = match dtype {
@@ -472,7 +515,7 @@ fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
 /// # Errors
 /// A checkpoint without floating-point tensors.
 pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
-    let mut bytes = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
+    let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
     for name in checkpoint.names() {
         let info = checkpoint.info(name)?;
         let dtype = match float_dtype(name, info.dtype) {
@@ -481,9 +524,9 @@ pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
             // Position ids and the like.
             Err(_) => continue,
         };
-        bytes.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);
+        counts.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);
     }
-    let (dtype, most) = bytes.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));
+    let (dtype, most) = counts.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));
     if most == 0 {
         let what = format!("{}, which has no floating-point tensor,", checkpoint.name());
         return Err(Error::Unsupported { what, supported: "F32, F16, BF16, F64".to_owned() });
