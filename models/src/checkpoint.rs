@@ -16,7 +16,7 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use sinew_memory::MappedFile;
 
-use self::shard::{MAX_HEADER_BYTES, MAX_HEADERS_BYTES, Shard, Unique};
+use self::shard::{MAX_HEADERS_BYTES, Shard, Unique};
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -353,7 +353,7 @@ impl Checkpoint {
 
 /// The text of an index, which costs several times its size to parse as a header does, and has the same names.
 fn read_index(path: &Path) -> Result<String> {
-    files::read_within(path, MAX_HEADER_BYTES)
+    files::read_within(path, MAX_HEADERS_BYTES)
 }
 
 /// The shard of each tensor, from the text of an index.
