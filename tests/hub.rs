@@ -519,7 +519,7 @@ fn a_model_without_an_owner_is_found_in_the_cache_and_on_the_hub() {
     };
     let output = inspect(place.path());
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && stderr.contains("gpt2 has neither model.safetensors"), "{stderr}");
+    assert!(!output.status.success() && stderr.contains("gpt2: has neither model.safetensors"), "{stderr}");
     assert!(inspect(cache.path()).status.success());
 }
 

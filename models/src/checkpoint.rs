@@ -16,7 +16,7 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use sinew_memory::MappedFile;
 
-use self::shard::{MAX_HEADERS_BYTES, Shard, Unique};
+use self::shard::{MAX_HEADER_BYTES, MAX_HEADERS_BYTES, Shard, Unique};
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -205,13 +205,21 @@ impl Checkpoint {
     ///
     /// [`Error::MissingTensor`], with the nearest names.
     pub fn info(&self, name: &str) -> Result<TensorInfo<'_>> {
-        let (_, entry) = self.entry(name)?;
-        Ok(TensorInfo {
+        Ok(self.info_of(self.entry(name)?.1))
+    }
+
+    /// All tensors, sorted by name, with what [`info`](Self::info) says of them.
+    pub fn infos(&self) -> impl Iterator<Item = (&str, TensorInfo<'_>)> {
+        self.tensors.iter().map(|(name, entry)| (name.as_str(), self.info_of(entry)))
+    }
+
+    fn info_of<'a>(&'a self, entry: &'a Entry) -> TensorInfo<'a> {
+        TensorInfo {
             dtype: entry.dtype,
             shape: &entry.shape,
             num_bytes: entry.range.len(),
             file: self.shards[entry.shard].path(),
-        })
+        }
     }
 
     /// The first of `prefixes` for which `prefix + name` is a tensor: the same weights are called
@@ -353,7 +361,7 @@ impl Checkpoint {
 
 /// The text of an index, which costs several times its size to parse as a header does, and has the same names.
 fn read_index(path: &Path) -> Result<String> {
-    files::read_within(path, MAX_HEADERS_BYTES)
+    files::read_within(path, MAX_HEADER_BYTES)
 }
 
 /// The shard of each tensor, from the text of an index.

@@ -495,19 +495,27 @@ fn widen<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> 
     bytes.as_chunks::<SIZE>().0.iter().map(|&chunk| value(chunk)).collect()
 }
 
-/// The dtype of a tensor that must be floating point.
-fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
-    Ok(match dtype {
+/// The dtype of floating-point elements.
+fn float(dtype: safetensors::Dtype) -> Option<DType> {
+    Some(match dtype {
         safetensors::Dtype::F64 => DType::F64,
         safetensors::Dtype::F32 => DType::F32,
         safetensors::Dtype::F16 => DType::F16,
         safetensors::Dtype::BF16 => DType::BF16,
-        other => {
-            let what = format!("tensor {name} of dtype {other:?}");
-            return Err(Error::Unsupported { what, supported: "F32, F16, BF16, F64".to_owned() });
-        }
+        _ => return None,
     })
 }
+
+/// The dtype of a tensor that must be floating point.
+fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
+    float(dtype).ok_or_else(|| {
+        let what = format!("tensor {name} of dtype {dtype:?}");
+        Error::Unsupported { what, supported: FLOATS.to_owned() }
+    })
+}
+
+/// What [`float`] takes, for messages.
+const FLOATS: &str = "F32, F16, BF16, F64";
 
 /// The dtype that most of a checkpoint's bytes have: that in which it is kept unless another is asked for. f64 is kept
 /// as f32.
@@ -516,20 +524,19 @@ fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
 /// A checkpoint without floating-point tensors.
 pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
     let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
-    for name in checkpoint.names() {
-        let info = checkpoint.info(name)?;
-        let dtype = match float_dtype(name, info.dtype) {
-            Ok(DType::F64) => DType::F32,
-            Ok(dtype) => dtype,
+    for (_, info) in checkpoint.infos() {
+        let dtype = match float(info.dtype) {
+            Some(DType::F64) => DType::F32,
+            Some(dtype) => dtype,
             // Position ids and the like.
-            Err(_) => continue,
+            None => continue,
         };
         counts.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);
     }
     let (dtype, most) = counts.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));
     if most == 0 {
         let what = format!("{}, which has no floating-point tensor,", checkpoint.name());
-        return Err(Error::Unsupported { what, supported: "F32, F16, BF16, F64".to_owned() });
+        return Err(Error::Unsupported { what, supported: FLOATS.to_owned() });
     }
     Ok(dtype)
 }

@@ -43,7 +43,7 @@ impl Inspect {
         let checkpoint = folder.checkpoint(Load::Read)?;
         // A file alone has no config, which is no fault of it.
         let config = (!folder.path().is_file()).then(|| folder.config());
-        let tensors = checkpoint.names().map(|name| Ok((name, checkpoint.info(name)?))).collect::<Outcome<Vec<_>>>()?;
+        let tensors: Vec<_> = checkpoint.infos().collect();
         let (config, refused) = match config.transpose() {
             Ok(config) => (config, None),
             Err(error) => (None, Some(error)),

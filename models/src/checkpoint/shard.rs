@@ -22,12 +22,11 @@ use crate::error::{Error, Result};
 /// than 100,000 tensors, of which the largest published checkpoints have a few thousand in a file.
 pub(super) const MAX_HEADER_BYTES: u64 = 16 << 20;
 /// All headers of a checkpoint. The largest published ones have 140,000 tensors, which take 18 MB.
-pub(super) const MAX_HEADERS_BYTES: u64 = 24 << 20;
+pub(super) const MAX_HEADERS_BYTES: u64 = 20 << 20;
 /// A header starts after its length, a little-endian u64.
 const LENGTH_BYTES: u64 = 8;
 
-/// Tensors by name, in the order of the file.
-pub(super) type Tensors = Vec<(String, TensorInfo)>;
+pub(super) type Tensors = BTreeMap<String, TensorInfo>;
 
 #[derive(Debug)]
 pub(super) struct Shard {
@@ -170,18 +169,25 @@ impl Shard {
 /// or overlap, and each is as large as its shape and dtype make it.
 fn read_header(json: &[u8]) -> std::result::Result<(Tensors, u64), Box<dyn std::error::Error + Send + Sync>> {
     let Unique(tensors) = serde_json::from_slice::<Unique<TensorInfo>>(json)?;
-    let mut tensors: Tensors = tensors.into_iter().collect();
-    tensors.sort_unstable_by_key(|(_, info)| info.data_offsets);
+    let mut in_order: Vec<_> = tensors.iter().collect();
+    in_order.sort_unstable_by_key(|(_, info)| info.data_offsets);
     let mut last = 0;
-    for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in &tensors {
-        let name = name.escape_debug();
+    for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in in_order {
         if *start != last {
-            return Err(format!("`{name}` begins at byte {start}, where what is before it ends at {last}").into());
+            return Err(format!(
+                "`{}` begins at byte {start}, where what is before it ends at {last}",
+                name.escape_debug()
+            )
+            .into());
         }
         let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &n| bits.checked_mul(n));
         let size = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
         if size.is_none() || size != end.checked_sub(*start) {
-            return Err(format!("`{name}` has bytes {start}..{end}, which {dtype} {shape:?} does not take").into());
+            return Err(format!(
+                "`{}` has bytes {start}..{end}, which {dtype} {shape:?} does not take",
+                name.escape_debug()
+            )
+            .into());
         }
         last = *end;
     }
