@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use sinew::models::config::{FeedForward, Positions, RopeScaling};
+use sinew::models::config::{FeedForward, RopeScaling};
 use sinew::models::load::main_dtype;
 use sinew::models::{Checkpoint, DecoderConfig, EncoderConfig, Folder, Load, ModelConfig, architectures};
 use sinew_conformance::parity;
@@ -47,11 +47,11 @@ fn features(config: &ModelConfig) -> Vec<&'static str> {
 }
 
 fn encoder_features(config: &EncoderConfig) -> Vec<&'static str> {
-    let mut features = vec![match config.positions {
-        Positions::Rotary { .. } => "two ropes",
-        _ => "learned positions",
+    let mut features = vec![match config.learned_positions {
+        None => "two ropes",
+        Some(_) => "learned positions",
     }];
-    features.extend(config.window.iter().any(Option::is_some).then_some("windows"));
+    features.extend(config.layers.iter().any(|layer| layer.window.is_some()).then_some("windows"));
     features.extend((config.attention_bias || config.mlp_bias || config.norm_bias).then_some("biases"));
     features
 }

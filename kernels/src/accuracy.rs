@@ -318,7 +318,9 @@ fn compare_with_reference<O: Reference>(
             let value = expected.value;
             let allowed = expected.bound + 2.0 * naive;
             let error = (got - value).abs();
-            let good = if value.is_nan() {
+            let good = if expected.not_finite {
+                !got.is_finite()
+            } else if value.is_nan() {
                 got.is_nan()
             } else if value.is_infinite() || got.is_infinite() {
                 // Rounding may carry a value at the edge of the output's range either way.

@@ -193,12 +193,14 @@ pub struct Expected {
     pub naive: f64,
     /// Absolute error allowed on top.
     pub bound: f64,
+    /// Whether any NaN or infinity will do, and nothing else: of an infinity times what may round to zero.
+    pub not_finite: bool,
 }
 
 impl Expected {
     /// A value that must come out within `bound`.
     pub fn within(value: f64, bound: f64) -> Self {
-        Self { value, naive: value, bound }
+        Self { value, naive: value, bound, not_finite: false }
     }
 
     /// A value that must come out exactly.

@@ -16,7 +16,7 @@ mod rope;
 pub use decoder::{DecoderConfig, ExpertsConfig, FeedForward, LayerConfig, NormKind, QkNorm};
 pub(crate) use decoder::{Defaults, FieldNames};
 pub(crate) use encoder::EncoderDefaults;
-pub use encoder::{EncoderConfig, Positions};
+pub use encoder::{EncoderConfig, EncoderLayerConfig, LearnedPositions};
 pub(crate) use names::{EncoderNames, Experts, Qkv, TensorNames, Up};
 pub(crate) use rope::RopeDefaults;
 pub use rope::{RopeConfig, RopeScaling};

@@ -125,14 +125,7 @@ impl Decoder {
             false => None,
         };
         let scale = config.embedding_scale.map(|scale| Scale::new(ctx, DType::F32, scale)).transpose()?;
-        let ropes = config
-            .ropes
-            .iter()
-            .map(|rope| {
-                let (inv_freq, scale) = rope.frequencies(config.head_dim, limits.context);
-                Ok(Rotary::new(ctx, &inv_freq, scale, limits.context, config.head_dim, DType::F32)?)
-            })
-            .collect::<Result<_>>()?;
+        let ropes = loader.ropes(&config.ropes, config.head_dim, limits.context)?;
         let layers = (0..config.num_hidden_layers())
             .map(|index| Layer::load(loader, config, prefix, index, &limits))
             .collect::<Result<_>>()?;
@@ -181,10 +174,6 @@ impl Decoder {
         };
         let layers = (0..config.num_hidden_layers()).map(|index| Layer::bytes(sizes, config, prefix, index));
         let layers = sum(layers.collect::<Result<Vec<_>>>()?);
-        let ropes = config.ropes.iter().map(|rope| {
-            let pairs = rope.rotary_dim(config.head_dim).div_ceil(2);
-            Rotary::bytes(pairs, limits.context)
-        });
         let norm = sizes.norm(config.norm, &format!("{prefix}{}", names.norm), hidden)?;
         Ok(Plan {
             weights: sum([embeddings, positions, layers, norm]),
@@ -193,7 +182,7 @@ impl Decoder {
                 Activations::bytes(config, sizes.precision, limits.max_rows),
                 Rows::bytes(DType::F32, limits.max_wanted(), hidden),
             ]),
-            tables: sum(ropes),
+            tables: sizes.ropes(&config.ropes, config.head_dim, limits.context),
             ..Plan::default()
         })
     }

@@ -15,7 +15,7 @@ use sinew_ops::layers::{Add, Embedding, Norm, NormOptions, Rotary, Sequences};
 use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
-use crate::config::{Positions, RopeConfig};
+use crate::config::LearnedPositions;
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::Plan;
 use crate::scratch::{Values, sum};
@@ -27,10 +27,12 @@ pub struct Encoder {
     config: EncoderConfig,
     precision: Precision,
     word: Embedding,
-    places: Places,
+    /// The table, and the rows of it that tokens have.
+    learned_positions: Option<(Embedding, Values, LearnedPositions)>,
     token_types: Option<(Embedding, Values)>,
     add: Add,
     embedding_norm: Norm,
+    ropes: Vec<Rotary>,
     layers: Vec<Layer>,
     final_norm: Option<Norm>,
     inputs: PassInputs,
@@ -39,19 +41,11 @@ pub struct Encoder {
     max_sequences: usize,
 }
 
-/// Where tokens are, as the model learns it.
-#[derive(Debug)]
-enum Places {
-    /// Rows of a table, u32, of which a text's first token has `first`, and padding its own.
-    Learned { table: Box<Embedding>, rows: Values, first: u32, padding: Option<u32> },
-    /// Turns of queries and keys in layers that see all tokens, and in those with a window, by positions i32.
-    Rotary { turns: Box<[Rotary; 2]>, positions: Values },
-}
-
 /// What the host gives to a pass.
 #[derive(Debug)]
 struct PassInputs {
     tokens: Values,
+    positions: Values,
     query_start: Values,
     kv_len: Values,
 }
@@ -75,21 +69,12 @@ impl Encoder {
             Ok(Embedding::table(&ctx, table, DType::F32)?)
         };
         let word = table(names.word, config.vocab_size)?;
-        let places = match &config.positions {
-            &Positions::Learned { first, padding } => Places::Learned {
-                table: Box::new(table(names.positions, first as usize + config.max_position_embeddings)?),
-                rows: Values::new(&ctx, DType::U32, max_rows)?,
-                first,
-                padding,
-            },
-            Positions::Rotary { full, local } => {
-                let (positions, head_dim) = (config.max_position_embeddings, config.head_dim);
-                let turn = |rope: &RopeConfig| -> Result<Rotary> {
-                    let (inv_freq, scale) = rope.frequencies(head_dim, positions);
-                    Ok(Rotary::new(&ctx, &inv_freq, scale, positions, head_dim, DType::F32)?)
-                };
-                let turns = Box::new([turn(full)?, turn(local)?]);
-                Places::Rotary { turns, positions: Values::new(&ctx, DType::I32, max_rows)? }
+        let context = config.max_position_embeddings;
+        let learned_positions = match config.learned_positions {
+            None => None,
+            Some(learned) => {
+                let table = table(names.positions, learned.first as usize + context)?;
+                Some((table, Values::new(&ctx, DType::U32, max_rows)?, learned))
             }
         };
         let token_types = match config.type_vocab_size {
@@ -97,7 +82,8 @@ impl Encoder {
             rows => Some((table(names.token_types, rows)?, Values::new(&ctx, DType::U32, max_rows)?)),
         };
         let embedding_norm = norm(loader, config, &format!("{prefix}{}", names.embedding_norm), max_rows)?;
-        let layers = (0..config.num_hidden_layers)
+        let ropes = loader.ropes(&config.ropes, config.head_dim, context)?;
+        let layers = (0..config.layers.len())
             .map(|index| Layer::load(loader, config, prefix, index, max_rows))
             .collect::<Result<_>>()?;
         let final_norm = match config.norm_first {
@@ -109,10 +95,11 @@ impl Encoder {
             config: config.clone(),
             precision: loader.precision(),
             word,
-            places,
+            learned_positions,
             token_types,
             add: Add::new(&ctx, DType::F32)?,
             embedding_norm,
+            ropes,
             layers,
             final_norm,
             inputs: PassInputs::new(&ctx, max_rows, max_sequences)?,
@@ -139,34 +126,27 @@ impl Encoder {
             0 => Ok(0),
             _ => sizes.table(&Part::whole(at(name), rows), config.hidden_size),
         };
-        // Of each token, in a table and turning queries and keys.
-        let (learned, ropes) = match &config.positions {
-            Positions::Learned { first, .. } => (*first as usize + config.max_position_embeddings, vec![]),
-            Positions::Rotary { full, local } => (0, vec![full, local]),
-        };
+        let context = config.max_position_embeddings;
+        let learned = config.learned_positions.map_or(0, |learned| learned.first as usize + context);
         let tables = [
             table(names.word, config.vocab_size)?,
             table(names.positions, learned)?,
             table(names.token_types, config.type_vocab_size)?,
         ];
         let embedding_norm = norm_bytes(sizes, config, &at(names.embedding_norm))?;
-        let layers = (0..config.num_hidden_layers).map(|index| Layer::bytes(sizes, config, prefix, index));
+        let layers = (0..config.layers.len()).map(|index| Layer::bytes(sizes, config, prefix, index));
         let layers = sum(layers.collect::<Result<Vec<_>>>()?);
         let final_norm = match config.norm_first {
             true => norm_bytes(sizes, config, &at(names.final_norm))?,
             false => 0,
         };
-        let types = usize::from(config.type_vocab_size > 0);
-        // Rows or positions, and types.
-        let ids = Values::bytes(DType::U32, max_rows).saturating_mul(1 + types);
-        let turns = ropes.iter().map(|rope| {
-            let pairs = rope.rotary_dim(config.head_dim).div_ceil(2);
-            Rotary::bytes(pairs, config.max_position_embeddings)
-        });
+        // Rows of the tables of positions and of types.
+        let ids = usize::from(config.learned_positions.is_some()) + usize::from(config.type_vocab_size > 0);
+        let ids = Values::bytes(DType::U32, max_rows).saturating_mul(ids);
         Ok(Plan {
             weights: sum([sum(tables), embedding_norm, layers, final_norm]),
             activations: sum([PassInputs::bytes(max_rows, max_sequences), ids, Activations::bytes(config, max_rows)]),
-            tables: sum(turns),
+            tables: sizes.ropes(&config.ropes, config.head_dim, context),
             ..Plan::default()
         })
     }
@@ -209,22 +189,16 @@ impl Encoder {
 
         let Activations { hidden, middle, scratch } = &mut self.activations;
         self.word.run(ctx, self.inputs.tokens.read()?, middle.write(n)?)?;
-        let learned = match &self.places {
-            Places::Learned { table, rows, .. } => Some((&**table, rows)),
-            Places::Rotary { .. } => None,
-        };
+        let learned = self.learned_positions.as_ref().map(|(table, rows, _)| (table, rows));
         let token_types = self.token_types.as_ref().map(|(table, rows)| (table, rows));
         for (table, rows) in learned.into_iter().chain(token_types) {
             table.run(ctx, rows.read()?, hidden.write(n)?)?;
             self.add.run(ctx, middle.write(n)?, hidden.read(n)?)?;
         }
         self.embedding_norm.run(ctx, middle.read(n)?, hidden.write(n)?)?;
-        for (layer, window) in self.layers.iter().zip(&self.config.window) {
-            let turn = match &self.places {
-                Places::Learned { .. } => None,
-                Places::Rotary { turns, positions } => Some((&turns[usize::from(window.is_some())], positions.read()?)),
-            };
-            layer.run(Step { ctx, n, sequences, turn }, hidden, middle, scratch)?;
+        let step = Step { ctx, n, ropes: &self.ropes, positions: self.inputs.positions.read()?, sequences };
+        for layer in &self.layers {
+            layer.run(&step, hidden, middle, scratch)?;
         }
         match &self.final_norm {
             None => hidden.to_vec(ctx, n),
@@ -259,26 +233,23 @@ impl Encoder {
 
     fn upload(&mut self, ctx: &Context, texts: &[&[u32]], n: usize) -> Result<()> {
         let mut tokens = Vec::with_capacity(n);
+        let mut positions = Vec::with_capacity(n);
         let (mut query_start, mut kv_len) = (vec![0i32], Vec::with_capacity(texts.len()));
         for text in texts {
             tokens.extend_from_slice(text);
+            positions.extend(0..text.len() as i32);
             query_start.push(tokens.len() as i32);
             kv_len.push(text.len() as i32);
         }
-        match &mut self.places {
-            Places::Learned { rows, first, padding, .. } => {
-                let of = texts.iter().flat_map(|text| learned_rows(text, *first, *padding));
-                rows.upload(ctx, &of.collect::<Vec<_>>())?;
-            }
-            Places::Rotary { positions, .. } => {
-                let of = texts.iter().flat_map(|text| 0..text.len() as i32);
-                positions.upload(ctx, &of.collect::<Vec<_>>())?;
-            }
+        if let Some((_, rows, learned)) = &mut self.learned_positions {
+            let of = texts.iter().flat_map(|text| learned_rows(text, *learned));
+            rows.upload(ctx, &of.collect::<Vec<_>>())?;
         }
         if let Some((_, types)) = &mut self.token_types {
             types.upload(ctx, &vec![0u32; n])?;
         }
         self.inputs.tokens.upload(ctx, &tokens)?;
+        self.inputs.positions.upload(ctx, &positions)?;
         self.inputs.query_start.upload(ctx, &query_start)?;
         self.inputs.kv_len.upload(ctx, &kv_len)
     }
@@ -288,6 +259,7 @@ impl PassInputs {
     fn new(ctx: &Context, max_rows: usize, max_sequences: usize) -> Result<Self> {
         Ok(Self {
             tokens: Values::new(ctx, DType::U32, max_rows)?,
+            positions: Values::new(ctx, DType::I32, max_rows)?,
             query_start: Values::new(ctx, DType::I32, max_sequences + 1)?,
             kv_len: Values::new(ctx, DType::I32, max_sequences)?,
         })
@@ -297,6 +269,7 @@ impl PassInputs {
     fn bytes(max_rows: usize, max_sequences: usize) -> usize {
         sum([
             Values::bytes(DType::U32, max_rows),
+            Values::bytes(DType::I32, max_rows),
             Values::bytes(DType::I32, max_sequences.saturating_add(1)),
             Values::bytes(DType::I32, max_sequences),
         ])
@@ -304,9 +277,9 @@ impl PassInputs {
 }
 
 /// The rows of a text's tokens in a table of positions.
-fn learned_rows(text: &[u32], first: u32, padding: Option<u32>) -> impl Iterator<Item = u32> {
-    let mut next = first;
-    text.iter().map(move |&token| match padding {
+fn learned_rows(text: &[u32], learned: LearnedPositions) -> impl Iterator<Item = u32> {
+    let mut next = learned.first;
+    text.iter().map(move |&token| match learned.padding {
         Some(padding) if token == padding => padding,
         _ => {
             next += 1;

@@ -8,12 +8,13 @@ use half::{bf16, f16};
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Compute, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, PackedWeight, WeightPacker,
+    Compute, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, PackedWeight, Rotary,
+    WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
 
 use crate::checkpoint::{Checkpoint, Load};
-use crate::config::NormKind;
+use crate::config::{NormKind, RopeConfig};
 use crate::scratch::{bytes, sum};
 use crate::{Error, Result};
 
@@ -136,6 +137,11 @@ impl Sizes<'_> {
     pub(crate) fn layer_norm(&self, name: &str, n: usize) -> Result<usize> {
         let [weight, bias] = layer_norm_names(self.checkpoint, name);
         Ok(self.vector(&weight, n)?.saturating_add(self.vector(&bias, n)?))
+    }
+
+    /// Of the tables of [`Loader::ropes`].
+    pub(crate) fn ropes(&self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> usize {
+        sum(ropes.iter().map(|rope| Rotary::bytes(rope.rotary_dim(head_dim).div_ceil(2), context)))
     }
 
     /// Of [`Loader::vector`].
@@ -347,6 +353,18 @@ impl<'a> Loader<'a> {
         let weight: Vec<f32> = self.values(&format!("{name}.weight"), n)?.iter().map(|w| w + offset).collect();
         let weight = self.ctx.tensor(&weight, &[n])?;
         Ok(Norm::new(&self.ctx, NormOptions::rms(eps, weight, input, output), max_rows)?)
+    }
+
+    /// The rotations of f32 heads in sequences of up to `context` tokens.
+    ///
+    /// # Errors
+    /// Out of memory for their tables, or no kernel.
+    pub fn ropes(&self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
+        let rotary = |rope: &RopeConfig| {
+            let (inv_freq, scale) = rope.frequencies(head_dim, context);
+            Ok(Rotary::new(&self.ctx, &inv_freq, scale, context, head_dim, DType::F32)?)
+        };
+        ropes.iter().map(rotary).collect()
     }
 
     /// A layer norm with `{name}.weight` and `{name}.bias` `[n]`, from the first dtype to the second.

@@ -166,7 +166,7 @@ fn element(
     if arithmetic.flushes_subnormals {
         bound += keys * 2f64.powi(-126) * (1.0 + largest);
     }
-    Expected { value, naive: f64::from(naive(fixed, &scores.naive, &v)), bound }
+    Expected { naive: f64::from(naive(fixed, &scores.naive, &v)), ..Expected::within(value, bound) }
 }
 
 /// Softmax in two passes and sums from first to last, all in f32, with weights rounded where the problem says so.

@@ -16,6 +16,8 @@ use crate::{Arithmetic, Result};
 pub(crate) struct Sum {
     pub value: f64,
     pub error: f64,
+    /// Whether it is an infinity times a number that f32 may round to zero: an infinity or NaN.
+    pub not_finite: bool,
 }
 
 /// Half the distance between 1 and the next f32: the relative error of one rounding.
@@ -70,7 +72,7 @@ impl Sum {
         if arithmetic.flushes_subnormals {
             error += k * NORMAL * (1.0 + left_max + right_max);
         }
-        Self { value, error }
+        Self { value, error, not_finite: false }
     }
 
     /// The activation of it.
@@ -83,20 +85,21 @@ impl Sum {
             Activation::Relu => 0.0,
             _ => (4.0 * DType::F32.ulp(value)).max(1e-7),
         };
-        Self { value, error: self.error * slope + own }
+        Self { value, error: self.error * slope + own, ..self }
     }
 
     /// Its product with an up.
     pub(crate) fn gating(self, up: Self) -> Self {
         let value = self.value * up.value;
         let error = self.error * up.value.abs() + (self.value.abs() + self.error) * up.error + U * value.abs();
-        Self { value, error }
+        Self { value, error, not_finite: up.value.is_infinite() && self.value.abs() <= self.error }
     }
 
     /// It rounded to a result's type, at the larger end of where the f32 value may be.
     pub(crate) fn rounded_to(self, out: DType) -> Expected {
         let rounding = 0.5 * out.ulp(self.value.abs() + self.error);
-        Expected::within(self.value, if self.error.is_finite() { self.error + rounding } else { rounding })
+        let bound = if self.error.is_finite() { self.error + rounding } else { rounding };
+        Expected { not_finite: self.not_finite, ..Expected::within(self.value, bound) }
     }
 }
 
@@ -314,14 +317,14 @@ impl Reference for Gemm {
         let (fixed, epilogue) = (&case.fixed, &case.fixed.epilogue);
         let &[b, m, n] = index else { return Expected::exact(f64::NAN) };
         let before = |n: usize| {
-            let Sum { mut value, mut error } = sum(case, host, arithmetic, [b, m, n]);
+            let Sum { mut value, mut error, not_finite } = sum(case, host, arithmetic, [b, m, n]);
             value *= f64::from(epilogue.alpha);
             error = error * f64::from(epilogue.alpha).abs() + 2.0 * U * value.abs();
             if epilogue.bias.is_some() {
                 value += host.input(BIAS).values[n];
                 error += U * value.abs();
             }
-            Sum { value, error }
+            Sum { value, error, not_finite }
         };
         let mut x = before(n);
         if let Some(activation) = epilogue.activation {
@@ -336,7 +339,8 @@ impl Reference for Gemm {
                 _ => host.outputs[0].at(index),
             };
             let product = f64::from(epilogue.beta) * residual;
-            x = Sum { value: x.value + product, error: x.error + U * (x.value.abs() + 2.0 * product.abs()) };
+            x.error += U * (x.value.abs() + 2.0 * product.abs());
+            x.value += product;
         }
         if case.values == Values::Integers && !epilogue.gated && is_exact(epilogue.activation) {
             return Expected::exact(fixed.out.round(x.value));

@@ -113,7 +113,7 @@ impl Reference for Softmax {
         // A sum of input and mask is rounded to f32, whoever computes it; without a mask nothing need be.
         let naive = if mask.is_some() { of(&row(true), index[last], log).0 } else { value };
         let rounding = if out == DType::F32 { 0.0 } else { 0.5 * out.ulp(value) };
-        Expected { value, naive, bound: ULPS * DType::F32.ulp(largest) + rounding }
+        Expected { naive, ..Expected::within(value, ULPS * DType::F32.ulp(largest) + rounding) }
     }
 }
 

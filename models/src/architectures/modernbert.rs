@@ -3,7 +3,9 @@
 
 use super::Architecture;
 use crate::config::fields::{LayerType, MAX_SIZE, read_layer_types};
-use crate::config::{EncoderConfig, EncoderDefaults, EncoderNames, ModelConfig, RopeConfig, RopeDefaults};
+use crate::config::{
+    EncoderConfig, EncoderDefaults, EncoderLayerConfig, EncoderNames, ModelConfig, RopeConfig, RopeDefaults,
+};
 use crate::error::{Error, Result};
 use crate::files::Fields;
 
@@ -42,21 +44,27 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
         attention_bias: flag("attention_bias")?,
         mlp_bias: flag("mlp_bias")?,
         gated: true,
-        window: windows(config, encoder.num_hidden_layers)?,
+        layers: layers(config, encoder.layers.len())?,
+        ropes: ropes(config, encoder.max_position_embeddings)?.to_vec(),
+        learned_positions: None,
         ..encoder
     };
-    let [full, local] = ropes(config, encoder.max_position_embeddings)?;
-    encoder.with_rotary(config, full, local).map(ModelConfig::Encoder)
+    encoder.check_ropes(config)?;
+    Ok(ModelConfig::Encoder(encoder))
 }
 
 /// Every `global_attn_every_n_layers`th layer from the first on, or those that `layer_types` names, see all tokens; the
-/// others see half of `local_attention` on either side, and the token itself.
-fn windows(config: &Fields<'_>, num_hidden_layers: usize) -> Result<Vec<Option<usize>>> {
+/// others see half of `local_attention` on either side, and the token itself, and have a rotary embedding of their own.
+fn layers(config: &Fields<'_>, num_hidden_layers: usize) -> Result<Vec<EncoderLayerConfig>> {
     let local = config.size("local_attention", MAX_SIZE)?.unwrap_or(128) / 2 + 1;
     let every = config.size("global_attn_every_n_layers", MAX_SIZE)?.unwrap_or(3);
     let default = |layer: usize| if layer.is_multiple_of(every) { LayerType::Full } else { LayerType::Sliding };
     let types = read_layer_types(config, num_hidden_layers, default)?;
-    Ok(types.into_iter().map(|layer_type| (layer_type == LayerType::Sliding).then_some(local)).collect())
+    let layer = |layer_type| match layer_type {
+        LayerType::Full => EncoderLayerConfig { window: None, rope: Some(0) },
+        LayerType::Sliding => EncoderLayerConfig { window: Some(local), rope: Some(1) },
+    };
+    Ok(types.into_iter().map(layer).collect())
 }
 
 /// The rotary embeddings of layers that see all tokens, and of the others.

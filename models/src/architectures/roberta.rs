@@ -2,7 +2,7 @@
 //! token's.
 
 use super::{Architecture, bert};
-use crate::config::{EncoderConfig, EncoderDefaults, EncoderNames, ModelConfig, Positions};
+use crate::config::{EncoderConfig, EncoderDefaults, EncoderNames, LearnedPositions, ModelConfig};
 use crate::error::Result;
 use crate::files::Fields;
 
@@ -30,6 +30,6 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
             return Err(config.problem("max_position_embeddings", &problem));
         }
     };
-    let positions = Positions::Learned { first, padding: Some(padding) };
-    Ok(ModelConfig::Encoder(EncoderConfig { max_position_embeddings, positions, ..encoder }))
+    let learned_positions = Some(LearnedPositions { first, padding: Some(padding) });
+    Ok(ModelConfig::Encoder(EncoderConfig { max_position_embeddings, learned_positions, ..encoder }))
 }

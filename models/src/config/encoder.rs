@@ -20,8 +20,6 @@ pub struct EncoderConfig {
     pub model_type: String,
     /// The width of the residual stream.
     pub hidden_size: usize,
-    /// The number of layers.
-    pub num_hidden_layers: usize,
     /// The number of heads; divides `hidden_size`.
     pub num_attention_heads: usize,
     /// `hidden_size / num_attention_heads`.
@@ -32,8 +30,12 @@ pub struct EncoderConfig {
     pub vocab_size: usize,
     /// The longest text, in tokens.
     pub max_position_embeddings: usize,
-    /// How the model learns where a token is.
-    pub positions: Positions,
+    /// What sets each layer apart.
+    pub layers: Vec<EncoderLayerConfig>,
+    /// Rotary position embeddings, of which each layer has one or none.
+    pub ropes: Vec<RopeConfig>,
+    /// A learned vector for each position, which is added to the embedding.
+    pub learned_positions: Option<LearnedPositions>,
     /// The number of rows of the segment embedding; 0 for a model without one.
     pub type_vocab_size: usize,
     /// Added to the variance in layer norms.
@@ -51,8 +53,6 @@ pub struct EncoderConfig {
     pub gated: bool,
     /// The function between the projections of the feed-forward layer, or on the gate.
     pub hidden_act: Activation,
-    /// For each layer, a token sees those less than this far from it, on both sides; `None` is all.
-    pub window: Vec<Option<usize>>,
     /// The token that fills up a batch.
     pub pad_token_id: Option<u32>,
     /// The dtype that the config says the weights have (`torch_dtype` or `dtype`); the checkpoint decides.
@@ -60,24 +60,22 @@ pub struct EncoderConfig {
     pub(crate) names: &'static EncoderNames,
 }
 
-/// How an encoder learns where a token is.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub enum Positions {
-    /// By a vector for each position, added to the token's.
-    Learned {
-        /// The row of a text's first token.
-        first: u32,
-        /// A token that has the row before the first, and is not counted, wherever it stands.
-        padding: Option<u32>,
-    },
-    /// By turning queries and keys.
-    Rotary {
-        /// In layers that see all tokens.
-        full: RopeConfig,
-        /// In layers with a window.
-        local: RopeConfig,
-    },
+/// What sets a layer apart from the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EncoderLayerConfig {
+    /// A token sees those less than this far from it, on both sides; `None` is all.
+    pub window: Option<usize>,
+    /// Which of [`EncoderConfig::ropes`] turns its queries and keys; `None` leaves them as they are.
+    pub rope: Option<usize>,
+}
+
+/// Which vectors of a learned table of positions tokens have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LearnedPositions {
+    /// The row of a text's first token.
+    pub first: u32,
+    /// A token that has the row before the first, and is not counted, wherever it stands.
+    pub padding: Option<u32>,
 }
 
 /// What the encoders' configs do not have in common: the names of fields, and what their absence means.
@@ -93,9 +91,9 @@ impl EncoderConfig {
     pub fn flops_per_token(&self, keys: f64) -> f64 {
         let (hidden, width) = (self.hidden_size as f64, self.intermediate_size as f64);
         let products = 4.0 * hidden * hidden + if self.gated { 3.0 } else { 2.0 } * hidden * width;
-        let seen = |window: &Option<usize>| window.map_or(keys, |window| keys.min(2.0 * window as f64 - 1.0));
-        let seen: f64 = self.window.iter().map(seen).sum();
-        2.0 * (self.num_hidden_layers as f64 * products + 2.0 * hidden * seen)
+        let seen = |window| keys.min(2.0 * window as f64 - 1.0);
+        let seen: f64 = self.layers.iter().map(|layer| layer.window.map_or(keys, seen)).sum();
+        2.0 * (self.layers.len() as f64 * products + 2.0 * hidden * seen)
     }
 
     /// Reads the fields that all encoders have. The switches are BERT's: its embeddings, biases everywhere, norms after
@@ -129,13 +127,14 @@ impl EncoderConfig {
         Ok(Self {
             model_type: config.text("model_type")?.unwrap_or_default().to_owned(),
             hidden_size,
-            num_hidden_layers,
             num_attention_heads,
             head_dim,
             intermediate_size,
             vocab_size,
             max_position_embeddings,
-            positions: Positions::Learned { first: 0, padding: None },
+            layers: vec![EncoderLayerConfig { window: None, rope: None }; num_hidden_layers],
+            ropes: Vec::new(),
+            learned_positions: Some(LearnedPositions { first: 0, padding: None }),
             type_vocab_size,
             layer_norm_eps: read_eps(config, eps, eps_default)?,
             norm_first: false,
@@ -144,21 +143,20 @@ impl EncoderConfig {
             mlp_bias: true,
             gated: false,
             hidden_act: read_activation(config, defaults.hidden_act, "gelu")?,
-            window: vec![None; num_hidden_layers],
             pad_token_id,
             dtype: read_dtype(config)?,
             names,
         })
     }
 
-    /// Adds rotary positions in place of learned ones.
-    pub(crate) fn with_rotary(self, config: &Fields<'_>, full: RopeConfig, local: RopeConfig) -> Result<Self> {
+    /// Checks its rotary embeddings.
+    pub(crate) fn check_ropes(&self, config: &Fields<'_>) -> Result<()> {
         let head_dim = self.head_dim;
-        if head_dim > MAX_HEAD_DIM {
+        if !self.ropes.is_empty() && head_dim > MAX_HEAD_DIM {
             let problem = format!("makes heads of {head_dim}; at most {MAX_HEAD_DIM} is supported");
             return Err(config.problem("num_attention_heads", &problem));
         }
-        for rope in [&full, &local] {
+        for rope in &self.ropes {
             rope.check(config, head_dim)?;
             if rope.scaling.changes_beyond().is_some() {
                 return Err(Error::Unsupported {
@@ -170,6 +168,6 @@ impl EncoderConfig {
                 });
             }
         }
-        Ok(Self { positions: Positions::Rotary { full, local }, ..self })
+        Ok(())
     }
 }

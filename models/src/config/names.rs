@@ -81,7 +81,7 @@ pub(crate) struct EncoderNames {
     /// What may stand before every name.
     pub prefixes: &'static [&'static str],
     pub word: &'static str,
-    /// The table of [`Positions::Learned`].
+    /// A vector for each position.
     pub positions: &'static str,
     pub token_types: &'static str,
     pub embedding_norm: &'static str,

@@ -13,6 +13,8 @@ use crate::{EncoderConfig, Result};
 #[derive(Debug)]
 pub(super) struct Layer {
     qkv: Linear,
+    /// Which of the encoder's rotary embeddings turns queries and keys.
+    rope: Option<usize>,
     attention: Attention,
     output: Linear,
     up: Linear,
@@ -56,8 +58,9 @@ pub(super) struct Step<'a> {
     /// Tokens.
     pub(super) n: usize,
     pub(super) sequences: Sequences<'a>,
-    /// How queries and keys turn, and their positions, i32 `[n]`.
-    pub(super) turn: Option<(&'a Rotary, View<'a>)>,
+    pub(super) ropes: &'a [Rotary],
+    /// i32 `[n]`.
+    pub(super) positions: View<'a>,
 }
 
 /// The matrices of a layer.
@@ -133,7 +136,7 @@ impl Layer {
             compute,
             scale: (head_dim as f64).powf(-0.5) as f32,
             causal: false,
-            window: config.window.get(index).copied().flatten(),
+            window: config.layers[index].window,
             softcap: None,
             block_size: None,
             mask: None,
@@ -155,6 +158,7 @@ impl Layer {
         let ctx = loader.context().clone();
         Ok(Self {
             qkv: loader.linear(&qkv, hidden, config.attention_bias, product, rows)?,
+            rope: config.layers[index].rope,
             attention: Attention::new(&ctx, attention, rows, config.max_position_embeddings)?,
             output: loader.linear(&output, hidden, config.attention_bias, into_residual.clone(), rows)?,
             up: loader.linear(&up, hidden, config.mlp_bias, activated, rows)?,
@@ -184,8 +188,8 @@ impl Layer {
     }
 
     /// Takes the residual stream `hidden` through attention and feed-forward.
-    pub(super) fn run(&self, step: Step<'_>, hidden: &mut Rows, middle: &mut Rows, x: &mut Scratch) -> Result<()> {
-        let Step { ctx, n, .. } = step;
+    pub(super) fn run(&self, step: &Step<'_>, hidden: &mut Rows, middle: &mut Rows, x: &mut Scratch) -> Result<()> {
+        let &Step { ctx, n, .. } = step;
         match &self.norms {
             Norms::After { attention, mlp } => {
                 self.attend(step, hidden, x)?;
@@ -211,13 +215,13 @@ impl Layer {
         }
     }
 
-    fn attend(&self, step: Step<'_>, input: &Rows, x: &mut Scratch) -> Result<()> {
-        let Step { ctx, n, sequences, turn } = step;
+    fn attend(&self, step: &Step<'_>, input: &Rows, x: &mut Scratch) -> Result<()> {
+        let &Step { ctx, n, ropes, positions, sequences } = step;
         let [q, k, v] = self.heads;
         self.qkv.run(ctx, input.read(n)?, x.qkv.write(n)?)?;
-        if let Some((rotary, positions)) = turn {
-            rotary.run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
-            rotary.run_in_place(ctx, x.qkv.write_heads(n, k)?, positions)?;
+        if let Some(rope) = self.rope {
+            ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
+            ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, k)?, positions)?;
         }
         let inputs =
             Inputs { q: x.qkv.read_heads(n, q)?, k: x.qkv.read_heads(n, k)?, v: x.qkv.read_heads(n, v)?, mask: None };

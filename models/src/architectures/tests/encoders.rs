@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sinew_ops::layers::Activation;
 
-use crate::config::Positions;
+use crate::config::LearnedPositions;
 use crate::{EncoderConfig, ModelConfig, Result};
 
 fn read(model_type: &str, changes: Value) -> Result<EncoderConfig> {
@@ -29,12 +29,12 @@ fn roberta_counts_positions_from_after_the_padding() {
     for model_type in ["roberta", "xlm-roberta"] {
         let config = read(model_type, json!({"max_position_embeddings": 514, "type_vocab_size": 1})).expect("valid");
         assert_eq!((config.model_type.as_str(), config.max_position_embeddings), (model_type, 512));
-        assert_eq!(config.positions, Positions::Learned { first: 2, padding: Some(1) });
+        assert_eq!(config.learned_positions, Some(LearnedPositions { first: 2, padding: Some(1) }));
         assert_eq!((config.type_vocab_size, config.norm_first, config.gated), (1, false, false));
         let other = read(model_type, json!({"pad_token_id": 5})).expect("valid");
         assert_eq!(
-            (other.positions, other.max_position_embeddings),
-            (Positions::Learned { first: 6, padding: Some(5) }, 506)
+            (other.learned_positions, other.max_position_embeddings),
+            (Some(LearnedPositions { first: 6, padding: Some(5) }), 506)
         );
         assert!(refusal(model_type, json!({"max_position_embeddings": 2})).contains("positions begin at 2"));
         assert!(refusal(model_type, json!({"pad_token_id": null})).contains("pad_token_id"));
@@ -43,17 +43,21 @@ fn roberta_counts_positions_from_after_the_padding() {
     }
 }
 
+/// Of layers that see all tokens, and of those with a window.
 fn thetas(config: &EncoderConfig) -> [f64; 2] {
-    match &config.positions {
-        Positions::Rotary { full, local } => [full.theta, local.theta],
-        other => panic!("{other:?} for rotary positions"),
-    }
+    assert_eq!(config.learned_positions, None);
+    assert!(config.layers.iter().all(|layer| layer.rope == Some(usize::from(layer.window.is_some()))));
+    [0, 1].map(|rope| config.ropes[rope].theta)
+}
+
+fn windows(config: &EncoderConfig) -> Vec<Option<usize>> {
+    config.layers.iter().map(|layer| layer.window).collect()
 }
 
 #[test]
 fn modernbert_is_read_in_both_spellings() {
     let plain = read("modernbert", json!({})).expect("valid");
-    assert_eq!(plain.window, [None, Some(65), Some(65), None, Some(65)]);
+    assert_eq!(windows(&plain), [None, Some(65), Some(65), None, Some(65)]);
     assert_eq!((thetas(&plain), plain.max_position_embeddings), ([160_000.0, 10_000.0], 8192));
     assert_eq!((plain.layer_norm_eps, plain.hidden_act, plain.type_vocab_size), (1e-5, Activation::Gelu, 0));
     assert!(plain.norm_first && plain.gated && !plain.norm_bias && !plain.attention_bias && !plain.mlp_bias);
@@ -64,7 +68,7 @@ fn modernbert_is_read_in_both_spellings() {
         "hidden_activation": "silu", "norm_eps": 1e-6
     });
     let old = read("modernbert", old).expect("valid");
-    assert_eq!(old.window, [None, Some(5), None, Some(5), None]);
+    assert_eq!(windows(&old), [None, Some(5), None, Some(5), None]);
     assert_eq!((thetas(&old), old.layer_norm_eps, old.hidden_act), ([5e4, 5e4], 1e-6, Activation::Silu));
     assert!(old.norm_bias && old.attention_bias && old.mlp_bias);
 
@@ -76,7 +80,7 @@ fn modernbert_is_read_in_both_spellings() {
         "local_attention": 7
     });
     let new = read("modernbert", new).expect("valid");
-    assert_eq!(new.window, [Some(4), None, None, Some(4), None]);
+    assert_eq!(windows(&new), [Some(4), None, None, Some(4), None]);
     assert_eq!(thetas(&new), [3e4, 20.0]);
 }
 
