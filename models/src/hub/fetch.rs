@@ -221,8 +221,9 @@ impl Transfer<'_> {
             self.blob(blob, &path)?;
         }
         make_parent(&pointer)?;
-        // Whatever is there, be it a link that leads nowhere or another process's, is replaced at once.
-        let new = unfinished(&pointer);
+        // Whatever is there, be it a link that leads nowhere or another process's, is replaced at once; until then the link
+        // is not among the files of the snapshot, which may be read already.
+        let new = unfinished(&path);
         let linked = link(&path, &new, blob.name).and_then(|()| fs::rename(&new, &pointer));
         linked.map_err(|e| Error::io("create", &pointer, e))
     }
