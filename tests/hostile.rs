@@ -434,3 +434,23 @@ fn arguments_past_the_model() {
         refused("no driver", &["embed", "--model", &encoder, "x", "--device", "cuda"], &["cuda"]);
     }
 }
+
+#[test]
+fn shards_whose_headers_are_long_together() {
+    let folder = copy(DECODER);
+    fs::remove_file(folder.path().join(WEIGHTS)).expect("removed");
+    let mut shards = serde_json::Map::new();
+    for shard in 0..4 {
+        let name = |i: usize| format!("{shard}.{i}");
+        let entry = |i| format!(r#""{}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#, name(i));
+        let header = format!("{{{}}}", (0..170_000).map(entry).collect::<Vec<_>>().join(","));
+        write(folder.path(), &format!("{shard}.safetensors"), raw(header.as_bytes(), 0));
+        shards.insert(name(0), format!("{shard}.safetensors").into());
+    }
+    write(folder.path(), INDEX, json!({ "weight_map": shards }).to_string());
+    refused_by("many tensors", folder.path(), &[&["inspect"], GENERATE], &["2.safetensors", "after others"]);
+    // The first shard lacks what the index says of it, and the others are spared.
+    shards["0.0"] = "1.safetensors".into();
+    write(folder.path(), INDEX, json!({ "weight_map": shards }).to_string());
+    refused_by("a lie", folder.path(), &[&["inspect"], GENERATE], &["`0.0` is in 1.safetensors"]);
+}

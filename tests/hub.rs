@@ -6,9 +6,11 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
+use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use sinew::models::{Checkpoint, Conversation, Folder, Hub, Load};
 
@@ -49,6 +51,12 @@ struct State {
     gated: bool,
     /// Sends more than the listing says.
     too_long: bool,
+    /// Sends other bytes than the listing has the hash of.
+    swapped: bool,
+    /// What every request takes, so that those of several clients meet.
+    pause: Duration,
+    /// The model has an owner by now: what is asked of it by its old name is redirected.
+    moved: bool,
     /// What the listing says instead.
     listing: Option<Value>,
 }
@@ -59,10 +67,8 @@ struct Server {
     state: Arc<Mutex<State>>,
 }
 
-fn hash(name: &str) -> String {
-    // Any name will do that is one of a hash and differs between files.
-    let sum = name.bytes().fold(7u64, |sum, byte| sum.wrapping_mul(1_000_003).wrapping_add(byte.into()));
-    format!("{sum:016x}").repeat(4)
+fn sha256(bytes: &[u8]) -> String {
+    digest(&SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Server {
@@ -133,6 +139,7 @@ fn serve(
     let request = Request { target, headers };
     let mut state = state.lock().expect("no request failed");
     state.seen.push(request.clone());
+    std::thread::sleep(state.pause);
     let Answer { status, headers, body } = answer(&request, &mut state);
     let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\n");
     for (name, value) in headers {
@@ -155,6 +162,18 @@ fn hub(request: &Request, state: &mut State, contents: u16) -> Answer {
     if state.gated && request.headers.get("authorization") != Some(&format!("Bearer {TOKEN}")) {
         return Answer::refusal("401 Unauthorized", "GatedRepo");
     }
+    let known = ["/api/models/", "/"].iter().find_map(|start| {
+        let rest = request.target.strip_prefix(start)?.strip_prefix("gpt2/")?;
+        Some(format!("{start}owner/name/{rest}"))
+    });
+    let request = match known {
+        Some(location) if state.moved => {
+            let headers = vec![("Location", location)];
+            return Answer { status: "307 Temporary Redirect", headers, body: Vec::new() };
+        }
+        Some(target) => &Request { target, headers: request.headers.clone() },
+        None => request,
+    };
     if let Some(revision) = request.target.strip_prefix("/api/models/owner/name/revision/") {
         let revision = revision.trim_end_matches("?blobs=true");
         if !["main", "v1.0", COMMIT].contains(&revision) {
@@ -164,8 +183,8 @@ fn hub(request: &Request, state: &mut State, contents: u16) -> Answer {
             .files
             .iter()
             .map(|(name, bytes)| match name.ends_with(".safetensors") {
-                true => json!({"rfilename": name, "size": bytes.len(), "lfs": {"sha256": hash(name)}}),
-                false => json!({"rfilename": name, "size": bytes.len(), "blobId": &hash(name)[..40]}),
+                true => json!({"rfilename": name, "size": bytes.len(), "lfs": {"sha256": sha256(bytes)}}),
+                false => json!({"rfilename": name, "size": bytes.len(), "blobId": &sha256(bytes)[..40]}),
             })
             .collect();
         let listing = state.listing.clone().unwrap_or_else(|| json!({"sha": COMMIT, "siblings": siblings}));
@@ -194,6 +213,10 @@ fn file(name: &str, request: &Request, state: &mut State) -> Answer {
         start.and_then(|start| start.parse::<usize>().ok()).expect("an open range")
     });
     let more: &[u8] = if state.too_long { b"more" } else { b"" };
+    let bytes = &match state.swapped {
+        true => bytes.iter().map(|byte| byte ^ 1).collect(),
+        false => bytes.clone(),
+    };
     match start {
         Some(start) if !state.whole_only => {
             assert!(start < bytes.len(), "nothing is left to ask for");
@@ -394,6 +417,113 @@ fn more_or_other_bytes_than_were_promised_are_refused() {
 }
 
 #[test]
+fn bytes_of_another_hash_than_was_promised_are_refused() {
+    let (server, cache) = (Server::of(SINGLE), cache());
+    let hub = hub_of(&server, cache.path());
+    // The small files, whose hashes are git's, are fetched beforehand.
+    let weights = server.state().files.remove("model.safetensors").expect("the fixture has one");
+    refusal(&hub, "owner/name", &["neither model.safetensors"]);
+    server.state().files.insert("model.safetensors".to_owned(), weights.clone());
+    let other: Vec<u8> = weights.iter().map(|byte| byte ^ 1).collect();
+    for cuts in [0, 1] {
+        server.behaves(|state| (state.swapped, state.cuts) = (true, cuts));
+        refusal(&hub, "owner/name", &["model.safetensors", "SHA-256", &sha256(&other), &sha256(&weights)]);
+        refusal(&Hub { offline: true, ..hub.clone() }, "owner/name", &["offline"]);
+    }
+    server.state().swapped = false;
+    assert_same(&locate(&hub, "owner/name").expect("fetched anew"), SINGLE);
+
+    // A beginning of other bytes, left by whom it may.
+    let cache = self::cache();
+    let blobs = cache.path().join("models--owner--name/blobs");
+    fs::create_dir_all(&blobs).expect("created");
+    fs::write(blobs.join(format!("{}.incomplete", sha256(&weights))), &other[..100]).expect("written");
+    let hub = hub_of(&server, cache.path());
+    refusal(&hub, "owner/name", &["model.safetensors", "SHA-256"]);
+    assert_same(&locate(&hub, "owner/name").expect("fetched anew"), SINGLE);
+    assert!(unfinished(cache.path()).is_empty());
+}
+
+/// Nothing is fetched twice, whoever asks first.
+fn assert_fetched_once(server: &Server) {
+    let mut asked = server.asked();
+    asked.retain(|target| !target.starts_with("/api/"));
+    let all = asked.len();
+    asked.sort();
+    asked.dedup();
+    assert!(all > 2 && all == asked.len(), "{asked:?} and others again");
+}
+
+#[test]
+fn threads_and_processes_that_want_one_model_at_once_fetch_it_once() {
+    for fixture in [SINGLE, SHARDED] {
+        let (server, cache) = (Server::of(fixture), cache());
+        server.state().pause = Duration::from_millis(10);
+        let hub = hub_of(&server, cache.path());
+        std::thread::scope(|scope| {
+            let threads = [(); 3].map(|()| {
+                scope.spawn(|| {
+                    let folder = locate(&hub, "owner/name").expect("fetched");
+                    Checkpoint::open(&folder, Load::Mmap).expect("whole");
+                    assert_same(&folder, fixture);
+                })
+            });
+            threads.into_iter().for_each(|thread| thread.join().expect("it loads"));
+        });
+        assert_fetched_once(&server);
+        assert!(unfinished(cache.path()).is_empty());
+
+        let cache = self::cache();
+        let processes = [(); 2].map(|()| {
+            let mut command = command();
+            command.env("HF_HOME", cache.path()).env("HF_ENDPOINT", &server.endpoint).env("HF_TOKEN", TOKEN);
+            command.args(["generate", "--model", "owner/name", "--tokens", "1", "--max-new-tokens", "1"]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts")
+        });
+        for process in processes {
+            let output = process.wait_with_output().expect("the command ends");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        assert_fetched_once(&server);
+        assert!(unfinished(&cache.path().join("hub")).is_empty());
+    }
+}
+
+#[test]
+fn a_model_without_an_owner_is_found_in_the_cache_and_on_the_hub() {
+    for moved in [false, true] {
+        let (server, cache) = (Server::of(SINGLE), cache());
+        server.behaves(|state| (state.moved, state.gated) = (moved, true));
+        let hub = hub_of(&server, cache.path());
+        let offline = Hub { offline: true, ..hub.clone() };
+        refusal(&offline, "gpt2", &["no folder gpt2", "gpt2@main is not complete in", "offline"]);
+        assert_eq!(server.asked(), [""; 0]);
+        let folder = locate(&hub, "gpt2").expect("fetched");
+        assert!(folder.starts_with(cache.path().join("models--gpt2/snapshots")));
+        assert_same(&folder, SINGLE);
+        let asked = server.asked();
+        assert_eq!(asked[0], "/api/models/gpt2/revision/main?blobs=true");
+        assert!(asked.iter().any(|target| *target == format!("/gpt2/resolve/{COMMIT}/config.json")), "{asked:?}");
+        assert_eq!(locate(&offline, "gpt2").expect("cached"), folder);
+        assert_eq!(server.asked(), [""; 0]);
+    }
+    // A folder of the same name goes first.
+    let (server, cache) = (Server::of(SINGLE), cache());
+    locate(&hub_of(&server, cache.path()), "gpt2").expect("fetched");
+    let place = tempfile::tempdir().expect("a folder");
+    fs::create_dir(place.path().join("gpt2")).expect("created");
+    let inspect = |place: &Path| {
+        let mut command = command();
+        command.current_dir(place).env("HF_HUB_CACHE", cache.path()).args(["inspect", "gpt2", "--offline"]);
+        run(&mut command, "")
+    };
+    let output = inspect(place.path());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("gpt2: has neither model.safetensors"), "{stderr}");
+    assert!(inspect(cache.path()).status.success());
+}
+
+#[test]
 fn what_the_hub_does_not_have_or_show_is_one_clear_error() {
     let (server, cache) = (Server::of(SINGLE), cache());
     let hub = hub_of(&server, cache.path());
@@ -414,7 +544,7 @@ fn what_the_hub_does_not_have_or_show_is_one_clear_error() {
 #[test]
 fn a_hub_that_lies_writes_nothing_outside_its_folder() {
     let listing = |sha: &str, hash: &str, name: &str| json!({"sha": sha, "siblings": [{"rfilename": name, "size": 2, "blobId": hash}]});
-    let hash = hash("x");
+    let hash = sha256(b"x");
     for (listing, words) in [
         (listing("../../../out", &hash, "config.json"), &["which commit"][..]),
         (listing(COMMIT, "../../../out", "config.json"), &["does not say", "config.json"]),
@@ -466,6 +596,6 @@ fn every_command_takes_an_id() {
     for id in ["owner/../name", "../owner/name", "owner/name@../../x"] {
         let refused = run(&["generate", "--model", id, "--tokens", "1"]);
         let stderr = String::from_utf8_lossy(&refused.stderr);
-        assert!(!refused.status.success() && stderr.contains("no id owner/name"), "{stderr}");
+        assert!(!refused.status.success() && stderr.contains("no id [owner/]name"), "{stderr}");
     }
 }

@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::Output;
 
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use sinew::models::{Checkpoint, Load};
 
 #[path = "common/command.rs"]
 mod command;
@@ -11,7 +14,7 @@ mod command;
 mod fixtures;
 
 use command::{command, run, stdout};
-use fixtures::fixture;
+use fixtures::{copy, fixture};
 
 const DECODER: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
 
@@ -104,6 +107,88 @@ fn inspect_shows_the_tensors_of_a_model_that_is_refused() {
     assert!(stdout(&output).contains("no config.json"));
 }
 
+/// What of a model's tensor is damaged.
+#[derive(Debug, Clone, Copy)]
+enum Damage {
+    Missing,
+    Shape,
+    DType,
+}
+
+/// Rewrites a file with one of its tensors damaged.
+fn damage(file: &Path, name: &str, damage: Damage) {
+    let bytes = std::fs::read(file).expect("the fixture is there");
+    let tensors = SafeTensors::deserialize(&bytes).expect("valid");
+    let damaged = tensors.tensors().into_iter().filter_map(|(other, view)| {
+        let (mut dtype, mut shape) = (view.dtype(), view.shape().to_vec());
+        match damage {
+            _ if other != name => {}
+            Damage::Missing => return None,
+            Damage::Shape => shape.insert(0, 1),
+            Damage::DType => dtype = if dtype == Dtype::F32 { Dtype::I32 } else { Dtype::I16 },
+        }
+        let start = view.data().as_ptr().addr() - bytes.as_ptr().addr();
+        let view = TensorView::new(dtype, shape, &bytes[start..start + view.data().len()]).expect("as large as before");
+        Some((other, view))
+    });
+    let damaged = safetensors::serialize(damaged.collect::<Vec<_>>(), None).expect("a file");
+    std::fs::write(file, damaged).expect("written");
+}
+
+#[test]
+fn inspect_refuses_the_tensors_that_loading_refuses_in_the_same_words() {
+    let generate = &["generate", "--tokens", "1", "--max-new-tokens", "1"][..];
+    let embed = &["embed", "a text"][..];
+    for (model, command, spare) in [
+        ("llama3_rope_gqa3_hd20_bf16_tied_bpe", generate, "none"),
+        ("mixtral_5experts_window_gqa3_hd20_bf16", generate, "none"),
+        ("gpt2_no_prefix_hd12_f32_with_masks_old_config", generate, ".attn.bias"),
+        ("bert_hd20_f32_wordpiece", embed, "pooler.dense"),
+        ("qwen3_embedding_no_prefix_gqa3_hd20_bf16", embed, "none"),
+    ] {
+        let file = "model.safetensors";
+        let all = Checkpoint::open(fixture(model), Load::Read).expect("the fixture opens");
+        let mut checked = 0;
+        for name in all.names().filter(|name| !name.contains(spare)) {
+            // The parts of the first layer stand for those of the others.
+            if name.contains(".1.") {
+                continue;
+            }
+            for how in [Damage::Missing, Damage::Shape, Damage::DType] {
+                let folder = copy(model);
+                damage(&folder.path().join(file), name, how);
+                let path = folder.path().to_str().expect("the path is UTF-8");
+                let inspected = sinew(&["inspect", path, "--json"], &[]);
+                let loaded = sinew(&[command, &["--model", path]].concat(), &[]);
+                let line = |output: &Output| {
+                    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+                    let errors: Vec<_> = stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+                    errors.concat()
+                };
+                let (value, error) = (json(&inspected), line(&loaded));
+                let what = format!("{model}, {name}, {how:?}: {error}");
+                assert_eq!(line(&inspected), error, "{what}");
+                assert_eq!(inspected.status.code(), loaded.status.code(), "{what}");
+                assert_eq!(
+                    value["refused"].as_str().map(|line| format!("error: {line}")),
+                    Some(error.clone()),
+                    "{what}"
+                );
+                let (stem, _) = name.rsplit_once('.').expect("a weight or a bias");
+                assert!(error.contains(stem), "{what}");
+                assert!(
+                    value["needs"].is_null() && !value["tensors"].as_array().expect("tensors").is_empty(),
+                    "{what}"
+                );
+                let text = String::from_utf8_lossy(&sinew(&["inspect", path], &[]).stdout).into_owned();
+                assert!(text.contains(&error.replace("error: ", "refused       ")), "{what}: {text}");
+                checked += 1;
+            }
+        }
+        assert!(checked >= 30, "{model}: {checked}");
+    }
+}
+
 #[test]
 fn settings_name_what_decided() {
     let setting = |arguments: &[&str], variables: &[(&str, &str)], name: &str| {
@@ -120,6 +205,10 @@ fn settings_name_what_decided() {
     is(setting(&[], &[("HF_HOME", "/a")], "hub cache"), ("/a/hub", "HF_HOME"));
     is(setting(&[], &[("HF_HOME", "/a"), ("HF_HUB_CACHE", "/b")], "hub cache"), ("/b", "HF_HUB_CACHE"));
     is(setting(&[], &[("HF_HUB_OFFLINE", "1")], "hub offline"), ("yes", "HF_HUB_OFFLINE"));
+    is(setting(&[], &[("TRANSFORMERS_OFFLINE", "1")], "hub offline"), ("yes", "TRANSFORMERS_OFFLINE"));
+    let both = [("TRANSFORMERS_OFFLINE", "1"), ("HF_HUB_OFFLINE", "0")];
+    is(setting(&[], &both, "hub offline"), ("no", "HF_HUB_OFFLINE"));
+    is(setting(&[], &[("HOME", "/me"), ("HF_HOME", "~/a")], "hub cache"), ("/me/a/hub", "HF_HOME"));
     is(setting(&[], &[("HF_TOKEN", "secret")], "hub token"), ("set", "HF_TOKEN"));
     let output = sinew(&["settings"], &[("HF_TOKEN", "secret")]);
     assert!(stdout(&output).contains("HF_TOKEN") && !stdout(&output).contains("secret"));

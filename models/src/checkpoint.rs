@@ -5,6 +5,7 @@
 //! inside the model's folder, and a damaged header is an error.
 
 use std::borrow::Cow;
+use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::Range;
@@ -15,7 +16,7 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use sinew_memory::MappedFile;
 
-use self::shard::{Shard, Unique};
+use self::shard::{MAX_HEADER_BYTES, MAX_HEADERS_BYTES, Shard, Unique};
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -23,8 +24,12 @@ mod shard;
 
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// An index names this many files at most; the largest published ones name a few hundred.
+const MAX_SHARDS: usize = 4096;
 /// How many similar names an error lists.
 const NEAREST: usize = 3;
+/// Of how many names the distance is computed, those that a cheaper measure finds most similar.
+const COMPARED: usize = 256;
 /// How many tensors that nothing uses a warning names.
 const NAMED_UNUSED: usize = 3;
 
@@ -89,6 +94,8 @@ pub struct Checkpoint {
     origin: String,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
+    /// Bytes that the headers of further shards may have.
+    header_budget: u64,
 }
 
 #[derive(Debug)]
@@ -122,7 +129,7 @@ impl Checkpoint {
         let index = folder.join(INDEX);
         if single.exists() {
             checkpoint.add(Shard::open(real_path_inside(folder, &single)?, load)?)?;
-        } else if let Some(text) = files::if_present(files::read_long(&index))? {
+        } else if let Some(text) = files::if_present(read_index(&index))? {
             checkpoint.add_index(folder, &index, &text, load)?;
         } else {
             return Err(nothing_to_load(folder));
@@ -198,13 +205,21 @@ impl Checkpoint {
     ///
     /// [`Error::MissingTensor`], with the nearest names.
     pub fn info(&self, name: &str) -> Result<TensorInfo<'_>> {
-        let (_, entry) = self.entry(name)?;
-        Ok(TensorInfo {
+        Ok(self.info_of(self.entry(name)?.1))
+    }
+
+    /// All tensors, sorted by name, with what [`info`](Self::info) says of them.
+    pub fn infos(&self) -> impl Iterator<Item = (&str, TensorInfo<'_>)> {
+        self.tensors.iter().map(|(name, entry)| (name.as_str(), self.info_of(entry)))
+    }
+
+    fn info_of<'a>(&'a self, entry: &'a Entry) -> TensorInfo<'a> {
+        TensorInfo {
             dtype: entry.dtype,
             shape: &entry.shape,
             num_bytes: entry.range.len(),
             file: self.shards[entry.shard].path(),
-        })
+        }
     }
 
     /// The first of `prefixes` for which `prefix + name` is a tensor: the same weights are called
@@ -250,28 +265,30 @@ impl Checkpoint {
     }
 
     fn empty(origin: String) -> Self {
-        Self { origin, shards: Vec::new(), tensors: BTreeMap::new() }
+        Self { origin, shards: Vec::new(), tensors: BTreeMap::new(), header_budget: MAX_HEADERS_BYTES }
     }
 
     fn add_index(&mut self, folder: &Path, index: &Path, text: &str, load: Load) -> Result<()> {
         let file = index.display().to_string();
-        let expected = weight_map(text, &file)?;
-        let mut shards = BTreeMap::new();
-        for name in expected.values().collect::<BTreeSet<_>>() {
-            let path = files::join_inside(folder, name, &file)?;
-            self.add(Shard::open(real_path_inside(folder, &path)?, load)?)?;
-            shards.insert(name, self.shards.len() - 1);
+        let mut expected: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (tensor, shard) in weight_map(text, &file)? {
+            expected.entry(shard).or_default().push(tensor);
         }
-        for (tensor, shard) in &expected {
-            let found = self.tensors.get(tensor).map(|entry| entry.shard);
-            if found.is_none() || found != shards.get(shard).copied() {
+        if expected.len() > MAX_SHARDS {
+            let problem = format!("names {} files; at most {MAX_SHARDS} are read", expected.len());
+            return Err(Error::Checkpoint { file, problem });
+        }
+        for (name, tensors) in expected {
+            let path = files::join_inside(folder, &name, &file)?;
+            let shard = self.shards.len();
+            self.add(Shard::open(real_path_inside(folder, &path)?, load)?)?;
+            // At once: a first lie spares the files that follow.
+            let is_there = |tensor: &&String| self.tensors.get(*tensor).is_some_and(|entry| entry.shard == shard);
+            if let Some(tensor) = tensors.iter().find(|tensor| !is_there(tensor)) {
+                let (tensor, name) = (tensor.escape_debug(), name.escape_debug());
                 return Err(Error::Checkpoint {
                     file,
-                    problem: format!(
-                        "says that `{}` is in {}, which has no such tensor",
-                        tensor.escape_debug(),
-                        shard.escape_debug()
-                    ),
+                    problem: format!("says that `{tensor}` is in {name}, which has no such tensor"),
                 });
             }
         }
@@ -279,27 +296,27 @@ impl Checkpoint {
     }
 
     fn add(&mut self, shard: Shard) -> Result<()> {
-        let (header_end, metadata) = shard.header()?;
+        let (header_end, tensors) = shard.header(&mut self.header_budget)?;
         let index = self.shards.len();
-        for (name, info) in metadata.tensors() {
+        for (name, info) in tensors {
             let (start, end) = info.data_offsets;
             // The header has been checked: start <= end <= the file's size - header_end.
             let entry = Entry {
                 shard: index,
                 dtype: info.dtype,
-                shape: info.shape.clone(),
+                shape: info.shape,
                 range: header_end + start..header_end + end,
                 used: AtomicBool::new(false),
             };
-            if let Some(other) = self.tensors.insert(name.clone(), entry) {
-                return Err(Error::Checkpoint {
-                    file: shard.path().display().to_string(),
-                    problem: format!(
-                        "has the tensor `{}`, which {} has, too",
-                        name.escape_debug(),
-                        self.shards[other.shard].path().display()
-                    ),
-                });
+            match self.tensors.entry(name) {
+                Slot::Vacant(slot) => drop(slot.insert(entry)),
+                Slot::Occupied(slot) => {
+                    let (name, other) = (slot.key().escape_debug(), self.shards[slot.get().shard].path().display());
+                    return Err(Error::Checkpoint {
+                        file: shard.path().display().to_string(),
+                        problem: format!("has the tensor `{name}`, which {other} has, too"),
+                    });
+                }
             }
         }
         self.shards.push(shard);
@@ -325,8 +342,14 @@ impl Checkpoint {
     }
 
     fn missing(&self, name: &str) -> Error {
+        let mut candidates: Vec<(usize, &String)> =
+            self.tensors.keys().map(|other| (most_edits(name, other), other)).collect();
+        if candidates.len() > COMPARED {
+            candidates.select_nth_unstable(COMPARED);
+            candidates.truncate(COMPARED);
+        }
         let mut by_distance: Vec<(usize, &String)> =
-            self.tensors.keys().map(|other| (edit_distance(name, other), other)).collect();
+            candidates.into_iter().map(|(_, other)| (edit_distance(name, other), other)).collect();
         by_distance.sort();
         Error::MissingTensor {
             name: name.to_owned(),
@@ -334,6 +357,11 @@ impl Checkpoint {
             nearest: by_distance.into_iter().take(NEAREST).map(|(_, other)| other.clone()).collect(),
         }
     }
+}
+
+/// The text of an index, which costs several times its size to parse as a header does, and has the same names.
+fn read_index(path: &Path) -> Result<String> {
+    files::read_within(path, MAX_HEADER_BYTES)
 }
 
 /// The shard of each tensor, from the text of an index.
@@ -354,7 +382,7 @@ fn weight_map(text: &str, file: &str) -> Result<BTreeMap<String, String>> {
 pub(crate) fn shards_of_index(folder: &Path) -> Result<BTreeSet<String>> {
     let path = folder.join(INDEX);
     let file = path.display().to_string();
-    let shards: BTreeSet<String> = weight_map(&files::read_long(&path)?, &file)?.into_values().collect();
+    let shards: BTreeSet<String> = weight_map(&read_index(&path)?, &file)?.into_values().collect();
     for shard in &shards {
         files::join_inside(folder, shard, &file)?;
     }
@@ -403,11 +431,25 @@ fn nothing_to_load(folder: &Path) -> Error {
     }
 }
 
+/// The end of a name, where the layer's parts are: a hostile one may be long, and this bounds what comparing it costs.
+fn tail(name: &str) -> &[u8] {
+    const MAX_BYTES: usize = 256;
+    &name.as_bytes()[name.len().saturating_sub(MAX_BYTES)..]
+}
+
+/// No less than the [`edit_distance`], in linear time: everything is edited between what two names begin and end with
+/// in common.
+fn most_edits(a: &str, b: &str) -> usize {
+    let (a, b) = (tail(a), tail(b));
+    let same = |(x, y): &(&u8, &u8)| x == y;
+    let end = a.iter().rev().zip(b.iter().rev()).take_while(same).count();
+    let (a, b) = (&a[..a.len() - end], &b[..b.len() - end]);
+    let start = a.iter().zip(b).take_while(same).count();
+    a.len().max(b.len()) - start
+}
+
 /// Levenshtein's distance in bytes, which serves for the ASCII names of tensors.
 fn edit_distance(a: &str, b: &str) -> usize {
-    /// Longer names are compared by their ends, where the layer's parts are: the cost stays bounded.
-    const MAX_COMPARED: usize = 256;
-    let tail = |s: &'_ str| s.as_bytes()[s.len().saturating_sub(MAX_COMPARED)..].to_vec();
     let (a, b) = (tail(a), tail(b));
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {

@@ -23,7 +23,6 @@ use sinew_tensor::{DType, Layout, Tensor};
 use self::layer::{Activations, Layer, Step};
 use crate::batch::Batch;
 use crate::cache::KvCache;
-use crate::checkpoint::Checkpoint;
 use crate::config::LayerConfig;
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::{Limits, Plan};
@@ -105,10 +104,8 @@ impl Decoder {
             0 => (None, Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?),
             _ => {
                 let own = own_head(config, |name| loader.contains(name));
-                let tied = own.is_none() && config.tie_word_embeddings;
-                let name = own.or(names.heads.first().copied()).unwrap_or_default();
-                let part = if tied { embedding.clone() } else { Part::whole(name, vocab) };
-                let head = loader.weight(&[part], hidden)?;
+                let tied = own.is_none();
+                let head = loader.weight(&[own.unwrap_or_else(|| embedding.clone())], hidden)?;
                 let embedding = match tied {
                     true => Embedding::packed(ctx, head.clone(), DType::F32)?,
                     false => Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?,
@@ -156,24 +153,30 @@ impl Decoder {
     }
 
     /// What it would take: all but cache and logits.
-    pub(crate) fn plan(config: &DecoderConfig, checkpoint: &Checkpoint, sizes: &Sizes, limits: &Limits) -> Plan {
-        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
-        let head = match limits.max_logits {
-            0 => 0,
-            _ => sizes.weight(vocab, hidden),
+    ///
+    /// # Errors
+    /// Those of [`Decoder::load`] for tensors.
+    pub(crate) fn plan(config: &DecoderConfig, sizes: &Sizes<'_>, limits: &Limits) -> Result<Plan> {
+        let (names, hidden, checkpoint) = (config.names, config.hidden_size, sizes.checkpoint);
+        let prefix = checkpoint.prefix_of(&format!("{}.weight", names.embedding), names.prefixes)?;
+        let embedding = Part::whole(format!("{prefix}{}", names.embedding), config.vocab_size);
+        let embeddings = match (limits.max_logits, own_head(config, |name| checkpoint.contains(name))) {
+            (0, _) => sizes.table(&embedding, hidden)?,
+            (_, None) => sizes.weight(&embedding, hidden)?,
+            (_, Some(head)) => sum([sizes.weight(&head, hidden)?, sizes.table(&embedding, hidden)?]),
         };
-        let tied = config.tie_word_embeddings && own_head(config, |name| checkpoint.contains(name)).is_none();
-        let embedding = if head > 0 && tied { 0 } else { sizes.table(vocab, hidden) };
-        let positions = if config.learned_positions { config.max_position_embeddings } else { 0 };
-        let layers = config.layers.iter().map(|layer| Layer::bytes(sizes, config, layer));
-        Plan {
-            weights: sum([
-                embedding,
-                sizes.table(positions, hidden),
-                sum(layers),
-                sizes.norm(config.norm, hidden),
-                head,
-            ]),
+        let positions = match config.learned_positions {
+            true => {
+                let part = Part::whole(format!("{prefix}{}", names.positions), config.max_position_embeddings);
+                sizes.table(&part, hidden)?
+            }
+            false => 0,
+        };
+        let layers = (0..config.num_hidden_layers()).map(|index| Layer::bytes(sizes, config, prefix, index));
+        let layers = sum(layers.collect::<Result<Vec<_>>>()?);
+        let norm = sizes.norm(config.norm, &format!("{prefix}{}", names.norm), hidden)?;
+        Ok(Plan {
+            weights: sum([embeddings, positions, layers, norm]),
             activations: sum([
                 StepInputs::bytes(limits, config.learned_positions),
                 Activations::bytes(config, sizes.precision, limits.max_rows),
@@ -181,7 +184,7 @@ impl Decoder {
             ]),
             tables: sizes.ropes(&config.ropes, config.head_dim, limits.context),
             ..Plan::default()
-        }
+        })
     }
 
     /// The description that it was loaded from.
@@ -342,9 +345,14 @@ impl Decoder {
     }
 }
 
-/// The head's tensor, less `.weight`, where the checkpoint has one. It is used whatever the config says.
-fn own_head(config: &DecoderConfig, contains: impl Fn(&str) -> bool) -> Option<&'static str> {
-    config.names.heads.iter().find(|name| contains(&format!("{name}.weight"))).copied()
+/// The head, unless it is the embedding. One that the checkpoint has is used whatever the config says.
+fn own_head(config: &DecoderConfig, contains: impl Fn(&str) -> bool) -> Option<Part> {
+    let heads = config.names.heads;
+    let name = match heads.iter().find(|name| contains(&format!("{name}.weight"))) {
+        None if config.tie_word_embeddings => return None,
+        found => found.or(heads.first()).copied().unwrap_or_default(),
+    };
+    Some(Part::whole(name, config.vocab_size))
 }
 
 impl StepInputs {

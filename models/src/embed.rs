@@ -97,10 +97,11 @@ impl EmbeddingModel {
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
     }
 
-    /// What a model would take on a device.
+    /// What a model would take on a device. The tensors are checked that loading would read, by what the headers say.
     ///
     /// # Errors
-    /// A dtype that weights cannot be kept in, or a checkpoint without floating-point tensors.
+    /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, or tensors that are missing
+    /// or of another shape than the config says.
     pub fn plan(
         config: &ModelConfig,
         checkpoint: &Checkpoint,
@@ -108,7 +109,7 @@ impl EmbeddingModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
-        Ok(Backbone::plan(config, checkpoint, &Sizes { precision, device: device.id().kind }))
+        Backbone::plan(config, &Sizes { checkpoint, precision, device: device.id().kind })
     }
 
     /// The context that it runs on.

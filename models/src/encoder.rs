@@ -110,24 +110,45 @@ impl Encoder {
     }
 
     /// What it would take.
-    pub(crate) fn plan(config: &EncoderConfig, sizes: &Sizes, max_rows: usize, max_sequences: usize) -> Plan {
-        let hidden = config.hidden_size;
+    ///
+    /// # Errors
+    /// Those of [`Encoder::load`] for tensors.
+    pub(crate) fn plan(
+        config: &EncoderConfig,
+        sizes: &Sizes<'_>,
+        max_rows: usize,
+        max_sequences: usize,
+    ) -> Result<Plan> {
+        let names = config.names;
+        let prefix = sizes.checkpoint.prefix_of(&format!("{}.weight", names.word), names.prefixes)?;
+        let at = |name: &str| format!("{prefix}{name}");
+        let table = |name: &str, rows: usize| match rows {
+            0 => Ok(0),
+            _ => sizes.table(&Part::whole(at(name), rows), config.hidden_size),
+        };
         let context = config.max_position_embeddings;
         let learned = config.learned_positions.map_or(0, |learned| learned.first as usize + context);
-        let norms = if config.norm_first { 2 } else { 1 };
+        let tables = [
+            table(names.word, config.vocab_size)?,
+            table(names.positions, learned)?,
+            table(names.token_types, config.type_vocab_size)?,
+        ];
+        let embedding_norm = norm_bytes(sizes, config, &at(names.embedding_norm))?;
+        let layers = (0..config.layers.len()).map(|index| Layer::bytes(sizes, config, prefix, index));
+        let layers = sum(layers.collect::<Result<Vec<_>>>()?);
+        let final_norm = match config.norm_first {
+            true => norm_bytes(sizes, config, &at(names.final_norm))?,
+            false => 0,
+        };
         // Rows of the tables of positions and of types.
-        let tables = usize::from(config.learned_positions.is_some()) + usize::from(config.type_vocab_size > 0);
-        let ids = Values::bytes(DType::U32, max_rows).saturating_mul(tables);
-        Plan {
-            weights: sum([
-                sum([config.vocab_size, learned, config.type_vocab_size].map(|rows| sizes.table(rows, hidden))),
-                sum((0..config.layers.len()).map(|index| Layer::bytes(sizes, config, index))),
-                norm_bytes(sizes, config).saturating_mul(norms),
-            ]),
+        let ids = usize::from(config.learned_positions.is_some()) + usize::from(config.type_vocab_size > 0);
+        let ids = Values::bytes(DType::U32, max_rows).saturating_mul(ids);
+        Ok(Plan {
+            weights: sum([sum(tables), embedding_norm, layers, final_norm]),
             activations: sum([PassInputs::bytes(max_rows, max_sequences), ids, Activations::bytes(config, max_rows)]),
             tables: sizes.ropes(&config.ropes, config.head_dim, context),
             ..Plan::default()
-        }
+        })
     }
 
     /// The description that it was loaded from.
@@ -278,7 +299,9 @@ fn norm(loader: &mut Loader<'_>, config: &EncoderConfig, name: &str, max_rows: u
 }
 
 /// Bytes of the vectors of [`norm`].
-fn norm_bytes(sizes: &Sizes, config: &EncoderConfig) -> usize {
-    let vectors = if config.norm_bias { 2 } else { 1 };
-    sizes.vector(config.hidden_size).saturating_mul(vectors)
+fn norm_bytes(sizes: &Sizes<'_>, config: &EncoderConfig, name: &str) -> Result<usize> {
+    match config.norm_bias {
+        true => sizes.layer_norm(name, config.hidden_size),
+        false => sizes.vector(&format!("{name}.weight"), config.hidden_size),
+    }
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// No `config.json` comes near this. Parsed, JSON takes up to 16 times its size.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
-/// No index or `tokenizer.json` comes near this. It keeps a file that was swapped for a huge one out of memory.
+/// No `tokenizer.json` comes near this. It keeps a file that was swapped for a huge one out of memory.
 const MAX_LONG_BYTES: u64 = 64 << 20;
 
 /// The text of a config at `path`.
@@ -18,12 +18,13 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
     read_within(path, MAX_CONFIG_BYTES)
 }
 
-/// The text of `path`, which lists the tensors of a model or the tokens of a language.
+/// The text of `path`, which lists the tokens of a language.
 pub(crate) fn read_long(path: &Path) -> Result<String> {
     read_within(path, MAX_LONG_BYTES)
 }
 
-fn read_within(path: &Path, max: u64) -> Result<String> {
+/// The text of `path`, of at most `max` bytes.
+pub(crate) fn read_within(path: &Path, max: u64) -> Result<String> {
     let kind = fs::metadata(path).map_err(|e| Error::io("read", path, e))?;
     if !kind.is_file() {
         let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");

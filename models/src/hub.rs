@@ -1,7 +1,7 @@
 //! Models by name: a folder, or an id of the Hugging Face Hub.
 //!
 //! What is fetched is kept in the hub's own cache, `models--{owner}--{name}/snapshots/{commit}`, which Python's
-//! libraries share. A commit that is there with all its weights is used, whatever has happened on the hub since;
+//! libraries share; the oldest models have no owner. A commit that is there with all its weights is used, whatever has happened on the hub since;
 //! `@{commit}` asks for another one. Other programs read and keep fewer small files than are read here: those are asked
 //! for once, and done without where the hub does not answer.
 
@@ -23,7 +23,8 @@ mod fetch;
 /// The only small file that every model has.
 const CONFIG: &str = FileName::CONFIG.as_str();
 
-/// Variables of the environment, by what they say; of several for one thing the first that is set counts.
+/// Variables of the environment, by what they say; of several for one thing the first that is set counts. A folder may
+/// begin with `~`, which is `HOME`.
 pub mod variables {
     /// The folder of the cache.
     pub const CACHE: [&str; 2] = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"];
@@ -36,7 +37,7 @@ pub mod variables {
     /// The file that has the token where no variable has it.
     pub const TOKEN_PATH: &str = "HF_TOKEN_PATH";
     /// `1`, `on`, `true` or `yes`: nothing is fetched.
-    pub const OFFLINE: &str = "HF_HUB_OFFLINE";
+    pub const OFFLINE: [&str; 2] = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"];
 }
 
 /// The hub's address where no variable says another.
@@ -87,7 +88,13 @@ impl Hub {
 
     fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let path = |name: &str| variable(name).map(PathBuf::from);
+        let path = |name: &str| {
+            let path = PathBuf::from(variable(name)?);
+            match (path.strip_prefix("~"), variable("HOME")) {
+                (Ok(rest), Some(home)) => Some(PathBuf::from(home).join(rest)),
+                _ => Some(path),
+            }
+        };
         let text = |name: &str| variable(name).and_then(|value| value.into_string().ok());
         let home = path(variables::HOME).or_else(|| {
             let caches = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?;
@@ -100,7 +107,9 @@ impl Hub {
             .find_map(|name| text(name))
             .or_else(|| crate::files::read_text(&token_path?).ok())
             .map(|token| token.trim().to_owned());
-        let offline = text(variables::OFFLINE)
+        let offline = variables::OFFLINE
+            .iter()
+            .find_map(|name| text(name))
             .is_some_and(|value| ["1", "on", "true", "yes"].contains(&value.to_ascii_lowercase().as_str()));
         let endpoint = text(variables::ENDPOINT).unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
         Self {
@@ -112,7 +121,7 @@ impl Hub {
     }
 
     /// The folder of the model called `name`: `name` itself where there is such a folder or file, else that of the id
-    /// `owner/name` or `owner/name@revision` in the cache, into which what is missing is fetched.
+    /// `owner/name`, `name` or either with `@revision` in the cache, into which what is missing is fetched.
     ///
     /// # Errors
     ///
@@ -126,7 +135,8 @@ impl Hub {
         }
         let Some(id) = Id::parse(name) else {
             return Err(Error::Hub(format!(
-                "`{name}` is no folder with config.json and safetensors files, and no id owner/name[@revision] of the hub"
+                "`{name}` is no folder with config.json and safetensors files, and no id [owner/]name[@revision] of \
+                 the hub"
             )));
         };
         let Some(cache) = &self.cache else {
@@ -135,7 +145,7 @@ impl Hub {
                 variables::HOME
             )));
         };
-        let repo = Repository { folder: cache.join(format!("models--{}--{}", id.owner, id.name)) };
+        let repo = Repository { folder: cache.join(format!("models--{}", id.model().replace('/', "--"))) };
         if let Some(commit) = repo.commit(id.revision) {
             let snapshot = repo.snapshot(&commit);
             if snapshot.is_loadable() {
@@ -168,7 +178,8 @@ impl Hub {
 /// `owner/name@revision`, each part of it fit to be part of a path and of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Id<'a> {
-    owner: &'a str,
+    /// Models are older than owners.
+    owner: Option<&'a str>,
     name: &'a str,
     revision: &'a str,
 }
@@ -178,7 +189,10 @@ impl<'a> Id<'a> {
         /// The hub's own limit.
         const MAX_LENGTH: usize = 96;
         let (model, revision) = text.split_once('@').unwrap_or((text, "main"));
-        let (owner, name) = model.split_once('/')?;
+        let (owner, name) = match model.split_once('/') {
+            Some((owner, name)) => (Some(owner), name),
+            None => (None, model),
+        };
         let plain = |part: &str, also: &[char]| {
             !part.is_empty()
                 && part.len() <= MAX_LENGTH
@@ -189,14 +203,23 @@ impl<'a> Id<'a> {
         };
         // Two dashes stand for the slash in the cache.
         let part = |part: &str| plain(part, &['-', '_', '.']) && !part.contains("--");
-        let fits = part(owner) && part(name) && plain(revision, &['-', '_', '.', '/']) && !revision.contains("//");
+        let fits =
+            owner.is_none_or(part) && part(name) && plain(revision, &['-', '_', '.', '/']) && !revision.contains("//");
         fits.then_some(Self { owner, name, revision })
+    }
+
+    /// As addresses have it, without the revision.
+    fn model(&self) -> String {
+        match self.owner {
+            Some(owner) => format!("{owner}/{}", self.name),
+            None => self.name.to_owned(),
+        }
     }
 }
 
 impl fmt::Display for Id<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}@{}", self.owner, self.name, self.revision)
+        write!(f, "{}@{}", self.model(), self.revision)
     }
 }
 

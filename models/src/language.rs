@@ -167,10 +167,11 @@ impl LanguageModel {
         Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, draw, prefill_chunk, row, next })
     }
 
-    /// What a model would take on a device.
+    /// What a model would take on a device. The tensors are checked that loading would read, by what the headers say.
     ///
     /// # Errors
-    /// Options that make no sense for the model, or a checkpoint without floating-point tensors.
+    /// Options that make no sense for the model, a checkpoint without floating-point tensors, or tensors that are missing
+    /// or of another shape than the config says.
     pub fn plan(
         config: &DecoderConfig,
         checkpoint: &Checkpoint,
@@ -179,7 +180,8 @@ impl LanguageModel {
     ) -> Result<Plan> {
         let precision = options.weights.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
-        let plan = Decoder::plan(config, checkpoint, &Sizes { precision, device: device.id().kind }, &limits);
+        let sizes = Sizes { checkpoint, precision, device: device.id().kind };
+        let plan = Decoder::plan(config, &sizes, &limits)?;
         let cache = cache_layout(config, precision, &limits)
             .map_or(usize::MAX, |layout| KvCache::bytes_for(config.num_hidden_layers(), &layout));
         Ok(Plan { cache, logits: bytes(DType::F32, &[limits.max_logits, config.vocab_size]), ..plan })

@@ -15,7 +15,7 @@ use sinew_tensor::{DType, Tensor};
 
 use crate::checkpoint::{Checkpoint, Load};
 use crate::config::{NormKind, RopeConfig};
-use crate::scratch::sum;
+use crate::scratch::{bytes, sum};
 use crate::{Error, Result};
 
 /// How weights get from files into memory.
@@ -75,39 +75,68 @@ impl Precision {
     }
 }
 
-/// Bytes of what a [`Loader`] makes, for plans; the largest number where they are more.
+/// What a [`Loader`] would make of a checkpoint, for plans: every tensor is checked as loading checks it, and the bytes
+/// of what it becomes are counted; the largest number where they are more.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct Sizes<'a> {
+    pub checkpoint: &'a Checkpoint,
     pub precision: Precision,
     pub device: DeviceKind,
 }
 
-impl Sizes {
-    /// Of [`Loader::weight`], `[n, k]`.
-    pub(crate) fn weight(&self, n: usize, k: usize) -> usize {
-        WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, false)
+impl Sizes<'_> {
+    /// Of [`Loader::weight`].
+    pub(crate) fn weight(&self, part: &Part, k: usize) -> Result<usize> {
+        self.linear(std::slice::from_ref(part), k, false, false)
     }
 
-    /// Of [`Loader::linear`] with weights `[n, k]`.
-    pub(crate) fn linear(&self, n: usize, k: usize, bias: bool, gated: bool) -> usize {
-        let bias = if bias { self.vector(n) } else { 0 };
-        WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, gated).saturating_add(bias)
+    /// Of [`Loader::linear`].
+    pub(crate) fn linear(&self, parts: &[Part], k: usize, bias: bool, gated: bool) -> Result<usize> {
+        let n = sum(parts.iter().map(Part::len));
+        let mut bytes = WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, gated);
+        if bias {
+            parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
+            bytes = bytes.saturating_add(vector_bytes(n));
+        }
+        parts.iter().try_for_each(|part| check(self.checkpoint, &part.weight(), &part.shape(k)).map(drop))?;
+        Ok(bytes)
     }
 
-    /// Of [`Loader::grouped`] with weights `[n, k]` of each expert.
-    pub(crate) fn grouped(&self, experts: usize, n: usize, k: usize, gated: bool) -> usize {
-        WeightPacker::bytes(self.device, self.precision.weights, experts, n, k, gated)
+    /// Of [`Loader::grouped`]. There may be as many parts as a file claims to have: none is made after one that is not
+    /// there.
+    pub(crate) fn grouped(
+        &self,
+        parts: impl Iterator<Item = Part>,
+        experts: usize,
+        k: usize,
+        gated: bool,
+    ) -> Result<usize> {
+        let mut rows = 0usize;
+        for part in parts {
+            check(self.checkpoint, &part.weight(), &part.shape(k))?;
+            rows = rows.saturating_add(part.len());
+        }
+        Ok(WeightPacker::bytes(self.device, self.precision.weights, experts, rows / experts.max(1), k, gated))
     }
 
     /// Of [`Loader::table`].
-    pub(crate) fn table(&self, rows: usize, width: usize) -> usize {
-        WeightPacker::table_bytes(self.precision.weights, rows, width)
+    pub(crate) fn table(&self, part: &Part, width: usize) -> Result<usize> {
+        check(self.checkpoint, &part.weight(), &part.shape(width))?;
+        Ok(WeightPacker::table_bytes(self.precision.weights, part.len(), width))
     }
 
     /// Of [`Loader::norm`].
-    pub(crate) fn norm(&self, kind: NormKind, n: usize) -> usize {
-        let vectors = if kind == NormKind::Layer { 2 } else { 1 };
-        self.vector(n).saturating_mul(vectors)
+    pub(crate) fn norm(&self, kind: NormKind, name: &str, n: usize) -> Result<usize> {
+        match kind {
+            NormKind::Rms | NormKind::RmsOffset => self.vector(&format!("{name}.weight"), n),
+            NormKind::Layer => self.layer_norm(name, n),
+        }
+    }
+
+    /// Of [`Loader::layer_norm`].
+    pub(crate) fn layer_norm(&self, name: &str, n: usize) -> Result<usize> {
+        let [weight, bias] = layer_norm_names(self.checkpoint, name);
+        Ok(self.vector(&weight, n)?.saturating_add(self.vector(&bias, n)?))
     }
 
     /// Of the tables of [`Loader::ropes`].
@@ -116,9 +145,35 @@ impl Sizes {
     }
 
     /// Of [`Loader::vector`].
-    pub(crate) fn vector(&self, n: usize) -> usize {
-        n.saturating_mul(DType::F32.size())
+    pub(crate) fn vector(&self, name: &str, n: usize) -> Result<usize> {
+        check(self.checkpoint, name, &[n])?;
+        Ok(vector_bytes(n))
     }
+}
+
+fn vector_bytes(n: usize) -> usize {
+    bytes(DType::F32, &[n])
+}
+
+/// The dtype of a tensor, which must have this shape.
+fn check(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> Result<DType> {
+    let info = checkpoint.info(name)?;
+    if info.shape != shape {
+        let found = info.shape;
+        return Err(Error::Config {
+            file: checkpoint.name().to_owned(),
+            problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
+        });
+    }
+    float_dtype(name, info.dtype)
+}
+
+/// What the two vectors of a layer norm are called: checkpoints converted from TensorFlow have gamma and beta.
+fn layer_norm_names(checkpoint: &Checkpoint, name: &str) -> [String; 2] {
+    [("weight", "gamma"), ("bias", "beta")].map(|(new, old)| {
+        let new = format!("{name}.{new}");
+        if checkpoint.contains(&new) { new } else { format!("{name}.{old}") }
+    })
 }
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
@@ -165,6 +220,11 @@ impl Part {
 
     fn len(&self) -> usize {
         self.rows.len()
+    }
+
+    /// That of the tensor.
+    fn shape(&self, k: usize) -> [usize; 2] {
+        if self.transposed { [k, self.of] } else { [self.of, k] }
     }
 
     fn weight(&self) -> String {
@@ -215,19 +275,6 @@ impl<'a> Loader<'a> {
     /// Whether the checkpoint has a tensor.
     pub fn contains(&self, name: &str) -> bool {
         self.checkpoint.contains(name)
-    }
-
-    /// The dtype of a tensor, which must have this shape.
-    fn check(&self, name: &str, shape: &[usize]) -> Result<DType> {
-        let info = self.checkpoint.info(name)?;
-        if info.shape != shape {
-            let found = info.shape;
-            return Err(Error::Config {
-                file: self.checkpoint.name().to_owned(),
-                problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
-            });
-        }
-        float_dtype(name, info.dtype)
     }
 
     fn advance(&mut self, bytes: usize) {
@@ -325,13 +372,8 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Those of [`Loader::weight`].
     pub fn layer_norm(&mut self, name: &str, n: usize, eps: f64, dtypes: [DType; 2], max_rows: usize) -> Result<Norm> {
-        // Checkpoints converted from TensorFlow call the two vectors gamma and beta.
-        let mut vector = |new: &str, old: &str| {
-            let new = format!("{name}.{new}");
-            let name = if self.contains(&new) { new } else { format!("{name}.{old}") };
-            self.vector(&name, n)
-        };
-        let (weight, bias) = (vector("weight", "gamma")?, vector("bias", "beta")?);
+        let [weight, bias] = layer_norm_names(self.checkpoint, name);
+        let (weight, bias) = (self.vector(&weight, n)?, self.vector(&bias, n)?);
         let [input, output] = dtypes;
         Ok(Norm::new(&self.ctx, NormOptions::layer(eps, weight, bias, input, output), max_rows)?)
     }
@@ -365,7 +407,7 @@ impl<'a> Loader<'a> {
         let stored = names
             .iter()
             .zip(parts)
-            .map(|(name, part)| self.check(name, &if part.transposed { [k, part.of] } else { [part.of, k] }))
+            .map(|(name, part)| check(self.checkpoint, name, &part.shape(k)))
             .collect::<Result<Vec<_>>>()?;
         if parts.iter().any(|part| part.transposed) {
             return self.fill_columns(packer, parts, k);
@@ -438,7 +480,7 @@ impl<'a> Loader<'a> {
     }
 
     fn values(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
-        let dtype = self.check(name, &[n])?;
+        let dtype = check(self.checkpoint, name, &[n])?;
         let tensor = self.checkpoint.tensor(name)?;
         let bytes: &[u8] = &tensor.bytes;
         let values = match dtype {
@@ -471,19 +513,27 @@ fn widen<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> 
     bytes.as_chunks::<SIZE>().0.iter().map(|&chunk| value(chunk)).collect()
 }
 
-/// The dtype of a tensor that must be floating point.
-fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
-    Ok(match dtype {
+/// The dtype of floating-point elements.
+fn float(dtype: safetensors::Dtype) -> Option<DType> {
+    Some(match dtype {
         safetensors::Dtype::F64 => DType::F64,
         safetensors::Dtype::F32 => DType::F32,
         safetensors::Dtype::F16 => DType::F16,
         safetensors::Dtype::BF16 => DType::BF16,
-        other => {
-            let what = format!("tensor {name} of dtype {other:?}");
-            return Err(Error::Unsupported { what, supported: "F32, F16, BF16, F64".to_owned() });
-        }
+        _ => return None,
     })
 }
+
+/// The dtype of a tensor that must be floating point.
+fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
+    float(dtype).ok_or_else(|| {
+        let what = format!("tensor {name} of dtype {dtype:?}");
+        Error::Unsupported { what, supported: FLOATS.to_owned() }
+    })
+}
+
+/// What [`float`] takes, for messages.
+const FLOATS: &str = "F32, F16, BF16, F64";
 
 /// The dtype that most of a checkpoint's bytes have: that in which it is kept unless another is asked for. f64 is kept
 /// as f32.
@@ -491,21 +541,20 @@ fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
 /// # Errors
 /// A checkpoint without floating-point tensors.
 pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
-    let mut bytes = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
-    for name in checkpoint.names() {
-        let info = checkpoint.info(name)?;
-        let dtype = match float_dtype(name, info.dtype) {
-            Ok(DType::F64) => DType::F32,
-            Ok(dtype) => dtype,
+    let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
+    for (_, info) in checkpoint.infos() {
+        let dtype = match float(info.dtype) {
+            Some(DType::F64) => DType::F32,
+            Some(dtype) => dtype,
             // Position ids and the like.
-            Err(_) => continue,
+            None => continue,
         };
-        bytes.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);
+        counts.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);
     }
-    let (dtype, most) = bytes.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));
+    let (dtype, most) = counts.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));
     if most == 0 {
         let what = format!("{}, which has no floating-point tensor,", checkpoint.name());
-        return Err(Error::Unsupported { what, supported: "F32, F16, BF16, F64".to_owned() });
+        return Err(Error::Unsupported { what, supported: FLOATS.to_owned() });
     }
     Ok(dtype)
 }

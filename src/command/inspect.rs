@@ -19,7 +19,7 @@ use super::{Machine, Outcome, WeightDType, locate, megabytes, parse_dtype};
 /// Show the tensors of a model, its architecture, and the memory that it would need; nothing but headers is read.
 #[derive(Debug, Args)]
 pub struct Inspect {
-    /// Folder, safetensors file, or id of the Hugging Face Hub: owner/name[@revision].
+    /// Folder, safetensors file, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(value_name = "PATH|ID")]
     model: PathBuf,
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
@@ -43,51 +43,70 @@ impl Inspect {
         let checkpoint = folder.checkpoint(Load::Read)?;
         // A file alone has no config, which is no fault of it.
         let config = (!folder.path().is_file()).then(|| folder.config());
-        let tensors = checkpoint.names().map(|name| Ok((name, checkpoint.info(name)?))).collect::<Outcome<Vec<_>>>()?;
-        let config = config.transpose();
-        let needs = match &config {
-            Ok(Some(config)) => Some(self.needs(machine, &folder, config, &checkpoint)?),
-            _ => None,
+        let tensors: Vec<_> = checkpoint.infos().collect();
+        let (config, refused) = match config.transpose() {
+            Ok(config) => (config, None),
+            Err(error) => (None, Some(error)),
         };
+        let (needs, refused) = match config {
+            None => (None, refused),
+            Some(config) => match self.needs(machine, &folder, config, &checkpoint)? {
+                Ok(needs) => (Some(needs), None),
+                Err(error) => (None, Some(error)),
+            },
+        };
+        let findings = Findings { config, refused: refused.as_ref().map(|error| one_line(error)), needs };
         let mut out = io::BufWriter::new(io::stdout().lock());
         match self.json {
-            true => writeln!(out, "{}", as_json(&checkpoint, &config, &tensors, needs.as_ref()))?,
-            false => print(&mut out, &config, &tensors, needs.as_ref())?,
+            true => writeln!(out, "{}", as_json(&checkpoint, &tensors, &findings))?,
+            false => print(&mut out, &tensors, &findings)?,
         }
         out.flush()?;
         // The tensors are shown either way; that the model cannot be run is an error still.
-        Ok(config.map(drop)?)
+        Ok(refused.map_or(Ok(()), Err)?)
     }
 
-    /// What loading it on the machine's device would take, with what `embed` loads of an embedding model.
+    /// What loading it on the machine's device would take, with what `embed` loads of an embedding model, or why it would
+    /// be refused; an error is in what was asked for.
     fn needs(
         &self,
         machine: &Machine,
         folder: &Folder,
         config: &ModelConfig,
         checkpoint: &Checkpoint,
-    ) -> Outcome<Needs> {
+    ) -> Outcome<sinew::models::Result<Needs>> {
         let device = &*memory::open(&machine.device, machine.threads, None)?;
         let weights = WeightOptions { dtype: self.dtype.0, load: Load::Read };
-        let precision = weights.precision(checkpoint, device.hardware())?;
-        let dtype = precision.weights;
         if EmbeddingModel::describes(folder)? {
             if self.context.is_some() {
                 return Err("--context is for models that generate; this one embeds texts".into());
             }
-            let plan = EmbeddingModel::plan(config, checkpoint, &weights, device)?;
-            return Ok(Needs { plan, dtype, sequence: None });
+            return Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
+                let plan = EmbeddingModel::plan(config, checkpoint, &weights, device)?;
+                Ok(Needs { plan, dtype: precision.weights, sequence: None })
+            }));
         }
         let config = config.as_decoder()?;
         let options = LoadOptions { weights, context: self.context, ..LoadOptions::default() };
-        let plan = LanguageModel::plan(config, checkpoint, &options, device)?;
         let context = options.limits(config)?.context;
-        let kv_per_token = config.num_hidden_layers() * config.kv_values() * precision.kv.size();
-        Ok(Needs { plan, dtype, sequence: Some(SequenceNeeds { context, kv_per_token }) })
+        Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
+            let plan = LanguageModel::plan(config, checkpoint, &options, device)?;
+            let kv_per_token = config.num_hidden_layers() * config.kv_values() * precision.kv.size();
+            Ok(Needs { plan, dtype: precision.weights, sequence: Some(SequenceNeeds { context, kv_per_token }) })
+        }))
     }
 }
 
 type Tensors<'a> = [(&'a str, TensorInfo<'a>)];
+
+/// What comes of a model's config and of what its headers say.
+struct Findings<'a> {
+    /// None of a single file, and none that cannot be read.
+    config: Option<&'a ModelConfig>,
+    /// The error that loading would give.
+    refused: Option<String>,
+    needs: Option<Needs>,
+}
 
 /// What a model takes once it is loaded.
 struct Needs {
@@ -119,9 +138,8 @@ fn shard(info: &TensorInfo<'_>) -> String {
     info.file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-type Config<'a> = sinew::models::Result<Option<&'a ModelConfig>>;
-
-fn print(out: &mut impl Write, config: &Config<'_>, tensors: &Tensors<'_>, needs: Option<&Needs>) -> io::Result<()> {
+fn print(out: &mut impl Write, tensors: &Tensors<'_>, findings: &Findings<'_>) -> io::Result<()> {
+    let Findings { config, refused, needs } = findings;
     for (name, info) in tensors {
         let (name, file) = (printable(name), printable(&shard(info)));
         writeln!(out, "{name}  {} {:?}  {} bytes  {file}", info.dtype, info.shape, info.num_bytes)?;
@@ -129,10 +147,13 @@ fn print(out: &mut impl Write, config: &Config<'_>, tensors: &Tensors<'_>, needs
     for (dtype, (count, bytes)) in totals(tensors) {
         writeln!(out, "total         {count} tensors in {dtype}, {}", megabytes(bytes))?;
     }
-    match config {
-        Ok(Some(config)) => writeln!(out, "architecture  {}", architecture(config))?,
-        Ok(None) => writeln!(out, "architecture  unknown: a single file has no config.json")?,
-        Err(error) => writeln!(out, "architecture  refused: {}", one_line(error))?,
+    match (config, refused) {
+        (Some(config), _) => writeln!(out, "architecture  {}", architecture(config))?,
+        (None, None) => writeln!(out, "architecture  unknown: a single file has no config.json")?,
+        (None, Some(_)) => {}
+    }
+    if let Some(refused) = refused {
+        writeln!(out, "refused       {refused}")?;
     }
     let Some(Needs { plan, dtype, sequence }) = needs else { return Ok(()) };
     writeln!(out, "weights       {} in {dtype}", megabytes(plan.weights))?;
@@ -159,7 +180,8 @@ fn architecture(config: &ModelConfig) -> String {
     format!("{}, a {kind}: {layers} layers, hidden size {hidden}, {vocab} tokens", config.model_type())
 }
 
-fn as_json(checkpoint: &Checkpoint, config: &Config<'_>, tensors: &Tensors<'_>, needs: Option<&Needs>) -> Value {
+fn as_json(checkpoint: &Checkpoint, tensors: &Tensors<'_>, findings: &Findings<'_>) -> Value {
+    let Findings { config, refused, needs } = findings;
     let all: Vec<Value> = tensors
         .iter()
         .map(|(name, info)| {
@@ -178,11 +200,11 @@ fn as_json(checkpoint: &Checkpoint, config: &Config<'_>, tensors: &Tensors<'_>, 
         .collect();
     json!({
         "model": checkpoint.name(),
-        "architecture": config.as_ref().ok().copied().flatten().map(ModelConfig::model_type),
-        "refused": config.as_ref().err().map(|error| one_line(error)),
+        "architecture": config.map(ModelConfig::model_type),
+        "refused": refused,
         "tensors": all,
         "totals": totals,
-        "needs": needs.map(|needs| json!({
+        "needs": needs.as_ref().map(|needs| json!({
             "dtype": needs.dtype.name(),
             "context": needs.sequence.as_ref().map(|sequence| sequence.context),
             "kv_bytes_per_token": needs.sequence.as_ref().map(|sequence| sequence.kv_per_token),

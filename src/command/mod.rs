@@ -103,7 +103,7 @@ impl Machine {
 /// Which model, and how to load it.
 #[derive(Debug, Args)]
 struct Model {
-    /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: owner/name[@revision].
+    /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(long, value_name = "PATH|ID")]
     model: PathBuf,
     /// The folder that `model` turned out to be.

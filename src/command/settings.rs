@@ -98,7 +98,11 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
                 "HOME",
             ],
         ),
-        set("hub offline", if hub.offline { "yes" } else { "no" }.to_owned(), &[variables::OFFLINE]),
+        set(
+            "hub offline",
+            if hub.offline { "yes" } else { "no" }.to_owned(),
+            &[variables::OFFLINE[0], variables::OFFLINE[1]],
+        ),
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
         set("kernel cache", kernels, &["XDG_CACHE_HOME", "HOME"]),
     ])

@@ -16,6 +16,7 @@ pub fn command() -> Command {
         "HF_ENDPOINT",
         "HF_TOKEN",
         "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
         "http_proxy",
         "HTTP_PROXY",
     ] {

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Metadata, TensorInfo as Described};
+use safetensors::tensor::TensorInfo;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use sinew_memory::MappedFile;
@@ -21,8 +21,12 @@ use crate::error::{Error, Result};
 /// A header is JSON, and costs several times its size to parse: this keeps a hostile one below 200 MiB, and holds more
 /// than 100,000 tensors, of which the largest published checkpoints have a few thousand in a file.
 pub(super) const MAX_HEADER_BYTES: u64 = 16 << 20;
+/// All headers of a checkpoint. The largest published ones have 140,000 tensors, which take 18 MB.
+pub(super) const MAX_HEADERS_BYTES: u64 = 20 << 20;
 /// A header starts after its length, a little-endian u64.
 const LENGTH_BYTES: u64 = 8;
+
+pub(super) type Tensors = BTreeMap<String, TensorInfo>;
 
 #[derive(Debug)]
 pub(super) struct Shard {
@@ -73,8 +77,9 @@ impl Shard {
         }
     }
 
-    /// The checked header, and where it ends in the file.
-    pub(super) fn header(&self) -> Result<(usize, Metadata)> {
+    /// The tensors of the checked header, and where it ends in the file. Its length comes off `budget`, which the shards
+    /// of a checkpoint have in common.
+    pub(super) fn header(&self, budget: &mut u64) -> Result<(usize, Tensors)> {
         let damaged = |source: Box<dyn std::error::Error + Send + Sync>| Error::Header {
             file: self.path.display().to_string(),
             source,
@@ -89,6 +94,15 @@ impl Shard {
         if header_len > MAX_HEADER_BYTES {
             return Err(damaged(format!("a header of {header_len} bytes; at most {MAX_HEADER_BYTES} are read").into()));
         }
+        let Some(rest) = budget.checked_sub(header_len) else {
+            return Err(damaged(
+                format!(
+                    "a header of {header_len} bytes after others; at most {MAX_HEADERS_BYTES} are read of a checkpoint"
+                )
+                .into(),
+            ));
+        };
+        *budget = rest;
         let header_end = LENGTH_BYTES + header_len;
         if header_end > len {
             return Err(damaged(
@@ -97,10 +111,12 @@ impl Shard {
         }
         // Both fit: the header is small.
         let header = self.bytes(LENGTH_BYTES as usize..header_end as usize)?;
-        // Checks that the tensors lie one after the other without gap or overlap, and that each size is that
-        // of its shape and dtype, in arithmetic that cannot overflow.
-        let metadata = read_header(&header).map_err(damaged)?;
-        let data = metadata.data_len() as u64;
+        let (tensors, data) = read_header(&header).map_err(damaged)?;
+        drop(header);
+        if let Source::Mapped(map) = &self.source {
+            // The pages of many headers would count as this process's memory.
+            map.release(0..header_end as usize);
+        }
         if header_end.checked_add(data) != Some(len) {
             let size = match header_end.checked_add(data) {
                 Some(end) if end > len => "the file is truncated",
@@ -109,7 +125,7 @@ impl Shard {
             };
             return Err(damaged(format!("{data} bytes of tensors after byte {header_end} of {len}: {size}").into()));
         }
-        Ok((header_end as usize, metadata))
+        Ok((header_end as usize, tensors))
     }
 
     fn len(&self) -> Result<u64> {
@@ -149,12 +165,33 @@ impl Shard {
     }
 }
 
-/// The tensors that a header describes, whose sizes and places fit each other.
-fn read_header(json: &[u8]) -> std::result::Result<Metadata, Box<dyn std::error::Error + Send + Sync>> {
-    let Unique(tensors) = serde_json::from_slice::<Unique<Described>>(json)?;
-    let mut tensors: Vec<_> = tensors.into_iter().collect();
-    tensors.sort_by_key(|(_, info)| info.data_offsets);
-    Ok(Metadata::new(None, tensors)?)
+/// The tensors that a header describes, and the bytes that they have together: they lie one after the other without gap
+/// or overlap, and each is as large as its shape and dtype make it.
+fn read_header(json: &[u8]) -> std::result::Result<(Tensors, u64), Box<dyn std::error::Error + Send + Sync>> {
+    let Unique(tensors) = serde_json::from_slice::<Unique<TensorInfo>>(json)?;
+    let mut in_order: Vec<_> = tensors.iter().collect();
+    in_order.sort_unstable_by_key(|(_, info)| info.data_offsets);
+    let mut last = 0;
+    for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in in_order {
+        if *start != last {
+            return Err(format!(
+                "`{}` begins at byte {start}, where what is before it ends at {last}",
+                name.escape_debug()
+            )
+            .into());
+        }
+        let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &n| bits.checked_mul(n));
+        let size = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
+        if size.is_none() || size != end.checked_sub(*start) {
+            return Err(format!(
+                "`{}` has bytes {start}..{end}, which {dtype} {shape:?} does not take",
+                name.escape_debug()
+            )
+            .into());
+        }
+        last = *end;
+    }
+    Ok((tensors, last as u64))
 }
 
 /// Reads at a position that is not shared, so that several threads can read one file.

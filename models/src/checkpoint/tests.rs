@@ -1,6 +1,5 @@
 use std::fs::File;
 
-use super::shard::MAX_HEADER_BYTES;
 use super::*;
 use proptest::prelude::*;
 use safetensors::tensor::TensorView;
@@ -115,6 +114,13 @@ fn a_missing_tensor_lists_the_nearest_names() {
     assert!(line.contains("`norm.weight`") && line.contains("nearest: model.norm.weight"), "{line}");
     assert!(checkpoint.prefix_of("norms.weight", &["bert."]).is_err());
     assert!(checkpoint.info("x").is_err());
+    let mut names: Vec<String> = (0..2000).map(|i| format!("model.layers.{i}.mlp.weight")).collect();
+    names.push("model.norm.weight".to_owned());
+    let many = Checkpoint::from_bytes(file_of(&names.iter().map(String::as_str).collect::<Vec<_>>())).expect("valid");
+    let line = many.tensor("model.norm.weights").expect_err("missing").one_line();
+    assert!(line.contains("nearest: model.norm.weight, model.layers."), "{line}");
+    let line = many.tensor("model.layers.1999.mlp.weights").expect_err("missing").one_line();
+    assert!(line.contains("nearest: model.layers.1999.mlp.weight"), "{line}");
     assert_eq!(edit_distance("kitten", "sitting"), 3);
     assert_eq!(edit_distance("", "ab"), 2);
 }
@@ -155,6 +161,56 @@ fn an_index_that_leaves_the_folder_or_contradicts_its_shards_is_refused() {
         (INDEX, same.as_bytes()),
     ]));
     assert!(line.contains("`x`") && line.contains("a.safetensors has, too"), "{line}");
+}
+
+/// Both shards are opened, and both tensors are in one of them.
+#[test]
+fn an_index_that_has_a_tensor_in_the_wrong_shard_is_refused_by_name() {
+    for (weight_map, tensor, shard) in [
+        (json!({"x": "b.safetensors", "y": "a.safetensors", "z": "b.safetensors"}), "x", "b.safetensors"),
+        (json!({"x": "a.safetensors", "z": "a.safetensors"}), "z", "a.safetensors"),
+        (json!({"y": "a.safetensors", "x": "b.safetensors"}), "x", "b.safetensors"),
+    ] {
+        let line = refusal(&sharded(weight_map));
+        assert!(line.contains(&format!("says that `{tensor}` is in {shard}, which has no such tensor")), "{line}");
+    }
+}
+
+/// A header of `tensors` empty tensors, padded to `bytes`.
+fn header_of(shard: usize, tensors: usize, bytes: usize) -> Vec<u8> {
+    let entry = |i: usize| format!(r#""{shard}.{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#);
+    let mut header = format!("{{{}}}", (0..tensors).map(entry).collect::<Vec<_>>().join(","));
+    header.extend(std::iter::repeat_n(' ', bytes.saturating_sub(header.len())));
+    raw(&header, 0)
+}
+
+#[test]
+fn the_headers_of_all_shards_have_a_budget_in_common() {
+    let open = |shards: usize, bytes: usize| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut weight_map = serde_json::Map::new();
+        for shard in 0..shards {
+            let name = format!("{shard:05}.safetensors");
+            fs::write(folder.path().join(&name), header_of(shard, 2, bytes)).expect("written");
+            weight_map.insert(format!("{shard}.1"), name.into());
+        }
+        fs::write(folder.path().join(INDEX), json!({ "weight_map": weight_map }).to_string()).expect("written");
+        (Checkpoint::open(folder.path(), Load::Read), folder)
+    };
+    // As the largest published checkpoints have it, and no byte more than there may be.
+    assert_eq!(open(163, 80_000).0.expect("12 MiB of headers").names().count(), 326);
+    assert_eq!(open(4, 5 << 20).0.expect("all of the budget").names().count(), 8);
+    let (refused, folder) = open(5, 5 << 20);
+    let line = refused.expect_err("more than the budget").one_line();
+    assert!(line.contains("00004.safetensors") && line.contains("after others"), "{line}");
+    // The first shard that the index lies about spares the rest, which would be refused for their size.
+    fs::write(folder.path().join("00000.safetensors"), file_of(&["q"])).expect("written");
+    let line = refusal(&folder);
+    assert!(line.contains("`0.1` is in 00000.safetensors"), "{line}");
+
+    let many: serde_json::Map<_, _> = (0..=MAX_SHARDS).map(|i| (i.to_string(), i.to_string().into())).collect();
+    let line = refusal(&folder_of(&[(INDEX, json!({ "weight_map": many }).to_string().as_bytes())]));
+    assert!(line.contains("names 4097 files"), "{line}");
 }
 
 #[test]
@@ -283,6 +339,12 @@ proptest! {
     ) {
         let header = json!({"a": {"dtype": "F16", "shape": shape, "data_offsets": [start, end]}}).to_string();
         read_all(raw(&header, data));
+    }
+
+    #[test]
+    fn a_cheap_measure_is_no_less_than_the_edit_distance(a in "[ab.]{0,8}", b in "[ab.]{0,8}") {
+        prop_assert!(most_edits(&a, &b) >= edit_distance(&a, &b));
+        prop_assert_eq!(most_edits(&a, &a), 0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use sinew_ops::layers::{Linear, LinearOptions};
 
-use super::layer::{Activations, Step};
+use super::layer::{Activations, Step, norm_bytes};
 use super::stream::{Input, Output};
 use crate::config::Up;
 use crate::load::{Loader, Part, Sizes};
@@ -30,12 +30,7 @@ impl Dense {
     ) -> Result<Self> {
         let (names, hidden) = (config.names, config.hidden_size);
         let precision = loader.precision();
-        let part = |name: &str, n: usize| Part::whole(at(name), n).transposed(names.transposed);
-        let up = match &names.up {
-            Up::Gated(parts) => parts.iter().map(|name| part(name, width)).collect(),
-            Up::Stacked(name) => Part::split(&at(name), &[width, width]),
-            Up::Plain(name) => vec![part(name, width)],
-        };
+        let (up, down) = parts(config, width, at);
         let input = Input::load(loader, config, names.mlp_norm.map(at), rows)?;
         let product = LinearOptions::new(input.dtype(loader), precision.activations, precision.compute);
         let act = Some(config.hidden_act);
@@ -43,7 +38,6 @@ impl Dense {
             true => LinearOptions { gated: act, ..product },
             false => LinearOptions { activation: act, ..product },
         };
-        let down = part(names.down, hidden);
         Ok(Self {
             input,
             up_name: if names.is_gated() { "gate and up" } else { "up" },
@@ -61,16 +55,19 @@ impl Dense {
     }
 
     /// Bytes of the weights that it loads.
-    pub(super) fn bytes(sizes: &Sizes, config: &DecoderConfig, width: usize) -> usize {
-        let (names, hidden) = (config.names, config.hidden_size);
-        let norms = [names.mlp_norm, names.mlp_output_norm].into_iter().flatten().count();
-        let gated = names.is_gated();
-        let up = width.saturating_mul(if gated { 2 } else { 1 });
-        sum([
-            sizes.norm(config.norm, hidden).saturating_mul(norms),
-            sizes.linear(up, hidden, config.mlp_bias, gated),
-            sizes.linear(hidden, width, config.mlp_bias, false),
-        ])
+    pub(super) fn bytes(
+        sizes: &Sizes<'_>,
+        config: &DecoderConfig,
+        width: usize,
+        at: &dyn Fn(&str) -> String,
+    ) -> Result<usize> {
+        let names = config.names;
+        let (up, down) = parts(config, width, at);
+        Ok(sum([
+            norm_bytes(sizes, config, [names.mlp_norm, names.mlp_output_norm], at)?,
+            sizes.linear(&up, config.hidden_size, config.mlp_bias, names.is_gated())?,
+            sizes.linear(&[down], width, config.mlp_bias, false)?,
+        ]))
     }
 
     /// The rows chosen for its parts.
@@ -82,4 +79,16 @@ impl Dense {
     pub(super) fn weight_bytes(&self) -> usize {
         self.up.weight_bytes() + self.down.product.weight_bytes()
     }
+}
+
+/// The matrices into the sublayer and out of it.
+fn parts(config: &DecoderConfig, width: usize, at: &dyn Fn(&str) -> String) -> (Vec<Part>, Part) {
+    let names = config.names;
+    let part = |name: &str, n: usize| Part::whole(at(name), n).transposed(names.transposed);
+    let up = match &names.up {
+        Up::Gated(parts) => parts.iter().map(|name| part(name, width)).collect(),
+        Up::Stacked(name) => Part::split(&at(name), &[width, width]),
+        Up::Plain(name) => vec![part(name, width)],
+    };
+    (up, part(names.down, config.hidden_size))
 }

@@ -13,7 +13,7 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::DType;
 
-use super::layer::{Activations, Step};
+use super::layer::{Activations, Step, norm_bytes};
 use super::stream::Input;
 use crate::config::ExpertsConfig;
 use crate::load::{Loader, Part, Precision, Sizes};
@@ -94,9 +94,8 @@ impl Experts {
         let ExpertsConfig { count, per_token, width, renormalize } = experts;
         let (names, hidden, ctx) = (config.names, config.hidden_size, loader.context().clone());
         let of = &names.experts;
-        let part = |expert: usize, name: &str, n: usize| Part::whole(at(&format!("{}{expert}.{name}", of.expert)), n);
-        let gate_up: Vec<Part> = (0..count).flat_map(|e| [of.gate, of.up].map(|name| part(e, name, width))).collect();
-        let down: Vec<Part> = (0..count).map(|e| part(e, of.down, hidden)).collect();
+        let gate_up: Vec<Part> = parts(config, count, &[of.gate, of.up], width, at).collect();
+        let down: Vec<Part> = parts(config, count, &[of.down], hidden, at).collect();
 
         let input = Input::load(loader, config, names.mlp_norm.map(at), rows)?;
         let dtype = input.dtype(loader);
@@ -138,15 +137,20 @@ impl Experts {
     }
 
     /// Bytes of the weights that it loads.
-    pub(super) fn bytes(sizes: &Sizes, config: &DecoderConfig, experts: ExpertsConfig) -> usize {
+    pub(super) fn bytes(
+        sizes: &Sizes<'_>,
+        config: &DecoderConfig,
+        experts: ExpertsConfig,
+        at: &dyn Fn(&str) -> String,
+    ) -> Result<usize> {
         let (ExpertsConfig { count, width, .. }, hidden) = (experts, config.hidden_size);
-        let norms = usize::from(config.names.mlp_norm.is_some());
-        sum([
-            sizes.norm(config.norm, hidden).saturating_mul(norms),
-            sizes.linear(count, hidden, false, false),
-            sizes.grouped(count, width.saturating_mul(2), hidden, true),
-            sizes.grouped(count, hidden, width, false),
-        ])
+        let of = &config.names.experts;
+        Ok(sum([
+            norm_bytes(sizes, config, [config.names.mlp_norm, None], at)?,
+            sizes.weight(&Part::whole(at(of.router), count), hidden)?,
+            sizes.grouped(parts(config, count, &[of.gate, of.up], width, at), count, hidden, true)?,
+            sizes.grouped(parts(config, count, &[of.down], hidden, at), count, width, false)?,
+        ]))
     }
 
     /// The rows chosen for its parts.
@@ -172,4 +176,17 @@ impl Experts {
     fn expert_bytes(&self) -> usize {
         self.gate_up.weight_bytes() + self.down.weight_bytes()
     }
+}
+
+/// The matrices called `names` of each expert, `n` rows of each.
+fn parts<'a>(
+    config: &'a DecoderConfig,
+    experts: usize,
+    names: &'a [&str],
+    n: usize,
+    at: &'a dyn Fn(&str) -> String,
+) -> impl Iterator<Item = Part> + 'a {
+    let expert = config.names.experts.expert;
+    let part = move |e: usize, name: &str| Part::whole(at(&format!("{expert}{e}.{name}")), n);
+    (0..experts).flat_map(move |e| names.iter().map(move |name| part(e, name)))
 }

@@ -38,10 +38,15 @@ impl FeedForward {
     }
 
     /// Bytes of the weights that it loads.
-    pub(super) fn bytes(sizes: &Sizes, config: &DecoderConfig, layer: &LayerConfig) -> usize {
+    pub(super) fn bytes(
+        sizes: &Sizes<'_>,
+        config: &DecoderConfig,
+        layer: &LayerConfig,
+        at: &dyn Fn(&str) -> String,
+    ) -> Result<usize> {
         match layer.feed_forward {
-            Kind::Dense { width } => Dense::bytes(sizes, config, width),
-            Kind::Experts(experts) => Experts::bytes(sizes, config, experts),
+            Kind::Dense { width } => Dense::bytes(sizes, config, width, at),
+            Kind::Experts(experts) => Experts::bytes(sizes, config, experts, at),
         }
     }
 

@@ -114,7 +114,7 @@ impl Layer {
         let input = Input::load(loader, config, names.attention_norm.map(at), rows)?;
         let product = LinearOptions::new(input.dtype(loader), DType::F32, compute);
         let options = attention_options(config, layer, loader.precision(), limits);
-        let output = Part::whole(at(names.attention_output), config.hidden_size).transposed(names.transposed);
+        let output = output_part(config, &at);
         Ok(Self {
             qkv: loader.linear(&qkv_parts(config, &at), config.hidden_size, config.qkv_bias, product, rows)?,
             input,
@@ -136,24 +136,25 @@ impl Layer {
         })
     }
 
-    /// Bytes of the weights that a layer loads.
-    pub(super) fn bytes(sizes: &Sizes, config: &DecoderConfig, layer: &LayerConfig) -> usize {
+    /// Bytes of the weights that the layer `index` loads.
+    pub(super) fn bytes(sizes: &Sizes<'_>, config: &DecoderConfig, prefix: &str, index: usize) -> Result<usize> {
         let (names, hidden) = (config.names, config.hidden_size);
-        let heads = Heads::qkv(config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-        let [q, k, v] = heads.map(|heads| heads.count * heads.head_dim);
-        let norms = [names.attention_norm, names.attention_output_norm].into_iter().flatten().count();
+        let at = |name: &str| format!("{prefix}{}{index}.{name}", names.layer);
         let qk_norms = match config.qk_norm {
             None => 0,
-            Some(QkNorm::Head) => sizes.norm(config.norm, config.head_dim).saturating_mul(2),
-            Some(QkNorm::Token) => sizes.norm(config.norm, q + k),
+            Some(over) => {
+                let [q, k] = qk_norms(config, over).map(|(name, heads)| (at(name), heads.head_dim));
+                sum([sizes.norm(config.norm, &q.0, q.1)?, sizes.norm(config.norm, &k.0, k.1)?])
+            }
         };
-        sum([
-            sizes.norm(config.norm, hidden).saturating_mul(norms),
+        let inputs = config.num_attention_heads * config.head_dim;
+        Ok(sum([
+            norm_bytes(sizes, config, [names.attention_norm, names.attention_output_norm], &at)?,
+            sizes.linear(&qkv_tensors(config, &at), hidden, config.qkv_bias, false)?,
             qk_norms,
-            sizes.linear(q + k + v, hidden, config.qkv_bias, false),
-            sizes.linear(hidden, q, config.o_bias, false),
-            FeedForward::bytes(sizes, config, layer),
-        ])
+            sizes.linear(&[output_part(config, &at)], inputs, config.o_bias, false)?,
+            FeedForward::bytes(sizes, config, &config.layers[index], &at)?,
+        ]))
     }
 
     /// `h += attention(h)`, then `h += feed_forward(h)`; or both of one `h`.
@@ -212,19 +213,49 @@ impl Layer {
     }
 }
 
+/// Bytes of those of some norms over the stream that the architecture has.
+pub(super) fn norm_bytes(
+    sizes: &Sizes<'_>,
+    config: &DecoderConfig,
+    names: [Option<&str>; 2],
+    at: &dyn Fn(&str) -> String,
+) -> Result<usize> {
+    let norms = names.into_iter().flatten().map(|name| sizes.norm(config.norm, &at(name), config.hidden_size));
+    Ok(sum(norms.collect::<Result<Vec<_>>>()?))
+}
+
+/// The tensors of queries, keys and values, whole.
+fn qkv_tensors(config: &DecoderConfig, at: &dyn Fn(&str) -> String) -> Vec<Part> {
+    let [q, kv] = [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * config.head_dim);
+    let tensor = |name: &str, n: usize| Part::whole(at(name), n).transposed(config.names.transposed);
+    match &config.names.qkv {
+        Qkv::Separate(names) => names.iter().zip([q, kv, kv]).map(|(name, n)| tensor(name, n)).collect(),
+        Qkv::Stacked(name) => vec![tensor(name, q + 2 * kv)],
+        Qkv::ByHead(name) => vec![tensor(name, 3 * q)],
+    }
+}
+
 /// The matrices of queries, keys and values in the order of [`Heads::qkv`].
 fn qkv_parts(config: &DecoderConfig, at: &dyn Fn(&str) -> String) -> Vec<Part> {
-    let d = config.head_dim;
-    let [q, kv] = [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * d);
-    let parts = match &config.names.qkv {
-        Qkv::Separate(names) => names.iter().zip([q, kv, kv]).map(|(name, n)| Part::whole(at(name), n)).collect(),
-        Qkv::Stacked(name) => vec![Part::whole(at(name), q + 2 * kv)],
-        Qkv::ByHead(name) => {
-            let all = Part::split(&at(name), &vec![d; 3 * config.num_attention_heads]);
-            (0..3).flat_map(|of| all.iter().skip(of).step_by(3).cloned()).collect()
-        }
+    let Qkv::ByHead(name) = &config.names.qkv else { return qkv_tensors(config, at) };
+    let all = Part::split(&at(name), &vec![config.head_dim; 3 * config.num_attention_heads]);
+    let of = |of: usize| all.iter().skip(of).step_by(3).map(|part| part.clone().transposed(config.names.transposed));
+    (0..3).flat_map(of).collect()
+}
+
+fn output_part(config: &DecoderConfig, at: &dyn Fn(&str) -> String) -> Part {
+    Part::whole(at(config.names.attention_output), config.hidden_size).transposed(config.names.transposed)
+}
+
+/// What the norms of queries and of keys are called, and the heads that each is over.
+fn qk_norms(config: &DecoderConfig, over: QkNorm) -> [(&'static str, Heads); 2] {
+    let [q, k, _] = Heads::qkv(config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+    let [q_name, k_name] = config.names.qk_norms;
+    let heads = |heads: Heads| match over {
+        QkNorm::Head => heads,
+        QkNorm::Token => heads.joined(),
     };
-    parts.into_iter().map(|part: Part| part.transposed(config.names.transposed)).collect()
+    [(q_name, heads(q)), (k_name, heads(k))]
 }
 
 fn load_qk_norms(
@@ -234,18 +265,13 @@ fn load_qk_norms(
     at: &dyn Fn(&str) -> String,
     rows: usize,
 ) -> Result<[(Norm, Heads); 2]> {
-    let [q, k, _] = Heads::qkv(config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-    let [q_name, k_name] = config.names.qk_norms;
-    let mut load = |name: &str, heads: Heads| -> Result<_> {
-        let heads = match over {
-            QkNorm::Head => heads,
-            QkNorm::Token => heads.joined(),
-        };
+    let mut load = |(name, heads): (&str, Heads)| -> Result<_> {
         let dtypes = [DType::F32; 2];
         let norm = loader.norm(&at(name), heads.head_dim, config.norm, config.norm_eps, dtypes, rows)?;
         Ok((norm, heads))
     };
-    Ok([load(q_name, q)?, load(k_name, k)?])
+    let [q, k] = qk_norms(config, over);
+    Ok([load(q)?, load(k)?])
 }
 
 fn attention_options(

@@ -6,7 +6,6 @@ use sinew_tensor::{DType, Layout, PagedLayout, Tensor};
 use super::{MAX_TEXTS, PASS_TOKENS};
 use crate::batch::{Batch, Wanted};
 use crate::cache::KvCache;
-use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::load::{Loader, Precision, Sizes};
@@ -46,10 +45,10 @@ impl Backbone {
     }
 
     /// What it would take; a decoder's cache grows where one text is longer than a pass.
-    pub(super) fn plan(config: &ModelConfig, checkpoint: &Checkpoint, sizes: &Sizes) -> Plan {
+    pub(super) fn plan(config: &ModelConfig, sizes: &Sizes<'_>) -> Result<Plan> {
         match config {
             ModelConfig::Encoder(config) => Encoder::plan(config, sizes, pass_rows(config), MAX_TEXTS),
-            ModelConfig::Decoder(config) => HiddenStates::plan(config, checkpoint, sizes),
+            ModelConfig::Decoder(config) => HiddenStates::plan(config, sizes),
         }
     }
 
@@ -113,12 +112,12 @@ impl HiddenStates {
         Ok(Self { decoder, cache, batch: Batch::for_limits(&limits), states })
     }
 
-    fn plan(config: &DecoderConfig, checkpoint: &Checkpoint, sizes: &Sizes) -> Plan {
+    fn plan(config: &DecoderConfig, sizes: &Sizes<'_>) -> Result<Plan> {
         let limits = limits(config);
-        let plan = Decoder::plan(config, checkpoint, sizes, &limits);
+        let plan = Decoder::plan(config, sizes, &limits)?;
         let states = bytes(DType::F32, &[limits.max_rows, config.hidden_size]);
         let cache = cache_bytes(config, sizes.precision, limits.max_rows);
-        Plan { cache, activations: plan.activations.saturating_add(states), ..plan }
+        Ok(Plan { cache, activations: plan.activations.saturating_add(states), ..plan })
     }
 
     fn run(&mut self, ctx: &Context, texts: &[&[u32]], last: bool) -> Result<Vec<Vec<f32>>> {

@@ -63,6 +63,29 @@ pub(super) struct Step<'a> {
     pub(super) positions: View<'a>,
 }
 
+/// The matrices of a layer.
+struct Parts {
+    qkv: Vec<Part>,
+    output: [Part; 1],
+    up: Vec<Part>,
+    down: [Part; 1],
+}
+
+impl Parts {
+    /// Those whose names in the layer are made whole by `at`.
+    fn new(config: &EncoderConfig, at: &dyn Fn(&str) -> String) -> Self {
+        let (names, hidden, width) = (config.names, config.hidden_size, config.intermediate_size);
+        let of_each = 3 / names.qkv.len();
+        Self {
+            qkv: names.qkv.iter().map(|name| Part::whole(at(name), of_each * hidden)).collect(),
+            output: [Part::whole(at(names.output), hidden)],
+            // Gate first.
+            up: Part::split(&at(names.up), &[width; 2][..if config.gated { 2 } else { 1 }]),
+            down: [Part::whole(at(names.down), hidden)],
+        }
+    }
+}
+
 impl Activations {
     pub(super) fn new(ctx: &Context, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
         let rows = |width: usize| Rows::new(ctx, DType::F32, max_rows, width);
@@ -118,12 +141,7 @@ impl Layer {
             block_size: None,
             mask: None,
         };
-        let parts = 3 / names.qkv.len();
-        let qkv: Vec<_> = names.qkv.iter().map(|name| Part::whole(at(name), parts * hidden)).collect();
-        let output = [Part::whole(at(names.output), hidden)];
-        // Gate first.
-        let up = Part::split(&at(names.up), &[width; 2][..if config.gated { 2 } else { 1 }]);
-        let down = [Part::whole(at(names.down), hidden)];
+        let Parts { qkv, output, up, down } = Parts::new(config, &at);
         let norms = match config.norm_first {
             false => Norms::After {
                 attention: norm(loader, config, &at(names.attention_norm), rows)?,
@@ -151,17 +169,22 @@ impl Layer {
     }
 
     /// Bytes of the weights that the layer `index` loads.
-    pub(super) fn bytes(sizes: &Sizes, config: &EncoderConfig, index: usize) -> usize {
-        let (hidden, width) = (config.hidden_size, config.intermediate_size);
-        let norms = if config.norm_first && index == 0 { 1 } else { 2 };
-        let up = if config.gated { 2 * width } else { width };
-        sum([
-            norm_bytes(sizes, config).saturating_mul(norms),
-            sizes.linear(3 * hidden, hidden, config.attention_bias, false),
-            sizes.linear(hidden, hidden, config.attention_bias, false),
-            sizes.linear(up, hidden, config.mlp_bias, config.gated),
-            sizes.linear(hidden, width, config.mlp_bias, false),
-        ])
+    pub(super) fn bytes(sizes: &Sizes<'_>, config: &EncoderConfig, prefix: &str, index: usize) -> Result<usize> {
+        let (names, hidden, width) = (config.names, config.hidden_size, config.intermediate_size);
+        let at = |name: &str| format!("{prefix}{}.{index}.{name}", names.layer);
+        let attention_norm = match config.norm_first && index == 0 {
+            true => 0,
+            false => norm_bytes(sizes, config, &at(names.attention_norm))?,
+        };
+        let Parts { qkv, output, up, down } = Parts::new(config, &at);
+        Ok(sum([
+            attention_norm,
+            norm_bytes(sizes, config, &at(names.mlp_norm))?,
+            sizes.linear(&qkv, hidden, config.attention_bias, false)?,
+            sizes.linear(&output, hidden, config.attention_bias, false)?,
+            sizes.linear(&up, hidden, config.mlp_bias, config.gated)?,
+            sizes.linear(&down, width, config.mlp_bias, false)?,
+        ]))
     }
 
     /// Takes the residual stream `hidden` through attention and feed-forward.

@@ -7,10 +7,12 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
+use ring::digest;
 use serde::Deserialize;
 use ureq::Agent;
 use ureq::config::RedirectAuthHeaders;
@@ -51,7 +53,8 @@ struct Lfs {
     sha256: String,
 }
 
-/// A file to fetch: its name in the cache is that of its content.
+/// A file to fetch: its name in the cache is that of its content. The hash of a file that is kept apart from git is the
+/// SHA-256 of its bytes.
 struct Blob<'a> {
     name: &'a str,
     hash: &'a str,
@@ -75,7 +78,7 @@ impl Hub {
     /// Fetches what is missing of a revision. Its name in the cache comes last, so that a revision which has one is
     /// whole.
     pub(super) fn fetch(&self, id: &Id<'_>, repository: &Repository, progress: Progress<'_>) -> Result<PathBuf> {
-        let model = format!("{}/{}", id.owner, id.name);
+        let model = id.model();
         let listing = self.list(id, &model)?;
         let mut transfer = Transfer {
             hub: self,
@@ -118,8 +121,9 @@ impl Hub {
     }
 
     fn list(&self, id: &Id<'_>, model: &str) -> Result<Listing> {
-        let unanswered =
-            |e: ureq::Error| Error::Hub(format!("cannot ask {} for {id}: {}", self.endpoint, one_line(&e)));
+        let unanswered = |e: ureq::Error| {
+            Error::Hub(format!("cannot ask {} for {id}, which is no folder here: {}", self.endpoint, one_line(&e)))
+        };
         let request = self.api(model, id.revision)?.info_request().query("blobs", "true");
         let request = request.config().http_status_as_error(false).timeout_connect(Some(CONNECT));
         let mut response = request.timeout_per_read(Some(SILENCE)).build().call().map_err(unanswered)?;
@@ -148,7 +152,8 @@ impl Hub {
                 status.as_u16()
             ),
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => format!(
-                "{endpoint} does not show {what} ({}): there is none, or {token} must be set to a token that may read it",
+                "{endpoint} does not show {what} ({}): there is none, nor such a folder here, or {token} must be set to a \
+                 token that may read it",
                 status.as_u16()
             ),
             _ => format!("{endpoint} answers {status} for {what}"),
@@ -216,39 +221,36 @@ impl Transfer<'_> {
             self.blob(blob, &path)?;
         }
         make_parent(&pointer)?;
-        // One that leads nowhere would be in the way.
-        let _ = fs::remove_file(&pointer);
-        match link(&path, &pointer, blob.name) {
-            // Another process was faster.
-            Err(_) if pointer.is_file() => Ok(()),
-            linked => linked.map_err(|e| Error::io("create", &pointer, e)),
-        }
+        // Whatever is there, be it a link that leads nowhere or another process's, is replaced at once; until then the link
+        // is not among the files of the snapshot, which may be read already.
+        let new = unfinished(&path);
+        let linked = link(&path, &new, blob.name).and_then(|()| fs::rename(&new, &pointer));
+        linked.map_err(|e| Error::io("create", &pointer, e))
     }
 
     /// Downloads a file, or the rest of it where an earlier attempt was cut.
     fn blob(&mut self, blob: &Blob<'_>, path: &Path) -> Result<()> {
         let part = path.with_extension("incomplete");
         let failed = |e: io::Error| Error::io("download to", &part, e);
-        let mut file = File::options().append(true).create(true).open(&part).map_err(failed)?;
+        let file = File::options().read(true).append(true).create(true).open(&part).map_err(failed)?;
         // Of several processes that want it one works and the others wait.
         file.lock().map_err(failed)?;
         if fs::metadata(path).is_ok_and(|found| found.len() == blob.size) {
+            // What was opened has its final name by now, or is empty and nobody's.
+            let _ = fs::remove_file(&part);
             return Ok(());
         }
+        let mut file = Growing::new(file, blob.size).map_err(failed)?;
         for attempt in 1.. {
-            let before = file.metadata().map_err(failed)?.len();
-            if before > blob.size {
-                file.set_len(0).map_err(failed)?;
-                continue;
-            }
+            let before = file.len;
             if before == blob.size {
                 break;
             }
-            let broken = self.rest(blob, &mut file, before).map_err(|e| match e {
+            let broken = self.rest(blob, &mut file).map_err(|e| match e {
                 Broken::Refused(error) => error,
                 Broken::Disk(error) => failed(error),
             })?;
-            let after = file.metadata().map_err(failed)?.len();
+            let after = file.len;
             if after < blob.size && (attempt == ATTEMPTS || after <= before) {
                 let why = broken.map_or_else(String::new, |e| format!(": {}", one_line(&e)));
                 return Err(Error::Hub(format!(
@@ -257,17 +259,26 @@ impl Transfer<'_> {
                 )));
             }
             if after > blob.size {
-                file.set_len(0).map_err(failed)?;
+                file.restart().map_err(failed)?;
                 return Err(Error::Hub(format!("more than the {} bytes of {} arrived", blob.size, blob.name)));
             }
         }
+        let found = file.sha256();
+        if blob.hash.len() == found.len() && !blob.hash.eq_ignore_ascii_case(&found) {
+            file.restart().map_err(failed)?;
+            return Err(Error::Hub(format!(
+                "{} arrived with other bytes than the hub has: their SHA-256 is {found}, and not {}",
+                blob.name, blob.hash
+            )));
+        }
         // On the disk before it has its name: a power cut must not leave a name without content.
-        file.sync_all().map_err(failed)?;
+        file.file.sync_all().map_err(failed)?;
         fs::rename(&part, path).map_err(|e| Error::io("create", path, e))
     }
 
     /// Appends what one connection brings; how it broke, if it did.
-    fn rest(&mut self, blob: &Blob<'_>, file: &mut File, have: u64) -> std::result::Result<Option<io::Error>, Broken> {
+    fn rest(&mut self, blob: &Blob<'_>, file: &mut Growing) -> std::result::Result<Option<io::Error>, Broken> {
+        let have = file.len;
         let url = self.api.url(blob.name);
         let mut request = self.agent.get(&url);
         if let Some(token) = &self.hub.token {
@@ -280,31 +291,72 @@ impl Transfer<'_> {
             Ok(response) => response,
             Err(error) => return Ok(Some(io::Error::other(error))),
         };
-        let mut done = have;
         match response.status() {
             StatusCode::PARTIAL_CONTENT if starts_at(&response, have) => {}
             // The whole of it, asked or not.
-            StatusCode::OK => {
-                file.set_len(0).map_err(Broken::Disk)?;
-                done = 0;
-            }
+            StatusCode::OK => file.restart().map_err(Broken::Disk)?,
             _ => return Err(Broken::Refused(self.hub.refusal(&url, &response))),
         }
         // One byte more tells a file that is too long.
-        let mut body = response.into_body().into_reader().take(blob.size - done + 1);
+        let mut body = response.into_body().into_reader().take(blob.size - file.len + 1);
         let mut buffer = vec![0; 1 << 16];
         loop {
-            (self.progress)(blob.name, done, blob.size);
+            (self.progress)(blob.name, file.len, blob.size);
             match body.read(&mut buffer) {
                 Ok(0) => return Ok(None),
-                Ok(n) => {
-                    file.write_all(&buffer[..n]).map_err(Broken::Disk)?;
-                    done += n as u64;
-                }
+                Ok(n) => file.append(&buffer[..n]).map_err(Broken::Disk)?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Ok(Some(error)),
             }
         }
+    }
+}
+
+/// A file on its way, and the hash of what is there of it.
+struct Growing {
+    file: File,
+    len: u64,
+    hash: digest::Context,
+}
+
+impl Growing {
+    /// What an earlier attempt left of a file of `size` bytes; of more than that nothing can be its beginning.
+    fn new(file: File, size: u64) -> io::Result<Self> {
+        let mut growing = Self { file, len: 0, hash: digest::Context::new(&digest::SHA256) };
+        if growing.file.metadata()?.len() > size {
+            growing.restart()?;
+        }
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            match growing.file.read(&mut buffer) {
+                Ok(0) => return Ok(growing),
+                Ok(n) => growing.count(&buffer[..n]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn restart(&mut self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        (self.len, self.hash) = (0, digest::Context::new(&digest::SHA256));
+        Ok(())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.count(bytes);
+        Ok(())
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        self.len += bytes.len() as u64;
+        self.hash.update(bytes);
+    }
+
+    /// The hash of what is there, in hexadecimal digits.
+    fn sha256(&self) -> String {
+        self.hash.clone().finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
@@ -340,11 +392,19 @@ fn link(blob: &Path, pointer: &Path, _: &str) -> io::Result<()> {
     fs::hard_link(blob, pointer)
 }
 
-/// Readers see all of it or nothing.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// A name beside `path` that nobody else uses.
+fn unfinished(path: &Path) -> PathBuf {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}.{}.incomplete", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    name.into()
+}
+
+/// Readers see all of it or what was there before.
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    let part = path.with_extension(format!("{}.incomplete", std::process::id()));
+    let part = unfinished(path);
     fs::write(&part, bytes)?;
     fs::rename(&part, path)
 }
