@@ -77,21 +77,22 @@ fn generation_config_changes_answers_as_in_transformers() {
 
 #[test]
 fn options_go_before_generation_config() {
+    // Eight different tokens follow.
+    const PROMPT: &str = "0,333,73,299,303,367,358";
     let tokens = |config: Value, more: &[&str]| -> Value {
-        let output =
-            generate(&with_generation_config(&config), "0,333,73", &[more, &["--max-new-tokens", "8"]].concat());
+        let output = generate(&with_generation_config(&config), PROMPT, &[more, &["--max-new-tokens", "8"]].concat());
         serde_json::from_str::<Value>(&stdout(&output)).expect("JSON")["tokens"].take()
     };
     let plain = tokens(json!({}), &[]);
     for (config, option) in [
         (json!({"no_repeat_ngram_size": 1}), ["--no-repeat-ngram-size", "0"]),
-        (json!({"eos_token_id": plain[3], "min_new_tokens": 5}), ["--min-new-tokens", "3"]),
+        (json!({"eos_token_id": plain[4], "min_new_tokens": 5}), ["--min-new-tokens", "4"]),
     ] {
         assert_ne!(tokens(config.clone(), &[]), plain, "{config}");
         let answer = tokens(config.clone(), &option);
         let answer = answer.as_array().expect("a list");
         assert_eq!(plain.as_array().map(|plain| &plain[..answer.len()]), Some(&answer[..]), "{config}");
-        assert!(answer.len() == if config.get("eos_token_id").is_some() { 3 } else { 8 }, "{config}: {answer:?}");
+        assert!(answer.len() == if config.get("eos_token_id").is_some() { 4 } else { 8 }, "{config}: {answer:?}");
     }
     // The option's texts are added to the file's.
     let stopped = tokens(json!({"stop_strings": ["never said"]}), &["--stop", "e"]);
