@@ -105,6 +105,7 @@ def longrope(dim, original, **options):
 CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "ministral": (transformers.MinistralConfig, transformers.MinistralForCausalLM),
     "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
@@ -132,6 +133,8 @@ CLASSES = {
 
 # What reads a checkpoint where that is not what saved it: tensors gain or lose a prefix on the way.
 READERS = {
+    # By its layer types, whatever it is called.
+    "ministral": transformers.AutoModelForCausalLM,
     "bert_masked_lm": transformers.BertModel,
     "roberta_masked_lm": transformers.RobertaModel,
     "modernbert_masked_lm": transformers.ModernBertModel,
@@ -298,6 +301,9 @@ def respell(checkpoint, folder):
         for key, value in implied.items():
             if key in config and config[key] == value:
                 del config[key]
+        if config["model_type"] == "smollm3":
+            for key in ("layer_types", "no_rope_layers", "no_rope_layer_interval"):
+                del config[key]
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
@@ -317,6 +323,8 @@ def as_of_old(config, kind_key):
         config["global_attn_every_n_layers"] = config.pop("layer_types")[1:].index("full_attention") + 1
     elif rope:
         config["rope_theta"] = rope.pop("rope_theta")
+    if kind == "ministral":
+        config["model_type"], config["architectures"] = "mistral", ["MistralForCausalLM"]
     if kind == "gemma2":
         del config["layer_types"]
     if kind == "gemma3_text":

@@ -1,9 +1,10 @@
 //! The command, run as a user runs it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 #[path = "common/command.rs"]
 mod command;
@@ -11,7 +12,7 @@ mod command;
 mod fixtures;
 
 use command::{command, sinew, stdout};
-use fixtures::{copy, fixture, with_field};
+use fixtures::{copy, fixture, fixture_path, with_field};
 
 const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 const NO_TOKENIZER: &str = "qwen3_gqa3_hd20_f32_untied_biases_old_config";
@@ -46,6 +47,94 @@ fn generate_streams_text_or_prints_json() {
     assert_eq!(text, format!("{}\n", value["text"].as_str().expect("text")));
     assert_eq!(value["tokens"].as_array().map(Vec::len), Some(5));
     assert_eq!(value["finish_reason"], "length");
+}
+
+/// A copy of the decoder with this `generation_config.json`.
+fn with_generation_config(config: &Value) -> TempDir {
+    let folder = copy(DECODER);
+    std::fs::write(folder.path().join("generation_config.json"), config.to_string()).expect("written");
+    folder
+}
+
+fn generate(folder: &TempDir, tokens: &str, more: &[&str]) -> Output {
+    let folder = folder.path().to_str().expect("the path is UTF-8");
+    sinew(&[&["generate", "--model", folder, "--tokens", tokens, "--dtype", "f32", "--json"][..], more].concat())
+}
+
+#[test]
+fn generation_config_changes_answers_as_in_transformers() {
+    let cases = std::fs::read_to_string(fixture_path(DECODER).join("expected_generation.json")).expect("the cases");
+    let cases: Vec<Value> = serde_json::from_str(&cases).expect("valid JSON");
+    assert!(cases.len() > 15);
+    for case in cases {
+        let ids: Vec<String> = case["ids"].as_array().expect("a list").iter().map(Value::to_string).collect();
+        let output = generate(&with_generation_config(&case["config"]), &ids.join(","), &[]);
+        assert!(output.stderr.is_empty(), "{}: {}", case["config"], String::from_utf8_lossy(&output.stderr));
+        let answer: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        assert_eq!((&answer["tokens"], &answer["finish_reason"]), (&case["tokens"], &case["finish"]), "{case}");
+    }
+}
+
+#[test]
+fn options_go_before_generation_config() {
+    // Eight different tokens follow.
+    const PROMPT: &str = "0,333,73,299,303,367,358";
+    let tokens = |config: Value, more: &[&str]| -> Value {
+        let output = generate(&with_generation_config(&config), PROMPT, &[more, &["--max-new-tokens", "8"]].concat());
+        serde_json::from_str::<Value>(&stdout(&output)).expect("JSON")["tokens"].take()
+    };
+    let plain = tokens(json!({}), &[]);
+    for (config, option) in [
+        (json!({"no_repeat_ngram_size": 1}), ["--no-repeat-ngram-size", "0"]),
+        (json!({"eos_token_id": plain[4], "min_new_tokens": 5}), ["--min-new-tokens", "4"]),
+    ] {
+        assert_ne!(tokens(config.clone(), &[]), plain, "{config}");
+        let answer = tokens(config.clone(), &option);
+        let answer = answer.as_array().expect("a list");
+        assert_eq!(plain.as_array().map(|plain| &plain[..answer.len()]), Some(&answer[..]), "{config}");
+        assert!(answer.len() == if config.get("eos_token_id").is_some() { 4 } else { 8 }, "{config}: {answer:?}");
+    }
+    // The option's texts are added to the file's.
+    let stopped = tokens(json!({"stop_strings": ["never said"]}), &["--stop", "e"]);
+    assert!(stopped.as_array().map(Vec::len) < plain.as_array().map(Vec::len), "{stopped}");
+}
+
+#[test]
+fn what_generation_config_asks_for_in_vain_is_named_in_one_line() {
+    let neutral = json!({
+        "num_beams": 1, "typical_p": 1.0, "guidance_scale": null, "penalty_alpha": 0, "token_healing": false,
+        "sequence_bias": [], "pad_token_id": 3, "use_cache": true, "transformers_version": "5.23.0",
+        "_from_model_config": true, "cache_implementation": "static", "output_scores": true,
+        "return_dict_in_generate": true, "made_up": 7, "early_stopping": true, "length_penalty": 2.0
+    });
+    let more = ["--max-new-tokens", "1"];
+    assert!(generate(&with_generation_config(&neutral), "1,2", &more).stderr.is_empty());
+    let mut asking = neutral;
+    for (name, value) in [
+        ("num_beams", json!(4)),
+        ("typical_p", json!(0.9)),
+        ("guidance_scale", json!(1.5)),
+        ("penalty_alpha", json!(0.6)),
+        ("forced_eos_token_id", json!(0)),
+        ("sequence_bias", json!([[[1, 2], 3.0]])),
+        ("dola_layers", json!("low")),
+        ("watermarking_config", json!({"bias": 2.0})),
+    ] {
+        asking[name] = value;
+    }
+    let output = generate(&with_generation_config(&asking), "1,2", &more);
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "warning: generation_config.json: not implemented and ignored: dola_layers, forced_eos_token_id, \
+         guidance_scale, num_beams, penalty_alpha, sequence_bias, typical_p, watermarking_config\n"
+    );
+    assert!(output.status.success());
+}
+
+#[test]
+fn stop_texts_of_a_model_without_a_tokenizer_are_refused() {
+    let model = fixture(NO_TOKENIZER);
+    refused(&["generate", "--model", &model, "--tokens", "1,2", "--stop", "x"], &["stop texts", "tokenizer"]);
 }
 
 #[test]

@@ -1,16 +1,49 @@
 //! `generation_config.json`: how the makers of a checkpoint want its answers drawn.
 
+use serde_json::Value;
+
 use crate::error::Result;
-use crate::files::{self, Fields};
+use crate::files::{self, Fields, brief};
 use crate::folder::{FileName, Folder};
 use crate::sampling::SamplingParams;
 
 const FILE: &str = FileName::GENERATION_CONFIG.as_str();
 /// No context is longer.
 const MAX_TOKENS: usize = 1 << 31;
+/// Each is looked at for each token.
+const MAX_BAD_WORDS: usize = 1 << 16;
+
+/// Fields that change what transformers generates and are not implemented, with the number that changes nothing where
+/// there is one. Those that choose how fast it generates, or what it tells beside the tokens, are not among them.
+const NOT_IMPLEMENTED: [(&str, Option<f64>); 24] = [
+    ("constraints", None),
+    ("diversity_penalty", Some(0.0)),
+    ("dola_layers", None),
+    ("encoder_no_repeat_ngram_size", Some(0.0)),
+    ("encoder_repetition_penalty", Some(1.0)),
+    ("epsilon_cutoff", Some(0.0)),
+    ("eta_cutoff", Some(0.0)),
+    ("exponential_decay_length_penalty", None),
+    ("force_words_ids", None),
+    ("forced_bos_token_id", None),
+    ("forced_decoder_ids", None),
+    ("forced_eos_token_id", None),
+    ("guidance_scale", Some(1.0)),
+    ("max_time", None),
+    ("num_beam_groups", Some(1.0)),
+    ("num_beams", Some(1.0)),
+    ("num_return_sequences", Some(1.0)),
+    ("penalty_alpha", Some(0.0)),
+    ("remove_invalid_values", None),
+    ("sequence_bias", None),
+    ("token_healing", None),
+    ("top_h", None),
+    ("typical_p", Some(1.0)),
+    ("watermarking_config", None),
+];
 
 /// What `generation_config.json` says of sampling and lengths. Its end tokens are part of
-/// [`DecoderConfig`](crate::DecoderConfig); what is not known is ignored.
+/// [`DecoderConfig`](crate::DecoderConfig).
 ///
 /// ```
 /// use sinew_models::{GenerationConfig, SamplingParams};
@@ -39,12 +72,32 @@ pub struct GenerationConfig {
     pub max_new_tokens: Option<usize>,
     /// The most tokens of prompt and answer; `max_new_tokens` goes before it.
     pub max_length: Option<usize>,
+    /// No end token comes before so many others in an answer.
+    pub min_new_tokens: Option<usize>,
+    /// Likewise in prompt and answer; `min_new_tokens` goes before it.
+    pub min_length: Option<usize>,
+    /// Texts that end an answer.
+    pub stop_strings: Vec<String>,
+    /// Tokens that are never drawn.
+    pub suppress_tokens: Vec<u32>,
+    /// Tokens that are not the first of an answer.
+    pub begin_suppress_tokens: Vec<u32>,
+    /// No so many tokens in a row come twice.
+    pub no_repeat_ngram_size: Option<usize>,
+    /// Rows of tokens that are not completed, other than an end token alone.
+    pub bad_words_ids: Vec<Vec<u32>>,
+    /// Fields that would change an answer and are not implemented.
+    pub not_implemented: Vec<&'static str>,
 }
 
 impl GenerationConfig {
     pub(crate) fn read(folder: &Folder) -> Result<Self> {
         let text = folder.text_if_present(FileName::GENERATION_CONFIG)?;
-        text.map_or_else(|| Ok(Self::default()), |text| Self::from_json(&text))
+        let config = text.map_or_else(|| Ok(Self::default()), |text| Self::from_json(&text))?;
+        if !config.not_implemented.is_empty() {
+            tracing::warn!("{FILE}: not implemented and ignored: {}", config.not_implemented.join(", "));
+        }
+        Ok(config)
     }
 
     /// Reads the text of a `generation_config.json`.
@@ -65,6 +118,14 @@ impl GenerationConfig {
             repetition_penalty: number("repetition_penalty")?,
             max_new_tokens: fields.count("max_new_tokens", MAX_TOKENS)?,
             max_length: fields.count("max_length", MAX_TOKENS)?,
+            min_new_tokens: fields.count("min_new_tokens", MAX_TOKENS)?,
+            min_length: fields.count("min_length", MAX_TOKENS)?,
+            stop_strings: stop_strings(&fields)?,
+            suppress_tokens: token_ids(&fields, "suppress_tokens")?,
+            begin_suppress_tokens: token_ids(&fields, "begin_suppress_tokens")?,
+            no_repeat_ngram_size: fields.count("no_repeat_ngram_size", MAX_TOKENS)?,
+            bad_words_ids: bad_words(&fields)?,
+            not_implemented: not_implemented(&fields),
         };
         SamplingParams::from(&config).validate().map_err(|error| match error {
             crate::Error::Sampling { field, found, expected } => {
@@ -79,6 +140,78 @@ impl GenerationConfig {
     pub fn max_new_tokens(&self, prompt_tokens: usize) -> Option<usize> {
         self.max_new_tokens.or_else(|| Some(self.max_length?.saturating_sub(prompt_tokens)))
     }
+
+    /// The least tokens of an answer to a prompt of `prompt_tokens`, before an end token.
+    pub fn min_new_tokens(&self, prompt_tokens: usize) -> usize {
+        let of_length = || self.min_length.map_or(0, |length| length.saturating_sub(prompt_tokens));
+        self.min_new_tokens.unwrap_or_else(of_length)
+    }
+}
+
+/// One text or a list of them.
+fn stop_strings(fields: &Fields<'_>) -> Result<Vec<String>> {
+    const NAME: &str = "stop_strings";
+    let text = |value: &Value| match value.as_str() {
+        Some(text) if !text.is_empty() => Ok(text.to_owned()),
+        _ => Err(fields.problem(NAME, &format!("must be a text or a list of them, none empty, has {}", brief(value)))),
+    };
+    match fields.get(NAME) {
+        None => Ok(Vec::new()),
+        Some(Value::Array(values)) => values.iter().map(text).collect(),
+        Some(value) => Ok(vec![text(value)?]),
+    }
+}
+
+fn token_ids(fields: &Fields<'_>, name: &str) -> Result<Vec<u32>> {
+    ids(fields, name, fields.list(name)?.unwrap_or(&[]))
+}
+
+/// Tokens. Those that no vocabulary has, such as -1 for none, are left out.
+fn ids(fields: &Fields<'_>, name: &str, values: &[Value]) -> Result<Vec<u32>> {
+    let problem = |value: &Value| fields.problem(name, &format!("must hold token ids, has {}", brief(value)));
+    let id = |value: &Value| match value.as_i64() {
+        Some(id) => u32::try_from(id).ok().map(Ok),
+        None => Some(Err(problem(value))),
+    };
+    values.iter().filter_map(id).collect()
+}
+
+fn bad_words(fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
+    const NAME: &str = "bad_words_ids";
+    let words = fields.list(NAME)?.unwrap_or(&[]);
+    if words.len() > MAX_BAD_WORDS {
+        return Err(
+            fields.problem(NAME, &format!("has {} entries; at most {MAX_BAD_WORDS} are supported", words.len()))
+        );
+    }
+    let is_end = |word: &Value| match fields.get("eos_token_id") {
+        Some(Value::Array(ends)) => ends.contains(word),
+        end => end == Some(word),
+    };
+    let mut read = Vec::new();
+    for word in words {
+        let tokens = word.as_array().filter(|tokens| !tokens.is_empty());
+        let problem = || fields.problem(NAME, &format!("must hold lists of token ids, has {}", brief(word)));
+        let tokens = tokens.ok_or_else(problem)?;
+        // transformers lets a text end all the same.
+        if tokens.len() == 1 && is_end(&tokens[0]) {
+            continue;
+        }
+        let row = ids(fields, NAME, tokens)?;
+        // A row with a token that is none never comes.
+        read.extend((row.len() == tokens.len()).then_some(row));
+    }
+    Ok(read)
+}
+
+fn not_implemented(fields: &Fields<'_>) -> Vec<&'static str> {
+    let changes = |name: &str, neutral: Option<f64>| match fields.get(name) {
+        None | Some(Value::Bool(false)) => false,
+        Some(Value::Array(values)) => !values.is_empty(),
+        Some(Value::Object(values)) => !values.is_empty(),
+        Some(value) => value.as_f64().is_none() || value.as_f64() != neutral,
+    };
+    NOT_IMPLEMENTED.iter().filter(|(name, neutral)| changes(name, *neutral)).map(|(name, _)| *name).collect()
 }
 
 impl From<&GenerationConfig> for SamplingParams {
@@ -96,6 +229,10 @@ impl From<&GenerationConfig> for SamplingParams {
             top_p: config.top_p.unwrap_or(1.0),
             min_p: config.min_p.unwrap_or(0.0),
             repetition_penalty: config.repetition_penalty.unwrap_or(1.0),
+            logit_bias: config.suppress_tokens.iter().map(|&id| (id, f32::NEG_INFINITY)).collect(),
+            no_repeat_ngram_size: config.no_repeat_ngram_size.unwrap_or(0),
+            bad_words: config.bad_words_ids.clone(),
+            not_before: config.begin_suppress_tokens.iter().map(|&id| (id, 1)).collect(),
             ..Self::default()
         }
     }
@@ -136,6 +273,30 @@ mod tests {
     }
 
     #[test]
+    fn the_least_tokens_are_those_of_the_answer_first() {
+        let least = |text: &str| GenerationConfig::from_json(text).expect("valid").min_new_tokens(10);
+        assert_eq!(least("{}"), 0);
+        assert_eq!(least(r#"{"min_length": 30}"#), 20);
+        assert_eq!(least(r#"{"min_length": 5}"#), 0);
+        assert_eq!(least(r#"{"min_length": 30, "min_new_tokens": 7}"#), 7);
+    }
+
+    #[test]
+    fn tokens_that_no_vocabulary_has_are_left_out() {
+        let text = r#"{"suppress_tokens": [-1, 5, 4294967296], "begin_suppress_tokens": [2], "eos_token_id": [3, 8],
+            "bad_words_ids": [[8], [9], [8, 8], [1, -1]], "no_repeat_ngram_size": 4, "stop_strings": "end"}"#;
+        let config = GenerationConfig::from_json(text).expect("valid");
+        assert_eq!((config.stop_strings.as_slice(), config.not_implemented.len()), (&["end".to_owned()][..], 0));
+        let params = SamplingParams::from(&config);
+        assert_eq!(params.logit_bias, [(5, f32::NEG_INFINITY)]);
+        assert_eq!(params.not_before, [(2, 1)]);
+        assert_eq!(params.bad_words, [vec![9], vec![8, 8]]);
+        assert_eq!(params.no_repeat_ngram_size, 4);
+        let many = format!(r#"{{"bad_words_ids": [{}[1]]}}"#, "[1],".repeat(MAX_BAD_WORDS));
+        assert!(GenerationConfig::from_json(&many).expect_err("too many").one_line().contains("65537 entries"));
+    }
+
+    #[test]
     fn wrong_fields_are_named() {
         for (text, words) in [
             (r#"{"do_sample": "yes"}"#, "`do_sample` must be true or false, found \"yes\""),
@@ -143,6 +304,14 @@ mod tests {
             (r#"{"do_sample": true, "temperature": -1}"#, "`temperature` must be 0 (greedy) or a positive number"),
             (r#"{"top_k": -5}"#, "`top_k` must be an integer"),
             (r#"{"top_p": 2}"#, "`top_p` must be above 0"),
+            (r#"{"stop_strings": ["a", ""]}"#, "`stop_strings` must be a text or a list of them, none empty, has \"\""),
+            (r#"{"stop_strings": 7}"#, "`stop_strings` must be a text"),
+            (r#"{"suppress_tokens": [1, "a"]}"#, "`suppress_tokens` must hold token ids, has \"a\""),
+            (r#"{"begin_suppress_tokens": 1}"#, "`begin_suppress_tokens` must be a list, found 1"),
+            (r#"{"bad_words_ids": [1]}"#, "`bad_words_ids` must hold lists of token ids, has 1"),
+            (r#"{"bad_words_ids": [[]]}"#, "`bad_words_ids` must hold lists of token ids, has []"),
+            (r#"{"bad_words_ids": [[1, 0.5]]}"#, "`bad_words_ids` must hold token ids, has 0.5"),
+            (r#"{"no_repeat_ngram_size": -1}"#, "`no_repeat_ngram_size` must be an integer"),
             (r#"{"max_new_tokens": [1]}"#, "`max_new_tokens` must be an integer"),
             ("[]", "generation_config.json"),
             ("{", "not valid JSON"),

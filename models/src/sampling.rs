@@ -7,9 +7,10 @@
 //! 2. `repetition_penalty` divides the positive logits of tokens in the prompt or the generated text, and multiplies
 //!    the negative ones (<https://arxiv.org/abs/1909.05858>);
 //! 3. `frequency_penalty * count + presence_penalty` is subtracted for tokens in the generated text;
-//! 4. at temperature 0 the largest logit wins; otherwise logits are divided by the temperature;
-//! 5. `top_k`, then `top_p` over the probabilities of what is left, then `min_p` relative to the largest;
-//! 6. one draw from what is left, by token id.
+//! 4. what `no_repeat_ngram_size`, `bad_words` and `not_before` rule out falls to minus infinity;
+//! 5. at temperature 0 the largest logit wins; otherwise logits are divided by the temperature;
+//! 6. `top_k`, then `top_p` over the probabilities of what is left, then `min_p` relative to the largest;
+//! 7. one draw from what is left, by token id.
 //!
 //! Equal logits are ordered by token id, the lowest first. So `top_k = 1` is greedy, and `top_k = k` keeps k tokens,
 //! where transformers would keep every token that ties with the last.
@@ -24,8 +25,8 @@ use crate::error::{Error, Result};
 
 /// How the next token is chosen. The default is greedy.
 ///
-/// On a GPU tokens are drawn where the logits are, unless bias or penalties change the logits first: then those of each
-/// step come to the host.
+/// On a GPU tokens are drawn where the logits are, unless bias, penalties or what is ruled out change the logits first:
+/// then those of the step come to the host.
 ///
 /// ```
 /// use sinew_models::{Sampler, SamplingParams};
@@ -59,6 +60,12 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens; minus infinity bans one.
     pub logit_bias: Vec<(u32, f32)>,
+    /// No so many tokens in a row come twice in prompt and generated text; 0 is off.
+    pub no_repeat_ngram_size: usize,
+    /// Rows of tokens that the generated text does not complete; the prompt may begin one.
+    pub bad_words: Vec<Vec<u32>>,
+    /// Tokens that are not among the first so many of the generated text.
+    pub not_before: Vec<(u32, usize)>,
     /// Where the random numbers start. The same seed and logits give the same tokens, on every machine that gives
     /// the same `exp`. A device that draws itself takes the upper 24 bits of each random number where the host takes
     /// 53: of a billion tokens a few may differ.
@@ -76,6 +83,9 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: Vec::new(),
+            no_repeat_ngram_size: 0,
+            bad_words: Vec::new(),
+            not_before: Vec::new(),
             seed: 0,
         }
     }
@@ -110,11 +120,20 @@ impl SamplingParams {
             let allowed = bias.is_finite() || bias == f32::NEG_INFINITY;
             check("logit_bias", bias, allowed, "a finite number, or minus infinity")?;
         }
+        if self.bad_words.iter().any(Vec::is_empty) {
+            let (found, expected) = ("an empty list".to_owned(), "lists of at least one token");
+            return Err(Error::Sampling { field: "bad_words", found, expected });
+        }
         Ok(())
     }
 
-    fn changes_logits(&self) -> bool {
-        self.penalises() || !self.logit_bias.is_empty()
+    /// Whether the logits of the token after so many generated ones are used other than as they are.
+    fn changes_logits(&self, generated: usize) -> bool {
+        self.penalises()
+            || !self.logit_bias.is_empty()
+            || self.no_repeat_ngram_size > 0
+            || !self.bad_words.is_empty()
+            || self.not_before.iter().any(|&(_, first)| generated < first)
     }
 
     fn penalises(&self) -> bool {
@@ -131,6 +150,19 @@ pub struct History<'a> {
     pub prompt: &'a [u32],
     /// What it has said: seen by all penalties.
     pub generated: &'a [u32],
+}
+
+impl<'a> History<'a> {
+    fn len(&self) -> usize {
+        self.prompt.len() + self.generated.len()
+    }
+
+    /// The tokens from `start` on, of the prompt first.
+    fn tokens_from(&self, start: usize) -> impl Iterator<Item = u32> + use<'a> {
+        let (prompt, generated) = (self.prompt, self.generated);
+        let in_prompt = start.min(prompt.len());
+        prompt[in_prompt..].iter().chain(&generated[start - in_prompt..]).copied()
+    }
 }
 
 impl<'a> From<&'a [u32]> for History<'a> {
@@ -273,11 +305,11 @@ impl Sampler {
         Ok(pick(&self.candidates, draw))
     }
 
-    /// What a device needs to draw the next token from logits that it has itself. `None` where bias or penalties change
-    /// the logits first. Takes as many random numbers as [`sample`](Self::sample) would.
-    pub(crate) fn ask(&mut self) -> Option<Asked> {
+    /// What a device needs to draw the token after so many generated ones from logits that it has itself. `None` where the
+    /// logits change first. Takes as many random numbers as [`sample`](Self::sample) would.
+    pub(crate) fn ask(&mut self, generated: usize) -> Option<Asked> {
         let SamplingParams { temperature, top_k, top_p, min_p, .. } = self.params;
-        if self.params.changes_logits() {
+        if self.params.changes_logits(generated) {
             return None;
         }
         // The upper 24 bits, which f32 holds: the largest draw is below 1.
@@ -303,10 +335,11 @@ impl Sampler {
         logits: &[f32],
         history: History<'_>,
     ) -> Result<&'c [Candidate]> {
-        let logits = if params.changes_logits() {
+        let logits = if params.changes_logits(history.generated.len()) {
             changed.clear();
             changed.extend_from_slice(logits);
             apply_bias_and_penalties(params, changed, seen, history);
+            rule_out(params, changed, history);
             changed.as_slice()
         } else {
             logits
@@ -373,6 +406,33 @@ fn apply_bias_and_penalties(params: &SamplingParams, logits: &mut [f32], seen: &
         let count = mark & !SEEN;
         if count > 0 {
             *logit -= params.frequency_penalty * count as f32 + params.presence_penalty;
+        }
+    }
+}
+
+fn rule_out(params: &SamplingParams, logits: &mut [f32], history: History<'_>) {
+    let mut ban = |id: u32| {
+        if let Some(logit) = logits.get_mut(id as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    };
+    let late = params.not_before.iter().filter(|&&(_, first)| history.generated.len() < first);
+    late.for_each(|&(id, _)| ban(id));
+    for word in &params.bad_words {
+        let Some((&last, begun)) = word.split_last() else { continue };
+        if history.len() >= begun.len() && history.tokens_from(history.len() - begun.len()).eq(begun.iter().copied()) {
+            ban(last);
+        }
+    }
+    if let Some(before) = params.no_repeat_ngram_size.checked_sub(1)
+        && let Some(last) = history.len().checked_sub(before)
+    {
+        for start in 0..last {
+            let mut ngram = history.tokens_from(start);
+            if ngram.by_ref().take(before).eq(history.tokens_from(last)) {
+                // `start` is before the last ones, so that a token follows.
+                ngram.next().into_iter().for_each(&mut ban);
+            }
         }
     }
 }

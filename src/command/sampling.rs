@@ -11,6 +11,9 @@ pub struct Sampling {
     /// The most tokens to generate.
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<usize>,
+    /// No end-of-sequence token before this many others.
+    #[arg(long, value_name = "N")]
+    min_new_tokens: Option<usize>,
     /// Divides the logits; 0 always takes the most probable token.
     #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f32>,
@@ -32,13 +35,16 @@ pub struct Sampling {
     /// Subtracted from the logits of tokens each time that they were generated.
     #[arg(long, default_value_t = 0.0, value_name = "F", allow_negative_numbers = true)]
     frequency_penalty: f32,
+    /// Let no N tokens in a row come twice in prompt and answer; 0 lets them.
+    #[arg(long, value_name = "N")]
+    no_repeat_ngram_size: Option<usize>,
     /// Add F to the logit of token ID; -inf bans it. May be given several times.
     #[arg(long, value_name = "ID=F", value_parser = parse_bias)]
     logit_bias: Vec<(u32, f32)>,
     /// Seed of the random draws.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// End the answer at this text; may be given several times.
+    /// End the answer at this text, as at those of generation_config.json; may be given several times.
     #[arg(long)]
     stop: Vec<String>,
     /// Go on past end-of-sequence tokens.
@@ -63,15 +69,20 @@ impl Sampling {
             repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            logit_bias: self.logit_bias.clone(),
+            logit_bias: self.logit_bias.iter().chain(&base.logit_bias).copied().collect(),
+            no_repeat_ngram_size: self.no_repeat_ngram_size.unwrap_or(base.no_repeat_ngram_size),
+            bad_words: base.bad_words,
+            not_before: base.not_before,
             seed: self.seed,
         };
         sampling.validate()?;
         let from_file = || config.max_new_tokens(prompt_tokens);
+        let min_from_file = || config.min_new_tokens(prompt_tokens);
         Ok(GenerateOptions {
             max_new_tokens: self.max_new_tokens.or_else(from_file).unwrap_or(max_new_tokens),
+            min_new_tokens: self.min_new_tokens.unwrap_or_else(min_from_file),
             sampling,
-            stop: self.stop.clone(),
+            stop: self.stop.iter().chain(&config.stop_strings).cloned().collect(),
             ignore_eos: self.ignore_eos,
             logprobs: None,
         })

@@ -21,7 +21,7 @@ pub(super) const NAMES: TensorNames = TensorNames {
 const DEFAULTS: Defaults = Defaults {
     vocab_size: None,
     num_attention_heads: None,
-    num_key_value_heads: None,
+    num_key_value_heads: Some(4),
     head_dim: Some(256),
     max_position_embeddings: 8192,
     norm_eps: 1e-6,

@@ -55,8 +55,11 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
 
 /// Every `global_attn_every_n_layers`th layer from the first on, or those that `layer_types` names, see all tokens; the
 /// others see half of `local_attention` on either side, and the token itself, and have a rotary embedding of their own.
+/// Where there is `sliding_window`, it goes before that, and is the tokens on one side: so transformers reads it, though it
+/// writes the other.
 fn layers(config: &Fields<'_>, num_hidden_layers: usize) -> Result<Vec<EncoderLayerConfig>> {
-    let local = config.size("local_attention", MAX_SIZE)?.unwrap_or(128) / 2 + 1;
+    let both_sides = config.size("local_attention", MAX_SIZE)?.unwrap_or(128);
+    let local = config.count("sliding_window", MAX_SIZE)?.unwrap_or(both_sides / 2) + 1;
     let every = config.size("global_attn_every_n_layers", MAX_SIZE)?.unwrap_or(3);
     let default = |layer: usize| if layer.is_multiple_of(every) { LayerType::Full } else { LayerType::Sliding };
     let types = read_layer_types(config, num_hidden_layers, default)?;

@@ -4,14 +4,16 @@ use serde_json::Value;
 
 use super::{Architecture, qwen2, qwen3};
 use crate::config::fields::{MAX_SIZE, read_window};
-use crate::config::{ExpertsConfig, FeedForward, ModelConfig};
+use crate::config::{Defaults, ExpertsConfig, FeedForward, ModelConfig};
 use crate::error::Result;
 use crate::files::{Fields, as_count, brief};
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "Qwen3-MoE", model_types: &["qwen3_moe"], read };
 
+const DEFAULTS: Defaults = Defaults { num_key_value_heads: Some(4), ..qwen2::DEFAULTS };
+
 fn read(config: &Fields<'_>) -> Result<ModelConfig> {
-    let mut model = qwen3::read_decoder(config, &qwen2::DEFAULTS)?;
+    let mut model = qwen3::read_decoder(config, &DEFAULTS)?;
     // Unlike Qwen3 it has a window in every layer or in none.
     let sliding = config.flag("use_sliding_window")?.unwrap_or(false);
     model.set_window(if sliding { read_window(config, Some(4096))? } else { None });

@@ -11,6 +11,7 @@ use crate::files::{Fields, as_count, brief};
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "SmolLM3", model_types: &["smollm3"], read };
 
 const DEFAULTS: Defaults = Defaults {
+    num_key_value_heads: Some(4),
     max_position_embeddings: 32768,
     tie_word_embeddings: true,
     bos_token_id: Some(128_000),

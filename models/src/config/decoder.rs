@@ -226,8 +226,9 @@ impl DecoderConfig {
         let num_hidden_layers = config.required(layers, config.size(layers, MAX_LAYERS)?)?;
         let or = |name: &str, default| config.required(name, config.size(name, MAX_SIZE)?.or(default));
         let num_attention_heads = or(fields.num_attention_heads, defaults.num_attention_heads)?;
-        let num_key_value_heads =
-            or("num_key_value_heads", defaults.num_key_value_heads.or(Some(num_attention_heads)))?;
+        // `null` is not the same as nothing.
+        let kv_default = defaults.num_key_value_heads.filter(|_| !config.mentions("num_key_value_heads"));
+        let num_key_value_heads = or("num_key_value_heads", kv_default.or(Some(num_attention_heads)))?;
         if !num_attention_heads.is_multiple_of(num_key_value_heads) {
             let heads = fields.num_attention_heads;
             return Err(config.problem(

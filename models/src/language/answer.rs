@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::LanguageModel;
-use crate::Result;
 use crate::cache::Sequence;
+use crate::error::{Error, Result};
 use crate::sampling::{History, Logprobs, Sampler, SamplingParams};
 use crate::stop::{StopStrings, TextStream};
 
@@ -14,6 +14,8 @@ use crate::stop::{StopStrings, TextStream};
 pub struct GenerateOptions {
     /// The most tokens to generate.
     pub max_new_tokens: usize,
+    /// No end-of-sequence token comes before so many others. A stop text may.
+    pub min_new_tokens: usize,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
     /// Texts that end the answer; they are not part of it.
@@ -29,6 +31,7 @@ impl Default for GenerateOptions {
     fn default() -> Self {
         Self {
             max_new_tokens: 128,
+            min_new_tokens: 0,
             sampling: SamplingParams::default(),
             stop: Vec::new(),
             ignore_eos: false,
@@ -147,7 +150,12 @@ impl LanguageModel {
         options: &GenerateOptions,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation> {
-        let sampler = Sampler::new(options.sampling.clone())?;
+        let mut sampling = options.sampling.clone();
+        if options.min_new_tokens > 0 && !options.ignore_eos {
+            let ends = &self.decoder.config().eos_token_ids;
+            sampling.not_before.extend(ends.iter().map(|&id| (id, options.min_new_tokens)));
+        }
+        let sampler = Sampler::new(sampling)?;
         self.check_prompt(0, prompt)?;
         let room = options.max_new_tokens.min(self.decoder.limits().context.saturating_sub(prompt.len()) + 1);
         let mut answer = Generation {
@@ -177,6 +185,9 @@ impl LanguageModel {
     ) -> Result<()> {
         let tokenizer = self.tokenizer.clone();
         let stops = StopStrings::new(options.stop.iter().map(String::as_str))?;
+        if tokenizer.is_none() && !options.stop.is_empty() {
+            return Err(Error::Input("stop texts are found by a tokenizer, and the model has none".to_owned()));
+        }
         let mut text = tokenizer.as_deref().map(|tokenizer| TextStream::new(tokenizer, true, stops));
         if options.max_new_tokens == 0 {
             return Ok(());
@@ -241,7 +252,7 @@ impl LanguageModel {
         logprobs: Option<usize>,
     ) -> Result<(u32, Option<Logprobs>)> {
         if let Some(draw) = &mut self.draw
-            && let Some(asked) = sampler.ask()
+            && let Some(asked) = sampler.ask(history.generated.len())
         {
             let token = draw.tokens(&self.ctx, &self.logits, std::iter::once(asked))?[0];
             let Some(most) = logprobs else { return Ok((token, None)) };

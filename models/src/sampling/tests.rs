@@ -82,6 +82,7 @@ fn parameters_out_of_range_are_named() {
         (SamplingParams { frequency_penalty: f32::INFINITY, ..base() }, "frequency_penalty"),
         (SamplingParams { logit_bias: vec![(0, f32::INFINITY)], ..base() }, "logit_bias"),
         (SamplingParams { logit_bias: vec![(0, f32::NAN)], ..base() }, "logit_bias"),
+        (SamplingParams { bad_words: vec![vec![1], vec![]], ..base() }, "bad_words"),
     ] {
         let line = Sampler::new(params).expect_err(field).one_line();
         assert!(line.contains(field) && line.contains("expected"), "{line}");
@@ -127,6 +128,49 @@ fn penalties_follow_their_formulas() {
     assert_eq!(after(SamplingParams { logit_bias: bias, ..p() }), [1.0, -2.0, 1.0, 2.0]);
     let ban = SamplingParams { logit_bias: vec![(0, f32::NEG_INFINITY)], ..p() };
     assert_eq!(sampler(ban).sample(&logits, &[]).expect("chosen"), 2);
+}
+
+#[test]
+fn what_is_ruled_out_is_not_chosen() {
+    let kept = |params: SamplingParams, prompt: &[u32], generated: &[u32]| -> Vec<u32> {
+        let mut sampler = sampler(SamplingParams { temperature: 1.0, ..params });
+        let history = History { prompt, generated };
+        sampler.distribution(&[0.0; 5], history).expect("a distribution").iter().map(|c| c.id).collect()
+    };
+    let ngrams = |n| SamplingParams { no_repeat_ngram_size: n, ..SamplingParams::default() };
+    assert_eq!(kept(ngrams(0), &[0, 1], &[0]), [0, 1, 2, 3, 4]);
+    assert_eq!(kept(ngrams(1), &[0, 1], &[0]), [2, 3, 4]);
+    assert_eq!(kept(ngrams(2), &[0, 1], &[0]), [0, 2, 3, 4]);
+    assert_eq!(kept(ngrams(2), &[0, 0], &[0, 3, 0]), [1, 2, 4]);
+    assert_eq!(kept(ngrams(3), &[4, 1, 2, 9], &[4, 1]), [0, 1, 3, 4]);
+    // What overlaps with the last tokens is a beginning, too.
+    assert_eq!(kept(ngrams(3), &[], &[1, 1, 1]), [0, 2, 3, 4]);
+    for n in [3, 4, 5, usize::MAX] {
+        assert_eq!(kept(ngrams(n), &[1], &[1]), [0, 1, 2, 3, 4], "{n}");
+    }
+    assert_eq!(kept(ngrams(1), &[], &[]), [0, 1, 2, 3, 4]);
+
+    let words = |words: &[&[u32]]| SamplingParams {
+        bad_words: words.iter().map(|word| word.to_vec()).collect(),
+        ..SamplingParams::default()
+    };
+    assert_eq!(kept(words(&[&[1], &[7, 2], &[99]]), &[0], &[]), [0, 2, 3, 4]);
+    assert_eq!(kept(words(&[&[7, 2], &[3, 7, 0], &[6, 3, 7, 4]]), &[3], &[7]), [1, 3, 4]);
+
+    let late = SamplingParams { not_before: vec![(0, 1), (3, 2), (77, 5)], ..SamplingParams::default() };
+    assert_eq!(kept(late.clone(), &[1, 2], &[]), [1, 2, 4]);
+    assert_eq!(kept(late.clone(), &[], &[1]), [0, 1, 2, 4]);
+    assert_eq!(kept(late, &[], &[1, 2]), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_device_draws_once_nothing_is_ruled_out() {
+    let late = SamplingParams { not_before: vec![(0, 2)], ..SamplingParams::default() };
+    let asks = |params: &SamplingParams| [0, 1, 2, 3].map(|n| sampler(params.clone()).ask(n).is_some());
+    assert_eq!(asks(&late), [false, false, true, true]);
+    assert_eq!(asks(&SamplingParams { no_repeat_ngram_size: 2, ..warm() }), [false; 4]);
+    assert_eq!(asks(&SamplingParams { bad_words: vec![vec![1, 2]], ..warm() }), [false; 4]);
+    assert_eq!(asks(&warm()), [true; 4]);
 }
 
 #[test]

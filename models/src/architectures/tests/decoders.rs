@@ -85,6 +85,31 @@ fn mixtral_has_experts_everywhere_and_no_window() {
 }
 
 #[test]
+fn heads_that_the_config_leaves_out_are_those_of_the_class() {
+    // As transformers' classes have them; `null` is as many as there are of queries.
+    for (model_type, usual) in [
+        ("llama", 16),
+        ("mistral", 8),
+        ("ministral", 8),
+        ("mixtral", 8),
+        ("qwen3_moe", 4),
+        ("gemma2", 4),
+        ("smollm3", 4),
+    ] {
+        let mut config = mixtral();
+        let fields = config.as_object_mut().expect("an object");
+        fields.insert("model_type".to_owned(), json!(model_type));
+        fields.insert("num_attention_heads".to_owned(), json!(16));
+        fields.remove("num_key_value_heads");
+        // Gemma 2 has to have one.
+        fields.insert("sliding_window".to_owned(), json!(8));
+        assert_eq!(decoder(config.clone()).num_key_value_heads, usual, "{model_type}");
+        config["num_key_value_heads"] = Value::Null;
+        assert_eq!(decoder(config).num_key_value_heads, 16, "{model_type}");
+    }
+}
+
+#[test]
 fn mistral_has_a_window_unless_told_not_to() {
     let mut published = mixtral();
     published["model_type"] = json!("mistral");

@@ -85,6 +85,16 @@ fn modernbert_is_read_in_both_spellings() {
 }
 
 #[test]
+fn modernbert_takes_the_window_of_one_side_before_that_of_both() {
+    let window = |changes: Value| read("modernbert", changes).expect("valid").layers[1].window;
+    assert_eq!(window(json!({"sliding_window": 3})), Some(4));
+    assert_eq!(window(json!({"sliding_window": 7, "local_attention": 8})), Some(8));
+    assert_eq!(window(json!({"sliding_window": 0, "local_attention": 8})), Some(1));
+    assert_eq!(window(json!({"sliding_window": null, "local_attention": 8})), Some(5));
+    assert!(refusal("modernbert", json!({"sliding_window": -1})).contains("sliding_window"));
+}
+
+#[test]
 fn what_modernbert_does_not_have_is_refused() {
     let scaled = |kind: &str| json!({"sliding_attention": {"rope_type": kind, "factor": 4.0}});
     assert!(refusal("modernbert", json!({"rope_parameters": scaled("spiral")})).contains("spiral"));
