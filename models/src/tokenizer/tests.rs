@@ -159,6 +159,36 @@ fn a_charsmap_that_lies_about_its_size_is_refused_before_anything_is_allocated()
     }
 }
 
+/// A tokenizer of single letters with another value for each of `fields`.
+fn with(fields: &[(&str, Value)]) -> Result<Tokenizer> {
+    let mut json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "model": {"type": "BPE", "unk_token": "?", "vocab": {"a": 0, "?": 1}, "merges": []},
+    });
+    for (name, value) in fields {
+        json[*name] = value.clone();
+    }
+    Tokenizer::from_bytes(json.to_string().as_bytes())
+}
+
+fn added(count: usize, content: impl Fn(usize) -> String) -> Value {
+    let token = |i| {
+        json!({"id": i + 2, "content": content(i), "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": true, "special": false})
+    };
+    (0..count).map(token).collect()
+}
+
+#[test]
+fn time_added() {
+    for n in [1000, 6500, 10000, 20000, 40000, 66000, 120000] {
+        let t = std::time::Instant::now();
+        with(&[("added_tokens", added(n, |i| format!("<custom_token_{i}>")))]).expect("ok");
+        eprintln!("{n}: {:?}", t.elapsed());
+    }
+}
+
 #[test]
 fn changed_bytes_in_a_tokenizer_cause_no_panic() {
     let json = br#"{"version":"1.0","truncation":{"direction":"Right","max_length":4,"strategy":"LongestFirst","stride":0},"padding":null,"added_tokens":[{"id":3,"content":"[S]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],"normalizer":{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":null,"lowercase":true},"pre_tokenizer":{"type":"BertPreTokenizer"},"post_processor":{"type":"BertProcessing","sep":["[S]",3],"cls":["[S]",3]},"decoder":{"type":"WordPiece","prefix":"\#\#","cleanup":true},"model":{"type":"WordPiece","unk_token":"[U]","continuing_subword_prefix":"\#\#","max_input_chars_per_word":100,"vocab":{"[U]":0,"a":1,"\#\#b":2,"[S]":3}}}"#;
