@@ -17,8 +17,11 @@ const MAX_ENTRIES: usize = 1 << 21;
 const MAX_ADDED: usize = 1 << 17;
 /// Bytes of one such token, as a text of which no part is looked up.
 const MAX_ADDED_BYTES: usize = 1 << 10;
-/// Bytes of all of them as the normalizer may leave them: the automaton that finds them takes a hundred for each.
+/// Bytes of all of them.
 const MAX_ALL_ADDED_BYTES: usize = 4 << 20;
+/// States of the automatons that find them, of which each takes two microseconds and 170 bytes: one for each byte that a
+/// token has after what it shares with another. The 66,000 tokens of a model of speech take 200,000.
+const MAX_STATES: usize = 1 << 19;
 /// Values in each of the other parts, and the bytes of their strings; there are maps of characters of 400 KiB.
 const MAX_VALUES: usize = 4096;
 const MAX_PART_BYTES: usize = 4 << 20;
@@ -77,9 +80,13 @@ impl<'de> Visitor<'de> for File {
         }
         let normalized = grown(&normalizer, 1, "normalizer")?;
         grown(&pre_tokenizer, normalized, "pre_tokenizer, after the normalizer,")?;
-        let bytes = added.bytes.saturating_mul(normalized);
-        if bytes > MAX_ALL_ADDED_BYTES {
-            return Err(Error::custom(format!("the added_tokens have up to {bytes} bytes once normalized")));
+        // As long as the normalizer may make a token of middle length.
+        let length =
+            added.normalized.iter().map(String::len).sum::<usize>().div_ceil(added.normalized.len().max(1)).max(1);
+        let longer = growth(&normalizer, length).map_err(Error::custom)?.div_ceil(length);
+        let states = states(&mut added.plain) + states(&mut added.normalized).saturating_mul(longer);
+        if states > MAX_STATES {
+            return Err(Error::custom(format!("the added_tokens need up to {states} states to be found")));
         }
         Ok(added.longest)
     }
@@ -158,10 +165,23 @@ fn around(step: &Value) -> Result<usize, String> {
     Ok(tokens)
 }
 
-/// The added tokens, of which no more is kept than how long they are.
+/// The bytes of tokens, less those that one has in common with another at the beginning.
+fn states(tokens: &mut [String]) -> usize {
+    tokens.sort_unstable();
+    let mut before: &[u8] = &[];
+    let new = tokens.iter().map(|token| {
+        let shared = before.iter().zip(token.as_bytes()).take_while(|(a, b)| a == b).count();
+        before = token.as_bytes();
+        token.len() - shared
+    });
+    new.sum()
+}
+
+/// The added tokens: those that are found in a text as it is, and those in what the normalizer makes of it.
 #[derive(Default)]
 struct Added {
-    bytes: usize,
+    plain: Vec<String>,
+    normalized: Vec<String>,
     longest: usize,
 }
 
@@ -169,7 +189,9 @@ impl<'de> Deserialize<'de> for Added {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         struct Token {
-            content: Length,
+            content: String,
+            #[serde(default)]
+            normalized: bool,
         }
         struct Tokens;
         impl<'de> Visitor<'de> for Tokens {
@@ -180,17 +202,19 @@ impl<'de> Deserialize<'de> for Added {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Added, A::Error> {
-                let (mut added, mut count) = (Added::default(), 0);
-                while let Some(Token { content: Length(bytes) }) = list.next_element()? {
-                    count += 1;
-                    if count > MAX_ADDED {
-                        return Err(Error::custom(format!("more than {MAX_ADDED} added_tokens")));
+                let (mut added, mut all) = (Added::default(), 0);
+                while let Some(Token { content, normalized }) = list.next_element()? {
+                    let bytes = content.len();
+                    all += bytes;
+                    if added.plain.len() + added.normalized.len() == MAX_ADDED || all > MAX_ALL_ADDED_BYTES {
+                        let limits = format!("{MAX_ADDED} added_tokens or {MAX_ALL_ADDED_BYTES} bytes of them");
+                        return Err(Error::custom(format!("more than {limits}")));
                     }
                     if bytes > MAX_ADDED_BYTES {
                         return Err(Error::custom(format!("one of the added_tokens has {bytes} bytes")));
                     }
-                    added.bytes += bytes;
                     added.longest = added.longest.max(bytes);
+                    if normalized { &mut added.normalized } else { &mut added.plain }.push(content);
                 }
                 Ok(added)
             }

@@ -1,4 +1,6 @@
 use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -248,7 +250,8 @@ fn tokenizers_that_make_much_of_little_are_refused() {
         ("a text twice", "post_processor", template(0, 2, 0), "the text 2 times"),
         ("many added tokens", "added_tokens", added(200_000, |i| format!("<{i}>")), "more than 131072"),
         ("a long added token", "added_tokens", added(1, |_| "x".repeat(5000)), "5000 bytes"),
-        ("long added tokens", "added_tokens", added(5000, |i| format!("{i:01000}")), "5000000 bytes"),
+        ("long added tokens", "added_tokens", added(4500, |i| format!("{i:01000}")), "4194304 bytes"),
+        ("added tokens with little in common", "added_tokens", added(600, |i| format!("{i}").repeat(340)), "states"),
         ("long words", "model", model("max_input_chars_per_word", json!(1_000_000)), "max_input_chars_per_word"),
         ("a long prefix", "model", model("continuing_subword_prefix", json!("#".repeat(5000))), "5000 bytes"),
         ("a vocabulary of lists", "model", model("vocab", json!([[1, 2]])), "expected a string"),
@@ -264,8 +267,8 @@ fn tokenizers_that_make_much_of_little_are_refused() {
     let line =
         with(&[("normalizer", normalizer.clone()), ("pre_tokenizer", metaspace)]).expect_err("2048 of one").one_line();
     assert!(line.contains("pre_tokenizer, after the normalizer, makes"), "{line}");
-    let line = with(&[("normalizer", normalizer), ("added_tokens", added(20, |i| format!("{i:01000}")))]);
-    assert!(line.expect_err("20 kB by 256").one_line().contains("5120000 bytes"));
+    let line = with(&[("normalizer", normalizer), ("added_tokens", added(3, |i| format!("{i}").repeat(1000)))]);
+    assert!(line.expect_err("more than 2 kB by 256").one_line().contains("states"));
 }
 
 #[test]
@@ -330,14 +333,17 @@ fn more_tokenizers() -> [Tokenizer; 2] {
         .map(|tokenizer| tokenizer.expect("a valid tokenizer"))
 }
 
-fn all_tokenizers() -> Vec<Tokenizer> {
-    let fixtures =
-        ["bert_hd20_f32_wordpiece", "llama3_rope_gqa3_hd20_bf16_tied_bpe", "qwen3_embedding_no_prefix_gqa3_hd20_bf16"];
-    let fixtures = fixtures.map(|name| {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name);
+fn all_tokenizers() -> &'static [Tokenizer] {
+    static ALL: OnceLock<Vec<Tokenizer>> = OnceLock::new();
+    let fixture = |name: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name);
         Tokenizer::read(&Folder::new(folder)).expect("it is read").expect("there is one")
-    });
-    [byte_level(), sentencepiece()].into_iter().chain(more_tokenizers()).chain(fixtures).collect()
+    };
+    let names =
+        ["bert_hd20_f32_wordpiece", "llama3_rope_gqa3_hd20_bf16_tied_bpe", "qwen3_embedding_no_prefix_gqa3_hd20_bf16"];
+    ALL.get_or_init(|| {
+        [byte_level(), sentencepiece()].into_iter().chain(more_tokenizers()).chain(names.map(fixture)).collect()
+    })
 }
 
 /// What [`Tokenizer::encode_within`] is for a text of which nothing is left out before it is tokenized.
@@ -373,8 +379,7 @@ proptest! {
 
 #[test]
 fn long_texts_of_few_tokens_are_whole() {
-    let tokenizers = all_tokenizers();
-    let bert = &tokenizers[4];
+    let bert = &all_tokenizers()[4];
     let [begin, license, unknown, end] =
         ["[CLS]", "license", "[UNK]", "[SEP]"].map(|token| bert.token_to_id(token).expect("a token"));
     // Blanks are no token, and a long word is one, however it goes on.
