@@ -223,24 +223,24 @@ impl<'de> Deserialize<'de> for Added {
     }
 }
 
-/// The bytes of a string.
-struct Length(usize);
+/// A string, of which nothing is kept.
+struct Text;
 
-impl<'de> Deserialize<'de> for Length {
+impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
-            type Value = Length;
+        struct Any;
+        impl Visitor<'_> for Any {
+            type Value = Text;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a string")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Length, E> {
-                Ok(Length(text.len()))
+            fn visit_str<E: Error>(self, _: &str) -> Result<Text, E> {
+                Ok(Text)
             }
         }
-        deserializer.deserialize_str(Text)
+        deserializer.deserialize_str(Any)
     }
 }
 
@@ -266,8 +266,9 @@ impl<'de> Visitor<'de> for Model {
         let part = Part::default();
         while let Some(key) = map.next_key::<String>()? {
             match &*key {
-                "vocab" => drop(map.next_value::<Entries>()?),
-                "merges" => drop(map.next_value::<Option<Entries>>()?),
+                "vocab" | "merges" => {
+                    map.next_value::<Option<Entries>>()?;
+                }
                 _ => {
                     let value = map.next_value_seed(part.seed(false))?;
                     if key == "max_input_chars_per_word" && value.as_u64().is_some_and(|n| n > MAX_WORD_CHARS) {
@@ -339,7 +340,7 @@ impl<'de> Deserialize<'de> for Entry {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Entry, A::Error> {
-                let first = pair.next_element::<Length>()?;
+                let first = pair.next_element::<Text>()?;
                 let second = pair.next_element_seed(Part::default().seed(false))?;
                 match (first, second, pair.next_element::<IgnoredAny>()?) {
                     (Some(_), Some(Value::String(_) | Value::Number(_)), None) => Ok(Entry),
