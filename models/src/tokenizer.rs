@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::files::{Fields, as_count, brief};
 use crate::folder::{FileName, Folder};
 
-/// Tokens that a cut may change besides those of an added token that it goes through: the last of a word, or of what a
-/// model merges without regard to words.
+/// Tokens that a cut may change besides those of an added token or a word that it goes through: the last of what a model
+/// merges without regard to words.
 const UNSETTLED: usize = 128;
 
 /// Longer limits mean none: tokenizers without a limit are saved with 1e30.
@@ -60,12 +60,12 @@ impl Tokenizer {
 
     fn parse(bytes: &[u8], file: &str) -> Result<Self> {
         let invalid = || format!("{file} is not a valid tokenizer");
-        let longest_added =
+        let falls_into =
             bounds::check(bytes).map_err(|source| Error::Tokenizer { what: invalid(), source: source.into() })?;
         let mut inner = guarded(invalid, || Inner::from_bytes(bytes))?;
         inner.with_padding(None);
         guarded(|| format!("cannot turn off the truncation in {file}"), || inner.with_truncation(None).map(|_| ()))?;
-        Ok(Self { inner, unsettled: UNSETTLED + longest_added })
+        Ok(Self { inner, unsettled: UNSETTLED + falls_into })
     }
 
     /// The tokens of `text`, with the special ones that the model expects around a text (`[CLS]`, `<s>`) if
@@ -185,11 +185,12 @@ impl Tokenizer {
     }
 }
 
-/// A beginning of `text` of about `bytes` bytes, to the end of a word where there is one in its second half.
+/// A beginning of `text` of about `bytes` bytes, to the end of a word where there is one in its second half, else to a
+/// blank.
 fn cut(text: &str, bytes: usize) -> &str {
     let start = &text[..text.floor_char_boundary(bytes)];
-    let words = start.rfind(char::is_whitespace).map_or("", |end| start[..end].trim_end());
-    if words.len() > bytes / 2 { words } else { start }
+    let words = start.rfind(char::is_whitespace).map_or("", |end| &start[..end]);
+    [words.trim_end(), words].into_iter().find(|words| words.len() > bytes / 2).unwrap_or(start)
 }
 
 thread_local! {

@@ -32,12 +32,12 @@ const MAX_GROWTH: usize = 1 << 10;
 /// Special tokens around a text.
 const MAX_AROUND: usize = 1 << 10;
 /// Characters of a word in WordPiece, which tries every part of it.
-const MAX_WORD_CHARS: u64 = 1 << 10;
+const MAX_WORD_CHARS: usize = 1 << 10;
 
 const CHARSMAP: &str = "precompiled_charsmap";
 
-/// Walks a file, and refuses what would take more time or memory than any real tokenizer does. Returns the bytes of the
-/// longest added token.
+/// Walks a file, and refuses what would take more time or memory than any real tokenizer does. Returns into how many
+/// tokens an added token falls at most, or a word that is one token while it is whole.
 pub(super) fn check(json: &[u8]) -> serde_json::Result<usize> {
     let mut reader = serde_json::Deserializer::from_slice(json);
     let longest = reader.deserialize_map(File)?;
@@ -55,7 +55,7 @@ impl<'de> Visitor<'de> for File {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<usize, A::Error> {
-        let mut added = Added::default();
+        let (mut added, mut word) = (Added::default(), 0);
         let [mut normalizer, mut pre_tokenizer] = [Value::Null, Value::Null];
         let grown = |part: &Value, bytes, what: &str| match growth(part, bytes).map_err(Error::custom)? {
             bytes if bytes > MAX_GROWTH => Err(Error::custom(format!("the {what} makes up to {bytes} bytes of one"))),
@@ -64,7 +64,7 @@ impl<'de> Visitor<'de> for File {
         while let Some(key) = map.next_key::<String>()? {
             match &*key {
                 "added_tokens" => added = map.next_value()?,
-                "model" => map.next_value_seed(Model)?,
+                "model" => word = map.next_value_seed(Model)?,
                 "normalizer" => normalizer = map.next_value_seed(Part::default().seed(false))?,
                 "pre_tokenizer" => pre_tokenizer = map.next_value_seed(Part::default().seed(false))?,
                 "decoder" => drop(grown(&map.next_value_seed(Part::default().seed(false))?, 1, &key)?),
@@ -88,7 +88,7 @@ impl<'de> Visitor<'de> for File {
         if states > MAX_STATES {
             return Err(Error::custom(format!("the added_tokens need up to {states} states to be found")));
         }
-        Ok(added.longest)
+        Ok(added.longest.max(word))
     }
 }
 
@@ -248,22 +248,23 @@ impl<'de> Deserialize<'de> for Text {
 struct Model;
 
 impl<'de> DeserializeSeed<'de> for Model {
-    type Value = ();
+    type Value = usize;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<usize, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for Model {
-    type Value = ();
+    /// The characters of the longest word that is looked at.
+    type Value = usize;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a model")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let part = Part::default();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<usize, A::Error> {
+        let (part, mut word) = (Part::default(), 0);
         while let Some(key) = map.next_key::<String>()? {
             match &*key {
                 "vocab" | "merges" => {
@@ -271,13 +272,16 @@ impl<'de> Visitor<'de> for Model {
                 }
                 _ => {
                     let value = map.next_value_seed(part.seed(false))?;
-                    if key == "max_input_chars_per_word" && value.as_u64().is_some_and(|n| n > MAX_WORD_CHARS) {
-                        return Err(Error::custom(format!("{key} is {value}, more than {MAX_WORD_CHARS}")));
+                    if key == "max_input_chars_per_word" {
+                        word = value.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(usize::MAX);
+                        if word > MAX_WORD_CHARS {
+                            return Err(Error::custom(format!("{key} is {value}, expected up to {MAX_WORD_CHARS}")));
+                        }
                     }
                 }
             }
         }
-        Ok(())
+        Ok(word)
     }
 }
 

@@ -402,6 +402,7 @@ fn no_more_of_a_long_text_is_tokenized_than_counts() {
     }
     assert_eq!(cut("word word", 7), "word");
     assert_eq!(cut("word wordword", 12), "word wordwor");
+    assert_eq!(cut("word            word", 18), "word           ");
     assert_eq!(cut("é", 1), "");
 }
 
