@@ -127,6 +127,17 @@ fn a_prompt_stands_before_the_text_and_may_be_left_out_of_the_pooling() {
     }
 }
 
+#[test]
+fn texts_are_in_lower_case_where_the_model_was_trained_on_such() {
+    let lower = |lower: &str| changed(DECODER, &[("sentence_bert_config.json", lower)]);
+    let [with, without] = [r#"{"do_lower_case": true}"#, r#"{"do_lower_case": false}"#].map(lower);
+    let [mut with, mut without] = [&with, &without].map(|folder| model(folder.path(), None));
+    let [mixed, small] = ["The LICENSE of Écrins", "the license of écrins"];
+    let expected = bits(&without.embed(&[small]).expect("the text embeds"));
+    assert_eq!(bits(&with.embed(&[mixed]).expect("the text embeds")), expected);
+    assert_ne!(bits(&without.embed(&[mixed]).expect("the text embeds")), expected);
+}
+
 /// A text of several steps against the logits of a language model with the same weights, whose head is the embedding.
 #[test]
 fn a_decoder_embeds_a_text_longer_than_a_pass() {
@@ -223,6 +234,13 @@ fn the_command_takes_texts_from_a_file_or_standard_input() {
     assert_eq!(lines(&embed(&["--file", file, "first text"], "")), expected);
     let input = "first text\nsecond\n\nfourth, longer than the others\n";
     assert_eq!(lines(&embed(&["--file", "-"], input)), expected);
+
+    // More texts than are read at once, the last of them without an end.
+    let many = lines(&embed(
+        &["--file", "-", "first text"],
+        &format!("{}fourth, longer than the others", "second\n".repeat(1100)),
+    ));
+    assert_eq!((many.len(), &many[0], &many[1100], &many[1101]), (1102, &expected[0], &expected[1], &expected[3]));
 
     let prompted = lines(&embed(&["--prompt-name", "query", "second"], ""));
     assert_ne!(prompted[0], expected[1]);

@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -40,13 +40,13 @@ struct Outcome {
 }
 
 /// Runs the command and watches its memory.
-fn run(arguments: &[&str], stdout: Option<File>) -> Outcome {
+fn run(arguments: &[&str], stdin: Stdio, stdout: Option<File>) -> Outcome {
     let [mut out, mut err] = [(); 2].map(|()| tempfile::tempfile().expect("a file"));
     let start = Instant::now();
     let mut child = command()
         .args(arguments)
         .env("HF_HUB_OFFLINE", "1")
-        .stdin(Stdio::null())
+        .stdin(stdin)
         .stdout(stdout.unwrap_or_else(|| out.try_clone().expect("a file")))
         .stderr(err.try_clone().expect("a file"))
         .spawn()
@@ -84,7 +84,19 @@ fn refused(what: &str, arguments: &[&str], words: &[&str]) {
 }
 
 fn refused_into(what: &str, arguments: &[&str], stdout: Option<File>, words: &[&str]) {
-    let Outcome { code, stderr, stdout, time, peak_bytes } = run(arguments, stdout);
+    refused_outcome(what, arguments, run(arguments, Stdio::null(), stdout), words);
+}
+
+/// The command fails over what comes from its standard input.
+fn refused_from(what: &str, arguments: &[&str], input: &str, words: &[&str]) {
+    let mut stdin = tempfile::tempfile().expect("a file");
+    stdin.write_all(input.as_bytes()).and_then(|()| stdin.seek(SeekFrom::Start(0))).expect("written");
+    refused_outcome(what, arguments, run(arguments, stdin.into(), None), words);
+}
+
+fn refused_outcome(what: &str, arguments: &[&str], outcome: Outcome, words: &[&str]) {
+    let Outcome { code, stderr, stdout, time, peak_bytes } = outcome;
+    assert!(stderr.lines().all(|line| line.len() < 1000), "{what}: a line of standard error is long");
     // Tensors that a model does not use are no error.
     let stderr: String = stderr.lines().filter(|line| !line.starts_with("warning: ")).collect::<Vec<_>>().join("\n");
     let shown = arguments.first().unwrap_or(&"");
@@ -426,7 +438,7 @@ fn arguments_past_the_model() {
         refused_into("a full disk", arguments, Some(full), &["No space left"]);
     }
     assert!(!folder.path().join("out").exists());
-    let devices: Value = serde_json::from_str(&run(&["devices", "--json"], None).stdout).expect("JSON");
+    let devices: Value = serde_json::from_str(&run(&["devices", "--json"], Stdio::null(), None).stdout).expect("JSON");
     let cuda = devices["devices"].as_array().expect("devices").iter().find(|device| device["kind"] == "cuda");
     if cuda.is_some_and(|cuda| cuda.get("none").is_some()) {
         let tokens = ["generate", "--model", &decoder, "--tokens", "1", "--device", "cuda"];
@@ -453,4 +465,121 @@ fn shards_whose_headers_are_long_together() {
     shards["0.0"] = "1.safetensors".into();
     write(folder.path(), INDEX, json!({ "weight_map": shards }).to_string());
     refused_by("a lie", folder.path(), &[&["inspect"], GENERATE], &["`0.0` is in 1.safetensors"]);
+}
+
+/// A file of a folder, with other text in it.
+fn with_text(folder: &Path, name: &str, change: impl FnOnce(String) -> String) {
+    let text = fs::read_to_string(folder.join(name)).expect("the file is there");
+    write(folder, name, change(text));
+}
+
+#[test]
+fn tokenizers_that_lie() {
+    const PROMPT: &[&str] = &["generate", "--prompt", "a text", "--max-new-tokens", "1"];
+    let repeated = |value: &Value, times: usize| format!("[{}{value}]", format!("{value},").repeat(times - 1));
+    let steps =
+        |list: &str, step: Value, times| format!(r#"{{"type":"Sequence","{list}":{}}}"#, repeated(&step, times));
+    let replace = |content: &str| json!({"type": "Replace", "pattern": {"String": "a"}, "content": content});
+    let token = json!({"id": 7, "content": "x", "single_word": false, "lstrip": false, "rstrip": false,
+                       "normalized": true, "special": false});
+    let added: Vec<Value> = (0..200_000)
+        .map(|i| {
+            let mut token = token.clone();
+            token["content"] = format!("<{i}>").into();
+            token
+        })
+        .collect();
+    let template = format!(
+        r#"{{"type":"TemplateProcessing","single":{},"pair":[],"special_tokens":{{"a":{{"id":"a","ids":{},"tokens":{}}}}}}}"#,
+        repeated(&json!({"SpecialToken": {"id": "a", "type_id": 0}}), 100_000),
+        repeated(&json!(0), 1000),
+        repeated(&json!("a"), 1000)
+    );
+    let vocab: String = (0..1_900_000).map(|i| format!("\"{i}\":{i},")).collect();
+    let merges = format!(r#"{{"type":"BPE","vocab":{{"a":0}},"merges":{}}}"#, repeated(&json!(0), 15_000_000));
+    for (what, field, value, words) in [
+        ("twelve replacements", "normalizer", steps("normalizers", replace("aaaa"), 12), "normalizer"),
+        ("a long replacement", "normalizer", replace(&"b".repeat(127_000)).to_string(), "127000 bytes"),
+        (
+            "prefixes",
+            "normalizer",
+            steps("normalizers", json!({"type": "Prepend", "prepend": "x".repeat(1000)}), 5000),
+            "a part",
+        ),
+        ("a long decoder", "decoder", replace(&"b".repeat(10 << 20)).to_string(), "10485760 bytes"),
+        ("a template", "post_processor", template, "a part"),
+        ("many added tokens", "added_tokens", Value::from(added).to_string(), "added_tokens"),
+        ("a part of many values", "decoder", repeated(&json!({}), 10_000_000), "a part"),
+        ("many merges", "model", merges, "expected"),
+        (
+            "a vocabulary of 30 MB that is no JSON",
+            "model",
+            format!(r#"{{"type":"BPE","precompiled_charsmap":0,"vocab":{{{vocab}"#),
+            "trailing comma",
+        ),
+    ] {
+        let [decoder, encoder] = [DECODER, ENCODER].map(copy);
+        for folder in [&decoder, &encoder] {
+            with_text(folder.path(), "tokenizer.json", |text| {
+                let mut json: Value = serde_json::from_str(&text).expect("valid JSON");
+                json[field] = "HERE".into();
+                json.to_string().replace("\"HERE\"", &value)
+            });
+        }
+        refused_by(what, decoder.path(), &[PROMPT], &["tokenizer.json", words]);
+        refused_by(what, encoder.path(), &[EMBED], &["tokenizer.json", words]);
+    }
+}
+
+#[test]
+fn texts_that_are_long() {
+    let [decoder, encoder] = [DECODER, ENCODER].map(fixture);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| {
+        write(folder.path(), name, text);
+        folder.path().join(name).into_os_string().into_string().expect("the path is UTF-8")
+    };
+    fn embed<'a>(model: &'a str, file: &'a str) -> [&'a str; 5] {
+        ["embed", "--model", model, "--file", file]
+    }
+    let long = file("long", &"license ".repeat(1 << 19));
+    for file in [&long, "/dev/zero"] {
+        refused("a line without end", &embed(&encoder, file), &[file, "more than 1 MiB"]);
+    }
+    let bytes = file("bytes", "");
+    write(folder.path(), "bytes", [b"text\n", [0xff; 4096].as_slice()].concat());
+    refused("no text", &embed(&encoder, &bytes), &[&bytes, "UTF-8"]);
+    // What fits into a line is taken, and no more of it tokenized than the model reads.
+    for text in ["license ".repeat(1 << 17), "x".repeat(1 << 20), "漢".repeat((1 << 20) / 3)] {
+        let fits = file("fits", text.trim_end());
+        let outcome = run(&embed(&encoder, &fits), Stdio::null(), None);
+        assert_eq!((outcome.code, outcome.stdout.lines().count()), (Some(0), 1), "{}", outcome.stderr);
+        assert!(outcome.time < MAX_TIME, "{:?}", outcome.time);
+        assert!(outcome.peak_bytes < MAX_BYTES, "{} MiB", outcome.peak_bytes >> 20);
+    }
+    let chat = ["chat", "--model", &decoder];
+    refused_from("a message past the context", &chat, &"word ".repeat(800_000), &["context", "/reset"]);
+    refused_from("a message without blanks", &chat, &"x".repeat(4_000_000), &["context", "/reset"]);
+    refused_from("a message without end", &chat, &"x".repeat(5 << 20), &["more than 4 MiB"]);
+    // The longest argument that Linux takes.
+    let prompt = "x".repeat(131_000);
+    refused("a prompt without blanks", &["generate", "--model", &decoder, "--prompt", &prompt], &["tokens", "context"]);
+}
+
+#[test]
+fn warnings_are_no_longer_than_errors() {
+    let folder = copy(DECODER);
+    let path = folder.path().join(WEIGHTS);
+    let bytes = fs::read(&path).expect("weights");
+    let length = u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
+    let (header, data) = bytes[8..].split_at(length);
+    let header = str::from_utf8(header).expect("UTF-8").trim_end().strip_suffix('}').expect("an object");
+    let (name, end) = ("n".repeat(180_000), data.len());
+    let header = format!(r#"{header},"{name}":{{"dtype":"U8","shape":[0],"data_offsets":[{end},{end}]}}}}"#);
+    write(folder.path(), WEIGHTS, [raw(header.as_bytes(), 0), data.to_vec()].concat());
+    let model = folder.path().to_str().expect("the path is UTF-8");
+    let outcome = run(&[GENERATE, &["--model", model]].concat(), Stdio::null(), None);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr.chars().take(600).collect::<String>());
+    assert!(outcome.stderr.starts_with("warning: 1 of ") && outcome.stderr.contains("nnn"));
+    assert!(outcome.stderr.len() < 1000, "{} bytes of warning", outcome.stderr.len());
 }

@@ -154,8 +154,7 @@ impl From<sinew_tensor::Error> for Error {
     }
 }
 
-/// An error and its causes in one line, each once, outermost first, with `: ` between them; [`printable`]. The middle
-/// of what is too long to be read, as a name in a hostile file may be, is left out.
+/// An error and its causes in one line, each once, outermost first, with `: ` between them; [`shortened`].
 ///
 /// ```
 /// let error = std::io::Error::other("a name\nwith a break");
@@ -164,8 +163,6 @@ impl From<sinew_tensor::Error> for Error {
 /// assert!(sinew_models::one_line(&error).len() < 1000);
 /// ```
 pub fn one_line(error: &dyn StdError) -> String {
-    /// Of the beginning, which names the file, and of the end, which has the cause.
-    const MAX_CHARS: usize = 400;
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -176,11 +173,24 @@ pub fn one_line(error: &dyn StdError) -> String {
         }
         cause = error.source();
     }
+    shortened(&line)
+}
+
+/// A text of one line as [`printable`] has it, without its middle where it is too long to be read, as a name in a
+/// hostile file may be.
+///
+/// ```
+/// assert_eq!(sinew_models::shortened("a\nname"), "a name");
+/// assert!(sinew_models::shortened(&"x".repeat(1 << 20)).len() < 1000);
+/// ```
+pub fn shortened(text: &str) -> String {
+    /// Of the beginning, which names the file, and of the end, which has the cause.
+    const MAX_CHARS: usize = 400;
     let cut = |end: Option<(usize, char)>| end.map(|(at, _)| at);
-    let (head, tail) = (cut(line.char_indices().nth(MAX_CHARS)), cut(line.char_indices().nth_back(MAX_CHARS - 1)));
+    let (head, tail) = (cut(text.char_indices().nth(MAX_CHARS)), cut(text.char_indices().nth_back(MAX_CHARS - 1)));
     match (head, tail) {
-        (Some(head), Some(tail)) if head < tail => printable(&format!("{} … {}", &line[..head], &line[tail..])),
-        _ => printable(&line),
+        (Some(head), Some(tail)) if head < tail => printable(&format!("{} … {}", &text[..head], &text[tail..])),
+        _ => printable(text),
     }
 }
 

@@ -48,7 +48,7 @@ pub use chat::{ChatTemplate, Conversation};
 pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
-pub use error::{Error, Result, one_line, printable};
+pub use error::{Error, Result, one_line, printable, shortened};
 pub use folder::Folder;
 pub use generation_config::GenerationConfig;
 pub use hub::Hub;

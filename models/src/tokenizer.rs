@@ -3,16 +3,21 @@
 //! The work is done by the `tokenizers` crate. What is added here: the truncation and padding that some
 //! `tokenizer.json` files have switched on are left out, because the length of a text is the caller's business.
 
+mod bounds;
+
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-use serde_json::Value;
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner};
 
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count, brief};
 use crate::folder::{FileName, Folder};
+
+/// Tokens that a cut may change besides those of an added token or a word that it goes through: the last of what a model
+/// merges without regard to words.
+const UNSETTLED: usize = 128;
 
 /// Longer limits mean none: tokenizers without a limit are saved with 1e30.
 const MAX_LIMIT: usize = 1 << 31;
@@ -34,6 +39,8 @@ const MAX_LIMIT: usize = 1 << 31;
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: Inner,
+    /// Tokens at the end of a part of a text that may be others in the whole text.
+    unsettled: usize,
 }
 
 impl Tokenizer {
@@ -52,11 +59,13 @@ impl Tokenizer {
     }
 
     fn parse(bytes: &[u8], file: &str) -> Result<Self> {
-        check_charsmaps(bytes, file)?;
-        let mut inner = guarded(|| format!("{file} is not a valid tokenizer"), || Inner::from_bytes(bytes))?;
+        let invalid = || format!("{file} is not a valid tokenizer");
+        let falls_into =
+            bounds::check(bytes).map_err(|source| Error::Tokenizer { what: invalid(), source: source.into() })?;
+        let mut inner = guarded(invalid, || Inner::from_bytes(bytes))?;
         inner.with_padding(None);
         guarded(|| format!("cannot turn off the truncation in {file}"), || inner.with_truncation(None).map(|_| ()))?;
-        Ok(Self { inner })
+        Ok(Self { inner, unsettled: UNSETTLED + falls_into })
     }
 
     /// The tokens of `text`, with the special ones that the model expects around a text (`[CLS]`, `<s>`) if
@@ -66,35 +75,62 @@ impl Tokenizer {
     ///
     /// [`Error::Tokenizer`] when the tokenizer refuses the text, such as for a word that it has no token for.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        Ok(self.encoding(text, add_special)?.get_ids().to_vec())
+        self.ids(self.encoding(text)?, add_special)
     }
 
     /// As [`encode`](Self::encode) with special tokens, leaving out the end of the text where all would be more than
-    /// `max_tokens`. The special tokens stay: `[CLS] a b c d [SEP]` becomes `[CLS] a b [SEP]`.
+    /// `max_tokens`. The special tokens stay: `[CLS] a b c d [SEP]` becomes `[CLS] a b [SEP]`. No more of a long text is
+    /// tokenized than these tokens take.
     ///
     /// # Errors
     ///
     /// As [`encode`](Self::encode), and [`Error::Input`] when not even the special tokens fit.
     pub fn encode_within(&self, text: &str, max_tokens: usize) -> Result<Vec<u32>> {
-        let whole = self.encode(text, true)?;
-        if whole.len() <= max_tokens {
-            return Ok(whole);
-        }
-        let mut bare = self.encoding(text, false)?;
-        let special = whole.len().saturating_sub(bare.len());
+        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
         let Some(room) = max_tokens.checked_sub(special) else {
             return Err(Error::Input(format!(
                 "a limit of {max_tokens} tokens leaves no room beside {special} special tokens"
             )));
         };
+        let mut bare = self.beginning(text, room)?;
         bare.truncate(room, 0, tokenizers::TruncationDirection::Right);
-        let encoding = match self.inner.get_post_processor() {
-            None => bare,
-            Some(processor) => {
-                guarded(|| "cannot add the special tokens".to_owned(), || processor.process(bare, None, true))?
+        self.ids(bare, true)
+    }
+
+    /// As [`encode`](Self::encode), where these are no more than `max_tokens`; `None` where they are more, which takes
+    /// no more of a long text to find out than `max_tokens` take.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_fitting(&self, text: &str, add_special: bool, max_tokens: usize) -> Result<Option<Vec<u32>>> {
+        let bare = self.beginning(text, max_tokens)?;
+        if bare.len() > max_tokens {
+            return Ok(None);
+        }
+        let ids = self.ids(bare, add_special)?;
+        Ok((ids.len() <= max_tokens).then_some(ids))
+    }
+
+    /// The tokens of `text`, or of a beginning of it that has more than `max_tokens`, of which the first `max_tokens` are
+    /// those of `text`.
+    ///
+    /// How much text a token covers is not known: a word that is not in the vocabulary is one token however long it is,
+    /// and blanks may be none. So the beginning grows until it has enough of them, and some to spare: where it is cut, it
+    /// may have tokens that the text has not.
+    fn beginning(&self, text: &str, max_tokens: usize) -> Result<Encoding> {
+        /// Most texts have fewer bytes in a token.
+        const TOKEN_BYTES: usize = 8;
+        let enough = max_tokens.saturating_add(self.unsettled);
+        let mut bytes = enough.saturating_mul(TOKEN_BYTES);
+        while bytes < text.len() {
+            // What is refused may be a word that was cut, and the whole text fine.
+            if let Some(encoding) = self.encoding(cut(text, bytes)).ok().filter(|encoding| encoding.len() > enough) {
+                return Ok(encoding);
             }
-        };
-        Ok(encoding.get_ids().to_vec())
+            bytes = bytes.saturating_mul(4);
+        }
+        self.encoding(text)
     }
 
     /// The text of `ids`. Ids outside the vocabulary, and special tokens if `skip_special` is set, give nothing.
@@ -133,39 +169,28 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    fn encoding(&self, text: &str, add_special: bool) -> Result<Encoding> {
-        guarded(
-            || format!("cannot tokenize a text of {} bytes", text.len()),
-            || self.inner.encode_fast(text, add_special),
-        )
+    /// Without special tokens around the text.
+    fn encoding(&self, text: &str) -> Result<Encoding> {
+        guarded(|| format!("cannot tokenize a text of {} bytes", text.len()), || self.inner.encode_fast(text, false))
+    }
+
+    fn ids(&self, bare: Encoding, add_special: bool) -> Result<Vec<u32>> {
+        let encoding = match self.inner.get_post_processor() {
+            Some(processor) if add_special => {
+                guarded(|| "cannot add the special tokens".to_owned(), || processor.process(bare, None, true))?
+            }
+            _ => bare,
+        };
+        Ok(encoding.get_ids().to_vec())
     }
 }
 
-/// Refuses a `precompiled_charsmap` whose trie is said to be larger than the map itself: the `tokenizers` crate
-/// allocates what it is told.
-fn check_charsmaps(bytes: &[u8], file: &str) -> Result<()> {
-    const NAME: &str = "precompiled_charsmap";
-    let Some(text) = str::from_utf8(bytes).ok().filter(|text| text.contains(NAME)) else { return Ok(()) };
-    // What is no JSON is for the parser to refuse.
-    let Ok(root) = serde_json::from_str::<Value>(text) else { return Ok(()) };
-    let mut rest = vec![&root];
-    while let Some(value) = rest.pop() {
-        match value {
-            Value::Array(values) => rest.extend(values),
-            Value::Object(fields) => {
-                rest.extend(fields.values());
-                let Some(map) = fields.get(NAME).and_then(Value::as_str) else { continue };
-                let map = base64::decode(map).unwrap_or_default();
-                let fits = |&size: &[u8; 4]| u32::from_le_bytes(size) as usize <= map.len() - 4;
-                if !map.first_chunk().is_some_and(fits) {
-                    let problem = format!("{NAME} says more than its {} bytes hold", map.len());
-                    return Err(Error::Config { file: file.to_owned(), problem });
-                }
-            }
-            _ => {}
-        }
-    }
-    Ok(())
+/// A beginning of `text` of about `bytes` bytes, to the end of a word where there is one in its second half, else to a
+/// blank.
+fn cut(text: &str, bytes: usize) -> &str {
+    let start = &text[..text.floor_char_boundary(bytes)];
+    let words = start.rfind(char::is_whitespace).map_or("", |end| &start[..end]);
+    [words.trim_end(), words].into_iter().find(|words| words.len() > bytes / 2).unwrap_or(start)
 }
 
 thread_local! {

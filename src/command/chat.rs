@@ -1,6 +1,6 @@
 //! `sinew chat`.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use sinew::models::{
 use super::sampling::Sampling;
 use super::{
     Machine, Model, Outcome, Stepping, await_interrupts, complain, interrupted, megabytes, peak_rss_bytes, rate,
-    rate_text,
+    rate_text, read_line,
 };
 
 const HELP: &str = "\
@@ -89,7 +89,8 @@ impl Chat {
                 // On the terminal and not in the output: the output is the answers.
                 let _ = write!(std::io::stderr(), "> ").and_then(|()| std::io::stderr().flush());
             }
-            let Some(line) = read_line()? else { break };
+            let line = read_line(&mut std::io::stdin().lock(), MAX_LINE_BYTES);
+            let Some(line) = line.map_err(|error| format!("cannot read the input: {error}"))? else { break };
             match line.trim() {
                 "" => {}
                 "/quit" => break,
@@ -129,15 +130,13 @@ impl Talk<'_> {
         let mut conversation = self.conversation.clone().with("user", message);
         let text = self.template.render(&conversation)?;
         // The template writes the special tokens itself.
-        let prompt = self.model.tokenizer()?.encode(&text, false)?;
         let context = self.model.decoder().limits().context;
-        if prompt.len() >= context {
-            return Err(format!(
-                "the conversation has {} tokens, and the context {context}: /reset begins a new one",
-                prompt.len()
-            )
-            .into());
-        }
+        // One is left for the answer.
+        let Some(prompt) = self.model.tokenizer()?.encode_fitting(&text, false, context.saturating_sub(1))? else {
+            return Err(
+                format!("the conversation has no room in the context {context}: /reset begins a new one").into()
+            );
+        };
         let options = self.command.sampling.options(self.config, prompt.len(), context)?;
         await_interrupts(true);
         let mut out = std::io::stdout().lock();
@@ -188,21 +187,6 @@ impl Total {
         self.prefill += answer.prefill;
         self.decode += answer.decode;
     }
-}
-
-/// The next line of the input, without its end.
-fn read_line() -> Outcome<Option<String>> {
-    use std::io::Read;
-    let mut line = Vec::new();
-    std::io::stdin().lock().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut line)?;
-    if line.is_empty() {
-        return Ok(None);
-    }
-    if line.len() as u64 > MAX_LINE_BYTES {
-        return Err(format!("a line of the input has more than {} MiB", MAX_LINE_BYTES >> 20).into());
-    }
-    let line = String::from_utf8(line).map_err(|_| "a line of the input is not UTF-8")?;
-    Ok(Some(line.trim_end_matches(['\n', '\r']).to_owned()))
 }
 
 fn println(text: &str) -> Outcome {

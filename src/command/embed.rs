@@ -1,16 +1,23 @@
 //! `sinew embed`.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use clap::Args;
 use serde_json::json;
 use sinew::models::EmbeddingModel;
 
-use super::{LOADING, Machine, Model, Outcome, catch_interrupts, interrupted, progress_bar};
+use super::{LOADING, Machine, Model, Outcome, catch_interrupts, interrupted, progress_bar, read_line};
 
-/// Texts between two looks at whether Ctrl-C was pressed.
+/// Texts between two looks at whether Ctrl-C was pressed, and the bytes of them that are no reason to stop early.
 const TEXTS_AT_ONCE: usize = 1024;
+const BYTES_AT_ONCE: usize = 4 << 20;
+/// The longest line that is read as one text: some ten times what the longest contexts of such models take.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+/// Texts in one JSON object, whose vectors are in memory until all are there.
+const MAX_JSON_TEXTS: usize = 1 << 20;
 
 /// Turn texts into vectors.
 ///
@@ -22,21 +29,22 @@ pub struct Embed {
     /// The texts.
     #[arg(required_unless_present = "file", value_name = "TEXT")]
     texts: Vec<String>,
-    /// A file with one text on each line, after those given as arguments; `-` is standard input.
+    /// A file with one text on each line of up to 1 MiB, after those given as arguments; `-` is standard input.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// The prompt to put before each text, by its name in the model's files.
     #[arg(long, value_name = "NAME")]
     prompt_name: Option<String>,
-    /// Print one JSON object and nothing else.
+    /// Print one JSON object and nothing else; for up to 1048576 texts.
     #[arg(long)]
     json: bool,
 }
 
 impl Embed {
     pub fn run(&self, machine: &Machine) -> Outcome {
-        let lines = self.file.as_deref().map(read).transpose()?.unwrap_or_default();
-        let texts: Vec<&str> = self.texts.iter().map(String::as_str).chain(lines.lines()).collect();
+        let mut texts = Texts { given: self.texts.iter(), lines: self.file.as_deref().map(Lines::open).transpose()? };
+        // Before anything is loaded: a file that is damaged is so at its beginning, most of the time.
+        let mut some = texts.some()?;
         let ctx = machine.context()?;
         let bar = progress_bar(LOADING);
         let model = EmbeddingModel::load_on(ctx, self.model.folder()?, &self.model.weights(), &mut |done, total| {
@@ -48,22 +56,26 @@ impl Embed {
         catch_interrupts();
         let mut out = io::stdout().lock();
         let mut all = Vec::new();
-        for some in texts.chunks(TEXTS_AT_ONCE) {
+        while !some.is_empty() {
             let vectors = match &self.prompt_name {
-                Some(name) => model.embed_as(name, some)?,
-                None => model.embed(some)?,
+                Some(name) => model.embed_as(name, &some)?,
+                None => model.embed(&some)?,
             };
             if interrupted() {
                 return Ok(());
             }
             if self.json {
                 all.extend(vectors);
-                continue;
+                if all.len() > MAX_JSON_TEXTS {
+                    return Err(format!("more than {MAX_JSON_TEXTS} texts for one JSON object").into());
+                }
+            } else {
+                for vector in vectors {
+                    let values: Vec<String> = vector.iter().map(f32::to_string).collect();
+                    writeln!(out, "{}", values.join(" "))?;
+                }
             }
-            for vector in vectors {
-                let values: Vec<String> = vector.iter().map(f32::to_string).collect();
-                writeln!(out, "{}", values.join(" "))?;
-            }
+            some = texts.some()?;
         }
         if self.json {
             let device = model.context().device().id().to_string();
@@ -74,10 +86,52 @@ impl Embed {
     }
 }
 
-fn read(file: &Path) -> Outcome<String> {
-    let text = match file == Path::new("-") {
-        true => io::read_to_string(io::stdin()),
-        false => std::fs::read_to_string(file),
-    };
-    Ok(text.map_err(|error| format!("cannot read {}: {error}", file.display()))?)
+/// The texts that are yet to be embedded: those of the arguments, then the lines of the file.
+struct Texts<'a> {
+    given: slice::Iter<'a, String>,
+    lines: Option<Lines<'a>>,
+}
+
+impl Texts<'_> {
+    /// The next ones; none at the end.
+    fn some(&mut self) -> Outcome<Vec<String>> {
+        let (mut some, mut bytes) = (Vec::new(), 0);
+        while some.len() < TEXTS_AT_ONCE && bytes < BYTES_AT_ONCE {
+            let text = match (self.given.next(), &mut self.lines) {
+                (Some(given), _) => given.clone(),
+                (None, None) => break,
+                (None, Some(lines)) => match lines.next()? {
+                    Some(line) => line,
+                    None => break,
+                },
+            };
+            bytes += text.len();
+            some.push(text);
+        }
+        Ok(some)
+    }
+}
+
+/// A file of texts.
+struct Lines<'a> {
+    file: &'a Path,
+    input: Box<dyn BufRead>,
+}
+
+impl<'a> Lines<'a> {
+    fn open(file: &'a Path) -> Outcome<Self> {
+        let input: Box<dyn BufRead> = match file == Path::new("-") {
+            true => Box::new(io::stdin().lock()),
+            false => Box::new(BufReader::new(File::open(file).map_err(|error| unreadable(file, &error))?)),
+        };
+        Ok(Self { file, input })
+    }
+
+    fn next(&mut self) -> Outcome<Option<String>> {
+        read_line(&mut *self.input, MAX_LINE_BYTES).map_err(|error| unreadable(self.file, &*error).into())
+    }
+}
+
+fn unreadable(file: &Path, error: &dyn std::error::Error) -> String {
+    format!("cannot read {}: {error}", file.display())
 }

@@ -47,7 +47,11 @@ impl Generate {
         let config = folder.generation_config()?;
         self.sampling.options(config, 0, MAX_NEW_TOKENS)?;
         let prompt = match (&self.prompt, &self.tokens) {
-            (Some(text), _) => self.model.tokenizer()?.encode(text, true)?,
+            (Some(text), _) => {
+                let longest = folder.config()?.as_decoder()?.longest_context();
+                let tokens = self.model.tokenizer()?.encode_fitting(text, true, longest)?;
+                tokens.ok_or_else(|| format!("the prompt has more than the {longest} tokens of the model's context"))?
+            }
             (None, Some(tokens)) => tokens.0.clone(),
             (None, None) => Vec::new(),
         };

@@ -15,7 +15,7 @@ mod warnings;
 
 use std::cell::OnceCell;
 use std::error::Error as StdError;
-use std::io::Write;
+use std::io::{BufRead, Read, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -341,6 +341,26 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The next line of `input`, without its end; `None` where there is none. What goes on for more than `max` bytes without
+/// one, as a device may without end, is an error.
+fn read_line(input: &mut dyn BufRead, max: u64) -> Outcome<Option<String>> {
+    let mut line = Vec::new();
+    Read::take(input, max + 1).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.len() as u64 > max {
+        return Err(format!("a line has more than {} MiB", max >> 20).into());
+    }
+    let mut line = String::from_utf8(line).map_err(|_| "a line is not UTF-8")?;
+    for end in ['\n', '\r'] {
+        if line.ends_with(end) {
+            line.pop();
+        }
+    }
+    Ok(Some(line))
 }
 
 /// Prints one line on standard error.

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write};
 
+use sinew::models::shortened;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span;
@@ -27,7 +28,7 @@ impl Subscriber for Warnings {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        super::complain(&format!("warning: {}{}", line.message, line.fields));
+        super::complain(&shortened(&format!("warning: {}{}", line.message, line.fields)));
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

@@ -1,6 +1,10 @@
 use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
 
-use serde_json::{Value, json};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use super::*;
@@ -157,6 +161,249 @@ fn a_charsmap_that_lies_about_its_size_is_refused_before_anything_is_allocated()
         let line = with(map).expect_err("refused").one_line();
         assert!(line.contains("precompiled_charsmap"), "{map}: {line}");
     }
+}
+
+/// A tokenizer of single letters with another value for each of `fields`.
+fn with(fields: &[(&str, Value)]) -> Result<Tokenizer> {
+    let mut json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "model": {"type": "BPE", "unk_token": "?", "vocab": {"a": 0, "?": 1}, "merges": []},
+    });
+    for (name, value) in fields {
+        json[*name] = value.clone();
+    }
+    Tokenizer::from_bytes(json.to_string().as_bytes())
+}
+
+fn added(count: usize, content: impl Fn(usize) -> String) -> Value {
+    let token = |i| {
+        json!({"id": i + 2, "content": content(i), "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": true, "special": false})
+    };
+    (0..count).map(token).collect()
+}
+
+fn replace(pattern: &str, content: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"String": pattern}, "content": content})
+}
+
+fn charsmap(texts: &[u8]) -> Value {
+    let map = base64::encode([&4u32.to_le_bytes()[..], &[0; 4], texts].concat());
+    json!({"type": "Precompiled", "precompiled_charsmap": map})
+}
+
+fn template(references: usize, texts: usize, ids: usize) -> Value {
+    let mut pieces = vec![json!({"SpecialToken": {"id": "a", "type_id": 0}}); references];
+    pieces.resize(references + texts, json!({"Sequence": {"id": "A", "type_id": 0}}));
+    json!({"type": "TemplateProcessing", "single": pieces, "pair": [],
+           "special_tokens": {"a": {"id": "a", "ids": vec![0; ids], "tokens": vec!["a"; ids]}}})
+}
+
+#[test]
+fn tokenizers_that_make_much_of_little_are_refused() {
+    let steps = |name: &str, steps: Vec<Value>| json!({"type": "Sequence", name: steps});
+    let fourfold = || replace("a", "aaaa");
+    let nested = (0..12).fold(fourfold(), |inner, _| steps("normalizers", vec![inner, fourfold()]));
+    let regex = json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "y".repeat(2000)});
+    let prepend = json!({"type": "Prepend", "prepend": "x".repeat(1000)});
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": false});
+    let model = |field: &str, value: Value| {
+        let mut model = json!({"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
+                               "max_input_chars_per_word": 100, "vocab": {"a": 0, "?": 1}});
+        model[field] = value;
+        model
+    };
+    for (what, field, value, words) in [
+        ("replacements", "normalizer", steps("normalizers", vec![fourfold(); 12]), "normalizer makes"),
+        ("replacements in replacements", "normalizer", nested, "normalizer makes"),
+        ("a long replacement", "normalizer", replace("a", &"b".repeat(127_000)), "127000 bytes"),
+        ("one that matches nothing", "normalizer", regex, "normalizer makes"),
+        ("an empty pattern", "normalizer", replace("", &"b".repeat(2000)), "normalizer makes"),
+        ("prefixes", "normalizer", steps("normalizers", vec![prepend; 100]), "normalizer makes"),
+        ("many steps", "normalizer", steps("normalizers", vec![json!({"type": "NFC"}); 5000]), "4096 values"),
+        ("a long text for a character", "normalizer", charsmap(&[b'a'; 2000]), "normalizer makes"),
+        ("bytes of bytes", "pre_tokenizer", steps("pretokenizers", vec![byte_level.clone(); 12]), "pre_tokenizer"),
+        (
+            "a long pattern",
+            "pre_tokenizer",
+            json!({"type": "Split", "pattern": {"String": "x".repeat(5000)},
+            "behavior": "Isolated", "invert": false}),
+            "5000 bytes",
+        ),
+        ("a decoder", "decoder", replace("a", &"b".repeat(10 << 20)), "10485760 bytes"),
+        (
+            "a decoder of blanks",
+            "decoder",
+            steps("decoders", vec![json!({"type": "BPEDecoder", "suffix": ""}); 12]),
+            "decoder makes",
+        ),
+        ("a template", "post_processor", template(100, 1, 100), "10000 special tokens"),
+        ("a long template", "post_processor", template(100_000, 1, 1000), "4096 values"),
+        (
+            "templates in templates",
+            "post_processor",
+            json!({"type": "Sequence", "processors": vec![template(20, 1, 10); 10]}),
+            "2000 special tokens",
+        ),
+        ("a text twice", "post_processor", template(0, 2, 0), "the text 2 times"),
+        ("many added tokens", "added_tokens", added(200_000, |i| format!("<{i}>")), "more than 131072"),
+        ("a long added token", "added_tokens", added(1, |_| "x".repeat(5000)), "5000 bytes"),
+        ("long added tokens", "added_tokens", added(4500, |i| format!("{i:01000}")), "4194304 bytes"),
+        ("added tokens with little in common", "added_tokens", added(600, |i| format!("{i}").repeat(340)), "states"),
+        ("long words", "model", model("max_input_chars_per_word", json!(1_000_000)), "max_input_chars_per_word"),
+        ("a long prefix", "model", model("continuing_subword_prefix", json!("#".repeat(5000))), "5000 bytes"),
+        ("a vocabulary of lists", "model", model("vocab", json!([[1, 2]])), "expected a string"),
+        ("merges of numbers", "model", json!({"type": "BPE", "vocab": {"a": 0}, "merges": [0]}), "expected a token"),
+    ] {
+        let line = with(&[(field, value)]).expect_err(what).one_line();
+        assert!(line.starts_with("tokenizer.json is not a valid tokenizer: "), "{what}: {line}");
+        assert!(line.contains(words), "{what}: {line}");
+    }
+    // What the parts make of a byte together.
+    let normalizer = steps("normalizers", vec![fourfold(); 4]);
+    with(&[("normalizer", normalizer.clone())]).expect("256 of one");
+    let line =
+        with(&[("normalizer", normalizer.clone()), ("pre_tokenizer", metaspace)]).expect_err("2048 of one").one_line();
+    assert!(line.contains("pre_tokenizer, after the normalizer, makes"), "{line}");
+    let line = with(&[("normalizer", normalizer), ("added_tokens", added(3, |i| format!("{i}").repeat(1000)))]);
+    assert!(line.expect_err("more than 2 kB by 256").one_line().contains("states"));
+}
+
+#[test]
+fn tokenizers_as_they_are_published_are_taken() {
+    let steps = |name: &str, steps: Vec<Value>| json!({"type": "Sequence", name: steps});
+    // The longest that NFKC has, for U+FDFA, and the steps of XLM-RoBERTa and its like.
+    let map = charsmap(&[b'a'; 33]);
+    let blanks = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"});
+    let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let words = steps("pretokenizers", vec![json!({"type": "WhitespaceSplit"}), metaspace]);
+    with(&[("normalizer", steps("normalizers", vec![map, strip, blanks])), ("pre_tokenizer", words)]).expect("taken");
+    // Llama 2's.
+    let prefix = json!({"type": "Prepend", "prepend": "▁"});
+    let decoders = vec![
+        replace("▁", " "),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+        json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}),
+    ];
+    let llama = [
+        ("normalizer", steps("normalizers", vec![prefix, replace(" ", "▁")])),
+        ("decoder", steps("decoders", decoders)),
+        ("post_processor", template(1, 1, 1)),
+    ];
+    let llama = with(&llama).expect("taken");
+    assert_eq!(llama.encode("aa", true).expect("encoded")[..2], [0, 1]);
+    // A model of speech's.
+    let speech = with(&[("added_tokens", added(66_000, |i| format!("<|s_{i}|>")))]).expect("taken");
+    assert_eq!(speech.encode("<|s_65999|>", true).expect("encoded"), [66_001]);
+    let gpt = json!({"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]});
+    assert_eq!(with(&[("model", gpt)]).expect("taken").encode("ab", true).expect("encoded"), [2]);
+    let unigram = json!({"type": "Unigram", "unk_id": 0, "vocab": [["?", 0], ["a", -1.5]], "byte_fallback": false});
+    assert_eq!(with(&[("model", unigram)]).expect("taken").encode("a", true).expect("encoded"), [1]);
+}
+
+/// Unigram as XLM-RoBERTa has it, and BPE over the whole text as Gemma has it, in which blanks have tokens of their own.
+fn more_tokenizers() -> [Tokenizer; 2] {
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let vocab = json!([
+        ["?", 0],
+        ["▁", -2.0],
+        ["a", -3.0],
+        ["b", -3.5],
+        ["ab", -4.0],
+        ["▁a", -4.2],
+        ["aba", -5.0],
+        ["é", -6.0],
+        ["▁ab", -4.9],
+        ["abab", -6.5]
+    ]);
+    let unigram = json!({"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": false});
+    let mut vocab = Map::new();
+    for token in ["?", "▁", "a", "b", "é", "▁▁", "▁▁▁▁", "ab", "aa", "abab", "▁a", "▁ab", "ba", "ababab"]
+    {
+        vocab.insert(token.to_owned(), json!(vocab.len()));
+    }
+    let merges = ["▁ ▁", "▁▁ ▁▁", "a b", "ab ab", "▁ a", "▁ ab", "a a", "b a", "ab abab"];
+    let bpe = json!({"type": "BPE", "unk_token": "?", "fuse_unk": true, "vocab": vocab, "merges": merges});
+    let blank = ("normalizer", replace(" ", "▁"));
+    [with(&[("model", unigram), ("pre_tokenizer", metaspace)]), with(&[("model", bpe), blank])]
+        .map(|tokenizer| tokenizer.expect("a valid tokenizer"))
+}
+
+fn all_tokenizers() -> &'static [Tokenizer] {
+    static ALL: OnceLock<Vec<Tokenizer>> = OnceLock::new();
+    let fixture = |name: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name);
+        Tokenizer::read(&Folder::new(folder)).expect("it is read").expect("there is one")
+    };
+    let names =
+        ["bert_hd20_f32_wordpiece", "llama3_rope_gqa3_hd20_bf16_tied_bpe", "qwen3_embedding_no_prefix_gqa3_hd20_bf16"];
+    ALL.get_or_init(|| {
+        [byte_level(), sentencepiece()].into_iter().chain(more_tokenizers()).chain(names.map(fixture)).collect()
+    })
+}
+
+/// What [`Tokenizer::encode_within`] is for a text of which nothing is left out before it is tokenized.
+fn whole_then_cut(tokenizer: &Tokenizer, text: &str, max_tokens: usize) -> Option<Vec<u32>> {
+    let [bare, whole] = [false, true].map(|special| tokenizer.encode(text, special).expect("encoded"));
+    let at = whole.windows(bare.len().max(1)).position(|ids| ids == bare).unwrap_or(0);
+    let kept = bare.len().min(max_tokens.checked_sub(whole.len() - bare.len())?);
+    Some([&whole[..at], &bare[..kept], &whole[at + bare.len()..]].concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(100) })]
+
+    #[test]
+    fn a_text_is_cut_before_it_is_tokenized_and_its_tokens_are_the_same(
+        pieces in vec((prop_oneof![
+            4 => "[ab]{1,9} ?", 2 => "(the|license|of|work|hello|world)[ ,.]", 1 => " {1,40}", 1 => "[\\n\\t\\r ]{1,9}",
+            1 => "[0-9]{1,12}", 1 => "[!-/]{1,7}", 1 => "\\PC{1,20}", 1 => "[é漢🦀\u{301}\u{fdfa}]{1,9}",
+            1 => "(\\[MASK\\]|<\\|user\\|>|</s>|<s>)",
+        ], 1usize..20), 1..40),
+        max_tokens in 2usize..40,
+    ) {
+        let text: String = pieces.iter().map(|(piece, times)| piece.repeat(*times)).collect();
+        for (i, tokenizer) in all_tokenizers().iter().enumerate() {
+            let expected = whole_then_cut(tokenizer, &text, max_tokens).expect("room for the special tokens");
+            prop_assert_eq!(tokenizer.encode_within(&text, max_tokens).expect("encoded"), expected, "tokenizer {}", i);
+            for special in [false, true] {
+                let whole = tokenizer.encode(&text, special).expect("encoded");
+                let fitting = Some(whole).filter(|ids| ids.len() <= max_tokens);
+                prop_assert_eq!(tokenizer.encode_fitting(&text, special, max_tokens).expect("encoded"), fitting);
+            }
+        }
+    }
+}
+
+#[test]
+fn long_texts_of_few_tokens_are_whole() {
+    let bert = &all_tokenizers()[4];
+    let [begin, license, unknown, end] =
+        ["[CLS]", "license", "[UNK]", "[SEP]"].map(|token| bert.token_to_id(token).expect("a token"));
+    // Blanks are no token, and a long word is one, however it goes on.
+    let blanks = format!("{}license", " ".repeat(100_000));
+    assert_eq!(bert.encode_within(&blanks, 5).expect("encoded"), [begin, license, end]);
+    let word = format!("{} license", "x".repeat(100_000));
+    assert_eq!(bert.encode_within(&word, 5).expect("encoded"), [begin, unknown, license, end]);
+    assert_eq!(bert.encode_fitting(&word, true, 4).expect("encoded").expect("it fits").len(), 4);
+    assert_eq!(bert.encode_fitting(&word, true, 3).expect("encoded"), None);
+}
+
+#[test]
+fn no_more_of_a_long_text_is_tokenized_than_counts() {
+    for tokenizer in all_tokenizers() {
+        let text = "a b ".repeat(1 << 20);
+        let beginning = tokenizer.beginning(&text, 50).expect("encoded");
+        assert!((50..2000).contains(&beginning.len()), "{} tokens", beginning.len());
+    }
+    assert_eq!(cut("word word", 7), "word");
+    assert_eq!(cut("word wordword", 12), "word wordwor");
+    assert_eq!(cut("word            word", 18), "word           ");
+    assert_eq!(cut("é", 1), "");
 }
 
 #[test]
