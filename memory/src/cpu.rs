@@ -4,6 +4,8 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
+use memmap2::{MmapMut, MmapOptions};
+
 use crate::hardware::Rates;
 use crate::stream::Completed;
 use crate::system;
@@ -18,6 +20,8 @@ pub const HOST_ALIGNMENT: usize = 64;
 /// Allocations from this size on ask for huge pages: below it the rounding to 2 MiB would cost more than it saves.
 const HUGE_PAGE_FROM: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
+/// The smallest page of any system.
+const PAGE: usize = 4 << 10;
 
 /// The host's processor: memory, a team of threads and a SIMD level.
 ///
@@ -114,7 +118,7 @@ impl Device for Cpu {
         Location::Host
     }
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
-        Ok(Arc::new(HostStorage::new(bytes).ok_or_else(|| {
+        Ok(Arc::new(HostStorage::new(&self.team, bytes).ok_or_else(|| {
             let MemoryInfo { total, available } = system::memory();
             Error::OutOfMemory { device: self.id(), asked: bytes, available, total, holders: None, fits: available }
         })?))
@@ -125,40 +129,77 @@ impl Device for Cpu {
     }
 }
 
-/// Zeroed host memory; large spans on huge pages where the system has them.
+/// Zeroed host memory.
 #[derive(Debug)]
 struct HostStorage {
     ptr: NonNull<u8>,
     len: usize,
-    layout: Layout,
+    held: Held,
+}
+
+/// What the memory is given back to.
+#[derive(Debug)]
+enum Held {
+    /// The allocator.
+    Heap(Layout),
+    /// The system: whole pages, huge where it has them.
+    Pages(#[expect(dead_code, reason = "it is dropped")] MmapMut),
 }
 
 impl HostStorage {
-    fn new(len: usize) -> Option<Self> {
-        let align = if len >= HUGE_PAGE_FROM { HUGE_PAGE } else { HOST_ALIGNMENT };
-        let size = len.max(1).checked_next_multiple_of(align)?;
-        let layout = Layout::from_size_align(size, align).ok()?;
-        if size >= HUGE_PAGE_FROM && size > system::memory().available {
+    fn new(team: &Team, len: usize) -> Option<Self> {
+        if len >= HUGE_PAGE_FROM {
+            return Self::pages(team, len);
+        }
+        let layout =
+            Layout::from_size_align(len.max(1).checked_next_multiple_of(HOST_ALIGNMENT)?, HOST_ALIGNMENT).ok()?;
+        // SAFETY: `layout` has a size of at least one byte.
+        let ptr = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        Some(Self { ptr, len, held: Held::Heap(layout) })
+    }
+
+    /// Pages of the system, which zeroes each where it is first touched: here and now, so that memory that is promised is
+    /// there, and by all threads, as that takes as long as reading a checkpoint.
+    fn pages(team: &Team, len: usize) -> Option<Self> {
+        let size = len.checked_next_multiple_of(HUGE_PAGE)?;
+        if size > system::memory().available {
             // Linux would promise the pages and kill the process when they are touched.
             return None;
         }
-        // SAFETY: `layout` has a size of at least one byte.
-        let ptr = NonNull::new(unsafe { std::alloc::alloc(layout) })?;
-        debug_assert!((ptr.as_ptr() as usize).is_multiple_of(align));
-        if align == HUGE_PAGE {
-            system::advise_huge_pages(ptr.as_ptr(), size);
+        let mut map = MmapOptions::new().len(size.checked_add(HUGE_PAGE)?).map_anon().ok()?;
+        let before = map.as_ptr().align_offset(HUGE_PAGE);
+        #[cfg(target_os = "linux")]
+        if let Err(error) = map.advise_range(memmap2::Advice::HugePage, before, size) {
+            tracing::debug!(%error, "madvise(HUGEPAGE) refused");
         }
-        // SAFETY: `size` bytes were just allocated at `ptr`. Zeroing by hand, after the advice, is what makes the
-        // first touch fault in huge pages.
-        unsafe { std::ptr::write_bytes(ptr.as_ptr(), 0, size) };
-        Some(Self { ptr, len, layout })
+        let ptr = NonNull::new(map.as_mut_ptr().wrapping_add(before))?;
+        let touched = Chunks(ptr);
+        team.run(size / HUGE_PAGE, |chunk, _| touched.touch(chunk));
+        Some(Self { ptr, len, held: Held::Pages(map) })
+    }
+}
+
+/// Runs of [`HUGE_PAGE`] bytes.
+struct Chunks(NonNull<u8>);
+
+// SAFETY: each run is touched by one task.
+unsafe impl Sync for Chunks {}
+
+impl Chunks {
+    fn touch(&self, chunk: usize) {
+        for byte in (chunk * HUGE_PAGE..(chunk + 1) * HUGE_PAGE).step_by(PAGE) {
+            // SAFETY: the byte is in the mapping that was just made, and nobody else's; it is zero already.
+            unsafe { self.0.add(byte).write_volatile(0) };
+        }
     }
 }
 
 impl Drop for HostStorage {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, and freed once.
-        unsafe { std::alloc::dealloc(self.ptr.as_ptr(), self.layout) }
+        if let Held::Heap(layout) = self.held {
+            // SAFETY: allocated in `new` with this layout, and freed once.
+            unsafe { std::alloc::dealloc(self.ptr.as_ptr(), layout) }
+        }
     }
 }
 

@@ -191,17 +191,6 @@ pub(crate) fn coarse_time() -> Duration {
     }
 }
 
-/// Asks for huge pages under a span; a hint, without effect where the system has none.
-pub(crate) fn advise_huge_pages(ptr: *mut u8, len: usize) {
-    #[cfg(target_os = "linux")]
-    // SAFETY: the span was just allocated by the caller and is page-aligned; the advice changes no contents.
-    unsafe {
-        libc::madvise(ptr.cast(), len, libc::MADV_HUGEPAGE);
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = (ptr, len);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
