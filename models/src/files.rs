@@ -223,7 +223,11 @@ pub(crate) fn brief(value: &Value) -> String {
 }
 
 pub(crate) fn parse(text: &str, file: &str) -> Result<Value> {
-    serde_json::from_str(text).map_err(|source| Error::Json { file: file.to_owned(), source })
+    let parsed = match text.starts_with('\u{feff}') {
+        true => Err(serde::de::Error::custom("it begins with a byte order mark")),
+        false => serde_json::from_str(text),
+    };
+    parsed.map_err(|source| Error::Json { file: file.to_owned(), source })
 }
 
 #[cfg(test)]

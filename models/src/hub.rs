@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, SINGLE};
 use crate::error::{Error, Result, one_line};
+use crate::files;
 use crate::folder::{FileName, Folder};
 use crate::pooling;
 
@@ -237,7 +237,7 @@ struct Repository {
 impl Repository {
     /// The commit that a revision is, as far as the cache knows.
     fn commit(&self, revision: &str) -> Option<String> {
-        let named = fs::read_to_string(self.folder.join("refs").join(revision)).ok();
+        let named = files::read_text(&self.folder.join("refs").join(revision)).ok();
         let commit = named.map_or_else(|| revision.to_owned(), |text| text.trim().to_owned());
         is_hash(&commit).then_some(commit)
     }

@@ -101,8 +101,10 @@ impl EmbeddingConfig {
     }
 
     fn read_modules(&mut self, folder: &Folder) -> Result<()> {
+        const ALL: [&str; 3] = ["Transformer", POOLING, "Normalize"];
         let Some(modules) = Module::all(folder)? else { return Ok(()) };
-        for module in &modules {
+        let found: Vec<&str> = modules.iter().map(|module| module.class.as_str()).collect();
+        for module in modules.iter().take(ALL.len()) {
             match module.class.as_str() {
                 "Transformer" | "Normalize" => {}
                 POOLING => self.read_pooling(folder, &module.config())?,
@@ -114,15 +116,11 @@ impl EmbeddingConfig {
                 }
             }
         }
-        let found: Vec<&str> = modules.iter().map(|module| module.class.as_str()).collect();
-        self.normalize = match found.as_slice() {
-            ["Transformer", "Pooling"] => false,
-            ["Transformer", "Pooling", "Normalize"] => true,
-            _ => {
-                let problem = "expected a Transformer, a Pooling and perhaps a Normalize, found";
-                return Err(damaged(format!("{problem} {}", found.join(", "))));
-            }
-        };
+        if found != ALL && found != ALL[..2] {
+            let problem = "expected a Transformer, a Pooling and perhaps a Normalize, found";
+            return Err(damaged(format!("{problem} {}", found.join(", "))));
+        }
+        self.normalize = found.len() == ALL.len();
         Ok(())
     }
 

@@ -9,7 +9,8 @@ use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner};
+use tokenizers::normalizers::{BertNormalizer, NormalizerWrapper};
+use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner, TruncationDirection};
 
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count, brief};
@@ -41,12 +42,48 @@ pub struct Tokenizer {
     inner: Inner,
     /// Tokens at the end of a part of a text that may be others in the whole text.
     unsettled: usize,
+    /// How many times as long a text may become before it is tokenized.
+    growth: usize,
+    /// Whether texts that are too long lose their beginning.
+    cuts_begin: bool,
 }
 
 impl Tokenizer {
     pub(crate) fn read(folder: &Folder) -> Result<Option<Self>> {
         let Some(text) = folder.text_if_present(FileName::TOKENIZER)? else { return Ok(None) };
-        Self::parse(text.as_bytes(), &folder.path_of(FileName::TOKENIZER).display().to_string()).map(Some)
+        let mut tokenizer = Self::parse(text.as_bytes(), &folder.path_of(FileName::TOKENIZER).display().to_string())?;
+        let file = FileName::TOKENIZER_CONFIG;
+        if let Some(value) = folder.json_if_present(file)? {
+            tokenizer.follow(&Fields::of(&value, file.as_str(), "")?)?;
+        }
+        Ok(Some(tokenizer))
+    }
+
+    /// Does what `tokenizer_config.json` says and `tokenizer.json` does not: where they contradict, transformers goes by
+    /// the former.
+    fn follow(&mut self, config: &Fields<'_>) -> Result<()> {
+        self.cuts_begin = match config.text("truncation_side")? {
+            None | Some("right") => false,
+            Some("left") => true,
+            Some(other) => {
+                let problem = format!("must be right or left, found {}", other.escape_debug());
+                return Err(config.problem("truncation_side", &problem));
+            }
+        };
+        let bert = matches!(config.text("tokenizer_class")?, Some("BertTokenizer" | "BertTokenizerFast"));
+        if let Some(NormalizerWrapper::BertNormalizer(found)) = self.inner.get_normalizer().filter(|_| bert) {
+            let chinese = config.flag("tokenize_chinese_chars")?.unwrap_or(true);
+            let lowercase = config.flag("do_lower_case")?.unwrap_or(true);
+            let normalizer = BertNormalizer::new(found.clean_text, chinese, config.flag("strip_accents")?, lowercase);
+            guarded(
+                || "cannot change the normalizer".to_owned(),
+                || {
+                    self.inner.with_normalizer(Some(normalizer));
+                    Ok(())
+                },
+            )?;
+        }
+        Ok(())
     }
 
     /// Reads the contents of a `tokenizer.json`.
@@ -60,12 +97,12 @@ impl Tokenizer {
 
     fn parse(bytes: &[u8], file: &str) -> Result<Self> {
         let invalid = || format!("{file} is not a valid tokenizer");
-        let falls_into =
+        let reach =
             bounds::check(bytes).map_err(|source| Error::Tokenizer { what: invalid(), source: source.into() })?;
         let mut inner = guarded(invalid, || Inner::from_bytes(bytes))?;
         inner.with_padding(None);
         guarded(|| format!("cannot turn off the truncation in {file}"), || inner.with_truncation(None).map(|_| ()))?;
-        Ok(Self { inner, unsettled: UNSETTLED + falls_into })
+        Ok(Self { inner, unsettled: UNSETTLED + reach.falls_into, growth: reach.growth, cuts_begin: false })
     }
 
     /// The tokens of `text`, with the special ones that the model expects around a text (`[CLS]`, `<s>`) if
@@ -79,7 +116,7 @@ impl Tokenizer {
     }
 
     /// As [`encode`](Self::encode) with special tokens, leaving out the end of the text where all would be more than
-    /// `max_tokens`. The special tokens stay: `[CLS] a b c d [SEP]` becomes `[CLS] a b [SEP]`. No more of a long text is
+    /// `max_tokens`; or its beginning, where `truncation_side` in `tokenizer_config.json` is `left`. The special tokens stay: `[CLS] a b c d [SEP]` becomes `[CLS] a b [SEP]`. No more of a long text is
     /// tokenized than these tokens take.
     ///
     /// # Errors
@@ -92,19 +129,23 @@ impl Tokenizer {
                 "a limit of {max_tokens} tokens leaves no room beside {special} special tokens"
             )));
         };
-        let mut bare = self.beginning(text, room)?;
-        bare.truncate(room, 0, tokenizers::TruncationDirection::Right);
+        let (mut bare, side) = match self.cuts_begin {
+            false => (self.beginning(text, room, settled)?, TruncationDirection::Right),
+            true => (self.encoding(text)?, TruncationDirection::Left),
+        };
+        bare.truncate(room, 0, side);
         self.ids(bare, true)
     }
 
     /// As [`encode`](Self::encode), where these are no more than `max_tokens`; `None` where they are more, which takes
-    /// no more of a long text to find out than `max_tokens` take.
+    /// no more of a long text to find out than `max_tokens` take: a text is taken to have no fewer tokens than a beginning
+    /// of it has, but for the last.
     ///
     /// # Errors
     ///
     /// As [`encode`](Self::encode).
     pub fn encode_fitting(&self, text: &str, add_special: bool, max_tokens: usize) -> Result<Option<Vec<u32>>> {
-        let bare = self.beginning(text, max_tokens)?;
+        let bare = self.beginning(text, max_tokens, Encoding::len)?;
         if bare.len() > max_tokens {
             return Ok(None);
         }
@@ -112,20 +153,22 @@ impl Tokenizer {
         Ok((ids.len() <= max_tokens).then_some(ids))
     }
 
-    /// The tokens of `text`, or of a beginning of it that has more than `max_tokens`, of which the first `max_tokens` are
-    /// those of `text`.
+    /// The tokens of `text`, or of a beginning of it that has more than `max_tokens` of those that `counted` counts.
     ///
     /// How much text a token covers is not known: a word that is not in the vocabulary is one token however long it is,
     /// and blanks may be none. So the beginning grows until it has enough of them, and some to spare: where it is cut, it
     /// may have tokens that the text has not.
-    fn beginning(&self, text: &str, max_tokens: usize) -> Result<Encoding> {
+    fn beginning(&self, text: &str, max_tokens: usize, counted: fn(&Encoding) -> usize) -> Result<Encoding> {
         /// Most texts have fewer bytes in a token.
         const TOKEN_BYTES: usize = 8;
         let enough = max_tokens.saturating_add(self.unsettled);
         let mut bytes = enough.saturating_mul(TOKEN_BYTES);
         while bytes < text.len() {
-            // What is refused may be a word that was cut, and the whole text fine.
-            if let Some(encoding) = self.encoding(cut(text, bytes)).ok().filter(|encoding| encoding.len() > enough) {
+            let start = cut(text, bytes);
+            self.check_growth(start)?;
+            // What is refused may be a word that was cut, and the whole text fine. Only this slower way numbers words.
+            let encoding = guarded(|| "cannot tokenize a beginning".to_owned(), || self.inner.encode(start, false));
+            if let Some(encoding) = encoding.ok().filter(|encoding| counted(encoding) > enough) {
                 return Ok(encoding);
             }
             bytes = bytes.saturating_mul(4);
@@ -171,7 +214,20 @@ impl Tokenizer {
 
     /// Without special tokens around the text.
     fn encoding(&self, text: &str) -> Result<Encoding> {
+        self.check_growth(text)?;
         guarded(|| format!("cannot tokenize a text of {} bytes", text.len()), || self.inner.encode_fast(text, false))
+    }
+
+    /// Refuses what a normalizer of many replacements would make too long. Usual ones put three bytes for a blank.
+    fn check_growth(&self, text: &str) -> Result<()> {
+        const USUAL: usize = 4;
+        const MAX_BYTES: usize = 3 << 20;
+        let bytes = text.len().saturating_mul(self.growth);
+        if self.growth <= USUAL || bytes <= MAX_BYTES {
+            return Ok(());
+        }
+        let what = format!("cannot tokenize a text of {} bytes", text.len());
+        Err(Error::Tokenizer { what, source: format!("its tokenizer may make {bytes} of them").into() })
     }
 
     fn ids(&self, bare: Encoding, add_special: bool) -> Result<Vec<u32>> {
@@ -183,6 +239,13 @@ impl Tokenizer {
         };
         Ok(encoding.get_ids().to_vec())
     }
+}
+
+/// The number of tokens before the last word: they do not depend on how that goes on, while a word's own tokens, the most
+/// probable row of all, may change from its first.
+fn settled(encoding: &Encoding) -> usize {
+    let words = encoding.get_word_ids();
+    words.iter().rposition(|word| word != words.last().unwrap_or(&None)).map_or(0, |last| last + 1)
 }
 
 /// A beginning of `text` of about `bytes` bytes, to the end of a word where there is one in its second half, else to a

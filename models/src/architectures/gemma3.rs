@@ -45,6 +45,10 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     if text.is_some() && !config.mentions("eos_token_id") && root.mentions("eos_token_id") {
         model.eos_token_ids = token_ids(root, "eos_token_id", model.vocab_size)?;
     }
+    if text.is_some() {
+        // transformers ties by what the whole model says.
+        model.tie_word_embeddings = root.flag("tie_word_embeddings")?.unwrap_or(true);
+    }
     // The field is left from Gemma 2; transformers passes it over.
     model.attention_softcap = None;
     model.qk_norm = Some(QkNorm::Head);

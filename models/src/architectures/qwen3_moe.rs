@@ -1,5 +1,7 @@
 //! Qwen3-MoE (Yang et al. 2025): Qwen3 whose feed-forward layers, all or some, are experts.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{Architecture, qwen2, qwen3};
@@ -28,7 +30,8 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
         let problem = || config.problem("mlp_only_layers", &format!("must be a list of layers, has {}", brief(value)));
         as_count(value).ok_or_else(problem)
     };
-    let dense = config.list("mlp_only_layers")?.unwrap_or(&[]).iter().map(layer_number).collect::<Result<Vec<_>>>()?;
+    let dense =
+        config.list("mlp_only_layers")?.unwrap_or(&[]).iter().map(layer_number).collect::<Result<HashSet<_>>>()?;
     for (index, layer) in model.layers.iter_mut().enumerate() {
         if count > 0 && (index + 1).is_multiple_of(step) && !dense.contains(&index) {
             layer.feed_forward = FeedForward::Experts(ExpertsConfig { count, per_token, width, renormalize });

@@ -116,7 +116,12 @@ pub(crate) fn token_ids(config: &Fields<'_>, name: &str, vocab_size: usize) -> R
         Some(Value::Array(values)) => values,
         Some(value) => std::slice::from_ref(value),
     };
-    let mut ids = Vec::new();
+    /// More end tokens than any vocabulary has use for.
+    const MAX_IDS: usize = 1 << 12;
+    if values.len() > MAX_IDS {
+        return Err(config.problem(name, &format!("has {} tokens, expected up to {MAX_IDS}", values.len())));
+    }
+    let (mut ids, mut ignored) = (Vec::new(), None);
     for value in values {
         if !value.is_number() {
             return Err(config.problem(name, &format!("must be a token id or a list of them, found {}", brief(value))));
@@ -124,12 +129,15 @@ pub(crate) fn token_ids(config: &Fields<'_>, name: &str, vocab_size: usize) -> R
         match as_count(value).filter(|&id| id < vocab_size) {
             // Vocabularies end below 2^31.
             Some(id) => ids.push(id as u32),
-            None => {
-                let ignored =
-                    config.problem(name, &format!("has {value}, which is no token of the vocabulary: ignored"));
-                tracing::warn!("{ignored}");
-            }
+            None => ignored = ignored.or(Some(value)),
         }
+    }
+    if let Some(value) = ignored {
+        let problem = match values.len() - ids.len() {
+            1 => format!("has {value}, which is no token of the vocabulary: ignored"),
+            count => format!("has {value} and {} more that are no tokens of the vocabulary: ignored", count - 1),
+        };
+        tracing::warn!("{}", config.problem(name, &problem));
     }
     Ok(ids)
 }

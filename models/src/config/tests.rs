@@ -89,10 +89,13 @@ fn end_tokens_are_those_of_both_files() {
     config.add_generation_config(r#"{"eos_token_id": [9, 7], "bos_token_id": 4}"#).expect("valid");
     assert_eq!(config.eos_token_ids, [7, 9]);
     assert_eq!(config.bos_token_id, Some(4));
-    let config = decoder("llama", json!({"eos_token_id": [-1, 100, 99], "bos_token_id": -1}));
+    let mut config = decoder("llama", json!({"eos_token_id": [-1, 100, 99], "bos_token_id": -1}));
     assert_eq!(config.eos_token_ids, [99], "ids outside the vocabulary are dropped");
     assert_eq!(config.bos_token_id, None);
     assert!(refusal("llama", json!({"eos_token_id": "</s>"})).contains("eos_token_id"));
+    let many = json!({"eos_token_id": vec![1; 5000]});
+    assert!(refusal("llama", many).contains("has 5000 tokens, expected up to 4096"));
+    assert!(config.add_generation_config(&json!({"eos_token_id": vec![1; 5000]}).to_string()).is_err());
 }
 
 #[test]

@@ -11,6 +11,8 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
+use crate::files::brief;
+
 /// Tokens in a vocabulary, and merges: eight times those of the largest published ones.
 const MAX_ENTRIES: usize = 1 << 21;
 /// Tokens beside the vocabulary. Gemma has 6,400, and models of speech have tens of thousands.
@@ -27,37 +29,56 @@ const MAX_VALUES: usize = 4096;
 const MAX_PART_BYTES: usize = 4 << 20;
 /// Bytes of one string there, but for those maps.
 const MAX_STRING_BYTES: usize = 4 << 10;
-/// What one byte may become. NFKC makes 33 of the three of U+FDFA.
+/// Bytes of a token in a vocabulary, and of one that a trie holds, in which each byte may be a step of its own.
+const MAX_TOKEN_BYTES: usize = 1 << 10;
+const MAX_PIECE_BYTES: usize = 1 << 8;
+/// Bytes of all that a trie holds, and its states, of which each takes 340 bytes: twice those of the largest vocabularies.
+const MAX_PIECES_BYTES: usize = 16 << 20;
+const MAX_PIECE_STATES: usize = 1 << 21;
+/// What one byte may become.
 const MAX_GROWTH: usize = 1 << 10;
+/// NFKC and NFKD make 33 bytes of the three of U+FDFA; NFC and NFD three of one.
+const NFK_GROWTH: usize = 11;
+const NF_GROWTH: usize = 3;
 /// Special tokens around a text.
 const MAX_AROUND: usize = 1 << 10;
-/// Characters of a word in WordPiece, which tries every part of it.
-const MAX_WORD_CHARS: usize = 1 << 10;
+/// Characters of a word in WordPiece, which tries every part of it, and bytes of what it puts before a part.
+const MAX_WORD_CHARS: usize = 1 << 8;
+const MAX_PREFIX_BYTES: usize = 1 << 6;
 
 const CHARSMAP: &str = "precompiled_charsmap";
 
-/// Walks a file, and refuses what would take more time or memory than any real tokenizer does. Returns into how many
-/// tokens an added token falls at most, or a word that is one token while it is whole.
-pub(super) fn check(json: &[u8]) -> serde_json::Result<usize> {
+/// What a tokenizer may do to a text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reach {
+    /// Into how many tokens an added token falls at most, or a word that is one token while it is whole.
+    pub falls_into: usize,
+    /// How many times as long replacements may make a text, other than those of Unicode's normal forms and of maps of
+    /// characters, which are rare in a text.
+    pub growth: usize,
+}
+
+/// Walks a file, and refuses what would take more time or memory than any real tokenizer does.
+pub(super) fn check(json: &[u8]) -> serde_json::Result<Reach> {
     let mut reader = serde_json::Deserializer::from_slice(json);
-    let longest = reader.deserialize_map(File)?;
+    let reach = reader.deserialize_map(File)?;
     reader.end()?;
-    Ok(longest)
+    Ok(reach)
 }
 
 struct File;
 
 impl<'de> Visitor<'de> for File {
-    type Value = usize;
+    type Value = Reach;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a tokenizer")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<usize, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Reach, A::Error> {
         let (mut added, mut word) = (Added::default(), 0);
         let [mut normalizer, mut pre_tokenizer] = [Value::Null, Value::Null];
-        let grown = |part: &Value, bytes, what: &str| match growth(part, bytes).map_err(Error::custom)? {
+        let grown = |part: &Value, bytes, what: &str| match growth(part, bytes, true).map_err(Error::custom)? {
             bytes if bytes > MAX_GROWTH => Err(Error::custom(format!("the {what} makes up to {bytes} bytes of one"))),
             bytes => Ok(bytes),
         };
@@ -83,23 +104,38 @@ impl<'de> Visitor<'de> for File {
         // As long as the normalizer may make a token of middle length.
         let length =
             added.normalized.iter().map(String::len).sum::<usize>().div_ceil(added.normalized.len().max(1)).max(1);
-        let longer = growth(&normalizer, length).map_err(Error::custom)?.div_ceil(length);
+        let longer = growth(&normalizer, length, true).map_err(Error::custom)?.div_ceil(length);
         let states = states(&mut added.plain) + states(&mut added.normalized).saturating_mul(longer);
         if states > MAX_STATES {
             return Err(Error::custom(format!("the added_tokens need up to {states} states to be found")));
         }
-        Ok(added.longest.max(word))
+        /// A text, of which a prefix is a small part.
+        const TEXT: usize = 4096;
+        let replaced =
+            [&normalizer, &pre_tokenizer].into_iter().try_fold(TEXT, |bytes, part| growth(part, bytes, false));
+        let growth = replaced.map_err(Error::custom)?.div_ceil(TEXT);
+        Ok(Reach { falls_into: added.longest.max(word), growth })
     }
 }
 
-/// The bytes that `bytes` bytes may become in a part of the file, of which every object may be a step.
-fn growth(step: &Value, bytes: usize) -> Result<usize, String> {
-    let Value::Object(fields) = step else { return Ok(bytes) };
+/// The fields of a step. The crate also reads steps that are lists of values without names; nobody writes those.
+fn fields(step: &Value) -> Result<Option<&Map<String, Value>>, String> {
+    match step {
+        Value::Null => Ok(None),
+        Value::Object(fields) => Ok(Some(fields)),
+        other => Err(format!("a step is no object: {}", brief(other))),
+    }
+}
+
+/// The bytes that `bytes` bytes may become in a part of the file, of which every object may be a step; without `maps`,
+/// those that normal forms and maps of characters leave alone.
+fn growth(step: &Value, bytes: usize, maps: bool) -> Result<usize, String> {
+    let Some(fields) = fields(step)? else { return Ok(bytes) };
     let text = |name| fields.get(name).and_then(Value::as_str);
     let mut bytes = bytes;
     for list in ["normalizers", "pretokenizers", "decoders"] {
         for step in fields.get(list).and_then(Value::as_array).into_iter().flatten() {
-            bytes = growth(step, bytes)?;
+            bytes = growth(step, bytes, maps)?;
         }
     }
     if let Some(prefix) = text("prepend") {
@@ -113,8 +149,14 @@ fn growth(step: &Value, bytes: usize) -> Result<usize, String> {
         });
     }
     if let Some(map) = text(CHARSMAP) {
-        bytes = bytes.saturating_mul(longest_in_charsmap(map)?);
+        let longest = longest_in_charsmap(map)?;
+        bytes = bytes.saturating_mul(if maps { longest } else { 1 });
     }
+    bytes = bytes.saturating_mul(match text("type") {
+        Some("NFKC" | "NFKD") if maps => NFK_GROWTH,
+        Some("NFC" | "NFD") if maps => NF_GROWTH,
+        _ => 1,
+    });
     // A decoder puts blanks there.
     for name in ["suffix", "word_delimiter_token"] {
         if text(name) == Some("") {
@@ -142,7 +184,7 @@ fn longest_in_charsmap(map: &str) -> Result<usize, String> {
 
 /// The special tokens that a post-processor puts around a text, of which there has to be one.
 fn around(step: &Value) -> Result<usize, String> {
-    let Value::Object(fields) = step else { return Ok(0) };
+    let Some(fields) = fields(step)? else { return Ok(0) };
     let list = |name| fields.get(name).and_then(Value::as_array).into_iter().flatten();
     let mut tokens = 0usize;
     for step in list("processors") {
@@ -153,9 +195,14 @@ fn around(step: &Value) -> Result<usize, String> {
     for template in ["single", "pair"] {
         let mut texts = 0;
         for piece in list(template) {
-            match piece.pointer("/SpecialToken/id").and_then(Value::as_str) {
-                Some(name) => tokens = tokens.saturating_add(ids(name).unwrap_or(0)),
-                None => texts += usize::from(piece.pointer("/Sequence/id").is_some_and(|id| id == "A")),
+            let name = |kind: &str| piece.get(kind)?.get("id")?.as_str();
+            match (name("SpecialToken"), name("Sequence")) {
+                (Some(name), None) => {
+                    let ids = ids(name).ok_or_else(|| format!("the template `{template}` has a token without ids"))?;
+                    tokens = tokens.saturating_add(ids);
+                }
+                (None, Some(name)) => texts += usize::from(name == "A"),
+                _ => return Err(format!("the template `{template}` has {}", brief(piece))),
             }
         }
         if texts > 1 {
@@ -223,27 +270,6 @@ impl<'de> Deserialize<'de> for Added {
     }
 }
 
-/// A string, of which nothing is kept.
-struct Text;
-
-impl<'de> Deserialize<'de> for Text {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl Visitor<'_> for Any {
-            type Value = Text;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string")
-            }
-
-            fn visit_str<E: Error>(self, _: &str) -> Result<Text, E> {
-                Ok(Text)
-            }
-        }
-        deserializer.deserialize_str(Any)
-    }
-}
-
 /// The model: a vocabulary, merges where it has them, and what little else there is.
 struct Model;
 
@@ -268,10 +294,18 @@ impl<'de> Visitor<'de> for Model {
         while let Some(key) = map.next_key::<String>()? {
             match &*key {
                 "vocab" | "merges" => {
-                    map.next_value::<Option<Entries>>()?;
+                    let mut pieces = map.next_value::<Option<Entries>>()?.unwrap_or_default().pieces;
+                    let states = states(&mut pieces);
+                    if states > MAX_PIECE_STATES {
+                        return Err(Error::custom(format!("the {key} needs {states} states to be found")));
+                    }
                 }
                 _ => {
                     let value = map.next_value_seed(part.seed(false))?;
+                    if key == "continuing_subword_prefix" && value.as_str().is_some_and(|p| p.len() > MAX_PREFIX_BYTES)
+                    {
+                        return Err(Error::custom(format!("{key} has more than {MAX_PREFIX_BYTES} bytes")));
+                    }
                     if key == "max_input_chars_per_word" {
                         word = value.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(usize::MAX);
                         if word > MAX_WORD_CHARS {
@@ -286,7 +320,11 @@ impl<'de> Visitor<'de> for Model {
 }
 
 /// A vocabulary, `{"a": 0}` or `[["a", -1.5]]`, or merges, `["a b"]` or `[["a", "b"]]`.
-struct Entries;
+#[derive(Default)]
+struct Entries {
+    /// Tokens with a score: those of Unigram, which holds them in a trie.
+    pieces: Vec<String>,
+}
 
 impl<'de> Deserialize<'de> for Entries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -300,18 +338,26 @@ impl<'de> Deserialize<'de> for Entries {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
                 let mut count = 0;
-                while map.next_entry::<IgnoredAny, u32>()?.is_some() {
+                while let Some((token, _)) = map.next_entry::<String, u32>()? {
                     count_entry(&mut count)?;
+                    check_length(&token, MAX_TOKEN_BYTES)?;
                 }
-                Ok(Entries)
+                Ok(Entries::default())
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Entries, A::Error> {
-                let mut count = 0;
-                while list.next_element::<Entry>()?.is_some() {
+                let (mut count, mut bytes, mut pieces) = (0, 0, Vec::new());
+                while let Some(entry) = list.next_element::<Entry>()? {
                     count_entry(&mut count)?;
+                    let Entry::Piece(piece) = entry else { continue };
+                    check_length(&piece, MAX_PIECE_BYTES)?;
+                    bytes += piece.len();
+                    if bytes > MAX_PIECES_BYTES {
+                        return Err(Error::custom(format!("more than {MAX_PIECES_BYTES} bytes of tokens")));
+                    }
+                    pieces.push(piece);
                 }
-                Ok(Entries)
+                Ok(Entries { pieces })
             }
         }
         deserializer.deserialize_any(Any)
@@ -326,8 +372,20 @@ fn count_entry<E: Error>(count: &mut usize) -> Result<(), E> {
     }
 }
 
-/// One of a list: a string, or two values of which the first is one.
-struct Entry;
+fn check_length<E: Error>(token: &str, most: usize) -> Result<(), E> {
+    match token.len() {
+        bytes if bytes > most => Err(E::custom(format!("a token of {bytes} bytes"))),
+        _ => Ok(()),
+    }
+}
+
+/// One of a list.
+enum Entry {
+    /// A string, or two.
+    Merge,
+    /// A token and its score.
+    Piece(String),
+}
 
 impl<'de> Deserialize<'de> for Entry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -339,15 +397,18 @@ impl<'de> Deserialize<'de> for Entry {
                 f.write_str("a token with its score, or a merge")
             }
 
-            fn visit_str<E: Error>(self, _: &str) -> Result<Entry, E> {
-                Ok(Entry)
+            fn visit_str<E: Error>(self, merge: &str) -> Result<Entry, E> {
+                check_length(merge, 2 * MAX_TOKEN_BYTES).map(|()| Entry::Merge)
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Entry, A::Error> {
-                let first = pair.next_element::<Text>()?;
+                let first = pair.next_element::<String>()?;
                 let second = pair.next_element_seed(Part::default().seed(false))?;
                 match (first, second, pair.next_element::<IgnoredAny>()?) {
-                    (Some(_), Some(Value::String(_) | Value::Number(_)), None) => Ok(Entry),
+                    (Some(piece), Some(Value::Number(_)), None) => Ok(Entry::Piece(piece)),
+                    (Some(half), Some(Value::String(_)), None) => {
+                        check_length(&half, MAX_TOKEN_BYTES).map(|()| Entry::Merge)
+                    }
                     _ => Err(Error::custom("not two values, a token and its score or the halves of a merge")),
                 }
             }

@@ -215,6 +215,11 @@ fn tokenizers_that_make_much_of_little_are_refused() {
         model[field] = value;
         model
     };
+    let unigram = |pieces: &[String]| {
+        let pieces = pieces.iter().map(|piece| json!([piece, -1.0]));
+        let vocab: Vec<Value> = [json!(["?", 0.0])].into_iter().chain(pieces).collect();
+        json!({"type": "Unigram", "unk_id": 0, "vocab": vocab})
+    };
     for (what, field, value, words) in [
         ("replacements", "normalizer", steps("normalizers", vec![fourfold(); 12]), "normalizer makes"),
         ("replacements in replacements", "normalizer", nested, "normalizer makes"),
@@ -254,6 +259,49 @@ fn tokenizers_that_make_much_of_little_are_refused() {
         ("added tokens with little in common", "added_tokens", added(600, |i| format!("{i}").repeat(340)), "states"),
         ("long words", "model", model("max_input_chars_per_word", json!(1_000_000)), "max_input_chars_per_word"),
         ("a long prefix", "model", model("continuing_subword_prefix", json!("#".repeat(5000))), "5000 bytes"),
+        ("a list for a step", "normalizer", steps("normalizers", vec![json!([{"String": "a"}, "aaaa"])]), "no object"),
+        ("a list for the steps", "normalizer", json!([[[{"String": "a"}, "aaaa"]]]), "no object"),
+        (
+            "a list for a template",
+            "post_processor",
+            json!([[{"Sequence": {"id": "A", "type_id": 0}}], [], {}]),
+            "no object",
+        ),
+        (
+            "a list for a piece",
+            "post_processor",
+            json!({"type": "TemplateProcessing", "single": [{"Sequence": ["A", 0]}], "pair": [], "special_tokens": {}}),
+            "the template `single` has",
+        ),
+        (
+            "a list for a token",
+            "post_processor",
+            json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "a", "type_id": 0}}], "pair": [],
+                   "special_tokens": {"a": ["a", [0, 0], ["a", "a"]]}}),
+            "a token without ids",
+        ),
+        (
+            "a normal form of a replacement",
+            "normalizer",
+            steps("normalizers", vec![replace("a", &"\u{fdfa}".repeat(330)), json!({"type": "NFKC"})]),
+            "normalizer makes",
+        ),
+        ("a long token", "model", model("vocab", json!({"?": 0, "x".repeat(2000): 1})), "a token of 2000 bytes"),
+        ("a long piece", "model", unigram(&["x".repeat(300)]), "a token of 300 bytes"),
+        (
+            "pieces with little in common",
+            "model",
+            unigram(&(0..40_000).map(|i| format!("{i:07}").repeat(30)).collect::<Vec<_>>()),
+            "states",
+        ),
+        (
+            "a long merge",
+            "model",
+            json!({"type": "BPE", "vocab": {"a": 0}, "merges": ["x".repeat(3000)]}),
+            "3000 bytes",
+        ),
+        ("a prefix of 100 bytes", "model", model("continuing_subword_prefix", json!("#".repeat(100))), "64 bytes"),
+        ("words of 1000 letters", "model", model("max_input_chars_per_word", json!(1000)), "up to 256"),
         ("a vocabulary of lists", "model", model("vocab", json!([[1, 2]])), "expected a string"),
         ("merges of numbers", "model", json!({"type": "BPE", "vocab": {"a": 0}, "merges": [0]}), "expected a token"),
     ] {
@@ -269,6 +317,47 @@ fn tokenizers_that_make_much_of_little_are_refused() {
     assert!(line.contains("pre_tokenizer, after the normalizer, makes"), "{line}");
     let line = with(&[("normalizer", normalizer), ("added_tokens", added(3, |i| format!("{i}").repeat(1000)))]);
     assert!(line.expect_err("more than 2 kB by 256").one_line().contains("states"));
+    // A text may be short enough.
+    let blanks = with(&[("normalizer", replace("a", &" ".repeat(1000)))]).expect("1000 of one");
+    let (short, long) = ("a".repeat(1000), "a".repeat(4000));
+    for fits in [blanks.encode(&short, true).map(drop), blanks.encode_within(&short, 5).map(drop)] {
+        fits.expect("a million blanks");
+    }
+    for outcome in [blanks.encode(&long, true).map(drop), blanks.encode_within(&long, 5).map(drop)] {
+        let line = outcome.expect_err("four million").one_line();
+        assert!(line.contains("a text of 4000 bytes") && line.contains("4000000"), "{line}");
+    }
+}
+
+#[test]
+fn what_the_config_says_of_a_tokenizer_goes_before_what_its_own_file_says() {
+    let json = json!({
+        "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": null,
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                       "strip_accents": null, "lowercase": true},
+        "decoder": null, "truncation": null, "padding": null,
+        "model": {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": 100, "vocab": {"?": 0, "a": 1, "A": 2, "é": 3, "e": 4, "漢漢": 5}}
+    });
+    let ids = |config: Value, text: &str, most: usize| {
+        let folder = folder_of(&[("tokenizer.json", json.clone()), ("tokenizer_config.json", config)]);
+        let tokenizer = Tokenizer::read(&Folder::new(folder.path())).expect("valid").expect("there is one");
+        tokenizer.encode_within(text, most).expect("encoded")
+    };
+    let text = "a A é 漢漢";
+    assert_eq!(ids(json!({}), text, 9), [1, 1, 4, 0, 0]);
+    // transformers' class has defaults of its own.
+    let bert = |field: &str, value: Value| json!({"tokenizer_class": "BertTokenizer", field: value});
+    assert_eq!(ids(bert("do_lower_case", json!(false)), text, 9), [1, 2, 3, 0, 0]);
+    assert_eq!(ids(bert("tokenize_chinese_chars", json!(false)), text, 9), [1, 1, 4, 5]);
+    assert_eq!(ids(bert("strip_accents", json!(false)), text, 9), [1, 1, 3, 0, 0]);
+    assert_eq!(ids(json!({"tokenizer_class": "Other", "do_lower_case": false}), text, 9), [1, 1, 4, 0, 0]);
+    assert_eq!(ids(json!({"truncation_side": "right"}), text, 3), [1, 1, 4]);
+    assert_eq!(ids(json!({"truncation_side": "left"}), text, 3), [4, 0, 0]);
+    let folder =
+        folder_of(&[("tokenizer.json", json.clone()), ("tokenizer_config.json", json!({"truncation_side": "up"}))]);
+    let line = Tokenizer::read(&Folder::new(folder.path())).expect_err("no side").one_line();
+    assert!(line.contains("`truncation_side` must be right or left"), "{line}");
 }
 
 #[test]
@@ -306,7 +395,7 @@ fn tokenizers_as_they_are_published_are_taken() {
 }
 
 /// Unigram as XLM-RoBERTa has it, and BPE over the whole text as Gemma has it, in which blanks have tokens of their own.
-fn more_tokenizers() -> [Tokenizer; 2] {
+fn more_tokenizers() -> [Tokenizer; 4] {
     let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
     let vocab = json!([
         ["?", 0],
@@ -329,7 +418,13 @@ fn more_tokenizers() -> [Tokenizer; 2] {
     let merges = ["▁ ▁", "▁▁ ▁▁", "a b", "ab ab", "▁ a", "▁ ab", "a a", "b a", "ab abab"];
     let bpe = json!({"type": "BPE", "unk_token": "?", "fuse_unk": true, "vocab": vocab, "merges": merges});
     let blank = ("normalizer", replace(" ", "▁"));
-    [with(&[("model", unigram), ("pre_tokenizer", metaspace)]), with(&[("model", bpe), blank])]
+    // The tokens of a row of one letter are those of its end, from two or three of them on.
+    let in_rows_of = |row: &str| {
+        let vocab = json!([["?", 0], ["a", -8.0], [row, -1.0], ["b", -2.0], [" ", -2.0]]);
+        with(&[("model", json!({"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": false}))])
+    };
+    let split = with(&[("model", unigram), ("pre_tokenizer", metaspace)]);
+    [split, with(&[("model", bpe), blank]), in_rows_of("aa"), in_rows_of("aaa")]
         .map(|tokenizer| tokenizer.expect("a valid tokenizer"))
 }
 
@@ -360,7 +455,7 @@ proptest! {
     #[test]
     fn a_text_is_cut_before_it_is_tokenized_and_its_tokens_are_the_same(
         pieces in vec((prop_oneof![
-            4 => "[ab]{1,9} ?", 2 => "(the|license|of|work|hello|world)[ ,.]", 1 => " {1,40}", 1 => "[\\n\\t\\r ]{1,9}",
+            4 => "[ab]{1,9} ?", 1 => "a{1,300}", 2 => "(the|license|of|work|hello|world)[ ,.]", 1 => " {1,40}", 1 => "[\\n\\t\\r ]{1,9}",
             1 => "[0-9]{1,12}", 1 => "[!-/]{1,7}", 1 => "\\PC{1,20}", 1 => "[é漢🦀\u{301}\u{fdfa}]{1,9}",
             1 => "(\\[MASK\\]|<\\|user\\|>|</s>|<s>)",
         ], 1usize..20), 1..40),
@@ -381,7 +476,7 @@ proptest! {
 
 #[test]
 fn long_texts_of_few_tokens_are_whole() {
-    let bert = &all_tokenizers()[4];
+    let bert = &all_tokenizers()[6];
     let [begin, license, unknown, end] =
         ["[CLS]", "license", "[UNK]", "[SEP]"].map(|token| bert.token_to_id(token).expect("a token"));
     // Blanks are no token, and a long word is one, however it goes on.
@@ -395,10 +490,14 @@ fn long_texts_of_few_tokens_are_whole() {
 
 #[test]
 fn no_more_of_a_long_text_is_tokenized_than_counts() {
-    for tokenizer in all_tokenizers() {
-        let text = "a b ".repeat(1 << 20);
-        let beginning = tokenizer.beginning(&text, 50).expect("encoded");
-        assert!((50..2000).contains(&beginning.len()), "{} tokens", beginning.len());
+    let text = "a b ".repeat(1 << 20);
+    for (i, tokenizer) in all_tokenizers().iter().enumerate() {
+        let beginning = tokenizer.beginning(&text, 50, Encoding::len).expect("encoded");
+        assert!((50..2000).contains(&beginning.len()), "tokenizer {i}: {} tokens", beginning.len());
+        // Some take a text for one word.
+        let settled = tokenizer.beginning(&text, 50, settled).expect("encoded").len();
+        let one_word = [0, 1, 3, 4, 5].contains(&i);
+        assert_eq!(settled < 2000, !one_word, "tokenizer {i}: {settled} tokens");
     }
     assert_eq!(cut("word word", 7), "word");
     assert_eq!(cut("word wordword", 12), "word wordwor");

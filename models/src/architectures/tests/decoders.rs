@@ -28,7 +28,8 @@ fn gemma_3_inside_a_model_that_sees_images_leaves_out_what_is_usual() {
         "model_type": "gemma3", "eos_token_id": [1, 106], "vision_config": {"hidden_size": 1152},
         "text_config": {
             "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
-            "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}
+            "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "tie_word_embeddings": false
         }
     }));
     assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (8, 4, 256));
