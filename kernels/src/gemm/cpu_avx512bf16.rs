@@ -87,8 +87,8 @@ unsafe fn dot<const R: usize>(
 
 /// How many times as many operations `vdpbf16ps` does as f32 multiply-adds, in registers: 2, 1 or 0.5.
 ///
-/// It is 2 on AMD's Zen 4 and 5, but 0.5 on Intel's Sapphire and Emerald Rapids, where widening to f32 is faster. Measured
-/// once, in some 50 µs, and rounded to a power of two, so that noise cannot turn the choice.
+/// It is 2 on AMD's Zen 4 and 5, but 0.5 on Intel's Sapphire and Emerald Rapids, where widening to f32 is faster.
+/// Measured once, in some 50 µs, and rounded to a power of two, so that noise cannot turn the choice.
 fn dot_rate() -> f64 {
     static RATE: OnceLock<f64> = OnceLock::new();
     *RATE.get_or_init(|| {

@@ -6,8 +6,8 @@ use sinew_tensor::DType;
 use super::panel::{PANEL, PanelKind};
 use crate::simd::{LANES, Reach, Simd, Stored, prefetch};
 
-/// One row of a right operand: K values of f32, f16 or bf16, `step` elements apart, at any alignment. An empty one counts
-/// as zeros.
+/// One row of a right operand: K values of f32, f16 or bf16, `step` elements apart, at any alignment. An empty one
+/// counts as zeros.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
     pub ptr: *const u8,
@@ -217,8 +217,8 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// Asks for what the sixteen rows behind these have at `k`: rows are short, so that a core's own prefetcher comes late
-    /// to each.
+    /// Asks for what the sixteen rows behind these have at `k`: rows are short, so that a core's own prefetcher comes
+    /// late to each.
     #[inline(always)]
     fn prefetch_next(self, k: usize) {
         let [first, second] = [0, 1].map(|i| self.lanes[i].ptr as usize);

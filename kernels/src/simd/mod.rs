@@ -59,8 +59,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F);
     /// Sixteen lanes rounded to bf16, ties to even; subnormals kept, NaNs kept quiet.
     unsafe fn store_bf16(p: *mut u16, v: Self::F);
-    /// Both rounded as [`Simd::store_bf16`] does, in pairs of lanes: undoes [`Simd::load_bf16_pairs`]. What the bits mean
-    /// as f32 is of no account.
+    /// Both rounded as [`Simd::store_bf16`] does, in pairs of lanes: undoes [`Simd::load_bf16_pairs`]. What the bits
+    /// mean as f32 is of no account.
     unsafe fn round_bf16_pairs(even: Self::F, odd: Self::F) -> Self::F;
     /// `a + b`.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
