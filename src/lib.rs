@@ -60,9 +60,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Where to go on: a [`Context`](ops::Context) owns a device and the choice of kernels, and is passed to everything that
-//! computes; [`ops`] has the operators; [`models::architectures`] the models that load, and [`models`] what they are made
-//! of; [`kernels`] is for who writes kernels, and `examples/add_kernel.rs` adds one from outside.
+//! Where to go on: a [`Context`](ops::Context) owns a device and the choice of kernels, and is passed to everything
+//! that computes; [`ops`] has the operators; [`models::architectures`] the models that load, and [`models`] what they
+//! are made of; [`kernels`] is for who writes kernels, and `examples/add_kernel.rs` adds one from outside.
 //!
 //! # Threads
 //!

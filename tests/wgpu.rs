@@ -1,5 +1,5 @@
-//! Every wgpu row of every table against its f64 reference, on the adapter that there is: as it is, and held down to the
-//! least that WebGPU promises.
+//! Every wgpu row of every table against its f64 reference, on the adapter that there is: as it is, and held down to
+//! the least that WebGPU promises.
 //!
 //! `cargo test --test wgpu -- --nocapture` prints the table; `SINEW_DEPTH=full` walks all cases.
 

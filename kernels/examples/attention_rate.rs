@@ -3,7 +3,8 @@
 //! ```text
 //! cargo run --release -p sinew-kernels --example attention_rate [-- [--json] [--threads N] [ROW [PROBLEM]]]
 //! ```
-//! With `--json`: median milliseconds of the fastest row, for `benches/peers/attention.py`. `SINEW_SIMD` caps the level.
+//! With `--json`: median milliseconds of the fastest row, for `benches/peers/attention.py`. `SINEW_SIMD` caps the
+//! level.
 
 use std::sync::Arc;
 use std::time::Instant;

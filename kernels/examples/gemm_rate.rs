@@ -3,10 +3,10 @@
 //! ```text
 //! cargo run --release -p sinew-kernels --example gemm_rate [-- [--json] [--threads N] [ROW [PROBLEM]]]
 //! ```
-//! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B and
-//! some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second, and
-//! each as a share of the limit. With `--json`: median seconds of the row that is chosen for each shape and dtype, for
-//! `benches/peers/products.py`. `SINEW_SIMD` caps the level.
+//! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B
+//! and some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second,
+//! and each as a share of the limit. With `--json`: median seconds of the row that is chosen for each shape and dtype,
+//! for `benches/peers/products.py`. `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;

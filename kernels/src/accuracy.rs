@@ -164,8 +164,8 @@ pub(crate) fn self_check<O: Reference>(row: &Row<O>, device: &Arc<dyn Device>) -
     outcome(row, verify_cases(&[row], device, cases))
 }
 
-/// Bytes of a problem's operands up to which it is checked as it is: making and uploading operands of a model's size takes
-/// longer than the model's own load.
+/// Bytes of a problem's operands up to which it is checked as it is: making and uploading operands of a model's size
+/// takes longer than the model's own load.
 const CHECKED_BYTES: f64 = (8 << 20) as f64;
 
 /// Runs a row on the problem that it is to solve. See [`crate::Registry::check_problem`].

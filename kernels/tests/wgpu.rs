@@ -1,5 +1,6 @@
 //! What the accuracy harness's cases do not reach on a wgpu device: contents that a kernel cannot take are errors when
-//! something waits, and nothing is written for them; angles of any size; and that a device with less gives the same bits.
+//! something waits, and nothing is written for them; angles of any size; and that a device with less gives the same
+//! bits.
 
 #[path = "../../tests/common/harness.rs"]
 mod harness;

@@ -1,27 +1,16 @@
 //! The host's processor as a device.
 
-use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use memmap2::{MmapMut, MmapOptions};
-
 use crate::hardware::Rates;
+use crate::host::{HOST_ALIGNMENT, HostStorage};
 use crate::stream::Completed;
 use crate::system;
 use crate::{
     Buffer, Device, DeviceId, DeviceKind, Error, Event, Hardware, Location, MemoryInfo, Result, SimdLevel, Storage,
     Stream, Team,
 };
-
-/// Alignment of host allocations: a cache line, and the widest vector register.
-pub const HOST_ALIGNMENT: usize = 64;
-
-/// Allocations from this size on ask for huge pages: below it the rounding to 2 MiB would cost more than it saves.
-const HUGE_PAGE_FROM: usize = 4 << 20;
-const HUGE_PAGE: usize = 2 << 20;
-/// The smallest page of any system.
-const PAGE: usize = 4 << 10;
 
 /// The host's processor: memory, a team of threads and a SIMD level.
 ///
@@ -126,98 +115,6 @@ impl Device for Cpu {
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
         let team = self.team.clone();
         Ok(Arc::new(CpuStream { device: self, team }))
-    }
-}
-
-/// Zeroed host memory.
-#[derive(Debug)]
-struct HostStorage {
-    ptr: NonNull<u8>,
-    len: usize,
-    held: Held,
-}
-
-/// What the memory is given back to.
-#[derive(Debug)]
-enum Held {
-    /// The allocator.
-    Heap(Layout),
-    /// The system: whole pages, huge where it has them.
-    Pages(#[expect(dead_code, reason = "it is dropped")] MmapMut),
-}
-
-impl HostStorage {
-    fn new(team: &Team, len: usize) -> Option<Self> {
-        if len >= HUGE_PAGE_FROM {
-            return Self::pages(team, len);
-        }
-        let layout =
-            Layout::from_size_align(len.max(1).checked_next_multiple_of(HOST_ALIGNMENT)?, HOST_ALIGNMENT).ok()?;
-        // SAFETY: `layout` has a size of at least one byte.
-        let ptr = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
-        Some(Self { ptr, len, held: Held::Heap(layout) })
-    }
-
-    /// Pages of the system, which zeroes each where it is first touched: here and now, so that memory that is promised is
-    /// there, and by all threads, as that takes as long as reading a checkpoint.
-    fn pages(team: &Team, len: usize) -> Option<Self> {
-        let size = len.checked_next_multiple_of(HUGE_PAGE)?;
-        if size > system::memory().available {
-            // Linux would promise the pages and kill the process when they are touched.
-            return None;
-        }
-        let mut map = MmapOptions::new().len(size.checked_add(HUGE_PAGE)?).map_anon().ok()?;
-        let before = map.as_ptr().align_offset(HUGE_PAGE);
-        #[cfg(target_os = "linux")]
-        if let Err(error) = map.advise_range(memmap2::Advice::HugePage, before, size) {
-            tracing::debug!(%error, "madvise(HUGEPAGE) refused");
-        }
-        let ptr = NonNull::new(map.as_mut_ptr().wrapping_add(before))?;
-        let touched = Chunks(ptr);
-        team.run(size / HUGE_PAGE, |chunk, _| touched.touch(chunk));
-        Some(Self { ptr, len, held: Held::Pages(map) })
-    }
-}
-
-/// Runs of [`HUGE_PAGE`] bytes.
-struct Chunks(NonNull<u8>);
-
-// SAFETY: each run is touched by one task.
-unsafe impl Sync for Chunks {}
-
-impl Chunks {
-    fn touch(&self, chunk: usize) {
-        for byte in (chunk * HUGE_PAGE..(chunk + 1) * HUGE_PAGE).step_by(PAGE) {
-            // SAFETY: the byte is in the mapping that was just made, and nobody else's; it is zero already.
-            unsafe { self.0.add(byte).write_volatile(0) };
-        }
-    }
-}
-
-impl Drop for HostStorage {
-    fn drop(&mut self) {
-        if let Held::Heap(layout) = self.held {
-            // SAFETY: allocated in `new` with this layout, and freed once.
-            unsafe { std::alloc::dealloc(self.ptr.as_ptr(), layout) }
-        }
-    }
-}
-
-// SAFETY: the span is owned by this value; what is read and written through it is ruled by `Buffer`'s handles.
-unsafe impl Send for HostStorage {}
-// SAFETY: as above.
-unsafe impl Sync for HostStorage {}
-
-// SAFETY: `ptr` points to at least `len` bytes, zeroed at allocation, that live as long as `self` and are its own.
-unsafe impl Storage for HostStorage {
-    fn len(&self) -> usize {
-        self.len
-    }
-    fn location(&self) -> Location {
-        Location::Host
-    }
-    fn host_ptr(&self) -> Option<NonNull<u8>> {
-        Some(self.ptr)
     }
 }
 

@@ -119,8 +119,8 @@ pub trait Device: fmt::Debug + Send + Sync + Any {
 /// A span of memory that belongs to a device. What it is inside is the device's own affair.
 ///
 /// # Safety
-/// [`Storage::host_ptr`], where it is `Some`, must point to [`Storage::len`] initialised bytes that stay valid for reads
-/// (and for writes, if [`Storage::writable`]) as long as the storage lives, and that no other storage overlaps.
+/// [`Storage::host_ptr`], where it is `Some`, must point to [`Storage::len`] initialised bytes that stay valid for
+/// reads (and for writes, if [`Storage::writable`]) as long as the storage lives, and that no other storage overlaps.
 pub unsafe trait Storage: fmt::Debug + Send + Sync + Any {
     /// Bytes.
     fn len(&self) -> usize;

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 8] = b"sinew-k1";
 /// Lengths of key and image, and the checksum of both.
 const HEADER: usize = MAGIC.len() + 3 * size_of::<u64>();
-/// The largest image that is kept, many times a module of kernels or an adapter's pipelines: what claims to be larger is
-/// not read.
+/// The largest image that is kept, many times a module of kernels or an adapter's pipelines: what claims to be larger
+/// is not read.
 const LARGEST: u64 = 64 << 20;
 
 /// A folder of compiled kernels, one for all devices.

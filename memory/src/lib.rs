@@ -18,6 +18,7 @@ mod device;
 mod discover;
 mod error;
 mod hardware;
+mod host;
 mod host_vec;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod kept;
@@ -33,11 +34,12 @@ pub mod webgpu;
 pub use arena::{Arena, ArenaPlan, ArenaScope, ArenaStats};
 pub use buffer::{Buffer, Home, Husk, Reclaim, Span};
 pub use bytes::Bytes;
-pub use cpu::{Cpu, CpuStream, HOST_ALIGNMENT, level_from_environment};
+pub use cpu::{Cpu, CpuStream, level_from_environment};
 pub use device::{Device, DeviceId, DeviceKind, Location, MemoryInfo, Storage};
 pub use discover::{Adapter, Discovered, Found, Gpu, Host, discover, open};
 pub use error::{Error, Result};
 pub use hardware::{Accelerator, Caches, Hardware, Rates, SimdLevel};
+pub use host::HOST_ALIGNMENT;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 pub use kept::KernelCache;
 pub use mapped::MappedFile;

@@ -59,7 +59,8 @@ impl Team {
         self.crew.as_ref().map_or(1, |crew| crew.shared.shares.len())
     }
 
-    /// Calls `task(i, worker)` for every `i` below `tasks`, in any order, on all threads, and returns when all are done.
+    /// Calls `task(i, worker)` for every `i` below `tasks`, in any order, on all threads, and returns when all are
+    /// done.
     ///
     /// `worker` is below [`Team::threads`], and no two tasks of one call with one `worker` run at the same time: it may
     /// index scratch. What a task computes must not depend on it: that is what makes results equal on any number of

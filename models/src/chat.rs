@@ -1,8 +1,8 @@
 //! Conversations as the text that a model was trained on: chat templates.
 //!
-//! A template is a Jinja program that comes with a checkpoint, so it is run as one would run any program of a stranger's:
-//! it reads nothing but what it is given, and its steps, the sizes of all values that it makes, its time and its text are
-//! bounded. What it writes is what transformers' `apply_chat_template` gives for it, byte for byte.
+//! A template is a Jinja program that comes with a checkpoint, so it is run as one would run any program of a
+//! stranger's: it reads nothing but what it is given, and its steps, the sizes of all values that it makes, its time
+//! and its text are bounded. What it writes is what transformers' `apply_chat_template` gives for it, byte for byte.
 
 mod engine;
 mod json;
@@ -113,8 +113,8 @@ impl ChatTemplate {
     /// The text of a conversation. Special tokens are part of it: it is tokenized without adding any.
     ///
     /// # Errors
-    /// [`Error::Input`] for no message, [`Error::Template`] for a template that is no Jinja, that refuses the conversation,
-    /// or that asks for more than a template may have.
+    /// [`Error::Input`] for no message, [`Error::Template`] for a template that is no Jinja, that refuses the
+    /// conversation, or that asks for more than a template may have.
     pub fn render(&self, conversation: &Conversation) -> Result<String> {
         let source = self.source(conversation.tools.is_some())?;
         let failed = |problem| Error::Template { file: self.file.clone(), problem };

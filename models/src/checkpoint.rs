@@ -5,33 +5,32 @@
 //! inside the model's folder, and a damaged header is an error.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::Dtype;
-use serde::Deserialize;
 use sinew_memory::MappedFile;
 
-use self::shard::{MAX_HEADER_BYTES, MAX_HEADERS_BYTES, Shard, Unique};
+pub(crate) use self::index::{INDEX, shards_of_index};
+use self::index::{read_index, weight_map};
+use self::nearest::nearest;
+use self::shard::{MAX_HEADERS_BYTES, Shard};
 use crate::error::{Error, Result};
 use crate::files;
 
+mod index;
+mod nearest;
 mod shard;
 
 pub(crate) const SINGLE: &str = "model.safetensors";
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// An index names this many files at most; the largest published ones name a few hundred.
 const MAX_SHARDS: usize = 4096;
-/// How many similar names an error lists.
-const NEAREST: usize = 3;
-/// Of how many names the distance is computed, those that a cheaper measure finds most similar.
-const COMPARED: usize = 256;
-/// How many tensors that nothing uses a warning names.
-const NAMED_UNUSED: usize = 3;
+/// How many tensors or files that nothing uses a message names.
+const NAMED: usize = 3;
 
 /// How the bytes of a checkpoint get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,8 +93,6 @@ pub struct Checkpoint {
     origin: String,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
-    /// Bytes that the headers of further shards may have.
-    header_budget: u64,
 }
 
 #[derive(Debug)]
@@ -121,16 +118,17 @@ impl Checkpoint {
         let folder = folder.as_ref();
         let kind = fs::metadata(folder).map_err(|e| Error::io("open", folder, e))?;
         let mut checkpoint = Self::empty(folder.display().to_string());
+        let mut budget = MAX_HEADERS_BYTES;
         if kind.is_file() {
-            checkpoint.add(Shard::open(folder.to_owned(), load)?)?;
+            checkpoint.add(Shard::open(folder.to_owned(), load)?, &mut budget)?;
             return Ok(checkpoint);
         }
         let single = folder.join(SINGLE);
         let index = folder.join(INDEX);
         if single.exists() {
-            checkpoint.add(Shard::open(real_path_inside(folder, &single)?, load)?)?;
+            checkpoint.add(Shard::open(real_path_inside(folder, &single)?, load)?, &mut budget)?;
         } else if let Some(text) = files::if_present(read_index(&index))? {
-            checkpoint.add_index(folder, &index, &text, load)?;
+            checkpoint.add_index(folder, &index, &text, load, &mut budget)?;
         } else {
             return Err(nothing_to_load(folder));
         }
@@ -145,7 +143,8 @@ impl Checkpoint {
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         let mut checkpoint = Self::empty("the embedded checkpoint".to_owned());
         let path = PathBuf::from(&checkpoint.origin);
-        checkpoint.add(Shard::in_memory(path, bytes.into()))?;
+        let mut budget = MAX_HEADERS_BYTES;
+        checkpoint.add(Shard::in_memory(path, bytes.into()), &mut budget)?;
         Ok(checkpoint)
     }
 
@@ -249,8 +248,8 @@ impl Checkpoint {
         self.tensors.iter().filter(|(_, entry)| !entry.used.load(Ordering::Relaxed)).map(|(name, _)| name.as_str())
     }
 
-    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs. Those whose names end with
-    /// one of `spare` are known not to be needed.
+    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs. Those whose names end
+    /// with one of `spare` are known not to be needed.
     pub fn report_unused(&self, spare: &[&str]) {
         let ends =
             |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
@@ -259,16 +258,16 @@ impl Checkpoint {
             return;
         }
         let (count, all) = (unused.len(), self.tensors.len());
-        let first = unused[..count.min(NAMED_UNUSED)].join(", ");
-        let more = if count > NAMED_UNUSED { ", …" } else { "" };
+        let first = unused[..count.min(NAMED)].join(", ");
+        let more = if count > NAMED { ", …" } else { "" };
         tracing::warn!("{count} of {all} tensors in {} are not used: {first}{more}", self.origin);
     }
 
     fn empty(origin: String) -> Self {
-        Self { origin, shards: Vec::new(), tensors: BTreeMap::new(), header_budget: MAX_HEADERS_BYTES }
+        Self { origin, shards: Vec::new(), tensors: BTreeMap::new() }
     }
 
-    fn add_index(&mut self, folder: &Path, index: &Path, text: &str, load: Load) -> Result<()> {
+    fn add_index(&mut self, folder: &Path, index: &Path, text: &str, load: Load, budget: &mut u64) -> Result<()> {
         let file = index.display().to_string();
         let mut expected: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (tensor, shard) in weight_map(text, &file)? {
@@ -281,7 +280,7 @@ impl Checkpoint {
         for (name, tensors) in expected {
             let path = files::join_inside(folder, &name, &file)?;
             let shard = self.shards.len();
-            self.add(Shard::open(real_path_inside(folder, &path)?, load)?)?;
+            self.add(Shard::open(real_path_inside(folder, &path)?, load)?, budget)?;
             // At once: a first lie spares the files that follow.
             let is_there = |tensor: &&String| self.tensors.get(*tensor).is_some_and(|entry| entry.shard == shard);
             if let Some(tensor) = tensors.iter().find(|tensor| !is_there(tensor)) {
@@ -295,8 +294,9 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn add(&mut self, shard: Shard) -> Result<()> {
-        let (header_end, tensors) = shard.header(&mut self.header_budget)?;
+    /// Takes in the tensors of a shard, whose header comes off `budget`.
+    fn add(&mut self, shard: Shard, budget: &mut u64) -> Result<()> {
+        let (header_end, tensors) = shard.header(budget)?;
         let index = self.shards.len();
         for (name, info) in tensors {
             let (start, end) = info.data_offsets;
@@ -342,51 +342,9 @@ impl Checkpoint {
     }
 
     fn missing(&self, name: &str) -> Error {
-        let mut candidates: Vec<(usize, &String)> =
-            self.tensors.keys().map(|other| (most_edits(name, other), other)).collect();
-        if candidates.len() > COMPARED {
-            candidates.select_nth_unstable(COMPARED);
-            candidates.truncate(COMPARED);
-        }
-        let mut by_distance: Vec<(usize, &String)> =
-            candidates.into_iter().map(|(_, other)| (edit_distance(name, other), other)).collect();
-        by_distance.sort();
-        Error::MissingTensor {
-            name: name.to_owned(),
-            file: self.origin.clone(),
-            nearest: by_distance.into_iter().take(NEAREST).map(|(_, other)| other.clone()).collect(),
-        }
+        let nearest = nearest(name, self.tensors.keys());
+        Error::MissingTensor { name: name.to_owned(), file: self.origin.clone(), nearest }
     }
-}
-
-/// The text of an index, which costs several times its size to parse as a header does, and has the same names.
-fn read_index(path: &Path) -> Result<String> {
-    files::read_within(path, MAX_HEADER_BYTES)
-}
-
-/// The shard of each tensor, from the text of an index.
-fn weight_map(text: &str, file: &str) -> Result<BTreeMap<String, String>> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: Option<Unique<String>>,
-    }
-    let index: Index = serde_json::from_str(text).map_err(|source| match source.is_data() {
-        true => Error::Config { file: file.to_owned(), problem: source.to_string() },
-        false => Error::Json { file: file.to_owned(), source },
-    })?;
-    let missing = || Error::Config { file: file.to_owned(), problem: "`weight_map` is missing".to_owned() };
-    Ok(index.weight_map.ok_or_else(missing)?.0)
-}
-
-/// The shards that the index in `folder` names, each once.
-pub(crate) fn shards_of_index(folder: &Path) -> Result<BTreeSet<String>> {
-    let path = folder.join(INDEX);
-    let file = path.display().to_string();
-    let shards: BTreeSet<String> = weight_map(&read_index(&path)?, &file)?.into_values().collect();
-    for shard in &shards {
-        files::join_inside(folder, shard, &file)?;
-    }
-    Ok(shards)
 }
 
 /// `path` with its links followed, provided that it still lies in `folder`.
@@ -417,7 +375,7 @@ fn nothing_to_load(folder: &Path) -> Error {
         .flatten()
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .filter(|name| [".bin", ".pt", ".pth", ".gguf", ".safetensors"].iter().any(|ending| name.ends_with(ending)))
-        .take(NEAREST)
+        .take(NAMED)
         .collect();
     Error::Checkpoint {
         file: folder.display().to_string(),
@@ -429,39 +387,6 @@ fn nothing_to_load(folder: &Path) -> Error {
             ),
         },
     }
-}
-
-/// The end of a name, where the layer's parts are: a hostile one may be long, and this bounds what comparing it costs.
-fn tail(name: &str) -> &[u8] {
-    const MAX_BYTES: usize = 256;
-    &name.as_bytes()[name.len().saturating_sub(MAX_BYTES)..]
-}
-
-/// No less than the [`edit_distance`], in linear time: everything is edited between what two names begin and end with
-/// in common.
-fn most_edits(a: &str, b: &str) -> usize {
-    let (a, b) = (tail(a), tail(b));
-    let same = |(x, y): &(&u8, &u8)| x == y;
-    let end = a.iter().rev().zip(b.iter().rev()).take_while(same).count();
-    let (a, b) = (&a[..a.len() - end], &b[..b.len() - end]);
-    let start = a.iter().zip(b).take_while(same).count();
-    a.len().max(b.len()) - start
-}
-
-/// Levenshtein's distance in bytes, which serves for the ASCII names of tensors.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let (a, b) = (tail(a), tail(b));
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@
 //! logits = head · norm(h)
 //! ```
 //! The residual stream `h` is f32. Q, K and V are one product, gate and up another, and both residual additions are
-//! epilogues of theirs. What else there may be (norms of queries, keys and of what is added, experts, no gate, bounds on
-//! scores and logits) is where the description says it.
+//! epilogues of theirs. What else there may be (norms of queries, keys and of what is added, experts, no gate, bounds
+//! on scores and logits) is where the description says it.
 
 mod dense;
 mod experts;
@@ -216,8 +216,8 @@ impl Decoder {
     }
 
     /// Bytes that a step of one token for each of so many sequences reads at most: weights but for rows of embedding
-    /// tables, of experts no more than there are tokens for, and the keys and values of `length` tokens of each sequence,
-    /// or of as many as a layer's window has.
+    /// tables, of experts no more than there are tokens for, and the keys and values of `length` tokens of each
+    /// sequence, or of as many as a layer's window has.
     pub fn step_bytes(&self, sequences: usize, length: f64) -> f64 {
         let layers: usize = self.layers.iter().map(|layer| layer.step_bytes(sequences)).sum();
         let head = self.head.as_ref().map_or(0, |head| head.product.weight_bytes());

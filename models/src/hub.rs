@@ -1,9 +1,9 @@
 //! Models by name: a folder, or an id of the Hugging Face Hub.
 //!
 //! What is fetched is kept in the hub's own cache, `models--{owner}--{name}/snapshots/{commit}`, which Python's
-//! libraries share; the oldest models have no owner. A commit that is there with all its weights is used, whatever has happened on the hub since;
-//! `@{commit}` asks for another one. Other programs read and keep fewer small files than are read here: those are asked
-//! for once, and done without where the hub does not answer.
+//! libraries share; the oldest models have no owner. A commit that is there with all its weights is used, whatever has
+//! happened on the hub since; `@{commit}` asks for another one. Other programs read and keep fewer small files than are
+//! read here: those are asked for once, and done without where the hub does not answer.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -17,6 +17,8 @@ use crate::files;
 use crate::folder::{FileName, Folder};
 use crate::pooling;
 
+#[cfg(feature = "hub")]
+mod download;
 #[cfg(feature = "hub")]
 mod fetch;
 

@@ -283,8 +283,8 @@ impl<'a> Loader<'a> {
     }
 
     /// A linear layer for up to `max_rows` rows, whose parts are stacked: tensors `{name}.weight` and, with `bias`,
-    /// `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated activation needs
-    /// one pass.
+    /// `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated activation
+    /// needs one pass.
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
@@ -309,8 +309,8 @@ impl<'a> Loader<'a> {
         Ok(self.ctx.tensor(&values, &[values.len()])?)
     }
 
-    /// A linear layer of `experts` experts for up to `max_rows` rows: `parts` are those of the first expert, then those of
-    /// the next, as [`linear`](Self::linear) has them.
+    /// A linear layer of `experts` experts for up to `max_rows` rows: `parts` are those of the first expert, then those
+    /// of the next, as [`linear`](Self::linear) has them.
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
@@ -330,8 +330,8 @@ impl<'a> Loader<'a> {
         Ok(GroupedLinear::new(&self.ctx, weight, options, max_rows)?)
     }
 
-    /// A norm of `kind` with the vectors `[n]` called `{name}.weight` and, for a layer norm, `{name}.bias`, from the first
-    /// dtype to the second.
+    /// A norm of `kind` with the vectors `[n]` called `{name}.weight` and, for a layer norm, `{name}.bias`, from the
+    /// first dtype to the second.
     ///
     /// # Errors
     /// Those of [`Loader::weight`].
@@ -438,8 +438,8 @@ impl<'a> Loader<'a> {
         Ok(packer)
     }
 
-    /// [`Loader::fill`] from tensors `[k, n]`. A slice has values in all of their pages, so that a whole tensor is at hand
-    /// until it is packed.
+    /// [`Loader::fill`] from tensors `[k, n]`. A slice has values in all of their pages, so that a whole tensor is at
+    /// hand until it is packed.
     fn fill_columns(&mut self, mut packer: WeightPacker, parts: &[Part], k: usize) -> Result<WeightPacker> {
         let checkpoint = self.checkpoint;
         let tensors = parts

@@ -21,7 +21,12 @@ use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 
+use self::filters::{collect_top_k, keep_min_p, keep_top_p, softmax};
+use self::logits::Changed;
 use crate::error::{Error, Result};
+
+mod filters;
+mod logits;
 
 /// How the next token is chosen. The default is greedy.
 ///
@@ -125,19 +130,6 @@ impl SamplingParams {
             return Err(Error::Sampling { field: "bad_words", found, expected });
         }
         Ok(())
-    }
-
-    /// Whether the logits of the token after so many generated ones are used other than as they are.
-    fn changes_logits(&self, generated: usize) -> bool {
-        self.penalises()
-            || !self.logit_bias.is_empty()
-            || self.no_repeat_ngram_size > 0
-            || !self.bad_words.is_empty()
-            || self.not_before.iter().any(|&(_, first)| generated < first)
-    }
-
-    fn penalises(&self) -> bool {
-        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }
 
@@ -254,9 +246,6 @@ impl Logprobs {
     }
 }
 
-/// Marks a token in the history; the bits below count its occurrences in the generated text.
-const SEEN: u32 = 1 << 31;
-
 /// Chooses tokens for one sequence, one after the other.
 ///
 /// Each sequence has its own, so that what it is given does not depend on the sequences beside it. Above
@@ -266,8 +255,7 @@ const SEEN: u32 = 1 << 31;
 pub struct Sampler {
     params: SamplingParams,
     rng: ChaCha12Rng,
-    changed: Vec<f32>,
-    seen: Vec<u32>,
+    changed: Changed,
     candidates: Vec<Candidate>,
 }
 
@@ -282,8 +270,7 @@ impl Sampler {
         Ok(Self {
             rng: ChaCha12Rng::seed_from_u64(params.seed),
             params,
-            changed: Vec::new(),
-            seen: Vec::new(),
+            changed: Changed::default(),
             candidates: Vec::new(),
         })
     }
@@ -305,8 +292,8 @@ impl Sampler {
         Ok(pick(&self.candidates, draw))
     }
 
-    /// What a device needs to draw the token after so many generated ones from logits that it has itself. `None` where the
-    /// logits change first. Takes as many random numbers as [`sample`](Self::sample) would.
+    /// What a device needs to draw the token after so many generated ones from logits that it has itself. `None` where
+    /// the logits change first. Takes as many random numbers as [`sample`](Self::sample) would.
     pub(crate) fn ask(&mut self, generated: usize) -> Option<Asked> {
         let SamplingParams { temperature, top_k, top_p, min_p, .. } = self.params;
         if self.params.changes_logits(generated) {
@@ -324,25 +311,10 @@ impl Sampler {
     ///
     /// As [`sample`](Self::sample).
     pub fn distribution<'h>(&mut self, logits: &[f32], history: impl Into<History<'h>>) -> Result<&[Candidate]> {
-        Self::filter(&self.params, &mut self.changed, &mut self.seen, &mut self.candidates, logits, history.into())
-    }
-
-    fn filter<'c>(
-        params: &SamplingParams,
-        changed: &mut Vec<f32>,
-        seen: &mut Vec<u32>,
-        candidates: &'c mut Vec<Candidate>,
-        logits: &[f32],
-        history: History<'_>,
-    ) -> Result<&'c [Candidate]> {
-        let logits = if params.changes_logits(history.generated.len()) {
-            changed.clear();
-            changed.extend_from_slice(logits);
-            apply_bias_and_penalties(params, changed, seen, history);
-            rule_out(params, changed, history);
-            changed.as_slice()
-        } else {
-            logits
+        let (Self { params, changed, candidates, .. }, history) = (self, history.into());
+        let logits = match params.changes_logits(history.generated.len()) {
+            true => changed.change(logits, params, history),
+            false => logits,
         };
         let best = argmax(logits)?;
         candidates.clear();
@@ -364,76 +336,6 @@ impl Sampler {
             candidate.probability = (f64::from(candidate.probability) / total) as f32;
         }
         Ok(candidates)
-    }
-}
-
-fn apply_bias_and_penalties(params: &SamplingParams, logits: &mut [f32], seen: &mut Vec<u32>, history: History<'_>) {
-    for &(id, bias) in &params.logit_bias {
-        if let Some(logit) = logits.get_mut(id as usize) {
-            *logit += bias;
-        }
-    }
-    if !params.penalises() {
-        return;
-    }
-    // Grows once to the vocabulary, and is all zero between calls.
-    if seen.len() < logits.len() {
-        seen.resize(logits.len(), 0);
-    }
-    for &id in history.prompt {
-        if let Some(mark) = seen.get_mut(id as usize) {
-            *mark |= SEEN;
-        }
-    }
-    for &id in history.generated {
-        if let Some(mark) = seen.get_mut(id as usize) {
-            // A text has less than 2^31 tokens; beyond, the count stays where it is.
-            *mark = (*mark | SEEN).saturating_add(1);
-        }
-    }
-    for &id in history.prompt.iter().chain(history.generated) {
-        let Some(mark) = seen.get_mut(id as usize) else {
-            continue;
-        };
-        let mark = std::mem::take(mark);
-        let Some(logit) = logits.get_mut(id as usize).filter(|_| mark != 0) else {
-            continue;
-        };
-        *logit = match *logit > 0.0 {
-            true => *logit / params.repetition_penalty,
-            false => *logit * params.repetition_penalty,
-        };
-        let count = mark & !SEEN;
-        if count > 0 {
-            *logit -= params.frequency_penalty * count as f32 + params.presence_penalty;
-        }
-    }
-}
-
-fn rule_out(params: &SamplingParams, logits: &mut [f32], history: History<'_>) {
-    let mut ban = |id: u32| {
-        if let Some(logit) = logits.get_mut(id as usize) {
-            *logit = f32::NEG_INFINITY;
-        }
-    };
-    let late = params.not_before.iter().filter(|&&(_, first)| history.generated.len() < first);
-    late.for_each(|&(id, _)| ban(id));
-    for word in &params.bad_words {
-        let Some((&last, begun)) = word.split_last() else { continue };
-        if history.len() >= begun.len() && history.tokens_from(history.len() - begun.len()).eq(begun.iter().copied()) {
-            ban(last);
-        }
-    }
-    if let Some(before) = params.no_repeat_ngram_size.checked_sub(1)
-        && let Some(last) = history.len().checked_sub(before)
-    {
-        for start in 0..last {
-            let mut ngram = history.tokens_from(start);
-            if ngram.by_ref().take(before).eq(history.tokens_from(last)) {
-                // `start` is before the last ones, so that a token follows.
-                ngram.next().into_iter().for_each(&mut ban);
-            }
-        }
     }
 }
 
@@ -467,72 +369,6 @@ pub(crate) fn argmax(logits: &[f32]) -> Result<Candidate> {
             probability: 0.0,
         }),
     }
-}
-
-/// The `k` first candidates in order, or all of them by id where `k` is 0 or no less than there are.
-///
-/// One pass: what cannot be among the first is passed over with one comparison, and the rest is cut back to `k`
-/// whenever twice as many have come together.
-fn collect_top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
-    let all = logits.iter().enumerate().map(|(id, &logit)| Candidate { id: id as u32, logit, probability: 0.0 });
-    let possible = all.filter(|c| c.logit > f32::NEG_INFINITY);
-    if k == 0 || k >= logits.len() {
-        candidates.extend(possible);
-        return;
-    }
-    let full = k.saturating_mul(2);
-    let mut threshold = f32::NEG_INFINITY;
-    for candidate in possible {
-        // Ids ascend, so that a later token which ties with the last of k is behind it.
-        if candidate.logit <= threshold {
-            continue;
-        }
-        candidates.push(candidate);
-        if candidates.len() == full {
-            let (_, last, _) = candidates.select_nth_unstable_by(k - 1, Candidate::order);
-            threshold = last.logit;
-            candidates.truncate(k);
-        }
-    }
-    candidates.sort_unstable_by(Candidate::order);
-    candidates.truncate(k);
-}
-
-/// `exp((logit - max) / temperature)`, without the division by the sum.
-fn softmax(candidates: &mut [Candidate], max: f32, temperature: f32) {
-    for candidate in candidates {
-        // In f64, where neither the difference nor the quotient can overflow.
-        let scaled = (f64::from(candidate.logit) - f64::from(max)) / f64::from(temperature);
-        candidate.probability = (scaled as f32).exp();
-    }
-}
-
-/// Keeps, in order, each candidate before which less than `top_p` of the total has been kept.
-fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32) {
-    let total: f64 = candidates.iter().map(|c| f64::from(c.probability)).sum();
-    // All candidates below this together weigh less than what `top_p` leaves out, so that the first of them comes
-    // after the cut. Of a vocabulary this leaves a few hundred to sort. Halved, for the roundings of the sums.
-    let negligible = (1.0 - f64::from(top_p)) * total / candidates.len() as f64 * 0.5;
-    candidates.retain(|c| f64::from(c.probability) >= negligible);
-    candidates.sort_unstable_by(Candidate::order);
-    let limit = f64::from(top_p) * total;
-    let mut sum = 0.0;
-    let kept = candidates
-        .iter()
-        .take_while(|c| {
-            let keep = sum < limit;
-            sum += f64::from(c.probability);
-            keep
-        })
-        .count();
-    candidates.truncate(kept);
-}
-
-/// Keeps the candidates whose probability is at least `min_p` times that of the most probable.
-fn keep_min_p(candidates: &mut Vec<Candidate>, min_p: f32, max: f32, temperature: f32) {
-    // exp((logit - max) / temperature) >= min_p, compared as logits: exact where the probabilities underflow.
-    let lowest = f64::from(min_p).ln() * f64::from(temperature);
-    candidates.retain(|c| f64::from(c.logit) - f64::from(max) >= lowest);
 }
 
 /// A number in `[0, 1)` from the upper 53 bits.

@@ -131,8 +131,8 @@ fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Re
     Ok((rows, refused.into_iter().map(|(name, reason)| (name, reason.to_string())).collect()))
 }
 
-/// The first row that may be chosen for calls like `like` and is right, where that has to be seen, on `call`. A row that
-/// is not takes its arithmetic out of the choice if no other row has it.
+/// The first row that may be chosen for calls like `like` and is right, where that has to be seen, on `call`. A row
+/// that is not takes its arithmetic out of the choice if no other row has it.
 fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, like: &O::Dynamic, call: &O::Dynamic) -> Result<Row<O>> {
     loop {
         let (rows, refused) = judge::<O>(ctx, fixed, like)?;

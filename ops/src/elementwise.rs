@@ -86,8 +86,9 @@ macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident, $into:ident, $function:ident, $read:literal, $y:literal;)*) => {$(
         $(#[$doc])*
         ///
-        /// `b` is a tensor or a number. Shapes broadcast: aligned at their ends, sizes equal or 1. f32, f16 and bf16 may
-        /// be mixed: they are computed in f32 and rounded once, to their common dtype or, where they differ, to f32.
+        /// `b` is a tensor or a number. Shapes broadcast: aligned at their ends, sizes equal or 1. f32, f16 and bf16
+        /// may be mixed: they are computed in f32 and rounded once, to their common dtype or, where they differ, to
+        /// f32.
         ///
         /// ```
         #[doc = concat!("use sinew_ops::{Context, ", stringify!($name), "};")]

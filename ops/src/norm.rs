@@ -105,7 +105,8 @@ impl<'a> Normalize<'a> {
         self.run_with(ctx, None, y)
     }
 
-    /// Adds `x` to the residual stream, of the same shape, and returns the norm of the sum as it is stored, in one pass.
+    /// Adds `x` to the residual stream, of the same shape, and returns the norm of the sum as it is stored, in one
+    /// pass.
     ///
     /// ```
     /// use sinew_ops::{Context, rms_norm};

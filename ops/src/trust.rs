@@ -7,8 +7,8 @@ use sinew_kernels::{Operator, Row, accuracy};
 
 use crate::Context;
 
-/// What came of checks, by the rows' names. A row that was wrong once is not chosen again; what was planned with it before
-/// keeps it.
+/// What came of checks, by the rows' names. A row that was wrong once is not chosen again; what was planned with it
+/// before keeps it.
 #[derive(Debug, Default)]
 pub(crate) struct Trust(Mutex<HashMap<&'static str, Result<(), String>>>);
 

@@ -68,7 +68,8 @@ impl Tensor {
     }
 
     /// A tensor of an array's elements, without a copy on devices that work on host memory: the array's vector becomes
-    /// the buffer, and its strides the tensor's. An array with negative strides is copied, and for other devices all are.
+    /// the buffer, and its strides the tensor's. An array with negative strides is copied, and for other devices all
+    /// are.
     ///
     /// ```
     /// use sinew_memory::Cpu;

@@ -89,7 +89,8 @@ pub const Q: usize = 0;
 pub const K: usize = 1;
 /// Input: values, shaped as the keys.
 pub const V: usize = 2;
-/// Input: i32 `[sequences + 1]`; the queries of sequence `s` are `query_start[s]..query_start[s + 1]`. From 0 to `tokens`.
+/// Input: i32 `[sequences + 1]`; the queries of sequence `s` are `query_start[s]..query_start[s + 1]`. From 0 to
+/// `tokens`.
 pub const QUERY_START: usize = 3;
 /// Input: i32 `[sequences]`; the keys of each sequence, those of its new tokens included.
 pub const KV_LEN: usize = 4;

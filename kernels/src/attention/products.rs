@@ -42,8 +42,8 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
         scale: *const f32,
         keys: usize,
     );
-    /// The same, leaving out keys whose weight is 0: for values that are not finite. The same bits as [`Products::weigh`]
-    /// where they are, but for the sign of zeros.
+    /// The same, leaving out keys whose weight is 0: for values that are not finite. The same bits as
+    /// [`Products::weigh`] where they are, but for the sign of zeros.
     unsafe fn weigh_present(
         shape: Shape,
         weights: *const Self::E,

@@ -1,7 +1,9 @@
-//! The weighted sum of each token's rows: `out[t] = Σ_j weights[t, j] · y[place[t · top_k + j]]`, or that added to `out[t]`.
+//! The weighted sum of each token's rows: `out[t] = Σ_j weights[t, j] · y[place[t · top_k + j]]`, or that added to
+//! `out[t]`.
 //!
-//! What puts the experts' results back where the tokens are that [`route`](crate::route) sent to them. The sum is a chain
-//! in f32 in the order of `j`, begun with zero, whatever the order of the rows: a token has the same bits in any batch.
+//! What puts the experts' results back where the tokens are that [`route`](crate::route) sent to them. The sum is a
+//! chain in f32 in the order of `j`, begun with zero, whatever the order of the rows: a token has the same bits in any
+//! batch.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -22,7 +24,8 @@ pub(crate) use cuda::CUDA;
 
 /// Weighted sums of rows. See the [module](self).
 ///
-/// A place outside the rows is an error: on a CPU nothing is written, on a GPU it shows when the stream is synchronised.
+/// A place outside the rows is an error: on a CPU nothing is written, on a GPU it shows when the stream is
+/// synchronised.
 #[derive(Clone, Copy, Debug)]
 pub struct Combine;
 

@@ -101,8 +101,8 @@ pub(crate) struct CublasLt {
     plans: Mutex<HashMap<Product, Option<Plan>>>,
 }
 
-// SAFETY: the library's calls may come from any thread (cuBLAS documentation, "Thread Safety"); descriptions are reached
-// under the lock.
+// SAFETY: the library's calls may come from any thread (cuBLAS documentation, "Thread Safety"); descriptions are
+// reached under the lock.
 unsafe impl Send for CublasLt {}
 // SAFETY: as above.
 unsafe impl Sync for CublasLt {}

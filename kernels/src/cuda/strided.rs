@@ -11,7 +11,8 @@ use crate::strided::Walk;
 /// Elements that a thread of `map` takes.
 const QUAD: usize = 4;
 
-/// A [`Walk`] as kernels read it: `struct Strided` of the prelude, whose `types` are so many, `T`, that there is no gap.
+/// A [`Walk`] as kernels read it: `struct Strided` of the prelude, whose `types` are so many, `T`, that there is no
+/// gap.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Strided<const N: usize, const T: usize> {

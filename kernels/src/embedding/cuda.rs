@@ -82,7 +82,7 @@ unsafe fn run(
         out_type: cuda::code(fixed.out),
     };
     let blocks = cuda::blocks(values, THREADS);
-    // SAFETY: the operator's check has seen shapes and dtypes, and the kernel leaves out ids that the table does not have;
-    // views lie within their buffers, and a thread alone has its values of the output.
+    // SAFETY: the operator's check has seen shapes and dtypes, and the kernel leaves out ids that the table does not
+    // have; views lie within their buffers, and a thread alone has its values of the output.
     unsafe { cuda::launch(launch, &EMBEDDING, [blocks, 1, 1], THREADS, 0, &params, operands) }
 }

@@ -1,7 +1,7 @@
 //! Embedding: rows of a table by number, `out[t] = table[ids[t]]`.
 //!
-//! The table is a tensor, or the packed weight of a tied head, so that a tied embedding is held once. Values are widened
-//! or rounded to the result's type; widening is exact.
+//! The table is a tensor, or the packed weight of a tied head, so that a tied embedding is held once. Values are
+//! widened or rounded to the result's type; widening is exact.
 
 mod cpu;
 #[cfg(feature = "cuda")]

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
-use super::tile::{Tiles, prefetch, tiles};
+use super::tile::{Tiles, prefetch_page_ahead, tiles};
 use super::{Compute, Gemm, GemmStatic, cpu, driver};
 use crate::packed::{PANEL, PanelKind};
 use crate::simd::LANES;
@@ -66,8 +66,8 @@ unsafe fn dot<const R: usize>(
         }
         let (mut a, mut b) = (a.cast::<i32>(), b);
         for _ in 0..steps {
-            prefetch(b);
-            prefetch(b.wrapping_add(64));
+            prefetch_page_ahead(b);
+            prefetch_page_ahead(b.wrapping_add(64));
             let low: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.cast()));
             let high: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.add(64).cast()));
             for (r, s) in s.iter_mut().enumerate() {
@@ -87,8 +87,8 @@ unsafe fn dot<const R: usize>(
 
 /// How many times as many operations `vdpbf16ps` does as f32 multiply-adds, in registers: 2, 1 or 0.5.
 ///
-/// It is 2 on AMD's Zen 4 and 5, but 0.5 on Intel's Sapphire and Emerald Rapids, where widening to f32 is faster. Measured
-/// once, in some 50 µs, and rounded to a power of two, so that noise cannot turn the choice.
+/// It is 2 on AMD's Zen 4 and 5, but 0.5 on Intel's Sapphire and Emerald Rapids, where widening to f32 is faster.
+/// Measured once, in some 50 µs, and rounded to a power of two, so that noise cannot turn the choice.
 fn dot_rate() -> f64 {
     static RATE: OnceLock<f64> = OnceLock::new();
     *RATE.get_or_init(|| {

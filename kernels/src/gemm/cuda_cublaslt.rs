@@ -157,8 +157,8 @@ unsafe fn run(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, opera
         let stream = cuda::uses(launch, NAME, operands)?;
         let library = stream.cuda().library(CublasLt::open)?;
         stream.enqueue(NAME, |stream| {
-            // SAFETY: the operator's check has seen that operands have the shapes and dtypes that the product says, views
-            // lie within their buffers, which were just recorded as used, and the workspace is this row's alone.
+            // SAFETY: the operator's check has seen that operands have the shapes and dtypes that the product says,
+            // views lie within their buffers, which were just recorded as used, and the workspace is this row's alone.
             enqueued = unsafe { library.enqueue(&product, &call, stream) }?;
             Ok(())
         })?;

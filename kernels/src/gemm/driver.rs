@@ -202,13 +202,14 @@ pub(crate) fn grouped_workspace(
     Plan::new(tiles, kind, fixed, &call, true, hardware).grouped(groups).bytes()
 }
 
-/// Runs a product of rows that fall into groups, one behind another, each of which is multiplied with a packed weight of
-/// its own: `out[i] = epilogue(a[i] · B[g])` for `i` in `offsets(g)..offsets(g + 1)`. There is no bias and no residual.
+/// Runs a product of rows that fall into groups, one behind another, each of which is multiplied with a packed weight
+/// of its own: `out[i] = epilogue(a[i] · B[g])` for `i` in `offsets(g)..offsets(g + 1)`. There is no bias and no
+/// residual.
 ///
 /// # Safety
-/// `a` is `[1, rows, K]`, `out` is `[1, rows, columns]` and `b` holds `groups` packed weights, all of the problem's types;
-/// offsets do not decrease and are at most `rows`; the launch holds [`grouped_workspace`]; the machine has the level of the
-/// tiles, and what their loop needs besides.
+/// `a` is `[1, rows, K]`, `out` is `[1, rows, columns]` and `b` holds `groups` packed weights, all of the problem's
+/// types; offsets do not decrease and are at most `rows`; the launch holds [`grouped_workspace`]; the machine has the
+/// level of the tiles, and what their loop needs besides.
 pub(crate) unsafe fn run_grouped(
     tiles: &'static Tiles,
     launch: &Launch<'_>,

@@ -11,9 +11,9 @@
 //! ```
 //!
 //! # Arithmetic
-//! The order of a sum over K does not depend on the number of rows, batches and threads, nor on how operands are packed.
-//! So a sequence has the same bits alone and in any batch. On CPUs it is one f32 sum per output over all of K, in order:
-//! blocks over K spill and reload the sums.
+//! The order of a sum over K does not depend on the number of rows, batches and threads, nor on how operands are
+//! packed. So a sequence has the same bits alone and in any batch. On CPUs it is one f32 sum per output over all of K,
+//! in order: blocks over K spill and reload the sums.
 //! - `gemm.mul-add-chain`: `s = s + a·b` with two roundings (portable).
 //! - `gemm.fma-chain`: `s = fma(a, b, s)` (AVX2 and AVX-512).
 //! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).

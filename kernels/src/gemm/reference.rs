@@ -51,9 +51,9 @@ fn is_exact(activation: Option<Activation>) -> bool {
 impl Sum {
     /// The sum of products.
     ///
-    /// A chain of K roundings errs by at most `K·u` of `Σ|a·b|`, in practice by some `√K·u` of the norms' product. Half of
-    /// that leeway more is given: enough for the worst of many elements, and far below one product that is missing, which
-    /// the worst-case bound `2·K·eps` would let pass from K = 2,000 on.
+    /// A chain of K roundings errs by at most `K·u` of `Σ|a·b|`, in practice by some `√K·u` of the norms' product. Half
+    /// of that leeway more is given: enough for the worst of many elements, and far below one product that is missing,
+    /// which the worst-case bound `2·K·eps` would let pass from K = 2,000 on.
     pub(crate) fn of(products: impl Iterator<Item = (f64, f64)>, arithmetic: Arithmetic) -> Self {
         let (mut value, mut left_norm, mut right_norm) = (0.0, 0.0f64, 0.0f64);
         let (mut left_max, mut right_max, mut k) = (0.0f64, 0.0f64, 0.0);

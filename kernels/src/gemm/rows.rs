@@ -205,9 +205,7 @@ impl PackRows<'_> {
                     *row = if self.tiles.pairs && as_it_is && k + 2 * LANES <= self.k {
                         S::load(line.add(k).cast())
                     } else if self.tiles.pairs {
-                        let (low, high) = (self.load::<S, T>(*line, k), self.load::<S, T>(*line, k + LANES));
-                        let (even, odd) = S::unzip(low, high);
-                        S::round_bf16_pairs(even, odd)
+                        S::round_pairs(self.load::<S, T>(*line, k), self.load::<S, T>(*line, k + LANES))
                     } else if self.round {
                         let mut rounded = [0; LANES];
                         S::store_bf16(rounded.as_mut_ptr(), self.load::<S, T>(*line, k));

@@ -4,22 +4,15 @@ use half::f16;
 use sinew_memory::SimdLevel;
 
 use crate::packed::{PANEL, PanelKind};
+use crate::simd::{self, LANES, Portable, Reach, Simd, Stored};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
-use crate::simd::{LANES, Portable, Simd, Stored};
 
 /// Asks for the line a page ahead of `p`, which need not be valid: a core's own prefetcher stops at each page of 4 KiB.
 #[inline(always)]
-pub(super) fn prefetch(p: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        const AHEAD: usize = 4096;
-        // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(AHEAD).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
+pub(super) fn prefetch_page_ahead(p: *const u8) {
+    const PAGE: usize = 4096;
+    simd::prefetch(p.wrapping_add(PAGE), Reach::Near);
 }
 
 /// Rows of the largest tile: what everything that holds a tile has room for.
@@ -210,7 +203,7 @@ unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
             let (mut a, mut b) = (a, b.add(first * P::BYTES / 2));
             for _ in 0..steps / P::DEPTH {
                 for h in 0..H {
-                    prefetch(b.wrapping_add(h * P::BYTES / 2));
+                    prefetch_page_ahead(b.wrapping_add(h * P::BYTES / 2));
                 }
                 for depth in 0..P::DEPTH {
                     let mut w = [S::splat(0.0); H];

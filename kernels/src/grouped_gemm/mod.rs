@@ -1,16 +1,17 @@
 //! Products of rows that fall into groups, each with a weight of its own: the experts of a mixture.
 //!
 //! `D[i] = epilogue(A[i] · B[g])` for the rows `i` of group `g`, which are `offsets[g]..offsets[g + 1]`. `A` is
-//! `[rows, K]`, `B` holds the groups' weights packed one behind another, each as [`Format::pack`] packs it alone, and `D` is
-//! `[rows, N]`; or, gated, the epilogue is `act(x[n]) · x[n + N/2]`, and `D` is `[rows, N/2]`.
+//! `[rows, K]`, `B` holds the groups' weights packed one behind another, each as [`Format::pack`] packs it alone, and
+//! `D` is `[rows, N]`; or, gated, the epilogue is `act(x[n]) · x[n + N/2]`, and `D` is `[rows, N/2]`.
 //!
-//! The offsets are read where the kernel runs, so that which rows are whose need not be known when it is enqueued (after
-//! MegaBlocks, Gale et al. 2022). Offsets that do not begin with 0, decrease, or do not end with the number of rows are an
-//! error: on a CPU nothing is written, on a GPU it shows when the stream is synchronised. A group without rows costs nothing.
+//! The offsets are read where the kernel runs, so that which rows are whose need not be known when it is enqueued
+//! (after MegaBlocks, Gale et al. 2022). Offsets that do not begin with 0, decrease, or do not end with the number of
+//! rows are an error: on a CPU nothing is written, on a GPU it shows when the stream is synchronised. A group without
+//! rows costs nothing.
 //!
 //! # Arithmetic
-//! That of [`gemm`](crate::gemm)'s rows of the same way, whose tiles and texts these are: a row has the same bits as in a
-//! product with its group's weight alone.
+//! That of [`gemm`](crate::gemm)'s rows of the same way, whose tiles and texts these are: a row has the same bits as in
+//! a product with its group's weight alone.
 
 mod cpu;
 #[cfg(feature = "cuda")]

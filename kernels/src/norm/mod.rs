@@ -44,8 +44,8 @@ pub enum NormKind {
 /// - input [`Norm::X`] `[.., width]`: absent where [`NormStatic::in_place`] is set;
 /// - input [`Norm::WEIGHT`] `[width]`, [`Norm::BIAS`] `[width]`: where the static part names their dtypes;
 /// - output [`Norm::Y`] of `x`'s shape;
-/// - output [`Norm::RESIDUAL`] of `x`'s shape, where the static part names its dtype: `x` is added to it, and `y` is the
-///   norm of the sum as it is stored.
+/// - output [`Norm::RESIDUAL`] of `x`'s shape, where the static part names its dtype: `x` is added to it, and `y` is
+///   the norm of the sum as it is stored.
 #[derive(Debug)]
 pub struct Norm;
 

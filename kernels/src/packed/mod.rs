@@ -2,9 +2,9 @@
 //!
 //! A weight is `[N, K]`, one row per output.
 //!
-//! For CPUs it is held as panels of 32 outputs, so that a kernel takes one step of the sums of 32 outputs with two vector
-//! loads and reads memory in order. A last panel is filled with zeros. Panels of a gated weight hold 16 gates and the 16
-//! ups that belong to them.
+//! For CPUs it is held as panels of 32 outputs, so that a kernel takes one step of the sums of 32 outputs with two
+//! vector loads and reads memory in order. A last panel is filled with zeros. Panels of a gated weight hold 16 gates
+//! and the 16 ups that belong to them.
 //!
 //! For GPUs it is held row after row, as a checkpoint has it: tiles are rearranged in shared memory anyway. Of a gated
 //! weight each gate is followed by the up that belongs to it, so that one thread has both in neighbouring columns.
@@ -28,8 +28,8 @@ pub use panel::{PANEL, UnitRows};
 
 /// How a packed weight is laid out. Formats are compared by name.
 ///
-/// There are [`F32`], [`F16`] and [`BF16`] in panels, and [`F32_ROWS`], [`F16_ROWS`] and [`BF16_ROWS`]. No others can be
-/// made: kernels write and read as many bytes as the format says, so it must be one that they know.
+/// There are [`F32`], [`F16`] and [`BF16`] in panels, and [`F32_ROWS`], [`F16_ROWS`] and [`BF16_ROWS`]. No others can
+/// be made: kernels write and read as many bytes as the format says, so it must be one that they know.
 ///
 /// ```compile_fail,E0451
 /// use sinew_kernels::packed::{BF16, Format};
@@ -110,8 +110,8 @@ impl<'a> Source<'a> {
         Ok(Self { bytes, dtype, rows, row_stride: k, k_stride: 1 })
     }
 
-    /// Rows `[rows, K]` that are columns of a tensor `[K, columns]` in row-major order, at any alignment; `bytes` begin at
-    /// the first of them.
+    /// Rows `[rows, K]` that are columns of a tensor `[K, columns]` in row-major order, at any alignment; `bytes` begin
+    /// at the first of them.
     ///
     /// # Errors
     /// A type that is not f32, f16 or bf16, or too few bytes.
@@ -196,7 +196,8 @@ impl Weights<'_> {
 }
 
 impl Format {
-    /// The format in which a kind of device keeps weights as `dtype`, if there is one: panels for CPUs, rows for others.
+    /// The format in which a kind of device keeps weights as `dtype`, if there is one: panels for CPUs, rows for
+    /// others.
     pub fn of(dtype: DType, device: DeviceKind) -> Option<&'static Self> {
         FORMATS.into_iter().find(|f| f.dtype() == dtype && f.is_row_major() == (device != DeviceKind::CPU))
     }

@@ -4,10 +4,10 @@ use half::{bf16, f16};
 use sinew_tensor::DType;
 
 use super::panel::{PANEL, PanelKind};
-use crate::simd::{LANES, Simd, Stored};
+use crate::simd::{LANES, Reach, Simd, Stored, prefetch};
 
-/// One row of a right operand: K values of f32, f16 or bf16, `step` elements apart, at any alignment. An empty one counts
-/// as zeros.
+/// One row of a right operand: K values of f32, f16 or bf16, `step` elements apart, at any alignment. An empty one
+/// counts as zeros.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
     pub ptr: *const u8,
@@ -211,29 +211,21 @@ impl<'a> Columns<'a> {
             }
             let mut rows = self.load::<S>(k, n.min(LANES));
             for (row, high) in rows.iter_mut().zip(self.load::<S>(k + LANES, n.saturating_sub(LANES))) {
-                let (even, odd) = S::unzip(*row, high);
-                *row = S::round_bf16_pairs(even, odd);
+                *row = S::round_pairs(*row, high);
             }
             rows
         }
     }
 
-    /// Asks for what the sixteen rows behind these have at `k`: rows are short, so that a core's own prefetcher comes late
-    /// to each.
+    /// Asks for what the sixteen rows behind these have at `k`: rows are short, so that a core's own prefetcher comes
+    /// late to each.
     #[inline(always)]
     fn prefetch_next(self, k: usize) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-            let [first, second] = [0, 1].map(|i| self.lanes[i].ptr as usize);
-            let ahead = second.wrapping_sub(first).wrapping_mul(LANES).wrapping_add(k * self.lanes[0].dtype.size());
-            for lane in self.lanes {
-                // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(lane.ptr.wrapping_add(ahead).cast()) };
-            }
+        let [first, second] = [0, 1].map(|i| self.lanes[i].ptr as usize);
+        let ahead = second.wrapping_sub(first).wrapping_mul(LANES).wrapping_add(k * self.lanes[0].dtype.size());
+        for lane in self.lanes {
+            prefetch(lane.ptr.wrapping_add(ahead), Reach::Far);
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = k;
     }
 }
 

@@ -9,7 +9,8 @@ use crate::simd::LANES;
 /// Outputs of a panel: one step of their sums is two vector loads.
 pub const PANEL: usize = 2 * LANES;
 
-/// How panels hold values. What reads or writes panels matches all kinds, so that a new one is nowhere taken for another.
+/// How panels hold values. What reads or writes panels matches all kinds, so that a new one is nowhere taken for
+/// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PanelKind {
     /// f32, `[K][32]`.

@@ -92,7 +92,7 @@ unsafe fn run(launch: &Launch<'_>, fixed: &RotaryStatic, call: &RotaryDynamic, o
         padding: 0,
     };
     let blocks = cuda::blocks(items, THREADS);
-    // SAFETY: the operator's check has seen shapes and dtypes, and the kernel leaves out positions that the tables do not
-    // have; views lie within their buffers, and a thread alone has its values of the output.
+    // SAFETY: the operator's check has seen shapes and dtypes, and the kernel leaves out positions that the tables do
+    // not have; views lie within their buffers, and a thread alone has its values of the output.
     unsafe { cuda::launch(launch, &ROTARY, [blocks, 1, 1], THREADS, 0, &params, operands) }
 }

@@ -85,8 +85,8 @@ unsafe fn run(launch: &Launch<'_>, fixed: &RouteStatic, call: &RouteDynamic, ope
     };
     let choosing = cuda::blocks(call.tokens.saturating_mul(WARP), CHOOSING);
     let sorting = cuda::blocks(fixed.experts + 1, 1);
-    // SAFETY: the operator's check has seen shapes and dtypes; views lie within their buffers, and the indices of an output
-    // share no elements, so that blocks do not meet. The second kernel reads experts that the first one wrote.
+    // SAFETY: the operator's check has seen shapes and dtypes; views lie within their buffers, and the indices of an
+    // output share no elements, so that blocks do not meet. The second kernel reads experts that the first one wrote.
     unsafe {
         cuda::launch(launch, &CHOOSE, [choosing, 1, 1], CHOOSING, 0, &params, operands)?;
         cuda::launch(launch, &SORT, [sorting, 1, 1], THREADS, 0, &params, operands)

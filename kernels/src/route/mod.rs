@@ -5,8 +5,8 @@
 //! `p[e] / Σ p` over the chosen (Mixtral, Jiang et al. 2024; Qwen3-MoE has either). NaN counts as larger than all; a
 //! token with NaN or infinity has NaN for weights, or where all its logits are minus infinity, as in PyTorch.
 //!
-//! A token and one of its experts are a slot, `t · top_k + j`. Slots are sorted by expert, those of one expert in order,
-//! so that each expert's rows lie together: what [`grouped_gemm`](crate::grouped_gemm) multiplies.
+//! A token and one of its experts are a slot, `t · top_k + j`. Slots are sorted by expert, those of one expert in
+//! order, so that each expert's rows lie together: what [`grouped_gemm`](crate::grouped_gemm) multiplies.
 
 mod cpu;
 #[cfg(feature = "cuda")]

@@ -6,7 +6,8 @@ use super::Simd;
 
 /// `e^x`, within 1.5 ulp where the result is normal; 0 below about -87.3, infinity above about 88.7, NaN for NaN.
 ///
-/// Range reduction by ln 2 in two parts (Cody and Waite 1980), then the Taylor polynomial of degree 7 in Horner's form on
+/// Range reduction by ln 2 in two parts (Cody and Waite 1980), then the Taylor polynomial of degree 7 in Horner's form
+/// on
 /// |r| ≤ ln 2 / 2.
 ///
 /// # Safety
@@ -32,7 +33,8 @@ pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
 /// Those of [`Simd`].
 #[inline(always)]
 pub unsafe fn exp_nonpositive<S: Simd>(x: S::F) -> S::F {
-    // SAFETY: passed on. `max` gives its second argument where either is NaN, so that a NaN goes through to the product.
+    // SAFETY: passed on. `max` gives its second argument where either is NaN, so that a NaN goes through to the
+    // product.
     unsafe {
         let (p, n) = exp_parts::<S>(S::max(S::splat(EXP_LOW), x));
         S::select_lt(x, S::splat(EXP_LOW), S::splat(0.0), S::mul(p, S::pow2(n)))
@@ -126,8 +128,8 @@ pub unsafe fn erf<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// `1 - erf x` without cancellation, within 6 ulp where the result is normal; 0 above about 9.3. Where multiply-adds are
-/// not fused, the rounding of `x²` adds up to `x²/2` ulp.
+/// `1 - erf x` without cancellation, within 6 ulp where the result is normal; 0 above about 9.3. Where multiply-adds
+/// are not fused, the rounding of `x²` adds up to `x²/2` ulp.
 ///
 /// # Safety
 /// Those of [`Simd`].

@@ -59,8 +59,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F);
     /// Sixteen lanes rounded to bf16, ties to even; subnormals kept, NaNs kept quiet.
     unsafe fn store_bf16(p: *mut u16, v: Self::F);
-    /// Both rounded as [`Simd::store_bf16`] does, in pairs of lanes: undoes [`Simd::load_bf16_pairs`]. What the bits mean
-    /// as f32 is of no account.
+    /// Both rounded as [`Simd::store_bf16`] does, in pairs of lanes: undoes [`Simd::load_bf16_pairs`]. What the bits
+    /// mean as f32 is of no account.
     unsafe fn round_bf16_pairs(even: Self::F, odd: Self::F) -> Self::F;
     /// `a + b`.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
@@ -96,6 +96,16 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// `a` and `b` lane by lane in turn, as 32 lanes: undoes [`Simd::unzip`].
     unsafe fn zip(a: Self::F, b: Self::F) -> (Self::F, Self::F);
 
+    /// The 32 lanes `low, high` in order, each rounded to bf16: pairs as [`Simd::round_bf16_pairs`] makes them.
+    #[inline(always)]
+    unsafe fn round_pairs(low: Self::F, high: Self::F) -> Self::F {
+        // SAFETY: passed on.
+        unsafe {
+            let (even, odd) = Self::unzip(low, high);
+            Self::round_bf16_pairs(even, odd)
+        }
+    }
+
     /// The sum of the lanes in a fixed tree: lane `i` with `i+8`, then 4, 2, 1.
     #[inline(always)]
     unsafe fn reduce_add(v: Self::F) -> f32 {
@@ -118,6 +128,33 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
         unsafe { Self::store(a.as_mut_ptr(), v) };
         a.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m || x.is_nan() { x } else { m })
     }
+}
+
+/// How near to the core [`prefetch`] brings a line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reach {
+    /// Into its first cache.
+    Near,
+    /// Into the second, as what comes next still uses the first.
+    Far,
+}
+
+/// Asks for the line at `p`, which need not be valid. Does nothing where there is no instruction for it.
+#[inline(always)]
+pub(crate) fn prefetch(p: *const u8, reach: Reach) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
+        unsafe {
+            match reach {
+                Reach::Near => _mm_prefetch::<_MM_HINT_T0>(p.cast()),
+                Reach::Far => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (p, reach);
 }
 
 /// The body of a CPU row, written once for all levels and run as independent tasks.
@@ -206,11 +243,13 @@ mod tests {
                 3 => f32::MAX,
                 _ => f32::from_bits(0x3f80_7fff + ((i as u32) << 15)),
             });
-            let (mut pairs, mut apart, mut back) = ([0u16; 2 * LANES], [0u16; 2 * LANES], [0f32; 2 * LANES]);
+            let [mut pairs, mut in_order, mut apart] = [[0u16; 2 * LANES]; 3];
+            let mut back = [0f32; 2 * LANES];
             // SAFETY: every array holds 32 values, and the machine has the level.
             unsafe {
                 let (a, b) = (S::load(values.as_ptr()), S::load(values.as_ptr().add(LANES)));
                 S::store(pairs.as_mut_ptr().cast(), S::round_bf16_pairs(a, b));
+                S::store(in_order.as_mut_ptr().cast(), S::round_pairs(a, b));
                 S::store_bf16(apart.as_mut_ptr(), a);
                 S::store_bf16(apart.as_mut_ptr().add(LANES), b);
                 let (a, b) = S::load_bf16_pairs(pairs.as_ptr());
@@ -220,6 +259,7 @@ mod tests {
             for i in 0..LANES {
                 assert_eq!([pairs[2 * i], pairs[2 * i + 1]], [apart[i], apart[i + LANES]], "{}", S::LEVEL);
             }
+            assert_eq!(in_order, apart, "{}", S::LEVEL);
             assert_eq!(back.map(|x| (x.to_bits() >> 16) as u16), apart, "{}", S::LEVEL);
         }
     }

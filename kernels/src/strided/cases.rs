@@ -4,7 +4,8 @@ use sinew_tensor::DType;
 
 use crate::case::{Generator, Lay, Values};
 
-/// Numbers of elements: none, one, a vector and its neighbours, products of primes, and two that take more than one task.
+/// Numbers of elements: none, one, a vector and its neighbours, products of primes, and two that take more than one
+/// task.
 const COUNTS: [usize; 11] = [1, 15, 16, 17, 0, 105, 512, 1001, 2310, 40_009, 33_033];
 
 /// A shape of so many elements: one to four dimensions that the seed picks from its divisors.

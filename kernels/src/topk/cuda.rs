@@ -70,7 +70,8 @@ unsafe fn run(launch: &Launch<'_>, fixed: &TopKStatic, call: &TopKCall, operands
     };
     let blocks = if fixed.k == 0 { 0 } else { rows.blocks(1) };
     let threads = if call.width > LONG_WIDTH { LONG_THREADS } else { THREADS };
-    // SAFETY: the operator's check has seen shapes and dtypes, and that `k` is at most the width; the workspace holds the
-    // keys; views lie within their buffers, and the indices of an output share no elements, so that blocks do not meet.
+    // SAFETY: the operator's check has seen shapes and dtypes, and that `k` is at most the width; the workspace holds
+    // the keys; views lie within their buffers, and the indices of an output share no elements, so that blocks do not
+    // meet.
     unsafe { cuda::launch(launch, &TOPK, [blocks, 1, 1], threads, 0, &params, operands) }
 }

@@ -1,5 +1,5 @@
-//! A top-k in WGSL: a workgroup for each row goes over it once for each of the `k`, and takes the first that comes after
-//! the last.
+//! A top-k in WGSL: a workgroup for each row goes over it once for each of the `k`, and takes the first that comes
+//! after the last.
 
 use sinew_memory::DeviceKind;
 

@@ -296,8 +296,8 @@ impl<'a> Call<'a> {
         self.push(Name::Plain(name), value.to_bits() as usize)
     }
 
-    /// A dimension that several dispatches may share, where an operand is larger than a binding. `p.size` is how many of
-    /// its indices a dispatch has and `p.first`, where that is named, which is the first; an operand begins at that
+    /// A dimension that several dispatches may share, where an operand is larger than a binding. `p.size` is how many
+    /// of its indices a dispatch has and `p.first`, where that is named, which is the first; an operand begins at that
     /// one's, and the strides say how far it steps from each to the next.
     pub(crate) fn dimension(
         &mut self,
@@ -324,8 +324,8 @@ impl<'a> Call<'a> {
         by_operand
     }
 
-    /// As [`Call::walk`] over all that the call does: several dispatches may share it, where an operand is larger than a
-    /// binding, and `p.count` is how many indices each has. The operands stand before it.
+    /// As [`Call::walk`] over all that the call does: several dispatches may share it, where an operand is larger than
+    /// a binding, and `p.count` is how many indices each has. The operands stand before it.
     pub(crate) fn walk_in_parts<const N: usize>(
         &mut self,
         count: &'static str,

@@ -35,17 +35,17 @@
 //! `is_before` all others; `lane: Lane` is an argument of `main`, and `lane.index` the thread's number. They are by
 //! subgroups where the device has these, and give the same bits without.
 //!
-//! What not every kernel needs stands in files that a body begins with, by `concat!`: `math.wgsl`, functions that are as
-//! exact on every driver; `order.wgsl`, floats as integers of their order; `integer.wgsl`, arithmetic of 64 bits.
+//! What not every kernel needs stands in files that a body begins with, by `concat!`: `math.wgsl`, functions that are
+//! as exact on every driver; `order.wgsl`, floats as integers of their order; `integer.wgsl`, arithmetic of 64 bits.
 //!
 //! Values of 16 bits are read and written as such where the device can and all of their binding is. Otherwise values of
-//! less than 32 bits are written with atomics: neighbours in one word may be other threads'. The conversions are the same
-//! either way. A [`Part`] binds packed bytes as what they hold ([`Part::of`]), or vectors of four words for wide loads,
-//! where all addresses are multiples of 16 bytes ([`Part::quads`], [`aligned`]).
+//! less than 32 bits are written with atomics: neighbours in one word may be other threads'. The conversions are the
+//! same either way. A [`Part`] binds packed bytes as what they hold ([`Part::of`]), or vectors of four words for wide
+//! loads, where all addresses are multiples of 16 bytes ([`Part::quads`], [`aligned`]).
 //!
 //! An operand may be larger than a binding. A call with dimensions that it goes along ([`Call::walk_in_parts`],
-//! [`Call::dimension`]) is several dispatches then, each of which binds what it sees; what no dimension divides is bound
-//! several times, which the functions above hide. What takes more bindings than there are is refused.
+//! [`Call::dimension`]) is several dispatches then, each of which binds what it sees; what no dimension divides is
+//! bound several times, which the functions above hide. What takes more bindings than there are is refused.
 //!
 //! Parameters are u32; [`Call::param_f32`] is read with `bitcast<f32>(p.name)`. Loops must end and
 //! no integer be divided by 0: neither is checked while a kernel runs. f32 and f16 subnormals may count as zeros, so an

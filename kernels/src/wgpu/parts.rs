@@ -1,8 +1,8 @@
 //! How a call is divided that sees more of an operand than a binding holds.
 //!
-//! Most calls do the same for each of many rows or elements, and several dispatches may share those, each of which binds
-//! what its own rows have of an operand. Where a single row has more than a binding holds, or rows lie wherever a table
-//! says, the operand is bound as several bindings, among which the text's functions choose by the index.
+//! Most calls do the same for each of many rows or elements, and several dispatches may share those, each of which
+//! binds what its own rows have of an operand. Where a single row has more than a binding holds, or rows lie wherever a
+//! table says, the operand is bound as several bindings, among which the text's functions choose by the index.
 
 use sinew_memory::Hardware;
 use sinew_memory::webgpu::Binding;

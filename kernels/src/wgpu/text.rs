@@ -106,9 +106,9 @@ impl Text {
         self.0.push('\n');
     }
 
-    /// `word_N(w)`: a word of what is bound from binding N on, or a half where it has those; `quad_N(q)`: four words, where
-    /// vectors are; where it is written `set_N(w, v)`, and of atomics `merge_N(w, keep, v)`, which replaces the bits that
-    /// are not to be kept.
+    /// `word_N(w)`: a word of what is bound from binding N on, or a half where it has those; `quad_N(q)`: four words,
+    /// where vectors are; where it is written `set_N(w, v)`, and of atomics `merge_N(w, keep, v)`, which replaces the
+    /// bits that are not to be kept.
     fn words(&mut self, operand: &Operand, form: Form, written: bool, window: usize) {
         let slot = operand.slot;
         if form == Form::Quads {

@@ -129,8 +129,8 @@ impl CudaStream {
     /// A kernel that cannot be compiled, or a launch that the driver refuses.
     ///
     /// # Safety
-    /// `parameters` are of the kernel's own type, and whatever they point at fits what the kernel does and is kept until
-    /// the stream has passed it: buffers by [`Buffer::record_use`].
+    /// `parameters` are of the kernel's own type, and whatever they point at fits what the kernel does and is kept
+    /// until the stream has passed it: buffers by [`Buffer::record_use`].
     pub unsafe fn launch(
         &self,
         module: &'static CudaModule,

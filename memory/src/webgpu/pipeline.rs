@@ -22,8 +22,8 @@ pub struct Pipeline {
 
 /// The text of a kernel and what it binds.
 ///
-/// The entry is `main`. Group 0 holds the storage buffers from binding 0 on, every one of them `read_write`: a pool cuts
-/// several buffers from one storage, and WebGPU forbids to read and write one in a dispatch through bindings that
+/// The entry is `main`. Group 0 holds the storage buffers from binding 0 on, every one of them `read_write`: a pool
+/// cuts several buffers from one storage, and WebGPU forbids to read and write one in a dispatch through bindings that
 /// differ in that. Binding 0 of group 1 is the uniform parameters, words of which the first is the pipeline's number.
 /// Where the kernel reports, binding 0 of group 2 is the status, `array<atomic<u32>>`: the number of the pipeline that
 /// met what it cannot take (0 while there is none), and a value to name it by.

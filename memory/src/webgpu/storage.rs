@@ -101,7 +101,8 @@ impl<'a> Binding<'a> {
         storage(self) == storage(other) && (self.start, self.len) == (other.start, other.len)
     }
 
-    /// The same bytes as several bindings, of `bytes` each but for the last; a multiple of [`Binding::ALIGNMENT`], or all.
+    /// The same bytes as several bindings, of `bytes` each but for the last; a multiple of [`Binding::ALIGNMENT`], or
+    /// all.
     pub fn pieces(self, bytes: usize) -> impl Iterator<Item = Self> {
         let end = self.start + self.len;
         (self.start..end).step_by(bytes.max(1)).map(move |start| Self {

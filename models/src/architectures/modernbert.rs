@@ -55,8 +55,8 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
 
 /// Every `global_attn_every_n_layers`th layer from the first on, or those that `layer_types` names, see all tokens; the
 /// others see half of `local_attention` on either side, and the token itself, and have a rotary embedding of their own.
-/// Where there is `sliding_window`, it goes before that, and is the tokens on one side: so transformers reads it, though it
-/// writes the other.
+/// Where there is `sliding_window`, it goes before that, and is the tokens on one side: so transformers reads it,
+/// though it writes the other.
 fn layers(config: &Fields<'_>, num_hidden_layers: usize) -> Result<Vec<EncoderLayerConfig>> {
     let both_sides = config.size("local_attention", MAX_SIZE)?.unwrap_or(128);
     let local = config.count("sliding_window", MAX_SIZE)?.unwrap_or(both_sides / 2) + 1;

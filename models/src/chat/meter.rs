@@ -1,8 +1,8 @@
 //! What a template may use up.
 //!
 //! Fuel counts steps, but one step can double a text, repeat a list, or put a list into itself twice: forty steps of
-//! that, and the memory of no machine would do. So the syntax tree is rebuilt with a filter around everything that makes
-//! a value, and that filter weighs what was made.
+//! that, and the memory of no machine would do. So the syntax tree is rebuilt with a filter around everything that
+//! makes a value, and that filter weighs what was made.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -217,7 +217,8 @@ fn macro_of<'a>(node: &Spanned<ast::Macro<'a>>) -> Result<Spanned<ast::Macro<'a>
 }
 
 fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>, Error> {
-    // What is called keeps its form, by which methods and functions are told apart; only what it is a method of changes.
+    // What is called keeps its form, by which methods and functions are told apart; only what it is a method of
+    // changes.
     Ok(respan(node, ast::Call { expr: target(&node.expr)?, args: arguments(&node.args)? }))
 }
 

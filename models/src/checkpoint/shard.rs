@@ -77,8 +77,8 @@ impl Shard {
         }
     }
 
-    /// The tensors of the checked header, and where it ends in the file. Its length comes off `budget`, which the shards
-    /// of a checkpoint have in common.
+    /// The tensors of the checked header, and where it ends in the file. Its length comes off `budget`, which the
+    /// shards of a checkpoint have in common.
     pub(super) fn header(&self, budget: &mut u64) -> Result<(usize, Tensors)> {
         let damaged = |source: Box<dyn std::error::Error + Send + Sync>| Error::Header {
             file: self.path.display().to_string(),

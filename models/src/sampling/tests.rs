@@ -225,7 +225,7 @@ fn a_warm_sampler_keeps_its_scratch() {
     let logits: Vec<f32> = (0..1000).map(|i| ((i * 37) % 101) as f32 / 10.0).collect();
     // The first call sees the logits in ascending order, in which the scratch fills furthest.
     sampler.sample(&(0..1000).map(|i| i as f32 / 100.0).collect::<Vec<_>>(), &[1, 2]).expect("chosen");
-    let room = |s: &Sampler| (s.changed.capacity(), s.seen.capacity(), s.candidates.capacity());
+    let room = |s: &Sampler| (s.changed.logits.capacity(), s.changed.seen.capacity(), s.candidates.capacity());
     let before = room(&sampler);
     for i in 0..100 {
         sampler.sample(&logits, &[i, i + 1, i + 2]).expect("chosen");

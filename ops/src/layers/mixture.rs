@@ -61,7 +61,8 @@ impl Routing {
         self.tokens
     }
 
-    /// The experts of each token, u32 `[tokens, top_k]`: that of the largest weight first, and of equal ones the lowest.
+    /// The experts of each token, u32 `[tokens, top_k]`: that of the largest weight first, and of equal ones the
+    /// lowest.
     ///
     /// # Errors
     /// None, unless the routing was made for fewer tokens.
@@ -83,7 +84,8 @@ impl Routing {
         self.offsets.view()
     }
 
-    /// Where the row of each token and expert, `t · top_k + j`, is among those sorted by expert: u32 `[tokens · top_k]`.
+    /// Where the row of each token and expert, `t · top_k + j`, is among those sorted by expert: u32
+    /// `[tokens · top_k]`.
     ///
     /// # Errors
     /// As for [`Routing::experts`].
@@ -119,8 +121,8 @@ pub struct RouteOptions {
 /// use std::sync::Arc;
 ///
 /// use sinew_ops::layers::{
-///     Activation, Combine, CombineOptions, Compute, Dispatch, GroupedLinear, GroupedLinearOptions, Route, RouteOptions,
-///     Routing, WeightPacker,
+///     Activation, Combine, CombineOptions, Compute, Dispatch, GroupedLinear, GroupedLinearOptions, Route,
+///     RouteOptions, Routing, WeightPacker,
 /// };
 /// use sinew_ops::{Context, Result};
 /// use sinew_tensor::{DType, Tensor};
@@ -238,7 +240,8 @@ impl Dispatch {
         Ok(Self { width, plan })
     }
 
-    /// Enqueues the rows of `x [tokens, width]` to `sorted [tokens · top_k, width]`, for each expert those of its tokens.
+    /// Enqueues the rows of `x [tokens, width]` to `sorted [tokens · top_k, width]`, for each expert those of its
+    /// tokens.
     ///
     /// # Errors
     /// Operands of other shapes or dtypes than planned.
@@ -314,8 +317,8 @@ impl GroupedLinear {
         Ok(Self { weight, plan })
     }
 
-    /// Enqueues `x [rows, k]`, sorted by group, to `out [rows, n]` (`n / 2` where gated). `offsets`, i32 `[groups + 1]`,
-    /// say where each group's rows begin, and how many rows there are.
+    /// Enqueues `x [rows, k]`, sorted by group, to `out [rows, n]` (`n / 2` where gated). `offsets`, i32
+    /// `[groups + 1]`, say where each group's rows begin, and how many rows there are.
     ///
     /// # Errors
     /// Operands of other shapes or dtypes than planned, or offsets that do not share out the rows.
@@ -350,7 +353,8 @@ pub struct CombineOptions {
     pub accumulate: bool,
 }
 
-/// `out[t] = Σ_j weight[t, j] · y[place[t, j]]`, or that added to `out[t]`, planned. The sum is in f32, in the order of `j`.
+/// `out[t] = Σ_j weight[t, j] · y[place[t, j]]`, or that added to `out[t]`, planned. The sum is in f32, in the order of
+/// `j`.
 #[derive(Debug)]
 pub struct Combine {
     plan: Planned<CombineOperator>,

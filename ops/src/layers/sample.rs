@@ -22,8 +22,8 @@ impl Sample {
         Ok(Self { plan: ctx.plan(SampleStatic { vocab }, &calls)? })
     }
 
-    /// Enqueues a draw from each row of `logits`, f32 `[rows, vocab]`, by `params`, f32 `[rows, 4]` (temperature, `top_p`,
-    /// `min_p`, a draw from `[0, 1)`), and `top_k`, u32 `[rows]`, to `tokens`, u32 `[rows]`.
+    /// Enqueues a draw from each row of `logits`, f32 `[rows, vocab]`, by `params`, f32 `[rows, 4]` (temperature,
+    /// `top_p`, `min_p`, a draw from `[0, 1)`), and `top_k`, u32 `[rows]`, to `tokens`, u32 `[rows]`.
     ///
     /// # Errors
     /// Operands of other shapes or dtypes than planned, or logits of which none can be drawn.

@@ -9,8 +9,8 @@ use sinew_tensor::{DType, Layout, Tensor};
 use crate::error::refuse;
 use crate::{Context, Result};
 
-/// A weight `[n, k]` packed for the kernels of its family; several matrices may be stacked along `n`. Or several weights
-/// of one shape, one behind another: the experts of a mixture.
+/// A weight `[n, k]` packed for the kernels of its family; several matrices may be stacked along `n`. Or several
+/// weights of one shape, one behind another: the experts of a mixture.
 #[derive(Debug)]
 pub struct PackedWeight {
     bytes: Tensor,
@@ -64,7 +64,8 @@ impl PackedWeight {
     }
 }
 
-/// Packs a weight, or several of one shape, unit by unit (panels of outputs, or rows), so that only a slice of it has to be at hand in its unpacked form.
+/// Packs a weight, or several of one shape, unit by unit (panels of outputs, or rows), so that only a slice of it has
+/// to be at hand in its unpacked form.
 ///
 /// ```
 /// use sinew_ops::Context;
@@ -110,8 +111,8 @@ impl WeightPacker {
         Self::with_format(ctx, Format::of(dtype, kind), dtype, 1, rows, k, gated)
     }
 
-    /// Room for `groups` such weights, one behind another: the experts of a mixture. The matrices of a slice are counted
-    /// through: those of group `g` are `g · rows.len()` and the following. No slice has those of two groups.
+    /// Room for `groups` such weights, one behind another: the experts of a mixture. The matrices of a slice are
+    /// counted through: those of group `g` are `g · rows.len()` and the following. No slice has those of two groups.
     ///
     /// # Errors
     /// As for [`WeightPacker::new`].
@@ -128,8 +129,8 @@ impl WeightPacker {
         Self::with_format(ctx, Format::row_major(dtype), dtype, 1, &[rows], width, false)
     }
 
-    /// Bytes of what [`grouped`](Self::grouped) makes room for on a kind of device, `n` outputs in each group; the largest
-    /// number where they are more, or where there is no format.
+    /// Bytes of what [`grouped`](Self::grouped) makes room for on a kind of device, `n` outputs in each group; the
+    /// largest number where they are more, or where there is no format.
     pub fn bytes(device: DeviceKind, dtype: DType, groups: usize, n: usize, k: usize, gated: bool) -> usize {
         Format::of(dtype, device).map_or(usize::MAX, |format| format.packed_bytes(n, k, gated).saturating_mul(groups))
     }

@@ -49,8 +49,8 @@ impl Layout {
     }
 }
 
-/// Whether steps along `dims` (strides and sizes, from the largest stride down, none 0) can add up to `-sum`, not all of
-/// them 0 if none `moved` before. Two indices name the same element where their difference adds up to 0.
+/// Whether steps along `dims` (strides and sizes, from the largest stride down, none 0) can add up to `-sum`, not all
+/// of them 0 if none `moved` before. Two indices name the same element where their difference adds up to 0.
 fn cancels(dims: &[(usize, usize)], sum: isize, moved: bool, steps: &mut u32) -> bool {
     let Some((&(stride, size), rest)) = dims.split_first() else {
         return sum == 0 && moved;

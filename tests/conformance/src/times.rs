@@ -1,5 +1,5 @@
-//! Times of every row that takes a problem of a real model's size, with shares of the device's measured copy rate and of
-//! the vendor's library.
+//! Times of every row that takes a problem of a real model's size, with shares of the device's measured copy rate and
+//! of the vendor's library.
 
 use std::error::Error;
 use std::io::Write;

@@ -2,8 +2,8 @@
 //!
 //! The compiler is g++, over the same source text with `shim.h` before it; the driver keeps memory with guards around
 //! it, and works its streams off on threads of their own. It is made to find mistakes, not to be fast: a missing
-//! barrier, a copy that is not waited for, a write past an end or a struct that Rust lays out otherwise shows. A library
-//! that answers to cuBLASLt's name and calls stands beside it.
+//! barrier, a copy that is not waited for, a write past an end or a struct that Rust lays out otherwise shows. A
+//! library that answers to cuBLASLt's name and calls stands beside it.
 
 #![cfg(target_os = "linux")]
 

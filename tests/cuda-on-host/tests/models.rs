@@ -1,5 +1,5 @@
-//! Models through the CUDA rows, on the host: every committed checkpoint, held to what transformers computed, and tokens
-//! that are drawn where the logits are.
+//! Models through the CUDA rows, on the host: every committed checkpoint, held to what transformers computed, and
+//! tokens that are drawn where the logits are.
 #![cfg(target_os = "linux")]
 
 use std::ops::ControlFlow;

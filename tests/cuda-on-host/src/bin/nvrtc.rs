@@ -1,6 +1,6 @@
 //! Compiles every module of CUDA kernels with NVIDIA's own compiler, which needs no GPU, and prints what each kernel
-//! takes of a multiprocessor. Fails on what cannot be compiled, and on registers that are spilled to memory. With the path
-//! of `ptxas`, which a driver has within it, the embedded PTX is assembled as well.
+//! takes of a multiprocessor. Fails on what cannot be compiled, and on registers that are spilled to memory. With the
+//! path of `ptxas`, which a driver has within it, the embedded PTX is assembled as well.
 //!
 //! `LD_LIBRARY_PATH=…/lib cargo run -p sinew-cuda-on-host --bin nvrtc -- …/ptxas`, with the folder of `libnvrtc.so`.
 
@@ -34,8 +34,8 @@ fn number(line: &str, unit: &str) -> u64 {
     digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
-/// What a log says of each kernel. Behind a kernel's own properties come those of the functions that it calls, each with a
-/// frame and spills of its own.
+/// What a log says of each kernel. Behind a kernel's own properties come those of the functions that it calls, each
+/// with a frame and spills of its own.
 fn kernels(log: &str) -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
     for line in log.lines() {
