@@ -23,6 +23,8 @@ use crate::error::{Error, Result};
 pub(super) const MAX_HEADER_BYTES: u64 = 16 << 20;
 /// All headers of a checkpoint. The largest published ones have 140,000 tensors, which take 18 MB.
 pub(super) const MAX_HEADERS_BYTES: u64 = 20 << 20;
+/// PyTorch's tensors have no more dimensions.
+const MAX_RANK: usize = 64;
 /// A header starts after its length, a little-endian u64.
 const LENGTH_BYTES: u64 = 8;
 
@@ -179,6 +181,10 @@ fn read_header(json: &[u8]) -> std::result::Result<(Tensors, u64), Box<dyn std::
                 name.escape_debug()
             )
             .into());
+        }
+        if shape.len() > MAX_RANK {
+            let dimensions = shape.len();
+            return Err(format!("`{}` has {dimensions} dimensions, more than {MAX_RANK}", name.escape_debug()).into());
         }
         let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &n| bits.checked_mul(n));
         let size = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);

@@ -340,3 +340,13 @@ proptest! {
         read_all(raw(&header, data));
     }
 }
+
+#[test]
+fn a_shape_has_no_more_dimensions_than_any_tensor() {
+    let of_rank = |rank: usize| {
+        let header = json!({"x": {"dtype": "U8", "shape": vec![1; rank], "data_offsets": [0, 1]}}).to_string();
+        Checkpoint::from_bytes(raw(&header, 1))
+    };
+    assert_eq!(of_rank(64).expect("PyTorch's most").num_bytes(), 1);
+    assert!(of_rank(65).expect_err("more").one_line().contains("`x` has 65 dimensions, more than 64"));
+}
