@@ -253,7 +253,7 @@ impl TextLimits {
 
 fn read_limit(folder: &Folder, file: FileName, field: &str) -> Result<Option<usize>> {
     let Some(value) = folder.json_if_present(file)? else { return Ok(None) };
-    let fields = Fields::of(&value, file.as_str(), "")?;
+    let fields = Fields::of(value, file.as_str(), "")?;
     match fields.get(field) {
         None => Ok(None),
         Some(limit) => match limit.as_f64() {
