@@ -145,7 +145,7 @@ fn the_checkpoints_generation_config_holds_until_an_option_says_otherwise() {
     let logits = path.join("logits.safetensors");
     let logits = logits.to_str().expect("the path is UTF-8");
     stdout(&sinew("logits", path, &["--tokens", "1,2", "--output", logits], ""));
-    stdout(&sinew("inspect", path, &[], ""));
+    stdout(&command::run(command().arg("inspect").arg(path), ""));
 }
 
 #[test]
