@@ -348,7 +348,7 @@ fn configs_with_absurd_fields() {
         ("rms_norm_eps", json!("1e-6"), &["rms_norm_eps"]),
         ("rope_parameters", json!({"rope_type": "default", "rope_theta": 0}), &["rope_theta"]),
         ("max_position_embeddings", json!(0), &["max_position_embeddings"]),
-        ("max_position_embeddings", json!(1), &["2 tokens", "context"]),
+        ("max_position_embeddings", json!(1), &["more than the 1 tokens", "context"]),
         ("model_type", json!("mamba"), &["mamba", "llama"]),
         ("model_type", json!(5), &["model_type"]),
         ("model_type", Value::Null, &["model_type", "missing"]),
