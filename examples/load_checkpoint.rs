@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io::Write;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use sinew::prelude::*;
 
@@ -11,9 +12,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (Some(path), Some(prompt)) = (arguments.next(), arguments.next()) else {
         return Err("usage: load_checkpoint PATH PROMPT".into());
     };
-    let mut model = LanguageModel::load(path, &LoadOptions::default())?;
+    let folder = Folder::new(path);
+    let ctx = Arc::new(Context::cpu()?);
+    let mut model = LanguageModel::load_on(ctx, &folder, &LoadOptions::default(), &mut |_, _| {})?;
     let prompt = model.encode(&prompt)?;
-    let options = GenerateOptions { max_new_tokens: 64, ..GenerateOptions::default() };
+    // As generation_config.json says, and at most 64 tokens where it does not say how many.
+    let options = folder.generation_config()?.options(prompt.len(), 64);
     let mut out = std::io::stdout().lock();
     let answer = model.generate(&prompt, &options, &mut |text| {
         // A reader that went away ends the answer.

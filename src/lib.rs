@@ -14,11 +14,16 @@
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;
+//! use std::sync::Arc;
 //! use sinew::prelude::*;
 //!
-//! let mut model = LanguageModel::load("path/to/model", &LoadOptions::default())?;
+//! let folder = Folder::new("path/to/model");
+//! let ctx = Arc::new(Context::cpu()?);
+//! let mut model = LanguageModel::load_on(ctx, &folder, &LoadOptions::default(), &mut |_, _| {})?;
 //! let prompt = model.encode("Once upon a time")?;
-//! model.generate(&prompt, &GenerateOptions::default(), &mut |text| {
+//! // As generation_config.json says, and at most 128 tokens where it does not say how many.
+//! let options = folder.generation_config()?.options(prompt.len(), 128);
+//! model.generate(&prompt, &options, &mut |text| {
 //!     print!("{text}");
 //!     ControlFlow::Continue(())
 //! })?;

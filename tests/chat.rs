@@ -83,7 +83,7 @@ fn chat_says_what_it_knows_and_what_it_does_not() {
 fn a_full_context_is_said_and_nothing_is_dropped() {
     let context = ["--context", "40", "--ignore-eos"];
     let long = "word ".repeat(60);
-    refused(&sinew("chat", &folder(), &context, &format!("{long}\n")), &["context 40", "/reset"]);
+    refused(&sinew("chat", &folder(), &context, &format!("{long}\n")), &["more than the 40 tokens", "/reset"]);
     let output = sinew("chat", &folder(), &context, "Hello\n");
     assert!(!stdout(&output).trim().is_empty());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -141,6 +141,27 @@ fn the_checkpoints_generation_config_holds_until_an_option_says_otherwise() {
     let output = sinew("generate", path, &["--prompt", "Hello"], "");
     refused(&output, &["generation_config.json", "`top_p`", "\"most\""]);
     refused(&sinew("chat", path, &[], "Hello\n"), &["generation_config.json", "`top_p`"]);
+    // What is asked of an answer does not concern who wants none.
+    let logits = path.join("logits.safetensors");
+    let logits = logits.to_str().expect("the path is UTF-8");
+    stdout(&sinew("logits", path, &["--tokens", "1,2", "--output", logits], ""));
+    stdout(&command::run(command().arg("inspect").arg(path), ""));
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused_in_the_same_words_everywhere() {
+    const WORDS: &str = "the prompt has more than the 40 tokens of the context";
+    let mut model =
+        LanguageModel::load(folder(), &LoadOptions { context: Some(40), ..LoadOptions::default() }).expect("a model");
+    let mut sequence = model.sequence();
+    let refusals = [
+        model.encode(&"word ".repeat(1 << 20)).expect_err("a long text"),
+        model.prefill(&mut sequence, &[1; 41]).expect_err("many tokens"),
+        model.generate(&[1; 41], &limited(1), &mut |_| ControlFlow::Continue(())).expect_err("many tokens"),
+    ];
+    for refusal in refusals {
+        assert_eq!(refusal.one_line(), WORDS);
+    }
 }
 
 #[test]

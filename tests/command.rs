@@ -385,8 +385,8 @@ fn wrong_input_is_one_clear_line() {
     refused_with_model(&generate(&["--tokens", "1,1003"]), &["1003", "vocabulary"]);
     refused_with_model(&generate(&["--tokens", ""]), &["no token"]);
     let long = vec!["1"; 5000].join(",");
-    refused_with_model(&["generate", "--tokens", &long], &["5000 tokens", "context"]);
-    refused_with_model(&["logits", "--tokens", &long, "--output", output], &["5000 tokens", "context"]);
+    refused_with_model(&["generate", "--tokens", &long], &["more than the 256 tokens", "context"]);
+    refused_with_model(&["logits", "--tokens", &long, "--output", output], &["more than the 256 tokens", "context"]);
     refused_with_model(&["logits", "--tokens", "1,2", "--output", "/nowhere/x"], &["/nowhere/x"]);
     refused_with_model(&generate(&["--tokens", "1", "--temperature", "-1"]), &["temperature"]);
     refused_with_model(&generate(&["--tokens", "1", "--device", "cuda"]), &["cuda"]);

@@ -87,13 +87,13 @@ impl ChatTemplate {
         let mut templates = Vec::new();
         let mut file = FileName::TOKENIZER_CONFIG;
         if let Some(value) = folder.json_if_present(file)? {
-            let fields = Fields::of(&value, file.as_str(), "")?;
+            let fields = Fields::of(value, file.as_str(), "")?;
             templates = named_templates(&fields)?;
             add_special_tokens(&mut special_tokens, &fields)?;
         }
         let map = FileName::SPECIAL_TOKENS_MAP;
         if let Some(value) = folder.json_if_present(map)? {
-            add_special_tokens(&mut special_tokens, &Fields::of(&value, map.as_str(), "")?)?;
+            add_special_tokens(&mut special_tokens, &Fields::of(value, map.as_str(), "")?)?;
         }
         if let Some(source) = folder.text_if_present(FileName::CHAT_TEMPLATE)? {
             templates = vec![("default".to_owned(), source)];

@@ -5,6 +5,7 @@
 //! What is not implemented is refused here, before anything large is read.
 
 use crate::error::{Error, Result};
+use crate::files::Fields;
 use crate::folder::{FileName, Folder};
 
 mod decoder;
@@ -32,7 +33,8 @@ pub enum ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json`, and the end tokens in `generation_config.json` where there is one.
+    /// Reads `config.json`, and the end tokens in `generation_config.json` where there is one. What else that says may be
+    /// wrong: it is for who generates.
     pub(crate) fn read(folder: &Folder) -> Result<Self> {
         let path = folder.path();
         if path.is_file() {
@@ -43,9 +45,9 @@ impl ModelConfig {
         }
         let mut config = Self::from_json(&folder.text(FileName::CONFIG)?)?;
         if let ModelConfig::Decoder(decoder) = &mut config
-            && let Some(text) = folder.text_if_present(FileName::GENERATION_CONFIG)?
+            && let Some(value) = folder.json_if_present(FileName::GENERATION_CONFIG)?
         {
-            decoder.add_generation_config(&text)?;
+            decoder.add_generation_config(&Fields::of(value, FileName::GENERATION_CONFIG.as_str(), "")?)?;
         }
         Ok(config)
     }

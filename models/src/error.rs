@@ -119,6 +119,13 @@ pub enum Error {
     #[error("{0}")]
     Input(String),
 
+    /// More tokens than a sequence can have.
+    #[error("the prompt has more than the {context} tokens of the context")]
+    TooLong {
+        /// How many it can have.
+        context: usize,
+    },
+
     /// A callback asked to end.
     #[error("cancelled")]
     Cancelled,

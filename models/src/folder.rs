@@ -12,17 +12,24 @@ use crate::pooling::EmbeddingConfig;
 use crate::tokenizer::TextLimits;
 use crate::{ChatTemplate, GenerationConfig, ModelConfig, Tokenizer};
 
-/// A file that is read of a model besides its weights. The constants are all there are, so that what is read is what
-/// the hub is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FileName(&'static str);
-
 macro_rules! file_names {
     ($($constant:ident = $name:literal,)*) => {
-        impl FileName {
-            $(pub(crate) const $constant: Self = Self($name);)*
+        /// A file that is read of a model besides its weights. These are all there are, so that what is read is what the
+        /// hub is asked for.
+        #[expect(non_camel_case_types, clippy::upper_case_acronyms, reason = "named as constants, and places in a list")]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum FileName {
+            $($constant,)*
+        }
 
+        impl FileName {
             pub(crate) const ALL: &[Self] = &[$(Self::$constant),*];
+
+            pub(crate) const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$constant => $name,)*
+                }
+            }
         }
     };
 }
@@ -39,16 +46,10 @@ file_names! {
     SENTENCE_TRANSFORMERS_CONFIG = "config_sentence_transformers.json",
 }
 
-impl FileName {
-    pub(crate) const fn as_str(self) -> &'static str {
-        self.0
-    }
-}
-
 /// The folder of a model.
 ///
-/// Nothing is read before it is asked for, and nothing twice: a file that changes meanwhile is as it was. What cannot be
-/// read is an error each time.
+/// Nothing is read before it is asked for, and nothing twice: a file that changes meanwhile is as it was, whichever of
+/// these functions asks for it next. A file that cannot be read, or is no JSON where it should be, is read anew.
 ///
 /// ```no_run
 /// use sinew_models::{Conversation, Folder, LanguageModel, LoadOptions};
@@ -63,6 +64,8 @@ impl FileName {
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
+    /// What the files say that several readers share, at the places of [`FileName`].
+    json: [OnceLock<Option<Value>>; FileName::ALL.len()],
     config: OnceLock<ModelConfig>,
     generation_config: OnceLock<GenerationConfig>,
     tokenizer: OnceLock<Option<Arc<Tokenizer>>>,
@@ -76,6 +79,7 @@ impl Folder {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
+            json: [const { OnceLock::new() }; FileName::ALL.len()],
             config: OnceLock::new(),
             generation_config: OnceLock::new(),
             tokenizer: OnceLock::new(),
@@ -161,7 +165,7 @@ impl Folder {
     }
 
     pub(crate) fn path_of(&self, file: FileName) -> PathBuf {
-        self.path.join(file.0)
+        self.path.join(file.as_str())
     }
 
     /// The text of a file, which must be there.
@@ -179,8 +183,9 @@ impl Folder {
     }
 
     /// What a JSON file says; `None` where there is none.
-    pub(crate) fn json_if_present(&self, file: FileName) -> Result<Option<Value>> {
-        self.text_if_present(file)?.map(|text| files::parse(&text, file.0)).transpose()
+    pub(crate) fn json_if_present(&self, file: FileName) -> Result<Option<&Value>> {
+        let read = || self.text_if_present(file)?.map(|text| files::parse(&text, file.as_str())).transpose();
+        once(&self.json[file as usize], read).map(Option::as_ref)
     }
 }
 
@@ -202,15 +207,38 @@ mod tests {
 
     #[test]
     fn a_file_is_read_once_and_an_error_is_no_answer() {
-        let files = folder_of(&[("generation_config.json", serde_json::json!({"max_new_tokens": "many"}))]);
+        let files = folder_of(&[]);
         let folder = Folder::new(files.path());
-        assert!(folder.generation_config().is_err());
         let path = folder.path_of(FileName::GENERATION_CONFIG);
+        std::fs::write(&path, "{").expect("written");
+        assert!(folder.generation_config().is_err());
         std::fs::write(&path, r#"{"max_new_tokens": 3}"#).expect("written");
         assert_eq!(folder.generation_config().expect("repaired").max_new_tokens, Some(3));
         std::fs::remove_file(path).expect("it was there");
         assert_eq!(folder.generation_config().expect("known").max_new_tokens, Some(3));
         assert!(folder.tokenizer().expect("none is no error").is_none());
         assert!(folder.config().expect_err("missing").one_line().contains("config.json"));
+    }
+    #[test]
+    fn a_file_that_two_read_is_read_once() {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "intermediate_size": 96, "vocab_size": 100
+        });
+        let generation = serde_json::json!({"eos_token_id": 42, "top_k": 7});
+        let files = folder_of(&[("config.json", config), ("generation_config.json", generation)]);
+        let folder = Folder::new(files.path());
+        let ends =
+            |folder: &Folder| folder.config().expect("valid").as_decoder().expect("a decoder").eos_token_ids.clone();
+        assert!(ends(&folder).contains(&42));
+        let path = folder.path_of(FileName::GENERATION_CONFIG);
+        std::fs::remove_file(&path).expect("it was there");
+        assert_eq!(folder.generation_config().expect("known").top_k, Some(7));
+
+        // What is wrong for who generates is not for who does not.
+        std::fs::write(path, r#"{"eos_token_id": 43, "top_p": "most"}"#).expect("written");
+        let folder = Folder::new(files.path());
+        assert!(ends(&folder).contains(&43));
+        assert!(folder.generation_config().expect_err("a text").one_line().contains("`top_p`"));
     }
 }

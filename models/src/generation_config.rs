@@ -1,14 +1,18 @@
 //! `generation_config.json`: how the makers of a checkpoint want its answers drawn.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
+use crate::config::fields::known_tokens;
 use crate::error::Result;
-use crate::files::{self, Fields, brief};
+use crate::files::{self, Fields, as_count, brief};
 use crate::folder::{FileName, Folder};
+use crate::language::GenerateOptions;
 use crate::sampling::SamplingParams;
 
 const FILE: &str = FileName::GENERATION_CONFIG.as_str();
-/// No context is longer.
+/// No context is longer, and no vocabulary larger.
 const MAX_TOKENS: usize = 1 << 31;
 /// Each is looked at for each token.
 const MAX_BAD_WORDS: usize = 1 << 16;
@@ -92,8 +96,8 @@ pub struct GenerationConfig {
 
 impl GenerationConfig {
     pub(crate) fn read(folder: &Folder) -> Result<Self> {
-        let text = folder.text_if_present(FileName::GENERATION_CONFIG)?;
-        let config = text.map_or_else(|| Ok(Self::default()), |text| Self::from_json(&text))?;
+        let value = folder.json_if_present(FileName::GENERATION_CONFIG)?;
+        let config = value.map_or_else(|| Ok(Self::default()), Self::from_value)?;
         if !config.not_implemented.is_empty() {
             tracing::warn!("{FILE}: not implemented and ignored: {}", config.not_implemented.join(", "));
         }
@@ -106,8 +110,11 @@ impl GenerationConfig {
     /// [`Error::Json`](crate::Error::Json), [`Error::Config`](crate::Error::Config) for a field of the wrong type, and
     /// [`Error::Sampling`](crate::Error::Sampling) for one that is out of range.
     pub fn from_json(text: &str) -> Result<Self> {
-        let value = files::parse(text, FILE)?;
-        let fields = Fields::of(&value, FILE, "")?;
+        Self::from_value(&files::parse(text, FILE)?)
+    }
+
+    fn from_value(value: &Value) -> Result<Self> {
+        let fields = Fields::of(value, FILE, "")?;
         let number = |name: &str| -> Result<_> { Ok(fields.number(name)?.map(|x| x as f32)) };
         let config = Self {
             do_sample: fields.flag("do_sample")?.unwrap_or(false),
@@ -134,6 +141,25 @@ impl GenerationConfig {
             other => other,
         })?;
         Ok(config)
+    }
+
+    /// How an answer to a prompt of `prompt_tokens` is generated: as the file says, and with at most `max_new_tokens` where
+    /// it does not say how many.
+    ///
+    /// ```
+    /// let config = sinew_models::GenerationConfig::from_json(r#"{"max_length": 30, "stop_strings": "END"}"#)?;
+    /// let options = config.options(10, 128);
+    /// assert_eq!((options.max_new_tokens, &options.stop[..]), (20, &["END".to_owned()][..]));
+    /// # Ok::<(), sinew_models::Error>(())
+    /// ```
+    pub fn options(&self, prompt_tokens: usize, max_new_tokens: usize) -> GenerateOptions {
+        GenerateOptions {
+            max_new_tokens: self.max_new_tokens(prompt_tokens).unwrap_or(max_new_tokens),
+            min_new_tokens: self.min_new_tokens(prompt_tokens),
+            sampling: SamplingParams::from(self),
+            stop: self.stop_strings.clone(),
+            ..GenerateOptions::default()
+        }
     }
 
     /// The most tokens of an answer to a prompt of `prompt_tokens`, where the file says so.
@@ -163,17 +189,7 @@ fn stop_strings(fields: &Fields<'_>) -> Result<Vec<String>> {
 }
 
 fn token_ids(fields: &Fields<'_>, name: &str) -> Result<Vec<u32>> {
-    ids(fields, name, fields.list(name)?.unwrap_or(&[]))
-}
-
-/// Tokens. Those that no vocabulary has, such as -1 for none, are left out.
-fn ids(fields: &Fields<'_>, name: &str, values: &[Value]) -> Result<Vec<u32>> {
-    let problem = |value: &Value| fields.problem(name, &format!("must hold token ids, has {}", brief(value)));
-    let id = |value: &Value| match value.as_i64() {
-        Some(id) => u32::try_from(id).ok().map(Ok),
-        None => Some(Err(problem(value))),
-    };
-    values.iter().filter_map(id).collect()
+    known_tokens(fields, name, fields.list(name)?.unwrap_or(&[]), MAX_TOKENS)
 }
 
 fn bad_words(fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
@@ -184,22 +200,22 @@ fn bad_words(fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
             fields.problem(NAME, &format!("has {} entries; at most {MAX_BAD_WORDS} are supported", words.len()))
         );
     }
-    let is_end = |word: &Value| match fields.get("eos_token_id") {
-        Some(Value::Array(ends)) => ends.contains(word),
-        end => end == Some(word),
+    let id = |value: &Value| as_count(value).filter(|&id| id < MAX_TOKENS).map(|id| id as u32);
+    let ends: HashSet<u32> = match fields.get("eos_token_id") {
+        Some(Value::Array(ends)) => ends.iter().filter_map(id).collect(),
+        end => end.and_then(id).into_iter().collect(),
     };
     let mut read = Vec::new();
     for word in words {
-        let tokens = word.as_array().filter(|tokens| !tokens.is_empty());
-        let problem = || fields.problem(NAME, &format!("must hold lists of token ids, has {}", brief(word)));
-        let tokens = tokens.ok_or_else(problem)?;
-        // transformers lets a text end all the same.
-        if tokens.len() == 1 && is_end(&tokens[0]) {
-            continue;
+        let row: Option<Vec<u32>> = word.as_array().and_then(|tokens| tokens.iter().map(id).collect());
+        match row.as_deref() {
+            None | Some([]) => {
+                return Err(fields.problem(NAME, &format!("must hold lists of token ids, has {}", brief(word))));
+            }
+            // transformers lets a text end all the same.
+            Some([end]) if ends.contains(end) => {}
+            Some(row) => read.push(row.to_vec()),
         }
-        let row = ids(fields, NAME, tokens)?;
-        // A row with a token that is none never comes.
-        read.extend((row.len() == tokens.len()).then_some(row));
     }
     Ok(read)
 }
@@ -292,6 +308,8 @@ mod tests {
         assert_eq!(params.not_before, [(2, 1)]);
         assert_eq!(params.bad_words, [vec![9], vec![8, 8]]);
         assert_eq!(params.no_repeat_ngram_size, 4);
+        let options = config.options(10, 7);
+        assert_eq!((options.sampling, options.stop, options.max_new_tokens), (params, config.stop_strings, 7));
         let many = format!(r#"{{"bad_words_ids": [{}[1]]}}"#, "[1],".repeat(MAX_BAD_WORDS));
         assert!(GenerationConfig::from_json(&many).expect_err("too many").one_line().contains("65537 entries"));
     }
@@ -310,7 +328,7 @@ mod tests {
             (r#"{"begin_suppress_tokens": 1}"#, "`begin_suppress_tokens` must be a list, found 1"),
             (r#"{"bad_words_ids": [1]}"#, "`bad_words_ids` must hold lists of token ids, has 1"),
             (r#"{"bad_words_ids": [[]]}"#, "`bad_words_ids` must hold lists of token ids, has []"),
-            (r#"{"bad_words_ids": [[1, 0.5]]}"#, "`bad_words_ids` must hold token ids, has 0.5"),
+            (r#"{"bad_words_ids": [[1, "a"]]}"#, "`bad_words_ids` must hold token ids, has \"a\""),
             (r#"{"no_repeat_ngram_size": -1}"#, "`no_repeat_ngram_size` must be an integer"),
             (r#"{"max_new_tokens": [1]}"#, "`max_new_tokens` must be an integer"),
             ("[]", "generation_config.json"),

@@ -19,6 +19,7 @@ use crate::decoder::Decoder;
 use crate::draw::Draw;
 use crate::load::{Loader, Precision, Sizes, WeightOptions};
 use crate::plan::{Limits, Plan};
+use crate::prompt::check_length;
 use crate::sampling::{Asked, argmax};
 use crate::scratch::bytes;
 use crate::tokenizer::Tokenizer;
@@ -81,11 +82,17 @@ impl LoadOptions {
 /// `LanguageModel` is `Send` and not shared: one step runs at a time.
 ///
 /// ```no_run
-/// use sinew_models::{GenerateOptions, LanguageModel, LoadOptions};
+/// use std::sync::Arc;
+/// use sinew_models::{Folder, LanguageModel, LoadOptions};
+/// use sinew_ops::Context;
 ///
-/// let mut model = LanguageModel::load("path/to/model", &LoadOptions::default())?;
+/// let folder = Folder::new("path/to/model");
+/// let ctx = Arc::new(Context::cpu()?);
+/// let mut model = LanguageModel::load_on(ctx, &folder, &LoadOptions::default(), &mut |_, _| {})?;
 /// let prompt = model.encode("Once upon a time")?;
-/// let answer = model.generate(&prompt, &GenerateOptions::default(), &mut |piece| {
+/// // As its makers want it, and at most 128 tokens where they say nothing of that.
+/// let options = folder.generation_config()?.options(prompt.len(), 128);
+/// let answer = model.generate(&prompt, &options, &mut |piece| {
 ///     print!("{piece}");
 ///     std::ops::ControlFlow::Continue(())
 /// })?;
@@ -215,9 +222,10 @@ impl LanguageModel {
     /// The tokens of a prompt, special ones as the tokenizer adds them.
     ///
     /// # Errors
-    /// A model without a tokenizer.
+    /// A model without a tokenizer, a text that the tokenizer refuses, or [`Error::TooLong`] for one that has more tokens
+    /// than the context.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.tokenizer()?.encode(text, true)
+        self.tokenizer()?.encode_prompt(text, true, self.decoder.limits().context)
     }
 
     /// An empty sequence.
@@ -382,16 +390,12 @@ impl LanguageModel {
     fn check_prompt(&self, before: usize, tokens: &[u32]) -> Result<()> {
         let (vocab, context) = (self.decoder.config().vocab_size, self.decoder.limits().context);
         if tokens.is_empty() {
-            return Err(Error::Input("the prompt has no token".to_owned()));
+            return check_length(0, context);
         }
         if let Some(token) = tokens.iter().find(|&&t| t as usize >= vocab) {
             return Err(Error::Input(format!("token {token} is not in the vocabulary of {vocab} tokens")));
         }
-        let length = before + tokens.len();
-        if length > context {
-            return Err(Error::Input(format!("{length} tokens are more than the context of {context}")));
-        }
-        Ok(())
+        check_length(before + tokens.len(), context)
     }
 
     /// Runs tokens, equally many for every sequence, as one step. After an error every sequence is as long as before.

@@ -42,6 +42,7 @@ pub mod stop;
 pub mod tokenizer;
 
 mod files;
+mod prompt;
 mod scratch;
 
 pub use chat::{ChatTemplate, Conversation};

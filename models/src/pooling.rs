@@ -60,7 +60,7 @@ impl EmbeddingConfig {
         let mut config = Self::default();
         let file = FileName::SENTENCE_BERT_CONFIG;
         if let Some(value) = folder.json_if_present(file)? {
-            config.do_lower_case = Fields::of(&value, file.as_str(), "")?.flag("do_lower_case")?.unwrap_or(false);
+            config.do_lower_case = Fields::of(value, file.as_str(), "")?.flag("do_lower_case")?.unwrap_or(false);
         }
         config.read_prompts(folder)?;
         config.read_modules(folder)?;
@@ -86,7 +86,7 @@ impl EmbeddingConfig {
     fn read_prompts(&mut self, folder: &Folder) -> Result<()> {
         let file = FileName::SENTENCE_TRANSFORMERS_CONFIG;
         let Some(value) = folder.json_if_present(file)? else { return Ok(()) };
-        let fields = Fields::of(&value, file.as_str(), "")?;
+        let fields = Fields::of(value, file.as_str(), "")?;
         if let Some(prompts) = fields.section("prompts")? {
             for name in prompts.keys() {
                 let text = prompts.text(name)?.unwrap_or_default();
@@ -202,7 +202,7 @@ impl Module {
     fn all(folder: &Folder) -> Result<Option<Vec<Self>>> {
         let Some(value) = folder.json_if_present(FileName::MODULES)? else { return Ok(None) };
         let modules =
-            value.as_array().ok_or_else(|| damaged(format!("expected a list of modules, found {}", brief(&value))))?;
+            value.as_array().ok_or_else(|| damaged(format!("expected a list of modules, found {}", brief(value))))?;
         let modules = modules.iter().map(|module| {
             let fields = Fields::of(module, MODULES, "")?;
             let class = fields.required("type", fields.text("type")?)?;

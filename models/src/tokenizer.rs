@@ -54,7 +54,7 @@ impl Tokenizer {
         let mut tokenizer = Self::parse(text.as_bytes(), &folder.path_of(FileName::TOKENIZER).display().to_string())?;
         let file = FileName::TOKENIZER_CONFIG;
         if let Some(value) = folder.json_if_present(file)? {
-            tokenizer.follow(&Fields::of(&value, file.as_str(), "")?)?;
+            tokenizer.follow(&Fields::of(value, file.as_str(), "")?)?;
         }
         Ok(Some(tokenizer))
     }
@@ -316,7 +316,7 @@ impl TextLimits {
 
 fn read_limit(folder: &Folder, file: FileName, field: &str) -> Result<Option<usize>> {
     let Some(value) = folder.json_if_present(file)? else { return Ok(None) };
-    let fields = Fields::of(&value, file.as_str(), "")?;
+    let fields = Fields::of(value, file.as_str(), "")?;
     match fields.get(field) {
         None => Ok(None),
         Some(limit) => match limit.as_f64() {

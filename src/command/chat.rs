@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use sinew::models::{
-    ChatTemplate, Conversation, Finish, Generation, GenerationConfig, LanguageModel, LoadOptions, Session, one_line,
+    ChatTemplate, Conversation, Error, Finish, Generation, GenerationConfig, LanguageModel, LoadOptions, Session,
+    one_line,
 };
 
 use super::sampling::Sampling;
@@ -131,11 +132,9 @@ impl Talk<'_> {
         let text = self.template.render(&conversation)?;
         // The template writes the special tokens itself.
         let context = self.model.decoder().limits().context;
-        // One is left for the answer.
-        let Some(prompt) = self.model.tokenizer()?.encode_fitting(&text, false, context.saturating_sub(1))? else {
-            return Err(
-                format!("the conversation has no room in the context {context}: /reset begins a new one").into()
-            );
+        let prompt = match self.model.tokenizer()?.encode_prompt(&text, false, context) {
+            Err(error @ Error::TooLong { .. }) => return Err(format!("{error}: /reset begins a new one").into()),
+            prompt => prompt?,
         };
         let options = self.command.sampling.options(self.config, prompt.len(), context)?;
         await_interrupts(true);

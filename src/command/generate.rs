@@ -43,21 +43,18 @@ impl Generate {
         const MAX_NEW_TOKENS: usize = 128;
         // Before anything is loaded.
         let folder = self.model.folder()?;
-        self.sampling.check_vocabulary(folder.config()?.as_decoder()?.vocab_size)?;
+        let decoder = folder.config()?.as_decoder()?;
+        self.sampling.check_vocabulary(decoder.vocab_size)?;
         let config = folder.generation_config()?;
         self.sampling.options(config, 0, MAX_NEW_TOKENS)?;
         let prompt = match (&self.prompt, &self.tokens) {
-            (Some(text), _) => {
-                let longest = folder.config()?.as_decoder()?.longest_context();
-                let tokens = self.model.tokenizer()?.encode_fitting(text, true, longest)?;
-                tokens.ok_or_else(|| format!("the prompt has more than the {longest} tokens of the model's context"))?
-            }
+            (Some(text), _) => self.model.tokenizer()?.encode_prompt(text, true, decoder.longest_context())?,
             (None, Some(tokens)) => tokens.0.clone(),
             (None, None) => Vec::new(),
         };
         let options = self.sampling.options(config, prompt.len(), MAX_NEW_TOKENS)?;
         let options = GenerateOptions { logprobs: self.logprobs, ..options };
-        let context = self.model.context_for(prompt.len(), options.max_new_tokens)?;
+        let context = decoder.context_for(prompt.len(), options.max_new_tokens)?;
         let mut model = self.model.load(machine, &self.model.options(context, &self.stepping))?;
         catch_interrupts();
         let stream = !self.json;

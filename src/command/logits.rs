@@ -54,7 +54,7 @@ impl Logits {
             file.write(&states)?;
             return Ok(file.finish()?);
         }
-        let context = self.model.context_for(tokens.len(), 0)?;
+        let context = folder.config()?.as_decoder()?.context_for(tokens.len(), 0)?;
         let options = LoadOptions { max_logits: MAX_LOGITS, ..self.model.options(context, &self.stepping) };
         let mut model = self.model.load(machine, &options)?;
         // Before the file: it must not stay behind half written.

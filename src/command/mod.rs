@@ -183,18 +183,6 @@ impl Model {
         }
     }
 
-    /// A context for a prompt and its answer: as long as they need, and no longer than the model's positions.
-    fn context_for(&self, prompt: usize, new_tokens: usize) -> Outcome<usize> {
-        let longest = self.folder()?.config()?.as_decoder()?.longest_context();
-        if prompt == 0 {
-            return Err("the prompt has no token".into());
-        }
-        if prompt > longest {
-            return Err(format!("the prompt has {prompt} tokens; the model's context is {longest}").into());
-        }
-        Ok(prompt.saturating_add(new_tokens).min(longest))
-    }
-
     fn load(&self, machine: &Machine, options: &LoadOptions) -> Outcome<LanguageModel> {
         let ctx = machine.context()?;
         let bar = progress_bar(LOADING);

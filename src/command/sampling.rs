@@ -1,7 +1,7 @@
 //! How an answer is drawn: what the checkpoint asks for, and the options that go before it.
 
 use clap::Args;
-use sinew::models::{GenerateOptions, GenerationConfig, SamplingParams};
+use sinew::models::{GenerateOptions, GenerationConfig};
 
 use super::Outcome;
 
@@ -60,32 +60,24 @@ impl Sampling {
         prompt_tokens: usize,
         max_new_tokens: usize,
     ) -> Outcome<GenerateOptions> {
-        let base = SamplingParams::from(config);
-        let sampling = SamplingParams {
-            temperature: self.temperature.unwrap_or(base.temperature),
-            top_k: self.top_k.unwrap_or(base.top_k),
-            top_p: self.top_p.unwrap_or(base.top_p),
-            min_p: self.min_p.unwrap_or(base.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            logit_bias: self.logit_bias.iter().chain(&base.logit_bias).copied().collect(),
-            no_repeat_ngram_size: self.no_repeat_ngram_size.unwrap_or(base.no_repeat_ngram_size),
-            bad_words: base.bad_words,
-            not_before: base.not_before,
-            seed: self.seed,
-        };
+        let mut options = config.options(prompt_tokens, max_new_tokens);
+        set(&mut options.max_new_tokens, self.max_new_tokens);
+        set(&mut options.min_new_tokens, self.min_new_tokens);
+        options.stop.extend_from_slice(&self.stop);
+        options.ignore_eos = self.ignore_eos;
+        let sampling = &mut options.sampling;
+        set(&mut sampling.temperature, self.temperature);
+        set(&mut sampling.top_k, self.top_k);
+        set(&mut sampling.top_p, self.top_p);
+        set(&mut sampling.min_p, self.min_p);
+        set(&mut sampling.repetition_penalty, self.repetition_penalty);
+        set(&mut sampling.no_repeat_ngram_size, self.no_repeat_ngram_size);
+        sampling.presence_penalty = self.presence_penalty;
+        sampling.frequency_penalty = self.frequency_penalty;
+        sampling.logit_bias.extend_from_slice(&self.logit_bias);
+        sampling.seed = self.seed;
         sampling.validate()?;
-        let from_file = || config.max_new_tokens(prompt_tokens);
-        let min_from_file = || config.min_new_tokens(prompt_tokens);
-        Ok(GenerateOptions {
-            max_new_tokens: self.max_new_tokens.or_else(from_file).unwrap_or(max_new_tokens),
-            min_new_tokens: self.min_new_tokens.unwrap_or_else(min_from_file),
-            sampling,
-            stop: self.stop.iter().chain(&config.stop_strings).cloned().collect(),
-            ignore_eos: self.ignore_eos,
-            logprobs: None,
-        })
+        Ok(options)
     }
 
     /// Refuses a bias for what is no token, which would do nothing.
@@ -95,6 +87,11 @@ impl Sampling {
             None => Ok(()),
         }
     }
+}
+
+/// Overwrites what the file says where an option was given.
+fn set<T: Copy>(value: &mut T, given: Option<T>) {
+    *value = given.unwrap_or(*value);
 }
 
 /// `ID=F`.

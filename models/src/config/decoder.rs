@@ -13,8 +13,7 @@ use super::fields::{
 use super::names::TensorNames;
 use super::{RopeConfig, RopeDefaults, RopeScaling};
 use crate::error::{Error, Result};
-use crate::files::{self, Fields};
-use crate::folder::FileName;
+use crate::files::Fields;
 
 /// A causal language model: embedding, layers of attention and feed-forward, norm, head.
 #[derive(Debug, Clone, PartialEq)]
@@ -383,21 +382,14 @@ impl DecoderConfig {
     ///
     /// Chat models often list the end of a turn only there, and the end of a text only in the config; a text
     /// ends at either.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Json`] and [`Error::Config`], as for the config.
-    pub fn add_generation_config(&mut self, text: &str) -> Result<()> {
-        let file = FileName::GENERATION_CONFIG.as_str();
-        let value = files::parse(text, file)?;
-        let fields = Fields::of(&value, file, "")?;
-        for id in token_ids(&fields, "eos_token_id", self.vocab_size)? {
+    pub(crate) fn add_generation_config(&mut self, fields: &Fields<'_>) -> Result<()> {
+        for id in token_ids(fields, "eos_token_id", self.vocab_size)? {
             if !self.eos_token_ids.contains(&id) {
                 self.eos_token_ids.push(id);
             }
         }
         if self.bos_token_id.is_none() {
-            self.bos_token_id = token_ids(&fields, "bos_token_id", self.vocab_size)?.first().copied();
+            self.bos_token_id = token_ids(fields, "bos_token_id", self.vocab_size)?.first().copied();
         }
         Ok(())
     }

@@ -108,8 +108,7 @@ pub(crate) fn read_dtype(config: &Fields<'_>) -> Result<Option<Dtype>> {
     }
 }
 
-/// An id or a list of them. Ids that the model cannot produce are dropped with a warning: published configs hold
-/// -1 for "none", and an id beyond the vocabulary can never end a text.
+/// An id or a list of them: [`known_tokens`].
 pub(crate) fn token_ids(config: &Fields<'_>, name: &str, vocab_size: usize) -> Result<Vec<u32>> {
     let values: &[Value] = match config.get(name) {
         None => &[],
@@ -121,23 +120,31 @@ pub(crate) fn token_ids(config: &Fields<'_>, name: &str, vocab_size: usize) -> R
     if values.len() > MAX_IDS {
         return Err(config.problem(name, &format!("has {} tokens, expected up to {MAX_IDS}", values.len())));
     }
-    let (mut ids, mut ignored) = (Vec::new(), None);
+    known_tokens(config, name, values, vocab_size)
+}
+
+/// The ids among the values of a field that are in a vocabulary of at most 2^31. The others are dropped with a warning:
+/// published configs hold -1 for "none", and an id beyond the vocabulary can never come.
+pub(crate) fn known_tokens(config: &Fields<'_>, name: &str, values: &[Value], vocab_size: usize) -> Result<Vec<u32>> {
+    let mut ids = Vec::with_capacity(values.len());
+    let mut dropped = None;
     for value in values {
         if !value.is_number() {
-            return Err(config.problem(name, &format!("must be a token id or a list of them, found {}", brief(value))));
+            return Err(config.problem(name, &format!("must hold token ids, has {}", brief(value))));
         }
         match as_count(value).filter(|&id| id < vocab_size) {
-            // Vocabularies end below 2^31.
             Some(id) => ids.push(id as u32),
-            None => ignored = ignored.or(Some(value)),
+            None => dropped = dropped.or(Some(value)),
         }
     }
-    if let Some(value) = ignored {
-        let problem = match values.len() - ids.len() {
-            1 => format!("has {value}, which is no token of the vocabulary: ignored"),
-            count => format!("has {value} and {} more that are no tokens of the vocabulary: ignored", count - 1),
+    if let Some(value) = dropped {
+        let others = match values.len() - ids.len() {
+            1 => String::new(),
+            all => format!(", and {} others", all - 1),
         };
-        tracing::warn!("{}", config.problem(name, &problem));
+        let ignored =
+            config.problem(name, &format!("has {value}, which is no token of the vocabulary{others}: ignored"));
+        tracing::warn!("{ignored}");
     }
     Ok(ids)
 }

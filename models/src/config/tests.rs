@@ -86,7 +86,9 @@ fn windows_need_use_sliding_window_and_start_at_max_window_layers() {
 #[test]
 fn end_tokens_are_those_of_both_files() {
     let mut config = decoder("qwen2", json!({"eos_token_id": 7, "bos_token_id": null}));
-    config.add_generation_config(r#"{"eos_token_id": [9, 7], "bos_token_id": 4}"#).expect("valid");
+    let generation = json!({"eos_token_id": [9, 7], "bos_token_id": 4});
+    let fields = Fields::of(&generation, "generation_config.json", "").expect("an object");
+    config.add_generation_config(&fields).expect("valid");
     assert_eq!(config.eos_token_ids, [7, 9]);
     assert_eq!(config.bos_token_id, Some(4));
     let mut config = decoder("llama", json!({"eos_token_id": [-1, 100, 99], "bos_token_id": -1}));
@@ -95,7 +97,9 @@ fn end_tokens_are_those_of_both_files() {
     assert!(refusal("llama", json!({"eos_token_id": "</s>"})).contains("eos_token_id"));
     let many = json!({"eos_token_id": vec![1; 5000]});
     assert!(refusal("llama", many).contains("has 5000 tokens, expected up to 4096"));
-    assert!(config.add_generation_config(&json!({"eos_token_id": vec![1; 5000]}).to_string()).is_err());
+    let many = json!({"eos_token_id": vec![1; 5000]});
+    let fields = Fields::of(&many, "generation_config.json", "").expect("an object");
+    assert!(config.add_generation_config(&fields).is_err());
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use mutate::Choices;
 use serde_json::Value;
-use sinew_models::{Checkpoint, DecoderConfig, Error, Folder, GenerationConfig, Load, ModelConfig, Result};
+use sinew_models::{Checkpoint, Error, Folder, Load, ModelConfig, Result};
 
 const SEED: u64 = 20;
 /// A case takes microseconds; a machine with other work on it may take longer.
@@ -65,9 +65,10 @@ struct Seeds {
     configs: Vec<Value>,
     generation_configs: Vec<Value>,
     text_configs: BTreeMap<&'static str, Vec<Value>>,
-    decoders: Vec<DecoderConfig>,
-    /// A folder with shards, and one for the configs of texts.
+    decoders: Vec<Value>,
+    /// A folder with shards, one for the configs of models, and one for those of texts.
     sharded: tempfile::TempDir,
+    models: tempfile::TempDir,
     texts: tempfile::TempDir,
 }
 
@@ -100,12 +101,10 @@ impl Seeds {
         let honoured = cases.iter().flat_map(|cases| cases.as_array()).flatten().map(|case| case["config"].clone());
 
         let configs = named("config.json");
-        let decoders: Vec<DecoderConfig> = configs
+        let decoders = configs
             .iter()
-            .filter_map(|config| match ModelConfig::from_json(&config.to_string()) {
-                Ok(ModelConfig::Decoder(config)) => Some(config),
-                _ => None,
-            })
+            .filter(|config| matches!(ModelConfig::from_json(&config.to_string()), Ok(ModelConfig::Decoder(_))))
+            .cloned()
             .collect();
         let sharded = folder();
         let first = folders.iter().find(|folder| folder.join(INDEX).exists()).expect("a fixture with shards");
@@ -138,6 +137,7 @@ impl Seeds {
             text_configs,
             decoders,
             sharded,
+            models: folder(),
             texts,
         }
     }
@@ -180,6 +180,13 @@ impl Seeds {
         file
     }
 
+    fn folder_of(&self, config: &str, generation_config: &str) -> Folder {
+        let path = self.models.path();
+        fs::write(path.join("config.json"), config).expect("written");
+        fs::write(path.join("generation_config.json"), generation_config).expect("written");
+        Folder::new(path)
+    }
+
     /// Reads it, and whatever can be asked of the result.
     fn read(&self, target: Target, input: &[u8], choices: &mut Choices) -> Result<()> {
         let text = || String::from_utf8_lossy(input);
@@ -191,8 +198,9 @@ impl Seeds {
                 read_all(&Checkpoint::open(self.sharded.path(), load)?)
             }
             Target::Config => {
-                match ModelConfig::from_json(&text())? {
-                    ModelConfig::Decoder(mut config) => {
+                let generation = choices.one_of(&self.generation_configs).to_string();
+                match self.folder_of(&text(), &generation).config()? {
+                    ModelConfig::Decoder(config) => {
                         for rope in &config.ropes {
                             let (frequencies, scale) = rope.frequencies(config.head_dim, config.usual_context());
                             assert_eq!(frequencies.len(), rope.rotary_dim(config.head_dim) / 2);
@@ -201,8 +209,6 @@ impl Seeds {
                         assert!(config.layers.iter().all(|layer| layer.feed_forward.width() > 0));
                         assert!(config.usual_context() <= config.longest_context());
                         assert!(config.flops_per_token(1.0) >= 0.0 && config.head_flops() > 0.0);
-                        let generation = choices.one_of(&self.generation_configs).to_string();
-                        config.add_generation_config(&generation)?;
                     }
                     ModelConfig::Encoder(config) => assert!(config.flops_per_token(1.0) >= 0.0),
                     other => panic!("{other:?}"),
@@ -210,8 +216,10 @@ impl Seeds {
                 Ok(())
             }
             Target::GenerationConfig => {
-                choices.one_of(&self.decoders).clone().add_generation_config(&text())?;
-                GenerationConfig::from_json(&text()).map(drop)
+                let folder = self.folder_of(&choices.one_of(&self.decoders).to_string(), &text());
+                folder.config()?;
+                let options = folder.generation_config()?.options(choices.below(100), 128);
+                options.sampling.validate()
             }
             Target::TextConfig(name) => {
                 let path = self.texts.path();
