@@ -207,14 +207,16 @@ fn bad_words(fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
     };
     let mut read = Vec::new();
     for word in words {
-        let row: Option<Vec<u32>> = word.as_array().and_then(|tokens| tokens.iter().map(id).collect());
-        match row.as_deref() {
-            None | Some([]) => {
-                return Err(fields.problem(NAME, &format!("must hold lists of token ids, has {}", brief(word))));
-            }
-            // transformers lets a text end all the same.
-            Some([end]) if ends.contains(end) => {}
-            Some(row) => read.push(row.to_vec()),
+        let problem = |value| fields.problem(NAME, &format!("must hold lists of token ids, has {}", brief(value)));
+        let tokens = word.as_array().filter(|tokens| !tokens.is_empty()).ok_or_else(|| problem(word))?;
+        if let Some(other) = tokens.iter().find(|token| !token.is_number()) {
+            return Err(problem(other));
+        }
+        // A row with a token that is none never comes.
+        let Some(row) = tokens.iter().map(id).collect::<Option<Vec<u32>>>() else { continue };
+        // transformers lets a text end all the same.
+        if !matches!(row.as_slice(), [end] if ends.contains(end)) {
+            read.push(row);
         }
     }
     Ok(read)
@@ -328,7 +330,7 @@ mod tests {
             (r#"{"begin_suppress_tokens": 1}"#, "`begin_suppress_tokens` must be a list, found 1"),
             (r#"{"bad_words_ids": [1]}"#, "`bad_words_ids` must hold lists of token ids, has 1"),
             (r#"{"bad_words_ids": [[]]}"#, "`bad_words_ids` must hold lists of token ids, has []"),
-            (r#"{"bad_words_ids": [[1, "a"]]}"#, "`bad_words_ids` must hold token ids, has \"a\""),
+            (r#"{"bad_words_ids": [[1, "a"]]}"#, "`bad_words_ids` must hold lists of token ids, has \"a\""),
             (r#"{"no_repeat_ngram_size": -1}"#, "`no_repeat_ngram_size` must be an integer"),
             (r#"{"max_new_tokens": [1]}"#, "`max_new_tokens` must be an integer"),
             ("[]", "generation_config.json"),
