@@ -85,19 +85,19 @@ impl ChatTemplate {
     pub(crate) fn read(folder: &Folder) -> Result<Option<Self>> {
         let mut special_tokens = Map::new();
         let mut templates = Vec::new();
-        let mut file = FileName::TOKENIZER_CONFIG;
+        let mut file = FileName::TokenizerConfig;
         if let Some(value) = folder.json_if_present(file)? {
             let fields = Fields::of(value, file.as_str(), "")?;
             templates = named_templates(&fields)?;
             add_special_tokens(&mut special_tokens, &fields)?;
         }
-        let map = FileName::SPECIAL_TOKENS_MAP;
+        let map = FileName::SpecialTokensMap;
         if let Some(value) = folder.json_if_present(map)? {
             add_special_tokens(&mut special_tokens, &Fields::of(value, map.as_str(), "")?)?;
         }
-        if let Some(source) = folder.text_if_present(FileName::CHAT_TEMPLATE)? {
+        if let Some(source) = folder.text_if_present(FileName::ChatTemplate)? {
             templates = vec![("default".to_owned(), source)];
-            file = FileName::CHAT_TEMPLATE;
+            file = FileName::ChatTemplate;
         }
         let file = file.as_str().to_owned();
         Ok((!templates.is_empty()).then_some(Self { templates, special_tokens, file }))

@@ -43,11 +43,11 @@ impl ModelConfig {
                 "{path} is a file; a folder with config.json and safetensors is expected"
             )));
         }
-        let mut config = Self::from_json(&folder.text(FileName::CONFIG)?)?;
+        let mut config = Self::from_json(&folder.text(FileName::Config)?)?;
         if let ModelConfig::Decoder(decoder) = &mut config
-            && let Some(value) = folder.json_if_present(FileName::GENERATION_CONFIG)?
+            && let Some(value) = folder.json_if_present(FileName::GenerationConfig)?
         {
-            decoder.add_generation_config(&Fields::of(value, FileName::GENERATION_CONFIG.as_str(), "")?)?;
+            decoder.add_generation_config(&Fields::of(value, FileName::GenerationConfig.as_str(), "")?)?;
         }
         Ok(config)
     }

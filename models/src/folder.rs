@@ -7,27 +7,26 @@ use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, Load};
 use crate::error::Result;
-use crate::files;
+use crate::files::{self, Fields};
 use crate::pooling::EmbeddingConfig;
 use crate::tokenizer::TextLimits;
 use crate::{ChatTemplate, GenerationConfig, ModelConfig, Tokenizer};
 
 macro_rules! file_names {
-    ($($constant:ident = $name:literal,)*) => {
+    ($($file:ident = $name:literal,)*) => {
         /// A file that is read of a model besides its weights. These are all there are, so that what is read is what the
         /// hub is asked for.
-        #[expect(non_camel_case_types, clippy::upper_case_acronyms, reason = "named as constants, and places in a list")]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum FileName {
-            $($constant,)*
+            $($file,)*
         }
 
         impl FileName {
-            pub(crate) const ALL: &[Self] = &[$(Self::$constant),*];
+            pub(crate) const ALL: &[Self] = &[$(Self::$file),*];
 
             pub(crate) const fn as_str(self) -> &'static str {
                 match self {
-                    $(Self::$constant => $name,)*
+                    $(Self::$file => $name,)*
                 }
             }
         }
@@ -35,15 +34,17 @@ macro_rules! file_names {
 }
 
 file_names! {
-    CONFIG = "config.json",
-    GENERATION_CONFIG = "generation_config.json",
-    TOKENIZER = "tokenizer.json",
-    TOKENIZER_CONFIG = "tokenizer_config.json",
-    SPECIAL_TOKENS_MAP = "special_tokens_map.json",
-    CHAT_TEMPLATE = "chat_template.jinja",
-    MODULES = "modules.json",
-    SENTENCE_BERT_CONFIG = "sentence_bert_config.json",
-    SENTENCE_TRANSFORMERS_CONFIG = "config_sentence_transformers.json",
+    Config = "config.json",
+    GenerationConfig = "generation_config.json",
+    Tokenizer = "tokenizer.json",
+    TokenizerConfig = "tokenizer_config.json",
+    SpecialTokensMap = "special_tokens_map.json",
+    ChatTemplate = "chat_template.jinja",
+    Modules = "modules.json",
+    SentenceBertConfig = "sentence_bert_config.json",
+    SentenceRobertaConfig = "sentence_roberta_config.json",
+    SentenceXlmRobertaConfig = "sentence_xlm-roberta_config.json",
+    SentenceTransformersConfig = "config_sentence_transformers.json",
 }
 
 /// The folder of a model.
@@ -135,7 +136,7 @@ impl Folder {
     }
 
     /// What goes before and after the model in an embedding model, from `modules.json`, the pooling's `config.json`,
-    /// `sentence_bert_config.json` and `config_sentence_transformers.json`; the
+    /// `sentence_bert_config.json` (or its names for other models) and `config_sentence_transformers.json`; the
     /// [default](EmbeddingConfig::default) where there are none.
     ///
     /// # Errors
@@ -172,7 +173,7 @@ impl Folder {
     pub(crate) fn text(&self, file: FileName) -> Result<String> {
         let path = self.path_of(file);
         match file {
-            FileName::TOKENIZER => files::read_long(&path),
+            FileName::Tokenizer => files::read_long(&path),
             _ => files::read_text(&path),
         }
     }
@@ -186,6 +187,17 @@ impl Folder {
     pub(crate) fn json_if_present(&self, file: FileName) -> Result<Option<&Value>> {
         let read = || self.text_if_present(file)?.map(|text| files::parse(&text, file.as_str())).transpose();
         once(&self.json[file as usize], read).map(Option::as_ref)
+    }
+
+    /// What sentence-transformers has to say of texts, in a file that once had the model's name: the first that is there.
+    pub(crate) fn sentence_config(&self) -> Result<Option<Fields<'_>>> {
+        for file in [FileName::SentenceBertConfig, FileName::SentenceRobertaConfig, FileName::SentenceXlmRobertaConfig]
+        {
+            if let Some(value) = self.json_if_present(file)? {
+                return Fields::of(value, file.as_str(), "").map(Some);
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -209,7 +221,7 @@ mod tests {
     fn a_file_is_read_once_and_an_error_is_no_answer() {
         let files = folder_of(&[]);
         let folder = Folder::new(files.path());
-        let path = folder.path_of(FileName::GENERATION_CONFIG);
+        let path = folder.path_of(FileName::GenerationConfig);
         std::fs::write(&path, "{").expect("written");
         assert!(folder.generation_config().is_err());
         std::fs::write(&path, r#"{"max_new_tokens": 3}"#).expect("written");
@@ -231,7 +243,7 @@ mod tests {
         let ends =
             |folder: &Folder| folder.config().expect("valid").as_decoder().expect("a decoder").eos_token_ids.clone();
         assert!(ends(&folder).contains(&42));
-        let path = folder.path_of(FileName::GENERATION_CONFIG);
+        let path = folder.path_of(FileName::GenerationConfig);
         std::fs::remove_file(&path).expect("it was there");
         assert_eq!(folder.generation_config().expect("known").top_k, Some(7));
 

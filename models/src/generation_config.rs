@@ -11,7 +11,7 @@ use crate::folder::{FileName, Folder};
 use crate::language::GenerateOptions;
 use crate::sampling::SamplingParams;
 
-const FILE: &str = FileName::GENERATION_CONFIG.as_str();
+const FILE: &str = FileName::GenerationConfig.as_str();
 /// No context is longer, and no vocabulary larger.
 const MAX_TOKENS: usize = 1 << 31;
 /// Each is looked at for each token.
@@ -96,7 +96,7 @@ pub struct GenerationConfig {
 
 impl GenerationConfig {
     pub(crate) fn read(folder: &Folder) -> Result<Self> {
-        let value = folder.json_if_present(FileName::GENERATION_CONFIG)?;
+        let value = folder.json_if_present(FileName::GenerationConfig)?;
         let config = value.map_or_else(|| Ok(Self::default()), Self::from_value)?;
         if !config.not_implemented.is_empty() {
             tracing::warn!("{FILE}: not implemented and ignored: {}", config.not_implemented.join(", "));

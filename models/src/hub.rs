@@ -23,7 +23,7 @@ mod download;
 mod fetch;
 
 /// The only small file that every model has.
-const CONFIG: &str = FileName::CONFIG.as_str();
+const CONFIG: &str = FileName::Config.as_str();
 
 /// Variables of the environment, by what they say; of several for one thing the first that is set counts. A folder may
 /// begin with `~`, which is `HOME`.

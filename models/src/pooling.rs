@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::files::{self, Fields, brief};
 use crate::folder::{FileName, Folder};
 
-const MODULES: &str = FileName::MODULES.as_str();
+const MODULES: &str = FileName::Modules.as_str();
 /// The class of the module that pools.
 const POOLING: &str = "Pooling";
 
@@ -58,9 +58,8 @@ impl Default for EmbeddingConfig {
 impl EmbeddingConfig {
     pub(crate) fn read(folder: &Folder) -> Result<Self> {
         let mut config = Self::default();
-        let file = FileName::SENTENCE_BERT_CONFIG;
-        if let Some(value) = folder.json_if_present(file)? {
-            config.do_lower_case = Fields::of(value, file.as_str(), "")?.flag("do_lower_case")?.unwrap_or(false);
+        if let Some(fields) = folder.sentence_config()? {
+            config.do_lower_case = fields.flag("do_lower_case")?.unwrap_or(false);
         }
         config.read_prompts(folder)?;
         config.read_modules(folder)?;
@@ -84,7 +83,7 @@ impl EmbeddingConfig {
     }
 
     fn read_prompts(&mut self, folder: &Folder) -> Result<()> {
-        let file = FileName::SENTENCE_TRANSFORMERS_CONFIG;
+        let file = FileName::SentenceTransformersConfig;
         let Some(value) = folder.json_if_present(file)? else { return Ok(()) };
         let fields = Fields::of(value, file.as_str(), "")?;
         if let Some(prompts) = fields.section("prompts")? {
@@ -200,7 +199,7 @@ struct Module {
 impl Module {
     /// `None` in a folder without `modules.json`.
     fn all(folder: &Folder) -> Result<Option<Vec<Self>>> {
-        let Some(value) = folder.json_if_present(FileName::MODULES)? else { return Ok(None) };
+        let Some(value) = folder.json_if_present(FileName::Modules)? else { return Ok(None) };
         let modules =
             value.as_array().ok_or_else(|| damaged(format!("expected a list of modules, found {}", brief(value))))?;
         let modules = modules.iter().map(|module| {

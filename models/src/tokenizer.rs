@@ -50,9 +50,9 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     pub(crate) fn read(folder: &Folder) -> Result<Option<Self>> {
-        let Some(text) = folder.text_if_present(FileName::TOKENIZER)? else { return Ok(None) };
-        let mut tokenizer = Self::parse(text.as_bytes(), &folder.path_of(FileName::TOKENIZER).display().to_string())?;
-        let file = FileName::TOKENIZER_CONFIG;
+        let Some(text) = folder.text_if_present(FileName::Tokenizer)? else { return Ok(None) };
+        let mut tokenizer = Self::parse(text.as_bytes(), &folder.path_of(FileName::Tokenizer).display().to_string())?;
+        let file = FileName::TokenizerConfig;
         if let Some(value) = folder.json_if_present(file)? {
             tokenizer.follow(&Fields::of(value, file.as_str(), "")?)?;
         }
@@ -92,7 +92,7 @@ impl Tokenizer {
     ///
     /// [`Error::Tokenizer`] when it is no tokenizer.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        Self::parse(bytes, FileName::TOKENIZER.as_str())
+        Self::parse(bytes, FileName::Tokenizer.as_str())
     }
 
     fn parse(bytes: &[u8], file: &str) -> Result<Self> {
@@ -301,9 +301,11 @@ pub struct TextLimits {
 
 impl TextLimits {
     pub(crate) fn read(folder: &Folder) -> Result<Self> {
+        let file = FileName::TokenizerConfig;
+        let tokenizer = folder.json_if_present(file)?.map(|value| Fields::of(value, file.as_str(), "")).transpose()?;
         Ok(Self {
-            model_max_length: read_limit(folder, FileName::TOKENIZER_CONFIG, "model_max_length")?,
-            max_seq_length: read_limit(folder, FileName::SENTENCE_BERT_CONFIG, "max_seq_length")?,
+            model_max_length: read_limit(tokenizer, "model_max_length")?,
+            max_seq_length: read_limit(folder.sentence_config()?, "max_seq_length")?,
         })
     }
 
@@ -314,9 +316,8 @@ impl TextLimits {
     }
 }
 
-fn read_limit(folder: &Folder, file: FileName, field: &str) -> Result<Option<usize>> {
-    let Some(value) = folder.json_if_present(file)? else { return Ok(None) };
-    let fields = Fields::of(value, file.as_str(), "")?;
+fn read_limit(fields: Option<Fields<'_>>, field: &str) -> Result<Option<usize>> {
+    let Some(fields) = fields else { return Ok(None) };
     match fields.get(field) {
         None => Ok(None),
         Some(limit) => match limit.as_f64() {

@@ -84,7 +84,7 @@ impl ModelConfig {
     /// [`Error::Json`] for what is no JSON, [`Error::Config`] for a field that is missing or impossible,
     /// [`Error::Unsupported`] for a model that is not implemented.
     pub fn from_json(text: &str) -> Result<Self> {
-        let file = FileName::CONFIG.as_str();
+        let file = FileName::Config.as_str();
         let value = files::parse(text, file)?;
         let fields = Fields::of(&value, file, "")?;
         let model_type = fields.required("model_type", fields.text("model_type")?)?;

@@ -532,6 +532,15 @@ fn limits_come_from_both_files_and_the_model() {
     assert_eq!((limits.model_max_length, limits.max_seq_length), (Some(512), Some(256)));
     assert_eq!((limits.limit(512), limits.limit(128)), (256, 128));
 
+    // Models of other kinds have their own names for the file, of which the oldest counts.
+    let named = |names: &[&str]| {
+        let files: Vec<_> = names.iter().zip(1..).map(|(name, n)| (*name, json!({"max_seq_length": n}))).collect();
+        TextLimits::read(&Folder::new(folder_of(&files).path())).expect("valid").max_seq_length
+    };
+    let [bert, roberta, xlm] =
+        ["sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json"];
+    assert_eq!([named(&[xlm]), named(&[roberta]), named(&[roberta, bert])], [Some(1), Some(1), Some(2)]);
+
     let unlimited = folder_of(&[("tokenizer_config.json", json!({"model_max_length": 1e30}))]);
     let limits = TextLimits::read(&Folder::new(unlimited.path())).expect("valid");
     assert_eq!(limits.limit(512), 512);
