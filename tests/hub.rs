@@ -47,6 +47,8 @@ struct State {
     silent: bool,
     /// Whether ranges are served, as the real hub does.
     whole_only: bool,
+    /// Whether ranges are answered with as many bytes from the beginning.
+    misplaced: bool,
     /// Asks for a token.
     gated: bool,
     /// Sends more than the listing says.
@@ -220,8 +222,10 @@ fn file(name: &str, request: &Request, state: &mut State) -> Answer {
     match start {
         Some(start) if !state.whole_only => {
             assert!(start < bytes.len(), "nothing is left to ask for");
-            let range = format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len());
-            let body = [&bytes[start..], more].concat();
+            let count = bytes.len() - start;
+            let start = if state.misplaced { 0 } else { start };
+            let range = format!("bytes {start}-{}/{}", start + count - 1, bytes.len());
+            let body = [&bytes[start..start + count], more].concat();
             Answer { status: "206 Partial Content", headers: vec![("Content-Range", range)], body }
         }
         _ => Answer { status: "200 OK", headers: Vec::new(), body: [bytes, more].concat() },
@@ -383,6 +387,18 @@ fn a_download_that_is_cut_goes_on_where_it_was() {
         let seen = server.state().seen.clone();
         assert!(seen.iter().any(|request| request.headers.contains_key("range")), "{silent} {whole_only}");
     }
+}
+
+#[test]
+fn a_part_of_another_place_is_not_what_was_missing() {
+    let (server, cache) = (Server::of(SINGLE), cache());
+    let hub = hub_of(&server, cache.path());
+    // The small files have no hash that would tell.
+    server.state().files.remove("model.safetensors").expect("the fixture has one");
+    server.behaves(|state| (state.cuts, state.misplaced) = (1, true));
+    refusal(&hub, "owner/name", &["206"]);
+    server.state().misplaced = false;
+    refusal(&hub, "owner/name", &["neither model.safetensors"]);
 }
 
 #[test]
