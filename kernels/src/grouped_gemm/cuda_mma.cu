@@ -8,6 +8,6 @@ DEVICE void grouped_mma(const GroupedParams& p) {
 }
 
 SINEW_KERNEL_BOUNDS(grouped_bf16_64, GroupedParams, 128, 2) { grouped_mma<64, 64, 2, 2, 4, true>(p); }
-SINEW_KERNEL_BOUNDS(grouped_bf16_16, GroupedParams, 128, 4) { grouped_mma<16, 64, 1, 4, 4, true>(p); }
+SINEW_KERNEL_BOUNDS(grouped_bf16_16, GroupedParams, 128, 3) { grouped_mma<16, 64, 1, 4, 4, true>(p); }
 SINEW_KERNEL_BOUNDS(grouped_f16_64, GroupedParams, 128, 2) { grouped_mma<64, 64, 2, 2, 4, false>(p); }
-SINEW_KERNEL_BOUNDS(grouped_f16_16, GroupedParams, 128, 4) { grouped_mma<16, 64, 1, 4, 4, false>(p); }
+SINEW_KERNEL_BOUNDS(grouped_f16_16, GroupedParams, 128, 3) { grouped_mma<16, 64, 1, 4, 4, false>(p); }
