@@ -498,7 +498,7 @@ fn tokenizers_that_lie() {
         repeated(&json!(0), 1000),
         repeated(&json!("a"), 1000)
     );
-    let vocab: String = (0..1_900_000).map(|i| format!("\"{i}\":{i},")).collect();
+    let vocab: String = (0..600_000).map(|i| format!("\"{i}\":{i},")).collect();
     let merges = format!(r#"{{"type":"BPE","vocab":{{"a":0}},"merges":{}}}"#, repeated(&json!(0), 15_000_000));
     for (what, field, value, words) in [
         ("twelve replacements", "normalizer", steps("normalizers", replace("aaaa"), 12), "normalizer"),
@@ -515,7 +515,7 @@ fn tokenizers_that_lie() {
         ("a part of many values", "decoder", repeated(&json!({}), 10_000_000), "a part"),
         ("many merges", "model", merges, "expected"),
         (
-            "a vocabulary of 30 MB that is no JSON",
+            "a long vocabulary that is no JSON",
             "model",
             format!(r#"{{"type":"BPE","precompiled_charsmap":0,"vocab":{{{vocab}"#),
             "trailing comma",
