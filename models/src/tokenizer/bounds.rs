@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::files::brief;
 
 /// Tokens in a vocabulary, and merges. The largest published ones are Gemma 3's, 262,144 and 514,906; it takes the crate
-/// a second to find that as many contradict each other.
+/// up to two seconds and 290 MB to find that as many contradict each other.
 const MAX_ENTRIES: usize = 5 << 17;
 /// Tokens beside the vocabulary. Gemma has 6,400, and models of speech have tens of thousands.
 const MAX_ADDED: usize = 1 << 17;
