@@ -500,6 +500,16 @@ fn tokenizers_that_lie() {
     );
     let vocab: String = (0..600_000).map(|i| format!("\"{i}\":{i},")).collect();
     let merges = format!(r#"{{"type":"BPE","vocab":{{"a":0}},"merges":{}}}"#, repeated(&json!(0), 15_000_000));
+    // As long as they may be, of digits: only the end is wrong.
+    let mut longest = (0..10).map(|i| format!("\"{i}\":{i}")).collect::<Vec<_>>();
+    let mut pairs = Vec::new();
+    for i in 10..600_000 {
+        longest.push(format!("\"{i}\":{i}"));
+        pairs.push(format!("[\"{}\",\"{}\"]", i / 10, i % 10));
+    }
+    let [longest, pairs] = [longest, pairs].map(|parts| parts.join(","));
+    let split =
+        |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
     for (what, field, value, words) in [
         ("twelve replacements", "normalizer", steps("normalizers", replace("aaaa"), 12), "normalizer"),
         ("a long replacement", "normalizer", replace(&"b".repeat(127_000)).to_string(), "127000 bytes"),
@@ -514,6 +524,32 @@ fn tokenizers_that_lie() {
         ("many added tokens", "added_tokens", Value::from(added).to_string(), "added_tokens"),
         ("a part of many values", "decoder", repeated(&json!({}), 10_000_000), "a part"),
         ("many merges", "model", merges, "expected"),
+        (
+            "a merge of tokens that there are not",
+            "model",
+            format!(r#"{{"type":"BPE","vocab":{{{longest}}},"merges":[{pairs},["1","é"]]}}"#),
+            "which is not in its vocabulary",
+        ),
+        (
+            "an option that is none",
+            "model",
+            format!(r#"{{"type":"BPE","vocab":{{{longest}}},"merges":[{pairs}],"dropout":2}}"#),
+            "ropout",
+        ),
+        (
+            "an unknown token that there is not",
+            "model",
+            format!(
+                r###"{{"type":"WordPiece","vocab":{{{longest}}},"unk_token":"[UNK]","continuing_subword_prefix":"##","max_input_chars_per_word":100}}"###
+            ),
+            "[UNK]",
+        ),
+        (
+            "expressions that take long to compile",
+            "pre_tokenizer",
+            steps("pretokenizers", split(&r"(?=\w\w)\w|".repeat(300)), 20),
+            "regular expressions",
+        ),
         (
             "a long vocabulary that is no JSON",
             "model",

@@ -3,7 +3,7 @@
 //! The work is done by the `tokenizers` crate. What is added here: the truncation and padding that some
 //! `tokenizer.json` files have switched on are left out, because the length of a text is the caller's business.
 
-mod bounds;
+mod file;
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
@@ -15,6 +15,7 @@ use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner, TruncationDirectio
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count, brief};
 use crate::folder::{FileName, Folder};
+use file::TokenizerFile;
 
 /// Tokens that a cut may change besides those of an added token or a word that it goes through: the last of what a model
 /// merges without regard to words.
@@ -97,9 +98,10 @@ impl Tokenizer {
 
     fn parse(bytes: &[u8], file: &str) -> Result<Self> {
         let invalid = || format!("{file} is not a valid tokenizer");
-        let reach =
-            bounds::check(bytes).map_err(|source| Error::Tokenizer { what: invalid(), source: source.into() })?;
-        let mut inner = guarded(invalid, || Inner::from_bytes(bytes))?;
+        let walked = TokenizerFile::read(bytes);
+        let walked = walked.map_err(|source| Error::Tokenizer { what: invalid(), source: source.into() })?;
+        let reach = walked.reach;
+        let mut inner = guarded(invalid, || walked.build())?;
         inner.with_padding(None);
         guarded(|| format!("cannot turn off the truncation in {file}"), || inner.with_truncation(None).map(|_| ()))?;
         Ok(Self { inner, unsettled: UNSETTLED + reach.falls_into, growth: reach.growth, cuts_begin: false })

@@ -20,6 +20,17 @@ fn byte_char(byte: u8) -> char {
     }
 }
 
+/// The tokenizer of a file, which has to be the one that the crate itself reads, where there is one.
+fn read(json: &Value) -> Result<Tokenizer> {
+    let text = json.to_string();
+    let tokenizer = Tokenizer::from_bytes(text.as_bytes())?;
+    let mut whole = Inner::from_bytes(text.as_bytes()).expect("the crate takes it");
+    whole.with_padding(None).with_truncation(None).expect("turned off");
+    let [ours, whole] = [&tokenizer.inner, &whole].map(|tokenizer| tokenizer.to_string(false).expect("JSON"));
+    assert_eq!(ours, whole);
+    Ok(tokenizer)
+}
+
 /// Byte-level BPE as GPT-2 and Qwen have it: 256 bytes, then merges, then the special tokens `<s>` and `</s>`.
 pub(crate) fn byte_level() -> Tokenizer {
     let mut vocab = serde_json::Map::new();
@@ -62,7 +73,7 @@ pub(crate) fn byte_level() -> Tokenizer {
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab,
                   "merges": merges}
     });
-    Tokenizer::from_bytes(json.to_string().as_bytes()).expect("a valid tokenizer")
+    read(&json).expect("a valid tokenizer")
 }
 
 /// SentencePiece-like BPE as Llama 2 has it: `▁` for spaces, a leading one stripped, and bytes as `<0x..>`.
@@ -87,7 +98,7 @@ pub(crate) fn sentencepiece() -> Tokenizer {
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": true, "vocab": vocab, "merges": []}
     });
-    Tokenizer::from_bytes(json.to_string().as_bytes()).expect("a valid tokenizer")
+    read(&json).expect("a valid tokenizer")
 }
 
 pub(crate) fn folder_of(files: &[(&str, Value)]) -> TempDir {
@@ -173,7 +184,7 @@ fn with(fields: &[(&str, Value)]) -> Result<Tokenizer> {
     for (name, value) in fields {
         json[*name] = value.clone();
     }
-    Tokenizer::from_bytes(json.to_string().as_bytes())
+    read(&json)
 }
 
 fn added(count: usize, content: impl Fn(usize) -> String) -> Value {
@@ -297,13 +308,13 @@ fn tokenizers_that_make_much_of_little_are_refused() {
         (
             "a long merge",
             "model",
-            json!({"type": "BPE", "vocab": {"a": 0}, "merges": ["x".repeat(3000)]}),
+            json!({"type": "BPE", "vocab": {"a": 0}, "merges": [format!("a {}", "x".repeat(3000))]}),
             "3000 bytes",
         ),
         ("a prefix of 100 bytes", "model", model("continuing_subword_prefix", json!("#".repeat(100))), "64 bytes"),
         ("words of 1000 letters", "model", model("max_input_chars_per_word", json!(1000)), "up to 256"),
         ("a vocabulary of lists", "model", model("vocab", json!([[1, 2]])), "expected a string"),
-        ("merges of numbers", "model", json!({"type": "BPE", "vocab": {"a": 0}, "merges": [0]}), "expected a token"),
+        ("merges of numbers", "model", json!({"type": "BPE", "vocab": {"a": 0}, "merges": [0]}), "expected a merge"),
     ] {
         let line = with(&[(field, value)]).expect_err(what).one_line();
         assert!(line.starts_with("tokenizer.json is not a valid tokenizer: "), "{what}: {line}");
@@ -392,6 +403,123 @@ fn tokenizers_as_they_are_published_are_taken() {
     assert_eq!(with(&[("model", gpt)]).expect("taken").encode("ab", true).expect("encoded"), [2]);
     let unigram = json!({"type": "Unigram", "unk_id": 0, "vocab": [["?", 0], ["a", -1.5]], "byte_fallback": false});
     assert_eq!(with(&[("model", unigram)]).expect("taken").encode("a", true).expect("encoded"), [1]);
+}
+
+#[test]
+fn models_are_those_that_the_crate_reads() {
+    let ids = json!({"?": 0, "a": 1, "b": 2, "ab": 3, "\n": 7, "##b": 4, "b</w>": 6, "\"é": 5});
+    let bpe = |merges: Value| json!({"type": "BPE", "vocab": ids, "merges": merges});
+    let mut all = bpe(json!([["a", "##b"]]));
+    for (name, value) in [
+        ("dropout", json!(0.5)),
+        ("unk_token", json!("?")),
+        ("continuing_subword_prefix", json!("##")),
+        ("end_of_word_suffix", json!("</w>")),
+        ("fuse_unk", json!(true)),
+        ("byte_fallback", json!(true)),
+        ("ignore_merges", json!(true)),
+    ] {
+        all[name] = value;
+    }
+    let word_piece = json!({"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
+                            "max_input_chars_per_word": 99, "vocab": ids});
+    let pieces = json!([["a", -1], ["?", 0.25], ["\n", -1e3]]);
+    let models = [
+        bpe(json!([])),
+        bpe(json!(["#version: 0.2", "a b"])),
+        bpe(json!([["a", "b"], ["a", "b"]])),
+        all,
+        word_piece,
+        json!({"type": "WordLevel", "unk_token": "x", "vocab": ids}),
+        json!({"type": "Unigram", "unk_id": 1, "vocab": pieces, "byte_fallback": true}),
+        json!({"type": "Unigram", "unk_id": null, "vocab": pieces}),
+        json!({"type": "Unigram", "unk_id": null, "vocab": []}),
+    ];
+    for mut model in models {
+        let added = added(1, |_| "a".to_owned());
+        with(&[("model", model.clone()), ("added_tokens", added)]).expect("taken");
+        // Without a type, as in files of 2020, and in another order.
+        let fields = model.as_object_mut().expect("an object");
+        fields.remove("type");
+        let fields: Map<String, Value> = fields.clone().into_iter().rev().collect();
+        with(&[("model", fields.into())]).expect("taken");
+    }
+}
+
+#[test]
+fn models_that_contradict_themselves_are_refused() {
+    let ids = json!({"?": 0, "a": 1, "b": 2, "ab": 3});
+    let bpe = |merges: Value| json!({"type": "BPE", "vocab": ids, "merges": merges});
+    let prefixed = json!({"type": "BPE", "vocab": ids, "merges": [["a", "b"]], "continuing_subword_prefix": "é"});
+    let unigram = |unknown: i64| json!({"type": "Unigram", "unk_id": unknown, "vocab": [["?", 0]]});
+    let word_piece = json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                            "max_input_chars_per_word": 99, "vocab": ids});
+    for (model, words) in [
+        (bpe(json!([["a", "b"], ["x", "b"]])), r#""x", which is not"#),
+        (bpe(json!([["a", "x"]])), r#""x", which is not"#),
+        (bpe(json!(["a b", "b a"])), r#""ba", which is not"#),
+        (bpe(json!([["a", "b"], "a b"])), "all pairs"),
+        (bpe(json!(["a"])), "halves"),
+        (bpe(json!(["a b c"])), "halves"),
+        (bpe(json!([["a"]])), "two halves"),
+        (bpe(json!([["a", "b", "c"]])), "two halves"),
+        (prefixed, "shorter"),
+        (json!({"type": "BPE", "vocab": ids}), "Missing vocab/merges"),
+        (json!({"type": "BPE", "merges": []}), "Missing vocab/merges"),
+        (json!({"type": "BPE", "vocab": [["a", 0]], "merges": []}), "expected a map"),
+        (json!({"type": "BPE", "vocab": ids, "merges": [], "dropout": 2}), "Dropout"),
+        (json!({"type": "BPE", "vocab": ids, "merges": [], "fuse_unk": 2}), "boolean"),
+        (json!({"type": "Unigram", "unk_id": 0, "vocab": {"a": 0}}), "expected a sequence"),
+        (unigram(1), "UnkIdNotInVocabulary"),
+        (unigram(-1), "expected usize"),
+        (json!({"type": "Unigram", "unk_id": 0, "vocab": []}), "EmptyVocabulary"),
+        (word_piece, r#""[UNK]" is not in its vocabulary"#),
+        (json!({"type": "WordLevel", "vocab": ids}), "unk_token"),
+        (json!({"type": "Other", "vocab": ids}), "did not match"),
+    ] {
+        let line = with(&[("model", model.clone())]).expect_err("refused").one_line();
+        assert!(line.starts_with("tokenizer.json is not a valid tokenizer: "), "{line}");
+        assert!(line.contains(words), "{model}: {line}");
+    }
+    let whole = json!({"version": "1.0", "model": bpe(json!([]))}).to_string();
+    Tokenizer::from_bytes(whole.as_bytes()).expect("no field needs to be there but the model");
+    for (what, with, words) in [
+        (r#""version""#, r#""version":"1.0","version""#, "two version"),
+        (r#""model""#, r#""model":{"vocab":{},"merges":[]},"model""#, "two model"),
+        (r#""vocab""#, r#""vocab":{},"vocab""#, "two vocab"),
+        (r#""merges""#, r#""merges":[],"merges""#, "two merges"),
+        (r#""type""#, r#""type":"BPE","type""#, "two type"),
+        (r#""model""#, r#""decoder":{"type":"Fuse","type":"Fuse"},"model""#, "two type"),
+        (r#""model""#, r#""models""#, "`model`"),
+    ] {
+        let line = Tokenizer::from_bytes(whole.replacen(what, with, 1).as_bytes()).expect_err("refused").one_line();
+        assert!(line.contains(words), "{line}");
+    }
+}
+
+#[test]
+fn regular_expressions_that_take_long_to_compile_are_refused() {
+    let split =
+        |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+    let steps = |regex: &str, times| json!({"type": "Sequence", "pretokenizers": vec![split(regex); times]});
+    // Llama 3's, GPT-4o's and DeepSeek's.
+    for regex in [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s+(?!\S)|\s+",
+        r"[一-龥\x{3040}-ゟ゠-ヿ]+",
+    ] {
+        with(&[("pre_tokenizer", steps(regex, 16))]).expect("taken");
+    }
+    for (regex, times) in [
+        (r"\w{60}", 100),
+        (r"(?=\w\w)\w|".repeat(300).as_str(), 2),
+        (r"((\w{1,20}){1,20}){1,20}", 1),
+        (r"(?>(x|[a-z])(?(1)\d{1100,}|.))", 1),
+        (&"x".repeat(4000), 100),
+    ] {
+        let line = with(&[("pre_tokenizer", steps(regex, times))]).expect_err("refused").one_line();
+        assert!(line.contains("regular expressions"), "{regex}: {line}");
+    }
 }
 
 /// Unigram as XLM-RoBERTa has it, and BPE over the whole text as Gemma has it, in which blanks have tokens of their own.
