@@ -568,6 +568,20 @@ fn tokenizers_that_lie() {
         refused_by(what, decoder.path(), &[PROMPT], &["tokenizer.json", words]);
         refused_by(what, encoder.path(), &[EMBED], &["tokenizer.json", words]);
     }
+    // The weights are looked at first: to read a long vocabulary takes most of a second.
+    let [decoder, encoder] = [DECODER, ENCODER].map(copy);
+    for folder in [&decoder, &encoder] {
+        with_text(folder.path(), "tokenizer.json", |text| {
+            let mut json: Value = serde_json::from_str(&text).expect("valid JSON");
+            json["model"] = "HERE".into();
+            json.to_string()
+                .replace("\"HERE\"", &format!(r#"{{"type":"BPE","vocab":{{{longest}}},"merges":[{pairs}]}}"#))
+        });
+        let weights = fs::read(folder.path().join(WEIGHTS)).expect("weights");
+        write(folder.path(), WEIGHTS, &weights[..weights.len() - 10]);
+    }
+    refused_by("cut weights", decoder.path(), &[&["inspect"], PROMPT, GENERATE, LOGITS], &[WEIGHTS, "truncated"]);
+    refused_by("cut weights", encoder.path(), &[&["inspect"], EMBED], &[WEIGHTS, "truncated"]);
 }
 
 #[test]

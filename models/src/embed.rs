@@ -76,7 +76,6 @@ impl EmbeddingModel {
         progress: Progress<'_>,
     ) -> Result<Self> {
         let model = folder.config()?;
-        let tokenizer = folder.tokenizer()?;
         let config = folder.embedding()?.clone();
         let (pooling, positions) = match model {
             ModelConfig::Encoder(encoder) => (config.pooling.or(Some(Pooling::Mean)), encoder.max_position_embeddings),
@@ -92,6 +91,7 @@ impl EmbeddingModel {
         let device = &**ctx.device();
         let precision = options.precision(&checkpoint, device.hardware())?;
         Self::plan(model, &checkpoint, options, device)?.fits(device, "embeddings")?;
+        let tokenizer = folder.tokenizer()?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
         let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })

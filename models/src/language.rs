@@ -136,8 +136,10 @@ impl LanguageModel {
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
         let config = folder.config()?.as_decoder()?;
-        let tokenizer = folder.tokenizer()?;
         let checkpoint = folder.checkpoint(options.weights.load)?;
+        // What is wrong with the weights is known long before a vocabulary is read.
+        Self::plan(config, &checkpoint, options, &**ctx.device())?;
+        let tokenizer = folder.tokenizer()?;
         Self::from_parts(ctx, config, &checkpoint, tokenizer, options, progress)
     }
 

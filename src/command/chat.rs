@@ -76,9 +76,11 @@ impl Chat {
         };
         let config = folder.generation_config()?;
         self.sampling.options(config, 0, 0)?;
+        let ctx = machine.context()?;
+        self.model.check(&ctx, &self.stepping)?;
         self.model.tokenizer()?;
         let options = LoadOptions { context: self.context, ..self.model.options(0, &self.stepping) };
-        let model = self.model.load(machine, &options)?;
+        let model = self.model.load(ctx, &options)?;
         let session = model.session();
         let (conversation, total) = (self.beginning(), Total::default());
         let mut talk = Talk { command: self, template, config, model, session, conversation, total };

@@ -47,6 +47,8 @@ impl Generate {
         self.sampling.check_vocabulary(decoder.vocab_size)?;
         let config = folder.generation_config()?;
         self.sampling.options(config, 0, MAX_NEW_TOKENS)?;
+        let ctx = machine.context()?;
+        self.model.check(&ctx, &self.stepping)?;
         let prompt = match (&self.prompt, &self.tokens) {
             (Some(text), _) => self.model.tokenizer()?.encode_prompt(text, true, decoder.longest_context())?,
             (None, Some(tokens)) => tokens.0.clone(),
@@ -55,7 +57,7 @@ impl Generate {
         let options = self.sampling.options(config, prompt.len(), MAX_NEW_TOKENS)?;
         let options = GenerateOptions { logprobs: self.logprobs, ..options };
         let context = decoder.context_for(prompt.len(), options.max_new_tokens)?;
-        let mut model = self.model.load(machine, &self.model.options(context, &self.stepping))?;
+        let mut model = self.model.load(ctx, &self.model.options(context, &self.stepping))?;
         catch_interrupts();
         let stream = !self.json;
         let mut out = std::io::stdout().lock();

@@ -56,7 +56,7 @@ impl Logits {
         }
         let context = folder.config()?.as_decoder()?.context_for(tokens.len(), 0)?;
         let options = LoadOptions { max_logits: MAX_LOGITS, ..self.model.options(context, &self.stepping) };
-        let mut model = self.model.load(machine, &options)?;
+        let mut model = self.model.load(machine.context()?, &options)?;
         // Before the file: it must not stay behind half written.
         catch_interrupts();
         let mut file = self.create("logits", model.decoder().config().vocab_size)?;

@@ -175,6 +175,15 @@ impl Model {
         Ok(self.folder.get_or_init(|| Folder::new(path)))
     }
 
+    /// Refuses a model that cannot be loaded, as far as its headers tell: before its tokenizer is read, which takes
+    /// longer.
+    fn check(&self, ctx: &Context, stepping: &Stepping) -> Outcome<()> {
+        let folder = self.folder()?;
+        let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(self.load)?);
+        LanguageModel::plan(config, &checkpoint, &self.options(1, stepping), &**ctx.device())?;
+        Ok(())
+    }
+
     /// The model's own tokenizer, for commands that need it before the model.
     fn tokenizer(&self) -> Outcome<Arc<Tokenizer>> {
         match self.folder()?.tokenizer()? {
@@ -183,8 +192,7 @@ impl Model {
         }
     }
 
-    fn load(&self, machine: &Machine, options: &LoadOptions) -> Outcome<LanguageModel> {
-        let ctx = machine.context()?;
+    fn load(&self, ctx: Arc<Context>, options: &LoadOptions) -> Outcome<LanguageModel> {
         let bar = progress_bar(LOADING);
         let model = LanguageModel::load_on(ctx, self.folder()?, options, &mut |done, total| {
             bar.set_length(total);
