@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,9 +14,12 @@ use serde_json::{Value, json};
 mod command;
 #[path = "common/fixtures.rs"]
 mod fixtures;
+#[path = "common/llama.rs"]
+mod llama;
 
 use command::command;
 use fixtures::{copy, fixture, fixture_path, with_field};
+use llama::Llama;
 
 const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 const ENCODER: &str = "bert_hd20_f32_wordpiece";
@@ -582,6 +585,33 @@ fn tokenizers_that_lie() {
     }
     refused_by("cut weights", decoder.path(), &[&["inspect"], PROMPT, GENERATE, LOGITS], &[WEIGHTS, "truncated"]);
     refused_by("cut weights", encoder.path(), &[&["inspect"], EMBED], &[WEIGHTS, "truncated"]);
+}
+
+/// What is wrong with a request is said before a model is loaded: this one takes seconds, and two gigabytes.
+#[test]
+fn requests_of_a_large_model() {
+    let folder = copy(DECODER);
+    let model = Llama { hidden: 2048, width: 8192, layers: 16, vocab: 32_000 };
+    write(folder.path(), "config.json", model.config().to_string());
+    let (header, bytes) = model.header();
+    let weights = fs::File::create(folder.path().join(WEIGHTS)).expect("created");
+    weights.set_len((header.len() + bytes) as u64).expect("a file of holes");
+    weights.write_all_at(&header, 0).expect("written");
+    write(folder.path(), "chat_template.jinja", "{% for x in %}");
+    let by = |words: &[&str], command: &[&[&str]]| refused_by("a large model", folder.path(), command, words);
+    by(
+        &["99999", "32000 tokens"],
+        &[&["generate", "--tokens", "1,99999"], &["logits", "--tokens", "99999", "--output", "x"]],
+    );
+    by(&["/nowhere"], &[LOGITS]);
+    by(&["stop"], &[&["generate", "--prompt", "a", "--stop", ""]]);
+    by(&["chat_template.jinja"], &[&["chat"]]);
+    write(
+        folder.path(),
+        "chat_template.jinja",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    );
+    by(&["chat_template.jinja"], &[&["chat"]]);
 }
 
 #[test]

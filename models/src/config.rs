@@ -67,12 +67,34 @@ impl ModelConfig {
         }
     }
 
+    /// Refuses tokens that the model has no row for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`].
+    pub fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        check_tokens(
+            tokens,
+            match self {
+                ModelConfig::Decoder(config) => config.vocab_size,
+                ModelConfig::Encoder(config) => config.vocab_size,
+            },
+        )
+    }
+
     /// The `model_type` that the config names.
     pub fn model_type(&self) -> &str {
         match self {
             ModelConfig::Decoder(config) => &config.model_type,
             ModelConfig::Encoder(config) => &config.model_type,
         }
+    }
+}
+
+pub(crate) fn check_tokens(tokens: &[u32], vocab_size: usize) -> Result<()> {
+    match tokens.iter().find(|&&token| token as usize >= vocab_size) {
+        Some(token) => Err(Error::Input(format!("token {token} is not in the vocabulary of {vocab_size} tokens"))),
+        None => Ok(()),
     }
 }
 

@@ -23,7 +23,7 @@ use sinew_tensor::{DType, Layout, Tensor};
 use self::layer::{Activations, Layer, Step};
 use crate::batch::Batch;
 use crate::cache::KvCache;
-use crate::config::LayerConfig;
+use crate::config::{LayerConfig, check_tokens};
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::{Limits, Plan};
 use crate::scratch::{Rows, Values, sum};
@@ -329,10 +329,7 @@ impl Decoder {
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
-        let vocab = self.config.vocab_size;
-        if let Some(token) = batch.tokens().iter().find(|&&t| t as usize >= vocab) {
-            return Err(Error::Input(format!("token {token} is not in the vocabulary of {vocab} tokens")));
-        }
+        check_tokens(batch.tokens(), self.config.vocab_size)?;
         let (rows, sequences, keys) = (batch.tokens().len(), batch.kv_len().len(), batch.max_kv());
         let Limits { max_rows, max_sequences, context, .. } = self.limits;
         if rows > max_rows || sequences > max_sequences || keys > context {

@@ -15,7 +15,7 @@ use sinew_ops::layers::{Add, Embedding, Norm, NormOptions, Rotary, Sequences};
 use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
-use crate::config::LearnedPositions;
+use crate::config::{LearnedPositions, check_tokens};
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::Plan;
 use crate::scratch::{Values, sum};
@@ -216,7 +216,7 @@ impl Encoder {
             let reason = format!("{rows} tokens in {n} texts, planned for {most_rows} tokens in {most}");
             return Err(Error::Input(reason));
         }
-        let (longest, vocab) = (self.config.max_position_embeddings, self.config.vocab_size);
+        let longest = self.config.max_position_embeddings;
         for text in texts {
             if text.len() > longest {
                 return Err(Error::Input(format!(
@@ -224,9 +224,7 @@ impl Encoder {
                     text.len()
                 )));
             }
-            if let Some(token) = text.iter().find(|&&t| t as usize >= vocab) {
-                return Err(Error::Input(format!("token {token} is not in the vocabulary of {vocab} tokens")));
-            }
+            check_tokens(text, self.config.vocab_size)?;
         }
         Ok(())
     }

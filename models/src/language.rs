@@ -15,6 +15,7 @@ pub use self::answer::{Finish, GenerateOptions, Generation, Session};
 use crate::batch::{Batch, Wanted};
 use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
+use crate::config::check_tokens;
 use crate::decoder::Decoder;
 use crate::draw::Draw;
 use crate::load::{Loader, Precision, Sizes, WeightOptions};
@@ -390,13 +391,11 @@ impl LanguageModel {
     }
 
     fn check_prompt(&self, before: usize, tokens: &[u32]) -> Result<()> {
-        let (vocab, context) = (self.decoder.config().vocab_size, self.decoder.limits().context);
+        let context = self.decoder.limits().context;
         if tokens.is_empty() {
             return check_length(0, context);
         }
-        if let Some(token) = tokens.iter().find(|&&t| t as usize >= vocab) {
-            return Err(Error::Input(format!("token {token} is not in the vocabulary of {vocab} tokens")));
-        }
+        check_tokens(tokens, self.decoder.config().vocab_size)?;
         check_length(before + tokens.len(), context)
     }
 

@@ -61,7 +61,7 @@ impl Bench {
         }
         let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping) };
         let start = Instant::now();
-        let mut model = self.model.load(machine.context()?, &options)?;
+        let mut model = self.model.load(machine.context()?, &options, None)?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
 

@@ -76,11 +76,13 @@ impl Chat {
         };
         let config = folder.generation_config()?;
         self.sampling.options(config, 0, 0)?;
+        // A first turn, for a template that no turn gets through.
+        template.render(&self.beginning().with("user", "Hello!"))?;
         let ctx = machine.context()?;
         self.model.check(&ctx, &self.stepping)?;
-        self.model.tokenizer()?;
+        let tokenizer = self.model.tokenizer()?;
         let options = LoadOptions { context: self.context, ..self.model.options(0, &self.stepping) };
-        let model = self.model.load(ctx, &options)?;
+        let model = self.model.load(ctx, &options, Some(tokenizer))?;
         let session = model.session();
         let (conversation, total) = (self.beginning(), Total::default());
         let mut talk = Talk { command: self, template, config, model, session, conversation, total };

@@ -51,13 +51,16 @@ impl Generate {
         self.model.check(&ctx, &self.stepping)?;
         let prompt = match (&self.prompt, &self.tokens) {
             (Some(text), _) => self.model.tokenizer()?.encode_prompt(text, true, decoder.longest_context())?,
-            (None, Some(tokens)) => tokens.0.clone(),
+            (None, Some(tokens)) => {
+                folder.config()?.check_tokens(&tokens.0)?;
+                tokens.0.clone()
+            }
             (None, None) => Vec::new(),
         };
         let options = self.sampling.options(config, prompt.len(), MAX_NEW_TOKENS)?;
         let options = GenerateOptions { logprobs: self.logprobs, ..options };
         let context = decoder.context_for(prompt.len(), options.max_new_tokens)?;
-        let mut model = self.model.load(ctx, &self.model.options(context, &self.stepping))?;
+        let mut model = self.model.load(ctx, &self.model.options(context, &self.stepping), folder.tokenizer()?)?;
         catch_interrupts();
         let stream = !self.json;
         let mut out = std::io::stdout().lock();

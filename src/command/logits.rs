@@ -41,7 +41,10 @@ impl Logits {
         if fs::metadata(&self.output).is_ok_and(|kind| !kind.is_file()) {
             return Err(format!("cannot write {}: it is not a regular file", self.output.display()).into());
         }
+        // Nor a folder that nothing can be written to.
         let folder = self.model.folder()?;
+        folder.config()?.check_tokens(tokens)?;
+        drop(self.create("logits", 1)?);
         if EmbeddingModel::describes(folder)? {
             let weights = self.model.weights();
             let mut model = EmbeddingModel::load_on(machine.context()?, folder, &weights, &mut |_, _| {})?;
@@ -56,7 +59,7 @@ impl Logits {
         }
         let context = folder.config()?.as_decoder()?.context_for(tokens.len(), 0)?;
         let options = LoadOptions { max_logits: MAX_LOGITS, ..self.model.options(context, &self.stepping) };
-        let mut model = self.model.load(machine.context()?, &options)?;
+        let mut model = self.model.load(machine.context()?, &options, None)?;
         // Before the file: it must not stay behind half written.
         catch_interrupts();
         let mut file = self.create("logits", model.decoder().config().vocab_size)?;

@@ -192,9 +192,16 @@ impl Model {
         }
     }
 
-    fn load(&self, ctx: Arc<Context>, options: &LoadOptions) -> Outcome<LanguageModel> {
+    fn load(
+        &self,
+        ctx: Arc<Context>,
+        options: &LoadOptions,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Outcome<LanguageModel> {
+        let folder = self.folder()?;
+        let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(options.weights.load)?);
         let bar = progress_bar(LOADING);
-        let model = LanguageModel::load_on(ctx, self.folder()?, options, &mut |done, total| {
+        let model = LanguageModel::from_parts(ctx, config, &checkpoint, tokenizer, options, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });

@@ -76,7 +76,7 @@ impl Sampling {
         sampling.frequency_penalty = self.frequency_penalty;
         sampling.logit_bias.extend_from_slice(&self.logit_bias);
         sampling.seed = self.seed;
-        sampling.validate()?;
+        options.validate()?;
         Ok(options)
     }
 

@@ -97,6 +97,17 @@ impl std::fmt::Display for Finish {
     }
 }
 
+impl GenerateOptions {
+    /// Refuses what no model can do.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for sampling parameters outside their ranges, and for an empty stop text.
+    pub fn validate(&self) -> Result<()> {
+        self.sampling.validate()?;
+        StopStrings::new(self.stop.iter().map(String::as_str)).map(drop)
+    }
+}
+
 /// An answer.
 #[derive(Debug, Clone)]
 pub struct Generation {
