@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use half::{bf16, f16};
 use sinew_memory::{Hardware, Team};
 use sinew_tensor::{DType, View};
 
@@ -10,12 +11,18 @@ use super::rows::{Line, PackRows, Rows, Slab};
 use super::tile::{Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse};
 use crate::packed::{Lane, PANEL, PanelKind, pack_panel};
-use crate::simd::{self, Kernel, LANES, Simd};
+use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
 use crate::{Launch, Operands, Operator, Result};
 
-/// Steps of K that a tile works through before the next tile takes over, where there are several: 512 steps of a bf16
-/// panel are 32 KiB, which stay in a first-level cache of 48 with room for A's stream.
-const BLOCK_K: usize = 512;
+/// The share of a first-level cache that a block of a panel and a tile's part of A take together: the next block's first
+/// page, which is asked for meanwhile, has to find room beside them.
+const BLOCK_SHARE: f64 = 11.0 / 12.0;
+/// First- and second-level caches where the system does not tell.
+const L1D: usize = 32 << 10;
+const L2: usize = 1 << 20;
+/// Values of K in a block where there are two tiles at most: the second, which finds its block in the cache, gives memory
+/// no work, so its turns are to be short.
+const SKINNY_BLOCK: usize = 128;
 /// A slab of A has at least this many rows, however long they are: below it, reading the panels again would cost more
 /// than A's coming from the next cache.
 const MIN_SLAB: usize = 96;
@@ -23,8 +30,10 @@ const MIN_SLAB: usize = 96;
 const MIN_SLAB_UNPACKED: usize = 512;
 /// Panels of an unpacked right operand that are packed together, so that a row of it is read 512 bytes at a time.
 const UNIT: usize = 4;
-/// Tasks per thread that panels are split into, so that a thread that was interrupted can be helped out.
-const TASKS_PER_THREAD: usize = 6;
+/// Tasks per thread that panels are split into, so that a thread that was interrupted can be helped out: of products
+/// that take long, and of those of few rows, which may take as long as a dozen tasks take to hand out.
+const TASKS_PER_THREAD: usize = 16;
+const SKINNY_TASKS_PER_THREAD: usize = 6;
 /// Values of A below which packing them is not worth waking other threads.
 const INLINE_PACK: usize = 8192;
 /// Full slabs that are packed together where each has a right operand of its own: a task reads one of them alone, so
@@ -44,6 +53,8 @@ struct Plan {
     slab: usize,
     together: usize,
     slabs: usize,
+    /// Tasks that they are to be multiplied in.
+    tasks: usize,
     tile: usize,
     /// Values of K in a block.
     block: usize,
@@ -73,13 +84,22 @@ impl Plan {
         let per_step = if tiles.pairs { 2 } else { 1 };
         let steps = padded / per_step;
         let (groups, rows) = if shared { (1, call.batch * call.m) } else { (call.batch, call.m) };
-        let cache = if hardware.caches.l2 == 0 { 1 << 20 } else { hardware.caches.l2 } / 2;
+        let known = |size, usual| if size == 0 { usual } else { size };
+        let cache = known(hardware.caches.l2, L2) / 2;
         let strided = matches!(fixed.b, Rhs::Strided(_));
         let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
         let row_bytes = steps * 4;
         let slab = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile);
-        let together = (cache / (slab * row_bytes).max(1)).clamp(1, groups.max(1));
-        let block = if slab == tile { padded } else { padded.min(BLOCK_K) };
+        let skinny = slab <= 2 * tile;
+        // As much as the threads' caches hold: fewer forks, and to each thread slabs of its own.
+        let all = groups.max(1) * rows.div_ceil(slab.max(1)).max(1);
+        let together = (cache * hardware.threads / (slab * row_bytes).max(1)).clamp(1, all);
+        let value_bytes = kind.bytes(2) / 2 + tile * 4 / per_step;
+        let l1 = BLOCK_SHARE * known(hardware.caches.l1d, L1D) as f64;
+        let longest = if skinny { SKINNY_BLOCK } else { l1 as usize / value_bytes };
+        // Blocks of one length, so that the last of each panel finds as much room in the cache as the others.
+        let blocks = if slab == tile { 1 } else { padded.div_ceil(longest).max(1) };
+        let block = padded.div_ceil(blocks).next_multiple_of(2).min(padded);
         let unit = if strided { UNIT } else { 1 };
         let panel_bytes = if strided { kind.bytes(block) } else { 0 };
         let carried = if block < padded { slab * unit } else { tile };
@@ -91,6 +111,7 @@ impl Plan {
             slab,
             together,
             slabs: together,
+            tasks: hardware.threads * if skinny { SKINNY_TASKS_PER_THREAD } else { TASKS_PER_THREAD },
             tile,
             block,
             panels: fixed.outputs().panels(),
@@ -313,7 +334,7 @@ impl Product<'_> {
         let packers = if packed * k <= INLINE_PACK { here } else { team };
         // Units of panels are shared out in contiguous runs: a thread reads on where it stopped.
         let units = plan.panels.div_ceil(plan.unit);
-        let runs = (team.threads() * TASKS_PER_THREAD).div_ceil(slabs.len()).clamp(1, units);
+        let runs = plan.tasks.div_ceil(slabs.len()).clamp(1, units);
         let multiply =
             Multiply { product: self, slabs, units, runs, packed: to, scratch: to.wrapping_add(plan.rows_bytes()) };
         // SAFETY: the plan sized the workspace for these rows and for every worker, `check` vouches for the operands,
@@ -340,6 +361,16 @@ enum Right {
         k: usize,
         n: usize,
     },
+}
+
+/// Where the results of a tile and a panel go.
+#[derive(Clone, Copy)]
+struct Written {
+    group: usize,
+    row: usize,
+    rows: usize,
+    first: usize,
+    columns: usize,
 }
 
 /// The products of packed slabs with runs of panels.
@@ -407,6 +438,9 @@ impl Multiply<'_> {
                     } else {
                         all_sums
                     };
+                    if last {
+                        self.prefetch_residual(slab, tile, rows, panel);
+                    }
                     // SAFETY: the tile was packed at this height with `steps` steps, of which `width / per_step` from
                     // step `k / per_step` on are this block's; sums of the tile are this worker's.
                     unsafe {
@@ -425,6 +459,21 @@ impl Multiply<'_> {
         }
     }
 
+    /// Asks for what [`Multiply::finish`] adds to a tile, while its products are summed.
+    #[inline(always)]
+    fn prefetch_residual(&self, slab: &Slab, tile: usize, rows: usize, panel: usize) {
+        let Some(residual) = self.product.residual else { return };
+        let outputs = self.product.fixed.outputs();
+        let first = panel * outputs.columns_per_panel();
+        let bytes = outputs.columns_per_panel() * residual.dtype.size();
+        for r in 0..rows {
+            let line = residual.line(slab.group, slab.row + tile + r).from(first);
+            for at in (0..bytes).step_by(64) {
+                simd::prefetch(line.ptr.wrapping_add(at), Reach::Near);
+            }
+        }
+    }
+
     /// Writes the results of a tile.
     #[inline(always)]
     unsafe fn finish<S: Simd>(
@@ -433,7 +482,7 @@ impl Multiply<'_> {
         tile: usize,
         rows: usize,
         panel: usize,
-        sums: *const f32,
+        sums: *mut f32,
         bias: &[f32; PANEL],
     ) {
         let Product { fixed, plan, finish, out, residual, .. } = self.product;
@@ -441,12 +490,37 @@ impl Multiply<'_> {
         let outputs = fixed.outputs();
         let first = panel * outputs.columns_per_panel();
         let columns = (outputs.columns() - first).min(outputs.columns_per_panel());
-        for r in 0..rows {
-            let row = slab.row + tile + r;
-            let out = out.line(slab.group, row).from(first);
-            let residual = residual.map(|rows| rows.line(slab.group, row).from(first));
-            // SAFETY: passed on: rows and columns are inside the result.
-            unsafe { finish.row::<S>(sums.add(r * PANEL), bias, out, residual, columns) };
+        let tile = Written { group: slab.group, row: slab.row + tile, rows, first, columns };
+        let side_by_side = |rows: &Rows| rows.k_stride == 1 && rows.dtype == out.dtype;
+        let whole = columns.is_multiple_of(LANES) && side_by_side(out) && residual.iter().all(side_by_side);
+        // SAFETY: passed on: rows and columns are inside the result.
+        unsafe {
+            finish.apply::<S>(sums, rows, bias);
+            match out.dtype {
+                DType::F32 if whole => self.write::<S, f32>(tile, sums),
+                DType::F16 if whole => self.write::<S, f16>(tile, sums),
+                DType::BF16 if whole => self.write::<S, bf16>(tile, sums),
+                _ => {
+                    for r in 0..rows {
+                        let line = |rows: &Rows| rows.line(tile.group, tile.row + r).from(first);
+                        finish.store::<S>(sums.add(r * PANEL), line(out), residual.as_ref().map(line), columns);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rounds results to rows of `T`s, to which a residual of `T`s may be added.
+    #[inline(always)]
+    unsafe fn write<S: Simd, T: Stored>(&self, tile: Written, results: *const f32) {
+        let Product { finish, out, residual, .. } = self.product;
+        for r in 0..tile.rows {
+            let address = |rows: &Rows| rows.address(tile.group, tile.row + r).cast::<T>().wrapping_add(tile.first);
+            let residual = residual.as_ref().map(address);
+            // SAFETY: passed on.
+            unsafe {
+                finish.store_whole::<S, T>(results.add(r * PANEL), address(out).cast_mut(), residual, tile.columns);
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use sinew_tensor::DType;
 use super::rows::Line;
 use crate::activation::Activation;
 use crate::packed::{Outputs, PANEL};
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, Stored};
 
 /// Where the residual is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,39 +142,73 @@ impl Finish {
         }
     }
 
-    /// Turns the 32 sums of one row of a panel into results: `out` and `residual` begin at the panel's first column.
+    /// Turns `rows` rows of 32 sums into results, in place, but for the residual: of a gated panel the first 16.
     ///
     /// # Safety
-    /// Those of [`Simd`]; `sums` has 32 values, `out` and `residual` have `columns` elements, at most 32 (gated: 16).
+    /// Those of [`Simd`]; `sums` has the rows.
     #[inline(always)]
-    pub unsafe fn row<S: Simd>(
-        &self,
-        sums: *const f32,
-        bias: &[f32; PANEL],
-        out: Line,
-        residual: Option<Line>,
-        columns: usize,
-    ) {
-        let epilogue = &self.epilogue;
-        // SAFETY: passed on; lanes are below `columns`.
-        unsafe {
-            for half in 0..if epilogue.gated { 1 } else { 2 } {
-                let first = half * LANES;
-                if columns <= first {
-                    break;
+    pub unsafe fn apply<S: Simd>(&self, sums: *mut f32, rows: usize, bias: &[f32; PANEL]) {
+        let Epilogue { alpha, activation, gated, .. } = self.epilogue;
+        if alpha == 1.0 && self.bias.is_none() && activation.is_none() && !gated {
+            return;
+        }
+        for r in 0..rows {
+            for half in 0..if gated { 1 } else { 2 } {
+                // SAFETY: passed on.
+                unsafe {
+                    let sums = sums.add(r * PANEL);
+                    let mut x = self.scaled::<S>(sums, bias, half);
+                    if let Some(activation) = activation {
+                        x = activation.apply::<S>(x);
+                    }
+                    if gated {
+                        x = S::mul(x, self.scaled::<S>(sums, bias, 1));
+                    }
+                    S::store(sums.add(half * LANES), x);
                 }
-                let count = (columns - first).min(LANES);
-                let mut x = self.scaled::<S>(sums, bias, half);
-                if let Some(activation) = epilogue.activation {
-                    x = activation.apply::<S>(x);
-                }
-                if epilogue.gated {
-                    x = S::mul(x, self.scaled::<S>(sums, bias, 1));
-                }
+            }
+        }
+    }
+
+    /// Adds the residual to results of a row of a panel and rounds them into `out`; both begin at its first column.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; `results` has 32 values, `out` and `residual` have `columns` elements, at most 32.
+    #[inline(always)]
+    pub unsafe fn store<S: Simd>(&self, results: *const f32, out: Line, residual: Option<Line>, columns: usize) {
+        for first in (0..columns).step_by(LANES) {
+            let count = (columns - first).min(LANES);
+            // SAFETY: passed on; lanes are below `columns`.
+            unsafe {
+                let mut x = S::load(results.add(first));
                 if let Some(residual) = residual {
-                    x = S::fma(residual.from(first).load::<S>(count), S::splat(epilogue.beta), x);
+                    x = S::fma(residual.from(first).load::<S>(count), S::splat(self.epilogue.beta), x);
                 }
                 out.from(first).store::<S>(x, count);
+            }
+        }
+    }
+
+    /// [`Finish::store`] of a number of columns that is a multiple of 16, side by side in the output and the residual.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn store_whole<S: Simd, T: Stored>(
+        &self,
+        results: *const f32,
+        out: *mut T,
+        residual: Option<*const T>,
+        columns: usize,
+    ) {
+        for first in (0..columns).step_by(LANES) {
+            // SAFETY: passed on.
+            unsafe {
+                let mut x = S::load(results.add(first));
+                if let Some(residual) = residual {
+                    x = S::fma(T::load::<S>(residual.add(first)), S::splat(self.epilogue.beta), x);
+                }
+                T::store::<S>(out.add(first), x);
             }
         }
     }

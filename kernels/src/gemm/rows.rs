@@ -6,7 +6,11 @@ use sinew_tensor::{DType, View};
 use super::tile::{MAX_TILE, Tiles};
 use crate::Result;
 use crate::packed::PanelKind;
-use crate::simd::{Kernel, LANES, Simd, Stored};
+use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
+
+/// Values that rows are asked for ahead of where they are packed: twelve rows at once are more than a core's own
+/// prefetcher follows.
+const AHEAD: usize = 128;
 
 /// A `[batch, M, …]` operand: where each row is.
 ///
@@ -18,6 +22,7 @@ pub(super) struct Rows {
     /// Elements from value to value of a row.
     pub k_stride: usize,
     ptr: *const u8,
+    /// Rows of a batch; without an end where the next batch goes on at the same stride.
     m: usize,
     batch_stride: usize,
     row_stride: usize,
@@ -28,13 +33,16 @@ impl Rows {
     pub fn new(view: &View<'_>, m: usize) -> Result<Self> {
         let (ptr, strides) = (view.host_ptr()?, view.strides());
         let (batch_stride, row_stride, k_stride) = (strides[0], strides[1], strides[2]);
+        let m = if view.shape()[0] == 1 || batch_stride == m * row_stride { usize::MAX } else { m };
         Ok(Self { dtype: view.dtype(), k_stride, ptr, m, batch_stride, row_stride })
     }
 
     /// The first value of a row.
     #[inline(always)]
     pub fn address(&self, group: usize, row: usize) -> *const u8 {
-        let at = (group + row / self.m) * self.batch_stride + row % self.m * self.row_stride;
+        // A division takes as long as a result's own arithmetic.
+        let (batch, row) = if row < self.m { (group, row) } else { (group + row / self.m, row % self.m) };
+        let at = batch * self.batch_stride + row * self.row_stride;
         self.ptr.wrapping_add(at * self.dtype.size())
     }
 
@@ -202,6 +210,7 @@ impl PackRows<'_> {
             unsafe {
                 let mut rows = [S::splat(0.0); LANES];
                 for (line, row) in lines.iter().zip(&mut rows).take(valid) {
+                    simd::prefetch(line.wrapping_add((k + AHEAD) * self.rows.k_stride).cast(), Reach::Near);
                     *row = if self.tiles.pairs && as_it_is && k + 2 * LANES <= self.k {
                         S::load(line.add(k).cast())
                     } else if self.tiles.pairs {
