@@ -175,12 +175,15 @@ fn check_regexes<'a>(part: impl Fn(&'static str) -> &'a Value) -> Result<(), Str
             "its regular expressions have {size} letters and classes, when what repeats is written out"
         ));
     }
-    let backtrack = |what: &str| Err(format!("the regular expressions of its {what} match in too many ways"));
-    match () {
-        () if before.ways > regex::MAX_WAYS => backtrack("normalizer and pre_tokenizer"),
-        () if after.ways > regex::MAX_DECODER_WAYS => backtrack("decoder and post_processor"),
-        () => Ok(()),
+    for (what, ways, most) in [
+        ("normalizer and pre_tokenizer", before.ways, regex::MAX_WAYS),
+        ("decoder and post_processor", after.ways, regex::MAX_DECODER_WAYS),
+    ] {
+        if ways > most {
+            return Err(format!("the regular expressions of its {what} match in too many ways"));
+        }
     }
+    Ok(())
 }
 
 /// The bytes of tokens, less those that one has in common with another at the beginning.
@@ -222,18 +225,19 @@ impl Added {
         Ok(())
     }
 
-    /// Adds tokens that are declared elsewhere. What is said of one that is known goes before what is said here.
+    /// Adds tokens that are declared elsewhere. What is said of one there goes before what its own file says.
     fn declare(&mut self, declared: &[(u32, AddedToken)]) -> Result<(), String> {
-        let known: HashMap<_, _> = self.tokens.iter().map(|token| (token.content.clone(), token.clone())).collect();
+        let known: HashMap<_, _> = self.tokens.iter().map(|token| (&*token.content, token)).collect();
+        let mut new = Vec::new();
         for (id, token) in declared {
-            match known.get(&token.content) {
-                Some(same) if same == token => continue,
+            match known.get(&*token.content) {
+                Some(same) if *same == token => continue,
                 Some(_) => {}
                 None => self.declared.push((*id, token.content.clone())),
             }
-            self.push(token.clone())?;
+            new.push(token.clone());
         }
-        Ok(())
+        new.into_iter().try_for_each(|token| self.push(token))
     }
 
     /// Those that stand in a text as it is, or those in what the normalizer makes of it.
