@@ -524,7 +524,7 @@ fn tokenizers_that_lie() {
         ),
         ("a long decoder", "decoder", replace(&"b".repeat(10 << 20)).to_string(), "10485760 bytes"),
         ("a template", "post_processor", template, "a part"),
-        ("many added tokens", "added_tokens", Value::from(added).to_string(), "added_tokens"),
+        ("many added tokens", "added_tokens", json!(added).to_string(), "added_tokens"),
         ("a part of many values", "decoder", repeated(&json!({}), 10_000_000), "a part"),
         ("many merges", "model", merges, "expected"),
         (
@@ -554,6 +554,23 @@ fn tokenizers_that_lie() {
             "regular expressions",
         ),
         (
+            "expressions that take long to match",
+            "decoder",
+            steps(
+                "decoders",
+                json!({"type": "Replace", "pattern": {"Regex": r"(?:.|..)+(?=\bqz)q"}, "content": "y"}),
+                100,
+            ),
+            "too many ways",
+        ),
+        ("expressions of another syntax", "pre_tokenizer", split(r"(?m).+").to_string(), "Ruby's syntax"),
+        (
+            "pieces without one for what is unknown",
+            "model",
+            r#"{"type":"Unigram","unk_id":null,"vocab":[["a",0]]}"#.to_owned(),
+            "no unk_id",
+        ),
+        (
             "a long vocabulary that is no JSON",
             "model",
             format!(r#"{{"type":"BPE","precompiled_charsmap":0,"vocab":{{{vocab}"#),
@@ -571,7 +588,18 @@ fn tokenizers_that_lie() {
         refused_by(what, decoder.path(), &[PROMPT], &["tokenizer.json", words]);
         refused_by(what, encoder.path(), &[EMBED], &["tokenizer.json", words]);
     }
-    // The weights are looked at first: to read a long vocabulary takes most of a second.
+    let normalized: Vec<&Value> = added.iter().take(100_000).collect();
+    let lowercase = vec![json!({"type": "Lowercase"}); 1000];
+    let decoder = copy(DECODER);
+    with_text(decoder.path(), "tokenizer.json", |text| {
+        let mut json: Value = serde_json::from_str(&text).expect("valid JSON");
+        json["added_tokens"] = json!(normalized);
+        json["normalizer"] = json!({"type": "Sequence", "normalizers": lowercase});
+        json.to_string()
+    });
+    refused_by("steps for each token", decoder.path(), &[PROMPT], &["tokenizer.json", "over the added_tokens"]);
+
+    // What is soon read is looked at first: to read a long vocabulary takes most of a second.
     let [decoder, encoder] = [DECODER, ENCODER].map(copy);
     for folder in [&decoder, &encoder] {
         with_text(folder.path(), "tokenizer.json", |text| {
@@ -580,6 +608,13 @@ fn tokenizers_that_lie() {
             json.to_string()
                 .replace("\"HERE\"", &format!(r#"{{"type":"BPE","vocab":{{{longest}}},"merges":[{pairs}]}}"#))
         });
+        let config = fs::read_to_string(folder.path().join("tokenizer_config.json")).expect("a config");
+        for (wrong, words) in [("{", "JSON"), (r#"{"added_tokens_decoder":{"x":{}}}"#, "`added_tokens_decoder`")] {
+            write(folder.path(), "tokenizer_config.json", wrong);
+            let arguments = if folder.path() == decoder.path() { PROMPT } else { EMBED };
+            refused_by("its config", folder.path(), &[arguments], &["tokenizer_config.json", words]);
+        }
+        write(folder.path(), "tokenizer_config.json", config);
         let weights = fs::read(folder.path().join(WEIGHTS)).expect("weights");
         write(folder.path(), WEIGHTS, &weights[..weights.len() - 10]);
     }

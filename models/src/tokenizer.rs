@@ -3,18 +3,19 @@
 //! The work is done by the `tokenizers` crate. What is added here: the truncation and padding that some
 //! `tokenizer.json` files have switched on are left out, because the length of a text is the caller's business.
 
+mod config;
 mod file;
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-use tokenizers::normalizers::{BertNormalizer, NormalizerWrapper};
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner, TruncationDirection};
 
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count, brief};
 use crate::folder::{FileName, Folder};
+use config::Declared;
 use file::TokenizerFile;
 
 /// Tokens that a cut may change besides those of an added token or a word that it goes through: the last of what a model
@@ -52,39 +53,14 @@ pub struct Tokenizer {
 impl Tokenizer {
     pub(crate) fn read(folder: &Folder) -> Result<Option<Self>> {
         let Some(text) = folder.text_if_present(FileName::Tokenizer)? else { return Ok(None) };
-        let mut tokenizer = Self::parse(text.as_bytes(), &folder.path_of(FileName::Tokenizer).display().to_string())?;
-        let file = FileName::TokenizerConfig;
-        if let Some(value) = folder.json_if_present(file)? {
-            tokenizer.follow(&Fields::of(value, file.as_str(), "")?)?;
-        }
-        Ok(Some(tokenizer))
-    }
-
-    /// Does what `tokenizer_config.json` says and `tokenizer.json` does not: where they contradict, transformers goes by
-    /// the former.
-    fn follow(&mut self, config: &Fields<'_>) -> Result<()> {
-        self.cuts_begin = match config.text("truncation_side")? {
-            None | Some("right") => false,
-            Some("left") => true,
-            Some(other) => {
-                let problem = format!("must be right or left, found {}", other.escape_debug());
-                return Err(config.problem("truncation_side", &problem));
-            }
+        // This is soon read, and what is wrong with it soon said.
+        let config = FileName::TokenizerConfig;
+        let declared = match folder.json_if_present(config)? {
+            Some(value) => Declared::read(&Fields::of(value, config.as_str(), "")?)?,
+            None => Declared::default(),
         };
-        let bert = matches!(config.text("tokenizer_class")?, Some("BertTokenizer" | "BertTokenizerFast"));
-        if let Some(NormalizerWrapper::BertNormalizer(found)) = self.inner.get_normalizer().filter(|_| bert) {
-            let chinese = config.flag("tokenize_chinese_chars")?.unwrap_or(true);
-            let lowercase = config.flag("do_lower_case")?.unwrap_or(true);
-            let normalizer = BertNormalizer::new(found.clean_text, chinese, config.flag("strip_accents")?, lowercase);
-            guarded(
-                || "cannot change the normalizer".to_owned(),
-                || {
-                    self.inner.with_normalizer(Some(normalizer));
-                    Ok(())
-                },
-            )?;
-        }
-        Ok(())
+        let file = folder.path_of(FileName::Tokenizer).display().to_string();
+        Self::parse(text.as_bytes(), &file, declared).map(Some)
     }
 
     /// Reads the contents of a `tokenizer.json`.
@@ -93,18 +69,20 @@ impl Tokenizer {
     ///
     /// [`Error::Tokenizer`] when it is no tokenizer.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        Self::parse(bytes, FileName::Tokenizer.as_str())
+        Self::parse(bytes, FileName::Tokenizer.as_str(), Declared::default())
     }
 
-    fn parse(bytes: &[u8], file: &str) -> Result<Self> {
+    fn parse(bytes: &[u8], file: &str, declared: Declared) -> Result<Self> {
         let invalid = || format!("{file} is not a valid tokenizer");
-        let walked = TokenizerFile::read(bytes);
+        let walked = TokenizerFile::read(bytes, &declared.added);
         let walked = walked.map_err(|source| Error::Tokenizer { what: invalid(), source: source.into() })?;
         let reach = walked.reach;
         let mut inner = guarded(invalid, || walked.build())?;
         inner.with_padding(None);
         guarded(|| format!("cannot turn off the truncation in {file}"), || inner.with_truncation(None).map(|_| ()))?;
-        Ok(Self { inner, unsettled: UNSETTLED + reach.falls_into, growth: reach.growth, cuts_begin: false })
+        declared.follow(&mut inner);
+        let cuts_begin = declared.cuts_begin;
+        Ok(Self { inner, unsettled: UNSETTLED + reach.falls_into, growth: reach.growth, cuts_begin })
     }
 
     /// The tokens of `text`, with the special ones that the model expects around a text (`[CLS]`, `<s>`) if

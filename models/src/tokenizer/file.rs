@@ -10,17 +10,21 @@ mod growth;
 mod model;
 mod part;
 mod regex;
+mod ruby;
 
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, Tokenizer};
 
-use growth::{around, growth};
+use crate::files::brief;
+use growth::{around, growth, steps};
 use model::Model;
 use part::Part;
+use regex::Cost;
 
 /// Tokens beside the vocabulary. Gemma has 6,400, and models of speech have tens of thousands.
 const MAX_ADDED: usize = 1 << 17;
@@ -31,6 +35,9 @@ const MAX_ALL_ADDED_BYTES: usize = 4 << 20;
 /// States of the automatons that find them, of which each takes two microseconds and 170 bytes: one for each byte that a
 /// token has after what it shares with another. The 66,000 tokens of a model of speech take 200,000.
 const MAX_STATES: usize = 1 << 19;
+/// Bytes of added tokens that the steps of a normalizer go through, of which each takes 30 nanoseconds. The 66,000 tokens
+/// of a model of speech take 3 million in one step, and 8 million in three.
+const MAX_NORMALIZING: usize = 3 << 22;
 /// What one byte may become.
 const MAX_GROWTH: usize = 1 << 10;
 /// Special tokens around a text.
@@ -51,15 +58,16 @@ pub(super) struct TokenizerFile<'de> {
     /// What is small: all but the next two.
     parts: Map<String, Value>,
     model: Model<'de>,
-    added: Vec<AddedToken>,
+    added: Added,
     pub reach: Reach,
 }
 
 impl<'de> TokenizerFile<'de> {
-    /// Walks a file, and refuses what would take more time or memory than any real tokenizer does.
-    pub fn read(json: &'de [u8]) -> serde_json::Result<Self> {
+    /// Walks a file, and refuses what would take more time or memory than any real tokenizer does. There are `declared`
+    /// tokens besides its own, with their ids.
+    pub fn read(json: &'de [u8], declared: &[(u32, AddedToken)]) -> serde_json::Result<Self> {
         let mut reader = serde_json::Deserializer::from_slice(json);
-        let file = reader.deserialize_map(File)?;
+        let file = reader.deserialize_map(File { declared })?;
         reader.end()?;
         Ok(file)
     }
@@ -70,14 +78,23 @@ impl<'de> TokenizerFile<'de> {
         let mut tokenizer: Tokenizer = serde_json::from_value(self.parts.into())?;
         let model = self.model.build(tokenizer.get_model())?;
         tokenizer.with_model(model);
-        tokenizer.add_tokens(&self.added);
+        tokenizer.add_tokens(&self.added.tokens);
+        for (id, token) in self.added.declared {
+            let given = tokenizer.token_to_id(&token);
+            if given != Some(id) {
+                let (token, given) = (brief(&json!(token)), given.map_or("none".to_owned(), |id| id.to_string()));
+                return Err(format!("tokenizer_config.json adds {token} with the id {id}, but it gets {given}").into());
+            }
+        }
         Ok(tokenizer)
     }
 }
 
-struct File;
+struct File<'a> {
+    declared: &'a [(u32, AddedToken)],
+}
 
-impl<'de> Visitor<'de> for File {
+impl<'de> Visitor<'de> for File<'_> {
     type Value = TokenizerFile<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -97,7 +114,11 @@ impl<'de> Visitor<'de> for File {
                     Value::Null
                 }
                 "version" | "truncation" | "padding" | "normalizer" | "pre_tokenizer" | "post_processor"
-                | "decoder" => map.next_value_seed(Part::default().seed(false))?,
+                | "decoder" => {
+                    let mut part = map.next_value_seed(Part::default().seed(false))?;
+                    ruby::translate(&mut part).map_err(Error::custom)?;
+                    part
+                }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                     continue;
@@ -106,10 +127,11 @@ impl<'de> Visitor<'de> for File {
             part::insert(&mut parts, key, part)?;
         }
         let model: Model<'de> = model.ok_or_else(|| Error::missing_field("model"))?;
+        added.declare(self.declared).map_err(Error::custom)?;
         let part = |name| parts.get(name).unwrap_or(&Value::Null);
         let growth = check_parts(part, &added).map_err(Error::custom)?;
         let reach = Reach { falls_into: added.longest.max(model.longest_word()), growth };
-        Ok(TokenizerFile { parts, model, added: added.tokens, reach })
+        Ok(TokenizerFile { parts, model, added, reach })
     }
 }
 
@@ -119,13 +141,7 @@ fn check_parts<'a>(part: impl Fn(&'static str) -> &'a Value, added: &Added) -> R
         bytes if bytes > MAX_GROWTH => Err(format!("the {what} makes up to {bytes} bytes of one")),
         bytes => Ok(bytes),
     };
-    let steps = ["normalizer", "pre_tokenizer", "decoder", "post_processor"];
-    let size = steps.into_iter().fold(0, |size, name| regex::size(part(name)).saturating_add(size));
-    if size > regex::MAX_SIZE {
-        return Err(format!(
-            "its regular expressions have {size} letters and classes, when what repeats is written out"
-        ));
-    }
+    check_regexes(&part)?;
     let normalized = grown("normalizer", 1, "normalizer")?;
     grown("pre_tokenizer", normalized, "pre_tokenizer, after the normalizer,")?;
     grown("decoder", 1, "decoder")?;
@@ -133,15 +149,41 @@ fn check_parts<'a>(part: impl Fn(&'static str) -> &'a Value, added: &Added) -> R
     if tokens > MAX_AROUND {
         return Err(format!("the post_processor puts {tokens} special tokens around a text"));
     }
-    let states = added.states(|bytes| growth(part("normalizer"), bytes, true))?;
+    let longer = added.grown(|bytes| growth(part("normalizer"), bytes, true))?;
+    let states = added.states(longer);
     if states > MAX_STATES {
         return Err(format!("the added_tokens need up to {states} states to be found"));
     }
+    let work = added.normalizing(longer, steps(part("normalizer")), Cost::of(part("normalizer")));
+    if work > MAX_NORMALIZING {
+        return Err(format!("the normalizer takes too long over the added_tokens: {work} steps"));
+    }
     /// A text, of which a prefix is a small part.
     const TEXT: usize = 4096;
-    let mut steps = ["normalizer", "pre_tokenizer"].into_iter();
-    let replaced = steps.try_fold(TEXT, |bytes, name| growth(part(name), bytes, false))?;
+    let mut both = ["normalizer", "pre_tokenizer"].into_iter();
+    let replaced = both.try_fold(TEXT, |bytes, name| growth(part(name), bytes, false))?;
     Ok(replaced.div_ceil(TEXT))
+}
+
+/// Refuses expressions that take long to compile, or to match.
+fn check_regexes<'a>(part: impl Fn(&'static str) -> &'a Value) -> Result<(), String> {
+    let cost = |names: [&'static str; 2]| Cost::all(names.into_iter().map(|name| Cost::of(part(name))));
+    let (before, after) = (cost(["normalizer", "pre_tokenizer"]), cost(["decoder", "post_processor"]));
+    let size = before.size.saturating_add(after.size);
+    if size > regex::MAX_SIZE {
+        return Err(format!(
+            "its regular expressions have {size} letters and classes, when what repeats is written out"
+        ));
+    }
+    for (what, ways, most) in [
+        ("normalizer and pre_tokenizer", before.ways, regex::MAX_WAYS),
+        ("decoder and post_processor", after.ways, regex::MAX_DECODER_WAYS),
+    ] {
+        if ways > most {
+            return Err(format!("the regular expressions of its {what} match in too many ways"));
+        }
+    }
+    Ok(())
 }
 
 /// The bytes of tokens, less those that one has in common with another at the beginning.
@@ -161,21 +203,73 @@ fn states<'a>(tokens: impl Iterator<Item = &'a str>) -> usize {
 #[derive(Default)]
 struct Added {
     tokens: Vec<AddedToken>,
-    /// The bytes of the longest.
+    /// The bytes of the longest, and of all.
     longest: usize,
+    bytes: usize,
+    /// Those that are not in this file, with the ids that they have to get.
+    declared: Vec<(u32, String)>,
 }
 
 impl Added {
-    /// The states of the two automatons that find them: those that stand in a text as it is, and those in what the
-    /// normalizer makes of it, where they are as long as it may make one of middle length.
-    fn states(&self, growth: impl Fn(usize) -> Result<usize, String>) -> Result<usize, String> {
-        let found = |normalized| {
-            let tokens = self.tokens.iter().filter(move |token| token.normalized == normalized);
-            tokens.map(|token| token.content.as_str())
-        };
-        let length = found(true).map(str::len).sum::<usize>().div_ceil(found(true).count().max(1)).max(1);
-        let longer = growth(length)?.div_ceil(length);
-        Ok(states(found(false)) + states(found(true)).saturating_mul(longer))
+    fn push(&mut self, token: AddedToken) -> Result<(), String> {
+        let bytes = token.content.len();
+        self.bytes += bytes;
+        if self.tokens.len() == MAX_ADDED || self.bytes > MAX_ALL_ADDED_BYTES {
+            return Err(format!("more than {MAX_ADDED} added_tokens or {MAX_ALL_ADDED_BYTES} bytes of them"));
+        }
+        if bytes > MAX_ADDED_BYTES {
+            return Err(format!("one of the added_tokens has {bytes} bytes"));
+        }
+        self.longest = self.longest.max(bytes);
+        self.tokens.push(token);
+        Ok(())
+    }
+
+    /// Adds tokens that are declared elsewhere. What is said of one there goes before what its own file says.
+    fn declare(&mut self, declared: &[(u32, AddedToken)]) -> Result<(), String> {
+        let known: HashMap<_, _> = self.tokens.iter().map(|token| (&*token.content, token)).collect();
+        let mut new = Vec::new();
+        for (id, token) in declared {
+            match known.get(&*token.content) {
+                Some(same) if *same == token => continue,
+                Some(_) => {}
+                None => self.declared.push((*id, token.content.clone())),
+            }
+            new.push(token.clone());
+        }
+        new.into_iter().try_for_each(|token| self.push(token))
+    }
+
+    /// Those that stand in a text as it is, or those in what the normalizer makes of it.
+    fn found(&self, normalized: bool) -> impl Iterator<Item = &str> {
+        let tokens = self.tokens.iter().filter(move |token| token.normalized == normalized);
+        tokens.map(|token| token.content.as_str())
+    }
+
+    /// How many times as long the normalizer may make those that it changes, as one of middle length.
+    fn grown(&self, growth: impl Fn(usize) -> Result<usize, String>) -> Result<usize, String> {
+        let bytes = self.found(true).map(str::len).sum::<usize>();
+        let length = bytes.div_ceil(self.found(true).count().max(1)).max(1);
+        Ok(growth(length)?.div_ceil(length))
+    }
+
+    /// The states of the two automatons that find them, in which some are `longer` times as long.
+    fn states(&self, longer: usize) -> usize {
+        states(self.found(false)) + states(self.found(true)).saturating_mul(longer)
+    }
+
+    /// What it takes to normalize them, in bytes that a step goes through.
+    fn normalizing(&self, longer: usize, steps: usize, regexes: Cost) -> usize {
+        /// What a step takes before it has seen a byte.
+        const STEP: usize = 16;
+        /// Bytes that a class matches while a step goes through one.
+        const MATCHED: usize = 8;
+        let tokens = self.found(true).map(|token| {
+            let bytes = token.len().saturating_mul(longer);
+            let matched = bytes.saturating_mul(regexes.far).saturating_add(regex::classes(regexes.size));
+            steps.saturating_mul(bytes + STEP).saturating_add(bytes.saturating_mul(matched) / MATCHED)
+        });
+        tokens.fold(0, usize::saturating_add)
     }
 }
 
@@ -198,19 +292,9 @@ impl<'de> Deserialize<'de> for Added {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Added, A::Error> {
-                let (mut added, mut all) = (Added::default(), 0);
+                let mut added = Added::default();
                 while let Some(Token { token, .. }) = list.next_element()? {
-                    let bytes = token.content.len();
-                    all += bytes;
-                    if added.tokens.len() == MAX_ADDED || all > MAX_ALL_ADDED_BYTES {
-                        let limits = format!("{MAX_ADDED} added_tokens or {MAX_ALL_ADDED_BYTES} bytes of them");
-                        return Err(Error::custom(format!("more than {limits}")));
-                    }
-                    if bytes > MAX_ADDED_BYTES {
-                        return Err(Error::custom(format!("one of the added_tokens has {bytes} bytes")));
-                    }
-                    added.longest = added.longest.max(bytes);
-                    added.tokens.push(token);
+                    added.push(token).map_err(Error::custom)?;
                 }
                 Ok(added)
             }

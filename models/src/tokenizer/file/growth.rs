@@ -19,6 +19,15 @@ fn fields(step: &Value) -> Result<Option<&Map<String, Value>>, String> {
     }
 }
 
+/// The steps of a normalizer. BERT's does the work of six.
+pub(super) fn steps(part: &Value) -> usize {
+    match (part.get("normalizers").and_then(Value::as_array), part.get("type").and_then(Value::as_str)) {
+        (Some(parts), _) => parts.iter().map(steps).sum(),
+        (None, Some("BertNormalizer")) => 6,
+        (None, _) => usize::from(part.is_object()),
+    }
+}
+
 /// The bytes that `bytes` bytes may become in a part of the file, of which every object may be a step; without `maps`,
 /// those that normal forms and maps of characters leave alone.
 pub(super) fn growth(step: &Value, bytes: usize, maps: bool) -> Result<usize, String> {

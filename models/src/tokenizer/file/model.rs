@@ -18,14 +18,17 @@ use super::part::{self, Part};
 use super::states;
 use crate::files::brief;
 
-/// Tokens in a vocabulary, and merges. The largest published ones are Gemma 3's, 262,144 and 514,906.
+/// Tokens in a vocabulary, and merges. The largest published ones that are not Unigram's are Gemma 3's, 262,144 and
+/// 514,906.
 const MAX_ENTRIES: usize = 5 << 17;
+/// The pieces of Unigram: XLM-V has 901,629.
+const MAX_PIECES: usize = 1 << 20;
 /// Bytes of a token in a vocabulary, and of one that a trie holds, in which each byte may be a step of its own.
 const MAX_TOKEN_BYTES: usize = 1 << 10;
 const MAX_PIECE_BYTES: usize = 1 << 8;
-/// Bytes of all that a trie holds, and its states, of which each takes 340 bytes: twice those of the largest vocabularies.
+/// Bytes of all that a trie holds, and its states, of which each takes 340 bytes.
 const MAX_PIECES_BYTES: usize = 16 << 20;
-const MAX_PIECE_STATES: usize = 1 << 21;
+const MAX_PIECE_STATES: usize = 1 << 22;
 /// Characters of a word in WordPiece, which tries every part of it, and bytes of what it puts before a part.
 const MAX_WORD_CHARS: usize = 1 << 8;
 const MAX_PREFIX_BYTES: usize = 1 << 6;
@@ -47,6 +50,19 @@ impl Model<'_> {
     /// The characters of the longest word that is looked at.
     pub fn longest_word(&self) -> usize {
         self.options.get("max_input_chars_per_word").and_then(Value::as_u64).unwrap_or(0) as usize
+    }
+
+    /// That Unigram, which tokenizes a text whole or not at all, has a token for a letter that it does not know.
+    fn check_unknown(&self) -> Result<(), &'static str> {
+        let option = |name| self.options.get(name).unwrap_or(&Value::Null);
+        // The oldest files do not say which model theirs is.
+        let unigram =
+            matches!(self.vocab, Some(Vocab::Scores(_))) && [&Value::Null, &json!("Unigram")].contains(&option("type"));
+        let knows = !option("unk_id").is_null() || *option("byte_fallback") == json!(true);
+        match unigram && !knows {
+            true => Err("the model has no unk_id and no byte_fallback, for letters that it has no token for"),
+            false => Ok(()),
+        }
     }
 
     /// The model as a file would have it, without its tokens.
@@ -169,6 +185,7 @@ impl<'de> Deserialize<'de> for Model<'de> {
                         }
                     }
                 }
+                model.check_unknown().map_err(Error::custom)?;
                 Ok(model)
             }
         }
@@ -209,7 +226,7 @@ impl<'de> Deserialize<'de> for Vocab<'de> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vocab<'de>, A::Error> {
                 let (mut ids, mut count) = (HashMap::new(), 0);
                 while let Some((token, id)) = map.next_entry::<Text<'de>, u32>()? {
-                    count_entry(&mut count)?;
+                    count_entry(&mut count, MAX_ENTRIES)?;
                     check_length(&token, MAX_TOKEN_BYTES)?;
                     ids.insert(token, id);
                 }
@@ -219,7 +236,7 @@ impl<'de> Deserialize<'de> for Vocab<'de> {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vocab<'de>, A::Error> {
                 let (mut pieces, mut count, mut bytes) = (Vec::new(), 0, 0);
                 while let Some((piece, score)) = list.next_element::<(Text<'de>, f64)>()? {
-                    count_entry(&mut count)?;
+                    count_entry(&mut count, MAX_PIECES)?;
                     check_length(&piece, MAX_PIECE_BYTES)?;
                     bytes += piece.0.len();
                     if bytes > MAX_PIECES_BYTES {
@@ -255,7 +272,7 @@ impl<'de> Deserialize<'de> for Merges<'de> {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Merges<'de>, A::Error> {
                 let (mut merges, mut count, mut lines) = (Vec::new(), 0, None);
                 while let Some(Merge { halves, line }) = list.next_element()? {
-                    count_entry(&mut count)?;
+                    count_entry(&mut count, MAX_ENTRIES)?;
                     if *lines.get_or_insert(line) != line {
                         return Err(Error::custom("merges are all texts, or all pairs of texts"));
                     }
@@ -326,10 +343,10 @@ impl<'de> Deserialize<'de> for Merge<'de> {
     }
 }
 
-fn count_entry<E: Error>(count: &mut usize) -> Result<(), E> {
+fn count_entry<E: Error>(count: &mut usize, most: usize) -> Result<(), E> {
     *count += 1;
-    match *count > MAX_ENTRIES {
-        true => Err(E::custom(format!("more than {MAX_ENTRIES} tokens or merges"))),
+    match *count > most {
+        true => Err(E::custom(format!("more than {most} tokens or merges"))),
         false => Ok(()),
     }
 }
