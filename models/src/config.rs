@@ -73,13 +73,30 @@ impl ModelConfig {
     ///
     /// [`Error::Input`].
     pub fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
-        check_tokens(
-            tokens,
-            match self {
-                ModelConfig::Decoder(config) => config.vocab_size,
-                ModelConfig::Encoder(config) => config.vocab_size,
-            },
-        )
+        let vocab_size = match self {
+            ModelConfig::Decoder(config) => config.vocab_size,
+            ModelConfig::Encoder(config) => config.vocab_size,
+        };
+        check_tokens(tokens, vocab_size)
+    }
+
+    /// Refuses a text that is no text of an embedding model: with tokens that it has no row for, or more of them than it
+    /// has positions.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`].
+    pub fn check_text(&self, tokens: &[u32]) -> Result<()> {
+        self.check_tokens(tokens)?;
+        check_positions(tokens.len(), self.text_positions())
+    }
+
+    /// The most tokens of a text that is embedded.
+    pub(crate) fn text_positions(&self) -> usize {
+        match self {
+            ModelConfig::Encoder(config) => config.max_position_embeddings,
+            ModelConfig::Decoder(config) => config.trained_context(),
+        }
     }
 
     /// The `model_type` that the config names.
@@ -95,6 +112,13 @@ pub(crate) fn check_tokens(tokens: &[u32], vocab_size: usize) -> Result<()> {
     match tokens.iter().find(|&&token| token as usize >= vocab_size) {
         Some(token) => Err(Error::Input(format!("token {token} is not in the vocabulary of {vocab_size} tokens"))),
         None => Ok(()),
+    }
+}
+
+pub(crate) fn check_positions(tokens: usize, positions: usize) -> Result<()> {
+    match tokens > positions {
+        true => Err(Error::Input(format!("a text of {tokens} tokens; the model has {positions} positions"))),
+        false => Ok(()),
     }
 }
 

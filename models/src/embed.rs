@@ -11,6 +11,7 @@ use sinew_ops::Context;
 
 use self::backbone::Backbone;
 use crate::checkpoint::Checkpoint;
+use crate::config::check_positions;
 use crate::load::{Loader, Precision, Progress, Sizes, WeightOptions};
 use crate::plan::Plan;
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
@@ -77,15 +78,15 @@ impl EmbeddingModel {
     ) -> Result<Self> {
         let model = folder.config()?;
         let config = folder.embedding()?.clone();
-        let (pooling, positions) = match model {
-            ModelConfig::Encoder(encoder) => (config.pooling.or(Some(Pooling::Mean)), encoder.max_position_embeddings),
-            ModelConfig::Decoder(decoder) => (config.pooling, decoder.trained_context()),
+        let pooling = match model {
+            ModelConfig::Encoder(_) => config.pooling.or(Some(Pooling::Mean)),
+            ModelConfig::Decoder(_) => config.pooling,
         };
         let pooling = pooling.ok_or_else(|| Error::Unsupported {
             what: format!("embedding with the decoder `{}` without a modules.json", model.model_type()),
             supported: "encoders, and decoders whose modules.json says how tokens are pooled".to_owned(),
         })?;
-        let max_tokens = folder.text_limits()?.limit(positions);
+        let max_tokens = folder.text_limits()?.limit(model.text_positions());
         let checkpoint = folder.checkpoint(options.load)?;
         ctx.prefetch()?;
         let device = &**ctx.device();
@@ -151,11 +152,7 @@ impl EmbeddingModel {
     }
 
     fn check_length(&self, tokens: &[u32]) -> Result<()> {
-        let (length, positions) = (tokens.len(), self.backbone.longest());
-        if length > positions {
-            return Err(Error::Input(format!("a text of {length} tokens; the model has {positions} positions")));
-        }
-        Ok(())
+        check_positions(tokens.len(), self.backbone.longest())
     }
 
     /// One vector for each text, in order, with the prompt that the model's files name as the default.

@@ -15,7 +15,7 @@ use sinew_ops::layers::{Add, Embedding, Norm, NormOptions, Rotary, Sequences};
 use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
-use crate::config::{LearnedPositions, check_tokens};
+use crate::config::{LearnedPositions, check_positions, check_tokens};
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::Plan;
 use crate::scratch::{Values, sum};
@@ -216,14 +216,8 @@ impl Encoder {
             let reason = format!("{rows} tokens in {n} texts, planned for {most_rows} tokens in {most}");
             return Err(Error::Input(reason));
         }
-        let longest = self.config.max_position_embeddings;
         for text in texts {
-            if text.len() > longest {
-                return Err(Error::Input(format!(
-                    "a text of {} tokens; the model has {longest} positions",
-                    text.len()
-                )));
-            }
+            check_positions(text.len(), self.config.max_position_embeddings)?;
             check_tokens(text, self.config.vocab_size)?;
         }
         Ok(())

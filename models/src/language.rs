@@ -138,10 +138,7 @@ impl LanguageModel {
     ) -> Result<Self> {
         let config = folder.config()?.as_decoder()?;
         let checkpoint = folder.checkpoint(options.weights.load)?;
-        // What is wrong with the weights is known long before a vocabulary is read.
-        Self::plan(config, &checkpoint, options, &**ctx.device())?;
-        let tokenizer = folder.tokenizer()?;
-        Self::from_parts(ctx, config, &checkpoint, tokenizer, options, progress)
+        Self::build(ctx, config, &checkpoint, || folder.tokenizer(), options, progress)
     }
 
     /// A model from a config, a checkpoint and a tokenizer that are in memory.
@@ -156,11 +153,24 @@ impl LanguageModel {
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
+        Self::build(ctx, config, checkpoint, || Ok(tokenizer), options, progress)
+    }
+
+    /// What is wrong with the weights is known long before a vocabulary is read, so that comes after.
+    fn build(
+        ctx: Arc<Context>,
+        config: &DecoderConfig,
+        checkpoint: &Checkpoint,
+        tokenizer: impl FnOnce() -> Result<Option<Arc<Tokenizer>>>,
+        options: &LoadOptions,
+        progress: crate::load::Progress<'_>,
+    ) -> Result<Self> {
         let device = &**ctx.device();
         let precision = options.weights.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
         let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
         Self::plan(config, checkpoint, options, device)?.fits(device, &purpose)?;
+        let tokenizer = tokenizer()?;
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;

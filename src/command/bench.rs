@@ -61,7 +61,9 @@ impl Bench {
         }
         let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping) };
         let start = Instant::now();
-        let mut model = self.model.load(machine.context()?, &options, None)?;
+        let ctx = machine.context()?;
+        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
+        let mut model = self.model.load(ctx, &checkpoint, &options, None)?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
 

@@ -79,10 +79,10 @@ impl Chat {
         // A first turn, for a template that no turn gets through.
         template.render(&self.beginning().with("user", "Hello!"))?;
         let ctx = machine.context()?;
-        self.model.check(&ctx, &self.stepping)?;
+        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
         let tokenizer = self.model.tokenizer()?;
         let options = LoadOptions { context: self.context, ..self.model.options(0, &self.stepping) };
-        let model = self.model.load(ctx, &options, Some(tokenizer))?;
+        let model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
         let session = model.session();
         let (conversation, total) = (self.beginning(), Total::default());
         let mut talk = Talk { command: self, template, config, model, session, conversation, total };

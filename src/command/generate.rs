@@ -48,7 +48,7 @@ impl Generate {
         let config = folder.generation_config()?;
         self.sampling.options(config, 0, MAX_NEW_TOKENS)?;
         let ctx = machine.context()?;
-        self.model.check(&ctx, &self.stepping)?;
+        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
         let prompt = match (&self.prompt, &self.tokens) {
             (Some(text), _) => self.model.tokenizer()?.encode_prompt(text, true, decoder.longest_context())?,
             (None, Some(tokens)) => {
@@ -60,7 +60,8 @@ impl Generate {
         let options = self.sampling.options(config, prompt.len(), MAX_NEW_TOKENS)?;
         let options = GenerateOptions { logprobs: self.logprobs, ..options };
         let context = decoder.context_for(prompt.len(), options.max_new_tokens)?;
-        let mut model = self.model.load(ctx, &self.model.options(context, &self.stepping), folder.tokenizer()?)?;
+        let mut model =
+            self.model.load(ctx, &checkpoint, &self.model.options(context, &self.stepping), folder.tokenizer()?)?;
         catch_interrupts();
         let stream = !self.json;
         let mut out = std::io::stdout().lock();

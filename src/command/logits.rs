@@ -41,11 +41,11 @@ impl Logits {
         if fs::metadata(&self.output).is_ok_and(|kind| !kind.is_file()) {
             return Err(format!("cannot write {}: it is not a regular file", self.output.display()).into());
         }
-        // Nor a folder that nothing can be written to.
         let folder = self.model.folder()?;
-        folder.config()?.check_tokens(tokens)?;
-        drop(self.create("logits", 1)?);
         if EmbeddingModel::describes(folder)? {
+            folder.config()?.check_text(tokens)?;
+            // Where nothing can be written, nothing need be loaded.
+            drop(self.create("last_hidden_state", 1)?);
             let weights = self.model.weights();
             let mut model = EmbeddingModel::load_on(machine.context()?, folder, &weights, &mut |_, _| {})?;
             catch_interrupts();
@@ -59,7 +59,11 @@ impl Logits {
         }
         let context = folder.config()?.as_decoder()?.context_for(tokens.len(), 0)?;
         let options = LoadOptions { max_logits: MAX_LOGITS, ..self.model.options(context, &self.stepping) };
-        let mut model = self.model.load(machine.context()?, &options, None)?;
+        folder.config()?.check_tokens(tokens)?;
+        let ctx = machine.context()?;
+        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
+        drop(self.create("logits", 1)?);
+        let mut model = self.model.load(ctx, &checkpoint, &options, None)?;
         // Before the file: it must not stay behind half written.
         catch_interrupts();
         let mut file = self.create("logits", model.decoder().config().vocab_size)?;

@@ -27,7 +27,7 @@ use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use sinew::kernels::Registry;
 use sinew::memory;
-use sinew::models::checkpoint::Load;
+use sinew::models::checkpoint::{Checkpoint, Load};
 use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, Tokenizer, WeightOptions, one_line, printable};
 use sinew::ops::{Context, Policy};
 use sinew::tensor::DType;
@@ -175,13 +175,13 @@ impl Model {
         Ok(self.folder.get_or_init(|| Folder::new(path)))
     }
 
-    /// Refuses a model that cannot be loaded, as far as its headers tell: before its tokenizer is read, which takes
-    /// longer.
-    fn check(&self, ctx: &Context, stepping: &Stepping) -> Outcome<()> {
+    /// The weights of a decoder, which can be loaded as far as their headers tell: asked before the tokenizer is read,
+    /// which takes longer.
+    fn checkpoint(&self, ctx: &Context, stepping: &Stepping) -> Outcome<Checkpoint> {
         let folder = self.folder()?;
         let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(self.load)?);
         LanguageModel::plan(config, &checkpoint, &self.options(1, stepping), &**ctx.device())?;
-        Ok(())
+        Ok(checkpoint)
     }
 
     /// The model's own tokenizer, for commands that need it before the model.
@@ -195,13 +195,13 @@ impl Model {
     fn load(
         &self,
         ctx: Arc<Context>,
+        checkpoint: &Checkpoint,
         options: &LoadOptions,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> Outcome<LanguageModel> {
-        let folder = self.folder()?;
-        let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(options.weights.load)?);
+        let config = self.folder()?.config()?.as_decoder()?;
         let bar = progress_bar(LOADING);
-        let model = LanguageModel::from_parts(ctx, config, &checkpoint, tokenizer, options, &mut |done, total| {
+        let model = LanguageModel::from_parts(ctx, config, checkpoint, tokenizer, options, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });
