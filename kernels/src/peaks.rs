@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-#[cfg(target_arch = "x86_64")]
-use sinew_memory::SimdLevel;
-use sinew_memory::{Buffer, Cpu, Device, Team};
+use sinew_memory::{Buffer, Cpu, Device, SimdLevel, Team};
 
 use crate::Compute;
 use crate::Result;
@@ -36,8 +34,10 @@ const READ_BYTES: usize = 1 << 30;
 const TRIES: usize = 5;
 /// Steps of a register-only loop, long enough for a few milliseconds.
 const STEPS: usize = 1 << 20;
-/// Independent sums of a register-only loop: enough to cover the latency of two pipelines.
-const SUMS: usize = 12;
+/// Independent sums of a register-only loop, which are to cover the latency of two pipelines: as many as leave registers
+/// for the factors, of the 32 of AVX-512, and of the 16 of others, whose vectors take two and more each.
+const SUMS: usize = 24;
+const FEW_SUMS: usize = 6;
 
 /// Bytes of a copy on a device that is not a CPU, and copies that are timed together.
 const COPY_BYTES: usize = 256 << 20;
@@ -58,10 +58,16 @@ impl Peaks {
 
     fn of_cpu(cpu: &Cpu, device: &Arc<dyn Device>) -> Result<Self> {
         let (team, level) = (cpu.team(), device.hardware().simd);
+        let wide = level >= SimdLevel::Avx512;
         let f32_flops_per_s = rate(team, |threads| {
             // SAFETY: the kernel touches registers only.
-            unsafe { simd::launch(level, team, threads, &Registers) };
-            (2 * simd::LANES * SUMS * STEPS * threads) as f64
+            unsafe {
+                match wide {
+                    true => simd::launch(level, team, threads, &Registers::<SUMS>),
+                    false => simd::launch(level, team, threads, &Registers::<FEW_SUMS>),
+                }
+            }
+            (2 * simd::LANES * if wide { SUMS } else { FEW_SUMS } * STEPS * threads) as f64
         });
         let bf16_flops_per_s = match level {
             #[cfg(target_arch = "x86_64")]
@@ -127,27 +133,22 @@ fn rate(team: &Team, work: impl Fn(usize) -> f64 + Send + Sync) -> f64 {
     best
 }
 
-/// Multiply-adds on registers only.
-struct Registers;
+/// Multiply-adds on registers only, to `SUMS` sums.
+struct Registers<const SUMS: usize>;
 
-impl Kernel for Registers {
+impl<const SUMS: usize> Kernel for Registers<SUMS> {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, _task: usize, _worker: usize) {
         // SAFETY: no memory is touched but the black box's own.
         unsafe {
             let (a, b) = (S::splat(std::hint::black_box(1.0)), S::splat(std::hint::black_box(1e-9)));
-            // Names of their own: as an array the sums were stored at each step, at half the rate.
-            let [mut s0, mut s1, mut s2, mut s3, mut s4, mut s5] = [S::splat(0.0); SUMS / 2];
-            let [mut t0, mut t1, mut t2, mut t3, mut t4, mut t5] = [S::splat(0.0); SUMS / 2];
+            let mut sums = [S::splat(0.0); SUMS];
             for _ in 0..STEPS {
-                for sum in [&mut s0, &mut s1, &mut s2, &mut s3, &mut s4, &mut s5] {
-                    *sum = S::fma(*sum, a, b);
-                }
-                for sum in [&mut t0, &mut t1, &mut t2, &mut t3, &mut t4, &mut t5] {
-                    *sum = S::fma(*sum, a, b);
+                for sum in &mut sums {
+                    *sum = S::fma(a, b, *sum);
                 }
             }
-            for sum in [s0, s1, s2, s3, s4, s5, t0, t1, t2, t3, t4, t5] {
+            for sum in sums {
                 std::hint::black_box(S::reduce_add(sum));
             }
         }
