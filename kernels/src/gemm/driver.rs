@@ -14,11 +14,7 @@ use crate::packed::{Lane, PANEL, PanelKind, pack_panel};
 use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
 use crate::{Launch, Operands, Operator, Result};
 
-/// The share of a first-level cache that a block of a panel and a tile's part of A take together: the next block's first
-/// page, which is asked for meanwhile, has to find room beside them.
-const BLOCK_SHARE: f64 = 11.0 / 12.0;
-/// First- and second-level caches where the system does not tell.
-const L1D: usize = 32 << 10;
+/// Second-level caches where the system does not tell.
 const L2: usize = 1 << 20;
 /// Values of K in a block where there are two tiles at most: the second, which finds its block in the cache, gives memory
 /// no work, so its turns are to be short.
@@ -84,23 +80,21 @@ impl Plan {
         let per_step = if tiles.pairs { 2 } else { 1 };
         let steps = padded / per_step;
         let (groups, rows) = if shared { (1, call.batch * call.m) } else { (call.batch, call.m) };
-        let known = |size, usual| if size == 0 { usual } else { size };
-        let cache = known(hardware.caches.l2, L2) / 2;
+        let cache = if hardware.caches.l2 == 0 { L2 } else { hardware.caches.l2 } / 2;
         let strided = matches!(fixed.b, Rhs::Strided(_));
         let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
         let row_bytes = steps * 4;
         let slab = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile);
         let skinny = slab <= 2 * tile;
+        let unit = if strided { UNIT } else { 1 };
         // As much as the threads' caches hold: fewer forks, and to each thread slabs of its own.
         let all = groups.max(1) * rows.div_ceil(slab.max(1)).max(1);
         let together = (cache * hardware.threads / (slab * row_bytes).max(1)).clamp(1, all);
-        let value_bytes = kind.bytes(2) / 2 + tile * 4 / per_step;
-        let l1 = BLOCK_SHARE * known(hardware.caches.l1d, L1D) as f64;
-        let longest = if skinny { SKINNY_BLOCK } else { l1 as usize / value_bytes };
-        // Blocks of one length, so that the last of each panel finds as much room in the cache as the others.
+        // A block of a panel is read again for each tile, from the cache of A's slab, which it takes half as much of.
+        // From the one before it, it would come faster; but its sums would be carried over from block to block.
+        let longest = if skinny { SKINNY_BLOCK } else { (cache / 2 / unit / kind.bytes(2) * 2).max(2) };
         let blocks = if slab == tile { 1 } else { padded.div_ceil(longest).max(1) };
         let block = padded.div_ceil(blocks).next_multiple_of(2).min(padded);
-        let unit = if strided { UNIT } else { 1 };
         let panel_bytes = if strided { kind.bytes(block) } else { 0 };
         let carried = if block < padded { slab * unit } else { tile };
         Self {
