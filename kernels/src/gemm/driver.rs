@@ -16,8 +16,8 @@ use crate::{Launch, Operands, Operator, Result};
 
 /// Second-level caches where the system does not tell.
 const L2: usize = 1 << 20;
-/// Values of K in a block where there are two tiles at most: the second, which finds its block in the cache, gives memory
-/// no work, so its turns are to be short.
+/// Values of K in a block where a panel is read a few times only: all but the first find it in a cache and give memory no
+/// work, so their turns are to be short.
 const SKINNY_BLOCK: usize = 128;
 /// A slab of A has at least this many rows, however long they are: below it, reading the panels again would cost more
 /// than A's coming from the next cache.
@@ -93,7 +93,8 @@ impl Plan {
         // A block of a panel is read again for each tile, from the cache of A's slab, which it takes half as much of.
         // From the one before it, it would come faster; but its sums would be carried over from block to block.
         let longest = if skinny { SKINNY_BLOCK } else { (cache / 2 / unit / kind.bytes(2) * 2).max(2) };
-        let blocks = if slab == tile { 1 } else { padded.div_ceil(longest).max(1) };
+        let once = slab == tile && tiles.fit(rows.min(tile)).passes == 1;
+        let blocks = if once { 1 } else { padded.div_ceil(longest).max(1) };
         let block = padded.div_ceil(blocks).next_multiple_of(2).min(padded);
         let panel_bytes = if strided { kind.bytes(block) } else { 0 };
         let carried = if block < padded { slab * unit } else { tile };
@@ -426,7 +427,7 @@ impl Multiply<'_> {
                 let bias = unsafe { finish.panel_bias::<S>(panel, fixed.outputs()) };
                 for tile in (0..slab.count).step_by(plan.tile) {
                     let rows = (slab.count - tile).min(plan.tile);
-                    let Tile { height, run } = *tiles.fit(rows);
+                    let Tile { height, run, .. } = *tiles.fit(rows);
                     let sums = if plan.block < padded {
                         all_sums.wrapping_add(((panel - first) * plan.slab + tile) * PANEL)
                     } else {

@@ -35,6 +35,8 @@ pub(crate) struct Tiles {
 pub(crate) struct Tile {
     /// Its rows.
     pub height: usize,
+    /// Times that the loop reads the panel: each half by itself where a whole one has no room in registers.
+    pub passes: usize,
     /// The loop over K.
     pub run: Loop,
 }
@@ -81,10 +83,13 @@ impl Tiles {
     }
 }
 
-/// Tiles of a [`Loop`] that is generic over the height, and over what else is given.
+/// Tiles of a [`Loop`] that is generic over the height, and over how many of a panel's two halves it takes in a pass.
 macro_rules! tiles {
-    ($chain:ident: $(<$height:literal $(, $more:literal)*>),+) => {
-        &[$(crate::gemm::tile::Tile { height: $height, run: $chain::<$height $(, $more)*> }),+]
+    ($chain:ident: $(<$height:literal, $halves:literal>),+) => {
+        &[$(crate::gemm::tile::Tile { height: $height, passes: 2 / $halves, run: $chain::<$height, $halves> }),+]
+    };
+    ($whole:ident: $(<$height:literal>),+) => {
+        &[$(crate::gemm::tile::Tile { height: $height, passes: 1, run: $whole::<$height> }),+]
     };
 }
 #[cfg(target_arch = "x86_64")]
