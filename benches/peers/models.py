@@ -5,7 +5,7 @@
 
 Makes the checkpoint in the data folder once (988 MB for the 0.5B shape in bf16), and llama.cpp's form of it. Needs
 torch and transformers; llama-cpp-python and gguf for llama.cpp; a build of benches/peers/rust for candle. A contender
-that is not there is left out, and said so. `prefill 512` is a prompt of that length, `decode after N` 64 steps of one
+that is not there is left out, and said so. Files are in the page cache when a contender starts. `prefill 512` is a prompt of that length, `decode after N` 64 steps of one
 token behind N, `batch 8` the sum over 8 sequences; limits are those that Sinew measures in its own process.
 """
 
@@ -74,7 +74,11 @@ def main():
         "candle": [candle, folder, a.dtype],
     }
     contenders = {name: [every[name]] for name in wanted}
-    values, units = round_robin.run(contenders, a.rounds, a.threads)
+    weights = {name: [gguf] if name == "llama" else list(folder.glob("*.safetensors")) for name in wanted}
+    size = max(sum(file.stat().st_size for file in files) for files in weights.values())
+    values, units = round_robin.run(
+        contenders, a.rounds, a.threads, lambda name: round_robin.warm(weights[name], size * 5 // 4)
+    )
     limits = {}
     for what in [what for what in values if what.startswith("limit ")]:
         rounds = sorted(values.pop(what)["sinew"])

@@ -6,6 +6,7 @@ A line may name a "library", where one process measures several.
 """
 
 import json
+import mmap
 import os
 import statistics
 import subprocess
@@ -37,14 +38,30 @@ def lines_of(command, env):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], None
 
 
-def run(contenders, rounds, threads):
-    """`contenders`: {name: [commands]}. Returns {what: {name: [value of each round]}} and units."""
+def warm(files, memory=0):
+    """Reads files into the page cache, and touches as many bytes of memory as `memory` says: a virtual machine may have
+    given back what was free, and then whoever touches it next waits for its host."""
+    for file in files:
+        with open(file, "rb", buffering=0) as f:
+            while f.read(1 << 24):
+                pass
+    if memory:
+        with mmap.mmap(-1, memory, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as span:
+            span.madvise(mmap.MADV_HUGEPAGE)
+            for at in range(0, memory, mmap.PAGESIZE):
+                span[at] = 1
+
+
+def run(contenders, rounds, threads, before=lambda name: None):
+    """`contenders`: {name: [commands]}; `before` is called with a name before its commands run. Returns {what: {name:
+    [value of each round]}} and units."""
     values, units, absent = defaultdict(lambda: defaultdict(list)), {}, {}
     env = environment(threads)
     for number in range(1, rounds + 1):
         for name, commands in contenders.items():
             if name in absent:
                 continue
+            before(name)
             of_round = defaultdict(list)  # by (what, library)
             for command in commands:
                 lines, why = lines_of(command, env)
