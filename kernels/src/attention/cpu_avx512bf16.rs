@@ -177,30 +177,36 @@ unsafe impl Products for Dot {
     unsafe fn pack_values(rows: TileRows<'_>, dst: *mut u16, width: usize) -> bool {
         // SAFETY: see the impl.
         unsafe {
-            let exponent = _mm512_set1_epi16(0x7f80);
-            let mut infinite = 0;
+            let absolute = _mm512_set1_epi16(0x7fff);
+            // Columns in order, of two rows of 32: the first sixteen, and the others.
+            let low = _mm512_set_epi16(
+                47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2,
+                33, 1, 32, 0,
+            );
+            let high = _mm512_add_epi16(low, _mm512_set1_epi16(LANES as i16));
+            let mut largest = _mm512_setzero_si512();
             for j in 0..TILE / 2 {
                 let (even, odd) = (rows.get(2 * j), rows.get(2 * j + 1));
-                let dense = rows.line.dense() && even.is_some() && odd.is_some();
-                for at in (0..width).step_by(LANES) {
-                    let mut two = [_mm256_setzero_si256(); 2];
-                    if dense && at + LANES <= rows.line.n {
-                        two[0] = _mm256_loadu_si256(rows.ptrs[2 * j].cast::<u16>().add(at).cast());
-                        two[1] = _mm256_loadu_si256(rows.ptrs[2 * j + 1].cast::<u16>().add(at).cast());
+                let whole = if rows.line.dense() && even.is_some() && odd.is_some() { rows.line.n } else { 0 };
+                for at in (0..width).step_by(2 * LANES) {
+                    let two = if at + 2 * LANES <= whole {
+                        [2 * j, 2 * j + 1].map(|row| _mm512_loadu_si512(rows.ptrs[row].cast::<u16>().add(at).cast()))
                     } else {
-                        for (v, line) in two.iter_mut().zip([even, odd]) {
-                            if let Some(line) = line {
-                                *v = sixteen(line, at);
-                            }
-                        }
+                        [even, odd].map(|row| _mm512_castps_si512(row.map_or(_mm512_setzero_ps(), |r| thirty_two(r, at))))
+                    };
+                    for row in two {
+                        largest = _mm512_max_epu16(largest, _mm512_and_si512(row, absolute));
                     }
-                    let odd = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(two[1]));
-                    let both = _mm512_or_si512(_mm512_cvtepu16_epi32(two[0]), odd);
-                    infinite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
-                    _mm512_storeu_si512(dst.add(2 * (j * width + at)).cast(), both);
+                    let to = dst.add(2 * (j * width + at));
+                    _mm512_storeu_si512(to.cast(), _mm512_permutex2var_epi16(two[0], low, two[1]));
+                    if at + LANES < width {
+                        let to = to.add(2 * LANES).cast();
+                        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(two[0], high, two[1]));
+                    }
                 }
             }
-            infinite == 0
+            // Infinities and NaNs are what has the largest exponent.
+            _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0
         }
     }
 

@@ -10,7 +10,7 @@ use super::products::{Float, Products};
 use super::rows::{Line, Strided};
 use super::tile::block_rows;
 use super::{AttentionDynamic, AttentionStatic, Compute, GROUP, TILE};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{self, Kernel, Reach, Simd};
 use crate::{Launch, Operands, Result};
 
 /// Reads the contents, and runs the body's tasks with `launch_tasks`.
@@ -45,6 +45,12 @@ pub(super) unsafe fn run_body<P: Products>(
         }
     }
     Ok(())
+}
+
+/// Addresses of the keys and values of a tile; null where there is none.
+struct Located {
+    keys: [*const u8; TILE],
+    values: [*const u8; TILE],
 }
 
 /// Tasks are units of query rows, or a unit and a group of keys, or merges of those.
@@ -118,10 +124,10 @@ impl<P: Products> Way<'_, P> {
         unsafe {
             self.reset(&scratch.group, unit.rows);
             let mut tile = from / TILE * TILE;
+            let mut here = self.tile_at(unit, from, to, tile);
             while tile < to {
-                let mut keys = [std::ptr::null(); TILE];
-                let mut values = [std::ptr::null(); TILE];
-                self.locate(unit, from.max(tile), to.min(tile + TILE), tile, &mut keys, &mut values);
+                // Blocks of a cache lie anywhere: what comes next is on its way while this tile is multiplied.
+                let next = self.tile_at(unit, from, to, tile + TILE);
                 let line = |s: &Strided, dim: usize| Line {
                     ptr: std::ptr::null(),
                     stride: s.strides[dim],
@@ -129,9 +135,9 @@ impl<P: Products> Way<'_, P> {
                     dtype: s.dtype,
                 };
                 let last = if self.table.is_some() { 3 } else { 2 };
-                let rows = TileRows { ptrs: &keys, line: line(&self.k, last) };
+                let rows = TileRows { ptrs: &here.keys, line: line(&self.k, last) };
                 P::pack_keys(rows, scratch.keys, self.plan.depth);
-                let rows = TileRows { ptrs: &values, line: line(&self.v, last) };
+                let rows = TileRows { ptrs: &here.values, line: line(&self.v, last) };
                 let finite = P::pack_values(rows, scratch.values, self.plan.width);
                 let mut row = 0;
                 while row < unit.rows {
@@ -140,7 +146,25 @@ impl<P: Products> Way<'_, P> {
                     row += rows;
                 }
                 tile += TILE;
+                here = next;
             }
         }
+    }
+
+    /// Where the keys and values of a tile lie that are among `from..to`, which asks for them.
+    #[inline(always)]
+    unsafe fn tile_at(&self, unit: &Unit, from: usize, to: usize, tile: usize) -> Located {
+        let mut at = Located { keys: [std::ptr::null(); TILE], values: [std::ptr::null(); TILE] };
+        if tile < to {
+            // SAFETY: passed on.
+            unsafe { self.locate(unit, from.max(tile), to.min(tile + TILE), tile, &mut at.keys, &mut at.values) };
+            let bytes = self.fixed.head_dim * self.k.dtype.size();
+            for line in (0..bytes).step_by(64) {
+                for ptr in at.keys.iter().chain(&at.values) {
+                    simd::prefetch(ptr.wrapping_add(line), Reach::Near);
+                }
+            }
+        }
+        at
     }
 }
