@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let hardware = device.hardware();
     if !json {
         let Peaks { memory_bytes_per_s, arithmetic } = Peaks::measure(&device)?;
-        let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s } = arithmetic.ok_or("a CPU's peaks")?;
+        let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, .. } = arithmetic.ok_or("a CPU's peaks")?;
         println!(
             "{}, {threads} threads, {}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} GB/s",
             hardware.name,

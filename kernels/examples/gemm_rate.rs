@@ -73,11 +73,12 @@ impl Arguments {
     }
 }
 
-/// A packed weight in a dtype, multiplied in bf16 where it is bf16.
+/// A packed weight in a dtype, multiplied in bf16 where it is bf16, and in int8 where it is that.
 fn packed(dtype: DType, n: usize, k: usize) -> Result<GemmStatic> {
     let format = Format::of(dtype, DeviceKind::CPU).ok_or("no format")?;
     Ok(match dtype {
         DType::BF16 => GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Bf16),
+        DType::I8 => GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Int8),
         _ => GemmStatic::new(n, k, DType::F32, Rhs::Packed(format), DType::F32, Compute::F32),
     })
 }
@@ -98,11 +99,12 @@ fn main() -> Result<()> {
             continue;
         }
         println!(
-            "\n{threads} threads, {}: read {:.1} GB/s, f32 {:.0} GFLOP/s, bf16 dot products {:.0} GFLOP/s",
+            "\n{threads} threads, {}: read {:.1} GB/s, f32 {:.0} GFLOP/s, bf16 dot products {:.0} GFLOP/s, int8 {:.0} GOP/s",
             device.hardware().name,
             peaks.memory_bytes_per_s / 1e9,
             limit(&peaks, Compute::F32) / 1e9,
-            limit(&peaks, Compute::Bf16) / 1e9
+            limit(&peaks, Compute::Bf16) / 1e9,
+            limit(&peaks, Compute::Int8) / 1e9
         );
         println!("{:<62} {:<22} {:>9} {:>8} {:>7} {:>7}", "problem", "row", "ms", "GFLOP/s", "GB/s", "of limit");
         let report = |row: &Row<Gemm>, fixed: &GemmStatic, batch: usize, m: usize| -> Result<()> {
@@ -119,7 +121,7 @@ fn main() -> Result<()> {
                 if slow && m * n * k > 1 << 29 || row.arithmetic.foreign && m < 16 {
                     continue;
                 }
-                for dtype in [DType::BF16, DType::F16, DType::F32] {
+                for dtype in [DType::BF16, DType::F16, DType::F32, DType::I8] {
                     report(row, &packed(dtype, n, k)?, 1, m)?;
                 }
                 if m > 16 {
@@ -161,6 +163,7 @@ fn chosen(device: &Arc<dyn Device>, peaks: &Peaks) -> Result<()> {
         ("peak read", peaks.memory_bytes_per_s),
         ("peak f32", limit(peaks, Compute::F32)),
         ("peak bf16", limit(peaks, Compute::Bf16).max(limit(peaks, Compute::F32))),
+        ("peak int8", limit(peaks, Compute::Int8)),
     ];
     for (what, value) in limits {
         println!("{{\"what\":\"{what}\",\"value\":{}}}", value / 1e9);
@@ -227,7 +230,7 @@ fn report(
     // bf16 operands may be multiplied in f32 as well: the limit is the faster of the two.
     let peak = match fixed.compute {
         Compute::Bf16 => limit(peaks, Compute::Bf16).max(limit(peaks, Compute::F32)),
-        _ => limit(peaks, Compute::F32),
+        compute => limit(peaks, compute),
     };
     let least = (flops / peak).max(weight_bytes as f64 / peaks.memory_bytes_per_s);
     println!(

@@ -26,6 +26,8 @@ pub struct ArithmeticPeaks {
     pub f32_flops_per_s: f64,
     /// bf16 multiply-adds with f32 sums, each counted as two; the f32 rate where the CPU has no instruction for them.
     pub bf16_flops_per_s: f64,
+    /// int8 multiply-adds with i32 sums, each counted as two; the f32 rate where the CPU has no instruction for them.
+    pub int8_ops_per_s: f64,
 }
 
 /// Bytes read to measure bandwidth: more than the last-level caches hold that one process gets a share of.
@@ -78,6 +80,19 @@ impl Peaks {
             }),
             _ => f32_flops_per_s,
         };
+        #[cfg(target_arch = "x86_64")]
+        let vnni = wide && std::arch::is_x86_feature_detected!("avx512vnni");
+        #[cfg(not(target_arch = "x86_64"))]
+        let vnni = false;
+        let int8_ops_per_s = match vnni {
+            #[cfg(target_arch = "x86_64")]
+            true => rate(team, |threads| {
+                // SAFETY: the instructions were detected, and the loop touches registers only.
+                team.run(threads, |_, _| unsafe { x86::int8_products() });
+                (8 * simd::LANES * SUMS * STEPS * threads) as f64
+            }),
+            _ => f32_flops_per_s,
+        };
         let buffer = Buffer::allocate(device, READ_BYTES)?;
         let span = buffer.as_slice::<f32>()?;
         let memory_bytes_per_s = rate(team, |threads| {
@@ -88,16 +103,17 @@ impl Peaks {
             unsafe { simd::launch(level, team, parts, &reader) };
             (reader.len * parts * size_of::<f32>()) as f64
         });
-        let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s });
+        let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s });
         Ok(Self { memory_bytes_per_s, arithmetic })
     }
 
     /// The arithmetic limit of products with operands of a kind, where it was measured.
     pub fn flops_per_s(&self, compute: Compute) -> Option<f64> {
-        let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s } = self.arithmetic?;
+        let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s } = self.arithmetic?;
         Some(match compute {
             Compute::Bf16 => bf16_flops_per_s,
             Compute::F32 => f32_flops_per_s,
+            Compute::Int8 => int8_ops_per_s,
         })
     }
 }
@@ -187,6 +203,22 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::{STEPS, SUMS};
+
+    /// int8 dot products on registers only.
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub fn int8_products() {
+        let (a, b) = (std::hint::black_box(1), std::hint::black_box(1));
+        let (a, b) = (_mm512_set1_epi8(a), _mm512_set1_epi8(b));
+        let mut sums = [_mm512_setzero_si512(); SUMS];
+        for _ in 0..STEPS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, a, b);
+            }
+        }
+        for sum in sums {
+            std::hint::black_box(_mm512_reduce_add_epi32(sum));
+        }
+    }
 
     /// bf16 dot products on registers only.
     #[target_feature(enable = "avx512f,avx512bf16")]

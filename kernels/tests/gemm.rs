@@ -15,6 +15,13 @@ fn values(count: usize) -> Vec<f32> {
     (0..count).map(|_| generator.normal() as f32).collect()
 }
 
+/// Value `at` of a group, rounded to a multiple of the 127th of its largest.
+fn in_int8(values: &[f64], at: usize) -> f64 {
+    let group = &values[..values.len().min(128)];
+    let largest = group.iter().fold(0.0, |a: f32, &x| a.max(x.abs() as f32));
+    f64::from((largest / 127.0) * (values[at] as f32 * (127.0 / largest)).round_ties_even())
+}
+
 fn levels() -> impl Iterator<Item = SimdLevel> {
     SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected())
 }
@@ -28,7 +35,7 @@ fn misaligned(dtype: DType, values: &[f32]) -> Vec<u8> {
 #[test]
 fn packed_rows_come_back_rounded_once() {
     let team = Team::new(2).unwrap();
-    for (n, k) in [(1, 1), (2, 33), (34, 7), (70, 100), (96, 64), (66, 31)] {
+    for (n, k) in [(1, 1), (2, 33), (34, 7), (70, 100), (96, 64), (66, 31), (34, 300)] {
         let all = values(n * k);
         for from in DType::COMPUTE {
             // Three pieces, as of queries, keys and values.
@@ -54,9 +61,13 @@ fn packed_rows_come_back_rounded_once() {
                     let mut row = vec![0.0; k];
                     for i in 0..n {
                         format.unpack_row(&first.clone().unwrap(), n, k, gated, i, &mut row).unwrap();
+                        let stored: Vec<f64> =
+                            all[i * k..(i + 1) * k].iter().map(|&x| from.round(f64::from(x))).collect();
                         for (j, &x) in row.iter().enumerate() {
-                            let stored = from.round(f64::from(all[i * k + j]));
-                            let expected = format.dtype().round(stored);
+                            let expected = match format.dtype() {
+                                DType::I8 => in_int8(&stored[j / 128 * 128..], j % 128),
+                                dtype => dtype.round(stored[j]),
+                            };
                             assert_eq!(f64::from(x), expected, "{from} in {}, {n}x{k}, gated {gated}", format.name());
                         }
                     }
@@ -128,8 +139,8 @@ fn a_run_of_units_packs_as_a_weight_of_its_rows_alone() {
 fn right_operands_that_no_panel_holds_are_taken_by_no_row() {
     let device = Cpu::get();
     for dtype in DType::ALL.into_iter().filter(|dtype| !DType::COMPUTE.contains(dtype)) {
-        assert!(Format::of(dtype, DeviceKind::CPU).is_none(), "{dtype}");
-        for compute in [Compute::F32, Compute::Bf16] {
+        assert!(Format::of(dtype, DeviceKind::CPU).is_none_or(|format| format == &gemm::I8), "{dtype}");
+        for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
             for a in [DType::F32, dtype] {
                 let fixed = GemmStatic::new(8, 8, a, Rhs::Strided(dtype), a, compute);
                 for row in gemm::rows() {

@@ -192,7 +192,8 @@ unsafe impl Products for Dot {
                     let two = if at + 2 * LANES <= whole {
                         [2 * j, 2 * j + 1].map(|row| _mm512_loadu_si512(rows.ptrs[row].cast::<u16>().add(at).cast()))
                     } else {
-                        [even, odd].map(|row| _mm512_castps_si512(row.map_or(_mm512_setzero_ps(), |r| thirty_two(r, at))))
+                        [even, odd]
+                            .map(|row| _mm512_castps_si512(row.map_or(_mm512_setzero_ps(), |r| thirty_two(r, at))))
                     };
                     for row in two {
                         largest = _mm512_max_epu16(largest, _mm512_and_si512(row, absolute));

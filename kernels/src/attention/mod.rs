@@ -233,6 +233,9 @@ impl AttentionStatic {
         if self.head_dim == 0 || block || self.window == Some(0) {
             return Err(refuse(Attention::NAME, format!("{self}: head, block and window sizes start from 1")));
         }
+        if self.compute == Compute::Int8 {
+            return Err(refuse(Attention::NAME, format!("{self}: int8 is for matrix products")));
+        }
         let mask = match self.mask {
             Some(MaskKind::Additive(dtype)) => dtype,
             _ => DType::F32,

@@ -1,13 +1,11 @@
 //! The reference of embedding, and the cases.
 
-use sinew_memory::{Cpu, SimdLevel};
-use sinew_tensor::{DType, Tensor};
+use sinew_tensor::DType;
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
-use crate::case::{
-    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
-};
-use crate::packed::{FORMATS, Source, Weights};
+use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
+use crate::gemm::reference::packed;
+use crate::packed::FORMATS;
 use crate::{Arithmetic, Result};
 
 impl Reference for Embedding {
@@ -17,8 +15,8 @@ impl Reference for Embedding {
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {
-        let packed = FORMATS.into_iter().map(TableKind::Packed);
-        let kinds: Vec<TableKind> = DType::COMPUTE.into_iter().map(TableKind::Strided).chain(packed).collect();
+        let formats = FORMATS.into_iter().map(TableKind::Packed);
+        let kinds: Vec<TableKind> = DType::COMPUTE.into_iter().map(TableKind::Strided).chain(formats).collect();
         let sizes = [(1, 1), (7, 3), (33, 17), (5, 0), (64, 96), (100, 515), (31, 1030)];
         let tokens = [1, 0, 5, 40, 333];
         let values = [Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
@@ -52,16 +50,7 @@ impl Reference for Embedding {
         let ids = host_operand(id_dtype, &[tokens], case.lay, ids, false)?;
         let table = match table {
             TableKind::Strided(dtype) => random.operand(dtype, &[vocab, width], case.lay, case.values)?,
-            TableKind::Packed(format) => {
-                let plain = random.operand(format.dtype(), &[vocab, width], Lay::Contiguous, case.values)?;
-                let mut bytes = vec![0u8; format.packed_bytes(vocab, width, false)];
-                let sources = [Source::from_view(&plain.tensor.view())?];
-                let weights = Weights { sources: &sources, k: width, gated: false };
-                let cpu = Cpu::shared();
-                format.pack(cpu.team(), SimdLevel::Portable, &weights, &mut bytes)?;
-                let tensor = Tensor::from_slice(&Cpu::get(), &bytes, &[bytes.len()])?;
-                HostOperand { tensor, ..plain }
-            }
+            TableKind::Packed(format) => packed(&mut random, format, [vocab, width], false, case.values)?,
         };
         let out = random.output(out, &[tokens, width], case.lay)?;
         Ok(HostOperands { inputs: vec![Some(ids), Some(table)], outputs: vec![out] })

@@ -2,7 +2,7 @@
 
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
-use super::{Gemm, GemmDynamic, GemmStatic, Rhs, driver, tile};
+use super::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs, driver, tile};
 use crate::cpu_row::needs;
 use crate::packed::PanelKind;
 use crate::{Arithmetic, Operator, Refusal, Result, Row, Work};
@@ -41,7 +41,12 @@ pub(super) fn rows() -> Vec<Row<Gemm>> {
 /// Refuses machines below a level, and right operands that no panel holds. Says which panels are multiplied.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
     needs(level, hardware)?;
-    fixed.panel_kind().ok_or_else(|| "multiplies panels and right operands of f32, f16 and bf16 only".into())
+    match fixed.panel_kind() {
+        Some(PanelKind::I8) => Err("multiplies no int8".into()),
+        Some(_) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
+        Some(kind) => Ok(kind),
+        None => Err("multiplies panels and right operands of f32, f16 and bf16 only".into()),
+    }
 }
 
 /// f32 operations per second and thread that a level reaches on hardware whose best level is another.

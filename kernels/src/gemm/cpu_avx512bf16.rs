@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
-use super::tile::{Tiles, prefetch_page_ahead, tiles};
+use super::tile::{Left, Tiles, prefetch_page_ahead, tiles};
 use super::{Compute, Gemm, GemmStatic, cpu, driver};
 use crate::packed::{PANEL, PanelKind};
 use crate::simd::LANES;
@@ -42,7 +42,7 @@ pub(crate) fn rate(hardware: &Hardware) -> f64 {
     hardware.rates.f32_flops_per_s * dot_rate() * 0.85
 }
 
-pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, true, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
+pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
 
 /// `R` rows of two registers of sums: 12 rows with two registers of weights and one of broadcasts are 27 of 32.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]

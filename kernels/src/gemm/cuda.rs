@@ -113,6 +113,7 @@ fn mma_row<const TILE: usize>(name: &'static str) -> Row<Gemm> {
 /// The type that tensor cores multiply in without another rounding than the problem's own.
 pub(crate) fn multiplied_as(fixed: &GemmStatic) -> Result<DType, Refusal> {
     match (fixed.compute, fixed.b) {
+        (Compute::Int8, _) => Err("does not compute in int8".into()),
         (Compute::Bf16, Rhs::Strided(_)) => Ok(DType::BF16),
         (Compute::Bf16, Rhs::Packed(format)) if format.dtype() == DType::BF16 => Ok(DType::BF16),
         (Compute::Bf16, Rhs::Packed(format)) => {

@@ -42,9 +42,8 @@ struct Plan {
     /// Distinct right operands, and rows that each is multiplied with.
     groups: usize,
     rows: usize,
-    /// Steps of A's packing, and values of K in each.
-    steps: usize,
-    per_step: usize,
+    /// Values along K, zeros behind them included.
+    padded: usize,
     /// Rows of a full slab, and as many of those as are packed at a time; smaller ones may be up to `slabs`.
     slab: usize,
     together: usize,
@@ -77,13 +76,11 @@ impl Plan {
     ) -> Self {
         let padded = kind.padded_k(fixed.k);
         let tile = tiles.full().height;
-        let per_step = if tiles.pairs { 2 } else { 1 };
-        let steps = padded / per_step;
         let (groups, rows) = if shared { (1, call.batch * call.m) } else { (call.batch, call.m) };
         let cache = if hardware.caches.l2 == 0 { L2 } else { hardware.caches.l2 } / 2;
         let strided = matches!(fixed.b, Rhs::Strided(_));
         let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
-        let row_bytes = steps * 4;
+        let row_bytes = tiles.left.bytes(padded);
         let slab = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile);
         let skinny = slab <= 2 * tile;
         let unit = if strided { UNIT } else { 1 };
@@ -92,17 +89,17 @@ impl Plan {
         let together = (cache * hardware.threads / (slab * row_bytes).max(1)).clamp(1, all);
         // A block of a panel is read again for each tile, from the cache of A's slab, which it takes half as much of.
         // From the one before it, it would come faster; but its sums would be carried over from block to block.
-        let longest = if skinny { SKINNY_BLOCK } else { (cache / 2 / unit / kind.bytes(2) * 2).max(2) };
+        let granule = kind.granule();
+        let longest = if skinny { SKINNY_BLOCK } else { cache / 2 / unit / kind.bytes(granule) * granule };
         let once = slab == tile && tiles.fit(rows.min(tile)).passes == 1;
-        let blocks = if once { 1 } else { padded.div_ceil(longest).max(1) };
-        let block = padded.div_ceil(blocks).next_multiple_of(2).min(padded);
+        let blocks = if once { 1 } else { padded.div_ceil(longest.max(granule)).max(1) };
+        let block = padded.div_ceil(blocks).next_multiple_of(granule).min(padded);
         let panel_bytes = if strided { kind.bytes(block) } else { 0 };
         let carried = if block < padded { slab * unit } else { tile };
         Self {
             groups,
             rows,
-            steps,
-            per_step,
+            padded,
             slab,
             together,
             slabs: together,
@@ -401,7 +398,7 @@ impl Multiply<'_> {
     unsafe fn panels<S: Simd>(&self, slab: &Slab, first: usize, end: usize, scratch: *mut u8) {
         let Product { tiles, fixed, plan, right, finish, .. } = self.product;
         let kind = plan.kind;
-        let padded = plan.steps * plan.per_step;
+        let padded = plan.padded;
         let all_sums: *mut f32 = scratch.wrapping_add(plan.panel_bytes * plan.unit).cast();
         let a = self.packed.wrapping_add(slab.at);
         let mut k = 0;
@@ -436,11 +433,11 @@ impl Multiply<'_> {
                     if last {
                         self.prefetch_residual(slab, tile, rows, panel);
                     }
-                    // SAFETY: the tile was packed at this height with `steps` steps, of which `width / per_step` from
-                    // step `k / per_step` on are this block's; sums of the tile are this worker's.
+                    // SAFETY: the tile was packed at this height, of which what follows `k` values is this block's;
+                    // sums of the tile are this worker's.
                     unsafe {
-                        let a = a.add((tile * plan.steps + k / plan.per_step * height) * 4);
-                        run(kind, a, b, width / plan.per_step, sums, k > 0);
+                        let a = a.add(tile * plan.row_bytes + tiles.left.bytes(k) * height);
+                        run(kind, a, b, width / tiles.left.per_step(), sums, k > 0);
                         if last {
                             self.finish::<S>(slab, tile, rows, panel, sums, &bias);
                         }

@@ -16,6 +16,8 @@
 //! in order: blocks over K spill and reload the sums.
 //! - `gemm.mul-add-chain`: `s = s + a·b` with two roundings (portable).
 //! - `gemm.fma-chain`: `s = fma(a, b, s)` (AVX2 and AVX-512).
+//! - `gemm.int8-groups`: int8 products of 128 steps summed exactly, and these sums, scaled, in one chain of fused
+//!   multiply-adds (`gemm.int8-groups.mul-add` where they round twice).
 //! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).
 //! - `gemm.cuda.fma-chain`: the same chain on NVIDIA GPUs, with their exponential in activations.
 //! - `gemm.cuda.mma-chain`: tensor cores, sixteen products at a time in K's order, whatever the tile.
@@ -34,6 +36,7 @@
 pub(crate) mod cpu;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod cpu_avx512bf16;
+mod cpu_int8;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 #[cfg(all(feature = "cuda", not(target_os = "macos")))]
@@ -56,7 +59,7 @@ use crate::operator::{self, expect, expect_compute};
 use crate::packed::{Outputs, PanelKind};
 use crate::{Error, Operands, Operator, Result, Row, Work};
 
-pub use crate::packed::{BF16, F16, F32, Format, PANEL, Source, Weights};
+pub use crate::packed::{BF16, F16, F32, Format, I8, PANEL, Source, Weights};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
 pub use epilogue::{Epilogue, Residual};
@@ -141,6 +144,7 @@ impl GemmStatic {
             Rhs::Strided(dtype) => PanelKind::of(dtype).map(|kind| match self.compute {
                 Compute::F32 => kind,
                 Compute::Bf16 => PanelKind::Bf16,
+                Compute::Int8 => PanelKind::I8,
             }),
         }
     }
@@ -156,6 +160,7 @@ impl fmt::Display for GemmStatic {
         let compute = match self.compute {
             Compute::F32 => "f32",
             Compute::Bf16 => "bf16",
+            Compute::Int8 => "int8",
         };
         write!(f, "→{} in {compute}{}", self.out, self.epilogue)
     }
@@ -269,6 +274,9 @@ pub(crate) fn takes_rows(fixed: &GemmStatic) -> Result<(), crate::Refusal> {
         Rhs::Packed(format) => format.dtype(),
         Rhs::Strided(dtype) => dtype,
     };
+    if fixed.compute == Compute::Int8 {
+        return Err("does not compute in int8".into());
+    }
     let epilogue = &fixed.epilogue;
     let dtypes = [Some(fixed.a), Some(b), Some(fixed.out), epilogue.bias, epilogue.residual_input()];
     crate::cpu_row::takes_lanes(dtypes.into_iter().flatten())
@@ -279,6 +287,7 @@ pub fn rows() -> Vec<Row<Gemm>> {
     [
         #[cfg(target_arch = "x86_64")]
         vec![cpu_avx512bf16::ROW],
+        cpu_int8::rows(),
         cpu::rows(),
         vec![foreign::ROW],
         #[cfg(feature = "cuda")]

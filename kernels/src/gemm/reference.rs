@@ -4,7 +4,7 @@ use sinew_memory::{Cpu, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use super::epilogue::{Epilogue, Residual};
-use super::{BF16, BIAS, Compute, F16, F32, Format, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Rhs, Source, Weights};
+use super::{BF16, BIAS, Compute, F16, F32, Format, Gemm, GemmDynamic, GemmStatic, I8, RESIDUAL, Rhs, Source, Weights};
 use crate::activation::Activation;
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
@@ -34,12 +34,30 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
     let low = fixed.compute == Compute::Bf16;
     let (strided, k) = (matches!(fixed.b, Rhs::Strided(_)), fixed.k);
     let left = &left.values[(b * case.call.m + m) * k..][..k];
-    let pairs = left.iter().enumerate().map(|(i, &x)| {
-        // A packed weight's values are [N, K], a strided operand's [batch, K, N].
-        let y = right.values[if strided { (b * k + i) * fixed.n + n } else { n * k + i }];
-        (rounded(x, low), rounded(y, low && strided))
-    });
+    // A packed weight's values are [N, K], a strided operand's [batch, K, N].
+    let right = (0..k).map(|i| right.values[if strided { (b * k + i) * fixed.n + n } else { n * k + i }]);
+    if fixed.compute == Compute::Int8 {
+        let right: Vec<f64> = right.collect();
+        let right = if strided { quantized(&right) } else { right };
+        return Sum::of(quantized(left).into_iter().zip(right), arithmetic);
+    }
+    let pairs = left.iter().zip(right).map(|(&x, y)| (rounded(x, low), rounded(y, low && strided)));
     Sum::of(pairs, arithmetic)
+}
+
+/// Values as int8 holds them, in groups of 128: multiples of the largest's 127th.
+fn quantized(values: &[f64]) -> Vec<f64> {
+    let group = |x: &[f64]| {
+        let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
+        let largest = x.iter().fold(0.0, |a: f32, x| a.max(x.abs()));
+        let (scale, inverse) = match largest {
+            _ if x.iter().any(|x| !x.is_finite()) => (f32::NAN, 0.0),
+            0.0..1e-30 => (0.0, 0.0),
+            _ => (largest / 127.0, 127.0 / largest),
+        };
+        x.iter().map(|x| f64::from(scale * (x * inverse).round_ties_even())).collect::<Vec<_>>()
+    };
+    values.chunks(128).flat_map(group).collect()
 }
 
 /// Whether small integers come through an activation exactly, unless gated: factors are powers of two, and sums below
@@ -111,13 +129,18 @@ pub(crate) fn packed(
     gated: bool,
     values: Values,
 ) -> Result<HostOperand> {
-    let values: Vec<f64> = (0..n * k).map(|_| generator.value(values, format.dtype())).collect();
-    let bytes = encode(format.dtype(), &values);
-    let sources = [Source::from_bytes(&bytes, format.dtype(), n, k)?];
+    // A quantized format holds what it rounds these to.
+    let dtype = if format == &I8 { DType::F32 } else { format.dtype() };
+    let mut values: Vec<f64> = (0..n * k).map(|_| generator.value(values, dtype)).collect();
+    let bytes = encode(dtype, &values);
+    let sources = [Source::from_bytes(&bytes, dtype, n, k)?];
     let weights = Weights { sources: &sources, k, gated };
     let mut packed = vec![0; format.packed_bytes(n, k, gated)];
     let level = sinew_memory::SimdLevel::detected();
     format.pack(&Team::new(1)?, level, &weights, &mut packed)?;
+    if format == &I8 && k > 0 {
+        values = values.chunks(k).flat_map(quantized).collect();
+    }
     let buffer = sinew_memory::Buffer::from_slice(&Cpu::get(), &packed)?;
     let tensor = Tensor::new(buffer, DType::U8, Layout::contiguous(&[packed.len()])?)?;
     Ok(HostOperand { tensor, shape: vec![n, k], values })
@@ -263,6 +286,18 @@ impl Reference for Gemm {
                 }
             }
         }
+        // int8, of weights and of tensors.
+        for (i, &[batch, m, n, k]) in SHAPES.iter().chain(LARGE).enumerate() {
+            for (j, b) in [Rhs::Packed(&I8), Rhs::Strided(DType::COMPUTE[i % 3])].into_iter().enumerate() {
+                let epilogue = epilogues[(i + j) % epilogues.len()];
+                let n = if epilogue.gated { n + n % 2 } else { n };
+                let dtypes = [DType::COMPUTE[i / 3 % 3], DType::COMPUTE[i / 2 % 3]];
+                let fixed = GemmStatic::new(n, k, dtypes[0], b, dtypes[1], Compute::Int8).with(epilogue);
+                let (call, seed) = (GemmDynamic { batch, m }, 2000 + i as u64);
+                let values = [Values::Normal, Values::Normal, Values::Special, Values::Integers][i % 4];
+                cases.push(Case { fixed, call, lay: Lay::ALL[i % Lay::ALL.len()], values, seed });
+            }
+        }
         // What the crate that serves as a foreign row takes.
         for (i, &[batch, m, n, k]) in SHAPES.iter().enumerate() {
             let dtype = [DType::F32, DType::F16][i % 2];
@@ -342,7 +377,8 @@ impl Reference for Gemm {
             x.error += U * (x.value.abs() + 2.0 * product.abs());
             x.value += product;
         }
-        if case.values == Values::Integers && !epilogue.gated && is_exact(epilogue.activation) {
+        let exact = fixed.compute != Compute::Int8 && case.values == Values::Integers;
+        if exact && !epilogue.gated && is_exact(epilogue.activation) {
             return Expected::exact(fixed.out.round(x.value));
         }
         x.rounded_to(fixed.out)

@@ -3,9 +3,9 @@
 use half::{bf16, f16};
 use sinew_tensor::{DType, View};
 
-use super::tile::{MAX_TILE, Tiles};
+use super::tile::{Left, MAX_TILE, Tiles};
 use crate::Result;
-use crate::packed::PanelKind;
+use crate::packed::{GROUP, PanelKind, Quantized};
 use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
 
 /// Values that rows are asked for ahead of where they are packed: twelve rows at once are more than a core's own
@@ -196,13 +196,18 @@ impl PackRows<'_> {
         let valid = (slab.count - first).min(full);
         let height = self.tiles.fit(valid).height;
         let padded = self.panels.padded_k(self.k);
-        let steps = if self.tiles.pairs { padded / 2 } else { padded };
-        let to = self.to.wrapping_add(slab.at + first * steps * 4);
+        let left = self.tiles.left;
+        let to = self.to.wrapping_add(slab.at + first * left.bytes(padded));
         let mut lines = [std::ptr::null::<T>(); MAX_TILE];
         for (i, line) in lines.iter_mut().enumerate().take(valid) {
             *line = self.rows.address(slab.group, slab.row + first + i).cast();
         }
-        let per_step = if self.tiles.pairs { 2 } else { 1 };
+        if left == Left::Quads {
+            // SAFETY: passed on; rows without a line count as zeros.
+            return unsafe { self.quads::<S, T>(&lines[..valid], height, to) };
+        }
+        let (per_step, pairs) = (left.per_step(), left == Left::Pairs);
+        let steps = padded / per_step;
         let as_it_is = self.rows.dtype == DType::BF16 && self.rows.k_stride == 1;
         for step in (0..steps).step_by(LANES) {
             let (k, width) = (step * per_step, (steps - step).min(LANES));
@@ -211,9 +216,9 @@ impl PackRows<'_> {
                 let mut rows = [S::splat(0.0); LANES];
                 for (line, row) in lines.iter().zip(&mut rows).take(valid) {
                     simd::prefetch(line.wrapping_add((k + AHEAD) * self.rows.k_stride).cast(), Reach::Near);
-                    *row = if self.tiles.pairs && as_it_is && k + 2 * LANES <= self.k {
+                    *row = if pairs && as_it_is && k + 2 * LANES <= self.k {
                         S::load(line.add(k).cast())
-                    } else if self.tiles.pairs {
+                    } else if pairs {
                         S::round_pairs(self.load::<S, T>(*line, k), self.load::<S, T>(*line, k + LANES))
                     } else if self.round {
                         let mut rounded = [0; LANES];
@@ -226,6 +231,32 @@ impl PackRows<'_> {
                 let to = to.cast::<f32>().add(step * height);
                 for (i, values) in S::transpose(rows).into_iter().enumerate().take(width) {
                     S::store_n(to.add(i * height), values, height);
+                }
+            }
+        }
+    }
+
+    /// Groups of int8: each row's scale, its values' sum, and quads.
+    #[inline(always)]
+    unsafe fn quads<S: Simd, T: Stored>(&self, lines: &[*const T], height: usize, to: *mut u8) {
+        for k in (0..self.k).step_by(GROUP) {
+            let quads = (self.k - k).min(GROUP).div_ceil(4);
+            // SAFETY: passed on; the tile holds the group, zeros where there is no line.
+            unsafe {
+                let to = to.add(Left::Quads.bytes(k) * height).cast::<i32>();
+                to.write_bytes(0, (2 + quads) * height);
+                for (r, line) in lines.iter().enumerate() {
+                    let mut values = [0.0; GROUP];
+                    for at in (0..GROUP).step_by(LANES) {
+                        S::store(values.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at));
+                    }
+                    let Quantized { scale, values } = Quantized::of::<S>(&values);
+                    to.add(r).cast::<f32>().write(scale);
+                    to.add(height + r).write(values.iter().map(|&value| i32::from(value)).sum());
+                    for (quad, four) in values.chunks_exact(4).enumerate().take(quads) {
+                        let four = [four[0], four[1], four[2], four[3]].map(|value| value as u8);
+                        to.add((2 + quad) * height + r).write(i32::from_le_bytes(four));
+                    }
                 }
             }
         }

@@ -3,7 +3,7 @@
 use half::f16;
 use sinew_memory::SimdLevel;
 
-use crate::packed::{PANEL, PanelKind};
+use crate::packed::{GROUP, PANEL, PanelKind};
 use crate::simd::{self, LANES, Portable, Reach, Simd, Stored};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
@@ -19,13 +19,42 @@ pub(super) fn prefetch_page_ahead(p: *const u8) {
 pub(super) const MAX_TILE: usize = 12;
 const _: () = assert!(MAX_TILE <= LANES, "a tile's rows are transposed in one block of registers");
 
+/// How a tile of A's rows is packed: steps of K, and in each a value, pair or quad of every row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// f32.
+    Singles,
+    /// Pairs of bf16.
+    Pairs,
+    /// Groups of [`GROUP`] values: an f32 scale of each row, an i32 sum of each, and quads of int8.
+    Quads,
+}
+
+impl Left {
+    /// Values of K in a step.
+    pub const fn per_step(self) -> usize {
+        match self {
+            Self::Singles => 1,
+            Self::Pairs => 2,
+            Self::Quads => 4,
+        }
+    }
+
+    /// Bytes that `k` values of a row take, which are all of them or a multiple of what panels are divided at: in a tile
+    /// what follows them starts as far behind, times its height.
+    pub const fn bytes(self, k: usize) -> usize {
+        let groups = if matches!(self, Self::Quads) { k.div_ceil(GROUP) } else { 0 };
+        k.div_ceil(self.per_step()) * 4 + groups * 8
+    }
+}
+
 /// What multiplies a packed tile of rows with a block of a panel: all that differs between rows of the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiles {
     /// The level of everything around the loops: packing and epilogue.
     pub level: SimdLevel,
-    /// Whether A is packed as pairs of bf16; else as f32.
-    pub pairs: bool,
+    /// How A is packed.
+    pub left: Left,
     /// From the lowest to the full one.
     tiles: &'static [Tile],
 }
@@ -51,7 +80,7 @@ pub(crate) type Loop =
 
 impl Tiles {
     /// Tiles from the lowest to the full one. In a `static`, tiles that do not fit do not compile.
-    pub const fn new(level: SimdLevel, pairs: bool, tiles: &'static [Tile]) -> Self {
+    pub const fn new(level: SimdLevel, left: Left, tiles: &'static [Tile]) -> Self {
         assert!(!tiles.is_empty() && tiles[0].height > 0, "there is a tile for one row");
         let mut i = 1;
         while i < tiles.len() {
@@ -59,7 +88,7 @@ impl Tiles {
             i += 1;
         }
         assert!(tiles[tiles.len() - 1].height <= MAX_TILE, "no tile is higher than what holds it");
-        Self { level, pairs, tiles }
+        Self { level, left, tiles }
     }
 
     /// The full tile.
@@ -92,21 +121,21 @@ macro_rules! tiles {
         &[$(crate::gemm::tile::Tile { height: $height, passes: 1, run: $whole::<$height> }),+]
     };
 }
-#[cfg(target_arch = "x86_64")]
 pub(super) use tiles;
 
 /// One multiply-add per product, for every kind of panel.
 pub(crate) static PORTABLE: Tiles =
-    Tiles::new(SimdLevel::Portable, false, tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
+    Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// One fused multiply-add per product. AVX2 has 16 registers, of which 6 rows of half a panel take 12.
 #[cfg(target_arch = "x86_64")]
-pub(crate) static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, false, tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
+pub(crate) static AVX2: Tiles =
+    Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
 
 /// The same. 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.
 #[cfg(target_arch = "x86_64")]
 pub(crate) static AVX512: Tiles =
-    Tiles::new(SimdLevel::Avx512, false, tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>));
+    Tiles::new(SimdLevel::Avx512, Left::Singles, tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>));
 
 /// [`chain`] at a level, for every kind of panel.
 macro_rules! chain_at {
@@ -127,6 +156,7 @@ macro_rules! chain_at {
                     PanelKind::F32 => chain::<$simd, Singles, R, H>(a, b, steps, sums, carry),
                     PanelKind::F16 => chain::<$simd, Halves, R, H>(a, b, steps, sums, carry),
                     PanelKind::Bf16 => chain::<$simd, Pairs, R, H>(a, b, steps, sums, carry),
+                    PanelKind::I8 => debug_assert!(false, "the rows admit no int8"),
                 }
             }
         }

@@ -11,6 +11,7 @@
 
 mod pack;
 mod panel;
+mod quantize;
 mod row_major;
 
 use std::hash::{Hash, Hasher};
@@ -23,17 +24,18 @@ use crate::simd::{self, Kernel, LANES, Portable, Simd};
 use crate::{Error, Result};
 
 pub(crate) use pack::{Lane, pack_panel};
-pub(crate) use panel::{Outputs, PanelKind};
+pub(crate) use panel::{GROUP, Outputs, PanelKind};
 pub use panel::{PANEL, UnitRows};
+pub(crate) use quantize::{OFFSET, Quantized};
 
 /// How a packed weight is laid out. Formats are compared by name.
 ///
-/// There are [`F32`], [`F16`] and [`BF16`] in panels, and [`F32_ROWS`], [`F16_ROWS`] and [`BF16_ROWS`]. No others can
+/// There are [`F32`], [`F16`], [`BF16`] and [`I8`] in panels, and [`F32_ROWS`], [`F16_ROWS`] and [`BF16_ROWS`]. No others can
 /// be made: kernels write and read as many bytes as the format says, so it must be one that they know.
 ///
 /// ```compile_fail,E0451
 /// use sinew_kernels::packed::{BF16, Format};
-/// let format = Format { name: "i8x32", ..BF16 };
+/// let format = Format { name: "i4x32", ..BF16 };
 /// ```
 #[derive(Debug)]
 pub struct Format {
@@ -55,6 +57,9 @@ pub static F16: Format = Format { name: "f16x32", order: Order::Panels(PanelKind
 /// Weights in bf16: panels `[N/32][K/2][32][2]`, zero behind an odd K. A vector register holds two steps of 16 sums,
 /// which is what `vdpbf16ps` multiplies.
 pub static BF16: Format = Format { name: "bf16x32x2", order: Order::Panels(PanelKind::Bf16) };
+/// Weights in int8 with a scale for each 128 values of a row, to which they are rounded when packed: panels
+/// `[N/32][K/128]` of `[32]` f32 scales and `[32][32][4]` values plus 128, zeros behind K.
+pub static I8: Format = Format { name: "i8x32x4", order: Order::Panels(PanelKind::I8) };
 /// Weights in f32: rows `[N][K]`, or gated `[N/2][2][K]`.
 pub static F32_ROWS: Format = Format { name: "f32-rows", order: Order::Rows(DType::F32) };
 /// Weights in f16: rows `[N][K]`, or gated `[N/2][2][K]`.
@@ -63,7 +68,7 @@ pub static F16_ROWS: Format = Format { name: "f16-rows", order: Order::Rows(DTyp
 pub static BF16_ROWS: Format = Format { name: "bf16-rows", order: Order::Rows(DType::BF16) };
 
 /// Every format.
-pub static FORMATS: [&Format; 6] = [&F32, &F16, &BF16, &F32_ROWS, &F16_ROWS, &BF16_ROWS];
+pub static FORMATS: [&Format; 7] = [&F32, &F16, &BF16, &I8, &F32_ROWS, &F16_ROWS, &BF16_ROWS];
 
 impl PartialEq for Format {
     fn eq(&self, other: &Self) -> bool {
@@ -274,7 +279,7 @@ impl Format {
         }
     }
 
-    /// Packs a weight, rounding or widening in registers.
+    /// Packs a weight, rounding, quantizing or widening in registers.
     ///
     /// # Errors
     /// Pieces that are shorter than said, a gated weight of an odd number of rows, or another number of packed bytes.
@@ -364,6 +369,18 @@ impl Format {
             PanelKind::F16 => {
                 for (x, step) in out.iter_mut().zip(panel.chunks_exact(2 * PANEL)) {
                     *x = half::f16::from_le_bytes([step[2 * lane], step[2 * lane + 1]]).to_f32();
+                }
+            }
+            PanelKind::I8 => {
+                for (x, k) in out.chunks_mut(GROUP).zip((0..).step_by(GROUP)) {
+                    let group = &panel[kind.bytes(k)..];
+                    let (scales, quads) = group.split_at(PANEL * size_of::<f32>());
+                    let at = 4 * lane;
+                    let scale = f32::from_le_bytes([scales[at], scales[at + 1], scales[at + 2], scales[at + 3]]);
+                    for (i, x) in x.iter_mut().enumerate() {
+                        let value = i16::from(quads[i / 4 * 4 * PANEL + at + i % 4]) - i16::from(OFFSET);
+                        *x = scale * f32::from(value);
+                    }
                 }
             }
             PanelKind::F32 => {

@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
-use super::panel::{PANEL, PanelKind};
+use super::panel::{GROUP, PANEL, PanelKind};
+use super::quantize::{OFFSET, Quantized};
 use crate::simd::{LANES, Reach, Simd, Stored, prefetch};
 
 /// One row of a right operand: K values of f32, f16 or bf16, `step` elements apart, at any alignment. An empty one
@@ -93,6 +94,10 @@ fn side_by_side(lanes: &[Lane], k: usize) -> Option<(usize, DType)> {
 /// Those of [`Simd`]; lanes hold the values, and `to` may be written for the panel's bytes.
 #[inline(always)]
 pub(crate) unsafe fn pack_panel<S: Simd>(lanes: &[Lane; PANEL], kind: PanelKind, k0: usize, count: usize, to: *mut u8) {
+    if kind == PanelKind::I8 {
+        // SAFETY: passed on.
+        return unsafe { quantize_panel::<S>(lanes, k0, count, to) };
+    }
     for half in 0..2 {
         let lanes = &lanes[half * LANES..(half + 1) * LANES];
         // SAFETY: passed on; a half panel is the sixteen outputs at this place of every step.
@@ -113,6 +118,31 @@ pub(crate) unsafe fn pack_panel<S: Simd>(lanes: &[Lane; PANEL], kind: PanelKind,
                 }
                 (PanelKind::F32, None) => {
                     columns_to_steps::<S, f32>(lanes, k0, count, to.cast::<f32>().add(half * LANES));
+                }
+                (PanelKind::I8, _) => {}
+            }
+        }
+    }
+}
+
+/// Groups of scales and of values in fours.
+#[inline(always)]
+unsafe fn quantize_panel<S: Simd>(lanes: &[Lane; PANEL], k0: usize, count: usize, to: *mut u8) {
+    for k in (0..count).step_by(GROUP) {
+        let n = (count - k).min(GROUP);
+        // SAFETY: passed on; the group's values are followed by none or by the next group.
+        unsafe {
+            let scales = to.add(PanelKind::I8.bytes(k));
+            let quads = scales.add(PANEL * size_of::<f32>());
+            for (output, lane) in lanes.iter().enumerate() {
+                let mut values = [0.0; GROUP];
+                lane.widen::<S>(k0 + k, n, values.as_mut_ptr());
+                let Quantized { scale, values } = Quantized::of::<S>(&values);
+                scales.cast::<f32>().add(output).write_unaligned(scale);
+                for (quad, four) in values.chunks_exact(4).enumerate().take(n.div_ceil(4)) {
+                    for (i, &value) in four.iter().enumerate() {
+                        *quads.add((quad * PANEL + output) * 4 + i) = (value as u8).wrapping_add(OFFSET);
+                    }
                 }
             }
         }

@@ -19,7 +19,13 @@ pub(crate) enum PanelKind {
     F16,
     /// bf16, `[K/2][32][2]`, zero behind an odd K.
     Bf16,
+    /// int8 plus 128 with an f32 scale for each [`GROUP`] values of an output: groups of `[32]` scales and `[K/4][32][4]`
+    /// values, zeros behind K.
+    I8,
 }
+
+/// Values along K that share a scale.
+pub(crate) const GROUP: usize = 128;
 
 impl PanelKind {
     /// The kind that keeps values as `dtype`, if there is one.
@@ -33,6 +39,7 @@ impl PanelKind {
             Self::F32 => DType::F32,
             Self::F16 => DType::F16,
             Self::Bf16 => DType::BF16,
+            Self::I8 => DType::I8,
         }
     }
 
@@ -41,12 +48,24 @@ impl PanelKind {
         match self {
             Self::F32 | Self::F16 => k,
             Self::Bf16 => k.checked_next_multiple_of(2).unwrap_or(usize::MAX),
+            Self::I8 => k.checked_next_multiple_of(4).unwrap_or(usize::MAX),
         }
     }
 
-    /// Bytes of a panel of `k` steps. Steps of a panel start where a panel of the steps before them would end.
+    /// Values along K that are packed together: K is divided at multiples of it only.
+    pub const fn granule(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 => 1,
+            Self::Bf16 => 2,
+            Self::I8 => GROUP,
+        }
+    }
+
+    /// Bytes of a panel of `k` values along K. What follows a multiple of [`PanelKind::granule`] values starts where a
+    /// panel of the values before would end.
     pub fn bytes(self, k: usize) -> usize {
-        self.padded_k(k).saturating_mul(PANEL * self.dtype().size())
+        let scales = if self == Self::I8 { k.div_ceil(GROUP).saturating_mul(PANEL * size_of::<f32>()) } else { 0 };
+        self.padded_k(k).saturating_mul(PANEL * self.dtype().size()).saturating_add(scales)
     }
 }
 

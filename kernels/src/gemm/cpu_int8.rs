@@ -1,0 +1,324 @@
+//! Rows of int8: products of whole groups of K are exact, and one chain of multiply-adds takes them with their scales.
+
+use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+
+use super::tile::{Left, Tiles, prefetch_page_ahead, tiles};
+use super::{Compute, Gemm, GemmStatic, cpu, driver};
+use crate::cpu_row::needs;
+use crate::packed::{GROUP, OFFSET, PANEL, PanelKind};
+use crate::simd::{LANES, Portable, Simd};
+use crate::{Arithmetic, Refusal, Row};
+
+const MUL_ADD: Arithmetic = Arithmetic::named("gemm.int8-groups.mul-add");
+#[cfg(target_arch = "x86_64")]
+const FUSED: Arithmetic = Arithmetic::named("gemm.int8-groups");
+
+/// The row of some tiles, which do a number of operations for each of f32 arithmetic.
+macro_rules! row {
+    ($name:literal, $arithmetic:expr, $admit:expr, $level:expr, $rate:literal, $tiles:expr) => {
+        Row {
+            name: $name,
+            device: DeviceKind::CPU,
+            arithmetic: $arithmetic,
+            admits: $admit,
+            cost: |fixed, call, hardware| cpu::cost(fixed, call, hardware, cpu::f32_rate(hardware, $level) * $rate),
+            workspace: |fixed, call, hardware| driver::workspace($tiles, fixed, call, hardware),
+            // SAFETY: the row admits machines with the instructions only.
+            run: |launch, fixed, call, operands| unsafe { driver::run($tiles, launch, fixed, call, operands) },
+        }
+    };
+}
+
+/// Best first.
+pub(super) fn rows() -> Vec<Row<Gemm>> {
+    vec![
+        #[cfg(target_arch = "x86_64")]
+        row!("gemm.cpu.avx512vnni", FUSED, x86::admit_vnni, SimdLevel::Avx512, 2.8, &x86::VNNI),
+        #[cfg(target_arch = "x86_64")]
+        row!("gemm.cpu.avx2.int8", FUSED, |f, h| admit(f, h, SimdLevel::Avx2), SimdLevel::Avx2, 1.0, &x86::AVX2),
+        row!(
+            "gemm.cpu.portable.int8",
+            MUL_ADD,
+            |f, h| admit(f, h, SimdLevel::Portable),
+            SimdLevel::Portable,
+            0.3,
+            &PORTABLE
+        ),
+    ]
+}
+
+/// Refuses machines below a level, and all but int8.
+fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
+    needs(level, hardware)?;
+    match fixed.panel_kind() {
+        Some(PanelKind::I8) if fixed.compute == Compute::Int8 => Ok(()),
+        _ => Err("multiplies int8 only, in a problem that asks for it".into()),
+    }
+}
+
+static PORTABLE: Tiles = Tiles::new(SimdLevel::Portable, Left::Quads, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
+
+unsafe fn groups_portable<const R: usize, const H: usize>(
+    _: PanelKind,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    // SAFETY: passed on.
+    unsafe { groups::<Plain, R, H>(a, b, steps, sums, carry) }
+}
+
+/// Integer sums of sixteen outputs.
+trait Dots {
+    type S: Simd;
+    type Sums: Copy;
+    /// Four weights of each output.
+    type Weights: Copy;
+    /// All sums `x`.
+    unsafe fn splat(x: i32) -> Self::Sums;
+    /// Four weights of sixteen outputs, 128 added to each.
+    unsafe fn load(p: *const u8) -> Self::Weights;
+    /// The sums, and four products to each: of its weights, and of the bytes of `a`.
+    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums;
+    /// As f32: they are below 2^24.
+    unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
+}
+
+/// Plain Rust.
+struct Plain;
+
+impl Dots for Plain {
+    type S = Portable;
+    type Sums = [i32; LANES];
+    type Weights = [u8; 4 * LANES];
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self::Sums {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> Self::Weights {
+        // SAFETY: passed on.
+        unsafe { p.cast::<Self::Weights>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(mut sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
+        let a = a.to_le_bytes().map(|byte| i32::from(byte as i8));
+        for (sum, four) in sums.iter_mut().zip(weights.chunks_exact(4)) {
+            *sum += four.iter().zip(a).map(|(&weight, a)| i32::from(weight) * a).sum::<i32>();
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn widen(sums: Self::Sums) -> <Portable as Simd>::F {
+        let sums = sums.map(|sum| sum as f32);
+        // SAFETY: sixteen values.
+        unsafe { Portable::load(sums.as_ptr()) }
+    }
+}
+
+/// `R` rows of `H` vectors of sums: for each group of K `s = fma(Σ a·b, scale of a · scale of b, s)`.
+///
+/// # Safety
+/// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` scales, `[R]` sums and `[steps][R]` quads, `b` groups
+/// of `[32]` scales and `[steps][32]` quads, `sums` is `[R][32]`.
+#[inline(always)]
+unsafe fn groups<D: Dots, const R: usize, const H: usize>(
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    const STEPS: usize = GROUP / 4;
+    /// Bytes of the scales of a panel, and of one step.
+    const LINE: usize = 4 * PANEL;
+    // SAFETY: passed on; what is read and written is inside what the contract names.
+    unsafe {
+        if !carry {
+            (0..R * PANEL).for_each(|i| *sums.add(i) = 0.0);
+        }
+        for first in (0..2).step_by(H) {
+            let (mut a, mut b) = (a, b);
+            for done in (0..steps).step_by(STEPS) {
+                let here = (steps - done).min(STEPS);
+                let (scales, row_sums) = (a.cast::<f32>(), a.cast::<i32>().add(R));
+                // What the 128 that every weight is too large by comes to.
+                let mut s = [[D::splat(0); H]; R];
+                for (r, s) in s.iter_mut().enumerate() {
+                    *s = [D::splat(-i32::from(OFFSET) * *row_sums.add(r)); H];
+                }
+                let (mut quads, mut weights) = (row_sums.add(R), b.add(LINE + first * LINE / 2));
+                for _ in 0..here {
+                    let mut w = [D::load(weights); H];
+                    for (h, w) in w.iter_mut().enumerate() {
+                        prefetch_page_ahead(weights.wrapping_add(h * LINE / 2));
+                        *w = D::load(weights.add(h * LINE / 2));
+                    }
+                    for (r, s) in s.iter_mut().enumerate() {
+                        let x = *quads.add(r);
+                        for (s, w) in s.iter_mut().zip(w) {
+                            *s = D::dot(*s, w, x);
+                        }
+                    }
+                    quads = quads.add(R);
+                    weights = weights.add(LINE);
+                }
+                for (r, s) in s.into_iter().enumerate() {
+                    for (h, s) in s.into_iter().enumerate() {
+                        let scale = D::S::load(b.cast::<f32>().add((first + h) * LANES));
+                        let scale = D::S::mul(scale, D::S::splat(*scales.add(r)));
+                        let to = sums.add(r * PANEL + (first + h) * LANES);
+                        D::S::store(to, D::S::fma(D::widen(s), scale, D::S::load(to)));
+                    }
+                }
+                a = a.add((2 + here) * R * 4);
+                b = b.add((1 + here) * LINE);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::*;
+    use crate::simd::{Avx2, Avx512};
+
+    /// Refuses CPUs without AVX512-VNNI.
+    pub fn admit_vnni(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        admit(fixed, hardware, SimdLevel::Avx512)?;
+        if is_x86_feature_detected!("avx512vnni") {
+            return Ok(());
+        }
+        Err(Refusal::of_hardware("needs avx512vnni"))
+    }
+
+    /// 12 rows of two registers of sums, as for bf16.
+    pub static VNNI: Tiles = Tiles::new(
+        SimdLevel::Avx512,
+        Left::Quads,
+        tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
+    );
+
+    /// 4 rows of half a panel take 8 of 16 registers, its weights four.
+    pub static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    unsafe fn groups_vnni<const R: usize, const H: usize>(
+        _: PanelKind,
+        a: *const u8,
+        b: *const u8,
+        steps: usize,
+        sums: *mut f32,
+        carry: bool,
+    ) {
+        // SAFETY: passed on.
+        unsafe { groups::<Vnni, R, H>(a, b, steps, sums, carry) }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn groups_avx2<const R: usize, const H: usize>(
+        _: PanelKind,
+        a: *const u8,
+        b: *const u8,
+        steps: usize,
+        sums: *mut f32,
+        carry: bool,
+    ) {
+        // SAFETY: passed on.
+        unsafe { groups::<EvenAndOdd, R, H>(a, b, steps, sums, carry) }
+    }
+
+    /// `vpdpbusd`.
+    struct Vnni;
+
+    impl Dots for Vnni {
+        type S = Avx512;
+        type Sums = __m512i;
+        type Weights = __m512i;
+
+        #[inline(always)]
+        unsafe fn splat(x: i32) -> __m512i {
+            // SAFETY: passed on.
+            unsafe { _mm512_set1_epi32(x) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(p: *const u8) -> __m512i {
+            // SAFETY: passed on.
+            unsafe { _mm512_loadu_si512(p.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn dot(sums: __m512i, weights: __m512i, a: i32) -> __m512i {
+            // SAFETY: passed on.
+            unsafe { _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(a)) }
+        }
+
+        #[inline(always)]
+        unsafe fn widen(sums: __m512i) -> __m512 {
+            // SAFETY: passed on.
+            unsafe { _mm512_cvtepi32_ps(sums) }
+        }
+    }
+
+    /// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones.
+    struct EvenAndOdd;
+
+    impl Dots for EvenAndOdd {
+        type S = Avx2;
+        type Sums = [__m256i; 2];
+        type Weights = [[__m256i; 2]; 2];
+
+        #[inline(always)]
+        unsafe fn splat(x: i32) -> Self::Sums {
+            // SAFETY: passed on.
+            unsafe { [_mm256_set1_epi32(x); 2] }
+        }
+
+        #[inline(always)]
+        unsafe fn load(p: *const u8) -> Self::Weights {
+            // SAFETY: passed on.
+            unsafe {
+                [0, 32].map(|at| {
+                    let bytes = _mm256_loadu_si256(p.add(at).cast());
+                    [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)]
+                })
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
+            // SAFETY: passed on.
+            unsafe {
+                let a = _mm256_set1_epi32(a);
+                let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)), _mm256_srai_epi16::<8>(a));
+                let mut sums = sums;
+                for (sum, [low, high]) in sums.iter_mut().zip(weights) {
+                    let both = _mm256_add_epi32(_mm256_madd_epi16(low, even), _mm256_madd_epi16(high, odd));
+                    *sum = _mm256_add_epi32(*sum, both);
+                }
+                sums
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn widen(sums: Self::Sums) -> <Avx2 as Simd>::F {
+            // SAFETY: sixteen values.
+            unsafe {
+                let mut values = [0.0f32; LANES];
+                for (values, sums) in values.chunks_exact_mut(8).zip(sums) {
+                    _mm256_storeu_ps(values.as_mut_ptr(), _mm256_cvtepi32_ps(sums));
+                }
+                Avx2::load(values.as_ptr())
+            }
+        }
+    }
+}
