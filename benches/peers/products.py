@@ -59,7 +59,9 @@ def main():
             work = SIZES[dtype] * n * k if few else 2 * m * n * k
             rates[what] = {name: [work / seconds / 1e9 for seconds in all_seconds] for name, all_seconds in row.items()}
             units[what] = "GB/s" if few else "GFLOP/s"
-            limits[what] = peaks["peak read"] if few else peaks["peak bf16" if dtype == "bf16" else "peak f32"]
+            arithmetic = peaks["peak bf16" if dtype == "bf16" else "peak f32"]
+            # Each value is read once, and multiplied with every row.
+            limits[what] = min(peaks["peak read"], arithmetic * SIZES[dtype] / (2 * m)) if few else arithmetic
         round_robin.table(rates, units, limits=limits)
         print()
 
