@@ -73,6 +73,7 @@ impl Linear {
             n: weight.n(),
             k: weight.k(),
             a: options.input,
+            norm: None,
             b: Rhs::Packed(weight.shape().format),
             out: options.output,
             compute: options.compute,
