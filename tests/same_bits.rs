@@ -196,5 +196,6 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others_and_with_nor
         let together = bits(model.decode(&mut sequences, &[5, *last, 9]).expect("valid tokens"));
         let (row, expected) = (&together[vocab..2 * vocab], &whole[(length - 1) * vocab..]);
         assert!(row == expected, "{name}: sequences beside it change bits");
-    }    assert!(norms_inside > 25, "{norms_inside} decoders begin a layer with a norm");
+    }
+    assert!(norms_inside > 25, "{norms_inside} decoders begin a layer with a norm");
 }

@@ -362,7 +362,12 @@ impl Reference for Gemm {
         };
         // Numbers whatever the rows hold: an infinite weight would hide the rest.
         let mut vector = |dtype| {
-            generator.operand(dtype, &[k], if case.seed % 2 == 0 { lay(5) } else { Lay::Stepped }, Values::Normal)
+            generator.operand(
+                dtype,
+                &[k],
+                if case.seed.is_multiple_of(2) { lay(5) } else { Lay::Stepped },
+                Values::Normal,
+            )
         };
         let [weight, norm_bias, _] = fixed.norm_dtypes();
         let (weight, norm_bias) = (weight.map(&mut vector).transpose()?, norm_bias.map(&mut vector).transpose()?);
