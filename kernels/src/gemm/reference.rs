@@ -361,14 +361,8 @@ impl Reference for Gemm {
             generator.output(fixed.out, &result, out_lay)?
         };
         // Numbers whatever the rows hold: an infinite weight would hide the rest.
-        let mut vector = |dtype| {
-            generator.operand(
-                dtype,
-                &[k],
-                if case.seed.is_multiple_of(2) { lay(5) } else { Lay::Stepped },
-                Values::Normal,
-            )
-        };
+        let vector_lay = if case.seed.is_multiple_of(2) { lay(5) } else { Lay::Stepped };
+        let mut vector = |dtype| generator.operand(dtype, &[k], vector_lay, Values::Normal);
         let [weight, norm_bias, _] = fixed.norm_dtypes();
         let (weight, norm_bias) = (weight.map(&mut vector).transpose()?, norm_bias.map(&mut vector).transpose()?);
         Ok(HostOperands { inputs: vec![Some(a), Some(b), bias, residual, weight, norm_bias], outputs: vec![out] })
