@@ -139,8 +139,16 @@ fn decoders() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_architecture_has_the_same_bits_in_chunks_and_beside_others() {
+fn every_architecture_has_the_same_bits_in_chunks_and_beside_others_and_with_norms_by_themselves() {
     const MOST: usize = 47;
+    // A norm whose row is preferred by name is no part of a product.
+    let row = match SimdLevel::detected() {
+        SimdLevel::Portable => "norm.cpu.portable",
+        SimdLevel::Avx2 => "norm.cpu.avx2",
+        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => "norm.cpu.avx512",
+    };
+    let norms_apart = Policy { prefer: vec![row.to_owned()], ..Policy::default() };
+    let mut norms_inside = 0;
     let decoders = decoders();
     assert!(decoders.len() > 30, "{} decoders", decoders.len());
     for folder in decoders {
@@ -148,14 +156,15 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others() {
         let config = folder.config().expect("the config is valid");
         let config = config.as_decoder().expect("it is a decoder");
         let (vocab, length) = (config.vocab_size, config.longest_context().min(MOST));
-        let load = |prefill_chunk, block_size, max_sequences, threads| {
+        let load_with = |policy, prefill_chunk, block_size, max_sequences, threads| {
             let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
-            let ctx = Context::new(device, Arc::new(Registry::standard()), Policy::default()).expect("a context");
+            let ctx = Context::new(device, Arc::new(Registry::standard()), policy).expect("a context");
             let context = Some(length);
             let weights = WeightOptions::default();
             let options = LoadOptions { weights, context, prefill_chunk, block_size, max_sequences, max_logits: 64 };
             LanguageModel::load_on(Arc::new(ctx), &folder, &options, &mut |_, _| {}).expect("the fixture loads")
         };
+        let load = |chunk, block, sequences, threads| load_with(Policy::default(), chunk, block, sequences, threads);
         let all = |mut model: LanguageModel, tokens: &[u32]| {
             let mut all = Vec::new();
             model
@@ -171,7 +180,12 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others() {
         let whole = all(load(64, 16, 1, 2), &tokens);
         assert!(whole == all(load(7, 5, 1, 1), &tokens), "{name}: chunks of 7 change bits");
 
+        let apart = load_with(norms_apart.clone(), 64, 16, 1, 2);
+        norms_inside += usize::from(apart.decoder().kernels().iter().any(|(place, _)| *place == "norm"));
+        assert!(whole == all(apart, &tokens), "{name}: norms by themselves change bits");
+
         let mut model = load(64, 16, 3, 2);
+        assert!(model.decoder().kernels().iter().all(|(place, _)| *place != "norm"), "{name}");
         let (last, before) = tokens.split_last().expect("there are tokens");
         let mut sequences: Vec<_> = (0..3).map(|_| model.sequence()).collect();
         for (i, sequence) in sequences.iter_mut().enumerate() {
@@ -183,4 +197,5 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others() {
         let (row, expected) = (&together[vocab..2 * vocab], &whole[(length - 1) * vocab..]);
         assert!(row == expected, "{name}: sequences beside it change bits");
     }
+    assert!(norms_inside > 25, "{norms_inside} decoders begin a layer with a norm");
 }

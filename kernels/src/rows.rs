@@ -110,7 +110,13 @@ impl Line {
     /// Those of [`View::host_ptr`].
     pub(crate) fn of(view: &View<'_>) -> Result<Self> {
         let step = view.strides().last().copied().unwrap_or(0);
-        Ok(Self { at: Address::read(view.host_ptr()?), dtype: view.dtype(), step })
+        Ok(Self::new(view.host_ptr()?, view.dtype(), step))
+    }
+
+    /// A row that is only read.
+    #[inline(always)]
+    pub(crate) fn new(ptr: *const u8, dtype: DType, step: usize) -> Self {
+        Self { at: Address::read(ptr), dtype, step }
     }
 
     /// The row that begins so many elements further on.

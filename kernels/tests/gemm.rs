@@ -1,13 +1,15 @@
 //! Packed weights, and the bits of products that must not change.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use sinew_kernels::case::{Generator, encode};
-use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew_kernels::case::{Generator, Lay, Values, encode};
+use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
+use sinew_kernels::norm::{self, Norm, NormDynamic, NormKind};
 use sinew_kernels::packed::{FORMATS, Format, Source, UnitRows, Weights};
-use sinew_kernels::{Launch, Operands, Row, Table};
-use sinew_memory::{Buffer, Cpu, DeviceKind, SimdLevel, Team};
-use sinew_tensor::{DType, Layout, Tensor};
+use sinew_kernels::{Launch, Operands, Operator, Row, Table};
+use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
+use sinew_tensor::{DType, Layout, Tensor, View};
 
 /// Values that are exact in no format but f32.
 fn values(count: usize) -> Vec<f32> {
@@ -172,25 +174,36 @@ fn wrong_sources_are_refused() {
     assert!(format.unpack_row(&packed, 1, 4, false, 1, &mut [0.0; 4]).is_err());
 }
 
-/// Runs a row over `[batch, m, k]` and gives the result.
-fn product(row: &Row<Gemm>, threads: usize, fixed: &GemmStatic, a: &Tensor, b: &Tensor) -> Vec<f32> {
-    let device = Cpu::with(threads, SimdLevel::detected()).unwrap();
+/// Runs a row on a device.
+fn launch<O: Operator>(
+    row: &Row<O>,
+    device: Arc<dyn Device>,
+    (fixed, call): (&O::Static, &O::Dynamic),
+    inputs: &[Option<View<'_>>],
+    output: &mut Tensor,
+) {
     let stream = device.clone().stream().unwrap();
-    let call = GemmDynamic { batch: a.shape()[0], m: a.shape()[1] };
-    let mut d = Tensor::zeros(&device, DType::F32, &[call.batch, call.m, fixed.n]).unwrap();
-    let bytes = (row.workspace)(fixed, &call, device.hardware());
+    let bytes = (row.workspace)(fixed, call, device.hardware());
     let mut workspace = Buffer::allocate(&device, bytes).unwrap();
     let launch = Launch::new(&stream, Some(&mut workspace)).unwrap();
-    let (inputs, outputs) = ([Some(a.view()), Some(b.view())], [d.view_mut().unwrap()]);
-    row.launch(&launch, fixed, &call, Operands { inputs: &inputs, outputs: &outputs }).unwrap();
+    let outputs = [output.view_mut().unwrap()];
+    row.launch(&launch, fixed, call, Operands { inputs, outputs: &outputs }).unwrap();
+}
+
+/// Runs a row over `[batch, m, k]` and gives the result.
+fn product(row: &Row<Gemm>, device: Arc<dyn Device>, fixed: &GemmStatic, a: &Tensor, b: &Tensor) -> Vec<f32> {
+    let call = GemmDynamic { batch: a.shape()[0], m: a.shape()[1] };
+    let mut d = Tensor::zeros(&Cpu::get(), DType::F32, &[call.batch, call.m, fixed.n]).unwrap();
+    launch(row, device, (fixed, &call), &[Some(a.view()), Some(b.view())], &mut d);
     d.to_vec().unwrap()
 }
 
 #[test]
 fn a_row_has_the_same_bits_alone_in_any_batch_on_any_threads_packed_or_not() {
     let device = Cpu::get();
+    let on = |threads| -> Arc<dyn Device> { Cpu::with(threads, SimdLevel::detected()).unwrap() };
     // Long enough that K is blocked when there are many rows, and not when there is one.
-    let (batch, m, n, k) = (3, 41, 45, 1301);
+    let (batch, m, n, k) = (3, 41, 45, 8501);
     let a = Tensor::from_slice(&device, &values(batch * m * k), &[batch, m, k]).unwrap();
     let weight = values(n * k);
     let weight: Vec<half::bf16> = weight.into_iter().map(half::bf16::from_f32).collect();
@@ -201,30 +214,140 @@ fn a_row_has_the_same_bits_alone_in_any_batch_on_any_threads_packed_or_not() {
     let repeated: Vec<half::bf16> = (0..batch * n * k).map(|i| weight[i % (n * k)]).collect();
     let repeated = Tensor::from_slice(&device, &repeated, &[batch, n, k]).unwrap();
     let repeated = repeated.with_layout(repeated.layout().transpose(1, 2).unwrap()).unwrap();
-    let format = Format::of(DType::BF16, DeviceKind::CPU).unwrap();
     let sources = [Source::from_view(&rows.view()).unwrap()];
-    let mut bytes = vec![0; format.packed_bytes(n, k, false)];
     let weights = Weights { sources: &sources, k, gated: false };
-    format.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut bytes).unwrap();
-    let packed = Tensor::from_bytes(&device, &bytes, DType::U8, &[bytes.len()]).unwrap();
-    for compute in [Compute::F32, Compute::Bf16] {
+    let computes = [(Compute::F32, &gemm::BF16), (Compute::Bf16, &gemm::BF16), (Compute::Int8, &gemm::I8)];
+    for (compute, format) in computes {
+        let mut bytes = vec![0; format.packed_bytes(n, k, false)];
+        format.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut bytes).unwrap();
+        let packed = Tensor::from_bytes(&device, &bytes, DType::U8, &[bytes.len()]).unwrap();
         let of = |b| GemmStatic::new(n, k, DType::F32, b, DType::F32, compute);
         let (packed_problem, strided_problem) = (of(Rhs::Packed(format)), of(Rhs::Strided(DType::BF16)));
         let table = Table::<Gemm>::new(gemm::rows());
         let (rows, _) = table.candidates(&packed_problem, device.hardware());
         for row in rows.into_iter().filter(|row| !row.arithmetic.foreign) {
-            let all = product(row, 1, &packed_problem, &a, &packed);
+            let all = product(row, on(1), &packed_problem, &a, &packed);
             for threads in [2, 5] {
-                assert_eq!(all, product(row, threads, &packed_problem, &a, &packed), "{} on {threads}", row.name);
+                assert_eq!(all, product(row, on(threads), &packed_problem, &a, &packed), "{} on {threads}", row.name);
             }
-            assert_eq!(all, product(row, 2, &strided_problem, &a, &strided), "{} with one B", row.name);
-            assert_eq!(all, product(row, 2, &strided_problem, &a, &repeated), "{} with a B each", row.name);
+            assert_eq!(all, product(row, on(2), &strided_problem, &a, &strided), "{} with one B", row.name);
+            assert_eq!(all, product(row, on(2), &strided_problem, &a, &repeated), "{} with a B each", row.name);
             for (b, i, rows) in [(0, 0, 1), (1, 7, 1), (2, 40, 1), (0, 3, 2), (1, 0, 5), (2, 9, 12), (2, 28, 13)] {
                 let some = Layout::strided(&[1, rows, k], &[m * k, k, 1], (b * m + i) * k).unwrap();
-                let alone = product(row, 2, &packed_problem, &a.with_layout(some).unwrap(), &packed);
+                let alone = product(row, on(2), &packed_problem, &a.with_layout(some).unwrap(), &packed);
                 let at = (b * m + i) * n;
                 assert_eq!(alone, all[at..at + rows * n], "{}: {rows} rows from {i} of {b}", row.name);
             }
         }
+    }
+}
+
+/// Norms of one kind: dtypes of weight and bias, and what is added to the weight.
+const NORMS: [(Option<DType>, Option<DType>, f32); 4] = [
+    (None, None, 0.0),
+    (Some(DType::F32), None, 1.0),
+    (Some(DType::BF16), Some(DType::F32), 0.0),
+    (Some(DType::F16), Some(DType::F16), -0.5),
+];
+
+#[test]
+fn a_product_of_normed_rows_has_the_bits_of_a_norm_and_a_product() {
+    let device: Arc<dyn Device> = Cpu::with(2, SimdLevel::detected()).unwrap();
+    let n = 35;
+    let table = Table::<Gemm>::new(gemm::rows());
+    let norms = Table::<Norm>::new(norm::rows());
+    let mut compared = std::collections::BTreeSet::new();
+    let mut turn = 0;
+    for (m, k) in [(1, 1), (3, 17), (13, 100), (12, 512), (5, 530), (26, 1301)] {
+        for (kind, x) in [NormKind::Rms, NormKind::Layer].into_iter().flat_map(|k| DType::COMPUTE.map(|x| (k, x))) {
+            for (to, (weight, bias, offset)) in DType::COMPUTE.into_iter().flat_map(|to| NORMS.map(|norm| (to, norm))) {
+                let lay = Lay::ALL[turn % Lay::ALL.len()];
+                let values = if turn % 7 == 3 { Values::Special } else { Values::Normal };
+                let b = DType::COMPUTE[turn % 3];
+                turn += 1;
+                let mut generator = Generator::new(turn as u64);
+                let mut operand = |dtype, shape: &[usize], lay| generator.operand(dtype, shape, lay, values).unwrap();
+                let a = operand(x, &[2, m, k], lay).tensor;
+                let right = operand(b, &[2, k, n], Lay::Contiguous).tensor;
+                let mut vector = |dtype: Option<DType>, lay| dtype.map(|dtype| operand(dtype, &[k], lay).tensor);
+                let [weight_values, bias_values] = [vector(weight, Lay::Contiguous), vector(bias, Lay::Stepped)];
+                let [weight_view, bias_view] = [&weight_values, &bias_values].map(|v| v.as_ref().map(Tensor::view));
+                for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
+                    let (eps, weight_offset) = (1e-5.into(), offset.into());
+                    let plain = GemmStatic::new(n, k, to, Rhs::Strided(b), DType::F32, compute);
+                    let folded = GemmStatic { a: x, ..plain.clone() };
+                    let folded = folded.of_norm(InputNorm { kind, eps, weight, weight_offset, bias, to });
+                    let alone = folded.norm_alone().unwrap();
+                    let (rows, _) = table.candidates(&folded, device.hardware());
+                    for row in rows {
+                        let call = GemmDynamic { batch: 2, m };
+                        let mut d = Tensor::zeros(&device, DType::F32, &[2, m, n]).unwrap();
+                        let inputs = [Some(a.view()), Some(right.view()), None, None, weight_view, bias_view];
+                        launch(row, device.clone(), (&folded, &call), &inputs, &mut d);
+                        let found = d.to_vec::<f32>().unwrap();
+                        let fused = !row.name.starts_with("gemm.cpu.portable");
+                        for norm in norms.candidates(&alone, device.hardware()).0 {
+                            if (norm.arithmetic.name == "norm.fma16") != fused {
+                                continue;
+                            }
+                            let mut normed = Tensor::zeros(&device, to, &[2, m, k]).unwrap();
+                            let inputs = [Some(a.view()), weight_view, bias_view];
+                            launch(norm, device.clone(), (&alone, &NormDynamic { rows: 2 * m }), &inputs, &mut normed);
+                            let expected = product(row, device.clone(), &plain, &normed, &right);
+                            let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                            let equal = found.iter().zip(&expected).all(|(a, b)| same(a, b));
+                            assert!(equal, "{} and {}: {folded}, m={m}, {lay:?}", row.name, norm.name);
+                            compared.insert((row.name, norm.name));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // Every row of the machine took part: each of its own arithmetic with the norm's rows of one like it.
+    assert!(compared.contains(&("gemm.cpu.portable", "norm.cpu.portable")), "{compared:?}");
+    for row in gemm::rows().iter().filter(|row| row.device == DeviceKind::CPU && !row.arithmetic.foreign) {
+        let admitted = [Compute::Bf16, Compute::Int8].into_iter().any(|compute| {
+            let fixed = GemmStatic::new(1, 1, DType::F32, Rhs::Strided(DType::BF16), DType::F32, compute);
+            (row.admits)(&fixed, device.hardware()).is_ok()
+        });
+        assert_eq!(admitted, compared.iter().any(|(name, _)| *name == row.name), "{}", row.name);
+    }
+}
+
+#[test]
+fn a_norm_of_the_left_operand_is_refused_where_its_operands_do_not_fit_it() {
+    let device = Cpu::get();
+    let tensor = |shape: &[usize]| Tensor::zeros(&device, DType::F32, shape).unwrap();
+    let (a, b, d, short, whole) =
+        (tensor(&[1, 2, 5]), tensor(&[1, 5, 3]), tensor(&[1, 2, 3]), tensor(&[4]), tensor(&[5]));
+    let plain = GemmStatic::new(3, 5, DType::F32, Rhs::Strided(DType::F32), DType::F32, Compute::F32);
+    let norm = InputNorm {
+        kind: NormKind::Layer,
+        eps: 1e-5.into(),
+        weight: Some(DType::F32),
+        weight_offset: 0.0.into(),
+        bias: None,
+        to: DType::F32,
+    };
+    let normed = plain.clone().of_norm(norm);
+    let mut d = d;
+    let mut check = |fixed: &GemmStatic, weight: Option<&Tensor>, bias: Option<&Tensor>| {
+        let [weight, bias] = [weight, bias].map(|tensor| tensor.map(Tensor::view));
+        let inputs = [Some(a.view()), Some(b.view()), None, None, weight, bias];
+        let outputs = [d.view_mut().unwrap()];
+        let call = GemmDynamic { batch: 1, m: 2 };
+        Gemm::check(fixed, &call, Operands { inputs: &inputs, outputs: &outputs }).map_err(|error| error.to_string())
+    };
+    assert_eq!(check(&normed, Some(&whole), None), Ok(()));
+    let wrong = [
+        (check(&normed, Some(&short), None), "expected f32 of shape [5]"),
+        (check(&normed, None, None), "the norm's weight is missing from"),
+        (check(&normed, Some(&whole), Some(&whole)), "the norm's bias is given but not part of"),
+        (check(&plain, Some(&whole), None), "the norm's weight is given but not part of"),
+        (check(&plain.of_norm(InputNorm { to: DType::I32, ..norm }), Some(&whole), None), "i32 is none of"),
+    ];
+    for (found, words) in wrong {
+        assert!(found.as_ref().is_err_and(|error| error.contains(words)), "{found:?} has no {words:?}");
     }
 }

@@ -15,7 +15,7 @@ use sinew_ops::layers::{Add, Embedding, Norm, NormOptions, Rotary, Sequences};
 use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
-use crate::config::{LearnedPositions, check_positions, check_tokens};
+use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::Plan;
 use crate::scratch::{Values, sum};
@@ -281,13 +281,18 @@ fn learned_rows(text: &[u32], learned: LearnedPositions) -> impl Iterator<Item =
 }
 
 fn norm(loader: &mut Loader<'_>, config: &EncoderConfig, name: &str, max_rows: usize) -> Result<Norm> {
+    let options = norm_options(loader, config, name)?;
+    Ok(Norm::new(loader.context(), options, max_rows)?)
+}
+
+/// What a norm is made of.
+fn norm_options(loader: &mut Loader<'_>, config: &EncoderConfig, name: &str) -> Result<NormOptions> {
     let (width, eps) = (config.hidden_size, config.layer_norm_eps);
     if config.norm_bias {
-        return loader.layer_norm(name, width, eps, [DType::F32; 2], max_rows);
+        return loader.norm_options(name, width, NormKind::Layer, eps, [DType::F32; 2]);
     }
     let weight = loader.vector(&format!("{name}.weight"), width)?;
-    let options = NormOptions::layer(eps, weight, None, DType::F32, DType::F32);
-    Ok(Norm::new(loader.context(), options, max_rows)?)
+    Ok(NormOptions::layer(eps, weight, None, DType::F32, DType::F32))
 }
 
 /// Bytes of the vectors of [`norm`].

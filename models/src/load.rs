@@ -8,8 +8,8 @@ use half::{bf16, f16};
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Compute, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, PackedWeight, Rotary,
-    WeightPacker,
+    Compute, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight,
+    Rotary, WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
 
@@ -301,6 +301,24 @@ impl<'a> Loader<'a> {
         Ok(Linear::new(&self.ctx, weight, LinearOptions { bias, ..options }, max_rows)?)
     }
 
+    /// The same of what may be normed first.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn normed_linear(
+        &mut self,
+        norm: Option<NormOptions>,
+        parts: &[Part],
+        k: usize,
+        bias: bool,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<NormedLinear> {
+        let bias = if bias { Some(self.biases(parts)?) } else { None };
+        let weight = self.pack(parts, k, options.gated.is_some())?;
+        Ok(NormedLinear::new(&self.ctx, norm, weight, LinearOptions { bias, ..options }, max_rows)?)
+    }
+
     fn biases(&mut self, parts: &[Part]) -> Result<Tensor> {
         let mut values = Vec::new();
         for part in parts {
@@ -344,15 +362,34 @@ impl<'a> Loader<'a> {
         dtypes: [DType; 2],
         max_rows: usize,
     ) -> Result<Norm> {
+        let options = self.norm_options(name, n, kind, eps, dtypes)?;
+        Ok(Norm::new(&self.ctx, options, max_rows)?)
+    }
+
+    /// What such a norm is made of.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn norm_options(
+        &mut self,
+        name: &str,
+        n: usize,
+        kind: NormKind,
+        eps: f64,
+        [input, output]: [DType; 2],
+    ) -> Result<NormOptions> {
         let offset = match kind {
             NormKind::Rms => 0.0,
             NormKind::RmsOffset => 1.0,
-            NormKind::Layer => return self.layer_norm(name, n, eps, dtypes, max_rows),
+            NormKind::Layer => {
+                let [weight, bias] = layer_norm_names(self.checkpoint, name);
+                let (weight, bias) = (self.vector(&weight, n)?, self.vector(&bias, n)?);
+                return Ok(NormOptions::layer(eps, weight, bias, input, output));
+            }
         };
-        let [input, output] = dtypes;
         let weight: Vec<f32> = self.values(&format!("{name}.weight"), n)?.iter().map(|w| w + offset).collect();
         let weight = self.ctx.tensor(&weight, &[n])?;
-        Ok(Norm::new(&self.ctx, NormOptions::rms(eps, weight, input, output), max_rows)?)
+        Ok(NormOptions::rms(eps, weight, input, output))
     }
 
     /// The rotations of f32 heads in sequences of up to `context` tokens.
@@ -365,17 +402,6 @@ impl<'a> Loader<'a> {
             Ok(Rotary::new(&self.ctx, &inv_freq, scale, context, head_dim, DType::F32)?)
         };
         ropes.iter().map(rotary).collect()
-    }
-
-    /// A layer norm with `{name}.weight` and `{name}.bias` `[n]`, from the first dtype to the second.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn layer_norm(&mut self, name: &str, n: usize, eps: f64, dtypes: [DType; 2], max_rows: usize) -> Result<Norm> {
-        let [weight, bias] = layer_norm_names(self.checkpoint, name);
-        let (weight, bias) = (self.vector(&weight, n)?, self.vector(&bias, n)?);
-        let [input, output] = dtypes;
-        Ok(Norm::new(&self.ctx, NormOptions::layer(eps, weight, bias, input, output), max_rows)?)
     }
 
     /// A packed weight from matrices `[n, k]` that are stacked along `n`.

@@ -133,6 +133,7 @@ impl<'a> Matmul<'a> {
             n,
             k: b_k,
             a: self.a.dtype(),
+            norm: None,
             b,
             out: self.output.unwrap_or(self.a.dtype()),
             compute: self.compute.unwrap_or(if rounded { Compute::Bf16 } else { Compute::F32 }),

@@ -7,8 +7,8 @@ use sinew_kernels::Registry;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::layers::{
     Activation, Attention, AttentionOptions, Combine, CombineOptions, Compute, Dispatch, Embedding, GroupedLinear,
-    GroupedLinearOptions, Inputs, KvAppend, Linear, LinearOptions, Norm, NormOptions, PackedWeight, Rotary, Route,
-    RouteOptions, Routing, Sequences, WeightPacker,
+    GroupedLinearOptions, Inputs, KvAppend, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight,
+    Rotary, Route, RouteOptions, Routing, Sequences, WeightPacker,
 };
 use sinew_ops::{Context, Policy, Result};
 use sinew_tensor::{DType, Tensor};
@@ -40,7 +40,7 @@ const _: () = assert!(ROWS + 4 * STEPS <= BLOCK * BLOCKS);
 struct Layers {
     embedding: Embedding,
     norm: Norm,
-    qkv: Linear,
+    qkv: NormedLinear,
     rotary: Rotary,
     append: KvAppend,
     attention: Attention,
@@ -122,11 +122,18 @@ impl Layers {
         let inv_freq: Vec<f64> = (0..HEAD_DIM / 2).map(|i| 1e4f64.powf(-2.0 * i as f64 / HEAD_DIM as f64)).collect();
         let table = ctx.tensor(&vec![0.01f32; VOCAB * WIDTH], &[VOCAB, WIDTH])?;
         let ones = ctx.tensor(&[1.0f32; WIDTH], &[WIDTH])?;
+        let norm = NormOptions::rms(1e-6, ones, f32, bf16);
         let kv_width = KV_HEADS * HEAD_DIM;
         Ok(Self {
             embedding: Embedding::table(ctx, table, f32)?,
-            norm: Norm::new(ctx, NormOptions::rms(1e-6, ones, f32, bf16), ROWS)?,
-            qkv: linear(&[WIDTH, kv_width, kv_width], WIDTH, false, LinearOptions::new(bf16, bf16, compute))?,
+            qkv: NormedLinear::new(
+                ctx,
+                Some(norm.clone()),
+                weight(ctx, &[WIDTH, kv_width, kv_width], WIDTH, false)?,
+                LinearOptions::new(bf16, bf16, compute),
+                ROWS,
+            )?,
+            norm: Norm::new(ctx, norm, ROWS)?,
             rotary: Rotary::new(ctx, &inv_freq, 1.0, BLOCK * BLOCKS, HEAD_DIM, bf16)?,
             append: KvAppend::new(ctx, KV_HEADS, HEAD_DIM, bf16, bf16, BLOCK)?,
             attention: Attention::new(ctx, attention, ROWS, BLOCK * BLOCKS)?,
@@ -171,8 +178,7 @@ impl Layers {
         ctx.upload(&slots[..rows], &mut b.slots)?;
         let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
         self.embedding.run(ctx, b.ids.view(), b.hidden.view_mut()?)?;
-        self.norm.run(ctx, b.hidden.view(), b.normed.view_mut()?)?;
-        self.qkv.run(ctx, b.normed.view(), b.qkv.view_mut()?)?;
+        self.qkv.run(ctx, b.hidden.view(), b.normed.view_mut()?, b.qkv.view_mut()?)?;
         let turned = b.qkv.view_mut()?.narrow(1, 0, q + kv)?.reshape(&[rows, HEADS + KV_HEADS, HEAD_DIM])?;
         self.rotary.run_in_place(ctx, turned, b.positions.view())?;
         let part =

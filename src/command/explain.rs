@@ -53,6 +53,7 @@ impl Explain {
             n: problem.n,
             k: problem.k,
             a: if dtype == DType::F16 { DType::F32 } else { dtype },
+            norm: None,
             b,
             out: DType::F32,
             compute,

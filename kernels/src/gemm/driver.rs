@@ -7,6 +7,7 @@ use sinew_memory::{Hardware, Team};
 use sinew_tensor::{DType, View};
 
 use super::epilogue::Finish;
+use super::input_norm::NormedRows;
 use super::rows::{Line, PackRows, Rows, Slab};
 use super::tile::{Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse};
@@ -196,8 +197,9 @@ pub(super) unsafe fn run(
         None => None,
     };
     let a = Rows::new(operands.input(Gemm::NAME, A, "A")?, call.m)?;
-    let product =
-        Product { tiles, fixed, plan, right, finish: Finish { epilogue: fixed.epilogue, bias }, a, out, residual };
+    let norm = NormedRows::new(fixed, operands)?;
+    let finish = Finish { epilogue: fixed.epilogue, bias };
+    let product = Product { tiles, fixed, plan, right, finish, a, norm, out, residual };
     // SAFETY: passed on; all rows of all groups are the operands'.
     unsafe { product.run(launch, team, (0..plan.groups).map(|group| (group, group, 0..plan.rows))) }
 }
@@ -242,7 +244,7 @@ pub(crate) unsafe fn run_grouped(
     let right = Right::Packed { ptr: b.host_ptr()?, panel_bytes, bytes: plan.panels * panel_bytes };
     let finish = Finish { epilogue: fixed.epilogue, bias: None };
     let (a, out) = (Rows::new(a, rows)?, Rows::new(out, rows)?);
-    let product = Product { tiles, fixed, plan, right, finish, a, out, residual: None };
+    let product = Product { tiles, fixed, plan, right, finish, a, norm: None, out, residual: None };
     // SAFETY: passed on.
     unsafe { product.run(launch, team, (0..groups).map(|group| (group, 0, offsets(group)..offsets(group + 1)))) }
 }
@@ -255,6 +257,7 @@ struct Product<'a> {
     right: Right,
     finish: Finish,
     a: Rows,
+    norm: Option<NormedRows>,
     out: Rows,
     residual: Option<Rows>,
 }
@@ -316,6 +319,7 @@ impl Product<'_> {
         let to = workspace.wrapping_add(plan.list_bytes());
         let pack = PackRows {
             rows: self.a,
+            norm: self.norm,
             slabs,
             k,
             panels: plan.kind,

@@ -3,7 +3,7 @@
 use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, View};
 
-use super::{A, B, Compute, D, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, cpu};
+use super::{A, B, Compute, D, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, cpu, takes_no_norm};
 use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
 
 const FOREIGN: Arithmetic = Arithmetic { name: "gemm.foreign", foreign: true, flushes_subnormals: false };
@@ -22,6 +22,7 @@ pub(super) const ROW: Row<Gemm> = Row {
 const F16_BLOCK: usize = 256;
 
 fn admit(fixed: &GemmStatic) -> Result<(), Refusal> {
+    takes_no_norm(fixed)?;
     let epilogue = &fixed.epilogue;
     let Rhs::Strided(b) = fixed.b else { return Err("does not read packed weights".into()) };
     if fixed.compute != Compute::F32 || fixed.a != b || b != fixed.out || !matches!(b, DType::F32 | DType::F16) {

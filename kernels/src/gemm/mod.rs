@@ -10,6 +10,14 @@
 //! D[b, m, n] = x + beta · residual[b, m, n]   the residual may be D itself
 //! ```
 //!
+//! Where the problem has an [`InputNorm`], what is multiplied in place of `A` is the norm of its rows, rounded to a type
+//! of its own as if it were stored:
+//!
+//! ```text
+//! A'[b, m, k] = (A[b, m, k] - mean) · inverse · (weight[k] + offset) + bias[k]       mean is 0 of an RMS norm
+//! inverse = 1 / √(mean over k of (A[b, m, k] - mean)² + eps)
+//! ```
+//!
 //! # Arithmetic
 //! The order of a sum over K does not depend on the number of rows, batches and threads, nor on how operands are
 //! packed. So a sequence has the same bits alone and in any batch. On CPUs it is one f32 sum per output over all of K,
@@ -44,6 +52,7 @@ mod cuda_cublaslt;
 pub(crate) mod driver;
 mod epilogue;
 mod foreign;
+mod input_norm;
 pub(crate) mod reference;
 mod rows;
 pub(crate) mod tile;
@@ -55,14 +64,16 @@ use std::fmt;
 use sinew_tensor::DType;
 
 pub use crate::Compute;
+use crate::norm::{Norm, NormDynamic};
 use crate::operator::{self, expect, expect_compute};
 use crate::packed::{Outputs, PanelKind};
-use crate::{Error, Operands, Operator, Result, Row, Work};
+use crate::{Error, Operands, Operator, Refusal, Result, Row, Work};
 
 pub use crate::packed::{BF16, F16, F32, Format, I8, PANEL, Source, Weights};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
 pub use epilogue::{Epilogue, Residual};
+pub use input_norm::InputNorm;
 
 /// Matrix products. See the [module](self).
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +87,10 @@ pub const B: usize = 1;
 pub const BIAS: usize = 2;
 /// Input: the residual, shaped as the result, where the epilogue reads one that is not the output.
 pub const RESIDUAL: usize = 3;
+/// Input: the weight of the left operand's norm, `[K]`, where it has one.
+pub const NORM_WEIGHT: usize = 4;
+/// Input: the bias of the left operand's norm, `[K]`, where it has one.
+pub const NORM_BIAS: usize = 5;
 /// Output: the result, `[batch, M, N]`, or `[batch, M, N/2]` where gated.
 pub const D: usize = 0;
 
@@ -88,6 +103,8 @@ pub struct GemmStatic {
     pub k: usize,
     /// Type of the left operand.
     pub a: DType,
+    /// The norm of the left operand's rows, where that is what is multiplied.
+    pub norm: Option<InputNorm>,
     /// The right operand.
     pub b: Rhs,
     /// Type of the result.
@@ -119,7 +136,7 @@ pub struct GemmDynamic {
 impl GemmStatic {
     /// A product with nothing after the sum.
     pub fn new(n: usize, k: usize, a: DType, b: Rhs, out: DType, compute: Compute) -> Self {
-        Self { n, k, a, b, out, compute, epilogue: Epilogue::default() }
+        Self { n, k, a, norm: None, b, out, compute, epilogue: Epilogue::default() }
     }
 
     /// The same with an epilogue.
@@ -127,9 +144,19 @@ impl GemmStatic {
         Self { epilogue, ..self }
     }
 
+    /// The same of the left operand's norm.
+    pub fn of_norm(self, norm: InputNorm) -> Self {
+        Self { norm: Some(norm), ..self }
+    }
+
     /// Columns of the result.
     pub fn columns(&self) -> usize {
         self.outputs().columns()
+    }
+
+    /// Types of the norm's weight and bias, and what it rounds to.
+    fn norm_dtypes(&self) -> [Option<DType>; 3] {
+        self.norm.map_or([None; 3], |norm| [norm.weight, norm.bias, Some(norm.to)])
     }
 
     /// The right operand's outputs, as panels share them out.
@@ -152,7 +179,11 @@ impl GemmStatic {
 
 impl fmt::Display for GemmStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "n={} k={} {}·", self.n, self.k, self.a)?;
+        write!(f, "n={} k={} {}", self.n, self.k, self.a)?;
+        if let Some(norm) = &self.norm {
+            write!(f, " {norm}")?;
+        }
+        write!(f, "·")?;
         match self.b {
             Rhs::Strided(dtype) => write!(f, "{dtype}")?,
             Rhs::Packed(format) => write!(f, "packed({})", format.name())?,
@@ -211,7 +242,8 @@ impl Operator for Gemm {
             Rhs::Packed(_) => None,
         };
         let residual = epilogue.residual_input();
-        let dtypes = [Some(fixed.a), strided, Some(fixed.out), epilogue.bias, residual];
+        let [norm_weight, norm_bias, to] = fixed.norm_dtypes();
+        let dtypes = [Some(fixed.a), strided, Some(fixed.out), epilogue.bias, residual, norm_weight, norm_bias, to];
         expect_compute(Self::NAME, fixed, dtypes.into_iter().flatten())?;
         if epilogue.gated && !n.is_multiple_of(2) {
             return Err(refuse(format!("{n} outputs cannot be halved into gate and up")));
@@ -227,21 +259,21 @@ impl Operator for Gemm {
                 }
             }
         }
-        match (operands.optional(BIAS), epilogue.bias) {
-            (Some(bias), Some(dtype)) => expect(Self::NAME, "the bias", bias, dtype, &[n])?,
-            (None, None) => {}
-            (given, _) => {
-                let words = if given.is_some() { "given but not part of" } else { "missing from" };
-                return Err(refuse(format!("a bias is {words} {fixed}")));
-            }
-        }
         let result = [batch, m, fixed.columns()];
-        match (operands.optional(RESIDUAL), residual) {
-            (Some(view), Some(dtype)) => expect(Self::NAME, "the residual", view, dtype, &result)?,
-            (None, None) => {}
-            (given, _) => {
-                let words = if given.is_some() { "given but not read by" } else { "missing from" };
-                return Err(refuse(format!("a residual is {words} {fixed}")));
+        let optional: [(usize, &str, Option<DType>, &[usize]); 4] = [
+            (BIAS, "the bias", epilogue.bias, &[n]),
+            (RESIDUAL, "the residual", residual, &result),
+            (NORM_WEIGHT, "the norm's weight", norm_weight, &[k]),
+            (NORM_BIAS, "the norm's bias", norm_bias, &[k]),
+        ];
+        for (position, name, dtype, shape) in optional {
+            match (operands.optional(position), dtype) {
+                (Some(view), Some(dtype)) => expect(Self::NAME, name, view, dtype, shape)?,
+                (None, None) => {}
+                (given, _) => {
+                    let words = if given.is_some() { "given but not part of" } else { "missing from" };
+                    return Err(refuse(format!("{name} is {words} {fixed}")));
+                }
             }
         }
         expect(Self::NAME, "D", operands.output(Self::NAME, D, "D")?, fixed.out, &result)
@@ -259,14 +291,20 @@ impl Operator for Gemm {
             Some(Residual::Output) => fixed.out.size(),
             None => 0,
         };
-        let bytes = batch * m * k * fixed.a.size() as f64 + b + result * (fixed.out.size() + residual) as f64;
-        Work { flops: 2.0 * batch * m * n * k, bytes: if result == 0.0 { 0.0 } else { bytes } }
+        // A norm is as much work as by itself, but that nothing is written between.
+        let normed = fixed.norm_alone().map(|norm| Norm::work(&norm, &NormDynamic { rows: call.batch * call.m }));
+        let vectors: usize = fixed.norm_dtypes()[..2].iter().flatten().map(|dtype| fixed.k * dtype.size()).sum();
+        let bytes =
+            batch * m * k * fixed.a.size() as f64 + b + vectors as f64 + result * (fixed.out.size() + residual) as f64;
+        let flops = 2.0 * batch * m * n * k + normed.map_or(0.0, |work| work.flops);
+        Work { flops, bytes: if result == 0.0 { 0.0 } else { bytes } }
     }
 }
 
-/// Refuses what kernels on GPUs do not multiply: packed panels, and dtypes without lanes.
+/// Refuses what kernels on GPUs do not multiply: norms, packed panels, and dtypes without lanes.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
-pub(crate) fn takes_rows(fixed: &GemmStatic) -> Result<(), crate::Refusal> {
+pub(crate) fn takes_rows(fixed: &GemmStatic) -> Result<(), Refusal> {
+    takes_no_norm(fixed)?;
     let b = match fixed.b {
         Rhs::Packed(format) if !format.is_row_major() => {
             return Err(format!("reads packed weights in rows, not {}", format.name()).into());
@@ -280,6 +318,11 @@ pub(crate) fn takes_rows(fixed: &GemmStatic) -> Result<(), crate::Refusal> {
     let epilogue = &fixed.epilogue;
     let dtypes = [Some(fixed.a), Some(b), Some(fixed.out), epilogue.bias, epilogue.residual_input()];
     crate::cpu_row::takes_lanes(dtypes.into_iter().flatten())
+}
+
+/// Refuses a left operand that is to be normed first.
+fn takes_no_norm(fixed: &GemmStatic) -> Result<(), Refusal> {
+    if fixed.norm.is_some() { Err("norms no left operand".into()) } else { Ok(()) }
 }
 
 /// The rows of [`Gemm`], best first.

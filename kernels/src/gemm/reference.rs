@@ -4,12 +4,18 @@ use sinew_memory::{Cpu, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use super::epilogue::{Epilogue, Residual};
-use super::{BF16, BIAS, Compute, F16, F32, Format, Gemm, GemmDynamic, GemmStatic, I8, RESIDUAL, Rhs, Source, Weights};
+use super::{
+    BF16, BIAS, Compute, F16, F32, Format, Gemm, GemmDynamic, GemmStatic, I8, InputNorm, NORM_BIAS, NORM_WEIGHT,
+    RESIDUAL, Rhs, Source, Weights,
+};
 use crate::activation::Activation;
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
 };
-use crate::{Arithmetic, Result};
+use crate::norm::NormKind;
+use crate::norm::reference::Normed;
+use crate::packed::GROUP;
+use crate::{Arithmetic, F32Bits, Result};
 
 /// A sum and the error that a chain of f32 roundings may have.
 #[derive(Clone, Copy, Debug)]
@@ -36,13 +42,35 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
     let left = &left.values[(b * case.call.m + m) * k..][..k];
     // A packed weight's values are [N, K], a strided operand's [batch, K, N].
     let right = (0..k).map(|i| right.values[if strided { (b * k + i) * fixed.n + n } else { n * k + i }]);
+    let norm = fixed.norm_alone();
+    let vector = |position: usize| host.inputs[position].as_ref().map(|operand| operand.values.as_slice());
+    let normed = norm.as_ref().map(|norm| (norm, Normed::new(norm, left, vector(NORM_WEIGHT), vector(NORM_BIAS))));
     if fixed.compute == Compute::Int8 {
         let right: Vec<f64> = right.collect();
         let right = if strided { quantized(&right) } else { right };
-        return Sum::of(quantized(left).into_iter().zip(right), arithmetic);
+        let Some((norm, row)) = normed else {
+            return Sum::of(quantized(left).into_iter().zip(right), arithmetic);
+        };
+        let left: Vec<f64> = (0..k).map(|i| norm.out.round(row.value(i))).collect();
+        // Each value may be rounded to the next step.
+        let steps = left.chunks(GROUP).map(|group| group.iter().fold(0.0, |a: f64, x| a.max(x.abs())) / 127.0);
+        let error: f64 =
+            right.chunks(GROUP).zip(steps).flat_map(|(y, step)| y.iter().map(move |y| (y * step).abs())).sum();
+        let sum = Sum::of(quantized(&left).into_iter().zip(right), arithmetic);
+        return Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum };
     }
-    let pairs = left.iter().zip(right).map(|(&x, y)| (rounded(x, low), rounded(y, low && strided)));
-    Sum::of(pairs, arithmetic)
+    let mut error = 0.0;
+    let pairs = left.iter().zip(right).enumerate().map(|(i, (&x, y))| {
+        let y = rounded(y, low && strided);
+        let Some((norm, row)) = &normed else { return (rounded(x, low), y) };
+        // What f32 makes of it lies within an error, and what that is rounded to between the ends.
+        let [x, least, most] =
+            [0.0, -1.0, 1.0].map(|error| rounded(norm.out.round(row.value(i) + error * row.error(i)), low));
+        error += ((x - least).abs().max((most - x).abs()) * y).abs();
+        (x, y)
+    });
+    let sum = Sum::of(pairs, arithmetic);
+    Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum }
 }
 
 /// Values as int8 holds them, in groups of 128: multiples of the largest's 127th.
@@ -57,7 +85,7 @@ fn quantized(values: &[f64]) -> Vec<f64> {
         };
         x.iter().map(|x| f64::from(scale * (x * inverse).round_ties_even())).collect::<Vec<_>>()
     };
-    values.chunks(128).flat_map(group).collect()
+    values.chunks(GROUP).flat_map(group).collect()
 }
 
 /// Whether small integers come through an activation exactly, unless gated: factors are powers of two, and sums below
@@ -205,6 +233,38 @@ fn epilogues() -> Vec<Epilogue> {
     ]
 }
 
+/// Products of what is normed first: every shape, with norms that take turns.
+fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
+    let right = [Rhs::Packed(&BF16), Rhs::Packed(&F32), Rhs::Strided(DType::BF16), Rhs::Packed(&F16)];
+    let values = [Values::Normal, Values::Normal, Values::Special, Values::Subnormal, Values::Integers];
+    let rounds = if depth == Depth::Quick { 2 } else { 16 };
+    let mut cases = Vec::new();
+    for t in 0..rounds * SHAPES.len() {
+        let [batch, m, n, k] = SHAPES[t % SHAPES.len()];
+        let dtype = |turn: usize| DType::COMPUTE[turn % 3];
+        let norm = InputNorm {
+            kind: if t % 2 == 0 { NormKind::Rms } else { NormKind::Layer },
+            eps: F32Bits::new(1e-6),
+            weight: (t % 7 != 3).then(|| dtype(t / 4)),
+            weight_offset: F32Bits::new(if t % 5 == 2 { 1.0 } else { 0.0 }),
+            bias: (t % 4 == 1 || t % 8 == 6).then(|| dtype(t / 5)),
+            to: dtype(t / 2 + t / 9),
+        };
+        let mut epilogue = epilogues[t % epilogues.len()];
+        let values = values[(t / 3) % values.len()];
+        if values == Values::Subnormal {
+            (epilogue.activation, epilogue.gated) = (None, false);
+        }
+        let n = if epilogue.gated { n.next_multiple_of(2) } else { n };
+        let compute = if t / 3 % 2 == 0 { Compute::Bf16 } else { Compute::F32 };
+        let fixed = GemmStatic::new(n, k, dtype(t), right[(t + t / 5) % right.len()], dtype(t / 7), compute);
+        let fixed = fixed.with(epilogue).of_norm(norm);
+        let (call, lay) = (GemmDynamic { batch, m }, Lay::ALL[(t / 2) % Lay::ALL.len()]);
+        cases.push(Case { fixed, call, lay, values, seed: 2000 + t as u64 });
+    }
+    cases
+}
+
 impl Reference for Gemm {
     fn smaller(fixed: &GemmStatic, call: GemmDynamic) -> Option<(GemmStatic, GemmDynamic)> {
         let fixed = GemmStatic { n: cut(fixed.n, 1024), k: cut(fixed.k, 1024), ..fixed.clone() };
@@ -251,6 +311,7 @@ impl Reference for Gemm {
                 n,
                 k,
                 a: DType::COMPUTE[(t / 3) % 3],
+                norm: None,
                 b: right[t % right.len()],
                 out: DType::COMPUTE[(t / 5) % 3],
                 compute: if (t / 4) % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
@@ -298,6 +359,7 @@ impl Reference for Gemm {
                 cases.push(Case { fixed, call, lay: Lay::ALL[i % Lay::ALL.len()], values, seed });
             }
         }
+        cases.extend(normed_cases(depth, &epilogues));
         // What the crate that serves as a foreign row takes.
         for (i, &[batch, m, n, k]) in SHAPES.iter().enumerate() {
             let dtype = [DType::F32, DType::F16][i % 2];
@@ -345,7 +407,12 @@ impl Reference for Gemm {
         } else {
             generator.output(fixed.out, &result, out_lay)?
         };
-        Ok(HostOperands { inputs: vec![Some(a), Some(b), bias, residual], outputs: vec![out] })
+        // Numbers whatever the rows hold: an infinite weight would hide the rest.
+        let vector_lay = if case.seed.is_multiple_of(2) { lay(5) } else { Lay::Stepped };
+        let mut vector = |dtype| generator.operand(dtype, &[k], vector_lay, Values::Normal);
+        let [weight, norm_bias, _] = fixed.norm_dtypes();
+        let (weight, norm_bias) = (weight.map(&mut vector).transpose()?, norm_bias.map(&mut vector).transpose()?);
+        Ok(HostOperands { inputs: vec![Some(a), Some(b), bias, residual, weight, norm_bias], outputs: vec![out] })
     }
 
     fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
@@ -377,7 +444,7 @@ impl Reference for Gemm {
             x.error += U * (x.value.abs() + 2.0 * product.abs());
             x.value += product;
         }
-        let exact = fixed.compute != Compute::Int8 && case.values == Values::Integers;
+        let exact = fixed.compute != Compute::Int8 && fixed.norm.is_none() && case.values == Values::Integers;
         if exact && !epilogue.gated && is_exact(epilogue.activation) {
             return Expected::exact(fixed.out.round(x.value));
         }

@@ -3,8 +3,10 @@
 use half::{bf16, f16};
 use sinew_tensor::{DType, View};
 
+use super::input_norm::{NormedRows, Vectors};
 use super::tile::{Left, MAX_TILE, Tiles};
 use crate::Result;
+use crate::norm::lanes::Scale;
 use crate::packed::{GROUP, PanelKind, Quantized};
 use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
 
@@ -157,6 +159,8 @@ pub(super) struct Slab {
 pub(super) struct PackRows<'a> {
     /// The rows.
     pub rows: Rows,
+    /// The norm of each, where it is their norm that is packed.
+    pub norm: Option<NormedRows>,
     /// Which of them.
     pub slabs: &'a [Slab],
     /// Length of a row, and the kind of the panels, which says what padding they have.
@@ -178,10 +182,13 @@ impl Kernel for PackRows<'_> {
     unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
         // SAFETY: the driver checked the rows and made room for their tiles.
         unsafe {
-            match self.rows.dtype {
-                DType::F16 => self.tile::<S, f16>(task),
-                DType::BF16 => self.tile::<S, bf16>(task),
-                _ => self.tile::<S, f32>(task),
+            match (self.rows.dtype, self.norm.is_some()) {
+                (DType::F16, false) => self.tile::<S, f16, false>(task),
+                (DType::BF16, false) => self.tile::<S, bf16, false>(task),
+                (_, false) => self.tile::<S, f32, false>(task),
+                (DType::F16, true) => self.tile::<S, f16, true>(task),
+                (DType::BF16, true) => self.tile::<S, bf16, true>(task),
+                (_, true) => self.tile::<S, f32, true>(task),
             }
         }
     }
@@ -189,7 +196,7 @@ impl Kernel for PackRows<'_> {
 
 impl PackRows<'_> {
     #[inline(always)]
-    unsafe fn tile<S: Simd, T: Stored>(&self, task: usize) {
+    unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
         let full = self.tiles.full().height;
         let slab = &self.slabs[self.slabs.partition_point(|slab| slab.tile <= task) - 1];
         let first = (task - slab.tile) * full;
@@ -202,30 +209,48 @@ impl PackRows<'_> {
         for (i, line) in lines.iter_mut().enumerate().take(valid) {
             *line = self.rows.address(slab.group, slab.row + first + i).cast();
         }
+        let norm = if NORMED { self.norm.as_ref() } else { None };
+        let mut scales = [Scale::default(); MAX_TILE];
+        if let Some(norm) = norm {
+            for (line, scale) in lines.iter().zip(&mut scales).take(valid) {
+                // SAFETY: lines hold K values.
+                *scale = unsafe { norm.scale::<S>(&self.rows, line.cast(), self.k) };
+            }
+        }
         if left == Left::Quads {
             // SAFETY: passed on; rows without a line count as zeros.
-            return unsafe { self.quads::<S, T>(&lines[..valid], height, to) };
+            return unsafe { self.quads::<S, T>(&lines[..valid], norm, &scales, height, to) };
         }
         let (per_step, pairs) = (left.per_step(), left == Left::Pairs);
         let steps = padded / per_step;
-        let as_it_is = self.rows.dtype == DType::BF16 && self.rows.k_stride == 1;
+        let as_it_is = !NORMED && self.rows.dtype == DType::BF16 && self.rows.k_stride == 1;
         for step in (0..steps).step_by(LANES) {
             let (k, width) = (step * per_step, (steps - step).min(LANES));
             // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps.
             unsafe {
                 let mut rows = [S::splat(0.0); LANES];
-                for (line, row) in lines.iter().zip(&mut rows).take(valid) {
+                let vectors = match norm {
+                    Some(norm) => [
+                        Some(norm.vectors::<S>(k, self.values(k))),
+                        Some(norm.vectors::<S>(k + LANES, self.values(k + LANES))),
+                    ],
+                    None => [None; 2],
+                };
+                for ((line, scale), row) in lines.iter().zip(&scales).zip(&mut rows).take(valid) {
                     simd::prefetch(line.wrapping_add((k + AHEAD) * self.rows.k_stride).cast(), Reach::Near);
                     *row = if pairs && as_it_is && k + 2 * LANES <= self.k {
                         S::load(line.add(k).cast())
                     } else if pairs {
-                        S::round_pairs(self.load::<S, T>(*line, k), self.load::<S, T>(*line, k + LANES))
+                        S::round_pairs(
+                            self.load::<S, T>(*line, k, *scale, vectors[0]),
+                            self.load::<S, T>(*line, k + LANES, *scale, vectors[1]),
+                        )
                     } else if self.round {
                         let mut rounded = [0; LANES];
-                        S::store_bf16(rounded.as_mut_ptr(), self.load::<S, T>(*line, k));
+                        S::store_bf16(rounded.as_mut_ptr(), self.load::<S, T>(*line, k, *scale, vectors[0]));
                         S::load_bf16(rounded.as_ptr())
                     } else {
-                        self.load::<S, T>(*line, k)
+                        self.load::<S, T>(*line, k, *scale, vectors[0])
                     };
                 }
                 let to = to.cast::<f32>().add(step * height);
@@ -238,17 +263,25 @@ impl PackRows<'_> {
 
     /// Groups of int8: each row's scale, its values' sum, and quads.
     #[inline(always)]
-    unsafe fn quads<S: Simd, T: Stored>(&self, lines: &[*const T], height: usize, to: *mut u8) {
+    unsafe fn quads<S: Simd, T: Stored>(
+        &self,
+        lines: &[*const T],
+        norm: Option<&NormedRows>,
+        scales: &[Scale],
+        height: usize,
+        to: *mut u8,
+    ) {
         for k in (0..self.k).step_by(GROUP) {
             let quads = (self.k - k).min(GROUP).div_ceil(4);
             // SAFETY: passed on; the tile holds the group, zeros where there is no line.
             unsafe {
                 let to = to.add(Left::Quads.bytes(k) * height).cast::<i32>();
                 to.write_bytes(0, (2 + quads) * height);
-                for (r, line) in lines.iter().enumerate() {
+                for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
                     let mut values = [0.0; GROUP];
                     for at in (0..GROUP).step_by(LANES) {
-                        S::store(values.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at));
+                        let vectors = norm.map(|norm| norm.vectors::<S>(k + at, self.values(k + at)));
+                        S::store(values.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at, *scale, vectors));
                     }
                     let Quantized { scale, values } = Quantized::of::<S>(&values);
                     to.add(r).cast::<f32>().write(scale);
@@ -262,11 +295,29 @@ impl PackRows<'_> {
         }
     }
 
-    /// Values `k..k + 16` of a row, zeros behind its end.
+    /// Values `k..k + 16` of a row, normed where there are the norm's vectors; zeros behind its end.
     #[inline(always)]
-    unsafe fn load<S: Simd, T: Stored>(&self, line: *const T, k: usize) -> S::F {
-        let n = self.k.saturating_sub(k).min(LANES);
+    unsafe fn load<S: Simd, T: Stored>(
+        &self,
+        line: *const T,
+        k: usize,
+        scale: Scale,
+        vectors: Option<Vectors<'_, S>>,
+    ) -> S::F {
+        let n = self.values(k);
         // SAFETY: passed on.
-        unsafe { load_line::<S, T>(line.wrapping_add(k * self.rows.k_stride), self.rows.k_stride, n) }
+        unsafe {
+            let x = load_line::<S, T>(line.wrapping_add(k * self.rows.k_stride), self.rows.k_stride, n);
+            match vectors {
+                Some(vectors) => vectors.apply(x, n, scale, self.round),
+                None => x,
+            }
+        }
+    }
+
+    /// How many of the values `k..k + 16` a row has.
+    #[inline(always)]
+    fn values(&self, k: usize) -> usize {
+        self.k.saturating_sub(k).min(LANES)
     }
 }

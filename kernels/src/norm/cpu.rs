@@ -2,6 +2,7 @@
 
 use sinew_memory::SimdLevel;
 
+use super::lanes::{Formula, Scale};
 use super::{Norm, NormDynamic, NormKind, NormStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
@@ -45,9 +46,7 @@ impl Leveled for Norm {
         let vector = |position| operands.optional(position).map(Line::of).transpose();
         let kernel = Body {
             width: fixed.width,
-            kind: fixed.kind,
-            eps: f64::from(fixed.eps.get()),
-            offset: fixed.weight_offset.get(),
+            formula: Formula::of(fixed),
             rows: Rows::new([Some(y.layout()), Some(x.layout()), residual.map(|r| r.layout())]),
             y: Line::of(y)?,
             x: Line::of(x)?,
@@ -64,9 +63,7 @@ impl Leveled for Norm {
 
 struct Body {
     width: usize,
-    kind: NormKind,
-    eps: f64,
-    offset: f32,
+    formula: Formula,
     /// Of output, input and residual.
     rows: Rows<3>,
     y: Line,
@@ -76,20 +73,12 @@ struct Body {
     bias: Option<Line>,
 }
 
-/// What is subtracted from a row and what it is multiplied with. The mean is in two parts, so that a row far from 0
-/// loses nothing when it is subtracted.
-#[derive(Clone, Copy)]
-struct Scale {
-    mean: [f32; 2],
-    inverse: f32,
-}
-
 impl Kernel for Body {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, task: usize, _: usize) {
         // SAFETY: rows stay inside the operands.
         unsafe {
-            match self.kind {
+            match self.formula.kind {
                 NormKind::Rms => self.norm_rows::<S, false>(task),
                 NormKind::Layer => self.norm_rows::<S, true>(task),
             }
@@ -128,7 +117,7 @@ impl Body {
                     x = residual;
                 }
                 let kept = if single { x.load::<S>(0, width, x_room) } else { std::ptr::null() };
-                let scale = self.scale::<S, CENTRED>(x, kept, x_room);
+                let scale = self.formula.scale::<S, CENTRED>(x, width, kept, x_room);
                 for (start, len) in blocks(width) {
                     let mut from = kept;
                     if !single {
@@ -137,44 +126,10 @@ impl Body {
                         bias = self.bias.map_or(bias, |line| line.load::<S>(start, len, bias_room));
                     }
                     let to = y.place(start, y_room);
-                    apply::<S, CENTRED>(scale, self.offset, [from, weight, bias], to, len);
+                    apply::<S, CENTRED>(scale, self.formula.offset, [from, weight, bias], to, len);
                     y.store::<S>(start, len, to);
                 }
             }
-        }
-    }
-
-    /// The statistics of a row. `kept` holds it already, if it is not null.
-    ///
-    /// # Safety
-    /// As for [`Body::norm_rows`].
-    #[inline(always)]
-    unsafe fn scale<S: Simd, const CENTRED: bool>(&self, x: Line, kept: *const f32, room: *mut f32) -> Scale {
-        let count = self.width as f64;
-        let mut mean = [0.0; 2];
-        // SAFETY: passed on.
-        unsafe {
-            if CENTRED {
-                // Sums of differences from the first element: exact to their own size however far the row is from 0.
-                let mut total = 0.0;
-                let mut first = 0.0;
-                for (start, len) in blocks(self.width) {
-                    let from = if kept.is_null() { x.load::<S>(start, len, room) } else { kept };
-                    if start == 0 {
-                        first = *from;
-                    }
-                    total += f64::from(sum::<S, true, false>(from, [first, 0.0], len));
-                }
-                let exact = f64::from(first) + total / count;
-                let high = exact as f32;
-                mean = [high, (exact - f64::from(high)) as f32];
-            }
-            let mut total = 0.0;
-            for (start, len) in blocks(self.width) {
-                let from = if kept.is_null() { x.load::<S>(start, len, room) } else { kept };
-                total += f64::from(sum::<S, CENTRED, true>(from, mean, len));
-            }
-            Scale { mean, inverse: (1.0 / (total / count + self.eps).sqrt()) as f32 }
         }
     }
 }
@@ -215,56 +170,6 @@ unsafe fn accumulate<S: Simd>(x: Line, residual: Line, width: usize, x_room: *mu
     }
 }
 
-/// `x - mean`, where `CENTRED`.
-///
-/// # Safety
-/// Those of [`Simd`].
-#[inline(always)]
-unsafe fn centre<S: Simd, const CENTRED: bool>(x: S::F, mean: [S::F; 2]) -> S::F {
-    // SAFETY: passed on.
-    if CENTRED { unsafe { S::sub(S::sub(x, mean[0]), mean[1]) } } else { x }
-}
-
-/// Vectors that are summed side by side, so that one does not wait for the other.
-const SIDE: usize = 4;
-
-/// The sum of a block, or of its squares where `SQUARED`, after subtracting `mean` where `CENTRED`.
-///
-/// Element `i` goes to lane `i` of [`LANES`] · [`SIDE`] sums, which are added pairwise.
-///
-/// # Safety
-/// Those of [`Simd`]; `p` holds `len` values.
-#[inline(always)]
-unsafe fn sum<S: Simd, const CENTRED: bool, const SQUARED: bool>(p: *const f32, mean: [f32; 2], len: usize) -> f32 {
-    // SAFETY: passed on.
-    unsafe {
-        let zero = S::splat(0.0);
-        let all = mean.map(|m| [m; LANES]);
-        let mean = [S::load(all[0].as_ptr()), S::load(all[1].as_ptr())];
-        let mut sums = [zero; SIDE];
-        let mut i = 0;
-        while i + LANES * SIDE <= len {
-            for (k, sum) in sums.iter_mut().enumerate() {
-                let v = centre::<S, CENTRED>(S::load(p.add(i + k * LANES)), mean);
-                *sum = if SQUARED { S::fma(v, v, *sum) } else { S::add(*sum, v) };
-            }
-            i += LANES * SIDE;
-        }
-        for sum in &mut sums {
-            if i >= len {
-                break;
-            }
-            let n = (len - i).min(LANES);
-            // Lanes past the end hold 0 in all three, and so in the difference.
-            let mean = if CENTRED { [S::load_n(all[0].as_ptr(), n), S::load_n(all[1].as_ptr(), n)] } else { mean };
-            let v = centre::<S, CENTRED>(S::load_n(p.add(i), n), mean);
-            *sum = if SQUARED { S::fma(v, v, *sum) } else { S::add(*sum, v) };
-            i += n;
-        }
-        S::reduce_add(S::add(S::add(sums[0], sums[2]), S::add(sums[1], sums[3])))
-    }
-}
-
 /// `y = (x - mean) · inverse · (weight + offset) + bias` for a block; operands are x, weight and bias.
 ///
 /// # Safety
@@ -279,19 +184,18 @@ unsafe fn apply<S: Simd, const CENTRED: bool>(
 ) {
     // SAFETY: passed on.
     unsafe {
-        let mean = [S::splat(scale.mean[0]), S::splat(scale.mean[1])];
-        let (inverse, offset) = (S::splat(scale.inverse), S::splat(offset));
+        let scale = scale.lanes::<S>();
+        let offset = S::splat(offset);
         let whole = len - len % LANES;
         for i in (0..whole).step_by(LANES) {
-            let v = S::mul(centre::<S, CENTRED>(S::load(x.add(i)), mean), inverse);
             let w = S::add(S::load(weight.add(i)), offset);
-            S::store(y.add(i), S::fma(v, w, S::load(bias.add(i))));
+            S::store(y.add(i), scale.apply::<CENTRED>(S::load(x.add(i)), w, S::load(bias.add(i))));
         }
         if whole < len {
             let n = len - whole;
-            let v = S::mul(centre::<S, CENTRED>(S::load_n(x.add(whole), n), mean), inverse);
             let w = S::add(S::load_n(weight.add(whole), n), offset);
-            S::store_n(y.add(whole), S::fma(v, w, S::load_n(bias.add(whole), n)), n);
+            let v = scale.apply::<CENTRED>(S::load_n(x.add(whole), n), w, S::load_n(bias.add(whole), n));
+            S::store_n(y.add(whole), v, n);
         }
     }
 }

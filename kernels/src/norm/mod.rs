@@ -3,7 +3,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod reference;
+pub(crate) mod lanes;
+pub(crate) mod reference;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 

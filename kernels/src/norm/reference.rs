@@ -120,24 +120,66 @@ impl Reference for Norm {
         if output == Norm::RESIDUAL {
             return Expected::exact(values[i]);
         }
+        let vector = |position: usize| host.inputs[position].as_ref().map(|operand| operand.values.as_slice());
+        let row = Normed::new(fixed, &values, vector(Norm::WEIGHT), vector(Norm::BIAS));
+        let value = row.value(i);
+        let rounding = if fixed.out == DType::F32 { 0.0 } else { 0.5 * fixed.out.ulp(value) };
+        // An element, and what it is scaled to, may count as zero.
+        let flushed = if arithmetic.flushes_subnormals { 2f64.powi(-126) * (1.0 + row.factor(i).abs()) } else { 0.0 };
+        Expected::within(value, row.error(i) + rounding + flushed)
+    }
+}
+
+/// A row's norm in f64.
+pub(crate) struct Normed<'a> {
+    fixed: &'a NormStatic,
+    values: &'a [f64],
+    weight: Option<&'a [f64]>,
+    bias: Option<&'a [f64]>,
+    mean: f64,
+    inverse: f64,
+    /// Of product and bias each, since they may cancel.
+    largest: f64,
+}
+
+impl<'a> Normed<'a> {
+    pub fn new(fixed: &'a NormStatic, values: &'a [f64], weight: Option<&'a [f64]>, bias: Option<&'a [f64]>) -> Self {
         let count = fixed.width as f64;
         let mean = if fixed.kind == NormKind::Layer { values.iter().sum::<f64>() / count } else { 0.0 };
         let variance = values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / count;
         let inverse = 1.0 / (variance + f64::from(fixed.eps.get())).sqrt();
-        let of = |position: usize, i: usize, absent: f64| host.inputs[position].as_ref().map_or(absent, |o| o.at(&[i]));
-        let offset = f64::from(fixed.weight_offset.get());
-        let scaled = |i: usize| (values[i] - mean) * inverse * (of(Norm::WEIGHT, i, 1.0) + offset);
-        let value = scaled(i) + of(Norm::BIAS, i, 0.0);
-        // Of product and bias each, since they may cancel.
-        let largest = (0..fixed.width).map(|i| scaled(i).abs() + of(Norm::BIAS, i, 0.0).abs()).fold(0.0, f64::max);
-        let rounding = if fixed.out == DType::F32 { 0.0 } else { 0.5 * fixed.out.ulp(value) };
+        let mut row = Self { fixed, values, weight, bias, mean, inverse, largest: 0.0 };
+        row.largest = (0..values.len()).map(|i| row.scaled(i).abs() + row.bias(i).abs()).fold(0.0, f64::max);
+        row
+    }
+
+    /// What a value's distance from the mean is multiplied with.
+    fn factor(&self, i: usize) -> f64 {
+        self.inverse * (self.weight.map_or(1.0, |weight| weight[i]) + f64::from(self.fixed.weight_offset.get()))
+    }
+
+    fn bias(&self, i: usize) -> f64 {
+        self.bias.map_or(0.0, |bias| bias[i])
+    }
+
+    fn scaled(&self, i: usize) -> f64 {
+        (self.values[i] - self.mean) * self.factor(i)
+    }
+
+    /// The norm of a value, not rounded.
+    pub fn value(&self, i: usize) -> f64 {
+        self.scaled(i) + self.bias(i)
+    }
+
+    /// The error of computing it in f32.
+    pub fn error(&self, i: usize) -> f64 {
         // f32 has no differences finer than its smallest subnormal, and they are multiplied afterwards.
-        let coarse =
-            if fixed.kind == NormKind::Layer { 2f64.powi(-149) * (scaled(i) / (values[i] - mean)).abs() } else { 0.0 };
-        // An element, and what it is scaled to, may count as zero.
-        let scale = inverse * (of(Norm::WEIGHT, i, 1.0) + offset);
-        let flushed = if arithmetic.flushes_subnormals { 2f64.powi(-126) * (1.0 + scale.abs()) } else { 0.0 };
-        Expected::within(value, ULPS * DType::F32.ulp(largest) + coarse.max(0.0) + rounding + flushed)
+        let coarse = if self.fixed.kind == NormKind::Layer {
+            2f64.powi(-149) * (self.scaled(i) / (self.values[i] - self.mean)).abs()
+        } else {
+            0.0
+        };
+        ULPS * DType::F32.ulp(self.largest) + coarse.max(0.0)
     }
 }
 

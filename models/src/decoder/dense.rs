@@ -1,9 +1,9 @@
 //! A feed-forward sublayer that is one for all tokens.
 
-use sinew_ops::layers::{Linear, LinearOptions};
+use sinew_ops::layers::{LinearOptions, NormedLinear};
 
 use super::layer::{Activations, Step, norm_bytes};
-use super::stream::{Input, Output};
+use super::stream::{Output, input_norm};
 use crate::config::Up;
 use crate::load::{Loader, Part, Sizes};
 use crate::scratch::sum;
@@ -12,8 +12,8 @@ use crate::{DecoderConfig, Result};
 /// `down · act(up · x)`, or `down · (act(gate · x) ⊙ up · x)`.
 #[derive(Debug)]
 pub(super) struct Dense {
-    input: Input,
-    up: Linear,
+    /// Of the stream, or of the stream normed.
+    up: NormedLinear,
     down: Output,
     /// What `up` is called where kernels are listed.
     up_name: &'static str,
@@ -31,17 +31,16 @@ impl Dense {
         let (names, hidden) = (config.names, config.hidden_size);
         let precision = loader.precision();
         let (up, down) = parts(config, width, at);
-        let input = Input::load(loader, config, names.mlp_norm.map(at), rows)?;
-        let product = LinearOptions::new(input.dtype(loader), precision.activations, precision.compute);
+        let (norm, dtype) = input_norm(loader, config, names.mlp_norm.map(at))?;
+        let product = LinearOptions::new(dtype, precision.activations, precision.compute);
         let act = Some(config.hidden_act);
         let product = match names.is_gated() {
             true => LinearOptions { gated: act, ..product },
             false => LinearOptions { activation: act, ..product },
         };
         Ok(Self {
-            input,
             up_name: if names.is_gated() { "gate and up" } else { "up" },
-            up: loader.linear(&up, hidden, config.mlp_bias, product, rows)?,
+            up: loader.normed_linear(norm, &up, hidden, config.mlp_bias, product, rows)?,
             down: Output::load(loader, config, down, (width, config.mlp_bias), names.mlp_output_norm.map(at), rows)?,
         })
     }
@@ -49,8 +48,7 @@ impl Dense {
     /// Adds what it makes of the stream to it.
     pub(super) fn run(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;
-        let input = self.input.read(ctx, n, &x.stream, &mut x.normed)?;
-        self.up.run(ctx, input, x.gated.write(n)?)?;
+        self.up.run(ctx, x.stream.hidden.read(n)?, x.normed.write(n)?, x.gated.write(n)?)?;
         self.down.run(ctx, n, x.gated.read(n)?, &mut x.stream)
     }
 
@@ -72,12 +70,12 @@ impl Dense {
 
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        vec![(self.up_name, self.up.kernels()), ("down", self.down.product.kernels())]
+        vec![(self.up_name, self.up.linear().kernels()), ("down", self.down.product.kernels())]
     }
 
     /// Bytes of its packed weights.
     pub(super) fn weight_bytes(&self) -> usize {
-        self.up.weight_bytes() + self.down.product.weight_bytes()
+        self.up.linear().weight_bytes() + self.down.product.weight_bytes()
     }
 }
 

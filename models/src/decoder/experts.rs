@@ -98,7 +98,7 @@ impl Experts {
         let down: Vec<Part> = parts(config, count, &[of.down], hidden, at).collect();
 
         let input = Input::load(loader, config, names.mlp_norm.map(at), rows)?;
-        let dtype = input.dtype(loader);
+        let dtype = input.dtype;
         let router = [Part::whole(at(of.router), count)];
         let gated = GroupedLinearOptions {
             gated: Some(config.hidden_act),

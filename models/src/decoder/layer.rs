@@ -2,13 +2,13 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Inputs, KvAppend, Linear, LinearOptions, Norm, Rotary, Sequences,
+    Attention, AttentionOptions, Inputs, KvAppend, LinearOptions, Norm, NormedLinear, Rotary, Sequences,
 };
 use sinew_tensor::{DType, Tensor, View};
 
 use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
-use super::stream::{Input, Output, Stream};
+use super::stream::{Output, Stream, input_norm};
 use crate::config::{LayerConfig, QkNorm, Qkv};
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::Limits;
@@ -18,8 +18,8 @@ use crate::{DecoderConfig, Result};
 /// Attention and feed-forward, each added to the residual stream.
 #[derive(Debug)]
 pub(super) struct Layer {
-    pub(super) input: Input,
-    pub(super) qkv: Linear,
+    /// Of the stream, or of the stream normed.
+    qkv: NormedLinear,
     /// Norms of queries and of keys, each over these heads of a row of `qkv`.
     qk_norm: Option<[(Norm, Heads); 2]>,
     /// Which of the decoder's rotary embeddings turns queries and keys.
@@ -111,13 +111,19 @@ impl Layer {
         let at = |name: &str| format!("{prefix}{}{index}.{name}", names.layer);
 
         let ctx = loader.context().clone();
-        let input = Input::load(loader, config, names.attention_norm.map(at), rows)?;
-        let product = LinearOptions::new(input.dtype(loader), DType::F32, compute);
+        let (norm, dtype) = input_norm(loader, config, names.attention_norm.map(at))?;
+        let product = LinearOptions::new(dtype, DType::F32, compute);
         let options = attention_options(config, layer, loader.precision(), limits);
         let output = output_part(config, &at);
         Ok(Self {
-            qkv: loader.linear(&qkv_parts(config, &at), config.hidden_size, config.qkv_bias, product, rows)?,
-            input,
+            qkv: loader.normed_linear(
+                norm,
+                &qkv_parts(config, &at),
+                config.hidden_size,
+                config.qkv_bias,
+                product,
+                rows,
+            )?,
             qk_norm: config.qk_norm.map(|over| load_qk_norms(loader, config, over, &at, rows)).transpose()?,
             rope: layer.rope,
             append: KvAppend::new(&ctx, num_kv_heads, head_dim, DType::F32, kv, limits.block_size)?,
@@ -175,7 +181,7 @@ impl Layer {
         let &Step { ctx, rows: n, ropes, positions, slots, sequences } = step;
         let (keys, values) = cache;
         let [q, k, v] = self.heads;
-        self.qkv.run(ctx, self.input.read(ctx, n, &x.stream, &mut x.normed)?, x.qkv.write(n)?)?;
+        self.qkv.run(ctx, x.stream.hidden.read(n)?, x.normed.write(n)?, x.qkv.write(n)?)?;
         for (norm, heads) in self.qk_norm.iter().flatten() {
             norm.run_in_place(ctx, x.qkv.write_heads(n, *heads)?)?;
         }
@@ -191,9 +197,9 @@ impl Layer {
 
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        let mut all: Vec<_> = self.input.norm.iter().map(|norm| ("norm", norm.kernels())).collect();
+        let mut all: Vec<_> = self.qkv.norm().iter().map(|norm| ("norm", norm.kernels())).collect();
         all.extend([
-            ("qkv", self.qkv.kernels()),
+            ("qkv", self.qkv.linear().kernels()),
             ("kv append", self.append.kernels()),
             ("attention", self.attention.kernels()),
             ("output", self.output.product.kernels()),
@@ -204,12 +210,12 @@ impl Layer {
 
     /// Bytes of its packed weights.
     pub(super) fn weight_bytes(&self) -> usize {
-        self.qkv.weight_bytes() + self.output.product.weight_bytes() + self.feed_forward.weight_bytes()
+        self.qkv.linear().weight_bytes() + self.output.product.weight_bytes() + self.feed_forward.weight_bytes()
     }
 
     /// Bytes of weights that a step of `rows` tokens reads at most.
     pub(super) fn step_bytes(&self, rows: usize) -> usize {
-        self.qkv.weight_bytes() + self.output.product.weight_bytes() + self.feed_forward.step_bytes(rows)
+        self.qkv.linear().weight_bytes() + self.output.product.weight_bytes() + self.feed_forward.step_bytes(rows)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The residual stream, what sublayers read of it, and what they add to it.
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Add, Linear, LinearOptions, Norm};
+use sinew_ops::layers::{Add, Linear, LinearOptions, Norm, NormOptions};
 use sinew_tensor::{DType, View};
 
 use crate::load::{Loader, Part};
@@ -16,10 +16,12 @@ pub(super) struct Stream {
     pub(super) added: Rows,
 }
 
-/// What a sublayer reads: the stream, or the stream normed.
+/// What a sublayer reads more than once: the stream, or the stream normed.
 #[derive(Debug)]
 pub(super) struct Input {
-    pub(super) norm: Option<Norm>,
+    norm: Option<Norm>,
+    /// Of what it gives.
+    pub(super) dtype: DType,
 }
 
 /// A norm of what is then added to the stream.
@@ -63,14 +65,9 @@ impl Input {
         norm: Option<String>,
         rows: usize,
     ) -> Result<Self> {
-        let dtypes = [DType::F32, loader.precision().activations];
-        let norm = norm.map(|name| loader.norm(&name, config.hidden_size, config.norm, config.norm_eps, dtypes, rows));
-        Ok(Self { norm: norm.transpose()? })
-    }
-
-    /// The dtype of what it gives.
-    pub(super) fn dtype(&self, loader: &Loader<'_>) -> DType {
-        if self.norm.is_some() { loader.precision().activations } else { DType::F32 }
+        let (norm, dtype) = input_norm(loader, config, norm)?;
+        let norm = norm.map(|norm| Norm::new(loader.context(), norm, rows)).transpose()?;
+        Ok(Self { norm, dtype })
     }
 
     /// The first `n` rows of the stream, normed into `normed` if they are.
@@ -85,6 +82,19 @@ impl Input {
         norm.run(ctx, stream.hidden.read(n)?, normed.write(n)?)?;
         normed.read(n)
     }
+}
+
+/// The norm called `name` of what a sublayer reads, and the dtype of that; of the stream itself without a name.
+pub(super) fn input_norm(
+    loader: &mut Loader<'_>,
+    config: &DecoderConfig,
+    name: Option<String>,
+) -> Result<(Option<NormOptions>, DType)> {
+    let Some(name) = name else { return Ok((None, DType::F32)) };
+    let activations = loader.precision().activations;
+    let dtypes = [DType::F32, activations];
+    let norm = loader.norm_options(&name, config.hidden_size, config.norm, config.norm_eps, dtypes)?;
+    Ok((Some(norm), activations))
 }
 
 impl AddedNorm {

@@ -1,10 +1,12 @@
 //! A layer of an encoder.
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Attention, AttentionOptions, Inputs, Linear, LinearOptions, Norm, Rotary, Sequences};
+use sinew_ops::layers::{
+    Attention, AttentionOptions, Inputs, Linear, LinearOptions, Norm, NormedLinear, Rotary, Sequences,
+};
 use sinew_tensor::{DType, View};
 
-use super::{norm, norm_bytes};
+use super::{norm, norm_bytes, norm_options};
 use crate::load::{Loader, Part, Sizes};
 use crate::scratch::{Heads, Rows, sum};
 use crate::{EncoderConfig, Result};
@@ -12,25 +14,17 @@ use crate::{EncoderConfig, Result};
 /// Attention and feed-forward, each added to the residual stream.
 #[derive(Debug)]
 pub(super) struct Layer {
-    qkv: Linear,
+    qkv: NormedLinear,
     /// Which of the encoder's rotary embeddings turns queries and keys.
     rope: Option<usize>,
     attention: Attention,
     output: Linear,
-    up: Linear,
+    up: NormedLinear,
     down: Linear,
-    norms: Norms,
+    /// After attention and after feed-forward on the residual stream itself, where they do not come before each.
+    after: Option<[Norm; 2]>,
     /// Of queries, keys and values in a row of `qkv`.
     heads: [Heads; 3],
-}
-
-/// Where a layer's norms stand.
-#[derive(Debug)]
-enum Norms {
-    /// After attention and after feed-forward, on the residual stream itself.
-    After { attention: Norm, mlp: Norm },
-    /// Before each; the first layer's attention reads what the embedding's norm gave.
-    First { attention: Option<Norm>, mlp: Norm },
 }
 
 /// Activations of one pass; every layer uses the same.
@@ -142,28 +136,24 @@ impl Layer {
             mask: None,
         };
         let Parts { qkv, output, up, down } = Parts::new(config, &at);
-        let norms = match config.norm_first {
-            false => Norms::After {
-                attention: norm(loader, config, &at(names.attention_norm), rows)?,
-                mlp: norm(loader, config, &at(names.mlp_norm), rows)?,
-            },
-            true => Norms::First {
-                attention: match index {
-                    0 => None,
-                    _ => Some(norm(loader, config, &at(names.attention_norm), rows)?),
-                },
-                mlp: norm(loader, config, &at(names.mlp_norm), rows)?,
-            },
+        let mut before = |name| config.norm_first.then(|| norm_options(loader, config, &at(name))).transpose();
+        // The first layer's attention reads what the embedding's norm gave.
+        let attention_norm = if index == 0 { None } else { before(names.attention_norm)? };
+        let mlp_norm = before(names.mlp_norm)?;
+        let mut after = |name| norm(loader, config, &at(name), rows);
+        let after = match config.norm_first {
+            true => None,
+            false => Some([after(names.attention_norm)?, after(names.mlp_norm)?]),
         };
         let ctx = loader.context().clone();
         Ok(Self {
-            qkv: loader.linear(&qkv, hidden, config.attention_bias, product, rows)?,
+            qkv: loader.normed_linear(attention_norm, &qkv, hidden, config.attention_bias, product, rows)?,
             rope: config.layers[index].rope,
             attention: Attention::new(&ctx, attention, rows, config.max_position_embeddings)?,
             output: loader.linear(&output, hidden, config.attention_bias, into_residual.clone(), rows)?,
-            up: loader.linear(&up, hidden, config.mlp_bias, activated, rows)?,
+            up: loader.normed_linear(mlp_norm, &up, hidden, config.mlp_bias, activated, rows)?,
             down: loader.linear(&down, width, config.mlp_bias, into_residual, rows)?,
-            norms,
+            after,
             heads: Heads::qkv(num_heads, num_heads, head_dim),
         })
     }
@@ -190,35 +180,22 @@ impl Layer {
     /// Takes the residual stream `hidden` through attention and feed-forward.
     pub(super) fn run(&self, step: &Step<'_>, hidden: &mut Rows, middle: &mut Rows, x: &mut Scratch) -> Result<()> {
         let &Step { ctx, n, .. } = step;
-        match &self.norms {
-            Norms::After { attention, mlp } => {
-                self.attend(step, hidden, x)?;
-                self.output.run(ctx, x.attended.read(n)?, hidden.write(n)?)?;
-                attention.run(ctx, hidden.read(n)?, middle.write(n)?)?;
-                self.up.run(ctx, middle.read(n)?, x.up.write(n)?)?;
-                self.down.run(ctx, x.up.read(n)?, middle.write(n)?)?;
-                Ok(mlp.run(ctx, middle.read(n)?, hidden.write(n)?)?)
-            }
-            Norms::First { attention, mlp } => {
-                match attention {
-                    None => self.attend(step, hidden, x)?,
-                    Some(norm) => {
-                        norm.run(ctx, hidden.read(n)?, middle.write(n)?)?;
-                        self.attend(step, middle, x)?;
-                    }
-                }
-                self.output.run(ctx, x.attended.read(n)?, hidden.write(n)?)?;
-                mlp.run(ctx, hidden.read(n)?, middle.write(n)?)?;
-                self.up.run(ctx, middle.read(n)?, x.up.write(n)?)?;
-                Ok(self.down.run(ctx, x.up.read(n)?, hidden.write(n)?)?)
-            }
-        }
+        self.attend(step, hidden, middle, x)?;
+        self.output.run(ctx, x.attended.read(n)?, hidden.write(n)?)?;
+        let Some([attention, mlp]) = &self.after else {
+            self.up.run(ctx, hidden.read(n)?, middle.write(n)?, x.up.write(n)?)?;
+            return Ok(self.down.run(ctx, x.up.read(n)?, hidden.write(n)?)?);
+        };
+        attention.run(ctx, hidden.read(n)?, middle.write(n)?)?;
+        self.up.run(ctx, middle.read(n)?, hidden.write(n)?, x.up.write(n)?)?;
+        self.down.run(ctx, x.up.read(n)?, middle.write(n)?)?;
+        Ok(mlp.run(ctx, middle.read(n)?, hidden.write(n)?)?)
     }
 
-    fn attend(&self, step: &Step<'_>, input: &Rows, x: &mut Scratch) -> Result<()> {
+    fn attend(&self, step: &Step<'_>, input: &Rows, normed: &mut Rows, x: &mut Scratch) -> Result<()> {
         let &Step { ctx, n, ropes, positions, sequences } = step;
         let [q, k, v] = self.heads;
-        self.qkv.run(ctx, input.read(n)?, x.qkv.write(n)?)?;
+        self.qkv.run(ctx, input.read(n)?, normed.write(n)?, x.qkv.write(n)?)?;
         if let Some(rope) = self.rope {
             ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
             ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, k)?, positions)?;

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use sinew_kernels::Error as KernelError;
 use sinew_kernels::activation::Activation;
 use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::{PackedWeight, names, row_counts, size};
+use super::{Norm, NormOptions, PackedWeight, names, row_counts, size};
 use crate::error::refuse;
-use crate::{Context, Planned, Result};
+use crate::{Context, Error, Planned, Result};
 
 /// What a linear layer does around its product.
 #[derive(Debug, Clone)]
@@ -46,7 +47,18 @@ impl LinearOptions {
 pub struct Linear {
     weight: Arc<PackedWeight>,
     bias: Option<Tensor>,
+    /// Of the rows of the input, where the kernel norms them.
+    norm: Option<NormOptions>,
     plan: Planned<Gemm>,
+}
+
+/// `y = act(norm(x) · Wᵀ + b)`, planned for up to a number of rows: one kernel where the device has one that norms rows
+/// as it packs them, else two. Without a norm it is the product alone.
+#[derive(Debug)]
+pub struct NormedLinear {
+    /// What runs before the product, where that does not norm its input.
+    norm: Option<Norm>,
+    linear: Linear,
 }
 
 impl Linear {
@@ -55,6 +67,16 @@ impl Linear {
     /// # Errors
     /// Options that do not fit the weight, or no kernel for them on the context's device.
     pub fn new(ctx: &Context, weight: Arc<PackedWeight>, options: LinearOptions, max_rows: usize) -> Result<Self> {
+        Self::planned(ctx, weight, options, None, max_rows)
+    }
+
+    fn planned(
+        ctx: &Context,
+        weight: Arc<PackedWeight>,
+        options: LinearOptions,
+        norm: Option<NormOptions>,
+        max_rows: usize,
+    ) -> Result<Self> {
         if weight.shape().gated != options.gated.is_some() {
             return Err(refuse("linear", "a gated weight and a gated activation go together"));
         }
@@ -72,7 +94,8 @@ impl Linear {
         let fixed = GemmStatic {
             n: weight.n(),
             k: weight.k(),
-            a: options.input,
+            a: norm.as_ref().map_or(options.input, NormOptions::input),
+            norm: norm.as_ref().map(NormOptions::of_input),
             b: Rhs::Packed(weight.shape().format),
             out: options.output,
             compute: options.compute,
@@ -80,7 +103,7 @@ impl Linear {
         };
         let calls: Vec<GemmDynamic> = row_counts(max_rows).map(|m| GemmDynamic { batch: 1, m }).collect();
         let plan = ctx.plan::<Gemm>(fixed, &calls)?;
-        Ok(Self { weight, bias: options.bias, plan })
+        Ok(Self { weight, bias: options.bias, norm, plan })
     }
 
     /// Enqueues `x [rows, k]` to `out [rows, n]` (`n / 2` where gated).
@@ -93,7 +116,9 @@ impl Linear {
         let call = GemmDynamic { batch: 1, m: size(&x, 1) };
         let layout = batched(out.layout())?;
         let out = out.with_layout(layout)?;
-        let inputs = [Some(x), Some(self.weight.tensor().view()), self.bias.as_ref().map(Tensor::view)];
+        let bias = self.bias.as_ref().map(Tensor::view);
+        let [norm_weight, norm_bias] = self.norm.as_ref().map_or([None; 2], NormOptions::vectors);
+        let inputs = [Some(x), Some(self.weight.tensor().view()), bias, None, norm_weight, norm_bias];
         self.plan.run(ctx, &call, &inputs, &[out])
     }
 
@@ -105,5 +130,59 @@ impl Linear {
     /// Kernels chosen, for few rows first.
     pub fn kernels(&self) -> Vec<&'static str> {
         names(&self.plan)
+    }
+}
+
+impl NormedLinear {
+    /// Plans both for inputs of up to `max_rows` rows. The input of `options` is what the norm gives.
+    ///
+    /// # Errors
+    /// Options that do not fit the weight or the norm, or no kernel for them on the context's device.
+    pub fn new(
+        ctx: &Context,
+        norm: Option<NormOptions>,
+        weight: Arc<PackedWeight>,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<Self> {
+        let linear = Linear::new(ctx, weight.clone(), options.clone(), max_rows)?;
+        let Some(norm) = norm else { return Ok(Self { norm: None, linear }) };
+        if norm.output() != options.input {
+            let (from, to) = (norm.output(), options.input);
+            return Err(refuse("linear", format!("the norm gives {from}, the product reads {to}")));
+        }
+        let alone = Norm::new(ctx, norm.clone(), max_rows)?;
+        let folded = match Linear::planned(ctx, weight, options, Some(norm), max_rows) {
+            Err(Error::Kernel(KernelError::NoKernel { .. })) => None,
+            folded => Some(folded?),
+        };
+        // A product whose best row norms nothing keeps it, and a norm the row that is preferred for it.
+        let preferred = alone.kernels().iter().any(|&row| ctx.policy().prefer.iter().any(|name| name == row));
+        Ok(match folded {
+            Some(folded) if !preferred && folded.kernels() == linear.kernels() => Self { norm: None, linear: folded },
+            _ => Self { norm: Some(alone), linear },
+        })
+    }
+
+    /// Enqueues `x [rows, k]` to `out [rows, n]` (`n / 2` where gated). `normed` is room for `[rows, k]` of the norm's
+    /// output, which is left as it is where no norm runs by itself.
+    ///
+    /// # Errors
+    /// Operands of other shapes or dtypes than planned.
+    pub fn run(&self, ctx: &Context, x: View<'_>, normed: ViewMut<'_>, out: ViewMut<'_>) -> Result<()> {
+        let Some(norm) = &self.norm else { return self.linear.run(ctx, x, out) };
+        let written = *normed.view();
+        norm.run(ctx, x, normed)?;
+        self.linear.run(ctx, written, out)
+    }
+
+    /// The product.
+    pub fn linear(&self) -> &Linear {
+        &self.linear
+    }
+
+    /// The norm, where it runs by itself.
+    pub fn norm(&self) -> Option<&Norm> {
+        self.norm.as_ref()
     }
 }

@@ -14,7 +14,7 @@ mod weight;
 pub use attention::{Attention, AttentionOptions, Inputs, KvAppend, Sequences};
 pub use elementwise::{Add, Scale, Softcap};
 pub use embedding::{Embedding, RowGather};
-pub use linear::{Linear, LinearOptions};
+pub use linear::{Linear, LinearOptions, NormedLinear};
 pub use mixture::{
     Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Route, RouteOptions, Routing,
 };

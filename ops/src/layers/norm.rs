@@ -1,5 +1,6 @@
 //! RMS and layer norm with their weights.
 
+use sinew_kernels::gemm::InputNorm;
 use sinew_kernels::norm::{Norm as Operator, NormDynamic, NormKind, NormStatic};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
@@ -26,6 +27,31 @@ impl NormOptions {
     /// `(x - mean) / √(variance + eps) · weight + bias` (Ba et al. 2016), with or without a bias.
     pub fn layer(eps: f64, weight: Tensor, bias: impl Into<Option<Tensor>>, input: DType, output: DType) -> Self {
         Self { kind: NormKind::Layer, eps, weight, bias: bias.into(), input, output }
+    }
+
+    pub(super) fn input(&self) -> DType {
+        self.input
+    }
+
+    pub(super) fn output(&self) -> DType {
+        self.output
+    }
+
+    /// It as the norm of a product's input.
+    pub(super) fn of_input(&self) -> InputNorm {
+        InputNorm {
+            kind: self.kind,
+            eps: (self.eps as f32).into(),
+            weight: Some(self.weight.dtype()),
+            weight_offset: 0.0.into(),
+            bias: self.bias.as_ref().map(Tensor::dtype),
+            to: self.output,
+        }
+    }
+
+    /// Its weight and bias.
+    pub(super) fn vectors(&self) -> [Option<View<'_>>; 2] {
+        [Some(self.weight.view()), self.bias.as_ref().map(Tensor::view)]
     }
 }
 

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
-use sinew_ops::Context;
+use sinew_kernels::gemm::{self, Gemm};
+use sinew_kernels::norm;
+use sinew_kernels::{Registry, Row};
+use sinew_memory::{Cpu, DeviceKind, SimdLevel};
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Rotary, RowGather,
-    Sample, Sequences, WeightPacker,
+    Activation, Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
+    NormOptions, NormedLinear, PackedWeight, Rotary, RowGather, Sample, Sequences, WeightPacker,
 };
+use sinew_ops::{Context, Policy};
 use sinew_tensor::{DType, Tensor};
 
 #[test]
@@ -62,4 +66,102 @@ fn operands_of_too_few_dimensions_are_errors() {
     }
     let error = Embedding::table(&ctx, scalar, f32).unwrap_err().to_string();
     assert!(error.contains("expected [vocab, width]"), "{error}");
+}
+
+/// Values that are exact in no format but f32.
+fn values(seed: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 37 + seed * 101) % 997) as f32 / 313.0 - 1.5).collect()
+}
+
+fn weight(ctx: &Context, rows: &[usize], k: usize, dtype: DType, gated: bool) -> Arc<PackedWeight> {
+    let bytes: Vec<u8> = values(1, rows.iter().sum::<usize>() * k).into_iter().flat_map(f32::to_le_bytes).collect();
+    let mut packer = WeightPacker::new(ctx, dtype, rows, k, gated).unwrap();
+    for slice in packer.slices(1 << 20) {
+        let pieces = slice.rows.iter().map(|(_, rows)| (&bytes[rows.start * k * 4..rows.end * k * 4], DType::F32));
+        packer.pack(ctx, &slice, &pieces.collect::<Vec<_>>()).unwrap();
+    }
+    Arc::new(packer.finish().unwrap())
+}
+
+/// Compares a normed linear layer in every form with a norm and a linear layer, bit by bit.
+fn normed_as_apart(ctx: &Context, apart: bool) {
+    const K: usize = 53;
+    const MOST: usize = 20;
+    let (f32, n) = (DType::F32, 22);
+    let (scale, shift) = (ctx.tensor(&values(2, K), &[K]).unwrap(), ctx.tensor(&values(3, K), &[K]).unwrap());
+    for (dtype, compute) in [(DType::BF16, Compute::Bf16), (DType::F16, Compute::F32), (f32, Compute::F32)] {
+        let norms = [
+            NormOptions::rms(1e-6, scale.clone(), f32, dtype),
+            NormOptions::layer(1e-5, scale.clone(), shift.clone(), f32, dtype),
+        ];
+        let plain = LinearOptions::new(dtype, f32, compute);
+        let gated = LinearOptions { gated: Some(Activation::Silu), ..LinearOptions::new(dtype, dtype, compute) };
+        let bias = Some(ctx.tensor(&values(4, n), &[n]).unwrap());
+        let forms = [LinearOptions { bias, ..plain.clone() }, gated, plain.accumulate()];
+        for (norm, form) in norms.iter().flat_map(|norm| forms.iter().map(move |form| (norm, form))) {
+            let weight = weight(ctx, &[n / 2; 2], K, dtype, form.gated.is_some());
+            let whole = NormedLinear::new(ctx, Some(norm.clone()), weight.clone(), form.clone(), MOST).unwrap();
+            let parts = (Norm::new(ctx, norm.clone(), MOST), Linear::new(ctx, weight, form.clone(), MOST));
+            let (first, then) = (parts.0.unwrap(), parts.1.unwrap());
+            assert_eq!(whole.norm().is_some(), apart);
+            assert_eq!(whole.linear().kernels(), then.kernels());
+            let columns = if form.gated.is_some() { n / 2 } else { n };
+            for rows in [1, 3, MOST] {
+                let x = ctx.tensor(&values(5, rows * K), &[rows, K]).unwrap();
+                let [mut room, mut normed] = [0; 2].map(|_| ctx.uninitialised(dtype, &[rows, K]).unwrap());
+                // What is added to, where the form adds.
+                let [mut found, mut expected] =
+                    [0; 2].map(|_| Tensor::zeros(ctx.device(), form.output, &[rows, columns]).unwrap());
+                whole.run(ctx, x.view(), room.view_mut().unwrap(), found.view_mut().unwrap()).unwrap();
+                first.run(ctx, x.view(), normed.view_mut().unwrap()).unwrap();
+                then.run(ctx, normed.view(), expected.view_mut().unwrap()).unwrap();
+                let [found, expected] =
+                    [found, expected].map(|tensor| tensor.buffer().as_slice::<u8>().unwrap().to_vec());
+                assert!(found == expected, "{norm:?} {form:?} {rows} rows");
+                assert!(found.iter().any(|&byte| byte != 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_linear_layer_of_a_norm_has_the_bits_of_both() {
+    for level in SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected()) {
+        let cpu = Cpu::with(2, level).unwrap();
+        normed_as_apart(&Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).unwrap(), false);
+    }
+}
+
+#[test]
+fn a_norm_runs_by_itself_where_no_product_norms_or_another_row_is_wanted() {
+    let portable = gemm::rows().into_iter().find(|row| row.name == "gemm.cpu.portable").unwrap();
+    let plain: Row<Gemm> = Row {
+        name: "gemm.plain",
+        device: DeviceKind::CPU,
+        admits: |fixed, _| if fixed.norm.is_some() { Err("norms nothing".into()) } else { Ok(()) },
+        ..portable
+    };
+    let mut lacking = Registry::empty();
+    lacking.add([plain]).add(norm::rows());
+    let mut offering = Registry::standard();
+    offering.add([plain]);
+    let prefer = |name: &str| Policy { prefer: vec![name.to_owned()], ..Policy::default() };
+    for (registry, policy) in [
+        (lacking, Policy::default()),
+        (offering, prefer("gemm.plain")),
+        (Registry::standard(), prefer("norm.cpu.portable")),
+    ] {
+        normed_as_apart(&Context::new(Cpu::get(), Arc::new(registry), policy).unwrap(), true);
+    }
+}
+
+#[test]
+fn a_norm_and_a_product_of_different_types_are_refused() {
+    let ctx = Context::cpu().unwrap();
+    let ones = ctx.tensor(&[1f32; 3], &[3]).unwrap();
+    let norm = NormOptions::rms(1e-6, ones, DType::F32, DType::BF16);
+    let weight = weight(&ctx, &[4], 3, DType::F32, false);
+    let options = LinearOptions::new(DType::F32, DType::F32, Compute::F32);
+    let error = NormedLinear::new(&ctx, Some(norm), weight, options, 1).unwrap_err().to_string();
+    assert!(error.contains("the norm gives bf16, the product reads f32"), "{error}");
 }

@@ -1,0 +1,167 @@
+//! The norm of a product's left operand, computed while its rows are packed.
+
+use std::fmt;
+
+use sinew_tensor::DType;
+
+use super::rows::{Line, Rows};
+use super::{Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT};
+use crate::norm::lanes::{Formula, Scale};
+use crate::norm::{NormKind, NormStatic};
+use crate::simd::{LANES, Simd, Stored};
+use crate::strided::Scratch;
+use crate::{F32Bits, Operands, Operator, Result, rows};
+
+/// The norm of the left operand's rows: its bits are those of [`Norm`](crate::norm::Norm) into a tensor of
+/// [`InputNorm::to`] that is then multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InputNorm {
+    /// Which norm.
+    pub kind: NormKind,
+    /// What is added to the mean square or variance.
+    pub eps: F32Bits,
+    /// The weight's dtype, where there is one.
+    pub weight: Option<DType>,
+    /// Added to the weight.
+    pub weight_offset: F32Bits,
+    /// The bias's dtype, where there is one.
+    pub bias: Option<DType>,
+    /// What normed values are rounded to, before the product rounds its operands.
+    pub to: DType,
+}
+
+impl GemmStatic {
+    /// The norm of its left operand as a problem by itself.
+    pub fn norm_alone(&self) -> Option<NormStatic> {
+        let InputNorm { kind, eps, weight, weight_offset, bias, to } = self.norm?;
+        let operands = NormStatic { width: self.k, x: self.a, out: to, weight, bias, ..NormStatic::default() };
+        Some(NormStatic { kind, eps, weight_offset, ..operands })
+    }
+}
+
+impl fmt::Display for InputNorm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, eps, weight, weight_offset, bias, to } = self;
+        let kind = if *kind == NormKind::Rms { "rms" } else { "layer" };
+        write!(f, "{kind}-normed to {to} (eps {eps}")?;
+        if let Some(dtype) = weight {
+            write!(f, ", weight {dtype}")?;
+        }
+        if weight_offset.get() != 0.0 {
+            write!(f, " plus {weight_offset}")?;
+        }
+        if let Some(dtype) = bias {
+            write!(f, ", bias {dtype}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// An [`InputNorm`] with its operands' addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NormedRows {
+    formula: Formula,
+    weight: Option<Line>,
+    bias: Option<Line>,
+    to: DType,
+}
+
+/// A norm's weights, their offset added, and biases for sixteen values of every row.
+#[derive(Clone, Copy)]
+pub(super) struct Vectors<'a, S: Simd> {
+    norm: &'a NormedRows,
+    weight: S::F,
+    bias: S::F,
+}
+
+impl NormedRows {
+    /// The norm of a problem, if it has one.
+    pub fn new(fixed: &GemmStatic, operands: Operands<'_>) -> Result<Option<Self>> {
+        let Some(norm) = fixed.norm_alone() else { return Ok(None) };
+        let line = |dtype: Option<DType>, position, name| -> Result<Option<Line>> {
+            let Some(dtype) = dtype else { return Ok(None) };
+            let view = operands.input(Gemm::NAME, position, name)?;
+            Ok(Some(Line { ptr: view.host_ptr()?, step: view.strides()[0], dtype }))
+        };
+        Ok(Some(Self {
+            formula: Formula::of(&norm),
+            weight: line(norm.weight, NORM_WEIGHT, "the norm's weight")?,
+            bias: line(norm.bias, NORM_BIAS, "the norm's bias")?,
+            to: norm.out,
+        }))
+    }
+
+    /// The statistics of a row of `k` values.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; the row can be read.
+    #[inline(always)]
+    pub unsafe fn scale<S: Simd>(&self, rows: &Rows, row: *const u8, k: usize) -> Scale {
+        let mut room = Scratch::new();
+        let (room, row) = (room.ptr(), rows::Line::new(row, rows.dtype, rows.k_stride));
+        // SAFETY: passed on; the room holds a block.
+        unsafe {
+            match self.formula.kind {
+                NormKind::Rms => self.formula.scale::<S, false>(row, k, std::ptr::null(), room),
+                NormKind::Layer => self.formula.scale::<S, true>(row, k, std::ptr::null(), room),
+            }
+        }
+    }
+
+    /// Weight and bias of values `k..k + n`, at most 16.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; both have these values.
+    #[inline(always)]
+    pub unsafe fn vectors<S: Simd>(&self, k: usize, n: usize) -> Vectors<'_, S> {
+        // SAFETY: passed on.
+        unsafe {
+            let weight = match self.weight {
+                Some(line) => line.from(k).load::<S>(n),
+                None => S::splat(1.0),
+            };
+            let bias = match self.bias {
+                Some(line) => line.from(k).load::<S>(n),
+                None => S::splat(0.0),
+            };
+            Vectors { norm: self, weight: S::add(weight, S::splat(self.formula.offset)), bias }
+        }
+    }
+}
+
+impl<S: Simd> Vectors<'_, S> {
+    /// The first `n` of sixteen values of a row, normed and rounded; zeros behind them. Where they are `rounded` to
+    /// bf16 next, they are not rounded to it here.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
+    #[inline(always)]
+    pub unsafe fn apply(self, x: S::F, n: usize, scale: Scale, rounded: bool) -> S::F {
+        // SAFETY: passed on.
+        unsafe {
+            let normed = scale.lanes::<S>().apply::<true>(x, self.weight, self.bias);
+            let normed = match self.norm.to {
+                DType::F16 => round::<S, half::f16>(normed),
+                DType::BF16 if !rounded => round::<S, half::bf16>(normed),
+                _ => normed,
+            };
+            if n == LANES {
+                return normed;
+            }
+            let mut values = [0.0f32; LANES];
+            S::store(values.as_mut_ptr(), normed);
+            S::load_n(values.as_ptr(), n)
+        }
+    }
+}
+
+/// Lanes as they come back from being stored.
+#[inline(always)]
+unsafe fn round<S: Simd, T: Stored>(v: S::F) -> S::F {
+    let mut values = [T::zeroed(); LANES];
+    // SAFETY: the array holds sixteen.
+    unsafe {
+        T::store::<S>(values.as_mut_ptr(), v);
+        T::load::<S>(values.as_ptr())
+    }
+}
