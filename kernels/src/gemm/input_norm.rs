@@ -148,6 +148,7 @@ impl<S: Simd> Vectors<'_, S> {
             if n == LANES {
                 return normed;
             }
+            // The norm of zeros that are none of the row's may be infinite, and NaN as soon as it is multiplied.
             let mut values = [0.0f32; LANES];
             S::store(values.as_mut_ptr(), normed);
             S::load_n(values.as_ptr(), n)
