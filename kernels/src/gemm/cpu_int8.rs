@@ -5,7 +5,7 @@ use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 use super::tile::{Left, Tiles, prefetch_page_ahead, tiles};
 use super::{Compute, Gemm, GemmStatic, cpu, driver};
 use crate::cpu_row::needs;
-use crate::packed::{GROUP, OFFSET, PANEL, PanelKind};
+use crate::packed::{GROUP, PANEL, PanelKind};
 use crate::simd::{LANES, Portable, Simd};
 use crate::{Arithmetic, Refusal, Row};
 
@@ -125,7 +125,7 @@ impl Dots for Plain {
 /// `R` rows of `H` vectors of sums: for each group of K `s = fma(Σ a·b, scale of a · scale of b, s)`.
 ///
 /// # Safety
-/// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` scales, `[R]` sums and `[steps][R]` quads, `b` groups
+/// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` scales, `[R]` starts and `[steps][R]` quads, `b` groups
 /// of `[32]` scales and `[steps][32]` quads, `sums` is `[R][32]`.
 #[inline(always)]
 unsafe fn groups<D: Dots, const R: usize, const H: usize>(
@@ -147,13 +147,12 @@ unsafe fn groups<D: Dots, const R: usize, const H: usize>(
             let (mut a, mut b) = (a, b);
             for done in (0..steps).step_by(STEPS) {
                 let here = (steps - done).min(STEPS);
-                let (scales, row_sums) = (a.cast::<f32>(), a.cast::<i32>().add(R));
-                // What the 128 that every weight is too large by comes to.
+                let (scales, starts) = (a.cast::<f32>(), a.cast::<i32>().add(R));
                 let mut s = [[D::splat(0); H]; R];
                 for (r, s) in s.iter_mut().enumerate() {
-                    *s = [D::splat(-i32::from(OFFSET) * *row_sums.add(r)); H];
+                    *s = [D::splat(*starts.add(r)); H];
                 }
-                let (mut quads, mut weights) = (row_sums.add(R), b.add(LINE + first * LINE / 2));
+                let (mut quads, mut weights) = (starts.add(R), b.add(LINE + first * LINE / 2));
                 for _ in 0..here {
                     let mut w = [D::load(weights); H];
                     for (h, w) in w.iter_mut().enumerate() {
@@ -169,10 +168,15 @@ unsafe fn groups<D: Dots, const R: usize, const H: usize>(
                     quads = quads.add(R);
                     weights = weights.add(LINE);
                 }
+                let mut columns = [D::S::splat(0.0); H];
+                for (h, scale) in columns.iter_mut().enumerate() {
+                    *scale = D::S::load(b.cast::<f32>().add((first + h) * LANES));
+                }
+                // Else sums are kept in registers from group to group, and the integers, which need them, are not.
+                let sums = std::hint::black_box(sums);
                 for (r, s) in s.into_iter().enumerate() {
                     for (h, s) in s.into_iter().enumerate() {
-                        let scale = D::S::load(b.cast::<f32>().add((first + h) * LANES));
-                        let scale = D::S::mul(scale, D::S::splat(*scales.add(r)));
+                        let scale = D::S::mul(columns[h], D::S::splat(*scales.add(r)));
                         let to = sums.add(r * PANEL + (first + h) * LANES);
                         D::S::store(to, D::S::fma(D::widen(s), scale, D::S::load(to)));
                     }

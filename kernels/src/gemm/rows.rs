@@ -7,7 +7,7 @@ use super::input_norm::{NormedRows, Vectors};
 use super::tile::{Left, MAX_TILE, Tiles};
 use crate::Result;
 use crate::norm::lanes::Scale;
-use crate::packed::{GROUP, PanelKind, Quantized};
+use crate::packed::{GROUP, OFFSET, PanelKind, Quantized};
 use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
 
 /// Values that rows are asked for ahead of where they are packed: twelve rows at once are more than a core's own
@@ -261,7 +261,7 @@ impl PackRows<'_> {
         }
     }
 
-    /// Groups of int8: each row's scale, its values' sum, and quads.
+    /// Groups of int8: each row's scale, what its sums start from, and quads.
     #[inline(always)]
     unsafe fn quads<S: Simd, T: Stored>(
         &self,
@@ -285,7 +285,8 @@ impl PackRows<'_> {
                     }
                     let Quantized { scale, values } = Quantized::of::<S>(&values);
                     to.add(r).cast::<f32>().write(scale);
-                    to.add(height + r).write(values.iter().map(|&value| i32::from(value)).sum());
+                    // What every weight is too large by, times the values, is taken off before.
+                    to.add(height + r).write(values.iter().map(|&value| -i32::from(OFFSET) * i32::from(value)).sum());
                     for (quad, four) in values.chunks_exact(4).enumerate().take(quads) {
                         let four = [four[0], four[1], four[2], four[3]].map(|value| value as u8);
                         to.add((2 + quad) * height + r).write(i32::from_le_bytes(four));

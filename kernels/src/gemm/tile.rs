@@ -26,7 +26,7 @@ pub(crate) enum Left {
     Singles,
     /// Pairs of bf16.
     Pairs,
-    /// Groups of [`GROUP`] values: an f32 scale of each row, an i32 sum of each, and quads of int8.
+    /// Groups of [`GROUP`] values: an f32 scale of each row, an i32 that its sums start from, and quads of int8.
     Quads,
 }
 
