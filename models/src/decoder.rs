@@ -7,8 +7,9 @@
 //! logits = head · norm(h)
 //! ```
 //! The residual stream `h` is f32. Q, K and V are one product, gate and up another; where the device has a row for it,
-//! both norm what they read themselves. Both residual additions are epilogues of products. What else there may be (norms of queries, keys and of what is added, experts, no gate, bounds
-//! on scores and logits) is where the description says it.
+//! both norm what they read themselves. Both residual additions are epilogues of products. What else there may be (norms
+//! of queries, keys and of what is added, experts, no gate, bounds on scores and logits) is where the description says
+//! it.
 
 mod dense;
 mod experts;
