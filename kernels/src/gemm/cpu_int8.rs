@@ -58,17 +58,25 @@ fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<()
 
 static PORTABLE: Tiles = Tiles::new(SimdLevel::Portable, Left::Quads, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
 
-unsafe fn groups_portable<const R: usize, const H: usize>(
-    _: PanelKind,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    // SAFETY: passed on.
-    unsafe { groups::<Plain, R, H>(a, b, steps, sums, carry) }
+/// [`groups`] by some products, with their instructions.
+macro_rules! groups_by {
+    ($name:ident, $dots:ty $(, $features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $name<const R: usize, const H: usize>(
+            _: PanelKind,
+            a: *const u8,
+            b: *const u8,
+            steps: usize,
+            sums: *mut f32,
+            carry: bool,
+        ) {
+            // SAFETY: passed on.
+            unsafe { groups::<$dots, R, H>(a, b, steps, sums, carry) }
+        }
+    };
 }
+
+groups_by!(groups_portable, Plain);
 
 /// Integer sums of sixteen outputs.
 trait Dots {
@@ -214,31 +222,8 @@ mod x86 {
     /// 4 rows of half a panel take 8 of 16 registers, its weights four.
     pub static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    unsafe fn groups_vnni<const R: usize, const H: usize>(
-        _: PanelKind,
-        a: *const u8,
-        b: *const u8,
-        steps: usize,
-        sums: *mut f32,
-        carry: bool,
-    ) {
-        // SAFETY: passed on.
-        unsafe { groups::<Vnni, R, H>(a, b, steps, sums, carry) }
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn groups_avx2<const R: usize, const H: usize>(
-        _: PanelKind,
-        a: *const u8,
-        b: *const u8,
-        steps: usize,
-        sums: *mut f32,
-        carry: bool,
-    ) {
-        // SAFETY: passed on.
-        unsafe { groups::<EvenAndOdd, R, H>(a, b, steps, sums, carry) }
-    }
+    groups_by!(groups_vnni, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+    groups_by!(groups_avx2, EvenAndOdd, "avx2,fma,f16c");
 
     /// `vpdpbusd`.
     struct Vnni;

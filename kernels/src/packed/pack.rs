@@ -94,10 +94,6 @@ fn side_by_side(lanes: &[Lane], k: usize) -> Option<(usize, DType)> {
 /// Those of [`Simd`]; lanes hold the values, and `to` may be written for the panel's bytes.
 #[inline(always)]
 pub(crate) unsafe fn pack_panel<S: Simd>(lanes: &[Lane; PANEL], kind: PanelKind, k0: usize, count: usize, to: *mut u8) {
-    if kind == PanelKind::I8 {
-        // SAFETY: passed on.
-        return unsafe { quantize_panel::<S>(lanes, k0, count, to) };
-    }
     for half in 0..2 {
         let lanes = &lanes[half * LANES..(half + 1) * LANES];
         // SAFETY: passed on; a half panel is the sixteen outputs at this place of every step.
@@ -119,22 +115,22 @@ pub(crate) unsafe fn pack_panel<S: Simd>(lanes: &[Lane; PANEL], kind: PanelKind,
                 (PanelKind::F32, None) => {
                     columns_to_steps::<S, f32>(lanes, k0, count, to.cast::<f32>().add(half * LANES));
                 }
-                (PanelKind::I8, _) => {}
+                (PanelKind::I8, _) => columns_to_quads::<S>(lanes, half * LANES, k0, count, to),
             }
         }
     }
 }
 
-/// Groups of scales and of values in fours.
+/// Outputs from `first` on of a panel: in each group their scales, and their values in fours.
 #[inline(always)]
-unsafe fn quantize_panel<S: Simd>(lanes: &[Lane; PANEL], k0: usize, count: usize, to: *mut u8) {
+unsafe fn columns_to_quads<S: Simd>(lanes: &[Lane], first: usize, k0: usize, count: usize, to: *mut u8) {
     for k in (0..count).step_by(GROUP) {
         let n = (count - k).min(GROUP);
         // SAFETY: passed on; the group's values are followed by none or by the next group.
         unsafe {
             let scales = to.add(PanelKind::I8.bytes(k));
             let quads = scales.add(PANEL * size_of::<f32>());
-            for (output, lane) in lanes.iter().enumerate() {
+            for (output, lane) in (first..).zip(lanes) {
                 let mut values = [0.0; GROUP];
                 lane.widen::<S>(k0 + k, n, values.as_mut_ptr());
                 let Quantized { scale, values } = Quantized::of::<S>(&values);
