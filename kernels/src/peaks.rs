@@ -34,6 +34,8 @@ pub struct ArithmeticPeaks {
 const READ_BYTES: usize = 1 << 30;
 /// Tries, of which the fastest counts: a limit is what the machine can do, not what its neighbours leave.
 const TRIES: usize = 5;
+/// Seconds that tries go on for at least: a team's threads may begin on one core.
+const SETTLE: f64 = 0.2;
 /// Steps of a register-only loop, long enough for a few milliseconds.
 const STEPS: usize = 1 << 20;
 /// Independent sums of a register-only loop, which are to cover the latency of two pipelines: as many as leave registers
@@ -46,7 +48,7 @@ const COPY_BYTES: usize = 256 << 20;
 const COPIES: usize = 4;
 
 impl Peaks {
-    /// Measures a device; a CPU at its SIMD level and with its threads. Takes about a second and 1 GiB.
+    /// Measures a device; a CPU at its SIMD level and with its threads. Takes one to two seconds and 1 GiB.
     ///
     /// # Errors
     /// Out of memory, or a failed device.
@@ -140,8 +142,10 @@ fn copy_rate(device: &Arc<dyn Device>) -> Result<f64> {
 
 /// The highest rate of `work`, which runs once on each thread and returns how much it did.
 fn rate(team: &Team, work: impl Fn(usize) -> f64 + Send + Sync) -> f64 {
-    let mut best = 0.0f64;
-    for _ in 0..TRIES {
+    let (mut best, begun) = (0.0f64, Instant::now());
+    let mut tries = 0;
+    while tries < TRIES || begun.elapsed().as_secs_f64() < SETTLE {
+        tries += 1;
         let start = Instant::now();
         let done = work(team.threads());
         best = best.max(done / start.elapsed().as_secs_f64());
