@@ -19,10 +19,10 @@ def main():
     build = ["cargo", "build", "--release", "--quiet", "-p", "sinew-kernels", "--example", "attention_rate"]
     subprocess.run(build, check=True, cwd=ROOT)
     contenders = {
-        "sinew": [[ROOT / "target/release/examples/attention_rate", "--json", "--threads", a.threads]],
-        "torch": [[sys.executable, HERE / "attention_torch.py", a.threads, 3]],
+        "sinew": [ROOT / "target/release/examples/attention_rate", "--json", "--threads", a.threads],
+        "torch": [sys.executable, HERE / "attention_torch.py", a.threads, 3],
     }
-    values, units = round_robin.run(contenders, a.rounds, a.threads)
+    values, _, units = round_robin.run([contenders], a.rounds, a.threads)
     print(f"\n{a.threads} threads, medians of {a.rounds} rounds\n")
     round_robin.table(values, units, lower_is_better=set(values))
 

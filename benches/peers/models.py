@@ -4,9 +4,10 @@
         [--contenders sinew,torch,llama,candle] [--sinew target/release/sinew] [--data target/peers]
 
 Makes the checkpoint in the data folder once (988 MB for the 0.5B shape in bf16), and llama.cpp's form of it. Needs
-torch and transformers; llama-cpp-python and gguf for llama.cpp; a build of benches/peers/rust for candle. A contender
-that is not there is left out, and said so. Files are in the page cache when a contender starts. `prefill 512` is a prompt of that length, `decode after N` 64 steps of one
-token behind N, `batch 8` the sum over 8 sequences; limits are those that Sinew measures in its own process.
+torch and transformers; llama-cpp-python and gguf for llama.cpp; a build of benches/peers/rust with the feature `candle`.
+A contender that is not there is left out, and said so. Files are in the page cache when a contender starts. `prefill
+512` is a prompt of that length, `decode after N` 64 steps of one token behind N, `batch 8` the sum over 8 sequences;
+limits are those that Sinew measures in its own process. `SINEW_SIMD=avx2` caps Sinew alone.
 """
 
 import argparse
@@ -73,16 +74,12 @@ def main():
         "llama": [sys.executable, HERE / "models_llama.py", gguf, folder, a.threads],
         "candle": [candle, folder, a.dtype],
     }
-    contenders = {name: [every[name]] for name in wanted}
     weights = {name: [gguf] if name == "llama" else list(folder.glob("*.safetensors")) for name in wanted}
     size = max(sum(file.stat().st_size for file in files) for files in weights.values())
-    values, units = round_robin.run(
-        contenders, a.rounds, a.threads, lambda name: round_robin.warm(weights[name], size * 5 // 4)
+    turn = {name: every[name] for name in wanted}
+    values, limits, units = round_robin.run(
+        [turn], a.rounds, a.threads, lambda name: round_robin.warm(weights[name], size * 5 // 4)
     )
-    limits = {}
-    for what in [what for what in values if what.startswith("limit ")]:
-        rounds = sorted(values.pop(what)["sinew"])
-        limits[what.removeprefix("limit ")] = rounds[len(rounds) // 2]
     print(f"\n{a.shape}'s shape, {a.dtype}, {a.threads} threads, medians of {a.rounds} rounds\n")
     round_robin.table(values, units, ("load to first token", "peak memory"), limits)
 

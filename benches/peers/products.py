@@ -3,19 +3,26 @@
     python benches/peers/products.py [--rounds 5] [--threads 2] [--contenders sinew,rust,rust-v4,python]
 
 Builds Sinew's side (`gemm_rate`) and benches/peers/rust (gemm, faer, matrixmultiply; `rust-v4` is gemm with its 512-bit
-kernels); `python` is PyTorch and numpy's OpenBLAS. `SINEW_SIMD=avx2` caps Sinew alone.
+kernels); `python` is PyTorch and numpy's OpenBLAS. They take turns at every shape, and Sinew measures the limits anew at
+each. `SINEW_SIMD=avx2` caps Sinew alone.
 """
 
 import argparse
-import json
-import statistics
 import subprocess
 import sys
 
 import round_robin
-from product_shapes import FEW_ROWS
 from round_robin import HERE, ROOT
 
+# `[m, n, k]` of x [m, k] · Wᵀ with W [n, k]: layers of Qwen2.5-0.5B, squares, few rows.
+SHAPES = [
+    (512, 4864, 896), (512, 896, 4864), (512, 896, 896), (512, 151936, 896), (1024, 1024, 1024), (2048, 2048, 2048),
+    (4096, 4096, 4096), (1, 4864, 896), (1, 896, 4864), (1, 151936, 896), (1, 8192, 2048), (2, 4864, 896),
+    (4, 4864, 896), (8, 4864, 896), (16, 4864, 896),
+]
+# Of few rows what counts is bytes of weights: they are rotated over more than the caches hold, as in a model.
+FEW_ROWS = 16
+ROTATE = 256 << 20
 SIZES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
@@ -23,7 +30,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--contenders", default="sinew,rust,rust-v4,python")
     a = parser.parse_args()
     wanted = a.contenders.split(",")
@@ -31,12 +38,6 @@ def main():
     def build(*options):
         subprocess.run(["cargo", "build", "--release", "--quiet", *map(str, options)], check=True, cwd=ROOT)
 
-    every = {
-        "sinew": [ROOT / "target/release/examples/gemm_rate", "--json", "--threads", a.threads],
-        "rust": [HERE / "rust/target/release/products", a.threads, a.repeat],
-        "rust-v4": [HERE / "rust/target/v4/release/products", a.threads, a.repeat],
-        "python": [sys.executable, HERE / "products_torch.py", a.threads, a.repeat],
-    }
     builds = {
         "sinew": ["-p", "sinew-kernels", "--example", "gemm_rate"],
         "rust": ["--manifest-path", HERE / "rust/Cargo.toml", "--bin", "products"],
@@ -46,11 +47,23 @@ def main():
     for name in wanted:
         if name in builds:
             build(*builds[name])
-    values, _ = round_robin.run({name: [every[name]] for name in wanted}, a.rounds, a.threads)
-    peaks = {what: statistics.median(values.pop(what)["sinew"]) for what in list(values) if what.startswith("peak ")}
-    print(f"\n{a.threads} threads, medians of {a.rounds} rounds; measured limits: {json.dumps(peaks)}\n")
+
+    def turn(m, n, k):
+        shape = f"{m},{n},{k}"
+        copies = max(1, ROTATE // (n * k * 4)) if m <= FEW_ROWS else 1
+        numbers = [a.threads, a.repeat, m, n, k, copies]
+        every = {
+            "sinew": [ROOT / "target/release/examples/gemm_rate", "--threads", a.threads, "--json", shape],
+            "rust": [HERE / "rust/target/release/products", *numbers],
+            "rust-v4": [HERE / "rust/target/v4/release/products", *numbers],
+            "python": [sys.executable, HERE / "products_torch.py", *numbers],
+        }
+        return {name: every[name] for name in wanted}
+
+    values, limits, _ = round_robin.run([turn(*shape) for shape in SHAPES], a.rounds, a.threads)
+    print(f"\n{a.threads} threads, medians of {a.rounds} rounds\n")
     for few in [False, True]:
-        rates, units, limits = {}, {}, {}
+        rates, units, bounds = {}, {}, {}
         for what, row in values.items():
             dtype, shape = what.split()
             m, n, k = map(int, shape.split(","))
@@ -58,11 +71,9 @@ def main():
                 continue
             work = SIZES[dtype] * n * k if few else 2 * m * n * k
             rates[what] = {name: [work / seconds / 1e9 for seconds in all_seconds] for name, all_seconds in row.items()}
+            bounds[what] = [work / seconds / 1e9 for seconds in limits[what]]
             units[what] = "GB/s" if few else "GFLOP/s"
-            arithmetic = peaks["peak bf16" if dtype == "bf16" else "peak f32"]
-            # Each value is read once, and multiplied with every row.
-            limits[what] = min(peaks["peak read"], arithmetic * SIZES[dtype] / (2 * m)) if few else arithmetic
-        round_robin.table(rates, units, limits=limits)
+        round_robin.table(rates, units, limits=bounds)
         print()
 
 

@@ -52,36 +52,37 @@ def warm(files, memory=0):
                 span[at] = 1
 
 
-def run(contenders, rounds, threads, before=lambda name: None):
-    """`contenders`: {name: [commands]}; `before` is called with a name before its commands run. Returns {what: {name:
-    [value of each round]}} and units."""
-    values, units, absent = defaultdict(lambda: defaultdict(list)), {}, {}
+def run(turns, rounds, threads, before=lambda name: None):
+    """`turns`: a list of {name: command}; the contenders of one turn run one after the other, and a round is every turn
+    once. `before` is called with a name before its command runs. Returns {what: {name: [median of each round]}}, and
+    units. Sinew's lines that begin with "limit " come apart: {what: [median of each round]}."""
+    values, limits, units, absent = defaultdict(lambda: defaultdict(list)), defaultdict(list), {}, {}
     env = environment(threads)
     for number in range(1, rounds + 1):
-        for name, commands in contenders.items():
-            if name in absent:
-                continue
-            before(name)
-            of_round = defaultdict(list)  # by (what, library)
-            for command in commands:
+        of_round = defaultdict(list)  # by (what, library)
+        for turn in turns:
+            for name, command in turn.items():
+                if name in absent:
+                    continue
+                before(name)
                 lines, why = lines_of(command, env)
                 if lines is None:
                     absent[name] = why
-                    break
+                    continue
                 for line in lines:
                     of_round[line["what"], line.get("library", name)].append(line["value"])
                     units[line["what"]] = line.get("unit", "")
-            else:
-                for (what, library), all_values in of_round.items():
-                    values[what][library].append(statistics.median(all_values))
+        for (what, library), of_what in of_round.items():
+            of_all = limits[what.removeprefix("limit ")] if what.startswith("limit ") else values[what][library]
+            of_all.append(statistics.median(of_what))
         print(f"round {number} of {rounds} done", file=sys.stderr)
     for name, why in absent.items():
         print(f"{name} did not run: {why}", file=sys.stderr)
-    return values, units
+    return values, limits, units
 
 
 def table(values, units, lower_is_better=(), limits=None):
-    """Prints a Markdown table: medians, Sinew's share of the limit, and its ratio to the best peer, taken by round."""
+    """Prints a Markdown table: medians, Sinew's ratio to the best peer and its share of the limit, both by round."""
     names = list(dict.fromkeys(name for row in values.values() for name in row))
     peers = [name for name in names if name != "sinew"]
     head = ["", *names, "to the best peer"] + (["of the limit"] if limits else [])
@@ -100,6 +101,6 @@ def table(values, units, lower_is_better=(), limits=None):
         else:
             cells.append("")
         if limits:
-            limit = limits.get(what)
-            cells.append(f"{100 * median['sinew'] / limit:.0f} %" if limit else "")
+            shares = [100 * value / limit for value, limit in zip(row["sinew"], limits.get(what, []))]
+            cells.append(f"{statistics.median(shares):.0f} %" if shares else "")
         print(f"| {what}, {units[what]} | " + " | ".join(cells) + " |")

@@ -1,12 +1,12 @@
 //! How fast matrix products are, next to this machine's limits, measured in the same run.
 //!
 //! ```text
-//! cargo run --release -p sinew-kernels --example gemm_rate [-- [--json] [--threads N] [ROW [PROBLEM]]]
+//! cargo run --release -p sinew-kernels --example gemm_rate [-- [--threads N] [--json M,N,K | ROW [PROBLEM]]]
 //! ```
 //! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B
 //! and some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second,
-//! and each as a share of the limit. With `--json`: median seconds of the row that is chosen for each shape and dtype,
-//! for `benches/peers/products.py`. `SINEW_SIMD` caps the level.
+//! and each as a share of the limit. With `--json`: median seconds of the row that is chosen for that product in each
+//! dtype, and the seconds that the limits allow, for `benches/peers/products.py`. `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,7 +50,8 @@ const SECONDS: f64 = 0.25;
 
 #[derive(Default)]
 struct Arguments {
-    json: bool,
+    /// `[m, n, k]`.
+    json: Option<[usize; 3]>,
     threads: Option<usize>,
     row: String,
     problem: String,
@@ -62,7 +63,11 @@ impl Arguments {
         let mut all = std::env::args().skip(1);
         while let Some(argument) = all.next() {
             match argument.as_str() {
-                "--json" => read.json = true,
+                "--json" => {
+                    let sizes = all.next().ok_or("--json takes M,N,K")?;
+                    let sizes = sizes.split(',').map(str::parse).collect::<Result<Vec<_>, _>>()?;
+                    read.json = Some(sizes.try_into().map_err(|_| "--json takes M,N,K")?);
+                }
                 "--threads" => read.threads = Some(all.next().ok_or("--threads takes a number")?.parse()?),
                 _ => names.push(argument),
             }
@@ -94,8 +99,8 @@ fn main() -> Result<()> {
     for threads in counts {
         let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
         let peaks = Peaks::measure(&device)?;
-        if arguments.json {
-            chosen(&device, &peaks)?;
+        if let Some(sizes) = arguments.json {
+            chosen(&device, &peaks, sizes)?;
             continue;
         }
         println!(
@@ -156,30 +161,39 @@ fn limit(peaks: &Peaks, compute: Compute) -> f64 {
     peaks.flops_per_s(compute).unwrap_or(f64::NAN)
 }
 
-/// The row that is predicted to be the fastest of Sinew's own, over every shape and dtype, as JSON lines.
-fn chosen(device: &Arc<dyn Device>, peaks: &Peaks) -> Result<()> {
+/// Seconds of the row that is predicted to be the fastest of Sinew's own in every dtype, and their limit, as JSON lines.
+fn chosen(device: &Arc<dyn Device>, peaks: &Peaks, [m, n, k]: [usize; 3]) -> Result<()> {
     let hardware = device.hardware();
-    let limits = [
-        ("peak read", peaks.memory_bytes_per_s),
-        ("peak f32", limit(peaks, Compute::F32)),
-        ("peak bf16", limit(peaks, Compute::Bf16).max(limit(peaks, Compute::F32))),
-        ("peak int8", limit(peaks, Compute::Int8)),
-    ];
-    for (what, value) in limits {
-        println!("{{\"what\":\"{what}\",\"value\":{}}}", value / 1e9);
-    }
-    for [m, n, k] in PREFILL.into_iter().chain(DECODE) {
-        for dtype in [DType::BF16, DType::F16, DType::F32] {
-            let (fixed, call) = (packed(dtype, n, k)?, GemmDynamic { batch: 1, m });
-            let cost = |row: &Row<Gemm>| (row.cost)(&fixed, &call, hardware);
-            let rows = gemm::rows();
-            let own = rows.iter().filter(|row| !row.arithmetic.foreign && (row.admits)(&fixed, hardware).is_ok());
-            let row = own.min_by(|a, b| cost(a).total_cmp(&cost(b))).ok_or("no row")?;
-            let times = times(row, device, &fixed, call)?;
-            println!("{{\"what\":\"{dtype} {m},{n},{k}\",\"value\":{:e}}}", times[times.len() / 2]);
-        }
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        let (fixed, call) = (packed(dtype, n, k)?, GemmDynamic { batch: 1, m });
+        let cost = |row: &Row<Gemm>| (row.cost)(&fixed, &call, hardware);
+        let rows = gemm::rows();
+        let own = rows.iter().filter(|row| !row.arithmetic.foreign && (row.admits)(&fixed, hardware).is_ok());
+        let row = own.min_by(|a, b| cost(a).total_cmp(&cost(b))).ok_or("no row")?;
+        let times = times(row, device, &fixed, call)?;
+        println!("{{\"what\":\"{dtype} {m},{n},{k}\",\"value\":{:e}}}", times[times.len() / 2]);
+        println!("{{\"what\":\"limit {dtype} {m},{n},{k}\",\"value\":{:e}}}", least(peaks, &fixed, call));
     }
     Ok(())
+}
+
+/// Seconds that the limits allow: of arithmetic, and of reading the weights.
+fn least(peaks: &Peaks, fixed: &GemmStatic, call: GemmDynamic) -> f64 {
+    // bf16 operands may be multiplied in f32 as well: the limit is the faster of the two.
+    let peak = match fixed.compute {
+        Compute::Bf16 => limit(peaks, Compute::Bf16).max(limit(peaks, Compute::F32)),
+        compute => limit(peaks, compute),
+    };
+    (operations(fixed, call) / peak).max(weight_bytes(fixed, call) as f64 / peaks.memory_bytes_per_s)
+}
+
+fn operations(fixed: &GemmStatic, call: GemmDynamic) -> f64 {
+    2.0 * (call.batch * call.m * fixed.n * fixed.k) as f64
+}
+
+fn weight_bytes(fixed: &GemmStatic, call: GemmDynamic) -> usize {
+    let (dtype, shape) = weight(fixed, call.batch);
+    shape.iter().product::<usize>() * dtype.size()
 }
 
 /// Bytes of B as the kernel reads it.
@@ -193,8 +207,7 @@ fn weight(fixed: &GemmStatic, batch: usize) -> (DType, Vec<usize>) {
 /// Seconds of each run, ascending.
 fn times(row: &Row<Gemm>, device: &Arc<dyn Device>, fixed: &GemmStatic, call: GemmDynamic) -> Result<Vec<f64>> {
     let (b_dtype, shape) = weight(fixed, call.batch);
-    let bytes = shape.iter().product::<usize>() * b_dtype.size();
-    let copies = if call.m <= 16 && call.batch == 1 { ROTATE.div_ceil(bytes) } else { 1 };
+    let copies = if call.m <= 16 && call.batch == 1 { ROTATE.div_ceil(weight_bytes(fixed, call)) } else { 1 };
     let weights = (0..copies).map(|_| filled(device, b_dtype, &shape)).collect::<Result<Vec<_>>>()?;
     let a = filled(device, fixed.a, &[call.batch, call.m, fixed.k])?;
     let mut d = Tensor::zeros(device, fixed.out, &[call.batch, call.m, fixed.columns()])?;
@@ -224,23 +237,14 @@ fn report(
 ) -> Result<()> {
     // The least, as for the limits: on a shared machine a median says more of the neighbours than of the kernel.
     let best = times(row, device, fixed, call)?[0];
-    let (b_dtype, shape) = weight(fixed, call.batch);
-    let weight_bytes = shape.iter().product::<usize>() * b_dtype.size();
-    let flops = 2.0 * (call.batch * call.m * fixed.n * fixed.k) as f64;
-    // bf16 operands may be multiplied in f32 as well: the limit is the faster of the two.
-    let peak = match fixed.compute {
-        Compute::Bf16 => limit(peaks, Compute::Bf16).max(limit(peaks, Compute::F32)),
-        compute => limit(peaks, compute),
-    };
-    let least = (flops / peak).max(weight_bytes as f64 / peaks.memory_bytes_per_s);
     println!(
         "{:<62} {:<22} {:>9.3} {:>8.1} {:>7.1} {:>6.0}%",
         format!("{call} {fixed}"),
         row.name,
         best * 1e3,
-        flops / best / 1e9,
-        weight_bytes as f64 / best / 1e9,
-        least / best * 100.0
+        operations(fixed, call) / best / 1e9,
+        weight_bytes(fixed, call) as f64 / best / 1e9,
+        least(peaks, fixed, call) / best * 100.0
     );
     Ok(())
 }

@@ -170,6 +170,13 @@ impl Finish {
         }
     }
 
+    /// `result + beta · residual`.
+    #[inline(always)]
+    unsafe fn added<S: Simd>(&self, result: S::F, residual: S::F) -> S::F {
+        // SAFETY: passed on.
+        unsafe { S::fma(residual, S::splat(self.epilogue.beta), result) }
+    }
+
     /// Adds the residual to results of a row of a panel and rounds them into `out`; both begin at its first column.
     ///
     /// # Safety
@@ -182,7 +189,7 @@ impl Finish {
             unsafe {
                 let mut x = S::load(results.add(first));
                 if let Some(residual) = residual {
-                    x = S::fma(residual.from(first).load::<S>(count), S::splat(self.epilogue.beta), x);
+                    x = self.added::<S>(x, residual.from(first).load::<S>(count));
                 }
                 out.from(first).store::<S>(x, count);
             }
@@ -206,7 +213,7 @@ impl Finish {
             unsafe {
                 let mut x = S::load(results.add(first));
                 if let Some(residual) = residual {
-                    x = S::fma(T::load::<S>(residual.add(first)), S::splat(self.epilogue.beta), x);
+                    x = self.added::<S>(x, T::load::<S>(residual.add(first)));
                 }
                 T::store::<S>(out.add(first), x);
             }
