@@ -4,7 +4,7 @@ use sinew_tensor::DType;
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
-use crate::gemm::reference::packed;
+use crate::gemm::cases::packed;
 use crate::packed::FORMATS;
 use crate::{Arithmetic, Result};
 

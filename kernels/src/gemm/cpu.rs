@@ -1,29 +1,33 @@
 //! Rows of one multiply-add chain per output, in f32: portable, AVX2, AVX-512.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use half::f16;
+use sinew_memory::{Hardware, SimdLevel};
 
-use super::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs, driver, tile};
+use super::driver::run;
+use super::plan::workspace;
+use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
+use super::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::cpu_row::needs;
-use crate::packed::PanelKind;
+use crate::packed::{PANEL, PanelKind};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
+use crate::simd::{LANES, Portable, Simd, Stored};
 use crate::{Arithmetic, Operator, Refusal, Result, Row, Work};
 
-pub(crate) const PORTABLE: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
+pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
 #[cfg(target_arch = "x86_64")]
 pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.fma-chain");
 
-/// The row of one multiply-add chain per output at a level, which reaches a share of its peak.
+/// The row of one multiply-add chain per output at a level.
 macro_rules! chain {
-    ($name:literal, $arithmetic:expr, $level:expr, $share:literal, $tiles:expr) => {
-        Row {
-            name: $name,
-            device: DeviceKind::CPU,
-            arithmetic: $arithmetic,
-            admits: |fixed, hardware| admit(fixed, hardware, $level).map(drop),
-            cost: |fixed, call, hardware| cost(fixed, call, hardware, f32_rate(hardware, $level) * $share),
-            workspace: |fixed, call, hardware| driver::workspace($tiles, fixed, call, hardware),
-            // SAFETY: the row admits machines with the level only.
-            run: |launch, fixed, call, operands| unsafe { driver::run($tiles, launch, fixed, call, operands) },
-        }
+    ($name:literal, $arithmetic:expr, $level:expr, $tiles:expr) => {
+        tiled_row!(
+            $name,
+            $arithmetic,
+            |fixed, hardware| admit(fixed, hardware, $level).map(drop),
+            |hardware| rate(hardware, $level),
+            $tiles
+        )
     };
 }
 
@@ -31,10 +35,10 @@ macro_rules! chain {
 pub(super) fn rows() -> Vec<Row<Gemm>> {
     vec![
         #[cfg(target_arch = "x86_64")]
-        chain!("gemm.cpu.avx512", FUSED, SimdLevel::Avx512, 0.85, &tile::AVX512),
+        chain!("gemm.cpu.avx512", FUSED, SimdLevel::Avx512, &AVX512),
         #[cfg(target_arch = "x86_64")]
-        chain!("gemm.cpu.avx2", FUSED, SimdLevel::Avx2, 0.8, &tile::AVX2),
-        chain!("gemm.cpu.portable", PORTABLE, SimdLevel::Portable, 0.4, &tile::PORTABLE),
+        chain!("gemm.cpu.avx2", FUSED, SimdLevel::Avx2, &AVX2),
+        chain!("gemm.cpu.portable", MUL_ADD, SimdLevel::Portable, &PORTABLE),
     ]
 }
 
@@ -59,6 +63,16 @@ pub(crate) fn f32_rate(hardware: &Hardware, level: SimdLevel) -> f64 {
     hardware.rates.f32_flops_per_s * lanes(level) / lanes(hardware.simd)
 }
 
+/// The same of a level's tiles, which reach a share of it.
+pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
+    let share = match level {
+        SimdLevel::Portable => 0.4,
+        SimdLevel::Avx2 => 0.8,
+        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => 0.85,
+    };
+    f32_rate(hardware, level) * share
+}
+
 /// Seconds at `rate` operations per second and thread, or at the memory's rate where that takes longer.
 pub(super) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
     let mut work = Gemm::work(fixed, call);
@@ -75,4 +89,145 @@ pub(crate) fn seconds(work: Work, hardware: &Hardware, rate: f64) -> f64 {
     let rates = &hardware.rates;
     // The sum, not the larger: of two rows that memory bounds, the one that computes faster still comes first.
     rates.launch_s + (work.bytes / rates.read_bytes_per_s).max(compute) + 0.01 * compute
+}
+
+/// One multiply-add per product, for every kind of panel.
+pub(crate) static PORTABLE: Tiles =
+    Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
+
+/// One fused multiply-add per product. AVX2 has 16 registers, of which 6 rows of half a panel take 12.
+#[cfg(target_arch = "x86_64")]
+pub(crate) static AVX2: Tiles =
+    Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
+
+/// The same. 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.
+#[cfg(target_arch = "x86_64")]
+pub(crate) static AVX512: Tiles =
+    Tiles::new(SimdLevel::Avx512, Left::Singles, tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>));
+
+/// [`chain`] at a level, for every kind of panel.
+macro_rules! chain_at {
+    ($name:ident, $simd:ty $(, $features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $name<const R: usize, const H: usize>(
+            panels: PanelKind,
+            a: *const u8,
+            b: *const u8,
+            steps: usize,
+            sums: *mut f32,
+            carry: bool,
+        ) {
+            let a = a.cast();
+            // SAFETY: passed on; the kind is the panels'.
+            unsafe {
+                match panels {
+                    PanelKind::F32 => chain::<$simd, Singles, R, H>(a, b, steps, sums, carry),
+                    PanelKind::F16 => chain::<$simd, Halves, R, H>(a, b, steps, sums, carry),
+                    PanelKind::Bf16 => chain::<$simd, Pairs, R, H>(a, b, steps, sums, carry),
+                    PanelKind::I8 => debug_assert!(false, "the rows admit no int8"),
+                }
+            }
+        }
+    };
+}
+
+chain_at!(chain_portable, Portable);
+#[cfg(target_arch = "x86_64")]
+chain_at!(chain_avx2, Avx2, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+chain_at!(chain_avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+
+/// How a panel's steps are read as f32.
+trait Panel {
+    /// Steps that are read together.
+    const DEPTH: usize;
+    /// Bytes of `DEPTH` steps of 32 outputs.
+    const BYTES: usize;
+    /// Step `depth` of sixteen outputs, `p` being where the `DEPTH` steps of these outputs start.
+    unsafe fn load<S: Simd>(p: *const u8, depth: usize) -> S::F;
+}
+
+struct Singles;
+struct Halves;
+struct Pairs;
+
+impl Panel for Singles {
+    const DEPTH: usize = 1;
+    const BYTES: usize = 4 * PANEL;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8, _depth: usize) -> S::F {
+        // SAFETY: passed on.
+        unsafe { S::load(p.cast()) }
+    }
+}
+
+impl Panel for Halves {
+    const DEPTH: usize = 1;
+    const BYTES: usize = 2 * PANEL;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8, _depth: usize) -> S::F {
+        // SAFETY: passed on.
+        unsafe { <f16 as Stored>::load::<S>(p.cast()) }
+    }
+}
+
+impl Panel for Pairs {
+    const DEPTH: usize = 2;
+    const BYTES: usize = 4 * PANEL;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8, depth: usize) -> S::F {
+        // SAFETY: passed on.
+        let (even, odd) = unsafe { S::load_bf16_pairs(p.cast()) };
+        if depth == 0 { even } else { odd }
+    }
+}
+
+/// `R` rows of `H` vectors of sums, kept in registers over all steps.
+#[inline(always)]
+unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
+    a: *const f32,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    debug_assert!(steps.is_multiple_of(P::DEPTH));
+    // SAFETY: passed on: `a` is [steps][R], `b` is [steps][32], `sums` is [R][32].
+    unsafe {
+        for first in (0..2).step_by(H) {
+            let mut s = [[S::splat(0.0); H]; R];
+            if carry {
+                for (r, row) in s.iter_mut().enumerate() {
+                    for (h, s) in row.iter_mut().enumerate() {
+                        *s = S::load(sums.add(r * PANEL + (first + h) * LANES));
+                    }
+                }
+            }
+            let (mut a, mut b) = (a, b.add(first * P::BYTES / 2));
+            for _ in 0..steps / P::DEPTH {
+                for h in 0..H {
+                    prefetch_page_ahead(b.wrapping_add(h * P::BYTES / 2));
+                }
+                for depth in 0..P::DEPTH {
+                    let mut w = [S::splat(0.0); H];
+                    for (h, w) in w.iter_mut().enumerate() {
+                        *w = P::load::<S>(b.add(h * P::BYTES / 2), depth);
+                    }
+                    for (r, row) in s.iter_mut().enumerate() {
+                        let x = S::splat(*a.add(depth * R + r));
+                        for (s, w) in row.iter_mut().zip(w) {
+                            *s = S::fma(x, w, *s);
+                        }
+                    }
+                }
+                a = a.add(P::DEPTH * R);
+                b = b.add(P::BYTES);
+            }
+            for (r, row) in s.iter().enumerate() {
+                for (h, s) in row.iter().enumerate() {
+                    S::store(sums.add(r * PANEL + (first + h) * LANES), *s);
+                }
+            }
+        }
+    }
 }

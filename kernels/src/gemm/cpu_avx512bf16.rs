@@ -4,26 +4,20 @@ use std::arch::x86_64::*;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_memory::{Hardware, SimdLevel};
 
-use super::tile::{Left, Tiles, prefetch_page_ahead, tiles};
-use super::{Compute, Gemm, GemmStatic, cpu, driver};
+use super::cpu::{self, cost};
+use super::driver::run;
+use super::plan::workspace;
+use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
+use super::{Compute, Gemm, GemmStatic};
 use crate::packed::{PANEL, PanelKind};
 use crate::simd::LANES;
 use crate::{Arithmetic, Refusal, Row};
 
 pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, flushes_subnormals: true };
 
-pub(super) const ROW: Row<Gemm> = Row {
-    name: "gemm.cpu.avx512bf16",
-    device: DeviceKind::CPU,
-    arithmetic: DOT,
-    admits: admit,
-    cost: |fixed, call, hardware| cpu::cost(fixed, call, hardware, rate(hardware)),
-    workspace: |fixed, call, hardware| driver::workspace(&DOTS, fixed, call, hardware),
-    // SAFETY: the row admits machines with the instructions only.
-    run: |launch, fixed, call, operands| unsafe { driver::run(&DOTS, launch, fixed, call, operands) },
-};
+pub(super) const ROW: Row<Gemm> = tiled_row!("gemm.cpu.avx512bf16", DOT, admit, rate, &DOTS);
 
 /// Refuses what `vdpbf16ps` does not multiply.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
+use half::{bf16, f16};
 use sinew_tensor::DType;
 
-use super::rows::Line;
+use super::rows::{Line, Rows};
 use crate::activation::Activation;
 use crate::packed::{Outputs, PANEL};
-use crate::simd::{LANES, Simd, Stored};
+use crate::simd::{self, LANES, Reach, Simd, Stored};
 
 /// Where the residual is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,26 +108,83 @@ impl fmt::Display for Epilogue {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finish {
     pub epilogue: Epilogue,
+    /// The problem's outputs, as panels share them out.
+    pub outputs: Outputs,
     /// All `N` of the bias.
     pub bias: Option<Line>,
+    /// The result.
+    pub out: Rows,
+    /// The residual, which may be the result.
+    pub residual: Option<Rows>,
+}
+
+/// Rows of the result that a tile and a panel give: `rows` from `row` of a group on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub group: usize,
+    pub row: usize,
+    pub rows: usize,
+    pub panel: usize,
 }
 
 impl Finish {
     /// The bias of a panel's outputs, in the panel's order; zeros where there is none.
     ///
     /// # Safety
-    /// Those of [`Simd`]; the outputs are the problem's.
+    /// Those of [`Simd`]; the panel is the problem's.
     #[inline(always)]
-    pub unsafe fn panel_bias<S: Simd>(&self, panel: usize, outputs: Outputs) -> [f32; PANEL] {
+    pub unsafe fn panel_bias<S: Simd>(&self, panel: usize) -> [f32; PANEL] {
         let mut values = [0.0; PANEL];
         if let Some(bias) = self.bias {
             for half in 0..2 {
-                let held = outputs.half_panel(panel, half);
+                let held = self.outputs.half_panel(panel, half);
                 // SAFETY: the bias has an element for each output.
                 unsafe { S::store(values.as_mut_ptr().add(half * LANES), bias.from(held.start).load::<S>(held.len())) };
             }
         }
         values
+    }
+
+    /// Asks for the residual of a tile, while its products are summed.
+    #[inline(always)]
+    pub fn prefetch_residual(&self, place: Place) {
+        let Some(residual) = self.residual else { return };
+        let first = place.panel * self.outputs.columns_per_panel();
+        let bytes = self.outputs.columns_per_panel() * residual.dtype.size();
+        for row in place.row..place.row + place.rows {
+            let line = residual.line(place.group, row).from(first);
+            for at in (0..bytes).step_by(64) {
+                simd::prefetch(line.ptr.wrapping_add(at), Reach::Near);
+            }
+        }
+    }
+
+    /// Turns the sums `[rows][32]` of a tile and a panel into results, in place, and writes them.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; the rows and the panel are the result's, `sums` has them, and `bias` is the panel's.
+    #[inline(always)]
+    pub unsafe fn write_tile<S: Simd>(&self, place: Place, sums: *mut f32, bias: &[f32; PANEL]) {
+        let Self { outputs, out, residual, .. } = self;
+        let first = place.panel * outputs.columns_per_panel();
+        let columns = (outputs.columns() - first).min(outputs.columns_per_panel());
+        let side_by_side = |rows: &Rows| rows.k_stride == 1 && rows.dtype == out.dtype;
+        let whole = columns.is_multiple_of(LANES) && side_by_side(out) && residual.iter().all(side_by_side);
+        // SAFETY: passed on: rows and columns are inside the result.
+        unsafe {
+            self.apply::<S>(sums, place.rows, bias);
+            match out.dtype {
+                DType::F32 if whole => self.store_whole::<S, f32>(place, first, columns, sums),
+                DType::F16 if whole => self.store_whole::<S, f16>(place, first, columns, sums),
+                DType::BF16 if whole => self.store_whole::<S, bf16>(place, first, columns, sums),
+                _ => {
+                    for r in 0..place.rows {
+                        let line = |rows: &Rows| rows.line(place.group, place.row + r).from(first);
+                        self.store::<S>(sums.add(r * PANEL), line(out), residual.as_ref().map(line), columns);
+                    }
+                }
+            }
+        }
     }
 
     /// `alpha · sum + bias` of half a panel.
@@ -147,7 +205,7 @@ impl Finish {
     /// # Safety
     /// Those of [`Simd`]; `sums` has the rows.
     #[inline(always)]
-    pub unsafe fn apply<S: Simd>(&self, sums: *mut f32, rows: usize, bias: &[f32; PANEL]) {
+    unsafe fn apply<S: Simd>(&self, sums: *mut f32, rows: usize, bias: &[f32; PANEL]) {
         let Epilogue { alpha, activation, gated, .. } = self.epilogue;
         if alpha == 1.0 && self.bias.is_none() && activation.is_none() && !gated {
             return;
@@ -182,7 +240,7 @@ impl Finish {
     /// # Safety
     /// Those of [`Simd`]; `results` has 32 values, `out` and `residual` have `columns` elements, at most 32.
     #[inline(always)]
-    pub unsafe fn store<S: Simd>(&self, results: *const f32, out: Line, residual: Option<Line>, columns: usize) {
+    unsafe fn store<S: Simd>(&self, results: *const f32, out: Line, residual: Option<Line>, columns: usize) {
         for first in (0..columns).step_by(LANES) {
             let count = (columns - first).min(LANES);
             // SAFETY: passed on; lanes are below `columns`.
@@ -196,26 +254,25 @@ impl Finish {
         }
     }
 
-    /// [`Finish::store`] of a number of columns that is a multiple of 16, side by side in the output and the residual.
+    /// Adds a residual of `T`s to results and rounds them to rows of `T`s: a number of columns that is a multiple of
+    /// 16, side by side in the output and the residual.
     ///
     /// # Safety
-    /// As there.
+    /// Those of [`Simd`]; `results` has the place's rows of 32 values, and the result has its columns.
     #[inline(always)]
-    pub unsafe fn store_whole<S: Simd, T: Stored>(
-        &self,
-        results: *const f32,
-        out: *mut T,
-        residual: Option<*const T>,
-        columns: usize,
-    ) {
-        for first in (0..columns).step_by(LANES) {
-            // SAFETY: passed on.
-            unsafe {
-                let mut x = S::load(results.add(first));
-                if let Some(residual) = residual {
-                    x = self.added::<S>(x, T::load::<S>(residual.add(first)));
+    unsafe fn store_whole<S: Simd, T: Stored>(&self, place: Place, first: usize, columns: usize, results: *const f32) {
+        for r in 0..place.rows {
+            let address = |rows: &Rows| rows.address(place.group, place.row + r).cast::<T>().wrapping_add(first);
+            let (out, residual) = (address(&self.out).cast_mut(), self.residual.as_ref().map(address));
+            for column in (0..columns).step_by(LANES) {
+                // SAFETY: passed on.
+                unsafe {
+                    let mut x = S::load(results.add(r * PANEL + column));
+                    if let Some(residual) = residual {
+                        x = self.added::<S>(x, T::load::<S>(residual.add(column)));
+                    }
+                    T::store::<S>(out.add(column), x);
                 }
-                T::store::<S>(out.add(first), x);
             }
         }
     }

@@ -10,8 +10,8 @@
 //! D[b, m, n] = x + beta · residual[b, m, n]   the residual may be D itself
 //! ```
 //!
-//! Where the problem has an [`InputNorm`], what is multiplied in place of `A` is the norm of its rows, rounded to a type
-//! of its own as if it were stored:
+//! Where the problem has an [`InputNorm`], what is multiplied in place of `A` is the norm of its rows, rounded to a
+//! type of its own as if it were stored:
 //!
 //! ```text
 //! A'[b, m, k] = (A[b, m, k] - mean) · inverse · (weight[k] + offset) + bias[k]       mean is 0 of an RMS norm
@@ -36,11 +36,12 @@
 //! How operands are rounded before is the problem's own: see [`Compute`].
 //!
 //! # How it runs
-//! One driver serves all rows: a slab of A's rows is packed for the second-level cache, tasks take panels of 32
-//! outputs, and a small tile kernel, which is all that differs between rows, runs over K. After BLIS (Van Zee and van
-//! de Geijn 2015), with the difference that weights were packed when they were loaded, and that a right-hand side that
-//! was not is packed panel by panel by the task that multiplies with it.
+//! One driver serves all rows of tiles on CPUs: a slab of A's rows is packed for the second-level cache, tasks take
+//! panels of 32 outputs, and a small tile kernel, which is all that differs between rows, runs over K. After BLIS (Van
+//! Zee and van de Geijn 2015), with the difference that weights were packed when they were loaded, and that a
+//! right-hand side that was not is packed panel by panel by the task that multiplies with it.
 
+pub(crate) mod cases;
 pub(crate) mod cpu;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod cpu_avx512bf16;
@@ -53,6 +54,8 @@ pub(crate) mod driver;
 mod epilogue;
 mod foreign;
 mod input_norm;
+mod pack;
+pub(crate) mod plan;
 pub(crate) mod reference;
 mod rows;
 pub(crate) mod tile;

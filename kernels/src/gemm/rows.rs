@@ -1,18 +1,10 @@
-//! Rows of operands: where they lie, and how A's are packed, in registers, into tiles.
+//! Where the rows of operands lie.
 
 use half::{bf16, f16};
 use sinew_tensor::{DType, View};
 
-use super::input_norm::{NormedRows, Vectors};
-use super::tile::{Left, MAX_TILE, Tiles};
 use crate::Result;
-use crate::norm::lanes::Scale;
-use crate::packed::{GROUP, OFFSET, PanelKind, Quantized};
-use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
-
-/// Values that rows are asked for ahead of where they are packed: twelve rows at once are more than a core's own
-/// prefetcher follows.
-const AHEAD: usize = 128;
+use crate::simd::{LANES, Simd, Stored};
 
 /// A `[batch, M, …]` operand: where each row is.
 ///
@@ -103,8 +95,12 @@ impl Line {
     }
 }
 
+/// The first `n` elements, at most 16, `step` apart, widened; zeros behind them.
+///
+/// # Safety
+/// Those of [`Simd`]; `p` points to them.
 #[inline(always)]
-unsafe fn load_line<S: Simd, T: Stored>(p: *const T, step: usize, n: usize) -> S::F {
+pub(super) unsafe fn load_line<S: Simd, T: Stored>(p: *const T, step: usize, n: usize) -> S::F {
     debug_assert!(n <= LANES);
     // SAFETY: the caller names `n` elements, `step` apart.
     unsafe {
@@ -138,187 +134,5 @@ unsafe fn store_line<S: Simd, T: Stored>(p: *mut T, step: usize, v: S::F, n: usi
                 }
             }
         }
-    }
-}
-
-/// Rows of A that are packed together and multiplied with one right operand.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Slab {
-    /// Which right operand.
-    pub right: usize,
-    /// Group and row of the first one, and how many there are.
-    pub group: usize,
-    pub row: usize,
-    pub count: usize,
-    /// Tiles of the slabs before it, and where its own go, in bytes.
-    pub tile: usize,
-    pub at: usize,
-}
-
-/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, or a pair of bf16.
-pub(super) struct PackRows<'a> {
-    /// The rows.
-    pub rows: Rows,
-    /// The norm of each, where it is their norm that is packed.
-    pub norm: Option<NormedRows>,
-    /// Which of them.
-    pub slabs: &'a [Slab],
-    /// Length of a row, and the kind of the panels, which says what padding they have.
-    pub k: usize,
-    pub panels: PanelKind,
-    /// Whether values are rounded to bf16.
-    pub round: bool,
-    /// The tiles.
-    pub tiles: &'static Tiles,
-    /// Where tiles go.
-    pub to: *mut u8,
-}
-
-// SAFETY: tasks write disjoint tiles through the pointer and only read the rest.
-unsafe impl Sync for PackRows<'_> {}
-
-impl Kernel for PackRows<'_> {
-    #[inline(always)]
-    unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
-        // SAFETY: the driver checked the rows and made room for their tiles.
-        unsafe {
-            match (self.rows.dtype, self.norm.is_some()) {
-                (DType::F16, false) => self.tile::<S, f16, false>(task),
-                (DType::BF16, false) => self.tile::<S, bf16, false>(task),
-                (_, false) => self.tile::<S, f32, false>(task),
-                (DType::F16, true) => self.tile::<S, f16, true>(task),
-                (DType::BF16, true) => self.tile::<S, bf16, true>(task),
-                (_, true) => self.tile::<S, f32, true>(task),
-            }
-        }
-    }
-}
-
-impl PackRows<'_> {
-    #[inline(always)]
-    unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
-        let full = self.tiles.full().height;
-        let slab = &self.slabs[self.slabs.partition_point(|slab| slab.tile <= task) - 1];
-        let first = (task - slab.tile) * full;
-        let valid = (slab.count - first).min(full);
-        let height = self.tiles.fit(valid).height;
-        let padded = self.panels.padded_k(self.k);
-        let left = self.tiles.left;
-        let to = self.to.wrapping_add(slab.at + first * left.bytes(padded));
-        let mut lines = [std::ptr::null::<T>(); MAX_TILE];
-        for (i, line) in lines.iter_mut().enumerate().take(valid) {
-            *line = self.rows.address(slab.group, slab.row + first + i).cast();
-        }
-        let norm = if NORMED { self.norm.as_ref() } else { None };
-        let mut scales = [Scale::default(); MAX_TILE];
-        if let Some(norm) = norm {
-            for (line, scale) in lines.iter().zip(&mut scales).take(valid) {
-                // SAFETY: lines hold K values.
-                *scale = unsafe { norm.scale::<S>(&self.rows, line.cast(), self.k) };
-            }
-        }
-        if left == Left::Quads {
-            // SAFETY: passed on; rows without a line count as zeros.
-            return unsafe { self.quads::<S, T>(&lines[..valid], norm, &scales, height, to) };
-        }
-        let (per_step, pairs) = (left.per_step(), left == Left::Pairs);
-        let steps = padded / per_step;
-        let as_it_is = !NORMED && self.rows.dtype == DType::BF16 && self.rows.k_stride == 1;
-        for step in (0..steps).step_by(LANES) {
-            let (k, width) = (step * per_step, (steps - step).min(LANES));
-            // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps.
-            unsafe {
-                let mut rows = [S::splat(0.0); LANES];
-                let vectors = match norm {
-                    Some(norm) => [
-                        Some(norm.vectors::<S>(k, self.values(k))),
-                        Some(norm.vectors::<S>(k + LANES, self.values(k + LANES))),
-                    ],
-                    None => [None; 2],
-                };
-                for ((line, scale), row) in lines.iter().zip(&scales).zip(&mut rows).take(valid) {
-                    simd::prefetch(line.wrapping_add((k + AHEAD) * self.rows.k_stride).cast(), Reach::Near);
-                    *row = if pairs && as_it_is && k + 2 * LANES <= self.k {
-                        S::load(line.add(k).cast())
-                    } else if pairs {
-                        S::round_pairs(
-                            self.load::<S, T>(*line, k, *scale, vectors[0]),
-                            self.load::<S, T>(*line, k + LANES, *scale, vectors[1]),
-                        )
-                    } else if self.round {
-                        let mut rounded = [0; LANES];
-                        S::store_bf16(rounded.as_mut_ptr(), self.load::<S, T>(*line, k, *scale, vectors[0]));
-                        S::load_bf16(rounded.as_ptr())
-                    } else {
-                        self.load::<S, T>(*line, k, *scale, vectors[0])
-                    };
-                }
-                let to = to.cast::<f32>().add(step * height);
-                for (i, values) in S::transpose(rows).into_iter().enumerate().take(width) {
-                    S::store_n(to.add(i * height), values, height);
-                }
-            }
-        }
-    }
-
-    /// Groups of int8: each row's scale, what its sums start from, and quads.
-    #[inline(always)]
-    unsafe fn quads<S: Simd, T: Stored>(
-        &self,
-        lines: &[*const T],
-        norm: Option<&NormedRows>,
-        scales: &[Scale],
-        height: usize,
-        to: *mut u8,
-    ) {
-        for k in (0..self.k).step_by(GROUP) {
-            let quads = (self.k - k).min(GROUP).div_ceil(4);
-            // SAFETY: passed on; the tile holds the group, zeros where there is no line.
-            unsafe {
-                let to = to.add(Left::Quads.bytes(k) * height).cast::<i32>();
-                to.write_bytes(0, (2 + quads) * height);
-                for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
-                    let mut values = [0.0; GROUP];
-                    for at in (0..GROUP).step_by(LANES) {
-                        let vectors = norm.map(|norm| norm.vectors::<S>(k + at, self.values(k + at)));
-                        S::store(values.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at, *scale, vectors));
-                    }
-                    let Quantized { scale, values } = Quantized::of::<S>(&values);
-                    to.add(r).cast::<f32>().write(scale);
-                    // What every weight is too large by, times the values, is taken off before.
-                    to.add(height + r).write(values.iter().map(|&value| -i32::from(OFFSET) * i32::from(value)).sum());
-                    for (quad, four) in values.chunks_exact(4).enumerate().take(quads) {
-                        let four = [four[0], four[1], four[2], four[3]].map(|value| value as u8);
-                        to.add((2 + quad) * height + r).write(i32::from_le_bytes(four));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Values `k..k + 16` of a row, normed where there are the norm's vectors; zeros behind its end.
-    #[inline(always)]
-    unsafe fn load<S: Simd, T: Stored>(
-        &self,
-        line: *const T,
-        k: usize,
-        scale: Scale,
-        vectors: Option<Vectors<'_, S>>,
-    ) -> S::F {
-        let n = self.values(k);
-        // SAFETY: passed on.
-        unsafe {
-            let x = load_line::<S, T>(line.wrapping_add(k * self.rows.k_stride), self.rows.k_stride, n);
-            match vectors {
-                Some(vectors) => vectors.apply(x, n, scale, self.round),
-                None => x,
-            }
-        }
-    }
-
-    /// How many of the values `k..k + 16` a row has.
-    #[inline(always)]
-    fn values(&self, k: usize) -> usize {
-        self.k.saturating_sub(k).min(LANES)
     }
 }

@@ -1,29 +1,26 @@
 //! The rows of [`gemm`](crate::gemm) on CPUs, over groups.
 
-use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_memory::{Hardware, SimdLevel};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::cpu_avx512bf16;
-use crate::gemm::tile::{self, Tiles};
-use crate::gemm::{cpu, driver};
+use crate::gemm::tile::{Tiles, tiled_row};
+use crate::gemm::{cpu, driver, plan};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
 use crate::strided::Address;
 
-/// The row of one multiply-add chain per output at a level, which reaches a share of its peak.
+/// The row of one multiply-add chain per output at a level.
 macro_rules! chain {
-    ($name:literal, $arithmetic:expr, $level:expr, $share:literal, $tiles:expr) => {
-        Row {
-            name: $name,
-            device: DeviceKind::CPU,
-            arithmetic: $arithmetic,
-            admits: |fixed, hardware| cpu::admit(&fixed.product(), hardware, $level).map(drop),
-            cost: |fixed, call, hardware| cost(fixed, call, hardware, cpu::f32_rate(hardware, $level) * $share),
-            workspace: |fixed, call, hardware| workspace($tiles, fixed, call, hardware),
-            // SAFETY: the row admits machines with the level only.
-            run: |launch, fixed, call, operands| unsafe { run($tiles, launch, fixed, call, operands) },
-        }
+    ($name:literal, $arithmetic:expr, $level:expr, $tiles:expr) => {
+        tiled_row!(
+            $name,
+            $arithmetic,
+            |fixed, hardware| cpu::admit(&fixed.product(), hardware, $level).map(drop),
+            |hardware| cpu::rate(hardware, $level),
+            $tiles
+        )
     };
 }
 
@@ -31,21 +28,18 @@ macro_rules! chain {
 pub(super) fn rows() -> Vec<Row<GroupedGemm>> {
     vec![
         #[cfg(target_arch = "x86_64")]
-        Row {
-            name: "grouped_gemm.cpu.avx512bf16",
-            device: DeviceKind::CPU,
-            arithmetic: cpu_avx512bf16::DOT,
-            admits: |fixed, hardware| cpu_avx512bf16::admit(&fixed.product(), hardware),
-            cost: |fixed, call, hardware| cost(fixed, call, hardware, cpu_avx512bf16::rate(hardware)),
-            workspace: |fixed, call, hardware| workspace(&cpu_avx512bf16::DOTS, fixed, call, hardware),
-            // SAFETY: the row admits machines with the instructions only.
-            run: |launch, fixed, call, operands| unsafe { run(&cpu_avx512bf16::DOTS, launch, fixed, call, operands) },
-        },
+        tiled_row!(
+            "grouped_gemm.cpu.avx512bf16",
+            cpu_avx512bf16::DOT,
+            |fixed, hardware| cpu_avx512bf16::admit(&fixed.product(), hardware),
+            cpu_avx512bf16::rate,
+            &cpu_avx512bf16::DOTS
+        ),
         #[cfg(target_arch = "x86_64")]
-        chain!("grouped_gemm.cpu.avx512", cpu::FUSED, SimdLevel::Avx512, 0.85, &tile::AVX512),
+        chain!("grouped_gemm.cpu.avx512", cpu::FUSED, SimdLevel::Avx512, &cpu::AVX512),
         #[cfg(target_arch = "x86_64")]
-        chain!("grouped_gemm.cpu.avx2", cpu::FUSED, SimdLevel::Avx2, 0.8, &tile::AVX2),
-        chain!("grouped_gemm.cpu.portable", cpu::PORTABLE, SimdLevel::Portable, 0.4, &tile::PORTABLE),
+        chain!("grouped_gemm.cpu.avx2", cpu::FUSED, SimdLevel::Avx2, &cpu::AVX2),
+        chain!("grouped_gemm.cpu.portable", cpu::MUL_ADD, SimdLevel::Portable, &cpu::PORTABLE),
     ]
 }
 
@@ -54,7 +48,7 @@ fn cost(fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, hardware: &Hardwar
 }
 
 fn workspace(tiles: &Tiles, fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, hardware: &Hardware) -> usize {
-    driver::grouped_workspace(tiles, &fixed.product(), fixed.groups, call.rows, hardware)
+    plan::grouped_workspace(tiles, &fixed.product(), fixed.groups, call.rows, hardware)
 }
 
 /// # Safety

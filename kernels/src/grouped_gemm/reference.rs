@@ -8,7 +8,8 @@ use crate::activation::Activation;
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
-use crate::gemm::reference::{Sum, packed};
+use crate::gemm::cases::packed;
+use crate::gemm::reference::Sum;
 use crate::gemm::{BF16, Compute, F16, F32, Format};
 use crate::{Arithmetic, Result};
 

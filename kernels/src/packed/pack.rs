@@ -1,11 +1,12 @@
-//! Packing, in registers: outputs into panels.
+//! Outputs into panels: in registers, but for int8, whose values go to their quads one by one.
 
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
 use super::panel::{GROUP, PANEL, PanelKind};
 use super::quantize::{OFFSET, Quantized};
-use crate::simd::{LANES, Reach, Simd, Stored, prefetch};
+use super::source::Weights;
+use crate::simd::{Kernel, LANES, Reach, Simd, Stored, prefetch};
 
 /// One row of a right operand: K values of f32, f16 or bf16, `step` elements apart, at any alignment. An empty one
 /// counts as zeros.
@@ -281,6 +282,34 @@ unsafe fn columns_to_pairs<S: Simd>(lanes: &[Lane], k0: usize, count: usize, to:
             for (pair, values) in pairs.into_iter().enumerate().take(n.div_ceil(2)) {
                 S::store(to.cast::<f32>().add((k / 2 + pair) * PANEL), values);
             }
+        }
+    }
+}
+
+/// A task packs a panel.
+pub(super) struct Packing<'a> {
+    pub kind: PanelKind,
+    pub weights: &'a Weights<'a>,
+    pub packed: *mut u8,
+}
+
+// SAFETY: tasks write disjoint panels through the pointer and only read the rest.
+unsafe impl Sync for Packing<'_> {}
+
+impl Kernel for Packing<'_> {
+    #[inline(always)]
+    unsafe fn task<S: Simd>(&self, panel: usize, _worker: usize) {
+        let (weights, outputs) = (self.weights, self.weights.outputs());
+        let mut lanes = [Lane::EMPTY; PANEL];
+        for half in 0..2 {
+            for (lane, row) in lanes[half * LANES..].iter_mut().zip(outputs.half_panel(panel, half)) {
+                *lane = weights.lane(row);
+            }
+        }
+        // SAFETY: `pack` checked that rows are in their pieces and that the panel is in the packed bytes.
+        unsafe {
+            let to = self.packed.add(panel * self.kind.bytes(weights.k));
+            pack_panel::<S>(&lanes, self.kind, 0, weights.k, to);
         }
     }
 }

@@ -19,8 +19,8 @@ pub(crate) enum PanelKind {
     F16,
     /// bf16, `[K/2][32][2]`, zero behind an odd K.
     Bf16,
-    /// int8 plus 128 with an f32 scale for each [`GROUP`] values of an output: groups of `[32]` scales and `[K/4][32][4]`
-    /// values, zeros behind K.
+    /// int8 plus 128 with an f32 scale for each [`GROUP`] values of an output: groups of `[32]` scales and
+    /// `[K/4][32][4]` values, zeros behind K.
     I8,
 }
 

@@ -7,7 +7,7 @@ use crate::simd::{LANES, Simd};
 pub(crate) const OFFSET: u8 = 128;
 
 /// Groups whose values are all below this are zeros: their scale's inverse would not be an f32.
-const LEAST: f32 = 1e-30;
+pub(crate) const LEAST: f32 = 1e-30;
 
 /// A group of values in int8.
 pub(crate) struct Quantized {

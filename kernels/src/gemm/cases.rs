@@ -1,0 +1,301 @@
+//! Problems to try, and their operands.
+
+use sinew_memory::{Cpu, Team};
+use sinew_tensor::{DType, Layout, Tensor};
+
+use super::epilogue::{Epilogue, Residual};
+use super::{
+    BF16, Compute, F16, F32, Format, Gemm, GemmDynamic, GemmStatic, I8, InputNorm, Rhs, Source, Weights, reference,
+};
+use crate::activation::Activation;
+use crate::case::{
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
+};
+use crate::norm::NormKind;
+use crate::{Arithmetic, F32Bits, Result};
+
+/// A packed weight with the values `[N, K]` that it holds.
+pub(crate) fn packed(
+    generator: &mut Generator,
+    format: &'static Format,
+    [n, k]: [usize; 2],
+    gated: bool,
+    values: Values,
+) -> Result<HostOperand> {
+    // A quantized format holds what it rounds these to.
+    let dtype = if format == &I8 { DType::F32 } else { format.dtype() };
+    let mut values: Vec<f64> = (0..n * k).map(|_| generator.value(values, dtype)).collect();
+    let bytes = encode(dtype, &values);
+    let sources = [Source::from_bytes(&bytes, dtype, n, k)?];
+    let weights = Weights { sources: &sources, k, gated };
+    let mut packed = vec![0; format.packed_bytes(n, k, gated)];
+    let level = sinew_memory::SimdLevel::detected();
+    format.pack(&Team::new(1)?, level, &weights, &mut packed)?;
+    if format == &I8 && k > 0 {
+        values = values.chunks(k).flat_map(reference::quantized).collect();
+    }
+    let buffer = sinew_memory::Buffer::from_slice(&Cpu::get(), &packed)?;
+    let tensor = Tensor::new(buffer, DType::U8, Layout::contiguous(&[packed.len()])?)?;
+    Ok(HostOperand { tensor, shape: vec![n, k], values })
+}
+
+/// Sizes `[batch, m, n, k]`.
+const SHAPES: &[[usize; 4]] = &[
+    [1, 1, 1, 1],
+    [1, 1, 33, 100],
+    [1, 2, 31, 17],
+    [1, 3, 32, 33],
+    [2, 5, 17, 2],
+    [1, 12, 64, 31],
+    [1, 13, 65, 257],
+    [3, 1, 100, 5],
+    [1, 17, 5, 100],
+    [2, 31, 33, 3],
+    [1, 4, 257, 64],
+    [1, 33, 96, 129],
+    [1, 100, 100, 100],
+    [4, 3, 2, 64],
+    [1, 8, 48, 513],
+    [1, 1, 100, 1025],
+    [1, 24, 34, 1100],
+    [1, 257, 31, 33],
+    [1, 6, 16, 3001],
+    [2, 7, 1, 1],
+    [1, 9, 33, 0],
+    [1, 0, 33, 5],
+    [1, 5, 0, 5],
+    [0, 5, 7, 5],
+];
+
+/// Larger ones, for which K or M is blocked.
+const LARGE: &[[usize; 4]] = &[
+    [1, 300, 70, 3500],
+    [1, 5, 165, 4099],
+    [1, 1200, 40, 520],
+    [3, 130, 130, 700],
+    [1, 1, 700, 896],
+    [15, 70, 64, 80],
+];
+
+/// Epilogues; `n` is even where gated.
+fn epilogues() -> Vec<Epilogue> {
+    let plain = Epilogue::default();
+    let with = |activation| Epilogue { activation: Some(activation), ..plain };
+    vec![
+        plain,
+        Epilogue { bias: Some(DType::F32), ..plain },
+        Epilogue { gated: true, ..with(Activation::Silu) },
+        Epilogue { residual: Some(Residual::Output), ..plain },
+        Epilogue { alpha: 0.5, ..plain },
+        Epilogue { bias: Some(DType::BF16), ..with(Activation::Gelu) },
+        Epilogue { residual: Some(Residual::Input(DType::F32)), beta: -0.5, ..plain },
+        with(Activation::Relu),
+        Epilogue { alpha: -2.0, bias: Some(DType::F16), residual: Some(Residual::Input(DType::BF16)), ..plain },
+        Epilogue { gated: true, residual: Some(Residual::Output), ..with(Activation::GeluTanh) },
+        with(Activation::Relu2),
+        with(Activation::QuickGelu),
+        Epilogue { gated: true, bias: Some(DType::F32), ..with(Activation::Gelu) },
+    ]
+}
+
+/// Products of what is normed first: every shape, with norms that take turns.
+fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
+    let right = [Rhs::Packed(&BF16), Rhs::Packed(&F32), Rhs::Strided(DType::BF16), Rhs::Packed(&F16)];
+    let values = [Values::Normal, Values::Normal, Values::Special, Values::Subnormal, Values::Integers];
+    let rounds = if depth == Depth::Quick { 2 } else { 16 };
+    let mut cases = Vec::new();
+    for t in 0..rounds * SHAPES.len() {
+        let [batch, m, n, k] = SHAPES[t % SHAPES.len()];
+        let dtype = |turn: usize| DType::COMPUTE[turn % 3];
+        let norm = InputNorm {
+            kind: if t % 2 == 0 { NormKind::Rms } else { NormKind::Layer },
+            eps: F32Bits::new(1e-6),
+            weight: (t % 7 != 3).then(|| dtype(t / 4)),
+            weight_offset: F32Bits::new(if t % 5 == 2 { 1.0 } else { 0.0 }),
+            bias: (t % 4 == 1 || t % 8 == 6).then(|| dtype(t / 5)),
+            to: dtype(t / 2 + t / 9),
+        };
+        let mut epilogue = epilogues[t % epilogues.len()];
+        let values = values[(t / 3) % values.len()];
+        if values == Values::Subnormal {
+            (epilogue.activation, epilogue.gated) = (None, false);
+        }
+        let n = if epilogue.gated { n.next_multiple_of(2) } else { n };
+        let compute = if t / 3 % 2 == 0 { Compute::Bf16 } else { Compute::F32 };
+        let fixed = GemmStatic::new(n, k, dtype(t), right[(t + t / 5) % right.len()], dtype(t / 7), compute);
+        let fixed = fixed.with(epilogue).of_norm(norm);
+        let (call, lay, seed) = (GemmDynamic { batch, m }, Lay::ALL[(t / 2) % Lay::ALL.len()], 2000 + t as u64);
+        // Subnormal sums are below a step of int8.
+        if t % 4 == 0 && values != Values::Subnormal {
+            let b = [Rhs::Packed(&I8), Rhs::Strided(dtype(t / 3))][t / 4 % 2];
+            let fixed = GemmStatic { b, compute: Compute::Int8, ..fixed.clone() };
+            cases.push(Case { fixed, call, lay, values, seed });
+        }
+        cases.push(Case { fixed, call, lay, values, seed });
+    }
+    cases
+}
+
+/// Products in int8, with weights that were quantized when packed and with tensors that are as they are multiplied.
+fn int8_cases(epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
+    let mut cases = Vec::new();
+    for (i, &[batch, m, n, k]) in SHAPES.iter().chain(LARGE).enumerate() {
+        for (j, b) in [Rhs::Packed(&I8), Rhs::Strided(DType::COMPUTE[i % 3])].into_iter().enumerate() {
+            let epilogue = epilogues[(i + j) % epilogues.len()];
+            let n = if epilogue.gated { n + n % 2 } else { n };
+            let dtypes = [DType::COMPUTE[i / 3 % 3], DType::COMPUTE[i / 2 % 3]];
+            let fixed = GemmStatic::new(n, k, dtypes[0], b, dtypes[1], Compute::Int8).with(epilogue);
+            let (call, seed) = (GemmDynamic { batch, m }, 2000 + i as u64);
+            let values = [Values::Normal, Values::Normal, Values::Special, Values::Integers][i % 4];
+            cases.push(Case { fixed, call, lay: Lay::ALL[i % Lay::ALL.len()], values, seed });
+        }
+    }
+    cases
+}
+
+impl Reference for Gemm {
+    fn smaller(fixed: &GemmStatic, call: GemmDynamic) -> Option<(GemmStatic, GemmDynamic)> {
+        let fixed = GemmStatic { n: cut(fixed.n, 1024), k: cut(fixed.k, 1024), ..fixed.clone() };
+        Some((fixed, GemmDynamic { batch: call.batch.min(2), m: cut(call.m, 256) }))
+    }
+
+    /// Every shape with right operands, types, epilogues, lays and values that take turns at periods of their own, so
+    /// that pairs of them meet.
+    fn cases(depth: Depth) -> Vec<Case<Self>> {
+        let epilogues = epilogues();
+        let right = [
+            Rhs::Packed(&BF16),
+            Rhs::Strided(DType::F32),
+            Rhs::Packed(&F32),
+            Rhs::Strided(DType::BF16),
+            Rhs::Packed(&F16),
+            Rhs::Strided(DType::F16),
+            Rhs::Packed(&BF16),
+        ];
+        // For devices that read rows, the same cases with the same weights in rows.
+        let in_rows = |b: Rhs| match b {
+            Rhs::Packed(format) => Format::row_major(format.dtype()),
+            Rhs::Strided(_) => None,
+        };
+        let values =
+            [Values::Normal, Values::Integers, Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
+        let mut cases = Vec::new();
+        let mut turn = 0;
+        let mut add = |[batch, m, n, k]: [usize; 4]| {
+            let t = turn;
+            turn += 1;
+            let mut epilogue = epilogues[t % epilogues.len()];
+            let values = values[(t / 2) % values.len()];
+            let mut n = n;
+            if epilogue.gated {
+                n += n % 2;
+            }
+            if values == Values::Subnormal {
+                // Activations flush what is subnormal; the sum itself must not.
+                epilogue.activation = None;
+                epilogue.gated = false;
+            }
+            let fixed = GemmStatic {
+                n,
+                k,
+                a: DType::COMPUTE[(t / 3) % 3],
+                norm: None,
+                b: right[t % right.len()],
+                out: DType::COMPUTE[(t / 5) % 3],
+                compute: if (t / 4) % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
+                epilogue,
+            };
+            let lay = Lay::ALL[(t / 2) % Lay::ALL.len()];
+            let (call, seed) = (GemmDynamic { batch, m }, t as u64);
+            if let Some(format) = in_rows(fixed.b) {
+                let fixed = GemmStatic { b: Rhs::Packed(format), ..fixed.clone() };
+                cases.push(Case { fixed, call, lay, values, seed });
+            }
+            cases.push(Case { fixed, call, lay, values, seed });
+        };
+        let rounds = match depth {
+            Depth::Quick => 5,
+            Depth::Full => 40,
+        };
+        for round in 0..rounds {
+            SHAPES.iter().for_each(|&shape| add(shape));
+            if round % 4 == 0 {
+                LARGE.iter().for_each(|&shape| add(shape));
+            }
+        }
+        // Operands whose rows are whole runs of 16 bytes and end within a step of tensor cores along K, with more
+        // products than one.
+        for (i, k) in [8, 40, 72].into_iter().enumerate() {
+            for dtype in [DType::BF16, DType::F16] {
+                for b in [Some(Rhs::Strided(dtype)), Format::row_major(dtype).map(Rhs::Packed)].into_iter().flatten() {
+                    let fixed = GemmStatic::new(70, k, dtype, b, DType::F32, Compute::F32);
+                    // With such a seed a strided right operand is laid by columns.
+                    let (call, seed) = (GemmDynamic { batch: 3, m: 33 }, 3 * i as u64 + 1);
+                    cases.push(Case { fixed, call, lay: Lay::Contiguous, values: Values::Integers, seed });
+                }
+            }
+        }
+        cases.extend(int8_cases(&epilogues));
+        cases.extend(normed_cases(depth, &epilogues));
+        // What the crate that serves as a foreign row takes.
+        for (i, &[batch, m, n, k]) in SHAPES.iter().enumerate() {
+            let dtype = [DType::F32, DType::F16][i % 2];
+            let epilogue = match dtype {
+                DType::F32 => epilogues[[0, 3, 4][i / 2 % 3]],
+                _ => Epilogue::default(),
+            };
+            let fixed = GemmStatic::new(n, k, dtype, Rhs::Strided(dtype), dtype, Compute::F32).with(epilogue);
+            let call = GemmDynamic { batch, m };
+            cases.push(Case {
+                fixed,
+                call,
+                lay: Lay::ALL[i % Lay::ALL.len()],
+                values: values[i % values.len()],
+                seed: 1000 + i as u64,
+            });
+        }
+        cases
+    }
+
+    fn operands(case: &Case<Self>) -> Result<HostOperands> {
+        let (fixed, GemmDynamic { batch, m }) = (&case.fixed, case.call);
+        let (n, k, epilogue) = (fixed.n, fixed.k, &fixed.epilogue);
+        let mut generator = Generator::new(case.seed);
+        // One subnormal operand is enough for subnormal products; of two, every product would be 0.
+        let others = if case.values == Values::Subnormal { Values::Normal } else { case.values };
+        // Operands lie differently from each other.
+        let lay = |shift: usize| {
+            let at = Lay::ALL.iter().position(|&lay| lay == case.lay).unwrap_or(0);
+            Lay::ALL[(at + shift * (case.seed as usize % 3)) % Lay::ALL.len()]
+        };
+        let a = generator.operand(fixed.a, &[batch, m, k], case.lay, case.values)?;
+        let b = match fixed.b {
+            Rhs::Strided(dtype) => generator.operand(dtype, &[batch, k, n], lay(1), others)?,
+            Rhs::Packed(format) => packed(&mut generator, format, [n, k], epilogue.gated, others)?,
+        };
+        let bias = epilogue.bias.map(|dtype| generator.operand(dtype, &[n], lay(2), others)).transpose()?;
+        let result = [batch, m, fixed.columns()];
+        let residual =
+            epilogue.residual_input().map(|dtype| generator.operand(dtype, &result, lay(3), others)).transpose()?;
+        let out_lay = lay(4);
+        let out = if epilogue.residual == Some(Residual::Output) {
+            let values = (0..result.iter().product()).map(|_| generator.value(others, fixed.out)).collect();
+            host_operand(fixed.out, &result, out_lay, values, true)?
+        } else {
+            generator.output(fixed.out, &result, out_lay)?
+        };
+        // Numbers whatever the rows hold: an infinite weight would hide the rest.
+        let vector_lay = if case.seed.is_multiple_of(2) { lay(5) } else { Lay::Stepped };
+        let mut vector = |dtype| generator.operand(dtype, &[k], vector_lay, Values::Normal);
+        let [weight, norm_bias, _] = fixed.norm_dtypes();
+        let (weight, norm_bias) = (weight.map(&mut vector).transpose()?, norm_bias.map(&mut vector).transpose()?);
+        Ok(HostOperands { inputs: vec![Some(a), Some(b), bias, residual, weight, norm_bias], outputs: vec![out] })
+    }
+
+    fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
+        match *index {
+            [b, m, n] => reference::expected(case, host, arithmetic, [b, m, n]),
+            _ => Expected::exact(f64::NAN),
+        }
+    }
+}

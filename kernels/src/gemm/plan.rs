@@ -1,0 +1,158 @@
+//! How a call is cut up: slabs of A's rows, blocks of K, panels and tasks, and the workspace that they take.
+
+use sinew_memory::Hardware;
+
+use super::pack::Slab;
+use super::tile::Tiles;
+use super::{GemmDynamic, GemmStatic, Rhs};
+use crate::packed::{PANEL, PanelKind};
+
+/// Second-level caches where the system does not tell.
+const L2: usize = 1 << 20;
+/// Values of K in a block where a panel is read a few times only: all but the first find it in a cache and give memory
+/// no work, so their turns are to be short.
+const SKINNY_BLOCK: usize = 128;
+/// A slab of A has at least this many rows, however long they are: below it, reading the panels again would cost more
+/// than A's coming from the next cache.
+const MIN_SLAB: usize = 96;
+/// The same where panels are packed again for each slab: packing a value takes as long as some hundred multiply-adds.
+const MIN_SLAB_UNPACKED: usize = 512;
+/// Panels of an unpacked right operand that are packed together, so that a row of it is read 512 bytes at a time.
+const UNIT: usize = 4;
+/// Tasks per thread that panels are split into, so that a thread that was interrupted can be helped out: of products
+/// that take long, and of those of few rows, which may take as long as a dozen tasks take to hand out.
+const TASKS_PER_THREAD: usize = 16;
+const SKINNY_TASKS_PER_THREAD: usize = 6;
+/// Full slabs that are packed together where each has a right operand of its own: a task reads one of them alone, so
+/// that they need not fit into a cache together, and small ones are to keep all threads busy.
+const GROUPED_SLABS: usize = 4;
+
+/// How a call is cut up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// Distinct right operands, and rows that each is multiplied with.
+    pub groups: usize,
+    pub rows: usize,
+    /// Values along K, zeros behind them included.
+    pub padded: usize,
+    /// Rows of a full slab, and as many of those as are packed at a time; smaller ones may be up to `slabs`.
+    pub slab: usize,
+    pub together: usize,
+    pub slabs: usize,
+    /// Tasks that they are to be multiplied in.
+    pub tasks: usize,
+    pub tile: usize,
+    /// Values of K in a block.
+    pub block: usize,
+    /// Panels of the right operand, and how they hold it.
+    pub panels: usize,
+    pub kind: PanelKind,
+    /// Panels that a task takes at a time: packs, or reads.
+    pub unit: usize,
+    /// Bytes of workspace: a packed row, and of each worker its panels and its sums.
+    pub row_bytes: usize,
+    pub panel_bytes: usize,
+    pub sums: usize,
+    pub threads: usize,
+}
+
+impl Plan {
+    pub fn new(
+        tiles: &Tiles,
+        kind: PanelKind,
+        fixed: &GemmStatic,
+        call: &GemmDynamic,
+        shared: bool,
+        hardware: &Hardware,
+    ) -> Self {
+        let padded = kind.padded_k(fixed.k);
+        let tile = tiles.full().height;
+        let (groups, rows) = if shared { (1, call.batch * call.m) } else { (call.batch, call.m) };
+        let cache = if hardware.caches.l2 == 0 { L2 } else { hardware.caches.l2 } / 2;
+        let strided = matches!(fixed.b, Rhs::Strided(_));
+        let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
+        let row_bytes = tiles.left.bytes(padded);
+        let slab = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile);
+        let skinny = slab <= 2 * tile;
+        let unit = if strided { UNIT } else { 1 };
+        // As much as the threads' caches hold: fewer forks, and to each thread slabs of its own.
+        let all = groups.max(1) * rows.div_ceil(slab.max(1)).max(1);
+        let together = (cache * hardware.threads / (slab * row_bytes).max(1)).clamp(1, all);
+        // A block of a panel is read again for each tile, from the cache of A's slab, which it takes half as much of.
+        // From the one before it, it would come faster; but its sums would be carried over from block to block.
+        let granule = kind.granule();
+        let longest = if skinny { SKINNY_BLOCK } else { cache / 2 / unit / kind.bytes(granule) * granule };
+        let once = slab == tile && tiles.fit(rows.min(tile)).passes == 1;
+        let blocks = if once { 1 } else { padded.div_ceil(longest.max(granule)).max(1) };
+        let block = padded.div_ceil(blocks).next_multiple_of(granule).min(padded);
+        let panel_bytes = if strided { kind.bytes(block) } else { 0 };
+        let carried = if block < padded { slab * unit } else { tile };
+        Self {
+            groups,
+            rows,
+            padded,
+            slab,
+            together,
+            slabs: together,
+            tasks: hardware.threads * if skinny { SKINNY_TASKS_PER_THREAD } else { TASKS_PER_THREAD },
+            tile,
+            block,
+            panels: fixed.outputs().panels(),
+            kind,
+            unit,
+            row_bytes,
+            panel_bytes,
+            sums: carried * PANEL * 4,
+            threads: hardware.threads,
+        }
+    }
+
+    /// The plan where rows fall into up to `groups` groups, each with a right operand of its own.
+    pub fn grouped(self, groups: usize) -> Self {
+        let slabs = groups.min(self.rows) + GROUPED_SLABS;
+        // The last tile of a group is at most twice as high as its rows.
+        let together = (2 * self.rows).div_ceil(self.slab.max(1)).clamp(1, GROUPED_SLABS);
+        Self { together, slabs, ..self }
+    }
+
+    /// Bytes that keep each part on its own cache lines.
+    pub fn worker_bytes(&self) -> usize {
+        (self.panel_bytes * self.unit + self.sums).next_multiple_of(64)
+    }
+
+    pub fn rows_bytes(&self) -> usize {
+        (self.row_bytes * self.slab * self.together).next_multiple_of(64)
+    }
+
+    pub fn list_bytes(&self) -> usize {
+        (self.slabs * size_of::<Slab>()).next_multiple_of(64)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.list_bytes() + self.rows_bytes() + self.worker_bytes() * self.threads
+    }
+}
+
+/// Workspace of a call, whatever the strides are.
+pub(super) fn workspace(tiles: &Tiles, fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware) -> usize {
+    // The rows admit nothing that cannot be held in panels.
+    let Some(kind) = fixed.panel_kind() else { return 0 };
+    let plan = |shared| Plan::new(tiles, kind, fixed, call, shared, hardware).bytes();
+    match fixed.b {
+        Rhs::Packed(_) => plan(true),
+        Rhs::Strided(_) => plan(true).max(plan(false)),
+    }
+}
+
+/// Workspace of a product of rows that fall into groups: see [`run_grouped`].
+pub(crate) fn grouped_workspace(
+    tiles: &Tiles,
+    fixed: &GemmStatic,
+    groups: usize,
+    rows: usize,
+    hardware: &Hardware,
+) -> usize {
+    let Some(kind) = fixed.panel_kind() else { return 0 };
+    let call = GemmDynamic { batch: 1, m: rows };
+    Plan::new(tiles, kind, fixed, &call, true, hardware).grouped(groups).bytes()
+}

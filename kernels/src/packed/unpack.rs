@@ -1,0 +1,81 @@
+//! Values of packed weights, one row at a time.
+
+use super::{Format, GROUP, Lane, OFFSET, Order, Outputs, PANEL, PanelKind, refuse};
+use crate::Result;
+use crate::simd::Portable;
+
+impl Format {
+    /// Row `row` of a packed weight, widened: `row` counts as in [`Weights`].
+    ///
+    /// # Errors
+    /// A row that is not there, or another number of packed bytes or of values.
+    pub fn unpack_row(
+        &self,
+        packed: &[u8],
+        n: usize,
+        k: usize,
+        gated: bool,
+        row: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        if packed.len() != self.packed_bytes(n, k, gated)
+            || row >= n
+            || out.len() != k
+            || (gated && !n.is_multiple_of(2))
+        {
+            return Err(refuse(format!(
+                "row {row} of {n} outputs of {k} in {}, from {} bytes into {} values",
+                self.name,
+                packed.len(),
+                out.len()
+            )));
+        }
+        let outputs = Outputs { n, gated };
+        let kind = match self.order {
+            Order::Panels(kind) => kind,
+            Order::Rows(dtype) => {
+                let row = &packed[outputs.row_major(row) * k * dtype.size()..][..k * dtype.size()];
+                let lane = Lane { ptr: row.as_ptr(), step: 1, dtype };
+                // SAFETY: the lane and the output have `k` values, and every machine has the portable level.
+                unsafe { lane.widen::<Portable>(0, k, out.as_mut_ptr()) };
+                return Ok(());
+            }
+        };
+        let (panel, lane) = outputs.place(row);
+        let bytes = kind.bytes(k);
+        let panel = &packed[panel * bytes..(panel + 1) * bytes];
+        match kind {
+            PanelKind::Bf16 => {
+                for (x, step) in out.chunks_mut(2).zip(panel.chunks_exact(4 * PANEL)) {
+                    for (i, x) in x.iter_mut().enumerate() {
+                        *x = half::bf16::from_le_bytes([step[4 * lane + 2 * i], step[4 * lane + 2 * i + 1]]).to_f32();
+                    }
+                }
+            }
+            PanelKind::F16 => {
+                for (x, step) in out.iter_mut().zip(panel.chunks_exact(2 * PANEL)) {
+                    *x = half::f16::from_le_bytes([step[2 * lane], step[2 * lane + 1]]).to_f32();
+                }
+            }
+            PanelKind::I8 => {
+                for (x, k) in out.chunks_mut(GROUP).zip((0..).step_by(GROUP)) {
+                    let group = &panel[kind.bytes(k)..];
+                    let (scales, quads) = group.split_at(PANEL * size_of::<f32>());
+                    let at = 4 * lane;
+                    let scale = f32::from_le_bytes([scales[at], scales[at + 1], scales[at + 2], scales[at + 3]]);
+                    for (i, x) in x.iter_mut().enumerate() {
+                        let value = i16::from(quads[i / 4 * 4 * PANEL + at + i % 4]) - i16::from(OFFSET);
+                        *x = scale * f32::from(value);
+                    }
+                }
+            }
+            PanelKind::F32 => {
+                for (x, step) in out.iter_mut().zip(panel.chunks_exact(4 * PANEL)) {
+                    let at = 4 * lane;
+                    *x = f32::from_le_bytes([step[at], step[at + 1], step[at + 2], step[at + 3]]);
+                }
+            }
+        }
+        Ok(())
+    }
+}
