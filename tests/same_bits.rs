@@ -145,7 +145,7 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others_and_with_nor
     let row = match SimdLevel::detected() {
         SimdLevel::Portable => "norm.cpu.portable",
         SimdLevel::Avx2 => "norm.cpu.avx2",
-        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => "norm.cpu.avx512",
+        SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => "norm.cpu.avx512",
     };
     let norms_apart = Policy { prefer: vec![row.to_owned()], ..Policy::default() };
     let mut norms_inside = 0;

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::{Generator, Lay, Values};
-use sinew_kernels::peaks::{ArithmeticPeaks, Peaks};
+use sinew_kernels::rates::{ArithmeticPeaks, Peaks};
 use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Result, Row};
 use sinew_memory::{Buffer, Cpu, Device, Stream};
 use sinew_tensor::{DType, Tensor};

@@ -14,7 +14,7 @@ use std::time::Instant;
 use sinew_kernels::gemm::{
     self, Compute, Epilogue, Format, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, Source, Weights,
 };
-use sinew_kernels::peaks::Peaks;
+use sinew_kernels::rates::Peaks;
 use sinew_kernels::{Launch, Operands, Row};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind};
 use sinew_tensor::{DType, Layout, Tensor};

@@ -3,8 +3,9 @@
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 use sinew_tensor::DType;
 
+use crate::Result;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
-use crate::{Result, strided};
+use crate::rates::predicted;
 
 /// Refuses a CPU below a level.
 pub(crate) fn needs(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal> {
@@ -51,7 +52,7 @@ pub(crate) trait Leveled: Operator {
 
     /// Predicted seconds of a row.
     fn cost(row: AtLevel, fixed: &Self::Static, call: &Self::Dynamic, hardware: &Hardware) -> f64 {
-        strided::cost(Self::work(fixed, call), hardware, row.reads, row.computes)
+        predicted::by_shares(Self::work(fixed, call), hardware, row.reads, row.computes)
     }
 
     /// Scratch bytes that every row needs.
@@ -90,7 +91,7 @@ fn row<O: Leveled, const LEVEL: usize>() -> Row<O> {
         match level::<LEVEL>() {
             SimdLevel::Portable => O::PORTABLE,
             SimdLevel::Avx2 => O::AVX2,
-            SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => O::AVX512,
+            SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => O::AVX512,
         }
     }
     Row {

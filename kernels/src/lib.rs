@@ -23,7 +23,7 @@ pub mod norm;
 pub mod operator;
 mod options;
 pub mod packed;
-pub mod peaks;
+pub mod rates;
 pub mod reduce;
 mod registry;
 pub mod rotary;

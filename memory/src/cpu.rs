@@ -15,7 +15,7 @@ use crate::{
 /// The host's processor: memory, a team of threads and a SIMD level.
 ///
 /// [`Cpu::get`] is the machine as found, with the level capped by the variable `SINEW_SIMD` (`portable`, `avx2`,
-/// `avx512`, `avx512bf16`) where it is set; [`Cpu::with`] takes both by hand.
+/// `avx512`, `avx512vnni`, `avx512bf16`) where it is set; [`Cpu::with`] takes both by hand.
 #[derive(Debug)]
 pub struct Cpu {
     hardware: Hardware,
@@ -72,19 +72,12 @@ pub fn level_from_environment() -> Result<SimdLevel> {
 fn describe(level: SimdLevel, threads: usize) -> Hardware {
     let simd = level.min(SimdLevel::detected());
     let caches = system::caches();
-    // Starting values of the cost model, of the order of a 2023 server core at 2 to 4 GHz; only their ratios
-    // decide, and `tune` replaces predictions by measurements.
-    let lanes = match simd {
-        SimdLevel::Portable => 4.0,
-        SimdLevel::Avx2 => 16.0,
-        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => 32.0,
-    };
-    let f32_flops_per_s = lanes * 2.0 * 3.0e9;
-    let bf16_flops_per_s = f32_flops_per_s * if simd == SimdLevel::Avx512Bf16 { 2.0 } else { 0.9 };
+    // Of the order of a 2023 server core at 2 to 4 GHz; only their ratios decide.
+    let f32_flops_per_s = simd.f32_lanes() as f64 * 2.0 * 3.0e9;
     let rates = Rates {
         read_bytes_per_s: Hardware::read_rate(20e9, threads),
         f32_flops_per_s,
-        bf16_flops_per_s,
+        bf16_flops_per_s: f32_flops_per_s,
         launch_s: 3e-6,
     };
     Hardware { kind: DeviceKind::CPU, name: system::cpu_name(), simd, threads, caches, rates, accelerator: None }

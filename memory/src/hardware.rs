@@ -15,18 +15,29 @@ pub enum SimdLevel {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AVX-512 with its bfloat16 dot products.
+    /// AVX-512 with its int8 dot products.
+    Avx512Vnni,
+    /// AVX-512 with its bfloat16 dot products as well; every CPU that has these has those of int8.
     Avx512Bf16,
 }
 
 impl SimdLevel {
     /// Every level, lowest first.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
 
     /// The highest level that this machine has, found once.
     pub fn detected() -> Self {
         static LEVEL: OnceLock<SimdLevel> = OnceLock::new();
         *LEVEL.get_or_init(detect)
+    }
+
+    /// Lanes of f32 that a core multiplies and adds in one cycle, by an estimate for cost models: two vectors of them.
+    pub fn f32_lanes(self) -> usize {
+        match self {
+            Self::Portable => 4,
+            Self::Avx2 => 16,
+            Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16 => 32,
+        }
     }
 }
 
@@ -38,8 +49,11 @@ fn detect() -> SimdLevel {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
-    if avx512 && is_x86_feature_detected!("avx512bf16") {
+    let vnni = avx512 && is_x86_feature_detected!("avx512vnni");
+    if vnni && is_x86_feature_detected!("avx512bf16") {
         SimdLevel::Avx512Bf16
+    } else if vnni {
+        SimdLevel::Avx512Vnni
     } else if avx512 {
         SimdLevel::Avx512
     } else if avx2 {
@@ -60,6 +74,7 @@ impl fmt::Display for SimdLevel {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512vnni",
             Self::Avx512Bf16 => "avx512bf16",
         })
     }
@@ -69,7 +84,8 @@ impl FromStr for SimdLevel {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|level| level.to_string() == s).ok_or_else(|| {
-            Error::Invalid(format!("no SIMD level `{s}`; there are portable, avx2, avx512 and avx512bf16"))
+            let levels = Self::ALL.map(|level| level.to_string()).join(", ");
+            Error::Invalid(format!("no SIMD level `{s}`; there are {levels}"))
         })
     }
 }
@@ -85,14 +101,15 @@ pub struct Caches {
     pub l3: usize,
 }
 
-/// Rates that bound kernels: starting values for cost models, per thread unless said otherwise.
+/// Rates that bound kernels: estimates for cost models, per thread unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Bytes per second that all threads together read from memory.
     pub read_bytes_per_s: f64,
     /// f32 multiply-adds times two per second and thread.
     pub f32_flops_per_s: f64,
-    /// bf16 multiply-adds times two per second and thread, with f32 sums.
+    /// bf16 multiply-adds times two per second and thread, with f32 sums. Of a CPU the rate of f32: how much faster or
+    /// slower its bf16 dot products are is for their kernels to measure.
     pub bf16_flops_per_s: f64,
     /// Seconds to start and join one kernel.
     pub launch_s: f64,

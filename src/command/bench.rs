@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
-use sinew::kernels::peaks::Peaks;
+use sinew::kernels::rates::Peaks;
 use sinew::models::{LanguageModel, LoadOptions, ModelConfig};
 
 use super::{Machine, Model, Outcome, Stepping, catch_interrupts, interrupted, peak_rss_bytes, rate_text};

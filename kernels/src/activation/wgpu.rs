@@ -5,7 +5,8 @@ use sinew_memory::DeviceKind;
 use super::{Activate, ActivationDynamic, ActivationStatic, Gate};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
-use crate::strided::{self, Walk};
+use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 64;
@@ -16,7 +17,7 @@ pub(super) fn row() -> Row<Activate> {
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("activation.wgpu"),
         admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| strided::cost(Activate::work(fixed, call), hardware, 0.5, 0.5),
+        cost: |fixed, call, hardware| predicted::by_shares(Activate::work(fixed, call), hardware, 0.5, 0.5),
         workspace: |_, _, _| 0,
         run,
     }

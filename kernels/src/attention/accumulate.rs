@@ -15,7 +15,7 @@ pub(super) const fn rows(level: SimdLevel) -> usize {
 const fn columns(level: SimdLevel) -> usize {
     match level {
         SimdLevel::Portable | SimdLevel::Avx2 => 1,
-        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => 4,
+        SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => 4,
     }
 }
 
@@ -51,7 +51,7 @@ impl Product {
         unsafe {
             match S::LEVEL {
                 #[cfg(target_arch = "x86_64")]
-                SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => run_avx512(self),
+                SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => run_avx512(self),
                 #[cfg(target_arch = "x86_64")]
                 SimdLevel::Avx2 => run_avx2(self),
                 _ => run_portable(self),

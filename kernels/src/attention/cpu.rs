@@ -8,6 +8,7 @@ use super::task::run_body;
 use super::{Attention, AttentionDynamic, AttentionStatic};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu_row::needs;
+use crate::rates::predicted;
 use crate::simd::{self, Simd};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
@@ -46,22 +47,20 @@ pub(super) fn rows() -> Vec<Row<Attention>> {
     }
 }
 
-/// Predicted seconds of the row of a level. The shares of the level's peak that rows reach are rounded from
-/// `--example attention_rate`.
+/// Predicted seconds of the row of a level. The shares of its peak that rows reach are rounded from `attention-rates` of
+/// `benches/`.
 pub(super) fn cost(level: SimdLevel, fixed: &AttentionStatic, call: &AttentionDynamic, hardware: &Hardware) -> f64 {
-    let work = Attention::work(fixed, call);
-    let rates = hardware.rates;
-    let (rate, share) = match level {
-        SimdLevel::Portable if hardware.simd == SimdLevel::Portable => (rates.f32_flops_per_s, 0.4),
-        SimdLevel::Portable => (rates.f32_flops_per_s, 0.05),
-        SimdLevel::Avx2 if hardware.simd == SimdLevel::Avx2 => (rates.f32_flops_per_s, 0.5),
-        SimdLevel::Avx2 => (rates.f32_flops_per_s, 0.25),
-        SimdLevel::Avx512 => (rates.f32_flops_per_s, 0.45),
-        SimdLevel::Avx512Bf16 => (rates.bf16_flops_per_s, 0.35),
+    let share = match level {
+        SimdLevel::Portable => 0.4,
+        SimdLevel::Avx2 => 0.5,
+        SimdLevel::Avx512 | SimdLevel::Avx512Vnni => 0.45,
+        SimdLevel::Avx512Bf16 => 0.35,
     };
-    let compute = work.flops / (rate * share * hardware.threads as f64);
-    // Where memory bounds all rows alike, the one that computes fastest leaves it the most time.
-    compute.max(work.bytes / rates.read_bytes_per_s) + 0.01 * compute + rates.launch_s
+    let peak = match level {
+        SimdLevel::Avx512Bf16 => predicted::bf16_rate(hardware),
+        _ => predicted::f32_rate(hardware, level),
+    };
+    predicted::by_rate(Attention::work(fixed, call), hardware, peak * share)
 }
 
 pub(super) fn workspace<P: Products>(fixed: &AttentionStatic, call: &AttentionDynamic, hardware: &Hardware) -> usize {

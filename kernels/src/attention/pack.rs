@@ -61,7 +61,7 @@ macro_rules! by_level {
             unsafe {
                 match S::LEVEL {
                     #[cfg(target_arch = "x86_64")]
-                    SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => avx512(rows, dst, width),
+                    SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => avx512(rows, dst, width),
                     #[cfg(target_arch = "x86_64")]
                     SimdLevel::Avx2 => avx2(rows, dst, width),
                     _ => portable(rows, dst, width),

@@ -8,7 +8,8 @@ use super::{Cast, CastStatic};
 use crate::Result;
 use crate::elementwise::Elements;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
-use crate::strided::{self, Address, Walk};
+use crate::rates::predicted;
+use crate::strided::{Address, Walk};
 
 /// Share of the memory rate.
 const READS: f64 = 0.9;
@@ -27,7 +28,7 @@ pub(super) fn row() -> Row<Cast> {
         admits: |fixed, _| {
             if fixed.input == fixed.output { Ok(()) } else { Err("copies one dtype to the same".into()) }
         },
-        cost: |fixed, call, hardware| strided::cost(Cast::work(fixed, call), hardware, READS, 1.0),
+        cost: |fixed, call, hardware| predicted::by_shares(Cast::work(fixed, call), hardware, READS, 1.0),
         workspace: |_, _, _| 0,
         run,
     }

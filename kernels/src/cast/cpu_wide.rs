@@ -9,7 +9,8 @@ use super::{Cast, CastStatic};
 use crate::Result;
 use crate::elementwise::Elements;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
-use crate::strided::{self, Address, BLOCK, Walk};
+use crate::rates::predicted;
+use crate::strided::{Address, BLOCK, Walk};
 
 /// Shares of the memory rate and the arithmetic peak: two plain loops over a block.
 const READS: f64 = 0.2;
@@ -29,7 +30,7 @@ pub(super) fn row() -> Row<Cast> {
                 Ok(())
             }
         },
-        cost: |fixed, call, hardware| strided::cost(Cast::work(fixed, call), hardware, READS, 1.0),
+        cost: |fixed, call, hardware| predicted::by_shares(Cast::work(fixed, call), hardware, READS, 1.0),
         workspace: |_, _, _| 0,
         run,
     }

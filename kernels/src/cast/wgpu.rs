@@ -7,7 +7,8 @@ use super::{Cast, CastStatic};
 use crate::Result;
 use crate::elementwise::Elements;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
-use crate::strided::{Walk, cost};
+use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 /// Widening is exact and narrowing rounds once to nearest, but that f16 may lose its subnormals.
@@ -27,7 +28,7 @@ pub(super) fn row() -> Row<Cast> {
             (DType::F64, _) | (_, DType::F64) => Err("WGSL computes nothing in f64".into()),
             _ => Ok(()),
         },
-        cost: |fixed, call, hardware| cost(Cast::work(fixed, call), hardware, READS, 1.0),
+        cost: |fixed, call, hardware| predicted::by_shares(Cast::work(fixed, call), hardware, READS, 1.0),
         workspace: |_, _, _| 0,
         run,
     }

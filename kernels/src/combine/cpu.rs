@@ -6,9 +6,10 @@ use super::{Combine, CombineDynamic, CombineStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::rates::predicted;
 use crate::rows::{Line, blocks};
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::strided::{self, Address, BLOCK, Indices, Scratch};
+use crate::strided::{Address, BLOCK, Indices, Scratch};
 
 /// Multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("combine.mul-add-chain");
@@ -26,7 +27,7 @@ impl Leveled for Combine {
     const AVX512: AtLevel = AtLevel { name: "combine.cpu.avx512", arithmetic: FMA, reads: 0.7, computes: 0.2 };
 
     fn cost(row: AtLevel, fixed: &CombineStatic, call: &CombineDynamic, hardware: &Hardware) -> f64 {
-        strided::cost(Combine::work(fixed, call), hardware, row.reads, row.computes)
+        predicted::by_shares(Combine::work(fixed, call), hardware, row.reads, row.computes)
     }
 
     unsafe fn run(

@@ -5,7 +5,7 @@ use sinew_memory::DeviceKind;
 use super::{Combine, CombineDynamic, CombineStatic};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
-use crate::strided;
+use crate::rates::predicted;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 64;
@@ -15,7 +15,7 @@ pub(super) const ROW: Row<Combine> = Row {
     device: DeviceKind::WGPU,
     arithmetic: arithmetic("combine.wgpu"),
     admits: |_, _| Ok(()),
-    cost: |fixed, call, hardware| strided::cost(Combine::work(fixed, call), hardware, 0.5, 0.5),
+    cost: |fixed, call, hardware| predicted::by_shares(Combine::work(fixed, call), hardware, 0.5, 0.5),
     workspace: |_, _, _| 0,
     run,
 };

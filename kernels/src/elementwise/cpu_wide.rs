@@ -9,7 +9,8 @@ use super::{
 };
 use crate::Result;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
-use crate::strided::{self, Address, Run, Walk};
+use crate::rates::predicted;
+use crate::strided::{Address, Run, Walk};
 
 const EXACT: Arithmetic = Arithmetic::named("elementwise.own-dtype");
 
@@ -23,7 +24,7 @@ pub(super) fn unary_rows() -> Vec<Row<Unary>> {
         device: DeviceKind::CPU,
         arithmetic: EXACT,
         admits: |fixed, _| admits(fixed.input),
-        cost: |fixed, call, hardware| strided::cost(Unary::work(fixed, call), hardware, READS, COMPUTES),
+        cost: |fixed, call, hardware| predicted::by_shares(Unary::work(fixed, call), hardware, READS, COMPUTES),
         workspace: none::<Unary>,
         run: run_unary,
     }]
@@ -35,7 +36,7 @@ pub(super) fn binary_rows() -> Vec<Row<Binary>> {
         device: DeviceKind::CPU,
         arithmetic: EXACT,
         admits: |fixed, _| admits(fixed.a),
-        cost: |fixed, call, hardware| strided::cost(Binary::work(fixed, call), hardware, READS, COMPUTES),
+        cost: |fixed, call, hardware| predicted::by_shares(Binary::work(fixed, call), hardware, READS, COMPUTES),
         workspace: none::<Binary>,
         run: run_binary,
     }]
@@ -47,7 +48,7 @@ pub(super) fn where_rows() -> Vec<Row<Where>> {
         device: DeviceKind::CPU,
         arithmetic: Arithmetic::named("where.exact"),
         admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| strided::cost(Where::work(fixed, call), hardware, READS, COMPUTES),
+        cost: |fixed, call, hardware| predicted::by_shares(Where::work(fixed, call), hardware, READS, COMPUTES),
         workspace: none::<Where>,
         run: run_where,
     }]

@@ -9,13 +9,14 @@ use super::{
 };
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Refusal, Row, Work};
-use crate::strided::{self, Walk};
+use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 64;
 
 fn cost(work: Work, hardware: &Hardware) -> f64 {
-    strided::cost(work, hardware, 0.5, 1.0)
+    predicted::by_shares(work, hardware, 0.5, 1.0)
 }
 
 fn refuse_f64(dtype: DType) -> Result<(), Refusal> {

@@ -5,7 +5,7 @@ use sinew_tensor::DType;
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, OUT, TABLE, TableKind};
 use crate::operator::Refusal;
-use crate::strided::cost;
+use crate::rates::predicted;
 use crate::wgpu::{Call, Part, arithmetic};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
@@ -22,7 +22,7 @@ pub(super) fn row() -> Row<Embedding> {
         device: DeviceKind::WGPU,
         arithmetic: NEAREST,
         admits: |fixed, _| stored(fixed).map(drop),
-        cost: |fixed, call, hardware| cost(Embedding::work(fixed, call), hardware, READS, 1.0),
+        cost: |fixed, call, hardware| predicted::by_shares(Embedding::work(fixed, call), hardware, READS, 1.0),
         workspace: |_, _, _| 0,
         run,
     }

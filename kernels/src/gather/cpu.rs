@@ -6,7 +6,8 @@ use sinew_memory::DeviceKind;
 use super::{Gather, GatherCall, GatherStatic};
 use crate::Result;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
-use crate::strided::{self, Address, Indices, Walk};
+use crate::rates::predicted;
+use crate::strided::{Address, Indices, Walk};
 
 /// Share of the memory rate.
 const READS: f64 = 0.3;
@@ -17,7 +18,7 @@ pub(super) fn row() -> Row<Gather> {
         device: DeviceKind::CPU,
         arithmetic: Arithmetic::named("gather.exact"),
         admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| strided::cost(Gather::work(fixed, call), hardware, READS, 1.0),
+        cost: |fixed, call, hardware| predicted::by_shares(Gather::work(fixed, call), hardware, READS, 1.0),
         workspace: |_, _, _| 0,
         run,
     }

@@ -5,7 +5,8 @@ use sinew_memory::DeviceKind;
 use super::{Gather, GatherCall, GatherStatic};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
-use crate::strided::{self, Walk};
+use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 64;
@@ -16,7 +17,7 @@ pub(super) fn row() -> Row<Gather> {
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("gather.wgpu"),
         admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| strided::cost(Gather::work(fixed, call), hardware, 0.3, 1.0),
+        cost: |fixed, call, hardware| predicted::by_shares(Gather::work(fixed, call), hardware, 0.3, 1.0),
         workspace: |_, _, _| 0,
         run,
     }

@@ -9,10 +9,11 @@ use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
 use super::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::cpu_row::needs;
 use crate::packed::{PANEL, PanelKind};
+use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{LANES, Portable, Simd, Stored};
-use crate::{Arithmetic, Operator, Refusal, Result, Row, Work};
+use crate::{Arithmetic, Operator, Refusal, Result, Row};
 
 pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
 #[cfg(target_arch = "x86_64")]
@@ -53,42 +54,24 @@ pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -
     }
 }
 
-/// f32 operations per second and thread that a level reaches on hardware whose best level is another.
-pub(crate) fn f32_rate(hardware: &Hardware, level: SimdLevel) -> f64 {
-    let lanes = |level| match level {
-        SimdLevel::Portable => 4.0,
-        SimdLevel::Avx2 => 16.0,
-        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => 32.0,
-    };
-    hardware.rates.f32_flops_per_s * lanes(level) / lanes(hardware.simd)
-}
-
-/// The same of a level's tiles, which reach a share of it.
+/// f32 operations per second and thread of a level's tiles, which reach a share of its peak.
 pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
     let share = match level {
         SimdLevel::Portable => 0.4,
         SimdLevel::Avx2 => 0.8,
-        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => 0.85,
+        SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => 0.85,
     };
-    f32_rate(hardware, level) * share
+    predicted::f32_rate(hardware, level) * share
 }
 
-/// Seconds at `rate` operations per second and thread, or at the memory's rate where that takes longer.
+/// Predicted seconds at `rate` operations per second and thread.
 pub(super) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
     let mut work = Gemm::work(fixed, call);
     if let Rhs::Strided(_) = fixed.b {
         // Packing a value of B costs about as much as 32 operations with it.
         work.flops += 32.0 * (call.batch * fixed.n * fixed.k) as f64;
     }
-    seconds(work, hardware, rate)
-}
-
-/// [`cost`] of some work.
-pub(crate) fn seconds(work: Work, hardware: &Hardware, rate: f64) -> f64 {
-    let compute = work.flops / (rate * hardware.threads as f64);
-    let rates = &hardware.rates;
-    // The sum, not the larger: of two rows that memory bounds, the one that computes faster still comes first.
-    rates.launch_s + (work.bytes / rates.read_bytes_per_s).max(compute) + 0.01 * compute
+    predicted::by_rate(work, hardware, rate)
 }
 
 /// One multiply-add per product, for every kind of panel.

@@ -1,8 +1,6 @@
 //! The row of AVX512-BF16: `vdpbf16ps` takes two products of bf16 to each of sixteen f32 sums.
 
 use std::arch::x86_64::*;
-use std::sync::OnceLock;
-use std::time::Instant;
 
 use sinew_memory::{Hardware, SimdLevel};
 
@@ -12,6 +10,7 @@ use super::plan::workspace;
 use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
 use super::{Compute, Gemm, GemmStatic};
 use crate::packed::{PANEL, PanelKind};
+use crate::rates::predicted;
 use crate::simd::LANES;
 use crate::{Arithmetic, Refusal, Row};
 
@@ -33,7 +32,7 @@ pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refus
 
 /// Operations per second and thread.
 pub(crate) fn rate(hardware: &Hardware) -> f64 {
-    hardware.rates.f32_flops_per_s * dot_rate() * 0.85
+    predicted::bf16_rate(hardware) * 0.85
 }
 
 pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
@@ -77,70 +76,4 @@ unsafe fn dot<const R: usize>(
             _mm512_storeu_ps(sums.add(r * PANEL + LANES), high);
         }
     }
-}
-
-/// How many times as many operations `vdpbf16ps` does as f32 multiply-adds, in registers: 2, 1 or 0.5.
-///
-/// It is 2 on AMD's Zen 4 and 5, but 0.5 on Intel's Sapphire and Emerald Rapids, where widening to f32 is faster.
-/// Measured once, in some 50 µs, and rounded to a power of two, so that noise cannot turn the choice.
-fn dot_rate() -> f64 {
-    static RATE: OnceLock<f64> = OnceLock::new();
-    *RATE.get_or_init(|| {
-        if SimdLevel::detected() < SimdLevel::Avx512Bf16 {
-            return 1.0;
-        }
-        let seconds = |f: unsafe fn() -> f32| {
-            let once = || {
-                let start = Instant::now();
-                // SAFETY: the level was detected just above.
-                std::hint::black_box(unsafe { f() });
-                start.elapsed().as_secs_f64()
-            };
-            // The least of a few: the first runs raise the clock, and any may be interrupted.
-            (0..8).map(|_| once()).fold(f64::INFINITY, f64::min)
-        };
-        let ratio = 2.0 * seconds(multiply_adds) / seconds(dots);
-        if ratio > 1.4 {
-            2.0
-        } else if ratio > 0.7 {
-            1.0
-        } else {
-            0.5
-        }
-    })
-}
-
-/// Rounds of the measuring loops: a few microseconds.
-const ROUNDS: usize = 400;
-
-/// Sums that the compiler must take for different ones.
-#[target_feature(enable = "avx512f")]
-fn starts() -> [__m512; 24] {
-    std::hint::black_box([0.0f32; 24]).map(|x| _mm512_set1_ps(x))
-}
-
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn dots() -> f32 {
-    let mut s = starts();
-    let bits = _mm512_set1_epi32(std::hint::black_box(0x3c00_3c00));
-    // SAFETY: both are 64 plain bytes.
-    let x: __m512bh = unsafe { std::mem::transmute(bits) };
-    for _ in 0..ROUNDS {
-        for s in &mut s {
-            *s = _mm512_dpbf16_ps(*s, x, x);
-        }
-    }
-    s.into_iter().map(|s| _mm512_reduce_add_ps(s)).sum()
-}
-
-#[target_feature(enable = "avx512f")]
-fn multiply_adds() -> f32 {
-    let mut s = starts();
-    let x = _mm512_set1_ps(std::hint::black_box(0.01));
-    for _ in 0..ROUNDS {
-        for s in &mut s {
-            *s = _mm512_fmadd_ps(x, x, *s);
-        }
-    }
-    s.into_iter().map(|s| _mm512_reduce_add_ps(s)).sum()
 }

@@ -2,13 +2,14 @@
 
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::cpu::{cost, f32_rate};
+use super::cpu::cost;
 use super::driver::run;
 use super::plan::workspace;
 use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
 use super::{Compute, Gemm, GemmStatic};
 use crate::cpu_row::needs;
 use crate::packed::{GROUP, PANEL, PanelKind};
+use crate::rates::predicted;
 use crate::simd::{LANES, Portable, Simd};
 use crate::{Arithmetic, Refusal, Row};
 
@@ -24,7 +25,7 @@ macro_rules! row {
             $name,
             $arithmetic,
             |fixed, hardware| admit(fixed, hardware, $level),
-            |hardware| f32_rate(hardware, $level) * $ratio,
+            |hardware| predicted::f32_rate(hardware, $level) * $ratio,
             $tiles
         )
     };
@@ -34,7 +35,7 @@ macro_rules! row {
 pub(super) fn rows() -> Vec<Row<Gemm>> {
     vec![
         #[cfg(target_arch = "x86_64")]
-        tiled_row!("gemm.cpu.avx512vnni", FUSED, x86::admit_vnni, |h| f32_rate(h, SimdLevel::Avx512) * 2.8, &x86::VNNI),
+        row!("gemm.cpu.avx512vnni", FUSED, SimdLevel::Avx512Vnni, 2.8, &x86::VNNI),
         #[cfg(target_arch = "x86_64")]
         row!("gemm.cpu.avx2.int8", FUSED, SimdLevel::Avx2, 1.0, &x86::AVX2),
         row!("gemm.cpu.portable.int8", MUL_ADD, SimdLevel::Portable, 0.3, &PORTABLE),
@@ -196,15 +197,6 @@ mod x86 {
 
     use super::*;
     use crate::simd::{Avx2, Avx512};
-
-    /// Refuses CPUs without AVX512-VNNI.
-    pub fn admit_vnni(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        admit(fixed, hardware, SimdLevel::Avx512)?;
-        if is_x86_feature_detected!("avx512vnni") {
-            return Ok(());
-        }
-        Err(Refusal::of_hardware("needs avx512vnni"))
-    }
 
     /// 12 rows of two registers of sums, as for bf16.
     pub static VNNI: Tiles = Tiles::new(

@@ -9,6 +9,7 @@ use crate::gemm::cpu_avx512bf16;
 use crate::gemm::tile::{Tiles, tiled_row};
 use crate::gemm::{cpu, driver, plan};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
+use crate::rates::predicted;
 use crate::strided::Address;
 
 /// The row of one multiply-add chain per output at a level.
@@ -44,7 +45,7 @@ pub(super) fn rows() -> Vec<Row<GroupedGemm>> {
 }
 
 fn cost(fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
-    cpu::seconds(GroupedGemm::work(fixed, call), hardware, rate)
+    predicted::by_rate(GroupedGemm::work(fixed, call), hardware, rate)
 }
 
 fn workspace(tiles: &Tiles, fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, hardware: &Hardware) -> usize {

@@ -3,7 +3,7 @@
 use sinew_memory::DeviceKind;
 
 use super::{K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS, V_CACHE, V_NEW};
-use crate::strided;
+use crate::rates::predicted;
 use crate::wgpu::{Call, arithmetic};
 use crate::{Launch, Operands, Operator, Result, Row};
 
@@ -15,7 +15,7 @@ pub(super) fn row() -> Row<KvAppend> {
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("kv_append.wgpu"),
         admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| strided::cost(KvAppend::work(fixed, call), hardware, 0.5, 1.0),
+        cost: |fixed, call, hardware| predicted::by_shares(KvAppend::work(fixed, call), hardware, 0.5, 1.0),
         workspace: |_, _, _| 0,
         run,
     }

@@ -7,7 +7,8 @@ use super::{Norm, NormDynamic, NormKind, NormStatic};
 use crate::Result;
 use crate::cpu_row::takes_lanes;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
-use crate::strided::{Walk, cost};
+use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{self, Call};
 
 /// Sums in a thread for every 64 or 256 elements, then in a tree; inverse roots to a unit in the last place.
@@ -22,7 +23,7 @@ pub(super) fn row() -> Row<Norm> {
         device: DeviceKind::WGPU,
         arithmetic: TREE,
         admits: |fixed, _| takes(fixed),
-        cost: |fixed, call, hardware| cost(Norm::work(fixed, call), hardware, 0.5, 0.1),
+        cost: |fixed, call, hardware| predicted::by_shares(Norm::work(fixed, call), hardware, 0.5, 0.1),
         workspace: |_, _, _| 0,
         run,
     }

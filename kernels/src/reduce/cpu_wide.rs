@@ -7,7 +7,8 @@ use super::cpu::walks;
 use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic};
 use crate::Result;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
-use crate::strided::{self, Address, Walk, store_index};
+use crate::rates::predicted;
+use crate::strided::{Address, Walk, store_index};
 
 /// Shares of the memory rate and the arithmetic peak: plain loops.
 const READS: f64 = 0.4;
@@ -21,7 +22,7 @@ pub(super) fn row() -> Row<Reduce> {
         admits: |fixed, _| {
             if DType::COMPUTE.contains(&fixed.input) { Err("for f64, integers and bools".into()) } else { Ok(()) }
         },
-        cost: |fixed, call, hardware| strided::cost(Reduce::work(fixed, call), hardware, READS, COMPUTES),
+        cost: |fixed, call, hardware| predicted::by_shares(Reduce::work(fixed, call), hardware, READS, COMPUTES),
         workspace: |_, _, _| 0,
         run,
     }

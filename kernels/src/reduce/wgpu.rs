@@ -6,7 +6,8 @@ use sinew_tensor::DType;
 use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic, split};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
-use crate::strided::{self, Walk};
+use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 256;
@@ -17,7 +18,7 @@ pub(super) fn row() -> Row<Reduce> {
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("reduce.wgpu"),
         admits: |fixed, _| if fixed.input == DType::F64 { Err("WGSL has no f64".into()) } else { Ok(()) },
-        cost: |fixed, call, hardware| strided::cost(Reduce::work(fixed, call), hardware, 0.5, 1.0),
+        cost: |fixed, call, hardware| predicted::by_shares(Reduce::work(fixed, call), hardware, 0.5, 1.0),
         workspace: |_, _, _| 0,
         run,
     }

@@ -5,7 +5,7 @@ use sinew_memory::DeviceKind;
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, X};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
-use crate::strided;
+use crate::rates::predicted;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 64;
@@ -16,7 +16,7 @@ pub(super) fn row() -> Row<Rotary> {
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("rotary.wgpu"),
         admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| strided::cost(Rotary::work(fixed, call), hardware, 0.5, 0.5),
+        cost: |fixed, call, hardware| predicted::by_shares(Rotary::work(fixed, call), hardware, 0.5, 0.5),
         workspace: |_, _, _| 0,
         run,
     }

@@ -5,8 +5,9 @@ use sinew_memory::DeviceKind;
 use super::{Route, RouteDynamic, RouteStatic};
 use crate::Result;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::rates::predicted;
 use crate::simd::{LANES, Portable, Simd, math};
-use crate::strided::{self, Address};
+use crate::strided::Address;
 
 /// Tokens of a task.
 const TOKENS: usize = 16;
@@ -16,7 +17,7 @@ pub(super) const ROW: Row<Route> = Row {
     device: DeviceKind::CPU,
     arithmetic: Arithmetic::named("route.f64-sum"),
     admits: |_, _| Ok(()),
-    cost: |fixed, call, hardware| strided::cost(Route::work(fixed, call), hardware, 0.3, 0.05),
+    cost: |fixed, call, hardware| predicted::by_shares(Route::work(fixed, call), hardware, 0.3, 0.05),
     workspace: |_, _, _| 0,
     run,
 };

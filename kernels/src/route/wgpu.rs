@@ -5,7 +5,7 @@ use sinew_memory::DeviceKind;
 use super::{Route, RouteDynamic, RouteStatic};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
-use crate::strided;
+use crate::rates::predicted;
 use crate::wgpu::{Call, arithmetic};
 
 /// Threads for a token, and for an expert.
@@ -17,7 +17,7 @@ pub(super) const ROW: Row<Route> = Row {
     device: DeviceKind::WGPU,
     arithmetic: arithmetic("route.wgpu"),
     admits: |_, _| Ok(()),
-    cost: |fixed, call, hardware| strided::cost(Route::work(fixed, call), hardware, 0.3, 0.1),
+    cost: |fixed, call, hardware| predicted::by_shares(Route::work(fixed, call), hardware, 0.3, 0.1),
     workspace: |_, _, _| 0,
     run,
 };

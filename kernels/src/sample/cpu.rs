@@ -5,7 +5,8 @@ use sinew_tensor::View;
 
 use super::{LOGITS, PARAMS, Sample, SampleDynamic, SampleStatic, TOKENS, TOP_K};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
-use crate::strided::{self, Address};
+use crate::rates::predicted;
+use crate::strided::Address;
 use crate::{Error, Result};
 
 pub(super) const ROW: Row<Sample> = Row {
@@ -13,7 +14,7 @@ pub(super) const ROW: Row<Sample> = Row {
     device: DeviceKind::CPU,
     arithmetic: Arithmetic::named("sample.f64"),
     admits: |_, _| Ok(()),
-    cost: |fixed, call, hardware| strided::cost(Sample::work(fixed, call), hardware, 0.1, 0.1),
+    cost: |fixed, call, hardware| predicted::by_shares(Sample::work(fixed, call), hardware, 0.1, 0.1),
     workspace,
     run,
 };

@@ -5,7 +5,7 @@ use sinew_memory::DeviceKind;
 use super::{LOGITS, PARAMS, Sample, SampleDynamic, SampleStatic, TOKENS, TOP_K};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
-use crate::strided;
+use crate::rates::predicted;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 256;
@@ -16,7 +16,7 @@ pub(super) fn row() -> Row<Sample> {
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("sample.wgpu"),
         admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| strided::cost(Sample::work(fixed, call), hardware, 0.1, 0.1),
+        cost: |fixed, call, hardware| predicted::by_shares(Sample::work(fixed, call), hardware, 0.1, 0.1),
         workspace: |_, _, _| 0,
         run,
     }

@@ -189,7 +189,7 @@ unsafe fn task_avx512<K: Kernel>(kernel: &K, task: usize, worker: usize) {
 pub unsafe fn launch<K: Kernel>(level: SimdLevel, team: &Team, tasks: usize, kernel: &K) {
     match level.min(SimdLevel::detected()) {
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx512 | SimdLevel::Avx512Bf16 => {
+        SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => {
             // SAFETY: the level was detected.
             team.run(tasks, |task, worker| unsafe { task_avx512(kernel, task, worker) });
         }

@@ -5,7 +5,8 @@ use sinew_memory::DeviceKind;
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
-use crate::strided::{self, Walk};
+use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 256;
@@ -16,7 +17,7 @@ pub(super) fn row() -> Row<Softmax> {
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("softmax.wgpu"),
         admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| strided::cost(Softmax::work(fixed, call), hardware, 0.3, 0.5),
+        cost: |fixed, call, hardware| predicted::by_shares(Softmax::work(fixed, call), hardware, 0.3, 0.5),
         workspace: |_, _, _| 0,
         run,
     }

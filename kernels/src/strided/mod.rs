@@ -7,10 +7,7 @@ mod index;
 pub(crate) use block::{BLOCK, Scratch, load, store, target};
 pub(crate) use index::{Indices, largest_index, store_index};
 
-use sinew_memory::Hardware;
 use sinew_tensor::{Layout, MAX_RANK};
-
-use crate::operator::Work;
 
 /// Elements that one task handles at least: some ten microseconds of work, against about one to hand a task out.
 const GRAIN: usize = 16 * 1024;
@@ -240,14 +237,6 @@ impl<const N: usize> Iterator for Runs<'_, N> {
         }
         Some(run)
     }
-}
-
-/// Predicted seconds of a kernel that reads or computes, whichever is longer, at a share of the machine's rates.
-pub(crate) fn cost(work: Work, hardware: &Hardware, reads: f64, computes: f64) -> f64 {
-    let rates = &hardware.rates;
-    let reading = work.bytes / (rates.read_bytes_per_s * reads);
-    let computing = work.flops / (rates.f32_flops_per_s * hardware.threads as f64 * computes);
-    rates.launch_s + reading.max(computing)
 }
 
 #[cfg(test)]

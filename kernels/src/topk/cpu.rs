@@ -6,6 +6,7 @@ use super::{TopK, TopKCall, TopKStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::rates::predicted;
 use crate::simd::{self, Kernel, Simd};
 use crate::strided::{self, Address, BLOCK, Scratch, Walk, store_index};
 
@@ -155,7 +156,7 @@ impl Leveled for TopK {
     /// One row is one task.
     fn cost(row: AtLevel, fixed: &TopKStatic, call: &TopKCall, hardware: &Hardware) -> f64 {
         let alone = hardware.threads as f64 / call.rows.clamp(1, hardware.threads) as f64;
-        strided::cost(TopK::work(fixed, call), hardware, row.reads / alone, row.computes / alone)
+        predicted::by_shares(TopK::work(fixed, call), hardware, row.reads / alone, row.computes / alone)
     }
 
     fn scratch(fixed: &TopKStatic, _: &TopKCall, hardware: &Hardware) -> usize {

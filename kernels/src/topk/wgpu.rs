@@ -6,7 +6,8 @@ use sinew_memory::DeviceKind;
 use super::{TopK, TopKCall, TopKStatic};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
-use crate::strided::{self, Walk};
+use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 256;
@@ -17,7 +18,9 @@ pub(super) fn row() -> Row<TopK> {
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("topk.wgpu"),
         admits: |_, _| Ok(()),
-        cost: |fixed, call, hardware| fixed.k as f64 * strided::cost(TopK::work(fixed, call), hardware, 0.5, 1.0),
+        cost: |fixed, call, hardware| {
+            fixed.k as f64 * predicted::by_shares(TopK::work(fixed, call), hardware, 0.5, 1.0)
+        },
         workspace: |_, _, _| 0,
         run,
     }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use serde_json::json;
-use sinew::kernels::peaks::Peaks;
+use sinew::kernels::rates::Peaks;
 use sinew::models::{EmbeddingModel, EncoderConfig};
 
 use super::super::{Machine, Outcome, catch_interrupts, interrupted, peak_rss_bytes, rate_text};

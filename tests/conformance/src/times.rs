@@ -12,7 +12,7 @@ use sinew::kernels::attention::{Attention, AttentionDynamic, AttentionStatic, F3
 use sinew::kernels::case::{Case, Lay, Reference, Values};
 use sinew::kernels::gemm::{Compute, Epilogue, Format, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew::kernels::norm::{Norm, NormDynamic, NormStatic};
-use sinew::kernels::peaks::Peaks;
+use sinew::kernels::rates::Peaks;
 use sinew::kernels::{Registry, Work};
 use sinew::memory::Device;
 use sinew::models::load::Precision;

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use sinew_memory::{Buffer, Cpu, Device, SimdLevel, Team};
 
-use crate::Compute;
-use crate::Result;
+use super::loops::{self, FEW_SUMS, SUMS};
 use crate::simd::{self, Kernel, Simd};
+use crate::{Compute, Result};
 
 /// Measured limits of a device, all its threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,7 +24,8 @@ pub struct Peaks {
 pub struct ArithmeticPeaks {
     /// f32 multiply-adds, each counted as two.
     pub f32_flops_per_s: f64,
-    /// bf16 multiply-adds with f32 sums, each counted as two; the f32 rate where the CPU has no instruction for them.
+    /// bf16 dot products with f32 sums, each multiply-add counted as two; the f32 rate where the CPU has no instruction
+    /// for them.
     pub bf16_flops_per_s: f64,
     /// int8 multiply-adds with i32 sums, each counted as two; the f32 rate where the CPU has no instruction for them.
     pub int8_ops_per_s: f64,
@@ -36,12 +37,8 @@ const READ_BYTES: usize = 1 << 30;
 const TRIES: usize = 5;
 /// Seconds that tries go on for at least: a team's threads may begin on one core.
 const SETTLE: f64 = 0.2;
-/// Steps of a register-only loop, long enough for a few milliseconds.
-const STEPS: usize = 1 << 20;
-/// Independent sums of a register-only loop, which are to cover the latency of two pipelines: as many as leave registers
-/// for the factors, of the 32 of AVX-512, and of the 16 of others, whose vectors take two and more each.
-const SUMS: usize = 24;
-const FEW_SUMS: usize = 6;
+/// Rounds of a loop of arithmetic, long enough for a few milliseconds.
+const ROUNDS: usize = 1 << 20;
 
 /// Bytes of a copy on a device that is not a CPU, and copies that are timed together.
 const COPY_BYTES: usize = 256 << 20;
@@ -67,31 +64,27 @@ impl Peaks {
             // SAFETY: the kernel touches registers only.
             unsafe {
                 match wide {
-                    true => simd::launch(level, team, threads, &Registers::<SUMS>),
-                    false => simd::launch(level, team, threads, &Registers::<FEW_SUMS>),
+                    true => simd::launch(level, team, threads, &MultiplyAdds::<SUMS>),
+                    false => simd::launch(level, team, threads, &MultiplyAdds::<FEW_SUMS>),
                 }
             }
-            (2 * simd::LANES * if wide { SUMS } else { FEW_SUMS } * STEPS * threads) as f64
+            (2 * simd::LANES * if wide { SUMS } else { FEW_SUMS } * ROUNDS * threads) as f64
         });
         let bf16_flops_per_s = match level {
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx512Bf16 => rate(team, |threads| {
-                // SAFETY: the level was detected when the device was made, and the loop touches registers only.
-                team.run(threads, |_, _| unsafe { x86::dot_products() });
-                (4 * simd::LANES * SUMS * STEPS * threads) as f64
+                // SAFETY: the level was detected when the device was made.
+                team.run(threads, |_, _| unsafe { loops::x86::bf16_dots(ROUNDS) });
+                (4 * simd::LANES * SUMS * ROUNDS * threads) as f64
             }),
             _ => f32_flops_per_s,
         };
-        #[cfg(target_arch = "x86_64")]
-        let vnni = wide && std::arch::is_x86_feature_detected!("avx512vnni");
-        #[cfg(not(target_arch = "x86_64"))]
-        let vnni = false;
-        let int8_ops_per_s = match vnni {
+        let int8_ops_per_s = match level {
             #[cfg(target_arch = "x86_64")]
-            true => rate(team, |threads| {
-                // SAFETY: the instructions were detected, and the loop touches registers only.
-                team.run(threads, |_, _| unsafe { x86::int8_products() });
-                (8 * simd::LANES * SUMS * STEPS * threads) as f64
+            SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => rate(team, |threads| {
+                // SAFETY: as above.
+                team.run(threads, |_, _| unsafe { loops::x86::int8_dots(ROUNDS) });
+                (8 * simd::LANES * SUMS * ROUNDS * threads) as f64
             }),
             _ => f32_flops_per_s,
         };
@@ -109,11 +102,12 @@ impl Peaks {
         Ok(Self { memory_bytes_per_s, arithmetic })
     }
 
-    /// The arithmetic limit of products with operands of a kind, where it was measured.
+    /// The arithmetic limit of products with operands of a kind, where it was measured: of bf16 the faster of its dot
+    /// products and f32, since bf16 operands may be multiplied in f32 as well.
     pub fn flops_per_s(&self, compute: Compute) -> Option<f64> {
         let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s } = self.arithmetic?;
         Some(match compute {
-            Compute::Bf16 => bf16_flops_per_s,
+            Compute::Bf16 => bf16_flops_per_s.max(f32_flops_per_s),
             Compute::F32 => f32_flops_per_s,
             Compute::Int8 => int8_ops_per_s,
         })
@@ -153,25 +147,14 @@ fn rate(team: &Team, work: impl Fn(usize) -> f64 + Send + Sync) -> f64 {
     best
 }
 
-/// Multiply-adds on registers only, to `SUMS` sums.
-struct Registers<const SUMS: usize>;
+/// [`loops::multiply_adds`] to `N` sums.
+struct MultiplyAdds<const N: usize>;
 
-impl<const SUMS: usize> Kernel for Registers<SUMS> {
+impl<const N: usize> Kernel for MultiplyAdds<N> {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, _task: usize, _worker: usize) {
-        // SAFETY: no memory is touched but the black box's own.
-        unsafe {
-            let (a, b) = (S::splat(std::hint::black_box(1.0)), S::splat(std::hint::black_box(1e-9)));
-            let mut sums = [S::splat(0.0); SUMS];
-            for _ in 0..STEPS {
-                for sum in &mut sums {
-                    *sum = S::fma(a, b, *sum);
-                }
-            }
-            for sum in sums {
-                std::hint::black_box(S::reduce_add(sum));
-            }
-        }
+        // SAFETY: passed on.
+        unsafe { loops::multiply_adds::<S, N>(ROUNDS) }
     }
 }
 
@@ -202,43 +185,15 @@ impl Kernel for Reader {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    use super::{STEPS, SUMS};
-
-    /// int8 dot products on registers only.
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    pub fn int8_products() {
-        let (a, b) = (std::hint::black_box(1), std::hint::black_box(1));
-        let (a, b) = (_mm512_set1_epi8(a), _mm512_set1_epi8(b));
-        let mut sums = [_mm512_setzero_si512(); SUMS];
-        for _ in 0..STEPS {
-            for sum in &mut sums {
-                *sum = _mm512_dpbusd_epi32(*sum, a, b);
-            }
-        }
-        for sum in sums {
-            std::hint::black_box(_mm512_reduce_add_epi32(sum));
-        }
-    }
-
-    /// bf16 dot products on registers only.
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    pub fn dot_products() {
-        // SAFETY: sixteen pairs of bf16 and sixteen f32 are the same 64 bytes, and every bit pattern is a value.
-        let pairs =
-            |x: f32| unsafe { std::mem::transmute::<__m512, __m512bh>(_mm512_set1_ps(std::hint::black_box(x))) };
-        let (a, b) = (pairs(1.0), pairs(1e-9));
-        let mut sums = [_mm512_setzero_ps(); SUMS];
-        for _ in 0..STEPS {
-            for sum in &mut sums {
-                *sum = _mm512_dpbf16_ps(*sum, a, b);
-            }
-        }
-        for sum in sums {
-            std::hint::black_box(_mm512_reduce_add_ps(sum));
-        }
+    #[test]
+    fn slow_dot_products_do_not_lower_the_limit_of_bf16() {
+        let arithmetic =
+            |bf16_flops_per_s| Some(ArithmeticPeaks { f32_flops_per_s: 2.0, bf16_flops_per_s, int8_ops_per_s: 8.0 });
+        let limit = |bf16| Peaks { memory_bytes_per_s: 1.0, arithmetic: arithmetic(bf16) }.flops_per_s(Compute::Bf16);
+        assert_eq!([limit(1.0), limit(4.0)], [Some(2.0), Some(4.0)]);
     }
 }

@@ -1,0 +1,7 @@
+//! How fast a device is: its limits, measured, and what rows predict of themselves by estimates.
+
+mod loops;
+mod peaks;
+pub(crate) mod predicted;
+
+pub use peaks::{ArithmeticPeaks, Peaks};
