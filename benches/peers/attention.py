@@ -16,10 +16,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     a = parser.parse_args()
-    build = ["cargo", "build", "--release", "--quiet", "-p", "sinew-kernels", "--example", "attention_rate"]
+    build = ["cargo", "build", "--release", "--quiet", "-p", "sinew-benches", "--bin", "attention-rates"]
     subprocess.run(build, check=True, cwd=ROOT)
     contenders = {
-        "sinew": [ROOT / "target/release/examples/attention_rate", "--json", "--threads", a.threads],
+        "sinew": [ROOT / "target/release/attention-rates", "--json", "--threads", a.threads],
         "torch": [sys.executable, HERE / "attention_torch.py", a.threads, 3],
     }
     values, _, units = round_robin.run([contenders], a.rounds, a.threads)

@@ -2,9 +2,9 @@
 
     python benches/peers/products.py [--rounds 5] [--threads 2] [--contenders sinew,rust,rust-v4,python]
 
-Builds Sinew's side (`gemm_rate`) and benches/peers/rust (gemm, faer, matrixmultiply; `rust-v4` is gemm with its 512-bit
-kernels); `python` is PyTorch and numpy's OpenBLAS. They take turns at every shape, and Sinew measures the limits anew at
-each. `SINEW_SIMD=avx2` caps Sinew alone.
+Builds Sinew's side (`product-rates`) and benches/peers/rust (gemm, faer, matrixmultiply; `rust-v4` is gemm with its
+512-bit kernels); `python` is PyTorch and numpy's OpenBLAS. They take turns at every shape, and Sinew measures the limits
+anew at each. `SINEW_SIMD=avx2` caps Sinew alone.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main():
         subprocess.run(["cargo", "build", "--release", "--quiet", *map(str, options)], check=True, cwd=ROOT)
 
     builds = {
-        "sinew": ["-p", "sinew-kernels", "--example", "gemm_rate"],
+        "sinew": ["-p", "sinew-benches", "--bin", "product-rates"],
         "rust": ["--manifest-path", HERE / "rust/Cargo.toml", "--bin", "products"],
         "rust-v4": ["--manifest-path", HERE / "rust/Cargo.toml", "--bin", "products", "--features", "x86-v4",
                     "--target-dir", HERE / "rust/target/v4"],
@@ -53,7 +53,7 @@ def main():
         copies = max(1, ROTATE // (n * k * 4)) if m <= FEW_ROWS else 1
         numbers = [a.threads, a.repeat, m, n, k, copies]
         every = {
-            "sinew": [ROOT / "target/release/examples/gemm_rate", "--threads", a.threads, "--json", shape],
+            "sinew": [ROOT / "target/release/product-rates", "--threads", a.threads, "--json", shape],
             "rust": [HERE / "rust/target/release/products", *numbers],
             "rust-v4": [HERE / "rust/target/v4/release/products", *numbers],
             "python": [sys.executable, HERE / "products_torch.py", *numbers],

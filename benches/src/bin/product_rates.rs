@@ -1,16 +1,18 @@
 //! How fast matrix products are, next to this machine's limits, measured in the same run.
 //!
 //! ```text
-//! cargo run --release -p sinew-kernels --example gemm_rate [-- [--threads N] [--json M,N,K | ROW [PROBLEM]]]
+//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [--json M,N,K | ROW [PROBLEM]]]
 //! ```
 //! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B
 //! and some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second,
-//! and each as a share of the limit. With `--json`: median seconds of the row that is chosen for that product in each
-//! dtype, and the seconds that the limits allow, for `benches/peers/products.py`. `SINEW_SIMD` caps the level.
+//! and each as a share of the limit. With `--json`: median seconds of the row that Sinew chooses for that product in each
+//! dtype, the one predicted fastest, and the seconds that the limits allow, for `benches/peers/products.py`. `SINEW_SIMD`
+//! caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use sinew_benches::context;
 use sinew_kernels::gemm::{
     self, Compute, Epilogue, Format, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, Source, Weights,
 };
@@ -104,7 +106,7 @@ fn main() -> Result<()> {
             continue;
         }
         println!(
-            "\n{threads} threads, {}: read {:.1} GB/s, f32 {:.0} GFLOP/s, bf16 dot products {:.0} GFLOP/s, int8 {:.0} GOP/s",
+            "\n{threads} threads, {}: read {:.1} GB/s, f32 {:.0} GFLOP/s, bf16 {:.0} GFLOP/s, int8 {:.0} GOP/s",
             device.hardware().name,
             peaks.memory_bytes_per_s / 1e9,
             limit(&peaks, Compute::F32) / 1e9,
@@ -161,16 +163,13 @@ fn limit(peaks: &Peaks, compute: Compute) -> f64 {
     peaks.flops_per_s(compute).unwrap_or(f64::NAN)
 }
 
-/// Seconds of the row that is predicted to be the fastest of Sinew's own in every dtype, and their limit, as JSON lines.
+/// Seconds of the row that Sinew chooses in every dtype, and their limit, as JSON lines.
 fn chosen(device: &Arc<dyn Device>, peaks: &Peaks, [m, n, k]: [usize; 3]) -> Result<()> {
-    let hardware = device.hardware();
+    let ctx = context(device)?;
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         let (fixed, call) = (packed(dtype, n, k)?, GemmDynamic { batch: 1, m });
-        let cost = |row: &Row<Gemm>| (row.cost)(&fixed, &call, hardware);
-        let rows = gemm::rows();
-        let own = rows.iter().filter(|row| !row.arithmetic.foreign && (row.admits)(&fixed, hardware).is_ok());
-        let row = own.min_by(|a, b| cost(a).total_cmp(&cost(b))).ok_or("no row")?;
-        let times = times(row, device, &fixed, call)?;
+        let row = ctx.choose::<Gemm>(&fixed, &call)?;
+        let times = times(&row, device, &fixed, call)?;
         println!("{{\"what\":\"{dtype} {m},{n},{k}\",\"value\":{:e}}}", times[times.len() / 2]);
         println!("{{\"what\":\"limit {dtype} {m},{n},{k}\",\"value\":{:e}}}", least(peaks, &fixed, call));
     }
@@ -179,12 +178,8 @@ fn chosen(device: &Arc<dyn Device>, peaks: &Peaks, [m, n, k]: [usize; 3]) -> Res
 
 /// Seconds that the limits allow: of arithmetic, and of reading the weights.
 fn least(peaks: &Peaks, fixed: &GemmStatic, call: GemmDynamic) -> f64 {
-    // bf16 operands may be multiplied in f32 as well: the limit is the faster of the two.
-    let peak = match fixed.compute {
-        Compute::Bf16 => limit(peaks, Compute::Bf16).max(limit(peaks, Compute::F32)),
-        compute => limit(peaks, compute),
-    };
-    (operations(fixed, call) / peak).max(weight_bytes(fixed, call) as f64 / peaks.memory_bytes_per_s)
+    (operations(fixed, call) / limit(peaks, fixed.compute))
+        .max(weight_bytes(fixed, call) as f64 / peaks.memory_bytes_per_s)
 }
 
 fn operations(fixed: &GemmStatic, call: GemmDynamic) -> f64 {

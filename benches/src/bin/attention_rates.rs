@@ -1,17 +1,18 @@
 //! Times of attention, beside the machine's limits.
 //!
 //! ```text
-//! cargo run --release -p sinew-kernels --example attention_rate [-- [--json] [--threads N] [ROW [PROBLEM]]]
+//! cargo run --release -p sinew-benches --bin attention-rates [-- [--threads N] [--json | ROW [PROBLEM]]]
 //! ```
-//! With `--json`: median milliseconds of the fastest row, for `benches/peers/attention.py`. `SINEW_SIMD` caps the
-//! level.
+//! With `--json`: median milliseconds of the row that Sinew chooses, the one predicted fastest, for
+//! `benches/peers/attention.py`. `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use sinew_benches::context;
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::{Generator, Lay, Values};
-use sinew_kernels::rates::{ArithmeticPeaks, Peaks};
+use sinew_kernels::rates::Peaks;
 use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Result, Row};
 use sinew_memory::{Buffer, Cpu, Device, Stream};
 use sinew_tensor::{DType, Tensor};
@@ -34,18 +35,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let mut names = names.into_iter();
     let (only, problem) = (names.next().unwrap_or_default(), names.next().unwrap_or_default());
+    if json && !only.is_empty() {
+        return Err("--json takes no ROW: it times the row that is chosen".into());
+    }
     let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
-    let hardware = device.hardware();
+    let (ctx, hardware) = (context(&device)?, device.hardware());
     if !json {
-        let Peaks { memory_bytes_per_s, arithmetic } = Peaks::measure(&device)?;
-        let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, .. } = arithmetic.ok_or("a CPU's peaks")?;
+        let peaks = Peaks::measure(&device)?;
+        let limit = |compute| peaks.flops_per_s(compute).unwrap_or(f64::NAN) / 1e9;
         println!(
             "{}, {threads} threads, {}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} GB/s",
             hardware.name,
             hardware.simd,
-            f32_flops_per_s / 1e9,
-            bf16_flops_per_s / 1e9,
-            memory_bytes_per_s / 1e9
+            limit(Compute::F32),
+            limit(Compute::Bf16),
+            peaks.memory_bytes_per_s / 1e9
         );
         println!("{:42} {:11} {:>9} {:>9} {:>9} {:>7}", "problem", "row", "median ms", "best ms", "GFLOP/s", "GB/s");
     }
@@ -83,17 +87,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             };
             let call = AttentionDynamic { sequences, tokens: sequences * new, max_query: new, max_kv: keys };
             let run = Problem::new(&device, fixed, call)?;
-            let admitted =
-                |row: &&Row<Attention>| row.name.contains(&only) && (row.admits)(&run.fixed, hardware).is_ok();
-            let rows = attention::rows();
             if json {
-                let cost = |row: &Row<Attention>| (row.cost)(&run.fixed, &run.call, hardware);
-                let row = rows.iter().filter(admitted).min_by(|a, b| cost(a).total_cmp(&cost(b))).ok_or("no row")?;
-                let (seconds, _) = run.time(row)?;
+                let (seconds, _) = run.time(&ctx.choose::<Attention>(&run.fixed, &run.call)?)?;
                 println!("{{\"what\":\"{name} {dtype}\",\"value\":{},\"unit\":\"ms\"}}", seconds * 1e3);
                 continue;
             }
-            for row in rows.iter().filter(admitted) {
+            let admitted =
+                |row: &&Row<Attention>| row.name.contains(&only) && (row.admits)(&run.fixed, hardware).is_ok();
+            for row in attention::rows().iter().filter(admitted) {
                 let (seconds, best) = run.time(row)?;
                 let work = Attention::work(&run.fixed, &run.call);
                 println!(
