@@ -1,9 +1,12 @@
-"""What every Python contender of models.py measures, given how it runs a step."""
+"""What models.py has its contenders measure: the sizes, for all of them, and how one in Python measures, given how it
+runs a step."""
 
 import json
 import resource
 import time
 
+# Tokens of a short prompt and of a long one; steps behind one sequence; sequences at once and steps behind them.
+SHORT = 16
 PREFILL = 512
 STEPS = 64
 BATCH = 8
@@ -31,11 +34,11 @@ def measure(ids, prefill, step, loaded_s):
         prefill([ids[:PREFILL]])
         return PREFILL / (time.perf_counter() - start)
 
-    prompt(), decode(16, 1, 4)
+    prompt(), decode(SHORT, 1, 4)
     for _ in range(REPEAT):
         put(f"prefill {PREFILL}", prompt())
-        put("decode after 16", decode(16, 1, STEPS))
-        put("decode after 512", decode(512, 1, STEPS))
+        for length in [SHORT, PREFILL]:
+            put(f"decode after {length}", decode(length, 1, STEPS))
     put("peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, "MB")
-    for length in [16, 512]:
+    for length in [SHORT, PREFILL]:
         put(f"batch {BATCH}, decode after {length}", decode(length, BATCH, BATCH_STEPS))

@@ -17,10 +17,9 @@ import sys
 from pathlib import Path
 
 import round_robin
+from measures import BATCH, BATCH_STEPS, PREFILL, REPEAT, SHORT, STEPS, put
 from round_robin import HERE, ROOT
 from shapes import SHAPES, make_checkpoint
-
-BATCH = 8
 
 
 def sinew(binary, folder, dtype, threads):
@@ -31,20 +30,17 @@ def sinew(binary, folder, dtype, threads):
         line = subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True).stdout
         return json.loads(line)
 
-    def put(what, value, unit="tokens/s"):
-        print(json.dumps({"what": what, "value": value, "unit": unit}), flush=True)
-
-    short, long = bench(16, 64, 1, 2), bench(512, 64, 1, 2)
+    short, long = bench(SHORT, STEPS, 1, REPEAT), bench(PREFILL, STEPS, 1, REPEAT)
     put("load to first token", short["load_s"] + short["time_to_first_token_s"], "s")
-    put("prefill 512", long["prefill_tokens_per_s"])
-    put("decode after 16", short["decode_tokens_per_s"])
-    put("decode after 512", long["decode_tokens_per_s"])
+    put(f"prefill {PREFILL}", long["prefill_tokens_per_s"])
+    put(f"decode after {SHORT}", short["decode_tokens_per_s"])
+    put(f"decode after {PREFILL}", long["decode_tokens_per_s"])
     put("peak memory", long["peak_rss_bytes"] / 1e6, "MB")
-    put("limit prefill 512", long["prefill_tokens_per_s"] / long["prefill_share_of_limit"])
-    put("limit decode after 16", short["decode_tokens_per_s"] / short["decode_share_of_limit"])
-    put("limit decode after 512", long["decode_tokens_per_s"] / long["decode_share_of_limit"])
-    for prompt in [16, 512]:
-        put(f"batch {BATCH}, decode after {prompt}", bench(prompt, 32, BATCH, 1)["decode_tokens_per_s"])
+    put(f"limit prefill {PREFILL}", long["prefill_tokens_per_s"] / long["prefill_share_of_limit"])
+    put(f"limit decode after {SHORT}", short["decode_tokens_per_s"] / short["decode_share_of_limit"])
+    put(f"limit decode after {PREFILL}", long["decode_tokens_per_s"] / long["decode_share_of_limit"])
+    for prompt in [SHORT, PREFILL]:
+        put(f"batch {BATCH}, decode after {prompt}", bench(prompt, BATCH_STEPS, BATCH, 1)["decode_tokens_per_s"])
 
 
 def main():
@@ -72,7 +68,7 @@ def main():
         "sinew": [sys.executable, __file__, *sys.argv[1:], "--as-sinew"],
         "torch": [sys.executable, HERE / "models_torch.py", folder, a.dtype, a.threads],
         "llama": [sys.executable, HERE / "models_llama.py", gguf, folder, a.threads],
-        "candle": [candle, folder, a.dtype],
+        "candle": [candle, folder, a.dtype, SHORT, PREFILL, STEPS, BATCH, BATCH_STEPS],
     }
     weights = {name: [gguf] if name == "llama" else list(folder.glob("*.safetensors")) for name in wanted}
     size = max(sum(file.stat().st_size for file in files) for files in weights.values())

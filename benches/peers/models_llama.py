@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 import llama_cpp as llama
-from measures import BATCH, measure
+from measures import BATCH, PREFILL, SHORT, measure
 from shapes import tokens
 
 gguf, folder, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -19,7 +19,7 @@ model_params = llama.llama_model_default_params()
 model_params.n_gpu_layers = 0
 model = llama.llama_model_load_from_file(gguf.encode(), model_params)
 params = llama.llama_context_default_params()
-params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 1024 * BATCH, 512, 512, BATCH
+params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 1024 * BATCH, PREFILL, PREFILL, BATCH
 params.n_threads = params.n_threads_batch = threads
 if hasattr(params, "flash_attn_type"):
     params.flash_attn_type = 1
@@ -27,7 +27,7 @@ else:
     params.flash_attn = True
 context = llama.llama_init_from_model(model, params)
 memory = llama.llama_get_memory(context)
-batch = llama.llama_batch_init(512, 0, 1)
+batch = llama.llama_batch_init(PREFILL, 0, 1)
 vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 lengths = []
 
@@ -56,5 +56,5 @@ def step(row):
     lengths[:] = [n + 1 for n in lengths]
 
 
-prefill([ids[:16]])
+prefill([ids[:SHORT]])
 measure(ids, prefill, step, time.perf_counter() - start)

@@ -6,7 +6,7 @@ import time
 import torch
 from transformers import AutoModelForCausalLM
 
-from measures import measure
+from measures import SHORT, measure
 from shapes import tokens
 
 folder, dtype, threads = sys.argv[1:4]
@@ -28,6 +28,6 @@ def forward(batch, cache):
     return int(out.logits[0, -1].argmax())
 
 
-forward([ids[:16]], None)
+forward([ids[:SHORT]], None)
 loaded = time.perf_counter() - start
 measure(ids, lambda sequences: forward(sequences, None), lambda row: forward([[t] for t in row], past), loaded)

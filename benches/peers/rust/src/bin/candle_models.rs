@@ -1,4 +1,5 @@
-//! candle's side of models.py, as JSON lines: `candle_models FOLDER f32|f16|bf16`. Threads by RAYON_NUM_THREADS.
+//! candle's side of models.py, as JSON lines: `candle_models FOLDER f32|f16|bf16 SHORT PREFILL STEPS BATCH BATCH_STEPS`,
+//! with the sizes of measures.py. Threads by RAYON_NUM_THREADS.
 
 use std::path::Path;
 use std::time::Instant;
@@ -7,11 +8,6 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{llama, qwen2};
 use serde_json::Value;
-
-const PREFILL: usize = 512;
-const STEPS: usize = 64;
-const BATCH: usize = 8;
-const BATCH_STEPS: usize = 32;
 
 enum Model {
     Qwen2(qwen2::ModelForCausalLM),
@@ -95,19 +91,21 @@ fn put(what: &str, value: f64, unit: &str) {
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let (Some(folder), Some(dtype)) = (arguments.next(), arguments.next()) else {
-        candle_core::bail!("usage: candle_models FOLDER f32|f16|bf16");
+    let (folder, dtype) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
+    let sizes: Vec<usize> = arguments.filter_map(|size| size.parse().ok()).collect();
+    let [short, long, steps, batch, batch_steps] = sizes[..] else {
+        candle_core::bail!("usage: candle_models FOLDER f32|f16|bf16 SHORT PREFILL STEPS BATCH BATCH_STEPS");
     };
     let start = Instant::now();
     let (mut model, vocab) = Model::load(Path::new(&folder), dtype.parse().map_err(candle_core::Error::wrap)?)?;
     let ids: Vec<u32> = (0..8192u64).map(|i| ((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as u32 % vocab).collect();
-    model.step(&ids[..16], 1, 0)?;
+    model.step(&ids[..short], 1, 0)?;
     put("load to first token", start.elapsed().as_secs_f64(), "s");
     let prefill = |model: &mut Model| -> Result<f64> {
         model.clear()?;
         let start = Instant::now();
-        model.step(&ids[..PREFILL], 1, 0)?;
-        Ok(PREFILL as f64 / start.elapsed().as_secs_f64())
+        model.step(&ids[..long], 1, 0)?;
+        Ok(long as f64 / start.elapsed().as_secs_f64())
     };
     let decode = |model: &mut Model, prompt: usize, batch: usize, steps: usize| -> Result<f64> {
         model.clear()?;
@@ -121,17 +119,18 @@ fn main() -> Result<()> {
         Ok((batch * steps) as f64 / start.elapsed().as_secs_f64())
     };
     prefill(&mut model)?;
-    put("prefill 512", prefill(&mut model)?, "tokens/s");
+    put(&format!("prefill {long}"), prefill(&mut model)?, "tokens/s");
     // candle's bf16 takes a third of a second for a step.
-    let steps = if dtype == "bf16" { STEPS / 8 } else { STEPS };
-    put("decode after 16", decode(&mut model, 16, 1, steps)?, "tokens/s");
-    put("decode after 512", decode(&mut model, 512, 1, steps)?, "tokens/s");
+    let fewer = if dtype == "bf16" { 8 } else { 1 };
+    for prompt in [short, long] {
+        put(&format!("decode after {prompt}"), decode(&mut model, prompt, 1, steps / fewer)?, "tokens/s");
+    }
     let status = std::fs::read_to_string("/proc/self/status")?;
     let peak = status.lines().find(|line| line.starts_with("VmHWM")).and_then(|line| line.split_whitespace().nth(1));
     put("peak memory", peak.and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(f64::NAN) * 1024.0 / 1e6, "MB");
-    for prompt in [16, PREFILL] {
-        let rate = decode(&mut model, prompt, BATCH, if dtype == "bf16" { 4 } else { BATCH_STEPS })?;
-        put(&format!("batch {BATCH}, decode after {prompt}"), rate, "tokens/s");
+    for prompt in [short, long] {
+        let rate = decode(&mut model, prompt, batch, batch_steps / fewer)?;
+        put(&format!("batch {batch}, decode after {prompt}"), rate, "tokens/s");
     }
     Ok(())
 }
