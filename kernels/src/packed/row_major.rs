@@ -3,8 +3,9 @@
 use sinew_tensor::DType;
 
 use super::Weights;
+use crate::line::Line;
 use crate::simd::{Kernel, Simd};
-use crate::strided::{BLOCK, Scratch, store};
+use crate::strided::{Scratch, blocks};
 
 /// Values that a task copies at least: less is not worth a thread.
 const GRAIN: usize = 64 * 1024;
@@ -45,11 +46,10 @@ impl Kernel for Copy<'_> {
                     std::ptr::copy_nonoverlapping(lane.ptr, to, k * size);
                     continue;
                 }
-                for start in (0..k).step_by(BLOCK) {
-                    let len = (k - start).min(BLOCK);
+                let line = Line::new(to, self.dtype, 1);
+                for (start, len) in blocks(k) {
                     lane.widen::<S>(start, len, scratch.ptr());
-                    let values = scratch.ptr();
-                    store::<S>(self.dtype, to.add(start * size), 1, len, values);
+                    line.skip(start).store_block::<S>(len, scratch.ptr());
                 }
             }
         }
