@@ -4,7 +4,6 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use super::rows::Rows;
 use super::{Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT};
 use crate::line::Line;
 use crate::norm::lanes::{Formula, Scale};
@@ -97,9 +96,9 @@ impl NormedRows {
     /// # Safety
     /// Those of [`Simd`]; the row can be read.
     #[inline(always)]
-    pub unsafe fn scale<S: Simd>(&self, rows: &Rows, row: *const u8, k: usize) -> Scale {
+    pub unsafe fn scale<S: Simd>(&self, row: Line, k: usize) -> Scale {
         let mut room = Scratch::new();
-        let (room, row) = (room.ptr(), Line::new(row, rows.dtype, rows.k_stride));
+        let room = room.ptr();
         // SAFETY: passed on; the room holds a block.
         unsafe {
             match self.formula.kind {

@@ -37,19 +37,19 @@ impl Kernel for Copy<'_> {
         let first = task * self.rows_per_task();
         let mut scratch = Scratch::new();
         for row in first..(first + self.rows_per_task()).min(outputs.n) {
-            let lane = self.weights.lane(row);
+            let Some(from) = self.weights.line(row) else { break };
             // SAFETY: `Format::pack` checked that rows are in their pieces and that the row is in the packed bytes; a
             // block has at most as many values as the scratch holds.
             unsafe {
                 let to = self.packed.add(outputs.row_major(row) * k * size);
-                if lane.dtype == self.dtype && lane.step == 1 {
-                    std::ptr::copy_nonoverlapping(lane.ptr, to, k * size);
+                if from.dtype == self.dtype && from.step == 1 {
+                    std::ptr::copy_nonoverlapping(from.ptr(), to, k * size);
                     continue;
                 }
-                let line = Line::new(to, self.dtype, 1);
+                let to = Line::new(to, self.dtype, 1);
                 for (start, len) in blocks(k) {
-                    lane.widen::<S>(start, len, scratch.ptr());
-                    line.skip(start).store_block::<S>(len, scratch.ptr());
+                    from.skip(start).widen::<S>(len, scratch.ptr());
+                    to.skip(start).store_block::<S>(len, scratch.ptr());
                 }
             }
         }
