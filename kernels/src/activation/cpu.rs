@@ -6,9 +6,10 @@ use sinew_tensor::DType;
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
+use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::strided::{self, Address, Scratch, Walk};
+use crate::strided::{Address, Scratch, Walk};
 
 /// Multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("activation.mul-add");
@@ -87,16 +88,16 @@ impl Kernel for Body {
             let len = run.len;
             // SAFETY: the walk stays inside the operands; scratch holds a run.
             unsafe {
-                let x_at = self.x.at(run.at[1], dtype.size());
-                let x = strided::load::<S>(dtype, x_at, steps[1], len, x_scratch.ptr());
+                let x = Line::new(self.x.at(run.at[1], dtype.size()), dtype, steps[1]);
+                let x = x.block::<S>(len, x_scratch.ptr());
                 let up = if self.gated {
-                    let up_at = self.up.at(run.at[2], dtype.size());
-                    strided::load::<S>(dtype, up_at, steps[2], len, up_scratch.ptr())
+                    let up = Line::new(self.up.at(run.at[2], dtype.size()), dtype, steps[2]);
+                    up.block::<S>(len, up_scratch.ptr())
                 } else {
                     std::ptr::null()
                 };
-                let y_at = self.y.at(run.at[0], out.size());
-                let y = strided::target(out, y_at, steps[0], y_scratch.ptr());
+                let to = Line::new(self.y.at(run.at[0], out.size()), out, steps[0]);
+                let y = to.place(y_scratch.ptr());
                 // The function is chosen here, once per run, and not in the loop.
                 match self.activation {
                     Activation::Silu => map::<S, 0>(x, up, y, len),
@@ -106,7 +107,7 @@ impl Kernel for Body {
                     Activation::Relu => map::<S, 4>(x, up, y, len),
                     Activation::Relu2 => map::<S, 5>(x, up, y, len),
                 }
-                strided::store::<S>(out, y_at, steps[0], len, y);
+                to.store_block::<S>(len, y);
             }
         }
     }

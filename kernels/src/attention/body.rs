@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 
 use super::contents::Table;
+use super::operand::Strided;
 use super::plan::{Plan, State, Workspace};
-use super::rows::Strided;
 use super::sequence::Sequence;
 use super::{Attention, AttentionStatic, K, MASK, O, Q, TILE, V};
 use crate::simd::LANES;
@@ -163,6 +163,7 @@ impl<'a> Body<'a> {
             }
             return;
         };
+        let steps = [&self.k, &self.v].map(|operand| operand.strides[2] * operand.dtype.size());
         let mut key = from;
         while key < to {
             let (block, slot) = (key / table.block_size(), key % table.block_size());
@@ -173,7 +174,7 @@ impl<'a> Body<'a> {
                 let (mut k, mut v) = (self.k.at([id, unit.head, slot, 0]), self.v.at([id, unit.head, slot, 0]));
                 for i in key - tile..key - tile + n {
                     (keys[i], values[i]) = (k, v);
-                    (k, v) = (k.wrapping_add(self.k.strides[2]), v.wrapping_add(self.v.strides[2]));
+                    (k, v) = (k.wrapping_add(steps[0]), v.wrapping_add(steps[1]));
                 }
             }
             key += n;

@@ -2,8 +2,8 @@
 
 use sinew_tensor::View;
 
+use super::operand::Strided;
 use super::plan::Plan;
-use super::rows::Strided;
 use super::sequence::Sequence;
 use super::{Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, K, KV_LEN, KvSource, MASK, QUERY_START};
 use crate::operator::refuse;

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use half::bf16;
 use sinew_memory::{DeviceKind, SimdLevel};
 use sinew_tensor::DType;
 
@@ -9,11 +10,10 @@ use super::body::{Body, Way};
 use super::cpu::{cost, workspace};
 use super::pack::TileRows;
 use super::products::{Products, Shape};
-use super::rows::Line;
 use super::task::run_body;
-use super::transpose::sixteen_avx512;
 use super::{Attention, AttentionDynamic, AttentionStatic, Compute, TILE};
 use crate::cpu_row::needs;
+use crate::line::Line;
 use crate::simd::{Avx512, LANES, Simd};
 use crate::{Arithmetic, Launch, Operands, Result, Row};
 
@@ -67,39 +67,33 @@ fn first(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
-/// Sixteen bf16 values of a row from `at` on, zeros behind its end.
+/// The first `n` bf16 values of a line, at most 16, as they are; zeros behind them.
 ///
 /// # Safety
-/// Those of [`Products`]; `at` is below the row's end.
+/// Those of [`Products`]; the line has `n` values.
 #[inline(always)]
-unsafe fn sixteen(line: Line, at: usize) -> __m256i {
-    debug_assert!(at < line.n);
-    let n = (line.n - at).min(LANES);
-    // SAFETY: elements `at..at + n` are of the row.
+unsafe fn sixteen(line: Line, n: usize) -> __m256i {
+    // SAFETY: passed on.
     unsafe {
-        if line.dense() {
-            return _mm256_maskz_loadu_epi16(first(n), line.ptr.cast::<i16>().add(at));
+        if line.step == 1 {
+            return _mm256_maskz_loadu_epi16(first(n), line.ptr().cast());
         }
-        let mut lanes = [0u16; LANES];
-        for (i, lane) in lanes.iter_mut().enumerate().take(n) {
-            *lane = line.ptr.add((at + i) * line.stride).cast::<u16>().read();
-        }
-        _mm256_loadu_si256(lanes.as_ptr().cast())
+        _mm256_loadu_si256(line.gather::<bf16>(n).as_ptr().cast())
     }
 }
 
-/// Thirty-two bf16 values of a row from `at` on, zeros behind its end.
+/// The first `n` bf16 values of a line, or 32 of them, as they are; zeros behind them.
 ///
 /// # Safety
-/// Those of [`Products`].
+/// Those of [`Products`]; the line has `n` values.
 #[inline(always)]
-unsafe fn thirty_two(line: Line, at: usize) -> __m512 {
+unsafe fn thirty_two(line: Line, n: usize) -> __m512 {
     // SAFETY: passed on.
     unsafe {
         let mut halves = [_mm256_setzero_si256(); 2];
         for (i, half) in halves.iter_mut().enumerate() {
-            if at + i * LANES < line.n {
-                *half = sixteen(line, at + i * LANES);
+            if i * LANES < n {
+                *half = sixteen(line.skip(i * LANES), (n - i * LANES).min(LANES));
             }
         }
         _mm512_castsi512_ps(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]))
@@ -134,15 +128,12 @@ unsafe impl Products for Dot {
     const ROWS: usize = 6;
 
     #[inline(always)]
-    unsafe fn pack_query(line: Line, dst: *mut u16, depth: usize, _round: bool) {
+    unsafe fn pack_query(line: Line, n: usize, dst: *mut u16, depth: usize, _round: bool) {
         for at in (0..depth).step_by(LANES) {
-            let n = line.n.saturating_sub(at).min(LANES);
-            let mut lanes = [0.0f32; LANES];
-            // SAFETY: elements `at..at + n` are of the row.
+            // SAFETY: so many elements from `at` on are of the row.
             unsafe {
-                let part = Line { ptr: line.ptr.wrapping_add(at * line.stride), n, ..line };
-                part.widen::<Avx512>(lanes.as_mut_ptr(), LANES);
-                Avx512::store_bf16(dst.add(at), Avx512::load(lanes.as_ptr()));
+                let part = line.skip(at).load::<Avx512>(n.saturating_sub(at).min(LANES));
+                Avx512::store_bf16(dst.add(at), part);
             }
         }
     }
@@ -151,7 +142,7 @@ unsafe impl Products for Dot {
     unsafe fn pack_keys(rows: TileRows<'_>, dst: *mut u16, depth: usize) {
         for key in (0..TILE).step_by(LANES) {
             let ptrs = &rows.ptrs[key..key + LANES];
-            let whole = if rows.line.dense() && ptrs.iter().all(|p| !p.is_null()) { rows.line.n } else { 0 };
+            let whole = if rows.step == 1 && ptrs.iter().all(|p| !p.is_null()) { rows.n } else { 0 };
             for d in (0..depth).step_by(2 * LANES) {
                 // SAFETY: see the impl; pairs are moved as f32 are.
                 unsafe {
@@ -163,11 +154,14 @@ unsafe impl Products for Dot {
                     } else {
                         for (i, part) in block.iter_mut().enumerate() {
                             if let Some(line) = rows.get(key + i) {
-                                *part = thirty_two(line, d);
+                                *part = thirty_two(line.skip(d), rows.left(d));
                             }
                         }
                     }
-                    sixteen_avx512(block, dst.add(d * TILE + 2 * key).cast(), TILE);
+                    let to = dst.add(d * TILE + 2 * key).cast::<f32>();
+                    for (pair, column) in Avx512::transpose(block).into_iter().enumerate() {
+                        Avx512::store(to.add(pair * TILE), column);
+                    }
                 }
             }
         }
@@ -187,13 +181,18 @@ unsafe impl Products for Dot {
             let mut largest = _mm512_setzero_si512();
             for j in 0..TILE / 2 {
                 let (even, odd) = (rows.get(2 * j), rows.get(2 * j + 1));
-                let whole = if rows.line.dense() && even.is_some() && odd.is_some() { rows.line.n } else { 0 };
+                let whole = if rows.step == 1 && even.is_some() && odd.is_some() { rows.n } else { 0 };
                 for at in (0..width).step_by(2 * LANES) {
                     let two = if at + 2 * LANES <= whole {
                         [2 * j, 2 * j + 1].map(|row| _mm512_loadu_si512(rows.ptrs[row].cast::<u16>().add(at).cast()))
                     } else {
-                        [even, odd]
-                            .map(|row| _mm512_castps_si512(row.map_or(_mm512_setzero_ps(), |r| thirty_two(r, at))))
+                        let mut two = [_mm512_setzero_si512(); 2];
+                        for (values, row) in two.iter_mut().zip([even, odd]) {
+                            if let Some(line) = row {
+                                *values = _mm512_castps_si512(thirty_two(line.skip(at), rows.left(at)));
+                            }
+                        }
+                        two
                     };
                     for row in two {
                         largest = _mm512_max_epu16(largest, _mm512_and_si512(row, absolute));

@@ -3,7 +3,6 @@
 use super::body::{Unit, Way};
 use super::plan::{Scratch, State};
 use super::products::Products;
-use super::rows::Line;
 use crate::simd::math::exp_nonpositive;
 use crate::simd::{LANES, Simd};
 
@@ -93,8 +92,7 @@ impl<P: Products> Way<'_, P> {
                     let v = if sum == 0.0 { P::S::splat(0.0) } else { P::S::div(P::S::load(acc.add(at)), divisor) };
                     P::S::store(acc.add(at), P::S::add(v, P::S::splat(0.0)));
                 }
-                let ptr = self.o.at([token, head, 0, 0]);
-                Line { ptr, stride: self.o.strides[2], n: self.fixed.head_dim, dtype: self.o.dtype }.put::<P::S>(acc);
+                self.o.line([token, head, 0, 0], 2).store_block::<P::S>(self.fixed.head_dim, acc);
             }
         }
     }

@@ -49,16 +49,14 @@ mod cuda;
 #[cfg(feature = "cuda")]
 mod cuda_params;
 mod merge;
+mod operand;
 mod pack;
 mod plan;
 mod products;
 mod reference;
-mod rows;
 mod sequence;
 mod task;
 mod tile;
-#[cfg(target_arch = "x86_64")]
-mod transpose;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 

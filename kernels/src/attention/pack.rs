@@ -6,17 +6,17 @@ use sinew_memory::SimdLevel;
 use sinew_tensor::DType;
 
 use super::TILE;
-use super::rows::Line;
-#[cfg(target_arch = "x86_64")]
-use super::transpose;
+use crate::line::Line;
 use crate::simd::{LANES, Portable, Simd, Stored};
 
 /// Rows of keys or values of a tile: an address each, null where there is none, and what all have in common.
 #[derive(Clone, Copy)]
 pub(super) struct TileRows<'a> {
     pub ptrs: &'a [*const u8; TILE],
-    /// Any row, but for its address.
-    pub line: Line,
+    pub dtype: DType,
+    /// From an element of a row to the next, in elements, and how many there are.
+    pub step: usize,
+    pub n: usize,
 }
 
 impl TileRows<'_> {
@@ -24,7 +24,23 @@ impl TileRows<'_> {
     #[inline(always)]
     pub fn get(&self, i: usize) -> Option<Line> {
         let ptr = self.ptrs[i];
-        (!ptr.is_null()).then_some(Line { ptr, ..self.line })
+        (!ptr.is_null()).then_some(Line::new(ptr, self.dtype, self.step))
+    }
+
+    /// Elements of a row behind the first `at`.
+    #[inline(always)]
+    pub fn left(&self, at: usize) -> usize {
+        self.n.saturating_sub(at)
+    }
+
+    /// Elements `at..at + 16` of a row, widened; zeros behind its end.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; the row is one of these, and of `T`.
+    #[inline(always)]
+    unsafe fn part<S: Simd, T: Stored>(&self, row: Line, at: usize) -> S::F {
+        // SAFETY: so many elements are of the row.
+        unsafe { row.skip(at).load_as::<S, T>(self.left(at).min(LANES)) }
     }
 }
 
@@ -84,7 +100,7 @@ by_level! {
 unsafe fn keys_at<S: Simd>(rows: TileRows<'_>, dst: *mut f32, depth: usize) {
     // SAFETY: passed on.
     unsafe {
-        match rows.line.dtype {
+        match rows.dtype {
             DType::F16 => keys_from::<S, f16>(rows, dst, depth),
             DType::BF16 => keys_from::<S, bf16>(rows, dst, depth),
             _ => keys_from::<S, f32>(rows, dst, depth),
@@ -96,7 +112,7 @@ unsafe fn keys_at<S: Simd>(rows: TileRows<'_>, dst: *mut f32, depth: usize) {
 unsafe fn keys_from<S: Simd, T: Stored>(rows: TileRows<'_>, dst: *mut f32, depth: usize) {
     for key in (0..TILE).step_by(LANES) {
         let ptrs = &rows.ptrs[key..key + LANES];
-        let whole = if rows.line.dense() && ptrs.iter().all(|p| !p.is_null()) { rows.line.n } else { 0 };
+        let whole = if rows.step == 1 && ptrs.iter().all(|p| !p.is_null()) { rows.n } else { 0 };
         for d in (0..depth).step_by(LANES) {
             // SAFETY: the block lies inside the tile, and parts of rows end with them.
             unsafe {
@@ -108,43 +124,13 @@ unsafe fn keys_from<S: Simd, T: Stored>(rows: TileRows<'_>, dst: *mut f32, depth
                 } else {
                     for (i, part) in block.iter_mut().enumerate() {
                         if let Some(line) = rows.get(key + i) {
-                            *part = line.part::<S, T>(d);
+                            *part = rows.part::<S, T>(line, d);
                         }
                     }
                 }
-                transpose_block::<S>(block, dst.add(d * TILE + key));
-            }
-        }
-    }
-}
-
-/// `dst[j · TILE + i] = block[i][j]`.
-///
-/// # Safety
-/// Those of [`Simd`]; `dst` is writable.
-#[inline(always)]
-unsafe fn transpose_block<S: Simd>(block: [S::F; LANES], dst: *mut f32) {
-    // SAFETY: passed on; at AVX-512 a vector is an `__m512`.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        if S::LEVEL >= SimdLevel::Avx512 {
-            debug_assert_eq!(size_of::<S::F>(), 64);
-            return transpose::sixteen_avx512(std::mem::transmute_copy(&block), dst, TILE);
-        }
-        let mut rows = [[0.0f32; LANES]; LANES];
-        for (row, part) in rows.iter_mut().zip(block) {
-            S::store(row.as_mut_ptr(), part);
-        }
-        #[cfg(target_arch = "x86_64")]
-        if S::LEVEL == SimdLevel::Avx2 {
-            for (i, j) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
-                transpose::eight_avx2(rows[i].as_ptr().add(j), LANES, dst.add(j * TILE + i), TILE);
-            }
-            return;
-        }
-        for j in 0..LANES {
-            for (i, row) in rows.iter().enumerate() {
-                dst.add(j * TILE + i).write(row[j]);
+                for (i, column) in S::transpose(block).into_iter().enumerate() {
+                    S::store(dst.add((d + i) * TILE + key), column);
+                }
             }
         }
     }
@@ -154,7 +140,7 @@ unsafe fn transpose_block<S: Simd>(block: [S::F; LANES], dst: *mut f32) {
 unsafe fn values_at<S: Simd>(rows: TileRows<'_>, dst: *mut f32, width: usize) -> bool {
     // SAFETY: passed on.
     unsafe {
-        match rows.line.dtype {
+        match rows.dtype {
             DType::F16 => values_from::<S, f16>(rows, dst, width),
             DType::BF16 => values_from::<S, bf16>(rows, dst, width),
             _ => values_from::<S, f32>(rows, dst, width),
@@ -166,7 +152,7 @@ unsafe fn values_at<S: Simd>(rows: TileRows<'_>, dst: *mut f32, width: usize) ->
 unsafe fn values_from<S: Simd, T: Stored>(rows: TileRows<'_>, dst: *mut f32, width: usize) -> bool {
     /// Independent sums, so that rows do not wait for one another.
     const PROBES: usize = 4;
-    let whole = if rows.line.dense() { rows.line.n / LANES * LANES } else { 0 };
+    let whole = if rows.step == 1 { rows.n / LANES * LANES } else { 0 };
     // SAFETY: rows and parts are inside the tile, and elements below `whole` follow one another in their row.
     unsafe {
         let mut probes = [S::splat(0.0); PROBES];
@@ -179,12 +165,12 @@ unsafe fn values_from<S: Simd, T: Stored>(rows: TileRows<'_>, dst: *mut f32, wid
             // A product with 0 is NaN for NaN and infinities, and 0 for all else.
             let mut probe = probes[i % PROBES];
             for at in (0..whole).step_by(LANES) {
-                let v = T::load::<S>(line.ptr.cast::<T>().add(at));
+                let v = T::load::<S>(line.ptr().cast::<T>().add(at));
                 S::store(to.add(at), v);
                 probe = S::fma(v, S::splat(0.0), probe);
             }
             for at in (whole..width).step_by(LANES) {
-                let v = line.part::<S, T>(at);
+                let v = rows.part::<S, T>(line, at);
                 S::store(to.add(at), v);
                 probe = S::fma(v, S::splat(0.0), probe);
             }

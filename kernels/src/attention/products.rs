@@ -2,11 +2,13 @@
 
 use std::marker::PhantomData;
 
+use half::bf16;
+
 use super::TILE;
 use super::accumulate::{Product, rows};
 use super::pack::{self, TileRows};
-use super::rows::Line;
-use crate::simd::{LANES, Simd};
+use crate::line::Line;
+use crate::simd::{LANES, Simd, Stored};
 
 /// A way to pack and multiply tiles.
 ///
@@ -23,8 +25,8 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     /// Query rows of a block.
     const ROWS: usize;
 
-    /// Packs a query, with zeros up to `depth`. `round` asks for bf16.
-    unsafe fn pack_query(line: Line, dst: *mut Self::E, depth: usize, round: bool);
+    /// Packs a query of `n` elements, with zeros up to `depth`. `round` asks for bf16.
+    unsafe fn pack_query(line: Line, n: usize, dst: *mut Self::E, depth: usize, round: bool);
     /// Packs a tile of keys; absent ones are zeros.
     unsafe fn pack_keys(rows: TileRows<'_>, dst: *mut Self::E, depth: usize);
     /// Packs a tile of values; absent ones are zeros. Returns whether all are finite.
@@ -71,20 +73,6 @@ pub(super) struct Shape {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Float<S>(PhantomData<S>);
 
-/// Rounds sixteen lanes to bf16.
-///
-/// # Safety
-/// Those of [`Simd`].
-#[inline(always)]
-unsafe fn to_bf16<S: Simd>(v: S::F) -> S::F {
-    let mut half = [0u16; LANES];
-    // SAFETY: the array has sixteen places.
-    unsafe {
-        S::store_bf16(half.as_mut_ptr(), v);
-        S::load_bf16(half.as_ptr())
-    }
-}
-
 // SAFETY: the trait's contract is passed on.
 unsafe impl<S: Simd> Products for Float<S> {
     type S = S;
@@ -93,12 +81,13 @@ unsafe impl<S: Simd> Products for Float<S> {
     const ROWS: usize = rows(S::LEVEL);
 
     #[inline(always)]
-    unsafe fn pack_query(line: Line, dst: *mut f32, depth: usize, round: bool) {
+    unsafe fn pack_query(line: Line, n: usize, dst: *mut f32, depth: usize, round: bool) {
         // SAFETY: see the impl.
         unsafe {
-            line.widen::<S>(dst, depth);
+            line.widen::<S>(n, dst);
+            dst.add(n).write_bytes(0, depth - n);
             for at in (0..if round { depth } else { 0 }).step_by(LANES) {
-                S::store(dst.add(at), to_bf16::<S>(S::load(dst.add(at))));
+                S::store(dst.add(at), bf16::rounded::<S>(S::load(dst.add(at))));
             }
         }
     }
@@ -118,7 +107,7 @@ unsafe impl<S: Simd> Products for Float<S> {
     #[inline(always)]
     unsafe fn pack_weights(weights: S::F, dst: *mut f32, round: bool) {
         // SAFETY: see the impl.
-        unsafe { S::store(dst, if round { to_bf16::<S>(weights) } else { weights }) }
+        unsafe { S::store(dst, if round { bf16::rounded::<S>(weights) } else { weights }) }
     }
 
     #[inline(always)]

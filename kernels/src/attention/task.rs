@@ -4,10 +4,10 @@ use sinew_memory::Team;
 
 use super::body::{Body, Step, Unit, Way};
 use super::contents;
+use super::operand::Strided;
 use super::pack::TileRows;
 use super::plan::{Plan, Scratch};
 use super::products::{Float, Products};
-use super::rows::{Line, Strided};
 use super::tile::block_rows;
 use super::{AttentionDynamic, AttentionStatic, Compute, GROUP, TILE};
 use crate::simd::{self, Kernel, Reach, Simd};
@@ -107,10 +107,10 @@ impl<P: Products> Way<'_, P> {
             let (token, head) = self.token_and_head(unit, r);
             // SAFETY: token and head are inside the operand; scratch has a place for each row of a unit.
             unsafe {
-                let ptr = self.q.at([token, head, 0, 0]);
-                let line = Line { ptr, stride: self.q.strides[2], n: self.fixed.head_dim, dtype: self.q.dtype };
+                let line = self.q.line([token, head, 0, 0], 2);
                 let round = self.fixed.compute == Compute::Bf16;
-                P::pack_query(line, scratch.queries.add(r * self.plan.depth), self.plan.depth, round);
+                let to = scratch.queries.add(r * self.plan.depth);
+                P::pack_query(line, self.fixed.head_dim, to, self.plan.depth, round);
             }
         }
     }
@@ -128,16 +128,8 @@ impl<P: Products> Way<'_, P> {
             while tile < to {
                 // Blocks of a cache lie anywhere: what comes next is on its way while this tile is multiplied.
                 let next = self.tile_at(unit, from, to, tile + TILE);
-                let line = |s: &Strided, dim: usize| Line {
-                    ptr: std::ptr::null(),
-                    stride: s.strides[dim],
-                    n: self.fixed.head_dim,
-                    dtype: s.dtype,
-                };
-                let last = if self.table.is_some() { 3 } else { 2 };
-                let rows = TileRows { ptrs: &here.keys, line: line(&self.k, last) };
-                P::pack_keys(rows, scratch.keys, self.plan.depth);
-                let rows = TileRows { ptrs: &here.values, line: line(&self.v, last) };
+                P::pack_keys(self.tile_rows(&here.keys, &self.k), scratch.keys, self.plan.depth);
+                let rows = self.tile_rows(&here.values, &self.v);
                 let finite = P::pack_values(rows, scratch.values, self.plan.width);
                 let mut row = 0;
                 while row < unit.rows {
@@ -149,6 +141,13 @@ impl<P: Products> Way<'_, P> {
                 here = next;
             }
         }
+    }
+
+    /// The rows of keys or values at some addresses.
+    #[inline(always)]
+    fn tile_rows<'r>(&self, ptrs: &'r [*const u8; TILE], operand: &Strided) -> TileRows<'r> {
+        let last = if self.table.is_some() { 3 } else { 2 };
+        TileRows { ptrs, dtype: operand.dtype, step: operand.strides[last], n: self.fixed.head_dim }
     }
 
     /// Where the keys and values of a tile lie that are among `from..to`, which asks for them.

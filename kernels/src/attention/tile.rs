@@ -1,9 +1,9 @@
 //! One tile of keys for a block of query rows.
 
 use super::body::{Unit, Way};
+use super::operand::Strided;
 use super::plan::Scratch;
 use super::products::{Products, Shape};
-use super::rows::{Line, Strided};
 use super::{Compute, MaskKind, TILE};
 use crate::simd::math::{exp_nonpositive, tanh};
 use crate::simd::{LANES, Simd};
@@ -148,23 +148,22 @@ impl<P: Products> Way<'_, P> {
         }
     }
 
-    /// The first `n` entries of a row's mask in a tile: numbers, or 1 and 0.
+    /// The first `n` entries of a row's mask in a tile: numbers, or 1 and 0. The others stay as they are.
     #[inline(always)]
     unsafe fn read_mask(&self, mask: &Strided, unit: &Unit, row: usize, tile: usize, n: usize, to: &mut [f32; TILE]) {
         if n == 0 {
             return;
         }
         let (token, head) = self.token_and_head(unit, row);
-        let stride = mask.strides[2];
         // SAFETY: heads and tokens are the operand's; keys below `kv_len` are, by `read`.
         unsafe {
-            let ptr = mask.at([head, token, tile, 0]);
+            let line = mask.line([head, token, tile, 0], 2);
             if self.fixed.mask == Some(MaskKind::Boolean) {
                 for (j, to) in to.iter_mut().enumerate().take(n) {
-                    *to = if ptr.add(j * stride).read() != 0 { 1.0 } else { 0.0 };
+                    *to = if line.skip(j).ptr().read() != 0 { 1.0 } else { 0.0 };
                 }
             } else {
-                Line { ptr, stride, n, dtype: mask.dtype }.widen::<P::S>(to.as_mut_ptr(), TILE);
+                line.widen::<P::S>(n, to.as_mut_ptr());
             }
         }
     }

@@ -8,9 +8,10 @@ use super::{Cast, CastStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::elementwise::Elements;
+use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, Simd};
-use crate::strided::{self, Address, Scratch, Walk};
+use crate::strided::{Address, Scratch, Walk};
 
 const NEAREST: Arithmetic = Arithmetic::named("cast.nearest");
 
@@ -33,14 +34,13 @@ impl Kernel for CastKernel {
         let mut scratch = Scratch::new();
         let scratch = scratch.ptr();
         for run in self.walk.task(task) {
-            let to = self.y.at(run.at[0], output.size());
-            let from = self.x.at(run.at[1], input.size());
+            let to = Line::new(self.y.at(run.at[0], output.size()), output, y_step);
+            let from = Line::new(self.x.at(run.at[1], input.size()), input, x_step);
             // SAFETY: the walk stays inside both operands, which the operator's check has seen; runs of the output do
-            // not meet; a block holds `len` values, and `target` is one or the destination.
+            // not meet; a block holds `len` values, and `place` is one or the destination.
             unsafe {
-                let room = strided::target(output, to, y_step, scratch);
-                let values = strided::load::<S>(input, from, x_step, run.len, room);
-                strided::store::<S>(output, to, y_step, run.len, values);
+                let values = from.block::<S>(run.len, to.place(scratch));
+                to.store_block::<S>(run.len, values);
             }
         }
     }

@@ -5,11 +5,10 @@ use sinew_memory::{Hardware, SimdLevel};
 use super::{Combine, CombineDynamic, CombineStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
-use crate::rates::predicted;
-use crate::rows::{Line, blocks};
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::strided::{Address, BLOCK, Indices, Scratch};
+use crate::strided::{Address, BLOCK, Indices, Scratch, blocks};
 
 /// Multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("combine.mul-add-chain");
@@ -77,9 +76,10 @@ impl Kernel for Body {
         let CombineStatic { width, top_k, accumulate, .. } = self.fixed;
         let (mut sums, mut scratch) = (Scratch::new(), Scratch::new());
         let (sums, scratch) = (sums.ptr(), scratch.ptr());
-        let out = self.out.from(token * self.out_row);
+        let out = self.out.moved(token * self.out_row);
         for (start, len) in blocks(width) {
             debug_assert!(len <= BLOCK);
+            let out = out.skip(start);
             // SAFETY: a block and its vectors are inside the rows and the room for them, which holds whole vectors; the
             // token's weights and places are the operands'.
             unsafe {
@@ -90,20 +90,20 @@ impl Kernel for Body {
                     let at = token * self.weight_strides[0] + j * self.weight_strides[1];
                     let weight = S::splat(*self.weights.at(at, size_of::<f32>()).cast::<f32>());
                     let row = self.places.get((token * top_k + j) * self.place_stride);
-                    let values = self.y.from(row * self.y_row).load::<S>(start, len, scratch);
+                    let values = self.y.moved(row * self.y_row).skip(start).block::<S>(len, scratch);
                     for i in (0..len).step_by(LANES) {
                         let value = S::load_n(values.add(i), LANES.min(len - i));
                         S::store(sums.add(i), S::fma(weight, value, S::load(sums.add(i))));
                     }
                 }
                 if accumulate {
-                    let values = out.load::<S>(start, len, scratch);
+                    let values = out.block::<S>(len, scratch);
                     for i in (0..len).step_by(LANES) {
                         let value = S::load_n(values.add(i), LANES.min(len - i));
                         S::store(sums.add(i), S::add(value, S::load(sums.add(i))));
                     }
                 }
-                out.store::<S>(start, len, sums);
+                out.store_block::<S>(len, sums);
             }
         }
     }

@@ -5,6 +5,7 @@ use sinew_memory::SimdLevel;
 use super::{Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
+use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, LANES, Simd, math};
 use crate::strided::{self, Address, Scratch, Walk};
@@ -155,13 +156,14 @@ impl Kernel for UnaryKernel {
             // SAFETY: the walk stays inside both operands, which the operator's check has seen; runs of the output do
             // not meet; blocks hold `len` values.
             unsafe {
-                let from = self.x.at(run.at[1], input.size());
-                let x = strided::load::<S>(input, from, x_step, len, x_scratch);
+                let from = Line::new(self.x.at(run.at[1], input.size()), input, x_step);
+                let x = from.block::<S>(len, x_scratch);
                 if function == F::Not {
                     each(len, to, y_step, |i| u8::from(*x.add(i) == 0.0));
                     continue;
                 }
-                let y = strided::target(output, to, y_step, y_scratch);
+                let to = Line::new(to, output, y_step);
+                let y = to.place(y_scratch);
                 match function {
                     F::Neg => map::<S, Neg>(x, y, len),
                     F::Abs => map::<S, Abs>(x, y, len),
@@ -179,7 +181,7 @@ impl Kernel for UnaryKernel {
                     F::Round => each(len, y, 1, |i| (*x.add(i)).round_ties_even()),
                     F::Sign | F::Not => each(len, y, 1, |i| sign(*x.add(i))),
                 }
-                strided::store::<S>(output, to, y_step, len, y);
+                to.store_block::<S>(len, y);
             }
         }
     }
@@ -253,16 +255,17 @@ impl Kernel for BinaryKernel {
             // SAFETY: the walk stays inside the operands, which the operator's check has seen; runs of the output do
             // not meet; blocks hold `len` values.
             unsafe {
-                let a = strided::load::<S>(a_dtype, self.a.at(run.at[1], a_dtype.size()), a_step, len, a_scratch);
+                let a = Line::new(self.a.at(run.at[1], a_dtype.size()), a_dtype, a_step).block::<S>(len, a_scratch);
                 let b = match self.b {
-                    Ok(b) => strided::load::<S>(b_dtype, b.at(run.at[2], b_dtype.size()), b_step, len, b_scratch),
+                    Ok(b) => Line::new(b.at(run.at[2], b_dtype.size()), b_dtype, b_step).block::<S>(len, b_scratch),
                     Err(_) => b_scratch.cast_const(),
                 };
                 if function.compares() {
                     compare(function, a, b, len, to, y_step);
                     continue;
                 }
-                let y = strided::target(output, to, y_step, y_scratch);
+                let to = Line::new(to, output, y_step);
+                let y = to.place(y_scratch);
                 match function {
                     F::Add => zip::<S, Add>(a, b, y, len),
                     F::Sub => zip::<S, Sub>(a, b, y, len),
@@ -272,7 +275,7 @@ impl Kernel for BinaryKernel {
                     F::Min => zip::<S, Min>(a, b, y, len),
                     _ => each(len, y, 1, |i| (*a.add(i)).powf(*b.add(i))),
                 }
-                strided::store::<S>(output, to, y_step, len, y);
+                to.store_block::<S>(len, y);
             }
         }
     }

@@ -4,9 +4,10 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, OUT, TABLE, TableKind};
 use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::line::Line;
 use crate::packed::Format;
 use crate::simd::{self, Kernel, Simd};
-use crate::strided::{Address, BLOCK, Indices, Scratch, load, store};
+use crate::strided::{Address, Indices, Scratch, blocks};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// Every row converts exactly, or rounds once to nearest: there is one arithmetic.
@@ -123,20 +124,19 @@ impl Kernel for Gather {
                     TableKind::Packed(format) => Some(self.unpack(format, id, worker)),
                     TableKind::Strided(_) => None,
                 };
-                for start in (0..self.width).step_by(BLOCK) {
-                    let len = (self.width - start).min(BLOCK);
+                for (start, len) in blocks(self.width) {
                     let values = match (self.kind, packed) {
                         (TableKind::Strided(dtype), _) => {
                             let [row, column] = self.table_steps;
-                            let at = (id * row + start * column) * dtype.size();
-                            load::<S>(dtype, self.table.0.add(at), column, len, scratch.ptr())
+                            let table = Line::new(self.table.0, dtype, column);
+                            table.moved(id * row).skip(start).block::<S>(len, scratch.ptr())
                         }
                         (_, Some(row)) => row.add(start),
                         (_, None) => continue,
                     };
                     let [row, column] = self.out_steps;
-                    let at = (token * row + start * column) * self.out_dtype.size();
-                    store::<S>(self.out_dtype, self.out.0.add(at), column, len, values);
+                    let out = Line::new(self.out.0, self.out_dtype, column);
+                    out.moved(token * row).skip(start).store_block::<S>(len, values);
                 }
             }
         }

@@ -9,10 +9,11 @@ use super::epilogue::{Finish, Place};
 use super::input_norm::NormedRows;
 use super::pack::{PackRows, Slab};
 use super::plan::Plan;
-use super::rows::{Line, Rows};
+use super::rows::Rows;
 use super::tile::{Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse};
-use crate::packed::{Lane, PANEL, pack_panel};
+use crate::line::Line;
+use crate::packed::{PANEL, pack_panel};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::{Launch, Operands, Operator, Result};
 
@@ -56,7 +57,7 @@ pub(super) unsafe fn run(
     let bias = match fixed.epilogue.bias {
         Some(dtype) => {
             let bias = operands.input(Gemm::NAME, BIAS, "the bias")?;
-            Some(Line { ptr: bias.host_ptr()?, step: bias.strides()[0], dtype })
+            Some(Line::new(bias.host_ptr()?, dtype, bias.strides()[0]))
         }
         None => None,
     };
@@ -253,8 +254,8 @@ impl Multiply<'_> {
                 let values = fixed.k.min(k + width) - k;
                 for panel in first..end {
                     let to = scratch.wrapping_add((panel - first) * plan.panel_bytes);
-                    // SAFETY: lanes hold the values; scratch holds the panels of a unit.
-                    unsafe { pack_panel::<S>(&self.lanes(slab, panel), kind, k, values, to) };
+                    // SAFETY: lines hold the values; scratch holds the panels of a unit.
+                    unsafe { pack_panel::<S>(&self.lines(slab, panel), kind, k, values, to) };
                 }
             }
             for panel in first..end {
@@ -298,18 +299,17 @@ impl Multiply<'_> {
 
     /// The 32 outputs of a panel of an unpacked right operand.
     #[inline(always)]
-    fn lanes(&self, slab: &Slab, panel: usize) -> [Lane; PANEL] {
+    fn lines(&self, slab: &Slab, panel: usize) -> [Option<Line>; PANEL] {
         let Product { fixed, right, .. } = self.product;
-        let mut lanes = [Lane::EMPTY; PANEL];
+        let mut lines = [None; PANEL];
         if let Right::Strided { ptr, dtype, batch, k, n } = *right {
             for half in 0..2 {
                 let held = fixed.outputs().half_panel(panel, half);
-                for (lane, output) in lanes[half * LANES..].iter_mut().zip(held) {
-                    let at = slab.right * batch + output * n;
-                    *lane = Lane { ptr: ptr.wrapping_add(at * dtype.size()), step: k, dtype };
+                for (line, output) in lines[half * LANES..].iter_mut().zip(held) {
+                    *line = Some(Line::new(ptr, dtype, k).moved(slab.right * batch + output * n));
                 }
             }
         }
-        lanes
+        lines
     }
 }

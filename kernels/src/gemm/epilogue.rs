@@ -6,8 +6,9 @@ use std::hash::{Hash, Hasher};
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
-use super::rows::{Line, Rows};
+use super::rows::Rows;
 use crate::activation::Activation;
+use crate::line::Line;
 use crate::packed::{Outputs, PANEL};
 use crate::simd::{self, LANES, Reach, Simd, Stored};
 
@@ -139,7 +140,7 @@ impl Finish {
             for half in 0..2 {
                 let held = self.outputs.half_panel(panel, half);
                 // SAFETY: the bias has an element for each output.
-                unsafe { S::store(values.as_mut_ptr().add(half * LANES), bias.from(held.start).load::<S>(held.len())) };
+                unsafe { S::store(values.as_mut_ptr().add(half * LANES), bias.skip(held.start).load::<S>(held.len())) };
             }
         }
         values
@@ -152,9 +153,9 @@ impl Finish {
         let first = place.panel * self.outputs.columns_per_panel();
         let bytes = self.outputs.columns_per_panel() * residual.dtype.size();
         for row in place.row..place.row + place.rows {
-            let line = residual.line(place.group, row).from(first);
+            let line = residual.line(place.group, row).skip(first);
             for at in (0..bytes).step_by(64) {
-                simd::prefetch(line.ptr.wrapping_add(at), Reach::Near);
+                simd::prefetch(line.ptr().wrapping_add(at), Reach::Near);
             }
         }
     }
@@ -179,7 +180,7 @@ impl Finish {
                 DType::BF16 if whole => self.store_whole::<S, bf16>(place, first, columns, sums),
                 _ => {
                     for r in 0..place.rows {
-                        let line = |rows: &Rows| rows.line(place.group, place.row + r).from(first);
+                        let line = |rows: &Rows| rows.line(place.group, place.row + r).skip(first);
                         self.store::<S>(sums.add(r * PANEL), line(out), residual.as_ref().map(line), columns);
                     }
                 }
@@ -247,9 +248,9 @@ impl Finish {
             unsafe {
                 let mut x = S::load(results.add(first));
                 if let Some(residual) = residual {
-                    x = self.added::<S>(x, residual.from(first).load::<S>(count));
+                    x = self.added::<S>(x, residual.skip(first).load::<S>(count));
                 }
-                out.from(first).store::<S>(x, count);
+                out.skip(first).store::<S>(x, count);
             }
         }
     }

@@ -4,13 +4,13 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use super::rows::{Line, Rows};
 use super::{Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT};
+use crate::line::Line;
 use crate::norm::lanes::{Formula, Scale};
 use crate::norm::{NormKind, NormStatic};
 use crate::simd::{LANES, Simd, Stored};
 use crate::strided::Scratch;
-use crate::{F32Bits, Operands, Operator, Result, rows};
+use crate::{F32Bits, Operands, Operator, Result};
 
 /// The norm of the left operand's rows: its bits are those of [`Norm`](crate::norm::Norm) into a tensor of
 /// [`InputNorm::to`] that is then multiplied.
@@ -81,7 +81,7 @@ impl NormedRows {
         let line = |dtype: Option<DType>, position, name| -> Result<Option<Line>> {
             let Some(dtype) = dtype else { return Ok(None) };
             let view = operands.input(Gemm::NAME, position, name)?;
-            Ok(Some(Line { ptr: view.host_ptr()?, step: view.strides()[0], dtype }))
+            Ok(Some(Line::new(view.host_ptr()?, dtype, view.strides()[0])))
         };
         Ok(Some(Self {
             formula: Formula::of(&norm),
@@ -96,9 +96,9 @@ impl NormedRows {
     /// # Safety
     /// Those of [`Simd`]; the row can be read.
     #[inline(always)]
-    pub unsafe fn scale<S: Simd>(&self, rows: &Rows, row: *const u8, k: usize) -> Scale {
+    pub unsafe fn scale<S: Simd>(&self, row: Line, k: usize) -> Scale {
         let mut room = Scratch::new();
-        let (room, row) = (room.ptr(), rows::Line::new(row, rows.dtype, rows.k_stride));
+        let room = room.ptr();
         // SAFETY: passed on; the room holds a block.
         unsafe {
             match self.formula.kind {
@@ -117,11 +117,11 @@ impl NormedRows {
         // SAFETY: passed on.
         unsafe {
             let weight = match self.weight {
-                Some(line) => line.from(k).load::<S>(n),
+                Some(line) => line.skip(k).load::<S>(n),
                 None => S::splat(1.0),
             };
             let bias = match self.bias {
-                Some(line) => line.from(k).load::<S>(n),
+                Some(line) => line.skip(k).load::<S>(n),
                 None => S::splat(0.0),
             };
             Vectors { norm: self, weight: S::add(weight, S::splat(self.formula.offset)), bias }
@@ -141,8 +141,8 @@ impl<S: Simd> Vectors<'_, S> {
         unsafe {
             let normed = scale.lanes::<S>().apply::<true>(x, self.weight, self.bias);
             let normed = match self.norm.to {
-                DType::F16 => round::<S, half::f16>(normed),
-                DType::BF16 if !rounded => round::<S, half::bf16>(normed),
+                DType::F16 => half::f16::rounded::<S>(normed),
+                DType::BF16 if !rounded => half::bf16::rounded::<S>(normed),
                 _ => normed,
             };
             if n == LANES {
@@ -153,16 +153,5 @@ impl<S: Simd> Vectors<'_, S> {
             S::store(values.as_mut_ptr(), normed);
             S::load_n(values.as_ptr(), n)
         }
-    }
-}
-
-/// Lanes as they come back from being stored.
-#[inline(always)]
-unsafe fn round<S: Simd, T: Stored>(v: S::F) -> S::F {
-    let mut values = [T::zeroed(); LANES];
-    // SAFETY: the array holds sixteen.
-    unsafe {
-        T::store::<S>(values.as_mut_ptr(), v);
-        T::load::<S>(values.as_ptr())
     }
 }

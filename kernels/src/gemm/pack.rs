@@ -4,8 +4,9 @@ use half::{bf16, f16};
 use sinew_tensor::DType;
 
 use super::input_norm::{NormedRows, Vectors};
-use super::rows::{Rows, load_line};
+use super::rows::Rows;
 use super::tile::{Left, MAX_TILE, Tiles};
+use crate::line::Line;
 use crate::norm::lanes::Scale;
 use crate::packed::{GROUP, OFFSET, PanelKind, Quantized};
 use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
@@ -88,7 +89,7 @@ impl PackRows<'_> {
         if let Some(norm) = norm {
             for (line, scale) in lines.iter().zip(&mut scales).take(valid) {
                 // SAFETY: lines hold K values.
-                *scale = unsafe { norm.scale::<S>(&self.rows, line.cast(), self.k) };
+                *scale = unsafe { norm.scale::<S>(Line::typed(*line, self.rows.k_stride), self.k) };
             }
         }
         if left == Left::Quads {
@@ -120,9 +121,7 @@ impl PackRows<'_> {
                             self.load::<S, T>(*line, k + LANES, *scale, vectors[1]),
                         )
                     } else if self.round {
-                        let mut rounded = [0; LANES];
-                        S::store_bf16(rounded.as_mut_ptr(), self.load::<S, T>(*line, k, *scale, vectors[0]));
-                        S::load_bf16(rounded.as_ptr())
+                        bf16::rounded::<S>(self.load::<S, T>(*line, k, *scale, vectors[0]))
                     } else {
                         self.load::<S, T>(*line, k, *scale, vectors[0])
                     };
@@ -182,7 +181,7 @@ impl PackRows<'_> {
         let n = self.values(k);
         // SAFETY: passed on.
         unsafe {
-            let x = load_line::<S, T>(line.wrapping_add(k * self.rows.k_stride), self.rows.k_stride, n);
+            let x = Line::typed(line, self.rows.k_stride).skip(k).load_as::<S, T>(n);
             match vectors {
                 Some(vectors) => vectors.apply(x, n, scale, self.round),
                 None => x,

@@ -1,10 +1,9 @@
 //! Where the rows of operands lie.
 
-use half::{bf16, f16};
 use sinew_tensor::{DType, View};
 
 use crate::Result;
-use crate::simd::{LANES, Simd, Stored};
+use crate::line::Line;
 
 /// A `[batch, M, …]` operand: where each row is.
 ///
@@ -43,96 +42,6 @@ impl Rows {
     /// A row.
     #[inline(always)]
     pub fn line(&self, group: usize, row: usize) -> Line {
-        Line { ptr: self.address(group, row), step: self.k_stride, dtype: self.dtype }
-    }
-}
-
-/// A span of one dimension: an address, the step between elements in elements, and their type.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Line {
-    pub ptr: *const u8,
-    pub step: usize,
-    pub dtype: DType,
-}
-
-impl Line {
-    /// The line from element `at` on.
-    #[inline(always)]
-    pub fn from(self, at: usize) -> Self {
-        Self { ptr: self.ptr.wrapping_add(at * self.step * self.dtype.size()), ..self }
-    }
-
-    /// Its first `n` values, at most 16, widened; zeros behind them.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the line has `n` elements.
-    #[inline(always)]
-    pub unsafe fn load<S: Simd>(self, n: usize) -> S::F {
-        // SAFETY: passed on; the type is the elements'.
-        unsafe {
-            match self.dtype {
-                DType::F16 => load_line::<S, f16>(self.ptr.cast(), self.step, n),
-                DType::BF16 => load_line::<S, bf16>(self.ptr.cast(), self.step, n),
-                _ => load_line::<S, f32>(self.ptr.cast(), self.step, n),
-            }
-        }
-    }
-
-    /// Rounds the first `n` lanes, at most 16, to its first elements.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the line has `n` elements, which may be written.
-    #[inline(always)]
-    pub unsafe fn store<S: Simd>(self, v: S::F, n: usize) {
-        // SAFETY: passed on; the type is the elements'.
-        unsafe {
-            match self.dtype {
-                DType::F16 => store_line::<S, f16>(self.ptr.cast_mut().cast(), self.step, v, n),
-                DType::BF16 => store_line::<S, bf16>(self.ptr.cast_mut().cast(), self.step, v, n),
-                _ => store_line::<S, f32>(self.ptr.cast_mut().cast(), self.step, v, n),
-            }
-        }
-    }
-}
-
-/// The first `n` elements, at most 16, `step` apart, widened; zeros behind them.
-///
-/// # Safety
-/// Those of [`Simd`]; `p` points to them.
-#[inline(always)]
-pub(super) unsafe fn load_line<S: Simd, T: Stored>(p: *const T, step: usize, n: usize) -> S::F {
-    debug_assert!(n <= LANES);
-    // SAFETY: the caller names `n` elements, `step` apart.
-    unsafe {
-        match (step, n) {
-            (1, LANES) => T::load::<S>(p),
-            (1, _) => T::load_n::<S>(p, n),
-            _ => {
-                let mut values = [0.0f32; LANES];
-                for (i, value) in values.iter_mut().enumerate().take(n) {
-                    *value = (*p.add(i * step)).widen();
-                }
-                S::load(values.as_ptr())
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn store_line<S: Simd, T: Stored>(p: *mut T, step: usize, v: S::F, n: usize) {
-    debug_assert!(n <= LANES);
-    // SAFETY: the caller names `n` elements, `step` apart.
-    unsafe {
-        match (step, n) {
-            (1, LANES) => T::store::<S>(p, v),
-            (1, _) => T::store_n::<S>(p, v, n),
-            _ => {
-                let mut values = [T::zeroed(); LANES];
-                T::store::<S>(values.as_mut_ptr(), v);
-                for (i, value) in values.iter().enumerate().take(n) {
-                    p.add(i * step).write(*value);
-                }
-            }
-        }
+        Line::new(self.address(group, row), self.dtype, self.k_stride)
     }
 }

@@ -6,10 +6,11 @@ use super::lanes::{Formula, Scale};
 use super::{Norm, NormDynamic, NormKind, NormStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
+use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
-use crate::rows::{Line, Rows, blocks};
+use crate::row_tasks::Rows;
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::strided::{BLOCK, Scratch};
+use crate::strided::{BLOCK, Scratch, blocks};
 
 /// Sums of squares in sixteen lanes by four, blocks of 512 in f32, blocks added in f64; multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("norm.mul-add16");
@@ -106,28 +107,29 @@ impl Body {
             let mut weight = fill(weight_room, 1.0, width);
             let mut bias = fill(bias_room, 0.0, width);
             if single {
-                weight = self.weight.map_or(weight, |line| line.load::<S>(0, width, weight_room));
-                bias = self.bias.map_or(bias, |line| line.load::<S>(0, width, bias_room));
+                weight = self.weight.map_or(weight, |line| line.block::<S>(width, weight_room));
+                bias = self.bias.map_or(bias, |line| line.block::<S>(width, bias_room));
             }
             for [y_at, x_at, residual_at] in self.rows.task(task) {
-                let (y, mut x) = (self.y.from(y_at), self.x.from(x_at));
+                let (y, mut x) = (self.y.moved(y_at), self.x.moved(x_at));
                 if let Some(residual) = self.residual {
-                    let residual = residual.from(residual_at);
+                    let residual = residual.moved(residual_at);
                     accumulate::<S>(x, residual, width, x_room, y_room);
                     x = residual;
                 }
-                let kept = if single { x.load::<S>(0, width, x_room) } else { std::ptr::null() };
+                let kept = if single { x.block::<S>(width, x_room) } else { std::ptr::null() };
                 let scale = self.formula.scale::<S, CENTRED>(x, width, kept, x_room);
                 for (start, len) in blocks(width) {
                     let mut from = kept;
                     if !single {
-                        from = x.load::<S>(start, len, x_room);
-                        weight = self.weight.map_or(weight, |line| line.load::<S>(start, len, weight_room));
-                        bias = self.bias.map_or(bias, |line| line.load::<S>(start, len, bias_room));
+                        from = x.skip(start).block::<S>(len, x_room);
+                        weight = self.weight.map_or(weight, |line| line.skip(start).block::<S>(len, weight_room));
+                        bias = self.bias.map_or(bias, |line| line.skip(start).block::<S>(len, bias_room));
                     }
-                    let to = y.place(start, y_room);
+                    let y = y.skip(start);
+                    let to = y.place(y_room);
                     apply::<S, CENTRED>(scale, self.formula.offset, [from, weight, bias], to, len);
-                    y.store::<S>(start, len, to);
+                    y.store_block::<S>(len, to);
                 }
             }
         }
@@ -154,9 +156,10 @@ unsafe fn accumulate<S: Simd>(x: Line, residual: Line, width: usize, x_room: *mu
     for (start, len) in blocks(width) {
         // SAFETY: passed on.
         unsafe {
-            let from = x.load::<S>(start, len, x_room);
+            let from = x.skip(start).block::<S>(len, x_room);
+            let residual = residual.skip(start);
             // Where the residual is not contiguous f32, it is widened into the room and summed up there.
-            let sum = residual.load::<S>(start, len, room).cast_mut();
+            let sum = residual.block::<S>(len, room).cast_mut();
             let whole = len - len % LANES;
             for i in (0..whole).step_by(LANES) {
                 S::store(sum.add(i), S::add(S::load(sum.add(i)), S::load(from.add(i))));
@@ -165,7 +168,7 @@ unsafe fn accumulate<S: Simd>(x: Line, residual: Line, width: usize, x_room: *mu
                 let n = len - whole;
                 S::store_n(sum.add(whole), S::add(S::load_n(sum.add(whole), n), S::load_n(from.add(whole), n)), n);
             }
-            residual.store::<S>(start, len, sum);
+            residual.store_block::<S>(len, sum);
         }
     }
 }

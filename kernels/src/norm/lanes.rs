@@ -1,8 +1,9 @@
 //! The arithmetic of a norm in lanes of f32: one formula, whether rows are written or packed.
 
 use super::{NormKind, NormStatic};
-use crate::rows::{Line, blocks};
+use crate::line::Line;
 use crate::simd::{LANES, Simd};
+use crate::strided::blocks;
 
 /// What decides the values of a row, besides its operands.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +56,7 @@ impl Formula {
                 let mut total = 0.0;
                 let mut first = 0.0;
                 for (start, len) in blocks(width) {
-                    let from = if kept.is_null() { x.load::<S>(start, len, room) } else { kept };
+                    let from = if kept.is_null() { x.skip(start).block::<S>(len, room) } else { kept };
                     if start == 0 {
                         first = *from;
                     }
@@ -67,7 +68,7 @@ impl Formula {
             }
             let mut total = 0.0;
             for (start, len) in blocks(width) {
-                let from = if kept.is_null() { x.load::<S>(start, len, room) } else { kept };
+                let from = if kept.is_null() { x.skip(start).block::<S>(len, room) } else { kept };
                 total += f64::from(sum::<S, CENTRED, true>(from, mean, len));
             }
             Scale { mean, inverse: (1.0 / (total / count + self.eps).sqrt()) as f32 }

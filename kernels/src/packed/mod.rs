@@ -25,7 +25,7 @@ use sinew_tensor::DType;
 use crate::simd;
 use crate::{Error, Result};
 
-pub(crate) use pack::{Lane, pack_panel};
+pub(crate) use pack::pack_panel;
 pub(crate) use panel::{GROUP, Outputs, PanelKind};
 pub use panel::{PANEL, UnitRows};
 pub(crate) use quantize::{LEAST, OFFSET, Quantized};

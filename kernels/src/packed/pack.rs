@@ -6,117 +6,58 @@ use sinew_tensor::DType;
 use super::panel::{GROUP, PANEL, PanelKind};
 use super::quantize::{OFFSET, Quantized};
 use super::source::Weights;
+use crate::line::Line;
 use crate::simd::{Kernel, LANES, Reach, Simd, Stored, prefetch};
 
-/// One row of a right operand: K values of f32, f16 or bf16, `step` elements apart, at any alignment. An empty one
-/// counts as zeros.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lane {
-    pub ptr: *const u8,
-    pub step: usize,
-    pub dtype: DType,
-}
-
-impl Lane {
-    /// Zeros.
-    pub const EMPTY: Self = Self { ptr: std::ptr::null(), step: 0, dtype: DType::F32 };
-
-    /// Values `k..k + n`, at most 16, widened; zeros behind them.
-    #[inline(always)]
-    unsafe fn load<S: Simd>(&self, k: usize, n: usize) -> S::F {
-        debug_assert!(DType::COMPUTE.contains(&self.dtype));
-        // SAFETY: the caller names `n` values of the lane from `k` on.
-        unsafe {
-            match self.dtype {
-                DType::F16 => self.load_as::<S, f16>(k, n),
-                DType::BF16 => self.load_as::<S, bf16>(k, n),
-                _ => self.load_as::<S, f32>(k, n),
-            }
-        }
-    }
-
-    /// Values `k..k + n`, widened to `out`.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the lane has the values and `out` has room for them.
-    #[inline(always)]
-    pub(crate) unsafe fn widen<S: Simd>(&self, k: usize, n: usize, out: *mut f32) {
-        for i in (0..n).step_by(LANES) {
-            let count = (n - i).min(LANES);
-            // SAFETY: passed on.
-            unsafe { S::store_n(out.add(i), self.load::<S>(k + i, count), count) };
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_as<S: Simd, T: Stored>(&self, k: usize, n: usize) -> S::F {
-        if self.ptr.is_null() {
-            // SAFETY: passed on.
-            return unsafe { S::splat(0.0) };
-        }
-        let p = self.ptr.wrapping_add(k * self.step * size_of::<T>());
-        // SAFETY: as in `load`. A checkpoint's bytes may be at any address, so they are not read as `T`s but copied.
-        unsafe {
-            if self.step == 1 && n == LANES {
-                return T::load::<S>(p.cast());
-            }
-            let mut values = [T::zeroed(); LANES];
-            if self.step == 1 {
-                std::ptr::copy_nonoverlapping(p, values.as_mut_ptr().cast(), n * size_of::<T>());
-            } else {
-                for (i, value) in values.iter_mut().enumerate().take(n) {
-                    *value = p.add(i * self.step * size_of::<T>()).cast::<T>().read_unaligned();
-                }
-            }
-            T::load::<S>(values.as_ptr())
-        }
-    }
-}
-
-/// The type that sixteen consecutive outputs share, if they lie side by side: then a step is one load.
+/// The first of sixteen consecutive outputs and how many there are, if they lie side by side: then a step is one load.
 #[inline(always)]
-fn side_by_side(lanes: &[Lane], k: usize) -> Option<(usize, DType)> {
-    let first = lanes[0];
-    let size = first.dtype.size();
-    let valid = lanes.iter().take_while(|l| !l.ptr.is_null()).count();
-    let fits = valid > 0
-        && lanes[valid..].iter().all(|l| l.ptr.is_null())
-        && lanes[..valid].iter().enumerate().all(|(i, l)| {
-            l.dtype == first.dtype && l.step == first.step && l.ptr == first.ptr.wrapping_add(i * size)
+fn side_by_side(lines: &[Option<Line>], k: usize) -> Option<(Line, usize)> {
+    let first = lines[0]?;
+    let valid = lines.iter().take_while(|line| line.is_some()).count();
+    let fits = lines[valid..].iter().all(Option::is_none)
+        && lines[..valid].iter().flatten().enumerate().all(|(i, line)| {
+            line.dtype == first.dtype && line.step == first.step && line.ptr() == first.moved(i).ptr()
         })
         // Rows that are contiguous along K are better read along K.
         && (k <= 1 || first.step != 1);
-    fits.then_some((valid, first.dtype))
+    fits.then_some((first, valid))
 }
 
-/// Packs values `k0..k0 + count` of 32 outputs as a panel, which holds [`PanelKind::padded_k`] of `count` steps.
+/// Packs values `k0..k0 + count` of 32 outputs as a panel, which holds [`PanelKind::padded_k`] of `count` steps. Those
+/// that are not there count as zeros.
 ///
 /// # Safety
-/// Those of [`Simd`]; lanes hold the values, and `to` may be written for the panel's bytes.
+/// Those of [`Simd`]; lines hold the values, and `to` may be written for the panel's bytes.
 #[inline(always)]
-pub(crate) unsafe fn pack_panel<S: Simd>(lanes: &[Lane; PANEL], kind: PanelKind, k0: usize, count: usize, to: *mut u8) {
+pub(crate) unsafe fn pack_panel<S: Simd>(
+    lines: &[Option<Line>; PANEL],
+    kind: PanelKind,
+    k0: usize,
+    count: usize,
+    to: *mut u8,
+) {
     for half in 0..2 {
-        let lanes = &lanes[half * LANES..(half + 1) * LANES];
+        let lines = &lines[half * LANES..(half + 1) * LANES];
         // SAFETY: passed on; a half panel is the sixteen outputs at this place of every step.
         unsafe {
-            match (kind, side_by_side(lanes, count)) {
+            match (kind, side_by_side(lines, count)) {
                 (PanelKind::Bf16, Some(side)) => {
-                    rows_to_pairs::<S>(&lanes[0], side, k0, count, to.add(half * LANES * 4));
+                    rows_to_pairs::<S>(side, k0, count, to.add(half * LANES * 4));
                 }
-                (PanelKind::Bf16, None) => columns_to_pairs::<S>(lanes, k0, count, to.add(half * LANES * 4)),
+                (PanelKind::Bf16, None) => columns_to_pairs::<S>(lines, k0, count, to.add(half * LANES * 4)),
                 (PanelKind::F16, Some(side)) => {
-                    rows_to_steps::<S, f16>(&lanes[0], side, k0, count, to.cast::<f16>().add(half * LANES));
+                    rows_to_steps::<S, f16>(side, k0, count, to.cast::<f16>().add(half * LANES));
                 }
                 (PanelKind::F16, None) => {
-                    columns_to_steps::<S, f16>(lanes, k0, count, to.cast::<f16>().add(half * LANES));
+                    columns_to_steps::<S, f16>(lines, k0, count, to.cast::<f16>().add(half * LANES));
                 }
                 (PanelKind::F32, Some(side)) => {
-                    rows_to_steps::<S, f32>(&lanes[0], side, k0, count, to.cast::<f32>().add(half * LANES));
+                    rows_to_steps::<S, f32>(side, k0, count, to.cast::<f32>().add(half * LANES));
                 }
                 (PanelKind::F32, None) => {
-                    columns_to_steps::<S, f32>(lanes, k0, count, to.cast::<f32>().add(half * LANES));
+                    columns_to_steps::<S, f32>(lines, k0, count, to.cast::<f32>().add(half * LANES));
                 }
-                (PanelKind::I8, _) => columns_to_quads::<S>(lanes, half * LANES, k0, count, to),
+                (PanelKind::I8, _) => columns_to_quads::<S>(lines, half * LANES, k0, count, to),
             }
         }
     }
@@ -124,16 +65,18 @@ pub(crate) unsafe fn pack_panel<S: Simd>(lanes: &[Lane; PANEL], kind: PanelKind,
 
 /// Outputs from `first` on of a panel: in each group their scales, and their values in fours.
 #[inline(always)]
-unsafe fn columns_to_quads<S: Simd>(lanes: &[Lane], first: usize, k0: usize, count: usize, to: *mut u8) {
+unsafe fn columns_to_quads<S: Simd>(lines: &[Option<Line>], first: usize, k0: usize, count: usize, to: *mut u8) {
     for k in (0..count).step_by(GROUP) {
         let n = (count - k).min(GROUP);
         // SAFETY: passed on; the group's values are followed by none or by the next group.
         unsafe {
             let scales = to.add(PanelKind::I8.bytes(k));
             let quads = scales.add(PANEL * size_of::<f32>());
-            for (output, lane) in (first..).zip(lanes) {
+            for (output, line) in (first..).zip(lines) {
                 let mut values = [0.0; GROUP];
-                lane.widen::<S>(k0 + k, n, values.as_mut_ptr());
+                if let Some(line) = line {
+                    line.skip(k0 + k).widen::<S>(n, values.as_mut_ptr());
+                }
                 let Quantized { scale, values } = Quantized::of::<S>(&values);
                 scales.cast::<f32>().add(output).write_unaligned(scale);
                 for (quad, four) in values.chunks_exact(4).enumerate().take(n.div_ceil(4)) {
@@ -148,61 +91,70 @@ unsafe fn columns_to_quads<S: Simd>(lanes: &[Lane], first: usize, k0: usize, cou
 
 /// Sixteen outputs that lie side by side, one step of K.
 #[inline(always)]
-unsafe fn load_side<S: Simd>(first: &Lane, (valid, dtype): (usize, DType), k: usize) -> S::F {
-    let row = Lane { ptr: first.ptr.wrapping_add(k * first.step * dtype.size()), step: 1, dtype };
+unsafe fn load_side<S: Simd>((first, valid): (Line, usize), k: usize) -> S::F {
+    let across = Line::new(first.skip(k).ptr(), first.dtype, 1);
     // SAFETY: passed on: `valid` outputs lie one element apart.
-    unsafe { row.load::<S>(0, valid) }
+    unsafe { across.load::<S>(valid) }
 }
 
 #[inline(always)]
-unsafe fn rows_to_steps<S: Simd, T: Stored>(first: &Lane, side: (usize, DType), k0: usize, count: usize, to: *mut T) {
+unsafe fn rows_to_steps<S: Simd, T: Stored>(side: (Line, usize), k0: usize, count: usize, to: *mut T) {
     for k in 0..count {
         // SAFETY: passed on.
-        unsafe { T::store::<S>(to.add(k * PANEL), load_side::<S>(first, side, k0 + k)) };
+        unsafe { T::store::<S>(to.add(k * PANEL), load_side::<S>(side, k0 + k)) };
     }
 }
 
 #[inline(always)]
-unsafe fn rows_to_pairs<S: Simd>(first: &Lane, side: (usize, DType), k0: usize, count: usize, to: *mut u8) {
+unsafe fn rows_to_pairs<S: Simd>(side: (Line, usize), k0: usize, count: usize, to: *mut u8) {
     for k in (0..count).step_by(2) {
         // SAFETY: passed on; behind an odd count stands a zero.
         unsafe {
-            let even = load_side::<S>(first, side, k0 + k);
-            let odd = if k + 1 < count { load_side::<S>(first, side, k0 + k + 1) } else { S::splat(0.0) };
+            let even = load_side::<S>(side, k0 + k);
+            let odd = if k + 1 < count { load_side::<S>(side, k0 + k + 1) } else { S::splat(0.0) };
             S::store(to.cast::<f32>().add(k / 2 * PANEL), S::round_bf16_pairs(even, odd));
         }
     }
 }
 
 /// Sixteen outputs whose values lie along K.
-#[derive(Clone, Copy)]
 struct Columns<'a> {
-    lanes: &'a [Lane],
-    /// The type that they share, if each is there and without gaps: then a load is a load.
-    plain: Option<DType>,
+    lines: &'a [Option<Line>],
+    /// The type that they share and where they begin, if each is there and without gaps: then a load is a load.
+    plain: Option<(DType, [*const u8; LANES])>,
 }
 
 impl<'a> Columns<'a> {
     #[inline(always)]
-    fn new(lanes: &'a [Lane]) -> Self {
-        let dtype = lanes[0].dtype;
-        let plain = lanes.iter().all(|lane| lane.dtype == dtype && lane.step == 1 && !lane.ptr.is_null());
-        Self { lanes, plain: plain.then_some(dtype) }
+    fn new(lines: &'a [Option<Line>]) -> Self {
+        let mut plain = None;
+        if let Some(Line { dtype, .. }) = lines[0] {
+            let mut ptrs = [std::ptr::null(); LANES];
+            let mut there = 0;
+            for line in lines.iter().flatten().filter(|line| line.dtype == dtype && line.step == 1) {
+                ptrs[there] = line.ptr();
+                there += 1;
+            }
+            plain = (there == LANES).then_some((dtype, ptrs));
+        }
+        Self { lines, plain }
     }
 
     /// Values `k..k + n` of each, at most 16, widened; zeros behind them.
     #[inline(always)]
-    unsafe fn load<S: Simd>(self, k: usize, n: usize) -> [S::F; LANES] {
-        // SAFETY: the caller names `n` values of the lanes from `k` on.
+    unsafe fn load<S: Simd>(&self, k: usize, n: usize) -> [S::F; LANES] {
+        // SAFETY: the caller names `n` values of the lines from `k` on.
         unsafe {
-            match self.plain {
-                Some(DType::F16) if n == LANES => self.load_plain::<S, f16>(k),
-                Some(DType::BF16) if n == LANES => self.load_plain::<S, bf16>(k),
-                Some(_) if n == LANES => self.load_plain::<S, f32>(k),
+            match &self.plain {
+                Some((DType::F16, ptrs)) if n == LANES => load_plain::<S, f16>(ptrs, k),
+                Some((DType::BF16, ptrs)) if n == LANES => load_plain::<S, bf16>(ptrs, k),
+                Some((_, ptrs)) if n == LANES => load_plain::<S, f32>(ptrs, k),
                 _ => {
                     let mut rows = [S::splat(0.0); LANES];
-                    for (lane, row) in self.lanes.iter().zip(&mut rows) {
-                        *row = lane.load::<S>(k, n);
+                    for (line, row) in self.lines.iter().zip(&mut rows) {
+                        if let Some(line) = line {
+                            *row = line.skip(k).load::<S>(n);
+                        }
                     }
                     rows
                 }
@@ -210,29 +162,18 @@ impl<'a> Columns<'a> {
         }
     }
 
-    #[inline(always)]
-    unsafe fn load_plain<S: Simd, T: Stored>(self, k: usize) -> [S::F; LANES] {
-        self.prefetch_next(k);
-        // SAFETY: passed on.
-        unsafe {
-            let mut rows = [S::splat(0.0); LANES];
-            for (lane, row) in self.lanes.iter().zip(&mut rows) {
-                *row = T::load::<S>(lane.ptr.add(k * size_of::<T>()).cast());
-            }
-            rows
-        }
-    }
-
     /// Values `k..k + n` of each, at most 32, in bf16: sixteen pairs, zeros behind them.
     #[inline(always)]
-    unsafe fn load_pairs<S: Simd>(self, k: usize, n: usize) -> [S::F; LANES] {
+    unsafe fn load_pairs<S: Simd>(&self, k: usize, n: usize) -> [S::F; LANES] {
         // SAFETY: passed on. Pairs are as long as f32, and their bits are only moved.
         unsafe {
-            if self.plain == Some(DType::BF16) && n == 2 * LANES {
-                self.prefetch_next(k);
+            if let Some((DType::BF16, ptrs)) = &self.plain
+                && n == 2 * LANES
+            {
+                prefetch_next::<bf16>(ptrs, k);
                 let mut rows = [S::splat(0.0); LANES];
-                for (lane, row) in self.lanes.iter().zip(&mut rows) {
-                    *row = S::load(lane.ptr.add(k * size_of::<bf16>()).cast());
+                for (ptr, row) in ptrs.iter().zip(&mut rows) {
+                    *row = S::load(ptr.add(k * size_of::<bf16>()).cast());
                 }
                 return rows;
             }
@@ -243,27 +184,41 @@ impl<'a> Columns<'a> {
             rows
         }
     }
+}
 
-    /// Asks for what the sixteen rows behind these have at `k`: rows are short, so that a core's own prefetcher comes
-    /// late to each.
-    #[inline(always)]
-    fn prefetch_next(self, k: usize) {
-        let [first, second] = [0, 1].map(|i| self.lanes[i].ptr as usize);
-        let ahead = second.wrapping_sub(first).wrapping_mul(LANES).wrapping_add(k * self.lanes[0].dtype.size());
-        for lane in self.lanes {
-            prefetch(lane.ptr.wrapping_add(ahead), Reach::Far);
+/// Values `k..k + 16` of sixteen rows of `T`s.
+#[inline(always)]
+unsafe fn load_plain<S: Simd, T: Stored>(ptrs: &[*const u8; LANES], k: usize) -> [S::F; LANES] {
+    prefetch_next::<T>(ptrs, k);
+    // SAFETY: the caller names rows that hold the values.
+    unsafe {
+        let mut rows = [S::splat(0.0); LANES];
+        for (ptr, row) in ptrs.iter().zip(&mut rows) {
+            *row = T::load::<S>(ptr.add(k * size_of::<T>()).cast());
         }
+        rows
+    }
+}
+
+/// Asks for what the sixteen rows behind these have at `k`: rows are short, so that a core's own prefetcher comes late
+/// to each.
+#[inline(always)]
+fn prefetch_next<T>(ptrs: &[*const u8; LANES], k: usize) {
+    let apart = (ptrs[1] as usize).wrapping_sub(ptrs[0] as usize);
+    let ahead = apart.wrapping_mul(LANES).wrapping_add(k * size_of::<T>());
+    for ptr in ptrs {
+        prefetch(ptr.wrapping_add(ahead), Reach::Far);
     }
 }
 
 #[inline(always)]
-unsafe fn columns_to_steps<S: Simd, T: Stored>(lanes: &[Lane], k0: usize, count: usize, to: *mut T) {
-    let lanes = Columns::new(lanes);
+unsafe fn columns_to_steps<S: Simd, T: Stored>(lines: &[Option<Line>], k0: usize, count: usize, to: *mut T) {
+    let columns = Columns::new(lines);
     for k in (0..count).step_by(LANES) {
         let n = (count - k).min(LANES);
         // SAFETY: passed on; `n` steps from `k` on are the panel's.
         unsafe {
-            let steps = S::transpose(lanes.load::<S>(k0 + k, n));
+            let steps = S::transpose(columns.load::<S>(k0 + k, n));
             for (step, values) in steps.into_iter().enumerate().take(n) {
                 T::store::<S>(to.add((k + step) * PANEL), values);
             }
@@ -272,13 +227,13 @@ unsafe fn columns_to_steps<S: Simd, T: Stored>(lanes: &[Lane], k0: usize, count:
 }
 
 #[inline(always)]
-unsafe fn columns_to_pairs<S: Simd>(lanes: &[Lane], k0: usize, count: usize, to: *mut u8) {
-    let lanes = Columns::new(lanes);
+unsafe fn columns_to_pairs<S: Simd>(lines: &[Option<Line>], k0: usize, count: usize, to: *mut u8) {
+    let columns = Columns::new(lines);
     for k in (0..count).step_by(2 * LANES) {
         let n = (count - k).min(2 * LANES);
         // SAFETY: passed on; `n` steps from `k` on are the panel's, and behind an odd number stands a zero.
         unsafe {
-            let pairs = S::transpose(lanes.load_pairs::<S>(k0 + k, n));
+            let pairs = S::transpose(columns.load_pairs::<S>(k0 + k, n));
             for (pair, values) in pairs.into_iter().enumerate().take(n.div_ceil(2)) {
                 S::store(to.cast::<f32>().add((k / 2 + pair) * PANEL), values);
             }
@@ -300,16 +255,16 @@ impl Kernel for Packing<'_> {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, panel: usize, _worker: usize) {
         let (weights, outputs) = (self.weights, self.weights.outputs());
-        let mut lanes = [Lane::EMPTY; PANEL];
+        let mut lines = [None; PANEL];
         for half in 0..2 {
-            for (lane, row) in lanes[half * LANES..].iter_mut().zip(outputs.half_panel(panel, half)) {
-                *lane = weights.lane(row);
+            for (line, row) in lines[half * LANES..].iter_mut().zip(outputs.half_panel(panel, half)) {
+                *line = weights.line(row);
             }
         }
         // SAFETY: `pack` checked that rows are in their pieces and that the panel is in the packed bytes.
         unsafe {
             let to = self.packed.add(panel * self.kind.bytes(weights.k));
-            pack_panel::<S>(&lanes, self.kind, 0, weights.k, to);
+            pack_panel::<S>(&lines, self.kind, 0, weights.k, to);
         }
     }
 }

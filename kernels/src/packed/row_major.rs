@@ -3,8 +3,9 @@
 use sinew_tensor::DType;
 
 use super::Weights;
+use crate::line::Line;
 use crate::simd::{Kernel, Simd};
-use crate::strided::{BLOCK, Scratch, store};
+use crate::strided::{Scratch, blocks};
 
 /// Values that a task copies at least: less is not worth a thread.
 const GRAIN: usize = 64 * 1024;
@@ -36,20 +37,19 @@ impl Kernel for Copy<'_> {
         let first = task * self.rows_per_task();
         let mut scratch = Scratch::new();
         for row in first..(first + self.rows_per_task()).min(outputs.n) {
-            let lane = self.weights.lane(row);
+            let Some(from) = self.weights.line(row) else { break };
             // SAFETY: `Format::pack` checked that rows are in their pieces and that the row is in the packed bytes; a
             // block has at most as many values as the scratch holds.
             unsafe {
                 let to = self.packed.add(outputs.row_major(row) * k * size);
-                if lane.dtype == self.dtype && lane.step == 1 {
-                    std::ptr::copy_nonoverlapping(lane.ptr, to, k * size);
+                if from.dtype == self.dtype && from.step == 1 {
+                    std::ptr::copy_nonoverlapping(from.ptr(), to, k * size);
                     continue;
                 }
-                for start in (0..k).step_by(BLOCK) {
-                    let len = (k - start).min(BLOCK);
-                    lane.widen::<S>(start, len, scratch.ptr());
-                    let values = scratch.ptr();
-                    store::<S>(self.dtype, to.add(start * size), 1, len, values);
+                let to = Line::new(to, self.dtype, 1);
+                for (start, len) in blocks(k) {
+                    from.skip(start).widen::<S>(len, scratch.ptr());
+                    to.skip(start).store_block::<S>(len, scratch.ptr());
                 }
             }
         }

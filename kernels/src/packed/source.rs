@@ -2,8 +2,9 @@
 
 use sinew_tensor::{DType, View};
 
-use super::{Lane, Outputs, refuse};
+use super::{Outputs, refuse};
 use crate::Result;
+use crate::line::Line;
 
 /// Rows of a weight as a checkpoint has them: at any address, in any strides.
 #[derive(Clone, Copy, Debug)]
@@ -65,9 +66,8 @@ impl<'a> Source<'a> {
         Ok(Self { bytes, dtype, rows, row_stride: layout.strides()[0], k_stride: layout.strides()[1] })
     }
 
-    pub(super) fn lane(&self, row: usize) -> Lane {
-        let ptr = self.bytes.as_ptr().wrapping_add(row * self.row_stride * self.dtype.size());
-        Lane { ptr, step: self.k_stride, dtype: self.dtype }
+    fn line(&self, row: usize) -> Line {
+        Line::new(self.bytes.as_ptr(), self.dtype, self.k_stride).moved(row * self.row_stride)
     }
 
     /// Whether all of `[rows, k]` lies in the bytes.
@@ -106,13 +106,14 @@ impl Weights<'_> {
         Outputs { n: self.n(), gated: self.gated }
     }
 
-    pub(super) fn lane(&self, mut row: usize) -> Lane {
+    /// A row, if there are so many.
+    pub(super) fn line(&self, mut row: usize) -> Option<Line> {
         for source in self.sources {
             if row < source.rows {
-                return source.lane(row);
+                return Some(source.line(row));
             }
             row -= source.rows;
         }
-        Lane::EMPTY
+        None
     }
 }

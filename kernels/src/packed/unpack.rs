@@ -1,7 +1,8 @@
 //! Values of packed weights, one row at a time.
 
-use super::{Format, GROUP, Lane, OFFSET, Order, Outputs, PANEL, PanelKind, refuse};
+use super::{Format, GROUP, OFFSET, Order, Outputs, PANEL, PanelKind, refuse};
 use crate::Result;
+use crate::line::Line;
 use crate::simd::Portable;
 
 impl Format {
@@ -35,9 +36,9 @@ impl Format {
             Order::Panels(kind) => kind,
             Order::Rows(dtype) => {
                 let row = &packed[outputs.row_major(row) * k * dtype.size()..][..k * dtype.size()];
-                let lane = Lane { ptr: row.as_ptr(), step: 1, dtype };
-                // SAFETY: the lane and the output have `k` values, and every machine has the portable level.
-                unsafe { lane.widen::<Portable>(0, k, out.as_mut_ptr()) };
+                let line = Line::new(row.as_ptr(), dtype, 1);
+                // SAFETY: the line and the output have `k` values, and every machine has the portable level.
+                unsafe { line.widen::<Portable>(k, out.as_mut_ptr()) };
                 return Ok(());
             }
         };

@@ -6,6 +6,7 @@ use sinew_tensor::Layout;
 use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic, split};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
+use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::strided::{self, Address, BLOCK, Scratch, Walk, store_index};
@@ -63,7 +64,7 @@ impl Kernel for ReduceKernel {
                             continue;
                         }
                     };
-                    strided::store::<S>(output, to, 0, 1, &result);
+                    Line::new(to, output, 0).store_block::<S>(1, &result);
                 }
             }
         }
@@ -166,12 +167,12 @@ impl Blocks<'_> {
                     None => return None,
                 },
             };
-            let from = self.x.wrapping_add(at * dtype.size());
+            let from = Line::new(self.x, dtype, step).moved(at);
             let take = len.min(BLOCK - filled);
             // SAFETY: the run is inside the row, and the scratch has room for what is taken.
             unsafe {
                 let room = self.scratch.add(filled);
-                let values = strided::load::<S>(dtype, from, step, take, room);
+                let values = from.block::<S>(take, room);
                 if take == BLOCK {
                     return Some((values, take));
                 }

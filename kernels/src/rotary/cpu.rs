@@ -9,6 +9,7 @@ use sinew_tensor::{DType, View};
 
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, X};
 use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
 use crate::simd::{Kernel, LANES, Simd, Stored, launch};
 use crate::{Error, Result};
@@ -216,46 +217,6 @@ struct Turn<T, U> {
 // element. In place, a task reads but what it writes.
 unsafe impl<T: Stored, U: Stored> Sync for Turn<T, U> {}
 
-/// `n` values, `step` elements apart, as lanes.
-///
-/// # Safety
-/// Those of [`Simd`]; the values are readable.
-#[inline(always)]
-unsafe fn read<T: Stored, S: Simd>(p: *const T, step: usize, n: usize) -> S::F {
-    debug_assert!(n <= LANES);
-    // SAFETY: `n` values are readable, and the array holds sixteen.
-    unsafe {
-        if step == 1 {
-            return if n == LANES { T::load::<S>(p) } else { T::load_n::<S>(p, n) };
-        }
-        let mut lanes = [T::zeroed(); LANES];
-        for (i, lane) in lanes[..n].iter_mut().enumerate() {
-            *lane = p.add(step * i).read();
-        }
-        T::load::<S>(lanes.as_ptr())
-    }
-}
-
-/// The first `n` lanes, to `step` elements apart.
-///
-/// # Safety
-/// Those of [`Simd`]; the elements are writable.
-#[inline(always)]
-unsafe fn write<U: Stored, S: Simd>(p: *mut U, step: usize, n: usize, v: S::F) {
-    debug_assert!(n <= LANES);
-    // SAFETY: `n` elements are writable, and the array holds sixteen.
-    unsafe {
-        if step == 1 {
-            return if n == LANES { U::store::<S>(p, v) } else { U::store_n::<S>(p, v, n) };
-        }
-        let mut lanes = [U::zeroed(); LANES];
-        U::store::<S>(lanes.as_mut_ptr(), v);
-        for (i, lane) in lanes[..n].iter().enumerate() {
-            p.add(step * i).write(*lane);
-        }
-    }
-}
-
 impl<T: Stored, U: Stored> Turn<T, U> {
     /// Turns `n` pairs.
     ///
@@ -268,10 +229,11 @@ impl<T: Stored, U: Stored> Turn<T, U> {
             let (a, b) = if n == LANES && self.x.interleaved() {
                 S::unzip(T::load::<S>(x), T::load::<S>(x.add(LANES)))
             } else {
-                (read::<T, S>(x, self.x.step, n), read::<T, S>(x.add(self.x.partner), self.x.step, n))
+                let second = Line::typed(x.add(self.x.partner), self.x.step);
+                (Line::typed(x, self.x.step).load_as::<S, T>(n), second.load_as::<S, T>(n))
             };
-            let c = read::<f32, S>(cos, self.cos.pair, n);
-            let s = read::<f32, S>(sin, self.sin.pair, n);
+            let c = Line::typed(cos, self.cos.pair).load_as::<S, f32>(n);
+            let s = Line::typed(sin, self.sin.pair).load_as::<S, f32>(n);
             let first = S::fma(S::mul(s, S::splat(-1.0)), b, S::mul(a, c));
             let second = S::fma(s, a, S::mul(b, c));
             if n == LANES && self.out.interleaved() {
@@ -279,8 +241,8 @@ impl<T: Stored, U: Stored> Turn<T, U> {
                 U::store::<S>(out, low);
                 U::store::<S>(out.add(LANES), high);
             } else {
-                write::<U, S>(out, self.out.step, n, first);
-                write::<U, S>(out.add(self.out.partner), self.out.step, n, second);
+                Line::typed(out, self.out.step).store_as::<S, U>(first, n);
+                Line::typed(out.add(self.out.partner), self.out.step).store_as::<S, U>(second, n);
             }
         }
     }
@@ -307,8 +269,8 @@ impl<T: Stored, U: Stored> Turn<T, U> {
             }
             for i in self.passing.clone().step_by(LANES) {
                 let n = (self.passing.end - i).min(LANES);
-                let v = read::<T, S>(x.add(i * self.x.value), self.x.value, n);
-                write::<U, S>(out.add(i * self.out.value), self.out.value, n, v);
+                let v = Line::typed(x, self.x.value).skip(i).load_as::<S, T>(n);
+                Line::typed(out, self.out.value).skip(i).store_as::<S, U>(v, n);
             }
         }
     }

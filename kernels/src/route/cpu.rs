@@ -36,14 +36,14 @@ impl Plane {
     }
 }
 
-/// Elements of one dimension.
+/// Numbers of one dimension.
 #[derive(Clone, Copy)]
-struct Line {
+struct Numbers {
     ptr: Address,
     stride: usize,
 }
 
-impl Line {
+impl Numbers {
     #[inline(always)]
     fn at(self, i: usize) -> *mut u32 {
         self.ptr.at(i * self.stride, 4).cast()
@@ -57,13 +57,13 @@ unsafe fn run(launch: &Launch<'_>, fixed: &RouteStatic, call: &RouteDynamic, ope
         let view = operands.output(Route::NAME, position, name)?;
         Ok(Plane { ptr: Address(view.host_ptr()?), strides: [view.strides()[0], view.strides()[1]] })
     };
-    let line = |position, name| -> Result<Line> {
+    let numbers = |position, name| -> Result<Numbers> {
         let view = operands.output(Route::NAME, position, name)?;
-        Ok(Line { ptr: Address(view.host_ptr()?), stride: view.strides()[0] })
+        Ok(Numbers { ptr: Address(view.host_ptr()?), stride: view.strides()[0] })
     };
     let (experts, weights) = (plane(Route::EXPERTS, "experts")?, plane(Route::WEIGHTS, "weights")?);
-    let offsets = line(Route::OFFSETS, "offsets")?;
-    let (place, source) = (line(Route::PLACE, "place")?, line(Route::SOURCE, "source")?);
+    let offsets = numbers(Route::OFFSETS, "offsets")?;
+    let (place, source) = (numbers(Route::PLACE, "place")?, numbers(Route::SOURCE, "source")?);
     let tokens = call.tokens;
     launch.team()?.run(tokens.div_ceil(TOKENS), |task, _| {
         for token in task * TOKENS..tokens.min((task + 1) * TOKENS) {
@@ -150,7 +150,7 @@ fn ordered(x: f32) -> u32 {
 ///
 /// # Safety
 /// The operands are those of the problem, and experts were written.
-unsafe fn sort(fixed: &RouteStatic, tokens: usize, experts: Plane, offsets: Line, place: Line, source: Line) {
+unsafe fn sort(fixed: &RouteStatic, tokens: usize, experts: Plane, offsets: Numbers, place: Numbers, source: Numbers) {
     // SAFETY: passed on: tokens, slots and experts are below the problem's.
     unsafe {
         let slots = || (0..tokens).flat_map(|token| (0..fixed.top_k).map(move |j| (token, j)));

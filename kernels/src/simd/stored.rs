@@ -5,7 +5,7 @@ use sinew_tensor::Element;
 
 use super::{LANES, Simd};
 
-/// A dtype that kernels compute on in f32: f32, f16, bf16.
+/// A dtype that kernels compute on in f32: f32, f16, bf16. As for [`Simd`], no alignment is asked of pointers.
 pub trait Stored: Element {
     /// Sixteen values from `p`, widened.
     ///
@@ -35,7 +35,7 @@ pub trait Stored: Element {
         let mut padded = [Self::zeroed(); LANES];
         // SAFETY: `n` elements are readable, and the array holds sixteen.
         unsafe {
-            std::ptr::copy_nonoverlapping(p, padded.as_mut_ptr(), n);
+            std::ptr::copy_nonoverlapping(p.cast::<u8>(), padded.as_mut_ptr().cast(), n * size_of::<Self>());
             Self::load::<S>(padded.as_ptr())
         }
     }
@@ -51,7 +51,21 @@ pub trait Stored: Element {
         // SAFETY: the array holds sixteen, and `n` elements of `p` are writable.
         unsafe {
             Self::store::<S>(padded.as_mut_ptr(), v);
-            std::ptr::copy_nonoverlapping(padded.as_ptr(), p, n);
+            std::ptr::copy_nonoverlapping(padded.as_ptr().cast::<u8>(), p.cast(), n * size_of::<Self>());
+        }
+    }
+
+    /// Sixteen lanes as they come back from being stored.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
+    #[inline(always)]
+    unsafe fn rounded<S: Simd>(v: S::F) -> S::F {
+        let mut values = [Self::zeroed(); LANES];
+        // SAFETY: the array holds sixteen.
+        unsafe {
+            Self::store::<S>(values.as_mut_ptr(), v);
+            Self::load::<S>(values.as_ptr())
         }
     }
 }

@@ -5,10 +5,11 @@ use sinew_memory::SimdLevel;
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
+use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
-use crate::rows::{Line, Rows, blocks};
+use crate::row_tasks::Rows;
 use crate::simd::{self, Kernel, LANES, Simd, math};
-use crate::strided::{BLOCK, Scratch};
+use crate::strided::{BLOCK, Scratch, blocks};
 
 /// Sums of exponentials in sixteen lanes by four, blocks of 512 in f32, blocks added in f64; multiply and add round
 /// apart.
@@ -110,7 +111,7 @@ impl Body {
         for [y_at, x_at, mask_at] in self.rows.task(task) {
             // SAFETY: passed on.
             unsafe {
-                self.row::<S, MASKED>(self.y.from(y_at), self.x.from(x_at), mask.from(mask_at), &mut room);
+                self.row::<S, MASKED>(self.y.moved(y_at), self.x.moved(x_at), mask.moved(mask_at), &mut room);
             }
         }
     }
@@ -142,14 +143,14 @@ impl Body {
             let mut total = 0.0;
             for (start, len) in blocks(self.width) {
                 let from = operands::<S, MASKED>(x, mask, start, len, room);
-                let to = if waiting { y.place(start, room.y.ptr()) } else { room.y.ptr() };
+                let to = if waiting { y.skip(start).place(room.y.ptr()) } else { room.y.ptr() };
                 total += f64::from(exponentials::<S, MASKED>(exponent, from, to, len));
             }
             // What is added to the exponents for the logarithm, and what exponentials are multiplied with.
             let shift = if total == 0.0 { f32::NEG_INFINITY } else { -total.ln() as f32 };
             let inverse = if total == 0.0 { 0.0 } else { (1.0 / total) as f32 };
             for (start, len) in blocks(self.width) {
-                let to = y.place(start, room.y.ptr());
+                let to = y.skip(start).place(room.y.ptr());
                 if self.log {
                     let from = operands::<S, MASKED>(x, mask, start, len, room);
                     shifted::<S, MASKED>(exponent, shift, from, to, len);
@@ -160,7 +161,7 @@ impl Body {
                     }
                     multiply::<S>(to, inverse, len);
                 }
-                y.store::<S>(start, len, to);
+                y.skip(start).store_block::<S>(len, to);
             }
         }
     }
@@ -169,7 +170,7 @@ impl Body {
 /// A block of the input and of the mask.
 ///
 /// # Safety
-/// Those of [`Line::load`].
+/// Those of [`Line::block`].
 #[inline(always)]
 unsafe fn operands<S: Simd, const MASKED: bool>(
     x: Line,
@@ -180,8 +181,8 @@ unsafe fn operands<S: Simd, const MASKED: bool>(
 ) -> [*const f32; 2] {
     // SAFETY: passed on.
     unsafe {
-        let x = x.load::<S>(start, len, room.x.ptr());
-        [x, if MASKED { mask.load::<S>(start, len, room.mask.ptr()) } else { x }]
+        let x = x.skip(start).block::<S>(len, room.x.ptr());
+        [x, if MASKED { mask.skip(start).block::<S>(len, room.mask.ptr()) } else { x }]
     }
 }
 

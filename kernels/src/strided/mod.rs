@@ -4,7 +4,7 @@ mod block;
 pub(crate) mod cases;
 mod index;
 
-pub(crate) use block::{BLOCK, Scratch, load, store, target};
+pub(crate) use block::{BLOCK, Scratch, blocks};
 pub(crate) use index::{Indices, largest_index, store_index};
 
 use sinew_tensor::{Layout, MAX_RANK};

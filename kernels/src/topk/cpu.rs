@@ -5,6 +5,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use super::{TopK, TopKCall, TopKStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
 use crate::simd::{self, Kernel, Simd};
@@ -117,8 +118,8 @@ impl TopKKernel {
             let len = (self.width - first).min(BLOCK);
             // SAFETY: the block is inside the row, and holds `len` values.
             let values = unsafe {
-                let from = x.wrapping_add(first * step * dtype.size());
-                std::slice::from_raw_parts(strided::load::<S>(dtype, from, step, len, scratch.ptr()), len)
+                let block = Line::new(x, dtype, step).skip(first).block::<S>(len, scratch.ptr());
+                std::slice::from_raw_parts(block, len)
             };
             let mut start = 0;
             if filled < heap.len() {

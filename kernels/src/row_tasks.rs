@@ -1,10 +1,6 @@
-//! Rows of strided operands: what norms and softmax share.
+//! Rows of strided operands as tasks: what norms and softmax share.
 
-use sinew_tensor::{DType, Layout, MAX_RANK, View};
-
-use crate::Result;
-use crate::simd::Simd;
-use crate::strided::{self, Address, BLOCK};
+use sinew_tensor::{Layout, MAX_RANK};
 
 /// Elements that one task handles at least. A task costs about a microsecond to hand out, and a norm goes through
 /// this many in some five.
@@ -93,81 +89,6 @@ impl<const N: usize> Iterator for RowIter<'_, N> {
         }
         Some(here)
     }
-}
-
-/// A row of an operand of f32, f16 or bf16: where it begins, and how far apart its elements are.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Line {
-    at: Address,
-    dtype: DType,
-    step: usize,
-}
-
-impl Line {
-    /// An operand's first row, along its last dimension.
-    ///
-    /// # Errors
-    /// Those of [`View::host_ptr`].
-    pub(crate) fn of(view: &View<'_>) -> Result<Self> {
-        let step = view.strides().last().copied().unwrap_or(0);
-        Ok(Self::new(view.host_ptr()?, view.dtype(), step))
-    }
-
-    /// A row that is only read.
-    #[inline(always)]
-    pub(crate) fn new(ptr: *const u8, dtype: DType, step: usize) -> Self {
-        Self { at: Address::read(ptr), dtype, step }
-    }
-
-    /// The row that begins so many elements further on.
-    #[inline(always)]
-    pub(crate) fn from(self, elements: usize) -> Self {
-        Self { at: Address(self.at.at(elements, self.dtype.size())), ..self }
-    }
-
-    /// Whether its elements are f32 side by side.
-    #[inline(always)]
-    pub(crate) fn is_plain(self) -> bool {
-        self.dtype == DType::F32 && self.step == 1
-    }
-
-    #[inline(always)]
-    fn element(self, i: usize) -> *mut u8 {
-        self.at.at(i * self.step, self.dtype.size())
-    }
-
-    /// Elements `start..start + len` as f32: where they lie if the row is plain, else widened into `scratch`.
-    ///
-    /// # Safety
-    /// Those of [`strided::load`].
-    #[inline(always)]
-    pub(crate) unsafe fn load<S: Simd>(self, start: usize, len: usize, scratch: *mut f32) -> *const f32 {
-        // SAFETY: passed on.
-        unsafe { strided::load::<S>(self.dtype, self.element(start), self.step, len, scratch) }
-    }
-
-    /// Where a block of results from element `start` on is put before [`Line::store`]: in the row itself if it is
-    /// plain, else in `scratch`.
-    #[inline(always)]
-    pub(crate) fn place(self, start: usize, scratch: *mut f32) -> *mut f32 {
-        strided::target(self.dtype, self.element(start), self.step, scratch)
-    }
-
-    /// Rounds a block of results to elements `start..start + len`, unless it lies there already.
-    ///
-    /// # Safety
-    /// Those of [`strided::store`].
-    #[inline(always)]
-    pub(crate) unsafe fn store<S: Simd>(self, start: usize, len: usize, values: *const f32) {
-        // SAFETY: passed on.
-        unsafe { strided::store::<S>(self.dtype, self.element(start), self.step, len, values) }
-    }
-}
-
-/// The blocks of a row: where each begins, and its length, which is at most [`BLOCK`].
-#[inline(always)]
-pub(crate) fn blocks(width: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..width).step_by(BLOCK).map(move |start| (start, (width - start).min(BLOCK)))
 }
 
 #[cfg(test)]
