@@ -4,7 +4,7 @@ use sinew_kernels::gemm::InputNorm;
 use sinew_kernels::norm::{Norm as Operator, NormDynamic, NormKind, NormStatic};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::{names, row_counts};
+use super::{bytes, names, row_counts};
 use crate::{Context, Planned, Result};
 
 /// Kind, weights and dtypes of a norm.
@@ -47,6 +47,11 @@ impl NormOptions {
             bias: self.bias.as_ref().map(Tensor::dtype),
             to: self.output,
         }
+    }
+
+    /// Bytes of its weight and bias.
+    pub(super) fn weight_bytes(&self) -> usize {
+        bytes(&self.weight) + self.bias.as_ref().map_or(0, bytes)
     }
 
     /// Its weight and bias.
@@ -105,6 +110,11 @@ impl Norm {
         let call = NormDynamic::of(x.shape());
         let inputs = [None, Some(self.weight.view()), self.bias.as_ref().map(Tensor::view)];
         self.in_place.run(ctx, &call, &inputs, &[x])
+    }
+
+    /// Bytes of its weight and bias.
+    pub fn weight_bytes(&self) -> usize {
+        bytes(&self.weight) + self.bias.as_ref().map_or(0, bytes)
     }
 
     /// Kernels chosen.
