@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sinew::kernels::case::Depth;
-use sinew::kernels::norm::{Norm, NormDynamic, NormKind, NormStatic};
+use sinew::kernels::norm::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
 use sinew::kernels::{AnyTable, Arithmetic, Launch, Operands, Registry, Row, Table};
 use sinew::memory::{Cpu, DeviceKind, Hardware};
 use sinew::ops::Policy;
@@ -26,10 +26,11 @@ const ROW: Row<Norm> = Row {
 
 /// The predicate: what this row does not do is left to others.
 fn admits(fixed: &NormStatic, _: &Hardware) -> Result<(), sinew::kernels::Refusal> {
-    if fixed.kind != NormKind::Rms || fixed.bias.is_some() || fixed.residual.is_some() || fixed.in_place {
+    let NormFormula { kind, weight, bias, .. } = fixed.formula;
+    if kind != NormKind::Rms || bias.is_some() || fixed.residual.is_some() || fixed.in_place {
         return Err("only RMS, without bias and residual, not in place".into());
     }
-    if [fixed.x, fixed.out, fixed.weight.unwrap_or(DType::F32)] != [DType::F32; 3] {
+    if [fixed.x, fixed.out, weight.unwrap_or(DType::F32)] != [DType::F32; 3] {
         return Err("only f32".into());
     }
     Ok(())
@@ -53,13 +54,13 @@ fn run(_: &Launch<'_>, fixed: &NormStatic, _: &NormDynamic, operands: Operands<'
         .optional(Norm::WEIGHT)
         .map(|w| Ok::<_, sinew::tensor::Error>((w.host_ptr()?.cast::<f32>(), w.strides()[0])));
     let weight = weight.transpose()?;
-    let offset = f64::from(fixed.weight_offset.get());
+    let offset = f64::from(fixed.formula.weight_offset.get());
     let rows = x.layout().elements() / width.max(1);
     for row in 0..rows {
         // SAFETY: `flat` is below the number of elements of both views, which have one shape.
         let read = |i: usize| f64::from(unsafe { *from.add(element(x, row * width + i)) });
         let mean = (0..width).map(|i| read(i) * read(i)).sum::<f64>() / width as f64;
-        let scale = 1.0 / (mean + f64::from(fixed.eps.get())).sqrt();
+        let scale = 1.0 / (mean + f64::from(fixed.formula.eps.get())).sqrt();
         for i in 0..width {
             // SAFETY: the weight has `width` elements.
             let factor = weight.map_or(1.0, |(w, stride)| f64::from(unsafe { *w.add(i * stride) }) + offset);
@@ -104,12 +105,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ctx = Context::new(device, Arc::new(registry), policy)?;
     let fixed = NormStatic {
         width: 64,
-        kind: NormKind::Rms,
-        eps: 1e-6.into(),
+        formula: NormFormula { kind: NormKind::Rms, eps: 1e-6.into(), ..NormFormula::default() },
         x: DType::F32,
         out: DType::F32,
-        weight: None,
-        bias: None,
         ..NormStatic::default()
     };
     let explanation = ctx.explain::<Norm>(&fixed, &NormDynamic { rows: 8 })?;

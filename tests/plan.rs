@@ -97,7 +97,11 @@ fn every_model_takes_what_its_plan_says() {
             for options in [usual, short] {
                 decoders += 1;
                 let plan = LanguageModel::plan(config, &checkpoint, &options, &*Cpu::get()).expect("a plan");
-                let load = |ctx| LanguageModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect("it loads");
+                let load = |ctx| {
+                    let model = LanguageModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect("it loads");
+                    assert_eq!(model.decoder().weight_bytes(), plan.weights, "{name}");
+                    model
+                };
                 assert_eq!(taken(load), plan.total(), "{name}: {plan:?}");
             }
         }

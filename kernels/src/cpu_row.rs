@@ -114,7 +114,7 @@ mod tests {
     use sinew_memory::Cpu;
 
     use super::*;
-    use crate::norm::{Norm, NormStatic};
+    use crate::norm::{Norm, NormFormula, NormStatic};
 
     #[test]
     fn a_row_is_refused_below_its_level_and_for_dtypes_without_lanes() {
@@ -126,7 +126,8 @@ mod tests {
         let below = |level| Some(format!("needs {level}, the CPU offers portable"));
         let above = [below(SimdLevel::Avx2), below(SimdLevel::Avx512)];
         assert_eq!(refusals(&NormStatic::default()), [&[None], &above[..]].concat());
-        let wide = NormStatic { weight: Some(DType::F64), ..NormStatic::default() };
+        let formula = NormFormula { weight: Some(DType::F64), ..NormFormula::default() };
+        let wide = NormStatic { formula, ..NormStatic::default() };
         let lanes = Some("takes f32, f16 and bf16, not f64".to_owned());
         assert_eq!(refusals(&wide), [&[lanes], &above[..]].concat());
     }

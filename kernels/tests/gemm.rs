@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sinew_kernels::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
-use sinew_kernels::norm::{self, Norm, NormDynamic, NormKind};
+use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
 use sinew_kernels::packed::{FORMATS, Format, Source, UnitRows, Weights};
 use sinew_kernels::{Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
@@ -280,7 +280,8 @@ fn a_product_of_normed_rows_has_the_bits_of_a_norm_and_a_product() {
                     let (eps, weight_offset) = (1e-5.into(), offset.into());
                     let plain = GemmStatic::new(n, k, to, Rhs::Strided(b), DType::F32, compute);
                     let folded = GemmStatic { a: x, ..plain.clone() };
-                    let folded = folded.of_norm(InputNorm { kind, eps, weight, weight_offset, bias, to });
+                    let folded = folded
+                        .of_norm(InputNorm { formula: NormFormula { kind, eps, weight, weight_offset, bias }, to });
                     let alone = folded.norm_alone().unwrap();
                     let (rows, _) = table.candidates(&folded, device.hardware());
                     for row in rows {
@@ -326,14 +327,14 @@ fn a_norm_of_the_left_operand_is_refused_where_its_operands_do_not_fit_it() {
     let (a, b, d, short, whole) =
         (tensor(&[1, 2, 5]), tensor(&[1, 5, 3]), tensor(&[1, 2, 3]), tensor(&[4]), tensor(&[5]));
     let plain = GemmStatic::new(3, 5, DType::F32, Rhs::Strided(DType::F32), DType::F32, Compute::F32);
-    let norm = InputNorm {
+    let formula = NormFormula {
         kind: NormKind::Layer,
         eps: 1e-5.into(),
         weight: Some(DType::F32),
         weight_offset: 0.0.into(),
         bias: None,
-        to: DType::F32,
     };
+    let norm = InputNorm { formula, to: DType::F32 };
     let normed = plain.clone().of_norm(norm);
     let mut d = d;
     let mut check = |fixed: &GemmStatic, weight: Option<&Tensor>, bias: Option<&Tensor>| {

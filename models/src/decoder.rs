@@ -208,12 +208,11 @@ impl Decoder {
         self.steps
     }
 
-    /// Bytes of packed weights and tables.
+    /// Bytes of its weights: packed ones, embedding tables, biases and the weights of norms.
     pub fn weight_bytes(&self) -> usize {
         let layers: usize = self.layers.iter().map(Layer::weight_bytes).sum();
-        let head = self.head.as_ref().map_or(0, |head| head.product.weight_bytes());
         let positions = self.positions.as_ref().map_or(0, |(table, _)| table.own_bytes());
-        layers + head + self.embedding.own_bytes() + positions
+        layers + self.head_bytes() + self.embedding.own_bytes() + positions
     }
 
     /// Bytes that a step of one token for each of so many sequences reads at most: weights but for rows of embedding
@@ -221,11 +220,15 @@ impl Decoder {
     /// sequence, or of as many as a layer's window has.
     pub fn step_bytes(&self, sequences: usize, length: f64) -> f64 {
         let layers: usize = self.layers.iter().map(|layer| layer.step_bytes(sequences)).sum();
-        let head = self.head.as_ref().map_or(0, |head| head.product.weight_bytes());
         let seen = |layer: &LayerConfig| layer.window.map_or(length, |window| length.min(window as f64));
         let seen: f64 = self.config.layers.iter().map(seen).sum();
         let of_token = self.config.kv_values() * self.precision.kv.size();
-        (layers + head) as f64 + sequences as f64 * seen * of_token as f64
+        (layers + self.head_bytes()) as f64 + sequences as f64 * seen * of_token as f64
+    }
+
+    /// Of the norm after the last layer and of the head.
+    fn head_bytes(&self) -> usize {
+        self.norm.weight_bytes() + self.head.as_ref().map_or(0, |head| head.product.weight_bytes())
     }
 
     /// The rows that serve this decoder: a name of the place, and the rows chosen there for one row and for many.
@@ -238,6 +241,7 @@ impl Decoder {
                 all.push((name, rows));
             }
         }
+        all.push(("last norm", self.norm.kernels()));
         all.extend(self.head.as_ref().map(|head| ("head", head.product.kernels())));
         all
     }

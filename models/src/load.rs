@@ -1,240 +1,35 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
+mod part;
+mod precision;
+mod sizes;
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use sinew_memory::{DeviceKind, Hardware};
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Compute, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight,
-    Rotary, WeightPacker,
+    GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight, Rotary,
+    WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
 
-use crate::checkpoint::{Checkpoint, Load};
+pub use self::part::Part;
+pub use self::precision::{Precision, WeightOptions, main_dtype};
+pub(crate) use self::sizes::Sizes;
+use self::sizes::{check, layer_norm_names};
+use crate::Result;
+use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
-use crate::scratch::{bytes, sum};
-use crate::{Error, Result};
-
-/// How weights get from files into memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WeightOptions {
-    /// Their dtype in memory; that of the checkpoint where it is `None`.
-    pub dtype: Option<DType>,
-    /// Mapped, or read.
-    pub load: Load,
-}
-
-impl WeightOptions {
-    /// The precision of a model with these weights on a device.
-    ///
-    /// # Errors
-    /// A dtype that weights cannot be kept in, or a checkpoint without floating-point tensors.
-    pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
-        let stored = main_dtype(checkpoint)?;
-        Precision::of(self.dtype.unwrap_or(stored), hardware)
-    }
-}
-
-/// Dtypes of a loaded model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Precision {
-    /// Of packed weights and embedding tables.
-    pub weights: DType,
-    /// Of what products read.
-    pub activations: DType,
-    /// Of the operands of products; sums are f32 everywhere.
-    pub compute: Compute,
-    /// Of cached keys and values.
-    pub kv: DType,
-}
-
-impl Precision {
-    /// The usual precision of models stored in `dtype` on a device.
-    ///
-    /// f16 weights are widened in registers and multiplied in f32, so that activations past f16's range do no harm. So
-    /// are bf16 weights where a device has no bf16 to multiply.
-    ///
-    /// # Errors
-    /// A dtype that weights cannot be kept in.
-    pub fn of(dtype: DType, hardware: &Hardware) -> Result<Self> {
-        let widens = hardware.accelerator.as_ref().is_some_and(|accelerator| !accelerator.bf16_products);
-        let (activations, compute, kv) = match dtype {
-            DType::BF16 if widens => (DType::F32, Compute::F32, DType::BF16),
-            DType::F32 => (DType::F32, Compute::F32, DType::F32),
-            DType::F16 => (DType::F32, Compute::F32, DType::F16),
-            DType::BF16 => (DType::BF16, Compute::Bf16, DType::BF16),
-            other => {
-                let supported = "f32, f16, bf16".to_owned();
-                return Err(Error::Unsupported { what: format!("weights of dtype {other}"), supported });
-            }
-        };
-        Ok(Self { weights: dtype, activations, compute, kv })
-    }
-}
-
-/// What a [`Loader`] would make of a checkpoint, for plans: every tensor is checked as loading checks it, and the bytes
-/// of what it becomes are counted; the largest number where they are more.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes<'a> {
-    pub checkpoint: &'a Checkpoint,
-    pub precision: Precision,
-    pub device: DeviceKind,
-}
-
-impl Sizes<'_> {
-    /// Of [`Loader::weight`].
-    pub(crate) fn weight(&self, part: &Part, k: usize) -> Result<usize> {
-        self.linear(std::slice::from_ref(part), k, false, false)
-    }
-
-    /// Of [`Loader::linear`].
-    pub(crate) fn linear(&self, parts: &[Part], k: usize, bias: bool, gated: bool) -> Result<usize> {
-        let n = sum(parts.iter().map(Part::len));
-        let mut bytes = WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, gated);
-        if bias {
-            parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
-            bytes = bytes.saturating_add(vector_bytes(n));
-        }
-        parts.iter().try_for_each(|part| check(self.checkpoint, &part.weight(), &part.shape(k)).map(drop))?;
-        Ok(bytes)
-    }
-
-    /// Of [`Loader::grouped`]. There may be as many parts as a file claims to have: none is made after one that is not
-    /// there.
-    pub(crate) fn grouped(
-        &self,
-        parts: impl Iterator<Item = Part>,
-        experts: usize,
-        k: usize,
-        gated: bool,
-    ) -> Result<usize> {
-        let mut rows = 0usize;
-        for part in parts {
-            check(self.checkpoint, &part.weight(), &part.shape(k))?;
-            rows = rows.saturating_add(part.len());
-        }
-        Ok(WeightPacker::bytes(self.device, self.precision.weights, experts, rows / experts.max(1), k, gated))
-    }
-
-    /// Of [`Loader::table`].
-    pub(crate) fn table(&self, part: &Part, width: usize) -> Result<usize> {
-        check(self.checkpoint, &part.weight(), &part.shape(width))?;
-        Ok(WeightPacker::table_bytes(self.precision.weights, part.len(), width))
-    }
-
-    /// Of [`Loader::norm`].
-    pub(crate) fn norm(&self, kind: NormKind, name: &str, n: usize) -> Result<usize> {
-        match kind {
-            NormKind::Rms | NormKind::RmsOffset => self.vector(&format!("{name}.weight"), n),
-            NormKind::Layer => self.layer_norm(name, n),
-        }
-    }
-
-    /// Of [`Loader::layer_norm`].
-    pub(crate) fn layer_norm(&self, name: &str, n: usize) -> Result<usize> {
-        let [weight, bias] = layer_norm_names(self.checkpoint, name);
-        Ok(self.vector(&weight, n)?.saturating_add(self.vector(&bias, n)?))
-    }
-
-    /// Of the tables of [`Loader::ropes`].
-    pub(crate) fn ropes(&self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> usize {
-        sum(ropes.iter().map(|rope| Rotary::bytes(rope.rotary_dim(head_dim).div_ceil(2), context)))
-    }
-
-    /// Of [`Loader::vector`].
-    pub(crate) fn vector(&self, name: &str, n: usize) -> Result<usize> {
-        check(self.checkpoint, name, &[n])?;
-        Ok(vector_bytes(n))
-    }
-}
-
-fn vector_bytes(n: usize) -> usize {
-    bytes(DType::F32, &[n])
-}
-
-/// The dtype of a tensor, which must have this shape.
-fn check(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> Result<DType> {
-    let info = checkpoint.info(name)?;
-    if info.shape != shape {
-        let found = info.shape;
-        return Err(Error::Config {
-            file: checkpoint.name().to_owned(),
-            problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
-        });
-    }
-    float_dtype(name, info.dtype)
-}
-
-/// What the two vectors of a layer norm are called: checkpoints converted from TensorFlow have gamma and beta.
-fn layer_norm_names(checkpoint: &Checkpoint, name: &str) -> [String; 2] {
-    [("weight", "gamma"), ("bias", "beta")].map(|(new, old)| {
-        let new = format!("{name}.{new}");
-        if checkpoint.contains(&new) { new } else { format!("{name}.{old}") }
-    })
-}
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Bytes of one slice of a weight: its pages are dropped before the next is read, so that a weight is never in memory
-/// twice.
+/// Bytes of one slice of a weight, counted in f32: a slice of a bf16 file is half as large. Its pages are dropped
+/// before the next is read, so that a weight is never in memory twice.
 const SLICE_BYTES: usize = 16 << 20;
-
-/// A matrix `[n, k]` in a checkpoint: all rows of a tensor, or some.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// What the tensors are called, less `.weight` and `.bias`.
-    name: String,
-    rows: Range<usize>,
-    /// Rows of the tensor.
-    of: usize,
-    /// Whether the tensor is `[k, n]`.
-    transposed: bool,
-}
-
-impl Part {
-    /// A tensor of `n` rows.
-    pub fn whole(name: impl Into<String>, n: usize) -> Self {
-        Self { name: name.into(), rows: 0..n, of: n, transposed: false }
-    }
-
-    /// The parts of so many rows of which a tensor is stacked.
-    pub fn split(name: &str, sizes: &[usize]) -> Vec<Self> {
-        let of = sizes.iter().sum();
-        let mut start = 0;
-        let part = |&n: &usize| {
-            let rows = start..start + n;
-            start = rows.end;
-            Self { name: name.to_owned(), rows, of, transposed: false }
-        };
-        sizes.iter().map(part).collect()
-    }
-
-    /// The same of a tensor that is `[k, n]` if that is so.
-    pub fn transposed(self, transposed: bool) -> Self {
-        Self { transposed, ..self }
-    }
-
-    fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// That of the tensor.
-    fn shape(&self, k: usize) -> [usize; 2] {
-        if self.transposed { [k, self.of] } else { [self.of, k] }
-    }
-
-    fn weight(&self) -> String {
-        format!("{}.weight", self.name)
-    }
-
-    fn bias(&self) -> String {
-        format!("{}.bias", self.name)
-    }
-}
 
 /// Packs the tensors of a checkpoint for a context.
 pub struct Loader<'a> {
@@ -296,9 +91,8 @@ impl<'a> Loader<'a> {
         options: LinearOptions,
         max_rows: usize,
     ) -> Result<Linear> {
-        let bias = if bias { Some(self.biases(parts)?) } else { None };
-        let weight = self.pack(parts, k, options.gated.is_some())?;
-        Ok(Linear::new(&self.ctx, weight, LinearOptions { bias, ..options }, max_rows)?)
+        let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
+        Ok(Linear::new(&self.ctx, weight, options, max_rows)?)
     }
 
     /// The same of what may be normed first.
@@ -314,9 +108,21 @@ impl<'a> Loader<'a> {
         options: LinearOptions,
         max_rows: usize,
     ) -> Result<NormedLinear> {
+        let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
+        Ok(NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?)
+    }
+
+    /// The weight of a linear layer, and `options` with its bias.
+    fn weight_and_bias(
+        &mut self,
+        parts: &[Part],
+        k: usize,
+        bias: bool,
+        options: LinearOptions,
+    ) -> Result<(Arc<PackedWeight>, LinearOptions)> {
         let bias = if bias { Some(self.biases(parts)?) } else { None };
         let weight = self.pack(parts, k, options.gated.is_some())?;
-        Ok(NormedLinear::new(&self.ctx, norm, weight, LinearOptions { bias, ..options }, max_rows)?)
+        Ok((weight, LinearOptions { bias, ..options }))
     }
 
     fn biases(&mut self, parts: &[Part]) -> Result<Tensor> {
@@ -436,7 +242,7 @@ impl<'a> Loader<'a> {
             .map(|(name, part)| check(self.checkpoint, name, &part.shape(k)))
             .collect::<Result<Vec<_>>>()?;
         if parts.iter().any(|part| part.transposed) {
-            return self.fill_columns(packer, parts, k);
+            return self.fill_columns(packer, parts, &names, &stored, k);
         }
         for slice in packer.slices(SLICE_BYTES) {
             let ranges: Vec<(usize, Range<usize>)> = slice
@@ -466,15 +272,19 @@ impl<'a> Loader<'a> {
 
     /// [`Loader::fill`] from tensors `[k, n]`. A slice has values in all of their pages, so that a whole tensor is at
     /// hand until it is packed.
-    fn fill_columns(&mut self, mut packer: WeightPacker, parts: &[Part], k: usize) -> Result<WeightPacker> {
+    fn fill_columns(
+        &mut self,
+        mut packer: WeightPacker,
+        parts: &[Part],
+        names: &[String],
+        stored: &[DType],
+        k: usize,
+    ) -> Result<WeightPacker> {
         let checkpoint = self.checkpoint;
-        let tensors = parts
+        let tensors = names
             .iter()
-            .map(|part| {
-                let name = part.weight();
-                let dtype = float_dtype(&name, checkpoint.info(&name)?.dtype)?;
-                Ok(packable(checkpoint.tensor(&name)?.bytes, dtype))
-            })
+            .zip(stored)
+            .map(|(name, &dtype)| Ok(packable(checkpoint.tensor(name)?.bytes, dtype)))
             .collect::<Result<Vec<_>>>()?;
         for slice in packer.slices(SLICE_BYTES) {
             let columns: Vec<(&[u8], DType, usize)> = slice
@@ -490,8 +300,8 @@ impl<'a> Loader<'a> {
             self.advance(packed);
         }
         drop(tensors);
-        for part in parts {
-            checkpoint.release_slice(&part.weight(), 0..usize::MAX);
+        for name in names {
+            checkpoint.release_slice(name, 0..usize::MAX);
         }
         Ok(packer)
     }
@@ -537,52 +347,6 @@ fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
 
 fn widen<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> Vec<f32> {
     bytes.as_chunks::<SIZE>().0.iter().map(|&chunk| value(chunk)).collect()
-}
-
-/// The dtype of floating-point elements.
-fn float(dtype: safetensors::Dtype) -> Option<DType> {
-    Some(match dtype {
-        safetensors::Dtype::F64 => DType::F64,
-        safetensors::Dtype::F32 => DType::F32,
-        safetensors::Dtype::F16 => DType::F16,
-        safetensors::Dtype::BF16 => DType::BF16,
-        _ => return None,
-    })
-}
-
-/// The dtype of a tensor that must be floating point.
-fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
-    float(dtype).ok_or_else(|| {
-        let what = format!("tensor {name} of dtype {dtype:?}");
-        Error::Unsupported { what, supported: FLOATS.to_owned() }
-    })
-}
-
-/// What [`float`] takes, for messages.
-const FLOATS: &str = "F32, F16, BF16, F64";
-
-/// The dtype that most of a checkpoint's bytes have: that in which it is kept unless another is asked for. f64 is kept
-/// as f32.
-///
-/// # Errors
-/// A checkpoint without floating-point tensors.
-pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
-    let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
-    for (_, info) in checkpoint.infos() {
-        let dtype = match float(info.dtype) {
-            Some(DType::F64) => DType::F32,
-            Some(dtype) => dtype,
-            // Position ids and the like.
-            None => continue,
-        };
-        counts.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);
-    }
-    let (dtype, most) = counts.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));
-    if most == 0 {
-        let what = format!("{}, which has no floating-point tensor,", checkpoint.name());
-        return Err(Error::Unsupported { what, supported: FLOATS.to_owned() });
-    }
-    Ok(dtype)
 }
 
 #[cfg(test)]

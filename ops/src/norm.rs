@@ -1,6 +1,6 @@
 //! RMS and layer norm.
 
-use sinew_kernels::norm::{Norm as Operator, NormDynamic, NormKind, NormStatic};
+use sinew_kernels::norm::{Norm as Operator, NormDynamic, NormFormula, NormKind, NormStatic};
 use sinew_tensor::{DType, Tensor};
 
 use crate::error::{operand, refuse};
@@ -152,14 +152,16 @@ impl<'a> Normalize<'a> {
         }
         let fixed = NormStatic {
             width,
-            kind: self.kind,
-            eps: self.eps.into(),
+            formula: NormFormula {
+                kind: self.kind,
+                eps: self.eps.into(),
+                weight: self.weight.map(Tensor::dtype),
+                weight_offset: self.weight_offset.into(),
+                bias: self.bias.map(Tensor::dtype),
+            },
             x: self.x.dtype(),
             out: y.dtype(),
-            weight: self.weight.map(Tensor::dtype),
-            bias: self.bias.map(Tensor::dtype),
             residual: residual.as_ref().map(|r| r.dtype()),
-            weight_offset: self.weight_offset.into(),
             in_place: false,
         };
         let call = NormDynamic::of(self.x.shape());

@@ -178,7 +178,7 @@ impl Layers {
         ctx.upload(&slots[..rows], &mut b.slots)?;
         let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
         self.embedding.run(ctx, b.ids.view(), b.hidden.view_mut()?)?;
-        self.qkv.run(ctx, b.hidden.view(), b.normed.view_mut()?, b.qkv.view_mut()?)?;
+        self.qkv.run(ctx, b.hidden.view(), Some(b.normed.view_mut()?), b.qkv.view_mut()?)?;
         let turned = b.qkv.view_mut()?.narrow(1, 0, q + kv)?.reshape(&[rows, HEADS + KV_HEADS, HEAD_DIM])?;
         self.rotary.run_in_place(ctx, turned, b.positions.view())?;
         let part =

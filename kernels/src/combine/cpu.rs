@@ -1,6 +1,6 @@
 //! One body in lanes of f32, at three levels.
 
-use sinew_memory::{Hardware, SimdLevel};
+use sinew_memory::SimdLevel;
 
 use super::{Combine, CombineDynamic, CombineStatic};
 use crate::Result;
@@ -24,10 +24,6 @@ impl Leveled for Combine {
     const PORTABLE: AtLevel = AtLevel { name: "combine.cpu.portable", arithmetic: MUL_ADD, reads: 0.4, computes: 0.1 };
     const AVX2: AtLevel = AtLevel { name: "combine.cpu.avx2", arithmetic: FMA, reads: 0.6, computes: 0.2 };
     const AVX512: AtLevel = AtLevel { name: "combine.cpu.avx512", arithmetic: FMA, reads: 0.7, computes: 0.2 };
-
-    fn cost(row: AtLevel, fixed: &CombineStatic, call: &CombineDynamic, hardware: &Hardware) -> f64 {
-        predicted::by_shares(Combine::work(fixed, call), hardware, row.reads, row.computes)
-    }
 
     unsafe fn run(
         level: SimdLevel,

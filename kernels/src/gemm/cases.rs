@@ -11,7 +11,7 @@ use crate::activation::Activation;
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
 };
-use crate::norm::NormKind;
+use crate::norm::{NormFormula, NormKind};
 use crate::{Arithmetic, F32Bits, Result};
 
 /// A packed weight with the values `[N, K]` that it holds.
@@ -107,14 +107,14 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
     for t in 0..rounds * SHAPES.len() {
         let [batch, m, n, k] = SHAPES[t % SHAPES.len()];
         let dtype = |turn: usize| DType::COMPUTE[turn % 3];
-        let norm = InputNorm {
+        let formula = NormFormula {
             kind: if t % 2 == 0 { NormKind::Rms } else { NormKind::Layer },
             eps: F32Bits::new(1e-6),
             weight: (t % 7 != 3).then(|| dtype(t / 4)),
             weight_offset: F32Bits::new(if t % 5 == 2 { 1.0 } else { 0.0 }),
             bias: (t % 4 == 1 || t % 8 == 6).then(|| dtype(t / 5)),
-            to: dtype(t / 2 + t / 9),
         };
+        let norm = InputNorm { formula, to: dtype(t / 2 + t / 9) };
         let mut epilogue = epilogues[t % epilogues.len()];
         let values = values[(t / 3) % values.len()];
         if values == Values::Subnormal {

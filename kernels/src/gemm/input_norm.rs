@@ -1,31 +1,21 @@
 //! The norm of a product's left operand, computed while its rows are packed.
 
-use std::fmt;
-
 use sinew_tensor::DType;
 
 use super::{Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT};
 use crate::line::Line;
 use crate::norm::lanes::{Formula, Scale};
-use crate::norm::{NormKind, NormStatic};
+use crate::norm::{NormFormula, NormKind, NormStatic};
 use crate::simd::{LANES, Simd, Stored};
 use crate::strided::Scratch;
-use crate::{F32Bits, Operands, Operator, Result};
+use crate::{Operands, Operator, Result};
 
 /// The norm of the left operand's rows: its bits are those of [`Norm`](crate::norm::Norm) into a tensor of
 /// [`InputNorm::to`] that is then multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InputNorm {
-    /// Which norm.
-    pub kind: NormKind,
-    /// What is added to the mean square or variance.
-    pub eps: F32Bits,
-    /// The weight's dtype, where there is one.
-    pub weight: Option<DType>,
-    /// Added to the weight.
-    pub weight_offset: F32Bits,
-    /// The bias's dtype, where there is one.
-    pub bias: Option<DType>,
+    /// What is computed of each row.
+    pub formula: NormFormula,
     /// What normed values are rounded to, before the product rounds its operands.
     pub to: DType,
 }
@@ -33,27 +23,8 @@ pub struct InputNorm {
 impl GemmStatic {
     /// The norm of its left operand as a problem by itself.
     pub fn norm_alone(&self) -> Option<NormStatic> {
-        let InputNorm { kind, eps, weight, weight_offset, bias, to } = self.norm?;
-        let operands = NormStatic { width: self.k, x: self.a, out: to, weight, bias, ..NormStatic::default() };
-        Some(NormStatic { kind, eps, weight_offset, ..operands })
-    }
-}
-
-impl fmt::Display for InputNorm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, eps, weight, weight_offset, bias, to } = self;
-        let kind = if *kind == NormKind::Rms { "rms" } else { "layer" };
-        write!(f, "{kind}-normed to {to} (eps {eps}")?;
-        if let Some(dtype) = weight {
-            write!(f, ", weight {dtype}")?;
-        }
-        if weight_offset.get() != 0.0 {
-            write!(f, " plus {weight_offset}")?;
-        }
-        if let Some(dtype) = bias {
-            write!(f, ", bias {dtype}")?;
-        }
-        f.write_str(")")
+        let InputNorm { formula, to } = self.norm?;
+        Some(NormStatic { width: self.k, formula, x: self.a, out: to, residual: None, in_place: false })
     }
 }
 
@@ -84,9 +55,9 @@ impl NormedRows {
             Ok(Some(Line::new(view.host_ptr()?, dtype, view.strides()[0])))
         };
         Ok(Some(Self {
-            formula: Formula::of(&norm),
-            weight: line(norm.weight, NORM_WEIGHT, "the norm's weight")?,
-            bias: line(norm.bias, NORM_BIAS, "the norm's bias")?,
+            formula: Formula::of(&norm.formula),
+            weight: line(norm.formula.weight, NORM_WEIGHT, "the norm's weight")?,
+            bias: line(norm.formula.bias, NORM_BIAS, "the norm's bias")?,
             to: norm.out,
         }))
     }

@@ -159,7 +159,7 @@ impl GemmStatic {
 
     /// Types of the norm's weight and bias, and what it rounds to.
     fn norm_dtypes(&self) -> [Option<DType>; 3] {
-        self.norm.map_or([None; 3], |norm| [norm.weight, norm.bias, Some(norm.to)])
+        self.norm.map_or([None; 3], |InputNorm { formula, to }| [formula.weight, formula.bias, Some(to)])
     }
 
     /// The right operand's outputs, as panels share them out.
@@ -182,11 +182,11 @@ impl GemmStatic {
 
 impl fmt::Display for GemmStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "n={} k={} {}", self.n, self.k, self.a)?;
-        if let Some(norm) = &self.norm {
-            write!(f, " {norm}")?;
+        write!(f, "n={} k={} ", self.n, self.k)?;
+        match self.norm_alone() {
+            Some(norm) => write!(f, "({norm})·")?,
+            None => write!(f, "{}·", self.a)?,
         }
-        write!(f, "·")?;
         match self.b {
             Rhs::Strided(dtype) => write!(f, "{dtype}")?,
             Rhs::Packed(format) => write!(f, "packed({})", format.name())?,

@@ -28,7 +28,7 @@ impl Leveled for Norm {
     const AVX512: AtLevel = AtLevel { name: "norm.cpu.avx512", arithmetic: FMA, reads: 0.85, computes: 0.15 };
 
     fn takes(fixed: &NormStatic) -> Result<(), Refusal> {
-        takes_lanes([Some(fixed.x), Some(fixed.out), fixed.weight, fixed.bias, fixed.residual].into_iter().flatten())
+        takes_lanes(fixed.dtypes())
     }
 
     unsafe fn run(
@@ -47,7 +47,7 @@ impl Leveled for Norm {
         let vector = |position| operands.optional(position).map(Line::of).transpose();
         let kernel = Body {
             width: fixed.width,
-            formula: Formula::of(fixed),
+            formula: Formula::of(&fixed.formula),
             rows: Rows::new([Some(y.layout()), Some(x.layout()), residual.map(|r| r.layout())]),
             y: Line::of(y)?,
             x: Line::of(x)?,

@@ -59,10 +59,7 @@ pub(super) fn rows() -> Vec<Row<Norm>> {
         name: "norm.cuda",
         device: DeviceKind::CUDA,
         arithmetic: BY_THREADS,
-        admits: |fixed, _| {
-            let NormStatic { x, out, weight, bias, residual, .. } = *fixed;
-            takes_lanes([Some(x), Some(out), weight, bias, residual].into_iter().flatten())
-        },
+        admits: |fixed, _| takes_lanes(fixed.dtypes()),
         cost: |fixed, call, hardware| cuda::cost(Norm::work(fixed, call), hardware, 0.7, 0.1),
         workspace: |_, _, _| 0,
         run,
@@ -101,12 +98,12 @@ unsafe fn run(launch: &Launch<'_>, fixed: &NormStatic, call: &NormDynamic, opera
         y_type: cuda::code(fixed.out),
         x_type: cuda::code(fixed.x),
         residual_type: type_of(fixed.residual),
-        weight_type: type_of(fixed.weight),
-        bias_type: type_of(fixed.bias),
+        weight_type: type_of(fixed.formula.weight),
+        bias_type: type_of(fixed.formula.bias),
         width: u32::try_from(fixed.width).map_err(|_| refuse(Norm::NAME, format!("{fixed}: rows are too wide")))?,
-        kind: u32::from(fixed.kind == NormKind::Layer),
-        eps: fixed.eps.get(),
-        weight_offset: fixed.weight_offset.get(),
+        kind: u32::from(fixed.formula.kind == NormKind::Layer),
+        eps: fixed.formula.eps.get(),
+        weight_offset: fixed.formula.weight_offset.get(),
         padding: 0,
     };
     let (kernel, rows_per_block) = if fixed.width <= SHORT_WIDTH { (&SHORT, WARPS) } else { (&LONG, 1) };

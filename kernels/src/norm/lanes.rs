@@ -1,6 +1,6 @@
 //! The arithmetic of a norm in lanes of f32: one formula, whether rows are written or packed.
 
-use super::{NormKind, NormStatic};
+use super::{NormFormula, NormKind};
 use crate::line::Line;
 use crate::simd::{LANES, Simd};
 use crate::strided::blocks;
@@ -31,8 +31,8 @@ pub(crate) struct ScaleLanes<S: Simd> {
 
 impl Formula {
     /// That of a problem.
-    pub fn of(fixed: &NormStatic) -> Self {
-        Self { kind: fixed.kind, offset: fixed.weight_offset.get(), eps: f64::from(fixed.eps.get()) }
+    pub fn of(formula: &NormFormula) -> Self {
+        Self { kind: formula.kind, offset: formula.weight_offset.get(), eps: f64::from(formula.eps.get()) }
     }
 
     /// The statistics of a row of `width` elements. `kept` holds it already, if it is not null.

@@ -63,44 +63,62 @@ impl Norm {
     pub const RESIDUAL: usize = 1;
 }
 
+/// What a norm makes of a row, wherever it is computed: by [`Norm`], or by a product of its left operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NormFormula {
+    /// Which norm.
+    pub kind: NormKind,
+    /// What is added to the mean square or variance: `rms_norm_eps`, `layer_norm_eps`.
+    pub eps: F32Bits,
+    /// The weight's dtype, where there is one.
+    pub weight: Option<DType>,
+    /// Added to the weight: 1 for Gemma, whose weights are stored as differences from 1; else 0.
+    pub weight_offset: F32Bits,
+    /// The bias's dtype, where there is one.
+    pub bias: Option<DType>,
+}
+
+impl NormFormula {
+    /// The dtypes of weight and bias.
+    pub(crate) fn vectors(&self) -> [Option<DType>; 2] {
+        [self.weight, self.bias]
+    }
+}
+
+impl Default for NormFormula {
+    /// RMS with eps 1e-6, without weight and bias.
+    fn default() -> Self {
+        let (eps, weight_offset) = (F32Bits::new(1e-6), F32Bits::new(0.0));
+        Self { kind: NormKind::Rms, eps, weight: None, weight_offset, bias: None }
+    }
+}
+
 /// The static part of [`Norm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NormStatic {
     /// Elements of a row.
     pub width: usize,
-    /// Which norm.
-    pub kind: NormKind,
-    /// What is added to the mean square or variance: `rms_norm_eps`, `layer_norm_eps`.
-    pub eps: F32Bits,
+    /// What is computed of each.
+    pub formula: NormFormula,
     /// The input's dtype: f32, f16 or bf16, as all others.
     pub x: DType,
     /// The output's dtype.
     pub out: DType,
-    /// The weight's dtype, where there is one.
-    pub weight: Option<DType>,
-    /// The bias's dtype, where there is one.
-    pub bias: Option<DType>,
     /// The residual's dtype, where `x` is added to one.
     pub residual: Option<DType>,
-    /// Added to the weight: 1 for Gemma, whose weights are stored as differences from 1; else 0.
-    pub weight_offset: F32Bits,
     /// The output's own values are normed and overwritten: there is no input [`Norm::X`] and no residual.
     pub in_place: bool,
 }
 
 impl Default for NormStatic {
-    /// An RMS norm of width 0 in f32 with eps 1e-6 and nothing else.
+    /// The default formula of rows of width 0 in f32, and nothing else.
     fn default() -> Self {
         Self {
             width: 0,
-            kind: NormKind::Rms,
-            eps: F32Bits::new(1e-6),
+            formula: NormFormula::default(),
             x: DType::F32,
             out: DType::F32,
-            weight: None,
-            bias: None,
             residual: None,
-            weight_offset: F32Bits::new(0.0),
             in_place: false,
         }
     }
@@ -108,7 +126,8 @@ impl Default for NormStatic {
 
 impl fmt::Display for NormStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { width, kind, eps, x, out, weight, bias, residual, weight_offset, in_place } = self;
+        let Self { width, formula, x, out, residual, in_place } = self;
+        let NormFormula { kind, eps, weight, weight_offset, bias } = formula;
         let kind = if *kind == NormKind::Rms { "rms" } else { "layer" };
         write!(f, "{kind} width {width} eps {eps} {x} to {out}")?;
         if *in_place {
@@ -150,6 +169,14 @@ impl fmt::Display for NormDynamic {
     }
 }
 
+impl NormStatic {
+    /// The dtypes of all operands.
+    fn dtypes(&self) -> impl Iterator<Item = DType> {
+        let [weight, bias] = self.formula.vectors();
+        [Some(self.x), Some(self.out), weight, bias, self.residual].into_iter().flatten()
+    }
+}
+
 impl Operator for Norm {
     const NAME: &'static str = "norm";
     type Static = NormStatic;
@@ -184,7 +211,8 @@ impl Operator for Norm {
             expect(Self::NAME, "residual", operands.output(Self::NAME, Self::RESIDUAL, "residual")?, dtype, shape)?;
         }
         let width = [fixed.width];
-        for (position, name, dtype) in [(Self::WEIGHT, "weight", fixed.weight), (Self::BIAS, "bias", fixed.bias)] {
+        let [weight, bias] = fixed.formula.vectors();
+        for (position, name, dtype) in [(Self::WEIGHT, "weight", weight), (Self::BIAS, "bias", bias)] {
             match (dtype, operands.optional(position)) {
                 (Some(dtype), _) => {
                     expect(Self::NAME, name, operands.input(Self::NAME, position, name)?, dtype, &width)?
@@ -198,9 +226,9 @@ impl Operator for Norm {
 
     fn work(fixed: &NormStatic, call: &NormDynamic) -> Work {
         let n = (call.rows * fixed.width) as f64;
-        let passes = if fixed.kind == NormKind::Rms { 4.0 } else { 8.0 };
+        let passes = if fixed.formula.kind == NormKind::Rms { 4.0 } else { 8.0 };
         let each = fixed.x.size() + fixed.out.size() + 2 * fixed.residual.map_or(0, DType::size);
-        let once = fixed.weight.map_or(0, DType::size) + fixed.bias.map_or(0, DType::size);
+        let once = fixed.formula.vectors().into_iter().flatten().map(DType::size).sum::<usize>();
         Work { flops: n * passes, bytes: n * each as f64 + (fixed.width * once) as f64 }
     }
 }

@@ -2,7 +2,7 @@
 
 use sinew_tensor::DType;
 
-use super::{Norm, NormDynamic, NormKind, NormStatic};
+use super::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
 use crate::{Arithmetic, F32Bits, Result};
 
@@ -29,14 +29,16 @@ impl Reference for Norm {
                 [Values::Normal, Values::Special, Values::Normal, Values::Subnormal, Values::Integers][n / 5 % 5];
             let fixed = NormStatic {
                 width: WIDTHS[(n * 5 + n / 16) % WIDTHS.len()],
-                kind,
-                eps: F32Bits::new(if values == Values::Subnormal { EPS[0] } else { EPS[n / 7 % 3] }),
+                formula: NormFormula {
+                    kind,
+                    eps: F32Bits::new(if values == Values::Subnormal { EPS[0] } else { EPS[n / 7 % 3] }),
+                    weight: (n % 7 != 3).then(|| dtype(n / 4)),
+                    weight_offset: F32Bits::new(if n % 5 == 2 { 1.0 } else { 0.0 }),
+                    bias: (kind == NormKind::Layer && n % 8 != 1 || n % 16 == 6).then(|| dtype(n / 2)),
+                },
                 x,
                 out: if form == 1 { x } else { dtype(n / 9 + n) },
-                weight: (n % 7 != 3).then(|| dtype(n / 4)),
-                bias: (kind == NormKind::Layer && n % 8 != 1 || n % 16 == 6).then(|| dtype(n / 2)),
                 residual: (form == 2 || form == 3).then(|| if form == 2 { DType::F32 } else { dtype(n / 27) }),
-                weight_offset: F32Bits::new(if n % 5 == 2 { 1.0 } else { 0.0 }),
                 in_place: form == 1,
             };
             Case {
@@ -81,8 +83,8 @@ impl Reference for Norm {
             let lay = if matches!(lay(n), Lay::Stepped | Lay::Padded) { lay(n) } else { Lay::Contiguous };
             host_operand(dtype, &width, lay, values, false)
         };
-        let weight = fixed.weight.map(|dtype| vector(1, dtype)).transpose()?;
-        let bias = fixed.bias.map(|dtype| vector(2, dtype)).transpose()?;
+        let weight = fixed.formula.weight.map(|dtype| vector(1, dtype)).transpose()?;
+        let bias = fixed.formula.bias.map(|dtype| vector(2, dtype)).transpose()?;
         let y = match in_place {
             Some(y) => y,
             None => random.output(fixed.out, &shape, lay(3))?,
@@ -145,9 +147,9 @@ pub(crate) struct Normed<'a> {
 impl<'a> Normed<'a> {
     pub fn new(fixed: &'a NormStatic, values: &'a [f64], weight: Option<&'a [f64]>, bias: Option<&'a [f64]>) -> Self {
         let count = fixed.width as f64;
-        let mean = if fixed.kind == NormKind::Layer { values.iter().sum::<f64>() / count } else { 0.0 };
+        let mean = if fixed.formula.kind == NormKind::Layer { values.iter().sum::<f64>() / count } else { 0.0 };
         let variance = values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / count;
-        let inverse = 1.0 / (variance + f64::from(fixed.eps.get())).sqrt();
+        let inverse = 1.0 / (variance + f64::from(fixed.formula.eps.get())).sqrt();
         let mut row = Self { fixed, values, weight, bias, mean, inverse, largest: 0.0 };
         row.largest = (0..values.len()).map(|i| row.scaled(i).abs() + row.bias(i).abs()).fold(0.0, f64::max);
         row
@@ -155,7 +157,7 @@ impl<'a> Normed<'a> {
 
     /// What a value's distance from the mean is multiplied with.
     fn factor(&self, i: usize) -> f64 {
-        self.inverse * (self.weight.map_or(1.0, |weight| weight[i]) + f64::from(self.fixed.weight_offset.get()))
+        self.inverse * (self.weight.map_or(1.0, |weight| weight[i]) + f64::from(self.fixed.formula.weight_offset.get()))
     }
 
     fn bias(&self, i: usize) -> f64 {
@@ -174,7 +176,7 @@ impl<'a> Normed<'a> {
     /// The error of computing it in f32.
     pub fn error(&self, i: usize) -> f64 {
         // f32 has no differences finer than its smallest subnormal, and they are multiplied afterwards.
-        let coarse = if self.fixed.kind == NormKind::Layer {
+        let coarse = if self.fixed.formula.kind == NormKind::Layer {
             2f64.powi(-149) * (self.scaled(i) / (self.values[i] - self.mean)).abs()
         } else {
             0.0

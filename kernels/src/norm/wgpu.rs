@@ -30,7 +30,7 @@ pub(super) fn row() -> Row<Norm> {
 }
 
 fn takes(fixed: &NormStatic) -> Result<(), Refusal> {
-    takes_lanes([Some(fixed.x), Some(fixed.out), fixed.weight, fixed.bias, fixed.residual].into_iter().flatten())
+    takes_lanes(fixed.dtypes())
 }
 
 /// The step from one element of a row to the next.
@@ -51,7 +51,7 @@ unsafe fn run(launch: &Launch<'_>, fixed: &NormStatic, _: &NormDynamic, operands
     let (weight, bias) = (operands.optional(Norm::WEIGHT), operands.optional(Norm::BIAS));
     let mut call = Call::new(launch, "norm.wgpu", include_str!("wgpu.wgsl"))?;
     call.option("WORKGROUP", if fixed.width < WIDE { 64 } else { 256 })?;
-    call.option("LAYER", u32::from(fixed.kind == NormKind::Layer))?;
+    call.option("LAYER", u32::from(fixed.formula.kind == NormKind::Layer))?;
     call.write("y", y)?;
     call.optional("x", x)?;
     call.optional_write("residual", residual)?;
@@ -68,7 +68,7 @@ unsafe fn run(launch: &Launch<'_>, fixed: &NormStatic, _: &NormDynamic, operands
     call.param("bias_step", step(bias.map(|view| view.layout())))?;
     call.param("width", fixed.width)?;
     call.param_f32("share", 1.0 / fixed.width as f32)?;
-    call.param_f32("eps", fixed.eps.get())?;
-    call.param_f32("offset", fixed.weight_offset.get())?;
+    call.param_f32("eps", fixed.formula.eps.get())?;
+    call.param_f32("offset", fixed.formula.weight_offset.get())?;
     call.dispatch_in_parts(|p| p("rows"))
 }

@@ -9,7 +9,7 @@ use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
 use crate::simd::{self, Kernel, Simd};
-use crate::strided::{self, Address, BLOCK, Scratch, Walk, store_index};
+use crate::strided::{Address, BLOCK, Scratch, Walk, store_index};
 
 /// An order has no rounding: every row gives the same.
 const EXACT: Arithmetic = Arithmetic::named("topk.exact");

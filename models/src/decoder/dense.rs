@@ -48,7 +48,7 @@ impl Dense {
     /// Adds what it makes of the stream to it.
     pub(super) fn run(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;
-        self.up.run(ctx, x.stream.hidden.read(n)?, x.normed.write(n)?, x.gated.write(n)?)?;
+        self.up.run(ctx, x.stream.hidden.read(n)?, Some(x.normed.write(n)?), x.gated.write(n)?)?;
         self.down.run(ctx, n, x.gated.read(n)?, &mut x.stream)
     }
 
@@ -70,12 +70,14 @@ impl Dense {
 
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        vec![(self.up_name, self.up.linear().kernels()), ("down", self.down.product.kernels())]
+        let mut all = self.up.kernels(["mlp norm", self.up_name]);
+        all.extend(self.down.kernels(["down", "mlp output norm"]));
+        all
     }
 
-    /// Bytes of its packed weights.
+    /// Bytes of its weights.
     pub(super) fn weight_bytes(&self) -> usize {
-        self.up.linear().weight_bytes() + self.down.product.weight_bytes()
+        self.up.weight_bytes() + self.down.weight_bytes()
     }
 }
 

@@ -8,13 +8,13 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Route, RouteOptions,
-    Routing,
+    Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, Route,
+    RouteOptions, Routing,
 };
-use sinew_tensor::DType;
+use sinew_tensor::{DType, View};
 
 use super::layer::{Activations, Step, norm_bytes};
-use super::stream::Input;
+use super::stream::{Stream, input_norm};
 use crate::config::ExpertsConfig;
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::scratch::{Rows, sum};
@@ -34,6 +34,14 @@ pub(super) struct Experts {
     per_token: usize,
 }
 
+/// What router and experts read: the stream, or the stream normed.
+#[derive(Debug)]
+struct Input {
+    norm: Option<Norm>,
+    /// Of what it gives.
+    dtype: DType,
+}
+
 /// What the experts of a step work on; every layer uses the same.
 #[derive(Debug)]
 pub(super) struct ExpertActivations {
@@ -44,6 +52,21 @@ pub(super) struct ExpertActivations {
     sorted: Rows,
     gated: Rows,
     outputs: Rows,
+}
+
+impl Input {
+    fn load(loader: &mut Loader<'_>, config: &DecoderConfig, norm: Option<String>, rows: usize) -> Result<Self> {
+        let (norm, dtype) = input_norm(loader, config, norm)?;
+        let norm = norm.map(|norm| Norm::new(loader.context(), norm, rows)).transpose()?;
+        Ok(Self { norm, dtype })
+    }
+
+    /// The first `n` rows of the stream, normed into `normed` if they are.
+    fn read<'a>(&self, ctx: &Context, n: usize, stream: &'a Stream, normed: &'a mut Rows) -> Result<View<'a>> {
+        let Some(norm) = &self.norm else { return stream.hidden.read(n) };
+        norm.run(ctx, stream.hidden.read(n)?, normed.write(n)?)?;
+        normed.read(n)
+    }
 }
 
 impl ExpertActivations {
@@ -155,22 +178,30 @@ impl Experts {
 
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        vec![
+        // Router and experts read one input, which is therefore normed by itself.
+        let mut all: Vec<_> = self.input.norm.iter().map(|norm| ("experts' norm", norm.kernels())).collect();
+        all.extend([
             ("router", self.router.kernels()),
             ("experts' gate and up", self.gate_up.kernels()),
             ("experts' down", self.down.kernels()),
-        ]
+        ]);
+        all
     }
 
-    /// Bytes of its packed weights.
+    /// Bytes of its weights.
     pub(super) fn weight_bytes(&self) -> usize {
-        self.router.weight_bytes() + self.expert_bytes()
+        self.shared_bytes() + self.expert_bytes()
     }
 
     /// Bytes of weights that a step of `rows` tokens reads at most: each token goes through a few experts.
     pub(super) fn step_bytes(&self, rows: usize) -> usize {
         let used = rows.saturating_mul(self.per_token).min(self.count);
-        self.router.weight_bytes() + self.expert_bytes() / self.count * used
+        self.shared_bytes() + self.expert_bytes() / self.count * used
+    }
+
+    /// Of what every token goes through.
+    fn shared_bytes(&self) -> usize {
+        self.input.norm.as_ref().map_or(0, Norm::weight_bytes) + self.router.weight_bytes()
     }
 
     fn expert_bytes(&self) -> usize {

@@ -58,7 +58,7 @@ impl FeedForward {
         }
     }
 
-    /// Bytes of its packed weights.
+    /// Bytes of its weights.
     pub(super) fn weight_bytes(&self) -> usize {
         match self {
             Self::Dense(dense) => dense.weight_bytes(),

@@ -181,7 +181,7 @@ impl Layer {
         let &Step { ctx, rows: n, ropes, positions, slots, sequences } = step;
         let (keys, values) = cache;
         let [q, k, v] = self.heads;
-        self.qkv.run(ctx, x.stream.hidden.read(n)?, x.normed.write(n)?, x.qkv.write(n)?)?;
+        self.qkv.run(ctx, x.stream.hidden.read(n)?, Some(x.normed.write(n)?), x.qkv.write(n)?)?;
         for (norm, heads) in self.qk_norm.iter().flatten() {
             norm.run_in_place(ctx, x.qkv.write_heads(n, *heads)?)?;
         }
@@ -197,25 +197,29 @@ impl Layer {
 
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
-        let mut all: Vec<_> = self.qkv.norm().iter().map(|norm| ("norm", norm.kernels())).collect();
-        all.extend([
-            ("qkv", self.qkv.linear().kernels()),
-            ("kv append", self.append.kernels()),
-            ("attention", self.attention.kernels()),
-            ("output", self.output.product.kernels()),
-        ]);
+        let mut all = self.qkv.kernels(["attention norm", "qkv"]);
+        if let Some([(q, _), (k, _)]) = &self.qk_norm {
+            all.extend([("query norm", q.kernels()), ("key norm", k.kernels())]);
+        }
+        all.extend([("kv append", self.append.kernels()), ("attention", self.attention.kernels())]);
+        all.extend(self.output.kernels(["output", "attention output norm"]));
         all.extend(self.feed_forward.kernels());
         all
     }
 
-    /// Bytes of its packed weights.
+    /// Bytes of its weights.
     pub(super) fn weight_bytes(&self) -> usize {
-        self.qkv.linear().weight_bytes() + self.output.product.weight_bytes() + self.feed_forward.weight_bytes()
+        self.attention_bytes() + self.feed_forward.weight_bytes()
     }
 
     /// Bytes of weights that a step of `rows` tokens reads at most.
     pub(super) fn step_bytes(&self, rows: usize) -> usize {
-        self.qkv.linear().weight_bytes() + self.output.product.weight_bytes() + self.feed_forward.step_bytes(rows)
+        self.attention_bytes() + self.feed_forward.step_bytes(rows)
+    }
+
+    fn attention_bytes(&self) -> usize {
+        let qk_norm: usize = self.qk_norm.iter().flatten().map(|(norm, _)| norm.weight_bytes()).sum();
+        self.qkv.weight_bytes() + qk_norm + self.output.weight_bytes()
     }
 }
 

@@ -16,14 +16,6 @@ pub(super) struct Stream {
     pub(super) added: Rows,
 }
 
-/// What a sublayer reads more than once: the stream, or the stream normed.
-#[derive(Debug)]
-pub(super) struct Input {
-    norm: Option<Norm>,
-    /// Of what it gives.
-    pub(super) dtype: DType,
-}
-
 /// A norm of what is then added to the stream.
 #[derive(Debug)]
 pub(super) struct AddedNorm {
@@ -34,7 +26,7 @@ pub(super) struct AddedNorm {
 /// The product that ends a sublayer, added to the stream as it is or normed.
 #[derive(Debug)]
 pub(super) struct Output {
-    pub(super) product: Linear,
+    product: Linear,
     norm: Option<AddedNorm>,
 }
 
@@ -55,32 +47,6 @@ impl Stream {
         let names = config.names;
         let norms = names.attention_output_norm.is_some() || names.mlp_output_norm.is_some();
         if norms || config.learned_positions { rows } else { 0 }
-    }
-}
-
-impl Input {
-    pub(super) fn load(
-        loader: &mut Loader<'_>,
-        config: &DecoderConfig,
-        norm: Option<String>,
-        rows: usize,
-    ) -> Result<Self> {
-        let (norm, dtype) = input_norm(loader, config, norm)?;
-        let norm = norm.map(|norm| Norm::new(loader.context(), norm, rows)).transpose()?;
-        Ok(Self { norm, dtype })
-    }
-
-    /// The first `n` rows of the stream, normed into `normed` if they are.
-    pub(super) fn read<'a>(
-        &self,
-        ctx: &Context,
-        n: usize,
-        stream: &'a Stream,
-        normed: &'a mut Rows,
-    ) -> Result<View<'a>> {
-        let Some(norm) = &self.norm else { return stream.hidden.read(n) };
-        norm.run(ctx, stream.hidden.read(n)?, normed.write(n)?)?;
-        normed.read(n)
     }
 }
 
@@ -135,5 +101,17 @@ impl Output {
         let Some(norm) = &self.norm else { return Ok(self.product.run(ctx, x, stream.hidden.write(n)?)?) };
         self.product.run(ctx, x, stream.added.write(n)?)?;
         norm.run(ctx, n, stream)
+    }
+
+    /// The rows chosen for its product and norm, by the names that are given for their places.
+    pub(super) fn kernels(&self, [product, norm]: [&'static str; 2]) -> Vec<(&'static str, Vec<&'static str>)> {
+        let mut all = vec![(product, self.product.kernels())];
+        all.extend(self.norm.as_ref().map(|added| (norm, added.norm.kernels())));
+        all
+    }
+
+    /// Bytes of its weights.
+    pub(super) fn weight_bytes(&self) -> usize {
+        self.product.weight_bytes() + self.norm.as_ref().map_or(0, |added| added.norm.weight_bytes())
     }
 }

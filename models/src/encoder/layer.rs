@@ -183,11 +183,11 @@ impl Layer {
         self.attend(step, hidden, middle, x)?;
         self.output.run(ctx, x.attended.read(n)?, hidden.write(n)?)?;
         let Some([attention, mlp]) = &self.after else {
-            self.up.run(ctx, hidden.read(n)?, middle.write(n)?, x.up.write(n)?)?;
+            self.up.run(ctx, hidden.read(n)?, Some(middle.write(n)?), x.up.write(n)?)?;
             return Ok(self.down.run(ctx, x.up.read(n)?, hidden.write(n)?)?);
         };
         attention.run(ctx, hidden.read(n)?, middle.write(n)?)?;
-        self.up.run(ctx, middle.read(n)?, hidden.write(n)?, x.up.write(n)?)?;
+        self.up.run(ctx, middle.read(n)?, None, x.up.write(n)?)?;
         self.down.run(ctx, x.up.read(n)?, middle.write(n)?)?;
         Ok(mlp.run(ctx, middle.read(n)?, hidden.write(n)?)?)
     }
@@ -195,7 +195,7 @@ impl Layer {
     fn attend(&self, step: &Step<'_>, input: &Rows, normed: &mut Rows, x: &mut Scratch) -> Result<()> {
         let &Step { ctx, n, ropes, positions, sequences } = step;
         let [q, k, v] = self.heads;
-        self.qkv.run(ctx, input.read(n)?, normed.write(n)?, x.qkv.write(n)?)?;
+        self.qkv.run(ctx, input.read(n)?, Some(normed.write(n)?), x.qkv.write(n)?)?;
         if let Some(rope) = self.rope {
             ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
             ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, k)?, positions)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sinew_kernels::embedding::{Embedding as Operator, EmbeddingDynamic, EmbeddingStatic, TableKind};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::{PackedWeight, names, size};
+use super::{PackedWeight, bytes, names, size};
 use crate::error::{operand, refuse};
 use crate::{Context, Planned, Result};
 
@@ -62,7 +62,7 @@ impl Embedding {
     /// Bytes of a table that nothing else holds.
     pub fn own_bytes(&self) -> usize {
         match &self.table {
-            Table::Own(table) => table.layout().elements() * table.dtype().size(),
+            Table::Own(table) => bytes(table),
             Table::Shared(_) => 0,
         }
     }

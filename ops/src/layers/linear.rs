@@ -7,7 +7,7 @@ use sinew_kernels::activation::Activation;
 use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::{Norm, NormOptions, PackedWeight, names, row_counts, size};
+use super::{Norm, NormOptions, PackedWeight, bytes, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Error, Planned, Result};
 
@@ -47,8 +47,6 @@ impl LinearOptions {
 pub struct Linear {
     weight: Arc<PackedWeight>,
     bias: Option<Tensor>,
-    /// Of the rows of the input, where the kernel norms them.
-    norm: Option<NormOptions>,
     plan: Planned<Gemm>,
 }
 
@@ -56,9 +54,19 @@ pub struct Linear {
 /// as it packs them, else two. Without a norm it is the product alone.
 #[derive(Debug)]
 pub struct NormedLinear {
-    /// What runs before the product, where that does not norm its input.
-    norm: Option<Norm>,
+    norm: InputNorm,
     linear: Linear,
+}
+
+/// What norms the input of a product.
+#[derive(Debug)]
+enum InputNorm {
+    /// Nothing: the product is of the input as it is.
+    Plain,
+    /// The product's own kernel, as it packs rows.
+    Folded(NormOptions),
+    /// A kernel that runs before the product's.
+    Apart(Norm),
 }
 
 impl Linear {
@@ -70,11 +78,12 @@ impl Linear {
         Self::planned(ctx, weight, options, None, max_rows)
     }
 
+    /// That of the input as it is, or as `norm` gives it.
     fn planned(
         ctx: &Context,
         weight: Arc<PackedWeight>,
         options: LinearOptions,
-        norm: Option<NormOptions>,
+        norm: Option<&NormOptions>,
         max_rows: usize,
     ) -> Result<Self> {
         if weight.shape().gated != options.gated.is_some() {
@@ -94,8 +103,8 @@ impl Linear {
         let fixed = GemmStatic {
             n: weight.n(),
             k: weight.k(),
-            a: norm.as_ref().map_or(options.input, NormOptions::input),
-            norm: norm.as_ref().map(NormOptions::of_input),
+            a: norm.map_or(options.input, NormOptions::input),
+            norm: norm.map(NormOptions::of_input),
             b: Rhs::Packed(weight.shape().format),
             out: options.output,
             compute: options.compute,
@@ -103,7 +112,7 @@ impl Linear {
         };
         let calls: Vec<GemmDynamic> = row_counts(max_rows).map(|m| GemmDynamic { batch: 1, m }).collect();
         let plan = ctx.plan::<Gemm>(fixed, &calls)?;
-        Ok(Self { weight, bias: options.bias, norm, plan })
+        Ok(Self { weight, bias: options.bias, plan })
     }
 
     /// Enqueues `x [rows, k]` to `out [rows, n]` (`n / 2` where gated).
@@ -111,20 +120,25 @@ impl Linear {
     /// # Errors
     /// Operands of other shapes or dtypes than planned.
     pub fn run(&self, ctx: &Context, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        self.run_with(ctx, x, [None; 2], out)
+    }
+
+    /// The same with weight and bias of the norm that it was planned with.
+    fn run_with(&self, ctx: &Context, x: View<'_>, norm: [Option<View<'_>>; 2], out: ViewMut<'_>) -> Result<()> {
         let batched = |layout: &sinew_tensor::Layout| -> Result<sinew_tensor::Layout> { Ok(layout.unsqueeze(0)?) };
         let x = x.with_layout(batched(x.layout())?)?;
         let call = GemmDynamic { batch: 1, m: size(&x, 1) };
         let layout = batched(out.layout())?;
         let out = out.with_layout(layout)?;
         let bias = self.bias.as_ref().map(Tensor::view);
-        let [norm_weight, norm_bias] = self.norm.as_ref().map_or([None; 2], NormOptions::vectors);
+        let [norm_weight, norm_bias] = norm;
         let inputs = [Some(x), Some(self.weight.tensor().view()), bias, None, norm_weight, norm_bias];
         self.plan.run(ctx, &call, &inputs, &[out])
     }
 
-    /// Bytes of the packed weight.
+    /// Bytes of the packed weight and the bias.
     pub fn weight_bytes(&self) -> usize {
-        self.weight.len()
+        self.weight.len() + self.bias.as_ref().map_or(0, bytes)
     }
 
     /// Kernels chosen, for few rows first.
@@ -146,43 +160,64 @@ impl NormedLinear {
         max_rows: usize,
     ) -> Result<Self> {
         let linear = Linear::new(ctx, weight.clone(), options.clone(), max_rows)?;
-        let Some(norm) = norm else { return Ok(Self { norm: None, linear }) };
+        let Some(norm) = norm else { return Ok(Self { norm: InputNorm::Plain, linear }) };
         if norm.output() != options.input {
             let (from, to) = (norm.output(), options.input);
             return Err(refuse("linear", format!("the norm gives {from}, the product reads {to}")));
         }
         let alone = Norm::new(ctx, norm.clone(), max_rows)?;
-        let folded = match Linear::planned(ctx, weight, options, Some(norm), max_rows) {
+        let folded = match Linear::planned(ctx, weight, options, Some(&norm), max_rows) {
             Err(Error::Kernel(KernelError::NoKernel { .. })) => None,
             folded => Some(folded?),
         };
         // A product whose best row norms nothing keeps it, and a norm the row that is preferred for it.
         let preferred = alone.kernels().iter().any(|&row| ctx.policy().prefer.iter().any(|name| name == row));
         Ok(match folded {
-            Some(folded) if !preferred && folded.kernels() == linear.kernels() => Self { norm: None, linear: folded },
-            _ => Self { norm: Some(alone), linear },
+            Some(folded) if !preferred && folded.kernels() == linear.kernels() => {
+                Self { norm: InputNorm::Folded(norm), linear: folded }
+            }
+            _ => Self { norm: InputNorm::Apart(alone), linear },
         })
     }
 
     /// Enqueues `x [rows, k]` to `out [rows, n]` (`n / 2` where gated). `normed` is room for `[rows, k]` of the norm's
-    /// output, which is left as it is where no norm runs by itself.
+    /// output, which is left as it is where no norm runs by itself; without a norm none is needed.
     ///
     /// # Errors
-    /// Operands of other shapes or dtypes than planned.
-    pub fn run(&self, ctx: &Context, x: View<'_>, normed: ViewMut<'_>, out: ViewMut<'_>) -> Result<()> {
-        let Some(norm) = &self.norm else { return self.linear.run(ctx, x, out) };
-        let written = *normed.view();
-        norm.run(ctx, x, normed)?;
-        self.linear.run(ctx, written, out)
+    /// Operands of other shapes or dtypes than planned, or no room for a norm that runs by itself.
+    pub fn run(&self, ctx: &Context, x: View<'_>, normed: Option<ViewMut<'_>>, out: ViewMut<'_>) -> Result<()> {
+        match &self.norm {
+            InputNorm::Plain => self.linear.run(ctx, x, out),
+            InputNorm::Folded(norm) => self.linear.run_with(ctx, x, norm.vectors(), out),
+            InputNorm::Apart(norm) => {
+                let Some(normed) = normed else {
+                    return Err(refuse("linear", "a norm that runs by itself wants room for what it gives"));
+                };
+                let written = *normed.view();
+                norm.run(ctx, x, normed)?;
+                self.linear.run(ctx, written, out)
+            }
+        }
     }
 
-    /// The product.
-    pub fn linear(&self) -> &Linear {
-        &self.linear
+    /// Bytes of the packed weight, the bias, and the norm's weight and bias.
+    pub fn weight_bytes(&self) -> usize {
+        let norm = match &self.norm {
+            InputNorm::Plain => 0,
+            InputNorm::Folded(norm) => norm.weight_bytes(),
+            InputNorm::Apart(norm) => norm.weight_bytes(),
+        };
+        norm + self.linear.weight_bytes()
     }
 
-    /// The norm, where it runs by itself.
-    pub fn norm(&self) -> Option<&Norm> {
-        self.norm.as_ref()
+    /// Kernels chosen, for few rows first, each with the name that is given for its place: those of a norm that runs by
+    /// itself, if one does, and those of the product.
+    pub fn kernels(&self, [norm, product]: [&'static str; 2]) -> Vec<(&'static str, Vec<&'static str>)> {
+        let mut all = Vec::new();
+        if let InputNorm::Apart(alone) = &self.norm {
+            all.push((norm, alone.kernels()));
+        }
+        all.push((product, self.linear.kernels()));
+        all
     }
 }

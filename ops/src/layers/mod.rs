@@ -25,6 +25,8 @@ pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;
 pub use weight::{PackedShape, PackedWeight, UnitSlice, WeightPacker};
 
+use sinew_tensor::Tensor;
+
 /// Numbers of rows for which a plan chooses kernels: 1, 2, 4, … up to `max_rows`, and that itself.
 pub(crate) fn row_counts(max_rows: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1usize), |n| n.checked_mul(2)).take_while(move |&n| n < max_rows).chain([max_rows])
@@ -33,6 +35,11 @@ pub(crate) fn row_counts(max_rows: usize) -> impl Iterator<Item = usize> {
 /// The size of a dimension that a view ought to have; 0 where it has not, which the operator's check then tells.
 pub(crate) fn size(view: &sinew_tensor::View<'_>, dim: usize) -> usize {
     view.shape().get(dim).copied().unwrap_or(0)
+}
+
+/// Bytes of a tensor's elements.
+pub(crate) fn bytes(tensor: &Tensor) -> usize {
+    tensor.layout().elements() * tensor.dtype().size()
 }
 
 /// Names of the rows of a plan, without repetition.

@@ -1,10 +1,10 @@
 //! RMS and layer norm with their weights.
 
 use sinew_kernels::gemm::InputNorm;
-use sinew_kernels::norm::{Norm as Operator, NormDynamic, NormKind, NormStatic};
+use sinew_kernels::norm::{Norm as Operator, NormDynamic, NormFormula, NormKind, NormStatic};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::{names, row_counts};
+use super::{bytes, names, row_counts};
 use crate::{Context, Planned, Result};
 
 /// Kind, weights and dtypes of a norm.
@@ -39,14 +39,22 @@ impl NormOptions {
 
     /// It as the norm of a product's input.
     pub(super) fn of_input(&self) -> InputNorm {
-        InputNorm {
+        InputNorm { formula: self.formula(), to: self.output }
+    }
+
+    fn formula(&self) -> NormFormula {
+        NormFormula {
             kind: self.kind,
             eps: (self.eps as f32).into(),
             weight: Some(self.weight.dtype()),
             weight_offset: 0.0.into(),
             bias: self.bias.as_ref().map(Tensor::dtype),
-            to: self.output,
         }
+    }
+
+    /// Bytes of its weight and bias.
+    pub(super) fn weight_bytes(&self) -> usize {
+        bytes(&self.weight) + self.bias.as_ref().map_or(0, bytes)
     }
 
     /// Its weight and bias.
@@ -70,17 +78,15 @@ impl Norm {
     /// # Errors
     /// No kernel for it on the context's device.
     pub fn new(ctx: &Context, options: NormOptions, max_rows: usize) -> Result<Self> {
-        let NormOptions { kind, eps, weight, bias, input, output } = options;
+        let formula = options.formula();
+        let NormOptions { weight, bias, input, output, .. } = options;
         let fixed = |in_place| NormStatic {
             width: weight.layout().elements(),
-            kind,
-            eps: (eps as f32).into(),
+            formula,
             x: input,
             out: if in_place { input } else { output },
-            weight: Some(weight.dtype()),
-            bias: bias.as_ref().map(Tensor::dtype),
+            residual: None,
             in_place,
-            ..NormStatic::default()
         };
         let calls: Vec<NormDynamic> = row_counts(max_rows).map(|rows| NormDynamic { rows }).collect();
         let (plan, in_place) = (ctx.plan(fixed(false), &calls)?, ctx.plan(fixed(true), &calls)?);
@@ -105,6 +111,11 @@ impl Norm {
         let call = NormDynamic::of(x.shape());
         let inputs = [None, Some(self.weight.view()), self.bias.as_ref().map(Tensor::view)];
         self.in_place.run(ctx, &call, &inputs, &[x])
+    }
+
+    /// Bytes of its weight and bias.
+    pub fn weight_bytes(&self) -> usize {
+        bytes(&self.weight) + self.bias.as_ref().map_or(0, bytes)
     }
 
     /// Kernels chosen.

@@ -149,8 +149,9 @@ impl WeightPacker {
         k: usize,
         gated: bool,
     ) -> Result<Self> {
-        let format = format
-            .ok_or_else(|| refuse("pack", format!("no packed format keeps {dtype}; f32, f16 and bf16 have one")))?;
+        let format = format.ok_or_else(|| {
+            refuse("pack", format!("no packed format keeps {dtype}; f32, f16 and bf16 have one, and i8 on CPUs"))
+        })?;
         if gated && (rows.len() != 2 || rows[0] != rows[1]) {
             return Err(refuse("pack", format!("a gated weight wants gate and up of equal size, not {rows:?} rows")));
         }

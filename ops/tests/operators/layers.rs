@@ -103,8 +103,9 @@ fn normed_as_apart(ctx: &Context, apart: bool) {
             let whole = NormedLinear::new(ctx, Some(norm.clone()), weight.clone(), form.clone(), MOST).unwrap();
             let parts = (Norm::new(ctx, norm.clone(), MOST), Linear::new(ctx, weight, form.clone(), MOST));
             let (first, then) = (parts.0.unwrap(), parts.1.unwrap());
-            assert_eq!(whole.norm().is_some(), apart);
-            assert_eq!(whole.linear().kernels(), then.kernels());
+            let norm_and_product = [("norm", first.kernels()), ("product", then.kernels())];
+            assert_eq!(whole.kernels(["norm", "product"]), norm_and_product[usize::from(!apart)..]);
+            assert_eq!(whole.weight_bytes(), first.weight_bytes() + then.weight_bytes());
             let columns = if form.gated.is_some() { n / 2 } else { n };
             for rows in [1, 3, MOST] {
                 let x = ctx.tensor(&values(5, rows * K), &[rows, K]).unwrap();
@@ -112,7 +113,7 @@ fn normed_as_apart(ctx: &Context, apart: bool) {
                 // What is added to, where the form adds.
                 let [mut found, mut expected] =
                     [0; 2].map(|_| Tensor::zeros(ctx.device(), form.output, &[rows, columns]).unwrap());
-                whole.run(ctx, x.view(), room.view_mut().unwrap(), found.view_mut().unwrap()).unwrap();
+                whole.run(ctx, x.view(), Some(room.view_mut().unwrap()), found.view_mut().unwrap()).unwrap();
                 first.run(ctx, x.view(), normed.view_mut().unwrap()).unwrap();
                 then.run(ctx, normed.view(), expected.view_mut().unwrap()).unwrap();
                 let [found, expected] =

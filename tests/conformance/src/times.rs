@@ -11,7 +11,7 @@ use sinew::kernels::activation::Activation;
 use sinew::kernels::attention::{Attention, AttentionDynamic, AttentionStatic, F32Bits, KvSource};
 use sinew::kernels::case::{Case, Lay, Reference, Values};
 use sinew::kernels::gemm::{Compute, Epilogue, Format, Gemm, GemmDynamic, GemmStatic, Rhs};
-use sinew::kernels::norm::{Norm, NormDynamic, NormStatic};
+use sinew::kernels::norm::{Norm, NormDynamic, NormFormula, NormStatic};
 use sinew::kernels::rates::Peaks;
 use sinew::kernels::{Registry, Work};
 use sinew::memory::Device;
@@ -111,8 +111,8 @@ pub fn report(
         let call = AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv };
         problem(times::<Attention>(registry, device, fixed, call)?)?;
     }
-    let fixed =
-        NormStatic { width: 4096, weight: Some(DType::F32), residual: Some(DType::F32), ..NormStatic::default() };
+    let formula = NormFormula { weight: Some(DType::F32), ..NormFormula::default() };
+    let fixed = NormStatic { width: 4096, formula, residual: Some(DType::F32), ..NormStatic::default() };
     problem(times::<Norm>(registry, device, fixed, NormDynamic { rows: least(4096) })?)
 }
 
