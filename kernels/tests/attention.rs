@@ -294,6 +294,36 @@ fn the_same_bits_in_any_chunks_blocks_threads_and_company() -> Result<()> {
 }
 
 #[test]
+fn in_bf16_a_result_depends_on_rounded_queries_alone() -> Result<()> {
+    let fixed = plain(4, 2, 24, DType::BF16, Compute::Bf16);
+    let way = Way { threads: 1, chunk: usize::MAX, source: KvSource::Dense, company: false };
+    let given = Prompt::new(fixed.clone(), 70, 5);
+    let mut rounded = Prompt::new(fixed.clone(), 70, 5);
+    rounded.q.iter_mut().for_each(|x| *x = DType::BF16.round(f64::from(*x)) as f32);
+    assert_ne!(given.q, rounded.q);
+    for row in rows_for(&fixed) {
+        assert_eq!(bits(&given.run(&row, way)?), bits(&rounded.run(&row, way)?), "{}", row.name);
+    }
+    Ok(())
+}
+
+/// Weights of values that are all 1 add up to 1, but for what rounding each of them does. Cut off instead, they would
+/// lack a 500th on average.
+#[test]
+fn rounded_weights_are_not_biased() -> Result<()> {
+    let fixed = AttentionStatic { causal: false, ..plain(8, 1, 16, DType::BF16, Compute::Bf16) };
+    let way = Way { threads: 1, chunk: usize::MAX, source: KvSource::Dense, company: false };
+    let mut prompt = Prompt::new(fixed.clone(), 200, 3);
+    prompt.v.fill(1.0);
+    for row in rows_for(&fixed) {
+        let out = prompt.run(&row, way)?;
+        let mean = out.iter().map(|&x| f64::from(x) - 1.0).sum::<f64>() / out.len() as f64;
+        assert!(mean.abs() < 2e-4, "{}: {mean}", row.name);
+    }
+    Ok(())
+}
+
+#[test]
 fn keys_that_a_token_does_not_see_do_not_reach_it_even_if_they_are_not_finite() -> Result<()> {
     for (kv, compute) in [(DType::F32, Compute::F32), (DType::BF16, Compute::Bf16)] {
         for window in [None, Some(40)] {

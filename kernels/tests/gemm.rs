@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sinew_kernels::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
 use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
-use sinew_kernels::packed::{FORMATS, Format, Source, UnitRows, Weights};
+use sinew_kernels::packed::{FORMATS, Format, I8, Source, UnitRows, Weights};
 use sinew_kernels::{Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor, View};
@@ -75,6 +75,54 @@ fn packed_rows_come_back_rounded_once() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn groups_of_int8_too_small_for_a_scale_are_zeros() {
+    let team = Team::new(1).unwrap();
+    // Three groups of 128, of which one is large enough.
+    for small in [9e-31f32, 1e-38, 1e-42] {
+        let mut all = vec![small; 384];
+        all[130] = 1.0;
+        let bytes = encode(DType::F32, &all.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+        let sources = [Source::from_bytes(&bytes, DType::F32, 1, 384).unwrap()];
+        let weights = Weights { sources: &sources, k: 384, gated: false };
+        for level in levels() {
+            let mut packed = vec![0xff; I8.packed_bytes(1, 384, false)];
+            I8.pack(&team, level, &weights, &mut packed).unwrap();
+            let mut row = vec![1.0; 384];
+            I8.unpack_row(&packed, 1, 384, false, 0, &mut row).unwrap();
+            let expected: Vec<f32> = (0..384).map(|i| if i == 130 { 1.0 } else { 0.0 }).collect();
+            assert_eq!(row, expected, "{small:e}, {level}");
+        }
+    }
+}
+
+/// One element seen everywhere: more of it than any workspace holds.
+#[test]
+fn a_sum_too_long_for_any_workspace_is_refused() {
+    let device: Arc<dyn Device> = Cpu::get();
+    let one = Tensor::from_slice(&device, &[1.0f32], &[1, 1, 1]).unwrap();
+    let mut d = Tensor::zeros(&device, DType::F32, &[1, 1, 1]).unwrap();
+    // 12 rows of this many f32 are 2^64 bytes and a few more.
+    for k in [1 << 50, 384_307_168_202_282_326] {
+        let fixed = GemmStatic::new(1, k, DType::F32, Rhs::Strided(DType::F32), DType::F32, Compute::F32);
+        let call = GemmDynamic { batch: 1, m: 1 };
+        for row in gemm::rows().iter().filter(|row| (row.admits)(&fixed, device.hardware()).is_ok()) {
+            let needed = (row.workspace)(&fixed, &call, device.hardware());
+            if row.arithmetic.foreign {
+                continue;
+            }
+            assert!(needed > k, "{}: {needed} bytes", row.name);
+            let (a, b) = (one.broadcast_to(&[1, 1, k]).unwrap(), one.broadcast_to(&[1, k, 1]).unwrap());
+            let mut workspace = Buffer::allocate(&device, 1 << 16).unwrap();
+            let stream = device.clone().stream().unwrap();
+            let (inputs, outputs) = ([Some(a.view()), Some(b.view())], [d.view_mut().unwrap()]);
+            let launch = Launch::new(&stream, Some(&mut workspace)).unwrap();
+            let operands = Operands { inputs: &inputs, outputs: &outputs };
+            assert!(row.launch(&launch, &fixed, &call, operands).is_err(), "{}", row.name);
         }
     }
 }

@@ -38,8 +38,9 @@ pub(super) struct Plan {
 /// f32 values of a group's partial result: the maximum in a line of its own, sixteen sums, the accumulator.
 const PARTIAL_HEAD: usize = 2 * LANES;
 
+/// Whole cache lines; the most there is where they are too many, which nothing has room for.
 fn lines(bytes: usize) -> usize {
-    bytes.next_multiple_of(LINE)
+    bytes.checked_next_multiple_of(LINE).unwrap_or(usize::MAX)
 }
 
 impl Plan {
@@ -47,12 +48,15 @@ impl Plan {
     pub fn new<P: Products>(fixed: &AttentionStatic, call: &AttentionDynamic, threads: usize) -> Self {
         let group = fixed.group();
         let rows = call.max_query.saturating_mul(group).clamp(1, UNIT_ROWS);
-        let all_rows = call.tokens * fixed.num_heads;
-        let width = fixed.head_dim.next_multiple_of(LANES);
-        let units = (call.tokens * group / rows + call.sequences) * fixed.num_kv_heads;
+        let all_rows = call.tokens.saturating_mul(fixed.num_heads);
+        let width = fixed.head_dim.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
+        let units = (call.tokens.saturating_mul(group) / rows).saturating_add(call.sequences);
+        let units = units.saturating_mul(fixed.num_kv_heads);
         let groups = call.max_kv.div_ceil(GROUP);
         let useful = groups > 1 && threads > 1 && units < 4 * threads;
-        let bytes = all_rows.checked_mul(groups).and_then(|n| n.checked_mul((PARTIAL_HEAD + width) * size_of::<f32>()));
+        let bytes = all_rows
+            .checked_mul(groups)
+            .and_then(|n| n.checked_mul(PARTIAL_HEAD.saturating_add(width).saturating_mul(size_of::<f32>())));
         let bytes = bytes.filter(|_| useful).map(lines);
         let split = bytes.is_some_and(|bytes| bytes <= MOST_PARTIALS);
         Self {
@@ -62,7 +66,7 @@ impl Plan {
             split: split.then_some(groups),
             // Held even where there are too many: the workspace of a call is then enough for any with fewer keys.
             partial_bytes: if useful { bytes.unwrap_or(MOST_PARTIALS).min(MOST_PARTIALS) } else { 0 },
-            depth: fixed.head_dim.next_multiple_of(LANES * P::PAIR),
+            depth: fixed.head_dim.checked_next_multiple_of(LANES * P::PAIR).unwrap_or(usize::MAX),
             width,
             element: size_of::<P::E>(),
             block_rows: P::ROWS,
@@ -82,7 +86,7 @@ impl Plan {
 
     /// Bytes of one worker's scratch.
     fn scratch(&self) -> usize {
-        Scratch::<u8>::parts(self).iter().sum()
+        Scratch::<u8>::parts(self).into_iter().fold(0, usize::saturating_add)
     }
 
     fn sequence_bytes(&self) -> usize {
@@ -96,7 +100,8 @@ impl Plan {
 
     /// Bytes of workspace for `threads` threads.
     pub fn bytes(&self, threads: usize) -> usize {
-        LINE + self.sequence_bytes() + self.partial_bytes + threads * self.scratch()
+        let workers = threads.saturating_mul(self.scratch());
+        (LINE + self.partial_bytes).saturating_add(self.sequence_bytes()).saturating_add(workers)
     }
 
     /// The workspace of a launch, divided.
@@ -153,14 +158,15 @@ pub(super) struct State {
 
 impl<E> Scratch<E> {
     fn parts(plan: &Plan) -> [usize; 11] {
-        let (f32s, elements) = (|n: usize| lines(n * size_of::<f32>()), |n: usize| lines(n * plan.element));
-        let state = [f32s(plan.rows), f32s(plan.rows * LANES), f32s(plan.rows * plan.width)];
+        let part = |[rows, width]: [usize; 2], size: usize| lines(rows.saturating_mul(width).saturating_mul(size));
+        let (f32s, elements) = (|shape| part(shape, size_of::<f32>()), |shape| part(shape, plan.element));
+        let state = [f32s([plan.rows, 1]), f32s([plan.rows, LANES]), f32s([plan.rows, plan.width])];
         [
-            elements(TILE * plan.depth),
-            elements(TILE * plan.width),
-            elements(plan.rows * plan.depth),
-            elements(plan.block_rows * TILE),
-            f32s(plan.block_rows * TILE),
+            elements([TILE, plan.depth]),
+            elements([TILE, plan.width]),
+            elements([plan.rows, plan.depth]),
+            elements([plan.block_rows, TILE]),
+            f32s([plan.block_rows, TILE]),
             state[0],
             state[1],
             state[2],

@@ -85,7 +85,7 @@ fn epilogues() -> Vec<Epilogue> {
         plain,
         Epilogue { bias: Some(DType::F32), ..plain },
         Epilogue { gated: true, ..with(Activation::Silu) },
-        Epilogue { residual: Some(Residual::Output), ..plain },
+        Epilogue { residual: Some(Residual::Output), beta: 2.0, ..plain },
         Epilogue { alpha: 0.5, ..plain },
         Epilogue { bias: Some(DType::BF16), ..with(Activation::Gelu) },
         Epilogue { residual: Some(Residual::Input(DType::F32)), beta: -0.5, ..plain },
@@ -94,7 +94,7 @@ fn epilogues() -> Vec<Epilogue> {
         Epilogue { gated: true, residual: Some(Residual::Output), ..with(Activation::GeluTanh) },
         with(Activation::Relu2),
         with(Activation::QuickGelu),
-        Epilogue { gated: true, bias: Some(DType::F32), ..with(Activation::Gelu) },
+        Epilogue { gated: true, alpha: 0.5, bias: Some(DType::F32), ..with(Activation::Gelu) },
     ]
 }
 
@@ -141,12 +141,15 @@ fn int8_cases(epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
     let mut cases = Vec::new();
     for (i, &[batch, m, n, k]) in SHAPES.iter().chain(LARGE).enumerate() {
         for (j, b) in [Rhs::Packed(&I8), Rhs::Strided(DType::COMPUTE[i % 3])].into_iter().enumerate() {
-            let epilogue = epilogues[(i + j) % epilogues.len()];
+            let mut epilogue = epilogues[(i + j) % epilogues.len()];
+            let values = [Values::Normal, Values::Normal, Values::Special, Values::Integers, Values::Subnormal][i % 5];
+            if values == Values::Subnormal {
+                (epilogue.activation, epilogue.gated) = (None, false);
+            }
             let n = if epilogue.gated { n + n % 2 } else { n };
             let dtypes = [DType::COMPUTE[i / 3 % 3], DType::COMPUTE[i / 2 % 3]];
             let fixed = GemmStatic::new(n, k, dtypes[0], b, dtypes[1], Compute::Int8).with(epilogue);
             let (call, seed) = (GemmDynamic { batch, m }, 2000 + i as u64);
-            let values = [Values::Normal, Values::Normal, Values::Special, Values::Integers][i % 4];
             cases.push(Case { fixed, call, lay: Lay::ALL[i % Lay::ALL.len()], values, seed });
         }
     }

@@ -179,9 +179,10 @@ unsafe fn groups<D: Dots, const R: usize, const H: usize>(
                 let sums = std::hint::black_box(sums);
                 for (r, s) in s.into_iter().enumerate() {
                     for (h, s) in s.into_iter().enumerate() {
-                        let scale = D::S::mul(columns[h], D::S::splat(*scales.add(r)));
+                        // The row's scale first: the two scales' product may be too large where the sum is not.
+                        let x = D::S::mul(D::widen(s), D::S::splat(*scales.add(r)));
                         let to = sums.add(r * PANEL + (first + h) * LANES);
-                        D::S::store(to, D::S::fma(D::widen(s), scale, D::S::load(to)));
+                        D::S::store(to, D::S::fma(x, columns[h], D::S::load(to)));
                     }
                 }
                 a = a.add((2 + here) * R * 4);

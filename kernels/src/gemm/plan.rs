@@ -67,7 +67,7 @@ impl Plan {
     ) -> Self {
         let padded = kind.padded_k(fixed.k);
         let tile = tiles.full().height;
-        let (groups, rows) = if shared { (1, call.batch * call.m) } else { (call.batch, call.m) };
+        let (groups, rows) = if shared { (1, call.batch.saturating_mul(call.m)) } else { (call.batch, call.m) };
         let cache = if hardware.caches.l2 == 0 { L2 } else { hardware.caches.l2 } / 2;
         let strided = matches!(fixed.b, Rhs::Strided(_));
         let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
@@ -76,8 +76,8 @@ impl Plan {
         let skinny = slab <= 2 * tile;
         let unit = if strided { UNIT } else { 1 };
         // As much as the threads' caches hold: fewer forks, and to each thread slabs of its own.
-        let all = groups.max(1) * rows.div_ceil(slab.max(1)).max(1);
-        let together = (cache * hardware.threads / (slab * row_bytes).max(1)).clamp(1, all);
+        let all = groups.max(1).saturating_mul(rows.div_ceil(slab.max(1)).max(1));
+        let together = (cache * hardware.threads / slab.saturating_mul(row_bytes).max(1)).clamp(1, all);
         // A block of a panel is read again for each tile, from the cache of A's slab, which it takes half as much of.
         // From the one before it, it would come faster; but its sums would be carried over from block to block.
         let granule = kind.granule();
@@ -86,7 +86,7 @@ impl Plan {
         let blocks = if once { 1 } else { padded.div_ceil(longest.max(granule)).max(1) };
         let block = padded.div_ceil(blocks).next_multiple_of(granule).min(padded);
         let panel_bytes = if strided { kind.bytes(block) } else { 0 };
-        let carried = if block < padded { slab * unit } else { tile };
+        let carried = if block < padded { slab.saturating_mul(unit) } else { tile };
         Self {
             groups,
             rows,
@@ -102,7 +102,7 @@ impl Plan {
             unit,
             row_bytes,
             panel_bytes,
-            sums: carried * PANEL * 4,
+            sums: carried.saturating_mul(PANEL * 4),
             threads: hardware.threads,
         }
     }
@@ -115,22 +115,28 @@ impl Plan {
         Self { together, slabs, ..self }
     }
 
-    /// Bytes that keep each part on its own cache lines.
     pub fn worker_bytes(&self) -> usize {
-        (self.panel_bytes * self.unit + self.sums).next_multiple_of(64)
+        lines(self.panel_bytes.saturating_mul(self.unit).saturating_add(self.sums))
     }
 
     pub fn rows_bytes(&self) -> usize {
-        (self.row_bytes * self.slab * self.together).next_multiple_of(64)
+        lines(self.row_bytes.saturating_mul(self.slab).saturating_mul(self.together))
     }
 
     pub fn list_bytes(&self) -> usize {
-        (self.slabs * size_of::<Slab>()).next_multiple_of(64)
+        lines(self.slabs.saturating_mul(size_of::<Slab>()))
     }
 
+    /// Bytes of workspace; where that is more than can be counted, the most, which nothing has room for.
     pub fn bytes(&self) -> usize {
-        self.list_bytes() + self.rows_bytes() + self.worker_bytes() * self.threads
+        let workers = self.worker_bytes().saturating_mul(self.threads);
+        self.list_bytes().saturating_add(self.rows_bytes()).saturating_add(workers)
     }
+}
+
+/// Bytes that keep each part on its own cache lines.
+fn lines(bytes: usize) -> usize {
+    bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX)
 }
 
 /// Workspace of a call, whatever the strides are.

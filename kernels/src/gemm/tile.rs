@@ -41,7 +41,7 @@ impl Left {
     /// tile what follows them starts as far behind, times its height.
     pub const fn bytes(self, k: usize) -> usize {
         let groups = if matches!(self, Self::Quads) { k.div_ceil(GROUP) } else { 0 };
-        k.div_ceil(self.per_step()) * 4 + groups * 8
+        k.div_ceil(self.per_step()).saturating_mul(4).saturating_add(groups.saturating_mul(8))
     }
 }
 
