@@ -188,6 +188,7 @@ impl Caches {
             source: DType::F32,
             kv: fixed.kv,
             block_size: size,
+            rotary: None,
         };
         let inputs = [Some(k.view()), Some(v.view()), Some(slots.view())];
         let outputs = [self.k.view_mut()?, self.v.view_mut()?];

@@ -80,7 +80,14 @@ fn error<O: Operator>(
 
 fn a_slot_outside_the_cache_is_not_written() {
     let stream = stream();
-    let fixed = KvAppendStatic { num_kv_heads: 1, head_dim: 2, source: DType::F32, kv: DType::F32, block_size: 2 };
+    let fixed = KvAppendStatic {
+        num_kv_heads: 1,
+        head_dim: 2,
+        source: DType::F32,
+        kv: DType::F32,
+        block_size: 2,
+        rotary: None,
+    };
     let new = tensor(&stream, &[1f32, 2., 3., 4.], &[2, 1, 2]);
     for (slots, found) in [([1i64, 4], "index 4"), ([1, -1], "index -1"), ([1, 1 << 32], "index 0")] {
         let slots = tensor(&stream, &slots, &[2]);

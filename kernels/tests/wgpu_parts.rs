@@ -334,7 +334,8 @@ fn tokens_are_appended_to_every_part_of_a_cache_larger_than_a_binding() {
     let smaller = WgpuOptions { max_binding_bytes: 16 << 10, max_storage_buffers: 8, ..WgpuOptions::default() };
     let (whole, parts) = (stream(&WgpuOptions::default()), stream(&smaller));
     let (num_kv_heads, head_dim, block_size, blocks, tokens) = (2, 24, 8, 50, 150);
-    let fixed = KvAppendStatic { num_kv_heads, head_dim, block_size, source: DType::F32, kv: DType::BF16 };
+    let fixed =
+        KvAppendStatic { num_kv_heads, head_dim, block_size, source: DType::F32, kv: DType::BF16, rotary: None };
     let row = rows::<KvAppend>()[0];
     let new: Vec<u8> = (0..tokens * num_kv_heads * head_dim).flat_map(|i| (i as f32).to_le_bytes()).collect();
     // All over the cache, and two of them twice: the later token stays.

@@ -128,7 +128,7 @@ impl Decoder {
         let scale = config.embedding_scale.map(|scale| Scale::new(ctx, DType::F32, scale)).transpose()?;
         let ropes = loader.ropes(&config.ropes, config.head_dim, limits.context)?;
         let layers = (0..config.num_hidden_layers())
-            .map(|index| Layer::load(loader, config, prefix, index, &limits))
+            .map(|index| Layer::load(loader, config, &ropes, prefix, index, &limits))
             .collect::<Result<_>>()?;
         let norm_dtypes = [DType::F32, if head.is_some() { precision.activations } else { DType::F32 }];
         let norm_name = format!("{prefix}{}", names.norm);

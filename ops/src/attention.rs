@@ -259,7 +259,8 @@ pub fn kv_append(
         let rule = "k must be [tokens, kv_heads, head_dim] and the cache [blocks, kv_heads, block_size, head_dim]";
         return Err(refuse("kv_append", format!("{operands}; {rule}")));
     };
-    let fixed = KvAppendStatic { num_kv_heads, head_dim, source: k.dtype(), kv: k_cache.dtype(), block_size };
+    let (source, kv) = (k.dtype(), k_cache.dtype());
+    let fixed = KvAppendStatic { num_kv_heads, head_dim, source, kv, block_size, rotary: None };
     let inputs = [Some(k.view()), Some(v.view()), Some(slots.view())];
     let outputs = [k_cache.view_mut()?, v_cache.view_mut()?];
     ctx.run::<KvAppend>(&fixed, &KvAppendDynamic { tokens }, &inputs, &outputs)

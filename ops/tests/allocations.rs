@@ -184,7 +184,8 @@ impl Layers {
         let part =
             |start, heads: usize| b.qkv.view().narrow(1, start, heads * HEAD_DIM)?.reshape(&[rows, heads, HEAD_DIM]);
         let (k, v) = (part(q, KV_HEADS)?, part(q + kv, KV_HEADS)?);
-        self.append.run(ctx, k, v, b.slots.view(), b.k_cache.view_mut()?, b.v_cache.view_mut()?)?;
+        let caches = [b.k_cache.view_mut()?, b.v_cache.view_mut()?];
+        self.append.run(ctx, [k, v], None, b.slots.view(), caches)?;
         let inputs = Inputs { q: part(0, HEADS)?, k: b.k_cache.view(), v: b.v_cache.view(), mask: None };
         let of = Sequences {
             query_start: b.query_start.view(),

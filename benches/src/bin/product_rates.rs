@@ -5,9 +5,9 @@
 //! ```
 //! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B
 //! and some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second,
-//! and each as a share of the limit. With `--json`: median seconds of the row that Sinew chooses for that product in each
-//! dtype, the one predicted fastest, and the seconds that the limits allow, for `benches/peers/products.py`. `SINEW_SIMD`
-//! caps the level.
+//! and each as a share of the limit, medians. With `--json`: median seconds of the row that Sinew chooses for that
+//! product in each dtype, the one predicted fastest, and the seconds that the limits allow, for
+//! `benches/peers/products.py`. `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -230,30 +230,30 @@ fn report(
     fixed: &GemmStatic,
     call: GemmDynamic,
 ) -> Result<()> {
-    // The least, as for the limits: on a shared machine a median says more of the neighbours than of the kernel.
-    let best = times(row, device, fixed, call)?[0];
+    let times = times(row, device, fixed, call)?;
+    let median = times[times.len() / 2];
     println!(
         "{:<62} {:<22} {:>9.3} {:>8.1} {:>7.1} {:>6.0}%",
         format!("{call} {fixed}"),
         row.name,
-        best * 1e3,
-        operations(fixed, call) / best / 1e9,
-        weight_bytes(fixed, call) as f64 / best / 1e9,
-        least(peaks, fixed, call) / best * 100.0
+        median * 1e3,
+        operations(fixed, call) / median / 1e9,
+        weight_bytes(fixed, call) as f64 / median / 1e9,
+        least(peaks, fixed, call) / median * 100.0
     );
     Ok(())
 }
 
-/// A tensor of small values (bytes: whatever they mean as bf16 or f32, they are small numbers too).
+/// A tensor of numbers around 1, of many bits: bytes of packed weights as well, whatever their format is.
 fn filled(device: &Arc<dyn Device>, dtype: DType, shape: &[usize]) -> Result<Tensor> {
     let elements: usize = shape.iter().product();
     let mut buffer = Buffer::allocate(device, elements * dtype.size())?;
-    match dtype {
-        DType::F32 => {
-            let values = buffer.as_mut_slice::<f32>()?;
-            values.iter_mut().enumerate().for_each(|(i, x)| *x = (i % 17) as f32 / 16.0 - 0.5);
-        }
-        _ => buffer.as_mut_slice::<u8>()?.fill(0x3c),
+    let mut state = 1u32;
+    for bits in buffer.as_mut_slice::<u8>()?.chunks_mut(2) {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        // Of bf16 and of f32's upper half 2^-7 to 2, of f16 1 to 2, of either sign.
+        let value = (0x3c00 | (state >> 16) & 0x83ff) as u16;
+        bits.copy_from_slice(&value.to_le_bytes()[..bits.len()]);
     }
     Ok(Tensor::new(buffer, dtype, Layout::contiguous(shape)?)?)
 }

@@ -1,17 +1,24 @@
-//! The append on the CPU: one body at three levels.
+//! The append on the CPU, keys turned where they are to be: one body at three levels.
 
 use half::{bf16, f16};
-use sinew_memory::SimdLevel;
+use sinew_memory::{SimdLevel, Team};
 use sinew_tensor::{DType, View};
 
-use super::{K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS, V_CACHE, V_NEW};
+use super::{COS, K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS, V_CACHE, V_NEW};
 use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::operator::refuse;
+use crate::rotary::Style;
+use crate::rotary::cpu::{Steps, Tables, Turn};
 use crate::simd::{self, Kernel, LANES, Simd, Stored};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
-/// Widening and rounding to nearest are the same bits everywhere.
-const ROUND: Arithmetic = Arithmetic::named("kv_append.round");
+/// Widening and rounding to nearest are the same bits everywhere; keys are turned as by `rotary.mul-add`.
+const UNFUSED: Arithmetic = Arithmetic::named("kv_append.mul-add");
+/// The same, with keys turned as by `rotary.fma`.
+const FUSED: Arithmetic = Arithmetic::named("kv_append.fma");
+
+/// Elements below which an append is not worth waking other threads.
+const INLINE: usize = 8 * 1024;
 
 pub(super) fn rows() -> Vec<Row<KvAppend>> {
     cpu_row::rows()
@@ -19,9 +26,9 @@ pub(super) fn rows() -> Vec<Row<KvAppend>> {
 
 impl Leveled for KvAppend {
     const PORTABLE: AtLevel =
-        AtLevel { name: "kv_append.cpu.portable", arithmetic: ROUND, reads: 0.125, computes: 1.0 };
-    const AVX2: AtLevel = AtLevel { name: "kv_append.cpu.avx2", arithmetic: ROUND, reads: 0.5, computes: 1.0 };
-    const AVX512: AtLevel = AtLevel { name: "kv_append.cpu.avx512", arithmetic: ROUND, reads: 1.0, computes: 1.0 };
+        AtLevel { name: "kv_append.cpu.portable", arithmetic: UNFUSED, reads: 0.125, computes: 0.01 };
+    const AVX2: AtLevel = AtLevel { name: "kv_append.cpu.avx2", arithmetic: FUSED, reads: 0.5, computes: 0.035 };
+    const AVX512: AtLevel = AtLevel { name: "kv_append.cpu.avx512", arithmetic: FUSED, reads: 1.0, computes: 0.05 };
 
     unsafe fn run(
         level: SimdLevel,
@@ -45,6 +52,13 @@ impl Leveled for KvAppend {
         if call.tokens == 0 {
             return Ok(());
         }
+        let turned = match fixed.rotary {
+            Some(rotary) => {
+                let tables = Tables::new(name, operands, [POSITIONS, COS, SIN])?;
+                Some(Turned { tables, rotary_dim: rotary.rotary_dim, style: rotary.style })
+            }
+            None => None,
+        };
         let body = Body {
             tokens: call.tokens,
             head_dim: fixed.head_dim,
@@ -57,9 +71,12 @@ impl Leveled for KvAppend {
                 Side::new(operands.input(name, K_NEW, "k_new")?, k_cache)?,
                 Side::new(operands.input(name, V_NEW, "v_new")?, v_cache)?,
             ],
+            turned,
         };
+        let (tasks, here) = (2 * fixed.num_kv_heads, Team::new(1)?);
+        let team = if tasks * fixed.head_dim * call.tokens <= INLINE { &here } else { launch.team()? };
         // SAFETY: the body's addresses are of operands that were checked, with slots inside the caches.
-        unsafe { simd::launch(level, launch.team()?, 2 * fixed.num_kv_heads, &body) };
+        unsafe { simd::launch(level, team, tasks, &body) };
         Ok(())
     }
 }
@@ -122,7 +139,17 @@ struct Body {
     source: DType,
     kv: DType,
     slots: Slots,
+    /// Keys and values.
     sides: [Side; 2],
+    turned: Option<Turned>,
+}
+
+/// How keys are turned.
+#[derive(Clone, Copy)]
+struct Turned {
+    tables: Tables,
+    rotary_dim: usize,
+    style: Style,
 }
 
 // SAFETY: tasks read inputs, and each writes one head of one cache, which is its own.
@@ -149,26 +176,65 @@ impl Body {
         // SAFETY: passed on.
         unsafe {
             match self.kv {
-                DType::F16 => self.copy::<S, A, f16>(task),
-                DType::BF16 => self.copy::<S, A, bf16>(task),
-                _ => self.copy::<S, A, f32>(task),
+                DType::F16 => self.head::<S, A, f16>(task),
+                DType::BF16 => self.head::<S, A, bf16>(task),
+                _ => self.head::<S, A, f32>(task),
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn copy<S: Simd, A: Stored, B: Stored>(&self, task: usize) {
-        let (side, head) = (self.sides[task / self.heads], task % self.heads);
+    unsafe fn head<S: Simd, A: Stored, B: Stored>(&self, task: usize) {
+        let (keys, side, head) = (task < self.heads, self.sides[task / self.heads], task % self.heads);
+        let turned = if keys { self.turned.as_ref() } else { None };
+        // SAFETY: passed on.
+        unsafe {
+            match turned {
+                Some(turned) => self.turn::<S, A, B>(turned, side, head),
+                None => self.copy::<S, A, B>(side, head),
+            }
+        }
+    }
+
+    /// Where the values of a token's head come from, and where they go.
+    ///
+    /// # Safety
+    /// There are such a token and head.
+    #[inline(always)]
+    unsafe fn places<A: Stored, B: Stored>(&self, side: Side, head: usize, token: usize) -> (*const A, *mut B) {
+        // SAFETY: token and head are inside the views, and the slot was found to be in the cache.
+        unsafe {
+            let slot = self.slots.get(token) as usize;
+            let (block, place) = (slot / self.block_size, slot % self.block_size);
+            let [b, h, s, _] = side.to_strides;
+            let from = side.from.cast::<A>().add(token * side.from_strides[0] + head * side.from_strides[1]);
+            (from, side.to.cast::<B>().add(block * b + head * h + place * s))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn turn<S: Simd, A: Stored, B: Stored>(&self, turned: &Turned, side: Side, head: usize) {
+        let &Turned { ref tables, rotary_dim, style } = turned;
+        let steps = |stride| Steps::new(style, rotary_dim, stride);
+        let (from, to) = (steps(side.from_strides[2]), steps(side.to_strides[3]));
+        let turn = Turn::<A, B>::new(from, to, tables, rotary_dim / 2, rotary_dim..self.head_dim);
+        for token in 0..self.tokens {
+            // SAFETY: passed on.
+            unsafe {
+                let (from, to) = self.places::<A, B>(side, head, token);
+                turn.head::<S>(from, to, tables.angles(token));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn copy<S: Simd, A: Stored, B: Stored>(&self, side: Side, head: usize) {
         let (step, to_step) = (side.from_strides[2], side.to_strides[3]);
         let dense = self.head_dim == 1 || (step == 1 && to_step == 1);
         for token in 0..self.tokens {
-            // SAFETY: token, head and elements are inside the views, and the slot was found to be in the cache.
+            // SAFETY: passed on; elements are inside the views.
             unsafe {
-                let slot = self.slots.get(token) as usize;
-                let (block, place) = (slot / self.block_size, slot % self.block_size);
-                let from = side.from.cast::<A>().add(token * side.from_strides[0] + head * side.from_strides[1]);
-                let [b, h, s, _] = side.to_strides;
-                let to = side.to.cast::<B>().add(block * b + head * h + place * s);
+                let (from, to) = self.places::<A, B>(side, head, token);
                 if !dense {
                     for d in 0..self.head_dim {
                         to.add(d * to_step).write(B::narrow(from.add(d * step).read().widen()));

@@ -5,6 +5,9 @@
 //! v_cache likewise, both rounded to the cache's dtype
 //! ```
 //!
+//! Where the problem has a [`KeyRotary`], what is written of the keys is what [`rotary`] makes of them: turned in f32 by
+//! their tokens' positions, and rounded once, to the cache's dtype.
+//!
 //! (Paged caches from Kwon et al. 2023.) Where two tokens have one slot, the later one stays. Every other place of the
 //! caches keeps its bytes.
 
@@ -23,6 +26,7 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::operator::{expect, expect_compute, refuse};
+use crate::rotary::{self, Rotary, RotaryDynamic, RotaryStatic, Style};
 use crate::{Operands, Operator, Result, Row, Work};
 
 /// Input: new keys `[tokens, num_kv_heads, head_dim]`.
@@ -31,6 +35,12 @@ pub const K_NEW: usize = 0;
 pub const V_NEW: usize = 1;
 /// Input: i64 or u32 `[tokens]`; `block · block_size + offset` of each token.
 pub const SLOTS: usize = 2;
+/// Input, where keys are turned: the position of each token, i32 `[tokens]`.
+pub const POSITIONS: usize = 3;
+/// Input, where keys are turned: the table of cosines, f32 `[positions, rotary_dim/2]`.
+pub const COS: usize = 4;
+/// Input, where keys are turned: the table of sines, f32 `[positions, rotary_dim/2]`.
+pub const SIN: usize = 5;
 /// Output, partly written: cache of keys `[num_blocks, num_kv_heads, block_size, head_dim]`.
 pub const K_CACHE: usize = 0;
 /// Output, partly written: cache of values, shaped as that of keys.
@@ -49,12 +59,36 @@ pub struct KvAppendStatic {
     pub kv: DType,
     /// Tokens of a block.
     pub block_size: usize,
+    /// How keys are turned, where they are.
+    pub rotary: Option<KeyRotary>,
+}
+
+/// The rotary embedding of keys on their way into the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KeyRotary {
+    /// Values of a head that are turned, its first ones: even, and at most `head_dim`.
+    pub rotary_dim: usize,
+    /// Which values are pairs.
+    pub style: Style,
+}
+
+impl KvAppendStatic {
+    /// The turn of its keys as a problem by itself.
+    fn rotary_alone(&self) -> Option<RotaryStatic> {
+        let KeyRotary { rotary_dim, style } = self.rotary?;
+        let (head_dim, x, out) = (self.head_dim, self.source, self.kv);
+        Some(RotaryStatic { head_dim, rotary_dim, style, x, out, in_place: false })
+    }
 }
 
 impl fmt::Display for KvAppendStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { num_kv_heads, head_dim, source, kv, block_size } = self;
-        write!(f, "{num_kv_heads} heads of {head_dim}, {source} to {kv}, blocks of {block_size}")
+        let Self { num_kv_heads, head_dim, source, kv, block_size, rotary } = self;
+        write!(f, "{num_kv_heads} heads of {head_dim}, {source} to {kv}, blocks of {block_size}")?;
+        match rotary {
+            Some(KeyRotary { rotary_dim, style }) => write!(f, ", keys turned ({style}, {rotary_dim})"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -117,6 +151,10 @@ impl Operator for KvAppend {
                 format!("slots is {found} {layout:?}; expected i64 or u32 of shape [{}]", call.tokens),
             ));
         }
+        if let Some(KeyRotary { rotary_dim, .. }) = fixed.rotary {
+            let angles = [POSITIONS, COS, SIN];
+            rotary::expect_angles(Self::NAME, fixed.head_dim, rotary_dim, call.tokens, operands, angles)?;
+        }
         let (k, v) =
             (operands.output(Self::NAME, K_CACHE, "k_cache")?, operands.output(Self::NAME, V_CACHE, "v_cache")?);
         let blocks = k.shape().first().copied().unwrap_or(0);
@@ -127,6 +165,15 @@ impl Operator for KvAppend {
 
     fn work(fixed: &KvAppendStatic, call: &KvAppendDynamic) -> Work {
         let elements = (call.tokens * fixed.num_kv_heads * fixed.head_dim * 2) as f64;
-        Work { flops: 0.0, bytes: elements * (fixed.source.size() + fixed.kv.size()) as f64 }
+        let bytes = elements * (fixed.source.size() + fixed.kv.size()) as f64;
+        let keys = RotaryDynamic { tokens: call.tokens, heads: fixed.num_kv_heads };
+        let turned = fixed.rotary_alone().map_or(0.0, |rotary| Rotary::work(&rotary, &keys).flops);
+        Work { flops: turned, bytes }
     }
+}
+
+/// Refuses keys that are to be turned: kernels on GPUs write what they are given.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn takes_no_rotary(fixed: &KvAppendStatic) -> Result<(), crate::Refusal> {
+    if fixed.rotary.is_some() { Err("turns no keys".into()) } else { Ok(()) }
 }

@@ -2,8 +2,10 @@
 
 use sinew_tensor::DType;
 
-use super::{K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS};
+use super::{COS, K_CACHE, K_NEW, KeyRotary, KvAppend, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::rotary::reference::turned;
+use crate::rotary::{self, Rotary, RotaryDynamic, Style};
 use crate::{Arithmetic, Result};
 
 const TOKENS: [usize; 7] = [1, 7, 0, 33, 2, 150, 16];
@@ -25,13 +27,23 @@ impl Reference for KvAppend {
                 source: DType::COMPUTE[i % 3],
                 kv: DType::COMPUTE[i / 3 % 3],
                 block_size: BLOCK_SIZES[pick.below(BLOCK_SIZES.len())],
+                rotary: None,
             },
             call: KvAppendDynamic { tokens: TOKENS[i % TOKENS.len()] },
             lay: Lay::ALL[pick.below(5)],
             values: [Values::Normal, Values::Special, Values::Subnormal, Values::Integers][pick.below(4)],
             seed: pick.bits() >> 40,
         };
-        (0..count).map(one).collect()
+        let mut cases: Vec<Case<Self>> = (0..count).map(one).collect();
+        // The same with keys that are turned: all of a head's values, or three quarters.
+        for i in 0..count {
+            let case = cases[i].clone();
+            let (head_dim, style) = (case.fixed.head_dim, [Style::Half, Style::Interleaved][i / 2 % 2]);
+            let rotary_dim = if i % 2 == 0 { head_dim } else { head_dim * 3 / 4 } / 2 * 2;
+            let fixed = KvAppendStatic { rotary: Some(KeyRotary { rotary_dim, style }), ..case.fixed };
+            cases.push(Case { fixed, ..case });
+        }
+        cases
     }
 
     /// Caches that are partly full already; slots in no order, and a few given twice.
@@ -51,14 +63,32 @@ impl Reference for KvAppend {
             host_operand(fixed.kv, &shape, case.lay, values, true)
         };
         let outputs = vec![cache()?, cache()?];
-        Ok(HostOperands { inputs: vec![Some(k), Some(v), Some(slots)], outputs })
+        let mut inputs = vec![Some(k), Some(v), Some(slots)];
+        if let Some(fixed) = fixed.rotary_alone() {
+            // Positions and tables of as many tokens.
+            let &Case { lay, values, seed, .. } = case;
+            let call = RotaryDynamic { tokens, heads: 1 };
+            let mut turn = Rotary::operands(&Case { fixed, call, lay, values, seed })?.inputs;
+            inputs.extend([rotary::POSITIONS, rotary::COS, rotary::SIN].map(|input| turn[input].take()));
+        }
+        Ok(HostOperands { inputs, outputs })
     }
 
-    /// The last token that was written to a place, rounded; else what was there.
-    fn expect(case: &Case<Self>, host: &HostOperands, _: Arithmetic, output: usize, index: &[usize]) -> Expected {
+    /// The last token that was written to a place, turned where it is a key, rounded; else what was there.
+    fn expect(
+        case: &Case<Self>,
+        host: &HostOperands,
+        arithmetic: Arithmetic,
+        output: usize,
+        index: &[usize],
+    ) -> Expected {
         let slot = index[0] * case.fixed.block_size + index[2];
         match host.input(SLOTS).values.iter().rposition(|&s| s as usize == slot) {
             Some(token) => {
+                if let (K_CACHE, Some(fixed)) = (output, case.fixed.rotary_alone()) {
+                    let tables = [POSITIONS, COS, SIN].map(|input| host.input(input));
+                    return turned(&fixed, host.input(K_NEW), tables, arithmetic, [token, index[1], index[3]]);
+                }
                 let new = host.input(K_NEW + output).at(&[token, index[1], index[3]]);
                 Expected::exact(case.fixed.kv.round(new))
             }

@@ -14,7 +14,7 @@ pub(super) fn row() -> Row<KvAppend> {
         name: "kv_append.wgpu",
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("kv_append.wgpu"),
-        admits: |_, _| Ok(()),
+        admits: |fixed, _| super::takes_no_rotary(fixed),
         cost: |fixed, call, hardware| predicted::by_shares(KvAppend::work(fixed, call), hardware, 0.5, 1.0),
         workspace: |_, _, _| 0,
         run,

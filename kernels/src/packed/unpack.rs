@@ -6,7 +6,7 @@ use crate::line::Line;
 use crate::simd::Portable;
 
 impl Format {
-    /// Row `row` of a packed weight, widened: `row` counts as in [`Weights`].
+    /// Row `row` of a packed weight, widened: `row` counts as in [`Weights`](super::Weights).
     ///
     /// # Errors
     /// A row that is not there, or another number of packed bytes or of values.

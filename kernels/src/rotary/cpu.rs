@@ -3,6 +3,9 @@
 //! A style is no more than two distances: pair `i` lies at `i·step` and `i·step + partner`. Sixteen pairs are turned at
 //! once, and heads are shared out in runs, so that one token of many heads is shared out too.
 
+use std::marker::PhantomData;
+use std::ops::Range;
+
 use half::{bf16, f16};
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{DType, View};
@@ -104,29 +107,19 @@ unsafe fn run_typed<T: Stored, U: Stored>(
     }
     let out = operands.output(Rotary::NAME, OUT, "out")?;
     let x = if fixed.in_place { out.view() } else { operands.input(Rotary::NAME, X, "x")? };
-    let positions = operands.input(Rotary::NAME, POSITIONS, "positions")?;
-    let cos = operands.input(Rotary::NAME, COS, "cos")?;
-    let sin = operands.input(Rotary::NAME, SIN, "sin")?;
+    let tables = Tables::new(Rotary::NAME, operands, [POSITIONS, COS, SIN])?;
     debug_assert!(x.dtype() == T::DTYPE && out.dtype() == U::DTYPE && x.shape() == out.shape());
-    // SAFETY: the positions are i32, and nothing writes them while they are borrowed.
-    unsafe { check_positions(positions, cos.shape()[0])? };
-    let pairs = fixed.rotary_dim / 2;
-    let (step, partner) = match fixed.style {
-        Style::Half => (1, pairs),
-        Style::Interleaved => (2, 1),
-    };
-    let kernel = Turn::<T, U> {
-        x: Heads::new(x.host_ptr()?.cast(), x, step, partner),
-        out: Heads::new(out.host_ptr()?.cast::<U>(), out, step, partner),
-        positions: positions.host_ptr()?.cast(),
-        position_stride: positions.strides()[0],
-        cos: Angles::new(cos)?,
-        sin: Angles::new(sin)?,
+    let steps = |view: &View<'_>| Steps::new(fixed.style, fixed.rotary_dim, view.strides()[2]);
+    let passing = if fixed.in_place { fixed.head_dim..fixed.head_dim } else { fixed.rotary_dim..fixed.head_dim };
+    let turn = Turn::new(steps(x), steps(out), &tables, fixed.rotary_dim / 2, passing);
+    let kernel = TurnAll::<T, U> {
+        turn,
+        tables,
+        x: Heads { first: x.host_ptr()?.cast(), token: x.strides()[0], head: x.strides()[1] },
+        out: Heads { first: out.host_ptr()?.cast(), token: out.strides()[0], head: out.strides()[1] },
         heads: call.heads,
         rows: call.tokens * call.heads,
         per_task: heads_per_task(fixed),
-        pairs,
-        passing: if fixed.in_place { fixed.head_dim..fixed.head_dim } else { fixed.rotary_dim..fixed.head_dim },
     };
     // SAFETY: the addresses are those of views whose shapes and dtypes have been checked, every position is in the
     // tables, and no two indices of the output share an element.
@@ -134,46 +127,94 @@ unsafe fn run_typed<T: Stored, U: Stored>(
     Ok(())
 }
 
+/// Positions, and the angles of each.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables {
+    positions: *const i32,
+    position_stride: usize,
+    cos: Angles,
+    sin: Angles,
+}
+
+impl Tables {
+    /// Those at the places of positions, cosines and sines among an operator's inputs.
+    ///
+    /// # Errors
+    /// A position outside the tables.
+    pub fn new(operator: &'static str, operands: Operands<'_>, [positions, cos, sin]: [usize; 3]) -> Result<Self> {
+        let positions = operands.input(operator, positions, "positions")?;
+        let (cos, sin) = (operands.input(operator, cos, "cos")?, operands.input(operator, sin, "sin")?);
+        // SAFETY: the positions are i32, and nothing writes them while they are borrowed.
+        unsafe { check_positions(operator, positions, cos.shape()[0])? };
+        Ok(Self {
+            positions: positions.host_ptr()?.cast(),
+            position_stride: positions.strides()[0],
+            cos: Angles::new(cos)?,
+            sin: Angles::new(sin)?,
+        })
+    }
+
+    /// Cosines and sines of a token.
+    ///
+    /// # Safety
+    /// There is such a token.
+    #[inline(always)]
+    pub unsafe fn angles(&self, token: usize) -> [*const f32; 2] {
+        // SAFETY: the caller names a token, and its position was found to be in the tables.
+        unsafe {
+            let position = self.positions.add(token * self.position_stride).read() as usize;
+            [self.cos.first.add(position * self.cos.position), self.sin.first.add(position * self.sin.position)]
+        }
+    }
+}
+
 /// Refuses positions outside tables of `length` positions, before anything is written.
 ///
 /// # Safety
 /// The view holds i32 on the host, which nothing writes meanwhile.
-unsafe fn check_positions(positions: &View<'_>, length: usize) -> Result<()> {
+unsafe fn check_positions(operator: &'static str, positions: &View<'_>, length: usize) -> Result<()> {
     let (first, stride) = (positions.host_ptr()?.cast::<i32>(), positions.strides()[0]);
     for token in 0..positions.shape()[0] {
         // SAFETY: the token is inside the view.
         let position = unsafe { first.add(token * stride).read() };
         if !usize::try_from(position).is_ok_and(|p| p < length) {
-            return Err(outside(token, position, length));
+            return Err(outside(operator, token, position, length));
         }
     }
     Ok(())
 }
 
 #[cold]
-fn outside(token: usize, position: i32, length: usize) -> Error {
-    refuse(
-        Rotary::NAME,
-        format!("token {token} is at position {position}, and the tables hold {length} positions from 0"),
-    )
+fn outside(operator: &'static str, token: usize, position: i32, length: usize) -> Error {
+    refuse(operator, format!("token {token} is at position {position}, and the tables hold {length} positions from 0"))
 }
 
 /// Where heads lie, `P` being a pointer to their elements.
 struct Heads<P> {
     first: P,
-    /// From a token, a head and a value to the next.
+    /// From a token and a head to the next.
     token: usize,
     head: usize,
+}
+
+/// How the values of a head lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Steps {
+    /// From a value to the next.
     value: usize,
     /// From a pair to the next, and from its first value to its second.
     step: usize,
     partner: usize,
 }
 
-impl<P> Heads<P> {
-    fn new(first: P, view: &View<'_>, step: usize, partner: usize) -> Self {
-        let (token, head, value) = (view.strides()[0], view.strides()[1], view.strides()[2]);
-        Self { first, token, head, value, step: step * value, partner: partner * value }
+impl Steps {
+    /// Values `stride` elements apart, of which the first `rotary_dim` are pairs in a style.
+    pub fn new(style: Style, rotary_dim: usize, stride: usize) -> Self {
+        let (step, partner) = match style {
+            Style::Half => (1, rotary_dim / 2),
+            Style::Interleaved => (2, 1),
+        };
+        Self { value: stride, step: step * stride, partner: partner * stride }
     }
 
     /// Whether the values of pairs lie one after another without gaps.
@@ -184,6 +225,7 @@ impl<P> Heads<P> {
 }
 
 /// A table of cosines or sines.
+#[derive(Clone, Copy)]
 struct Angles {
     first: *const f32,
     position: usize,
@@ -196,28 +238,25 @@ impl Angles {
     }
 }
 
-/// The kernel: turns `rows` heads.
-struct Turn<T, U> {
-    x: Heads<*const T>,
-    out: Heads<*mut U>,
-    positions: *const i32,
-    position_stride: usize,
-    cos: Angles,
-    sin: Angles,
-    heads: usize,
-    /// Heads of all tokens.
-    rows: usize,
-    per_task: usize,
+/// Turns a head of `T`s into one of `U`s.
+pub(crate) struct Turn<T, U> {
+    x: Steps,
+    out: Steps,
+    /// From a pair's cosine and sine to the next pair's.
+    cos: usize,
+    sin: usize,
     pairs: usize,
     /// Values that are copied.
-    passing: std::ops::Range<usize>,
+    passing: Range<usize>,
+    types: PhantomData<(T, U)>,
 }
 
-// SAFETY: inputs are only read, and each task writes the heads of its own rows: no two indices of the output share an
-// element. In place, a task reads but what it writes.
-unsafe impl<T: Stored, U: Stored> Sync for Turn<T, U> {}
-
 impl<T: Stored, U: Stored> Turn<T, U> {
+    /// That of `pairs` pairs, values of `passing` being copied.
+    pub fn new(x: Steps, out: Steps, tables: &Tables, pairs: usize, passing: Range<usize>) -> Self {
+        Self { x, out, cos: tables.cos.pair, sin: tables.sin.pair, pairs, passing, types: PhantomData }
+    }
+
     /// Turns `n` pairs.
     ///
     /// # Safety
@@ -232,8 +271,8 @@ impl<T: Stored, U: Stored> Turn<T, U> {
                 let second = Line::typed(x.add(self.x.partner), self.x.step);
                 (Line::typed(x, self.x.step).load_as::<S, T>(n), second.load_as::<S, T>(n))
             };
-            let c = Line::typed(cos, self.cos.pair).load_as::<S, f32>(n);
-            let s = Line::typed(sin, self.sin.pair).load_as::<S, f32>(n);
+            let c = Line::typed(cos, self.cos).load_as::<S, f32>(n);
+            let s = Line::typed(sin, self.sin).load_as::<S, f32>(n);
             let first = S::fma(S::mul(s, S::splat(-1.0)), b, S::mul(a, c));
             let second = S::fma(s, a, S::mul(b, c));
             if n == LANES && self.out.interleaved() {
@@ -252,14 +291,14 @@ impl<T: Stored, U: Stored> Turn<T, U> {
     /// # Safety
     /// The pointers name its values and its position's angles.
     #[inline(always)]
-    unsafe fn head<S: Simd>(&self, x: *const T, out: *mut U, cos: *const f32, sin: *const f32) {
+    pub unsafe fn head<S: Simd>(&self, x: *const T, out: *mut U, [cos, sin]: [*const f32; 2]) {
         // SAFETY: every index is below the number of pairs, or of values.
         unsafe {
             // No closure here: it would be compiled without the level's instructions, at a tenth of the speed.
             let mut i = 0;
             while i < self.pairs {
                 let (x, out) = (x.add(i * self.x.step), out.add(i * self.out.step));
-                let (cos, sin) = (cos.add(i * self.cos.pair), sin.add(i * self.sin.pair));
+                let (cos, sin) = (cos.add(i * self.cos), sin.add(i * self.sin));
                 if self.pairs - i >= LANES {
                     self.pairs::<S>(x, out, cos, sin, LANES);
                 } else {
@@ -276,20 +315,33 @@ impl<T: Stored, U: Stored> Turn<T, U> {
     }
 }
 
-impl<T: Stored, U: Stored> Kernel for Turn<T, U> {
+/// The kernel: turns `rows` heads.
+struct TurnAll<T, U> {
+    turn: Turn<T, U>,
+    tables: Tables,
+    x: Heads<*const T>,
+    out: Heads<*mut U>,
+    heads: usize,
+    /// Heads of all tokens.
+    rows: usize,
+    per_task: usize,
+}
+
+// SAFETY: inputs are only read, and each task writes the heads of its own rows: no two indices of the output share an
+// element. In place, a task reads but what it writes.
+unsafe impl<T: Stored, U: Stored> Sync for TurnAll<T, U> {}
+
+impl<T: Stored, U: Stored> Kernel for TurnAll<T, U> {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, task: usize, _: usize) {
         let start = task * self.per_task;
         for row in start..(start + self.per_task).min(self.rows) {
             let (token, head) = (row / self.heads, row % self.heads);
-            // SAFETY: token and head are inside the views, and the position was found to be in the tables.
+            // SAFETY: token and head are inside the views.
             unsafe {
-                let position = self.positions.add(token * self.position_stride).read() as usize;
                 let x = self.x.first.add(token * self.x.token + head * self.x.head);
                 let out = self.out.first.add(token * self.out.token + head * self.out.head);
-                let cos = self.cos.first.add(position * self.cos.position);
-                let sin = self.sin.first.add(position * self.sin.position);
-                self.head::<S>(x, out, cos, sin);
+                self.turn.head::<S>(x, out, self.tables.angles(token));
             }
         }
     }

@@ -12,10 +12,10 @@
 //! which is computed in f32 and rounded once to the output's dtype; values from `r` on pass through. [`Style`] says
 //! which values are pairs, and [`Table`] makes the tables.
 
-mod cpu;
+pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod reference;
+pub(crate) mod reference;
 mod table;
 #[cfg(feature = "wgpu")]
 mod wgpu;
@@ -122,13 +122,18 @@ pub struct RotaryDynamic {
     pub heads: usize,
 }
 
+impl fmt::Display for Style {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Half => "half",
+            Self::Interleaved => "interleaved",
+        })
+    }
+}
+
 impl fmt::Display for RotaryStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let style = match self.style {
-            Style::Half => "half",
-            Style::Interleaved => "interleaved",
-        };
-        write!(f, "{style} {} of {} {}", self.rotary_dim, self.head_dim, self.x)?;
+        write!(f, "{} {} of {} {}", self.style, self.rotary_dim, self.head_dim, self.x)?;
         if self.in_place { f.write_str(" in place") } else { write!(f, " to {}", self.out) }
     }
 }
@@ -155,12 +160,6 @@ impl Operator for Rotary {
 
     fn check(fixed: &RotaryStatic, call: &RotaryDynamic, operands: Operands<'_>) -> Result<()> {
         let RotaryStatic { head_dim, rotary_dim, x, out, in_place, .. } = *fixed;
-        if !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
-            return Err(refuse(
-                Self::NAME,
-                format!("rotary_dim is {rotary_dim}; expected an even number up to head_dim {head_dim}"),
-            ));
-        }
         expect_compute(Self::NAME, fixed, [x, out])?;
         if in_place && x != out {
             return Err(refuse(Self::NAME, format!("in place, {x} cannot become {out}")));
@@ -176,13 +175,7 @@ impl Operator for Rotary {
             _ => expect(Self::NAME, "x", operands.input(Self::NAME, X, "x")?, x, &shape)?,
         }
         expect(Self::NAME, "out", operands.output(Self::NAME, OUT, "out")?, out, &shape)?;
-        let positions = operands.input(Self::NAME, POSITIONS, "positions")?;
-        expect(Self::NAME, "positions", positions, DType::I32, &[call.tokens])?;
-        let cos = operands.input(Self::NAME, COS, "cos")?;
-        let length = cos.shape().first().copied().unwrap_or(0);
-        let table = [length, rotary_dim / 2];
-        expect(Self::NAME, "cos", cos, DType::F32, &table)?;
-        expect(Self::NAME, "sin", operands.input(Self::NAME, SIN, "sin")?, DType::F32, &table)
+        expect_angles(Self::NAME, head_dim, rotary_dim, call.tokens, operands, [POSITIONS, COS, SIN])
     }
 
     fn work(fixed: &RotaryStatic, call: &RotaryDynamic) -> Work {
@@ -196,4 +189,26 @@ impl Operator for Rotary {
             bytes: tokens * (heads * touched * per_value + 8.0 * pairs + 4.0),
         }
     }
+}
+
+/// Refuses positions and tables that are not those of tokens whose heads are turned, at these places among an
+/// operator's inputs.
+pub(crate) fn expect_angles(
+    operator: &'static str,
+    head_dim: usize,
+    rotary_dim: usize,
+    tokens: usize,
+    operands: Operands<'_>,
+    [positions, cos, sin]: [usize; 3],
+) -> Result<()> {
+    if !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
+        let reason = format!("rotary_dim is {rotary_dim}; expected an even number up to head_dim {head_dim}");
+        return Err(refuse(operator, reason));
+    }
+    let positions = operands.input(operator, positions, "positions")?;
+    expect(operator, "positions", positions, DType::I32, &[tokens])?;
+    let cos = operands.input(operator, cos, "cos")?;
+    let table = [cos.shape().first().copied().unwrap_or(0), rotary_dim / 2];
+    expect(operator, "cos", cos, DType::F32, &table)?;
+    expect(operator, "sin", operands.input(operator, sin, "sin")?, DType::F32, &table)
 }

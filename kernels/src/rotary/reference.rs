@@ -3,7 +3,7 @@
 use sinew_tensor::DType;
 
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, Table, X};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
 use crate::{Arithmetic, Result};
 
 /// Units in the last place of f32 that a row may be off, at the larger magnitude of a pair: three roundings of half an
@@ -106,30 +106,41 @@ impl Reference for Rotary {
 
     fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
         let &[token, head, at] = index else { return Expected::exact(f64::NAN) };
-        let RotaryStatic { rotary_dim, style, out, in_place, .. } = case.fixed;
-        let x = if in_place { &host.outputs[OUT] } else { host.input(X) };
-        let own = x.at(&[token, head, at]);
-        if at >= rotary_dim {
-            return Expected::exact(out.round(own));
-        }
-        let half = rotary_dim / 2;
-        let (pair, first, other) = match style {
-            Style::Half => (at % half, at < half, (at + half) % rotary_dim),
-            Style::Interleaved => (at / 2, at.is_multiple_of(2), at ^ 1),
-        };
-        let other = x.at(&[token, head, other]);
-        let position = host.input(POSITIONS).at(&[token]) as usize;
-        let cos = host.input(COS).at(&[position, pair]);
-        let sin = host.input(SIN).at(&[position, pair]);
-        let value = if first { own * cos - other * sin } else { own * cos + other * sin };
-        let larger = own.abs().max(other.abs()) * cos.hypot(sin).max(1.0);
-        if cos == 1.0 && sin == 0.0 {
-            return Expected::exact(out.round(value)).flushing(arithmetic, FLUSHED, larger);
-        }
-        let error = ULPS * DType::F32.ulp(larger);
-        let rounding = if out == DType::F32 { 0.0 } else { 0.5 * out.ulp(value.abs() + error) };
-        Expected::within(value, error + rounding).flushing(arithmetic, FLUSHED, larger)
+        let x = if case.fixed.in_place { &host.outputs[OUT] } else { host.input(X) };
+        let tables = [POSITIONS, COS, SIN].map(|input| host.input(input));
+        turned(&case.fixed, x, tables, arithmetic, [token, head, at])
     }
+}
+
+/// An element of `x`, turned by positions, cosines and sines.
+pub(crate) fn turned(
+    fixed: &RotaryStatic,
+    x: &HostOperand,
+    [positions, cos, sin]: [&HostOperand; 3],
+    arithmetic: Arithmetic,
+    [token, head, at]: [usize; 3],
+) -> Expected {
+    let RotaryStatic { rotary_dim, style, out, .. } = *fixed;
+    let own = x.at(&[token, head, at]);
+    if at >= rotary_dim {
+        return Expected::exact(out.round(own));
+    }
+    let half = rotary_dim / 2;
+    let (pair, first, other) = match style {
+        Style::Half => (at % half, at < half, (at + half) % rotary_dim),
+        Style::Interleaved => (at / 2, at.is_multiple_of(2), at ^ 1),
+    };
+    let other = x.at(&[token, head, other]);
+    let position = positions.at(&[token]) as usize;
+    let (cos, sin) = (cos.at(&[position, pair]), sin.at(&[position, pair]));
+    let value = if first { own * cos - other * sin } else { own * cos + other * sin };
+    let larger = own.abs().max(other.abs()) * cos.hypot(sin).max(1.0);
+    if cos == 1.0 && sin == 0.0 {
+        return Expected::exact(out.round(value)).flushing(arithmetic, FLUSHED, larger);
+    }
+    let error = ULPS * DType::F32.ulp(larger);
+    let rounding = if out == DType::F32 { 0.0 } else { 0.5 * out.ulp(value.abs() + error) };
+    Expected::within(value, error + rounding).flushing(arithmetic, FLUSHED, larger)
 }
 
 #[cfg(test)]

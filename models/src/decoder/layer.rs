@@ -2,7 +2,7 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Inputs, KvAppend, LinearOptions, Norm, NormedLinear, Rotary, Sequences,
+    Attention, AttentionOptions, Inputs, KvAppend, LinearOptions, Norm, NormedLinear, Rotary, Sequences, Turn,
 };
 use sinew_tensor::{DType, Tensor, View};
 
@@ -100,6 +100,7 @@ impl Layer {
     pub(super) fn load(
         loader: &mut Loader<'_>,
         config: &DecoderConfig,
+        ropes: &[Rotary],
         prefix: &str,
         index: usize,
         limits: &Limits,
@@ -115,6 +116,7 @@ impl Layer {
         let product = LinearOptions::new(dtype, DType::F32, compute);
         let options = attention_options(config, layer, loader.precision(), limits);
         let output = output_part(config, &at);
+        let append = KvAppend::new(&ctx, num_kv_heads, head_dim, DType::F32, kv, limits.block_size)?;
         Ok(Self {
             qkv: loader.normed_linear(
                 norm,
@@ -126,7 +128,10 @@ impl Layer {
             )?,
             qk_norm: config.qk_norm.map(|over| load_qk_norms(loader, config, over, &at, rows)).transpose()?,
             rope: layer.rope,
-            append: KvAppend::new(&ctx, num_kv_heads, head_dim, DType::F32, kv, limits.block_size)?,
+            append: match layer.rope {
+                Some(rope) => append.turning(&ctx, &ropes[rope])?,
+                None => append,
+            },
             attention: Attention::new(&ctx, options, rows, limits.context)?,
             output: Output::load(
                 loader,
@@ -185,12 +190,13 @@ impl Layer {
         for (norm, heads) in self.qk_norm.iter().flatten() {
             norm.run_in_place(ctx, x.qkv.write_heads(n, *heads)?)?;
         }
-        if let Some(rope) = self.rope {
-            ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
-            ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, k)?, positions)?;
+        let turn = self.rope.map(|rope| Turn { rotary: &ropes[rope], positions });
+        if let Some(turn) = turn {
+            turn.rotary.run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
+            self.append.turn(ctx, x.qkv.write_heads(n, k)?, turn)?;
         }
-        let (new_keys, new_values) = (x.qkv.read_heads(n, k)?, x.qkv.read_heads(n, v)?);
-        self.append.run(ctx, new_keys, new_values, slots, keys.view_mut()?, values.view_mut()?)?;
+        let new = [x.qkv.read_heads(n, k)?, x.qkv.read_heads(n, v)?];
+        self.append.run(ctx, new, turn, slots, [keys.view_mut()?, values.view_mut()?])?;
         let inputs = Inputs { q: x.qkv.read_heads(n, q)?, k: keys.view(), v: values.view(), mask: None };
         Ok(self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?)
     }
@@ -201,7 +207,8 @@ impl Layer {
         if let Some([(q, _), (k, _)]) = &self.qk_norm {
             all.extend([("query norm", q.kernels()), ("key norm", k.kernels())]);
         }
-        all.extend([("kv append", self.append.kernels()), ("attention", self.attention.kernels())]);
+        all.extend(self.append.kernels(["key rotary", "kv append"]));
+        all.push(("attention", self.attention.kernels()));
         all.extend(self.output.kernels(["output", "attention output norm"]));
         all.extend(self.feed_forward.kernels());
         all

@@ -1,12 +1,14 @@
 //! Attention over paged or dense keys and values, and the append to the cache.
 
-use sinew_kernels::Compute;
 use sinew_kernels::attention::{Attention as Operator, AttentionDynamic, AttentionStatic, F32Bits, KvSource, MaskKind};
 use sinew_kernels::kv_append::{KvAppend as AppendOperator, KvAppendDynamic, KvAppendStatic};
+use sinew_kernels::{Compute, Error as KernelError};
 use sinew_tensor::{DType, View, ViewMut};
 
+use super::rotary::{Rotary, Turn};
 use super::{names, row_counts, size};
-use crate::{Context, Planned, Result};
+use crate::error::refuse;
+use crate::{Context, Error, Planned, Result};
 
 /// Shapes, dtypes and masking of an attention.
 #[derive(Debug, Clone, PartialEq)]
@@ -127,10 +129,24 @@ impl Attention {
     }
 }
 
-/// Writes new keys and values into the cache, planned.
+/// Writes new keys and values into the cache, planned. Keys may be turned on their way: in one kernel where the device
+/// has one that does, else by one before it.
 #[derive(Debug)]
 pub struct KvAppend {
+    fixed: KvAppendStatic,
+    keys: Keys,
     plan: Planned<AppendOperator>,
+}
+
+/// What becomes of keys before they are written.
+#[derive(Debug)]
+enum Keys {
+    /// Nothing.
+    Plain,
+    /// The append's own kernel turns them.
+    Folded,
+    /// These kernels turn them before.
+    Apart(Vec<&'static str>),
 }
 
 impl KvAppend {
@@ -146,32 +162,85 @@ impl KvAppend {
         kv: DType,
         block_size: usize,
     ) -> Result<Self> {
-        let fixed = KvAppendStatic { num_kv_heads, head_dim, source, kv, block_size };
-        // Its calls are planned by powers of two; longer ones than these are chosen when they come.
-        let calls: Vec<KvAppendDynamic> = row_counts(4096).map(|tokens| KvAppendDynamic { tokens }).collect();
-        Ok(Self { plan: ctx.plan(fixed, &calls)? })
+        let fixed = KvAppendStatic { num_kv_heads, head_dim, source, kv, block_size, rotary: None };
+        Ok(Self { plan: Self::plan(ctx, &fixed)?, keys: Keys::Plain, fixed })
     }
 
-    /// Enqueues the append of `k` and `v`, `[tokens, num_kv_heads, head_dim]`, to the slots i64 `[tokens]` of both
-    /// caches.
+    /// The same of keys that `rotary` turns.
     ///
     /// # Errors
-    /// Operands of other shapes or dtypes than planned, or a slot that is not there.
+    /// A rotary embedding of another dtype than that of the keys.
+    pub fn turning(self, ctx: &Context, rotary: &Rotary) -> Result<Self> {
+        let (found, source) = (rotary.dtype(), self.fixed.source);
+        if found != source {
+            return Err(refuse("kv_append", format!("keys are {source}, the rotary embedding turns {found}")));
+        }
+        let fixed = KvAppendStatic { rotary: Some(rotary.of_keys()), ..self.fixed.clone() };
+        // Keys of another dtype than f32 would be rounded once, not twice; and who prefers a kernel for them has it.
+        let preferred = rotary.kernels().iter().any(|&row| ctx.policy().prefer.iter().any(|name| name == row));
+        let folded = match Self::plan(ctx, &fixed) {
+            Ok(plan) if source == DType::F32 && !preferred => Some(plan),
+            Ok(_) | Err(Error::Kernel(KernelError::NoKernel { .. })) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(match folded {
+            Some(plan) => Self { fixed, keys: Keys::Folded, plan },
+            None => Self { keys: Keys::Apart(rotary.kernels()), ..self },
+        })
+    }
+
+    fn plan(ctx: &Context, fixed: &KvAppendStatic) -> Result<Planned<AppendOperator>> {
+        // Its calls are planned by powers of two; longer ones than these are chosen when they come.
+        let calls: Vec<KvAppendDynamic> = row_counts(4096).map(|tokens| KvAppendDynamic { tokens }).collect();
+        ctx.plan(fixed.clone(), &calls)
+    }
+
+    /// Turns keys `[tokens, num_kv_heads, head_dim]` where they lie, unless [`KvAppend::run`] does.
+    ///
+    /// # Errors
+    /// Operands of other shapes or dtypes than planned, or a position past the tables.
+    pub fn turn(&self, ctx: &Context, k: ViewMut<'_>, turn: Turn<'_>) -> Result<()> {
+        match self.keys {
+            Keys::Apart(_) => turn.rotary.run_in_place(ctx, k, turn.positions),
+            Keys::Plain | Keys::Folded => Ok(()),
+        }
+    }
+
+    /// Enqueues the append of keys and values, `[tokens, num_kv_heads, head_dim]`, to the slots i64 `[tokens]` of their
+    /// caches. Keys that are turned have been given to [`KvAppend::turn`] with the same `turn`.
+    ///
+    /// # Errors
+    /// Operands of other shapes or dtypes than planned, a slot that is not there, or a position past the tables.
     pub fn run(
         &self,
         ctx: &Context,
-        k: View<'_>,
-        v: View<'_>,
+        [k, v]: [View<'_>; 2],
+        turn: Option<Turn<'_>>,
         slots: View<'_>,
-        k_cache: ViewMut<'_>,
-        v_cache: ViewMut<'_>,
+        caches: [ViewMut<'_>; 2],
     ) -> Result<()> {
         let call = KvAppendDynamic { tokens: size(&slots, 0) };
-        self.plan.run(ctx, &call, &[Some(k), Some(v), Some(slots)], &[k_cache, v_cache])
+        let inputs = [Some(k), Some(v), Some(slots)];
+        match (&self.keys, turn) {
+            (Keys::Folded, Some(Turn { rotary, positions })) => {
+                let [k, v, slots] = inputs;
+                let (cos, sin) = (rotary.cos.view(), rotary.sin.view());
+                self.plan.run(ctx, &call, &[k, v, slots, Some(positions), Some(cos), Some(sin)], &caches)
+            }
+            (Keys::Folded | Keys::Apart(_), None) => Err(refuse("kv_append", "planned for keys that are turned")),
+            (Keys::Plain, Some(_)) => Err(refuse("kv_append", "planned for keys as they are")),
+            (Keys::Plain, None) | (Keys::Apart(_), Some(_)) => self.plan.run(ctx, &call, &inputs, &caches),
+        }
     }
 
-    /// Kernels chosen.
-    pub fn kernels(&self) -> Vec<&'static str> {
-        names(&self.plan)
+    /// Kernels chosen, each with the name that is given for its place: those that turn keys by themselves, if any do,
+    /// and those of the append.
+    pub fn kernels(&self, [turn, append]: [&'static str; 2]) -> Vec<(&'static str, Vec<&'static str>)> {
+        let mut all = Vec::new();
+        if let Keys::Apart(kernels) = &self.keys {
+            all.push((turn, kernels.clone()));
+        }
+        all.push((append, names(&self.plan)));
+        all
     }
 }

@@ -19,7 +19,7 @@ pub use mixture::{
     Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Route, RouteOptions, Routing,
 };
 pub use norm::{Norm, NormOptions};
-pub use rotary::Rotary;
+pub use rotary::{Rotary, Turn};
 pub use sample::Sample;
 pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;

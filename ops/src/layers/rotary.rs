@@ -1,5 +1,6 @@
 //! Rotary position embedding with its table.
 
+use sinew_kernels::kv_append::KeyRotary;
 use sinew_kernels::rotary::{self, Rotary as Operator, RotaryDynamic, RotaryStatic, Style};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
@@ -9,9 +10,19 @@ use crate::{Context, Planned, Result};
 /// Rotary position embedding (Su et al. 2021), planned for queries and keys of one width.
 #[derive(Debug)]
 pub struct Rotary {
-    cos: Tensor,
-    sin: Tensor,
+    pub(super) cos: Tensor,
+    pub(super) sin: Tensor,
+    fixed: RotaryStatic,
     plan: Planned<Operator>,
+}
+
+/// By what keys are turned on their way into the cache.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn<'a> {
+    /// Tables of angles.
+    pub rotary: &'a Rotary,
+    /// i32 `[tokens]`.
+    pub positions: View<'a>,
 }
 
 impl Rotary {
@@ -40,7 +51,17 @@ impl Rotary {
             in_place: true,
         };
         let plan = ctx.plan(fixed, &[RotaryDynamic { tokens: 1, heads: 1 }])?;
-        Ok(Self { cos, sin, plan })
+        Ok(Self { cos, sin, fixed, plan })
+    }
+
+    /// Dtype of what it turns.
+    pub(super) fn dtype(&self) -> DType {
+        self.fixed.x
+    }
+
+    /// The same embedding of keys that are written to a cache.
+    pub(super) fn of_keys(&self) -> KeyRotary {
+        KeyRotary { rotary_dim: self.fixed.rotary_dim, style: self.fixed.style }
     }
 
     /// Bytes of the tables for `positions` positions of which each has `pairs` pairs that turn.

@@ -57,7 +57,7 @@ fn operands_of_too_few_dimensions_are_errors() {
         ("rows", gather.run(&ctx, x, x, c)),
         ("rotary", rotary.run_in_place(&ctx, d, x)),
         ("sample", sample.run(&ctx, x, x, x, e)),
-        ("append", append.run(&ctx, x, x, x, f, g)),
+        ("append", append.run(&ctx, [x, x], None, x, [f, g])),
         ("attention", attention.run(&ctx, Inputs { q: x, k: x, v: x, mask: None }, of, h)),
     ];
     for (layer, outcome) in refused {

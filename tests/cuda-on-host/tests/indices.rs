@@ -111,7 +111,14 @@ fn an_append_leaves_out_slots_that_the_caches_do_not_have() {
     for slot in OUTSIDE {
         let slots = tensor(&stream, &[2, slot, 0], &[3]);
         let cache = || tensor(&stream, &[9f32; 3], &[3, 1, 1, 1]);
-        let fixed = KvAppendStatic { num_kv_heads: 1, head_dim: 1, source: DType::F32, kv: DType::F32, block_size: 1 };
+        let fixed = KvAppendStatic {
+            num_kv_heads: 1,
+            head_dim: 1,
+            source: DType::F32,
+            kv: DType::F32,
+            block_size: 1,
+            rotary: None,
+        };
         let call = KvAppendDynamic { tokens: 3 };
         let inputs = [Some(&new), Some(&new), Some(&slots)];
         let found =
