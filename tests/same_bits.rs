@@ -130,9 +130,8 @@ fn neighbours_in_a_batch_change_no_bit() {
 }
 
 /// Where a norm is part of the product that follows, and the turn of keys part of their append, unless another row is
-/// wanted. Router and experts read one normed input; the norms of queries, keys and outputs follow products; and the
-/// last norm is of rows that are asked for.
-const FOLDED: [&str; 3] = ["attention norm", "mlp norm", "key rotary"];
+/// wanted. Router and experts read one normed input; the norms of queries, keys and outputs follow products.
+const FOLDED: [&str; 4] = ["attention norm", "mlp norm", "last norm", "key rotary"];
 
 /// The decoders among the fixtures: every architecture, window, rotary embedding and mixture of experts.
 fn decoders() -> Vec<PathBuf> {

@@ -6,10 +6,10 @@
 //! h += down · (act(gate·n) ⊙ up·n)                   n = norm(h)
 //! logits = head · norm(h)
 //! ```
-//! The residual stream `h` is f32. Q, K and V are one product, gate and up another; where the device has a row for it,
-//! both norm what they read themselves. Both residual additions are epilogues of products. What else there may be (norms
-//! of queries, keys and of what is added, experts, no gate, bounds on scores and logits) is where the description says
-//! it.
+//! The residual stream `h` is f32. Q, K and V are one product, gate and up another; where the device has rows for it,
+//! they and the head norm what they read themselves, and keys are turned on their way into the cache. Both residual
+//! additions are epilogues of products. What else there may be (norms of queries, keys and of what is added, experts, no
+//! gate, bounds on scores and logits) is where the description says it.
 
 mod dense;
 mod experts;
@@ -18,10 +18,13 @@ mod layer;
 mod stream;
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Add, Embedding, Linear, LinearOptions, Norm, Rotary, RowGather, Scale, Sequences, Softcap};
+use sinew_ops::layers::{
+    Add, Embedding, LinearOptions, Norm, NormedLinear, Rotary, RowGather, Scale, Sequences, Softcap,
+};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use self::layer::{Activations, Layer, Step};
+use self::stream::input_norm;
 use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::config::{LayerConfig, check_tokens};
@@ -42,8 +45,7 @@ pub struct Decoder {
     ropes: Vec<Rotary>,
     layers: Vec<Layer>,
     gather: RowGather,
-    norm: Norm,
-    head: Option<Head>,
+    end: End,
     inputs: StepInputs,
     activations: Activations,
     /// Residual streams of the rows whose logits are asked for.
@@ -51,11 +53,23 @@ pub struct Decoder {
     steps: Steps,
 }
 
-/// From normed rows of the residual stream to logits.
+/// What rows of the residual stream become after the last layer.
 #[derive(Debug)]
-struct Head {
-    product: Linear,
-    softcap: Option<Softcap>,
+enum End {
+    /// Logits: the head of the rows normed, capped.
+    Logits(Box<NormedLinear>, Option<Softcap>),
+    /// The rows normed.
+    States(Box<Norm>),
+}
+
+impl End {
+    /// Bytes of the norm's weights and of the head.
+    fn weight_bytes(&self) -> usize {
+        match self {
+            Self::Logits(head, _) => head.weight_bytes(),
+            Self::States(norm) => norm.weight_bytes(),
+        }
+    }
 }
 
 /// What the host gives to a step.
@@ -101,9 +115,13 @@ impl Decoder {
         let embedding_name = format!("{}.weight", names.embedding);
         let prefix = loader.prefix(&embedding_name, names.prefixes)?;
         let embedding = Part::whole(format!("{prefix}{}", names.embedding), vocab);
-        let (head, embedding) = match limits.max_logits {
-            0 => (None, Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?),
-            _ => {
+        let norm_name = format!("{prefix}{}", names.norm);
+        let (end, embedding) = match limits.max_logits {
+            0 => {
+                let norm = loader.norm(&norm_name, hidden, config.norm, config.norm_eps, [DType::F32; 2], rows)?;
+                (End::States(Box::new(norm)), Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?)
+            }
+            most => {
                 let own = own_head(config, |name| loader.contains(name));
                 let tied = own.is_none();
                 let head = loader.weight(&[own.unwrap_or_else(|| embedding.clone())], hidden)?;
@@ -111,10 +129,11 @@ impl Decoder {
                     true => Embedding::packed(ctx, head.clone(), DType::F32)?,
                     false => Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?,
                 };
-                let options = LinearOptions::new(precision.activations, DType::F32, precision.compute);
-                let product = Linear::new(ctx, head, options, limits.max_logits)?;
+                let (norm, dtype) = input_norm(loader, config, Some(norm_name))?;
+                let options = LinearOptions::new(dtype, DType::F32, precision.compute);
+                let product = NormedLinear::new(ctx, norm, head, options, most)?;
                 let softcap = config.logit_softcap.map(|cap| Softcap::new(ctx, DType::F32, cap)).transpose()?;
-                (Some(Head { product, softcap }), embedding)
+                (End::Logits(Box::new(product), softcap), embedding)
             }
         };
         let positions = match config.learned_positions {
@@ -130,9 +149,6 @@ impl Decoder {
         let layers = (0..config.num_hidden_layers())
             .map(|index| Layer::load(loader, config, &ropes, prefix, index, &limits))
             .collect::<Result<_>>()?;
-        let norm_dtypes = [DType::F32, if head.is_some() { precision.activations } else { DType::F32 }];
-        let norm_name = format!("{prefix}{}", names.norm);
-        let norm = loader.norm(&norm_name, hidden, config.norm, config.norm_eps, norm_dtypes, rows)?;
         loader.finish(names.spare);
         Ok(Self {
             config: config.clone(),
@@ -145,8 +161,7 @@ impl Decoder {
             ropes,
             layers,
             gather: RowGather::new(ctx, DType::F32, rows, hidden)?,
-            norm,
-            head,
+            end,
             activations: Activations::new(ctx, config, precision, rows)?,
             wanted: Rows::new(ctx, DType::F32, limits.max_wanted(), hidden)?,
             steps: Steps::default(),
@@ -212,7 +227,7 @@ impl Decoder {
     pub fn weight_bytes(&self) -> usize {
         let layers: usize = self.layers.iter().map(Layer::weight_bytes).sum();
         let positions = self.positions.as_ref().map_or(0, |(table, _)| table.own_bytes());
-        layers + self.head_bytes() + self.embedding.own_bytes() + positions
+        layers + self.end.weight_bytes() + self.embedding.own_bytes() + positions
     }
 
     /// Bytes that a step of one token for each of so many sequences reads at most: weights but for rows of embedding
@@ -223,12 +238,7 @@ impl Decoder {
         let seen = |layer: &LayerConfig| layer.window.map_or(length, |window| length.min(window as f64));
         let seen: f64 = self.config.layers.iter().map(seen).sum();
         let of_token = self.config.kv_values() * self.precision.kv.size();
-        (layers + self.head_bytes()) as f64 + sequences as f64 * seen * of_token as f64
-    }
-
-    /// Of the norm after the last layer and of the head.
-    fn head_bytes(&self) -> usize {
-        self.norm.weight_bytes() + self.head.as_ref().map_or(0, |head| head.product.weight_bytes())
+        (layers + self.end.weight_bytes()) as f64 + sequences as f64 * seen * of_token as f64
     }
 
     /// The rows that serve this decoder: a name of the place, and the rows chosen there for one row and for many.
@@ -241,8 +251,10 @@ impl Decoder {
                 all.push((name, rows));
             }
         }
-        all.push(("last norm", self.norm.kernels()));
-        all.extend(self.head.as_ref().map(|head| ("head", head.product.kernels())));
+        match &self.end {
+            End::Logits(head, _) => all.extend(head.kernels(["last norm", "head"])),
+            End::States(norm) => all.push(("last norm", norm.kernels())),
+        }
         all
     }
 
@@ -285,17 +297,16 @@ impl Decoder {
     pub fn head(&mut self, ctx: &Context, rows: &[u32], logits: &mut Tensor) -> Result<()> {
         let n = rows.len();
         self.gather(ctx, rows)?;
-        let Some(head) = &self.head else {
+        let End::Logits(head, softcap) = &self.end else {
             return Err(Error::Input("logits of a decoder that was loaded without a head".to_owned()));
         };
         if n == 0 {
             return Ok(());
         }
-        let normed = &mut self.activations.normed;
-        self.norm.run(ctx, self.wanted.read(n)?, normed.write(n)?)?;
         let layout = Layout::contiguous(&[n, self.config.vocab_size])?;
-        head.product.run(ctx, normed.read(n)?, logits.view_mut()?.with_layout(layout)?)?;
-        match &head.softcap {
+        let normed = self.activations.normed.write(n)?;
+        head.run(ctx, self.wanted.read(n)?, Some(normed), logits.view_mut()?.with_layout(layout)?)?;
+        match softcap {
             Some(softcap) => Ok(softcap.run(ctx, logits, &layout)?),
             None => Ok(()),
         }
@@ -308,15 +319,15 @@ impl Decoder {
     /// Rows that the pass did not have, a decoder with a head, or a failed device.
     pub fn hidden(&mut self, ctx: &Context, rows: &[u32], states: &mut Tensor) -> Result<()> {
         let n = rows.len();
-        if self.head.is_some() {
-            return Err(Error::Input("hidden states of a decoder that was loaded for logits".to_owned()));
-        }
         self.gather(ctx, rows)?;
+        let End::States(norm) = &self.end else {
+            return Err(Error::Input("hidden states of a decoder that was loaded for logits".to_owned()));
+        };
         if n == 0 {
             return Ok(());
         }
         let out = states.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.hidden_size])?)?;
-        Ok(self.norm.run(ctx, self.wanted.read(n)?, out)?)
+        Ok(norm.run(ctx, self.wanted.read(n)?, out)?)
     }
 
     /// Brings some rows of the residual stream together in `wanted`.
