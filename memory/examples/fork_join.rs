@@ -10,11 +10,17 @@ use sinew_memory::Team;
 const FORKS: usize = 2000;
 /// Tasks per thread, as kernels split their work.
 const TASKS: usize = 6;
+/// A thread that was just woken may share its waker's core until the system spreads them.
+const SETTLE: Duration = Duration::from_millis(200);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let threads: usize = std::env::args().nth(1).map_or(Ok(2), |n| n.parse())?;
     let team = Team::new(threads)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    let begun = Instant::now();
+    while begun.elapsed() < SETTLE {
+        team.run(threads * TASKS, |_, _| work());
+    }
     println!("{threads} threads, {TASKS} tasks each of about 1 µs: ns above an even split of the work, median (p90)");
     println!("{:>12}  {:>20}  {:>20}", "pause", "team", "rayon");
     for pause in [0, 5, 20, 100, 1000].map(Duration::from_micros) {
