@@ -100,6 +100,22 @@ fn groups_of_int8_too_small_for_a_scale_are_zeros() {
     }
 }
 
+/// The two scales' product is too large for f32; what is multiplied with it is 0.
+#[test]
+fn int8_of_large_operands_is_finite_where_their_sum_is() {
+    let device: Arc<dyn Device> = Cpu::get();
+    let a = Tensor::from_slice(&device, &[1.0f32, 1e22], &[1, 1, 2]).unwrap();
+    let b = Tensor::from_slice(&device, &[1e22f32, 1.0], &[1, 2, 1]).unwrap();
+    let fixed = GemmStatic::new(1, 2, DType::F32, Rhs::Strided(DType::F32), DType::F32, Compute::Int8);
+    let rows = gemm::rows();
+    let admitted = rows.iter().filter(|row| row.device == DeviceKind::CPU);
+    let admitted: Vec<_> = admitted.filter(|row| (row.admits)(&fixed, device.hardware()).is_ok()).collect();
+    assert!(!admitted.is_empty());
+    for row in admitted {
+        assert_eq!(product(row, device.clone(), &fixed, &a, &b), [0.0], "{}", row.name);
+    }
+}
+
 /// One element seen everywhere: more of it than any workspace holds.
 #[test]
 fn a_sum_too_long_for_any_workspace_is_refused() {
