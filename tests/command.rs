@@ -349,6 +349,8 @@ fn devices_names_the_cpu_and_says_of_every_kind_what_there_is() {
     assert!(stdout(&sinew(&["devices"])).contains("SIMD"));
     refused(&["devices", "--device", "nonsense"], &["nonsense"]);
     refused(&["devices", "--threads", "0"], &["threads"]);
+    refused(&["devices", "--pin", "--threads", "4096"], &["4096 threads", "cores of their own"]);
+    refused(&["devices", "--pin", "--device", "wgpu"], &["--pin"]);
     refused(&["devices", "--kernel", "nope"], &["nope"]);
 }
 

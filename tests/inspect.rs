@@ -201,6 +201,8 @@ fn settings_name_what_decided() {
     let is = |(value, source): (String, String), expected: (&str, &str)| assert_eq!((&*value, &*source), expected);
     is(setting(&[], &[], "device"), ("cpu", "default"));
     is(setting(&["--threads", "1"], &[], "threads"), ("1", "--threads"));
+    is(setting(&[], &[], "pin"), ("no", "default"));
+    is(setting(&["--pin"], &[], "pin"), ("each thread to a core", "--pin"));
     is(setting(&[], &[("SINEW_SIMD", "portable")], "simd"), ("portable", "SINEW_SIMD"));
     is(setting(&[], &[("HF_HOME", "/a")], "hub cache"), ("/a/hub", "HF_HOME"));
     is(setting(&[], &[("HF_HOME", "/a"), ("HF_HUB_CACHE", "/b")], "hub cache"), ("/b", "HF_HUB_CACHE"));

@@ -22,9 +22,9 @@ def main():
         "sinew": [ROOT / "target/release/attention-rates", "--json", "--threads", a.threads],
         "torch": [sys.executable, HERE / "attention_torch.py", a.threads, 3],
     }
-    values, _, units = round_robin.run([contenders], a.rounds, a.threads)
+    values, limits, units = round_robin.run([contenders], a.rounds, a.threads)
     print(f"\n{a.threads} threads, medians of {a.rounds} rounds\n")
-    round_robin.table(values, units, lower_is_better=set(values))
+    round_robin.table(values, units, lower_is_better=set(values), limits=limits)
 
 
 if __name__ == "__main__":

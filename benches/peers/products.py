@@ -1,10 +1,10 @@
 """Matrix products beside other libraries, run in turn: GFLOP/s, and for few rows GB/s of weights.
 
-    python benches/peers/products.py [--rounds 5] [--threads 2] [--contenders sinew,rust,rust-v4,python]
+    python benches/peers/products.py [--rounds 5] [--threads 2] [--contenders sinew,rust,rust-v4,candle,python]
 
 Builds Sinew's side (`product-rates`) and benches/peers/rust (gemm, faer, matrixmultiply; `rust-v4` is gemm with its
-512-bit kernels); `python` is PyTorch and numpy's OpenBLAS. They take turns at every shape, and Sinew measures the limits
-anew at each. `SINEW_SIMD=avx2` caps Sinew alone.
+512-bit kernels, `candle` takes minutes to build); `python` is PyTorch and numpy's OpenBLAS. They take turns at every shape, and Sinew
+measures the limits anew at each. `SINEW_SIMD=avx2` caps Sinew alone.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--contenders", default="sinew,rust,rust-v4,python")
+    parser.add_argument("--contenders", default="sinew,rust,rust-v4,candle,python")
     a = parser.parse_args()
     wanted = a.contenders.split(",")
 
@@ -41,6 +41,7 @@ def main():
     builds = {
         "sinew": ["-p", "sinew-benches", "--bin", "product-rates"],
         "rust": ["--manifest-path", HERE / "rust/Cargo.toml", "--bin", "products"],
+        "candle": ["--manifest-path", HERE / "rust/Cargo.toml", "--bin", "candle_products", "--features", "candle"],
         "rust-v4": ["--manifest-path", HERE / "rust/Cargo.toml", "--bin", "products", "--features", "x86-v4",
                     "--target-dir", HERE / "rust/target/v4"],
     }
@@ -56,6 +57,7 @@ def main():
             "sinew": [ROOT / "target/release/product-rates", "--threads", a.threads, "--json", shape],
             "rust": [HERE / "rust/target/release/products", *numbers],
             "rust-v4": [HERE / "rust/target/v4/release/products", *numbers],
+            "candle": [HERE / "rust/target/release/candle_products", *numbers],
             "python": [sys.executable, HERE / "products_torch.py", *numbers],
         }
         return {name: every[name] for name in wanted}

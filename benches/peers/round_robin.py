@@ -20,7 +20,7 @@ ROOT = HERE.parent.parent
 
 def environment(threads):
     env = dict(os.environ, RAYON_NUM_THREADS=str(threads), OMP_NUM_THREADS=str(threads))
-    env["OPENBLAS_NUM_THREADS"] = str(threads)
+    env["OPENBLAS_NUM_THREADS"] = env["MATMUL_NUM_THREADS"] = str(threads)
     # Pinned to another CPU's kernels, OpenBLAS runs at half its speed.
     for name in ["OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"]:
         env.pop(name, None)
@@ -82,25 +82,35 @@ def run(turns, rounds, threads, before=lambda name: None):
 
 
 def table(values, units, lower_is_better=(), limits=None):
-    """Prints a Markdown table: medians, Sinew's ratio to the best peer and its share of the limit, both by round."""
+    """Prints a Markdown table: medians and, in parentheses, shares of the limit, then Sinew's ratio to the best peer;
+    shares and ratios by round."""
+    limits = limits or {}
     names = list(dict.fromkeys(name for row in values.values() for name in row))
     peers = [name for name in names if name != "sinew"]
-    head = ["", *names, "to the best peer"] + (["of the limit"] if limits else [])
+    head = ["", *names, "to the best peer"]
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head))
     for what, row in values.items():
         if "sinew" not in row:
             continue
         less = what in lower_is_better
-        median = {name: statistics.median(row[name]) for name in names if row.get(name)}
-        cells = [(f"{median[name]:.0f}" if median[name] >= 1000 else f"{median[name]:.3g}") if name in median else "" for name in names]
-        if any(name in median for name in peers):
-            best = (min if less else max)((name for name in peers if name in median), key=median.get)
-            pairs = [(b / a if less else a / b) for a, b in zip(row["sinew"], row[best])]
-            cells.append(f"{statistics.median(pairs):.2f}x {best}")
+
+        def ratios(ours, theirs):
+            return statistics.median(b / a if less else a / b for a, b in zip(ours, theirs))
+
+        def cell(name):
+            if not row.get(name):
+                return ""
+            median = statistics.median(row[name])
+            number = f"{median:.0f}" if median >= 1000 else f"{median:.3g}"
+            share = f" ({100 * ratios(row[name], limits[what]):.0f} %)" if limits.get(what) else ""
+            return number + share
+
+        cells = [cell(name) for name in names]
+        there = [name for name in peers if row.get(name)]
+        if there:
+            best = (min if less else max)(there, key=lambda name: statistics.median(row[name]))
+            cells.append(f"{ratios(row['sinew'], row[best]):.2f}x {best}")
         else:
             cells.append("")
-        if limits:
-            shares = [100 * value / limit for value, limit in zip(row["sinew"], limits.get(what, []))]
-            cells.append(f"{statistics.median(shares):.0f} %" if shares else "")
         print(f"| {what}, {units[what]} | " + " | ".join(cells) + " |")

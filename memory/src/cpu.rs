@@ -15,7 +15,8 @@ use crate::{
 /// The host's processor: memory, a team of threads and a SIMD level.
 ///
 /// [`Cpu::get`] is the machine as found, with the level capped by the variable `SINEW_SIMD` (`portable`, `avx2`,
-/// `avx512`, `avx512vnni`, `avx512bf16`) where it is set; [`Cpu::with`] takes both by hand.
+/// `avx512`, `avx512vnni`, `avx512bf16`) where it is set; [`Cpu::with`] takes both by hand. The system places the
+/// threads, unless [`Cpu::pinned`] asks for cores of their own.
 #[derive(Debug)]
 pub struct Cpu {
     hardware: Hardware,
@@ -48,8 +49,19 @@ impl Cpu {
     /// # Errors
     /// Those of [`Team::new`].
     pub fn with(threads: usize, level: SimdLevel) -> Result<Arc<dyn Device>> {
-        let team = Team::new(threads)?;
-        Ok(Arc::new(Self { hardware: describe(level, threads), team }))
+        Ok(Self::of(Team::new(threads)?, level))
+    }
+
+    /// [`Cpu::with`] whose helper threads are each kept on a core of their own: [`Team::pinned`].
+    ///
+    /// # Errors
+    /// Those of [`Team::pinned`].
+    pub fn pinned(threads: usize, level: SimdLevel) -> Result<Arc<dyn Device>> {
+        Ok(Self::of(Team::pinned(threads)?, level))
+    }
+
+    fn of(team: Team, level: SimdLevel) -> Arc<dyn Device> {
+        Arc::new(Self { hardware: describe(level, team.threads()), team })
     }
 
     /// The team of threads.

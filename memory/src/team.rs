@@ -2,13 +2,14 @@
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
-use std::convert::Infallible;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+
+use core_affinity::CoreId;
 
 use crate::{Error, Result, system};
 
@@ -44,10 +45,30 @@ impl Team {
     /// # Errors
     /// [`Error::Invalid`] for 0 threads or more than [`Team::MAX_THREADS`], or where the system refuses to start them.
     pub fn new(threads: usize) -> Result<Self> {
+        Self::start(threads, &[])
+    }
+
+    /// [`Team::new`] with each helper kept on a logical core of its own, the first core left to the caller, whose
+    /// thread stays its own to place. For a machine that nobody else uses: where another program runs on one of the
+    /// cores, threads that may move are faster.
+    ///
+    /// # Errors
+    /// Those of [`Team::new`], and [`Error::Invalid`] where there are fewer cores than threads or the system refuses.
+    pub fn pinned(threads: usize) -> Result<Self> {
+        let cores = core_affinity::get_core_ids().unwrap_or_default();
+        if threads > cores.len() {
+            let few = format!("cannot keep {threads} threads on cores of their own: {} can be used", cores.len());
+            return Err(Error::Invalid(few));
+        }
+        Self::start(threads, &cores)
+    }
+
+    /// A team whose helpers stay on `cores`, the first left out; anywhere where there are none.
+    fn start(threads: usize, cores: &[CoreId]) -> Result<Self> {
         if threads == 0 || threads > Self::MAX_THREADS {
             return Err(Error::Invalid(format!("threads must be 1 to {}, not {threads}", Self::MAX_THREADS)));
         }
-        let crew = if threads == 1 { None } else { Some(Arc::new(Crew::new(threads)?)) };
+        let crew = if threads == 1 { None } else { Some(Arc::new(Crew::new(threads, cores)?)) };
         Ok(Self { crew })
     }
 
@@ -138,7 +159,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Crew {
-    fn new(threads: usize) -> Result<Self> {
+    fn new(threads: usize, cores: &[CoreId]) -> Result<Self> {
         let awake = if threads <= system::available_threads() { AWAKE } else { Duration::ZERO };
         let shared = Arc::new(Shared {
             state: Line(AtomicU64::new(0)),
@@ -151,10 +172,14 @@ impl Crew {
         // Dropped on an error, which sends those home that have started.
         let mut crew = Self { shared, helpers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
         // Dropped by each helper as it starts, so that what a thread allocates to start is not part of a later step.
-        let (starting, started) = mpsc::channel::<Infallible>();
+        let (starting, started) = mpsc::channel();
         for worker in 1..threads {
-            let (shared, starting) = (crew.shared.clone(), starting.clone());
+            let (shared, starting, core) = (crew.shared.clone(), starting.clone(), cores.get(worker).copied());
             let life = move || {
+                if let Some(core) = core.filter(|&core| !core_affinity::set_for_current(core)) {
+                    // Who waits for it is there until every helper has started.
+                    let _ = starting.send(core.id);
+                }
                 drop(starting);
                 shared.help(worker);
             };
@@ -163,9 +188,11 @@ impl Crew {
             crew.helpers.push(helper.thread().clone());
         }
         drop(starting);
-        // Nothing is ever sent: this ends when the last sender is dropped.
-        let _ = started.recv();
-        Ok(crew)
+        // Ends when the last sender is dropped.
+        match started.iter().last() {
+            Some(core) => Err(Error::Invalid(format!("the system keeps no thread on core {core}"))),
+            None => Ok(crew),
+        }
     }
 
     fn run(&self, tasks: usize, task: &Task<'_>) {

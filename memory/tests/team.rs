@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -112,4 +113,27 @@ fn no_threads_and_too_many_are_errors() {
     for threads in [0, Team::MAX_THREADS + 1, usize::MAX] {
         assert!(matches!(Team::new(threads), Err(Error::Invalid(_))), "{threads}");
     }
+}
+
+#[test]
+fn helpers_stay_on_cores_of_their_own_where_that_is_asked_for() {
+    let cores: Vec<usize> = core_affinity::get_core_ids().unwrap().iter().map(|core| core.id).collect();
+    let of_thread = || core_affinity::get_core_ids().unwrap().iter().map(|core| core.id).collect::<Vec<_>>();
+    let seen = |team: &Team| {
+        let seen: Vec<Mutex<Vec<usize>>> = (0..team.threads()).map(|_| Mutex::new(Vec::new())).collect();
+        // A task that waits for the others makes every thread take one.
+        let all = Barrier::new(team.threads());
+        team.run(team.threads(), |_, worker| {
+            all.wait();
+            *seen[worker].lock().unwrap() = of_thread();
+        });
+        seen.into_iter().map(|cores| cores.into_inner().unwrap()).collect::<Vec<_>>()
+    };
+    let pinned = Team::pinned(cores.len()).unwrap();
+    let expected: Vec<Vec<usize>> =
+        (0..cores.len()).map(|i| if i == 0 { cores.clone() } else { vec![cores[i]] }).collect();
+    assert_eq!(seen(&pinned), expected);
+    assert_eq!(seen(&Team::new(cores.len()).unwrap()), vec![cores.clone(); cores.len()]);
+    assert!(matches!(Team::pinned(cores.len() + 1), Err(Error::Invalid(_))));
+    assert!(matches!(Team::pinned(0), Err(Error::Invalid(_))));
 }

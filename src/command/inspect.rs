@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use sinew::memory;
 use sinew::models::checkpoint::TensorInfo;
 use sinew::models::{
     Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, WeightOptions, one_line,
@@ -75,7 +74,7 @@ impl Inspect {
         config: &ModelConfig,
         checkpoint: &Checkpoint,
     ) -> Outcome<sinew::models::Result<Needs>> {
-        let device = &*memory::open(&machine.device, machine.threads, None)?;
+        let device = &*machine.device()?;
         let weights = WeightOptions { dtype: self.dtype.0, load: Load::Read };
         if EmbeddingModel::describes(folder)? {
             if self.context.is_some() {

@@ -26,7 +26,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use sinew::kernels::Registry;
-use sinew::memory;
+use sinew::memory::{self, Cpu, Device, level_from_environment, system};
 use sinew::models::checkpoint::{Checkpoint, Load};
 use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, Tokenizer, WeightOptions, one_line, printable};
 use sinew::ops::{Context, Policy};
@@ -79,14 +79,27 @@ struct Machine {
     /// Threads of the CPU; all by default.
     #[arg(long, global = true)]
     threads: Option<usize>,
+    /// Keep the CPU's threads on cores of their own: for a machine that nobody else uses.
+    #[arg(long, global = true)]
+    pin: bool,
     /// Prefer these kernels by name wherever they take the problem.
     #[arg(long, global = true, value_name = "NAME")]
     kernel: Vec<String>,
 }
 
 impl Machine {
+    fn device(&self) -> Outcome<Arc<dyn Device>> {
+        if !self.pin {
+            return Ok(memory::open(&self.device, self.threads, None)?);
+        }
+        if self.device != DEFAULT_DEVICE {
+            return Err("--pin is for the CPU".into());
+        }
+        Ok(Cpu::pinned(self.threads.unwrap_or_else(system::available_threads), level_from_environment()?)?)
+    }
+
     fn context(&self) -> Outcome<Arc<Context>> {
-        let device = memory::open(&self.device, self.threads, None)?;
+        let device = self.device()?;
         let registry = Registry::standard();
         for name in &self.kernel {
             if !registry.tables().any(|t| t.row_names().iter().any(|(row, ..)| row == name)) {

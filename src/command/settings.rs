@@ -74,6 +74,12 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
             from: &["--threads"],
         },
         Setting {
+            name: "pin",
+            value: if machine.pin { "each thread to a core" } else { "no" }.to_owned(),
+            source: argument(machine.pin, "--pin"),
+            from: &["--pin"],
+        },
+        Setting {
             name: "kernels",
             value: if machine.kernel.is_empty() { "by cost".to_owned() } else { machine.kernel.join(", ") },
             source: argument(!machine.kernel.is_empty(), "--kernel"),

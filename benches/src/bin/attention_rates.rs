@@ -3,8 +3,9 @@
 //! ```text
 //! cargo run --release -p sinew-benches --bin attention-rates [-- [--threads N] [--json | ROW [PROBLEM]]]
 //! ```
-//! With `--json`: median milliseconds of the row that Sinew chooses, the one predicted fastest, for
-//! `benches/peers/attention.py`. `SINEW_SIMD` caps the level.
+//! With `--json`: median milliseconds of the row that Sinew chooses, the one predicted fastest, and those that the
+//! limits allow (of arithmetic, counting only keys that are seen, and of memory), for `benches/peers/attention.py`.
+//! `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,8 +41,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
     let (ctx, hardware) = (context(&device)?, device.hardware());
+    let peaks = Peaks::measure(&device)?;
     if !json {
-        let peaks = Peaks::measure(&device)?;
         let limit = |compute| peaks.flops_per_s(compute).unwrap_or(f64::NAN) / 1e9;
         println!(
             "{}, {threads} threads, {}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} GB/s",
@@ -89,7 +90,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let run = Problem::new(&device, fixed, call)?;
             if json {
                 let (seconds, _) = run.time(&ctx.choose::<Attention>(&run.fixed, &run.call)?)?;
-                println!("{{\"what\":\"{name} {dtype}\",\"value\":{},\"unit\":\"ms\"}}", seconds * 1e3);
+                let work = Attention::work(&run.fixed, &run.call);
+                let arithmetic = work.flops / peaks.flops_per_s(compute).unwrap_or(f64::NAN);
+                let least = arithmetic.max(work.bytes / peaks.memory_bytes_per_s);
+                for (limit, seconds) in [("", seconds), ("limit ", least)] {
+                    println!("{{\"what\":\"{limit}{name} {dtype}\",\"value\":{},\"unit\":\"ms\"}}", seconds * 1e3);
+                }
                 continue;
             }
             let admitted =

@@ -98,7 +98,8 @@ fn main() -> Result<()> {
     };
     let start = Instant::now();
     let (mut model, vocab) = Model::load(Path::new(&folder), dtype.parse().map_err(candle_core::Error::wrap)?)?;
-    let ids: Vec<u32> = (0..8192u64).map(|i| ((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as u32 % vocab).collect();
+    let ids: Vec<u32> =
+        (0..8192u64).map(|i| ((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as u32 % vocab).collect();
     model.step(&ids[..short], 1, 0)?;
     put("load to first token", start.elapsed().as_secs_f64(), "s");
     let prefill = |model: &mut Model| -> Result<f64> {

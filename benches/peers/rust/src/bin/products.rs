@@ -1,49 +1,47 @@
-//! `C[m, n] = A[m, k] · W[n, k]ᵀ` by other crates, as JSON lines: `products THREADS REPEATS M N K COPIES`.
-//!
-//! Weights are rotated over COPIES of them, so that they come from memory as they do in a model.
-
-use std::time::Instant;
+//! Products by gemm, matrixmultiply and faer, as JSON lines: `products THREADS REPEATS M N K COPIES`.
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
 use gemm::{Parallelism, f16};
+use sinew_peers::Problem;
 
 fn main() {
-    let numbers: Vec<usize> = std::env::args().skip(1).map(|n| n.parse().expect("a number")).collect();
-    let [threads, repeats, m, n, k, copies] = numbers[..] else { panic!("THREADS REPEATS M N K COPIES") };
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().expect("one pool");
+    let problem = Problem::from_arguments();
+    let Problem { threads, m, n, k, .. } = problem;
     let (parallelism, par) = match threads {
         1 => (Parallelism::None, Par::Seq),
         n => (Parallelism::Rayon(n), Par::rayon(n)),
     };
     let wide = if cfg!(feature = "x86-v4") { " (x86-v4)" } else { "" };
-    let value = |i: usize| (i * 7919 % 1000) as f32 / 1000.0 - 0.5;
-    let a: Vec<f32> = (0..m * k).map(value).collect();
-    let weights: Vec<Vec<f32>> = (0..copies).map(|c| (0..n * k).map(|i| value(i + c)).collect()).collect();
+    let (a, weights) = problem.values();
     let mut c = vec![0.0f32; m * n];
     let report = |library: &str, dtype: &str, run: &mut dyn FnMut(usize)| {
-        let flops = 2.0 * (m * n * k) as f64;
-        let inner = ((1e9 / flops) as usize).max(copies).clamp(1, 64);
-        (0..=copies).for_each(|turn| run(turn % copies));
-        let mut turn = 0;
-        for _ in 0..repeats {
-            let start = Instant::now();
-            for _ in 0..inner {
-                run(turn % copies);
-                turn += 1;
-            }
-            let seconds = start.elapsed().as_secs_f64() / inner as f64;
-            let what = format!("{dtype} {m},{n},{k}");
-            println!("{{\"library\":\"{library}{wide}\",\"what\":\"{what}\",\"value\":{seconds:e}}}");
-        }
+        problem.report(&format!("{library}{wide}"), dtype, run);
     };
     report("gemm", "f32", &mut |i| {
         let (a, w) = (a.as_ptr(), weights[i].as_ptr());
         // SAFETY: the three matrices are of these sizes, dense, and C is not aliased.
         unsafe {
             gemm::gemm(
-                m, n, k, c.as_mut_ptr(), 1, n as isize, false, a, 1, k as isize, w, k as isize, 1, 0.0, 1.0, false,
-                false, false, parallelism,
+                m,
+                n,
+                k,
+                c.as_mut_ptr(),
+                1,
+                n as isize,
+                false,
+                a,
+                1,
+                k as isize,
+                w,
+                k as isize,
+                1,
+                0.0,
+                1.0,
+                false,
+                false,
+                false,
+                parallelism,
             )
         }
     });
@@ -54,9 +52,7 @@ fn main() {
         let (a, w) = (a.as_ptr(), weights[i].as_ptr());
         // SAFETY: the same.
         unsafe {
-            matrixmultiply::sgemm(
-                m, k, n, 1.0, a, k as isize, 1, w, 1, k as isize, 0.0, c.as_mut_ptr(), n as isize, 1,
-            )
+            matrixmultiply::sgemm(m, k, n, 1.0, a, k as isize, 1, w, 1, k as isize, 0.0, c.as_mut_ptr(), n as isize, 1)
         }
     });
     report("faer", "f32", &mut |i| {
@@ -66,16 +62,32 @@ fn main() {
         matmul(c, Accum::Replace, a, w.transpose(), 1.0, par);
     });
     let a: Vec<f16> = a.iter().map(|&x| f16::from_f32(x)).collect();
-    let weights: Vec<Vec<f16>> =
-        weights.iter().map(|w| w.iter().map(|&x| f16::from_f32(x)).collect()).collect();
+    let weights: Vec<Vec<f16>> = weights.iter().map(|w| w.iter().map(|&x| f16::from_f32(x)).collect()).collect();
     let mut c = vec![f16::ZERO; m * n];
     report("gemm", "f16", &mut |i| {
         let (a, w) = (a.as_ptr(), weights[i].as_ptr());
         // SAFETY: the same.
         unsafe {
             gemm::gemm(
-                m, n, k, c.as_mut_ptr(), 1, n as isize, false, a, 1, k as isize, w, k as isize, 1, f16::ZERO,
-                f16::ONE, false, false, false, parallelism,
+                m,
+                n,
+                k,
+                c.as_mut_ptr(),
+                1,
+                n as isize,
+                false,
+                a,
+                1,
+                k as isize,
+                w,
+                k as isize,
+                1,
+                f16::ZERO,
+                f16::ONE,
+                false,
+                false,
+                false,
+                parallelism,
             )
         }
     });
