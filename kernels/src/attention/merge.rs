@@ -3,7 +3,7 @@
 use super::body::{Unit, Way};
 use super::plan::{Scratch, State};
 use super::products::Products;
-use crate::simd::math::exp_nonpositive;
+use crate::simd::math::exp2_nonpositive;
 use crate::simd::{LANES, Simd};
 
 /// `to = to · old + from · new` for sixteen values.
@@ -28,7 +28,7 @@ impl<P: Products> Way<'_, P> {
             let mut scale = [0.0f32; LANES];
             scale[0] = before - finite;
             scale[1] = new - finite;
-            let factors = exp_nonpositive::<P::S>(P::S::load(scale.as_ptr()));
+            let factors = exp2_nonpositive::<P::S>(P::S::load(scale.as_ptr()));
             P::S::store(scale.as_mut_ptr(), factors);
             *total.max.add(t) = now;
             let (old, new) = (P::S::splat(scale[0]), P::S::splat(scale[1]));

@@ -2,13 +2,16 @@
 
 use super::products::Products;
 use super::sequence::Sequence;
+use super::tile::block_rows;
 use super::{AttentionDynamic, AttentionStatic, GROUP, TILE};
 use crate::simd::LANES;
 use crate::{Launch, Result};
 
-/// Query rows (tokens times the heads that share keys) of a unit. Packing a tile of keys costs about as much as three
-/// rows' products with it, so that 96 rows make it small; twice as many gain little and leave threads idle at the end.
-const UNIT_ROWS: usize = 96;
+/// Query rows (tokens times the heads that share keys) of a unit. Packing a tile of keys costs about as much as six rows'
+/// products with it: of 96 rows it is a fifteenth, of three times as many little.
+const UNIT_ROWS: std::ops::RangeInclusive<usize> = 96..=288;
+/// Units for each thread, where rows allow it: fewer leave threads idle at the end.
+const UNITS_PER_THREAD: usize = 8;
 /// Partial results of groups beyond this many bytes are not worth the threads they would occupy.
 const MOST_PARTIALS: usize = 64 << 20;
 /// Alignment of every part of the workspace: a cache line.
@@ -47,8 +50,10 @@ impl Plan {
     /// The division of a call among `threads` threads. What is computed does not depend on it.
     pub fn new<P: Products>(fixed: &AttentionStatic, call: &AttentionDynamic, threads: usize) -> Self {
         let group = fixed.group();
-        let rows = call.max_query.saturating_mul(group).clamp(1, UNIT_ROWS);
         let all_rows = call.tokens.saturating_mul(fixed.num_heads);
+        let shared_out = all_rows / threads.saturating_mul(UNITS_PER_THREAD).max(1);
+        let most = shared_out.clamp(*UNIT_ROWS.start(), *UNIT_ROWS.end());
+        let rows = call.max_query.saturating_mul(group).clamp(1, most);
         let width = fixed.head_dim.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
         let units = (call.tokens.saturating_mul(group) / rows).saturating_add(call.sequences);
         let units = units.saturating_mul(fixed.num_kv_heads);
@@ -69,7 +74,7 @@ impl Plan {
             depth: fixed.head_dim.checked_next_multiple_of(LANES * P::PAIR).unwrap_or(usize::MAX),
             width,
             element: size_of::<P::E>(),
-            block_rows: P::ROWS,
+            block_rows: block_rows::<P>(),
             sequences: call.sequences,
         }
     }
@@ -138,9 +143,9 @@ pub(super) struct Scratch<E> {
     pub values: *mut E,
     /// Queries `[rows, depth]`.
     pub queries: *mut E,
-    /// Weights of a block of rows, `[ROWS, TILE]`.
+    /// Weights of a block of rows, `[block_rows, TILE]`.
     pub weights: *mut E,
-    /// Scores of a block of rows, `[ROWS, TILE]`.
+    /// Scores of a block of rows, `[block_rows, TILE]`.
     pub scores: *mut f32,
     /// State of the current group.
     pub group: State,
@@ -148,7 +153,7 @@ pub(super) struct Scratch<E> {
     pub total: State,
 }
 
-/// The online softmax of each row: maximum `[rows]`, sixteen partial sums `[rows, LANES]`, accumulator `[rows, width]`.
+/// The online softmax of each row, in powers of two: maximum `[rows]`, sixteen partial sums `[rows, LANES]`, accumulator `[rows, width]`.
 #[derive(Clone, Copy)]
 pub(super) struct State {
     pub max: *mut f32,

@@ -22,7 +22,7 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     type E: Copy;
     /// Elements of the contracted dimension that are multiplied at once.
     const PAIR: usize;
-    /// Query rows of a block.
+    /// Query rows that are multiplied at once, at most.
     const ROWS: usize;
 
     /// Packs a query of `n` elements, with zeros up to `depth`. `round` asks for bf16.
@@ -56,10 +56,10 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     );
 }
 
-/// Sizes of a block's products.
+/// Sizes of the products of some rows.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
-    /// Rows of the block.
+    /// The rows, at most [`Products::ROWS`].
     pub rows: usize,
     /// Elements of a head.
     pub head_dim: usize,

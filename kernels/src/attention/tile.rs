@@ -5,7 +5,7 @@ use super::operand::Strided;
 use super::plan::Scratch;
 use super::products::{Products, Shape};
 use super::{Compute, MaskKind, TILE};
-use crate::simd::math::{exp_nonpositive, tanh};
+use crate::simd::math::{exp2_nonpositive, tanh};
 use crate::simd::{LANES, Simd};
 
 impl<P: Products> Way<'_, P> {
@@ -29,74 +29,93 @@ impl<P: Products> Way<'_, P> {
         let end = (last.1 - tile).min(TILE);
         let vectors = end.div_ceil(LANES);
         let whole = last.0 <= tile && first.1 >= tile + TILE;
-        let plain = whole && self.fixed.softcap.is_none() && self.fixed.mask.is_none();
+        let plain = whole && self.raw_scores() && self.fixed.mask.is_none();
         let plan = &self.plan;
-        let shape = Shape { rows, head_dim: self.fixed.head_dim, depth: plan.depth, width: plan.width };
-        // Lanes 0 to `rows`: what the state so far is multiplied by.
+        let shape = |rows| Shape { rows, head_dim: self.fixed.head_dim, depth: plan.depth, width: plan.width };
+        // The largest score of each row; by lanes, as everything of the rows' states.
+        let mut max = [f32::NEG_INFINITY; LANES];
         let mut scale = [0.0f32; LANES];
-        let mut max = [0.0f32; LANES];
         // SAFETY: rows are of the unit, vectors of the tile; scratch has room for both.
         unsafe {
-            P::scores(shape, scratch.queries.add(row * plan.depth), scratch.keys, scratch.scores, vectors);
-            for r in 0..rows {
+            for (at, rows) in parts(rows, P::ROWS) {
+                let queries = scratch.queries.add((row + at) * plan.depth);
+                P::scores(shape(rows), queries, scratch.keys, scratch.scores.add(at * TILE), vectors);
+            }
+            for (r, max) in max.iter_mut().enumerate().take(rows) {
                 let scores = scratch.scores.add(r * TILE);
-                let highest = if plain {
-                    self.scale_scores(scores)
+                *max = if plain {
+                    highest::<P::S>(scores)
                 } else {
                     let visible = if whole { None } else { Some(self.keys_of_row(unit, row + r)) };
                     self.finish_scores(unit, row + r, tile, visible, scores, vectors)
                 };
-                let before = scratch.group.max.add(row + r);
-                let now = if highest > *before { highest } else { *before };
-                // Where no key was seen yet, any finite value will do: all weights are e^-inf.
-                max[r] = if now == f32::NEG_INFINITY { 0.0 } else { now };
-                scale[r] = *before - max[r];
-                *before = now;
             }
-            let factors = exp_nonpositive::<P::S>(P::S::load(scale.as_ptr()));
-            P::S::store(scale.as_mut_ptr(), factors);
-            let round = self.fixed.compute == Compute::Bf16;
+            let factor = self.powers_per_score();
+            let state = scratch.group.max.add(row);
+            let (before, now) = (P::S::load_n(state, rows), P::S::mul(P::S::load(max.as_ptr()), P::S::splat(factor)));
+            let now = P::S::select_lt(before, now, now, before);
+            P::S::store_n(state, now, rows);
+            // Where no key was seen yet, any finite value will do: all weights are 2^-inf.
+            let now = P::S::select_lt(now, P::S::splat(f32::MIN), P::S::splat(0.0), now);
+            P::S::store(max.as_mut_ptr(), now);
+            P::S::store(scale.as_mut_ptr(), exp2_nonpositive::<P::S>(P::S::sub(before, now)));
             for r in 0..rows {
                 let (scores, weights) = (scratch.scores.add(r * TILE), scratch.weights.add(r * TILE));
-                let highest = P::S::splat(max[r]);
-                let mut p = [P::S::splat(0.0); TILE / LANES];
-                for (v, p) in p.iter_mut().enumerate().take(vectors) {
-                    *p = exp_nonpositive::<P::S>(P::S::sub(P::S::load(scores.add(v * LANES)), highest));
-                    P::pack_weights(*p, weights.add(v * LANES), round);
-                }
+                let new = match vectors == TILE / LANES {
+                    true => self.weights(scores, weights, factor, max[r], TILE / LANES),
+                    false => self.weights(scores, weights, factor, max[r], vectors),
+                };
                 let sum = scratch.group.sum.add((row + r) * LANES);
-                let new = P::S::add(P::S::add(p[0], p[1]), P::S::add(p[2], p[3]));
                 let old = P::S::mul(P::S::load(sum), P::S::splat(scale[r]));
                 P::S::store(sum, P::S::add(old, new));
             }
-            let acc = scratch.group.acc.add(row * plan.width);
-            let (weights, values) = (scratch.weights, scratch.values);
             let keys = end.next_multiple_of(P::PAIR);
-            if finite {
-                P::weigh(shape, weights, values, acc, scale.as_ptr(), keys);
-            } else {
-                P::weigh_present(shape, weights, values, acc, scale.as_ptr(), keys);
+            for (at, rows) in parts(rows, P::ROWS) {
+                let (weights, acc) = (scratch.weights.add(at * TILE), scratch.group.acc.add((row + at) * plan.width));
+                let (shape, values, scale) = (shape(rows), scratch.values, scale.as_ptr().add(at));
+                match finite {
+                    true => P::weigh(shape, weights, values, acc, scale, keys),
+                    false => P::weigh_present(shape, weights, values, acc, scale, keys),
+                }
             }
         }
     }
 
-    /// Scales one row's scores of a tile in place, where that is all, and returns the largest (NaNs aside).
+    /// Whether a block's scores stay as products gave them until they become weights: then all that is done to them
+    /// before is to hide keys, and the largest is that of the largest product.
     #[inline(always)]
-    unsafe fn scale_scores(&self, scores: *mut f32) -> f32 {
-        // SAFETY: `scores` has a tile's vectors.
+    fn raw_scores(&self) -> bool {
+        let additive = matches!(self.fixed.mask, Some(MaskKind::Additive(_)));
+        self.fixed.softcap.is_none() && !additive && self.fixed.scale.get() > 0.0
+    }
+
+    /// What a block's finished scores are multiplied by to be exponents of two.
+    #[inline(always)]
+    fn powers_per_score(&self) -> f32 {
+        let scale = if self.raw_scores() { f64::from(self.fixed.scale.get()) } else { 1.0 };
+        (scale * std::f64::consts::LOG2_E) as f32
+    }
+
+    /// The weights `2^(factor · score − max)` of one row's first `vectors` vectors of scores, packed; returns their sum
+    /// by lanes.
+    #[inline(always)]
+    unsafe fn weights(&self, scores: *const f32, to: *mut P::E, factor: f32, max: f32, vectors: usize) -> SimdOf<P> {
+        let round = self.fixed.compute == Compute::Bf16;
+        // SAFETY: `scores` and `to` have `vectors` vectors.
         unsafe {
-            let scale = P::S::splat(self.fixed.scale.get());
-            let mut highest = P::S::splat(f32::NEG_INFINITY);
-            for v in 0..TILE / LANES {
-                let s = P::S::mul(P::S::load(scores.add(v * LANES)), scale);
-                P::S::store(scores.add(v * LANES), s);
-                highest = P::S::max(s, highest);
+            let (factor, max) = (P::S::splat(factor), P::S::splat(max));
+            let mut p = [P::S::splat(0.0); TILE / LANES];
+            for (v, p) in p.iter_mut().enumerate().take(vectors) {
+                let power = P::S::sub(P::S::mul(P::S::load(scores.add(v * LANES)), factor), max);
+                *p = exp2_nonpositive::<P::S>(power);
+                P::pack_weights(*p, to.add(v * LANES), round);
             }
-            P::S::reduce_max(highest)
+            P::S::add(P::S::add(p[0], p[1]), P::S::add(p[2], p[3]))
         }
     }
 
-    /// Scales, softens and masks one row's scores of a tile in place, and returns the largest (NaNs aside).
+    /// Masks one row's scores of a tile in place, scales and softens them first unless they stay raw, and returns the
+    /// largest (NaNs aside).
     #[inline(always)]
     unsafe fn finish_scores(
         &self,
@@ -110,7 +129,7 @@ impl<P: Products> Way<'_, P> {
         // SAFETY: `scores` has `vectors` vectors.
         unsafe {
             let hidden = P::S::splat(f32::NEG_INFINITY);
-            let scale = P::S::splat(self.fixed.scale.get());
+            let scale = if self.raw_scores() { None } else { Some(P::S::splat(self.fixed.scale.get())) };
             let mut mask = [0.0f32; TILE];
             if let Some(operand) = &self.mask {
                 let end = visible.map_or(tile + TILE, |v| v.1);
@@ -121,7 +140,10 @@ impl<P: Products> Way<'_, P> {
             let mut highest = hidden;
             for v in 0..vectors {
                 let at = scores.add(v * LANES);
-                let mut s = P::S::mul(P::S::load(at), scale);
+                let mut s = P::S::load(at);
+                if let Some(scale) = scale {
+                    s = P::S::mul(s, scale);
+                }
                 if let Some(cap) = self.fixed.softcap {
                     let cap = P::S::splat(cap.get());
                     s = P::S::mul(cap, tanh::<P::S>(P::S::div(s, cap)));
@@ -169,8 +191,37 @@ impl<P: Products> Way<'_, P> {
     }
 }
 
-/// Rows of the next block, of `left`: full blocks, and the last two alike.
+/// The lanes of a way.
+type SimdOf<P> = <<P as Products>::S as Simd>::F;
+
+/// The largest score of a tile's row (NaNs aside).
 #[inline(always)]
-pub(super) fn block_rows(left: usize, most: usize) -> usize {
-    if left > most && left < 2 * most { left.div_ceil(2) } else { left.min(most) }
+unsafe fn highest<S: Simd>(scores: *const f32) -> f32 {
+    // SAFETY: the caller's row has a tile's vectors.
+    unsafe {
+        let mut highest = S::splat(f32::NEG_INFINITY);
+        for v in 0..TILE / LANES {
+            highest = S::max(S::load(scores.add(v * LANES)), highest);
+        }
+        S::reduce_max(highest)
+    }
+}
+
+/// Rows of a block: several of [`Products::ROWS`], so that what is done between the products of a block is independent
+/// work enough, and few enough for a lane each.
+pub(super) const fn block_rows<P: Products>() -> usize {
+    const { assert!(2 * P::ROWS <= LANES) };
+    2 * P::ROWS
+}
+
+/// `rows` rows in parts of `most`, as first row and number: full parts, and the last two alike.
+#[inline(always)]
+pub(super) fn parts(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let left = rows - first;
+        let part = if left > most && left < 2 * most { left.div_ceil(2) } else { left.min(most) };
+        first += part;
+        (part > 0).then_some((first - part, part))
+    })
 }

@@ -172,6 +172,11 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn scale_by_pow2(a: Self::F, n: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_scalef_ps(a, n) }
+    }
+    #[inline(always)]
     unsafe fn unzip(a: Self::F, b: Self::F) -> (Self::F, Self::F) {
         // SAFETY: see the impl. Indices from 16 on name lanes of `b`.
         unsafe {

@@ -88,6 +88,12 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn select_nan(a: Self::F, x: Self::F, y: Self::F) -> Self::F;
     /// `2^n` for integral `n` in -126 to 127.
     unsafe fn pow2(n: Self::F) -> Self::F;
+    /// `a · 2^n` for integral `n` in -126 to 127, where that is normal (or NaN).
+    #[inline(always)]
+    unsafe fn scale_by_pow2(a: Self::F, n: Self::F) -> Self::F {
+        // SAFETY: passed on.
+        unsafe { Self::mul(a, Self::pow2(n)) }
+    }
     /// Lane `j` of row `i` for lane `i` of row `j`. Bits are moved, whatever they mean.
     unsafe fn transpose(rows: [Self::F; LANES]) -> [Self::F; LANES];
 
