@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::Device;
+use sinew_memory::{Device, DeviceKind};
 use sinew_ops::Context;
 
 use self::backbone::Backbone;
@@ -43,8 +43,12 @@ pub struct EmbeddingModel {
 
 /// The most texts in one pass.
 const MAX_TEXTS: usize = 32;
-/// Tokens in one pass, which several texts share, and which the longest text of an encoder may exceed.
-const PASS_TOKENS: usize = 2048;
+
+/// Tokens in one pass, which several texts share, and which the longest text of an encoder may exceed: on a CPU few
+/// enough that what one layer hands to the next stays in its caches.
+fn pass_tokens(device: DeviceKind) -> usize {
+    if device == DeviceKind::CPU { 512 } else { 2048 }
+}
 
 impl EmbeddingModel {
     /// Whether a folder holds an embedding model: an encoder, or what says how its hidden states are pooled.
@@ -230,10 +234,13 @@ impl EmbeddingModel {
         let mut vectors = vec![Vec::new(); texts.len()];
         let mut rest = &order[..];
         while !rest.is_empty() {
-            let mut tokens = 0;
-            let fitting = rest.iter().take(MAX_TEXTS).take_while(|&&i| {
-                tokens += texts[i].len();
-                tokens <= self.backbone.max_rows()
+            let mut left = pass_tokens(self.ctx.device().id().kind);
+            let fitting = rest.iter().take(MAX_TEXTS).take_while(|&&i| match left.checked_sub(texts[i].len()) {
+                Some(behind) => {
+                    left = behind;
+                    true
+                }
+                None => false,
             });
             let (pass, later) = rest.split_at(fitting.count().max(1));
             let ids: Vec<&[u32]> = pass.iter().map(|&i| texts[i].as_slice()).collect();

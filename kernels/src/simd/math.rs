@@ -41,7 +41,7 @@ pub unsafe fn exp2_nonpositive<S: Simd>(x: S::F) -> S::F {
     /// Powers below have an exponent of f32's least or less.
     const LOW: f32 = -125.5;
     const P: [f32; 7] =
-        [0.000_155_946_78, 0.001_340_664_4, 0.009_617_693, 0.055_503_107, 0.240_226_53, 0.693_147_2, 1.0];
+        [0.000_155_946_78, 0.001_340_664_4, 0.009_617_693, 0.055_503_107, 0.240_226_53, std::f32::consts::LN_2, 1.0];
     // SAFETY: passed on. `max` gives its second argument where either is NaN, so that a NaN goes through.
     unsafe {
         let bounded = S::max(S::splat(LOW), x);

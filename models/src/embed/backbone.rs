@@ -1,9 +1,10 @@
 //! What an embedding model runs its texts through: an encoder, or a decoder whose hidden states are taken.
 
+use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_tensor::{DType, Layout, PagedLayout, Tensor};
 
-use super::{MAX_TEXTS, PASS_TOKENS};
+use super::{MAX_TEXTS, pass_tokens};
 use crate::batch::{Batch, Wanted};
 use crate::cache::KvCache;
 use crate::decoder::Decoder;
@@ -38,7 +39,8 @@ impl Backbone {
     pub(super) fn load(loader: &mut Loader<'_>, config: &ModelConfig) -> Result<Self> {
         match config {
             ModelConfig::Encoder(config) => {
-                Ok(Self::Encoder(Box::new(Encoder::load(loader, config, pass_rows(config), MAX_TEXTS)?)))
+                let rows = pass_rows(config, kind_of(loader));
+                Ok(Self::Encoder(Box::new(Encoder::load(loader, config, rows, MAX_TEXTS)?)))
             }
             ModelConfig::Decoder(config) => Ok(Self::Decoder(Box::new(HiddenStates::load(loader, config)?))),
         }
@@ -47,7 +49,7 @@ impl Backbone {
     /// What it would take; a decoder's cache grows where one text is longer than a pass.
     pub(super) fn plan(config: &ModelConfig, sizes: &Sizes<'_>) -> Result<Plan> {
         match config {
-            ModelConfig::Encoder(config) => Encoder::plan(config, sizes, pass_rows(config), MAX_TEXTS),
+            ModelConfig::Encoder(config) => Encoder::plan(config, sizes, pass_rows(config, sizes.device), MAX_TEXTS),
             ModelConfig::Decoder(config) => HiddenStates::plan(config, sizes),
         }
     }
@@ -74,14 +76,6 @@ impl Backbone {
         }
     }
 
-    /// The most tokens of several texts that share a pass.
-    pub(super) fn max_rows(&self) -> usize {
-        match self {
-            Self::Encoder(encoder) => encoder.max_rows(),
-            Self::Decoder(states) => states.decoder.limits().max_rows,
-        }
-    }
-
     /// The last hidden states of each text's tokens, or of its last token only. Texts that together are longer than a
     /// pass are no more than one.
     pub(super) fn run(&mut self, ctx: &Context, texts: &[&[u32]], last: bool) -> Result<Vec<Vec<f32>>> {
@@ -104,7 +98,7 @@ impl Backbone {
 
 impl HiddenStates {
     fn load(loader: &mut Loader<'_>, config: &DecoderConfig) -> Result<Self> {
-        let (ctx, limits) = (loader.context().clone(), limits(config));
+        let (ctx, limits) = (loader.context().clone(), limits(config, kind_of(loader)));
         let decoder = Decoder::load(loader, config, limits)?;
         let layout = cache_layout(config, decoder.precision(), limits.max_rows)?;
         let cache = KvCache::new(&ctx, config.num_hidden_layers(), layout)?;
@@ -113,7 +107,7 @@ impl HiddenStates {
     }
 
     fn plan(config: &DecoderConfig, sizes: &Sizes<'_>) -> Result<Plan> {
-        let limits = limits(config);
+        let limits = limits(config, sizes.device);
         let plan = Decoder::plan(config, sizes, &limits)?;
         let states = bytes(DType::F32, &[limits.max_rows, config.hidden_size]);
         let cache = cache_bytes(config, sizes.precision, limits.max_rows);
@@ -166,14 +160,18 @@ impl HiddenStates {
 }
 
 /// Tokens of an encoder's pass: several texts, or the longest.
-fn pass_rows(config: &EncoderConfig) -> usize {
-    config.max_position_embeddings.max(PASS_TOKENS)
+fn pass_rows(config: &EncoderConfig, device: DeviceKind) -> usize {
+    config.max_position_embeddings.max(pass_tokens(device))
+}
+
+fn kind_of(loader: &Loader<'_>) -> DeviceKind {
+    loader.context().device().id().kind
 }
 
 /// How large the steps of a decoder are, which may take several for its longest text.
-fn limits(config: &DecoderConfig) -> Limits {
+fn limits(config: &DecoderConfig, device: DeviceKind) -> Limits {
     Limits {
-        max_rows: PASS_TOKENS,
+        max_rows: pass_tokens(device),
         max_sequences: MAX_TEXTS,
         context: config.trained_context(),
         block_size: BLOCK_SIZE,
