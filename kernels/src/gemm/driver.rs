@@ -180,7 +180,7 @@ impl Product<'_> {
         let packers = if packed * k <= INLINE_PACK { here } else { team };
         // Units of panels are shared out in contiguous runs: a thread reads on where it stopped.
         let units = plan.panels.div_ceil(plan.unit);
-        let runs = plan.tasks.div_ceil(slabs.len()).clamp(1, units);
+        let runs = units.div_ceil(plan.units_per_task);
         let multiply =
             Multiply { product: self, slabs, units, runs, packed: to, scratch: to.wrapping_add(plan.rows_bytes()) };
         // SAFETY: the plan sized the workspace for these rows and for every worker, `check` vouches for the operands,

@@ -19,10 +19,10 @@ const MIN_SLAB: usize = 96;
 const MIN_SLAB_UNPACKED: usize = 512;
 /// Panels of an unpacked right operand that are packed together, so that a row of it is read 512 bytes at a time.
 const UNIT: usize = 4;
-/// Tasks per thread that panels are split into, so that a thread that was interrupted can be helped out: of products
-/// that take long, and of those of few rows, which may take as long as a dozen tasks take to hand out.
-const TASKS_PER_THREAD: usize = 16;
-const SKINNY_TASKS_PER_THREAD: usize = 6;
+/// Bytes of panels that a task reads at least, those that it reads again for another tile counted again: as many as take
+/// a hundred times as long as handing out a task. Larger tasks would leave threads waiting for the last one: where a
+/// thread had but six, as other programs' memory traffic slows one down, by a twentieth of the time.
+const TASK_BYTES: usize = 32 << 10;
 /// Full slabs that are packed together where each has a right operand of its own: a task reads one of them alone, so
 /// that they need not fit into a cache together, and small ones are to keep all threads busy.
 const GROUPED_SLABS: usize = 4;
@@ -39,16 +39,15 @@ pub(super) struct Plan {
     pub slab: usize,
     pub together: usize,
     pub slabs: usize,
-    /// Tasks that they are to be multiplied in.
-    pub tasks: usize,
     pub tile: usize,
     /// Values of K in a block.
     pub block: usize,
     /// Panels of the right operand, and how they hold it.
     pub panels: usize,
     pub kind: PanelKind,
-    /// Panels that a task takes at a time: packs, or reads.
+    /// Panels that a task takes at a time: packs, or reads; and how often it does.
     pub unit: usize,
+    pub units_per_task: usize,
     /// Bytes of workspace: a packed row, and of each worker its panels and its sums.
     pub row_bytes: usize,
     pub panel_bytes: usize,
@@ -85,6 +84,7 @@ impl Plan {
         let once = slab == tile && tiles.fit(rows.min(tile)).passes == 1;
         let blocks = if once { 1 } else { padded.div_ceil(longest.max(granule)).max(1) };
         let block = padded.div_ceil(blocks).next_multiple_of(granule).min(padded);
+        let unit_bytes = kind.bytes(padded).saturating_mul(unit * slab.div_ceil(tile));
         let panel_bytes = if strided { kind.bytes(block) } else { 0 };
         let carried = if block < padded { slab.saturating_mul(unit) } else { tile };
         Self {
@@ -94,12 +94,12 @@ impl Plan {
             slab,
             together,
             slabs: together,
-            tasks: hardware.threads * if skinny { SKINNY_TASKS_PER_THREAD } else { TASKS_PER_THREAD },
             tile,
             block,
             panels: fixed.outputs().panels(),
             kind,
             unit,
+            units_per_task: TASK_BYTES / unit_bytes.max(1) + 1,
             row_bytes,
             panel_bytes,
             sums: carried.saturating_mul(PANEL * 4),
