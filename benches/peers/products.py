@@ -14,12 +14,6 @@ import sys
 import round_robin
 from round_robin import HERE, ROOT
 
-# `[m, n, k]` of x [m, k] · Wᵀ with W [n, k]: layers of Qwen2.5-0.5B, squares, few rows.
-SHAPES = [
-    (512, 4864, 896), (512, 896, 4864), (512, 896, 896), (512, 151936, 896), (1024, 1024, 1024), (2048, 2048, 2048),
-    (4096, 4096, 4096), (1, 4864, 896), (1, 896, 4864), (1, 151936, 896), (1, 8192, 2048), (2, 4864, 896),
-    (4, 4864, 896), (8, 4864, 896), (16, 4864, 896),
-]
 # Of few rows what counts is bytes of weights: they are rotated over more than the caches hold, as in a model.
 FEW_ROWS = 16
 ROTATE = 256 << 20
@@ -45,16 +39,19 @@ def main():
         "rust-v4": ["--manifest-path", HERE / "rust/Cargo.toml", "--bin", "products", "--features", "x86-v4",
                     "--target-dir", HERE / "rust/target/v4"],
     }
-    for name in wanted:
+    for name in dict.fromkeys(["sinew", *wanted]):
         if name in builds:
             build(*builds[name])
 
-    def turn(m, n, k):
-        shape = f"{m},{n},{k}"
+    sinew = ROOT / "target/release/product-rates"
+
+    # `M,N,K` of x [M, K] · Wᵀ with W [N, K].
+    def turn(shape):
+        m, n, k = map(int, shape.split(","))
         copies = max(1, ROTATE // (n * k * 4)) if m <= FEW_ROWS else 1
         numbers = [a.threads, a.repeat, m, n, k, copies]
         every = {
-            "sinew": [ROOT / "target/release/product-rates", "--threads", a.threads, "--json", shape],
+            "sinew": [sinew, "--threads", a.threads, "--json", shape],
             "rust": [HERE / "rust/target/release/products", *numbers],
             "rust-v4": [HERE / "rust/target/v4/release/products", *numbers],
             "candle": [HERE / "rust/target/release/candle_products", *numbers],
@@ -62,7 +59,8 @@ def main():
         }
         return {name: every[name] for name in wanted}
 
-    values, limits, _ = round_robin.run([turn(*shape) for shape in SHAPES], a.rounds, a.threads)
+    shapes = subprocess.run([sinew, "--shapes"], check=True, capture_output=True, text=True).stdout.split()
+    values, limits, _ = round_robin.run([turn(shape) for shape in shapes], a.rounds, a.threads)
     print(f"\n{a.threads} threads, medians of {a.rounds} rounds\n")
     for few in [False, True]:
         rates, units, bounds = {}, {}, {}

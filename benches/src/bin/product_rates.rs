@@ -1,13 +1,13 @@
 //! How fast matrix products are, next to this machine's limits, measured in the same run.
 //!
 //! ```text
-//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [--json M,N,K | ROW [PROBLEM]]]
+//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [--json M,N,K | --shapes | ROW [PROBLEM]]]
 //! ```
 //! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B
 //! and some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second,
 //! and each as a share of the limit, medians. With `--json`: median seconds of the row that Sinew chooses for that
 //! product in each dtype, the one predicted fastest, and the seconds that the limits allow, for
-//! `benches/peers/products.py`. `SINEW_SIMD` caps the level.
+//! `benches/peers/products.py`, which asks for the M,N,K with `--shapes`. `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,6 +54,7 @@ const SECONDS: f64 = 0.25;
 struct Arguments {
     /// `[m, n, k]`.
     json: Option<[usize; 3]>,
+    shapes: bool,
     threads: Option<usize>,
     row: String,
     problem: String,
@@ -65,6 +66,7 @@ impl Arguments {
         let mut all = std::env::args().skip(1);
         while let Some(argument) = all.next() {
             match argument.as_str() {
+                "--shapes" => read.shapes = true,
                 "--json" => {
                     let sizes = all.next().ok_or("--json takes M,N,K")?;
                     let sizes = sizes.split(',').map(str::parse).collect::<Result<Vec<_>, _>>()?;
@@ -92,6 +94,10 @@ fn packed(dtype: DType, n: usize, k: usize) -> Result<GemmStatic> {
 
 fn main() -> Result<()> {
     let arguments = Arguments::read()?;
+    if arguments.shapes {
+        PREFILL.iter().chain(&DECODE).for_each(|[m, n, k]| println!("{m},{n},{k}"));
+        return Ok(());
+    }
     let all = std::thread::available_parallelism()?.get();
     let counts = match arguments.threads {
         Some(threads) => vec![threads],

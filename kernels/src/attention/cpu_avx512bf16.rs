@@ -6,10 +6,11 @@ use half::bf16;
 use sinew_memory::{DeviceKind, SimdLevel};
 use sinew_tensor::DType;
 
+use super::accumulate::Product;
 use super::body::{Body, Way};
 use super::cpu::{cost, workspace};
 use super::pack::TileRows;
-use super::products::{Products, Shape};
+use super::products::Products;
 use super::task::run_body;
 use super::{Attention, AttentionDynamic, AttentionStatic, Compute, TILE};
 use crate::cpu_row::needs;
@@ -100,32 +101,14 @@ unsafe fn thirty_two(line: Line, n: usize) -> __m512 {
     }
 }
 
-/// The same pair in all sixteen places.
-///
-/// # Safety
-/// Those of [`Products`]; a pair is readable at `p`.
-#[inline(always)]
-unsafe fn pair(p: *const u16) -> __m512bh {
-    // SAFETY: passed on; both are 512 bits of plain data.
-    unsafe { std::mem::transmute(_mm512_set1_epi32(p.cast::<i32>().read_unaligned())) }
-}
-
-/// Sixteen pairs.
-///
-/// # Safety
-/// Those of [`Products`]; sixteen pairs are readable at `p`.
-#[inline(always)]
-unsafe fn pairs(p: *const u16) -> __m512bh {
-    // SAFETY: passed on; both are 512 bits of plain data.
-    unsafe { std::mem::transmute(_mm512_loadu_si512(p.cast())) }
-}
-
 // SAFETY: the trait's contract is passed on to each intrinsic.
 unsafe impl Products for Dot {
     type S = Avx512;
     type E = u16;
+    type Step = __m512bh;
     const PAIR: usize = 2;
     const ROWS: usize = 6;
+    const COLUMNS: usize = 4;
 
     #[inline(always)]
     unsafe fn pack_query(line: Line, n: usize, dst: *mut u16, depth: usize, _round: bool) {
@@ -220,167 +203,37 @@ unsafe impl Products for Dot {
     }
 
     #[inline(always)]
-    unsafe fn scores(shape: Shape, queries: *const u16, keys: *const u16, scores: *mut f32, vectors: usize) {
-        let product = Pairs {
-            rows: shape.rows,
-            a: queries,
-            lda: shape.depth,
-            b: keys,
-            ldb: TILE,
-            pairs: shape.head_dim.div_ceil(2),
-            c: scores,
-            ldc: TILE,
-            vectors,
-            scale: std::ptr::null(),
-        };
+    unsafe fn same(p: *const u16) -> __m512bh {
+        // SAFETY: see the impl; both are 512 bits of plain data.
+        unsafe { std::mem::transmute(_mm512_set1_epi32(p.cast::<i32>().read_unaligned())) }
+    }
+
+    #[inline(always)]
+    unsafe fn sixteen(p: *const u16) -> __m512bh {
+        // SAFETY: see the impl; both are 512 bits of plain data.
+        unsafe { std::mem::transmute(_mm512_loadu_si512(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: __m512bh, b: __m512bh, sums: __m512) -> __m512 {
         // SAFETY: see the impl.
-        unsafe { product.run() }
+        unsafe { _mm512_dpbf16_ps(sums, a, b) }
     }
 
     #[inline(always)]
-    unsafe fn weigh(
-        shape: Shape,
-        weights: *const u16,
-        values: *const u16,
-        acc: *mut f32,
-        scale: *const f32,
-        keys: usize,
-    ) {
-        let product = Pairs {
-            rows: shape.rows,
-            a: weights,
-            lda: TILE,
-            b: values,
-            ldb: shape.width,
-            pairs: keys / 2,
-            c: acc,
-            ldc: shape.width,
-            vectors: shape.width / LANES,
-            scale,
-        };
+    unsafe fn present(p: *const u16, step: __m512bh) -> __m512bh {
+        // All bits of a value whose weight is not 0.
+        let present = |p: u16| if p & 0x7fff == 0 { 0 } else { 0xffff_u32 };
+        // SAFETY: see the impl; both are 512 bits of plain data.
+        unsafe {
+            let mask = _mm512_set1_epi32((present(*p) | present(*p.add(1)) << 16) as i32);
+            std::mem::transmute(_mm512_and_si512(std::mem::transmute::<__m512bh, __m512i>(step), mask))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(product: &Product<u16>) {
         // SAFETY: see the impl.
-        unsafe { product.run() }
-    }
-
-    #[inline(always)]
-    unsafe fn weigh_present(
-        shape: Shape,
-        weights: *const u16,
-        values: *const u16,
-        acc: *mut f32,
-        scale: *const f32,
-        keys: usize,
-    ) {
-        for r in 0..shape.rows {
-            for at in (0..shape.width).step_by(LANES) {
-                // SAFETY: see the impl.
-                unsafe {
-                    let to = acc.add(r * shape.width + at);
-                    let mut sum = _mm512_mul_ps(_mm512_loadu_ps(to), _mm512_set1_ps(*scale.add(r)));
-                    for j in 0..keys / 2 {
-                        let p = weights.add(r * TILE + 2 * j);
-                        // All bits of a value whose weight is not 0.
-                        let present = |p: u16| if p & 0x7fff == 0 { 0 } else { 0xffff_u32 };
-                        let mask = present(*p) | present(*p.add(1)) << 16;
-                        let v = _mm512_loadu_si512(values.add(2 * (j * shape.width + at)).cast());
-                        let v = _mm512_and_si512(v, _mm512_set1_epi32(mask as i32));
-                        sum = _mm512_dpbf16_ps(sum, pair(p), std::mem::transmute::<__m512i, __m512bh>(v));
-                    }
-                    _mm512_storeu_ps(to, sum);
-                }
-            }
-        }
-    }
-}
-
-/// `c[r] = start[r] + Σ_k a[r, k] · b[k]` over pairs: the bf16 form of [`super::accumulate::Product`].
-#[derive(Clone, Copy)]
-struct Pairs {
-    rows: usize,
-    /// `[rows, lda]` values.
-    a: *const u16,
-    lda: usize,
-    /// `[pairs, ldb]` pairs.
-    b: *const u16,
-    ldb: usize,
-    pairs: usize,
-    /// `[rows, ldc]`.
-    c: *mut f32,
-    ldc: usize,
-    vectors: usize,
-    scale: *const f32,
-}
-
-impl Pairs {
-    /// # Safety
-    /// As for [`super::accumulate::Product::run`], with AVX512-BF16.
-    #[inline(always)]
-    unsafe fn run(&self) {
-        debug_assert!((1..=Dot::ROWS).contains(&self.rows));
-        let mut at = 0;
-        while at < self.vectors {
-            let n = (self.vectors - at).min(4);
-            // SAFETY: passed on; `at + n <= vectors`.
-            unsafe {
-                match n {
-                    1 => self.columns::<1>(at),
-                    2 => self.columns::<2>(at),
-                    3 => self.columns::<3>(at),
-                    _ => self.columns::<4>(at),
-                }
-            }
-            at += n;
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn columns<const C: usize>(&self, at: usize) {
-        // SAFETY: passed on.
-        unsafe {
-            match self.rows {
-                1 => self.block::<1, C>(at),
-                2 => self.block::<2, C>(at),
-                3 => self.block::<3, C>(at),
-                4 => self.block::<4, C>(at),
-                5 => self.block::<5, C>(at),
-                _ => self.block::<6, C>(at),
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn block<const R: usize, const C: usize>(&self, at: usize) {
-        // SAFETY: rows below `rows` and vectors below `vectors`, as the caller sees to.
-        unsafe {
-            let c = self.c.add(at * LANES);
-            let mut acc = [[_mm512_setzero_ps(); C]; R];
-            if !self.scale.is_null() {
-                for (r, row) in acc.iter_mut().enumerate() {
-                    let scale = _mm512_set1_ps(*self.scale.add(r));
-                    for (v, x) in row.iter_mut().enumerate() {
-                        *x = _mm512_mul_ps(_mm512_loadu_ps(c.add(r * self.ldc + v * LANES)), scale);
-                    }
-                }
-            }
-            let mut b = self.b.add(2 * at * LANES);
-            for k in 0..self.pairs {
-                let mut columns = [pairs(b); C];
-                for (v, column) in columns.iter_mut().enumerate() {
-                    *column = pairs(b.add(2 * v * LANES));
-                }
-                for (r, row) in acc.iter_mut().enumerate() {
-                    let x = pair(self.a.add(r * self.lda + 2 * k));
-                    for (x_acc, column) in row.iter_mut().zip(columns) {
-                        *x_acc = _mm512_dpbf16_ps(*x_acc, x, column);
-                    }
-                }
-                b = b.wrapping_add(2 * self.ldb);
-            }
-            for (r, row) in acc.iter().enumerate() {
-                for (v, x) in row.iter().enumerate() {
-                    _mm512_storeu_ps(c.add(r * self.ldc + v * LANES), *x);
-                }
-            }
-        }
+        unsafe { product.run::<Self>() }
     }
 }

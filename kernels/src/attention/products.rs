@@ -3,12 +3,13 @@
 use std::marker::PhantomData;
 
 use half::bf16;
+use sinew_memory::SimdLevel;
 
 use super::TILE;
-use super::accumulate::{Product, rows};
+use super::accumulate::Product;
 use super::pack::{self, TileRows};
 use crate::line::Line;
-use crate::simd::{LANES, Simd, Stored};
+use crate::simd::{LANES, Portable, Simd, Stored};
 
 /// A way to pack and multiply tiles.
 ///
@@ -22,8 +23,13 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     type E: Copy;
     /// Elements of the contracted dimension that are multiplied at once.
     const PAIR: usize;
-    /// Query rows that are multiplied at once, at most.
+    /// A step of sixteen chains: lanes of what is multiplied at once.
+    type Step: Copy;
+    /// Query rows that are multiplied at once, at most, with [`Products::COLUMNS`] vectors each: their sums fill the
+    /// registers, and leave room for operands.
     const ROWS: usize;
+    /// Vectors of sixteen columns that are multiplied at once, at most.
+    const COLUMNS: usize;
 
     /// Packs a query of `n` elements, with zeros up to `depth`. `round` asks for bf16.
     unsafe fn pack_query(line: Line, n: usize, dst: *mut Self::E, depth: usize, round: bool);
@@ -33,9 +39,38 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     unsafe fn pack_values(rows: TileRows<'_>, dst: *mut Self::E, width: usize) -> bool;
     /// Packs sixteen weights. `round` asks for bf16.
     unsafe fn pack_weights(weights: <Self::S as Simd>::F, dst: *mut Self::E, round: bool);
-    /// The dot products of `rows` queries with the first `vectors · 16` keys of a tile, to `[rows, TILE]`.
-    unsafe fn scores(shape: Shape, queries: *const Self::E, keys: *const Self::E, scores: *mut f32, vectors: usize);
+    /// One step of a chain in all lanes, from its elements at `p`.
+    unsafe fn same(p: *const Self::E) -> Self::Step;
+    /// One step of sixteen chains, from `p` on.
+    unsafe fn sixteen(p: *const Self::E) -> Self::Step;
+    /// The sums, and a step's products.
+    unsafe fn multiply_add(a: Self::Step, b: Self::Step, sums: <Self::S as Simd>::F) -> <Self::S as Simd>::F;
+    /// A step with zeros for the elements whose weight at `p` is 0.
+    unsafe fn present(p: *const Self::E, step: Self::Step) -> Self::Step;
+    /// Runs [`Product::run`], in line or not.
+    unsafe fn multiply(product: &Product<Self::E>);
+
+    /// The dot products of some queries with the first `vectors · 16` keys of a tile, to `[rows, TILE]`.
+    #[inline(always)]
+    unsafe fn scores(shape: Shape, queries: *const Self::E, keys: *const Self::E, scores: *mut f32, vectors: usize) {
+        let product = Product {
+            rows: shape.rows,
+            a: queries,
+            lda: shape.depth,
+            b: keys,
+            ldb: TILE,
+            steps: shape.head_dim.div_ceil(Self::PAIR),
+            c: scores,
+            ldc: TILE,
+            vectors,
+            scale: std::ptr::null(),
+        };
+        // SAFETY: passed on.
+        unsafe { Self::multiply(&product) }
+    }
+
     /// `acc[r] = acc[r] · scale[r] + Σ_j weights[r, j] · values[j]` over the first `keys` keys.
+    #[inline(always)]
     unsafe fn weigh(
         shape: Shape,
         weights: *const Self::E,
@@ -43,9 +78,26 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
         acc: *mut f32,
         scale: *const f32,
         keys: usize,
-    );
+    ) {
+        let product = Product {
+            rows: shape.rows,
+            a: weights,
+            lda: TILE,
+            b: values,
+            ldb: shape.width,
+            steps: keys / Self::PAIR,
+            c: acc,
+            ldc: shape.width,
+            vectors: shape.width / LANES,
+            scale,
+        };
+        // SAFETY: passed on.
+        unsafe { Self::multiply(&product) }
+    }
+
     /// The same, leaving out keys whose weight is 0: for values that are not finite. The same bits as
     /// [`Products::weigh`] where they are, but for the sign of zeros.
+    #[inline(always)]
     unsafe fn weigh_present(
         shape: Shape,
         weights: *const Self::E,
@@ -53,7 +105,23 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
         acc: *mut f32,
         scale: *const f32,
         keys: usize,
-    );
+    ) {
+        for r in 0..shape.rows {
+            for at in (0..shape.width).step_by(LANES) {
+                // SAFETY: passed on.
+                unsafe {
+                    let to = acc.add(r * shape.width + at);
+                    let mut sum = Self::S::mul(Self::S::load(to), Self::S::splat(*scale.add(r)));
+                    for step in 0..keys / Self::PAIR {
+                        let weight = weights.add(r * TILE + Self::PAIR * step);
+                        let value = Self::sixteen(values.add(Self::PAIR * (step * shape.width + at)));
+                        sum = Self::multiply_add(Self::same(weight), Self::present(weight, value), sum);
+                    }
+                    Self::S::store(to, sum);
+                }
+            }
+        }
+    }
 }
 
 /// Sizes of the products of some rows.
@@ -78,7 +146,10 @@ unsafe impl<S: Simd> Products for Float<S> {
     type S = S;
     type E = f32;
     const PAIR: usize = 1;
-    const ROWS: usize = rows(S::LEVEL);
+    type Step = S::F;
+    const ROWS: usize = if matches!(S::LEVEL, SimdLevel::Portable) { 2 } else { 6 };
+    // AVX-512 has 32 registers of a vector, AVX2 16 of half a vector.
+    const COLUMNS: usize = if matches!(S::LEVEL, SimdLevel::Portable | SimdLevel::Avx2) { 1 } else { 4 };
 
     #[inline(always)]
     unsafe fn pack_query(line: Line, n: usize, dst: *mut f32, depth: usize, round: bool) {
@@ -111,72 +182,63 @@ unsafe impl<S: Simd> Products for Float<S> {
     }
 
     #[inline(always)]
-    unsafe fn scores(shape: Shape, queries: *const f32, keys: *const f32, scores: *mut f32, vectors: usize) {
-        let product = Product {
-            rows: shape.rows,
-            a: queries,
-            lda: shape.depth,
-            b: keys,
-            ldb: TILE,
-            depth: shape.head_dim,
-            c: scores,
-            ldc: TILE,
-            vectors,
-            scale: std::ptr::null(),
-        };
+    unsafe fn same(p: *const f32) -> S::F {
         // SAFETY: see the impl.
-        unsafe { product.run::<S>() }
+        unsafe { S::splat(*p) }
     }
 
     #[inline(always)]
-    unsafe fn weigh(
-        shape: Shape,
-        weights: *const f32,
-        values: *const f32,
-        acc: *mut f32,
-        scale: *const f32,
-        keys: usize,
-    ) {
-        let product = Product {
-            rows: shape.rows,
-            a: weights,
-            lda: TILE,
-            b: values,
-            ldb: shape.width,
-            depth: keys,
-            c: acc,
-            ldc: shape.width,
-            vectors: shape.width / LANES,
-            scale,
-        };
+    unsafe fn sixteen(p: *const f32) -> S::F {
         // SAFETY: see the impl.
-        unsafe { product.run::<S>() }
+        unsafe { S::load(p) }
     }
 
     #[inline(always)]
-    unsafe fn weigh_present(
-        shape: Shape,
-        weights: *const f32,
-        values: *const f32,
-        acc: *mut f32,
-        scale: *const f32,
-        keys: usize,
-    ) {
-        for r in 0..shape.rows {
-            for at in (0..shape.width).step_by(LANES) {
-                // SAFETY: see the impl.
-                unsafe {
-                    let to = acc.add(r * shape.width + at);
-                    let mut sum = S::mul(S::load(to), S::splat(*scale.add(r)));
-                    for j in 0..keys {
-                        let weight = *weights.add(r * TILE + j);
-                        if weight != 0.0 {
-                            sum = S::fma(S::splat(weight), S::load(values.add(j * shape.width + at)), sum);
-                        }
-                    }
-                    S::store(to, sum);
-                }
+    unsafe fn multiply_add(a: S::F, b: S::F, sums: S::F) -> S::F {
+        // SAFETY: see the impl.
+        unsafe { S::fma(a, b, sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn present(p: *const f32, step: S::F) -> S::F {
+        // SAFETY: see the impl.
+        unsafe { if *p == 0.0 { S::splat(0.0) } else { step } }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(product: &Product<f32>) {
+        // Out of line, so that the many blocks are compiled once for a level and not wherever they are called.
+        // SAFETY: see the impl.
+        unsafe {
+            match S::LEVEL {
+                #[cfg(target_arch = "x86_64")]
+                SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => multiply_avx512(product),
+                #[cfg(target_arch = "x86_64")]
+                SimdLevel::Avx2 => multiply_avx2(product),
+                _ => multiply_portable(product),
             }
         }
     }
+}
+
+#[inline(never)]
+unsafe fn multiply_portable(product: &Product<f32>) {
+    // SAFETY: passed on from the caller.
+    unsafe { product.run::<Float<Portable>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn multiply_avx2(product: &Product<f32>) {
+    // SAFETY: passed on from the caller.
+    unsafe { product.run::<Float<crate::simd::Avx2>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn multiply_avx512(product: &Product<f32>) {
+    // SAFETY: passed on from the caller.
+    unsafe { product.run::<Float<crate::simd::Avx512>>() }
 }
