@@ -202,7 +202,9 @@ fn settings_name_what_decided() {
     is(setting(&[], &[], "device"), ("cpu", "default"));
     is(setting(&["--threads", "1"], &[], "threads"), ("1", "--threads"));
     is(setting(&[], &[], "pin"), ("no", "default"));
-    is(setting(&["--pin"], &[], "pin"), ("each thread to a core", "--pin"));
+    for cpu in ["cpu", "cpu:0"] {
+        is(setting(&["--pin", "--device", cpu], &[], "pin"), ("each helper thread to a core", "--pin"));
+    }
     is(setting(&[], &[("SINEW_SIMD", "portable")], "simd"), ("portable", "SINEW_SIMD"));
     is(setting(&[], &[("HF_HOME", "/a")], "hub cache"), ("/a/hub", "HF_HOME"));
     is(setting(&[], &[("HF_HOME", "/a"), ("HF_HUB_CACHE", "/b")], "hub cache"), ("/b", "HF_HUB_CACHE"));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
+use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource, MaskKind};
 use sinew_kernels::case::Generator;
 use sinew_kernels::kv_append::{self, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::{Compute, Error, F32Bits, Launch, Operands, Result, Row, Table};
@@ -352,6 +352,47 @@ fn keys_that_a_token_does_not_see_do_not_reach_it_even_if_they_are_not_finite() 
                     );
                     assert!(b[202 * width..unseen * width].iter().all(|x| !x.is_finite()), "{}", row.name);
                     assert_eq!(bits(&a[unseen * width..]), bits(&b[unseen * width..]), "{}", row.name);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_least_finite_number_of_a_mask_forbids_no_key_and_the_largest_all_others() -> Result<()> {
+    // Keys in two groups, whose results are merged; all have the same score but for the mask.
+    const KEYS: usize = 700;
+    let device = Cpu::get();
+    let least = f32::MIN;
+    let lower = |j: usize| if j < KEYS / 2 { 2.0 } else { 4.0 };
+    let masks: [(&dyn Fn(usize) -> f32, f32); 5] = [
+        (&|_| least, 3.0),
+        (&|j| if j < KEYS / 2 { least } else { f32::NEG_INFINITY }, 2.0),
+        (&|j| if j < KEYS / 2 { least } else { 0.0 }, 4.0),
+        (&|j| if j == 600 { f32::MAX } else { 0.0 }, 4.0),
+        (&|_| f32::NEG_INFINITY, 0.0),
+    ];
+    for scale in [1.0, 0.0, -1.0] {
+        for compute in [Compute::F32, Compute::Bf16] {
+            let kv = if compute == Compute::Bf16 { DType::BF16 } else { DType::F32 };
+            let mask = Some(MaskKind::Additive(DType::F32));
+            let fixed =
+                AttentionStatic { scale: F32Bits::new(scale), causal: false, mask, ..plain(1, 1, 1, kv, compute) };
+            let call = AttentionDynamic { sequences: 1, tokens: 1, max_query: 1, max_kv: KEYS };
+            let q = Tensor::from_slice(&device, &[1.0f32], &[1, 1, 1])?;
+            let k = tensor(&device, kv, &[1.0; KEYS], &[KEYS, 1, 1])?;
+            let v = tensor(&device, kv, &(0..KEYS).map(lower).collect::<Vec<_>>(), &[KEYS, 1, 1])?;
+            let starts = Tensor::from_slice(&device, &[0i32, 1], &[2])?;
+            let lens = Tensor::from_slice(&device, &[KEYS as i32], &[1])?;
+            for row in rows_for(&fixed) {
+                for (mask, expected) in &masks {
+                    let mask = tensor(&device, DType::F32, &(0..KEYS).map(mask).collect::<Vec<_>>(), &[1, KEYS])?;
+                    let operands = [&q, &k, &v, &starts, &lens].map(|tensor| Some(tensor.view()));
+                    let inputs: Vec<_> = operands.into_iter().chain([None, Some(mask.view())]).collect();
+                    let mut o = Tensor::zeros(&device, fixed.out, &[1, 1, 1])?;
+                    launch(&device, &row, &fixed, &call, &inputs, &mut o)?;
+                    assert_eq!(o.to_vec::<f32>()?, [*expected], "{} with scale {scale}", row.name);
                 }
             }
         }

@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -115,8 +114,12 @@ fn no_threads_and_too_many_are_errors() {
     }
 }
 
+/// Other systems say which cores a process may use, not a thread.
+#[cfg(target_os = "linux")]
 #[test]
 fn helpers_stay_on_cores_of_their_own_where_that_is_asked_for() {
+    use std::sync::{Barrier, Mutex};
+
     let cores: Vec<usize> = core_affinity::get_core_ids().unwrap().iter().map(|core| core.id).collect();
     let of_thread = || core_affinity::get_core_ids().unwrap().iter().map(|core| core.id).collect::<Vec<_>>();
     let seen = |team: &Team| {

@@ -26,7 +26,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use sinew::kernels::Registry;
-use sinew::memory::{self, Cpu, Device, level_from_environment, system};
+use sinew::memory::{self, Cpu, Device, DeviceKind, level_from_environment, system};
 use sinew::models::checkpoint::{Checkpoint, Load};
 use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, Tokenizer, WeightOptions, one_line, printable};
 use sinew::ops::{Context, Policy};
@@ -79,7 +79,7 @@ struct Machine {
     /// Threads of the CPU; all by default.
     #[arg(long, global = true)]
     threads: Option<usize>,
-    /// Keep the CPU's threads on cores of their own: for a machine that nobody else uses.
+    /// Keep each of the CPU's threads but the main one on a logical core of its own: for a machine that nobody else uses.
     #[arg(long, global = true)]
     pin: bool,
     /// Prefer these kernels by name wherever they take the problem.
@@ -92,7 +92,7 @@ impl Machine {
         if !self.pin {
             return Ok(memory::open(&self.device, self.threads, None)?);
         }
-        if self.device != DEFAULT_DEVICE {
+        if memory::open(&self.device, Some(1), None)?.id().kind != DeviceKind::CPU {
             return Err("--pin is for the CPU".into());
         }
         Ok(Cpu::pinned(self.threads.unwrap_or_else(system::available_threads), level_from_environment()?)?)

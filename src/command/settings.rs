@@ -75,7 +75,7 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
         },
         Setting {
             name: "pin",
-            value: if machine.pin { "each thread to a core" } else { "no" }.to_owned(),
+            value: if machine.pin { "each helper thread to a core" } else { "no" }.to_owned(),
             source: argument(machine.pin, "--pin"),
             from: &["--pin"],
         },

@@ -21,8 +21,9 @@ use sinew_tensor::{DType, Tensor};
 /// Tokens of a block of the cache.
 const BLOCK_SIZE: usize = 16;
 
-/// Caches that decoding takes turns with, so that keys and values come from memory as over the layers of a model.
-const CACHES: usize = 32;
+/// Bytes of caches that decoding takes turns with, so that keys and values come from memory as over the layers of a
+/// model.
+const ROTATE: usize = 64 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut json, mut threads, mut names) = (false, 2, Vec::new());
@@ -142,7 +143,8 @@ impl Problem {
         let cache = [blocks, fixed.num_kv_heads, BLOCK_SIZE, fixed.head_dim];
         let starts: Vec<i32> = (0..=call.sequences).map(|s| (s * call.max_query) as i32).collect();
         let lens = vec![call.max_kv as i32; call.sequences];
-        let copies = if call.max_query == 1 { CACHES } else { 1 };
+        let bytes = 2 * cache.iter().product::<usize>() * fixed.kv.size();
+        let copies = if call.max_query == 1 { ROTATE.div_ceil(bytes) } else { 1 };
         let caches = (0..copies).map(|_| Ok([random(fixed.kv, &cache)?, random(fixed.kv, &cache)?]));
         let caches = caches.collect::<Result<Vec<_>>>()?;
         let inputs = vec![

@@ -53,8 +53,8 @@ pub(super) fn cost(level: SimdLevel, fixed: &AttentionStatic, call: &AttentionDy
     let share = match level {
         SimdLevel::Portable => 0.4,
         SimdLevel::Avx2 => 0.5,
-        SimdLevel::Avx512 | SimdLevel::Avx512Vnni => 0.45,
-        SimdLevel::Avx512Bf16 => 0.35,
+        SimdLevel::Avx512 | SimdLevel::Avx512Vnni => 0.7,
+        SimdLevel::Avx512Bf16 => 0.6,
     };
     let peak = match level {
         SimdLevel::Avx512Bf16 => predicted::bf16_rate(hardware),

@@ -28,7 +28,8 @@ impl<P: Products> Way<'_, P> {
             let mut scale = [0.0f32; LANES];
             scale[0] = before - finite;
             scale[1] = new - finite;
-            let factors = exp2_nonpositive::<P::S>(P::S::load(scale.as_ptr()));
+            let powers = P::S::mul(P::S::load(scale.as_ptr()), P::S::splat(self.powers_per_score()));
+            let factors = exp2_nonpositive::<P::S>(powers);
             P::S::store(scale.as_mut_ptr(), factors);
             *total.max.add(t) = now;
             let (old, new) = (P::S::splat(scale[0]), P::S::splat(scale[1]));

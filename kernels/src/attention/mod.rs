@@ -24,6 +24,8 @@
 //! of groups, in order:       M' = max(M, m)       L' = L·e^(M-M') + l·e^(m-M')   A' = A·e^(M-M') + a·e^(m-M')
 //! ```
 //!
+//! On CPUs a power of e is one of 2, the scale of the scores and log₂ e one factor of the difference.
+//!
 //! A dot product is one f32 chain over `head_dim`, and `a` one f32 chain over the keys of a tile. A key that a token
 //! does not see has the score `-inf` and the weight 0, and adds exactly nothing; so a tile without a visible key is the
 //! identity of both merges and may be left out. Hence one token's result is the same **bit for bit** in prefill and

@@ -52,7 +52,8 @@ impl Plan {
         let group = fixed.group();
         let all_rows = call.tokens.saturating_mul(fixed.num_heads);
         let shared_out = all_rows / threads.saturating_mul(UNITS_PER_THREAD).max(1);
-        let most = shared_out.clamp(*UNIT_ROWS.start(), *UNIT_ROWS.end());
+        let whole = shared_out / block_rows::<P>() * block_rows::<P>();
+        let most = whole.clamp(*UNIT_ROWS.start(), *UNIT_ROWS.end());
         let rows = call.max_query.saturating_mul(group).clamp(1, most);
         let width = fixed.head_dim.checked_next_multiple_of(LANES).unwrap_or(usize::MAX);
         let units = (call.tokens.saturating_mul(group) / rows).saturating_add(call.sequences);
@@ -153,7 +154,7 @@ pub(super) struct Scratch<E> {
     pub total: State,
 }
 
-/// The online softmax of each row, in powers of two: maximum `[rows]`, sixteen partial sums `[rows, LANES]`, accumulator `[rows, width]`.
+/// The online softmax of each row: maximum `[rows]`, sixteen partial sums `[rows, LANES]`, accumulator `[rows, width]`.
 #[derive(Clone, Copy)]
 pub(super) struct State {
     pub max: *mut f32,

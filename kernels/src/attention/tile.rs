@@ -52,13 +52,14 @@ impl<P: Products> Way<'_, P> {
             }
             let factor = self.powers_per_score();
             let state = scratch.group.max.add(row);
-            let (before, now) = (P::S::load_n(state, rows), P::S::mul(P::S::load(max.as_ptr()), P::S::splat(factor)));
+            let (before, now) = (P::S::load_n(state, rows), P::S::load(max.as_ptr()));
             let now = P::S::select_lt(before, now, now, before);
             P::S::store_n(state, now, rows);
             // Where no key was seen yet, any finite value will do: all weights are 2^-inf.
             let now = P::S::select_lt(now, P::S::splat(f32::MIN), P::S::splat(0.0), now);
             P::S::store(max.as_mut_ptr(), now);
-            P::S::store(scale.as_mut_ptr(), exp2_nonpositive::<P::S>(P::S::sub(before, now)));
+            let powers = P::S::mul(P::S::sub(before, now), P::S::splat(factor));
+            P::S::store(scale.as_mut_ptr(), exp2_nonpositive::<P::S>(powers));
             for r in 0..rows {
                 let (scores, weights) = (scratch.scores.add(r * TILE), scratch.weights.add(r * TILE));
                 let new = match vectors == TILE / LANES {
@@ -89,14 +90,15 @@ impl<P: Products> Way<'_, P> {
         self.fixed.softcap.is_none() && !additive && self.fixed.scale.get() > 0.0
     }
 
-    /// What a block's finished scores are multiplied by to be exponents of two.
+    /// What differences of scores are multiplied by to be exponents of two. Of differences, since a score may be the
+    /// least finite number: masks have it for keys that are not to be seen.
     #[inline(always)]
-    fn powers_per_score(&self) -> f32 {
+    pub(super) fn powers_per_score(&self) -> f32 {
         let scale = if self.raw_scores() { f64::from(self.fixed.scale.get()) } else { 1.0 };
         (scale * std::f64::consts::LOG2_E) as f32
     }
 
-    /// The weights `2^(factor · score − max)` of one row's first `vectors` vectors of scores, packed; returns their sum
+    /// The weights `2^(factor · (score − max))` of one row's first `vectors` vectors of scores, packed; returns their sum
     /// by lanes.
     #[inline(always)]
     unsafe fn weights(&self, scores: *const f32, to: *mut P::E, factor: f32, max: f32, vectors: usize) -> SimdOf<P> {
@@ -106,7 +108,7 @@ impl<P: Products> Way<'_, P> {
             let (factor, max) = (P::S::splat(factor), P::S::splat(max));
             let mut p = [P::S::splat(0.0); TILE / LANES];
             for (v, p) in p.iter_mut().enumerate().take(vectors) {
-                let power = P::S::sub(P::S::mul(P::S::load(scores.add(v * LANES)), factor), max);
+                let power = P::S::mul(P::S::sub(P::S::load(scores.add(v * LANES)), max), factor);
                 *p = exp2_nonpositive::<P::S>(power);
                 P::pack_weights(*p, to.add(v * LANES), round);
             }
