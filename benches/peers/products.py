@@ -3,8 +3,8 @@
     python benches/peers/products.py [--rounds 5] [--threads 2] [--contenders sinew,rust,rust-v4,candle,python]
 
 Builds Sinew's side (`product-rates`) and benches/peers/rust (gemm, faer, matrixmultiply; `rust-v4` is gemm with its
-512-bit kernels, `candle` takes minutes to build); `python` is PyTorch and numpy's OpenBLAS. They take turns at every shape, and Sinew
-measures the limits anew at each. `SINEW_SIMD=avx2` caps Sinew alone.
+512-bit kernels, `candle` takes minutes to build); `python` is PyTorch and numpy's OpenBLAS. They take turns at every
+shape, and Sinew measures the limits anew at each. `SINEW_SIMD=avx2` caps Sinew alone.
 """
 
 import argparse

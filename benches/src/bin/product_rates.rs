@@ -1,7 +1,7 @@
 //! How fast matrix products are, next to this machine's limits, measured in the same run.
 //!
 //! ```text
-//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [--json M,N,K | --shapes | ROW [PROBLEM]]]
+//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [ROW [PROBLEM] | --json M,N,K | --shapes]]
 //! ```
 //! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B
 //! and some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second,
