@@ -351,6 +351,7 @@ fn devices_names_the_cpu_and_says_of_every_kind_what_there_is() {
     refused(&["devices", "--threads", "0"], &["threads"]);
     refused(&["devices", "--pin", "--threads", "4096"], &["4096 threads", "cores of their own"]);
     refused(&["devices", "--pin", "--device", "wgpu"], &["--pin"]);
+    refused(&["devices", "--pin", "--device", "cpu:7"], &["cpu:7"]);
     refused(&["devices", "--kernel", "nope"], &["nope"]);
 }
 

@@ -26,7 +26,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use sinew::kernels::Registry;
-use sinew::memory::{self, Cpu, Device, DeviceKind, level_from_environment, system};
+use sinew::memory::{self, Cpu, Device, level_from_environment, system};
 use sinew::models::checkpoint::{Checkpoint, Load};
 use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, Tokenizer, WeightOptions, one_line, printable};
 use sinew::ops::{Context, Policy};
@@ -92,9 +92,11 @@ impl Machine {
         if !self.pin {
             return Ok(memory::open(&self.device, self.threads, None)?);
         }
-        if memory::open(&self.device, Some(1), None)?.id().kind != DeviceKind::CPU {
+        if !self.device.starts_with("cpu") {
             return Err("--pin is for the CPU".into());
         }
+        // Names that are no CPU's are refused as ever.
+        memory::open(&self.device, Some(1), None)?;
         Ok(Cpu::pinned(self.threads.unwrap_or_else(system::available_threads), level_from_environment()?)?)
     }
 

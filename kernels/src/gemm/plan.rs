@@ -20,8 +20,9 @@ const MIN_SLAB_UNPACKED: usize = 512;
 /// Panels of an unpacked right operand that are packed together, so that a row of it is read 512 bytes at a time.
 const UNIT: usize = 4;
 /// Bytes of panels that a task reads, about, where they are not one panel's: those that it reads again for another tile
-/// counted again, and as many as take a hundred times as long as handing out a task. Larger tasks would leave threads waiting for the last one: where a
-/// thread had but six, as other programs' memory traffic slows one down, by a twentieth of the time.
+/// counted again, and as many as take a hundred times as long as handing out a task. Larger tasks would leave threads
+/// waiting for the last one: where a thread had but six, as other programs' memory traffic slows one down, by a
+/// twentieth of the time.
 const TASK_BYTES: usize = 32 << 10;
 /// Full slabs that are packed together where each has a right operand of its own: a task reads one of them alone, so
 /// that they need not fit into a cache together, and small ones are to keep all threads busy.

@@ -27,12 +27,10 @@ pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// `2^x` for arguments of at most 0 (or NaN), as softmax has them with its scores in powers of two: within 1.5 ulp; 0
-/// below
-/// -125.5, NaN for NaN.
+/// `2^x` for arguments of at most 0 (or NaN), as softmax has them: within 1.5 ulp; 0 below -125.5, NaN for NaN.
 ///
-/// `2^x = 2^n · 2^r` with integral `n` and |r| ≤ 1/2, where `2^r = 1 + r·P(r)`: `P` is the minimax polynomial of degree 5
-/// (Remez exchange, relative error 2.6e-9).
+/// `2^x = 2^n · 2^r` with integral `n` and |r| ≤ 1/2, where `2^r = 1 + r·P(r)`: `P` is the minimax polynomial of degree
+/// 5 (Remez exchange, relative error 2.6e-9).
 ///
 /// # Safety
 /// Those of [`Simd`].
