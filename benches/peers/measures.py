@@ -1,44 +1,45 @@
 """What models.py has its contenders measure: the sizes, for all of them, and how one in Python measures, given how it
 runs a step."""
 
-import json
 import resource
 import time
 
-# Tokens of a short prompt and of a long one; steps behind one sequence; sequences at once and steps behind them.
+from round_robin import put, serve
+
+# Tokens of a short prompt and of a long one; steps in a turn behind one sequence; sequences at once, and their steps.
 SHORT = 16
 PREFILL = 512
-STEPS = 64
+STEPS = 16
 BATCH = 8
-BATCH_STEPS = 32
-REPEAT = 2
+BATCH_STEPS = 8
+SIZES = [SHORT, PREFILL, STEPS, BATCH, BATCH_STEPS]
 
 
-def put(what, value, unit="tokens/s"):
-    print(json.dumps({"what": what, "value": value, "unit": unit}), flush=True)
-
-
-def measure(ids, prefill, step, loaded_s):
-    """`prefill(sequences)` starts anew from token lists; `step(tokens)` appends one token to each sequence."""
+def compete(ids, prefill, step, loaded_s):
+    """`prefill(sequences)` starts anew from token lists; `step(tokens)` appends one token to each sequence. Both return
+    once the logits are there. Sequences go on from turn to turn."""
     put("load to first token", loaded_s, "s")
+    prefill([ids[:PREFILL]])
+    put("peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, "MB")
+    items = [(f"prefill {PREFILL}", "tokens/s", "", PREFILL, 1, 0)]
+    for batch, steps in [(1, STEPS), (BATCH, BATCH_STEPS)]:
+        for prompt in [SHORT, PREFILL]:
+            what = f"decode after {prompt}" if batch == 1 else f"batch {batch}, decode after {prompt}"
+            items.append((what, "tokens/s", "", prompt, batch, steps))
+    last, done = None, 0
 
-    def decode(prompt, batch, steps):
-        prefill([ids[b : b + prompt] for b in range(batch)])
+    def measure(what, unit, library, prompt, batch, steps):
+        nonlocal last, done
         start = time.perf_counter()
-        for i in range(steps):
-            step([ids[1000 + i + 70 * b] for b in range(batch)])
+        if steps == 0 or last != what:
+            prefill([ids[b : b + prompt] for b in range(batch)])
+            last, done = what, 0
+        if steps == 0:
+            return prompt / (time.perf_counter() - start)
+        start = time.perf_counter()
+        for _ in range(steps):
+            step([ids[1000 + done + 70 * b] for b in range(batch)])
+            done += 1
         return batch * steps / (time.perf_counter() - start)
 
-    def prompt():
-        start = time.perf_counter()
-        prefill([ids[:PREFILL]])
-        return PREFILL / (time.perf_counter() - start)
-
-    prompt(), decode(SHORT, 1, 4)
-    for _ in range(REPEAT):
-        put(f"prefill {PREFILL}", prompt())
-        for length in [SHORT, PREFILL]:
-            put(f"decode after {length}", decode(length, 1, STEPS))
-    put("peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, "MB")
-    for length in [SHORT, PREFILL]:
-        put(f"batch {BATCH}, decode after {length}", decode(length, BATCH, BATCH_STEPS))
+    serve(items, measure)

@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 import llama_cpp as llama
-from measures import BATCH, PREFILL, SHORT, measure
+from measures import BATCH, PREFILL, SHORT, compete
 from shapes import tokens
 
 gguf, folder, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -57,4 +57,4 @@ def step(row):
 
 
 prefill([ids[:SHORT]])
-measure(ids, prefill, step, time.perf_counter() - start)
+compete(ids, prefill, step, time.perf_counter() - start)

@@ -6,7 +6,7 @@ import time
 import torch
 from transformers import AutoModelForCausalLM
 
-from measures import SHORT, measure
+from measures import SHORT, compete
 from shapes import tokens
 
 folder, dtype, threads = sys.argv[1:4]
@@ -30,4 +30,4 @@ def forward(batch, cache):
 
 forward([ids[:SHORT]], None)
 loaded = time.perf_counter() - start
-measure(ids, lambda sequences: forward(sequences, None), lambda row: forward([[t] for t in row], past), loaded)
+compete(ids, lambda sequences: forward(sequences, None), lambda row: forward([[t] for t in row], past), loaded)

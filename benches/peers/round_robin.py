@@ -1,8 +1,11 @@
-"""Runs contenders in turn, each in a process of its own, and compares medians: on a shared machine only figures of the
-same minutes compare.
+"""Contenders take turns, and compare by medians: on a shared machine only figures of the same second compare.
 
-A contender prints JSON lines: {"what": "prefill 512", "value": 123.4, "unit": "tokens/s"}, one of a kind or several.
-A line may name a "library", where one process measures several.
+A contender is a process that prints JSON lines. First what comes but once, as the time of loading: {"what": "load to
+first token", "value": 0.4, "unit": "s"}. Then what it can measure: {"items": [{"what": "prefill 512", "unit":
+"tokens/s", "library": ""}, ...]}, with a library where one process measures several. From then on it answers: a line on
+its standard input is the number of an item, and it prints {"value": 123.4}, or with what the machine's limits allow in
+that moment {"value": 123.4, "limit": 150.0}. It ends with its input. serve() is that in Python, and
+`benches/src/contender.rs` in Rust.
 """
 
 import json
@@ -11,11 +14,30 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+# Seconds before each turn, in which threads of the one before that still spin go to sleep.
+PAUSE = 0.05
+
+
+def put(what, value, unit):
+    print(json.dumps({"what": what, "value": value, "unit": unit}), flush=True)
+
+
+def serve(items, measure):
+    """`items`: (what, unit, library, and whatever else `measure` wants of them)."""
+    described = [dict(zip(["what", "unit", "library"], item)) for item in items]
+    print(json.dumps({"items": described}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"value": measure(*items[int(line)])}), flush=True)
+
+
+def build(*options):
+    subprocess.run(["cargo", "build", "--release", "--quiet", *map(str, options)], check=True, cwd=ROOT)
 
 
 def environment(threads):
@@ -25,17 +47,6 @@ def environment(threads):
     for name in ["OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"]:
         env.pop(name, None)
     return env
-
-
-def lines_of(command, env):
-    """The JSON lines of a run, or None and a word on why there are none."""
-    try:
-        done = subprocess.run([str(c) for c in command], env=env, capture_output=True, text=True)
-    except OSError as error:
-        return None, str(error)
-    if done.returncode != 0:
-        return None, (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], None
 
 
 def warm(files, memory=0):
@@ -52,48 +63,115 @@ def warm(files, memory=0):
                 span[at] = 1
 
 
-def run(turns, rounds, threads, before=lambda name: None):
-    """`turns`: a list of {name: command}; the contenders of one turn run one after the other, and a round is every turn
-    once. `before` is called with a name before its command runs. Returns {what: {name: [median of each round]}}, and
-    units. Sinew's lines that begin with "limit " come apart: {what: [median of each round]}."""
-    values, limits, units, absent = defaultdict(lambda: defaultdict(list)), defaultdict(list), {}, {}
-    env = environment(threads)
-    for number in range(1, rounds + 1):
-        of_round = defaultdict(list)  # by (what, library)
-        for turn in turns:
-            for name, command in turn.items():
+class Contender:
+    """A process that has said what it can measure; `why` it has not, where it could not."""
+
+    def __init__(self, name, command, env):
+        self.name, self.once, self.items, self.why = name, [], [], None
+        try:
+            self.process = subprocess.Popen([str(c) for c in command], env=env, text=True, stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        except OSError as error:
+            self.why = str(error)
+            return
+        while "items" not in (line := self.line()):
+            if self.why:
+                return
+            self.once.append(line)
+        self.items = line["items"]
+
+    def line(self):
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        self.why = (self.process.communicate()[1].strip().splitlines() or ["no message"])[-1]
+        return {}
+
+    def measure(self, number):
+        time.sleep(PAUSE)
+        try:
+            self.process.stdin.write(f"{number}\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass
+        return self.line()
+
+    def end(self):
+        if not self.why:
+            self.process.communicate()
+
+
+class Results:
+    """`values`: {what: {name: [each turn's]}}; `limits`: {what: [each turn's]}; `units`: {what: unit}."""
+
+    def __init__(self):
+        self.values, self.limits, self.units = defaultdict(lambda: defaultdict(list)), defaultdict(list), {}
+
+
+def run(groups, rounds, threads, starts=1, before=lambda name: None):
+    """`groups`: a list of {name: command}; those of one group take turns, `rounds` times at each thing that one of them
+    measures, after a turn that is not counted. Who is first changes with every turn. `starts`: how many times they are
+    started. `before` is called with a name before its command runs."""
+    results, absent, env = Results(), {}, environment(threads)
+    for group in groups:
+        for start in range(starts):
+            contenders = []
+            for name, command in group.items():
                 if name in absent:
                     continue
                 before(name)
-                lines, why = lines_of(command, env)
-                if lines is None:
-                    absent[name] = why
-                    continue
-                for line in lines:
-                    of_round[line["what"], line.get("library", name)].append(line["value"])
-                    units[line["what"]] = line.get("unit", "")
-        for (what, library), of_what in of_round.items():
-            of_all = limits[what.removeprefix("limit ")] if what.startswith("limit ") else values[what][library]
-            of_all.append(statistics.median(of_what))
-        print(f"round {number} of {rounds} done", file=sys.stderr)
+                contender = Contender(name, command, env)
+                if contender.why:
+                    absent[name] = contender.why
+                else:
+                    contenders.append(contender)
+            take_turns(contenders, rounds, results)
+            for contender in contenders:
+                contender.end()
+                if contender.why:
+                    absent[contender.name] = contender.why
+        print(f"{', '.join(results.values)[-60:]} done", file=sys.stderr)
     for name, why in absent.items():
         print(f"{name} did not run: {why}", file=sys.stderr)
-    return values, limits, units
+    return results
 
 
-def table(values, units, lower_is_better=(), limits=None):
+def take_turns(contenders, rounds, results):
+    for contender in contenders:
+        for line in contender.once:
+            results.values[line["what"]][contender.name].append(line["value"])
+            results.units[line["what"]] = line["unit"]
+    turns = defaultdict(list)
+    for contender in contenders:
+        for number, item in enumerate(contender.items):
+            turns[item["what"]].append((contender, number, item["library"] or contender.name))
+            results.units[item["what"]] = item["unit"]
+    for what, sides in turns.items():
+        for turn in range(rounds + 1):
+            first = turn % len(sides)
+            for contender, number, library in sides[first:] + sides[:first]:
+                if contender.why:
+                    continue
+                answer = contender.measure(number)
+                if turn == 0 or not answer:
+                    continue
+                results.values[what][library].append(answer["value"])
+                if "limit" in answer:
+                    results.limits[what].append(answer["limit"])
+
+
+def table(results, lower_is_better=()):
     """Prints a Markdown table: medians and, in parentheses, shares of the limit, then Sinew's ratio to the best peer;
-    shares and ratios by round."""
-    limits = limits or {}
-    names = list(dict.fromkeys(name for row in values.values() for name in row))
+    shares and ratios turn by turn."""
+    names = list(dict.fromkeys(name for row in results.values.values() for name in row))
     peers = [name for name in names if name != "sinew"]
     head = ["", *names, "to the best peer"]
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head))
-    for what, row in values.items():
+    for what, row in results.values.items():
         if "sinew" not in row:
             continue
-        less = what in lower_is_better
+        less, limit = what in lower_is_better, results.limits.get(what)
 
         def ratios(ours, theirs):
             return statistics.median(b / a if less else a / b for a, b in zip(ours, theirs))
@@ -103,14 +181,10 @@ def table(values, units, lower_is_better=(), limits=None):
                 return ""
             median = statistics.median(row[name])
             number = f"{median:.0f}" if median >= 1000 else f"{median:.3g}"
-            share = f" ({100 * ratios(row[name], limits[what]):.0f} %)" if limits.get(what) else ""
-            return number + share
+            return number + (f" ({100 * ratios(row[name], limit):.0f} %)" if limit else "")
 
         cells = [cell(name) for name in names]
-        there = [name for name in peers if row.get(name)]
-        if there:
-            best = (min if less else max)(there, key=lambda name: statistics.median(row[name]))
-            cells.append(f"{ratios(row['sinew'], row[best]):.2f}x {best}")
-        else:
-            cells.append("")
-        print(f"| {what}, {units[what]} | " + " | ".join(cells) + " |")
+        # The best peer is the one to which Sinew's ratio is the least.
+        rated = [(ratios(row["sinew"], row[name]), name) for name in peers if row.get(name)]
+        cells.append("{:.2f}x {}".format(*min(rated)) if rated else "")
+        print(f"| {what}, {results.units[what]} | " + " | ".join(cells) + " |")

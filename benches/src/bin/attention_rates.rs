@@ -1,19 +1,20 @@
 //! Times of attention, beside the machine's limits.
 //!
 //! ```text
-//! cargo run --release -p sinew-benches --bin attention-rates [-- [--threads N] [--json | ROW [PROBLEM]]]
+//! cargo run --release -p sinew-benches --bin attention-rates [-- [--threads N] [--serve | ROW [PROBLEM]]]
 //! ```
-//! With `--json`: median milliseconds of the row that Sinew chooses, the one predicted fastest, and those that the
-//! limits allow (of arithmetic, counting only keys that are seen, and of memory), for `benches/peers/attention.py`.
-//! `SINEW_SIMD` caps the level.
+//! With `--serve` it is Sinew's side of `benches/peers/attention.py`: the row that Sinew chooses, the one predicted
+//! fastest, and what the limits allow, of arithmetic, counting only keys that are seen, and of memory. `SINEW_SIMD` caps
+//! the level.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use sinew_benches::context;
+use sinew_benches::contender::{self, Item};
+use sinew_benches::{beside_limits, context, least_seconds};
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::{Generator, Lay, Values};
-use sinew_kernels::rates::Peaks;
+use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Result, Row};
 use sinew_memory::{Buffer, Cpu, Device, Stream};
 use sinew_tensor::{DType, Tensor};
@@ -25,98 +26,117 @@ const BLOCK_SIZE: usize = 16;
 /// model.
 const ROTATE: usize = 64 << 20;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (mut json, mut threads, mut names) = (false, 2, Vec::new());
+/// Name, heads (as in Qwen2.5-0.5B and in Llama-3.2-1B), heads of keys, their elements; sequences, new tokens of each,
+/// keys of each.
+const PROBLEMS: [(&str, [usize; 3], [usize; 3]); 9] = [
+    ("prefill 512", [14, 2, 64], [1, 512, 512]),
+    ("prefill 2048", [14, 2, 64], [1, 2048, 2048]),
+    ("prefill 8192", [14, 2, 64], [1, 8192, 8192]),
+    ("decode over 4096", [14, 2, 64], [1, 1, 4096]),
+    ("chunk of 64 behind 2048", [14, 2, 64], [1, 64, 2112]),
+    ("decode over 512", [14, 2, 64], [1, 1, 512]),
+    ("8 sequences, decode over 512", [14, 2, 64], [8, 1, 512]),
+    ("prefill 512, 32/8 heads of 128", [32, 8, 128], [1, 512, 512]),
+    ("bidirectional 256, 12/12 heads of 32", [12, 12, 32], [1, 256, 256]),
+];
+
+fn main() -> Result<(), contender::Error> {
+    let (mut serve, mut threads, mut names) = (false, 2, Vec::new());
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--json" => json = true,
+            "--serve" => serve = true,
             "--threads" => threads = arguments.next().ok_or("--threads takes a number")?.parse()?,
             _ => names.push(argument),
         }
     }
     let mut names = names.into_iter();
-    let (only, problem) = (names.next().unwrap_or_default(), names.next().unwrap_or_default());
-    if json && !only.is_empty() {
-        return Err("--json takes no ROW: it times the row that is chosen".into());
-    }
+    let (only, wanted) = (names.next().unwrap_or_default(), names.next().unwrap_or_default());
     let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
-    let (ctx, hardware) = (context(&device)?, device.hardware());
-    let peaks = Peaks::measure(&device)?;
-    if !json {
-        let limit = |compute| peaks.flops_per_s(compute).unwrap_or(f64::NAN) / 1e9;
-        println!(
-            "{}, {threads} threads, {}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} GB/s",
-            hardware.name,
-            hardware.simd,
-            limit(Compute::F32),
-            limit(Compute::Bf16),
-            peaks.memory_bytes_per_s / 1e9
-        );
-        println!("{:42} {:11} {:>9} {:>9} {:>9} {:>7}", "problem", "row", "median ms", "best ms", "GFLOP/s", "GB/s");
+    let named = PROBLEMS.into_iter().filter(|(name, ..)| name.contains(&wanted));
+    let problems = named.flat_map(|(name, heads, sizes)| {
+        [Compute::Bf16, Compute::F32].map(|compute| (name, problem(name, heads, sizes, compute)))
+    });
+    if serve {
+        return contend(&device, problems.map(|(name, (fixed, call))| (format!("{name} {}", fixed.q), fixed, call)));
     }
-    // Heads as in Qwen2.5-0.5B and in Llama-3.2-1B; sequences, new tokens of each, keys of each.
-    let problems = [
-        ("prefill 512", 14, 2, 64, 1, 512, 512),
-        ("prefill 2048", 14, 2, 64, 1, 2048, 2048),
-        ("prefill 8192", 14, 2, 64, 1, 8192, 8192),
-        ("decode over 4096", 14, 2, 64, 1, 1, 4096),
-        ("chunk of 64 behind 2048", 14, 2, 64, 1, 64, 2112),
-        ("decode over 512", 14, 2, 64, 1, 1, 512),
-        ("8 sequences, decode over 512", 14, 2, 64, 8, 1, 512),
-        ("prefill 512, 32/8 heads of 128", 32, 8, 128, 1, 512, 512),
-        ("bidirectional 256, 12/12 heads of 32", 12, 12, 32, 1, 256, 256),
-    ];
-    for (name, num_heads, num_kv_heads, head_dim, sequences, new, keys) in
-        problems.into_iter().filter(|p| p.0.contains(&problem))
-    {
-        for compute in [Compute::Bf16, Compute::F32] {
-            let dtype = if compute == Compute::Bf16 { DType::BF16 } else { DType::F32 };
-            let fixed = AttentionStatic {
-                num_heads,
-                num_kv_heads,
-                head_dim,
-                q: dtype,
-                kv: dtype,
-                out: dtype,
-                compute,
-                scale: F32Bits::new(1.0 / (head_dim as f32).sqrt()),
-                causal: !name.starts_with("bidirectional"),
-                window: None,
-                softcap: None,
-                mask: None,
-                kv_source: KvSource::Paged { block_size: BLOCK_SIZE },
-            };
-            let call = AttentionDynamic { sequences, tokens: sequences * new, max_query: new, max_kv: keys };
-            let run = Problem::new(&device, fixed, call)?;
-            if json {
-                let (seconds, _) = run.time(&ctx.choose::<Attention>(&run.fixed, &run.call)?)?;
-                let work = Attention::work(&run.fixed, &run.call);
-                let arithmetic = work.flops / peaks.flops_per_s(compute).unwrap_or(f64::NAN);
-                let least = arithmetic.max(work.bytes / peaks.memory_bytes_per_s);
-                for (limit, seconds) in [("", seconds), ("limit ", least)] {
-                    println!("{{\"what\":\"{limit}{name} {dtype}\",\"value\":{},\"unit\":\"ms\"}}", seconds * 1e3);
-                }
+    let (hardware, peaks) = (device.hardware(), Peaks::measure(&device)?);
+    let limit = |compute| peaks.flops_per_s(compute).unwrap_or(f64::NAN) / 1e9;
+    println!(
+        "{}, {threads} threads, {}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} GB/s",
+        hardware.name,
+        hardware.simd,
+        limit(Compute::F32),
+        limit(Compute::Bf16),
+        peaks.memory_bytes_per_s / 1e9
+    );
+    println!("{:42} {:11} {:>9} {:>9} {:>9} {:>7}", "problem", "row", "median ms", "best ms", "GFLOP/s", "GB/s");
+    for (name, (fixed, call)) in problems {
+        let mut run = Problem::new(&device, fixed, call)?;
+        let work = Attention::work(&run.fixed, &call);
+        for row in attention::rows().iter().filter(|row| row.name.contains(&only)) {
+            if (row.admits)(&run.fixed, hardware).is_err() {
                 continue;
             }
-            let admitted =
-                |row: &&Row<Attention>| row.name.contains(&only) && (row.admits)(&run.fixed, hardware).is_ok();
-            for row in attention::rows().iter().filter(admitted) {
-                let (seconds, best) = run.time(row)?;
-                let work = Attention::work(&run.fixed, &run.call);
-                println!(
-                    "{:42} {:11} {:9.3} {:9.3} {:9.1} {:7.1}",
-                    format!("{name} {dtype}"),
-                    row.name.trim_start_matches("attention.cpu."),
-                    seconds * 1e3,
-                    best * 1e3,
-                    work.flops / best / 1e9,
-                    work.bytes / best / 1e9
-                );
-            }
+            let (seconds, best) = run.times(row)?;
+            println!(
+                "{:42} {:11} {:9.3} {:9.3} {:9.1} {:7.1}",
+                format!("{name} {}", run.fixed.q),
+                row.name.trim_start_matches("attention.cpu."),
+                seconds * 1e3,
+                best * 1e3,
+                work.flops / best / 1e9,
+                work.bytes / best / 1e9
+            );
         }
     }
     Ok(())
+}
+
+/// The rows that Sinew chooses, in turn with other libraries.
+fn contend(
+    device: &Arc<dyn Device>,
+    problems: impl Iterator<Item = (String, AttentionStatic, AttentionDynamic)>,
+) -> Result<(), contender::Error> {
+    let (ctx, meter) = (context(device)?, Meter::new(device)?);
+    let mut all = Vec::new();
+    for (what, fixed, call) in problems {
+        all.push((Item::new(what, "ms"), Problem::new(device, fixed, call)?));
+    }
+    let items: Vec<_> = all.iter().map(|(item, _)| item.clone()).collect();
+    contender::serve(&items, &mut |item| {
+        let (_, run) = all.iter_mut().find(|(of, _)| of.what == item.what).ok_or("no such item")?;
+        let row = ctx.choose::<Attention>(&run.fixed, &run.call)?;
+        let (compute, work) = (run.fixed.compute, Attention::work(&run.fixed, &run.call));
+        let least = |peaks: &Peaks| least_seconds(peaks, compute, work.flops, work.bytes);
+        beside_limits(&meter, || Ok(run.mean(&row)?), least, |seconds| seconds * 1e3)
+    })
+}
+
+/// A layer's attention, in the dtype that `compute` says.
+fn problem(
+    name: &str,
+    [num_heads, num_kv_heads, head_dim]: [usize; 3],
+    [sequences, new, keys]: [usize; 3],
+    compute: Compute,
+) -> (AttentionStatic, AttentionDynamic) {
+    let dtype = if compute == Compute::Bf16 { DType::BF16 } else { DType::F32 };
+    let fixed = AttentionStatic {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        q: dtype,
+        kv: dtype,
+        out: dtype,
+        compute,
+        scale: F32Bits::new(1.0 / (head_dim as f32).sqrt()),
+        causal: !name.starts_with("bidirectional"),
+        window: None,
+        softcap: None,
+        mask: None,
+        kv_source: KvSource::Paged { block_size: BLOCK_SIZE },
+    };
+    (fixed, AttentionDynamic { sequences, tokens: sequences * new, max_query: new, max_kv: keys })
 }
 
 struct Problem {
@@ -125,8 +145,11 @@ struct Problem {
     fixed: AttentionStatic,
     call: AttentionDynamic,
     inputs: Vec<Tensor>,
-    /// Keys and values.
+    /// Keys and values, which take turns.
     caches: Vec<[Tensor; 2]>,
+    turn: usize,
+    out: Tensor,
+    workspace: Buffer,
 }
 
 impl Problem {
@@ -153,28 +176,46 @@ impl Problem {
             Tensor::from_slice(device, &lens, &[call.sequences])?,
             Tensor::from_slice(device, &ids, &[call.sequences, per_sequence])?,
         ];
-        Ok(Self { device: device.clone(), stream: device.clone().stream()?, fixed, call, inputs, caches })
+        let (out, workspace) = (Tensor::zeros(device, fixed.out, inputs[0].shape())?, Buffer::allocate(device, 0)?);
+        let (device, stream) = (device.clone(), device.clone().stream()?);
+        Ok(Self { device, stream, fixed, call, inputs, caches, turn: 0, out, workspace })
     }
 
     /// The median and the best of a row's times.
-    fn time(&self, row: &Row<Attention>) -> Result<(f64, f64)> {
-        let bytes = (row.workspace)(&self.fixed, &self.call, self.device.hardware());
-        let mut workspace = Buffer::allocate(&self.device, bytes)?;
-        let mut o = Tensor::zeros(&self.device, self.fixed.out, self.inputs[0].shape())?;
-        let [q, starts, lens, table] = &self.inputs[..] else { unreachable!("four inputs beside the caches") };
-        let outputs = [o.view_mut()?];
-        let launch = Launch::new(&self.stream, Some(&mut workspace))?;
-        let mut times = Vec::new();
-        let begun = Instant::now();
+    fn times(&mut self, row: &Row<Attention>) -> Result<(f64, f64)> {
+        let (mut times, begun) = (Vec::new(), Instant::now());
         while times.len() < 5 || (begun.elapsed().as_secs_f64() < 0.3 && times.len() < 1000) {
-            let [k, v] = &self.caches[times.len() % self.caches.len()];
+            times.extend(self.run(row, 1)?);
+        }
+        times.sort_by(f64::total_cmp);
+        Ok((times[times.len() / 2], times[0]))
+    }
+
+    /// Mean seconds of a row over some milliseconds, after once for nothing.
+    fn mean(&mut self, row: &Row<Attention>) -> Result<f64> {
+        let once = self.run(row, 1)?[0];
+        let runs = ((0.02 / once) as usize).clamp(1, self.caches.len().max(4));
+        Ok(self.run(row, runs)?.iter().sum::<f64>() / runs as f64)
+    }
+
+    /// Seconds of so many runs.
+    fn run(&mut self, row: &Row<Attention>, runs: usize) -> Result<Vec<f64>> {
+        let bytes = (row.workspace)(&self.fixed, &self.call, self.device.hardware());
+        if self.workspace.len() < bytes {
+            self.workspace = Buffer::allocate(&self.device, bytes)?;
+        }
+        let [q, starts, lens, table] = &self.inputs[..] else { unreachable!("four inputs beside the caches") };
+        let outputs = [self.out.view_mut()?];
+        let launch = Launch::new(&self.stream, Some(&mut self.workspace))?;
+        let mut once = |_| {
+            self.turn = (self.turn + 1) % self.caches.len();
+            let [k, v] = &self.caches[self.turn];
             let inputs = [q, k, v, starts, lens, table].map(|t| Some(t.view()));
             let start = Instant::now();
             let operands = Operands { inputs: &inputs, outputs: &outputs };
             row.launch(&launch, &self.fixed, &self.call, operands)?;
-            times.push(start.elapsed().as_secs_f64());
-        }
-        times.sort_by(f64::total_cmp);
-        Ok((times[times.len() / 2], times[0]))
+            Ok(start.elapsed().as_secs_f64())
+        };
+        (0..runs).map(&mut once).collect()
     }
 }

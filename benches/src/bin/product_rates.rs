@@ -1,24 +1,25 @@
 //! How fast matrix products are, next to this machine's limits, measured in the same run.
 //!
 //! ```text
-//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [ROW [PROBLEM] | --json M,N,K | --shapes]]
+//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [ROW [PROBLEM] | --serve M,N,K | --shapes]]
 //! ```
 //! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B
 //! and some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second,
-//! and each as a share of the limit, medians. With `--json`: median seconds of the row that Sinew chooses for that
-//! product in each dtype, the one predicted fastest, and the seconds that the limits allow, for
-//! `benches/peers/products.py`, which asks for the M,N,K with `--shapes`. `SINEW_SIMD` caps the level.
+//! and each as a share of the limit, medians. With `--serve` it is Sinew's side of `benches/peers/products.py`, which
+//! asks for the M,N,K with `--shapes`: that product in each dtype by the row that Sinew chooses, the one predicted
+//! fastest. `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use sinew_benches::context;
+use sinew_benches::contender::{FEW_ROWS, Product, serve};
+use sinew_benches::{beside_limits, context, least_seconds};
 use sinew_kernels::gemm::{
     self, Compute, Epilogue, Format, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, Source, Weights,
 };
-use sinew_kernels::rates::Peaks;
+use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Launch, Operands, Row};
-use sinew_memory::{Buffer, Cpu, Device, DeviceKind};
+use sinew_memory::{Buffer, Cpu, Device, DeviceKind, Stream};
 use sinew_tensor::{DType, Layout, Tensor};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
@@ -45,15 +46,12 @@ const DECODE: [[usize; 3]; 8] = [
 ];
 /// `[batch, m, n, k]` of products of activations: scores and values of 14 heads.
 const BATCHED: [[usize; 4]; 3] = [[14, 512, 512, 64], [14, 512, 64, 512], [14, 1, 4096, 64]];
-/// Few rows: weights are rotated over this many bytes, so that they come from memory.
-const ROTATE: usize = 256 << 20;
 /// Seconds for one measurement.
 const SECONDS: f64 = 0.25;
 
 #[derive(Default)]
 struct Arguments {
-    /// `[m, n, k]`.
-    json: Option<[usize; 3]>,
+    serve: Option<Product>,
     shapes: bool,
     threads: Option<usize>,
     row: String,
@@ -67,11 +65,7 @@ impl Arguments {
         while let Some(argument) = all.next() {
             match argument.as_str() {
                 "--shapes" => read.shapes = true,
-                "--json" => {
-                    let sizes = all.next().ok_or("--json takes M,N,K")?;
-                    let sizes = sizes.split(',').map(str::parse).collect::<Result<Vec<_>, _>>()?;
-                    read.json = Some(sizes.try_into().map_err(|_| "--json takes M,N,K")?);
-                }
+                "--serve" => read.serve = Some(Product::parse(&all.next().ok_or("--serve takes M,N,K")?)?),
                 "--threads" => read.threads = Some(all.next().ok_or("--threads takes a number")?.parse()?),
                 _ => names.push(argument),
             }
@@ -106,11 +100,11 @@ fn main() -> Result<()> {
     };
     for threads in counts {
         let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
-        let peaks = Peaks::measure(&device)?;
-        if let Some(sizes) = arguments.json {
-            chosen(&device, &peaks, sizes)?;
+        if let Some(product) = arguments.serve {
+            contend(&device, product)?;
             continue;
         }
+        let peaks = Peaks::measure(&device)?;
         println!(
             "\n{threads} threads, {}: read {:.1} GB/s, f32 {:.0} GFLOP/s, bf16 {:.0} GFLOP/s, int8 {:.0} GOP/s",
             device.hardware().name,
@@ -131,13 +125,13 @@ fn main() -> Result<()> {
         for row in gemm::rows().iter().filter(|row| row.name.contains(&arguments.row)) {
             for [m, n, k] in PREFILL.into_iter().chain(DECODE) {
                 let slow = row.name.ends_with("portable");
-                if slow && m * n * k > 1 << 29 || row.arithmetic.foreign && m < 16 {
+                if slow && m * n * k > 1 << 29 || row.arithmetic.foreign && m < FEW_ROWS {
                     continue;
                 }
                 for dtype in [DType::BF16, DType::F16, DType::F32, DType::I8] {
                     report(row, &packed(dtype, n, k)?, 1, m)?;
                 }
-                if m > 16 {
+                if m > FEW_ROWS {
                     let strided = GemmStatic { b: Rhs::Strided(DType::F32), ..packed(DType::F32, n, k)? };
                     report(row, &strided, 1, m)?;
                 }
@@ -169,23 +163,27 @@ fn limit(peaks: &Peaks, compute: Compute) -> f64 {
     peaks.flops_per_s(compute).unwrap_or(f64::NAN)
 }
 
-/// Seconds of the row that Sinew chooses in every dtype, and their limit, as JSON lines.
-fn chosen(device: &Arc<dyn Device>, peaks: &Peaks, [m, n, k]: [usize; 3]) -> Result<()> {
-    let ctx = context(device)?;
+/// The rows that Sinew chooses in every dtype, in turn with other libraries.
+fn contend(device: &Arc<dyn Device>, product: Product) -> Result<()> {
+    let (ctx, meter) = (context(device)?, Meter::new(device)?);
+    let mut all = Vec::new();
     for dtype in [DType::BF16, DType::F16, DType::F32] {
-        let (fixed, call) = (packed(dtype, n, k)?, GemmDynamic { batch: 1, m });
-        let row = ctx.choose::<Gemm>(&fixed, &call)?;
-        let times = times(&row, device, &fixed, call)?;
-        println!("{{\"what\":\"{dtype} {m},{n},{k}\",\"value\":{:e}}}", times[times.len() / 2]);
-        println!("{{\"what\":\"limit {dtype} {m},{n},{k}\",\"value\":{:e}}}", least(peaks, &fixed, call));
+        let (fixed, call) = (packed(dtype, product.n, product.k)?, GemmDynamic { batch: 1, m: product.m });
+        let problem = Problem::new(&ctx.choose::<Gemm>(&fixed, &call)?, device, &fixed, call)?;
+        all.push((product.item("", dtype.name()), problem));
     }
-    Ok(())
+    let items: Vec<_> = all.iter().map(|(item, _)| item.clone()).collect();
+    serve(&items, &mut |item| {
+        let (_, problem) = all.iter_mut().find(|(of, _)| of.what == item.what).ok_or("no such item")?;
+        let (fixed, call) = (problem.fixed.clone(), problem.call);
+        let seconds = || product.seconds(problem.weights.len(), &mut |i| problem.run(i));
+        beside_limits(&meter, seconds, |peaks| least(peaks, &fixed, call), |seconds| seconds)
+    })
 }
 
 /// Seconds that the limits allow: of arithmetic, and of reading the weights.
 fn least(peaks: &Peaks, fixed: &GemmStatic, call: GemmDynamic) -> f64 {
-    (operations(fixed, call) / limit(peaks, fixed.compute))
-        .max(weight_bytes(fixed, call) as f64 / peaks.memory_bytes_per_s)
+    least_seconds(peaks, fixed.compute, operations(fixed, call), weight_bytes(fixed, call) as f64)
 }
 
 fn operations(fixed: &GemmStatic, call: GemmDynamic) -> f64 {
@@ -205,28 +203,55 @@ fn weight(fixed: &GemmStatic, batch: usize) -> (DType, Vec<usize>) {
     }
 }
 
-/// Seconds of each run, ascending.
-fn times(row: &Row<Gemm>, device: &Arc<dyn Device>, fixed: &GemmStatic, call: GemmDynamic) -> Result<Vec<f64>> {
-    let (b_dtype, shape) = weight(fixed, call.batch);
-    let copies = if call.m <= 16 && call.batch == 1 { ROTATE.div_ceil(weight_bytes(fixed, call)) } else { 1 };
-    let weights = (0..copies).map(|_| filled(device, b_dtype, &shape)).collect::<Result<Vec<_>>>()?;
-    let a = filled(device, fixed.a, &[call.batch, call.m, fixed.k])?;
-    let mut d = Tensor::zeros(device, fixed.out, &[call.batch, call.m, fixed.columns()])?;
-    let needed = (row.workspace)(fixed, &call, device.hardware());
-    let mut workspace = Buffer::allocate(device, needed)?;
-    let stream = device.clone().stream()?;
-    let (mut times, start, mut turn) = (Vec::new(), Instant::now(), 0);
-    while times.len() < 5 || start.elapsed().as_secs_f64() < SECONDS {
-        let inputs = [Some(a.view()), Some(weights[turn % copies].view())];
-        let outputs = [d.view_mut()?];
-        let once = Instant::now();
-        let launch = Launch::new(&stream, Some(&mut workspace))?;
-        row.launch(&launch, fixed, &call, Operands { inputs: &inputs, outputs: &outputs })?;
-        times.push(once.elapsed().as_secs_f64());
-        turn += 1;
+/// A row with the operands of a problem.
+struct Problem {
+    row: Row<Gemm>,
+    fixed: GemmStatic,
+    call: GemmDynamic,
+    stream: Arc<dyn Stream>,
+    a: Tensor,
+    /// Copies of B, which take turns.
+    weights: Vec<Tensor>,
+    d: Tensor,
+    workspace: Buffer,
+}
+
+impl Problem {
+    fn new(row: &Row<Gemm>, device: &Arc<dyn Device>, fixed: &GemmStatic, call: GemmDynamic) -> Result<Self> {
+        let (b_dtype, shape) = weight(fixed, call.batch);
+        let product = Product { m: call.m, n: fixed.n, k: fixed.k };
+        let copies = if call.batch == 1 { product.copies(weight_bytes(fixed, call)) } else { 1 };
+        let needed = (row.workspace)(fixed, &call, device.hardware());
+        Ok(Self {
+            row: *row,
+            fixed: fixed.clone(),
+            call,
+            stream: device.clone().stream()?,
+            a: filled(device, fixed.a, &[call.batch, call.m, fixed.k])?,
+            weights: (0..copies).map(|_| filled(device, b_dtype, &shape)).collect::<Result<_>>()?,
+            d: Tensor::zeros(device, fixed.out, &[call.batch, call.m, fixed.columns()])?,
+            workspace: Buffer::allocate(device, needed)?,
+        })
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times)
+
+    fn run(&mut self, copy: usize) -> Result<()> {
+        let inputs = [Some(self.a.view()), Some(self.weights[copy].view())];
+        let outputs = [self.d.view_mut()?];
+        let launch = Launch::new(&self.stream, Some(&mut self.workspace))?;
+        Ok(self.row.launch(&launch, &self.fixed, &self.call, Operands { inputs: &inputs, outputs: &outputs })?)
+    }
+
+    /// Seconds of a run, the median.
+    fn median(&mut self) -> Result<f64> {
+        let (mut times, start) = (Vec::new(), Instant::now());
+        while times.len() < 5 || start.elapsed().as_secs_f64() < SECONDS {
+            let once = Instant::now();
+            self.run(times.len() % self.weights.len())?;
+            times.push(once.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    }
 }
 
 fn report(
@@ -236,8 +261,7 @@ fn report(
     fixed: &GemmStatic,
     call: GemmDynamic,
 ) -> Result<()> {
-    let times = times(row, device, fixed, call)?;
-    let median = times[times.len() / 2];
+    let median = Problem::new(row, device, fixed, call)?.median()?;
     println!(
         "{:<62} {:<22} {:>9.3} {:>8.1} {:>7.1} {:>6.0}%",
         format!("{call} {fixed}"),

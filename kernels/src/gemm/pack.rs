@@ -69,6 +69,40 @@ impl Kernel for PackRows<'_> {
     }
 }
 
+/// Sixteen steps of the first two, four or eight rows, one step behind the other, by fewer shuffles than it takes to turn
+/// sixteen rows around; `None` for other heights.
+#[inline(always)]
+unsafe fn interleaved<S: Simd>(rows: &[S::F; LANES], height: usize) -> Option<[S::F; 8]> {
+    let mut out = [rows[0]; 8];
+    // SAFETY: passed on.
+    unsafe {
+        match height {
+            2 => (out[0], out[1]) = S::zip(rows[0], rows[1]),
+            4 => out[..4].copy_from_slice(&four::<S>([rows[0], rows[1], rows[2], rows[3]])),
+            8 => {
+                let even = four::<S>([rows[0], rows[2], rows[4], rows[6]]);
+                let odd = four::<S>([rows[1], rows[3], rows[5], rows[7]]);
+                for (i, (even, odd)) in even.into_iter().zip(odd).enumerate() {
+                    (out[2 * i], out[2 * i + 1]) = S::zip(even, odd);
+                }
+            }
+            _ => return None,
+        }
+    }
+    Some(out)
+}
+
+/// Sixteen steps of four rows.
+#[inline(always)]
+unsafe fn four<S: Simd>(rows: [S::F; 4]) -> [S::F; 4] {
+    // SAFETY: passed on.
+    unsafe {
+        let (even, odd) = (S::zip(rows[0], rows[2]), S::zip(rows[1], rows[3]));
+        let (first, second) = (S::zip(even.0, odd.0), S::zip(even.1, odd.1));
+        [first.0, first.1, second.0, second.1]
+    }
+}
+
 impl PackRows<'_> {
     #[inline(always)]
     unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
@@ -98,38 +132,77 @@ impl PackRows<'_> {
         }
         let (per_step, pairs) = (left.per_step(), left == Left::Pairs);
         let steps = padded / per_step;
-        let as_it_is = !NORMED && self.rows.dtype == DType::BF16 && self.rows.k_stride == 1;
+        let as_it_is = pairs && !NORMED && self.rows.dtype == DType::BF16 && self.rows.k_stride == 1;
+        if height == 1 {
+            // SAFETY: the line holds K values, and the tile `steps` steps.
+            unsafe {
+                let whole = if as_it_is { self.k / (2 * LANES) * LANES } else { 0 };
+                to.copy_from_nonoverlapping(lines[0].cast(), whole * 4);
+                for step in (whole..steps).step_by(LANES) {
+                    let k = step * per_step;
+                    let values = self.step::<S, T>(lines[0], k, scales[0], &self.vectors::<S>(norm, k), pairs);
+                    S::store_n(to.cast::<f32>().add(step), values, (steps - step).min(LANES));
+                }
+            }
+            return;
+        }
         for step in (0..steps).step_by(LANES) {
             let (k, width) = (step * per_step, (steps - step).min(LANES));
             // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps.
             unsafe {
                 let mut rows = [S::splat(0.0); LANES];
-                let vectors = match norm {
-                    Some(norm) => [
-                        Some(norm.vectors::<S>(k, self.values(k))),
-                        Some(norm.vectors::<S>(k + LANES, self.values(k + LANES))),
-                    ],
-                    None => [None; 2],
-                };
+                let vectors = self.vectors::<S>(norm, k);
                 for ((line, scale), row) in lines.iter().zip(&scales).zip(&mut rows).take(valid) {
-                    simd::prefetch(line.wrapping_add((k + AHEAD) * self.rows.k_stride).cast(), Reach::Near);
-                    *row = if pairs && as_it_is && k + 2 * LANES <= self.k {
+                    *row = if as_it_is && k + 2 * LANES <= self.k {
+                        simd::prefetch(line.wrapping_add(k + AHEAD).cast(), Reach::Near);
                         S::load(line.add(k).cast())
-                    } else if pairs {
-                        S::round_pairs(
-                            self.load::<S, T>(*line, k, *scale, vectors[0]),
-                            self.load::<S, T>(*line, k + LANES, *scale, vectors[1]),
-                        )
-                    } else if self.round {
-                        bf16::rounded::<S>(self.load::<S, T>(*line, k, *scale, vectors[0]))
                     } else {
-                        self.load::<S, T>(*line, k, *scale, vectors[0])
+                        self.step::<S, T>(*line, k, *scale, &vectors, pairs)
                     };
                 }
                 let to = to.cast::<f32>().add(step * height);
-                for (i, values) in S::transpose(rows).into_iter().enumerate().take(width) {
-                    S::store_n(to.add(i * height), values, height);
+                if let Some(steps) = interleaved::<S>(&rows, height) {
+                    for (i, values) in steps.into_iter().enumerate().take((width * height).div_ceil(LANES)) {
+                        S::store_n(to.add(i * LANES), values, (width * height - i * LANES).min(LANES));
+                    }
+                } else {
+                    for (i, values) in S::transpose(rows).into_iter().enumerate().take(width) {
+                        S::store_n(to.add(i * height), values, height);
+                    }
                 }
+            }
+        }
+    }
+
+    /// The norm's vectors for 32 values of K, where there is one.
+    #[inline(always)]
+    unsafe fn vectors<'a, S: Simd>(&self, norm: Option<&'a NormedRows>, k: usize) -> [Option<Vectors<'a, S>>; 2] {
+        let Some(norm) = norm else { return [None; 2] };
+        let next = k + LANES;
+        // SAFETY: passed on.
+        unsafe { [Some(norm.vectors::<S>(k, self.values(k))), Some(norm.vectors::<S>(next, self.values(next)))] }
+    }
+
+    /// Sixteen steps of a row from `k` on: as many values, or pairs of them in bf16.
+    #[inline(always)]
+    unsafe fn step<S: Simd, T: Stored>(
+        &self,
+        line: *const T,
+        k: usize,
+        scale: Scale,
+        vectors: &[Option<Vectors<'_, S>>; 2],
+        pairs: bool,
+    ) -> S::F {
+        simd::prefetch(line.wrapping_add((k + AHEAD) * self.rows.k_stride).cast(), Reach::Near);
+        // SAFETY: passed on.
+        unsafe {
+            let first = self.load::<S, T>(line, k, scale, vectors[0]);
+            if pairs {
+                S::round_pairs(first, self.load::<S, T>(line, k + LANES, scale, vectors[1]))
+            } else if self.round {
+                bf16::rounded::<S>(first)
+            } else {
+                first
             }
         }
     }

@@ -4,4 +4,4 @@ mod loops;
 mod peaks;
 pub(crate) mod predicted;
 
-pub use peaks::{ArithmeticPeaks, Peaks};
+pub use peaks::{ArithmeticPeaks, Meter, Peaks};

@@ -37,6 +37,8 @@ const READ_BYTES: usize = 1 << 30;
 const TRIES: usize = 5;
 /// Seconds that tries go on for at least: a team's threads may begin on one core.
 const SETTLE: f64 = 0.2;
+/// Seconds of [`Meter::glance`]'s tries.
+const GLANCE: f64 = 0.03;
 /// Rounds of a loop of arithmetic, long enough for a few milliseconds.
 const ROUNDS: usize = 1 << 20;
 
@@ -50,56 +52,7 @@ impl Peaks {
     /// # Errors
     /// Out of memory, or a failed device.
     pub fn measure(device: &Arc<dyn Device>) -> Result<Self> {
-        let any: &dyn std::any::Any = &**device;
-        match any.downcast_ref::<Cpu>() {
-            Some(cpu) => Self::of_cpu(cpu, device),
-            None => Ok(Self { memory_bytes_per_s: copy_rate(device)?, arithmetic: None }),
-        }
-    }
-
-    fn of_cpu(cpu: &Cpu, device: &Arc<dyn Device>) -> Result<Self> {
-        let (team, level) = (cpu.team(), device.hardware().simd);
-        let wide = level >= SimdLevel::Avx512;
-        let f32_flops_per_s = rate(team, |threads| {
-            // SAFETY: the kernel touches registers only.
-            unsafe {
-                match wide {
-                    true => simd::launch(level, team, threads, &MultiplyAdds::<SUMS>),
-                    false => simd::launch(level, team, threads, &MultiplyAdds::<FEW_SUMS>),
-                }
-            }
-            (2 * simd::LANES * if wide { SUMS } else { FEW_SUMS } * ROUNDS * threads) as f64
-        });
-        let bf16_flops_per_s = match level {
-            #[cfg(target_arch = "x86_64")]
-            SimdLevel::Avx512Bf16 => rate(team, |threads| {
-                // SAFETY: the level was detected when the device was made.
-                team.run(threads, |_, _| unsafe { loops::x86::bf16_dots(ROUNDS) });
-                (4 * simd::LANES * SUMS * ROUNDS * threads) as f64
-            }),
-            _ => f32_flops_per_s,
-        };
-        let int8_ops_per_s = match level {
-            #[cfg(target_arch = "x86_64")]
-            SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => rate(team, |threads| {
-                // SAFETY: as above.
-                team.run(threads, |_, _| unsafe { loops::x86::int8_dots(ROUNDS) });
-                (8 * simd::LANES * SUMS * ROUNDS * threads) as f64
-            }),
-            _ => f32_flops_per_s,
-        };
-        let buffer = Buffer::allocate(device, READ_BYTES)?;
-        let span = buffer.as_slice::<f32>()?;
-        let memory_bytes_per_s = rate(team, |threads| {
-            // Several parts per thread, so that no thread waits for another's share of the memory.
-            let parts = threads * 8;
-            let reader = Reader { start: span.as_ptr() as usize, len: span.len() / parts };
-            // SAFETY: part `i` is `len` elements from element `i · len` on, within the span.
-            unsafe { simd::launch(level, team, parts, &reader) };
-            (reader.len * parts * size_of::<f32>()) as f64
-        });
-        let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s });
-        Ok(Self { memory_bytes_per_s, arithmetic })
+        Meter::new(device)?.measure(TRIES, SETTLE)
     }
 
     /// The arithmetic limit of products with operands of a kind, where it was measured: of bf16 the faster of its dot
@@ -112,6 +65,95 @@ impl Peaks {
             Compute::Int8 => int8_ops_per_s,
         })
     }
+}
+
+/// Measures the limits of a device again and again: on a machine that others share they are not those of a minute ago.
+///
+/// ```
+/// use sinew_kernels::rates::Meter;
+/// use sinew_memory::Cpu;
+///
+/// let meter = Meter::new(&Cpu::get())?;
+/// assert!(meter.glance()?.memory_bytes_per_s > 0.0);
+/// # Ok::<(), sinew_kernels::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Meter {
+    device: Arc<dyn Device>,
+    /// What a CPU reads.
+    span: Option<Buffer>,
+}
+
+impl Meter {
+    /// A meter of a device; of a CPU it holds 1 GiB.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(device: &Arc<dyn Device>) -> Result<Self> {
+        let span = cpu(device).map(|_| Buffer::allocate(device, READ_BYTES)).transpose()?;
+        Ok(Self { device: device.clone(), span })
+    }
+
+    /// The limits of this moment, in an eighth of a second.
+    ///
+    /// # Errors
+    /// A failed device.
+    pub fn glance(&self) -> Result<Peaks> {
+        self.measure(1, GLANCE)
+    }
+
+    /// The best of `tries`, and of as many more as `settle` seconds hold, for each limit.
+    fn measure(&self, tries: usize, settle: f64) -> Result<Peaks> {
+        let (Some(cpu), Some(span)) = (cpu(&self.device), &self.span) else {
+            return Ok(Peaks { memory_bytes_per_s: copy_rate(&self.device)?, arithmetic: None });
+        };
+        let (team, level) = (cpu.team(), cpu.hardware().simd);
+        let wide = level >= SimdLevel::Avx512;
+        let f32_flops_per_s = rate(team, tries, settle, |threads| {
+            // SAFETY: the kernel touches registers only.
+            unsafe {
+                match wide {
+                    true => simd::launch(level, team, threads, &MultiplyAdds::<SUMS>),
+                    false => simd::launch(level, team, threads, &MultiplyAdds::<FEW_SUMS>),
+                }
+            }
+            (2 * simd::LANES * if wide { SUMS } else { FEW_SUMS } * ROUNDS * threads) as f64
+        });
+        let bf16_flops_per_s = match level {
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512Bf16 => rate(team, tries, settle, |threads| {
+                // SAFETY: the level was detected when the device was made.
+                team.run(threads, |_, _| unsafe { loops::x86::bf16_dots(ROUNDS) });
+                (4 * simd::LANES * SUMS * ROUNDS * threads) as f64
+            }),
+            _ => f32_flops_per_s,
+        };
+        let int8_ops_per_s = match level {
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => rate(team, tries, settle, |threads| {
+                // SAFETY: as above.
+                team.run(threads, |_, _| unsafe { loops::x86::int8_dots(ROUNDS) });
+                (8 * simd::LANES * SUMS * ROUNDS * threads) as f64
+            }),
+            _ => f32_flops_per_s,
+        };
+        let span = span.as_slice::<f32>()?;
+        let memory_bytes_per_s = rate(team, tries, settle, |threads| {
+            // Several parts per thread, so that no thread waits for another's share of the memory.
+            let parts = threads * 8;
+            let reader = Reader { start: span.as_ptr() as usize, len: span.len() / parts };
+            // SAFETY: part `i` is `len` elements from element `i · len` on, within the span.
+            unsafe { simd::launch(level, team, parts, &reader) };
+            (reader.len * parts * size_of::<f32>()) as f64
+        });
+        let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s });
+        Ok(Peaks { memory_bytes_per_s, arithmetic })
+    }
+}
+
+fn cpu(device: &Arc<dyn Device>) -> Option<&Cpu> {
+    let any: &dyn std::any::Any = &**device;
+    any.downcast_ref()
 }
 
 /// The highest rate of copies within a device's memory, bytes read and bytes written counted both.
@@ -135,14 +177,14 @@ fn copy_rate(device: &Arc<dyn Device>) -> Result<f64> {
 }
 
 /// The highest rate of `work`, which runs once on each thread and returns how much it did.
-fn rate(team: &Team, work: impl Fn(usize) -> f64 + Send + Sync) -> f64 {
+fn rate(team: &Team, tries: usize, settle: f64, work: impl Fn(usize) -> f64 + Send + Sync) -> f64 {
     let (mut best, begun) = (0.0f64, Instant::now());
-    let mut tries = 0;
-    while tries < TRIES || begun.elapsed().as_secs_f64() < SETTLE {
-        tries += 1;
+    let mut done = 0;
+    while done < tries || begun.elapsed().as_secs_f64() < settle {
+        done += 1;
         let start = Instant::now();
-        let done = work(team.threads());
-        best = best.max(done / start.elapsed().as_secs_f64());
+        let amount = work(team.threads());
+        best = best.max(amount / start.elapsed().as_secs_f64());
     }
     best
 }

@@ -1,48 +1,25 @@
-//! What the products of every crate share: the problem, and the measurement.
+//! What the peers share with Sinew's side: the protocol of the round robin, and what is measured.
 
-use std::time::Instant;
+#[path = "../../../src/contender.rs"]
+pub mod contender;
 
-/// `C[m, n] = A[m, k] · W[n, k]ᵀ`, with weights rotated over `copies` of them, so that they come from memory as they do
-/// in a model.
-pub struct Problem {
-    pub threads: usize,
-    pub repeats: usize,
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-    pub copies: usize,
+use contender::{Error, Product};
+
+/// `THREADS M,N,K`; rayon gets so many threads.
+///
+/// # Errors
+/// Other arguments.
+pub fn product_from_arguments() -> Result<(usize, Product), Error> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [threads, product] = &arguments[..] else { return Err("THREADS M,N,K".into()) };
+    let threads = threads.parse()?;
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+    Ok((threads, Product::parse(product)?))
 }
 
-impl Problem {
-    /// From `THREADS REPEATS M N K COPIES`; rayon gets so many threads.
-    pub fn from_arguments() -> Self {
-        let numbers: Vec<usize> = std::env::args().skip(1).map(|n| n.parse().expect("a number")).collect();
-        let [threads, repeats, m, n, k, copies] = numbers[..] else { panic!("THREADS REPEATS M N K COPIES") };
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().expect("one pool");
-        Self { threads, repeats, m, n, k, copies }
-    }
-
-    /// A, and every copy of W.
-    pub fn values(&self) -> (Vec<f32>, Vec<Vec<f32>>) {
-        let value = |i: usize| (i * 7919 % 1000) as f32 / 1000.0 - 0.5;
-        let weight = |copy: usize| (0..self.n * self.k).map(|i| value(i + copy)).collect();
-        ((0..self.m * self.k).map(value).collect(), (0..self.copies).map(weight).collect())
-    }
-
-    /// Prints the seconds of `run`, which is given the copy to multiply with.
-    pub fn report(&self, library: &str, dtype: &str, run: &mut dyn FnMut(usize)) {
-        let Self { repeats, m, n, k, copies, .. } = *self;
-        let inner = ((1e9 / (2 * m * n * k) as f64) as usize).max(copies).clamp(1, 64);
-        (0..=copies).for_each(|turn| run(turn % copies));
-        let mut turn = 0;
-        for _ in 0..repeats {
-            let start = Instant::now();
-            for _ in 0..inner {
-                run(turn % copies);
-                turn += 1;
-            }
-            let seconds = start.elapsed().as_secs_f64() / inner as f64;
-            println!("{{\"library\":\"{library}\",\"what\":\"{dtype} {m},{n},{k}\",\"value\":{seconds:e}}}");
-        }
-    }
+/// A, and as many copies of W as take turns.
+pub fn values(product: &Product, copies: usize) -> (Vec<f32>, Vec<Vec<f32>>) {
+    let value = |i: usize| (i * 7919 % 1000) as f32 / 1000.0 - 0.5;
+    let weight = |copy: usize| (0..product.n * product.k).map(|i| value(i + copy)).collect();
+    ((0..product.m * product.k).map(value).collect(), (0..copies).map(weight).collect())
 }

@@ -1,13 +1,14 @@
-//! candle's side of models.py, as JSON lines: `candle_models FOLDER f32|f16|bf16 SHORT PREFILL STEPS BATCH BATCH_STEPS`,
-//! with the sizes of measures.py. Threads by RAYON_NUM_THREADS.
+//! candle's side of models.py: `candle_models FOLDER f32|f16|bf16 SHORT PREFILL STEPS BATCH BATCH_STEPS`, with the sizes
+//! of measures.py. Threads by RAYON_NUM_THREADS.
 
 use std::path::Path;
 use std::time::Instant;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{llama, qwen2};
 use serde_json::Value;
+use sinew_peers::contender::{Error, Generation, put, serve, tokens};
 
 enum Model {
     Qwen2(qwen2::ModelForCausalLM),
@@ -15,7 +16,7 @@ enum Model {
 }
 
 impl Model {
-    fn load(folder: &Path, dtype: DType) -> Result<(Self, u32)> {
+    fn load(folder: &Path, dtype: DType) -> candle_core::Result<(Self, usize)> {
         let text = std::fs::read_to_string(folder.join("config.json"))?;
         let config: Value = serde_json::from_str(&text).map_err(candle_core::Error::wrap)?;
         let size = |name: &str| config[name].as_u64().unwrap_or(0) as usize;
@@ -62,10 +63,10 @@ impl Model {
             let cache = llama::Cache::new(true, dtype, &config, &Device::Cpu)?;
             Self::Llama(llama::Llama::load(weights, &config)?, cache, Box::new(config), dtype)
         };
-        Ok((model, size("vocab_size") as u32))
+        Ok((model, size("vocab_size")))
     }
 
-    fn clear(&mut self) -> Result<()> {
+    fn clear(&mut self) -> candle_core::Result<()> {
         match self {
             Self::Qwen2(model) => model.clear_kv_cache(),
             Self::Llama(_, cache, config, dtype) => *cache = llama::Cache::new(true, *dtype, config, &Device::Cpu)?,
@@ -74,7 +75,7 @@ impl Model {
     }
 
     /// One step of `batch` equal sequences behind `position` tokens; reads the logits.
-    fn step(&mut self, tokens: &[u32], batch: usize, position: usize) -> Result<()> {
+    fn step(&mut self, tokens: &[u32], batch: usize, position: usize) -> candle_core::Result<()> {
         let tokens = Tensor::from_slice(tokens, (batch, tokens.len() / batch), &Device::Cpu)?;
         let logits = match self {
             Self::Qwen2(model) => model.forward(&tokens, position)?,
@@ -85,53 +86,43 @@ impl Model {
     }
 }
 
-fn put(what: &str, value: f64, unit: &str) {
-    println!("{{\"what\":\"{what}\",\"value\":{value},\"unit\":\"{unit}\"}}");
-}
-
-fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip(1);
-    let (folder, dtype) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
-    let sizes: Vec<usize> = arguments.filter_map(|size| size.parse().ok()).collect();
-    let [short, long, steps, batch, batch_steps] = sizes[..] else {
-        candle_core::bail!("usage: candle_models FOLDER f32|f16|bf16 SHORT PREFILL STEPS BATCH BATCH_STEPS");
-    };
+fn main() -> Result<(), Error> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [folder, dtype, sizes @ ..] = &arguments[..] else { return Err("FOLDER DTYPE SIZES".into()) };
+    let generations = Generation::all(sizes)?;
     let start = Instant::now();
-    let (mut model, vocab) = Model::load(Path::new(&folder), dtype.parse().map_err(candle_core::Error::wrap)?)?;
-    let ids: Vec<u32> =
-        (0..8192u64).map(|i| ((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as u32 % vocab).collect();
-    model.step(&ids[..short], 1, 0)?;
+    let (mut model, vocab) = Model::load(Path::new(folder), dtype.parse()?)?;
+    model.step(&tokens(vocab, 0, generations[1].prompt), 1, 0)?;
     put("load to first token", start.elapsed().as_secs_f64(), "s");
-    let prefill = |model: &mut Model| -> Result<f64> {
-        model.clear()?;
-        let start = Instant::now();
-        model.step(&ids[..long], 1, 0)?;
-        Ok(long as f64 / start.elapsed().as_secs_f64())
-    };
-    let decode = |model: &mut Model, prompt: usize, batch: usize, steps: usize| -> Result<f64> {
-        model.clear()?;
-        let prompts: Vec<u32> = (0..batch).flat_map(|b| ids[b..b + prompt].iter().copied()).collect();
-        model.step(&prompts, batch, 0)?;
-        let start = Instant::now();
-        for i in 0..steps {
-            let row: Vec<u32> = (0..batch).map(|b| ids[1000 + i + 70 * b]).collect();
-            model.step(&row, batch, prompt + i)?;
-        }
-        Ok((batch * steps) as f64 / start.elapsed().as_secs_f64())
-    };
-    prefill(&mut model)?;
-    put(&format!("prefill {long}"), prefill(&mut model)?, "tokens/s");
-    // candle's bf16 takes a third of a second for a step.
-    let fewer = if dtype == "bf16" { 8 } else { 1 };
-    for prompt in [short, long] {
-        put(&format!("decode after {prompt}"), decode(&mut model, prompt, 1, steps / fewer)?, "tokens/s");
-    }
+    model.clear()?;
+    model.step(&tokens(vocab, 0, generations[0].prompt), 1, 0)?;
     let status = std::fs::read_to_string("/proc/self/status")?;
     let peak = status.lines().find(|line| line.starts_with("VmHWM")).and_then(|line| line.split_whitespace().nth(1));
     put("peak memory", peak.and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(f64::NAN) * 1024.0 / 1e6, "MB");
-    for prompt in [short, long] {
-        let rate = decode(&mut model, prompt, batch, batch_steps / fewer)?;
-        put(&format!("batch {batch}, decode after {prompt}"), rate, "tokens/s");
-    }
-    Ok(())
+
+    // What the cache holds: the prompts of which generation, and how long sequences are.
+    let mut at: (Option<Generation>, usize) = (None, 0);
+    let items: Vec<_> = generations.iter().map(Generation::item).collect();
+    serve(&items, &mut |item| {
+        let generation = *generations.iter().find(|g| g.item().what == item.what).ok_or("no such item")?;
+        let Generation { prompt, batch, steps } = generation;
+        // candle's bf16 takes a third of a second for a step.
+        let steps = if dtype == "bf16" { steps.div_ceil(8) } else { steps };
+        let timed = Generation { steps, ..generation }.tokens() as f64;
+        let mut start = Instant::now();
+        if steps == 0 || at.0 != Some(generation) {
+            model.clear()?;
+            model.step(&(0..batch).flat_map(|b| tokens(vocab, b, prompt)).collect::<Vec<_>>(), batch, 0)?;
+            at = (Some(generation), prompt);
+        }
+        if steps > 0 {
+            start = Instant::now();
+        }
+        for _ in 0..steps {
+            let row: Vec<u32> = (0..batch).flat_map(|b| tokens(vocab, 1000 + at.1 + 70 * b, 1)).collect();
+            model.step(&row, batch, at.1)?;
+            at.1 += 1;
+        }
+        Ok((timed / start.elapsed().as_secs_f64()).into())
+    })
 }

@@ -1,0 +1,110 @@
+//! Sinew's side of `benches/peers/models.py` and `benches/peers/embeddings.py`: a whole model, in turn with others.
+//!
+//! ```text
+//! model-rates FOLDER DTYPE THREADS SHORT PREFILL STEPS BATCH BATCH_STEPS
+//! model-rates FOLDER DTYPE THREADS TOKENS BATCH...
+//! ```
+//! The first for a decoder, with the sizes of measures.py; the second for an encoder, texts of TOKENS tokens. For speed
+//! by itself there is `sinew bench`. `SINEW_SIMD` caps the level.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sinew_benches::contender::{Error, Generation, Item, put, serve, tokens};
+use sinew_benches::{beside_limits, context};
+use sinew_kernels::rates::{Meter, Peaks};
+use sinew_memory::{Cpu, system};
+use sinew_models::{EmbeddingModel, EncoderConfig, Folder, LanguageModel, LoadOptions, ModelConfig, WeightOptions};
+use sinew_ops::Context;
+use sinew_tensor::DType;
+
+fn main() -> Result<(), Error> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [folder, dtype, threads, sizes @ ..] = &arguments[..] else { return Err("FOLDER DTYPE THREADS SIZES".into()) };
+    let device = Cpu::with(threads.parse()?, sinew_memory::level_from_environment()?)?;
+    let dtype = DType::COMPUTE.into_iter().find(|d| d.name() == dtype).ok_or("dtype is f32, f16 or bf16")?;
+    let (ctx, folder) = (Arc::new(context(&device)?), Folder::new(folder));
+    let weights = WeightOptions { dtype: Some(dtype), ..WeightOptions::default() };
+    if let ModelConfig::Encoder(config) = folder.config()? {
+        let sizes = sizes.iter().map(|size| size.parse()).collect::<Result<Vec<usize>, _>>()?;
+        let [tokens, batches @ ..] = &sizes[..] else { return Err("sizes are TOKENS BATCH...".into()) };
+        return encoder(EmbeddingModel::load_on(ctx, &folder, &weights, &mut |_, _| {})?, config, *tokens, batches);
+    }
+    decoder(ctx, &folder, weights, &Generation::all(sizes)?)
+}
+
+fn decoder(ctx: Arc<Context>, folder: &Folder, weights: WeightOptions, all: &[Generation]) -> Result<(), Error> {
+    let max_sequences = all.iter().map(|g| g.batch).max().unwrap_or(1);
+    let options = LoadOptions { weights, context: Some(1024), max_sequences, ..LoadOptions::default() };
+    let start = Instant::now();
+    let mut model = LanguageModel::load_on(ctx, folder, &options, &mut |_, _| {})?;
+    let vocab = model.decoder().config().vocab_size;
+    let mut sequence = model.sequence();
+    model.prefill(&mut sequence, &tokens(vocab, 0, all[1].prompt))?;
+    put("load to first token", start.elapsed().as_secs_f64(), "s");
+    sequence.truncate(0)?;
+    model.prefill(&mut sequence, &tokens(vocab, 0, all[0].prompt))?;
+    put("peak memory", system::peak_resident_bytes() as f64 / 1e6, "MB");
+    drop(sequence);
+
+    let meter = Meter::new(model.context().device())?;
+    // What was asked for last, and its sequences, which go on where it is asked for again.
+    let (mut last, mut sequences) = (None, Vec::new());
+    let items: Vec<Item> = all.iter().map(Generation::item).collect();
+    serve(&items, &mut |item| {
+        let generation = *all.iter().find(|g| g.item().what == item.what).ok_or("no such item")?;
+        let Generation { prompt, batch, steps } = generation;
+        let mut prefill = |model: &mut LanguageModel| -> Result<f64, Error> {
+            sequences.clear();
+            sequences.extend((0..batch).map(|_| model.sequence()));
+            let start = Instant::now();
+            for (b, sequence) in sequences.iter_mut().enumerate() {
+                model.prefill(sequence, &tokens(vocab, b, prompt))?;
+            }
+            Ok(start.elapsed().as_secs_f64())
+        };
+        let decoder = model.decoder();
+        let (config, compute) = (decoder.config(), decoder.precision().compute);
+        let of = |seconds: f64| generation.tokens() as f64 / seconds;
+        if steps == 0 {
+            let flops = prompt as f64 * config.flops_per_token(prompt as f64 / 2.0) + config.head_flops();
+            let least = |peaks: &Peaks| flops / peaks.flops_per_s(compute).unwrap_or(f64::NAN);
+            return beside_limits(&meter, || prefill(&mut model), least, of);
+        }
+        if last != Some(generation) {
+            prefill(&mut model)?;
+            last = Some(generation);
+        }
+        let length = sequences[0].len();
+        let bytes = steps as f64 * model.decoder().step_bytes(batch, (length + steps / 2) as f64);
+        let work = || {
+            let rows: Vec<_> = (0..batch).map(|b| tokens(vocab, length + 1000 + 70 * b, steps)).collect();
+            let start = Instant::now();
+            for step in 0..steps {
+                let row: Vec<u32> = rows.iter().map(|tokens| tokens[step]).collect();
+                model.decode_greedy(&mut sequences, &row)?;
+            }
+            Ok(start.elapsed().as_secs_f64())
+        };
+        beside_limits(&meter, work, |peaks| bytes / peaks.memory_bytes_per_s, of)
+    })
+}
+
+fn encoder(mut model: EmbeddingModel, config: &EncoderConfig, length: usize, batches: &[usize]) -> Result<(), Error> {
+    let (meter, compute) = (Meter::new(model.context().device())?, model.precision().compute);
+    let items: Vec<Item> = batches.iter().map(|batch| Item::new(format!("batch {batch}"), "tokens/s")).collect();
+    serve(&items, &mut |item| {
+        let batch = *batches.iter().find(|batch| item.what == format!("batch {batch}")).ok_or("no such item")?;
+        let texts: Vec<Vec<u32>> = (0..batch).map(|b| tokens(config.vocab_size, b, length)).collect();
+        let tokens = (batch * length) as f64;
+        let work = || {
+            model.embed_tokens(&texts)?;
+            let start = Instant::now();
+            model.embed_tokens(&texts)?;
+            Ok(start.elapsed().as_secs_f64())
+        };
+        let flops = tokens * config.flops_per_token(length as f64);
+        let least = |peaks: &Peaks| flops / peaks.flops_per_s(compute).unwrap_or(f64::NAN);
+        beside_limits(&meter, work, least, |seconds| tokens / seconds)
+    })
+}
