@@ -144,7 +144,9 @@ def take_turns(contenders, rounds, results):
     turns = defaultdict(list)
     for contender in contenders:
         for number, item in enumerate(contender.items):
-            turns[item["what"]].append((contender, number, item["library"] or contender.name))
+            library = item["library"] or contender.name
+            turns[item["what"]].append((contender, number, library))
+            results.values[item["what"]][library]  # The order of columns.
             results.units[item["what"]] = item["unit"]
     for what, sides in turns.items():
         for turn in range(rounds + 1):
