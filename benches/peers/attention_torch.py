@@ -2,26 +2,21 @@
 
 import itertools
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
 
-from round_robin import serve
+from round_robin import mean_seconds, serve
 
 HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
-# Caches are rotated, so that keys and values come from memory as over the layers of a model.
-CACHES = 32
+# Bytes of caches that are rotated, so that keys and values come from memory as over the layers of a model.
+ROTATE = 64 << 20
 
 torch.set_num_threads(int(sys.argv[1]))
 
 
 def milliseconds(what, unit, library, inner, run):
-    run()
-    start = time.perf_counter()
-    for _ in range(inner):
-        run()
-    return (time.perf_counter() - start) / inner * 1e3
+    return mean_seconds(lambda turn: run(), inner) * 1e3
 
 
 def prefill(length, dtype):
@@ -33,7 +28,8 @@ def prefill(length, dtype):
 
 def decode(length, dtype):
     q = torch.randn(1, HEADS, 1, HEAD_DIM, dtype=dtype)
-    caches = [[torch.randn(1, KV_HEADS, length, HEAD_DIM, dtype=dtype) for _ in "kv"] for _ in range(CACHES)]
+    count = ROTATE // (2 * KV_HEADS * length * HEAD_DIM * dtype.itemsize)
+    caches = [[torch.randn(1, KV_HEADS, length, HEAD_DIM, dtype=dtype) for _ in "kv"] for _ in range(count)]
     turn = itertools.cycle(caches)
     return lambda: F.scaled_dot_product_attention(q, *next(turn), enable_gqa=True)
 
@@ -43,5 +39,5 @@ with torch.inference_mode():
     for name, dtype in [("bf16", torch.bfloat16), ("f32", torch.float32)]:
         for length in [512, 2048, 8192]:
             items.append((f"prefill {length} {name}", "ms", "", 4 if length == 512 else 1, prefill(length, dtype)))
-        items.append((f"decode over 4096 {name}", "ms", "", CACHES, decode(4096, dtype)))
+        items.append((f"decode over 4096 {name}", "ms", "", 32, decode(4096, dtype)))
     serve(items, milliseconds)

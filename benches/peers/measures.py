@@ -13,12 +13,16 @@ STEPS = 16
 BATCH = 8
 BATCH_STEPS = 8
 SIZES = [SHORT, PREFILL, STEPS, BATCH, BATCH_STEPS]
+# Turns behind one prompt that the contexts have room for.
+MAX_ROUNDS = 29
 
 
-def compete(ids, prefill, step, loaded_s):
-    """`prefill(sequences)` starts anew from token lists; `step(tokens)` appends one token to each sequence. Both return
-    once the logits are there. Sequences go on from turn to turn."""
+def compete(ids, clear, prefill, step, loaded_s):
+    """`clear()` forgets all sequences; `prefill(sequences)` starts them from token lists; `step(tokens)` appends a token
+    to each. Both return once the logits are there. Sequences go on from turn to turn, where a turn is a step that is
+    not counted and then those that are."""
     put("load to first token", loaded_s, "s")
+    clear()
     prefill([ids[:PREFILL]])
     put("peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, "MB")
     items = [(f"prefill {PREFILL}", "tokens/s", "", PREFILL, 1, 0)]
@@ -30,14 +34,16 @@ def compete(ids, prefill, step, loaded_s):
 
     def measure(what, unit, library, prompt, batch, steps):
         nonlocal last, done
-        start = time.perf_counter()
         if steps == 0 or last != what:
+            clear()
+            start = time.perf_counter()
             prefill([ids[b : b + prompt] for b in range(batch)])
             last, done = what, 0
-        if steps == 0:
-            return prompt / (time.perf_counter() - start)
-        start = time.perf_counter()
-        for _ in range(steps):
+            if steps == 0:
+                return prompt / (time.perf_counter() - start)
+        for number in range(steps + 1):
+            if number == 1:
+                start = time.perf_counter()
             step([ids[1000 + done + 70 * b] for b in range(batch)])
             done += 1
         return batch * steps / (time.perf_counter() - start)

@@ -4,11 +4,12 @@
         [--contenders sinew,torch,llama,candle] [--data target/peers]
 
 Makes the checkpoint in the data folder once (988 MB for the 0.5B shape in bf16), and llama.cpp's form of it, and builds
-Sinew's side (`model-rates`). Needs torch and transformers; llama-cpp-python and gguf for llama.cpp; a build of
-benches/peers/rust with the feature `candle`. A contender that is not there is left out, and said so. Files are in the
-page cache when a contender starts. `prefill 512` is a prompt of that length, `decode after N` steps of one token behind
-N, sixteen in a turn, `batch 8` the sum over 8 sequences; Sinew measures the limits around each of its turns.
-`SINEW_SIMD=avx2` caps Sinew alone.
+Sinew's side (`model-rates`) and candle's, which takes minutes. Needs torch and transformers; llama-cpp-python and gguf
+for llama.cpp. A contender that is not there is left out, and said so. Memory has to hold all models at once. Files are
+in the page cache when a contender starts. `prefill 512` is a prompt of that length, `decode after N` steps of a token
+behind N and those of the turns before, sixteen in a turn (two for candle in bf16, which is that slow), `batch 8` the
+sum over 8 sequences, eight steps in a turn; Sinew measures the limits around each of its turns. `SINEW_SIMD=avx2` caps
+Sinew alone.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 
 import round_robin
-from measures import SIZES
+from measures import MAX_ROUNDS, SIZES
 from round_robin import HERE, ROOT
 from shapes import SHAPES, make_checkpoint
 
@@ -32,15 +33,22 @@ def main():
     parser.add_argument("--contenders", default="sinew,torch,llama,candle")
     parser.add_argument("--data", default=str(ROOT / "target/peers"))
     a = parser.parse_args()
+    wanted = a.contenders.split(",")
+    if a.rounds > MAX_ROUNDS or "sinew" not in wanted:
+        parser.error(f"at most {MAX_ROUNDS} rounds, and sinew among the contenders")
     folder = Path(a.data) / f"{a.shape}-shape"
     if not (folder / "config.json").exists():
         make_checkpoint(a.shape, folder)
-    wanted = a.contenders.split(",")
     gguf = Path(a.data) / f"{a.shape}-{a.dtype}.gguf"
     if "llama" in wanted and not gguf.exists():
         subprocess.run([sys.executable, HERE / "gguf_form.py", folder, a.dtype, gguf])
-    if "sinew" in wanted:
-        round_robin.build("-p", "sinew-benches", "--bin", "model-rates")
+    if "llama" in wanted and not gguf.exists():
+        print("llama is left out: its form of the checkpoint could not be made", file=sys.stderr)
+        wanted.remove("llama")
+    round_robin.build("-p", "sinew-benches", "--bin", "model-rates")
+    if "candle" in wanted:
+        rust = ["--manifest-path", HERE / "rust/Cargo.toml", "--features", "candle"]
+        round_robin.build(*rust, "--bin", "candle_models")
     every = {
         "sinew": [ROOT / "target/release/model-rates", folder, a.dtype, a.threads, *SIZES],
         "torch": [sys.executable, HERE / "models_torch.py", folder, a.dtype, a.threads],

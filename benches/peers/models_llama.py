@@ -44,8 +44,11 @@ def run(entries):
     return int(np.ctypeslib.as_array(logits, (vocab,)).argmax())
 
 
-def prefill(sequences):
+def clear():
     llama.llama_memory_clear(memory, True)
+
+
+def prefill(sequences):
     lengths[:] = [len(sequence) for sequence in sequences]
     for s, sequence in enumerate(sequences):
         run([(token, i, s, i + 1 == len(sequence)) for i, token in enumerate(sequence)])
@@ -57,4 +60,4 @@ def step(row):
 
 
 prefill([ids[:SHORT]])
-compete(ids, prefill, step, time.perf_counter() - start)
+compete(ids, clear, prefill, step, time.perf_counter() - start)

@@ -28,6 +28,11 @@ def forward(batch, cache):
     return int(out.logits[0, -1].argmax())
 
 
+def clear():
+    global past
+    past = None
+
+
 forward([ids[:SHORT]], None)
 loaded = time.perf_counter() - start
-compete(ids, lambda sequences: forward(sequences, None), lambda row: forward([[t] for t in row], past), loaded)
+compete(ids, clear, lambda sequences: forward(sequences, None), lambda row: forward([[t] for t in row], past), loaded)

@@ -1,11 +1,12 @@
-"""Matrix products beside other libraries, in turns of some tens of milliseconds: GFLOP/s, and for few rows GB/s of
+"""Matrix products beside other libraries, in turns of a fraction of a second: GFLOP/s, and for few rows GB/s of
 weights.
 
     python benches/peers/products.py [--rounds 9] [--threads 2] [--contenders sinew,rust,rust-v4,candle,python]
 
 Builds Sinew's side (`product-rates`) and benches/peers/rust (gemm, faer, matrixmultiply; `rust-v4` is gemm with its
-512-bit kernels, `candle` takes minutes to build); `python` is PyTorch and numpy's OpenBLAS. Sinew measures the limits
-around each of its turns. `SINEW_SIMD=avx2` caps Sinew alone.
+512-bit kernels, `candle` takes minutes to build); `python` is PyTorch and numpy's OpenBLAS. All but candle write into
+memory that is there before. Operands and results are all of the dtype that is named. Sinew measures the limits around
+each of its turns. `SINEW_SIMD=avx2` caps Sinew alone.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import sys
 import round_robin
 from round_robin import HERE, ROOT
 
-# Of few rows what counts is bytes of weights: they are rotated over more than the caches hold, as in a model.
+# Up to so many rows what counts is bytes of weights.
 FEW_ROWS = 16
 SIZES = {"f32": 4, "f16": 2, "bf16": 2}
 
@@ -27,6 +28,8 @@ def main():
     parser.add_argument("--contenders", default="sinew,rust,rust-v4,candle,python")
     a = parser.parse_args()
     wanted = a.contenders.split(",")
+    if "sinew" not in wanted:
+        parser.error("sinew has to be among the contenders")
     builds = {
         "sinew": ["-p", "sinew-benches", "--bin", "product-rates"],
         "rust": ["--manifest-path", HERE / "rust/Cargo.toml", "--bin", "products"],
@@ -34,7 +37,7 @@ def main():
         "rust-v4": ["--manifest-path", HERE / "rust/Cargo.toml", "--bin", "products", "--features", "x86-v4",
                     "--target-dir", HERE / "rust/target/v4"],
     }
-    for name in dict.fromkeys(["sinew", *wanted]):
+    for name in wanted:
         if name in builds:
             round_robin.build(*builds[name])
     sinew = ROOT / "target/release/product-rates"

@@ -1,12 +1,11 @@
-"""PyTorch (F.linear) and OpenBLAS (numpy) in products.py: THREADS M,N,K."""
+"""PyTorch and OpenBLAS (numpy) in products.py: THREADS M,N,K."""
 
 import sys
-import time
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 
-from round_robin import serve
+from round_robin import mean_seconds, serve
 
 # As in Rust's contender.rs.
 FEW_ROWS, ROTATE = 16, 256 << 20
@@ -20,21 +19,17 @@ def copies(size):
 
 def seconds(what, unit, library, count, run):
     runs = max(min(max(int(4e9 / (2 * m * n * k)), 1), 64), count)
-    run(count - 1)
-    start = time.perf_counter()
-    for turn in range(runs):
-        run(turn % count)
-    return (time.perf_counter() - start) / runs
+    return mean_seconds(lambda turn: run(turn % count), runs)
 
 
 with torch.inference_mode():
-    x, weights = torch.randn(m, k), [torch.randn(n, k) * 0.02 for _ in range(copies(4))]
-    a, ws = x.numpy(), [w.numpy() for w in weights]
-    half_x = x.bfloat16()
+    x, weights, y = torch.randn(m, k), [torch.randn(n, k) * 0.02 for _ in range(copies(4))], torch.zeros(m, n)
+    a, ws, out = x.numpy(), [w.numpy() for w in weights], y.numpy()
+    half_x, half_y = x.bfloat16(), y.bfloat16()
     halves = [weights[i % len(weights)].to(torch.bfloat16, copy=True) for i in range(copies(2))]
     shape = f"{m},{n},{k}"
     serve([
-        (f"f32 {shape}", "s", "torch", len(weights), lambda i: F.linear(x, weights[i])),
-        (f"f32 {shape}", "s", "openblas", len(weights), lambda i: a @ ws[i].T),
-        (f"bf16 {shape}", "s", "torch", len(halves), lambda i: F.linear(half_x, halves[i])),
+        (f"f32 {shape}", "s", "torch", len(weights), lambda i: torch.mm(x, weights[i].t(), out=y)),
+        (f"f32 {shape}", "s", "openblas", len(weights), lambda i: np.matmul(a, ws[i].T, out=out)),
+        (f"bf16 {shape}", "s", "torch", len(halves), lambda i: torch.mm(half_x, halves[i].t(), out=half_y)),
     ], seconds)

@@ -4,16 +4,19 @@ A contender is a process that prints JSON lines. First what comes but once, as t
 first token", "value": 0.4, "unit": "s"}. Then what it can measure: {"items": [{"what": "prefill 512", "unit":
 "tokens/s", "library": ""}, ...]}, with a library where one process measures several. From then on it answers: a line on
 its standard input is the number of an item, and it prints {"value": 123.4}, or with what the machine's limits allow in
-that moment {"value": 123.4, "limit": 150.0}. It ends with its input. serve() is that in Python, and
-`benches/src/contender.rs` in Rust.
+that moment {"value": 123.4, "limit": 150.0}; the limits are those of Sinew's turn, up to seconds away from the others'.
+Before the clock it works for nothing for WARM_UP seconds, or a step of a model. It ends with its input. serve() is that
+in Python, and `benches/src/contender.rs` in Rust.
 """
 
 import json
 import mmap
 import os
+import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -22,6 +25,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 # Seconds before each turn, in which threads of the one before that still spin go to sleep.
 PAUSE = 0.05
+# Seconds of work before the clock, in which cores come awake.
+WARM_UP = 0.05
 
 
 def put(what, value, unit):
@@ -34,6 +39,18 @@ def serve(items, measure):
     print(json.dumps({"items": described}), flush=True)
     for line in sys.stdin:
         print(json.dumps({"value": measure(*items[int(line)])}), flush=True)
+
+
+def mean_seconds(run, runs):
+    """Of `runs` runs, each told its number, after some for nothing."""
+    start, number = time.perf_counter(), 0
+    while number == 0 or time.perf_counter() - start < WARM_UP:
+        run(number % runs)
+        number += 1
+    start = time.perf_counter()
+    for number in range(runs):
+        run(number)
+    return (time.perf_counter() - start) / runs
 
 
 def build(*options):
@@ -68,9 +85,10 @@ class Contender:
 
     def __init__(self, name, command, env):
         self.name, self.once, self.items, self.why = name, [], [], None
+        self.errors = tempfile.TemporaryFile("w+")
         try:
             self.process = subprocess.Popen([str(c) for c in command], env=env, text=True, stdin=subprocess.PIPE,
-                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                            stdout=subprocess.PIPE, stderr=self.errors)
         except OSError as error:
             self.why = str(error)
             return
@@ -84,7 +102,9 @@ class Contender:
         for line in self.process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        self.why = (self.process.communicate()[1].strip().splitlines() or ["no message"])[-1]
+        self.process.wait()
+        self.errors.seek(0)
+        self.why = (self.errors.read().strip().splitlines() or ["no message"])[-1]
         return {}
 
     def measure(self, number):
@@ -110,21 +130,22 @@ class Results:
 
 def run(groups, rounds, threads, starts=1, before=lambda name: None):
     """`groups`: a list of {name: command}; those of one group take turns, `rounds` times at each thing that one of them
-    measures, after a turn that is not counted. Who is first changes with every turn. `starts`: how many times they are
-    started. `before` is called with a name before its command runs."""
+    measures, after a turn that is not counted, in an order that is drawn for each turn. `starts`: how many times they
+    are started, another one first each time. `before` is called with a name before its command runs."""
     results, absent, env = Results(), {}, environment(threads)
     for group in groups:
         for start in range(starts):
             contenders = []
-            for name, command in group.items():
-                if name in absent:
-                    continue
+            names = [name for name in group if name not in absent]
+            first = start % max(len(names), 1)
+            for name in names[first:] + names[:first]:
                 before(name)
-                contender = Contender(name, command, env)
+                contender = Contender(name, group[name], env)
                 if contender.why:
                     absent[name] = contender.why
                 else:
                     contenders.append(contender)
+            contenders.sort(key=lambda contender: list(group).index(contender.name))
             take_turns(contenders, rounds, results)
             for contender in contenders:
                 contender.end()
@@ -132,7 +153,7 @@ def run(groups, rounds, threads, starts=1, before=lambda name: None):
                     absent[contender.name] = contender.why
         print(f"{', '.join(results.values)[-60:]} done", file=sys.stderr)
     for name, why in absent.items():
-        print(f"{name} did not run: {why}", file=sys.stderr)
+        print(f"{name} did not run, or not to its end: {why}", file=sys.stderr)
     return results
 
 
@@ -141,7 +162,7 @@ def take_turns(contenders, rounds, results):
         for line in contender.once:
             results.values[line["what"]][contender.name].append(line["value"])
             results.units[line["what"]] = line["unit"]
-    turns = defaultdict(list)
+    turns, pick = defaultdict(list), random.Random(1)
     for contender in contenders:
         for number, item in enumerate(contender.items):
             library = item["library"] or contender.name
@@ -150,8 +171,7 @@ def take_turns(contenders, rounds, results):
             results.units[item["what"]] = item["unit"]
     for what, sides in turns.items():
         for turn in range(rounds + 1):
-            first = turn % len(sides)
-            for contender, number, library in sides[first:] + sides[:first]:
+            for contender, number, library in pick.sample(sides, len(sides)):
                 if contender.why:
                     continue
                 answer = contender.measure(number)
@@ -171,7 +191,7 @@ def table(results, lower_is_better=()):
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head))
     for what, row in results.values.items():
-        if "sinew" not in row:
+        if not row.get("sinew"):
             continue
         less, limit = what in lower_is_better, results.limits.get(what)
 

@@ -1,5 +1,5 @@
 """Checkpoints with random weights of public shapes, in bf16, and the tokens that the Python contenders get. Sinew's
-`bench` and candle's side make tokens of their own, in prompts of the same lengths."""
+and candle's side make tokens of their own, in prompts of the same lengths."""
 
 SHAPES = {
     "qwen2.5-0.5b": ("Qwen2", dict(

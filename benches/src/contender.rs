@@ -1,5 +1,5 @@
 //! A side of the round robin in `benches/peers`: a process that says what it can measure, and then measures what it is
-//! asked for, so that contenders take turns within a fraction of a second. Stands alone: the peers in
+//! asked for, so that contenders take turns from one moment to the next. Stands alone: the peers in
 //! `benches/peers/rust` are built with it too, without Sinew.
 
 use std::io::BufRead;
@@ -90,6 +90,9 @@ impl Product {
     pub fn parse(text: &str) -> Result<Self, Error> {
         let sizes = text.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
         let [m, n, k] = sizes[..] else { return Err("sizes are M,N,K".into()) };
+        if m * n * k == 0 {
+            return Err("sizes are at least 1".into());
+        }
         Ok(Self { m, n, k })
     }
 
@@ -110,19 +113,34 @@ impl Product {
     }
 
     /// Mean seconds of `run`, which is given the number of the copy to multiply with: each in turn, for some tens of
-    /// milliseconds, after once for nothing.
+    /// milliseconds or at least once.
     ///
     /// # Errors
     /// Those of `run`.
     pub fn seconds<E>(&self, copies: usize, run: &mut dyn FnMut(usize) -> Result<(), E>) -> Result<f64, E> {
         let runs = ((4e9 / self.flops()) as usize).clamp(1, 64).max(copies);
-        run(copies - 1)?;
-        let start = Instant::now();
-        for turn in 0..runs {
-            run(turn % copies)?;
-        }
-        Ok(start.elapsed().as_secs_f64() / runs as f64)
+        mean_seconds(runs, &mut |turn| run(turn % copies))
     }
+}
+
+/// Seconds of work before the clock, in which cores come awake.
+const WARM_UP: f64 = 0.05;
+
+/// Mean seconds of `runs` runs, each told its number, after some for nothing.
+///
+/// # Errors
+/// Those of `run`.
+pub fn mean_seconds<E>(runs: usize, run: &mut dyn FnMut(usize) -> Result<(), E>) -> Result<f64, E> {
+    let (start, mut number) = (Instant::now(), 0);
+    while number == 0 || start.elapsed().as_secs_f64() < WARM_UP {
+        run(number % runs)?;
+        number += 1;
+    }
+    let start = Instant::now();
+    for number in 0..runs {
+        run(number)?;
+    }
+    Ok(start.elapsed().as_secs_f64() / runs as f64)
 }
 
 /// What is asked of a model that generates.
@@ -137,7 +155,8 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// All of them, from `SHORT PREFILL STEPS BATCH BATCH_STEPS`, as measures.py has them.
+    /// All of them, from `SHORT PREFILL STEPS BATCH BATCH_STEPS`, as measures.py has them: first the long prompt, then
+    /// steps behind the short one.
     ///
     /// # Errors
     /// Other arguments.

@@ -34,8 +34,8 @@ pub fn context(device: &Arc<dyn Device>) -> sinew_ops::Result<Context> {
     Context::new(device.clone(), Arc::new(Registry::standard()), Policy::of(device.id().kind))
 }
 
-/// What `of` makes of the seconds that `work` says it took, and of the `least` that the limits allow, which are measured
-/// right before it and right after.
+/// What `of` makes of the seconds that `work` says it took, and of the `least` that the limits allow, which are
+/// measured before it and after.
 ///
 /// # Errors
 /// Those of `work`, and of a meter.
@@ -51,7 +51,12 @@ pub fn beside_limits(
     Ok(Measured { value: of(seconds), limit: of((before + after) / 2.0) })
 }
 
+/// The measured limit of arithmetic, which every CPU has.
+pub fn flops_limit(peaks: &Peaks, compute: Compute) -> f64 {
+    peaks.flops_per_s(compute).unwrap_or(f64::NAN)
+}
+
 /// Seconds of so many operations and bytes at the limits, whichever takes longer.
 pub fn least_seconds(peaks: &Peaks, compute: Compute, flops: f64, bytes: f64) -> f64 {
-    (flops / peaks.flops_per_s(compute).unwrap_or(f64::NAN)).max(bytes / peaks.memory_bytes_per_s)
+    (flops / flops_limit(peaks, compute)).max(bytes / peaks.memory_bytes_per_s)
 }

@@ -79,7 +79,7 @@ struct Machine {
     /// Threads of the CPU; all by default.
     #[arg(long, global = true)]
     threads: Option<usize>,
-    /// Keep each of the CPU's threads but the main one on a logical core of its own: for a machine that nobody else uses.
+    /// Keep each of the CPU's threads but the main one on a logical core of its own: for a machine that no one else uses.
     #[arg(long, global = true)]
     pin: bool,
     /// Prefer these kernels by name wherever they take the problem.
@@ -95,7 +95,7 @@ impl Machine {
         if !self.device.starts_with("cpu") {
             return Err("--pin is for the CPU".into());
         }
-        // Names that are no CPU's are refused as ever.
+        // A name such as cpu:7 is refused here.
         memory::open(&self.device, Some(1), None)?;
         Ok(Cpu::pinned(self.threads.unwrap_or_else(system::available_threads), level_from_environment()?)?)
     }
@@ -361,7 +361,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The next line of `input`, without its end; `None` where there is none. What goes on for more than `max` bytes without
+/// The next line of `input`, without its end; `None` where there is none. What goes on for more than `max` bytes with no
 /// one, as a device may without end, is an error.
 fn read_line(input: &mut dyn BufRead, max: u64) -> Outcome<Option<String>> {
     let mut line = Vec::new();

@@ -4,14 +4,14 @@
 //! cargo run --release -p sinew-benches --bin attention-rates [-- [--threads N] [--serve | ROW [PROBLEM]]]
 //! ```
 //! With `--serve` it is Sinew's side of `benches/peers/attention.py`: the row that Sinew chooses, the one predicted
-//! fastest, and what the limits allow, of arithmetic, counting only keys that are seen, and of memory. `SINEW_SIMD` caps
-//! the level.
+//! fastest, and what the limits allow, of arithmetic, counting only keys that are seen, and of memory. `SINEW_SIMD`
+//! caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use sinew_benches::contender::{self, Item};
-use sinew_benches::{beside_limits, context, least_seconds};
+use sinew_benches::{beside_limits, context, flops_limit, least_seconds};
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::{Generator, Lay, Values};
 use sinew_kernels::rates::{Meter, Peaks};
@@ -52,6 +52,9 @@ fn main() -> Result<(), contender::Error> {
     }
     let mut names = names.into_iter();
     let (only, wanted) = (names.next().unwrap_or_default(), names.next().unwrap_or_default());
+    if serve && !only.is_empty() {
+        return Err("--serve takes no ROW: it times the row that is chosen".into());
+    }
     let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
     let named = PROBLEMS.into_iter().filter(|(name, ..)| name.contains(&wanted));
     let problems = named.flat_map(|(name, heads, sizes)| {
@@ -61,7 +64,7 @@ fn main() -> Result<(), contender::Error> {
         return contend(&device, problems.map(|(name, (fixed, call))| (format!("{name} {}", fixed.q), fixed, call)));
     }
     let (hardware, peaks) = (device.hardware(), Peaks::measure(&device)?);
-    let limit = |compute| peaks.flops_per_s(compute).unwrap_or(f64::NAN) / 1e9;
+    let limit = |compute| flops_limit(&peaks, compute) / 1e9;
     println!(
         "{}, {threads} threads, {}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} GB/s",
         hardware.name,
@@ -185,37 +188,31 @@ impl Problem {
     fn times(&mut self, row: &Row<Attention>) -> Result<(f64, f64)> {
         let (mut times, begun) = (Vec::new(), Instant::now());
         while times.len() < 5 || (begun.elapsed().as_secs_f64() < 0.3 && times.len() < 1000) {
-            times.extend(self.run(row, 1)?);
+            let start = Instant::now();
+            self.run(row)?;
+            times.push(start.elapsed().as_secs_f64());
         }
         times.sort_by(f64::total_cmp);
         Ok((times[times.len() / 2], times[0]))
     }
 
-    /// Mean seconds of a row over some milliseconds, after once for nothing.
+    /// Mean seconds of a row: of all caches, or of a few runs where there is one.
     fn mean(&mut self, row: &Row<Attention>) -> Result<f64> {
-        let once = self.run(row, 1)?[0];
-        let runs = ((0.02 / once) as usize).clamp(1, self.caches.len().max(4));
-        Ok(self.run(row, runs)?.iter().sum::<f64>() / runs as f64)
+        let runs = if self.caches.len() > 1 { self.caches.len() } else { 2 };
+        contender::mean_seconds(runs, &mut |_| self.run(row))
     }
 
-    /// Seconds of so many runs.
-    fn run(&mut self, row: &Row<Attention>, runs: usize) -> Result<Vec<f64>> {
+    fn run(&mut self, row: &Row<Attention>) -> Result<()> {
         let bytes = (row.workspace)(&self.fixed, &self.call, self.device.hardware());
         if self.workspace.len() < bytes {
             self.workspace = Buffer::allocate(&self.device, bytes)?;
         }
         let [q, starts, lens, table] = &self.inputs[..] else { unreachable!("four inputs beside the caches") };
+        self.turn = (self.turn + 1) % self.caches.len();
+        let [k, v] = &self.caches[self.turn];
+        let inputs = [q, k, v, starts, lens, table].map(|t| Some(t.view()));
         let outputs = [self.out.view_mut()?];
         let launch = Launch::new(&self.stream, Some(&mut self.workspace))?;
-        let mut once = |_| {
-            self.turn = (self.turn + 1) % self.caches.len();
-            let [k, v] = &self.caches[self.turn];
-            let inputs = [q, k, v, starts, lens, table].map(|t| Some(t.view()));
-            let start = Instant::now();
-            let operands = Operands { inputs: &inputs, outputs: &outputs };
-            row.launch(&launch, &self.fixed, &self.call, operands)?;
-            Ok(start.elapsed().as_secs_f64())
-        };
-        (0..runs).map(&mut once).collect()
+        row.launch(&launch, &self.fixed, &self.call, Operands { inputs: &inputs, outputs: &outputs })
     }
 }

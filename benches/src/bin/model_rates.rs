@@ -11,16 +11,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sinew_benches::contender::{Error, Generation, Item, put, serve, tokens};
-use sinew_benches::{beside_limits, context};
+use sinew_benches::{beside_limits, context, flops_limit};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_memory::{Cpu, system};
 use sinew_models::{EmbeddingModel, EncoderConfig, Folder, LanguageModel, LoadOptions, ModelConfig, WeightOptions};
-use sinew_ops::Context;
 use sinew_tensor::DType;
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [folder, dtype, threads, sizes @ ..] = &arguments[..] else { return Err("FOLDER DTYPE THREADS SIZES".into()) };
+    let start = Instant::now();
     let device = Cpu::with(threads.parse()?, sinew_memory::level_from_environment()?)?;
     let dtype = DType::COMPUTE.into_iter().find(|d| d.name() == dtype).ok_or("dtype is f32, f16 or bf16")?;
     let (ctx, folder) = (Arc::new(context(&device)?), Folder::new(folder));
@@ -30,23 +30,27 @@ fn main() -> Result<(), Error> {
         let [tokens, batches @ ..] = &sizes[..] else { return Err("sizes are TOKENS BATCH...".into()) };
         return encoder(EmbeddingModel::load_on(ctx, &folder, &weights, &mut |_, _| {})?, config, *tokens, batches);
     }
-    decoder(ctx, &folder, weights, &Generation::all(sizes)?)
-}
-
-fn decoder(ctx: Arc<Context>, folder: &Folder, weights: WeightOptions, all: &[Generation]) -> Result<(), Error> {
+    let all = Generation::all(sizes)?;
+    let (long, short) = (all[0].prompt, all[1].prompt);
     let max_sequences = all.iter().map(|g| g.batch).max().unwrap_or(1);
-    let options = LoadOptions { weights, context: Some(1024), max_sequences, ..LoadOptions::default() };
-    let start = Instant::now();
-    let mut model = LanguageModel::load_on(ctx, folder, &options, &mut |_, _| {})?;
+    let options = LoadOptions { weights, context: Some(CONTEXT), max_sequences, ..LoadOptions::default() };
+    let mut model = LanguageModel::load_on(ctx, &folder, &options, &mut |_, _| {})?;
     let vocab = model.decoder().config().vocab_size;
     let mut sequence = model.sequence();
-    model.prefill(&mut sequence, &tokens(vocab, 0, all[1].prompt))?;
+    model.prefill(&mut sequence, &tokens(vocab, 0, short))?;
     put("load to first token", start.elapsed().as_secs_f64(), "s");
     sequence.truncate(0)?;
-    model.prefill(&mut sequence, &tokens(vocab, 0, all[0].prompt))?;
+    model.prefill(&mut sequence, &tokens(vocab, 0, long))?;
     put("peak memory", system::peak_resident_bytes() as f64 / 1e6, "MB");
     drop(sequence);
+    decoder(model, &all)
+}
 
+/// Tokens of a sequence.
+const CONTEXT: usize = 1024;
+
+fn decoder(mut model: LanguageModel, all: &[Generation]) -> Result<(), Error> {
+    let vocab = model.decoder().config().vocab_size;
     let meter = Meter::new(model.context().device())?;
     // What was asked for last, and its sequences, which go on where it is asked for again.
     let (mut last, mut sequences) = (None, Vec::new());
@@ -54,7 +58,9 @@ fn decoder(ctx: Arc<Context>, folder: &Folder, weights: WeightOptions, all: &[Ge
     serve(&items, &mut |item| {
         let generation = *all.iter().find(|g| g.item().what == item.what).ok_or("no such item")?;
         let Generation { prompt, batch, steps } = generation;
+        let again = last;
         let mut prefill = |model: &mut LanguageModel| -> Result<f64, Error> {
+            last = Some(generation);
             sequences.clear();
             sequences.extend((0..batch).map(|_| model.sequence()));
             let start = Instant::now();
@@ -68,19 +74,22 @@ fn decoder(ctx: Arc<Context>, folder: &Folder, weights: WeightOptions, all: &[Ge
         let of = |seconds: f64| generation.tokens() as f64 / seconds;
         if steps == 0 {
             let flops = prompt as f64 * config.flops_per_token(prompt as f64 / 2.0) + config.head_flops();
-            let least = |peaks: &Peaks| flops / peaks.flops_per_s(compute).unwrap_or(f64::NAN);
+            let least = |peaks: &Peaks| flops / flops_limit(peaks, compute);
             return beside_limits(&meter, || prefill(&mut model), least, of);
         }
-        if last != Some(generation) {
+        if again != Some(generation) {
             prefill(&mut model)?;
-            last = Some(generation);
         }
         let length = sequences[0].len();
         let bytes = steps as f64 * model.decoder().step_bytes(batch, (length + steps / 2) as f64);
         let work = || {
-            let rows: Vec<_> = (0..batch).map(|b| tokens(vocab, length + 1000 + 70 * b, steps)).collect();
-            let start = Instant::now();
-            for step in 0..steps {
+            let rows: Vec<_> = (0..batch).map(|b| tokens(vocab, length + 1000 + 70 * b, steps + 1)).collect();
+            let mut start = Instant::now();
+            // The first is not counted.
+            for step in 0..=steps {
+                if step == 1 {
+                    start = Instant::now();
+                }
                 let row: Vec<u32> = rows.iter().map(|tokens| tokens[step]).collect();
                 model.decode_greedy(&mut sequences, &row)?;
             }
@@ -104,7 +113,7 @@ fn encoder(mut model: EmbeddingModel, config: &EncoderConfig, length: usize, bat
             Ok(start.elapsed().as_secs_f64())
         };
         let flops = tokens * config.flops_per_token(length as f64);
-        let least = |peaks: &Peaks| flops / peaks.flops_per_s(compute).unwrap_or(f64::NAN);
+        let least = |peaks: &Peaks| flops / flops_limit(peaks, compute);
         beside_limits(&meter, work, least, |seconds| tokens / seconds)
     })
 }

@@ -1,7 +1,9 @@
 //! How fast matrix products are, next to this machine's limits, measured in the same run.
 //!
 //! ```text
-//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [ROW [PROBLEM] | --serve M,N,K | --shapes]]
+//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [ROW [PROBLEM]]]
+//! product-rates [--threads N] --serve M,N,K
+//! product-rates --shapes
 //! ```
 //! prints, for 1 thread and for all (or N), every row (or those whose name contains ROW) over shapes of Qwen2.5-0.5B
 //! and some squares (or those whose description contains PROBLEM): operations per second, bytes of weights per second,
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sinew_benches::contender::{FEW_ROWS, Product, serve};
-use sinew_benches::{beside_limits, context, least_seconds};
+use sinew_benches::{beside_limits, context, flops_limit, least_seconds};
 use sinew_kernels::gemm::{
     self, Compute, Epilogue, Format, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, Source, Weights,
 };
@@ -71,18 +73,22 @@ impl Arguments {
             }
         }
         let mut names = names.into_iter();
+        if read.serve.is_some() && names.len() > 0 {
+            return Err("--serve takes no ROW: it times the row that is chosen".into());
+        }
         (read.row, read.problem) = (names.next().unwrap_or_default(), names.next().unwrap_or_default());
         Ok(read)
     }
 }
 
-/// A packed weight in a dtype, multiplied in bf16 where it is bf16, and in int8 where it is that.
+/// A packed weight in a dtype, with operands and results of that too, multiplied in bf16 where it is bf16; int8 weights
+/// are of bf16 operands.
 fn packed(dtype: DType, n: usize, k: usize) -> Result<GemmStatic> {
     let format = Format::of(dtype, DeviceKind::CPU).ok_or("no format")?;
     Ok(match dtype {
         DType::BF16 => GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Bf16),
         DType::I8 => GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Int8),
-        _ => GemmStatic::new(n, k, DType::F32, Rhs::Packed(format), DType::F32, Compute::F32),
+        _ => GemmStatic::new(n, k, dtype, Rhs::Packed(format), dtype, Compute::F32),
     })
 }
 
@@ -95,8 +101,8 @@ fn main() -> Result<()> {
     let all = std::thread::available_parallelism()?.get();
     let counts = match arguments.threads {
         Some(threads) => vec![threads],
-        None if all > 1 => vec![1, all],
-        None => vec![1],
+        None if all > 1 && arguments.serve.is_none() => vec![1, all],
+        None => vec![all],
     };
     for threads in counts {
         let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
@@ -109,9 +115,9 @@ fn main() -> Result<()> {
             "\n{threads} threads, {}: read {:.1} GB/s, f32 {:.0} GFLOP/s, bf16 {:.0} GFLOP/s, int8 {:.0} GOP/s",
             device.hardware().name,
             peaks.memory_bytes_per_s / 1e9,
-            limit(&peaks, Compute::F32) / 1e9,
-            limit(&peaks, Compute::Bf16) / 1e9,
-            limit(&peaks, Compute::Int8) / 1e9
+            flops_limit(&peaks, Compute::F32) / 1e9,
+            flops_limit(&peaks, Compute::Bf16) / 1e9,
+            flops_limit(&peaks, Compute::Int8) / 1e9
         );
         println!("{:<62} {:<22} {:>9} {:>8} {:>7} {:>7}", "problem", "row", "ms", "GFLOP/s", "GB/s", "of limit");
         let report = |row: &Row<Gemm>, fixed: &GemmStatic, batch: usize, m: usize| -> Result<()> {
@@ -156,11 +162,6 @@ fn main() -> Result<()> {
         packing(&device)?;
     }
     Ok(())
-}
-
-/// The measured limit of arithmetic, which every CPU has.
-fn limit(peaks: &Peaks, compute: Compute) -> f64 {
-    peaks.flops_per_s(compute).unwrap_or(f64::NAN)
 }
 
 /// The rows that Sinew chooses in every dtype, in turn with other libraries.

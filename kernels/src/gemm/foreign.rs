@@ -1,4 +1,5 @@
-//! The `gemm` crate as a row. Its bits depend on the shape, so it is chosen only where that is allowed.
+//! The `gemm` crate as a row, in f32: subnormal f16 results it cuts off where it should round them, and others it
+//! rounds once for each block of K. Its bits depend on the shape, so it is chosen only where that is allowed.
 
 use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, View};
@@ -18,15 +19,12 @@ pub(super) const ROW: Row<Gemm> = Row {
     run,
 };
 
-/// The crate adds up blocks of K in the result's own type: beyond this an f16 result would be rounded more than once.
-const F16_BLOCK: usize = 256;
-
 fn admit(fixed: &GemmStatic) -> Result<(), Refusal> {
     takes_no_norm(fixed)?;
     let epilogue = &fixed.epilogue;
     let Rhs::Strided(b) = fixed.b else { return Err("does not read packed weights".into()) };
-    if fixed.compute != Compute::F32 || fixed.a != b || b != fixed.out || !matches!(b, DType::F32 | DType::F16) {
-        return Err("multiplies f32 with f32 into f32, or f16 with f16 into f16".into());
+    if fixed.compute != Compute::F32 || [fixed.a, b, fixed.out] != [DType::F32; 3] {
+        return Err("multiplies f32 with f32 into f32".into());
     }
     if epilogue.bias.is_some() || epilogue.activation.is_some() || epilogue.gated {
         return Err("has no bias, activation or gate".into());
@@ -37,9 +35,6 @@ fn admit(fixed: &GemmStatic) -> Result<(), Refusal> {
     if fixed.k == 0 {
         return Err("needs K of 1 or more".into());
     }
-    if fixed.out == DType::F16 && (fixed.k > F16_BLOCK || epilogue.alpha != 1.0 || epilogue.residual.is_some()) {
-        return Err(format!("would round f16 twice (K above {F16_BLOCK}, alpha, or a residual)").into());
-    }
     Ok(())
 }
 
@@ -48,29 +43,6 @@ unsafe fn run(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, opera
     let b = operands.input(Gemm::NAME, B, "B")?;
     let d = operands.output(Gemm::NAME, D, "D")?.view();
     let (alpha, beta) = (fixed.epilogue.alpha, fixed.epilogue.beta);
-    // SAFETY: `check` vouches for shapes and types, and `admit` for one type of all three.
-    unsafe {
-        if fixed.out == DType::F16 {
-            let (alpha, beta) = (half::f16::from_f32(alpha), half::f16::from_f32(beta));
-            products(launch, fixed, call, [a, b, d], alpha, beta)
-        } else {
-            products(launch, fixed, call, [a, b, d], alpha, beta)
-        }
-    }
-}
-
-/// `D = beta·D + alpha·A·B` for each of the batch.
-///
-/// # Safety
-/// The views are `[batch, M, K]`, `[batch, K, N]` and `[batch, M, N]` of `T`.
-unsafe fn products<T: Copy + Send + Sync + 'static>(
-    launch: &Launch<'_>,
-    fixed: &GemmStatic,
-    call: &GemmDynamic,
-    [a, b, d]: [&View<'_>; 3],
-    alpha: T,
-    beta: T,
-) -> Result<()> {
     // As many tasks as the team has threads; the threads are Rayon's own, which the crate forks on.
     let parallelism = match launch.team()?.threads() {
         1 => gemm::Parallelism::None,
@@ -80,7 +52,7 @@ unsafe fn products<T: Copy + Send + Sync + 'static>(
     let (a_ptr, b_ptr, d_ptr) = (at(a)?, at(b)?, at(d)?);
     let strides = |view: &View<'_>| {
         let s = view.strides();
-        (s[0] * size_of::<T>(), s[1] as isize, s[2] as isize)
+        (s[0] * size_of::<f32>(), s[1] as isize, s[2] as isize)
     };
     let ((a_batch, a_row, a_col), (b_batch, b_row, b_col), (d_batch, d_row, d_col)) =
         (strides(a), strides(b), strides(d));
@@ -89,9 +61,10 @@ unsafe fn products<T: Copy + Send + Sync + 'static>(
         return Ok(());
     }
     for i in 0..call.batch {
-        let d = (d_ptr + i * d_batch) as *mut T;
-        let (a, b) = ((a_ptr + i * a_batch) as *const T, (b_ptr + i * b_batch) as *const T);
-        // SAFETY: passed on. The crate scales what it reads of D by its `alpha`, and the product by its `beta`.
+        let d = (d_ptr + i * d_batch) as *mut f32;
+        let (a, b) = ((a_ptr + i * a_batch) as *const f32, (b_ptr + i * b_batch) as *const f32);
+        // SAFETY: `check` vouches for the shapes, and `admit` for f32 of all three. The crate scales what it reads of D by
+        // its `alpha`, and the product by its `beta`.
         unsafe {
             gemm::gemm(
                 call.m,

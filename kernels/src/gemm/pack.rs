@@ -69,8 +69,8 @@ impl Kernel for PackRows<'_> {
     }
 }
 
-/// Sixteen steps of the first two, four or eight rows, one step behind the other, by fewer shuffles than it takes to turn
-/// sixteen rows around; `None` for other heights.
+/// Sixteen steps of the first two, four or eight rows, one step behind another, by 2, 8 or 24 shuffles, where it takes
+/// 64 to turn sixteen rows around; `None` for other heights.
 #[inline(always)]
 unsafe fn interleaved<S: Simd>(rows: &[S::F; LANES], height: usize) -> Option<[S::F; 8]> {
     let mut out = [rows[0]; 8];
@@ -137,7 +137,7 @@ impl PackRows<'_> {
             // SAFETY: the line holds K values, and the tile `steps` steps.
             unsafe {
                 let whole = if as_it_is { self.k / (2 * LANES) * LANES } else { 0 };
-                to.copy_from_nonoverlapping(lines[0].cast(), whole * 4);
+                to.copy_from_nonoverlapping(lines[0].cast(), whole * size_of::<f32>());
                 for step in (whole..steps).step_by(LANES) {
                     let k = step * per_step;
                     let values = self.step::<S, T>(lines[0], k, scales[0], &self.vectors::<S>(norm, k), pairs);

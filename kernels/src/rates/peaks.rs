@@ -94,10 +94,10 @@ impl Meter {
         Ok(Self { device: device.clone(), span })
     }
 
-    /// The limits of this moment, in an eighth of a second.
+    /// The limits of this moment: of a CPU in 30 ms for each kind of arithmetic and one read of 1 GiB.
     ///
     /// # Errors
-    /// A failed device.
+    /// Out of memory, or a failed device.
     pub fn glance(&self) -> Result<Peaks> {
         self.measure(1, GLANCE)
     }
@@ -176,7 +176,8 @@ fn copy_rate(device: &Arc<dyn Device>) -> Result<f64> {
     Ok(best)
 }
 
-/// The highest rate of `work`, which runs once on each thread and returns how much it did.
+/// The highest rate of `work`, which runs once on each thread and returns how much it did, in at least so many tries
+/// and for at least `settle` seconds.
 fn rate(team: &Team, tries: usize, settle: f64, work: impl Fn(usize) -> f64 + Send + Sync) -> f64 {
     let (mut best, begun) = (0.0f64, Instant::now());
     let mut done = 0;

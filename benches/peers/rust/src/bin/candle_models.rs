@@ -1,5 +1,5 @@
-//! candle's side of models.py: `candle_models FOLDER f32|f16|bf16 SHORT PREFILL STEPS BATCH BATCH_STEPS`, with the sizes
-//! of measures.py. Threads by RAYON_NUM_THREADS.
+//! candle's side of models.py: `candle_models FOLDER f32|f16|bf16 SHORT PREFILL STEPS BATCH BATCH_STEPS`, with the
+//! sizes of measures.py. Threads by RAYON_NUM_THREADS.
 
 use std::path::Path;
 use std::time::Instant;
@@ -112,13 +112,18 @@ fn main() -> Result<(), Error> {
         let mut start = Instant::now();
         if steps == 0 || at.0 != Some(generation) {
             model.clear()?;
+            start = Instant::now();
             model.step(&(0..batch).flat_map(|b| tokens(vocab, b, prompt)).collect::<Vec<_>>(), batch, 0)?;
             at = (Some(generation), prompt);
         }
-        if steps > 0 {
-            start = Instant::now();
+        if steps == 0 {
+            return Ok((timed / start.elapsed().as_secs_f64()).into());
         }
-        for _ in 0..steps {
+        // The first is not counted.
+        for step in 0..=steps {
+            if step == 1 {
+                start = Instant::now();
+            }
             let row: Vec<u32> = (0..batch).flat_map(|b| tokens(vocab, 1000 + at.1 + 70 * b, 1)).collect();
             model.step(&row, batch, at.1)?;
             at.1 += 1;
