@@ -7,12 +7,14 @@ import numpy as np
 
 import llama_cpp as llama
 from measures import BATCH, PREFILL, SHORT, compete
+from round_robin import ready
 from shapes import tokens
 
 gguf, folder, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ids = tokens(folder)
 quiet = llama.llama_log_callback(lambda *_: None)
 llama.llama_log_set(quiet, None)
+ready()
 start = time.perf_counter()
 llama.llama_backend_init()
 model_params = llama.llama_model_default_params()

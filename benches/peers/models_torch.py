@@ -7,11 +7,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from measures import SHORT, compete
+from round_robin import ready
 from shapes import tokens
 
 folder, dtype, threads = sys.argv[1:4]
 torch.set_num_threads(int(threads))
 ids = tokens(folder)
+ready()
 start = time.perf_counter()
 dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 model = AutoModelForCausalLM.from_pretrained(

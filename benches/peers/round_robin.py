@@ -1,7 +1,8 @@
 """Contenders take turns, and compare by medians: on a shared machine only figures of the same second compare.
 
-A contender is a process that prints JSON lines. First what comes but once, as the time of loading: {"what": "load to
-first token", "value": 0.4, "unit": "s"}. Then what it can measure: {"items": [{"what": "prefill 512", "unit":
+A contender is a process that prints JSON lines. One that loads says {"ready": true} before its clock starts and waits
+for a line, while its files and memory are made ready. What comes but once follows, as the time of loading: {"what":
+"load to first token", "value": 0.4, "unit": "s"}. Then what it can measure: {"items": [{"what": "prefill 512", "unit":
 "tokens/s", "library": ""}, ...]}, with a library where one process measures several. From then on it answers: a line on
 its standard input is the number of an item, and it prints {"value": 123.4}, or with what the machine's limits allow in
 that moment {"value": 123.4, "limit": 150.0}; the limits are those of Sinew's turn, up to seconds away from the others'.
@@ -9,6 +10,7 @@ Before the clock it works for nothing for WARM_UP seconds, or a step of a model.
 in Python, and `benches/src/contender.rs` in Rust.
 """
 
+import ctypes
 import json
 import mmap
 import os
@@ -21,12 +23,20 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 # Seconds before each turn, in which threads of the one before that still spin go to sleep.
 PAUSE = 0.05
 # Seconds of work before the clock, in which cores come awake.
 WARM_UP = 0.05
+
+
+def ready():
+    """Says that loading comes next, and waits until it may."""
+    print(json.dumps({"ready": True}), flush=True)
+    sys.stdin.readline()
 
 
 def put(what, value, unit):
@@ -66,24 +76,44 @@ def environment(threads):
     return env
 
 
-def warm(files, memory=0):
-    """Reads files into the page cache, and touches as many bytes of memory as `memory` says: a virtual machine may have
-    given back what was free, and then whoever touches it next waits for its host."""
-    for file in files:
-        with open(file, "rb", buffering=0) as f:
-            while f.read(1 << 24):
-                pass
-    if memory:
-        with mmap.mmap(-1, memory, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as span:
+class Warm:
+    """What loads alike for all: files that are in the page cache and stay there, where the system allows it to be said,
+    and memory that is there. A virtual machine gives back what has been free for some seconds, and page cache with it;
+    whoever touches that next waits for its host."""
+
+    def __init__(self, files, memory):
+        self.files, self.memory = files, memory
+        self.libc = ctypes.CDLL(None)
+        self.libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+    def __enter__(self):
+        self.maps = []
+        for file in self.files:
+            with open(file, "rb") as f:
+                span = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            self.maps.append(span)
+            address = np.frombuffer(span, np.uint8).ctypes.data
+            if self.libc.mlock(address, len(span)):
+                print(f"{file} cannot be kept in the page cache", file=sys.stderr)
+        return self
+
+    def __exit__(self, *error):
+        self.maps.clear()
+
+    def touch(self):
+        """Right before a clock starts."""
+        if not self.memory:
+            return
+        with mmap.mmap(-1, self.memory, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as span:
             span.madvise(mmap.MADV_HUGEPAGE)
-            for at in range(0, memory, mmap.PAGESIZE):
+            for at in range(0, self.memory, mmap.PAGESIZE):
                 span[at] = 1
 
 
 class Contender:
     """A process that has said what it can measure; `why` it has not, where it could not."""
 
-    def __init__(self, name, command, env):
+    def __init__(self, name, command, env, warm):
         self.name, self.once, self.items, self.why = name, [], [], None
         self.errors = tempfile.TemporaryFile("w+")
         try:
@@ -95,7 +125,11 @@ class Contender:
         while "items" not in (line := self.line()):
             if self.why:
                 return
-            self.once.append(line)
+            if "ready" in line:
+                warm.touch()
+                self.say("")
+            else:
+                self.once.append(line)
         self.items = line["items"]
 
     def line(self):
@@ -109,12 +143,15 @@ class Contender:
 
     def measure(self, number):
         time.sleep(PAUSE)
+        self.say(number)
+        return self.line()
+
+    def say(self, line):
         try:
-            self.process.stdin.write(f"{number}\n")
+            self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
         except OSError:
             pass
-        return self.line()
 
     def end(self):
         if not self.why:
@@ -128,10 +165,10 @@ class Results:
         self.values, self.limits, self.units = defaultdict(lambda: defaultdict(list)), defaultdict(list), {}
 
 
-def run(groups, rounds, threads, starts=1, before=lambda name: None):
+def run(groups, rounds, threads, starts=1, warm=lambda name: Warm([], 0)):
     """`groups`: a list of {name: command}; those of one group take turns, `rounds` times at each thing that one of them
     measures, after a turn that is not counted, in an order that is drawn for each turn. `starts`: how many times they
-    are started, another one first each time. `before` is called with a name before its command runs."""
+    are started, another one first each time. `warm` is given a name and says what is warm when it loads."""
     results, absent, env = Results(), {}, environment(threads)
     for group in groups:
         for start in range(starts):
@@ -139,8 +176,8 @@ def run(groups, rounds, threads, starts=1, before=lambda name: None):
             names = [name for name in group if name not in absent]
             first = start % max(len(names), 1)
             for name in names[first:] + names[:first]:
-                before(name)
-                contender = Contender(name, group[name], env)
+                with warm(name) as what:
+                    contender = Contender(name, group[name], env, what)
                 if contender.why:
                     absent[name] = contender.why
                 else:

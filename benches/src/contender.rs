@@ -41,6 +41,16 @@ impl From<f64> for Measured {
     }
 }
 
+/// Says that loading comes next, and waits for a line: until then files and memory are made ready.
+///
+/// # Errors
+/// An input that cannot be read.
+pub fn ready() -> Result<(), Error> {
+    println!("{{\"ready\":true}}");
+    std::io::stdin().read_line(&mut String::new())?;
+    Ok(())
+}
+
 /// Prints a figure that comes but once, such as that of loading.
 pub fn put(what: &str, value: f64, unit: &str) {
     println!("{{\"what\":\"{what}\",\"value\":{value:e},\"unit\":\"{unit}\"}}");

@@ -141,6 +141,26 @@ fn a_sum_too_long_for_any_workspace_is_refused() {
     }
 }
 
+/// A layer reserves the workspace of the most rows that it is planned for, and runs on fewer without another.
+#[test]
+fn fewer_rows_of_a_packed_weight_need_no_more_workspace() {
+    let cpu = Cpu::with(2, SimdLevel::detected()).unwrap();
+    let table = Table::<Gemm>::new(gemm::rows());
+    for (dtype, k) in [DType::BF16, DType::F32].into_iter().flat_map(|d| [100, 896, 1024, 4864].map(|k| (d, k))) {
+        let format = Format::of(dtype, DeviceKind::CPU).unwrap();
+        let compute = if dtype == DType::BF16 { Compute::Bf16 } else { Compute::F32 };
+        let fixed = GemmStatic::new(512, k, dtype, Rhs::Packed(format), dtype, compute);
+        for row in table.candidates(&fixed, cpu.hardware()).0 {
+            let mut least = usize::MAX;
+            for m in (1..1100).rev() {
+                let bytes = (row.workspace)(&fixed, &GemmDynamic { batch: 1, m }, cpu.hardware());
+                assert!(bytes <= least, "{}: {m} rows of {k} need {bytes} bytes, more than {least}", row.name);
+                least = bytes;
+            }
+        }
+    }
+}
+
 #[test]
 fn a_transposed_view_packs_as_its_rows() {
     let (n, k) = (37, 50);

@@ -145,7 +145,19 @@ impl Buffer {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn allocate(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
-        let storage = device.allocate(bytes)?;
+        Self::of_storage(device, device.allocate(bytes)?, bytes)
+    }
+
+    /// [`Buffer::allocate`] for what is filled at once: see [`Device::allocate_to_fill`].
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn allocate_to_fill(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+        Self::of_storage(device, device.allocate_to_fill(bytes)?, bytes)
+    }
+
+    /// The first bytes of a storage that a device just made.
+    fn of_storage(device: &Arc<dyn Device>, storage: Arc<dyn Storage>, bytes: usize) -> Result<Self> {
         if storage.len() < bytes {
             let reason = format!("{} bytes where {bytes} were asked", storage.len());
             return Err(Error::Device { device: device.id(), operation: "allocation".into(), reason });

@@ -95,6 +95,16 @@ fn describe(level: SimdLevel, threads: usize) -> Hardware {
     Hardware { kind: DeviceKind::CPU, name: system::cpu_name(), simd, threads, caches, rates, accelerator: None }
 }
 
+impl Cpu {
+    fn allocate_pages(&self, bytes: usize) -> Result<Arc<HostStorage>> {
+        let storage = HostStorage::new(bytes).ok_or_else(|| {
+            let MemoryInfo { total, available } = system::memory();
+            Error::OutOfMemory { device: self.id(), asked: bytes, available, total, holders: None, fits: available }
+        })?;
+        Ok(Arc::new(storage))
+    }
+}
+
 impl Device for Cpu {
     fn id(&self) -> DeviceId {
         DeviceId { kind: DeviceKind::CPU, index: 0 }
@@ -112,10 +122,12 @@ impl Device for Cpu {
         Location::Host
     }
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
-        Ok(Arc::new(HostStorage::new(&self.team, bytes).ok_or_else(|| {
-            let MemoryInfo { total, available } = system::memory();
-            Error::OutOfMemory { device: self.id(), asked: bytes, available, total, holders: None, fits: available }
-        })?))
+        let storage = self.allocate_pages(bytes)?;
+        storage.touch(&self.team);
+        Ok(storage)
+    }
+    fn allocate_to_fill(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
+        Ok(self.allocate_pages(bytes)?)
     }
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
         let team = self.team.clone();

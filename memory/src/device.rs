@@ -112,6 +112,14 @@ pub trait Device: fmt::Debug + Send + Sync + Any {
     /// # Errors
     /// [`crate::Error::OutOfMemory`] when there is not enough.
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>>;
+    /// [`Device::allocate`] for an owner that fills the memory at once: where the system supplies pages as they are
+    /// first written, they are left to that, whose writes then find them in the caches.
+    ///
+    /// # Errors
+    /// Those of [`Device::allocate`].
+    fn allocate_to_fill(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
+        self.allocate(bytes)
+    }
     /// Makes a stream: a queue of work in order.
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>>;
 }

@@ -36,9 +36,9 @@ enum Held {
 
 impl HostStorage {
     /// `len` bytes, if there is the memory.
-    pub fn new(team: &Team, len: usize) -> Option<Self> {
+    pub fn new(len: usize) -> Option<Self> {
         if len >= HUGE_PAGE_FROM {
-            return Self::pages(team, len);
+            return Self::pages(len);
         }
         let layout =
             Layout::from_size_align(len.max(1).checked_next_multiple_of(HOST_ALIGNMENT)?, HOST_ALIGNMENT).ok()?;
@@ -47,9 +47,8 @@ impl HostStorage {
         Some(Self { ptr, len, held: Held::Heap(layout) })
     }
 
-    /// Pages of the system, which zeroes each where it is first touched: here and now, so that memory that is promised
-    /// is there, and by all threads, as that takes as long as reading a checkpoint.
-    fn pages(team: &Team, len: usize) -> Option<Self> {
+    /// Pages of the system, which zeroes each where it is first touched.
+    fn pages(len: usize) -> Option<Self> {
         let size = len.checked_next_multiple_of(HUGE_PAGE)?;
         if size > system::memory().available {
             // Linux would promise the pages and kill the process when they are touched.
@@ -62,9 +61,16 @@ impl HostStorage {
             tracing::debug!(%error, "madvise(HUGEPAGE) refused");
         }
         let ptr = NonNull::new(map.as_mut_ptr().wrapping_add(before))?;
-        let touched = Chunks(ptr);
-        team.run(size / HUGE_PAGE, |chunk, _| touched.touch(chunk));
         Some(Self { ptr, len, held: Held::Pages(map) })
+    }
+
+    /// Touches all pages, so that memory that is promised is there: with all threads, as that takes as long as reading
+    /// a checkpoint. Nobody else may know of the storage yet.
+    pub fn touch(&self, team: &Team) {
+        if let Held::Pages(_) = self.held {
+            let chunks = Chunks(self.ptr);
+            team.run(self.len.div_ceil(HUGE_PAGE), |chunk, _| chunks.touch(chunk));
+        }
     }
 }
 

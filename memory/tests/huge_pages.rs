@@ -26,11 +26,37 @@ fn buffers_from_4_mib_on_ask_for_huge_pages_and_smaller_ones_are_plain() {
         return;
     }
     for (bytes, huge) in [(4096, false), ((4 << 20) - 1, false), (4 << 20, true), ((5 << 20) + 3, true)] {
-        let buffer = Buffer::allocate(&Cpu::get(), bytes).expect("memory");
-        let address = buffer.host_ptr().expect("host memory").as_ptr() as usize;
-        assert_eq!(asks_for_huge_pages(address + bytes / 2), huge, "{bytes} bytes");
-        assert!(!huge || address.is_multiple_of(2 << 20), "huge pages need their alignment");
+        for allocate in [Buffer::allocate, Buffer::allocate_to_fill] {
+            let buffer = allocate(&Cpu::get(), bytes).expect("memory");
+            let address = buffer.host_ptr().expect("host memory").as_ptr() as usize;
+            assert_eq!(asks_for_huge_pages(address + bytes / 2), huge, "{bytes} bytes");
+            assert!(!huge || address.is_multiple_of(2 << 20), "huge pages need their alignment");
+        }
     }
+}
+
+/// A figure of this process's memory, in bytes.
+#[cfg(target_os = "linux")]
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("statm");
+    let pages: usize = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("pages");
+    pages * 4096
+}
+
+/// In a test program of its own process, for which other tests' memory is too little to matter.
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_is_there_at_once_but_where_it_is_filled_first() {
+    const BYTES: usize = 256 << 20;
+    let before = resident();
+    let mut later = Buffer::allocate_to_fill(&Cpu::get(), BYTES).expect("memory");
+    assert!(resident() < before + BYTES / 2, "the pages are there before they are written");
+    assert!(later.as_mut_slice::<u8>().expect("one handle").iter().step_by(1 << 20).all(|&byte| byte == 0));
+    later.as_mut_slice::<u8>().expect("one handle").fill(1);
+    let between = resident();
+    assert!(between > before + BYTES / 2, "written pages are there");
+    let now = Buffer::allocate(&Cpu::get(), BYTES).expect("memory");
+    assert!(resident() > between + BYTES / 2, "the pages of {now:?} are not there");
 }
 
 #[test]

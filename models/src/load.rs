@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use sinew_ops::Context;
 use sinew_ops::layers::{
     GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight, Rotary,
-    WeightPacker,
+    UnitSlice, WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
 
@@ -20,16 +20,19 @@ pub use self::part::Part;
 pub use self::precision::{Precision, WeightOptions, main_dtype};
 pub(crate) use self::sizes::Sizes;
 use self::sizes::{check, layer_norm_names};
-use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
+use crate::{Error, Result};
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Bytes of one slice of a weight, counted in f32: a slice of a bf16 file is half as large. Its pages are dropped
-/// before the next is read, so that a weight is never in memory twice.
-const SLICE_BYTES: usize = 16 << 20;
+/// Bytes of one slice of a weight, counted in f32: a slice of a bf16 file is half as large. A thread packs one at a
+/// time and drops its pages before it reads the next, so that a weight is never in memory twice. Slices fill a huge
+/// page, or there would be two threads to clear most.
+const SLICE_BYTES: usize = 4 << 20;
+/// Slices between two reports of progress.
+const SLICES_AT_ONCE: usize = 64;
 
 /// Packs the tensors of a checkpoint for a context.
 pub struct Loader<'a> {
@@ -244,28 +247,29 @@ impl<'a> Loader<'a> {
         if parts.iter().any(|part| part.transposed) {
             return self.fill_columns(packer, parts, &names, &stored, k);
         }
-        for slice in packer.slices(SLICE_BYTES) {
-            let ranges: Vec<(usize, Range<usize>)> = slice
-                .rows
-                .iter()
-                .map(|&(part, ref rows)| {
-                    let (start, row_bytes) = (parts[part].rows.start, k * stored[part].size());
-                    (part, (start + rows.start) * row_bytes..(start + rows.end) * row_bytes)
-                })
-                .collect();
-            let sources = ranges
-                .iter()
-                .map(|(part, range)| {
-                    Ok(packable(self.checkpoint.tensor_slice(&names[*part], range.clone())?.bytes, stored[*part]))
-                })
-                .collect::<Result<Vec<_>>>()?;
-            let rows: Vec<(&[u8], DType)> = sources.iter().map(|(bytes, dtype)| (&**bytes, *dtype)).collect();
-            packer.pack(&self.ctx, &slice, &rows)?;
-            drop(sources);
-            for (part, range) in ranges {
-                self.checkpoint.release_slice(&names[part], range.clone());
-                self.advance(range.len());
-            }
+        let checkpoint = self.checkpoint;
+        for slices in packer.slices(SLICE_BYTES).chunks(SLICES_AT_ONCE) {
+            packer.pack_each(&self.ctx, slices, |slice| {
+                let ranges = slice.slice.rows.iter().map(|(part, rows)| {
+                    let (start, row_bytes) = (parts[*part].rows.start, k * stored[*part].size());
+                    (*part, (start + rows.start) * row_bytes..(start + rows.end) * row_bytes)
+                });
+                let ranges: Vec<(usize, Range<usize>)> = ranges.collect();
+                let sources = ranges
+                    .iter()
+                    .map(|(part, range)| {
+                        Ok(packable(checkpoint.tensor_slice(&names[*part], range.clone())?.bytes, stored[*part]))
+                    })
+                    .collect::<Result<Vec<_>>>()?;
+                let rows: Vec<(&[u8], DType)> = sources.iter().map(|(bytes, dtype)| (&**bytes, *dtype)).collect();
+                slice.pack(&rows)?;
+                drop(sources);
+                for (part, range) in ranges {
+                    checkpoint.release_slice(&names[part], range);
+                }
+                Ok::<(), Error>(())
+            })?;
+            self.advance(bytes_of(slices, &stored, k));
         }
         Ok(packer)
     }
@@ -286,18 +290,15 @@ impl<'a> Loader<'a> {
             .zip(stored)
             .map(|(name, &dtype)| Ok(packable(checkpoint.tensor(name)?.bytes, dtype)))
             .collect::<Result<Vec<_>>>()?;
-        for slice in packer.slices(SLICE_BYTES) {
-            let columns: Vec<(&[u8], DType, usize)> = slice
-                .rows
-                .iter()
-                .map(|(part, rows)| {
+        for slices in packer.slices(SLICE_BYTES).chunks(SLICES_AT_ONCE) {
+            packer.pack_each(&self.ctx, slices, |slice| {
+                let columns = slice.slice.rows.iter().map(|(part, rows)| {
                     let ((bytes, dtype), part) = (&tensors[*part], &parts[*part]);
                     (&bytes[(part.rows.start + rows.start) * dtype.size()..], *dtype, part.of)
-                })
-                .collect();
-            packer.pack_columns(&self.ctx, &slice, &columns)?;
-            let packed: usize = slice.rows.iter().map(|(part, rows)| rows.len() * k * tensors[*part].1.size()).sum();
-            self.advance(packed);
+                });
+                slice.pack_columns(&columns.collect::<Vec<_>>())
+            })?;
+            self.advance(bytes_of(slices, stored, k));
         }
         drop(tensors);
         for name in names {
@@ -334,6 +335,11 @@ impl<'a> Loader<'a> {
         self.checkpoint.report_unused(spare);
         (self.progress)(self.total, self.total);
     }
+}
+
+/// Bytes that a checkpoint has of slices of a weight, of whose parts it stores each in a dtype.
+fn bytes_of(slices: &[UnitSlice], stored: &[DType], k: usize) -> usize {
+    slices.iter().flat_map(|slice| &slice.rows).map(|(part, rows)| rows.len() * k * stored[*part].size()).sum()
 }
 
 /// Values in a dtype that can be packed: those of f64 as f32.

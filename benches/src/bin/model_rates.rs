@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sinew_benches::contender::{Error, Generation, Item, put, serve, tokens};
+use sinew_benches::contender::{Error, Generation, Item, put, ready, serve, tokens};
 use sinew_benches::{beside_limits, context, flops_limit};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_memory::{Cpu, system};
@@ -20,6 +20,7 @@ use sinew_tensor::DType;
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [folder, dtype, threads, sizes @ ..] = &arguments[..] else { return Err("FOLDER DTYPE THREADS SIZES".into()) };
+    ready()?;
     let start = Instant::now();
     let device = Cpu::with(threads.parse()?, sinew_memory::level_from_environment()?)?;
     let dtype = DType::COMPUTE.into_iter().find(|d| d.name() == dtype).ok_or("dtype is f32, f16 or bf16")?;

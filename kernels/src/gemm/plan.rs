@@ -17,6 +17,8 @@ const SKINNY_BLOCK: usize = 128;
 const MIN_SLAB: usize = 96;
 /// The same where panels are packed again for each slab: packing a value takes as long as some hundred multiply-adds.
 const MIN_SLAB_UNPACKED: usize = 512;
+/// The part of the third-level cache that A's packed rows may take: the weights pass through it as well.
+const SHARE_OF_L3: usize = 4;
 /// Panels of an unpacked right operand that are packed together, so that a row of it is read 512 bytes at a time.
 const UNIT: usize = 4;
 /// Bytes of panels that a task reads, about, where they are not one panel's: those that it reads again for another tile
@@ -36,7 +38,9 @@ pub(super) struct Plan {
     pub rows: usize,
     /// Values along K, zeros behind them included.
     pub padded: usize,
-    /// Rows of a full slab, and as many of those as are packed at a time; smaller ones may be up to `slabs`.
+    /// Rows that a slab may have, and those of a full slab, of which so many are packed at a time; smaller ones may be up
+    /// to `slabs`.
+    widest: usize,
     pub slab: usize,
     pub together: usize,
     pub slabs: usize,
@@ -72,26 +76,32 @@ impl Plan {
         let strided = matches!(fixed.b, Rhs::Strided(_));
         let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
         let row_bytes = tiles.left.bytes(padded);
-        let slab = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile);
-        let skinny = slab <= 2 * tile;
+        let widest = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile).max(tile);
+        let skinny = widest <= 2 * tile;
         let unit = if strided { UNIT } else { 1 };
-        // As much as the threads' caches hold: fewer forks, and to each thread slabs of its own.
-        let all = groups.max(1).saturating_mul(rows.div_ceil(slab.max(1)).max(1));
-        let together = (cache * hardware.threads / slab.saturating_mul(row_bytes).max(1)).clamp(1, all);
+        // As much as the threads' caches hold, or a part of the one that they share: fewer forks, after each of which
+        // threads wait for the last task, and to each thread slabs of its own. Where that is all rows, slabs are alike.
+        let of_rows = rows.div_ceil(widest).max(1);
+        let all = groups.max(1).saturating_mul(of_rows);
+        let shared_cache = hardware.caches.l3 / SHARE_OF_L3;
+        let held = (cache * hardware.threads).max(shared_cache) / widest.saturating_mul(row_bytes).max(1);
+        let slab = if all <= held { rows.div_ceil(of_rows).next_multiple_of(tile) } else { widest };
+        let together = held.clamp(1, all);
         // A block of a panel is read again for each tile, from the cache of A's slab, which it takes half as much of.
         // From the one before it, it would come faster; but its sums would be carried over from block to block.
         let granule = kind.granule();
         let longest = if skinny { SKINNY_BLOCK } else { cache / 2 / unit / kind.bytes(granule) * granule };
-        let once = slab == tile && tiles.fit(rows.min(tile)).passes == 1;
+        let once = widest == tile && tiles.fit(rows.min(tile)).passes == 1;
         let blocks = if once { 1 } else { padded.div_ceil(longest.max(granule)).max(1) };
         let block = padded.div_ceil(blocks).next_multiple_of(granule).min(padded);
         let unit_bytes = kind.bytes(padded).saturating_mul(unit * slab.div_ceil(tile));
         let panel_bytes = if strided { kind.bytes(block) } else { 0 };
-        let carried = if block < padded { slab.saturating_mul(unit) } else { tile };
+        let carried = if block < padded { widest.saturating_mul(unit) } else { tile };
         Self {
             groups,
             rows,
             padded,
+            widest,
             slab,
             together,
             slabs: together,
@@ -112,8 +122,8 @@ impl Plan {
     pub fn grouped(self, groups: usize) -> Self {
         let slabs = groups.min(self.rows) + GROUPED_SLABS;
         // The last tile of a group is at most twice as high as its rows.
-        let together = (2 * self.rows).div_ceil(self.slab.max(1)).clamp(1, GROUPED_SLABS);
-        Self { together, slabs, ..self }
+        let together = (2 * self.rows).div_ceil(self.widest).clamp(1, GROUPED_SLABS);
+        Self { slab: self.widest, together, slabs, ..self }
     }
 
     pub fn worker_bytes(&self) -> usize {

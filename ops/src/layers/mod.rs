@@ -23,7 +23,7 @@ pub use rotary::{Rotary, Turn};
 pub use sample::Sample;
 pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;
-pub use weight::{PackedShape, PackedWeight, UnitSlice, WeightPacker};
+pub use weight::{PackedShape, PackedWeight, SliceToPack, UnitSlice, WeightPacker};
 
 use sinew_tensor::Tensor;
 

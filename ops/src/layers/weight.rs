@@ -1,13 +1,14 @@
 //! Weights in the packed form that their kernels read.
 
 use std::ops::Range;
+use std::sync::Mutex;
 
 use sinew_kernels::packed::{Format, Source, UnitRows, Weights};
-use sinew_memory::{Buffer, DeviceKind};
+use sinew_memory::{Buffer, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::error::refuse;
-use crate::{Context, Result};
+use crate::{Context, Error, Result};
 
 /// A weight `[n, k]` packed for the kernels of its family; several matrices may be stacked along `n`. Or several
 /// weights of one shape, one behind another: the experts of a mixture.
@@ -100,6 +101,97 @@ pub struct UnitSlice {
     pub rows: Vec<(usize, Range<usize>)>,
 }
 
+/// A run of units that [`WeightPacker::pack_each`] wants packed.
+#[derive(Debug)]
+pub struct SliceToPack<'a> {
+    /// The run.
+    pub slice: &'a UnitSlice,
+    shape: PackedShape,
+    team: &'a Team,
+    level: SimdLevel,
+    packed: &'a mut [u8],
+}
+
+impl SliceToPack<'_> {
+    /// Packs it from the bytes of its rows, row-major and at any alignment.
+    ///
+    /// # Errors
+    /// Other rows than those of the slice.
+    pub fn pack(self, rows: &[(&[u8], DType)]) -> Result<()> {
+        self.pack_sources(rows.len(), |at, n, k| Source::from_bytes(rows[at].0, rows[at].1, n, k))
+    }
+
+    /// Packs it from a weight that is stored as `[k, columns]`: each row of it is a column, and the bytes begin with the
+    /// first of the slice's and reach to the tensor's end.
+    ///
+    /// # Errors
+    /// Other columns than the rows of the slice.
+    pub fn pack_columns(self, columns: &[(&[u8], DType, usize)]) -> Result<()> {
+        self.pack_sources(columns.len(), |at, n, k| {
+            let (bytes, dtype, all) = columns[at];
+            Source::from_columns(bytes, dtype, n, k, all)
+        })
+    }
+
+    fn pack_sources<'s>(
+        self,
+        given: usize,
+        source: impl Fn(usize, usize, usize) -> sinew_kernels::Result<Source<'s>>,
+    ) -> Result<()> {
+        let (rows, PackedShape { format, k, gated, .. }) = (&self.slice.rows, self.shape);
+        if given != rows.len() {
+            return Err(refuse("pack", format!("{given} pieces for {} ranges of rows", rows.len())));
+        }
+        let sources = rows
+            .iter()
+            .enumerate()
+            .map(|(at, (_, range))| Ok(source(at, range.len(), k)?))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(format.pack(self.team, self.level, &Weights { sources: &sources, k, gated }, self.packed)?)
+    }
+}
+
+/// [`WeightPacker::pack_each`] into host memory whose first byte is byte `first` of the packed weight.
+fn pack_slices<E: From<Error> + Send>(
+    ctx: &Context,
+    shape: PackedShape,
+    slices: &[UnitSlice],
+    first: usize,
+    packed: &mut [u8],
+    pack: &(impl Fn(SliceToPack<'_>) -> std::result::Result<(), E> + Sync),
+) -> std::result::Result<(), E> {
+    let unit = shape.format.unit_bytes(shape.k, shape.gated);
+    let (mut rest, mut at) = (packed, first);
+    let mut spans = Vec::with_capacity(slices.len());
+    for UnitSlice { units, .. } in slices {
+        let (start, end) = (units.start * unit, units.end * unit);
+        let span = start
+            .checked_sub(at)
+            .and_then(|gap| rest.split_at_mut_checked(gap))
+            .and_then(|(_, behind)| behind.split_at_mut_checked(end.checked_sub(start)?));
+        let Some((span, behind)) = span else {
+            return Err(
+                refuse("pack", format!("units {units:?} are not behind those before, or not the weight's")).into()
+            );
+        };
+        spans.push(Mutex::new(span));
+        (rest, at) = (behind, end);
+    }
+    let (team, level) = ctx.host_team();
+    let failed = Mutex::new(None);
+    team.run(slices.len(), |i, _| {
+        // Each is locked once, by the task that packs it.
+        let (Ok(mut packed), Ok(None)) = (spans[i].lock(), failed.lock().as_deref()) else { return };
+        let slice = SliceToPack { slice: &slices[i], shape, team: &team, level, packed: &mut packed };
+        if let Err(error) = pack(slice)
+            && let Ok(mut failed) = failed.lock()
+        {
+            failed.get_or_insert(error);
+        }
+    });
+    failed.into_inner().unwrap_or_default().map_or(Ok(()), Err)
+}
+
 impl WeightPacker {
     /// Room for matrices of these numbers of rows, all `k` long, stacked, in the format in which the context's device
     /// keeps weights as `dtype`. With `gated` there are two, gate and up.
@@ -161,7 +253,7 @@ impl WeightPacker {
         let bytes = bytes.ok_or_else(|| refuse("pack", format!("{groups} weights of {n} rows of {k} are too many")))?;
         let shape = PackedShape { format, groups, n, k, gated };
         // Not from the pool: a weight lives as long as its model, and a size class may be a quarter too large.
-        let buffer = Buffer::allocate(ctx.device(), bytes)?;
+        let buffer = Buffer::allocate_to_fill(ctx.device(), bytes)?;
         Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new() })
     }
 
@@ -203,45 +295,34 @@ impl WeightPacker {
     /// # Errors
     /// Other rows than those of the slice, or a failed device.
     pub fn pack(&mut self, ctx: &Context, slice: &UnitSlice, rows: &[(&[u8], DType)]) -> Result<()> {
-        self.pack_sources(ctx, slice, rows.len(), |at, n, k| Source::from_bytes(rows[at].0, rows[at].1, n, k))
+        self.pack_each(ctx, std::slice::from_ref(slice), |slice| slice.pack(rows))
     }
 
-    /// [`WeightPacker::pack`] of a weight that is stored as `[k, columns]`: each row of it is a column, and the bytes
-    /// begin with the first of the slice's and reach to the tensor's end.
+    /// Packs runs of units in their order, several at a time where there are several threads: `pack` is given each, and
+    /// may fetch its rows, have them packed and let go of them.
     ///
     /// # Errors
-    /// Those of [`WeightPacker::pack`].
-    pub fn pack_columns(&mut self, ctx: &Context, slice: &UnitSlice, columns: &[(&[u8], DType, usize)]) -> Result<()> {
-        self.pack_sources(ctx, slice, columns.len(), |at, n, k| {
-            let (bytes, dtype, all) = columns[at];
-            Source::from_columns(bytes, dtype, n, k, all)
-        })
-    }
-
-    fn pack_sources<'s>(
+    /// The first of `pack`, runs that are out of order, or a failed device.
+    pub fn pack_each<E: From<Error> + Send>(
         &mut self,
         ctx: &Context,
-        slice: &UnitSlice,
-        given: usize,
-        source: impl Fn(usize, usize, usize) -> sinew_kernels::Result<Source<'s>>,
-    ) -> Result<()> {
+        slices: &[UnitSlice],
+        pack: impl Fn(SliceToPack<'_>) -> std::result::Result<(), E> + Sync,
+    ) -> std::result::Result<(), E> {
         let PackedShape { format, k, gated, .. } = self.shape;
-        if given != slice.rows.len() {
-            return Err(refuse("pack", format!("{given} pieces for {} ranges of rows", slice.rows.len())));
-        }
-        let ranges = slice.rows.iter().enumerate();
-        let sources = ranges.map(|(at, (_, range))| Ok(source(at, range.len(), k)?)).collect::<Result<Vec<_>>>()?;
-        let weights = Weights { sources: &sources, k, gated };
         let unit = format.unit_bytes(k, gated);
-        let range = slice.units.start * unit..slice.units.end * unit;
-        let (team, level) = ctx.host_team();
         if self.buffer.host_ptr().is_some() {
-            let packed = &mut self.buffer.as_mut_slice::<u8>()?[range];
-            return Ok(format.pack(&team, level, &weights, packed)?);
+            let packed = self.buffer.as_mut_slice::<u8>().map_err(Error::from)?;
+            return pack_slices(ctx, self.shape, slices, 0, packed, &pack);
         }
-        self.staged.resize(range.len(), 0);
-        format.pack(&team, level, &weights, &mut self.staged)?;
-        Ok(ctx.stream().upload(&self.staged, &mut self.buffer, range.start)?)
+        for slices in slices.chunks(2 * ctx.host_team().0.threads()) {
+            let first = slices.first().map_or(0, |slice| slice.units.start * unit);
+            let end = slices.last().map_or(first, |slice| slice.units.end * unit);
+            self.staged.resize(end.saturating_sub(first), 0);
+            pack_slices(ctx, self.shape, slices, first, &mut self.staged, &pack)?;
+            ctx.stream().upload(&self.staged, &mut self.buffer, first).map_err(Error::from)?;
+        }
+        Ok(())
     }
 
     /// The packed weight.

@@ -8,7 +8,7 @@ use sinew_kernels::{Registry, Row};
 use sinew_memory::{Cpu, DeviceKind, SimdLevel};
 use sinew_ops::layers::{
     Activation, Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
-    NormOptions, NormedLinear, PackedWeight, Rotary, RowGather, Sample, Sequences, WeightPacker,
+    NormOptions, NormedLinear, PackedWeight, Rotary, RowGather, Sample, Sequences, SliceToPack, WeightPacker,
 };
 use sinew_ops::{Context, Policy};
 use sinew_tensor::{DType, Tensor};
@@ -81,6 +81,40 @@ fn weight(ctx: &Context, rows: &[usize], k: usize, dtype: DType, gated: bool) ->
         packer.pack(ctx, &slice, &pieces.collect::<Vec<_>>()).unwrap();
     }
     Arc::new(packer.finish().unwrap())
+}
+
+/// The same bytes slice by slice and several slices at a time; the first error of a slice, and slices out of order.
+#[test]
+fn slices_are_packed_at_once_as_one_by_one() {
+    const K: usize = 5;
+    let (cpu, n) = (Cpu::with(3, SimdLevel::detected()).unwrap(), 1000);
+    let ctx = Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).unwrap();
+    let bytes: Vec<u8> = values(1, n * K).into_iter().flat_map(f32::to_le_bytes).collect();
+    let packer = || WeightPacker::new(&ctx, DType::BF16, &[600, 400], K, false).unwrap();
+    let pack = |slice: SliceToPack<'_>| {
+        let starts = [0, 600];
+        let pieces = slice.slice.rows.iter().map(|(part, rows)| {
+            (&bytes[(starts[*part] + rows.start) * K * 4..(starts[*part] + rows.end) * K * 4], DType::F32)
+        });
+        slice.pack(&pieces.collect::<Vec<_>>())
+    };
+    let mut at_once = packer();
+    let slices = at_once.slices(32 * K * 4);
+    assert_eq!(slices.len(), 1000usize.div_ceil(32));
+    at_once.pack_each(&ctx, &slices, pack).unwrap();
+    let mut one_by_one = packer();
+    for slice in &slices {
+        one_by_one.pack_each(&ctx, std::slice::from_ref(slice), pack).unwrap();
+    }
+    let [at_once, one_by_one] = [at_once, one_by_one].map(|p| p.finish().unwrap().tensor().to_vec::<u8>().unwrap());
+    assert!(at_once == one_by_one && at_once.iter().any(|&byte| byte != 0));
+
+    let third = |slice: SliceToPack<'_>| if slice.slice == &slices[3] { slice.pack(&[]) } else { pack(slice) };
+    let error = packer().pack_each(&ctx, &slices, third).unwrap_err().to_string();
+    assert!(error.contains("0 pieces for 1 ranges of rows"), "{error}");
+    let backwards = [slices[1].clone(), slices[0].clone()];
+    let error = packer().pack_each(&ctx, &backwards, pack).unwrap_err().to_string();
+    assert!(error.contains("units 0..1 are not behind those before"), "{error}");
 }
 
 /// Compares a normed linear layer in every form with a norm and a linear layer, bit by bit.

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{llama, qwen2};
 use serde_json::Value;
-use sinew_peers::contender::{Error, Generation, put, serve, tokens};
+use sinew_peers::contender::{Error, Generation, put, ready, serve, tokens};
 
 enum Model {
     Qwen2(qwen2::ModelForCausalLM),
@@ -90,6 +90,7 @@ fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [folder, dtype, sizes @ ..] = &arguments[..] else { return Err("FOLDER DTYPE SIZES".into()) };
     let generations = Generation::all(sizes)?;
+    ready()?;
     let start = Instant::now();
     let (mut model, vocab) = Model::load(Path::new(folder), dtype.parse()?)?;
     model.step(&tokens(vocab, 0, generations[1].prompt), 1, 0)?;
