@@ -1,8 +1,8 @@
 """What models.py has its contenders measure: the sizes, for all of them, and how one in Python measures, given how it
 runs a step."""
 
-import resource
 import time
+from pathlib import Path
 
 from round_robin import put, serve
 
@@ -24,7 +24,9 @@ def compete(ids, clear, prefill, step, loaded_s):
     put("load to first token", loaded_s, "s")
     clear()
     prefill([ids[:PREFILL]])
-    put("peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, "MB")
+    # Not that of getrusage, which counts what the process was before it became this program.
+    status = Path("/proc/self/status").read_text().split()
+    put("peak memory", int(status[status.index("VmHWM:") + 1]) * 1024 / 1e6, "MB")
     items = [(f"prefill {PREFILL}", "tokens/s", "", PREFILL, 1, 0)]
     for batch, steps in [(1, STEPS), (BATCH, BATCH_STEPS)]:
         for prompt in [SHORT, PREFILL]:

@@ -6,10 +6,10 @@
 Makes the checkpoint in the data folder once (988 MB for the 0.5B shape in bf16), and llama.cpp's form of it, and builds
 Sinew's side (`model-rates`) and candle's, which takes minutes. Needs torch and transformers; llama-cpp-python and gguf
 for llama.cpp. A contender that is not there is left out, and said so. Memory has to hold all models at once. Files are
-in the page cache when a contender loads, and its memory has just been touched. `prefill 512` is a prompt of that length, `decode after N` steps of a token
-behind N and those of the turns before, sixteen in a turn (two for candle in bf16, which is that slow), `batch 8` the
-sum over 8 sequences, eight steps in a turn; Sinew measures the limits around each of its turns. `SINEW_SIMD=avx2` caps
-Sinew alone.
+in the page cache when a contender loads, and half as much memory again as its weights take has just been touched.
+`prefill 512` is a prompt of that length, `decode after N` steps of a token behind N and those of the turns before,
+sixteen in a turn (two for candle in bf16, which is that slow), `batch 8` the sum over 8 sequences, eight steps in a
+turn; Sinew measures the limits around each of its turns. `SINEW_SIMD=avx2` caps Sinew alone.
 """
 
 import argparse
@@ -55,10 +55,12 @@ def main():
         "llama": [sys.executable, HERE / "models_llama.py", gguf, folder, a.threads],
         "candle": [HERE / "rust/target/release/candle_models", folder, a.dtype, *SIZES],
     }
-    weights = {name: [gguf] if name == "llama" else list(folder.glob("*.safetensors")) for name in wanted}
-    size = max(sum(file.stat().st_size for file in files) for files in weights.values())
+    tensors = list(folder.glob("*.safetensors"))
+    weights = {name: [gguf] if name == "llama" else tensors for name in wanted}
+    # The checkpoint is in bf16.
+    size = sum(file.stat().st_size for file in tensors) * (2 if a.dtype == "f32" else 1)
     results = round_robin.run([{name: every[name] for name in wanted}], a.rounds, a.threads, a.starts,
-                              lambda name: round_robin.Warm(weights[name], size * 5 // 4))
+                              lambda name: round_robin.Warm(weights[name], size * 3 // 2))
     print(f"\n{a.shape}'s shape, {a.dtype}, {a.threads} threads, medians of {a.starts} times {a.rounds} turns\n")
     round_robin.table(results, ("load to first token", "peak memory"))
 

@@ -77,28 +77,27 @@ def environment(threads):
 
 
 class Warm:
-    """What loads alike for all: files that are in the page cache and stay there, where the system allows it to be said,
-    and memory that is there. A virtual machine gives back what has been free for some seconds, and page cache with it;
-    whoever touches that next waits for its host."""
+    """What is alike for all that load: files in the page cache, which are kept there where the system lets this
+    process lock so much, and memory that is there. A virtual machine gives back what has been free for some seconds,
+    and page cache with it; whoever touches that next waits for its host."""
 
     def __init__(self, files, memory):
-        self.files, self.memory = files, memory
-        self.libc = ctypes.CDLL(None)
-        self.libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self.files, self.memory, self.locked = files, memory, []
 
     def __enter__(self):
-        self.maps = []
         for file in self.files:
-            with open(file, "rb") as f:
+            with open(file, "rb", buffering=0) as f:
+                while f.read(1 << 24):
+                    pass
                 span = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-            self.maps.append(span)
             address = np.frombuffer(span, np.uint8).ctypes.data
-            if self.libc.mlock(address, len(span)):
-                print(f"{file} cannot be kept in the page cache", file=sys.stderr)
+            if ctypes.CDLL(None).mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(span))):
+                print(f"{file} is in the page cache, but may leave it: it cannot be locked", file=sys.stderr)
+            self.locked.append(span)
         return self
 
     def __exit__(self, *error):
-        self.maps.clear()
+        self.locked.clear()
 
     def touch(self):
         """Right before a clock starts."""

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sinew_kernels::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
 use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
-use sinew_kernels::packed::{FORMATS, Format, I8, Source, UnitRows, Weights};
+use sinew_kernels::packed::{self, FORMATS, Format, I8, Source, UnitRows, Weights};
 use sinew_kernels::{Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor, View};
@@ -223,7 +223,7 @@ fn a_run_of_units_packs_as_a_weight_of_its_rows_alone() {
 fn right_operands_that_no_panel_holds_are_taken_by_no_row() {
     let device = Cpu::get();
     for dtype in DType::ALL.into_iter().filter(|dtype| !DType::COMPUTE.contains(dtype)) {
-        assert!(Format::of(dtype, DeviceKind::CPU).is_none_or(|format| format == &gemm::I8), "{dtype}");
+        assert!(Format::of(dtype, DeviceKind::CPU).is_none_or(|format| format == &I8), "{dtype}");
         for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
             for a in [DType::F32, dtype] {
                 let fixed = GemmStatic::new(8, 8, a, Rhs::Strided(dtype), a, compute);
@@ -298,7 +298,7 @@ fn a_row_has_the_same_bits_alone_in_any_batch_on_any_threads_packed_or_not() {
     let repeated = repeated.with_layout(repeated.layout().transpose(1, 2).unwrap()).unwrap();
     let sources = [Source::from_view(&rows.view()).unwrap()];
     let weights = Weights { sources: &sources, k, gated: false };
-    let computes = [(Compute::F32, &gemm::BF16), (Compute::Bf16, &gemm::BF16), (Compute::Int8, &gemm::I8)];
+    let computes = [(Compute::F32, &packed::BF16), (Compute::Bf16, &packed::BF16), (Compute::Int8, &I8)];
     for (compute, format) in computes {
         let mut bytes = vec![0; format.packed_bytes(n, k, false)];
         format.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut bytes).unwrap();

@@ -113,7 +113,8 @@ pub trait Device: fmt::Debug + Send + Sync + Any {
     /// [`crate::Error::OutOfMemory`] when there is not enough.
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Storage>>;
     /// [`Device::allocate`] for an owner that fills the memory at once: where the system supplies pages as they are
-    /// first written, they are left to that, whose writes then find them in the caches.
+    /// first written, they are left to that, whose writes then find them in the caches. Until they are written they
+    /// count as available, to the next who asks as well.
     ///
     /// # Errors
     /// Those of [`Device::allocate`].

@@ -1,6 +1,6 @@
 //! Read-only files mapped into memory.
 //!
-//! A checkpoint is read once, front to back, and repacked on the way. The mapping lets the pages go as soon
+//! A checkpoint is read once, tensor by tensor, and repacked on the way. The mapping lets the pages go as soon
 //! as they have been repacked, so that a model never costs its file and its packed weights together.
 
 use std::fs::{self, File};

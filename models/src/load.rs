@@ -27,12 +27,14 @@ use crate::{Error, Result};
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Bytes of one slice of a weight, counted in f32: a slice of a bf16 file is half as large. A thread packs one at a
-/// time and drops its pages before it reads the next, so that a weight is never in memory twice. Slices fill a huge
-/// page, or there would be two threads to clear most.
-const SLICE_BYTES: usize = 4 << 20;
-/// Slices between two reports of progress.
-const SLICES_AT_ONCE: usize = 64;
+/// Bytes of the slices of a weight that are at hand together, a thread packing each, counted in f32: those of a bf16
+/// file are half as large. Their pages are dropped before others are read, so that a weight is never in memory twice.
+const SLICES_BYTES: usize = 16 << 20;
+/// The largest slice, and the least where there are more threads than that leaves room for: dropping the pages of
+/// smaller ones would take as long as packing them.
+const SLICE_BYTES: Range<usize> = 1 << 20..4 << 20;
+/// Slices that a thread packs between two reports of progress, in which other work has its turn.
+const SLICES_A_TURN: usize = 4;
 
 /// Packs the tensors of a checkpoint for a context.
 pub struct Loader<'a> {
@@ -236,7 +238,7 @@ impl<'a> Loader<'a> {
         Ok(self.fill(packer, &[part], width)?.finish_table()?)
     }
 
-    /// Packs matrices `[n, k]` slice by slice, and drops the pages of each slice before the next.
+    /// Packs matrices `[n, k]` slice by slice, and drops the pages of each.
     fn fill(&mut self, mut packer: WeightPacker, parts: &[Part], k: usize) -> Result<WeightPacker> {
         let names: Vec<String> = parts.iter().map(Part::weight).collect();
         let stored = names
@@ -247,8 +249,8 @@ impl<'a> Loader<'a> {
         if parts.iter().any(|part| part.transposed) {
             return self.fill_columns(packer, parts, &names, &stored, k);
         }
-        let checkpoint = self.checkpoint;
-        for slices in packer.slices(SLICE_BYTES).chunks(SLICES_AT_ONCE) {
+        let (checkpoint, threads) = (self.checkpoint, self.ctx.host_threads());
+        for slices in slices(&packer, threads).chunks(SLICES_A_TURN * threads) {
             packer.pack_each(&self.ctx, slices, |slice| {
                 let ranges = slice.slice.rows.iter().map(|(part, rows)| {
                     let (start, row_bytes) = (parts[*part].rows.start, k * stored[*part].size());
@@ -271,6 +273,11 @@ impl<'a> Loader<'a> {
             })?;
             self.advance(bytes_of(slices, &stored, k));
         }
+        // A page that is touched maps those around it, of slices that were let go of before.
+        for ((name, part), dtype) in names.iter().zip(parts).zip(&stored) {
+            let row_bytes = k * dtype.size();
+            checkpoint.release_slice(name, part.rows.start * row_bytes..part.rows.end * row_bytes);
+        }
         Ok(packer)
     }
 
@@ -290,11 +297,13 @@ impl<'a> Loader<'a> {
             .zip(stored)
             .map(|(name, &dtype)| Ok(packable(checkpoint.tensor(name)?.bytes, dtype)))
             .collect::<Result<Vec<_>>>()?;
-        for slices in packer.slices(SLICE_BYTES).chunks(SLICES_AT_ONCE) {
+        let threads = self.ctx.host_threads();
+        for slices in slices(&packer, threads).chunks(SLICES_A_TURN * threads) {
             packer.pack_each(&self.ctx, slices, |slice| {
                 let columns = slice.slice.rows.iter().map(|(part, rows)| {
                     let ((bytes, dtype), part) = (&tensors[*part], &parts[*part]);
-                    (&bytes[(part.rows.start + rows.start) * dtype.size()..], *dtype, part.of)
+                    let before = (part.rows.start + rows.start) * dtype.size();
+                    (bytes.get(before..).unwrap_or_default(), *dtype, part.of)
                 });
                 slice.pack_columns(&columns.collect::<Vec<_>>())
             })?;
@@ -335,6 +344,11 @@ impl<'a> Loader<'a> {
         self.checkpoint.report_unused(spare);
         (self.progress)(self.total, self.total);
     }
+}
+
+/// A weight in slices for so many threads.
+fn slices(packer: &WeightPacker, threads: usize) -> Vec<UnitSlice> {
+    packer.slices_for(threads, (SLICES_BYTES / threads).clamp(SLICE_BYTES.start, SLICE_BYTES.end))
 }
 
 /// Bytes that a checkpoint has of slices of a weight, of whose parts it stores each in a dtype.

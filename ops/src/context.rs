@@ -133,6 +133,11 @@ impl Context {
         (host.team().clone(), host.hardware().simd)
     }
 
+    /// Threads of the host that pack weights.
+    pub fn host_threads(&self) -> usize {
+        self.host_team().0.threads()
+    }
+
     /// Compiles kernels of the device ahead of their use: see [`Registry::prefetch`].
     ///
     /// # Errors

@@ -4,7 +4,8 @@ use std::io::Write;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use sinew::kernels::gemm::{Compute, Epilogue, Format, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew::kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew::kernels::packed::Format;
 use sinew::tensor::DType;
 
 use super::{Machine, Outcome, WeightDType, parse_dtype};

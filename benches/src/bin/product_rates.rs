@@ -16,9 +16,8 @@ use std::time::Instant;
 
 use sinew_benches::contender::{FEW_ROWS, Product, serve};
 use sinew_benches::{beside_limits, context, flops_limit, least_seconds};
-use sinew_kernels::gemm::{
-    self, Compute, Epilogue, Format, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, Source, Weights,
-};
+use sinew_kernels::gemm::{self, Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
+use sinew_kernels::packed::{self, Format, Source, Weights};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Launch, Operands, Row};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, Stream};
@@ -149,14 +148,14 @@ fn main() -> Result<()> {
                 report(row, &fixed, batch, m)?;
             }
             let epilogue = Epilogue { residual: Some(Residual::Output), ..Epilogue::default() };
-            let fixed = GemmStatic::new(896, 896, DType::BF16, Rhs::Packed(&gemm::BF16), DType::F32, Compute::Bf16);
+            let fixed = GemmStatic::new(896, 896, DType::BF16, Rhs::Packed(&packed::BF16), DType::F32, Compute::Bf16);
             report(row, &fixed.with(epilogue), 1, 512)?;
             let epilogue = Epilogue {
                 activation: Some(sinew_kernels::activation::Activation::Silu),
                 gated: true,
                 ..Epilogue::default()
             };
-            let fixed = GemmStatic::new(9728, 896, DType::BF16, Rhs::Packed(&gemm::BF16), DType::BF16, Compute::Bf16);
+            let fixed = GemmStatic::new(9728, 896, DType::BF16, Rhs::Packed(&packed::BF16), DType::BF16, Compute::Bf16);
             report(row, &fixed.with(epilogue), 1, 512)?;
         }
         packing(&device)?;
@@ -294,9 +293,12 @@ fn packing(device: &Arc<dyn Device>) -> Result<()> {
     let any: &dyn std::any::Any = &**device;
     let Some(cpu) = any.downcast_ref::<Cpu>() else { return Ok(()) };
     let (n, k) = (4864, 896);
-    for (from, format) in
-        [(DType::BF16, &gemm::BF16), (DType::F32, &gemm::BF16), (DType::F32, &gemm::F32), (DType::F16, &gemm::F16)]
-    {
+    for (from, format) in [
+        (DType::BF16, &packed::BF16),
+        (DType::F32, &packed::BF16),
+        (DType::F32, &packed::F32),
+        (DType::F16, &packed::F16),
+    ] {
         let format: &Format = format;
         let bytes = vec![0x3c; n * k * from.size()];
         let sources = [Source::from_bytes(&bytes, from, n, k)?];

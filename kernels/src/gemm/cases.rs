@@ -4,14 +4,13 @@ use sinew_memory::{Cpu, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use super::epilogue::{Epilogue, Residual};
-use super::{
-    BF16, Compute, F16, F32, Format, Gemm, GemmDynamic, GemmStatic, I8, InputNorm, Rhs, Source, Weights, reference,
-};
+use super::{Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs, reference};
 use crate::activation::Activation;
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
 };
 use crate::norm::{NormFormula, NormKind};
+use crate::packed::{BF16, F16, F32, Format, I8, Source, Weights};
 use crate::{Arithmetic, F32Bits, Result};
 
 /// A packed weight with the values `[N, K]` that it holds.

@@ -69,10 +69,9 @@ use sinew_tensor::DType;
 pub use crate::Compute;
 use crate::norm::{Norm, NormDynamic};
 use crate::operator::{self, expect, expect_compute};
-use crate::packed::{Outputs, PanelKind};
+use crate::packed::{Format, Outputs, PanelKind};
 use crate::{Error, Operands, Operator, Refusal, Result, Row, Work};
 
-pub use crate::packed::{BF16, F16, F32, Format, I8, PANEL, Source, Weights};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
 pub use epilogue::{Epilogue, Residual};

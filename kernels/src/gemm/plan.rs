@@ -84,7 +84,10 @@ impl Plan {
         let of_rows = rows.div_ceil(widest).max(1);
         let all = groups.max(1).saturating_mul(of_rows);
         let shared_cache = hardware.caches.l3 / SHARE_OF_L3;
-        let held = (cache * hardware.threads).max(shared_cache) / widest.saturating_mul(row_bytes).max(1);
+        let held = match widest.saturating_mul(row_bytes) {
+            0 => 1,
+            bytes => (cache * hardware.threads).max(shared_cache) / bytes,
+        };
         let slab = if all <= held { rows.div_ceil(of_rows).next_multiple_of(tile) } else { widest };
         let together = held.clamp(1, all);
         // A block of a panel is read again for each tile, from the cache of A's slab, which it takes half as much of.
@@ -96,7 +99,8 @@ impl Plan {
         let block = padded.div_ceil(blocks).next_multiple_of(granule).min(padded);
         let unit_bytes = kind.bytes(padded).saturating_mul(unit * slab.div_ceil(tile));
         let panel_bytes = if strided { kind.bytes(block) } else { 0 };
-        let carried = if block < padded { widest.saturating_mul(unit) } else { tile };
+        // Of more rows never less, or a call would need more workspace than one of more rows.
+        let carried = if block < padded { widest.saturating_mul(unit) } else { widest.min(2 * tile) };
         Self {
             groups,
             rows,

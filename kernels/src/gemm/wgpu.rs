@@ -6,7 +6,8 @@
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
 
-use super::{A, B, BIAS, Compute, D, Format, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, takes_rows};
+use super::{A, B, BIAS, Compute, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, takes_rows};
+use crate::packed::Format;
 use crate::wgpu::{Call, Part, aligned, arithmetic, least_subgroup, needs_subgroups};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 

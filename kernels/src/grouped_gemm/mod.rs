@@ -25,8 +25,9 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::activation::Activation;
-use crate::gemm::{Compute, Epilogue, Format, Gemm, GemmDynamic, GemmStatic, Rhs};
+use crate::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::operator::{self, expect, expect_compute};
+use crate::packed::Format;
 use crate::{Operands, Operator, Result, Row, Work};
 
 #[cfg(feature = "cuda")]

@@ -8,9 +8,10 @@ use crate::activation::Activation;
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
+use crate::gemm::Compute;
 use crate::gemm::cases::packed;
 use crate::gemm::reference::Sum;
-use crate::gemm::{BF16, Compute, F16, F32, Format};
+use crate::packed::{BF16, F16, F32, Format};
 use crate::{Arithmetic, Result};
 
 /// Groups, rows, N and K: fewer rows than groups and many more, one group and many, sizes that are no multiples of

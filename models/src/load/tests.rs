@@ -1,9 +1,12 @@
 use safetensors::tensor::TensorView;
+use sinew_kernels::Registry;
+use sinew_memory::{Cpu, SimdLevel};
+use sinew_ops::Policy;
 
 use super::*;
 
-/// More rows than one slice holds.
-const N: usize = 9000;
+/// More rows than the slices of one turn hold, on two threads.
+const N: usize = 20_000;
 const K: usize = 517;
 
 fn value(row: usize, step: usize) -> f32 {
@@ -18,7 +21,9 @@ fn checkpoint(tensors: &[(&str, safetensors::Dtype, [usize; 2], Vec<u8>)]) -> Ch
 }
 
 fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
-    let ctx = Arc::new(Context::cpu().expect("a context"));
+    let cpu = Cpu::with(2, SimdLevel::detected()).expect("threads");
+    let ctx = Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).expect("a context");
+    let ctx = Arc::new(ctx);
     let precision = Precision::of(DType::BF16, ctx.device().hardware()).expect("bf16");
     let mut done = 0;
     let mut progress = |now, total| {
@@ -26,8 +31,9 @@ fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
         done = now;
     };
     let mut loader = Loader::new(ctx, checkpoint, precision, &mut progress);
-    let slices = WeightPacker::new(loader.context(), DType::BF16, &[part.len()], k, false).expect("room");
-    assert!(slices.slices(SLICE_BYTES).len() > 1, "the weight is one slice");
+    let packer = WeightPacker::new(loader.context(), DType::BF16, &[part.len()], k, false).expect("room");
+    let (threads, slices) = (loader.context().host_threads(), slices(&packer, loader.context().host_threads()).len());
+    assert!(slices > SLICES_A_TURN * threads, "{slices} slices are packed in one turn");
     let weight = loader.weight(&[part], k).expect("the weight packs");
     weight.tensor().to_vec().expect("values")
 }

@@ -194,7 +194,8 @@ fn pack_slices<E: From<Error> + Send>(
 
 impl WeightPacker {
     /// Room for matrices of these numbers of rows, all `k` long, stacked, in the format in which the context's device
-    /// keeps weights as `dtype`. With `gated` there are two, gate and up.
+    /// keeps weights as `dtype`. With `gated` there are two, gate and up. The room is one to be filled before others
+    /// are asked for: see [`Buffer::allocate_to_fill`].
     ///
     /// # Errors
     /// A dtype without a format, a gated weight that is not two matrices of one size, or out of memory.
@@ -257,14 +258,24 @@ impl WeightPacker {
         Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new() })
     }
 
-    /// The units in runs that need about `bytes` bytes of f32 rows each.
+    /// The units in runs that need about `bytes` bytes of f32 rows each, or less.
     pub fn slices(&self, bytes: usize) -> Vec<UnitSlice> {
+        self.slices_for(1, bytes)
+    }
+
+    /// The same for so many threads to share: of each group as many as each of them gets alike, and of like sizes.
+    pub fn slices_for(&self, threads: usize, bytes: usize) -> Vec<UnitSlice> {
         let PackedShape { format, groups, n, k, gated } = self.shape;
+        if self.buffer.is_empty() {
+            return Vec::new();
+        }
         let each = format.units(n, gated);
-        let step = (bytes / (format.outputs_per_unit(gated) * k.max(1) * DType::F32.size())).max(1);
+        let unit_bytes = format.outputs_per_unit(gated).saturating_mul(k).saturating_mul(DType::F32.size());
+        let runs = each.div_ceil((bytes / unit_bytes.max(1)).max(1));
+        let runs = runs.checked_next_multiple_of(threads.max(1)).map_or(each, |runs| runs.min(each));
         let of_group = |group: usize| {
-            (0..each).step_by(step).map(move |first| {
-                let units = first..(first + step).min(each);
+            (0..runs).map(move |run| {
+                let units = run * each / runs..(run + 1) * each / runs;
                 let mut rows = match format.unit_rows(units.clone(), n, gated) {
                     UnitRows::Plain(rows) => self.split(rows),
                     UnitRows::Gated(rows) => vec![(0, rows.clone()), (1, rows)],
@@ -298,8 +309,9 @@ impl WeightPacker {
         self.pack_each(ctx, std::slice::from_ref(slice), |slice| slice.pack(rows))
     }
 
-    /// Packs runs of units in their order, several at a time where there are several threads: `pack` is given each, and
-    /// may fetch its rows, have them packed and let go of them.
+    /// Packs runs of units, each by a thread of its own where there are several of both: `pack` is given each, and may
+    /// fetch its rows, have them packed and let go of them. Runs are given in the order of their units. Until it
+    /// returns, nobody else's kernels run on the team.
     ///
     /// # Errors
     /// The first of `pack`, runs that are out of order, or a failed device.
@@ -315,7 +327,7 @@ impl WeightPacker {
             let packed = self.buffer.as_mut_slice::<u8>().map_err(Error::from)?;
             return pack_slices(ctx, self.shape, slices, 0, packed, &pack);
         }
-        for slices in slices.chunks(2 * ctx.host_team().0.threads()) {
+        for slices in slices.chunks(ctx.host_team().0.threads()) {
             let first = slices.first().map_or(0, |slice| slice.units.start * unit);
             let end = slices.last().map_or(first, |slice| slice.units.end * unit);
             self.staged.resize(end.saturating_sub(first), 0);

@@ -1,11 +1,13 @@
 //! Planned layers take what they were planned for: operands of too few dimensions are errors.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use sinew_kernels::gemm::{self, Gemm};
 use sinew_kernels::norm;
+use sinew_kernels::packed::{self, Source, Weights};
 use sinew_kernels::{Registry, Row};
-use sinew_memory::{Cpu, DeviceKind, SimdLevel};
+use sinew_memory::{Cpu, DeviceKind, SimdLevel, Team};
 use sinew_ops::layers::{
     Activation, Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
     NormOptions, NormedLinear, PackedWeight, Rotary, RowGather, Sample, Sequences, SliceToPack, WeightPacker,
@@ -107,7 +109,33 @@ fn slices_are_packed_at_once_as_one_by_one() {
         one_by_one.pack_each(&ctx, std::slice::from_ref(slice), pack).unwrap();
     }
     let [at_once, one_by_one] = [at_once, one_by_one].map(|p| p.finish().unwrap().tensor().to_vec::<u8>().unwrap());
-    assert!(at_once == one_by_one && at_once.iter().any(|&byte| byte != 0));
+    let whole = [Source::from_bytes(&bytes, DType::F32, n, K).unwrap()];
+    let mut expected = vec![0; at_once.len()];
+    let team = Team::new(1).unwrap();
+    packed::BF16
+        .pack(&team, SimdLevel::detected(), &Weights { sources: &whole, k: K, gated: false }, &mut expected)
+        .unwrap();
+    assert!(at_once == expected && one_by_one == expected);
+
+    // Two slices at least are in hand together: each waits for another.
+    let (met, more) = (Mutex::new(0), Condvar::new());
+    let meet = |slice: SliceToPack<'_>| {
+        *met.lock().unwrap() += 1;
+        more.notify_all();
+        let (met, late) =
+            more.wait_timeout_while(met.lock().unwrap(), Duration::from_secs(60), |met| *met < 2).unwrap();
+        assert!(!late.timed_out(), "no second slice in a minute");
+        drop(met);
+        pack(slice)
+    };
+    packer().pack_each(&ctx, &slices, meet).unwrap();
+
+    // For three threads, as many for each; no more than there are panels; none of nothing.
+    assert_eq!(packer().slices_for(3, 5 * 32 * K * 4).len(), 9);
+    assert_eq!(packer().slices_for(100, 1 << 20).len(), 32);
+    for (rows, k) in [(0, 1 << 57), (1 << 40, 0)] {
+        assert!(WeightPacker::new(&ctx, DType::BF16, &[rows], k, false).unwrap().slices(1).is_empty());
+    }
 
     let third = |slice: SliceToPack<'_>| if slice.slice == &slices[3] { slice.pack(&[]) } else { pack(slice) };
     let error = packer().pack_each(&ctx, &slices, third).unwrap_err().to_string();

@@ -1,0 +1,41 @@
+//! Weights that are packed on the host for a device whose bytes it cannot reach, several slices at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sinew_foreign_device::Lagging;
+use sinew_kernels::Registry;
+use sinew_ops::layers::WeightPacker;
+use sinew_ops::{Context, Policy, Result};
+use sinew_tensor::DType;
+
+#[test]
+fn gates_and_ups_of_experts_come_to_lie_in_turn() -> Result<()> {
+    const GROUPS: usize = 3;
+    const ROWS: usize = 70;
+    const K: usize = 5;
+    let device = Lagging::new(0, Duration::ZERO);
+    let ctx = Context::new(device, Arc::new(Registry::standard()), Policy::default())?;
+    // Matrix after matrix, each a gate or an up: every value tells its place.
+    let value = |matrix: usize, row: usize, k: usize| ((matrix * ROWS + row) * K + k) as f32;
+    let matrix =
+        |matrix: usize| -> Vec<u8> { (0..ROWS * K).flat_map(|i| value(matrix, i / K, i % K).to_le_bytes()).collect() };
+    let matrices: Vec<Vec<u8>> = (0..2 * GROUPS).map(matrix).collect();
+    let mut packer = WeightPacker::grouped(&ctx, DType::F32, GROUPS, &[ROWS, ROWS], K, true)?;
+    let slices = packer.slices_for(ctx.host_threads(), 3 * 2 * K * 4);
+    assert!(slices.len() > 2 * ctx.host_threads() && slices.len() >= GROUPS * ROWS / 3, "{} slices", slices.len());
+    packer.pack_each(&ctx, &slices, |slice| {
+        let pieces = slice
+            .slice
+            .rows
+            .iter()
+            .map(|(matrix, rows)| (&matrices[*matrix][rows.start * K * 4..rows.end * K * 4], DType::F32));
+        slice.pack(&pieces.collect::<Vec<_>>())
+    })?;
+    let packed = packer.finish()?.tensor().to_vec_on::<u8>(&**ctx.stream())?;
+    let there: Vec<f32> = packed.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    let expected =
+        (0..GROUPS).flat_map(|group| (0..2 * ROWS * K).map(move |i| value(2 * group + i / K % 2, i / (2 * K), i % K)));
+    assert_eq!(there, expected.collect::<Vec<_>>());
+    Ok(())
+}
