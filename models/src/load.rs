@@ -1,18 +1,17 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
+mod fill;
 mod part;
 mod precision;
 mod sizes;
 
-use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use sinew_ops::Context;
 use sinew_ops::layers::{
     GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight, Rotary,
-    UnitSlice, WeightPacker,
+    WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
 
@@ -20,21 +19,12 @@ pub use self::part::Part;
 pub use self::precision::{Precision, WeightOptions, main_dtype};
 pub(crate) use self::sizes::Sizes;
 use self::sizes::{check, layer_norm_names};
+use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
-use crate::{Error, Result};
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
-
-/// Bytes of the slices of a weight that are at hand together, a thread packing each, counted in f32: those of a bf16
-/// file are half as large. Their pages are dropped before others are read, so that a weight is never in memory twice.
-const SLICES_BYTES: usize = 16 << 20;
-/// The largest slice, and the least where there are more threads than that leaves room for: dropping the pages of
-/// smaller ones would take as long as packing them.
-const SLICE_BYTES: Range<usize> = 1 << 20..4 << 20;
-/// Slices that a thread packs between two reports of progress, in which other work has its turn.
-const SLICES_A_TURN: usize = 4;
 
 /// Packs the tensors of a checkpoint for a context.
 pub struct Loader<'a> {
@@ -238,84 +228,6 @@ impl<'a> Loader<'a> {
         Ok(self.fill(packer, &[part], width)?.finish_table()?)
     }
 
-    /// Packs matrices `[n, k]` slice by slice, and drops the pages of each.
-    fn fill(&mut self, mut packer: WeightPacker, parts: &[Part], k: usize) -> Result<WeightPacker> {
-        let names: Vec<String> = parts.iter().map(Part::weight).collect();
-        let stored = names
-            .iter()
-            .zip(parts)
-            .map(|(name, part)| check(self.checkpoint, name, &part.shape(k)))
-            .collect::<Result<Vec<_>>>()?;
-        if parts.iter().any(|part| part.transposed) {
-            return self.fill_columns(packer, parts, &names, &stored, k);
-        }
-        let (checkpoint, threads) = (self.checkpoint, self.ctx.host_threads());
-        for slices in slices(&packer, threads).chunks(SLICES_A_TURN * threads) {
-            packer.pack_each(&self.ctx, slices, |slice| {
-                let ranges = slice.slice.rows.iter().map(|(part, rows)| {
-                    let (start, row_bytes) = (parts[*part].rows.start, k * stored[*part].size());
-                    (*part, (start + rows.start) * row_bytes..(start + rows.end) * row_bytes)
-                });
-                let ranges: Vec<(usize, Range<usize>)> = ranges.collect();
-                let sources = ranges
-                    .iter()
-                    .map(|(part, range)| {
-                        Ok(packable(checkpoint.tensor_slice(&names[*part], range.clone())?.bytes, stored[*part]))
-                    })
-                    .collect::<Result<Vec<_>>>()?;
-                let rows: Vec<(&[u8], DType)> = sources.iter().map(|(bytes, dtype)| (&**bytes, *dtype)).collect();
-                slice.pack(&rows)?;
-                drop(sources);
-                for (part, range) in ranges {
-                    checkpoint.release_slice(&names[part], range);
-                }
-                Ok::<(), Error>(())
-            })?;
-            self.advance(bytes_of(slices, &stored, k));
-        }
-        // A page that is touched maps those around it, of slices that were let go of before.
-        for ((name, part), dtype) in names.iter().zip(parts).zip(&stored) {
-            let row_bytes = k * dtype.size();
-            checkpoint.release_slice(name, part.rows.start * row_bytes..part.rows.end * row_bytes);
-        }
-        Ok(packer)
-    }
-
-    /// [`Loader::fill`] from tensors `[k, n]`. A slice has values in all of their pages, so that a whole tensor is at
-    /// hand until it is packed.
-    fn fill_columns(
-        &mut self,
-        mut packer: WeightPacker,
-        parts: &[Part],
-        names: &[String],
-        stored: &[DType],
-        k: usize,
-    ) -> Result<WeightPacker> {
-        let checkpoint = self.checkpoint;
-        let tensors = names
-            .iter()
-            .zip(stored)
-            .map(|(name, &dtype)| Ok(packable(checkpoint.tensor(name)?.bytes, dtype)))
-            .collect::<Result<Vec<_>>>()?;
-        let threads = self.ctx.host_threads();
-        for slices in slices(&packer, threads).chunks(SLICES_A_TURN * threads) {
-            packer.pack_each(&self.ctx, slices, |slice| {
-                let columns = slice.slice.rows.iter().map(|(part, rows)| {
-                    let ((bytes, dtype), part) = (&tensors[*part], &parts[*part]);
-                    let before = (part.rows.start + rows.start) * dtype.size();
-                    (bytes.get(before..).unwrap_or_default(), *dtype, part.of)
-                });
-                slice.pack_columns(&columns.collect::<Vec<_>>())
-            })?;
-            self.advance(bytes_of(slices, stored, k));
-        }
-        drop(tensors);
-        for name in names {
-            checkpoint.release_slice(name, 0..usize::MAX);
-        }
-        Ok(packer)
-    }
-
     /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.
     ///
     /// # Errors
@@ -344,25 +256,6 @@ impl<'a> Loader<'a> {
         self.checkpoint.report_unused(spare);
         (self.progress)(self.total, self.total);
     }
-}
-
-/// A weight in slices for so many threads.
-fn slices(packer: &WeightPacker, threads: usize) -> Vec<UnitSlice> {
-    packer.slices_for(threads, (SLICES_BYTES / threads).clamp(SLICE_BYTES.start, SLICE_BYTES.end))
-}
-
-/// Bytes that a checkpoint has of slices of a weight, of whose parts it stores each in a dtype.
-fn bytes_of(slices: &[UnitSlice], stored: &[DType], k: usize) -> usize {
-    slices.iter().flat_map(|slice| &slice.rows).map(|(part, rows)| rows.len() * k * stored[*part].size()).sum()
-}
-
-/// Values in a dtype that can be packed: those of f64 as f32.
-fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
-    if dtype != DType::F64 {
-        return (bytes, dtype);
-    }
-    let values = widen::<8>(&bytes, |b| f64::from_le_bytes(b) as f32);
-    (Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
 }
 
 fn widen<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> Vec<f32> {

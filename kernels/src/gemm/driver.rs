@@ -13,12 +13,18 @@ use super::rows::Rows;
 use super::tile::{Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse};
 use crate::line::Line;
-use crate::packed::{PANEL, pack_panel};
+use crate::packed::{PANEL, PanelKind, pack_panel};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::{Launch, Operands, Operator, Result};
 
 /// Values of A below which packing them is not worth waking other threads.
 const INLINE_PACK: usize = 8192;
+
+/// How panels hold the right operand.
+fn panel_kind(fixed: &GemmStatic) -> Result<PanelKind> {
+    fixed.panel_kind().ok_or_else(|| refuse(format!("the right operand of {fixed} cannot be held in panels")))
+}
+
 /// Runs a call.
 ///
 /// # Safety
@@ -32,9 +38,7 @@ pub(super) unsafe fn run(
 ) -> Result<()> {
     let team = launch.team()?;
     let hardware = launch.stream().device().hardware();
-    let Some(kind) = fixed.panel_kind() else {
-        return Err(refuse(format!("the right operand of {fixed} cannot be held in panels")));
-    };
+    let kind = panel_kind(fixed)?;
     let b = operands.input(Gemm::NAME, B, "B")?;
     let right = match fixed.b {
         Rhs::Packed(_) => Right::Packed { ptr: b.host_ptr()?, panel_bytes: kind.bytes(fixed.k), bytes: 0 },
@@ -75,7 +79,7 @@ pub(super) unsafe fn run(
 ///
 /// # Safety
 /// `a` is `[1, rows, K]`, `out` is `[1, rows, columns]` and `b` holds `groups` packed weights, all of the problem's
-/// types; offsets do not decrease and are at most `rows`; the launch holds [`grouped_workspace`]; the machine has the
+/// types; offsets do not decrease and are at most `rows`; the launch holds [`grouped_workspace`](super::plan::grouped_workspace); the machine has the
 /// level of the tiles, and what their loop needs besides.
 pub(crate) unsafe fn run_grouped(
     tiles: &'static Tiles,
@@ -87,11 +91,9 @@ pub(crate) unsafe fn run_grouped(
 ) -> Result<()> {
     let team = launch.team()?;
     let hardware = launch.stream().device().hardware();
-    let Some(kind) = fixed.panel_kind() else {
-        return Err(refuse(format!("the right operand of {fixed} cannot be held in panels")));
-    };
+    let kind = panel_kind(fixed)?;
     let rows = a.shape()[1];
-    let plan = Plan::new(tiles, kind, fixed, &GemmDynamic { batch: 1, m: rows }, true, hardware).grouped(groups);
+    let plan = Plan::grouped(tiles, kind, fixed, groups, rows, hardware);
     let panel_bytes = kind.bytes(fixed.k);
     let right = Right::Packed { ptr: b.host_ptr()?, panel_bytes, bytes: plan.panels * panel_bytes };
     let (a, out) = (Rows::new(a, rows)?, Rows::new(out, rows)?);
@@ -135,7 +137,7 @@ impl Product<'_> {
         // SAFETY: the first `slabs` of the list were written, which has room for as many as the plan says; they go into
         // the rows' part of the workspace.
         let flush = |slabs, tiles, packed| unsafe {
-            self.round(team, &here, std::slice::from_raw_parts(list, slabs), tiles, packed, workspace)
+            self.multiply_slabs(team, &here, std::slice::from_raw_parts(list, slabs), tiles, packed, workspace)
         };
         for (right, group, rows) in runs {
             for row in rows.clone().step_by(plan.slab) {
@@ -161,7 +163,15 @@ impl Product<'_> {
     ///
     /// # Safety
     /// The slabs are of the operands' rows, and the workspace is the plan's.
-    unsafe fn round(&self, team: &Team, here: &Team, slabs: &[Slab], tiles: usize, packed: usize, workspace: *mut u8) {
+    unsafe fn multiply_slabs(
+        &self,
+        team: &Team,
+        here: &Team,
+        slabs: &[Slab],
+        tiles: usize,
+        packed: usize,
+        workspace: *mut u8,
+    ) {
         if slabs.is_empty() {
             return;
         }

@@ -38,11 +38,13 @@ pub(super) struct Plan {
     pub rows: usize,
     /// Values along K, zeros behind them included.
     pub padded: usize,
-    /// Rows that a slab may have, and those of a full slab, of which so many are packed at a time; smaller ones may be up
-    /// to `slabs`.
+    /// Rows that a slab may have.
     widest: usize,
+    /// Rows of a full slab.
     pub slab: usize,
+    /// Full slabs that are packed at a time.
     pub together: usize,
+    /// Slabs at most at a time, smaller ones counted.
     pub slabs: usize,
     pub tile: usize,
     /// Values of K in a block.
@@ -53,10 +55,13 @@ pub(super) struct Plan {
     /// Panels that a task takes at a time: packs, or reads; and how often it does.
     pub unit: usize,
     pub units_per_task: usize,
-    /// Bytes of workspace: a packed row, and of each worker its panels and its sums.
+    /// Bytes of a packed row.
     pub row_bytes: usize,
+    /// Bytes of a panel's block, of which a worker has `unit`; 0 where panels are read in place.
     pub panel_bytes: usize,
+    /// Bytes of a worker's sums.
     pub sums: usize,
+    /// Workers.
     pub threads: usize,
 }
 
@@ -122,12 +127,20 @@ impl Plan {
         }
     }
 
-    /// The plan where rows fall into up to `groups` groups, each with a right operand of its own.
-    pub fn grouped(self, groups: usize) -> Self {
-        let slabs = groups.min(self.rows) + GROUPED_SLABS;
+    /// The plan of `rows` rows that fall into up to `groups` groups, each with a right operand of its own.
+    pub fn grouped(
+        tiles: &Tiles,
+        kind: PanelKind,
+        fixed: &GemmStatic,
+        groups: usize,
+        rows: usize,
+        hardware: &Hardware,
+    ) -> Self {
+        let plan = Self::new(tiles, kind, fixed, &GemmDynamic { batch: 1, m: rows }, true, hardware);
+        let slabs = groups.min(plan.rows) + GROUPED_SLABS;
         // The last tile of a group is at most twice as high as its rows.
-        let together = (2 * self.rows).div_ceil(self.widest).clamp(1, GROUPED_SLABS);
-        Self { slab: self.widest, together, slabs, ..self }
+        let together = (2 * plan.rows).div_ceil(plan.widest).clamp(1, GROUPED_SLABS);
+        Self { slab: plan.widest, together, slabs, ..plan }
     }
 
     pub fn worker_bytes(&self) -> usize {
@@ -165,7 +178,7 @@ pub(super) fn workspace(tiles: &Tiles, fixed: &GemmStatic, call: &GemmDynamic, h
     }
 }
 
-/// Workspace of a product of rows that fall into groups: see [`run_grouped`].
+/// Workspace of a product of rows that fall into groups: see [`run_grouped`](super::driver::run_grouped).
 pub(crate) fn grouped_workspace(
     tiles: &Tiles,
     fixed: &GemmStatic,
@@ -174,6 +187,5 @@ pub(crate) fn grouped_workspace(
     hardware: &Hardware,
 ) -> usize {
     let Some(kind) = fixed.panel_kind() else { return 0 };
-    let call = GemmDynamic { batch: 1, m: rows };
-    Plan::new(tiles, kind, fixed, &call, true, hardware).grouped(groups).bytes()
+    Plan::grouped(tiles, kind, fixed, groups, rows, hardware).bytes()
 }

@@ -42,22 +42,22 @@ pub(crate) unsafe fn pack_panel<S: Simd>(
         unsafe {
             match (kind, side_by_side(lines, count)) {
                 (PanelKind::Bf16, Some(side)) => {
-                    rows_to_pairs::<S>(side, k0, count, to.add(half * LANES * 4));
+                    across_to_pairs::<S>(side, k0, count, to.add(half * LANES * 4));
                 }
-                (PanelKind::Bf16, None) => columns_to_pairs::<S>(lines, k0, count, to.add(half * LANES * 4)),
+                (PanelKind::Bf16, None) => along_to_pairs::<S>(lines, k0, count, to.add(half * LANES * 4)),
                 (PanelKind::F16, Some(side)) => {
-                    rows_to_steps::<S, f16>(side, k0, count, to.cast::<f16>().add(half * LANES));
+                    across_to_steps::<S, f16>(side, k0, count, to.cast::<f16>().add(half * LANES));
                 }
                 (PanelKind::F16, None) => {
-                    columns_to_steps::<S, f16>(lines, k0, count, to.cast::<f16>().add(half * LANES));
+                    along_to_steps::<S, f16>(lines, k0, count, to.cast::<f16>().add(half * LANES));
                 }
                 (PanelKind::F32, Some(side)) => {
-                    rows_to_steps::<S, f32>(side, k0, count, to.cast::<f32>().add(half * LANES));
+                    across_to_steps::<S, f32>(side, k0, count, to.cast::<f32>().add(half * LANES));
                 }
                 (PanelKind::F32, None) => {
-                    columns_to_steps::<S, f32>(lines, k0, count, to.cast::<f32>().add(half * LANES));
+                    along_to_steps::<S, f32>(lines, k0, count, to.cast::<f32>().add(half * LANES));
                 }
-                (PanelKind::I8, _) => columns_to_quads::<S>(lines, half * LANES, k0, count, to),
+                (PanelKind::I8, _) => along_to_quads::<S>(lines, half * LANES, k0, count, to),
             }
         }
     }
@@ -65,7 +65,7 @@ pub(crate) unsafe fn pack_panel<S: Simd>(
 
 /// Outputs from `first` on of a panel: in each group their scales, and their values in fours.
 #[inline(always)]
-unsafe fn columns_to_quads<S: Simd>(lines: &[Option<Line>], first: usize, k0: usize, count: usize, to: *mut u8) {
+unsafe fn along_to_quads<S: Simd>(lines: &[Option<Line>], first: usize, k0: usize, count: usize, to: *mut u8) {
     for k in (0..count).step_by(GROUP) {
         let n = (count - k).min(GROUP);
         // SAFETY: passed on; the group's values are followed by none or by the next group.
@@ -91,40 +91,42 @@ unsafe fn columns_to_quads<S: Simd>(lines: &[Option<Line>], first: usize, k0: us
 
 /// Sixteen outputs that lie side by side, one step of K.
 #[inline(always)]
-unsafe fn load_side<S: Simd>((first, valid): (Line, usize), k: usize) -> S::F {
+unsafe fn load_across<S: Simd>((first, valid): (Line, usize), k: usize) -> S::F {
     let across = Line::new(first.skip(k).ptr(), first.dtype, 1);
     // SAFETY: passed on: `valid` outputs lie one element apart.
     unsafe { across.load::<S>(valid) }
 }
 
+/// Sixteen outputs that lie side by side: a step of K is one load.
 #[inline(always)]
-unsafe fn rows_to_steps<S: Simd, T: Stored>(side: (Line, usize), k0: usize, count: usize, to: *mut T) {
+unsafe fn across_to_steps<S: Simd, T: Stored>(side: (Line, usize), k0: usize, count: usize, to: *mut T) {
     for k in 0..count {
         // SAFETY: passed on.
-        unsafe { T::store::<S>(to.add(k * PANEL), load_side::<S>(side, k0 + k)) };
+        unsafe { T::store::<S>(to.add(k * PANEL), load_across::<S>(side, k0 + k)) };
     }
 }
 
+/// The same, two steps of K rounded to bf16 side by side.
 #[inline(always)]
-unsafe fn rows_to_pairs<S: Simd>(side: (Line, usize), k0: usize, count: usize, to: *mut u8) {
+unsafe fn across_to_pairs<S: Simd>(side: (Line, usize), k0: usize, count: usize, to: *mut u8) {
     for k in (0..count).step_by(2) {
         // SAFETY: passed on; behind an odd count stands a zero.
         unsafe {
-            let even = load_side::<S>(side, k0 + k);
-            let odd = if k + 1 < count { load_side::<S>(side, k0 + k + 1) } else { S::splat(0.0) };
+            let even = load_across::<S>(side, k0 + k);
+            let odd = if k + 1 < count { load_across::<S>(side, k0 + k + 1) } else { S::splat(0.0) };
             S::store(to.cast::<f32>().add(k / 2 * PANEL), S::round_bf16_pairs(even, odd));
         }
     }
 }
 
 /// Sixteen outputs whose values lie along K.
-struct Columns<'a> {
+struct AlongK<'a> {
     lines: &'a [Option<Line>],
     /// The type that they share and where they begin, if each is there and without gaps: then a load is a load.
     plain: Option<(DType, [*const u8; LANES])>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> AlongK<'a> {
     #[inline(always)]
     fn new(lines: &'a [Option<Line>]) -> Self {
         let mut plain = None;
@@ -211,14 +213,15 @@ fn prefetch_next<T>(ptrs: &[*const u8; LANES], k: usize) {
     }
 }
 
+/// Sixteen outputs whose values lie along K: sixteen steps are turned around in registers.
 #[inline(always)]
-unsafe fn columns_to_steps<S: Simd, T: Stored>(lines: &[Option<Line>], k0: usize, count: usize, to: *mut T) {
-    let columns = Columns::new(lines);
+unsafe fn along_to_steps<S: Simd, T: Stored>(lines: &[Option<Line>], k0: usize, count: usize, to: *mut T) {
+    let along = AlongK::new(lines);
     for k in (0..count).step_by(LANES) {
         let n = (count - k).min(LANES);
         // SAFETY: passed on; `n` steps from `k` on are the panel's.
         unsafe {
-            let steps = S::transpose(columns.load::<S>(k0 + k, n));
+            let steps = S::transpose(along.load::<S>(k0 + k, n));
             for (step, values) in steps.into_iter().enumerate().take(n) {
                 T::store::<S>(to.add((k + step) * PANEL), values);
             }
@@ -226,14 +229,15 @@ unsafe fn columns_to_steps<S: Simd, T: Stored>(lines: &[Option<Line>], k0: usize
     }
 }
 
+/// The same in bf16, thirty-two steps in pairs.
 #[inline(always)]
-unsafe fn columns_to_pairs<S: Simd>(lines: &[Option<Line>], k0: usize, count: usize, to: *mut u8) {
-    let columns = Columns::new(lines);
+unsafe fn along_to_pairs<S: Simd>(lines: &[Option<Line>], k0: usize, count: usize, to: *mut u8) {
+    let along = AlongK::new(lines);
     for k in (0..count).step_by(2 * LANES) {
         let n = (count - k).min(2 * LANES);
         // SAFETY: passed on; `n` steps from `k` on are the panel's, and behind an odd number stands a zero.
         unsafe {
-            let pairs = S::transpose(columns.load_pairs::<S>(k0 + k, n));
+            let pairs = S::transpose(along.load_pairs::<S>(k0 + k, n));
             for (pair, values) in pairs.into_iter().enumerate().take(n.div_ceil(2)) {
                 S::store(to.cast::<f32>().add((k / 2 + pair) * PANEL), values);
             }

@@ -69,7 +69,7 @@ impl Sizes<'_> {
         }
     }
 
-    /// Of [`Loader::layer_norm`](super::Loader::layer_norm).
+    /// Of [`Loader::norm`](super::Loader::norm).
     pub(crate) fn layer_norm(&self, name: &str, n: usize) -> Result<usize> {
         let [weight, bias] = layer_norm_names(self.checkpoint, name);
         Ok(self.vector(&weight, n)?.saturating_add(self.vector(&bias, n)?))

@@ -3,6 +3,7 @@ use sinew_kernels::Registry;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::Policy;
 
+use super::fill::{SLICES_A_TURN, slices};
 use super::*;
 
 /// More rows than the slices of one turn hold, on two threads.

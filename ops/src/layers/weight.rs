@@ -121,8 +121,8 @@ impl SliceToPack<'_> {
         self.pack_sources(rows.len(), |at, n, k| Source::from_bytes(rows[at].0, rows[at].1, n, k))
     }
 
-    /// Packs it from a weight that is stored as `[k, columns]`: each row of it is a column, and the bytes begin with the
-    /// first of the slice's and reach to the tensor's end.
+    /// Packs it from a weight that is stored as `[k, columns]`: each row of it is a column, and the bytes begin with
+    /// the first of the slice's and reach to the tensor's end.
     ///
     /// # Errors
     /// Other columns than the rows of the slice.
@@ -200,8 +200,7 @@ impl WeightPacker {
     /// # Errors
     /// A dtype without a format, a gated weight that is not two matrices of one size, or out of memory.
     pub fn new(ctx: &Context, dtype: DType, rows: &[usize], k: usize, gated: bool) -> Result<Self> {
-        let kind = ctx.device().id().kind;
-        Self::with_format(ctx, Format::of(dtype, kind), dtype, 1, rows, k, gated)
+        Self::grouped(ctx, dtype, 1, rows, k, gated)
     }
 
     /// Room for `groups` such weights, one behind another: the experts of a mixture. The matrices of a slice are
