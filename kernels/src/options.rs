@@ -46,7 +46,7 @@ pub enum Compute {
     /// Activations are rounded to bf16: both operands of a product of tensors, queries and softmax weights in
     /// attention. A packed weight and cached keys are taken as they are stored.
     Bf16,
-    /// Activations are rounded to int8, with a scale for each 128 values along K, and multiplied with an int8 weight:
-    /// matrix products only.
+    /// Activations are rounded to int8, with a scale for each group of the weight, and multiplied with its integers; of
+    /// products of tensors both operands, in groups of 128 values along K. Matrix products only.
     Int8,
 }

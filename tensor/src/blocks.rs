@@ -1,7 +1,8 @@
 //! Weights of 4 or 8 bits whose scales are shared by blocks of a row: where their bytes are.
 //!
-//! A weight `w` of `[n, k]` is held as integers `q`, and every `group` consecutive values of a row share one scale and,
-//! where the format has them, one zero point: `w[i, j] = scale[i, j / group] · (q[i, j] − zero[i, j / group])`.
+//! A weight `w` of `[n, k]` is held as integers or small floats `q`, and every `group` consecutive values of a row share
+//! one scale and, where the format has them, one zero point:
+//! `w[i, j] = scale[i, j / group] · (q[i, j] − zero[i, j / group])`.
 
 use sinew_memory::Error as MemoryError;
 
@@ -9,20 +10,119 @@ use crate::dtype::widen_float;
 use crate::error::{Error, Result, shape_error};
 use crate::{DType, Layout, Tensor};
 
+/// What the values of a block-quantized weight are: each is held as a code of 4 or 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockValues {
+    /// Integers from -8 to 7, in two's complement.
+    Int4,
+    /// Integers from -128 to 127.
+    Int8,
+    /// Floats of 4 bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives (OCP's E2M1, as in MXFP4).
+    F4E2M1,
+    /// [`DType::F8E4M3`].
+    F8E4M3,
+    /// [`DType::F8E5M2`].
+    F8E5M2,
+}
+
+impl BlockValues {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Int4, Self::Int8, Self::F4E2M1, Self::F8E4M3, Self::F8E5M2];
+
+    /// Bits of a code: 4 or 8.
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::Int4 | Self::F4E2M1 => 4,
+            Self::Int8 | Self::F8E4M3 | Self::F8E5M2 => 8,
+        }
+    }
+
+    /// Whether they are integers: then there may be zero points.
+    pub const fn is_integer(self) -> bool {
+        matches!(self, Self::Int4 | Self::Int8)
+    }
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Int4 => "int4",
+            Self::Int8 => "int8",
+            Self::F4E2M1 => "fp4",
+            Self::F8E4M3 => "fp8",
+            Self::F8E5M2 => "fp8-e5m2",
+        }
+    }
+
+    /// What a code stands for; bits above its own are of no account.
+    ///
+    /// ```
+    /// use sinew_tensor::BlockValues;
+    /// assert_eq!(BlockValues::Int4.value(0xf), -1.0);
+    /// assert_eq!(BlockValues::F4E2M1.value(0b1011), -1.5);
+    /// assert_eq!(BlockValues::F8E4M3.value(0x7e), 448.0);
+    /// ```
+    pub fn value(self, code: u8) -> f32 {
+        match self {
+            Self::Int4 => f32::from(nibble(code, 0)),
+            Self::Int8 => f32::from(code as i8),
+            Self::F4E2M1 => {
+                let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+                if code & 8 == 0 { magnitude } else { -magnitude }
+            }
+            Self::F8E4M3 => float8::F8E4M3::from_bits(code).to_f32(),
+            Self::F8E5M2 => float8::F8E5M2::from_bits(code).to_f32(),
+        }
+    }
+
+    /// The value whose magnitude is the largest finite one: of integers the negative one.
+    pub const fn extreme(self) -> f32 {
+        match self {
+            Self::Int4 => -8.0,
+            Self::Int8 => -128.0,
+            Self::F4E2M1 => 6.0,
+            Self::F8E4M3 => 448.0,
+            Self::F8E5M2 => 57344.0,
+        }
+    }
+
+    /// The code of the value next to `x`, ties to even; of the extreme ones beyond them. Of NaN it is 0, where there is
+    /// no code for it.
+    ///
+    /// ```
+    /// use sinew_tensor::BlockValues;
+    /// assert_eq!(BlockValues::Int4.code(-9.0), 0x8);
+    /// assert_eq!(BlockValues::F4E2M1.value(BlockValues::F4E2M1.code(2.5)), 2.0);
+    /// ```
+    pub fn code(self, x: f32) -> u8 {
+        match self {
+            Self::Int4 => x.round_ties_even().clamp(-8.0, 7.0) as i8 as u8 & 0xf,
+            Self::Int8 => x.round_ties_even().clamp(-128.0, 127.0) as i8 as u8,
+            Self::F4E2M1 => {
+                // Half way to the next magnitude; the even one of two that are as near is the one whose code is even.
+                const HALFWAY: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
+                let above = |(code, half): (usize, &f32)| if code % 2 == 0 { x.abs() > *half } else { x.abs() >= *half };
+                let magnitude = HALFWAY.iter().enumerate().filter(|&at| above(at)).count() as u8;
+                if x.is_sign_negative() { magnitude | 8 } else { magnitude }
+            }
+            Self::F8E4M3 => float8::F8E4M3::from_f32(x.clamp(-448.0, 448.0)).to_bits(),
+            Self::F8E5M2 => float8::F8E5M2::from_f32(x.clamp(-57344.0, 57344.0)).to_bits(),
+        }
+    }
+}
+
 /// The values that an int4 can have.
 const INT4: std::ops::RangeInclusive<i8> = -8..=7;
 
-/// How a weight is quantized: bits of a value, values of a row that share a scale, the scales' dtype, and whether there
-/// are zero points.
+/// How a weight is quantized: its values, how many of a row share a scale, the scales' dtype, and whether there are
+/// zero points.
 ///
-/// The weight is `w = scale · (q − zero)`, with `zero` 0 where the format has no zero points. `q` is a signed integer
-/// in two's complement: -8 to 7, or -128 to 127. Zero points are a signed byte each, whatever the bits of a value.
-/// Checkpoints with unsigned values (GPTQ, AWQ) subtract 8 (or 128) from values and zero points alike, which leaves
-/// the differences as they are.
+/// The weight is `w = scale · (q − zero)`, with `zero` 0 where the format has no zero points. Zero points are a signed
+/// byte each, whatever the bits of a value. Checkpoints with unsigned values (GPTQ, AWQ) subtract 8 (or 128) from values
+/// and zero points alike, which leaves the differences as they are.
 ///
 /// ```
-/// use sinew_tensor::{BlockFormat, DType};
-/// let format = BlockFormat::new(4, 128, DType::F16, true)?;
+/// use sinew_tensor::{BlockFormat, BlockValues, DType};
+/// let format = BlockFormat::new(BlockValues::Int4, 128, DType::F16, true)?;
 /// let weight = format.layout(4864, 896)?;
 /// assert_eq!(weight.values_shape(), [4864, 448]);
 /// assert_eq!(weight.scales_shape(), [4864, 7]);
@@ -31,21 +131,24 @@ const INT4: std::ops::RangeInclusive<i8> = -8..=7;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockFormat {
-    bits: u8,
+    values: BlockValues,
     group: usize,
     scale: DType,
     zero_points: bool,
 }
 
 impl BlockFormat {
-    /// A format of `bits` bits (4 or 8) with a scale for every `group` consecutive values of a row. A `group` of at
-    /// least the row's length is one scale for each row.
+    /// int8 with an f32 scale for every 128 values: what tensors are rounded to where they are multiplied in int8.
+    pub const INT8: Self = Self { values: BlockValues::Int8, group: 128, scale: DType::F32, zero_points: false };
+
+    /// A format with a scale for every `group` consecutive values of a row. A `group` of at least the row's length is
+    /// one scale for each row.
     ///
     /// # Errors
-    /// [`Error::Shape`] for another number of bits, a group of 0, or scales that are not floats.
-    pub fn new(bits: u8, group: usize, scale: DType, zero_points: bool) -> Result<Self> {
-        if !matches!(bits, 4 | 8) {
-            return Err(shape_error("block format", format!("values of {bits} bits: 4 and 8 are known")));
+    /// [`Error::Shape`] for a group of 0, scales that are not floats, or zero points of values that are not integers.
+    pub fn new(values: BlockValues, group: usize, scale: DType, zero_points: bool) -> Result<Self> {
+        if zero_points && !values.is_integer() {
+            return Err(shape_error("block format", format!("zero points of {}: integers have them", values.name())));
         }
         if group == 0 {
             return Err(shape_error("block format", "groups of 0 values: they start from 1"));
@@ -53,26 +156,26 @@ impl BlockFormat {
         if !scale.is_float() {
             return Err(shape_error("block format", format!("scales of {scale}: a float is needed")));
         }
-        Ok(Self { bits, group, scale, zero_points })
+        Ok(Self { values, group, scale, zero_points })
     }
 
-    /// Bits of a value: 4 or 8.
-    pub fn bits(&self) -> u8 {
-        self.bits
+    /// The values.
+    pub const fn values(&self) -> BlockValues {
+        self.values
     }
 
     /// Values of a row that share a scale. The last group of a row may have fewer.
-    pub fn group(&self) -> usize {
+    pub const fn group(&self) -> usize {
         self.group
     }
 
     /// The dtype of the scales.
-    pub fn scale_dtype(&self) -> DType {
+    pub const fn scale_dtype(&self) -> DType {
         self.scale
     }
 
     /// Whether each group has a zero point.
-    pub fn zero_points(&self) -> bool {
+    pub const fn zero_points(&self) -> bool {
         self.zero_points
     }
 
@@ -131,7 +234,7 @@ impl BlockLayout {
 
     /// Bytes of the packed values of a row.
     pub fn row_bytes(&self) -> usize {
-        if self.format.bits == 4 { self.k.div_ceil(2) } else { self.k }
+        if self.format.values.bits() == 4 { self.k.div_ceil(2) } else { self.k }
     }
 
     /// Groups of a row: `⌈k / group⌉`.
@@ -177,8 +280,8 @@ impl BlockLayout {
     /// Where the element at a row and column is, if it is inside the shape.
     ///
     /// ```
-    /// use sinew_tensor::{BlockFormat, BlockIndex, DType};
-    /// let weight = BlockFormat::new(4, 2, DType::F32, false)?.layout(2, 5)?;
+    /// use sinew_tensor::{BlockFormat, BlockIndex, BlockValues, DType};
+    /// let weight = BlockFormat::new(BlockValues::Int4, 2, DType::F32, false)?.layout(2, 5)?;
     /// assert_eq!(weight.index(1, 3), Some(BlockIndex { byte: 3 + 1, shift: 4, group: 3 + 1 }));
     /// assert_eq!(weight.index(1, 5), None);
     /// # Ok::<(), sinew_tensor::Error>(())
@@ -193,24 +296,22 @@ impl BlockLayout {
 
     /// Byte and bit within the row's packed values, and group within the row's.
     fn place(&self, column: usize) -> (usize, u8, usize) {
-        let (byte, shift) = if self.format.bits == 4 { (column / 2, (column % 2) as u8 * 4) } else { (column, 0) };
+        let (byte, shift) = if self.format.values.bits() == 4 { (column / 2, (column % 2) as u8 * 4) } else { (column, 0) };
         (byte, shift, column / self.format.group)
     }
 
-    /// The value at bit `shift` of a byte of packed values.
-    fn value(&self, byte: u8, shift: u8) -> i8 {
-        if self.format.bits == 4 { nibble(byte, shift) } else { byte as i8 }
-    }
-
-    /// The packed bytes of `n · k` quantized values in row-major order, each row on whole bytes.
+    /// The packed bytes of `n · k` integers in row-major order, each row on whole bytes.
     ///
     /// # Errors
-    /// [`Error::Shape`] for another number of values, or those of [`pack_int4`].
+    /// [`Error::Shape`] for a format of floats, another number of values, or those of [`pack_int4`].
     pub fn pack(&self, values: &[i8]) -> Result<Vec<u8>> {
+        if !self.format.values.is_integer() {
+            return Err(shape_error("block pack", format!("integers into {}", self.format.values.name())));
+        }
         if values.len() != self.n * self.k {
             return Err(shape_error("block pack", format!("{} values for [{}, {}]", values.len(), self.n, self.k)));
         }
-        if self.format.bits == 8 {
+        if self.format.values.bits() == 8 {
             return Ok(bytemuck::cast_slice(values).to_vec());
         }
         let mut packed = Vec::with_capacity(self.values_bytes());
@@ -262,7 +363,7 @@ fn nibble(byte: u8, shift: u8) -> i8 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockElement {
     /// The quantized value.
-    pub q: i8,
+    pub q: f32,
     /// The scale of its group.
     pub scale: f64,
     /// The zero point of its group; 0 where the format has none.
@@ -276,15 +377,15 @@ pub struct BlockElement {
 ///
 /// ```
 /// use sinew_memory::Cpu;
-/// use sinew_tensor::{BlockFormat, BlockWeight, DType, Tensor};
-/// let layout = BlockFormat::new(4, 2, DType::F32, true)?.layout(1, 3)?;
+/// use sinew_tensor::{BlockFormat, BlockValues, BlockWeight, DType, Tensor};
+/// let layout = BlockFormat::new(BlockValues::Int4, 2, DType::F32, true)?.layout(1, 3)?;
 /// let cpu = Cpu::get();
 /// let values = Tensor::from_vec(&cpu, layout.pack(&[-8, 7, 3])?, &layout.values_shape())?;
 /// let scales = Tensor::from_slice(&cpu, &[0.5f32, 2.0], &layout.scales_shape())?;
 /// let zeros = Tensor::from_slice(&cpu, &[0i8, 1], &layout.scales_shape())?;
 /// let weight = BlockWeight::new(layout, values, scales, Some(zeros))?;
 /// let last = weight.element(0, 2)?;
-/// assert_eq!((last.q, last.scale, last.zero), (3, 2.0, 1)); // w = 2 · (3 − 1)
+/// assert_eq!((last.q, last.scale, last.zero), (3.0, 2.0, 1)); // w = 2 · (3 − 1)
 /// # Ok::<(), sinew_tensor::Error>(())
 /// ```
 #[derive(Clone)]
@@ -351,7 +452,7 @@ impl BlockWeight {
             return Err(shape_error("block element", format!("[{row}, {column}] of a weight [{n}, {k}]")));
         }
         let (byte, shift, group) = self.layout.place(column);
-        let q = self.layout.value(element_bytes(&self.values, [row, byte])?[0], shift);
+        let q = self.layout.format.values.value(element_bytes(&self.values, [row, byte])?[0] >> shift);
         let scale = widen_float(self.scales.dtype(), element_bytes(&self.scales, [row, group])?);
         let zero = match &self.zeros {
             Some(zeros) => element_bytes(zeros, [row, group])?[0] as i8,

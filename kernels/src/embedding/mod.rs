@@ -124,10 +124,10 @@ impl Operator for Embedding {
     }
 
     fn work(fixed: &EmbeddingStatic, call: &EmbeddingDynamic) -> Work {
-        let size = match fixed.table {
-            TableKind::Strided(dtype) => dtype.size(),
-            TableKind::Packed(format) => format.dtype().size(),
+        let row = match fixed.table {
+            TableKind::Strided(dtype) => fixed.width * dtype.size(),
+            TableKind::Packed(format) => format.unit_bytes(fixed.width, false) / format.outputs_per_unit(false),
         };
-        Work { flops: 0.0, bytes: (call.tokens * fixed.width * (size + fixed.out.size())) as f64 }
+        Work { flops: 0.0, bytes: (call.tokens * (row + fixed.width * fixed.out.size())) as f64 }
     }
 }

@@ -5,7 +5,7 @@ use sinew_tensor::DType;
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::gemm::cases::packed;
-use crate::packed::FORMATS;
+use crate::packed::formats;
 use crate::{Arithmetic, Result};
 
 impl Reference for Embedding {
@@ -15,7 +15,7 @@ impl Reference for Embedding {
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {
-        let formats = FORMATS.into_iter().map(TableKind::Packed);
+        let formats = formats().map(TableKind::Packed);
         let kinds: Vec<TableKind> = DType::COMPUTE.into_iter().map(TableKind::Strided).chain(formats).collect();
         let sizes = [(1, 1), (7, 3), (33, 17), (5, 0), (64, 96), (100, 515), (31, 1030)];
         let tokens = [1, 0, 5, 40, 333];

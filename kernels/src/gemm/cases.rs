@@ -1,7 +1,7 @@
 //! Problems to try, and their operands.
 
 use sinew_memory::{Cpu, Team};
-use sinew_tensor::{DType, Layout, Tensor};
+use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor};
 
 use super::epilogue::{Epilogue, Residual};
 use super::{Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs, reference};
@@ -10,7 +10,7 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
 };
 use crate::norm::{NormFormula, NormKind};
-use crate::packed::{BF16, F16, F32, Format, I8, Source, Weights};
+use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PanelKind, Source, Weights, formats};
 use crate::{Arithmetic, F32Bits, Result};
 
 /// A packed weight with the values `[N, K]` that it holds.
@@ -21,21 +21,58 @@ pub(crate) fn packed(
     gated: bool,
     values: Values,
 ) -> Result<HostOperand> {
-    // A quantized format holds what it rounds these to.
-    let dtype = if format == &I8 { DType::F32 } else { format.dtype() };
+    // A format of blocks holds what it rounds these to, or codes that are drawn.
+    let dtype = format.dtype().unwrap_or(DType::F32);
     let mut values: Vec<f64> = (0..n * k).map(|_| generator.value(values, dtype)).collect();
     let bytes = encode(dtype, &values);
-    let sources = [Source::from_bytes(&bytes, dtype, n, k)?];
+    let drawn = match format.encoding() {
+        Encoding::Blocks(blocks) if generator.below(2) == 0 => Some(draw_codes(generator, blocks, n, k)),
+        _ => None,
+    };
+    let sources = [match &drawn {
+        Some((format, codes, scales, zeros)) => {
+            Source::from_codes(Codes { format: *format, codes, scales, zeros }, n, k)?
+        }
+        None => Source::from_bytes(&bytes, dtype, n, k)?,
+    }];
     let weights = Weights { sources: &sources, k, gated };
     let mut packed = vec![0; format.packed_bytes(n, k, gated)];
     let level = sinew_memory::SimdLevel::detected();
     format.pack(&Team::new(1)?, level, &weights, &mut packed)?;
-    if format == &I8 && k > 0 {
-        values = values.chunks(k).flat_map(reference::quantized).collect();
+    if format.dtype().is_none() && k > 0 {
+        let mut row = vec![0.0; k];
+        for (n_, values) in values.chunks_mut(k).enumerate() {
+            format.unpack_row(&packed, n, k, gated, n_, &mut row)?;
+            values.iter_mut().zip(&row).for_each(|(to, &x)| *to = x.into());
+        }
     }
     let buffer = sinew_memory::Buffer::from_slice(&Cpu::get(), &packed)?;
     let tensor = Tensor::new(buffer, DType::U8, Layout::contiguous(&[packed.len()])?)?;
     Ok(HostOperand { tensor, shape: vec![n, k], values })
+}
+
+/// Codes, scales and zero points of a weight as a checkpoint may have them: all finite codes, and zero points anywhere
+/// between the values.
+fn draw_codes(
+    generator: &mut Generator,
+    format: BlockFormat,
+    n: usize,
+    k: usize,
+) -> (BlockFormat, Vec<u8>, Vec<u8>, Vec<i8>) {
+    let values = format.values();
+    let mut code = || loop {
+        let code = generator.below(1 << values.bits()) as u8;
+        if values.value(code).is_finite() {
+            return code;
+        }
+    };
+    let codes = (0..n * k).map(|_| code()).collect();
+    let groups = n * k.div_ceil(format.group());
+    let scales: Vec<f64> =
+        (0..groups).map(|_| format.scale_dtype().round(generator.normal() / f64::from(values.extreme()))).collect();
+    let zero = |generator: &mut Generator| generator.below(1 << values.bits()) as f64 + f64::from(values.extreme());
+    let zeros = if format.zero_points() { (0..groups).map(|_| zero(generator) as i8).collect() } else { Vec::new() };
+    (format, codes, encode(format.scale_dtype(), &scales), zeros)
 }
 
 /// Sizes `[batch, m, n, k]`.
@@ -104,6 +141,7 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
     let right = [Rhs::Packed(&BF16), Rhs::Packed(&F32), Rhs::Strided(DType::BF16), Rhs::Packed(&F16)];
     let values = [Values::Normal, Values::Normal, Values::Special, Values::Subnormal, Values::Integers];
     let rounds = if depth == Depth::Quick { 2 } else { 16 };
+    let (blocks, integers) = (block_formats(|_| true), block_formats(|values| values.is_integer()));
     let mut cases = Vec::new();
     for t in 0..rounds * SHAPES.len() {
         let [batch, m, n, k] = SHAPES[t % SHAPES.len()];
@@ -127,9 +165,13 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
         let fixed = fixed.with(epilogue).of_norm(norm);
         let (call, lay, seed) = (GemmDynamic { batch, m }, Lay::ALL[(t / 2) % Lay::ALL.len()], 2000 + t as u64);
         // Subnormal sums are below a step of int8.
-        if t % 4 == 0 && values != Values::Subnormal {
-            let b = [Rhs::Packed(&I8), Rhs::Strided(dtype(t / 3))][t / 4 % 2];
-            let fixed = GemmStatic { b, compute: Compute::Int8, ..fixed.clone() };
+        if values != Values::Subnormal {
+            let (b, compute) = match t % 4 {
+                0 => (Rhs::Strided(dtype(t / 3)), Compute::Int8),
+                1 => (integers[t / 4 % integers.len()], Compute::Int8),
+                _ => (blocks[t % blocks.len()], compute),
+            };
+            let fixed = GemmStatic { b, compute, ..fixed.clone() };
             cases.push(Case { fixed, call, lay, values, seed });
         }
         cases.push(Case { fixed, call, lay, values, seed });
@@ -137,21 +179,41 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
     cases
 }
 
-/// Products in int8, with weights that were quantized when packed and with tensors that are as they are multiplied.
-fn int8_cases(epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
+/// The packed formats of blocks of some values.
+fn block_formats(of: impl Fn(BlockValues) -> bool) -> Vec<Rhs> {
+    let is_one = |format: &&Format| format.panel_kind().and_then(PanelKind::blocks).is_some_and(|f| of(f.values()));
+    formats().filter(is_one).map(Rhs::Packed).collect()
+}
+
+/// Products with block-quantized weights in every arithmetic that there is, and of tensors in int8. Shapes and formats
+/// take turns; there are more formats than shapes.
+fn block_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
+    let (blocks, integers) = (block_formats(|_| true), block_formats(|values| values.is_integer()));
+    let rounds = if depth == Depth::Quick { 3 } else { 20 };
     let mut cases = Vec::new();
-    for (i, &[batch, m, n, k]) in SHAPES.iter().chain(LARGE).enumerate() {
-        for (j, b) in [Rhs::Packed(&I8), Rhs::Strided(DType::COMPUTE[i % 3])].into_iter().enumerate() {
-            let mut epilogue = epilogues[(i + j) % epilogues.len()];
-            let values = [Values::Normal, Values::Normal, Values::Special, Values::Integers, Values::Subnormal][i % 5];
-            if values == Values::Subnormal {
-                (epilogue.activation, epilogue.gated) = (None, false);
+    for round in 0..rounds {
+        for (i, &[batch, m, n, k]) in SHAPES.iter().chain(LARGE).enumerate() {
+            let t = round * (SHAPES.len() + LARGE.len() + 1) + i;
+            let strided = Rhs::Strided(DType::COMPUTE[t % 3]);
+            let problems = [
+                (integers[t % integers.len()], Compute::Int8),
+                (blocks[t * 7 % blocks.len()], Compute::Bf16),
+                (blocks[t * 11 % blocks.len()], Compute::F32),
+                (strided, Compute::Int8),
+            ];
+            for (j, (b, compute)) in problems.into_iter().enumerate() {
+                let mut epilogue = epilogues[(t + j) % epilogues.len()];
+                let values = [Values::Normal, Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
+                let values = values[t % 5];
+                if values == Values::Subnormal {
+                    (epilogue.activation, epilogue.gated) = (None, false);
+                }
+                let n = if epilogue.gated { n + n % 2 } else { n };
+                let dtypes = [DType::COMPUTE[t / 3 % 3], DType::COMPUTE[t / 2 % 3]];
+                let fixed = GemmStatic::new(n, k, dtypes[0], b, dtypes[1], compute).with(epilogue);
+                let (call, seed) = (GemmDynamic { batch, m }, 2000 + t as u64);
+                cases.push(Case { fixed, call, lay: Lay::ALL[t % Lay::ALL.len()], values, seed });
             }
-            let n = if epilogue.gated { n + n % 2 } else { n };
-            let dtypes = [DType::COMPUTE[i / 3 % 3], DType::COMPUTE[i / 2 % 3]];
-            let fixed = GemmStatic::new(n, k, dtypes[0], b, dtypes[1], Compute::Int8).with(epilogue);
-            let (call, seed) = (GemmDynamic { batch, m }, 2000 + i as u64);
-            cases.push(Case { fixed, call, lay: Lay::ALL[i % Lay::ALL.len()], values, seed });
         }
     }
     cases
@@ -178,7 +240,7 @@ impl Reference for Gemm {
         ];
         // For devices that read rows, the same cases with the same weights in rows.
         let in_rows = |b: Rhs| match b {
-            Rhs::Packed(format) => Format::row_major(format.dtype()),
+            Rhs::Packed(format) => format.dtype().and_then(Format::row_major),
             Rhs::Strided(_) => None,
         };
         let values =
@@ -239,7 +301,7 @@ impl Reference for Gemm {
                 }
             }
         }
-        cases.extend(int8_cases(&epilogues));
+        cases.extend(block_cases(depth, &epilogues));
         cases.extend(normed_cases(depth, &epilogues));
         // What the crate that serves as a foreign row takes.
         for (i, &[batch, m, n, k]) in SHAPES.iter().enumerate() {

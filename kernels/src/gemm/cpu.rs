@@ -47,7 +47,7 @@ pub(super) fn rows() -> Vec<Row<Gemm>> {
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
     needs(level, hardware)?;
     match fixed.panel_kind() {
-        Some(PanelKind::I8) => Err("multiplies no int8".into()),
+        Some(PanelKind::Blocks(_)) => Err("multiplies no block-quantized weights".into()),
         Some(_) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
         Some(kind) => Ok(kind),
         None => Err("multiplies panels and right operands of f32, f16 and bf16 only".into()),
@@ -107,7 +107,7 @@ macro_rules! chain_at {
                     PanelKind::F32 => chain::<$simd, Singles, R, H>(a, b, steps, sums, carry),
                     PanelKind::F16 => chain::<$simd, Halves, R, H>(a, b, steps, sums, carry),
                     PanelKind::Bf16 => chain::<$simd, Pairs, R, H>(a, b, steps, sums, carry),
-                    PanelKind::I8 => debug_assert!(false, "the rows admit no int8"),
+                    PanelKind::Blocks(_) => debug_assert!(false, "the rows admit no blocks"),
                 }
             }
         }

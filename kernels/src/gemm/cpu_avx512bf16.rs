@@ -25,7 +25,7 @@ pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refus
         return Err("computes in bf16, the problem asks for f32".into());
     }
     if panels != PanelKind::Bf16 {
-        return Err(format!("multiplies bf16, the weight is packed as {}", panels.dtype()).into());
+        return Err(format!("multiplies bf16, the weight is packed as {}", panels.encoding()).into());
     }
     Ok(())
 }

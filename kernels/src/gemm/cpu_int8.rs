@@ -1,6 +1,8 @@
-//! Rows of int8: products of whole groups of K are exact, and one chain of multiply-adds takes them with their scales.
+//! Rows of int8 activations and weights of 4 or 8 bits: products of whole groups of K are exact, and one chain of
+//! multiply-adds takes them with their scales.
 
 use sinew_memory::{Hardware, SimdLevel};
+use sinew_tensor::{BlockFormat, DType};
 
 use super::cpu::cost;
 use super::driver::run;
@@ -8,24 +10,24 @@ use super::plan::workspace;
 use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
 use super::{Compute, Gemm, GemmStatic};
 use crate::cpu_row::needs;
-use crate::packed::{GROUP, PANEL, PanelKind};
+use crate::packed::blocks;
+use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 use crate::simd::{LANES, Portable, Simd};
 use crate::{Arithmetic, Refusal, Row};
 
-const MUL_ADD: Arithmetic = Arithmetic::named("gemm.int8-groups.mul-add");
+pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.int8-groups.mul-add");
 #[cfg(target_arch = "x86_64")]
-const FUSED: Arithmetic = Arithmetic::named("gemm.int8-groups");
+pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.int8-groups");
 
-/// The row of some tiles at a level, which do a number of operations in the time of one of f32 arithmetic (measured on
-/// Zen 5: four products of VNNI are one instruction, while AVX2 multiplies even bytes and odd ones apart in 16 bits).
+/// The row of a level.
 macro_rules! row {
-    ($name:literal, $arithmetic:expr, $level:expr, $ratio:literal, $tiles:expr) => {
+    ($name:literal, $arithmetic:expr, $level:expr, $tiles:expr) => {
         tiled_row!(
             $name,
             $arithmetic,
             |fixed, hardware| admit(fixed, hardware, $level),
-            |hardware| predicted::f32_rate(hardware, $level) * $ratio,
+            |hardware| rate(hardware, $level),
             $tiles
         )
     };
@@ -35,43 +37,78 @@ macro_rules! row {
 pub(super) fn rows() -> Vec<Row<Gemm>> {
     vec![
         #[cfg(target_arch = "x86_64")]
-        row!("gemm.cpu.avx512vnni", FUSED, SimdLevel::Avx512Vnni, 2.8, &x86::VNNI),
+        row!("gemm.cpu.avx512vnni.int8", FUSED, SimdLevel::Avx512Vnni, &x86::VNNI),
         #[cfg(target_arch = "x86_64")]
-        row!("gemm.cpu.avx2.int8", FUSED, SimdLevel::Avx2, 1.0, &x86::AVX2),
-        row!("gemm.cpu.portable.int8", MUL_ADD, SimdLevel::Portable, 0.3, &PORTABLE),
+        row!("gemm.cpu.avx2.int8", FUSED, SimdLevel::Avx2, &x86::AVX2),
+        row!("gemm.cpu.portable.int8", MUL_ADD, SimdLevel::Portable, &PORTABLE),
     ]
 }
 
-/// Refuses machines below a level, and all but int8.
-fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
+/// Operations per second and thread of a level's tiles: as many as in the time of one of f32 arithmetic (measured on
+/// Zen 5: four products of VNNI are one instruction, while AVX2 multiplies even bytes and odd ones apart in 16 bits).
+pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
+    let ratio = match level {
+        SimdLevel::Portable => 0.3,
+        SimdLevel::Avx2 | SimdLevel::Avx512 => 1.0,
+        SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => 2.8,
+    };
+    predicted::f32_rate(hardware, level) * ratio
+}
+
+/// Refuses machines below a level, and all but integers.
+pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
     needs(level, hardware)?;
-    match fixed.panel_kind() {
-        Some(PanelKind::I8) if fixed.compute == Compute::Int8 => Ok(()),
-        _ => Err("multiplies int8 only, in a problem that asks for it".into()),
+    match fixed.panel_kind().and_then(PanelKind::blocks) {
+        Some(format) if fixed.compute == Compute::Int8 && format.values().is_integer() => Ok(()),
+        _ => Err("multiplies integers only, in a problem that asks for it".into()),
     }
 }
 
-static PORTABLE: Tiles = Tiles::new(SimdLevel::Portable, Left::Quads, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
+pub(crate) static PORTABLE: Tiles = Tiles::new(SimdLevel::Portable, Left::Quads, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// [`groups`] by some products, with their instructions.
 macro_rules! groups_by {
     ($name:ident, $dots:ty $(, $features:literal)?) => {
         $(#[target_feature(enable = $features)])?
         unsafe fn $name<const R: usize, const H: usize>(
-            _: PanelKind,
+            panels: PanelKind,
             a: *const u8,
             b: *const u8,
             steps: usize,
             sums: *mut f32,
             carry: bool,
         ) {
-            // SAFETY: passed on.
-            unsafe { groups::<$dots, R, H>(a, b, steps, sums, carry) }
+            let PanelKind::Blocks(format) = panels else {
+                return debug_assert!(false, "the rows admit blocks only");
+            };
+            // SAFETY: passed on; the number of quads is that of the format.
+            unsafe {
+                match blocks::quads(format.values()).len() {
+                    1 => groups::<$dots, 1, R, H>(format, a, b, steps, sums, carry),
+                    _ => groups::<$dots, 2, R, H>(format, a, b, steps, sums, carry),
+                }
+            }
         }
     };
 }
 
 groups_by!(groups_portable, Plain);
+
+/// Scales of sixteen outputs.
+///
+/// # Safety
+/// Those of [`Simd`]; there are sixteen at `p`.
+#[inline(always)]
+pub(super) unsafe fn load_scales<S: Simd>(dtype: DType, p: *const u8) -> S::F {
+    // SAFETY: passed on.
+    unsafe {
+        match dtype {
+            DType::F16 => S::load_f16(p.cast()),
+            DType::BF16 => S::load_bf16(p.cast()),
+            _ => S::load(p.cast()),
+        }
+    }
+}
 
 /// Integer sums of sixteen outputs.
 trait Dots {
@@ -81,8 +118,8 @@ trait Dots {
     type Weights: Copy;
     /// All sums `x`.
     unsafe fn splat(x: i32) -> Self::Sums;
-    /// Four weights of sixteen outputs, 128 added to each.
-    unsafe fn load(p: *const u8) -> Self::Weights;
+    /// Four weights of sixteen outputs: the bytes of their words, or the lower and then the upper halves of these.
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS];
     /// The sums, and four products to each: of its weights, and of the bytes of `a`.
     unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums;
     /// As f32: they are below 2^24.
@@ -103,9 +140,10 @@ impl Dots for Plain {
     }
 
     #[inline(always)]
-    unsafe fn load(p: *const u8) -> Self::Weights {
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
         // SAFETY: passed on.
-        unsafe { p.cast::<Self::Weights>().read() }
+        let bytes = unsafe { p.cast::<Self::Weights>().read() };
+        if QUADS == 1 { [bytes; QUADS] } else { std::array::from_fn(|i| bytes.map(|byte| byte >> (4 * i) & 0xf)) }
     }
 
     #[inline(always)]
@@ -125,22 +163,26 @@ impl Dots for Plain {
     }
 }
 
-/// `R` rows of `H` vectors of sums: for each group of K `s = fma(Σ a·b, scale of a · scale of b, s)`.
+/// `R` rows of `H` vectors of sums: for each group of K `s = fma((Σ a·b - zero · Σ a) · scale of a, scale of b, s)`, where
+/// what is in brackets is an integer and exact.
 ///
 /// # Safety
 /// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` scales, `[R]` starts and `[steps][R]` quads, `b`
-/// groups of `[32]` scales and `[steps][32]` quads, `sums` is `[R][32]`.
+/// groups of the format, whose words have `QUADS` quads, `sums` is `[R][32]`.
 #[inline(always)]
-unsafe fn groups<D: Dots, const R: usize, const H: usize>(
+unsafe fn groups<D: Dots, const QUADS: usize, const R: usize, const H: usize>(
+    format: BlockFormat,
     a: *const u8,
     b: *const u8,
     steps: usize,
     sums: *mut f32,
     carry: bool,
 ) {
-    const STEPS: usize = GROUP / 4;
-    /// Bytes of the scales of a panel, and of one step.
+    /// Bytes of a line of words.
     const LINE: usize = 4 * PANEL;
+    let group = format.group() / 4;
+    let (scale_bytes, header) = (format.scale_dtype().size(), blocks::header_bytes(format));
+    let offset = f32::from(blocks::offset(format.values()));
     // SAFETY: passed on; what is read and written is inside what the contract names.
     unsafe {
         if !carry {
@@ -148,52 +190,66 @@ unsafe fn groups<D: Dots, const R: usize, const H: usize>(
         }
         for first in (0..2).step_by(H) {
             let (mut a, mut b) = (a, b);
-            for done in (0..steps).step_by(STEPS) {
-                let here = (steps - done).min(STEPS);
+            for done in (0..steps).step_by(group) {
+                let here = (steps - done).min(group);
                 let (scales, starts) = (a.cast::<f32>(), a.cast::<i32>().add(R));
                 let mut s = [[D::splat(0); H]; R];
                 for (r, s) in s.iter_mut().enumerate() {
                     *s = [D::splat(*starts.add(r)); H];
                 }
-                let (mut quads, mut weights) = (starts.add(R), b.add(LINE + first * LINE / 2));
-                for _ in 0..here {
-                    let mut w = [D::load(weights); H];
+                let (mut quads, mut words) = (starts.add(R), b.add(header + first * LINE / 2));
+                for _ in 0..here / QUADS {
+                    let mut w = [D::load::<QUADS>(words); H];
                     for (h, w) in w.iter_mut().enumerate() {
-                        prefetch_page_ahead(weights.wrapping_add(h * LINE / 2));
-                        *w = D::load(weights.add(h * LINE / 2));
+                        prefetch_page_ahead(words.wrapping_add(h * LINE / 2));
+                        *w = D::load::<QUADS>(words.add(h * LINE / 2));
                     }
-                    for (r, s) in s.iter_mut().enumerate() {
-                        let x = *quads.add(r);
-                        for (s, w) in s.iter_mut().zip(w) {
-                            *s = D::dot(*s, w, x);
+                    for quad in 0..QUADS {
+                        for (r, s) in s.iter_mut().enumerate() {
+                            let x = *quads.add(quad * R + r);
+                            for (s, w) in s.iter_mut().zip(w) {
+                                *s = D::dot(*s, w[quad], x);
+                            }
                         }
                     }
-                    quads = quads.add(R);
-                    weights = weights.add(LINE);
+                    quads = quads.add(QUADS * R);
+                    words = words.add(LINE);
                 }
+                prefetch_page_ahead(b);
                 let mut columns = [D::S::splat(0.0); H];
-                for (h, scale) in columns.iter_mut().enumerate() {
-                    *scale = D::S::load(b.cast::<f32>().add((first + h) * LANES));
+                let mut zeros = [D::S::splat(0.0); H];
+                for (h, (scale, zero)) in columns.iter_mut().zip(&mut zeros).enumerate() {
+                    let lane = (first + h) * LANES;
+                    *scale = load_scales::<D::S>(format.scale_dtype(), b.add(lane * scale_bytes));
+                    if format.zero_points() {
+                        *zero = D::S::load_i8(b.add(blocks::scales_bytes(format) + lane).cast());
+                    }
                 }
                 // Else sums are kept in registers from group to group, and the integers, which need them, are not.
                 let sums = std::hint::black_box(sums);
                 for (r, s) in s.into_iter().enumerate() {
+                    // What sums start from is `-offset` times the sum of the row's values.
+                    let sum = D::S::splat(*starts.add(r) as f32 / offset);
                     for (h, s) in s.into_iter().enumerate() {
+                        let mut x = D::widen(s);
+                        if format.zero_points() {
+                            x = D::S::fma(zeros[h], sum, x);
+                        }
                         // The row's scale first: the two scales' product may be too large where the sum is not.
-                        let x = D::S::mul(D::widen(s), D::S::splat(*scales.add(r)));
+                        let x = D::S::mul(x, D::S::splat(*scales.add(r)));
                         let to = sums.add(r * PANEL + (first + h) * LANES);
                         D::S::store(to, D::S::fma(x, columns[h], D::S::load(to)));
                     }
                 }
                 a = a.add((2 + here) * R * 4);
-                b = b.add((1 + here) * LINE);
+                b = b.add(header + here / QUADS * LINE);
             }
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(crate) mod x86 {
     use std::arch::x86_64::*;
 
     use super::*;
@@ -227,9 +283,18 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn load(p: *const u8) -> __m512i {
+        unsafe fn load<const QUADS: usize>(p: *const u8) -> [__m512i; QUADS] {
             // SAFETY: passed on.
-            unsafe { _mm512_loadu_si512(p.cast()) }
+            unsafe {
+                let bytes = _mm512_loadu_si512(p.cast());
+                let mut quads = [bytes; QUADS];
+                if QUADS == 2 {
+                    let mask = _mm512_set1_epi8(0xf);
+                    quads[0] = _mm512_and_si512(bytes, mask);
+                    quads[1] = _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), mask);
+                }
+                quads
+            }
         }
 
         #[inline(always)]
@@ -243,6 +308,13 @@ mod x86 {
             // SAFETY: passed on.
             unsafe { _mm512_cvtepi32_ps(sums) }
         }
+    }
+
+    /// Even bytes, and odd ones.
+    #[inline(always)]
+    unsafe fn even_and_odd(bytes: __m256i) -> [__m256i; 2] {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)] }
     }
 
     /// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones.
@@ -260,13 +332,19 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn load(p: *const u8) -> Self::Weights {
+        unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
             // SAFETY: passed on.
             unsafe {
-                [0, 32].map(|at| {
-                    let bytes = _mm256_loadu_si256(p.add(at).cast());
-                    [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)]
-                })
+                let words = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
+                let mut quads = [[even_and_odd(words[0]), even_and_odd(words[1])]; QUADS];
+                if QUADS == 2 {
+                    let mask = _mm256_set1_epi8(0xf);
+                    for (half, words) in words.into_iter().enumerate() {
+                        quads[0][half] = even_and_odd(_mm256_and_si256(words, mask));
+                        quads[1][half] = even_and_odd(_mm256_and_si256(_mm256_srli_epi32::<4>(words), mask));
+                    }
+                }
+                quads
             }
         }
 

@@ -292,7 +292,7 @@ impl Multiply<'_> {
                     // SAFETY: the tile was packed at this height, of which what follows `k` values is this block's;
                     // sums of the tile are this worker's.
                     unsafe {
-                        let a = a.add(tile * plan.row_bytes + tiles.left.bytes(k) * height);
+                        let a = a.add(tile * plan.row_bytes + tiles.left.bytes(kind, k) * height);
                         run(kind, a, b, width / tiles.left.per_step(), sums, k > 0);
                         if last {
                             finish.write_tile::<S>(place, sums, &bias);

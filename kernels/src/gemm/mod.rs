@@ -24,8 +24,12 @@
 //! in order: blocks over K spill and reload the sums.
 //! - `gemm.mul-add-chain`: `s = s + a·b` with two roundings (portable).
 //! - `gemm.fma-chain`: `s = fma(a, b, s)` (AVX2 and AVX-512).
-//! - `gemm.int8-groups`: int8 products of 128 steps summed exactly, and these sums, scaled, in one chain of fused
-//!   multiply-adds (`gemm.int8-groups.mul-add` where they round twice).
+//! - `gemm.int8-groups`: products of int8 with the integers of a group of a block-quantized weight (of 128 steps, of
+//!   tensors) summed exactly, and these sums, scaled, in one chain of fused multiply-adds (`gemm.int8-groups.mul-add`
+//!   where they round twice).
+//! - `gemm.fma-groups`: of each group of a block-quantized weight a chain `t = fma(a, q, t)`, less the zero point times
+//!   the sum of `a` where there is one, and these, scaled, in a chain of fused multiply-adds (`gemm.mul-add-groups`
+//!   where they round twice); `gemm.dpbf16-groups` with chains of `vdpbf16ps`.
 //! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).
 //! - `gemm.cuda.fma-chain`: the same chain on NVIDIA GPUs, with their exponential in activations.
 //! - `gemm.cuda.mma-chain`: tensor cores, sixteen products at a time in K's order, whatever the tile.
@@ -45,7 +49,10 @@ pub(crate) mod cases;
 pub(crate) mod cpu;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod cpu_avx512bf16;
-mod cpu_int8;
+pub(crate) mod cpu_blocks;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod cpu_blocks_avx512bf16;
+pub(crate) mod cpu_int8;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 #[cfg(all(feature = "cuda", not(target_os = "macos")))]
@@ -64,7 +71,7 @@ pub(crate) mod wgpu;
 
 use std::fmt;
 
-use sinew_tensor::DType;
+use sinew_tensor::{BlockFormat, DType};
 
 pub use crate::Compute;
 use crate::norm::{Norm, NormDynamic};
@@ -173,7 +180,7 @@ impl GemmStatic {
             Rhs::Strided(dtype) => PanelKind::of(dtype).map(|kind| match self.compute {
                 Compute::F32 => kind,
                 Compute::Bf16 => PanelKind::Bf16,
-                Compute::Int8 => PanelKind::I8,
+                Compute::Int8 => PanelKind::Blocks(BlockFormat::INT8),
             }),
         }
     }
@@ -308,10 +315,10 @@ impl Operator for Gemm {
 pub(crate) fn takes_rows(fixed: &GemmStatic) -> Result<(), Refusal> {
     takes_no_norm(fixed)?;
     let b = match fixed.b {
-        Rhs::Packed(format) if !format.is_row_major() => {
-            return Err(format!("reads packed weights in rows, not {}", format.name()).into());
-        }
-        Rhs::Packed(format) => format.dtype(),
+        Rhs::Packed(format) => match format.dtype() {
+            Some(dtype) if format.is_row_major() => dtype,
+            _ => return Err(format!("reads packed weights in rows, not {}", format.name()).into()),
+        },
         Rhs::Strided(dtype) => dtype,
     };
     if fixed.compute == Compute::Int8 {
@@ -331,8 +338,9 @@ fn takes_no_norm(fixed: &GemmStatic) -> Result<(), Refusal> {
 pub fn rows() -> Vec<Row<Gemm>> {
     [
         #[cfg(target_arch = "x86_64")]
-        vec![cpu_avx512bf16::ROW],
+        vec![cpu_avx512bf16::ROW, cpu_blocks_avx512bf16::ROW],
         cpu_int8::rows(),
+        cpu_blocks::rows(),
         cpu::rows(),
         vec![foreign::ROW],
         #[cfg(feature = "cuda")]

@@ -1,14 +1,15 @@
 //! How A's rows are packed into tiles.
 
 use half::{bf16, f16};
-use sinew_tensor::DType;
+use sinew_tensor::{BlockFormat, DType};
 
 use super::input_norm::{NormedRows, Vectors};
 use super::rows::Rows;
 use super::tile::{Left, MAX_TILE, Tiles};
 use crate::line::Line;
 use crate::norm::lanes::Scale;
-use crate::packed::{GROUP, OFFSET, PanelKind, Quantized};
+use crate::packed::blocks::{self, MAX_GROUP};
+use crate::packed::{PanelKind, Quantized};
 use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
 
 /// Values that rows are asked for ahead of where they are packed: twelve rows at once are more than a core's own
@@ -29,8 +30,8 @@ pub(super) struct Slab {
     pub at: usize,
 }
 
-/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, a pair of bf16, or groups of int8 as
-/// [`Left::Quads`] has them.
+/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, a pair of bf16 or a quad of int8, with
+/// what [`Left::header`] says before the steps of each group.
 pub(super) struct PackRows<'a> {
     /// The rows.
     pub rows: Rows,
@@ -103,6 +104,21 @@ unsafe fn four<S: Simd>(rows: [S::F; 4]) -> [S::F; 4] {
     }
 }
 
+/// Sixteen values of a row, or the sums of sixteen pairs of bf16.
+#[inline(always)]
+unsafe fn value_sums<S: Simd>(row: S::F, pairs: bool) -> S::F {
+    if !pairs {
+        return row;
+    }
+    let mut bits = [0u16; 2 * LANES];
+    // SAFETY: passed on; there are thirty-two values.
+    unsafe {
+        S::store(bits.as_mut_ptr().cast(), row);
+        let (even, odd) = S::load_bf16_pairs(bits.as_ptr());
+        S::add(even, odd)
+    }
+}
+
 impl PackRows<'_> {
     #[inline(always)]
     unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
@@ -113,7 +129,7 @@ impl PackRows<'_> {
         let height = self.tiles.fit(valid).height;
         let padded = self.panels.padded_k(self.k);
         let left = self.tiles.left;
-        let to = self.to.wrapping_add(slab.at + first * left.bytes(padded));
+        let to = self.to.wrapping_add(slab.at + first * left.bytes(self.panels, padded));
         let mut lines = [std::ptr::null::<T>(); MAX_TILE];
         for (i, line) in lines.iter_mut().enumerate().take(valid) {
             *line = self.rows.address(slab.group, slab.row + first + i).cast();
@@ -126,14 +142,15 @@ impl PackRows<'_> {
                 *scale = unsafe { norm.scale::<S>(Line::typed(*line, self.rows.k_stride), self.k) };
             }
         }
-        if left == Left::Quads {
+        if let (Left::Quads, Some(format)) = (left, self.panels.blocks()) {
             // SAFETY: passed on; rows without a line count as zeros.
-            return unsafe { self.quads::<S, T>(&lines[..valid], norm, &scales, height, to) };
+            return unsafe { self.quads::<S, T>(&lines[..valid], norm, &scales, height, format, to) };
         }
         let (per_step, pairs) = (left.per_step(), left == Left::Pairs);
         let steps = padded / per_step;
         let as_it_is = pairs && !NORMED && self.rows.dtype == DType::BF16 && self.rows.k_stride == 1;
-        if height == 1 {
+        let summed = self.panels.blocks().filter(|_| left.header(self.panels) > 0).map(|format| format.group());
+        if height == 1 && summed.is_none() {
             // SAFETY: the line holds K values, and the tile `steps` steps.
             unsafe {
                 let whole = if as_it_is { self.k / (2 * LANES) * LANES } else { 0 };
@@ -146,9 +163,11 @@ impl PackRows<'_> {
             }
             return;
         }
+        // SAFETY: passed on.
+        let mut sums = unsafe { [S::splat(0.0); MAX_TILE] };
         for step in (0..steps).step_by(LANES) {
             let (k, width) = (step * per_step, (steps - step).min(LANES));
-            // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps.
+            // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps and its headers.
             unsafe {
                 let mut rows = [S::splat(0.0); LANES];
                 let vectors = self.vectors::<S>(norm, k);
@@ -160,7 +179,20 @@ impl PackRows<'_> {
                         self.step::<S, T>(*line, k, *scale, &vectors, pairs)
                     };
                 }
-                let to = to.cast::<f32>().add(step * height);
+                let mut to = to.cast::<f32>().add(step * height);
+                if let Some(group) = summed {
+                    for (sum, row) in sums.iter_mut().zip(rows).take(height) {
+                        let before = if k.is_multiple_of(group) { S::splat(0.0) } else { *sum };
+                        *sum = S::add(before, value_sums::<S>(row, pairs));
+                    }
+                    let header = to.add(k / group * height).sub(k % group / per_step * height);
+                    if (k + LANES * per_step).is_multiple_of(group) || step + LANES >= steps {
+                        for (r, sum) in sums.into_iter().enumerate().take(height) {
+                            header.add(r).write(S::reduce_add(sum));
+                        }
+                    }
+                    to = to.add((k / group + 1) * height);
+                }
                 if let Some(steps) = interleaved::<S>(&rows, height) {
                     for (i, values) in steps.into_iter().enumerate().take((width * height).div_ceil(LANES)) {
                         S::store_n(to.add(i * LANES), values, (width * height - i * LANES).min(LANES));
@@ -215,27 +247,35 @@ impl PackRows<'_> {
         norm: Option<&NormedRows>,
         scales: &[Scale],
         height: usize,
+        format: BlockFormat,
         to: *mut u8,
     ) {
-        for k in (0..self.k).step_by(GROUP) {
-            let quads = (self.k - k).min(GROUP).div_ceil(4);
+        let values = format.values();
+        let (orders, per_word) = (blocks::quads(values), blocks::per_word(values));
+        for k in (0..self.k).step_by(format.group()) {
+            let n = (self.k - k).min(format.group());
+            let words = n.div_ceil(per_word);
             // SAFETY: passed on; the tile holds the group, zeros where there is no line.
             unsafe {
-                let to = to.add(Left::Quads.bytes(k) * height).cast::<i32>();
-                to.write_bytes(0, (2 + quads) * height);
+                let to = to.add(Left::Quads.bytes(self.panels, k) * height).cast::<i32>();
+                to.write_bytes(0, (2 + words * orders.len()) * height);
                 for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
-                    let mut values = [0.0; GROUP];
-                    for at in (0..GROUP).step_by(LANES) {
+                    let mut row = [0.0; MAX_GROUP];
+                    for at in (0..n).step_by(LANES) {
                         let vectors = norm.map(|norm| norm.vectors::<S>(k + at, self.values(k + at)));
-                        S::store(values.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at, *scale, vectors));
+                        S::store(row.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at, *scale, vectors));
                     }
-                    let Quantized { scale, values } = Quantized::of::<S>(&values);
-                    to.add(r).cast::<f32>().write(scale);
+                    let quantized = Quantized::of::<S>(&row, n);
+                    to.add(r).cast::<f32>().write(quantized.scale);
                     // What every weight is too large by, times the values, is taken off before.
-                    to.add(height + r).write(values.iter().map(|&value| -i32::from(OFFSET) * i32::from(value)).sum());
-                    for (quad, four) in values.chunks_exact(4).enumerate().take(quads) {
-                        let four = [four[0], four[1], four[2], four[3]].map(|value| value as u8);
-                        to.add((2 + quad) * height + r).write(i32::from_le_bytes(four));
+                    let sum: i32 = quantized.values.iter().map(|&value| i32::from(value)).sum();
+                    to.add(height + r).write(-i32::from(blocks::offset(values)) * sum);
+                    for (word, codes) in quantized.values.chunks_exact(per_word).enumerate().take(words) {
+                        for (part, order) in orders.iter().enumerate() {
+                            let four = order.map(|k| codes[k] as u8);
+                            let quad = word * orders.len() + part;
+                            to.add((2 + quad) * height + r).write(i32::from_le_bytes(four));
+                        }
                     }
                 }
             }

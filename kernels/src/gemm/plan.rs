@@ -80,7 +80,7 @@ impl Plan {
         let cache = if hardware.caches.l2 == 0 { L2 } else { hardware.caches.l2 } / 2;
         let strided = matches!(fixed.b, Rhs::Strided(_));
         let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
-        let row_bytes = tiles.left.bytes(padded);
+        let row_bytes = tiles.left.bytes(kind, padded);
         let widest = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile).max(tile);
         let skinny = widest <= 2 * tile;
         let unit = if strided { UNIT } else { 1 };

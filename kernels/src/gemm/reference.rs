@@ -8,7 +8,7 @@ use crate::Arithmetic;
 use crate::activation::Activation;
 use crate::case::{Case, Expected, HostOperands, Values};
 use crate::norm::reference::Normed;
-use crate::packed::{GROUP, LEAST};
+use crate::packed::{LEAST, PanelKind};
 
 /// A sum and the error that a chain of f32 roundings may have.
 #[derive(Clone, Copy, Debug)]
@@ -38,18 +38,20 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
     let norm = fixed.norm_alone();
     let vector = |position: usize| host.inputs[position].as_ref().map(|operand| operand.values.as_slice());
     let normed = norm.as_ref().map(|norm| (norm, Normed::new(norm, left, vector(NORM_WEIGHT), vector(NORM_BIAS))));
-    if fixed.compute == Compute::Int8 {
+    let blocks = fixed.panel_kind().and_then(PanelKind::blocks);
+    if let (Compute::Int8, Some(format)) = (fixed.compute, blocks) {
+        let group = format.group();
         let right: Vec<f64> = right.collect();
-        let right = if strided { quantized(&right) } else { right };
+        let right = if strided { quantized(&right, group) } else { right };
         let Some((norm, row)) = normed else {
-            return Sum::of(quantized(left).into_iter().zip(right), arithmetic);
+            return Sum::of(quantized(left, group).into_iter().zip(right), arithmetic);
         };
         let left: Vec<f64> = (0..k).map(|i| norm.out.round(row.value(i))).collect();
         // Each value may be rounded to the next step.
-        let steps = left.chunks(GROUP).map(|group| group.iter().fold(0.0, |a: f64, x| a.max(x.abs())) / 127.0);
+        let steps = left.chunks(group).map(|group| group.iter().fold(0.0, |a: f64, x| a.max(x.abs())) / 127.0);
         let error: f64 =
-            right.chunks(GROUP).zip(steps).flat_map(|(y, step)| y.iter().map(move |y| (y * step).abs())).sum();
-        let sum = Sum::of(quantized(&left).into_iter().zip(right), arithmetic);
+            right.chunks(group).zip(steps).flat_map(|(y, step)| y.iter().map(move |y| (y * step).abs())).sum();
+        let sum = Sum::of(quantized(&left, group).into_iter().zip(right), arithmetic);
         return Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum };
     }
     let mut error = 0.0;
@@ -63,12 +65,31 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
         (x, y)
     });
     let sum = Sum::of(pairs, arithmetic);
+    let error = error + zero_point_error(case, host, arithmetic, [b, m, n]);
     Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum }
 }
 
-/// Values as int8 holds them, in groups of 128: multiples of the largest's 127th.
-pub(super) fn quantized(values: &[f64]) -> Vec<f64> {
-    let group = |x: &[f64]| {
+/// What rounding adds where `Σ a·q` and the zero point times `Σ a` are summed apart: both may be larger than what is left.
+fn zero_point_error(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]: [usize; 3]) -> f64 {
+    let (fixed, k) = (&case.fixed, case.fixed.k);
+    let (Rhs::Packed(format), Some(blocks)) = (fixed.b, fixed.panel_kind().and_then(PanelKind::blocks)) else { return 0.0 };
+    if !blocks.zero_points() || k == 0 {
+        return 0.0;
+    }
+    let Ok(packed) = host.input(super::B).tensor.buffer().as_slice::<u8>() else { return f64::NAN };
+    let magnitudes = format.magnitudes(packed, k, fixed.outputs(), n);
+    let left = &host.input(super::A).values[(b * case.call.m + m) * k..][..k];
+    // Normed rows are of magnitudes of their own: those of the norm's weight, some times √K.
+    let vector = |position: usize| host.inputs[position].as_ref().map(|operand| operand.values.as_slice());
+    let norm = fixed.norm_alone();
+    let normed = norm.as_ref().map(|norm| Normed::new(norm, left, vector(NORM_WEIGHT), vector(NORM_BIAS)));
+    let value = |i: usize| normed.as_ref().map_or(left[i], |row| row.value(i));
+    2.0 * Sum::of((0..k).map(value).zip(magnitudes), arithmetic).error
+}
+
+/// Values as int8 holds them, in groups: multiples of the largest's 127th.
+pub(super) fn quantized(values: &[f64], group: usize) -> Vec<f64> {
+    let rounded = |x: &[f64]| {
         let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
         let largest = x.iter().fold(0.0, |a: f32, x| a.max(x.abs()));
         let (scale, inverse) = match largest {
@@ -78,7 +99,7 @@ pub(super) fn quantized(values: &[f64]) -> Vec<f64> {
         };
         x.iter().map(|x| f64::from(scale * (x * inverse).round_ties_even())).collect::<Vec<_>>()
     };
-    values.chunks(GROUP).flat_map(group).collect()
+    values.chunks(group).flat_map(rounded).collect()
 }
 
 /// Whether small integers come through an activation exactly, unless gated: factors are powers of two, and sums below
@@ -172,7 +193,8 @@ pub(super) fn expected(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arith
         x.error += U * (x.value.abs() + 2.0 * product.abs());
         x.value += product;
     }
-    let exact = fixed.compute != Compute::Int8 && fixed.norm.is_none() && case.values == Values::Integers;
+    let blocks = fixed.panel_kind().and_then(PanelKind::blocks);
+    let exact = blocks.is_none() && fixed.norm.is_none() && case.values == Values::Integers;
     if exact && !epilogue.gated && is_exact(epilogue.activation) {
         return Expected::exact(fixed.out.round(x.value));
     }

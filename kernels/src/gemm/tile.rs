@@ -2,7 +2,7 @@
 
 use sinew_memory::SimdLevel;
 
-use crate::packed::{GROUP, PanelKind};
+use crate::packed::PanelKind;
 use crate::simd::{self, LANES, Reach};
 
 /// Asks for the line a page ahead of `p`, which need not be valid: a core's own prefetcher stops at each page of 4 KiB.
@@ -16,14 +16,15 @@ pub(super) fn prefetch_page_ahead(p: *const u8) {
 pub(super) const MAX_TILE: usize = 12;
 const _: () = assert!(MAX_TILE <= LANES, "a tile's rows are transposed in one block of registers");
 
-/// How a tile of A's rows is packed: steps of K, and in each a value, pair or quad of every row.
+/// How a tile of A's rows is packed: steps of K, and in each a value, pair or quad of every row. With panels of blocks,
+/// what rows need to know of a group comes before its steps: see [`Left::header`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     /// f32.
     Singles,
     /// Pairs of bf16.
     Pairs,
-    /// Groups of [`GROUP`] values: an f32 scale of each row, an i32 that its sums start from, and quads of int8.
+    /// Quads of int8, in the order in which panels have theirs.
     Quads,
 }
 
@@ -37,11 +38,22 @@ impl Left {
         }
     }
 
+    /// Words of 32 bits of each row before the steps of a group: of quads an f32 scale and an i32 that their sums start
+    /// from, of others the f32 sum of the group's values where there are zero points.
+    pub const fn header(self, panels: PanelKind) -> usize {
+        match (self, panels.blocks()) {
+            (_, None) => 0,
+            (Self::Quads, Some(_)) => 2,
+            (Self::Singles | Self::Pairs, Some(format)) => format.zero_points() as usize,
+        }
+    }
+
     /// Bytes that `k` values of a row take, which are all of them or a multiple of what panels are divided at: in a
     /// tile what follows them starts as far behind, times its height.
-    pub const fn bytes(self, k: usize) -> usize {
-        let groups = if matches!(self, Self::Quads) { k.div_ceil(GROUP) } else { 0 };
-        k.div_ceil(self.per_step()).saturating_mul(4).saturating_add(groups.saturating_mul(8))
+    pub fn bytes(self, panels: PanelKind, k: usize) -> usize {
+        let groups = panels.blocks().map_or(0, |format| k.div_ceil(format.group()));
+        let steps = panels.padded_k(k).div_ceil(self.per_step());
+        steps.saturating_mul(4).saturating_add(groups.saturating_mul(self.header(panels) * 4))
     }
 }
 

@@ -5,22 +5,36 @@ use sinew_memory::{Hardware, SimdLevel};
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::cpu_avx512bf16;
+use crate::gemm::{cpu_avx512bf16, cpu_blocks_avx512bf16};
 use crate::gemm::tile::{Tiles, tiled_row};
-use crate::gemm::{cpu, driver, plan};
+use crate::gemm::{cpu, cpu_blocks, cpu_int8, driver, plan};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
 use crate::rates::predicted;
 use crate::strided::Address;
 
-/// The row of one multiply-add chain per output at a level.
-macro_rules! chain {
-    ($name:literal, $arithmetic:expr, $level:expr, $tiles:expr) => {
+/// The row of a way to multiply at a level.
+macro_rules! row {
+    ($name:literal, $way:ident::$arithmetic:ident, $level:ident, $($tiles:tt)+) => {
         tiled_row!(
             $name,
-            $arithmetic,
-            |fixed, hardware| cpu::admit(&fixed.product(), hardware, $level).map(drop),
-            |hardware| cpu::rate(hardware, $level),
-            $tiles
+            $way::$arithmetic,
+            |fixed, hardware| $way::admit(&fixed.product(), hardware, SimdLevel::$level).map(drop),
+            |hardware| $way::rate(hardware, SimdLevel::$level),
+            &$way::$($tiles)+
+        )
+    };
+}
+
+/// The row of a way that has one level.
+#[cfg(target_arch = "x86_64")]
+macro_rules! dot_row {
+    ($name:literal, $way:ident) => {
+        tiled_row!(
+            $name,
+            $way::DOT,
+            |fixed, hardware| $way::admit(&fixed.product(), hardware),
+            $way::rate,
+            &$way::DOTS
         )
     };
 }
@@ -29,18 +43,24 @@ macro_rules! chain {
 pub(super) fn rows() -> Vec<Row<GroupedGemm>> {
     vec![
         #[cfg(target_arch = "x86_64")]
-        tiled_row!(
-            "grouped_gemm.cpu.avx512bf16",
-            cpu_avx512bf16::DOT,
-            |fixed, hardware| cpu_avx512bf16::admit(&fixed.product(), hardware),
-            cpu_avx512bf16::rate,
-            &cpu_avx512bf16::DOTS
-        ),
+        dot_row!("grouped_gemm.cpu.avx512bf16", cpu_avx512bf16),
         #[cfg(target_arch = "x86_64")]
-        chain!("grouped_gemm.cpu.avx512", cpu::FUSED, SimdLevel::Avx512, &cpu::AVX512),
+        dot_row!("grouped_gemm.cpu.avx512bf16.blocks", cpu_blocks_avx512bf16),
         #[cfg(target_arch = "x86_64")]
-        chain!("grouped_gemm.cpu.avx2", cpu::FUSED, SimdLevel::Avx2, &cpu::AVX2),
-        chain!("grouped_gemm.cpu.portable", cpu::MUL_ADD, SimdLevel::Portable, &cpu::PORTABLE),
+        row!("grouped_gemm.cpu.avx512vnni.int8", cpu_int8::FUSED, Avx512Vnni, x86::VNNI),
+        #[cfg(target_arch = "x86_64")]
+        row!("grouped_gemm.cpu.avx2.int8", cpu_int8::FUSED, Avx2, x86::AVX2),
+        row!("grouped_gemm.cpu.portable.int8", cpu_int8::MUL_ADD, Portable, PORTABLE),
+        #[cfg(target_arch = "x86_64")]
+        row!("grouped_gemm.cpu.avx512.blocks", cpu_blocks::FUSED, Avx512, AVX512),
+        #[cfg(target_arch = "x86_64")]
+        row!("grouped_gemm.cpu.avx2.blocks", cpu_blocks::FUSED, Avx2, AVX2),
+        row!("grouped_gemm.cpu.portable.blocks", cpu_blocks::MUL_ADD, Portable, PORTABLE),
+        #[cfg(target_arch = "x86_64")]
+        row!("grouped_gemm.cpu.avx512", cpu::FUSED, Avx512, AVX512),
+        #[cfg(target_arch = "x86_64")]
+        row!("grouped_gemm.cpu.avx2", cpu::FUSED, Avx2, AVX2),
+        row!("grouped_gemm.cpu.portable", cpu::MUL_ADD, Portable, PORTABLE),
     ]
 }
 

@@ -9,40 +9,79 @@
 //! For GPUs it is held row after row, as a checkpoint has it: tiles are rearranged in shared memory anyway. Of a gated
 //! weight each gate is followed by the up that belongs to it, so that one thread has both in neighbouring columns.
 
+pub(crate) mod blocks;
 mod pack;
+mod pack_blocks;
 mod panel;
 mod quantize;
 mod row_major;
 mod source;
 mod unpack;
 
+use std::borrow::Cow;
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use sinew_memory::{DeviceKind, SimdLevel, Team};
-use sinew_tensor::DType;
+use sinew_tensor::{BlockFormat, DType};
 
 use crate::simd;
 use crate::{Error, Result};
 
 pub(crate) use pack::pack_panel;
-pub(crate) use panel::{GROUP, Outputs, PanelKind};
+pub(crate) use panel::{Outputs, PanelKind};
 pub use panel::{PANEL, UnitRows};
-pub(crate) use quantize::{LEAST, OFFSET, Quantized};
-pub use source::{Source, Weights};
+pub(crate) use quantize::{LEAST, Quantized};
+pub use source::{Codes, Source, Weights};
+
+/// How the values of a weight are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// Each by itself, as a float.
+    Float(DType),
+    /// As codes, whose scales are shared by blocks of a row.
+    Blocks(BlockFormat),
+}
+
+impl From<DType> for Encoding {
+    fn from(dtype: DType) -> Self {
+        Self::Float(dtype)
+    }
+}
+
+impl From<BlockFormat> for Encoding {
+    fn from(format: BlockFormat) -> Self {
+        Self::Blocks(format)
+    }
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Float(dtype) => write!(f, "{dtype}"),
+            Self::Blocks(format) => {
+                write!(f, "{}-g{}-{}", format.values().name(), format.group(), format.scale_dtype())?;
+                if format.zero_points() { f.write_str("-zp") } else { Ok(()) }
+            }
+        }
+    }
+}
 
 /// How a packed weight is laid out. Formats are compared by name.
 ///
-/// There are [`F32`], [`F16`], [`BF16`] and [`I8`] in panels, and [`F32_ROWS`], [`F16_ROWS`] and [`BF16_ROWS`]. No
-/// others can be made: kernels write and read as many bytes as the format says, so it must be one that they know.
+/// There are [`F32`], [`F16`] and [`BF16`] in panels, block-quantized ones in panels with groups of 32, 64 and 128, and
+/// [`F32_ROWS`], [`F16_ROWS`] and [`BF16_ROWS`]. No others can be made: kernels write and read as many bytes as the
+/// format says, so it must be one that they know.
 ///
 /// ```compile_fail,E0451
 /// use sinew_kernels::packed::{BF16, Format};
-/// let format = Format { name: "i4x32", ..BF16 };
+/// let format = Format { name: "i4x32".into(), ..BF16 };
 /// ```
 #[derive(Debug)]
 pub struct Format {
-    name: &'static str,
+    name: Cow<'static, str>,
     order: Order,
 }
 
@@ -53,25 +92,39 @@ enum Order {
     Rows(DType),
 }
 
+/// A format of floats.
+const fn floats(name: &'static str, order: Order) -> Format {
+    Format { name: Cow::Borrowed(name), order }
+}
+
 /// Weights in f32: panels `[N/32][K][32]`.
-pub static F32: Format = Format { name: "f32x32", order: Order::Panels(PanelKind::F32) };
+pub static F32: Format = floats("f32x32", Order::Panels(PanelKind::F32));
 /// Weights in f16: panels `[N/32][K][32]`.
-pub static F16: Format = Format { name: "f16x32", order: Order::Panels(PanelKind::F16) };
+pub static F16: Format = floats("f16x32", Order::Panels(PanelKind::F16));
 /// Weights in bf16: panels `[N/32][K/2][32][2]`, zero behind an odd K. A vector register holds two steps of 16 sums,
 /// which is what `vdpbf16ps` multiplies.
-pub static BF16: Format = Format { name: "bf16x32x2", order: Order::Panels(PanelKind::Bf16) };
-/// Weights in int8 with a scale for each 128 values of a row, to which they are rounded when packed: panels
-/// `[N/32][K/128]` of `[32]` f32 scales and `[32][32][4]` values plus 128, zeros behind K.
-pub static I8: Format = Format { name: "i8x32x4", order: Order::Panels(PanelKind::I8) };
+pub static BF16: Format = floats("bf16x32x2", Order::Panels(PanelKind::Bf16));
 /// Weights in f32: rows `[N][K]`, or gated `[N/2][2][K]`.
-pub static F32_ROWS: Format = Format { name: "f32-rows", order: Order::Rows(DType::F32) };
+pub static F32_ROWS: Format = floats("f32-rows", Order::Rows(DType::F32));
 /// Weights in f16: rows `[N][K]`, or gated `[N/2][2][K]`.
-pub static F16_ROWS: Format = Format { name: "f16-rows", order: Order::Rows(DType::F16) };
+pub static F16_ROWS: Format = floats("f16-rows", Order::Rows(DType::F16));
 /// Weights in bf16: rows `[N][K]`, or gated `[N/2][2][K]`.
-pub static BF16_ROWS: Format = Format { name: "bf16-rows", order: Order::Rows(DType::BF16) };
+pub static BF16_ROWS: Format = floats("bf16-rows", Order::Rows(DType::BF16));
+
+/// Block-quantized weights: panels `[N/32]` of groups along K, each `[32]` scales, `[32]` zero points of a byte where
+/// there are any, and words of 32 bits `[words][32]` with 4 or 8 codes of an output.
+static BLOCKS: LazyLock<Vec<Format>> = LazyLock::new(|| {
+    let named = |format| Format {
+        name: format!("{}-x32", Encoding::Blocks(format)).into(),
+        order: Order::Panels(PanelKind::Blocks(format)),
+    };
+    blocks::held().map(named).collect()
+});
 
 /// Every format.
-pub static FORMATS: [&Format; 7] = [&F32, &F16, &BF16, &I8, &F32_ROWS, &F16_ROWS, &BF16_ROWS];
+pub fn formats() -> impl Iterator<Item = &'static Format> {
+    [&F32, &F16, &BF16, &F32_ROWS, &F16_ROWS, &BF16_ROWS].into_iter().chain(&*BLOCKS)
+}
 
 impl PartialEq for Format {
     fn eq(&self, other: &Self) -> bool {
@@ -92,27 +145,36 @@ fn refuse(reason: String) -> Error {
 }
 
 impl Format {
-    /// The format in which a kind of device keeps weights as `dtype`, if there is one: panels for CPUs, rows for
+    /// The format in which a kind of device keeps weights in an encoding, if there is one: panels for CPUs, rows for
     /// others.
-    pub fn of(dtype: DType, device: DeviceKind) -> Option<&'static Self> {
-        FORMATS.into_iter().find(|f| f.dtype() == dtype && f.is_row_major() == (device != DeviceKind::CPU))
+    pub fn of(encoding: impl Into<Encoding>, device: DeviceKind) -> Option<&'static Self> {
+        let encoding = encoding.into();
+        formats().find(|f| f.encoding() == encoding && f.is_row_major() == (device != DeviceKind::CPU))
     }
 
     /// The format that keeps weights as `dtype` row after row, if there is one.
     pub fn row_major(dtype: DType) -> Option<&'static Self> {
-        FORMATS.into_iter().find(|f| f.dtype() == dtype && f.is_row_major())
+        formats().find(|f| f.dtype() == Some(dtype) && f.is_row_major())
     }
 
     /// The name.
-    pub fn name(&self) -> &'static str {
-        self.name
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
-    /// The type of the values.
-    pub fn dtype(&self) -> DType {
+    /// What the values are.
+    pub fn encoding(&self) -> Encoding {
         match self.order {
-            Order::Panels(kind) => kind.dtype(),
-            Order::Rows(dtype) => dtype,
+            Order::Panels(kind) => kind.encoding(),
+            Order::Rows(dtype) => Encoding::Float(dtype),
+        }
+    }
+
+    /// The type of the values, where each is a float by itself.
+    pub fn dtype(&self) -> Option<DType> {
+        match self.encoding() {
+            Encoding::Float(dtype) => Some(dtype),
+            Encoding::Blocks(_) => None,
         }
     }
 
@@ -177,11 +239,10 @@ impl Format {
     pub fn pack(&self, team: &Team, level: SimdLevel, weights: &Weights<'_>, packed: &mut [u8]) -> Result<()> {
         let (n, k) = (weights.n(), weights.k);
         if let Some(source) = weights.sources.iter().find(|s| !s.holds(k)) {
-            return Err(refuse(format!(
-                "a weight's {} rows of {k} are not in its {} bytes",
-                source.rows,
-                source.bytes.len()
-            )));
+            return Err(refuse(format!("a weight's rows of {k} are not in {source}")));
+        }
+        if let Some(source) = weights.sources.iter().find(|s| !s.packs_into(self.encoding())) {
+            return Err(refuse(format!("{source} cannot be packed as {}", self.name)));
         }
         if weights.gated && !n.is_multiple_of(2) {
             return Err(refuse(format!("{n} outputs cannot be halved into gate and up")));

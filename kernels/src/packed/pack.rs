@@ -1,11 +1,11 @@
-//! Outputs into panels: in registers, but for int8, whose values go to their quads one by one.
+//! Outputs into panels of floats, in registers.
 
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
-use super::panel::{GROUP, PANEL, PanelKind};
-use super::quantize::{OFFSET, Quantized};
-use super::source::Weights;
+use super::pack_blocks::pack_blocks;
+use super::panel::{PANEL, PanelKind};
+use super::source::{Row, Weights};
 use crate::line::Line;
 use crate::simd::{Kernel, LANES, Reach, Simd, Stored, prefetch};
 
@@ -36,6 +36,10 @@ pub(crate) unsafe fn pack_panel<S: Simd>(
     count: usize,
     to: *mut u8,
 ) {
+    if let PanelKind::Blocks(format) = kind {
+        // SAFETY: passed on; blocks of K are of whole groups.
+        return unsafe { pack_blocks::<S>(&lines.map(|line| line.map(Row::Floats)), format, k0, count, to) };
+    }
     for half in 0..2 {
         let lines = &lines[half * LANES..(half + 1) * LANES];
         // SAFETY: passed on; a half panel is the sixteen outputs at this place of every step.
@@ -51,38 +55,11 @@ pub(crate) unsafe fn pack_panel<S: Simd>(
                 (PanelKind::F16, None) => {
                     along_to_steps::<S, f16>(lines, k0, count, to.cast::<f16>().add(half * LANES));
                 }
-                (PanelKind::F32, Some(side)) => {
+                (_, Some(side)) => {
                     across_to_steps::<S, f32>(side, k0, count, to.cast::<f32>().add(half * LANES));
                 }
-                (PanelKind::F32, None) => {
+                (_, None) => {
                     along_to_steps::<S, f32>(lines, k0, count, to.cast::<f32>().add(half * LANES));
-                }
-                (PanelKind::I8, _) => along_to_quads::<S>(lines, half * LANES, k0, count, to),
-            }
-        }
-    }
-}
-
-/// Outputs from `first` on of a panel: in each group their scales, and their values in fours.
-#[inline(always)]
-unsafe fn along_to_quads<S: Simd>(lines: &[Option<Line>], first: usize, k0: usize, count: usize, to: *mut u8) {
-    for k in (0..count).step_by(GROUP) {
-        let n = (count - k).min(GROUP);
-        // SAFETY: passed on; the group's values are followed by none or by the next group.
-        unsafe {
-            let scales = to.add(PanelKind::I8.bytes(k));
-            let quads = scales.add(PANEL * size_of::<f32>());
-            for (output, line) in (first..).zip(lines) {
-                let mut values = [0.0; GROUP];
-                if let Some(line) = line {
-                    line.skip(k0 + k).widen::<S>(n, values.as_mut_ptr());
-                }
-                let Quantized { scale, values } = Quantized::of::<S>(&values);
-                scales.cast::<f32>().add(output).write_unaligned(scale);
-                for (quad, four) in values.chunks_exact(4).enumerate().take(n.div_ceil(4)) {
-                    for (i, &value) in four.iter().enumerate() {
-                        *quads.add((quad * PANEL + output) * 4 + i) = (value as u8).wrapping_add(OFFSET);
-                    }
                 }
             }
         }
@@ -259,16 +236,20 @@ impl Kernel for Packing<'_> {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, panel: usize, _worker: usize) {
         let (weights, outputs) = (self.weights, self.weights.outputs());
-        let mut lines = [None; PANEL];
+        let mut rows = [None; PANEL];
         for half in 0..2 {
-            for (line, row) in lines[half * LANES..].iter_mut().zip(outputs.half_panel(panel, half)) {
-                *line = weights.line(row);
+            for (to, row) in rows[half * LANES..].iter_mut().zip(outputs.half_panel(panel, half)) {
+                *to = weights.row(row);
             }
         }
-        // SAFETY: `pack` checked that rows are in their pieces and that the panel is in the packed bytes.
+        // SAFETY: `pack` checked that rows are in their pieces, that they fit the format, and that the panel is in the
+        // packed bytes.
         unsafe {
             let to = self.packed.add(panel * self.kind.bytes(weights.k));
-            pack_panel::<S>(&lines, self.kind, 0, weights.k, to);
+            match self.kind {
+                PanelKind::Blocks(format) => pack_blocks::<S>(&rows, format, 0, weights.k, to),
+                kind => pack_panel::<S>(&rows.map(|row| row.and_then(Row::line)), kind, 0, weights.k, to),
+            }
         }
     }
 }

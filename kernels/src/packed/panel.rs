@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use sinew_tensor::DType;
+use sinew_tensor::{BlockFormat, DType};
 
+use super::{Encoding, blocks};
 use crate::simd::LANES;
 
 /// Outputs of a panel: one step of their sums is two vector loads.
@@ -19,27 +20,31 @@ pub(crate) enum PanelKind {
     F16,
     /// bf16, `[K/2][32][2]`, zero behind an odd K.
     Bf16,
-    /// int8 plus 128 with an f32 scale for each [`GROUP`] values of an output: groups of `[32]` scales and
-    /// `[K/4][32][4]` values, zeros behind K.
-    I8,
+    /// Codes with a scale for each group of an output's values: see [`blocks`].
+    Blocks(BlockFormat),
 }
-
-/// Values along K that share a scale.
-pub(crate) const GROUP: usize = 128;
 
 impl PanelKind {
     /// The kind that keeps values as `dtype`, if there is one.
     pub fn of(dtype: DType) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16].into_iter().find(|kind| kind.dtype() == dtype)
+        [Self::F32, Self::F16, Self::Bf16].into_iter().find(|kind| kind.encoding() == Encoding::Float(dtype))
     }
 
-    /// The type of the values.
-    pub const fn dtype(self) -> DType {
+    /// What the values are.
+    pub const fn encoding(self) -> Encoding {
         match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-            Self::Bf16 => DType::BF16,
-            Self::I8 => DType::I8,
+            Self::F32 => Encoding::Float(DType::F32),
+            Self::F16 => Encoding::Float(DType::F16),
+            Self::Bf16 => Encoding::Float(DType::BF16),
+            Self::Blocks(format) => Encoding::Blocks(format),
+        }
+    }
+
+    /// The format of its blocks, if it has any.
+    pub const fn blocks(self) -> Option<BlockFormat> {
+        match self {
+            Self::Blocks(format) => Some(format),
+            Self::F32 | Self::F16 | Self::Bf16 => None,
         }
     }
 
@@ -48,7 +53,7 @@ impl PanelKind {
         match self {
             Self::F32 | Self::F16 => k,
             Self::Bf16 => k.checked_next_multiple_of(2).unwrap_or(usize::MAX),
-            Self::I8 => k.checked_next_multiple_of(4).unwrap_or(usize::MAX),
+            Self::Blocks(format) => blocks::padded_k(format.values(), k),
         }
     }
 
@@ -57,15 +62,19 @@ impl PanelKind {
         match self {
             Self::F32 | Self::F16 => 1,
             Self::Bf16 => 2,
-            Self::I8 => GROUP,
+            Self::Blocks(format) => format.group(),
         }
     }
 
     /// Bytes of a panel of `k` values along K. What follows a multiple of [`PanelKind::granule`] values starts where a
     /// panel of the values before would end.
     pub fn bytes(self, k: usize) -> usize {
-        let scales = if self == Self::I8 { k.div_ceil(GROUP).saturating_mul(PANEL * size_of::<f32>()) } else { 0 };
-        self.padded_k(k).saturating_mul(PANEL * self.dtype().size()).saturating_add(scales)
+        let size = match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::Blocks(format) => return blocks::bytes(format, k),
+        };
+        self.padded_k(k).saturating_mul(PANEL * size)
     }
 }
 

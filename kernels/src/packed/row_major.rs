@@ -3,6 +3,7 @@
 use sinew_tensor::DType;
 
 use super::Weights;
+use super::source::Row;
 use crate::line::Line;
 use crate::simd::{Kernel, Simd};
 use crate::strided::{Scratch, blocks};
@@ -37,7 +38,7 @@ impl Kernel for Copy<'_> {
         let first = task * self.rows_per_task();
         let mut scratch = Scratch::new();
         for row in first..(first + self.rows_per_task()).min(outputs.n) {
-            let Some(from) = self.weights.line(row) else { break };
+            let Some(from) = self.weights.row(row).and_then(Row::line) else { break };
             // SAFETY: `Format::pack` checked that rows are in their pieces and that the row is in the packed bytes; a
             // block has at most as many values as the scratch holds.
             unsafe {

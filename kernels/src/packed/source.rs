@@ -1,20 +1,77 @@
 //! What is packed: pieces of a weight, as a checkpoint or a tensor has them.
 
-use sinew_tensor::{DType, View};
+use std::fmt;
 
-use super::{Outputs, refuse};
+use sinew_tensor::{BlockFormat, DType, View};
+
+use super::{Encoding, Outputs, refuse};
 use crate::Result;
 use crate::line::Line;
 
-/// Rows of a weight as a checkpoint has them: at any address, in any strides.
+/// Rows of a weight as a checkpoint has them: floats at any address, in any strides, or codes of a block format.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
-    pub(super) bytes: &'a [u8],
-    dtype: DType,
     pub(super) rows: usize,
-    /// Strides in elements: from row to row, and along K.
-    row_stride: usize,
-    k_stride: usize,
+    values: Values<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Values<'a> {
+    /// With strides in elements: from row to row, and along K.
+    Floats { bytes: &'a [u8], dtype: DType, row_stride: usize, k_stride: usize },
+    Codes(Codes<'a>),
+}
+
+/// Rows of a weight that is quantized: row after row, a code in each byte.
+#[derive(Clone, Copy, Debug)]
+pub struct Codes<'a> {
+    /// What they are, and how many share a scale.
+    pub format: BlockFormat,
+    /// `[rows, K]`: integers in two's complement, floats by their bits.
+    pub codes: &'a [u8],
+    /// `[rows, groups]` of the format's dtype, in little-endian order.
+    pub scales: &'a [u8],
+    /// `[rows, groups]` where the format has zero points, else none.
+    pub zeros: &'a [i8],
+}
+
+impl Codes<'_> {
+    /// Whether there are so many rows of `k`.
+    fn hold(&self, rows: usize, k: usize) -> bool {
+        let groups = k.div_ceil(self.format.group());
+        let blocks = rows.checked_mul(groups);
+        rows.checked_mul(k) == Some(self.codes.len())
+            && blocks.and_then(|n| n.checked_mul(self.format.scale_dtype().size())) == Some(self.scales.len())
+            && blocks.map(|n| if self.format.zero_points() { n } else { 0 }) == Some(self.zeros.len())
+    }
+
+    /// One row of `k`.
+    fn row(&self, row: usize, k: usize) -> Self {
+        let (groups, size) = (k.div_ceil(self.format.group()), self.format.scale_dtype().size());
+        Self {
+            codes: &self.codes[row * k..][..k],
+            scales: &self.scales[row * groups * size..][..groups * size],
+            zeros: if self.format.zero_points() { &self.zeros[row * groups..][..groups] } else { &[] },
+            ..*self
+        }
+    }
+}
+
+/// A row of a [`Source`].
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Row<'a> {
+    Floats(Line),
+    Codes(Codes<'a>),
+}
+
+impl Row<'_> {
+    /// That of a row of floats.
+    pub fn line(self) -> Option<Line> {
+        match self {
+            Self::Floats(line) => Some(line),
+            Self::Codes(_) => None,
+        }
+    }
 }
 
 impl<'a> Source<'a> {
@@ -30,7 +87,7 @@ impl<'a> Source<'a> {
                 bytes.len()
             )));
         }
-        Ok(Self { bytes, dtype, rows, row_stride: k, k_stride: 1 })
+        Ok(Self { rows, values: Values::Floats { bytes, dtype, row_stride: k, k_stride: 1 } })
     }
 
     /// Rows `[rows, K]` that are columns of a tensor `[K, columns]` in row-major order, at any alignment; `bytes` begin
@@ -39,7 +96,7 @@ impl<'a> Source<'a> {
     /// # Errors
     /// A type that is not f32, f16 or bf16, or too few bytes.
     pub fn from_columns(bytes: &'a [u8], dtype: DType, rows: usize, k: usize, columns: usize) -> Result<Self> {
-        let source = Self { bytes, dtype, rows, row_stride: 1, k_stride: columns };
+        let source = Self { rows, values: Values::Floats { bytes, dtype, row_stride: 1, k_stride: columns } };
         if !DType::COMPUTE.contains(&dtype) || rows > columns || !source.holds(k) {
             return Err(refuse(format!(
                 "{rows} of {columns} columns of {k} of {dtype} in {} bytes; f32, f16 and bf16 can be packed",
@@ -63,22 +120,70 @@ impl<'a> Source<'a> {
         }
         let bytes = view.buffer().as_slice::<u8>()?;
         let bytes = if layout.elements() == 0 { &[] } else { &bytes[layout.offset() * dtype.size()..] };
-        Ok(Self { bytes, dtype, rows, row_stride: layout.strides()[0], k_stride: layout.strides()[1] })
+        let &[row_stride, k_stride] = layout.strides() else {
+            return Err(refuse(format!("a weight of {layout:?}, expected [outputs, K]")));
+        };
+        Ok(Self { rows, values: Values::Floats { bytes, dtype, row_stride, k_stride } })
     }
 
-    fn line(&self, row: usize) -> Line {
-        Line::new(self.bytes.as_ptr(), self.dtype, self.k_stride).moved(row * self.row_stride)
+    /// Rows `[rows, K]` that are quantized: they are packed as they are, into the format of the same
+    /// [`Encoding`].
+    ///
+    /// # Errors
+    /// Other numbers of codes, scales or zero points.
+    pub fn from_codes(codes: Codes<'a>, rows: usize, k: usize) -> Result<Self> {
+        if !codes.hold(rows, k) {
+            let Codes { format, codes, scales, zeros } = codes;
+            let [codes, scales, zeros] = [codes.len(), scales.len(), zeros.len()];
+            let format = Encoding::Blocks(format);
+            return Err(refuse(format!(
+                "{codes} codes, {scales} bytes of scales and {zeros} zero points of {rows} rows of {k} in {format}"
+            )));
+        }
+        Ok(Self { rows, values: Values::Codes(codes) })
+    }
+
+    /// Whether it can be packed into a format of an encoding.
+    pub(super) fn packs_into(&self, encoding: Encoding) -> bool {
+        match self.values {
+            Values::Floats { .. } => true,
+            Values::Codes(codes) => encoding == Encoding::Blocks(codes.format),
+        }
+    }
+
+    fn row(&self, row: usize, k: usize) -> Row<'a> {
+        match self.values {
+            Values::Floats { bytes, dtype, row_stride, k_stride } => {
+                Row::Floats(Line::new(bytes.as_ptr(), dtype, k_stride).moved(row * row_stride))
+            }
+            Values::Codes(codes) => Row::Codes(codes.row(row, k)),
+        }
     }
 
     /// Whether all of `[rows, k]` lies in the bytes.
     pub(super) fn holds(&self, k: usize) -> bool {
-        let reach = |stride: usize, size: usize| size.saturating_sub(1).checked_mul(stride);
-        self.rows == 0
-            || k == 0
-            || reach(self.row_stride, self.rows)
-                .zip(reach(self.k_stride, k))
-                .and_then(|(a, b)| a.checked_add(b)?.checked_add(1)?.checked_mul(self.dtype.size()))
-                .is_some_and(|end| end <= self.bytes.len())
+        match self.values {
+            Values::Floats { bytes, dtype, row_stride, k_stride } => {
+                let reach = |stride: usize, size: usize| size.saturating_sub(1).checked_mul(stride);
+                self.rows == 0
+                    || k == 0
+                    || reach(row_stride, self.rows)
+                        .zip(reach(k_stride, k))
+                        .and_then(|(a, b)| a.checked_add(b)?.checked_add(1)?.checked_mul(dtype.size()))
+                        .is_some_and(|end| end <= bytes.len())
+            }
+            Values::Codes(codes) => codes.hold(self.rows, k),
+        }
+    }
+}
+
+impl fmt::Display for Source<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = self.rows;
+        match self.values {
+            Values::Floats { bytes, dtype, .. } => write!(f, "{rows} rows of {dtype} in {} bytes", bytes.len()),
+            Values::Codes(codes) => write!(f, "{rows} rows of {}", Encoding::Blocks(codes.format)),
+        }
     }
 }
 
@@ -95,7 +200,7 @@ pub struct Weights<'a> {
     pub gated: bool,
 }
 
-impl Weights<'_> {
+impl<'a> Weights<'a> {
     /// All rows.
     pub fn n(&self) -> usize {
         // Pieces may share their bytes, so the sum may overflow. Then it is more than any packed bytes hold.
@@ -107,10 +212,10 @@ impl Weights<'_> {
     }
 
     /// A row, if there are so many.
-    pub(super) fn line(&self, mut row: usize) -> Option<Line> {
+    pub(super) fn row(&self, mut row: usize) -> Option<Row<'a>> {
         for source in self.sources {
             if row < source.rows {
-                return Some(source.line(row));
+                return Some(source.row(row, self.k));
             }
             row -= source.rows;
         }

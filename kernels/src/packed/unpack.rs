@@ -1,6 +1,7 @@
 //! Values of packed weights, one row at a time.
 
-use super::{Format, GROUP, OFFSET, Order, Outputs, PANEL, PanelKind, refuse};
+use super::blocks::{self, Element};
+use super::{Format, Order, Outputs, PANEL, PanelKind, refuse};
 use crate::Result;
 use crate::line::Line;
 use crate::simd::Portable;
@@ -58,16 +59,10 @@ impl Format {
                     *x = half::f16::from_le_bytes([step[2 * lane], step[2 * lane + 1]]).to_f32();
                 }
             }
-            PanelKind::I8 => {
-                for (x, k) in out.chunks_mut(GROUP).zip((0..).step_by(GROUP)) {
-                    let group = &panel[kind.bytes(k)..];
-                    let (scales, quads) = group.split_at(PANEL * size_of::<f32>());
-                    let at = 4 * lane;
-                    let scale = f32::from_le_bytes([scales[at], scales[at + 1], scales[at + 2], scales[at + 3]]);
-                    for (i, x) in x.iter_mut().enumerate() {
-                        let value = i16::from(quads[i / 4 * 4 * PANEL + at + i % 4]) - i16::from(OFFSET);
-                        *x = scale * f32::from(value);
-                    }
+            PanelKind::Blocks(format) => {
+                for (k, x) in out.iter_mut().enumerate() {
+                    let Element { q, scale, zero } = blocks::element(format, panel, lane, k);
+                    *x = scale * (q - zero);
                 }
             }
             PanelKind::F32 => {
@@ -78,5 +73,14 @@ impl Format {
             }
         }
         Ok(())
+    }
+
+    /// `|scale| · (|q| + |zero|)` of every value of an output of a weight in blocks, for references.
+    pub(crate) fn magnitudes(&self, packed: &[u8], k: usize, outputs: Outputs, output: usize) -> Vec<f64> {
+        let Order::Panels(PanelKind::Blocks(format)) = self.order else { return Vec::new() };
+        let (panel, lane) = outputs.place(output);
+        let bytes = blocks::bytes(format, k);
+        let of = |Element { q, scale, zero }: Element| f64::from(scale.abs()) * f64::from(q.abs() + zero.abs());
+        (0..k).map(|k| of(blocks::element(format, &packed[panel * bytes..][..bytes], lane, k))).collect()
     }
 }

@@ -34,6 +34,31 @@ unsafe fn widen_bf16(p: *const u16) -> __m256 {
     }
 }
 
+/// Eight words at `p`, shifted right.
+#[inline(always)]
+unsafe fn shifted(p: *const u8, shift: usize) -> __m256i {
+    // SAFETY: the caller has AVX2 and names eight words.
+    unsafe { _mm256_srl_epi32(_mm256_loadu_si256(p.cast()), _mm_cvtsi32_si128(shift as i32)) }
+}
+
+/// The lowest bytes of eight words.
+#[inline(always)]
+unsafe fn low_bytes(words: __m256i) -> __m256i {
+    // SAFETY: the caller has AVX2.
+    unsafe { _mm256_and_si256(words, _mm256_set1_epi32(0xff)) }
+}
+
+/// What a table has for the lowest four bits of eight words.
+#[inline(always)]
+unsafe fn lookup8(words: __m256i, table: &[f32; 16]) -> __m256 {
+    // SAFETY: the caller has AVX2; both halves of the table are read, and the fourth bit says which is meant.
+    unsafe {
+        let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), words);
+        let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr().add(8)), words);
+        _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(words)))
+    }
+}
+
 /// Eight bf16 pairs, widened: the first values, and the second.
 #[inline(always)]
 unsafe fn split_bf16(p: *const u16) -> (__m256, __m256) {
@@ -154,6 +179,36 @@ unsafe impl Simd for Avx2 {
             let (low, high) = (split_bf16(p), split_bf16(p.add(16)));
             (Pair(low.0, high.0), Pair(low.1, high.1))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let (low, high) = (_mm_loadu_si64(p.cast()), _mm_loadu_si64(p.add(8).cast()));
+            Pair(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8, shift: usize) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let (low, high) = (low_bytes(shifted(p, shift)), low_bytes(shifted(p.add(32), shift)));
+            Pair(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup_bytes(p: *const u8, shift: usize, table: &[f32; 256]) -> Self::F {
+        // SAFETY: see the impl; a byte is below 256.
+        unsafe {
+            let (low, high) = (low_bytes(shifted(p, shift)), low_bytes(shifted(p.add(32), shift)));
+            let table = table.as_ptr();
+            Pair(_mm256_i32gather_ps::<4>(table, low), _mm256_i32gather_ps::<4>(table, high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup_nibbles(p: *const u8, shift: usize, table: &[f32; 16]) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { Pair(lookup8(shifted(p, shift), table), lookup8(shifted(p.add(32), shift), table)) }
     }
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::F) {

@@ -18,6 +18,13 @@ fn first(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
+/// Sixteen words at `p`, shifted right.
+#[inline(always)]
+unsafe fn shifted(p: *const u8, shift: usize) -> __m512i {
+    // SAFETY: the caller has AVX-512 and names the words.
+    unsafe { _mm512_srl_epi32(_mm512_loadu_si512(p.cast()), _mm_cvtsi32_si128(shift as i32)) }
+}
+
 /// Lanes rounded to bf16, each in the upper half of its 32 bits; what stays below is to be dropped.
 #[inline(always)]
 unsafe fn round_bf16(v: __m512) -> __m512i {
@@ -89,6 +96,29 @@ unsafe impl Simd for Avx512 {
             let odd = _mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32));
             (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both)), _mm512_castsi512_ps(odd))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8, shift: usize) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(_mm512_and_si512(shifted(p, shift), _mm512_set1_epi32(0xff))) }
+    }
+    #[inline(always)]
+    unsafe fn lookup_bytes(p: *const u8, shift: usize, table: &[f32; 256]) -> Self::F {
+        // SAFETY: see the impl; a byte is below 256.
+        unsafe {
+            let at = _mm512_and_si512(shifted(p, shift), _mm512_set1_epi32(0xff));
+            _mm512_i32gather_ps::<4>(at, table.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup_nibbles(p: *const u8, shift: usize, table: &[f32; 16]) -> Self::F {
+        // SAFETY: see the impl. Bits above the four are of no account to the instruction.
+        unsafe { _mm512_permutexvar_ps(shifted(p, shift), _mm512_loadu_ps(table.as_ptr())) }
     }
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::F) {

@@ -57,6 +57,14 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_bf16(p: *const u16) -> Self::F;
     /// Thirty-two bf16 values, widened: those at even places, and those at odd places.
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F);
+    /// Sixteen signed bytes as floats.
+    unsafe fn load_i8(p: *const i8) -> Self::F;
+    /// Of sixteen words of 32 bits at `p`, the byte from bit `shift` on as a float.
+    unsafe fn load_bytes(p: *const u8, shift: usize) -> Self::F;
+    /// Of sixteen words of 32 bits at `p`, what a table has for the byte from bit `shift` on.
+    unsafe fn lookup_bytes(p: *const u8, shift: usize, table: &[f32; 256]) -> Self::F;
+    /// Of sixteen words of 32 bits at `p`, what a table has for the four bits from bit `shift` on.
+    unsafe fn lookup_nibbles(p: *const u8, shift: usize, table: &[f32; 16]) -> Self::F;
     /// Sixteen lanes rounded to bf16, ties to even; subnormals kept, NaNs kept quiet.
     unsafe fn store_bf16(p: *mut u16, v: Self::F);
     /// Both rounded as [`Simd::store_bf16`] does, in pairs of lanes: undoes [`Simd::load_bf16_pairs`]. What the bits

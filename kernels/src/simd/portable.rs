@@ -24,6 +24,13 @@ fn zip(a: F16Lanes, b: F16Lanes, f: impl Fn(f32, f32) -> f32) -> F16Lanes {
     F16Lanes(std::array::from_fn(|i| f(a.0[i], b.0[i])))
 }
 
+/// Sixteen words of 32 bits.
+#[inline(always)]
+unsafe fn words(p: *const u8) -> [u32; LANES] {
+    // SAFETY: the caller names them.
+    unsafe { p.cast::<[u32; LANES]>().read_unaligned() }.map(u32::from_le)
+}
+
 // SAFETY: every machine has this level; pointers are read and written for the lanes named only.
 unsafe impl Simd for Portable {
     type F = F16Lanes;
@@ -70,6 +77,26 @@ unsafe impl Simd for Portable {
     unsafe fn load_bf16(p: *const u16) -> Self::F {
         // SAFETY: the caller names sixteen values.
         F16Lanes(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(|x| f32::from_bits(u32::from(x) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self::F {
+        // SAFETY: the caller names sixteen values.
+        F16Lanes(unsafe { p.cast::<[i8; LANES]>().read() }.map(f32::from))
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8, shift: usize) -> Self::F {
+        // SAFETY: the caller names sixteen words.
+        F16Lanes(unsafe { words(p) }.map(|word| f32::from((word >> shift) as u8)))
+    }
+    #[inline(always)]
+    unsafe fn lookup_bytes(p: *const u8, shift: usize, table: &[f32; 256]) -> Self::F {
+        // SAFETY: the caller names sixteen words.
+        F16Lanes(unsafe { words(p) }.map(|word| table[(word >> shift) as usize & 0xff]))
+    }
+    #[inline(always)]
+    unsafe fn lookup_nibbles(p: *const u8, shift: usize, table: &[f32; 16]) -> Self::F {
+        // SAFETY: the caller names sixteen words.
+        F16Lanes(unsafe { words(p) }.map(|word| table[(word >> shift) as usize & 0xf]))
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F) {

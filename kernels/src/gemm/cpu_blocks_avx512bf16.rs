@@ -1,0 +1,224 @@
+//! The row of block-quantized weights on AVX512-BF16: codes are looked up as bf16, in which all of them are exact, two
+//! steps of K at a time, and multiplied by `vdpbf16ps`.
+
+use std::arch::x86_64::*;
+use std::sync::LazyLock;
+
+use half::bf16;
+use sinew_memory::{Hardware, SimdLevel};
+use sinew_tensor::{BlockFormat, BlockValues};
+
+use super::cpu::cost;
+use super::cpu_blocks::{self, add_group, table};
+use super::driver::run;
+use super::plan::workspace;
+use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
+use super::{Compute, Gemm, GemmStatic};
+use crate::packed::blocks;
+use crate::packed::{PANEL, PanelKind};
+use crate::rates::predicted;
+use crate::simd::Avx512;
+use crate::{Arithmetic, Refusal, Row};
+
+pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", foreign: false, flushes_subnormals: true };
+
+pub(super) const ROW: Row<Gemm> = tiled_row!("gemm.cpu.avx512bf16.blocks", DOT, admit, rate, &DOTS);
+
+/// Refuses what is not multiplied in bf16, and bytes where no instruction looks them up.
+pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+    let format = cpu_blocks::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
+    if fixed.compute != Compute::Bf16 {
+        return Err("computes in bf16, the problem asks for f32".into());
+    }
+    if format.values().bits() == 8 && !is_x86_feature_detected!("avx512vbmi") {
+        return Err("looks bytes up by AVX512-VBMI".into());
+    }
+    Ok(())
+}
+
+/// Operations per second and thread.
+pub(crate) fn rate(hardware: &Hardware) -> f64 {
+    predicted::bf16_rate(hardware) * 0.8
+}
+
+pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
+
+/// The bf16 of every code as panels hold it: of codes of four bits again and again.
+fn codes(values: BlockValues) -> &'static [[u8; 256]; 2] {
+    static TABLES: LazyLock<[[[u8; 256]; 2]; 5]> = LazyLock::new(|| {
+        BlockValues::ALL.map(|values| {
+            [0, 1].map(|byte| table(values).map(|value| bf16::from_f32(value).to_le_bytes()[byte]))
+        })
+    });
+    &TABLES[values as usize]
+}
+
+/// How a line of sixteen words becomes pairs of bf16.
+trait Pairs {
+    /// Pairs of a word.
+    const COUNT: usize;
+    unsafe fn new(values: BlockValues) -> Self;
+    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N];
+}
+
+/// Four bits choose among sixteen words; the table is there twice, so that a fifth is of no account.
+struct Nibbles(__m512i);
+
+impl Pairs for Nibbles {
+    const COUNT: usize = 4;
+
+    #[inline(always)]
+    unsafe fn new(values: BlockValues) -> Self {
+        let [low, high] = codes(values);
+        let both: [u16; 32] = std::array::from_fn(|i| u16::from_le_bytes([low[i % 16], high[i % 16]]));
+        // SAFETY: the caller has AVX-512, and the array is a register.
+        unsafe { Self(_mm512_loadu_si512(both.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N] {
+        // SAFETY: the caller has AVX-512 and names sixteen words.
+        unsafe {
+            let words = _mm512_loadu_si512(p.cast());
+            debug_assert_eq!(N, Self::COUNT);
+            let mut pairs = [words; N];
+            for (i, pair) in pairs.iter_mut().enumerate() {
+                let shifted = _mm512_srl_epi32(words, _mm_cvtsi32_si128(4 * i as i32));
+                *pair = _mm512_permutexvar_epi16(shifted, self.0);
+            }
+            std::mem::transmute_copy(&pairs)
+        }
+    }
+}
+
+/// The low and the high bytes of bf16, each in four registers.
+struct Bytes([[__m512i; 4]; 2]);
+
+impl Pairs for Bytes {
+    const COUNT: usize = 2;
+
+    #[inline(always)]
+    unsafe fn new(values: BlockValues) -> Self {
+        let [low, high] = codes(values);
+        // SAFETY: the caller has AVX-512, and a table is four registers.
+        unsafe { Self(std::mem::transmute_copy(&[*low, *high])) }
+    }
+
+    #[inline(always)]
+    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N] {
+        // SAFETY: the caller has AVX-512 with VBMI and names sixteen words.
+        unsafe {
+            let bytes = _mm512_loadu_si512(p.cast());
+            let upper = _mm512_movepi8_mask(bytes);
+            let low = look_up(bytes, upper, &self.0[0]);
+            let high = look_up(bytes, upper, &self.0[1]);
+            let mask = _mm512_set1_epi16(0xff);
+            let even = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi16::<8>(high), low, mask);
+            let odd = _mm512_ternarylogic_epi32::<0xf4>(_mm512_srli_epi16::<8>(low), high, mask);
+            debug_assert_eq!(N, Self::COUNT);
+            std::mem::transmute_copy(&[even, odd])
+        }
+    }
+}
+
+/// What a table has for every byte, of which those of `upper` are 128 and more.
+#[inline(always)]
+unsafe fn look_up(bytes: __m512i, upper: __mmask64, table: &[__m512i; 4]) -> __m512i {
+    // SAFETY: the caller has AVX-512 with VBMI.
+    unsafe {
+        let low = _mm512_permutex2var_epi8(table[0], bytes, table[1]);
+        let high = _mm512_permutex2var_epi8(table[2], bytes, table[3]);
+        _mm512_mask_mov_epi8(low, upper, high)
+    }
+}
+
+/// [`groups`] of a kind of codes, with what looks them up.
+macro_rules! groups_by {
+    ($name:ident, $pairs:ty, $features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $name<const R: usize>(
+            format: BlockFormat,
+            a: *const u8,
+            b: *const u8,
+            steps: usize,
+            sums: *mut f32,
+            carry: bool,
+        ) {
+            // SAFETY: passed on.
+            unsafe { groups::<$pairs, { <$pairs>::COUNT }, R>(format, a, b, steps, sums, carry) }
+        }
+    };
+}
+
+groups_by!(nibbles, Nibbles, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
+groups_by!(bytes, Bytes, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c");
+
+unsafe fn dot<const R: usize>(
+    panels: PanelKind,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    let PanelKind::Blocks(format) = panels else {
+        return debug_assert!(false, "the row admits blocks only");
+    };
+    // SAFETY: passed on; the codes are the format's, and bytes were admitted where there is VBMI.
+    unsafe {
+        match format.values().bits() {
+            8 => bytes::<R>(format, a, b, steps, sums, carry),
+            _ => nibbles::<R>(format, a, b, steps, sums, carry),
+        }
+    }
+}
+
+/// `R` rows of two registers of sums: for each group of K `s = fma(Σ a·q - zero · Σ a, scale, s)`.
+///
+/// # Safety
+/// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` sums where the format has zero points and of
+/// `[steps][R]` pairs, `b` groups of the format, `sums` is `[R][32]`.
+#[inline(always)]
+unsafe fn groups<P: Pairs, const N: usize, const R: usize>(
+    format: BlockFormat,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    /// Bytes of a line of words.
+    const LINE: usize = 4 * PANEL;
+    let (header, group) = (blocks::header_bytes(format), format.group() / 2);
+    // SAFETY: passed on; what is read and written is inside what the contract names.
+    unsafe {
+        if !carry {
+            (0..R * PANEL).for_each(|i| *sums.add(i) = 0.0);
+        }
+        let codes = P::new(format.values());
+        let (mut a, mut b) = (a.cast::<i32>(), b);
+        for done in (0..steps).step_by(group) {
+            let here = (steps - done).min(group);
+            let mut s = [[_mm512_setzero_ps(); 2]; R];
+            let mut x = a.add(if format.zero_points() { R } else { 0 });
+            let mut words = b.add(header);
+            for _ in 0..here / N {
+                prefetch_page_ahead(words);
+                prefetch_page_ahead(words.wrapping_add(LINE / 2));
+                let (low, high) = (codes.load::<N>(words), codes.load::<N>(words.add(LINE / 2)));
+                for i in 0..N {
+                    for (r, s) in s.iter_mut().enumerate() {
+                        let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*x.add(i * R + r)));
+                        s[0] = _mm512_dpbf16_ps(s[0], x, low[i]);
+                        s[1] = _mm512_dpbf16_ps(s[1], x, high[i]);
+                    }
+                }
+                x = x.add(N * R);
+                words = words.add(LINE);
+            }
+            add_group::<Avx512, R, 2>(format, a.cast(), b, 0, &s, sums);
+            a = x;
+            b = b.add(header + here / N * LINE);
+        }
+    }
+}
