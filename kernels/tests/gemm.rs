@@ -6,10 +6,10 @@ use std::sync::Arc;
 use sinew_kernels::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
 use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
-use sinew_kernels::packed::{self, FORMATS, Format, I8, Source, UnitRows, Weights};
+use sinew_kernels::packed::{self, Codes, Encoding, Format, Source, UnitRows, Weights, formats};
 use sinew_kernels::{Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
-use sinew_tensor::{DType, Layout, Tensor, View};
+use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor, View};
 
 /// Values that are exact in no format but f32.
 fn values(count: usize) -> Vec<f32> {
@@ -17,11 +17,34 @@ fn values(count: usize) -> Vec<f32> {
     (0..count).map(|_| generator.normal() as f32).collect()
 }
 
-/// Value `at` of a group, rounded to a multiple of the 127th of its largest.
-fn in_int8(values: &[f64], at: usize) -> f64 {
-    let group = &values[..values.len().min(128)];
-    let largest = group.iter().fold(0.0, |a: f32, &x| a.max(x.abs() as f32));
-    f64::from((largest / 127.0) * (values[at] as f32 * (127.0 / largest)).round_ties_even())
+/// The values of a group as a format of blocks rounds them.
+fn in_blocks(format: BlockFormat, group: &[f64]) -> Vec<f64> {
+    let values = format.values();
+    let largest = group.iter().fold(0.0, |a: f32, &x| a.max(x as f32));
+    let least = group.iter().fold(0.0, |a: f32, &x| a.min(x as f32));
+    let magnitude = largest.max(-least);
+    let held = |scale: f32| format.scale_dtype().round(scale.into()) as f32;
+    let (lowest, highest) = (values.extreme(), -values.extreme() - 1.0);
+    let (scale, zero, [low, high]) = match values {
+        _ if format.zero_points() => {
+            let scale = held((largest - least) / (highest - lowest));
+            (scale, (lowest - least / scale).round_ties_even().clamp(lowest, highest), [lowest, highest])
+        }
+        BlockValues::Int4 => (held(if largest > -least { largest } else { least } / -8.0), 0.0, [-8.0, 7.0]),
+        BlockValues::Int8 => (held(magnitude / 127.0), 0.0, [-127.0, 127.0]),
+        _ => (held(magnitude / values.extreme()), 0.0, [0.0; 2]),
+    };
+    // As tensors are rounded.
+    let exact = values == BlockValues::Int8 && format.scale_dtype() == DType::F32 && !format.zero_points();
+    let inverse = if exact { 127.0 / magnitude } else { 1.0 / scale };
+    let round = |&x: &f64| {
+        let q = match values.is_integer() {
+            true => ((x as f32 * inverse).round_ties_even() + zero).clamp(low, high),
+            false => values.value(values.code(x as f32 / scale)),
+        };
+        f64::from(scale * (q - zero))
+    };
+    group.iter().map(round).collect()
 }
 
 fn levels() -> impl Iterator<Item = SimdLevel> {
@@ -50,7 +73,7 @@ fn packed_rows_come_back_rounded_once() {
                 start = end;
                 source
             });
-            for format in FORMATS {
+            for format in formats() {
                 for gated in [false, true].into_iter().filter(|&gated| !gated || n % 2 == 0) {
                     let weights = Weights { sources: &sources, k, gated };
                     let size = format.packed_bytes(n, k, gated);
@@ -65,13 +88,14 @@ fn packed_rows_come_back_rounded_once() {
                         format.unpack_row(&first.clone().unwrap(), n, k, gated, i, &mut row).unwrap();
                         let stored: Vec<f64> =
                             all[i * k..(i + 1) * k].iter().map(|&x| from.round(f64::from(x))).collect();
-                        for (j, &x) in row.iter().enumerate() {
-                            let expected = match format.dtype() {
-                                DType::I8 => in_int8(&stored[j / 128 * 128..], j % 128),
-                                dtype => dtype.round(stored[j]),
-                            };
-                            assert_eq!(f64::from(x), expected, "{from} in {}, {n}x{k}, gated {gated}", format.name());
-                        }
+                        let expected: Vec<f64> = match format.encoding() {
+                            Encoding::Float(dtype) => stored.iter().map(|&x| dtype.round(x)).collect(),
+                            Encoding::Blocks(blocks) => {
+                                stored.chunks(blocks.group()).flat_map(|group| in_blocks(blocks, group)).collect()
+                            }
+                        };
+                        let row: Vec<f64> = row.iter().map(|&x| x.into()).collect();
+                        assert_eq!(row, expected, "{from} in {}, {n}x{k}, gated {gated}", format.name());
                     }
                 }
             }
@@ -90,10 +114,11 @@ fn groups_of_int8_too_small_for_a_scale_are_zeros() {
         let sources = [Source::from_bytes(&bytes, DType::F32, 1, 384).unwrap()];
         let weights = Weights { sources: &sources, k: 384, gated: false };
         for level in levels() {
-            let mut packed = vec![0xff; I8.packed_bytes(1, 384, false)];
-            I8.pack(&team, level, &weights, &mut packed).unwrap();
+            let int8 = Format::of(BlockFormat::INT8, DeviceKind::CPU).unwrap();
+            let mut packed = vec![0xff; int8.packed_bytes(1, 384, false)];
+            int8.pack(&team, level, &weights, &mut packed).unwrap();
             let mut row = vec![1.0; 384];
-            I8.unpack_row(&packed, 1, 384, false, 0, &mut row).unwrap();
+            int8.unpack_row(&packed, 1, 384, false, 0, &mut row).unwrap();
             let expected: Vec<f32> = (0..384).map(|i| if i == 130 { 1.0 } else { 0.0 }).collect();
             assert_eq!(row, expected, "{small:e}, {level}");
         }
@@ -171,7 +196,7 @@ fn a_transposed_view_packs_as_its_rows() {
     let turned: Vec<f32> = (0..k * n).map(|i| all[i % n * k + i / n]).collect();
     let turned = Tensor::from_slice(&device, &turned, &[k, n]).unwrap();
     let turned = turned.with_layout(turned.layout().transpose(0, 1).unwrap()).unwrap();
-    for format in FORMATS {
+    for format in formats() {
         for level in levels() {
             let pack = |tensor: &Tensor| {
                 let sources = [Source::from_view(&tensor.view()).unwrap()];
@@ -194,7 +219,7 @@ fn a_run_of_units_packs_as_a_weight_of_its_rows_alone() {
         let size = k * DType::F32.size();
         Source::from_bytes(&bytes[rows.start * size..rows.end * size], DType::F32, rows.len(), k).unwrap()
     };
-    for format in FORMATS {
+    for format in formats() {
         for gated in [false, true] {
             let pack = |sources: &[Source<'_>]| {
                 let weights = Weights { sources, k, gated };
@@ -223,7 +248,7 @@ fn a_run_of_units_packs_as_a_weight_of_its_rows_alone() {
 fn right_operands_that_no_panel_holds_are_taken_by_no_row() {
     let device = Cpu::get();
     for dtype in DType::ALL.into_iter().filter(|dtype| !DType::COMPUTE.contains(dtype)) {
-        assert!(Format::of(dtype, DeviceKind::CPU).is_none_or(|format| format == &I8), "{dtype}");
+        assert!(Format::of(dtype, DeviceKind::CPU).is_none(), "{dtype}");
         for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
             for a in [DType::F32, dtype] {
                 let fixed = GemmStatic::new(8, 8, a, Rhs::Strided(dtype), a, compute);
@@ -298,7 +323,8 @@ fn a_row_has_the_same_bits_alone_in_any_batch_on_any_threads_packed_or_not() {
     let repeated = repeated.with_layout(repeated.layout().transpose(1, 2).unwrap()).unwrap();
     let sources = [Source::from_view(&rows.view()).unwrap()];
     let weights = Weights { sources: &sources, k, gated: false };
-    let computes = [(Compute::F32, &packed::BF16), (Compute::Bf16, &packed::BF16), (Compute::Int8, &I8)];
+    let int8 = Format::of(BlockFormat::INT8, DeviceKind::CPU).unwrap();
+    let computes = [(Compute::F32, &packed::BF16), (Compute::Bf16, &packed::BF16), (Compute::Int8, int8)];
     for (compute, format) in computes {
         let mut bytes = vec![0; format.packed_bytes(n, k, false)];
         format.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut bytes).unwrap();
@@ -436,5 +462,82 @@ fn a_norm_of_the_left_operand_is_refused_where_its_operands_do_not_fit_it() {
     ];
     for (found, words) in wrong {
         assert!(found.as_ref().is_err_and(|error| error.contains(words)), "{found:?} has no {words:?}");
+    }
+}
+
+/// Rows of block-quantized weights: the same bits whatever rows are multiplied with them, on any threads.
+#[test]
+fn a_row_has_the_same_bits_with_any_others_in_every_block_format() {
+    let device = Cpu::get();
+    let on = |threads| -> Arc<dyn Device> { Cpu::with(threads, SimdLevel::detected()).unwrap() };
+    let (m, n, k) = (41, 45, 1300);
+    let a = Tensor::from_slice(&device, &values(m * k), &[1, m, k]).unwrap();
+    let bytes = encode(DType::F32, &values(n * k).into_iter().map(f64::from).collect::<Vec<_>>());
+    let sources = [Source::from_bytes(&bytes, DType::F32, n, k).unwrap()];
+    let table = Table::<Gemm>::new(gemm::rows());
+    let mut ran = std::collections::BTreeSet::new();
+    for format in formats().filter(|format| format.dtype().is_none()) {
+        let mut packed = vec![0; format.packed_bytes(n, k, false)];
+        let weights = Weights { sources: &sources, k, gated: false };
+        format.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut packed).unwrap();
+        let packed = Tensor::from_bytes(&device, &packed, DType::U8, &[packed.len()]).unwrap();
+        for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
+            let fixed = GemmStatic::new(n, k, DType::F32, Rhs::Packed(format), DType::F32, compute);
+            for row in table.candidates(&fixed, device.hardware()).0 {
+                let all = product(row, on(1), &fixed, &a, &packed);
+                assert_eq!(all, product(row, on(3), &fixed, &a, &packed), "{} on 3 threads", row.name);
+                for (i, rows) in [(0, 1), (7, 1), (3, 2), (0, 5), (9, 12), (28, 13)] {
+                    let some = Layout::strided(&[1, rows, k], &[m * k, k, 1], i * k).unwrap();
+                    let alone = product(row, on(2), &fixed, &a.with_layout(some).unwrap(), &packed);
+                    assert_eq!(alone, all[i * n..(i + rows) * n], "{} of {fixed}: {rows} from {i}", row.name);
+                }
+                ran.insert(row.name);
+            }
+        }
+    }
+    assert!(ran.contains("gemm.cpu.portable.blocks") && ran.contains("gemm.cpu.portable.int8"), "{ran:?}");
+}
+
+#[test]
+fn codes_are_packed_as_they_are_and_into_no_other_format() {
+    let team = Team::new(1).unwrap();
+    let (n, k) = (35, 70);
+    for values in BlockValues::ALL {
+        let format = BlockFormat::new(values, 32, DType::F16, values.is_integer()).unwrap();
+        let codes: Vec<u8> = (0..n * k).map(|i| (i * 37 % (1 << values.bits())) as u8).collect();
+        let scales: Vec<f64> = (0..n * 3).map(|i| 0.25 + i as f64 / 64.0).collect();
+        let zeros: Vec<i8> = (0..n * 3).map(|i| (i % 16) as i8 - 8).collect();
+        let scale_bytes = encode(DType::F16, &scales);
+        let given = Codes {
+            format,
+            codes: &codes,
+            scales: &scale_bytes,
+            zeros: if format.zero_points() { &zeros } else { &[] },
+        };
+        let sources = [Source::from_codes(given, n, k).unwrap()];
+        let weights = Weights { sources: &sources, k, gated: false };
+        for level in levels() {
+            let packed_as = Format::of(format, DeviceKind::CPU).unwrap();
+            let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
+            packed_as.pack(&team, level, &weights, &mut packed).unwrap();
+            let mut row = vec![0.0; k];
+            for i in 0..n {
+                packed_as.unpack_row(&packed, n, k, false, i, &mut row).unwrap();
+                for (j, &x) in row.iter().enumerate() {
+                    let group = i * 3 + j / 32;
+                    let zero = if format.zero_points() { f32::from(zeros[group]) } else { 0.0 };
+                    let expected = scales[group] as f32 * (values.value(codes[i * k + j]) - zero);
+                    assert!(x == expected || x.is_nan() && expected.is_nan(), "{values:?} [{i}, {j}]: {x}, {expected}");
+                }
+            }
+        }
+        // Other numbers of anything, and other formats.
+        assert!(Source::from_codes(Codes { codes: &codes[1..], ..given }, n, k).is_err());
+        assert!(Source::from_codes(Codes { scales: &scale_bytes[2..], ..given }, n, k).is_err());
+        assert!(Source::from_codes(Codes { zeros: &zeros[1..], ..given }, n, k).is_err());
+        for other in formats().filter(|other| other.encoding() != Encoding::Blocks(format)) {
+            let mut packed = vec![0; other.packed_bytes(n, k, false)];
+            assert!(other.pack(&team, SimdLevel::Portable, &weights, &mut packed).is_err(), "{}", other.name());
+        }
     }
 }

@@ -125,10 +125,11 @@ impl<'a> Matmul<'a> {
             return Err(refuse(NAME, "a weight packed as gated needs an activation"));
         }
         let b_dtype = match b {
-            Rhs::Strided(dtype) => dtype,
+            Rhs::Strided(dtype) => Some(dtype),
             Rhs::Packed(format) => format.dtype(),
         };
-        let rounded = self.a.dtype() == DType::BF16 && b_dtype == DType::BF16;
+        // What a block-quantized weight stands for is not bf16, but its codes are.
+        let rounded = self.a.dtype() == DType::BF16 && b_dtype.is_none_or(|dtype| dtype == DType::BF16);
         Ok(GemmStatic {
             n,
             k: b_k,

@@ -100,7 +100,8 @@ impl BlockValues {
             Self::F4E2M1 => {
                 // Half way to the next magnitude; the even one of two that are as near is the one whose code is even.
                 const HALFWAY: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
-                let above = |(code, half): (usize, &f32)| if code % 2 == 0 { x.abs() > *half } else { x.abs() >= *half };
+                let above =
+                    |(code, half): (usize, &f32)| if code % 2 == 0 { x.abs() > *half } else { x.abs() >= *half };
                 let magnitude = HALFWAY.iter().enumerate().filter(|&at| above(at)).count() as u8;
                 if x.is_sign_negative() { magnitude | 8 } else { magnitude }
             }
@@ -296,7 +297,8 @@ impl BlockLayout {
 
     /// Byte and bit within the row's packed values, and group within the row's.
     fn place(&self, column: usize) -> (usize, u8, usize) {
-        let (byte, shift) = if self.format.values.bits() == 4 { (column / 2, (column % 2) as u8 * 4) } else { (column, 0) };
+        let (byte, shift) =
+            if self.format.values.bits() == 4 { (column / 2, (column % 2) as u8 * 4) } else { (column, 0) };
         (byte, shift, column / self.format.group)
     }
 

@@ -174,7 +174,10 @@ fn codes_of_floats_stand_for_their_values() {
     let of = |code| BlockValues::F8E4M3.value(code);
     assert_eq!([of(0x7e), of(0xfe), of(0x08), of(0x01)], [448.0, -448.0, 0.015625, 0.001953125]);
     assert!(of(0x7f).is_nan() && of(0xff).is_nan());
-    assert_eq!([0x7b, 0x01, 0x7c].map(|code| BlockValues::F8E5M2.value(code)), [57344.0, 2f32.powi(-16), f32::INFINITY]);
+    assert_eq!(
+        [0x7b, 0x01, 0x7c].map(|code| BlockValues::F8E5M2.value(code)),
+        [57344.0, 2f32.powi(-16), f32::INFINITY]
+    );
 }
 
 #[test]

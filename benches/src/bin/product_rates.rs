@@ -17,11 +17,11 @@ use std::time::Instant;
 use sinew_benches::contender::{FEW_ROWS, Product, serve};
 use sinew_benches::{beside_limits, context, flops_limit, least_seconds};
 use sinew_kernels::gemm::{self, Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
-use sinew_kernels::packed::{self, Format, Source, Weights};
+use sinew_kernels::packed::{self, Encoding, Format, Source, Weights};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Launch, Operands, Row};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, Stream};
-use sinew_tensor::{DType, Layout, Tensor};
+use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
@@ -80,15 +80,38 @@ impl Arguments {
     }
 }
 
-/// A packed weight in a dtype, with operands and results of that too, multiplied in bf16 where it is bf16; int8 weights
-/// are of bf16 operands.
+/// A packed weight in a dtype, with operands and results of that too, multiplied in bf16 where it is bf16.
 fn packed(dtype: DType, n: usize, k: usize) -> Result<GemmStatic> {
-    let format = Format::of(dtype, DeviceKind::CPU).ok_or("no format")?;
-    Ok(match dtype {
-        DType::BF16 => GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Bf16),
-        DType::I8 => GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Int8),
-        _ => GemmStatic::new(n, k, dtype, Rhs::Packed(format), dtype, Compute::F32),
-    })
+    let compute = if dtype == DType::BF16 { Compute::Bf16 } else { Compute::F32 };
+    encoded(dtype.into(), dtype, compute, n, k)
+}
+
+/// A packed weight with operands and results of a dtype.
+fn encoded(encoding: Encoding, dtype: DType, compute: Compute, n: usize, k: usize) -> Result<GemmStatic> {
+    let format = Format::of(encoding, DeviceKind::CPU).ok_or("no format")?;
+    Ok(GemmStatic::new(n, k, dtype, Rhs::Packed(format), dtype, compute))
+}
+
+/// Block-quantized weights with operands and results of bf16, multiplied in bf16 and, of integers, in int8.
+fn quantized(n: usize, k: usize) -> Result<Vec<GemmStatic>> {
+    let (bf16, f16, f32) = (DType::BF16, DType::F16, DType::F32);
+    let formats = [
+        BlockFormat::new(BlockValues::Int4, 32, bf16, false)?,
+        BlockFormat::new(BlockValues::Int4, 128, f16, true)?,
+        BlockFormat::new(BlockValues::Int8, 32, bf16, false)?,
+        BlockFormat::INT8,
+        BlockFormat::new(BlockValues::F8E4M3, 128, f32, false)?,
+        BlockFormat::new(BlockValues::F4E2M1, 32, bf16, false)?,
+    ];
+    let mut all = Vec::new();
+    for format in formats {
+        for compute in [Compute::Bf16, Compute::Int8] {
+            if compute == Compute::Bf16 || format.values().is_integer() {
+                all.push(encoded(format.into(), bf16, compute, n, k)?);
+            }
+        }
+    }
+    Ok(all)
 }
 
 fn main() -> Result<()> {
@@ -133,8 +156,11 @@ fn main() -> Result<()> {
                 if slow && m * n * k > 1 << 29 || row.arithmetic.foreign && m < FEW_ROWS {
                     continue;
                 }
-                for dtype in [DType::BF16, DType::F16, DType::F32, DType::I8] {
+                for dtype in [DType::BF16, DType::F16, DType::F32] {
                     report(row, &packed(dtype, n, k)?, 1, m)?;
+                }
+                for fixed in quantized(n, k)? {
+                    report(row, &fixed, 1, m)?;
                 }
                 if m > FEW_ROWS {
                     let strided = GemmStatic { b: Rhs::Strided(DType::F32), ..packed(DType::F32, n, k)? };
@@ -293,13 +319,17 @@ fn packing(device: &Arc<dyn Device>) -> Result<()> {
     let any: &dyn std::any::Any = &**device;
     let Some(cpu) = any.downcast_ref::<Cpu>() else { return Ok(()) };
     let (n, k) = (4864, 896);
-    for (from, format) in [
-        (DType::BF16, &packed::BF16),
-        (DType::F32, &packed::BF16),
-        (DType::F32, &packed::F32),
-        (DType::F16, &packed::F16),
+    let blocks = |values| -> Result<Encoding> { Ok(BlockFormat::new(values, 32, DType::BF16, false)?.into()) };
+    for (from, encoding) in [
+        (DType::BF16, DType::BF16.into()),
+        (DType::F32, DType::BF16.into()),
+        (DType::F32, DType::F32.into()),
+        (DType::F16, DType::F16.into()),
+        (DType::BF16, blocks(BlockValues::Int8)?),
+        (DType::BF16, blocks(BlockValues::Int4)?),
+        (DType::BF16, blocks(BlockValues::F8E4M3)?),
     ] {
-        let format: &Format = format;
+        let format = Format::of(encoding, DeviceKind::CPU).ok_or("no format")?;
         let bytes = vec![0x3c; n * k * from.size()];
         let sources = [Source::from_bytes(&bytes, from, n, k)?];
         let weights = Weights { sources: &sources, k, gated: false };

@@ -12,7 +12,7 @@ use super::cpu::cost;
 use super::cpu_blocks::{self, add_group, table};
 use super::driver::run;
 use super::plan::workspace;
-use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
+use super::tile::{Expansion, Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
 use super::{Compute, Gemm, GemmStatic};
 use crate::packed::blocks;
 use crate::packed::{PANEL, PanelKind};
@@ -41,14 +41,17 @@ pub(crate) fn rate(hardware: &Hardware) -> f64 {
     predicted::bf16_rate(hardware) * 0.8
 }
 
-pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
+pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>))
+    .expanding(Expansion { step_bytes: LINE, expand, tiles: tiles!(dot_expanded: <1>, <2>, <4>, <6>, <8>, <12>) });
+
+/// Bytes of a line of words, and of two steps in bf16.
+const LINE: usize = 4 * PANEL;
 
 /// The bf16 of every code as panels hold it: of codes of four bits again and again.
 fn codes(values: BlockValues) -> &'static [[u8; 256]; 2] {
     static TABLES: LazyLock<[[[u8; 256]; 2]; 5]> = LazyLock::new(|| {
-        BlockValues::ALL.map(|values| {
-            [0, 1].map(|byte| table(values).map(|value| bf16::from_f32(value).to_le_bytes()[byte]))
-        })
+        BlockValues::ALL
+            .map(|values| [0, 1].map(|byte| table(values).map(|value| bf16::from_f32(value).to_le_bytes()[byte])))
     });
     &TABLES[values as usize]
 }
@@ -121,6 +124,25 @@ impl Pairs for Bytes {
     }
 }
 
+/// Pairs in their place.
+struct Expanded;
+
+impl Pairs for Expanded {
+    const COUNT: usize = 1;
+
+    #[inline(always)]
+    unsafe fn new(_: BlockValues) -> Self {
+        Self
+    }
+
+    #[inline(always)]
+    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N] {
+        debug_assert_eq!(N, Self::COUNT);
+        // SAFETY: the caller has AVX-512 and names sixteen pairs.
+        unsafe { std::mem::transmute_copy(&_mm512_loadu_si512(p.cast())) }
+    }
+}
+
 /// What a table has for every byte, of which those of `upper` are 128 and more.
 #[inline(always)]
 unsafe fn look_up(bytes: __m512i, upper: __mmask64, table: &[__m512i; 4]) -> __m512i {
@@ -132,26 +154,43 @@ unsafe fn look_up(bytes: __m512i, upper: __mmask64, table: &[__m512i; 4]) -> __m
     }
 }
 
-/// [`groups`] of a kind of codes, with what looks them up.
-macro_rules! groups_by {
+/// [`groups`] and [`expand_pairs`] of a kind of codes, with what looks them up.
+macro_rules! pairs_by {
     ($name:ident, $pairs:ty, $features:literal) => {
-        #[target_feature(enable = $features)]
-        unsafe fn $name<const R: usize>(
-            format: BlockFormat,
-            a: *const u8,
-            b: *const u8,
-            steps: usize,
-            sums: *mut f32,
-            carry: bool,
-        ) {
-            // SAFETY: passed on.
-            unsafe { groups::<$pairs, { <$pairs>::COUNT }, R>(format, a, b, steps, sums, carry) }
+        mod $name {
+            use super::*;
+
+            #[target_feature(enable = $features)]
+            pub unsafe fn groups<const R: usize>(
+                format: BlockFormat,
+                a: *const u8,
+                b: *const u8,
+                steps: usize,
+                sums: *mut f32,
+                carry: bool,
+            ) {
+                // SAFETY: passed on.
+                unsafe {
+                    if format.zero_points() {
+                        super::groups::<$pairs, { <$pairs>::COUNT }, true, R>(format, a, b, steps, sums, carry)
+                    } else {
+                        super::groups::<$pairs, { <$pairs>::COUNT }, false, R>(format, a, b, steps, sums, carry)
+                    }
+                }
+            }
+
+            #[target_feature(enable = $features)]
+            pub unsafe fn expand(format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
+                // SAFETY: passed on.
+                unsafe { expand_pairs::<$pairs, { <$pairs>::COUNT }>(format, b, steps, to) }
+            }
         }
     };
 }
 
-groups_by!(nibbles, Nibbles, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
-groups_by!(bytes, Bytes, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c");
+pairs_by!(nibbles, Nibbles, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
+pairs_by!(bytes, Bytes, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c");
+pairs_by!(expanded, Expanded, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
 
 unsafe fn dot<const R: usize>(
     panels: PanelKind,
@@ -167,8 +206,65 @@ unsafe fn dot<const R: usize>(
     // SAFETY: passed on; the codes are the format's, and bytes were admitted where there is VBMI.
     unsafe {
         match format.values().bits() {
-            8 => bytes::<R>(format, a, b, steps, sums, carry),
-            _ => nibbles::<R>(format, a, b, steps, sums, carry),
+            8 => bytes::groups::<R>(format, a, b, steps, sums, carry),
+            _ => nibbles::groups::<R>(format, a, b, steps, sums, carry),
+        }
+    }
+}
+
+unsafe fn dot_expanded<const R: usize>(
+    panels: PanelKind,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    let PanelKind::Blocks(format) = panels else {
+        return debug_assert!(false, "the row admits blocks only");
+    };
+    // SAFETY: passed on.
+    unsafe { expanded::groups::<R>(format, a, b, steps, sums, carry) }
+}
+
+unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
+    let PanelKind::Blocks(format) = panels else {
+        return debug_assert!(false, "the row admits blocks only");
+    };
+    // SAFETY: as for `dot`.
+    unsafe {
+        match format.values().bits() {
+            8 => bytes::expand(format, b, steps, to),
+            _ => nibbles::expand(format, b, steps, to),
+        }
+    }
+}
+
+/// Writes a block of a panel with pairs of bf16 in place of words.
+///
+/// # Safety
+/// That of [`Expand`](super::tile::Expand).
+#[inline(always)]
+unsafe fn expand_pairs<P: Pairs, const N: usize>(format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
+    let (header, group) = (blocks::header_bytes(format), format.group() / 2);
+    let (mut b, mut to) = (b, to);
+    // SAFETY: passed on.
+    unsafe {
+        let codes = P::new(format.values());
+        for done in (0..steps).step_by(group) {
+            let here = (steps - done).min(group);
+            to.copy_from_nonoverlapping(b, header);
+            (b, to) = (b.add(header), to.add(header));
+            for _ in 0..here / N {
+                for half in 0..2 {
+                    prefetch_page_ahead(b.wrapping_add(half * LINE / 2));
+                    for (i, pairs) in codes.load::<N>(b.add(half * LINE / 2)).into_iter().enumerate() {
+                        let pairs: __m512i = std::mem::transmute(pairs);
+                        _mm512_storeu_si512(to.add(i * LINE + half * LINE / 2).cast(), pairs);
+                    }
+                }
+                (b, to) = (b.add(LINE), to.add(N * LINE));
+            }
         }
     }
 }
@@ -179,7 +275,7 @@ unsafe fn dot<const R: usize>(
 /// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` sums where the format has zero points and of
 /// `[steps][R]` pairs, `b` groups of the format, `sums` is `[R][32]`.
 #[inline(always)]
-unsafe fn groups<P: Pairs, const N: usize, const R: usize>(
+unsafe fn groups<P: Pairs, const N: usize, const ZEROS: bool, const R: usize>(
     format: BlockFormat,
     a: *const u8,
     b: *const u8,
@@ -187,8 +283,6 @@ unsafe fn groups<P: Pairs, const N: usize, const R: usize>(
     sums: *mut f32,
     carry: bool,
 ) {
-    /// Bytes of a line of words.
-    const LINE: usize = 4 * PANEL;
     let (header, group) = (blocks::header_bytes(format), format.group() / 2);
     // SAFETY: passed on; what is read and written is inside what the contract names.
     unsafe {
@@ -200,7 +294,7 @@ unsafe fn groups<P: Pairs, const N: usize, const R: usize>(
         for done in (0..steps).step_by(group) {
             let here = (steps - done).min(group);
             let mut s = [[_mm512_setzero_ps(); 2]; R];
-            let mut x = a.add(if format.zero_points() { R } else { 0 });
+            let mut x = a.add(if ZEROS { R } else { 0 });
             let mut words = b.add(header);
             for _ in 0..here / N {
                 prefetch_page_ahead(words);
@@ -216,7 +310,7 @@ unsafe fn groups<P: Pairs, const N: usize, const R: usize>(
                 x = x.add(N * R);
                 words = words.add(LINE);
             }
-            add_group::<Avx512, R, 2>(format, a.cast(), b, 0, &s, sums);
+            add_group::<Avx512, ZEROS, R, 2>(format, a.cast(), b, 0, &s, sums);
             a = x;
             b = b.add(header + here / N * LINE);
         }

@@ -64,7 +64,8 @@ pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -
     }
 }
 
-pub(crate) static PORTABLE: Tiles = Tiles::new(SimdLevel::Portable, Left::Quads, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
+pub(crate) static PORTABLE: Tiles =
+    Tiles::new(SimdLevel::Portable, Left::Quads, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// [`groups`] by some products, with their instructions.
 macro_rules! groups_by {
@@ -83,9 +84,11 @@ macro_rules! groups_by {
             };
             // SAFETY: passed on; the number of quads is that of the format.
             unsafe {
-                match blocks::quads(format.values()).len() {
-                    1 => groups::<$dots, 1, R, H>(format, a, b, steps, sums, carry),
-                    _ => groups::<$dots, 2, R, H>(format, a, b, steps, sums, carry),
+                match (blocks::quads(format.values()).len(), format.zero_points()) {
+                    (1, false) => groups::<$dots, 1, false, R, H>(format, a, b, steps, sums, carry),
+                    (1, true) => groups::<$dots, 1, true, R, H>(format, a, b, steps, sums, carry),
+                    (_, false) => groups::<$dots, 2, false, R, H>(format, a, b, steps, sums, carry),
+                    (_, true) => groups::<$dots, 2, true, R, H>(format, a, b, steps, sums, carry),
                 }
             }
         }
@@ -170,7 +173,7 @@ impl Dots for Plain {
 /// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` scales, `[R]` starts and `[steps][R]` quads, `b`
 /// groups of the format, whose words have `QUADS` quads, `sums` is `[R][32]`.
 #[inline(always)]
-unsafe fn groups<D: Dots, const QUADS: usize, const R: usize, const H: usize>(
+unsafe fn groups<D: Dots, const QUADS: usize, const ZEROS: bool, const R: usize, const H: usize>(
     format: BlockFormat,
     a: *const u8,
     b: *const u8,
@@ -182,7 +185,8 @@ unsafe fn groups<D: Dots, const QUADS: usize, const R: usize, const H: usize>(
     const LINE: usize = 4 * PANEL;
     let group = format.group() / 4;
     let (scale_bytes, header) = (format.scale_dtype().size(), blocks::header_bytes(format));
-    let offset = f32::from(blocks::offset(format.values()));
+    // Offsets are powers of two.
+    let inverse_offset = 1.0 / f32::from(blocks::offset(format.values()));
     // SAFETY: passed on; what is read and written is inside what the contract names.
     unsafe {
         if !carry {
@@ -221,20 +225,22 @@ unsafe fn groups<D: Dots, const QUADS: usize, const R: usize, const H: usize>(
                 for (h, (scale, zero)) in columns.iter_mut().zip(&mut zeros).enumerate() {
                     let lane = (first + h) * LANES;
                     *scale = load_scales::<D::S>(format.scale_dtype(), b.add(lane * scale_bytes));
-                    if format.zero_points() {
+                    if ZEROS {
                         *zero = D::S::load_i8(b.add(blocks::scales_bytes(format) + lane).cast());
                     }
                 }
                 // Else sums are kept in registers from group to group, and the integers, which need them, are not.
                 let sums = std::hint::black_box(sums);
-                for (r, s) in s.into_iter().enumerate() {
+                let mut exact = [[D::S::splat(0.0); H]; R];
+                for (r, (x, s)) in exact.iter_mut().zip(s).enumerate() {
                     // What sums start from is `-offset` times the sum of the row's values.
-                    let sum = D::S::splat(*starts.add(r) as f32 / offset);
-                    for (h, s) in s.into_iter().enumerate() {
-                        let mut x = D::widen(s);
-                        if format.zero_points() {
-                            x = D::S::fma(zeros[h], sum, x);
-                        }
+                    let sum = D::S::mul(D::widen(D::splat(*starts.add(r))), D::S::splat(inverse_offset));
+                    for (h, (x, s)) in x.iter_mut().zip(s).enumerate() {
+                        *x = if ZEROS { D::S::fma(zeros[h], sum, D::widen(s)) } else { D::widen(s) };
+                    }
+                }
+                for (r, x) in exact.into_iter().enumerate() {
+                    for (h, x) in x.into_iter().enumerate() {
                         // The row's scale first: the two scales' product may be too large where the sum is not.
                         let x = D::S::mul(x, D::S::splat(*scales.add(r)));
                         let to = sums.add(r * PANEL + (first + h) * LANES);

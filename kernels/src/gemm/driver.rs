@@ -254,6 +254,10 @@ impl Multiply<'_> {
         let Product { tiles, fixed, plan, right, finish, .. } = self.product;
         let kind = plan.kind;
         let padded = plan.padded;
+        let expansion = match right {
+            Right::Packed { .. } => tiles.expansion_for(slab.count),
+            Right::Strided { .. } => None,
+        };
         let all_sums: *mut f32 = scratch.wrapping_add(plan.panel_bytes * plan.unit).cast();
         let a = self.packed.wrapping_add(slab.at);
         let mut k = 0;
@@ -269,17 +273,26 @@ impl Multiply<'_> {
                 }
             }
             for panel in first..end {
-                let b = match *right {
-                    Right::Packed { ptr, panel_bytes, bytes } => {
-                        ptr.wrapping_add(slab.right * bytes + panel * panel_bytes + kind.bytes(k))
+                let own = scratch.wrapping_add((panel - first) * plan.panel_bytes);
+                let b = match (*right, expansion) {
+                    (Right::Packed { ptr, panel_bytes, bytes }, expansion) => {
+                        let packed = ptr.wrapping_add(slab.right * bytes + panel * panel_bytes + kind.bytes(k));
+                        match expansion {
+                            None => packed,
+                            Some(expansion) => {
+                                // SAFETY: the panel has the block, and scratch has room for it.
+                                unsafe { (expansion.expand)(kind, packed, width / tiles.left.per_step(), own) };
+                                own.cast_const()
+                            }
+                        }
                     }
-                    Right::Strided { .. } => scratch.cast_const().wrapping_add((panel - first) * plan.panel_bytes),
+                    (Right::Strided { .. }, _) => own.cast_const(),
                 };
                 // SAFETY: passed on.
                 let bias = unsafe { finish.panel_bias::<S>(panel) };
                 for tile in (0..slab.count).step_by(plan.tile) {
                     let rows = (slab.count - tile).min(plan.tile);
-                    let Tile { height, run, .. } = *tiles.fit(rows);
+                    let Tile { height, run, .. } = *tiles.fit(rows, expansion);
                     let sums = if plan.block < padded {
                         all_sums.wrapping_add(((panel - first) * plan.slab + tile) * PANEL)
                     } else {

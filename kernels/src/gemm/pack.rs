@@ -126,7 +126,7 @@ impl PackRows<'_> {
         let slab = &self.slabs[self.slabs.partition_point(|slab| slab.tile <= task) - 1];
         let first = (task - slab.tile) * full;
         let valid = (slab.count - first).min(full);
-        let height = self.tiles.fit(valid).height;
+        let height = self.tiles.fit(valid, None).height;
         let padded = self.panels.padded_k(self.k);
         let left = self.tiles.left;
         let to = self.to.wrapping_add(slab.at + first * left.bytes(self.panels, padded));

@@ -57,7 +57,8 @@ pub(super) struct Plan {
     pub units_per_task: usize,
     /// Bytes of a packed row.
     pub row_bytes: usize,
-    /// Bytes of a panel's block, of which a worker has `unit`; 0 where panels are read in place.
+    /// Bytes of a panel's block as it is packed or expanded, of which a worker has `unit`; 0 where panels are read in
+    /// place.
     pub panel_bytes: usize,
     /// Bytes of a worker's sums.
     pub sums: usize,
@@ -98,12 +99,18 @@ impl Plan {
         // A block of a panel is read again for each tile, from the cache of A's slab, which it takes half as much of.
         // From the one before it, it would come faster; but its sums would be carried over from block to block.
         let granule = kind.granule();
-        let longest = if skinny { SKINNY_BLOCK } else { cache / 2 / unit / kind.bytes(granule) * granule };
-        let once = widest == tile && tiles.fit(rows.min(tile)).passes == 1;
+        let expansion = tiles.expansion_for(widest).filter(|_| !strided);
+        let step_bytes = expansion.map_or(kind.bytes(granule), |expansion| expansion.bytes(kind, tiles.left, granule));
+        let longest = if skinny { SKINNY_BLOCK } else { cache / 2 / unit / step_bytes * granule };
+        let once = widest == tile && tiles.fit(rows.min(tile), None).passes == 1;
         let blocks = if once { 1 } else { padded.div_ceil(longest.max(granule)).max(1) };
         let block = padded.div_ceil(blocks).next_multiple_of(granule).min(padded);
         let unit_bytes = kind.bytes(padded).saturating_mul(unit * slab.div_ceil(tile));
-        let panel_bytes = if strided { kind.bytes(block) } else { 0 };
+        let panel_bytes = match expansion {
+            Some(expansion) => expansion.bytes(kind, tiles.left, block),
+            None if strided => kind.bytes(block),
+            None => 0,
+        };
         // Of more rows never less, or a call would need more workspace than one of more rows.
         let carried = if block < padded { widest.saturating_mul(unit) } else { widest.min(2 * tile) };
         Self {

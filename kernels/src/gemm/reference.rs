@@ -72,7 +72,9 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
 /// What rounding adds where `Σ a·q` and the zero point times `Σ a` are summed apart: both may be larger than what is left.
 fn zero_point_error(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]: [usize; 3]) -> f64 {
     let (fixed, k) = (&case.fixed, case.fixed.k);
-    let (Rhs::Packed(format), Some(blocks)) = (fixed.b, fixed.panel_kind().and_then(PanelKind::blocks)) else { return 0.0 };
+    let (Rhs::Packed(format), Some(blocks)) = (fixed.b, fixed.panel_kind().and_then(PanelKind::blocks)) else {
+        return 0.0;
+    };
     if !blocks.zero_points() || k == 0 {
         return 0.0;
     }

@@ -2,7 +2,7 @@
 
 use sinew_memory::SimdLevel;
 
-use crate::packed::PanelKind;
+use crate::packed::{PanelKind, blocks};
 use crate::simd::{self, LANES, Reach};
 
 /// Asks for the line a page ahead of `p`, which need not be valid: a core's own prefetcher stops at each page of 4 KiB.
@@ -66,6 +66,33 @@ pub(crate) struct Tiles {
     pub left: Left,
     /// From the lowest to the full one.
     tiles: &'static [Tile],
+    /// How panels of blocks are looked up once for many tiles, where that is faster than in each.
+    pub expansion: Option<Expansion>,
+}
+
+/// Panels of blocks as a loop reads them that looks nothing up: groups of the same scales and zero points, and steps of
+/// what codes stand for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expansion {
+    /// Bytes of a step of a panel.
+    pub step_bytes: usize,
+    /// Expands `steps` steps of a block of a panel.
+    pub expand: Expand,
+    /// Tiles of the same heights that read it.
+    pub tiles: &'static [Tile],
+}
+
+/// # Safety
+/// The machine has the level; `b` holds the steps of the panel, and `to` has room for them as they are expanded.
+pub(crate) type Expand = unsafe fn(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8);
+
+impl Expansion {
+    /// Bytes of `k` values along K of an expanded panel.
+    pub fn bytes(&self, panels: PanelKind, left: Left, k: usize) -> usize {
+        let Some(format) = panels.blocks() else { return 0 };
+        let steps = (panels.padded_k(k) / left.per_step()).saturating_mul(self.step_bytes);
+        k.div_ceil(format.group()).saturating_mul(blocks::header_bytes(format)).saturating_add(steps)
+    }
 }
 
 /// A tile of a height.
@@ -97,7 +124,21 @@ impl Tiles {
             i += 1;
         }
         assert!(tiles[tiles.len() - 1].height <= MAX_TILE, "no tile is higher than what holds it");
-        Self { level, left, tiles }
+        Self { level, left, tiles, expansion: None }
+    }
+
+    /// The same with panels that may be expanded.
+    pub const fn expanding(self, expansion: Expansion) -> Self {
+        assert!(self.tiles.len() == expansion.tiles.len(), "tiles of expanded panels are of the same heights");
+        let mut i = 0;
+        while i < self.tiles.len() {
+            assert!(
+                self.tiles[i].height == expansion.tiles[i].height,
+                "tiles of expanded panels are of the same heights"
+            );
+            i += 1;
+        }
+        Self { expansion: Some(expansion), ..self }
     }
 
     /// The full tile.
@@ -106,18 +147,26 @@ impl Tiles {
         &self.tiles[self.tiles.len() - 1]
     }
 
-    /// The lowest tile that holds `rows` rows, which are at most those of a full one.
+    /// The lowest tile that holds `rows` rows, which are at most those of a full one: that of panels as they are, or as
+    /// they are expanded.
     #[inline(always)]
-    pub fn fit(&self, rows: usize) -> &'static Tile {
+    pub fn fit(&self, rows: usize, expansion: Option<&Expansion>) -> &'static Tile {
         debug_assert!(rows <= self.full().height);
-        self.tiles.iter().find(|tile| tile.height >= rows).unwrap_or(self.full())
+        let tiles = expansion.map_or(self.tiles, |expansion| expansion.tiles);
+        tiles.iter().find(|tile| tile.height >= rows).unwrap_or(&tiles[tiles.len() - 1])
+    }
+
+    /// The expansion of panels for a slab of so many rows, if it is worth it: they are read for more than two tiles.
+    #[inline(always)]
+    pub fn expansion_for(&self, rows: usize) -> Option<&Expansion> {
+        self.expansion.as_ref().filter(|_| rows > 2 * self.full().height)
     }
 
     /// Rows that the tiles of `rows` rows have.
     pub fn packed_rows(&self, rows: usize) -> usize {
         let full = self.full().height;
         let rest = rows % full;
-        rows - rest + if rest == 0 { 0 } else { self.fit(rest).height }
+        rows - rest + if rest == 0 { 0 } else { self.fit(rest, None).height }
     }
 }
 

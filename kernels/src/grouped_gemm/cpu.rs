@@ -4,10 +4,10 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
-#[cfg(target_arch = "x86_64")]
-use crate::gemm::{cpu_avx512bf16, cpu_blocks_avx512bf16};
 use crate::gemm::tile::{Tiles, tiled_row};
 use crate::gemm::{cpu, cpu_blocks, cpu_int8, driver, plan};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::{cpu_avx512bf16, cpu_blocks_avx512bf16};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
 use crate::rates::predicted;
 use crate::strided::Address;
@@ -29,13 +29,7 @@ macro_rules! row {
 #[cfg(target_arch = "x86_64")]
 macro_rules! dot_row {
     ($name:literal, $way:ident) => {
-        tiled_row!(
-            $name,
-            $way::DOT,
-            |fixed, hardware| $way::admit(&fixed.product(), hardware),
-            $way::rate,
-            &$way::DOTS
-        )
+        tiled_row!($name, $way::DOT, |fixed, hardware| $way::admit(&fixed.product(), hardware), $way::rate, &$way::DOTS)
     };
 }
 

@@ -87,7 +87,8 @@ impl Reference for GroupedGemm {
             };
             let (lay, call) = (Lay::ALL[t / 2 % Lay::ALL.len()], GroupedGemmDynamic { rows });
             // For devices that read rows, the same cases with the same weights in rows.
-            let in_rows = format.dtype().and_then(Format::row_major).map(|format| GroupedGemmStatic { format, ..fixed.clone() });
+            let in_rows =
+                format.dtype().and_then(Format::row_major).map(|format| GroupedGemmStatic { format, ..fixed.clone() });
             cases.extend([Some(fixed), in_rows].into_iter().flatten().map(|fixed| Case {
                 fixed,
                 call,

@@ -17,11 +17,6 @@ pub(crate) const MAX_GROUP: usize = 128;
 /// What scales can be held as.
 pub(crate) const SCALES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Whether panels can be in a format.
-pub(crate) fn is_held(format: BlockFormat) -> bool {
-    GROUPS.contains(&format.group()) && SCALES.contains(&format.scale_dtype())
-}
-
 /// Every format that panels can be in.
 pub(crate) fn held() -> impl Iterator<Item = BlockFormat> {
     let with = |values| GROUPS.into_iter().flat_map(move |group| SCALES.map(|scale| (values, group, scale)));
@@ -117,7 +112,11 @@ pub(crate) fn element(format: BlockFormat, panel: &[u8], lane: usize, k: usize) 
     let at = ((k - first) / per_word(values) * PANEL + lane) * 4;
     let word = u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
     let code = (word >> shift(values, k)) & mask(values);
-    Element { q: values.value(held_code(values, code as u8)), scale: scale_at(format.scale_dtype(), scales, lane), zero }
+    Element {
+        q: values.value(held_code(values, code as u8)),
+        scale: scale_at(format.scale_dtype(), scales, lane),
+        zero,
+    }
 }
 
 #[cfg(test)]

@@ -44,7 +44,8 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
                     }
                     Some(Row::Codes(given)) => {
                         let group = (k0 + k) / format.group();
-                        let mut block = Block { scale: 0.0, zero: given.zeros.get(group).copied().unwrap_or(0), ..Block::ZEROS };
+                        let mut block =
+                            Block { scale: 0.0, zero: given.zeros.get(group).copied().unwrap_or(0), ..Block::ZEROS };
                         block.scale = blocks::scale_at(format.scale_dtype(), given.scales, group);
                         block.codes[..n].copy_from_slice(&given.codes[k0 + k..][..n]);
                         block
@@ -92,15 +93,10 @@ fn in_words(format: BlockFormat, codes: &[u8; MAX_GROUP]) -> [u32; WORDS] {
     let values = format.values();
     let held = codes.map(|code| held_code(values, code));
     let mut words = [0; WORDS];
-    if values.bits() == 8 {
-        for (word, four) in words.iter_mut().zip(held.chunks_exact(4)) {
-            *word = u32::from_le_bytes([four[0], four[1], four[2], four[3]]);
-        }
-    } else {
-        for (word, eight) in words.iter_mut().zip(held.chunks_exact(8)) {
-            for (k, code) in eight.iter().enumerate() {
-                *word |= u32::from(*code & 0xf) << blocks::shift(values, k);
-            }
+    let per_word = per_word(values);
+    for (word, codes) in words.iter_mut().zip(held.chunks_exact(per_word)) {
+        for (k, &code) in codes.iter().enumerate() {
+            *word |= (u32::from(code) & blocks::mask(values)) << blocks::shift(values, k);
         }
     }
     words

@@ -18,7 +18,12 @@ pub struct Source<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Values<'a> {
     /// With strides in elements: from row to row, and along K.
-    Floats { bytes: &'a [u8], dtype: DType, row_stride: usize, k_stride: usize },
+    Floats {
+        bytes: &'a [u8],
+        dtype: DType,
+        row_stride: usize,
+        k_stride: usize,
+    },
     Codes(Codes<'a>),
 }
 

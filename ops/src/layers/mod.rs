@@ -23,6 +23,7 @@ pub use rotary::{Rotary, Turn};
 pub use sample::Sample;
 pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;
+pub use sinew_kernels::packed::{Codes, Encoding};
 pub use weight::{PackedShape, PackedWeight, SliceToPack, UnitSlice, WeightPacker};
 
 use sinew_tensor::Tensor;

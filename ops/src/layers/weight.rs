@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use sinew_kernels::packed::{Format, Source, UnitRows, Weights};
+use sinew_kernels::packed::{Codes, Encoding, Format, Source, UnitRows, Weights};
 use sinew_memory::{Buffer, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
@@ -133,6 +133,14 @@ impl SliceToPack<'_> {
         })
     }
 
+    /// Packs it from rows that are quantized, into the encoding that they have.
+    ///
+    /// # Errors
+    /// Other rows than those of the slice, or of another encoding.
+    pub fn pack_codes(self, rows: &[Codes<'_>]) -> Result<()> {
+        self.pack_sources(rows.len(), |at, n, k| Source::from_codes(rows[at], n, k))
+    }
+
     fn pack_sources<'s>(
         self,
         given: usize,
@@ -194,13 +202,13 @@ fn pack_slices<E: From<Error> + Send>(
 
 impl WeightPacker {
     /// Room for matrices of these numbers of rows, all `k` long, stacked, in the format in which the context's device
-    /// keeps weights as `dtype`. With `gated` there are two, gate and up. The room is one to be filled before others
+    /// keeps weights in `encoding`. With `gated` there are two, gate and up. The room is one to be filled before others
     /// are asked for: see [`Buffer::allocate_to_fill`].
     ///
     /// # Errors
-    /// A dtype without a format, a gated weight that is not two matrices of one size, or out of memory.
-    pub fn new(ctx: &Context, dtype: DType, rows: &[usize], k: usize, gated: bool) -> Result<Self> {
-        Self::grouped(ctx, dtype, 1, rows, k, gated)
+    /// An encoding without a format, a gated weight that is not two matrices of one size, or out of memory.
+    pub fn new(ctx: &Context, encoding: impl Into<Encoding>, rows: &[usize], k: usize, gated: bool) -> Result<Self> {
+        Self::grouped(ctx, encoding, 1, rows, k, gated)
     }
 
     /// Room for `groups` such weights, one behind another: the experts of a mixture. The matrices of a slice are
@@ -208,9 +216,17 @@ impl WeightPacker {
     ///
     /// # Errors
     /// As for [`WeightPacker::new`].
-    pub fn grouped(ctx: &Context, dtype: DType, groups: usize, rows: &[usize], k: usize, gated: bool) -> Result<Self> {
-        let format = Format::of(dtype, ctx.device().id().kind);
-        Self::with_format(ctx, format, dtype, groups, rows, k, gated)
+    pub fn grouped(
+        ctx: &Context,
+        encoding: impl Into<Encoding>,
+        groups: usize,
+        rows: &[usize],
+        k: usize,
+        gated: bool,
+    ) -> Result<Self> {
+        let encoding = encoding.into();
+        let format = Format::of(encoding, ctx.device().id().kind);
+        Self::with_format(ctx, format, encoding, groups, rows, k, gated)
     }
 
     /// Room for a table `[rows, width]` as `dtype`, row after row on any device: see [`WeightPacker::finish_table`].
@@ -218,13 +234,21 @@ impl WeightPacker {
     /// # Errors
     /// A dtype without a format, or out of memory.
     pub fn table(ctx: &Context, dtype: DType, rows: usize, width: usize) -> Result<Self> {
-        Self::with_format(ctx, Format::row_major(dtype), dtype, 1, &[rows], width, false)
+        Self::with_format(ctx, Format::row_major(dtype), dtype.into(), 1, &[rows], width, false)
     }
 
     /// Bytes of what [`grouped`](Self::grouped) makes room for on a kind of device, `n` outputs in each group; the
     /// largest number where they are more, or where there is no format.
-    pub fn bytes(device: DeviceKind, dtype: DType, groups: usize, n: usize, k: usize, gated: bool) -> usize {
-        Format::of(dtype, device).map_or(usize::MAX, |format| format.packed_bytes(n, k, gated).saturating_mul(groups))
+    pub fn bytes(
+        device: DeviceKind,
+        encoding: impl Into<Encoding>,
+        groups: usize,
+        n: usize,
+        k: usize,
+        gated: bool,
+    ) -> usize {
+        Format::of(encoding, device)
+            .map_or(usize::MAX, |format| format.packed_bytes(n, k, gated).saturating_mul(groups))
     }
 
     /// Bytes of a [`table`](Self::table); the largest number where they are more, or where there is no format.
@@ -235,14 +259,17 @@ impl WeightPacker {
     fn with_format(
         ctx: &Context,
         format: Option<&'static Format>,
-        dtype: DType,
+        encoding: Encoding,
         groups: usize,
         rows: &[usize],
         k: usize,
         gated: bool,
     ) -> Result<Self> {
         let format = format.ok_or_else(|| {
-            refuse("pack", format!("no packed format keeps {dtype}; f32, f16 and bf16 have one, and i8 on CPUs"))
+            let device = ctx.device().id();
+            let supported =
+                "f32, f16 and bf16 have one, and block-quantized weights in groups of 32, 64 and 128 on CPUs";
+            refuse("pack", format!("no packed format keeps {encoding} on {device}; {supported}"))
         })?;
         if gated && (rows.len() != 2 || rows[0] != rows[1]) {
             return Err(refuse("pack", format!("a gated weight wants gate and up of equal size, not {rows:?} rows")));
@@ -351,9 +378,11 @@ impl WeightPacker {
     /// A weight that is not in rows.
     pub fn finish_table(self) -> Result<Tensor> {
         let PackedShape { format, n, k, gated, .. } = self.shape;
-        if !format.is_row_major() || gated {
-            return Err(refuse("pack", format!("a weight in {} is no table", format.name())));
+        match format.dtype() {
+            Some(dtype) if format.is_row_major() && !gated => {
+                Ok(Tensor::new(self.buffer, dtype, Layout::contiguous(&[n, k])?)?)
+            }
+            _ => Err(refuse("pack", format!("a weight in {} is no table", format.name()))),
         }
-        Ok(Tensor::new(self.buffer, format.dtype(), Layout::contiguous(&[n, k])?)?)
     }
 }
