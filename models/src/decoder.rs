@@ -124,13 +124,14 @@ impl Decoder {
             most => {
                 let own = own_head(config, |name| loader.contains(name));
                 let tied = own.is_none();
-                let head = loader.weight(&[own.unwrap_or_else(|| embedding.clone())], hidden)?;
+                let head = loader.weight(&[head_part(own, &embedding, precision)], hidden)?;
                 let embedding = match tied {
                     true => Embedding::packed(ctx, head.clone(), DType::F32)?,
                     false => Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?,
                 };
                 let (norm, dtype) = input_norm(loader, config, Some(norm_name))?;
-                let options = LinearOptions::new(dtype, DType::F32, precision.compute);
+                let compute = precision.compute_with(head.encoding());
+                let options = LinearOptions::new(dtype, DType::F32, compute);
                 let product = NormedLinear::new(ctx, norm, head, options, most)?;
                 let softcap = config.logit_softcap.map(|cap| Softcap::new(ctx, DType::F32, cap)).transpose()?;
                 (End::Logits(Box::new(product), softcap), embedding)
@@ -178,8 +179,10 @@ impl Decoder {
         let embedding = Part::whole(format!("{prefix}{}", names.embedding), config.vocab_size);
         let embeddings = match (limits.max_logits, own_head(config, |name| checkpoint.contains(name))) {
             (0, _) => sizes.table(&embedding, hidden)?,
-            (_, None) => sizes.weight(&embedding, hidden)?,
-            (_, Some(head)) => sum([sizes.weight(&head, hidden)?, sizes.table(&embedding, hidden)?]),
+            (_, own) => {
+                let table = if own.is_some() { sizes.table(&embedding, hidden)? } else { 0 };
+                sum([sizes.weight(&head_part(own, &embedding, sizes.precision), hidden)?, table])
+            }
         };
         let positions = match config.learned_positions {
             true => {
@@ -359,6 +362,12 @@ impl Decoder {
 }
 
 /// The head, unless it is the embedding. One that the checkpoint has is used whatever the config says.
+/// The head's matrix, which may be the embedding's, as precision wants it.
+fn head_part(own: Option<Part>, embedding: &Part, precision: Precision) -> Part {
+    let exact = precision.quantize.is_some_and(|quantize| !quantize.head);
+    own.unwrap_or_else(|| embedding.clone()).exact(exact)
+}
+
 fn own_head(config: &DecoderConfig, contains: impl Fn(&str) -> bool) -> Option<Part> {
     let heads = config.names.heads;
     let name = match heads.iter().find(|name| contains(&format!("{name}.weight"))) {

@@ -16,7 +16,7 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, Tensor};
 
 pub use self::part::Part;
-pub use self::precision::{Precision, WeightOptions, main_dtype};
+pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 pub(crate) use self::sizes::Sizes;
 use self::sizes::{check, layer_norm_names};
 use crate::Result;
@@ -117,7 +117,8 @@ impl<'a> Loader<'a> {
     ) -> Result<(Arc<PackedWeight>, LinearOptions)> {
         let bias = if bias { Some(self.biases(parts)?) } else { None };
         let weight = self.pack(parts, k, options.gated.is_some())?;
-        Ok((weight, LinearOptions { bias, ..options }))
+        let compute = self.precision.compute_with(weight.encoding());
+        Ok((weight, LinearOptions { bias, compute, ..options }))
     }
 
     fn biases(&mut self, parts: &[Part]) -> Result<Tensor> {
@@ -144,8 +145,10 @@ impl<'a> Loader<'a> {
         let each = parts.len() / experts.max(1);
         let rows: Vec<usize> = parts.iter().take(each).map(Part::len).collect();
         let gated = options.gated.is_some();
-        let packer = WeightPacker::grouped(&self.ctx, self.precision.weights, experts, &rows, k, gated)?;
+        let encoding = self.precision.encoding(parts);
+        let packer = WeightPacker::grouped(&self.ctx, encoding, experts, &rows, k, gated)?;
         let weight = Arc::new(self.fill(packer, parts, k)?.finish()?);
+        let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
         Ok(GroupedLinear::new(&self.ctx, weight, options, max_rows)?)
     }
 
@@ -215,7 +218,7 @@ impl<'a> Loader<'a> {
 
     fn pack(&mut self, parts: &[Part], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
         let rows: Vec<usize> = parts.iter().map(Part::len).collect();
-        let packer = WeightPacker::new(&self.ctx, self.precision.weights, &rows, k, gated)?;
+        let packer = WeightPacker::new(&self.ctx, self.precision.encoding(parts), &rows, k, gated)?;
         Ok(Arc::new(self.fill(packer, parts, k)?.finish()?))
     }
 

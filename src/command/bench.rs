@@ -59,7 +59,7 @@ impl Bench {
         if context > longest {
             return Err(format!("{prompt} prompt tokens and {new} new tokens; the model's context is {longest}").into());
         }
-        let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping) };
+        let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping)? };
         let start = Instant::now();
         let ctx = machine.context()?;
         let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
@@ -126,14 +126,14 @@ impl Bench {
         // Limits: arithmetic for prefill, bytes for decode.
         let flops_per_token = config.flops_per_token(self.prompt_tokens as f64 / 2.0);
         let head = config.head_flops() / self.prompt_tokens as f64;
-        let peak = peaks.flops_per_s(decoder.precision().compute);
+        let peak = peaks.flops_per_s(decoder.precision().main_compute());
         let prefill_share = peak.map(|peak| prefill_rate * (flops_per_token + head) / peak);
         let kv_per_token = model.cache().bytes_per_token();
         let length = self.prompt_tokens as f64 + self.new_tokens as f64 / 2.0;
         let decode_limit = batch * peaks.memory_bytes_per_s / decoder.step_bytes(self.batch, length);
         let device = model.context().device();
         let threads = device.hardware().threads;
-        let dtype = decoder.precision().weights;
+        let encoding = decoder.precision().main_encoding();
         let mut out = std::io::stdout().lock();
         if self.json {
             let line = json!({
@@ -149,7 +149,7 @@ impl Bench {
                 "kv_bytes_per_token": kv_per_token,
                 "threads": threads,
                 "device": device.id().to_string(),
-                "dtype": dtype.name(),
+                "dtype": encoding.to_string(),
                 "prompt_tokens": self.prompt_tokens,
                 "new_tokens": self.new_tokens,
                 "batch": self.batch,
@@ -161,7 +161,7 @@ impl Bench {
             return Ok(());
         }
         let hardware = device.hardware();
-        writeln!(out, "{}: {hardware}; weights {dtype}", device.id())?;
+        writeln!(out, "{}: {hardware}; weights {encoding}", device.id())?;
         writeln!(
             out,
             "prefill  {prefill_rate:9.1} tokens/s  {:>5} % of {} GFLOP/s",

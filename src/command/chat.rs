@@ -81,7 +81,7 @@ impl Chat {
         let ctx = machine.context()?;
         let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
         let tokenizer = self.model.tokenizer()?;
-        let options = LoadOptions { context: self.context, ..self.model.options(0, &self.stepping) };
+        let options = LoadOptions { context: self.context, ..self.model.options(0, &self.stepping)? };
         let model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
         let session = model.session();
         let (conversation, total) = (self.beginning(), Total::default());

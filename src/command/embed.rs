@@ -47,7 +47,7 @@ impl Embed {
         let mut some = texts.some()?;
         let ctx = machine.context()?;
         let bar = progress_bar(LOADING);
-        let model = EmbeddingModel::load_on(ctx, self.model.folder()?, &self.model.weights(), &mut |done, total| {
+        let model = EmbeddingModel::load_on(ctx, self.model.folder()?, &self.model.weights()?, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });

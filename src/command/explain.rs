@@ -4,11 +4,13 @@ use std::io::Write;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use sinew::kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew::kernels::gemm::{Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew::kernels::packed::Format;
+use sinew::models::Load;
+use sinew::models::load::Precision;
 use sinew::tensor::DType;
 
-use super::{Machine, Outcome, WeightDType, parse_dtype};
+use super::{Machine, Outcome, WeightForm};
 
 /// Show the kernels that could solve a problem.
 #[derive(Debug, Subcommand)]
@@ -29,9 +31,8 @@ pub struct ExplainGemm {
     /// Inputs.
     #[arg(long)]
     k: usize,
-    /// Dtype of the weight: f32, f16 or bf16.
-    #[arg(long, default_value = "bf16", value_parser = parse_dtype)]
-    dtype: WeightDType,
+    #[command(flatten)]
+    form: WeightForm,
     /// The right-hand side is an ordinary tensor instead of a packed weight.
     #[arg(long)]
     unpacked: bool,
@@ -44,20 +45,25 @@ impl Explain {
     pub fn run(&self, machine: &Machine) -> Outcome {
         let Self::Gemm(problem) = self;
         let ctx = machine.context()?;
-        let dtype = problem.dtype.0.unwrap_or(DType::BF16);
-        let b = match Format::of(dtype, ctx.device().id().kind) {
+        let weights = problem.form.options(Load::default())?;
+        let of = Precision::of(weights.dtype.unwrap_or(DType::BF16), ctx.device().hardware())?;
+        let precision = Precision { quantize: weights.quantize, activations_of_quantized: weights.activations, ..of };
+        let encoding = precision.main_encoding();
+        let b = match Format::of(encoding, ctx.device().id().kind) {
             Some(format) if !problem.unpacked => Rhs::Packed(format),
-            _ => Rhs::Strided(dtype),
+            None if precision.quantize.is_some() => {
+                return Err(format!("{} keeps no weights as {encoding}", ctx.device().id()).into());
+            }
+            _ => Rhs::Strided(precision.weights),
         };
-        let compute = if dtype == DType::BF16 { Compute::Bf16 } else { Compute::F32 };
         let fixed = GemmStatic {
             n: problem.n,
             k: problem.k,
-            a: if dtype == DType::F16 { DType::F32 } else { dtype },
+            a: precision.activations,
             norm: None,
             b,
             out: DType::F32,
-            compute,
+            compute: precision.compute_with(encoding),
             epilogue: Epilogue::default(),
         };
         let explanation = ctx.explain::<Gemm>(&fixed, &GemmDynamic { batch: 1, m: problem.m })?;

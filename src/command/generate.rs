@@ -61,7 +61,7 @@ impl Generate {
         let options = GenerateOptions { logprobs: self.logprobs, ..options };
         let context = decoder.context_for(prompt.len(), options.max_new_tokens)?;
         let mut model =
-            self.model.load(ctx, &checkpoint, &self.model.options(context, &self.stepping), folder.tokenizer()?)?;
+            self.model.load(ctx, &checkpoint, &self.model.options(context, &self.stepping)?, folder.tokenizer()?)?;
         catch_interrupts();
         let stream = !self.json;
         let mut out = std::io::stdout().lock();

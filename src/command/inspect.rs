@@ -8,12 +8,11 @@ use clap::Args;
 use serde_json::{Value, json};
 use sinew::models::checkpoint::TensorInfo;
 use sinew::models::{
-    Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, WeightOptions, one_line,
-    printable,
+    Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, one_line, printable,
 };
-use sinew::tensor::DType;
+use sinew::ops::layers::Encoding;
 
-use super::{Machine, Outcome, WeightDType, locate, megabytes, parse_dtype};
+use super::{Machine, Outcome, WeightForm, locate, megabytes};
 
 /// Show the tensors of a model, its architecture, and the memory that it would need; nothing but headers is read.
 #[derive(Debug, Args)]
@@ -25,8 +24,8 @@ pub struct Inspect {
     #[arg(long)]
     offline: bool,
     /// Dtype of the weights in memory: auto (as stored), f32, f16 or bf16.
-    #[arg(long, default_value = "auto", value_parser = parse_dtype)]
-    dtype: WeightDType,
+    #[command(flatten)]
+    form: WeightForm,
     /// Tokens of one sequence; by default those of the model, at most 4,096.
     #[arg(long, value_name = "N")]
     context: Option<usize>,
@@ -75,14 +74,14 @@ impl Inspect {
         checkpoint: &Checkpoint,
     ) -> Outcome<sinew::models::Result<Needs>> {
         let device = &*machine.device()?;
-        let weights = WeightOptions { dtype: self.dtype.0, load: Load::Read };
+        let weights = self.form.options(Load::Read)?;
         if EmbeddingModel::describes(folder)? {
             if self.context.is_some() {
                 return Err("--context is for models that generate; this one embeds texts".into());
             }
             return Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
                 let plan = EmbeddingModel::plan(config, checkpoint, &weights, device)?;
-                Ok(Needs { plan, dtype: precision.weights, sequence: None })
+                Ok(Needs { plan, encoding: precision.main_encoding(), sequence: None })
             }));
         }
         let config = config.as_decoder()?;
@@ -91,7 +90,11 @@ impl Inspect {
         Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
             let plan = LanguageModel::plan(config, checkpoint, &options, device)?;
             let kv_per_token = config.num_hidden_layers() * config.kv_values() * precision.kv.size();
-            Ok(Needs { plan, dtype: precision.weights, sequence: Some(SequenceNeeds { context, kv_per_token }) })
+            Ok(Needs {
+                plan,
+                encoding: precision.main_encoding(),
+                sequence: Some(SequenceNeeds { context, kv_per_token }),
+            })
         }))
     }
 }
@@ -110,7 +113,7 @@ struct Findings<'a> {
 /// What a model takes once it is loaded.
 struct Needs {
     plan: Plan,
-    dtype: DType,
+    encoding: Encoding,
     /// Of a decoder that generates.
     sequence: Option<SequenceNeeds>,
 }
@@ -154,8 +157,8 @@ fn print(out: &mut impl Write, tensors: &Tensors<'_>, findings: &Findings<'_>) -
     if let Some(refused) = refused {
         writeln!(out, "refused       {refused}")?;
     }
-    let Some(Needs { plan, dtype, sequence }) = needs else { return Ok(()) };
-    writeln!(out, "weights       {} in {dtype}", megabytes(plan.weights))?;
+    let Some(Needs { plan, encoding, sequence }) = needs else { return Ok(()) };
+    writeln!(out, "weights       {} in {encoding}", megabytes(plan.weights))?;
     match sequence {
         Some(SequenceNeeds { context, kv_per_token }) => writeln!(
             out,
@@ -204,7 +207,7 @@ fn as_json(checkpoint: &Checkpoint, tensors: &Tensors<'_>, findings: &Findings<'
         "tensors": all,
         "totals": totals,
         "needs": needs.as_ref().map(|needs| json!({
-            "dtype": needs.dtype.name(),
+            "dtype": needs.encoding.to_string(),
             "context": needs.sequence.as_ref().map(|sequence| sequence.context),
             "kv_bytes_per_token": needs.sequence.as_ref().map(|sequence| sequence.kv_per_token),
             "weight_bytes": needs.plan.weights,

@@ -46,7 +46,7 @@ impl Logits {
             folder.config()?.check_text(tokens)?;
             // Where nothing can be written, nothing need be loaded.
             drop(self.create("last_hidden_state", 1)?);
-            let weights = self.model.weights();
+            let weights = self.model.weights()?;
             let mut model = EmbeddingModel::load_on(machine.context()?, folder, &weights, &mut |_, _| {})?;
             catch_interrupts();
             let states = model.hidden_states(tokens)?;
@@ -58,7 +58,7 @@ impl Logits {
             return Ok(file.finish()?);
         }
         let context = folder.config()?.as_decoder()?.context_for(tokens.len(), 0)?;
-        let options = LoadOptions { max_logits: MAX_LOGITS, ..self.model.options(context, &self.stepping) };
+        let options = LoadOptions { max_logits: MAX_LOGITS, ..self.model.options(context, &self.stepping)? };
         folder.config()?.check_tokens(tokens)?;
         let ctx = machine.context()?;
         let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;

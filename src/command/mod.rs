@@ -28,9 +28,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sinew::kernels::Registry;
 use sinew::memory::{self, Cpu, Device, level_from_environment, system};
 use sinew::models::checkpoint::{Checkpoint, Load};
+use sinew::models::load::{Activations, Quantize};
 use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, Tokenizer, WeightOptions, one_line, printable};
 use sinew::ops::{Context, Policy};
-use sinew::tensor::DType;
+use sinew::tensor::{BlockFormat, BlockValues, DType};
 
 /// What a command returns: an error is printed with its causes, in one line.
 type Outcome<T = ()> = Result<T, Box<dyn StdError>>;
@@ -127,9 +128,8 @@ struct Model {
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
     #[arg(long)]
     offline: bool,
-    /// Dtype of the weights in memory: auto (as stored), f32, f16 or bf16.
-    #[arg(long, default_value = "auto", value_parser = parse_dtype)]
-    dtype: WeightDType,
+    #[command(flatten)]
+    form: WeightForm,
     /// How files are read: mmap, or read, which survives a file that shrinks under it.
     #[arg(long, default_value = "mmap", value_parser = parse_load)]
     load: Load,
@@ -146,19 +146,70 @@ struct Stepping {
     block_size: NonZeroUsize,
 }
 
-/// `--dtype`: `None` is as stored.
+/// In what form weights are kept in memory.
+#[derive(Debug, Clone, Args)]
+struct WeightForm {
+    /// Dtype of the weights in memory: auto (as stored), f32, f16, bf16, or int8, int4 or fp8, to which the weights of
+    /// products are quantized as they are loaded.
+    #[arg(long, default_value = "auto", value_parser = parse_dtype)]
+    dtype: WeightDType,
+    /// Values of a row that share a scale where weights are quantized: 32, 64 or 128.
+    #[arg(long, default_value = "32", value_name = "N", value_parser = ["32", "64", "128"])]
+    group_size: String,
+    /// Quantize to int4 or int8 with a zero point for each group.
+    #[arg(long)]
+    zero_points: bool,
+    /// Do not quantize the head, and with it an embedding that is tied to it.
+    #[arg(long)]
+    keep_head: bool,
+    /// What products with quantized weights read: bf16, or int8, which is faster and less exact.
+    #[arg(long, value_name = "bf16|int8", value_parser = parse_activations)]
+    activations: Option<Activations>,
+}
+
+impl WeightForm {
+    fn options(&self, load: Load) -> Outcome<WeightOptions> {
+        let Self { dtype, group_size, zero_points, keep_head, activations } = self;
+        let quantize = match dtype {
+            WeightDType::Quantized(values) => {
+                let format = BlockFormat::new(*values, group_size.parse()?, DType::BF16, *zero_points)?;
+                Some(Quantize { format, head: !keep_head })
+            }
+            _ if *zero_points || *keep_head => {
+                return Err("--zero-points and --keep-head are for --dtype int8, int4 and fp8".into());
+            }
+            _ => None,
+        };
+        let dtype = if let WeightDType::Float(dtype) = dtype { Some(*dtype) } else { None };
+        Ok(WeightOptions { dtype, quantize, activations: *activations, load })
+    }
+}
+
+/// `--dtype`.
 #[derive(Debug, Clone, Copy)]
-struct WeightDType(Option<DType>);
+enum WeightDType {
+    AsStored,
+    Float(DType),
+    Quantized(BlockValues),
+}
 
 fn parse_dtype(text: &str) -> Result<WeightDType, String> {
-    let names = ["f32", "f16", "bf16"];
+    let quantized = [BlockValues::Int8, BlockValues::Int4, BlockValues::F8E4M3];
+    let float = || DType::COMPUTE.into_iter().find(|dtype| dtype.name() == text).map(WeightDType::Float);
+    let blocks = || quantized.into_iter().find(|values| values.name() == text).map(WeightDType::Quantized);
     match text {
-        "auto" => Ok(WeightDType(None)),
-        _ => DType::COMPUTE
-            .into_iter()
-            .find(|d| d.name() == text)
-            .map(|d| WeightDType(Some(d)))
-            .ok_or_else(|| format!("supported are auto, {}", names.join(", "))),
+        "auto" => Ok(WeightDType::AsStored),
+        _ => float().or_else(blocks).ok_or_else(|| {
+            "supported are auto, f32, f16, bf16, and int8, int4 and fp8, to which weights are quantized".to_owned()
+        }),
+    }
+}
+
+fn parse_activations(text: &str) -> Result<Activations, String> {
+    match text {
+        "bf16" => Ok(Activations::Bf16),
+        "int8" => Ok(Activations::Int8),
+        _ => Err("supported are bf16 and int8".to_owned()),
     }
 }
 
@@ -171,14 +222,14 @@ fn parse_load(text: &str) -> Result<Load, String> {
 }
 
 impl Model {
-    fn weights(&self) -> WeightOptions {
-        WeightOptions { dtype: self.dtype.0, load: self.load }
+    fn weights(&self) -> Outcome<WeightOptions> {
+        self.form.options(self.load)
     }
 
-    fn options(&self, context: usize, stepping: &Stepping) -> LoadOptions {
+    fn options(&self, context: usize, stepping: &Stepping) -> Outcome<LoadOptions> {
         let (prefill_chunk, block_size) = (stepping.prefill_chunk.get(), stepping.block_size.get());
-        let (weights, context) = (self.weights(), Some(context));
-        LoadOptions { weights, context, prefill_chunk, block_size, ..LoadOptions::default() }
+        let (weights, context) = (self.weights()?, Some(context));
+        Ok(LoadOptions { weights, context, prefill_chunk, block_size, ..LoadOptions::default() })
     }
 
     /// The model's folder, fetched where it has to be.
@@ -195,7 +246,7 @@ impl Model {
     fn checkpoint(&self, ctx: &Context, stepping: &Stepping) -> Outcome<Checkpoint> {
         let folder = self.folder()?;
         let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(self.load)?);
-        LanguageModel::plan(config, &checkpoint, &self.options(1, stepping), &**ctx.device())?;
+        LanguageModel::plan(config, &checkpoint, &self.options(1, stepping)?, &**ctx.device())?;
         Ok(checkpoint)
     }
 

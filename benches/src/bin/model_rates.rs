@@ -5,7 +5,8 @@
 //! model-rates FOLDER DTYPE THREADS TOKENS BATCH...
 //! ```
 //! The first for a decoder, with the sizes of measures.py; the second for an encoder, texts of TOKENS tokens. For speed
-//! by itself there is `sinew bench`. `SINEW_SIMD` caps the level.
+//! by itself there is `sinew bench`. DTYPE is f32, f16, bf16, int8 or int4, to which weights are quantized in groups of
+//! 32 as they are loaded; with `+int8` behind it their products read int8. `SINEW_SIMD` caps the level.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,8 +15,9 @@ use sinew_benches::contender::{Error, Generation, Item, put, ready, serve, token
 use sinew_benches::{beside_limits, context, flops_limit};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_memory::{Cpu, system};
+use sinew_models::load::{Activations, Quantize};
 use sinew_models::{EmbeddingModel, EncoderConfig, Folder, LanguageModel, LoadOptions, ModelConfig, WeightOptions};
-use sinew_tensor::DType;
+use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -23,9 +25,8 @@ fn main() -> Result<(), Error> {
     ready()?;
     let start = Instant::now();
     let device = Cpu::with(threads.parse()?, sinew_memory::level_from_environment()?)?;
-    let dtype = DType::COMPUTE.into_iter().find(|d| d.name() == dtype).ok_or("dtype is f32, f16 or bf16")?;
     let (ctx, folder) = (Arc::new(context(&device)?), Folder::new(folder));
-    let weights = WeightOptions { dtype: Some(dtype), ..WeightOptions::default() };
+    let weights = weights(dtype)?;
     if let ModelConfig::Encoder(config) = folder.config()? {
         let sizes = sizes.iter().map(|size| size.parse()).collect::<Result<Vec<usize>, _>>()?;
         let [tokens, batches @ ..] = &sizes[..] else { return Err("sizes are TOKENS BATCH...".into()) };
@@ -45,6 +46,23 @@ fn main() -> Result<(), Error> {
     put("peak memory", system::peak_resident_bytes() as f64 / 1e6, "MB");
     drop(sequence);
     decoder(model, &all)
+}
+
+/// What a dtype stands for.
+fn weights(dtype: &str) -> Result<WeightOptions, Error> {
+    let (dtype, activations) = match dtype.split_once('+') {
+        Some((dtype, "int8")) => (dtype, Some(Activations::Int8)),
+        Some(_) => return Err("products read int8, or what they read without a `+`".into()),
+        None => (dtype, None),
+    };
+    if let Some(float) = DType::COMPUTE.into_iter().find(|d| d.name() == dtype) {
+        return Ok(WeightOptions { dtype: Some(float), activations, ..WeightOptions::default() });
+    }
+    let values = [BlockValues::Int8, BlockValues::Int4].into_iter().find(|values| values.name() == dtype);
+    let values = values.ok_or("dtype is f32, f16, bf16, int8 or int4")?;
+    let format = BlockFormat::new(values, 32, DType::BF16, false)?;
+    let quantize = Some(Quantize { format, head: true });
+    Ok(WeightOptions { quantize, activations, ..WeightOptions::default() })
 }
 
 /// Tokens of a sequence.
@@ -71,7 +89,7 @@ fn decoder(mut model: LanguageModel, all: &[Generation]) -> Result<(), Error> {
             Ok(start.elapsed().as_secs_f64())
         };
         let decoder = model.decoder();
-        let (config, compute) = (decoder.config(), decoder.precision().compute);
+        let (config, compute) = (decoder.config(), decoder.precision().main_compute());
         let of = |seconds: f64| generation.tokens() as f64 / seconds;
         if steps == 0 {
             let flops = prompt as f64 * config.flops_per_token(prompt as f64 / 2.0) + config.head_flops();
@@ -101,7 +119,7 @@ fn decoder(mut model: LanguageModel, all: &[Generation]) -> Result<(), Error> {
 }
 
 fn encoder(mut model: EmbeddingModel, config: &EncoderConfig, length: usize, batches: &[usize]) -> Result<(), Error> {
-    let (meter, compute) = (Meter::new(model.context().device())?, model.precision().compute);
+    let (meter, compute) = (Meter::new(model.context().device())?, model.precision().main_compute());
     let items: Vec<Item> = batches.iter().map(|batch| Item::new(format!("batch {batch}"), "tokens/s")).collect();
     serve(&items, &mut |item| {
         let batch = *batches.iter().find(|batch| item.what == format!("batch {batch}")).ok_or("no such item")?;

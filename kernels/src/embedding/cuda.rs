@@ -62,7 +62,7 @@ unsafe fn run(
     let out = operands.output(Embedding::NAME, OUT, "out")?.view();
     let (table_type, table_strides) = match fixed.table {
         TableKind::Strided(dtype) => (dtype, [table.strides()[0], table.strides()[1]]),
-        TableKind::Packed(format) => (format.dtype(), [fixed.width, 1]),
+        TableKind::Packed(format) => (format.row_dtype()?, [fixed.width, 1]),
     };
     let values = call.tokens * fixed.width;
     let params = Params {

@@ -32,8 +32,9 @@ pub(super) fn row() -> Row<Embedding> {
 fn stored(fixed: &EmbeddingStatic) -> Result<DType, Refusal> {
     match fixed.table {
         TableKind::Strided(dtype) => Ok(dtype),
-        TableKind::Packed(format) if format.is_row_major() => Ok(format.dtype()),
-        TableKind::Packed(format) => Err(format!("reads packed rows, not {}", format.name()).into()),
+        TableKind::Packed(format) => {
+            format.row_dtype().map_err(|_| format!("reads packed rows, not {}", format.name()).into())
+        }
     }
 }
 
@@ -48,7 +49,7 @@ unsafe fn run(
     let out = operands.output(Embedding::NAME, OUT, "out")?.view();
     let (dtype, [row, step]) = match fixed.table {
         TableKind::Strided(dtype) => (dtype, [table.strides()[0], table.strides()[1]]),
-        TableKind::Packed(format) => (format.dtype(), [fixed.width, 1]),
+        TableKind::Packed(format) => (format.row_dtype()?, [fixed.width, 1]),
     };
     let mut kernel = Call::new(launch, "embedding.wgpu", include_str!("wgpu.wgsl"))?;
     kernel.reports();

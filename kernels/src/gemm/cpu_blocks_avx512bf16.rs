@@ -190,7 +190,6 @@ macro_rules! pairs_by {
 
 pairs_by!(nibbles, Nibbles, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
 pairs_by!(bytes, Bytes, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c");
-pairs_by!(expanded, Expanded, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
 
 unsafe fn dot<const R: usize>(
     panels: PanelKind,
@@ -212,6 +211,7 @@ unsafe fn dot<const R: usize>(
     }
 }
 
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn dot_expanded<const R: usize>(
     panels: PanelKind,
     a: *const u8,
@@ -224,7 +224,13 @@ unsafe fn dot_expanded<const R: usize>(
         return debug_assert!(false, "the row admits blocks only");
     };
     // SAFETY: passed on.
-    unsafe { expanded::groups::<R>(format, a, b, steps, sums, carry) }
+    unsafe {
+        if format.zero_points() {
+            groups::<Expanded, 1, true, R>(format, a, b, steps, sums, carry)
+        } else {
+            groups::<Expanded, 1, false, R>(format, a, b, steps, sums, carry)
+        }
+    }
 }
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {

@@ -115,13 +115,13 @@ pub(crate) fn multiplied_as(fixed: &GemmStatic) -> Result<DType, Refusal> {
     match (fixed.compute, fixed.b) {
         (Compute::Int8, _) => Err("does not compute in int8".into()),
         (Compute::Bf16, Rhs::Strided(_)) => Ok(DType::BF16),
-        (Compute::Bf16, Rhs::Packed(format)) if format.dtype() == DType::BF16 => Ok(DType::BF16),
+        (Compute::Bf16, Rhs::Packed(format)) if format.dtype() == Some(DType::BF16) => Ok(DType::BF16),
         (Compute::Bf16, Rhs::Packed(format)) => {
-            Err(format!("multiplies bf16 with bf16, and {} weights are taken as they are", format.dtype()).into())
+            Err(format!("multiplies bf16 with bf16, and {} weights are taken as they are", format.encoding()).into())
         }
         (Compute::F32, b) => {
             let b = match b {
-                Rhs::Packed(format) => format.dtype(),
+                Rhs::Packed(format) => format.row_dtype().map_err(|error| error.to_string())?,
                 Rhs::Strided(dtype) => dtype,
             };
             if fixed.a == b && matches!(b, DType::BF16 | DType::F16) {
@@ -235,7 +235,7 @@ impl Params {
         let epilogue = &fixed.epilogue;
         let residual = if epilogue.residual == Some(Residual::Output) { Some(d) } else { residual };
         let (b_type, b_strides, packed) = match fixed.b {
-            Rhs::Packed(format) => (format.dtype(), [0, fixed.k as i64, 1], true),
+            Rhs::Packed(format) => (format.row_dtype()?, [0, fixed.k as i64, 1], true),
             Rhs::Strided(dtype) => {
                 let [batch, k, n] = strides(b);
                 (dtype, [batch, n, k], false)

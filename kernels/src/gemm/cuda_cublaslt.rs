@@ -40,7 +40,7 @@ fn admits(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
     takes_rows(fixed)?;
     let epilogue = &fixed.epilogue;
     let b = match fixed.b {
-        Rhs::Packed(format) => format.dtype(),
+        Rhs::Packed(format) => format.row_dtype().map_err(|error| error.to_string())?,
         Rhs::Strided(dtype) => dtype,
     };
     if fixed.a != b {
@@ -109,7 +109,7 @@ fn product(
     let ([a_batch, a_row, a_step], [c_batch, c_row, c_step]) = (strides(a), strides(c));
     let [d_batch, d_row, d_step] = strides(d);
     let (b_type, [b_batch, b_step, b_column]) = match fixed.b {
-        Rhs::Packed(format) => (format.dtype(), [0, 1, k]),
+        Rhs::Packed(format) => (format.row_dtype()?, [0, 1, k]),
         Rhs::Strided(dtype) => (dtype, strides(b)),
     };
     // Products that share B are rows of one.

@@ -138,7 +138,7 @@ fn run(
     let columns = fixed.columns();
     let b = operands.input(Gemm::NAME, B, "B")?;
     let right = match fixed.b {
-        Rhs::Packed(format) => Right::packed(b, format, fixed, 0),
+        Rhs::Packed(format) => Right::packed(b, format, fixed, 0)?,
         Rhs::Strided(dtype) => {
             let [batch, step, column] = strides(b);
             let quads = step == 1 && quads(b, dtype) && [batch, column].iter().all(|s| s.is_multiple_of(4));
@@ -169,10 +169,13 @@ pub(crate) struct Right {
 
 impl Right {
     /// Packed weights, so many elements apart.
-    pub(crate) fn packed(b: &View<'_>, format: &Format, fixed: &GemmStatic, apart: usize) -> Self {
-        let (dtype, halves) = (format.dtype(), if fixed.epilogue.gated { 2 } else { 1 });
+    ///
+    /// # Errors
+    /// A format of panels.
+    pub(crate) fn packed(b: &View<'_>, format: &Format, fixed: &GemmStatic, apart: usize) -> Result<Self> {
+        let (dtype, halves) = (format.row_dtype()?, if fixed.epilogue.gated { 2 } else { 1 });
         let strides = [apart, halves * fixed.k, fixed.k, 1];
-        Self { dtype, strides, quads: quads(b, dtype) && fixed.k.is_multiple_of(4) }
+        Ok(Self { dtype, strides, quads: quads(b, dtype) && fixed.k.is_multiple_of(4) })
     }
 }
 

@@ -188,7 +188,7 @@ unsafe fn run_gemv(
     call: &GroupedGemmDynamic,
     operands: Operands<'_>,
 ) -> Result<()> {
-    let tiles = if fixed.format.dtype() == DType::F32 { &GEMV_32 } else { &GEMV_16 };
+    let tiles = if fixed.format.dtype() == Some(DType::F32) { &GEMV_32 } else { &GEMV_16 };
     let product = product(fixed, call, operands)?;
     // SAFETY: passed on.
     unsafe { run(launch, gemv_tile(fixed, call.rows, tiles), fixed, call, operands, product) }

@@ -78,7 +78,7 @@ fn run(
     let d = operands.output(GroupedGemm::NAME, GroupedGemm::D, "D")?.view();
     let (a, d) = (&a.with_layout(a.layout().unsqueeze(0)?)?, &d.with_layout(d.layout().unsqueeze(0)?)?);
     let product = fixed.product();
-    let right = Right::packed(b, fixed.format, &product, fixed.n * fixed.k);
+    let right = Right::packed(b, fixed.format, &product, fixed.n * fixed.k)?;
     let offsets = Some(operands.input(GroupedGemm::NAME, GroupedGemm::OFFSETS, "offsets")?);
     let product_of = Product { a, b, right, d, bias: None, residual: None, offsets, batch: fixed.groups };
     wgpu::dispatch(kernel, launch, &product, &product_of)

@@ -178,6 +178,18 @@ impl Format {
         }
     }
 
+    /// The type of values that lie row after row: what kernels on GPUs read.
+    ///
+    /// # Errors
+    /// Panels.
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    pub(crate) fn row_dtype(&self) -> Result<DType> {
+        match self.order {
+            Order::Rows(dtype) => Ok(dtype),
+            Order::Panels(_) => Err(refuse(format!("{} is not in rows", self.name))),
+        }
+    }
+
     /// Whether values lie row after row.
     pub fn is_row_major(&self) -> bool {
         matches!(self.order, Order::Rows(_))

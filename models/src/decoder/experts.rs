@@ -122,7 +122,7 @@ impl Experts {
 
         let input = Input::load(loader, config, names.mlp_norm.map(at), rows)?;
         let dtype = input.dtype;
-        let router = [Part::whole(at(of.router), count)];
+        let router = [router(config, experts, at)];
         let gated = GroupedLinearOptions {
             gated: Some(config.hidden_act),
             ..GroupedLinearOptions::new(dtype, activations, compute)
@@ -170,7 +170,7 @@ impl Experts {
         let of = &config.names.experts;
         Ok(sum([
             norm_bytes(sizes, config, [config.names.mlp_norm, None], at)?,
-            sizes.weight(&Part::whole(at(of.router), count), hidden)?,
+            sizes.weight(&router(config, experts, at), hidden)?,
             sizes.grouped(parts(config, count, &[of.gate, of.up], width, at), count, hidden, true)?,
             sizes.grouped(parts(config, count, &[of.down], hidden, at), count, width, false)?,
         ]))
@@ -207,6 +207,11 @@ impl Experts {
     fn expert_bytes(&self) -> usize {
         self.gate_up.weight_bytes() + self.down.weight_bytes()
     }
+}
+
+/// The matrix that chooses experts: small, and choices turn by its rounding.
+fn router(config: &DecoderConfig, experts: ExpertsConfig, at: &dyn Fn(&str) -> String) -> Part {
+    Part::whole(at(config.names.experts.router), experts.count).exact(true)
 }
 
 /// The matrices called `names` of each expert, `n` rows of each.

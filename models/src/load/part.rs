@@ -12,12 +12,14 @@ pub struct Part {
     pub(super) of: usize,
     /// Whether the tensor is `[k, n]`.
     pub(super) transposed: bool,
+    /// Whether it is never quantized as it is loaded.
+    exact: bool,
 }
 
 impl Part {
     /// A tensor of `n` rows.
     pub fn whole(name: impl Into<String>, n: usize) -> Self {
-        Self { name: name.into(), rows: 0..n, of: n, transposed: false }
+        Self { name: name.into(), rows: 0..n, of: n, transposed: false, exact: false }
     }
 
     /// The parts of so many rows of which a tensor is stacked.
@@ -27,7 +29,7 @@ impl Part {
         let part = |&n: &usize| {
             let rows = start..start + n;
             start = rows.end;
-            Self { name: name.to_owned(), rows, of, transposed: false }
+            Self { name: name.to_owned(), rows, of, transposed: false, exact: false }
         };
         sizes.iter().map(part).collect()
     }
@@ -35,6 +37,15 @@ impl Part {
     /// The same of a tensor that is `[k, n]` if that is so.
     pub fn transposed(self, transposed: bool) -> Self {
         Self { transposed, ..self }
+    }
+
+    /// The same, but never quantized as it is loaded.
+    pub fn exact(self, exact: bool) -> Self {
+        Self { exact, ..self }
+    }
+
+    pub(super) fn may_be_quantized(&self) -> bool {
+        !self.exact
     }
 
     pub(super) fn len(&self) -> usize {

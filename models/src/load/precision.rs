@@ -1,19 +1,43 @@
 //! Dtypes: those that a checkpoint has, and those of a model that is loaded from it.
 
 use sinew_memory::Hardware;
-use sinew_ops::layers::Compute;
-use sinew_tensor::DType;
+use sinew_ops::layers::{Compute, Encoding};
+use sinew_tensor::{BlockFormat, DType};
 
+use super::Part;
 use crate::checkpoint::{Checkpoint, Load};
 use crate::{Error, Result};
 
 /// How weights get from files into memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WeightOptions {
-    /// Their dtype in memory; that of the checkpoint where it is `None`.
+    /// Their dtype in memory; that of the checkpoint where it is `None`, or bf16 where they are quantized.
     pub dtype: Option<DType>,
+    /// What the weights of products are rounded to as they are loaded.
+    pub quantize: Option<Quantize>,
+    /// What products with quantized weights read; what others read where it is `None`.
+    pub activations: Option<Activations>,
     /// Mapped, or read.
     pub load: Load,
+}
+
+/// How weights are quantized as they are loaded. Embedding tables, norms, biases and the routers of experts are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quantize {
+    /// What the weights of products become.
+    pub format: BlockFormat,
+    /// Whether that of the head does too, and with it an embedding that is tied to it.
+    pub head: bool,
+}
+
+/// What products with quantized weights read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activations {
+    /// bf16, multiplied with what the weights' codes stand for.
+    Bf16,
+    /// int8, with a scale for each group of the weights: faster with many rows, and less exact. Products with weights
+    /// whose codes are not integers stay as they are.
+    Int8,
 }
 
 impl WeightOptions {
@@ -22,16 +46,25 @@ impl WeightOptions {
     /// # Errors
     /// A dtype that weights cannot be kept in, or a checkpoint without floating-point tensors.
     pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
-        let stored = main_dtype(checkpoint)?;
-        Precision::of(self.dtype.unwrap_or(stored), hardware)
+        let dtype = match (self.dtype, self.quantize) {
+            (Some(dtype), _) => dtype,
+            (None, Some(_)) => DType::BF16,
+            (None, None) => main_dtype(checkpoint)?,
+        };
+        let precision = Precision::of(dtype, hardware)?;
+        Ok(Precision { quantize: self.quantize, activations_of_quantized: self.activations, ..precision })
     }
 }
 
 /// Dtypes of a loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Precision {
-    /// Of packed weights and embedding tables.
+    /// Of packed weights that are not quantized, and of embedding tables.
     pub weights: DType,
+    /// How weights are quantized as they are loaded.
+    pub quantize: Option<Quantize>,
+    /// What products with quantized weights read, if not what others do.
+    pub activations_of_quantized: Option<Activations>,
     /// Of what products read.
     pub activations: DType,
     /// Of the operands of products; sums are f32 everywhere.
@@ -60,7 +93,34 @@ impl Precision {
                 return Err(Error::Unsupported { what: format!("weights of dtype {other}"), supported });
             }
         };
-        Ok(Self { weights: dtype, activations, compute, kv })
+        Ok(Self { weights: dtype, quantize: None, activations_of_quantized: None, activations, compute, kv })
+    }
+
+    /// What a weight of these parts becomes.
+    pub(crate) fn encoding(&self, parts: &[Part]) -> Encoding {
+        match self.quantize {
+            Some(Quantize { format, .. }) if parts.iter().all(Part::may_be_quantized) => Encoding::Blocks(format),
+            _ => Encoding::Float(self.weights),
+        }
+    }
+
+    /// What most weights become.
+    pub fn main_encoding(&self) -> Encoding {
+        self.encoding(&[])
+    }
+
+    /// How the operands of most products are rounded.
+    pub fn main_compute(&self) -> Compute {
+        self.compute_with(self.main_encoding())
+    }
+
+    /// How the operands of a product with a weight are rounded.
+    pub fn compute_with(&self, weight: Encoding) -> Compute {
+        match (weight, self.activations_of_quantized) {
+            (Encoding::Blocks(format), Some(Activations::Int8)) if format.values().is_integer() => Compute::Int8,
+            (Encoding::Blocks(_), Some(_)) => Compute::Bf16,
+            _ => self.compute,
+        }
     }
 }
 

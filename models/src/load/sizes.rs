@@ -29,7 +29,7 @@ impl Sizes<'_> {
     /// Of [`Loader::linear`](super::Loader::linear).
     pub(crate) fn linear(&self, parts: &[Part], k: usize, bias: bool, gated: bool) -> Result<usize> {
         let n = sum(parts.iter().map(Part::len));
-        let mut bytes = WeightPacker::bytes(self.device, self.precision.weights, 1, n, k, gated);
+        let mut bytes = WeightPacker::bytes(self.device, self.precision.encoding(parts), 1, n, k, gated);
         if bias {
             parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
             bytes = bytes.saturating_add(vector_bytes(n));
@@ -52,7 +52,7 @@ impl Sizes<'_> {
             check(self.checkpoint, &part.weight(), &part.shape(k))?;
             rows = rows.saturating_add(part.len());
         }
-        Ok(WeightPacker::bytes(self.device, self.precision.weights, experts, rows / experts.max(1), k, gated))
+        Ok(WeightPacker::bytes(self.device, self.precision.main_encoding(), experts, rows / experts.max(1), k, gated))
     }
 
     /// Of [`Loader::table`](super::Loader::table).

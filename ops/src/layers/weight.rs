@@ -49,6 +49,11 @@ impl PackedWeight {
         &self.shape
     }
 
+    /// How its values are held.
+    pub fn encoding(&self) -> Encoding {
+        self.shape.format.encoding()
+    }
+
     /// The packed bytes.
     pub fn tensor(&self) -> &Tensor {
         &self.bytes

@@ -18,7 +18,7 @@ impl Bench {
         }
         let start = Instant::now();
         let mut model =
-            EmbeddingModel::load_on(machine.context()?, self.model.folder()?, &self.model.weights(), &mut |_, _| {})?;
+            EmbeddingModel::load_on(machine.context()?, self.model.folder()?, &self.model.weights()?, &mut |_, _| {})?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
         let texts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(config.vocab_size, b, self.prompt_tokens)).collect();
@@ -36,11 +36,11 @@ impl Bench {
         let peak_rss = peak_rss_bytes();
         let peaks = Peaks::measure(model.context().device())?;
         let precision = model.precision();
-        let peak = peaks.flops_per_s(precision.compute);
+        let peak = peaks.flops_per_s(precision.main_compute());
         let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
         let share = peak.map(|peak| rate * config.flops_per_token(self.prompt_tokens as f64) / peak);
         let device = model.context().device();
-        let (threads, dtype) = (device.hardware().threads, precision.weights);
+        let (threads, encoding) = (device.hardware().threads, precision.main_encoding());
         let mut out = std::io::stdout().lock();
         if self.json {
             let line = json!({
@@ -51,7 +51,7 @@ impl Bench {
                 "peak_rss_bytes": peak_rss,
                 "threads": threads,
                 "device": device.id().to_string(),
-                "dtype": dtype.name(),
+                "dtype": encoding.to_string(),
                 "prompt_tokens": self.prompt_tokens,
                 "batch": self.batch,
                 "repeat": self.repeat,
@@ -61,7 +61,7 @@ impl Bench {
             return Ok(());
         }
         let hardware = device.hardware();
-        writeln!(out, "{}: {hardware}; weights {dtype}", device.id())?;
+        writeln!(out, "{}: {hardware}; weights {encoding}", device.id())?;
         writeln!(
             out,
             "encode   {rate:9.1} tokens/s  {:>5} % of {} GFLOP/s; {:.1} texts/s",
