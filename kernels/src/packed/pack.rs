@@ -190,6 +190,23 @@ fn prefetch_next<T>(ptrs: &[*const u8; LANES], k: usize) {
     }
 }
 
+/// Values `k..k + n` of sixteen outputs, at most 16, a step in each vector; zeros behind them.
+///
+/// # Safety
+/// Those of [`Simd`]; lines hold the values.
+#[inline(always)]
+pub(super) unsafe fn load_steps<S: Simd>(lines: &[Option<Line>; LANES], k: usize, n: usize) -> [S::F; LANES] {
+    // SAFETY: passed on.
+    unsafe {
+        let Some(side) = side_by_side(lines, k + n) else { return S::transpose(AlongK::new(lines).load::<S>(k, n)) };
+        let mut steps = [S::splat(0.0); LANES];
+        for (i, step) in steps.iter_mut().enumerate().take(n) {
+            *step = load_across::<S>(side, k + i);
+        }
+        steps
+    }
+}
+
 /// Sixteen outputs whose values lie along K: sixteen steps are turned around in registers.
 #[inline(always)]
 unsafe fn along_to_steps<S: Simd, T: Stored>(lines: &[Option<Line>], k0: usize, count: usize, to: *mut T) {

@@ -4,10 +4,12 @@ use half::{bf16, f16};
 use sinew_tensor::{BlockFormat, DType};
 
 use super::blocks::{self, MAX_GROUP, held_code, per_word};
+use super::pack::load_steps;
 use super::panel::PANEL;
-use super::quantize::Block;
-use super::source::Row;
-use crate::simd::{LANES, Simd};
+use super::quantize::{Floats, Integers};
+use super::source::{Codes, Row};
+use crate::line::Line;
+use crate::simd::{LANES, Simd, Stored};
 
 /// Words of an output in a group.
 const WORDS: usize = MAX_GROUP / 4;
@@ -25,64 +27,116 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
     count: usize,
     to: *mut u8,
 ) {
-    let values = format.values();
-    for k in (0..count).step_by(format.group()) {
-        let n = (count - k).min(format.group());
-        let mut words = [[0u32; WORDS]; PANEL];
-        // SAFETY: passed on; the group's parts lie one behind another.
-        unsafe {
-            let scales = to.add(blocks::bytes(format, k));
-            let zeros = scales.add(blocks::scales_bytes(format));
-            let codes = scales.add(blocks::header_bytes(format));
-            for (lane, (row, words)) in rows.iter().zip(&mut words).enumerate() {
-                let block = match row {
-                    None => Block::ZEROS,
-                    Some(Row::Floats(line)) => {
-                        let mut x = [0.0; MAX_GROUP];
-                        line.skip(k0 + k).widen::<S>(n, x.as_mut_ptr());
-                        Block::of::<S>(&x, n, format)
-                    }
-                    Some(Row::Codes(given)) => {
-                        let group = (k0 + k) / format.group();
-                        let mut block =
-                            Block { scale: 0.0, zero: given.zeros.get(group).copied().unwrap_or(0), ..Block::ZEROS };
-                        block.scale = blocks::scale_at(format.scale_dtype(), given.scales, group);
-                        block.codes[..n].copy_from_slice(&given.codes[k0 + k..][..n]);
-                        block
-                    }
+    for half in 0..2 {
+        let rows = &rows[half * LANES..(half + 1) * LANES];
+        let mut lines = [None; LANES];
+        for (line, row) in lines.iter_mut().zip(rows) {
+            *line = row.and_then(Row::line);
+        }
+        let is_given = rows.iter().flatten().any(|row| row.line().is_none());
+        for k in (0..count).step_by(format.group()) {
+            let n = (count - k).min(format.group());
+            // SAFETY: passed on; the group's parts lie one behind another, of which a half panel has half.
+            unsafe {
+                let group = to.add(blocks::bytes(format, k));
+                let into = Half {
+                    format,
+                    scales: group.add(half * blocks::scales_bytes(format) / 2),
+                    zeros: group.add(blocks::scales_bytes(format) + half * LANES).cast(),
+                    words: group.add(blocks::header_bytes(format)).cast::<f32>().add(half * LANES),
                 };
-                write_scale(format.scale_dtype(), scales, lane, block.scale);
-                if format.zero_points() {
-                    zeros.cast::<i8>().add(lane).write(block.zero);
-                }
-                *words = in_words(format, &block.codes);
-            }
-            let count = n.div_ceil(per_word(values));
-            for first in (0..count).step_by(LANES) {
-                for half in 0..2 {
-                    let mut rows = [S::splat(0.0); LANES];
-                    for (row, words) in rows.iter_mut().zip(&words[half * LANES..]) {
-                        *row = S::load(words.as_ptr().add(first).cast());
-                    }
-                    let to = codes.cast::<f32>().add(first * PANEL + half * LANES);
-                    for (word, sixteen) in S::transpose(rows).into_iter().enumerate().take(count - first) {
-                        S::store(to.add(word * PANEL), sixteen);
-                    }
+                if is_given || !format.values().is_integer() {
+                    into.one_by_one::<S>(rows, k0 + k, n);
+                } else {
+                    into.side_by_side::<S>(&lines, k0 + k, n);
                 }
             }
         }
     }
 }
 
-/// Rounds a scale, which the dtype can have but for NaNs, to where lane `lane` of a group has it.
-#[inline(always)]
-unsafe fn write_scale(dtype: DType, scales: *mut u8, lane: usize, scale: f32) {
-    // SAFETY: the caller names a group's scales.
-    unsafe {
-        match dtype {
-            DType::F16 => scales.cast::<f16>().add(lane).write_unaligned(f16::from_f32(scale)),
-            DType::BF16 => scales.cast::<bf16>().add(lane).write_unaligned(bf16::from_f32(scale)),
-            _ => scales.cast::<f32>().add(lane).write_unaligned(scale),
+/// Where sixteen outputs of a group go.
+struct Half {
+    format: BlockFormat,
+    scales: *mut u8,
+    zeros: *mut i8,
+    words: *mut f32,
+}
+
+impl Half {
+    /// Rounds steps `k..k + n` to integers, a step of all outputs at a time.
+    #[inline(always)]
+    unsafe fn side_by_side<S: Simd>(&self, lines: &[Option<Line>; LANES], k: usize, n: usize) {
+        let values = self.format.values();
+        // SAFETY: passed on.
+        unsafe {
+            let mut steps = [[S::splat(0.0); LANES]; MAX_GROUP / LANES];
+            for (at, steps) in (0..n).step_by(LANES).zip(&mut steps) {
+                *steps = load_steps::<S>(lines, k + at, (n - at).min(LANES));
+            }
+            let steps = &mut steps.as_flattened_mut()[..blocks::padded_k(values, n)];
+            let integers = Integers::<S>::of(steps, self.format);
+            for step in steps.iter_mut() {
+                *step = integers.codes(*step);
+            }
+            match self.format.scale_dtype() {
+                DType::F16 => f16::store::<S>(self.scales.cast(), integers.scales),
+                DType::BF16 => bf16::store::<S>(self.scales.cast(), integers.scales),
+                _ => S::store(self.scales.cast(), integers.scales),
+            }
+            if self.format.zero_points() {
+                S::store_i8(self.zeros, integers.zeros);
+            }
+            for (word, steps) in steps.chunks_exact(per_word(values)).enumerate() {
+                S::store(self.words.add(word * PANEL), S::pack_words(steps, |i| blocks::shift(values, i)));
+            }
+        }
+    }
+
+    /// Rounds steps `k..k + n` to floats, or takes codes as they are, output by output.
+    #[inline(always)]
+    unsafe fn one_by_one<S: Simd>(&self, rows: &[Option<Row<'_>>], k: usize, n: usize) {
+        let Self { format, scales, zeros, words: to } = *self;
+        let values = format.values();
+        let mut words = [[0u32; WORDS]; LANES];
+        // SAFETY: passed on.
+        unsafe {
+            for (lane, (row, words)) in rows.iter().zip(&mut words).enumerate() {
+                let (mut scale, mut zero, mut codes) = (0.0, 0, [0; MAX_GROUP]);
+                match row {
+                    None => {}
+                    Some(Row::Floats(line)) => {
+                        let mut x = [0.0; MAX_GROUP];
+                        line.skip(k).widen::<S>(n, x.as_mut_ptr());
+                        Floats { scale, codes } = Floats::of(&x, n, format);
+                    }
+                    Some(Row::Codes(Codes { codes: given, scales, zeros, .. })) => {
+                        let group = k / format.group();
+                        scale = blocks::scale_at(format.scale_dtype(), scales, group);
+                        zero = zeros.get(group).copied().unwrap_or(0);
+                        codes[..n].copy_from_slice(&given[k..][..n]);
+                    }
+                }
+                match format.scale_dtype() {
+                    DType::F16 => scales.cast::<f16>().add(lane).write_unaligned(f16::from_f32(scale)),
+                    DType::BF16 => scales.cast::<bf16>().add(lane).write_unaligned(bf16::from_f32(scale)),
+                    _ => scales.cast::<f32>().add(lane).write_unaligned(scale),
+                }
+                if format.zero_points() {
+                    zeros.add(lane).write(zero);
+                }
+                *words = in_words(format, &codes);
+            }
+            let count = n.div_ceil(per_word(values));
+            for first in (0..count).step_by(LANES) {
+                let mut rows = [S::splat(0.0); LANES];
+                for (row, words) in rows.iter_mut().zip(&words) {
+                    *row = S::load(words.as_ptr().add(first).cast());
+                }
+                for (word, sixteen) in S::transpose(rows).into_iter().enumerate().take(count - first) {
+                    S::store(to.add((first + word) * PANEL), sixteen);
+                }
+            }
         }
     }
 }
@@ -93,8 +147,7 @@ fn in_words(format: BlockFormat, codes: &[u8; MAX_GROUP]) -> [u32; WORDS] {
     let values = format.values();
     let held = codes.map(|code| held_code(values, code));
     let mut words = [0; WORDS];
-    let per_word = per_word(values);
-    for (word, codes) in words.iter_mut().zip(held.chunks_exact(per_word)) {
+    for (word, codes) in words.iter_mut().zip(held.chunks_exact(per_word(values))) {
         for (k, &code) in codes.iter().enumerate() {
             *word |= (u32::from(code) & blocks::mask(values)) << blocks::shift(values, k);
         }

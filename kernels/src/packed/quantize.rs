@@ -5,67 +5,14 @@
 //! are used, and the scale has its sign; int8 is symmetric, -127 to 127. With zero points the least and the largest
 //! value become the least and the largest code, and 0 one between them.
 
+use half::{bf16, f16};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
-use super::blocks::MAX_GROUP;
-use crate::simd::{LANES, Simd};
+use super::blocks::{self, MAX_GROUP};
+use crate::simd::{LANES, Simd, Stored};
 
 /// Groups whose values are all below this are zeros: their scale's inverse would not be an f32.
 pub(crate) const LEAST: f32 = 1e-30;
-
-/// Values of a group with zeros behind them, and what is known of them.
-struct Group<'a> {
-    values: &'a [f32; MAX_GROUP],
-    /// How many are looked at: whole vectors.
-    len: usize,
-    least: f32,
-    largest: f32,
-    finite: bool,
-}
-
-impl<'a> Group<'a> {
-    #[inline(always)]
-    unsafe fn new<S: Simd>(values: &'a [f32; MAX_GROUP], n: usize) -> Self {
-        let len = n.next_multiple_of(LANES).min(MAX_GROUP);
-        // SAFETY: passed on; vectors are inside the group.
-        unsafe {
-            let zero = S::splat(0.0);
-            let (mut least, mut largest, mut finite) = (zero, zero, zero);
-            for at in (0..len).step_by(LANES) {
-                let x = S::load(values.as_ptr().add(at));
-                least = S::min(x, least);
-                largest = S::max(x, largest);
-                finite = S::add(finite, S::mul(x, zero));
-            }
-            let least = -S::reduce_max(S::sub(zero, least));
-            Self { values, len, least, largest: S::reduce_max(largest), finite: S::reduce_add(finite) == 0.0 }
-        }
-    }
-
-    fn magnitude(&self) -> f32 {
-        self.largest.max(-self.least)
-    }
-
-    /// `round(x · inverse) + zero` of every value, between two integers that a byte holds.
-    #[inline(always)]
-    unsafe fn round<S: Simd>(&self, inverse: f32, zero: f32, [least, largest]: [f32; 2]) -> [i8; MAX_GROUP] {
-        let mut rounded = [0; MAX_GROUP];
-        for at in (0..self.len).step_by(LANES) {
-            let mut values = [0.0f32; LANES];
-            // SAFETY: passed on; vectors are inside the group, and what is rounded is between two bytes.
-            unsafe {
-                let x = S::mul(S::load(self.values.as_ptr().add(at)), S::splat(inverse));
-                let x = S::add(S::round(x), S::splat(zero));
-                let x = S::max(S::splat(least), S::min(S::splat(largest), x));
-                S::store(values.as_mut_ptr(), x);
-                for (to, x) in rounded[at..].iter_mut().zip(values) {
-                    *to = x.to_int_unchecked::<i32>() as i8;
-                }
-            }
-        }
-        rounded
-    }
-}
 
 /// A group of activations in int8.
 pub(crate) struct Quantized {
@@ -82,81 +29,140 @@ impl Quantized {
     /// Those of [`Simd`].
     #[inline(always)]
     pub unsafe fn of<S: Simd>(x: &[f32; MAX_GROUP], n: usize) -> Self {
-        // SAFETY: passed on.
+        let mut quantized = Self { scale: 0.0, values: [0; MAX_GROUP] };
+        let vectors = n.div_ceil(LANES);
+        // SAFETY: passed on; vectors are inside the group.
         unsafe {
-            let group = Group::new::<S>(x, n);
-            let magnitude = group.magnitude();
-            if !group.finite {
-                return Self { scale: f32::NAN, values: [0; MAX_GROUP] };
+            let (mut largest, mut finite) = (S::splat(0.0), S::splat(0.0));
+            for at in (0..vectors).map(|i| i * LANES) {
+                let x = S::load(x.as_ptr().add(at));
+                largest = S::max(S::abs(x), largest);
+                finite = S::add(finite, S::mul(x, S::splat(0.0)));
             }
-            if magnitude < LEAST {
-                return Self { scale: 0.0, values: [0; MAX_GROUP] };
+            let (largest, finite) = (S::reduce_max(largest), S::reduce_add(finite));
+            if finite != 0.0 {
+                quantized.scale = f32::NAN;
+            } else if largest >= LEAST {
+                quantized.scale = largest / 127.0;
+                let inverse = S::splat(127.0 / largest);
+                for at in (0..vectors).map(|i| i * LANES) {
+                    let rounded = S::round(S::mul(S::load(x.as_ptr().add(at)), inverse));
+                    S::store_i8(quantized.values.as_mut_ptr().add(at), rounded);
+                }
             }
-            Self { scale: magnitude / 127.0, values: group.round::<S>(127.0 / magnitude, 0.0, [-127.0, 127.0]) }
         }
+        quantized
     }
 }
 
-/// A group of a weight in a block format.
-pub(crate) struct Block {
-    /// A value that the format's scales can have; NaN where a value was not finite.
-    pub scale: f32,
-    pub zero: i8,
-    pub codes: [u8; MAX_GROUP],
+/// Groups of sixteen outputs: the scale and the zero point of each.
+pub(super) struct Integers<S: Simd> {
+    /// Values that the format's scales can have; NaN where a value was not finite.
+    pub scales: S::F,
+    pub zeros: S::F,
+    inverse: S::F,
+    /// The least and the largest code.
+    range: [f32; 2],
+    offset: f32,
 }
 
-impl Block {
-    /// One of zeros.
-    pub const ZEROS: Self = Self { scale: 0.0, zero: 0, codes: [0; MAX_GROUP] };
-
-    /// Rounds a group of `n` values, behind which are zeros.
+impl<S: Simd> Integers<S> {
+    /// The scales of groups: `steps` are values of sixteen outputs each.
     ///
     /// # Safety
     /// Those of [`Simd`].
     #[inline(always)]
-    pub unsafe fn of<S: Simd>(x: &[f32; MAX_GROUP], n: usize, format: BlockFormat) -> Self {
-        let held = |scale: f32| format.scale_dtype().round(scale.into()) as f32;
+    pub unsafe fn of(steps: &[S::F], format: BlockFormat) -> Self {
+        let values = format.values();
         // SAFETY: passed on.
         unsafe {
-            let group = Group::new::<S>(x, n);
-            let magnitude = group.magnitude();
-            if !group.finite {
-                return Self { scale: f32::NAN, ..Self::ZEROS };
+            let none = S::splat(0.0);
+            let (mut least, mut largest, mut finite) = (none, none, none);
+            for &x in steps {
+                least = S::min(x, least);
+                largest = S::max(x, largest);
+                finite = S::add(finite, S::mul(x, none));
             }
-            if magnitude < LEAST {
-                return Self::ZEROS;
-            }
-            let values = format.values();
-            match values {
-                BlockValues::Int4 | BlockValues::Int8 if format.zero_points() => {
-                    let least = values.extreme();
-                    let scale = held((group.largest - group.least) / (-2.0 * least - 1.0));
-                    let zero = (least - group.least / scale).round_ties_even().clamp(least, -least - 1.0);
-                    Self::integers::<S>(&group, scale, zero, [least, -least - 1.0])
+            let depth = S::sub(none, least);
+            let magnitude = S::max(largest, depth);
+            let held = |scale| hold::<S>(format.scale_dtype(), scale);
+            let lowest = values.extreme();
+            let (scales, zeros, range) = match values {
+                _ if format.zero_points() => {
+                    let highest = -lowest - 1.0;
+                    let scale = held(S::div(S::sub(largest, least), S::splat(highest - lowest)));
+                    let zero = S::round(S::sub(S::splat(lowest), S::div(least, scale)));
+                    (scale, S::max(S::splat(lowest), S::min(S::splat(highest), zero)), [lowest, highest])
                 }
                 BlockValues::Int4 => {
-                    let extreme = if group.largest > -group.least { group.largest } else { group.least };
-                    Self::integers::<S>(&group, held(extreme / -8.0), 0.0, [-8.0, 7.0])
+                    let extreme = S::select_lt(depth, largest, largest, least);
+                    (held(S::div(extreme, S::splat(lowest))), none, [lowest, -lowest - 1.0])
                 }
-                // As tensors are rounded where they are multiplied in int8.
-                BlockValues::Int8 if format.scale_dtype() == DType::F32 => {
-                    let Quantized { scale, values } = Quantized::of::<S>(x, n);
-                    Self { scale, zero: 0, codes: values.map(|q| q as u8) }
-                }
-                BlockValues::Int8 => Self::integers::<S>(&group, held(magnitude / 127.0), 0.0, [-127.0, 127.0]),
-                BlockValues::F4E2M1 | BlockValues::F8E4M3 | BlockValues::F8E5M2 => {
-                    let scale = held(magnitude / values.extreme());
-                    Self { scale, zero: 0, codes: x.map(|x| values.code(x / scale)) }
-                }
-            }
+                _ => (held(S::div(magnitude, S::splat(127.0))), none, [-127.0, 127.0]),
+            };
+            // int8 with scales in f32 is rounded as tensors are where they are multiplied.
+            let inverse = match format.scale_dtype() {
+                DType::F32 if range[1] == -range[0] => S::div(S::splat(127.0), magnitude),
+                _ => S::div(S::splat(1.0), scales),
+            };
+            let small = |x| S::select_lt(magnitude, S::splat(LEAST), none, x);
+            let scales = S::select_nan(finite, S::splat(f32::NAN), small(scales));
+            let zeros = S::select_nan(finite, none, small(zeros));
+            Self { scales, zeros, inverse: small(inverse), range, offset: blocks::offset(values).into() }
         }
     }
 
-    /// Codes of integers.
+    /// A step's codes as panels hold them.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
     #[inline(always)]
-    unsafe fn integers<S: Simd>(group: &Group<'_>, scale: f32, zero: f32, range: [f32; 2]) -> Self {
+    pub unsafe fn codes(&self, x: S::F) -> S::F {
+        let [least, largest] = self.range;
         // SAFETY: passed on.
-        let codes = unsafe { group.round::<S>(1.0 / scale, zero, range) };
-        Self { scale, zero: zero as i8, codes: codes.map(|q| q as u8) }
+        unsafe {
+            let q = S::add(S::round(S::mul(x, self.inverse)), self.zeros);
+            // What is no number becomes one.
+            S::add(S::max(S::min(q, S::splat(largest)), S::splat(least)), S::splat(self.offset))
+        }
+    }
+}
+
+/// Values as a dtype of scales holds them.
+#[inline(always)]
+unsafe fn hold<S: Simd>(dtype: DType, scales: S::F) -> S::F {
+    // SAFETY: passed on.
+    unsafe {
+        match dtype {
+            DType::F16 => f16::rounded::<S>(scales),
+            DType::BF16 => bf16::rounded::<S>(scales),
+            _ => scales,
+        }
+    }
+}
+
+/// A group of an output in a format of floats.
+pub(super) struct Floats {
+    /// A value that the format's scales can have; NaN where a value was not finite.
+    pub scale: f32,
+    pub codes: [u8; MAX_GROUP],
+}
+
+impl Floats {
+    /// Rounds a group, behind whose values are zeros.
+    pub fn of(x: &[f32; MAX_GROUP], n: usize, format: BlockFormat) -> Self {
+        let values = format.values();
+        let magnitude =
+            x[..n].iter().fold(0.0, |most: f32, x| if x.abs() > most || x.is_nan() { x.abs() } else { most });
+        let mut rounded = Self { scale: 0.0, codes: [0; MAX_GROUP] };
+        if !magnitude.is_finite() {
+            rounded.scale = f32::NAN;
+        } else if magnitude >= LEAST {
+            rounded.scale = format.scale_dtype().round(f64::from(magnitude / values.extreme())) as f32;
+            for (code, x) in rounded.codes.iter_mut().zip(&x[..n]) {
+                *code = values.code(x / rounded.scale);
+            }
+        }
+        rounded
     }
 }

@@ -211,6 +211,31 @@ unsafe impl Simd for Avx2 {
         unsafe { Pair(lookup8(shifted(p, shift), table), lookup8(shifted(p.add(32), shift), table)) }
     }
     #[inline(always)]
+    unsafe fn pack_words(integers: &[Self::F], shift: impl Fn(usize) -> usize) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let mut words = [_mm256_setzero_si256(); 2];
+            for (i, integer) in integers.iter().enumerate() {
+                let count = _mm_cvtsi32_si128(shift(i) as i32);
+                words[0] = _mm256_or_si256(words[0], _mm256_sll_epi32(_mm256_cvtps_epi32(integer.0), count));
+                words[1] = _mm256_or_si256(words[1], _mm256_sll_epi32(_mm256_cvtps_epi32(integer.1), count));
+            }
+            Pair(_mm256_castsi256_ps(words[0]), _mm256_castsi256_ps(words[1]))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, v: Self::F) {
+        // SAFETY: see the impl.
+        unsafe {
+            // Words, of which each quarter of a register packs its own.
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.0), _mm256_cvtps_epi32(v.1));
+            let bytes = _mm256_packs_epi16(words, words);
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(bytes, order);
+            _mm_storeu_si128(p.cast(), _mm256_castsi256_si128(bytes));
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::F) {
         // SAFETY: see the impl.
         unsafe {

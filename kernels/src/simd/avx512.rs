@@ -121,6 +121,23 @@ unsafe impl Simd for Avx512 {
         unsafe { _mm512_permutexvar_ps(shifted(p, shift), _mm512_loadu_ps(table.as_ptr())) }
     }
     #[inline(always)]
+    unsafe fn pack_words(integers: &[Self::F], shift: impl Fn(usize) -> usize) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let mut words = _mm512_setzero_si512();
+            for (i, &integer) in integers.iter().enumerate() {
+                let bits = _mm512_sll_epi32(_mm512_cvtps_epi32(integer), _mm_cvtsi32_si128(shift(i) as i32));
+                words = _mm512_or_si512(words, bits);
+            }
+            _mm512_castsi512_ps(words)
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, v: Self::F) {
+        // SAFETY: see the impl.
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v))) }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::F) {
         // SAFETY: see the impl.
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(round_bf16(v)))) }

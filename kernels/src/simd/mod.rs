@@ -65,6 +65,11 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn lookup_bytes(p: *const u8, shift: usize, table: &[f32; 256]) -> Self::F;
     /// Of sixteen words of 32 bits at `p`, what a table has for the four bits from bit `shift` on.
     unsafe fn lookup_nibbles(p: *const u8, shift: usize, table: &[f32; 16]) -> Self::F;
+    /// Sixteen words of 32 bits: of each lane the integers that vectors hold as floats, each below 2^8 and from a bit of
+    /// its own on. What the bits mean as f32 is of no account.
+    unsafe fn pack_words(integers: &[Self::F], shift: impl Fn(usize) -> usize) -> Self::F;
+    /// The lanes, integers from -128 to 127, as bytes.
+    unsafe fn store_i8(p: *mut i8, v: Self::F);
     /// Sixteen lanes rounded to bf16, ties to even; subnormals kept, NaNs kept quiet.
     unsafe fn store_bf16(p: *mut u16, v: Self::F);
     /// Both rounded as [`Simd::store_bf16`] does, in pairs of lanes: undoes [`Simd::load_bf16_pairs`]. What the bits

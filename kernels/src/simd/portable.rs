@@ -99,6 +99,21 @@ unsafe impl Simd for Portable {
         F16Lanes(unsafe { words(p) }.map(|word| table[(word >> shift) as usize & 0xf]))
     }
     #[inline(always)]
+    unsafe fn pack_words(integers: &[Self::F], shift: impl Fn(usize) -> usize) -> Self::F {
+        let mut words = [0u32; LANES];
+        for (i, integer) in integers.iter().enumerate() {
+            for (word, x) in words.iter_mut().zip(integer.0) {
+                *word |= (x as u32) << shift(i);
+            }
+        }
+        F16Lanes(words.map(f32::from_bits))
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, v: Self::F) {
+        // SAFETY: the caller names sixteen bytes.
+        unsafe { p.cast::<[i8; LANES]>().write(v.0.map(|x| x as i8)) }
+    }
+    #[inline(always)]
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F) {
         // SAFETY: the caller names thirty-two values.
         let both = unsafe { p.cast::<[[u16; 2]; LANES]>().read_unaligned() };
