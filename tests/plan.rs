@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew::kernels::Registry;
 use sinew::memory::{Cpu, Device, DeviceId, Hardware, Location, MemoryInfo, Result, Storage, Stream};
+use sinew::models::load::Quantize;
 use sinew::models::{Folder, Load};
 use sinew::ops::Policy;
 use sinew::prelude::*;
+use sinew::tensor::{BlockFormat, BlockValues};
 
 /// The CPU, with what was allocated on it.
 #[derive(Debug)]
@@ -81,9 +83,11 @@ fn every_model_takes_what_its_plan_says() {
         let folder = Folder::new(&path);
         let config = folder.config().expect("a config");
         let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
-        for dtype in [None, Some(DType::F32)] {
-            let weights = WeightOptions { dtype, load: Load::Mmap };
-            let name = format!("{}, {dtype:?}", path.display());
+        let int4 = BlockFormat::new(BlockValues::Int4, 32, DType::BF16, false).expect("a format");
+        let quantized = |head| WeightOptions { quantize: Some(Quantize { format: int4, head }), ..Default::default() };
+        let exact = |dtype| WeightOptions { dtype, ..Default::default() };
+        for weights in [exact(None), exact(Some(DType::F32)), quantized(true), quantized(false)] {
+            let name = format!("{}, {weights:?}", path.display());
             if EmbeddingModel::describes(&folder).expect("a config") {
                 embedding += 1;
                 let plan = EmbeddingModel::plan(config, &checkpoint, &weights, &*Cpu::get()).expect("a plan");
@@ -106,7 +110,7 @@ fn every_model_takes_what_its_plan_says() {
             }
         }
     }
-    assert!(decoders > 100 && embedding > 15, "{decoders} decoders, {embedding} embedding models");
+    assert!(decoders > 200 && embedding > 15, "{decoders} decoders, {embedding} embedding models");
 }
 
 #[test]
