@@ -3,7 +3,7 @@
 use sinew_tensor::DType;
 
 use super::epilogue::Residual;
-use super::{BIAS, Compute, Gemm, NORM_BIAS, NORM_WEIGHT, RESIDUAL, Rhs};
+use super::{BIAS, Compute, Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT, RESIDUAL, Rhs};
 use crate::Arithmetic;
 use crate::activation::Activation;
 use crate::case::{Case, Expected, HostOperands, Values};
@@ -69,24 +69,46 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
     Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum }
 }
 
-/// What rounding adds where `Σ a·q` and the zero point times `Σ a` are summed apart: both may be larger than what is left.
+/// What rounding adds where `Σ a·q` and the zero point times `Σ a` are summed apart.
 fn zero_point_error(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]: [usize; 3]) -> f64 {
     let (fixed, k) = (&case.fixed, case.fixed.k);
-    let (Rhs::Packed(format), Some(blocks)) = (fixed.b, fixed.panel_kind().and_then(PanelKind::blocks)) else {
-        return 0.0;
-    };
-    if !blocks.zero_points() || k == 0 {
-        return 0.0;
-    }
     let Ok(packed) = host.input(super::B).tensor.buffer().as_slice::<u8>() else { return f64::NAN };
-    let magnitudes = format.magnitudes(packed, k, fixed.outputs(), n);
     let left = &host.input(super::A).values[(b * case.call.m + m) * k..][..k];
-    // Normed rows are of magnitudes of their own: those of the norm's weight, some times √K.
     let vector = |position: usize| host.inputs[position].as_ref().map(|operand| operand.values.as_slice());
     let norm = fixed.norm_alone();
     let normed = norm.as_ref().map(|norm| Normed::new(norm, left, vector(NORM_WEIGHT), vector(NORM_BIAS)));
-    let value = |i: usize| normed.as_ref().map_or(left[i], |row| row.value(i));
-    2.0 * Sum::of((0..k).map(value).zip(magnitudes), arithmetic).error
+    let values: Vec<f64> = (0..k).map(|i| normed.as_ref().map_or(left[i], |row| row.value(i))).collect();
+    apart_error(fixed, packed, &values, n, arithmetic)
+}
+
+/// The same of a row's values and an output of a packed weight: both sums may be larger than what is left of them.
+fn apart_error(fixed: &GemmStatic, packed: &[u8], left: &[f64], output: usize, arithmetic: Arithmetic) -> f64 {
+    match (fixed.b, fixed.panel_kind().and_then(PanelKind::blocks)) {
+        (Rhs::Packed(format), Some(blocks)) if blocks.zero_points() && fixed.k > 0 => {
+            let magnitudes = format.magnitudes(packed, fixed.k, fixed.outputs(), output);
+            2.0 * Sum::of(left.iter().copied().zip(magnitudes), arithmetic).error
+        }
+        _ => 0.0,
+    }
+}
+
+/// `Σ a·b` of a row and an output of a packed weight, whose values are `right`.
+pub(crate) fn packed_sum(
+    fixed: &GemmStatic,
+    packed: &[u8],
+    left: &[f64],
+    (output, right): (usize, &[f64]),
+    arithmetic: Arithmetic,
+) -> Sum {
+    let right = right.iter().copied();
+    if let (Compute::Int8, Some(format)) = (fixed.compute, fixed.panel_kind().and_then(PanelKind::blocks)) {
+        return Sum::of(quantized(left, format.group()).into_iter().zip(right), arithmetic);
+    }
+    let low = fixed.compute == Compute::Bf16;
+    let left: Vec<f64> = left.iter().map(|&x| if low { DType::BF16.round(x) } else { x }).collect();
+    let sum = Sum::of(left.iter().copied().zip(right), arithmetic);
+    let apart = apart_error(fixed, packed, &left, output, arithmetic);
+    Sum { error: sum.error + if apart.is_nan() { 0.0 } else { apart }, ..sum }
 }
 
 /// Values as int8 holds them, in groups: multiples of the largest's 127th.

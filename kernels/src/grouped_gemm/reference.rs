@@ -10,8 +10,8 @@ use crate::case::{
 };
 use crate::gemm::Compute;
 use crate::gemm::cases::packed;
-use crate::gemm::reference::Sum;
-use crate::packed::{BF16, F16, F32, Format};
+use crate::gemm::reference::packed_sum;
+use crate::packed::{BF16, Encoding, F16, F32, Format, formats};
 use crate::{Arithmetic, Result};
 
 /// Groups, rows, N and K: fewer rows than groups and many more, one group and many, sizes that are no multiples of
@@ -67,14 +67,15 @@ impl Reference for GroupedGemm {
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let values = [Values::Normal, Values::Integers, Values::Special, Values::Normal, Values::Subnormal];
         let gates = [None, Some(Activation::Silu), Some(Activation::Relu), Some(Activation::GeluTanh), None];
-        let formats = [&BF16, &F32, &F16, &BF16];
+        let floats = [&BF16, &F32, &F16, &BF16];
+        let blocks: Vec<&'static Format> = formats().filter(|format| format.dtype().is_none()).collect();
         let mut cases = Vec::new();
         for t in 0..SHAPES.len() * if depth == Depth::Quick { 4 } else { 30 } {
             let [groups, rows, n, k] = SHAPES[t % SHAPES.len()];
             let values = values[t / 2 % values.len()];
             // Activations flush what is subnormal; the sum itself must not.
             let gated = gates[(t + t / SHAPES.len()) % gates.len()].filter(|_| values != Values::Subnormal);
-            let format = formats[(t + t / SHAPES.len()) % formats.len()];
+            let format = floats[(t + t / SHAPES.len()) % floats.len()];
             let fixed = GroupedGemmStatic {
                 groups,
                 n: n + n % 2 * usize::from(gated.is_some()),
@@ -89,7 +90,13 @@ impl Reference for GroupedGemm {
             // For devices that read rows, the same cases with the same weights in rows.
             let in_rows =
                 format.dtype().and_then(Format::row_major).map(|format| GroupedGemmStatic { format, ..fixed.clone() });
-            cases.extend([Some(fixed), in_rows].into_iter().flatten().map(|fixed| Case {
+            let format = blocks[t * 7 % blocks.len()];
+            let in_blocks = GroupedGemmStatic { format, ..fixed.clone() };
+            let integers = matches!(format.encoding(), Encoding::Blocks(blocks) if blocks.values().is_integer());
+            // Subnormal sums are below a step of int8.
+            let in_int8 = (integers && values != Values::Subnormal)
+                .then(|| GroupedGemmStatic { compute: Compute::Int8, ..in_blocks.clone() });
+            cases.extend([Some(fixed), in_rows, Some(in_blocks), in_int8].into_iter().flatten().map(|fixed| Case {
                 fixed,
                 call,
                 lay,
@@ -124,17 +131,18 @@ impl Reference for GroupedGemm {
         let &[row, column] = index else { return Expected::exact(f64::NAN) };
         let offsets = &host.input(Self::OFFSETS).values;
         let group = offsets.iter().filter(|&&offset| offset as usize <= row).count() - 1;
-        let low = fixed.compute == Compute::Bf16;
         let left = &host.input(Self::A).values[row * k..][..k];
+        let weights = host.input(Self::B);
+        let Ok(packed) = weights.tensor.buffer().as_slice::<u8>() else { return Expected::exact(f64::NAN) };
+        let packed = &packed[group * fixed.weight_bytes()..][..fixed.weight_bytes()];
         let output = |n: usize| {
-            let right = &host.input(Self::B).values[(group * fixed.n + n) * k..][..k];
-            let rounded = left.iter().map(|&x| if low { DType::BF16.round(x) } else { x });
-            Sum::of(rounded.zip(right.iter().copied()), arithmetic)
+            let right = &weights.values[(group * fixed.n + n) * k..][..k];
+            packed_sum(&fixed.product(), packed, left, (n, right), arithmetic)
         };
         let x = output(column);
         match fixed.gated {
             Some(activation) => x.activated(activation).gating(output(column + fixed.n / 2)).rounded_to(fixed.out),
-            None if case.values == Values::Integers => Expected::exact(fixed.out.round(x.value)),
+            None if case.values == Values::Integers && fixed.format.dtype().is_some() => Expected::exact(fixed.out.round(x.value)),
             None => x.rounded_to(fixed.out),
         }
     }
