@@ -1,0 +1,146 @@
+//! Checkpoints whose weights are quantized: which modules are, and how their values, scales and zero points are stored.
+//!
+//! | file | formats |
+//! |---|---|
+//! | `config` | `quantization_config`, and the files of its own that a checkpoint may have instead |
+//! | `patterns` | which modules a config means: names, regular expressions, classes |
+//! | `gptq` | GPTQ, v1 and v2, of 4 or 8 bits, with or without act-order |
+//! | `awq` | AWQ as AutoAWQ's `gemm` packs it |
+//! | `compressed` | compressed-tensors: `pack-quantized`, `int-quantized`, `float-quantized`, and mixtures |
+//! | `fp8` | FP8 of DeepSeek and Qwen (by blocks), AutoFP8, modelopt, FBGEMM |
+//! | `mxfp4` | the experts of gpt-oss |
+//! | `probe`, `module` | what the tensors of a module are, checked; their rows, in the layouts above |
+//!
+//! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
+//! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded once,
+//! to [`StoredModule::dtype`]. As `q` and `zero` are integers of 8 bits, or `q` a float of 8, the product is exact in f32
+//! where scales have 16 bits.
+//!
+//! The config decides how a module is quantized, and the tensors must bear it out: what is missing or of another shape
+//! is an error. Whether a module is quantized at all is told by its tensors. Lists of modules that are not are matched
+//! in a different way by each tool that reads them, while a module is stored in one way only.
+
+use std::fmt;
+
+use serde_json::Value;
+use sinew_tensor::DType;
+
+use self::awq::Awq;
+use self::compressed::Compressed;
+use self::fp8::Fp8;
+use self::gptq::Gptq;
+pub use self::module::{BlockRows, Rows, StoredModule};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+
+mod awq;
+mod compressed;
+mod config;
+mod fp8;
+mod gptq;
+mod module;
+mod mxfp4;
+mod patterns;
+mod probe;
+#[cfg(test)]
+mod tests;
+
+/// How a checkpoint says that its modules are quantized.
+///
+/// ```
+/// use sinew_models::quantized::Quantization;
+/// let config = serde_json::json!({
+///     "torch_dtype": "float16",
+///     "quantization_config": { "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm" },
+/// });
+/// let quantization = Quantization::parse(&config, "config.json", None)?.expect("quantized");
+/// assert_eq!(quantization.to_string(), "AWQ, 4 bits");
+/// assert!(Quantization::parse(&serde_json::json!({}), "config.json", None)?.is_none());
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Quantization {
+    method: Method,
+    /// That of the model, where the config names one.
+    dtype: Option<DType>,
+}
+
+#[derive(Debug, Clone)]
+enum Method {
+    Gptq(Gptq),
+    Awq(Awq),
+    Compressed(Compressed),
+    Fp8(Fp8),
+    Mxfp4,
+}
+
+impl Quantization {
+    /// What `config`, the contents of the file `file`, says in `quantization_config` or `compression_config`; or else
+    /// what `own` says, which is the contents and the name of a `quantize_config.json`, `quant_config.json` or
+    /// `hf_quant_config.json`. `None` where neither says anything: the model is not quantized.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) for a field of another type or out of range, and
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a method, a packing or a number of bits that cannot be read.
+    pub fn parse(config: &Value, file: &str, own: Option<(&Value, &str)>) -> Result<Option<Self>> {
+        config::parse(config, file, own)
+    }
+
+    /// How the module `name` is stored, which is the name of its weight less `.weight`: quantized, or, where it is
+    /// `None`, as a plain tensor of floats or not at all.
+    ///
+    /// The experts of MXFP4, `[experts, out, in]`, are one module of `experts · out` rows.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a tensor that is missing, or has another dtype or shape than
+    /// the config says.
+    pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
+        match &self.method {
+            Method::Gptq(gptq) => gptq.module(checkpoint, name),
+            Method::Awq(awq) => awq.module(checkpoint, name),
+            Method::Compressed(compressed) => compressed.module(checkpoint, name, self.dtype),
+            Method::Fp8(fp8) => fp8.module(checkpoint, name, self.dtype),
+            Method::Mxfp4 => mxfp4::module(checkpoint, name),
+        }
+    }
+
+    /// Whether a tensor belongs to a quantized module and is not needed to multiply by it, so that nobody need be told
+    /// that it is not used: scales of activations and caches, and the biases of zeros that AutoGPTQ wrote for each module.
+    pub fn is_spare(&self, checkpoint: &Checkpoint, name: &str) -> bool {
+        /// Of static activations, of cached keys and values, and what is only read where it says something.
+        const SPARE: [&str; 12] = [
+            "input_scale",
+            "input_zero_point",
+            "activation_scale",
+            "output_scale",
+            "k_scale",
+            "v_scale",
+            "q_scale",
+            "kv_scale",
+            "weight_shape",
+            "weight_g_idx",
+            "g_idx",
+            "input_scale_ub",
+        ];
+        let Some((module, last)) = name.rsplit_once('.') else { return false };
+        if SPARE.contains(&last) {
+            return true;
+        }
+        matches!(self.method, Method::Gptq(_))
+            && last == "bias"
+            && checkpoint.contains(&format!("{module}.qweight"))
+            && checkpoint.tensor(name).is_ok_and(|bias| bias.bytes.iter().all(|&byte| byte == 0))
+    }
+}
+
+impl fmt::Display for Quantization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.method {
+            Method::Gptq(gptq) => write!(f, "GPTQ, {} bits", gptq.bits()),
+            Method::Awq(_) => f.write_str("AWQ, 4 bits"),
+            Method::Compressed(compressed) => write!(f, "compressed-tensors, {}", compressed.format()),
+            Method::Fp8(_) => f.write_str("FP8"),
+            Method::Mxfp4 => f.write_str("MXFP4"),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! compressed-tensors, as llm-compressor writes it.
+//!
+//! | `format` | tensors |
+//! |---|---|
+//! | `pack-quantized` | `weight_packed` I32 `[out, ⌈in / n⌉]` of `n = 32 / bits` values along `in`; `weight_shape` |
+//! | `int-quantized` | `weight` I8 `[out, in]` |
+//! | `float-quantized` | `weight` F8_E4M3 `[out, in]` |
+//!
+//! and `weight_scale` `[out, G]`, `[out, 1]`, `[1]`, or one for each block. Asymmetric ones have a `weight_zero_point`,
+//! packed along `out` as `[⌈out / n⌉, G]` or I8 `[out, G]`. With act-order `group` there is a `weight_g_idx`, the group of
+//! each input. Packed integers and zero points are stored with 8 (or 128) added. `w = (q − z) · scale` in the scales'
+//! dtype (`BaseCompressor.decompress`), or the model's where they are f32.
+
+use safetensors::Dtype;
+use sinew_tensor::DType;
+
+use super::fp8::{self, ScaleOf, is_float};
+use super::module::{
+    Bits, CodesLayout, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout, signed_bytes, signed_nibbles, words,
+};
+use super::patterns::Pattern;
+use super::probe::{Found, Probe, SCALES, scale_dtype};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+
+#[derive(Debug, Clone)]
+pub(super) struct Compressed {
+    /// As the config names it.
+    pub format: String,
+    pub schemes: Vec<Scheme>,
+    pub ignore: Vec<Pattern>,
+}
+
+/// How the modules of a group are stored.
+#[derive(Debug, Clone)]
+pub(super) struct Scheme {
+    /// The group's name.
+    pub name: String,
+    pub targets: Vec<Pattern>,
+    /// `None`: as they are.
+    pub weights: Option<Weights>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Weights {
+    pub format: Format,
+    pub scales: ScaleOf,
+    pub symmetric: bool,
+    /// Whether columns are in groups by `weight_g_idx`.
+    pub act_order: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Pack(Bits),
+    Int8,
+    Float8,
+}
+
+impl Format {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pack(Bits::Four) => "pack-quantized, 4 bits",
+            Self::Pack(Bits::Eight) => "pack-quantized, 8 bits",
+            Self::Int8 => "int-quantized, 8 bits",
+            Self::Float8 => "float-quantized, 8 bits",
+        }
+    }
+}
+
+impl Compressed {
+    pub fn format(&self) -> &str {
+        &self.format
+    }
+
+    pub fn module(&self, checkpoint: &Checkpoint, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
+        let probe = Probe { checkpoint, module: name, format: "compressed-tensors" };
+        let (codes, packed) = match (probe.find("weight_packed"), probe.find("weight")) {
+            (Some(packed), _) => (packed, true),
+            (None, Some(weight)) if !is_float(weight.dtype) => (weight, false),
+            _ => return Ok(None),
+        };
+        let weights = self.weights_of(&probe)?;
+        let probe = Probe { format: weights.format.name(), ..probe };
+        if packed != matches!(weights.format, Format::Pack(_)) {
+            let expected = if packed { "weight" } else { "weight_packed" };
+            let name = codes.name.escape_debug();
+            return Err(probe.problem(format!("there is `{name}`, where the config asks for `{expected}`")));
+        }
+        let scales = probe.tensor("weight_scale", &SCALES)?;
+        // What transformers loads is rounded to the model's dtype.
+        let dtype = match scale_dtype(scales.dtype) {
+            DType::F32 => dtype.unwrap_or(DType::F32),
+            dtype => dtype,
+        };
+        match weights.format {
+            Format::Float8 => fp8::module(&probe, codes, scales, weights.scales, Some(dtype)),
+            Format::Int8 => integers(&probe, codes, scales, weights, Bits::Eight, dtype),
+            Format::Pack(bits) => integers(&probe, codes, scales, weights, bits, dtype),
+        }
+        .map(Some)
+    }
+
+    /// How a module whose weight is quantized is: targets by its name win over expressions, and those over its class; of
+    /// several the first in order of their texts (`match_targets`).
+    fn weights_of(&self, probe: &Probe<'_>) -> Result<Weights> {
+        for pattern in &self.ignore {
+            if pattern.matches(probe.module)? {
+                return Err(probe.problem(format!("its weight is quantized, while `ignore` has {pattern}")));
+            }
+        }
+        let mut best = None;
+        for scheme in &self.schemes {
+            for target in &scheme.targets {
+                if let Some(how) = target.matched(probe.module)? {
+                    let found = (how, target.text());
+                    if best.as_ref().is_none_or(|(other, _)| found < *other) {
+                        best = Some((found, scheme));
+                    }
+                }
+            }
+        }
+        let Some((_, scheme)) = best else {
+            return Err(probe.problem("its weight is quantized, and it is no target of `config_groups`"));
+        };
+        scheme.weights.ok_or_else(|| {
+            let group = scheme.name.escape_debug();
+            probe.problem(format!("its weight is quantized, while its group `{group}` says that weights are not"))
+        })
+    }
+}
+
+/// A weight of integers.
+fn integers(
+    probe: &Probe<'_>,
+    codes: Found<'_>,
+    scales: Found<'_>,
+    weights: Weights,
+    bits: Bits,
+    dtype: DType,
+) -> Result<StoredModule> {
+    let mut others = Vec::new();
+    let (shape, layout) = match weights.format {
+        Format::Pack(_) => (packed_shape(probe, &codes, bits, &mut others)?, CodesLayout::RowsOfWords(bits)),
+        _ => {
+            probe.check_dtype(&codes, &[Dtype::I8])?;
+            (probe.matrix(&codes)?, CodesLayout::Bytes)
+        }
+    };
+    let (rows, mut groups) = weights.scales.check(probe, &scales, shape)?;
+    if let Some(index) = probe.find("weight_g_idx") {
+        probe.check_dtype(&index, &[Dtype::I32, Dtype::I64])?;
+        // Where it is not in use, it is all -1.
+        if !probe.integers(&index)?.contains(&-1) {
+            groups.index = probe.group_index(&index, shape[1], groups.size, groups.count)?;
+        }
+        others.push(index.name);
+    } else if weights.act_order {
+        return Err(probe.problem("`actorder` says that columns are in groups by a `weight_g_idx`, which is missing"));
+    }
+    let zeros = match probe.find("weight_zero_point") {
+        None if weights.symmetric => None,
+        _ => {
+            let zeros = probe.tensor("weight_zero_point", &[Dtype::I32, Dtype::I8])?;
+            let layout = if zeros.dtype == Dtype::I8 {
+                probe.check_shape(&zeros, scales.shape)?;
+                ZerosLayout::Bytes(rows)
+            } else {
+                probe.check_shape(&zeros, &[shape[0].div_ceil(bits.per_word()), groups.count])?;
+                ZerosLayout::WordsOfRows(bits)
+            };
+            Some(Stored { tensor: zeros.name, layout })
+        }
+    };
+    let parts = Parts {
+        shape,
+        dtype,
+        values: bits.values(),
+        codes: Stored { tensor: codes.name, layout },
+        scale_dtype: scale_dtype(scales.dtype),
+        scales: Stored { tensor: scales.name, layout: ScalesLayout::Rows(rows) },
+        zeros,
+        groups,
+        others,
+    };
+    StoredModule::new(probe, parts)
+}
+
+/// `[out, in]` of packed values: what `weight_shape` says, as the last word of a row may not be full.
+fn packed_shape(probe: &Probe<'_>, codes: &Found<'_>, bits: Bits, others: &mut Vec<String>) -> Result<[usize; 2]> {
+    probe.check_dtype(codes, &[Dtype::I32])?;
+    let [n, words] = probe.matrix(codes)?;
+    let k = probe.times(words, bits.per_word())?;
+    let Some(shape) = probe.find("weight_shape") else { return Ok([n, k]) };
+    probe.check_dtype(&shape, &[Dtype::I32, Dtype::I64])?;
+    probe.check_shape(&shape, &[2])?;
+    let said: Vec<usize> = probe.integers(&shape)?.iter().filter_map(|&size| usize::try_from(size).ok()).collect();
+    match *said {
+        [rows, k] if rows == n && k > 0 && k.div_ceil(bits.per_word()) == words => {
+            others.push(shape.name);
+            Ok([n, k])
+        }
+        _ => {
+            let name = shape.name.escape_debug();
+            Err(probe.problem(format!("`{name}` holds {said:?}, which does not fit [{n}, {words}] words")))
+        }
+    }
+}
+
+/// Codes `[rows, k]` of words `[rows, ⌈k / n⌉]`.
+pub(super) fn codes(words: &[u8], bits: Bits, k: usize) -> Vec<u8> {
+    match bits {
+        Bits::Four => unpacked(words, k, |word| signed_nibbles(word).to_le_bytes()),
+        Bits::Eight => unpacked(words, k, signed_bytes),
+    }
+}
+
+fn unpacked<const N: usize>(packed: &[u8], k: usize, unpack: impl Fn(u32) -> [u8; N]) -> Vec<u8> {
+    let line = k.div_ceil(N) * 4;
+    let mut codes = vec![0; packed.len() / line * k];
+    for (packed, row) in packed.chunks_exact(line).zip(codes.chunks_exact_mut(k)) {
+        let (whole, rest) = row.as_chunks_mut::<N>();
+        for (word, codes) in words(packed).zip(&mut *whole) {
+            *codes = unpack(word);
+        }
+        if let Some(last) = words(&packed[whole.len() * 4..]).next() {
+            rest.copy_from_slice(&unpack(last)[..rest.len()]);
+        }
+    }
+    codes
+}

@@ -1,0 +1,115 @@
+//! FP8 with a scale for each block, row or tensor: DeepSeek, Qwen and Ministral (`fp8`), AutoFP8, FBGEMM, modelopt.
+//!
+//! `weight` F8_E4M3 `[out, in]`, and scales by which it is multiplied, whatever they are called. Where the config has a
+//! `weight_block_size` `[rows, columns]`, they are `[⌈out / rows⌉, ⌈in / columns⌉]`, and the last blocks are cut off. `w =
+//! weight · scale`, in f32, rounded to the model's dtype (DeepSeek's `weight_dequant`, compressed-tensors'
+//! `FP8BlockDequantizer`; transformers 5.23 takes other blocks where the last ones are cut off).
+
+use safetensors::Dtype;
+use sinew_tensor::{BlockValues, DType};
+
+use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
+use super::probe::{Found, Probe, SCALES, scale_dtype};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+
+/// How all quantized modules are.
+#[derive(Debug, Clone)]
+pub(super) struct Fp8 {
+    pub scales: ScaleOf,
+}
+
+/// What shares a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ScaleOf {
+    Tensor,
+    /// A row of the weight, that is an output.
+    Channel,
+    /// So many consecutive columns of a row.
+    Group(usize),
+    /// So many rows and columns.
+    Block([usize; 2]),
+}
+
+impl Fp8 {
+    pub fn module(&self, checkpoint: &Checkpoint, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
+        let probe = Probe { checkpoint, module: name, format: "FP8" };
+        let Some(codes) = probe.find("weight") else { return Ok(None) };
+        if is_float(codes.dtype) {
+            return Ok(None);
+        }
+        let dtypes = [SCALES.as_slice(), &[Dtype::F8_E8M0]].concat();
+        let scales = match probe.find("weight_scale_inv") {
+            Some(scales) => {
+                probe.check_dtype(&scales, &dtypes)?;
+                scales
+            }
+            None => probe.tensor("weight_scale", &dtypes)?,
+        };
+        Ok(Some(module(&probe, codes, scales, self.scales, dtype)?))
+    }
+}
+
+/// Whether weights of a dtype are multiplied by as they are.
+pub(super) fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
+}
+
+/// A weight of F8_E4M3 whose scales are shared in this way, dequantized to the model's dtype, or where that is not known
+/// to the scales'.
+pub(super) fn module(
+    probe: &Probe<'_>,
+    codes: Found<'_>,
+    scales: Found<'_>,
+    of: ScaleOf,
+    dtype: Option<DType>,
+) -> Result<StoredModule> {
+    probe.check_dtype(&codes, &[Dtype::F8_E4M3])?;
+    let [n, k] = probe.matrix(&codes)?;
+    let (rows, groups) = of.check(probe, &scales, [n, k])?;
+    let scale_dtype = scale_dtype(scales.dtype);
+    let layout = match scales.dtype {
+        Dtype::F8_E8M0 => ScalesLayout::Exponents(rows),
+        _ => ScalesLayout::Rows(rows),
+    };
+    let parts = Parts {
+        shape: [n, k],
+        dtype: dtype.unwrap_or(scale_dtype),
+        values: BlockValues::F8E4M3,
+        codes: Stored { tensor: codes.name, layout: CodesLayout::Bytes },
+        scales: Stored { tensor: scales.name, layout },
+        scale_dtype,
+        zeros: None,
+        groups,
+        others: Vec::new(),
+    };
+    StoredModule::new(probe, parts)
+}
+
+impl ScaleOf {
+    /// The rows that share scales, and the groups of each, of a weight `[n, k]`, if the shape of `scales` bears it out.
+    pub fn check(self, probe: &Probe<'_>, scales: &Found<'_>, [n, k]: [usize; 2]) -> Result<(usize, Groups)> {
+        match self {
+            Self::Tensor => {
+                probe.check_single(scales)?;
+                Ok((n, Groups::whole(k)))
+            }
+            Self::Channel => {
+                // Some are vectors.
+                let shape: &[usize] = if scales.shape.len() == 1 { &[n] } else { &[n, 1] };
+                probe.check_shape(scales, shape)?;
+                Ok((1, Groups::whole(k)))
+            }
+            Self::Group(size) => {
+                let groups = Groups::of(k, size);
+                probe.check_shape(scales, &[n, groups.count])?;
+                Ok((1, groups))
+            }
+            Self::Block([rows, columns]) => {
+                let groups = Groups::of(k, columns);
+                probe.check_shape(scales, &[n.div_ceil(rows), groups.count])?;
+                Ok((rows, groups))
+            }
+        }
+    }
+}

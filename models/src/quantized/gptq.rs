@@ -1,0 +1,151 @@
+//! GPTQ, as AutoGPTQ and GPTQModel write it.
+//!
+//! With `n = 32 / bits` values to a word and `G` groups: `qweight` I32 `[in / n, out]`, packed along `in`; `qzeros` I32
+//! `[G, out / n]`, packed along `out`; `scales` `[G, out]`; `g_idx` I32 `[in]`, the group of each input, which is
+//! `i / group_size` without act-order, as where it is missing. `w[o, i] = scales[g, o] · (q[i, o] − z[g, o])` in the
+//! scales' dtype (GPTQModel's `TorchLinear.dequantize_weight`).
+//!
+//! Zero points of version 1 are stored less 1. GPTQModel subtracts that from whole words, with borrows from one zero
+//! point to the next where one is 0, so that it must be added to whole words again.
+
+use std::ops::Range;
+
+use safetensors::Dtype;
+
+use super::module::{
+    Bits, CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout, signed_bytes, signed_nibbles,
+};
+use super::patterns::Pattern;
+use super::probe::{Probe, SCALES, scale_dtype};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+
+/// How all modules are quantized, but for those that `dynamic` names.
+#[derive(Debug, Clone)]
+pub(super) struct Gptq {
+    pub scheme: Scheme,
+    /// Whether zero points are stored less 1.
+    pub version_1: bool,
+    pub dynamic: Vec<(Pattern, Dynamic)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Scheme {
+    pub bits: Bits,
+    /// `None`: a scale for each row.
+    pub group: Option<usize>,
+}
+
+/// What `dynamic` says of the modules that match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dynamic {
+    LeftOut,
+    As(Scheme),
+}
+
+impl Gptq {
+    pub fn bits(&self) -> usize {
+        self.scheme.bits.count()
+    }
+
+    pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
+        let probe = Probe { checkpoint, module: name, format: "GPTQ" };
+        let Some(codes) = probe.find("qweight") else { return Ok(None) };
+        let Scheme { bits, group } = self.scheme_of(&probe)?;
+        let format = format!("GPTQ, {} bits", bits.count());
+        let probe = Probe { format: &format, ..probe };
+        probe.check_dtype(&codes, &[Dtype::I32])?;
+        let [words, n] = probe.matrix(&codes)?;
+        let k = probe.times(words, bits.per_word())?;
+        if !n.is_multiple_of(bits.per_word()) {
+            let problem =
+                format!("{n} outputs, which is no multiple of {}, as zero points are packed", bits.per_word());
+            return Err(probe.problem(problem));
+        }
+        let mut groups = group.map_or_else(|| Groups::whole(k), |size| Groups::of(k, size));
+        let scales = probe.tensor("scales", &SCALES)?;
+        probe.check_shape(&scales, &[groups.count, n])?;
+        let zeros = probe.tensor("qzeros", &[Dtype::I32])?;
+        probe.check_shape(&zeros, &[groups.count, n / bits.per_word()])?;
+        let mut others = Vec::new();
+        if let Some(index) = probe.find("g_idx") {
+            probe.check_dtype(&index, &[Dtype::I32, Dtype::I64])?;
+            groups.index = probe.group_index(&index, k, groups.size, groups.count)?;
+            others.push(index.name);
+        }
+        let scale = scale_dtype(scales.dtype);
+        let added = if self.version_1 { bits.ones() } else { 0 };
+        let parts = Parts {
+            shape: [n, k],
+            dtype: scale,
+            values: bits.values(),
+            codes: Stored { tensor: codes.name, layout: CodesLayout::WordsOfK(bits) },
+            scales: Stored { tensor: scales.name, layout: ScalesLayout::Columns },
+            scale_dtype: scale,
+            zeros: Some(Stored { tensor: zeros.name, layout: ZerosLayout::Words(bits, added) }),
+            groups,
+            others,
+        };
+        Ok(Some(StoredModule::new(&probe, parts)?))
+    }
+
+    /// The scheme of a module that has a `qweight`.
+    fn scheme_of(&self, probe: &Probe<'_>) -> Result<Scheme> {
+        let mut found: Option<(&Pattern, Dynamic)> = None;
+        for (pattern, dynamic) in &self.dynamic {
+            if !pattern.matches(probe.module)? {
+                continue;
+            }
+            match found {
+                // The first in the file would win, and the order in the file is lost.
+                Some((first, other)) if other != *dynamic => {
+                    return Err(probe.problem(format!("`dynamic` has {first} and {pattern} for it, which differ")));
+                }
+                _ => found = Some((pattern, *dynamic)),
+            }
+        }
+        match found {
+            None => Ok(self.scheme),
+            Some((_, Dynamic::As(scheme))) => Ok(scheme),
+            Some((pattern, Dynamic::LeftOut)) => {
+                Err(probe.problem(format!("`dynamic` leaves it out with {pattern}, and it has a qweight")))
+            }
+        }
+    }
+}
+
+/// Rows of codes `[rows, k]`, of words `[k / n, outputs]`.
+pub(super) fn codes(words: &[u8], bits: Bits, outputs: usize, rows: Range<usize>) -> Vec<u8> {
+    match bits {
+        Bits::Four => transposed(words, outputs, rows, |word| signed_nibbles(word).to_le_bytes()),
+        Bits::Eight => transposed(words, outputs, rows, signed_bytes),
+    }
+}
+
+/// Words `[words, outputs]` of `N` codes each as rows `[rows, words · N]` of codes.
+fn transposed<const N: usize>(
+    words: &[u8],
+    outputs: usize,
+    rows: Range<usize>,
+    unpack: impl Fn(u32) -> [u8; N],
+) -> Vec<u8> {
+    /// The words of so many outputs are a line of the cache.
+    const OUTPUTS: usize = 16;
+    /// So many lines of theirs are held there until each has been read for all of these outputs.
+    const DEEP: usize = 16;
+    let line = outputs * 4;
+    let k = words.len() / line * N;
+    let mut codes = vec![0; rows.len() * k];
+    for (tile, codes) in codes.chunks_mut(OUTPUTS * k).enumerate() {
+        let first = rows.start + tile * OUTPUTS;
+        for (deep, lines) in words.chunks(DEEP * line).enumerate() {
+            for (output, row) in (first..).zip(codes.chunks_exact_mut(k)) {
+                let row = row[deep * DEEP * N..].as_chunks_mut::<N>().0;
+                for (line, codes) in lines.chunks_exact(line).zip(row) {
+                    *codes = unpack(line.as_chunks().0.get(output).map_or(0, |&word| u32::from_le_bytes(word)));
+                }
+            }
+        }
+    }
+    codes
+}

@@ -1,0 +1,67 @@
+//! MXFP4: floats of 4 bits, 32 of which share a power of 2, as the experts of gpt-oss have them.
+//!
+//! `m_blocks` is U8 `[experts, out, in / 32, 16]`, two floats (OCP's E2M1) in a byte, the earlier in the low bits, and
+//! `m_scales` U8 `[experts, out, in / 32]`: `w = value · 2^(scale − 127)` in bf16 (transformers'
+//! `convert_moe_packed_tensors`, whose result is transposed). All experts are one module of `experts · out` rows.
+
+use half::bf16;
+use safetensors::Dtype;
+use sinew_tensor::{BlockValues, DType};
+
+use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, nibbles, words};
+use super::probe::Probe;
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+
+/// Values that share a scale.
+const GROUP: usize = 32;
+
+pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
+    let probe = Probe { checkpoint, module: name, format: "MXFP4" };
+    let Some(blocks) = probe.find_named(format!("{name}_blocks")) else { return Ok(None) };
+    probe.check_dtype(&blocks, &[Dtype::U8])?;
+    let scales_name = format!("{name}_scales");
+    let Some(scales) = probe.find_named(scales_name.clone()) else {
+        return Err(probe.problem(format!("there is no `{}`, the scales of its blocks", scales_name.escape_debug())));
+    };
+    probe.check_dtype(&scales, &[Dtype::U8, Dtype::F8_E8M0])?;
+    let &[experts, rows, groups, 16] = blocks.shape else {
+        let shape = blocks.shape;
+        return Err(probe.problem(format!("blocks of shape {shape:?}, expected [experts, out, in / {GROUP}, 16]")));
+    };
+    if experts == 0 || rows == 0 || groups == 0 {
+        return Err(probe.problem(format!("blocks of shape {:?}, which are empty", blocks.shape)));
+    }
+    probe.check_shape(&scales, &[experts, rows, groups])?;
+    let (n, k) = (probe.times(experts, rows)?, probe.times(groups, GROUP)?);
+    let parts = Parts {
+        shape: [n, k],
+        dtype: DType::BF16,
+        values: BlockValues::F4E2M1,
+        codes: Stored { tensor: blocks.name, layout: CodesLayout::Nibbles },
+        scales: Stored { tensor: scales.name, layout: ScalesLayout::Exponents(1) },
+        scale_dtype: DType::BF16,
+        zeros: None,
+        groups: Groups { size: GROUP, count: groups, index: None },
+        others: Vec::new(),
+    };
+    Ok(Some(StoredModule::new(&probe, parts)?))
+}
+
+/// The codes in bytes of two, which are whole words, as 16 bytes are 32 of them.
+pub(super) fn codes(bytes: &[u8]) -> Vec<u8> {
+    let mut codes = vec![0; bytes.len() * 2];
+    for (word, codes) in words(bytes).zip(codes.as_chunks_mut::<8>().0) {
+        *codes = nibbles(word).to_le_bytes();
+    }
+    codes
+}
+
+/// 2^(exponent − 127), of which 2^-127 is subnormal in bf16; 255 is NaN.
+pub(super) fn power(exponent: u8) -> bf16 {
+    match exponent {
+        0 => bf16::from_bits(0x0040),
+        255 => bf16::NAN,
+        _ => bf16::from_bits(u16::from(exponent) << 7),
+    }
+}

@@ -1,0 +1,115 @@
+//! Which modules a config means.
+
+use std::fmt;
+
+use fancy_regex::{Expr, Regex, RegexBuilder};
+
+use crate::error::{Error, Result};
+
+/// A module's name, a regular expression, or a class.
+#[derive(Debug, Clone)]
+pub(super) enum Pattern {
+    /// The class of all that is multiplied by, or the whole name of a module: what has no `re:` in front.
+    Name(String),
+    /// Matched from a name's beginning, not to its end, as Python's `re.match` does.
+    Expression { text: String, regex: Regex },
+}
+
+/// The class whose modules have weights that are quantized.
+const LINEAR: &str = "Linear";
+
+/// Letters and classes of an expression, as often as they are repeated; published ones have tens.
+const MAX_SIZE: usize = 4096;
+/// Steps of matching one name; they are as many as its letters where nothing is tried twice.
+const MAX_STEPS: usize = 100_000;
+/// Bytes of a compiled automaton.
+const MAX_AUTOMATON: usize = 1 << 20;
+
+/// How a pattern came to match: which of several wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Match {
+    Name,
+    Expression,
+    Class,
+}
+
+impl Pattern {
+    /// As compressed-tensors writes targets: expressions after `re:`.
+    pub fn target(text: &str, problem: impl Fn(&str) -> Error) -> Result<Self> {
+        match text.strip_prefix("re:") {
+            Some(regex) => Self::expression(regex, problem),
+            None => Ok(Self::Name(text.to_owned())),
+        }
+    }
+
+    /// An expression, whose cost is bounded.
+    pub fn expression(text: &str, problem: impl Fn(&str) -> Error) -> Result<Self> {
+        let shown = text.escape_debug();
+        if text.len() > MAX_SIZE {
+            return Err(problem(&format!("has an expression of {} bytes, at most {MAX_SIZE} are read", text.len())));
+        }
+        let anchored = format!(r"\A(?:{text})");
+        let invalid = |error| problem(&format!("has `{shown}`, which is no regular expression: {error}"));
+        let tree = Expr::parse_tree(&anchored).map_err(invalid)?;
+        if size(&tree.expr) > MAX_SIZE {
+            return Err(problem(&format!("has `{shown}`, which repeats too much to be matched")));
+        }
+        let mut builder = RegexBuilder::new(&anchored);
+        builder.backtrack_limit(MAX_STEPS).delegate_size_limit(MAX_AUTOMATON);
+        let regex = builder.build().map_err(invalid)?;
+        Ok(Self::Expression { text: text.to_owned(), regex })
+    }
+
+    /// Whether, and how, it means the module `name`, whose class is `Linear`.
+    pub fn matched(&self, name: &str) -> Result<Option<Match>> {
+        Ok(match self {
+            Self::Name(of) if of == name => Some(Match::Name),
+            Self::Name(of) => (of == LINEAR).then_some(Match::Class),
+            Self::Expression { regex, text } => {
+                let matches = regex.is_match(name).map_err(|error| Error::Unsupported {
+                    what: format!(
+                        "the expression `{}` for the module `{}` ({error})",
+                        text.escape_debug(),
+                        name.escape_debug()
+                    ),
+                    supported: "expressions that match in few steps".to_owned(),
+                })?;
+                matches.then_some(Match::Expression)
+            }
+        })
+    }
+
+    pub fn matches(&self, name: &str) -> Result<bool> {
+        Ok(self.matched(name)?.is_some())
+    }
+
+    /// What patterns of one kind are sorted by.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Name(text) | Self::Expression { text, .. } => text,
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.text().escape_debug())
+    }
+}
+
+/// The parts of an expression, as often as they are repeated. What it cannot have parsed to is too large.
+fn size(expr: &Expr) -> usize {
+    let sum = |parts: &[Expr]| parts.iter().fold(1usize, |all, part| all.saturating_add(size(part)));
+    match expr {
+        Expr::Concat(parts) | Expr::Alt(parts) => sum(parts),
+        Expr::Group(child) | Expr::LookAround(child, _) | Expr::AtomicGroup(child) => size(child).saturating_add(1),
+        Expr::Repeat { child, lo, hi, .. } => {
+            let times = if *hi == usize::MAX { lo.saturating_add(1) } else { *hi };
+            size(child).saturating_mul(times.max(1)).saturating_add(1)
+        }
+        Expr::Conditional { condition, true_branch, false_branch } => {
+            [condition, true_branch, false_branch].iter().fold(1, |all: usize, part| all.saturating_add(size(part)))
+        }
+        _ => 1,
+    }
+}

@@ -1,0 +1,589 @@
+use std::ops::Range;
+use std::path::PathBuf;
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use sinew_ops::layers::Encoding;
+use sinew_tensor::{BlockFormat, BlockValues, DType};
+
+use super::*;
+use crate::checkpoint::Load;
+use crate::error::{Error, Result};
+
+const FIXTURES: [&str; 19] = [
+    "awq_g128_qwen2_f16",
+    "awq_g32_not_all_llama_f16",
+    "ct_fp8_channel_regex_llama_bf16",
+    "ct_fp8_tensor_static_qwen2_bf16",
+    "ct_int4_g128_llama_bf16",
+    "ct_int4_g32_asym_actorder_llama_f16",
+    "ct_int4_g32_asym_untied_qwen2_bf16",
+    "ct_int8_channel_packed_llama_f16",
+    "ct_int8_w8a8_qwen2_bf16",
+    "ct_mixed_fp8_int4_llama_bf16",
+    "fp8_block_ragged_qwen2_bf16",
+    "fp8_tensor_weight_scale_inv_llama_bf16",
+    "fp8_tensor_weight_scale_llama_bf16",
+    "gptq_4bit_g128_llama_f16",
+    "gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers",
+    "gptq_4bit_one_group_zero_biases_llama_f16",
+    "gptq_8bit_g64_qwen2_f16",
+    "gptq_v2_4bit_g32_asym_untied_llama_f16",
+    "modelopt_fp8_qwen2_bf16",
+];
+
+/// A fixture's way of quantization, its tensors, and those that its own code dequantizes.
+struct Fixture {
+    quantization: Quantization,
+    stored: Checkpoint,
+    dequantized: Checkpoint,
+}
+
+impl Fixture {
+    fn open(name: &str) -> Self {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/quantized").join(name);
+        let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
+        let mut config: Value = serde_json::from_str(&config).expect("json");
+        if config.get("quant_method").is_some() {
+            config = json!({ "quantization_config": config });
+        }
+        let open = |file: &str| Checkpoint::open(folder.join(file), Load::Read).expect("a checkpoint");
+        Self {
+            quantization: Quantization::parse(&config, "config.json", None).expect("known").expect("quantized"),
+            stored: open("model.safetensors"),
+            dequantized: open("dequantized.safetensors"),
+        }
+    }
+
+    fn module(&self, name: &str) -> StoredModule {
+        self.quantization.module(&self.stored, name).expect("fits").unwrap_or_else(|| panic!("{name} is quantized"))
+    }
+}
+
+fn safetensors_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        _ => Dtype::F32,
+    }
+}
+
+fn float(bytes: &[u8], dtype: DType) -> f32 {
+    match (dtype, bytes) {
+        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+        (DType::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+        (_, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        _ => panic!("{} bytes of {dtype}", bytes.len()),
+    }
+}
+
+fn rounded(value: f32, dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
+        DType::BF16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        _ => value.to_le_bytes().to_vec(),
+    }
+}
+
+/// What rows are, each value by itself.
+fn evaluated(rows: &Rows, dtype: DType, k: usize) -> Vec<u8> {
+    let blocks = match rows {
+        Rows::Values(bytes, of) => {
+            assert_eq!(*of, dtype);
+            return bytes.clone();
+        }
+        Rows::Blocks(blocks) => blocks,
+    };
+    let BlockRows { format, codes, scales, zeros } = blocks;
+    let (groups, size) = (k.div_ceil(format.group()), format.scale_dtype().size());
+    assert_eq!(zeros.len(), if format.zero_points() { codes.len() / k * groups } else { 0 });
+    let value = |(at, &code): (usize, &u8)| {
+        let group = at / k * groups + at % k / format.group();
+        let scale = float(&scales[group * size..][..size], format.scale_dtype());
+        let zero = zeros.get(group).map_or(0.0, |&zero| f32::from(zero));
+        rounded(scale * (format.values().value(code) - zero), dtype)
+    };
+    codes.iter().enumerate().flat_map(value).collect()
+}
+
+/// Ranges of seven rows, the last of fewer.
+fn sevens(n: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..n).step_by(7).map(move |start| start..n.min(start + 7))
+}
+
+fn check_module(module: &StoredModule, checkpoint: &Checkpoint, expected: &[u8], name: &str) {
+    let [n, k] = module.shape();
+    let all = module.dequantized(checkpoint, 0..n).expect("rows");
+    assert!(all == expected, "{name} is dequantized to other bits");
+    let slices = sevens(n).flat_map(|rows| module.dequantized(checkpoint, rows).expect("rows"));
+    assert!(slices.eq(all.iter().copied()), "{name} differs in slices");
+    let of = |rows| {
+        let rows = module.rows(checkpoint, rows).expect("rows");
+        match (&rows, module.encoding()) {
+            (Rows::Blocks(blocks), Encoding::Blocks(format)) => assert_eq!(blocks.codes().format, format),
+            (Rows::Values(_, dtype), Encoding::Float(of)) => assert_eq!(*dtype, of),
+            (rows, encoding) => panic!("{rows:?} in {encoding}"),
+        }
+        evaluated(&rows, module.dtype(), k)
+    };
+    assert!(of(0..n) == expected, "{name} is packed with other bits");
+    assert!(sevens(n).flat_map(of).eq(expected.iter().copied()), "{name} is packed with other bits in slices");
+}
+
+#[test]
+fn every_module_of_every_fixture_has_the_bits_of_its_own_code() {
+    for fixture in FIXTURES {
+        let Fixture { quantization, stored, dequantized } = &Fixture::open(fixture);
+        let mut count = 0;
+        for tensor in dequantized.names() {
+            let name = tensor.strip_suffix(".weight").expect("a weight");
+            let module = quantization.module(stored, name).expect("fits").unwrap_or_else(|| panic!("{fixture} {name}"));
+            let expected = dequantized.tensor(tensor).expect("there");
+            assert_eq!(module.shape(), expected.shape, "{fixture} {name}");
+            assert_eq!(safetensors_dtype(module.dtype()), expected.dtype, "{fixture} {name}");
+            check_module(&module, stored, &expected.bytes, &format!("{fixture} {name}"));
+            count += 1;
+        }
+        assert!(count >= 4, "{fixture} has {count} quantized modules");
+        for tensor in stored.names() {
+            // What is quantized is found, and nothing else is taken for it.
+            if let Some(name) = tensor.strip_suffix(".weight").filter(|_| !dequantized.contains(tensor)) {
+                assert!(quantization.module(stored, name).expect("fits").is_none(), "{fixture} {name}");
+                stored.tensor(tensor).expect("there");
+            }
+        }
+        let unused: Vec<&str> = stored.unused().filter(|name| !quantization.is_spare(stored, name)).collect();
+        let unused: Vec<&str> = unused.into_iter().filter(|name| !name.ends_with("bias")).collect();
+        assert!(unused.is_empty(), "{fixture} leaves {unused:?}");
+    }
+}
+
+#[test]
+fn experts_of_mxfp4_are_one_module_of_all_their_rows() {
+    let Fixture { quantization, stored, dequantized } = &Fixture::open("mxfp4_experts");
+    for tensor in dequantized.names() {
+        let module = quantization.module(stored, tensor).expect("fits").expect("quantized");
+        let expected = dequantized.tensor(tensor).expect("there");
+        let [experts, k, rows] = *expected.shape else { panic!("{:?}", expected.shape) };
+        assert_eq!(module.shape(), [experts * rows, k]);
+        let format = BlockFormat::new(BlockValues::F4E2M1, 32, DType::BF16, false).expect("a format");
+        assert_eq!(module.encoding(), Encoding::Blocks(format));
+        // transformers' are [experts, k, rows].
+        let mut transposed = Vec::new();
+        for expert in 0..experts {
+            for row in 0..rows {
+                for column in 0..k {
+                    transposed.extend_from_slice(&expected.bytes[((expert * k + column) * rows + row) * 2..][..2]);
+                }
+            }
+        }
+        check_module(&module, stored, &transposed, tensor);
+    }
+}
+
+#[test]
+fn fixtures_are_packed_in_the_blocks_that_they_have() {
+    let blocks = |values, group, scale, zeros| {
+        Encoding::Blocks(BlockFormat::new(values, group, scale, zeros).expect("a format"))
+    };
+    use BlockValues::{F8E4M3, Int4, Int8};
+    let cases = [
+        ("gptq_4bit_g128_llama_f16", blocks(Int4, 128, DType::F16, false)),
+        ("gptq_4bit_one_group_zero_biases_llama_f16", blocks(Int4, 128, DType::F16, false)),
+        ("gptq_8bit_g64_qwen2_f16", blocks(Int8, 64, DType::F16, false)),
+        ("gptq_v2_4bit_g32_asym_untied_llama_f16", blocks(Int4, 32, DType::F16, true)),
+        ("gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers", Encoding::Float(DType::F16)),
+        ("awq_g128_qwen2_f16", blocks(Int4, 128, DType::F16, true)),
+        ("ct_int4_g32_asym_actorder_llama_f16", Encoding::Float(DType::F16)),
+        ("ct_int8_channel_packed_llama_f16", blocks(Int8, 128, DType::F16, false)),
+        ("fp8_block_ragged_qwen2_bf16", blocks(F8E4M3, 128, DType::F32, false)),
+    ];
+    for (fixture, encoding) in cases {
+        let module = Fixture::open(fixture).module("model.layers.0.mlp.gate_proj");
+        assert_eq!(module.encoding(), encoding, "{fixture}");
+    }
+}
+
+#[test]
+fn biases_of_zeros_are_spare_and_others_are_not() {
+    let zeros = Fixture::open("gptq_4bit_one_group_zero_biases_llama_f16");
+    let bias = "model.layers.0.mlp.down_proj.bias";
+    assert!(zeros.quantization.is_spare(&zeros.stored, bias));
+    let others = Fixture::open("gptq_8bit_g64_qwen2_f16");
+    assert!(!others.quantization.is_spare(&others.stored, "model.layers.0.self_attn.q_proj.bias"));
+    assert!(!others.quantization.is_spare(&others.stored, "model.norm.weight"));
+    let modelopt = Fixture::open("modelopt_fp8_qwen2_bf16");
+    assert!(modelopt.quantization.is_spare(&modelopt.stored, "model.layers.0.self_attn.k_proj.k_scale"));
+}
+
+/// A tensor of a checkpoint made here.
+struct Made(&'static str, Dtype, Vec<usize>, Vec<u8>);
+
+fn i32s(name: &'static str, shape: &[usize], values: &[u32]) -> Made {
+    Made(name, Dtype::I32, shape.to_vec(), values.iter().flat_map(|value| value.to_le_bytes()).collect())
+}
+
+fn f16s(name: &'static str, shape: &[usize], values: &[f32]) -> Made {
+    let bytes = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
+    Made(name, Dtype::F16, shape.to_vec(), bytes)
+}
+
+fn f32s(name: &'static str, shape: &[usize], values: &[f32]) -> Made {
+    Made(name, Dtype::F32, shape.to_vec(), values.iter().flat_map(|value| value.to_le_bytes()).collect())
+}
+
+fn checkpoint(tensors: &[Made]) -> Checkpoint {
+    let views = tensors.iter().map(|Made(name, dtype, shape, bytes)| {
+        (*name, TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
+    });
+    Checkpoint::from_bytes(safetensors::serialize(views, None).expect("a file")).expect("a checkpoint")
+}
+
+fn quantization(config: Value) -> Result<Quantization> {
+    let config = json!({ "torch_dtype": "bfloat16", "quantization_config": config });
+    Ok(Quantization::parse(&config, "config.json", None)?.expect("quantized"))
+}
+
+fn gptq(bits: usize, group: i64, format: &str) -> Quantization {
+    let config = json!({ "quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": format });
+    quantization(config).expect("known")
+}
+
+fn values(module: &StoredModule, checkpoint: &Checkpoint) -> Vec<f32> {
+    let [n, k] = module.shape();
+    let bytes = module.dequantized(checkpoint, 0..n).expect("rows");
+    let rows = module.rows(checkpoint, 0..n).expect("rows");
+    assert_eq!(evaluated(&rows, module.dtype(), k), bytes, "blocks and values differ");
+    bytes.chunks(module.dtype().size()).map(|bytes| float(bytes, module.dtype())).collect()
+}
+
+fn refused(quantization: &Quantization, tensors: &[Made], parts: &[&str]) {
+    let error = quantization.module(&checkpoint(tensors), "m").expect_err("does not fit").to_string();
+    for part in parts {
+        assert!(error.contains(part), "{error} does not say {part}");
+    }
+}
+
+#[test]
+fn zero_points_of_gptq_carry_from_one_to_the_next() {
+    // Of eight outputs 0, 15, 1, 8, 8, 8, 8, 8, less 1 of the whole word.
+    let zeros = 0x8888_81f0u32;
+    let stored = zeros.wrapping_sub(0x1111_1111);
+    let tensors = |zeros| {
+        [
+            i32s("m.qweight", &[1, 8], &[0x7654_3210; 8]),
+            i32s("m.qzeros", &[1, 1], &[zeros]),
+            f16s("m.scales", &[1, 8], &[0.5; 8]),
+        ]
+    };
+    let expected: Vec<f32> =
+        [0, 15, 1, 8, 8, 8, 8, 8].iter().flat_map(|zero| (0..8).map(move |q| 0.5 * (q - zero) as f32)).collect();
+    let first = checkpoint(&tensors(stored));
+    let module = gptq(4, 32, "gptq").module(&first, "m").expect("fits").expect("quantized");
+    assert_eq!(values(&module, &first), expected);
+    let second = checkpoint(&tensors(zeros));
+    let module = gptq(4, -1, "gptq_v2").module(&second, "m").expect("fits").expect("quantized");
+    assert_eq!(values(&module, &second), expected);
+}
+
+#[test]
+fn groups_that_do_not_divide_a_row_end_with_it() {
+    // 40 inputs in groups of 32, and one with g_idx in order, and one with it out of order.
+    let scales: Vec<f32> = (0..16).map(|i| 1.0 + i as f32).collect();
+    let tensors = |index: Option<Vec<u32>>| {
+        let mut tensors = vec![
+            i32s("m.qweight", &[5, 8], &[0x9999_9999; 40]),
+            i32s("m.qzeros", &[2, 1], &[0x7777_7777; 2]),
+            f16s("m.scales", &[2, 8], &scales),
+        ];
+        tensors.extend(index.map(|index| i32s("m.g_idx", &[40], &index)));
+        checkpoint(&tensors)
+    };
+    let in_order: Vec<u32> = (0..40).map(|i| i / 32).collect();
+    let reversed: Vec<u32> = in_order.iter().rev().copied().collect();
+    let expected = |index: &[u32]| -> Vec<f32> {
+        (0..8).flat_map(|row| index.iter().map(move |&group| (group * 8 + row + 1) as f32)).collect()
+    };
+    for index in [None, Some(in_order.clone())] {
+        let checkpoint = tensors(index);
+        let module = gptq(4, 32, "gptq").module(&checkpoint, "m").expect("fits").expect("quantized");
+        assert!(matches!(module.encoding(), Encoding::Blocks(format) if format.group() == 32));
+        assert_eq!(values(&module, &checkpoint), expected(&in_order));
+    }
+    let checkpoint = tensors(Some(reversed.clone()));
+    let module = gptq(4, 32, "gptq").module(&checkpoint, "m").expect("fits").expect("quantized");
+    assert_eq!(module.encoding(), Encoding::Float(DType::F16));
+    assert_eq!(values(&module, &checkpoint), expected(&reversed));
+}
+
+#[test]
+fn groups_become_the_packed_groups_of_which_they_are_made_up() {
+    let cases = [(16, None), (32, Some(32)), (96, Some(32)), (64, Some(64)), (192, Some(64)), (256, Some(128))];
+    let k = 384usize;
+    for (size, packed) in cases {
+        let groups = k.div_ceil(size);
+        let scales: Vec<f32> = (0..groups * 8).map(|i| 1.0 + i as f32).collect();
+        let checkpoint = checkpoint(&[
+            i32s("m.qweight", &[k / 8, 8], &vec![0x9999_9999; k]),
+            i32s("m.qzeros", &[groups, 1], &vec![0x8888_8888; groups]),
+            f16s("m.scales", &[groups, 8], &scales),
+        ]);
+        let module = gptq(4, size as i64, "gptq_v2").module(&checkpoint, "m").expect("fits").expect("quantized");
+        let group = match module.encoding() {
+            Encoding::Blocks(format) => Some(format.group()),
+            Encoding::Float(_) => None,
+        };
+        assert_eq!(group, packed, "groups of {size}");
+        let expected = (0..8).flat_map(|row| (0..k).map(move |i| (i / size * 8 + row + 1) as f32));
+        assert!(values(&module, &checkpoint).into_iter().eq(expected), "groups of {size}");
+    }
+}
+
+#[test]
+fn awq_has_its_outputs_interleaved_and_its_zero_points_as_they_are() {
+    // Nibble n of a word is n, so that output o has the nibble whose output it is.
+    let checkpoint = checkpoint(&[
+        i32s("m.qweight", &[3, 1], &[0x7654_3210; 3]),
+        i32s("m.qzeros", &[1, 1], &[0xf000_0000]),
+        f16s("m.scales", &[1, 8], &[1.0; 8]),
+    ]);
+    let config = json!({ "quant_method": "awq", "bits": 4, "group_size": -1, "version": "GEMM" });
+    let module = quantization(config).expect("known").module(&checkpoint, "m").expect("fits").expect("quantized");
+    assert_eq!(module.shape(), [8, 3]);
+    // Output 7 is in the highest nibble: 7 - 15.
+    let expected = [0, 4, 1, 5, 2, 6, 3, -8].iter().flat_map(|&value| [value as f32; 3]);
+    assert!(values(&module, &checkpoint).into_iter().eq(expected));
+}
+
+fn packed(format: &str, bits: usize, weights: Value) -> Quantization {
+    let kind = if format == "float-quantized" { "float" } else { "int" };
+    let mut scheme = json!({ "num_bits": bits, "type": kind, "symmetric": true });
+    for (name, value) in weights.as_object().expect("an object") {
+        scheme[name] = value.clone();
+    }
+    let groups = json!({ "group_0": { "targets": ["Linear"], "weights": scheme } });
+    let config = json!({ "quant_method": "compressed-tensors", "format": format, "config_groups": groups });
+    quantization(config).expect("known")
+}
+
+#[test]
+fn rows_that_fill_no_whole_word_end_where_weight_shape_says() {
+    let shape = |k: u32| i32s("m.weight_shape", &[2], &[2, k]);
+    let scale = || f16s("m.weight_scale", &[2, 1], &[1.0, 2.0]);
+    let words = || i32s("m.weight_packed", &[2, 2], &[0xfedc_ba98, 0x0000_0007, 0x8888_8888, 0x0000_0099]);
+    let quantization = packed("pack-quantized", 4, json!({ "strategy": "channel" }));
+    let good = checkpoint(&[words(), scale(), shape(10)]);
+    let module = quantization.module(&good, "m").expect("fits").expect("quantized");
+    assert_eq!(module.shape(), [2, 10]);
+    let expected = [0., 1., 2., 3., 4., 5., 6., 7., -1., -8., 0., 0., 0., 0., 0., 0., 0., 0., 2., 2.];
+    assert_eq!(values(&module, &good), expected);
+    for k in [8, 17, 0, u32::MAX] {
+        refused(&quantization, &[words(), scale(), shape(k)], &["module `m`", "m.weight_shape", "does not fit"]);
+    }
+}
+
+#[test]
+fn zero_points_of_bytes_and_of_words_are_the_same() {
+    let quantization = packed("pack-quantized", 4, json!({ "group_size": 32, "symmetric": false }));
+    let tensors = |zeros| {
+        let words: Vec<u32> = (0..40).map(|i| 0x0123_4567u32.rotate_left(i)).collect();
+        checkpoint(&[
+            i32s("m.weight_packed", &[10, 4], &words),
+            f16s("m.weight_scale", &[10, 1], &[0.25; 10]),
+            i32s("m.weight_shape", &[2], &[10, 32]),
+            zeros,
+        ])
+    };
+    // -8 to 1, packed with 8 added.
+    let bytes = (-8i8..2).map(|zero| zero as u8).collect();
+    let bytes = tensors(Made("m.weight_zero_point", Dtype::I8, vec![10, 1], bytes));
+    let words = tensors(i32s("m.weight_zero_point", &[2, 1], &[0x7654_3210, 0x98]));
+    let of = |checkpoint| {
+        let module = quantization.module(checkpoint, "m").expect("fits").expect("quantized");
+        assert!(matches!(module.encoding(), Encoding::Blocks(format) if format.zero_points()));
+        values(&module, checkpoint)
+    };
+    assert_eq!(of(&bytes), of(&words));
+}
+
+#[test]
+fn blocks_of_fp8_are_cut_off_at_the_end_of_rows_and_columns() {
+    let (n, k) = (5, 7);
+    let config = json!({ "quant_method": "fp8", "weight_block_size": [2, 4] });
+    let quantization = quantization(config).expect("known");
+    let scales = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    // 0x38 is 1.
+    let weight = || Made("m.weight", Dtype::F8_E4M3, vec![n, k], vec![0x38; n * k]);
+    let good = checkpoint(&[weight(), f32s("m.weight_scale_inv", &[3, 2], &scales)]);
+    let module = quantization.module(&good, "m").expect("fits").expect("quantized");
+    // Blocks of four columns are none that are packed.
+    assert_eq!(module.encoding(), Encoding::Float(DType::BF16));
+    let expected = (0..n).flat_map(|row| (0..k).map(move |column| scales[row / 2 * 2 + column / 4]));
+    assert!(values(&module, &good).into_iter().eq(expected));
+    let slice = module.dequantized(&good, 3..4).expect("a row");
+    assert_eq!(slice[..2], bf16::from_f32(3.0).to_le_bytes());
+    refused(&quantization, &[weight(), f32s("m.weight_scale_inv", &[2, 2], &scales[..4])], &["[2, 2]", "[3, 2]"]);
+    refused(&quantization, &[weight()], &["module `m`", "m.weight_scale"]);
+    assert!(module.rows(&good, 4..6).is_err());
+}
+
+#[test]
+fn powers_of_two_are_exact_and_255_is_nan() {
+    assert_eq!(mxfp4::power(127).to_f32(), 1.0);
+    assert_eq!(mxfp4::power(0).to_f32(), 2.0f32.powi(-127));
+    assert_eq!(mxfp4::power(254).to_f32(), 2.0f32.powi(127));
+    assert!(mxfp4::power(255).is_nan());
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_by_its_field() {
+    let cases = [
+        (json!({ "quant_method": "bitsandbytes" }), ["quant_method", "bitsandbytes", "gptq, awq"]),
+        (json!({ "load_in_4bit": true }), ["quant_method", "missing", ""]),
+        (json!({ "quant_method": "gptq", "bits": 3, "group_size": 128 }), ["bits", "3", "4, 8"]),
+        (json!({ "quant_method": "gptq", "bits": 4 }), ["group_size", "missing", ""]),
+        (json!({ "quant_method": "gptq", "bits": 4, "group_size": 0 }), ["group_size", "0", ""]),
+        (
+            json!({ "quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin" }),
+            ["checkpoint_format", "marlin", "gptq_v2"],
+        ),
+        (
+            json!({ "quant_method": "gptq", "bits": 4, "group_size": 128, "is_marlin_format": true }),
+            ["is_marlin_format", "true", "gptq"],
+        ),
+        (
+            json!({ "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv" }),
+            ["version", "gemv", "gemm"],
+        ),
+        (json!({ "quant_method": "awq", "bits": 8, "group_size": 128 }), ["bits", "8", "4"]),
+        (json!({ "quant_method": "fp8", "weight_block_size": [128, 0] }), ["weight_block_size", "[128,0]", ""]),
+        (json!({ "quant_method": "modelopt", "quant_algo": "NVFP4" }), ["quant_algo", "NVFP4", "FP8"]),
+        (
+            json!({ "quant_method": "compressed-tensors", "format": "pack-quantized",
+                    "sparsity_config": { "format": "sparse-24-bitmask" } }),
+            ["sparsity_config", "sparse-24-bitmask", ""],
+        ),
+        (
+            json!({ "quant_method": "compressed-tensors", "format": "marlin-24",
+                    "config_groups": { "g": { "targets": ["Linear"], "weights": { "num_bits": 4, "type": "int" } } } }),
+            ["format", "marlin-24", "pack-quantized"],
+        ),
+        (
+            json!({ "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["re:(a"] }),
+            ["ignore", "(a", "regular expression"],
+        ),
+        (
+            json!({ "quant_method": "compressed-tensors", "format": "pack-quantized",
+                    "ignore": ["re:(?:(?:(?:(?=a)b){999}){999}){999}"] }),
+            ["ignore", "repeats too much", ""],
+        ),
+    ];
+    for (config, parts) in cases {
+        let error = quantization(config.clone()).expect_err("refused").to_string();
+        for part in parts {
+            assert!(error.contains(part), "{config}: {error} does not say {part}");
+        }
+    }
+}
+
+#[test]
+fn tensors_that_do_not_bear_the_config_out_are_refused_by_their_names() {
+    let weight = || i32s("m.qweight", &[16, 8], &[0; 128]);
+    let zeros = || i32s("m.qzeros", &[1, 1], &[0]);
+    let scales = || f16s("m.scales", &[1, 8], &[1.0; 8]);
+    let q = gptq(4, 128, "gptq");
+    refused(&q, &[weight(), zeros()], &["module `m` (GPTQ, 4 bits)", "m.scales"]);
+    refused(&q, &[weight(), scales()], &["m.qzeros"]);
+    refused(&q, &[weight(), zeros(), f16s("m.scales", &[2, 8], &[1.0; 16])], &["m.scales", "[2, 8]", "[1, 8]"]);
+    refused(&q, &[weight(), scales(), i32s("m.qzeros", &[2, 1], &[0; 2])], &["m.qzeros", "[2, 1]", "[1, 1]"]);
+    refused(&q, &[weight(), zeros(), i32s("m.scales", &[1, 8], &[0; 8])], &["m.scales", "I32", "F16"]);
+    refused(&q, &[weight(), zeros(), scales(), i32s("m.g_idx", &[128], &[1; 128])], &["m.g_idx", "group 1 of 1"]);
+    refused(&q, &[weight(), zeros(), scales(), i32s("m.g_idx", &[128], &[u32::MAX; 128])], &["m.g_idx", "group -1"]);
+    refused(&q, &[weight(), zeros(), scales(), i32s("m.g_idx", &[64], &[0; 64])], &["m.g_idx", "[64]", "[128]"]);
+    refused(&q, &[i32s("m.qweight", &[16, 4], &[0; 64]), zeros(), scales()], &["4 outputs"]);
+    refused(&q, &[i32s("m.qweight", &[0, usize::MAX >> 8], &[]), zeros(), scales()], &["expected a matrix"]);
+    let q = packed("pack-quantized", 4, json!({ "strategy": "channel" }));
+    let plain = Made("m.weight", Dtype::I8, vec![8, 8], vec![0; 64]);
+    refused(&q, &[plain], &["m.weight", "weight_packed"]);
+    let q = packed("pack-quantized", 4, json!({ "group_size": 32, "actorder": "group" }));
+    let words = || i32s("m.weight_packed", &[2, 8], &[0; 16]);
+    let scale = || f16s("m.weight_scale", &[2, 2], &[1.0; 4]);
+    refused(&q, &[words(), scale()], &["actorder", "weight_g_idx"]);
+    let q = packed("pack-quantized", 4, json!({ "group_size": 32, "symmetric": false }));
+    refused(&q, &[words(), scale()], &["m.weight_zero_point"]);
+}
+
+#[test]
+fn a_missing_index_that_is_not_in_use_is_none() {
+    let quantization = packed("pack-quantized", 4, json!({ "group_size": 32, "actorder": "group" }));
+    let checkpoint = checkpoint(&[
+        i32s("m.weight_packed", &[2, 8], &[0x9999_9999; 16]),
+        f16s("m.weight_scale", &[2, 2], &[1.0, 2.0, 3.0, 4.0]),
+        i32s("m.weight_g_idx", &[64], &[u32::MAX; 64]),
+    ]);
+    let module = quantization.module(&checkpoint, "m").expect("fits").expect("quantized");
+    assert!(matches!(module.encoding(), Encoding::Blocks(_)));
+    assert_eq!(module.tensors().count(), 3);
+}
+
+#[test]
+fn names_win_over_expressions_and_those_over_classes() {
+    let scheme = |target: &str, bits: usize| json!({ "targets": [target], "weights": { "num_bits": bits, "type": "int", "strategy": "channel" } });
+    let config = |groups: Value, ignore: Value| {
+        json!({ "quant_method": "compressed-tensors", "format": "pack-quantized",
+                "config_groups": groups, "ignore": ignore })
+    };
+    let tensors =
+        checkpoint(&[i32s("a.b.weight_packed", &[2, 8], &[0; 16]), f16s("a.b.weight_scale", &[2, 1], &[1.0, 2.0])]);
+    let k = |groups, ignore| {
+        let module = quantization(config(groups, ignore)).expect("known").module(&tensors, "a.b");
+        module.map(|module| module.expect("quantized").shape()[1])
+    };
+    let (class, four, eight) = (scheme("Linear", 8), scheme("re:a\\.", 4), scheme("a.b", 8));
+    assert_eq!(k(json!({ "x": class, "y": four }), json!([])).expect("fits"), 64);
+    assert_eq!(k(json!({ "x": four, "y": eight }), json!([])).expect("fits"), 32);
+    // Anchored at the start, and nowhere else.
+    assert_eq!(k(json!({ "x": class, "y": scheme("re:b", 4) }), json!([])).expect("fits"), 32);
+    assert_eq!(k(json!({ "x": class, "y": scheme("re:.*b$", 4) }), json!(["b", "a"])).expect("fits"), 64);
+    assert!(k(json!({ "x": scheme("re:b", 4) }), json!([])).is_err());
+    for ignore in ["a.b", "re:a", "Linear"] {
+        let error = k(json!({ "x": class }), json!([ignore])).expect_err("ignored").to_string();
+        assert!(error.contains("`a.b`") && error.contains("ignore"), "{error}");
+    }
+}
+
+#[test]
+fn dynamic_bits_are_those_of_the_modules_that_match() {
+    let config = |dynamic: Value| json!({ "quant_method": "gptq", "bits": 4, "group_size": -1, "format": "gptq_v2", "dynamic": dynamic });
+    let checkpoint = checkpoint(&[
+        i32s("m.qweight", &[8, 8], &[0x8181_8181; 64]),
+        i32s("m.qzeros", &[1, 2], &[0x8080_8080; 2]),
+        f16s("m.scales", &[1, 8], &[1.0; 8]),
+    ]);
+    let open = |dynamic| quantization(config(dynamic)).expect("known").module(&checkpoint, "m");
+    let module = open(json!({ "+:m": { "bits": 8 }, "-:lm": {} })).expect("fits").expect("quantized");
+    assert!(values(&module, &checkpoint).iter().all(|&value| value == 1.0));
+    assert!(open(json!({ "-:m": {} })).is_err());
+    assert!(open(json!({ "m": { "bits": 8 }, "m.*": { "bits": 4 } })).is_err());
+}
+
+#[test]
+fn files_of_its_own_say_the_same() {
+    let parse = |own: Value, file| Quantization::parse(&json!({}), "config.json", Some((&own, file)));
+    let shown = |own, file| parse(own, file).expect("known").expect("quantized").to_string();
+    assert_eq!(
+        shown(json!({ "bits": 8, "group_size": 64, "desc_act": false }), "quantize_config.json"),
+        "GPTQ, 8 bits"
+    );
+    assert_eq!(shown(json!({ "w_bit": 4, "q_group_size": 64, "version": "GEMM" }), "quant_config.json"), "AWQ, 4 bits");
+    let modelopt = json!({ "producer": {}, "quantization": { "quant_algo": "FP8" } });
+    assert_eq!(shown(modelopt, "hf_quant_config.json"), "FP8");
+    let error = parse(json!({}), "quantize_config.json").expect_err("says nothing");
+    assert!(matches!(error, Error::Config { .. }) && error.to_string().starts_with("quantize_config.json"));
+    let nested = json!({ "text_config": { "quantization_config": { "quant_method": "mxfp4" } } });
+    assert!(Quantization::parse(&nested, "config.json", None).expect("known").is_some());
+    let old = json!({ "compression_config": { "format": "int-quantized", "config_groups": { "INT8": ["Linear"] } } });
+    assert!(Quantization::parse(&old, "config.json", None).expect("known").is_some());
+}
