@@ -58,6 +58,50 @@ fn errors_in_16_bits(ctx: &Arc<Context>) {
     assert!(compared.iter().all(|comparison| comparison.dtype != DType::F32));
 }
 
+fn quantized() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    parity::quantized_fixtures(&root).expect("the fixtures are there")
+}
+
+fn dequantized_weights_give_every_value_of_transformers() {
+    let compared = assert_pass(
+        quantized().into_iter().map(|folder| (name(&folder), parity::in_f32(&common::cpu(), &folder).map(Some))),
+    );
+    assert!(compared.len() > 15, "{} quantized fixtures", compared.len());
+}
+
+fn quantized_weights_as_they_are_err_no_more_than_transformers_in_16_bits() {
+    let compared =
+        assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::quantized(&common::cpu(), &folder))));
+    assert!(compared.len() > 15, "{} quantized fixtures", compared.len());
+}
+
+fn quantized_weights_by_wgpu() {
+    common::on_wgpu(|ctx| {
+        assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::in_f32(ctx, &folder).map(Some))));
+    });
+}
+
+/// Weights that are kept as they are stored run on rows for blocks, and are as small as that.
+fn quantized_weights_stay_quantized() {
+    for folder in quantized() {
+        let mut weights = Vec::new();
+        for dtype in [None, Some(DType::BF16)] {
+            let weights_options = WeightOptions { dtype, ..WeightOptions::default() };
+            let options = LoadOptions { weights: weights_options, ..LoadOptions::default() };
+            let model = decoder(&common::cpu(), &folder, &options);
+            let rows = model.decoder().kernels();
+            let blocks = rows.iter().flat_map(|(_, rows)| rows).any(|row| row.ends_with(".blocks"));
+            let act_order = ["desc_act", "actorder"].iter().any(|words| name(&folder).contains(words));
+            assert_eq!(blocks, dtype.is_none() && !act_order, "{}: {rows:?}", name(&folder));
+            weights.push((blocks, model.decoder().weight_bytes()));
+        }
+        if weights[0].0 {
+            assert!(weights[0].1 < weights[1].1, "{}: {weights:?}", name(&folder));
+        }
+    }
+}
+
 /// Shows every comparison, and fails where one does or could not be made.
 fn assert_pass(
     results: impl Iterator<Item = (String, Result<Option<Comparison>, Box<dyn std::error::Error>>)>,
@@ -213,6 +257,9 @@ fn main() -> std::process::ExitCode {
         common::harness::trials![
             in_f32_every_value_is_that_of_transformers,
             in_16_bits_errors_are_no_larger_than_those_of_transformers,
+            dequantized_weights_give_every_value_of_transformers,
+            quantized_weights_as_they_are_err_no_more_than_transformers_in_16_bits,
+            quantized_weights_stay_quantized,
             tokenizers_encode_and_decode_as_transformers_does,
             greedy_answers_are_those_of_transformers,
             embeddings_are_those_of_transformers,
@@ -222,6 +269,7 @@ fn main() -> std::process::ExitCode {
             in_f32_every_value_is_that_of_transformers_by_the_least_wgpu,
             in_16_bits_errors_are_no_larger_than_those_of_transformers_by_wgpu,
             in_16_bits_errors_are_no_larger_than_those_of_transformers_by_the_least_wgpu,
+            quantized_weights_by_wgpu,
             greedy_answers_are_those_of_transformers_by_wgpu,
             embeddings_are_those_of_transformers_by_wgpu,
         ],

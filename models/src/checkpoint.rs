@@ -21,6 +21,7 @@ use self::nearest::nearest;
 use self::shard::{MAX_HEADERS_BYTES, Shard};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::quantized::{Quantization, StoredModule};
 
 mod index;
 mod nearest;
@@ -93,6 +94,7 @@ pub struct Checkpoint {
     origin: String,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
+    quantization: Option<Quantization>,
 }
 
 #[derive(Debug)]
@@ -146,6 +148,25 @@ impl Checkpoint {
         let mut budget = MAX_HEADERS_BYTES;
         checkpoint.add(Shard::in_memory(path, bytes.into()), &mut budget)?;
         Ok(checkpoint)
+    }
+
+    /// The same with modules that are quantized.
+    pub fn with_quantization(self, quantization: Option<Quantization>) -> Self {
+        Self { quantization, ..self }
+    }
+
+    /// How modules are quantized, where some are.
+    pub fn quantization(&self) -> Option<&Quantization> {
+        self.quantization.as_ref()
+    }
+
+    /// The module `name`, if it is quantized: see [`Quantization::module`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Quantization::module`].
+    pub fn module(&self, name: &str) -> Result<Option<StoredModule>> {
+        self.quantization.as_ref().map_or(Ok(None), |quantization| quantization.module(self, name))
     }
 
     /// The names of all tensors, sorted.
@@ -253,7 +274,10 @@ impl Checkpoint {
     pub fn report_unused(&self, spare: &[&str]) {
         let ends =
             |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-        let unused: Vec<&str> = self.unused().filter(|name| !spare.iter().any(|end| ends(name, end))).collect();
+        let of_module =
+            |name: &str| self.quantization.as_ref().is_some_and(|quantization| quantization.is_spare(self, name));
+        let is_spare = |name: &str| spare.iter().any(|end| ends(name, end)) || of_module(name);
+        let unused: Vec<&str> = self.unused().filter(|name| !is_spare(name)).collect();
         if unused.is_empty() {
             return;
         }
@@ -264,7 +288,7 @@ impl Checkpoint {
     }
 
     fn empty(origin: String) -> Self {
-        Self { origin, shards: Vec::new(), tensors: BTreeMap::new() }
+        Self { origin, shards: Vec::new(), tensors: BTreeMap::new(), quantization: None }
     }
 
     fn add_index(&mut self, folder: &Path, index: &Path, text: &str, load: Load, budget: &mut u64) -> Result<()> {

@@ -9,6 +9,7 @@ use crate::checkpoint::{Checkpoint, Load};
 use crate::error::Result;
 use crate::files::{self, Fields};
 use crate::pooling::EmbeddingConfig;
+use crate::quantized::Quantization;
 use crate::tokenizer::TextLimits;
 use crate::{ChatTemplate, GenerationConfig, ModelConfig, Tokenizer};
 
@@ -37,6 +38,9 @@ file_names! {
     Config = "config.json",
     GenerationConfig = "generation_config.json",
     Tokenizer = "tokenizer.json",
+    QuantizeConfig = "quantize_config.json",
+    QuantConfig = "quant_config.json",
+    HfQuantConfig = "hf_quant_config.json",
     TokenizerConfig = "tokenizer_config.json",
     SpecialTokensMap = "special_tokens_map.json",
     ChatTemplate = "chat_template.jinja",
@@ -162,7 +166,21 @@ impl Folder {
     ///
     /// Those of [`Checkpoint::open`].
     pub fn checkpoint(&self, load: Load) -> Result<Checkpoint> {
-        Checkpoint::open(&self.path, load)
+        Ok(Checkpoint::open(&self.path, load)?.with_quantization(self.quantization()?))
+    }
+
+    /// How the checkpoint is quantized, by `config.json` or the file of a tool's own; `None` where it is not.
+    fn quantization(&self) -> Result<Option<Quantization>> {
+        if self.path.is_file() {
+            return Ok(None);
+        }
+        let Some(config) = self.json_if_present(FileName::Config)? else { return Ok(None) };
+        for file in [FileName::QuantizeConfig, FileName::QuantConfig, FileName::HfQuantConfig] {
+            if let Some(own) = self.json_if_present(file)? {
+                return Quantization::parse(config, FileName::Config.as_str(), Some((own, file.as_str())));
+            }
+        }
+        Quantization::parse(config, FileName::Config.as_str(), None)
     }
 
     pub(crate) fn path_of(&self, file: FileName) -> PathBuf {

@@ -4,21 +4,23 @@ mod fill;
 mod part;
 mod precision;
 mod sizes;
+mod stored;
 
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight, Rotary,
-    WeightPacker,
+    Encoding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear,
+    PackedWeight, Rotary, WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
 
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 pub(crate) use self::sizes::Sizes;
-use self::sizes::{check, layer_norm_names};
+use self::sizes::layer_norm_names;
+use self::stored::{Stored, check};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
@@ -145,9 +147,10 @@ impl<'a> Loader<'a> {
         let each = parts.len() / experts.max(1);
         let rows: Vec<usize> = parts.iter().take(each).map(Part::len).collect();
         let gated = options.gated.is_some();
-        let encoding = self.precision.encoding(parts);
+        let stored = Stored::all(self.checkpoint, parts, k)?;
+        let encoding = self.encoding(parts, &stored);
         let packer = WeightPacker::grouped(&self.ctx, encoding, experts, &rows, k, gated)?;
-        let weight = Arc::new(self.fill(packer, parts, k)?.finish()?);
+        let weight = Arc::new(self.fill(packer, parts, &stored, k)?.finish()?);
         let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
         Ok(GroupedLinear::new(&self.ctx, weight, options, max_rows)?)
     }
@@ -218,8 +221,14 @@ impl<'a> Loader<'a> {
 
     fn pack(&mut self, parts: &[Part], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
         let rows: Vec<usize> = parts.iter().map(Part::len).collect();
-        let packer = WeightPacker::new(&self.ctx, self.precision.encoding(parts), &rows, k, gated)?;
-        Ok(Arc::new(self.fill(packer, parts, k)?.finish()?))
+        let stored = Stored::all(self.checkpoint, parts, k)?;
+        let packer = WeightPacker::new(&self.ctx, self.encoding(parts, &stored), &rows, k, gated)?;
+        Ok(Arc::new(self.fill(packer, parts, &stored, k)?.finish()?))
+    }
+
+    /// What a weight becomes.
+    fn encoding(&self, parts: &[Part], stored: &[Stored]) -> Encoding {
+        stored::encoding(&self.precision, self.ctx.device().id().kind, parts, stored)
     }
 
     /// An embedding table `[rows, width]` in the dtype of the weights.
@@ -228,7 +237,8 @@ impl<'a> Loader<'a> {
     /// Those of [`Loader::weight`].
     pub fn table(&mut self, part: Part, width: usize) -> Result<Tensor> {
         let packer = WeightPacker::table(&self.ctx, self.precision.weights, part.len(), width)?;
-        Ok(self.fill(packer, &[part], width)?.finish_table()?)
+        let stored = Stored::all(self.checkpoint, std::slice::from_ref(&part), width)?;
+        Ok(self.fill(packer, &[part], &stored, width)?.finish_table()?)
     }
 
     /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.

@@ -142,7 +142,9 @@ impl Reference for GroupedGemm {
         let x = output(column);
         match fixed.gated {
             Some(activation) => x.activated(activation).gating(output(column + fixed.n / 2)).rounded_to(fixed.out),
-            None if case.values == Values::Integers && fixed.format.dtype().is_some() => Expected::exact(fixed.out.round(x.value)),
+            None if case.values == Values::Integers && fixed.format.dtype().is_some() => {
+                Expected::exact(fixed.out.round(x.value))
+            }
             None => x.rounded_to(fixed.out),
         }
     }

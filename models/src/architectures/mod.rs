@@ -3,10 +3,10 @@
 //! To add one is to write such a file and a line here.
 
 use crate::config::ModelConfig;
-use crate::config::fields::refuse_quantized;
 use crate::error::{Error, Result};
 use crate::files::{self, Fields};
 use crate::folder::FileName;
+use crate::quantized::Quantization;
 
 mod bert;
 mod gemma2;
@@ -94,7 +94,8 @@ impl ModelConfig {
                 supported: supported(),
             });
         };
-        refuse_quantized(&fields)?;
+        // A method that is not known is told before files are opened.
+        Quantization::parse(&value, file, None)?;
         let model = (architecture.read)(&fields)?;
         if let ModelConfig::Decoder(decoder) = &model {
             decoder.check(&fields)?;

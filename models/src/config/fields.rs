@@ -51,19 +51,6 @@ pub(crate) fn read_window(config: &Fields<'_>, default: Option<usize>) -> Result
     }
 }
 
-pub(crate) fn refuse_quantized(config: &Fields<'_>) -> Result<()> {
-    for name in ["quantization_config", "compression_config"] {
-        if let Some(value) = config.get(name) {
-            let method = value.get("quant_method").unwrap_or(value);
-            return Err(Error::Unsupported {
-                what: format!("{name} ({})", brief(method)),
-                supported: "checkpoints in f32, f16, bf16 or f64".to_owned(),
-            });
-        }
-    }
-    Ok(())
-}
-
 pub(crate) fn derived_head_dim(config: &Fields<'_>, hidden_size: usize, name: &str, heads: usize) -> Result<usize> {
     if !hidden_size.is_multiple_of(heads) {
         return Err(config.problem(name, &format!("is {heads}, which does not divide hidden_size, {hidden_size}")));

@@ -139,7 +139,7 @@ fn what_is_not_implemented_is_refused_in_one_line_that_says_what_is() {
         (json!({"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}}), "mrope_section", "yarn"),
         (json!({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}), "full_attention", "all layers"),
         (json!({"partial_rotary_factor": 0.5}), "0.5", "1"),
-        (json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}), "gptq", "bf16"),
+        (json!({"quantization_config": {"quant_method": "own", "bits": 4}}), "own", "gptq"),
         (json!({"torch_dtype": "int7"}), "int7", "bfloat16"),
         (json!({"is_causal": false}), "bidirectional", "causal"),
     ] {

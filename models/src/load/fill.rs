@@ -1,14 +1,14 @@
 //! Slices of a checkpoint's tensors into packed weights.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
 use sinew_tensor::DType;
 
-use super::sizes::check;
-use super::{Loader, Part, widen};
+use super::stored::{Stored, check, common_blocks, packable};
+use super::{Loader, Part};
 use crate::Result;
+use crate::quantized::BlockRows;
 
 /// Bytes of the slices of a weight that are at hand together, a thread packing each, counted in f32: those of a bf16
 /// file are half as large. Their pages are dropped before others are read, so that a weight is never in memory twice.
@@ -23,41 +23,43 @@ pub(super) const SLICES_A_TURN: usize = 4;
 
 impl Loader<'_> {
     /// Packs matrices `[n, k]` slice by slice, and drops the pages of each.
-    pub(super) fn fill(&mut self, mut packer: WeightPacker, parts: &[Part], k: usize) -> Result<WeightPacker> {
-        let names: Vec<String> = parts.iter().map(Part::weight).collect();
-        let stored = names
-            .iter()
-            .zip(parts)
-            .map(|(name, part)| check(self.checkpoint, name, &part.shape(k)))
-            .collect::<Result<Vec<_>>>()?;
+    pub(super) fn fill(
+        &mut self,
+        mut packer: WeightPacker,
+        parts: &[Part],
+        stored: &[Stored],
+        k: usize,
+    ) -> Result<WeightPacker> {
         if parts.iter().any(|part| part.transposed) {
-            return self.fill_columns(packer, parts, &names, &stored, k);
+            return self.fill_columns(packer, parts, stored, k);
         }
         let checkpoint = self.checkpoint;
-        self.pack_in_turns(&mut packer, &stored, k, |slice| {
-            let ranges = slice.slice.rows.iter().map(|(part, rows)| {
-                let (start, row_bytes) = (parts[*part].rows.start, k * stored[*part].size());
-                (*part, (start + rows.start) * row_bytes..(start + rows.end) * row_bytes)
+        let in_blocks = common_blocks(stored) == Some(packer.encoding());
+        self.pack_in_turns(&mut packer, stored, k, |slice| {
+            let rows = slice.slice.rows.iter().map(|(part, rows)| {
+                let start = parts[*part].rows.start;
+                (*part, start + rows.start..start + rows.end)
             });
-            let ranges: Vec<(usize, Range<usize>)> = ranges.collect();
-            let sources = ranges
-                .iter()
-                .map(|(part, range)| {
-                    Ok(packable(checkpoint.tensor_slice(&names[*part], range.clone())?.bytes, stored[*part]))
-                })
-                .collect::<Result<Vec<_>>>()?;
-            let rows: Vec<(&[u8], DType)> = sources.iter().map(|(bytes, dtype)| (&**bytes, *dtype)).collect();
-            slice.pack(&rows)?;
-            drop(sources);
-            for (part, range) in ranges {
-                checkpoint.release_slice(&names[part], range);
+            let rows: Vec<(usize, Range<usize>)> = rows.collect();
+            if in_blocks {
+                let blocks = rows.iter().map(|(part, rows)| stored[*part].blocks(checkpoint, rows.clone()));
+                let blocks = blocks.collect::<Result<Vec<_>>>()?;
+                slice.pack_codes(&blocks.iter().map(BlockRows::codes).collect::<Vec<_>>())?;
+            } else {
+                let floats =
+                    rows.iter().map(|(part, rows)| stored[*part].floats(checkpoint, &parts[*part], rows.clone(), k));
+                let floats = floats.collect::<Result<Vec<_>>>()?;
+                let sources: Vec<(&[u8], DType)> = floats.iter().map(|(bytes, dtype)| (&**bytes, *dtype)).collect();
+                slice.pack(&sources)?;
+            }
+            for (part, rows) in rows {
+                stored[part].release(checkpoint, &parts[part], Some(rows), k);
             }
             Ok(())
         })?;
         // A page that is touched maps those around it, of slices that were let go of before.
-        for ((name, part), dtype) in names.iter().zip(parts).zip(&stored) {
-            let row_bytes = k * dtype.size();
-            checkpoint.release_slice(name, part.rows.start * row_bytes..part.rows.end * row_bytes);
+        for (part, stored) in parts.iter().zip(stored) {
+            stored.release(checkpoint, part, None, k);
         }
         Ok(packer)
     }
@@ -68,15 +70,16 @@ impl Loader<'_> {
         &mut self,
         mut packer: WeightPacker,
         parts: &[Part],
-        names: &[String],
-        stored: &[DType],
+        stored: &[Stored],
         k: usize,
     ) -> Result<WeightPacker> {
         let checkpoint = self.checkpoint;
-        let tensors = names
+        let tensors = parts
             .iter()
-            .zip(stored)
-            .map(|(name, &dtype)| Ok(packable(checkpoint.tensor(name)?.bytes, dtype)))
+            .map(|part| {
+                let dtype = check(checkpoint, &part.weight(), &part.shape(k))?;
+                Ok(packable(checkpoint.tensor(&part.weight())?.bytes, dtype))
+            })
             .collect::<Result<Vec<_>>>()?;
         self.pack_in_turns(&mut packer, stored, k, |slice| {
             let columns = slice.slice.rows.iter().map(|(part, rows)| {
@@ -87,8 +90,8 @@ impl Loader<'_> {
             Ok(slice.pack_columns(&columns.collect::<Vec<_>>())?)
         })?;
         drop(tensors);
-        for name in names {
-            checkpoint.release_slice(name, 0..usize::MAX);
+        for part in parts {
+            checkpoint.release_slice(&part.weight(), 0..usize::MAX);
         }
         Ok(packer)
     }
@@ -97,14 +100,15 @@ impl Loader<'_> {
     fn pack_in_turns(
         &mut self,
         packer: &mut WeightPacker,
-        stored: &[DType],
+        stored: &[Stored],
         k: usize,
         pack: impl Fn(SliceToPack<'_>) -> Result<()> + Sync,
     ) -> Result<()> {
+        let row_bytes: Vec<usize> = stored.iter().map(|stored| stored.row_bytes(self.checkpoint, k)).collect();
         let threads = self.ctx.host_threads();
         for slices in slices(packer, threads).chunks(SLICES_A_TURN * threads) {
             packer.pack_each(&self.ctx, slices, &pack)?;
-            self.advance(bytes_of(slices, stored, k));
+            self.advance(bytes_of(slices, &row_bytes));
         }
         Ok(())
     }
@@ -115,16 +119,7 @@ pub(super) fn slices(packer: &WeightPacker, threads: usize) -> Vec<UnitSlice> {
     packer.slices_for(threads, (AT_HAND_BYTES / threads).clamp(LEAST_SLICE, LARGEST_SLICE))
 }
 
-/// Bytes that a checkpoint has of slices of a weight, of whose parts it stores each in a dtype.
-fn bytes_of(slices: &[UnitSlice], stored: &[DType], k: usize) -> usize {
-    slices.iter().flat_map(|slice| &slice.rows).map(|(part, rows)| rows.len() * k * stored[*part].size()).sum()
-}
-
-/// Values in a dtype that can be packed: those of f64 as f32.
-fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
-    if dtype != DType::F64 {
-        return (bytes, dtype);
-    }
-    let values = widen::<8>(&bytes, |b| f64::from_le_bytes(b) as f32);
-    (Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
+/// Bytes that a checkpoint has of slices of a weight, of whose parts it has so many in each row.
+fn bytes_of(slices: &[UnitSlice], row_bytes: &[usize]) -> usize {
+    slices.iter().flat_map(|slice| &slice.rows).map(|(part, rows)| rows.len() * row_bytes[*part]).sum()
 }

@@ -57,6 +57,10 @@ impl Part {
         if self.transposed { [k, self.of] } else { [self.of, k] }
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn weight(&self) -> String {
         format!("{}.weight", self.name)
     }

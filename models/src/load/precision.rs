@@ -52,7 +52,8 @@ impl WeightOptions {
             (None, None) => main_dtype(checkpoint)?,
         };
         let precision = Precision::of(dtype, hardware)?;
-        Ok(Precision { quantize: self.quantize, activations_of_quantized: self.activations, ..precision })
+        let keeps_blocks = self.dtype.is_none() && self.quantize.is_none();
+        Ok(Precision { quantize: self.quantize, keeps_blocks, activations_of_quantized: self.activations, ..precision })
     }
 }
 
@@ -63,6 +64,8 @@ pub struct Precision {
     pub weights: DType,
     /// How weights are quantized as they are loaded.
     pub quantize: Option<Quantize>,
+    /// Whether weights that the checkpoint has quantized stay so.
+    pub keeps_blocks: bool,
     /// What products with quantized weights read, if not what others do.
     pub activations_of_quantized: Option<Activations>,
     /// Of what products read.
@@ -93,7 +96,15 @@ impl Precision {
                 return Err(Error::Unsupported { what: format!("weights of dtype {other}"), supported });
             }
         };
-        Ok(Self { weights: dtype, quantize: None, activations_of_quantized: None, activations, compute, kv })
+        Ok(Self {
+            weights: dtype,
+            quantize: None,
+            keeps_blocks: true,
+            activations_of_quantized: None,
+            activations,
+            compute,
+            kv,
+        })
     }
 
     /// What a weight of these parts becomes.

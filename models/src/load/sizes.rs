@@ -1,15 +1,15 @@
 //! What loading makes of a checkpoint, counted before it does.
 
 use sinew_memory::DeviceKind;
-use sinew_ops::layers::{Rotary, WeightPacker};
+use sinew_ops::layers::{Encoding, Rotary, WeightPacker};
 use sinew_tensor::DType;
 
-use super::precision::float_dtype;
+use super::stored::{self, Stored, check};
 use super::{Part, Precision};
+use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
 use crate::scratch::{bytes, sum};
-use crate::{Error, Result};
 
 /// What a [`Loader`](super::Loader) would make of a checkpoint, for plans: every tensor is checked as loading checks
 /// it, and the bytes of what it becomes are counted; the largest number where they are more.
@@ -21,6 +21,12 @@ pub(crate) struct Sizes<'a> {
 }
 
 impl Sizes<'_> {
+    /// What a weight of these parts becomes.
+    fn encoding(&self, parts: &[Part], k: usize) -> Result<Encoding> {
+        let all = Stored::all(self.checkpoint, parts, k)?;
+        Ok(stored::encoding(&self.precision, self.device, parts, &all))
+    }
+
     /// Of [`Loader::weight`](super::Loader::weight).
     pub(crate) fn weight(&self, part: &Part, k: usize) -> Result<usize> {
         self.linear(std::slice::from_ref(part), k, false, false)
@@ -29,12 +35,12 @@ impl Sizes<'_> {
     /// Of [`Loader::linear`](super::Loader::linear).
     pub(crate) fn linear(&self, parts: &[Part], k: usize, bias: bool, gated: bool) -> Result<usize> {
         let n = sum(parts.iter().map(Part::len));
-        let mut bytes = WeightPacker::bytes(self.device, self.precision.encoding(parts), 1, n, k, gated);
+        let encoding = self.encoding(parts, k)?;
+        let mut bytes = WeightPacker::bytes(self.device, encoding, 1, n, k, gated);
         if bias {
             parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
             bytes = bytes.saturating_add(vector_bytes(n));
         }
-        parts.iter().try_for_each(|part| check(self.checkpoint, &part.weight(), &part.shape(k)).map(drop))?;
         Ok(bytes)
     }
 
@@ -47,17 +53,21 @@ impl Sizes<'_> {
         k: usize,
         gated: bool,
     ) -> Result<usize> {
-        let mut rows = 0usize;
+        let (mut rows, mut encoding) = (0usize, None);
         for part in parts {
-            check(self.checkpoint, &part.weight(), &part.shape(k))?;
+            let one = self.encoding(std::slice::from_ref(&part), k)?;
+            // Where experts differ they are kept as floats.
+            let floats = self.precision.encoding(std::slice::from_ref(&part));
+            encoding = Some(encoding.map_or(one, |all| if all == one { all } else { floats }));
             rows = rows.saturating_add(part.len());
         }
-        Ok(WeightPacker::bytes(self.device, self.precision.main_encoding(), experts, rows / experts.max(1), k, gated))
+        let encoding = encoding.unwrap_or(self.precision.main_encoding());
+        Ok(WeightPacker::bytes(self.device, encoding, experts, rows / experts.max(1), k, gated))
     }
 
     /// Of [`Loader::table`](super::Loader::table).
     pub(crate) fn table(&self, part: &Part, width: usize) -> Result<usize> {
-        check(self.checkpoint, &part.weight(), &part.shape(width))?;
+        Stored::of(self.checkpoint, part, width)?;
         Ok(WeightPacker::table_bytes(self.precision.weights, part.len(), width))
     }
 
@@ -89,19 +99,6 @@ impl Sizes<'_> {
 
 fn vector_bytes(n: usize) -> usize {
     bytes(DType::F32, &[n])
-}
-
-/// The dtype of a tensor, which must have this shape.
-pub(super) fn check(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> Result<DType> {
-    let info = checkpoint.info(name)?;
-    if info.shape != shape {
-        let found = info.shape;
-        return Err(Error::Config {
-            file: checkpoint.name().to_owned(),
-            problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
-        });
-    }
-    float_dtype(name, info.dtype)
 }
 
 /// What the two vectors of a layer norm are called: checkpoints converted from TensorFlow have gamma and beta.

@@ -242,6 +242,11 @@ impl WeightPacker {
         Self::with_format(ctx, Format::row_major(dtype), dtype.into(), 1, &[rows], width, false)
     }
 
+    /// Whether a kind of device has a format for an encoding.
+    pub fn has_format(device: DeviceKind, encoding: impl Into<Encoding>) -> bool {
+        Format::of(encoding, device).is_some()
+    }
+
     /// Bytes of what [`grouped`](Self::grouped) makes room for on a kind of device, `n` outputs in each group; the
     /// largest number where they are more, or where there is no format.
     pub fn bytes(
@@ -287,6 +292,11 @@ impl WeightPacker {
         // Not from the pool: a weight lives as long as its model, and a size class may be a quarter too large.
         let buffer = Buffer::allocate_to_fill(ctx.device(), bytes)?;
         Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new() })
+    }
+
+    /// How values are held.
+    pub fn encoding(&self) -> Encoding {
+        self.shape.format.encoding()
     }
 
     /// The units in runs that need about `bytes` bytes of f32 rows each, or less.
