@@ -56,22 +56,33 @@ impl Awq {
 pub(super) fn codes(words: &[u8], [n, k]: [usize; 2], rows: Range<usize>) -> Vec<u8> {
     /// Inputs of a tile: a line of the cache in each row.
     const INPUTS: usize = 64;
+    /// Words of a tile: such a line of each input. The tile is copied, as lines that are a power of 2 apart drive each
+    /// other out of the cache before all of their words are read.
+    const WORDS: usize = 16;
     let line = n / 8 * 4;
+    let (first, end) = (rows.start / 8, rows.end.div_ceil(8));
     let mut codes = vec![0; rows.len() * k];
-    for (tile, lines) in words.chunks(INPUTS * line).enumerate() {
-        for word in rows.start / 8..rows.end.div_ceil(8) {
-            for (eight, lines) in lines.chunks(8 * line).enumerate() {
-                let (start, mut block) = (tile * INPUTS + eight * 8, [0; 8]);
-                for (bytes, line) in block.iter_mut().zip(lines.chunks_exact(line)) {
-                    let word = line.as_chunks().0.get(word).map_or(0, |&word| u32::from_le_bytes(word));
-                    *bytes = signed_nibbles(word);
+    let mut tile = [[0u32; WORDS]; INPUTS];
+    for (start, lines) in (0..k).step_by(INPUTS).zip(words.chunks(INPUTS * line)) {
+        let inputs = INPUTS.min(k - start);
+        for at in (first..end).step_by(WORDS) {
+            let width = WORDS.min(end - at);
+            for (tile, line) in tile.iter_mut().zip(lines.chunks_exact(line)) {
+                let line = line[at * 4..(at + width) * 4].as_chunks().0;
+                tile.iter_mut().zip(line).for_each(|(word, &bytes)| *word = u32::from_le_bytes(bytes));
+            }
+            for word in 0..width {
+                // Of each of its outputs, the inputs, eight at a time; those past the last are what the tile had before.
+                let mut outputs = [[0u64; INPUTS / 8]; 8];
+                for (eight, tile) in tile.as_chunks::<8>().0.iter().enumerate() {
+                    let block = transposed(tile.map(|line| signed_nibbles(line[word])));
+                    outputs.iter_mut().zip(block).for_each(|(output, bytes)| output[eight] = bytes);
                 }
-                let inputs = 8.min(k - start);
-                for (bytes, output) in transposed(block).into_iter().zip(OUTPUT_OF_NIBBLE) {
-                    let row = word * 8 + output;
+                for (output, place) in outputs.iter().zip(OUTPUT_OF_NIBBLE) {
+                    let row = (at + word) * 8 + place;
                     if rows.contains(&row) {
-                        let at = (row - rows.start) * k + start;
-                        codes[at..at + inputs].copy_from_slice(&bytes.to_le_bytes()[..inputs]);
+                        let codes = &mut codes[(row - rows.start) * k + start..][..inputs];
+                        codes.copy_from_slice(&output.map(u64::to_le_bytes).as_flattened()[..inputs]);
                     }
                 }
             }

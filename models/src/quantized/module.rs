@@ -313,9 +313,11 @@ impl StoredModule {
         let scales = widened(&self.scales(checkpoint, rows.clone())?, self.scale_dtype);
         let zeros = self.zeros(checkpoint, rows.clone())?;
         let codes = self.codes(checkpoint, rows.clone())?;
-        let mut rounded = Rounded::new(self.dtype, codes.len(), k);
+        let row_bytes = k * self.dtype.size();
+        let (mut rounding, mut rounded) = (Rounding::new(self.dtype, k), vec![0; rows.len() * row_bytes]);
         let (mut line, mut shifts) = (vec![0.0f32; k], vec![0.0f32; *count]);
-        for (row, (codes, scales)) in codes.chunks_exact(k).zip(scales.chunks_exact(*count)).enumerate() {
+        let lines = codes.chunks_exact(k).zip(scales.chunks_exact(*count)).zip(rounded.chunks_exact_mut(row_bytes));
+        for (row, ((codes, scales), bytes)) in lines.enumerate() {
             if let Some(zeros) = zeros.get(row * count..(row + 1) * count) {
                 shifts.iter_mut().zip(zeros).for_each(|(shift, &zero)| *shift = f32::from(zero));
             }
@@ -335,9 +337,9 @@ impl StoredModule {
                     }
                 }
             }
-            rounded.push(&line);
+            rounding.round(&line, bytes);
         }
-        Ok(rounded.bytes)
+        Ok(rounded)
     }
 
     fn check(&self, checkpoint: &Checkpoint, rows: &Range<usize>) -> Result<()> {
@@ -489,36 +491,31 @@ fn widened(bytes: &[u8], dtype: DType) -> Vec<f32> {
     }
 }
 
-/// Bytes of floats in a dtype, each rounded once from f32, a line at a time.
-struct Rounded {
-    bytes: Vec<u8>,
+/// Rounds floats of f32 to a dtype, a line at a time.
+struct Rounding {
     dtype: DType,
     f16: Vec<f16>,
     bf16: Vec<bf16>,
 }
 
-impl Rounded {
-    fn new(dtype: DType, len: usize, line: usize) -> Self {
+impl Rounding {
+    fn new(dtype: DType, line: usize) -> Self {
         let room = |of: DType| if dtype == of { line } else { 0 };
-        Self {
-            bytes: Vec::with_capacity(len * dtype.size()),
-            dtype,
-            f16: vec![f16::ZERO; room(DType::F16)],
-            bf16: vec![bf16::ZERO; room(DType::BF16)],
-        }
+        Self { dtype, f16: vec![f16::ZERO; room(DType::F16)], bf16: vec![bf16::ZERO; room(DType::BF16)] }
     }
 
-    fn push(&mut self, line: &[f32]) {
+    /// The line's values, little-endian.
+    fn round(&mut self, line: &[f32], bytes: &mut [u8]) {
         match self.dtype {
             DType::F16 => {
                 self.f16.convert_from_f32_slice(line);
-                self.bytes.extend(self.f16.iter().flat_map(|value| value.to_le_bytes()));
+                bytes.as_chunks_mut().0.iter_mut().zip(&self.f16).for_each(|(to, value)| *to = value.to_le_bytes());
             }
             DType::BF16 => {
                 self.bf16.convert_from_f32_slice(line);
-                self.bytes.extend(self.bf16.iter().flat_map(|value| value.to_le_bytes()));
+                bytes.as_chunks_mut().0.iter_mut().zip(&self.bf16).for_each(|(to, value)| *to = value.to_le_bytes());
             }
-            _ => self.bytes.extend(line.iter().flat_map(|value| value.to_le_bytes())),
+            _ => bytes.as_chunks_mut().0.iter_mut().zip(line).for_each(|(to, value)| *to = value.to_le_bytes()),
         }
     }
 }
