@@ -12,9 +12,9 @@
 //! | `probe`, `module` | what the tensors of a module are, checked; their rows, in the layouts above |
 //!
 //! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
-//! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded once,
-//! to [`StoredModule::dtype`]. As `q` and `zero` are integers of 8 bits, or `q` a float of 8, the product is exact in f32
-//! where scales have 16 bits.
+//! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded
+//! once, to [`StoredModule::dtype`]. As `q` and `zero` are integers of 8 bits, or `q` a float of 8, the product is
+//! exact in f32 where scales have 16 bits.
 //!
 //! The config decides how a module is quantized, and the tensors must bear it out: what is missing or of another shape
 //! is an error. Whether a module is quantized at all is told by its tensors. Lists of modules that are not are matched
@@ -81,7 +81,8 @@ impl Quantization {
     ///
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) for a field of another type or out of range, and
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for a method, a packing or a number of bits that cannot be read.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a method, a packing or a number of bits that cannot be
+    /// read.
     pub fn parse(config: &Value, file: &str, own: Option<(&Value, &str)>) -> Result<Option<Self>> {
         config::parse(config, file, own)
     }
@@ -105,7 +106,8 @@ impl Quantization {
     }
 
     /// Whether a tensor belongs to a quantized module and is not needed to multiply by it, so that nobody need be told
-    /// that it is not used: scales of activations and caches, and the biases of zeros that AutoGPTQ wrote for each module.
+    /// that it is not used: scales of activations and caches, and the biases of zeros that AutoGPTQ wrote for each
+    /// module.
     pub fn is_spare(&self, checkpoint: &Checkpoint, name: &str) -> bool {
         /// Of static activations, of cached keys and values, and what is only read where it says something.
         const SPARE: [&str; 12] = [

@@ -1,7 +1,7 @@
 //! AWQ, as AutoAWQ packs it for its `gemm` kernel.
 //!
-//! With `G = in / group_size`: `qweight` I32 `[in, out / 8]` and `qzeros` I32 `[G, out / 8]`, both packed along `out` and
-//! interleaved, and `scales` `[G, out]`. `w[o, i] = (q[i, o] − z[g, o]) · scales[g, o]` in the scales' dtype, with
+//! With `G = in / group_size`: `qweight` I32 `[in, out / 8]` and `qzeros` I32 `[G, out / 8]`, both packed along `out`
+//! and interleaved, and `scales` `[G, out]`. `w[o, i] = (q[i, o] − z[g, o]) · scales[g, o]` in the scales' dtype, with
 //! `g = i / group_size` (AutoAWQ's `dequantize_gemm`).
 
 use std::ops::Range;
@@ -72,7 +72,8 @@ pub(super) fn codes(words: &[u8], [n, k]: [usize; 2], rows: Range<usize>) -> Vec
                 tile.iter_mut().zip(line).for_each(|(word, &bytes)| *word = u32::from_le_bytes(bytes));
             }
             for word in 0..width {
-                // Of each of its outputs, the inputs, eight at a time; those past the last are what the tile had before.
+                // Of each of its outputs, the inputs, eight at a time; those past the last are what the tile had
+                // before.
                 let mut outputs = [[0u64; INPUTS / 8]; 8];
                 for (eight, tile) in tile.as_chunks::<8>().0.iter().enumerate() {
                     let block = transposed(tile.map(|line| signed_nibbles(line[word])));

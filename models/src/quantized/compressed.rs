@@ -7,9 +7,9 @@
 //! | `float-quantized` | `weight` F8_E4M3 `[out, in]` |
 //!
 //! and `weight_scale` `[out, G]`, `[out, 1]`, `[1]`, or one for each block. Asymmetric ones have a `weight_zero_point`,
-//! packed along `out` as `[⌈out / n⌉, G]` or I8 `[out, G]`. With act-order `group` there is a `weight_g_idx`, the group of
-//! each input. Packed integers and zero points are stored with 8 (or 128) added. `w = (q − z) · scale` in the scales'
-//! dtype (`BaseCompressor.decompress`), or the model's where they are f32.
+//! packed along `out` as `[⌈out / n⌉, G]` or I8 `[out, G]`. With act-order `group` there is a `weight_g_idx`, the group
+//! of each input. Packed integers and zero points are stored with 8 (or 128) added. `w = (q − z) · scale` in the
+//! scales' dtype (`BaseCompressor.decompress`), or the model's where they are f32.
 
 use safetensors::Dtype;
 use sinew_tensor::DType;
@@ -101,8 +101,8 @@ impl Compressed {
         .map(Some)
     }
 
-    /// How a module whose weight is quantized is: targets by its name win over expressions, and those over its class; of
-    /// several the first in order of their texts (`match_targets`).
+    /// How a module whose weight is quantized is: targets by its name win over expressions, and those over its class;
+    /// of several the first in order of their texts (`match_targets`).
     fn weights_of(&self, probe: &Probe<'_>) -> Result<Weights> {
         for pattern in &self.ignore {
             if pattern.matches(probe.module)? {

@@ -1,8 +1,8 @@
 //! FP8 with a scale for each block, row or tensor: DeepSeek, Qwen and Ministral (`fp8`), AutoFP8, FBGEMM, modelopt.
 //!
 //! `weight` F8_E4M3 `[out, in]`, and scales by which it is multiplied, whatever they are called. Where the config has a
-//! `weight_block_size` `[rows, columns]`, they are `[⌈out / rows⌉, ⌈in / columns⌉]`, and the last blocks are cut off. `w =
-//! weight · scale`, in f32, rounded to the model's dtype (DeepSeek's `weight_dequant`, compressed-tensors'
+//! `weight_block_size` `[rows, columns]`, they are `[⌈out / rows⌉, ⌈in / columns⌉]`, and the last blocks are cut off.
+//! `w = weight · scale`, in f32, rounded to the model's dtype (DeepSeek's `weight_dequant`, compressed-tensors'
 //! `FP8BlockDequantizer`; transformers 5.23 takes other blocks where the last ones are cut off).
 
 use safetensors::Dtype;
@@ -55,8 +55,8 @@ pub(super) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
 }
 
-/// A weight of F8_E4M3 whose scales are shared in this way, dequantized to the model's dtype, or where that is not known
-/// to the scales'.
+/// A weight of F8_E4M3 whose scales are shared in this way, dequantized to the model's dtype, or where that is not
+/// known to the scales'.
 pub(super) fn module(
     probe: &Probe<'_>,
     codes: Found<'_>,

@@ -266,7 +266,8 @@ impl StoredModule {
         self.dtype
     }
 
-    /// How it is packed: in blocks, where its groups are made up of groups of 128, 64 or 32 columns, and else as floats.
+    /// How it is packed: in blocks, where its groups are made up of groups of 128, 64 or 32 columns, and else as
+    /// floats.
     pub fn encoding(&self) -> Encoding {
         self.blocks.map_or(Encoding::Float(self.dtype), Encoding::Blocks)
     }

@@ -530,7 +530,10 @@ fn a_missing_index_that_is_not_in_use_is_none() {
 
 #[test]
 fn names_win_over_expressions_and_those_over_classes() {
-    let scheme = |target: &str, bits: usize| json!({ "targets": [target], "weights": { "num_bits": bits, "type": "int", "strategy": "channel" } });
+    let scheme = |target: &str, bits: usize| {
+        let weights = json!({ "num_bits": bits, "type": "int", "strategy": "channel" });
+        json!({ "targets": [target], "weights": weights })
+    };
     let config = |groups: Value, ignore: Value| {
         json!({ "quant_method": "compressed-tensors", "format": "pack-quantized",
                 "config_groups": groups, "ignore": ignore })
@@ -556,7 +559,11 @@ fn names_win_over_expressions_and_those_over_classes() {
 
 #[test]
 fn dynamic_bits_are_those_of_the_modules_that_match() {
-    let config = |dynamic: Value| json!({ "quant_method": "gptq", "bits": 4, "group_size": -1, "format": "gptq_v2", "dynamic": dynamic });
+    let config = |dynamic: Value| {
+        let mut config = json!({ "quant_method": "gptq", "bits": 4, "group_size": -1, "format": "gptq_v2" });
+        config["dynamic"] = dynamic;
+        config
+    };
     let checkpoint = checkpoint(&[
         i32s("m.qweight", &[8, 8], &[0x8181_8181; 64]),
         i32s("m.qzeros", &[1, 2], &[0x8080_8080; 2]),
