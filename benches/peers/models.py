@@ -10,7 +10,9 @@ in the page cache when a contender loads, and half as much memory again as its w
 `prefill 512` is a prompt of that length, `decode after N` steps of a token behind N and those of the turns before,
 sixteen in a turn (two for candle in bf16, which is that slow), `batch 8` the sum over 8 sequences, eight steps in a
 turn; Sinew measures the limits around each of its turns. In int8 and int4 Sinew quantizes the checkpoint as it loads,
-in groups of 32, and llama.cpp has it as Q8_0 and Q4_0; both take as many bits. `--activations int8` is Sinew's alone. `SINEW_SIMD=avx2` caps Sinew alone.
+in groups of 32, and llama.cpp has it as Q8_0 and Q4_0; both take as many bits. `--activations int8` is Sinew's alone.
+`SINEW_SIMD=avx2` caps Sinew alone. llama.cpp builds a vocabulary as it loads, which it cannot be loaded without; the
+others load no tokenizer.
 """
 
 import argparse
@@ -68,7 +70,8 @@ def main():
     size = sum(file.stat().st_size for file in tensors) * (2 if a.dtype == "f32" else 1)
     results = round_robin.run([{name: every[name] for name in wanted}], a.rounds, a.threads, a.starts,
                               lambda name: round_robin.Warm(weights[name], size * 3 // 2))
-    print(f"\n{a.shape}'s shape, {a.dtype}, activations in {a.activations}, {a.threads} threads, medians of {a.starts} times {a.rounds} turns\n")
+    dtype = f"{a.dtype}, activations in {a.activations}" if quantized else a.dtype
+    print(f"\n{a.shape}'s shape, {dtype}, {a.threads} threads, medians of {a.starts} times {a.rounds} turns\n")
     round_robin.table(results, ("load to first token", "peak memory"))
 
 
