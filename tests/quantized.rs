@@ -75,6 +75,11 @@ fn answers_with_quantized_weights_are_near_those_with_exact_ones() {
         (BlockValues::Int4, 32, true, 1e-1, 0.9),
         (BlockValues::Int4, 128, true, 2e-1, 0.85),
     ];
+    let alone = WeightOptions { activations: Some(Activations::Int8), ..WeightOptions::default() };
+    let options = LoadOptions { weights: alone, ..LoadOptions::default() };
+    let ctx = Arc::new(Context::cpu().expect("the CPU is there"));
+    let refused = demo::load(ctx, &options).expect_err("no weight is quantized").to_string();
+    assert!(refused.contains("not quantized"), "{refused}");
     for (values, group, zero_points, allowed, least) in formats {
         let format = BlockFormat::new(values, group, DType::BF16, zero_points).expect("a format");
         for activations in [Activations::Bf16, Activations::Int8] {

@@ -541,3 +541,32 @@ fn codes_are_packed_as_they_are_and_into_no_other_format() {
         }
     }
 }
+
+/// With zero points both sums of an infinite activation are infinite: what comes out is not finite, and of other rows
+/// it is.
+#[test]
+fn an_infinite_activation_leaves_no_number_behind_where_there_are_zero_points() {
+    let device: Arc<dyn Device> = Cpu::get();
+    let (n, k) = (33, 70);
+    let format = BlockFormat::new(BlockValues::Int4, 32, DType::F16, true).unwrap();
+    let codes: Vec<u8> = (0..n * k).map(|i| (i * 5 % 16) as u8).collect();
+    let scales = encode(DType::F16, &vec![0.5; n * 3]);
+    let zeros = vec![-8i8; n * 3];
+    let sources = [Source::from_codes(Codes { format, codes: &codes, scales: &scales, zeros: &zeros }, n, k).unwrap()];
+    let packed_as = Format::of(format, DeviceKind::CPU).unwrap();
+    let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
+    let weights = Weights { sources: &sources, k, gated: false };
+    packed_as.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut packed).unwrap();
+    let packed = Tensor::from_bytes(&device, &packed, DType::U8, &[packed.len()]).unwrap();
+    let mut values = values(2 * k);
+    values[3] = f32::INFINITY;
+    let a = Tensor::from_slice(&device, &values, &[1, 2, k]).unwrap();
+    for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
+        let fixed = GemmStatic::new(n, k, DType::F32, Rhs::Packed(packed_as), DType::F32, compute);
+        let table = Table::<Gemm>::new(gemm::rows());
+        for row in table.candidates(&fixed, device.hardware()).0 {
+            let d = product(row, device.clone(), &fixed, &a, &packed);
+            assert!(d[..n].iter().all(|x| !x.is_finite()) && d[n..].iter().all(|x| x.is_finite()), "{}", row.name);
+        }
+    }
+}

@@ -171,12 +171,22 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
                 1 => (integers[t / 4 % integers.len()], Compute::Int8),
                 _ => (blocks[t % blocks.len()], compute),
             };
+            let values = if let Rhs::Packed(format) = b { values_with(format, values) } else { values };
             let fixed = GemmStatic { b, compute, ..fixed.clone() };
             cases.push(Case { fixed, call, lay, values, seed });
         }
         cases.push(Case { fixed, call, lay, values, seed });
     }
     cases
+}
+
+/// Values to multiply with a weight in a format: with zero points an infinity may become NaN, see the
+/// [module](super).
+pub(crate) fn values_with(format: &Format, values: Values) -> Values {
+    match format.encoding() {
+        Encoding::Blocks(blocks) if blocks.zero_points() && values == Values::Special => Values::Normal,
+        _ => values,
+    }
 }
 
 /// The packed formats of blocks of some values.
@@ -204,7 +214,8 @@ fn block_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
             for (j, (b, compute)) in problems.into_iter().enumerate() {
                 let mut epilogue = epilogues[(t + j) % epilogues.len()];
                 let values = [Values::Normal, Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
-                let values = values[t % 5];
+                let values =
+                    if let Rhs::Packed(format) = b { values_with(format, values[t % 5]) } else { values[t % 5] };
                 if values == Values::Subnormal {
                     (epilogue.activation, epilogue.gated) = (None, false);
                 }

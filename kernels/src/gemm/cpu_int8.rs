@@ -166,8 +166,8 @@ impl Dots for Plain {
     }
 }
 
-/// `R` rows of `H` vectors of sums: for each group of K `s = fma((Σ a·b - zero · Σ a) · scale of a, scale of b, s)`, where
-/// what is in brackets is an integer and exact.
+/// `R` rows of `H` vectors of sums: for each group of K `s = fma((Σ a·b - zero · Σ a) · scale of a, scale of b, s)`,
+/// where what is in brackets is an integer and exact.
 ///
 /// # Safety
 /// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` scales, `[R]` starts and `[steps][R]` quads, `b`

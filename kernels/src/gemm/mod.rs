@@ -29,7 +29,8 @@
 //!   where they round twice).
 //! - `gemm.fma-groups`: of each group of a block-quantized weight a chain `t = fma(a, q, t)`, less the zero point times
 //!   the sum of `a` where there is one, and these, scaled, in a chain of fused multiply-adds (`gemm.mul-add-groups`
-//!   where they round twice); `gemm.dpbf16-groups` with chains of `vdpbf16ps`.
+//!   where they round twice); `gemm.dpbf16-groups` with chains of `vdpbf16ps`. Where there are zero points an infinite
+//!   activation may give NaN for an infinity, as both sums are infinite.
 //! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).
 //! - `gemm.cuda.fma-chain`: the same chain on NVIDIA GPUs, with their exponential in activations.
 //! - `gemm.cuda.mma-chain`: tensor cores, sixteen products at a time in K's order, whatever the tile.

@@ -9,7 +9,7 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
 use crate::gemm::Compute;
-use crate::gemm::cases::packed;
+use crate::gemm::cases::{packed, values_with};
 use crate::gemm::reference::packed_sum;
 use crate::packed::{BF16, Encoding, F16, F32, Format, formats};
 use crate::{Arithmetic, Result};
@@ -97,11 +97,11 @@ impl Reference for GroupedGemm {
             let in_int8 = (integers && values != Values::Subnormal)
                 .then(|| GroupedGemmStatic { compute: Compute::Int8, ..in_blocks.clone() });
             cases.extend([Some(fixed), in_rows, Some(in_blocks), in_int8].into_iter().flatten().map(|fixed| Case {
-                fixed,
                 call,
                 lay,
-                values,
+                values: values_with(fixed.format, values),
                 seed: t as u64,
+                fixed,
             }));
         }
         cases

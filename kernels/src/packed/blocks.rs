@@ -51,8 +51,8 @@ pub(crate) fn bytes(format: BlockFormat, k: usize) -> usize {
     codes.saturating_add(k.div_ceil(format.group()).saturating_mul(header_bytes(format)))
 }
 
-/// Where in its word the code of step `k` begins, in bits: even steps are in its low half and odd ones in its high half,
-/// so that two that follow each other are at the same place of a half each.
+/// Where in its word the code of step `k` begins, in bits: even steps are in its low half and odd ones in its high
+/// half, so that two that follow each other are at the same place of a half each.
 pub(crate) const fn shift(values: BlockValues, k: usize) -> usize {
     k % per_word(values) / 2 * values.bits() + k % 2 * 16
 }

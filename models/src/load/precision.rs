@@ -44,15 +44,23 @@ impl WeightOptions {
     /// The precision of a model with these weights on a device.
     ///
     /// # Errors
-    /// A dtype that weights cannot be kept in, or a checkpoint without floating-point tensors.
+    /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, or activations of quantized
+    /// weights where none are.
     pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
+        let keeps_blocks = self.dtype.is_none() && self.quantize.is_none();
+        let quantized = self.quantize.is_some() || keeps_blocks && checkpoint.quantization().is_some();
+        if let (Some(activations), false) = (self.activations, quantized) {
+            return Err(Error::Unsupported {
+                what: format!("activations in {activations:?} with weights that are not quantized"),
+                supported: "quantized weights; others read what their dtype says".to_owned(),
+            });
+        }
         let dtype = match (self.dtype, self.quantize) {
             (Some(dtype), _) => dtype,
             (None, Some(_)) => DType::BF16,
             (None, None) => main_dtype(checkpoint)?,
         };
         let precision = Precision::of(dtype, hardware)?;
-        let keeps_blocks = self.dtype.is_none() && self.quantize.is_none();
         Ok(Precision { quantize: self.quantize, keeps_blocks, activations_of_quantized: self.activations, ..precision })
     }
 }
