@@ -79,6 +79,7 @@ fn quantized_weights_as_they_are_err_no_more_than_transformers_in_16_bits() {
 fn quantized_weights_by_wgpu() {
     common::on_wgpu(|ctx| {
         assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::in_f32(ctx, &folder).map(Some))));
+        assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::quantized(ctx, &folder))));
     });
 }
 
@@ -94,6 +95,8 @@ fn quantized_weights_stay_quantized() {
             let blocks = rows.iter().flat_map(|(_, rows)| rows).any(|row| row.ends_with(".blocks"));
             let act_order = ["desc_act", "actorder"].iter().any(|words| name(&folder).contains(words));
             assert_eq!(blocks, dtype.is_none() && !act_order, "{}: {rows:?}", name(&folder));
+            let encoding = model.decoder().precision().main_encoding().to_string();
+            assert_eq!(blocks, encoding.contains("-g"), "{} is said to be {encoding}", name(&folder));
             weights.push((blocks, model.decoder().weight_bytes()));
         }
         if weights[0].0 {

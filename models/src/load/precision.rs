@@ -60,8 +60,19 @@ impl WeightOptions {
             (None, Some(_)) => DType::BF16,
             (None, None) => main_dtype(checkpoint)?,
         };
+        // Only CPUs have formats for blocks.
+        if let (Some(Quantize { format, .. }), Some(_)) = (self.quantize, &hardware.accelerator) {
+            return Err(Error::Unsupported {
+                what: format!("weights as {} on a GPU", Encoding::Blocks(format)),
+                supported: "f32, f16 and bf16 there, quantized ones on CPUs".to_owned(),
+            });
+        }
+        let kept = match keeps_blocks && hardware.accelerator.is_none() {
+            true => first_blocks(checkpoint)?,
+            false => None,
+        };
         let precision = Precision::of(dtype, hardware)?;
-        Ok(Precision { quantize: self.quantize, keeps_blocks, activations_of_quantized: self.activations, ..precision })
+        Ok(Precision { quantize: self.quantize, kept, activations_of_quantized: self.activations, ..precision })
     }
 }
 
@@ -72,8 +83,8 @@ pub struct Precision {
     pub weights: DType,
     /// How weights are quantized as they are loaded.
     pub quantize: Option<Quantize>,
-    /// Whether weights that the checkpoint has quantized stay so.
-    pub keeps_blocks: bool,
+    /// What the first of the weights is that the checkpoint has quantized and that stay so.
+    pub kept: Option<Encoding>,
     /// What products with quantized weights read, if not what others do.
     pub activations_of_quantized: Option<Activations>,
     /// Of what products read.
@@ -107,7 +118,7 @@ impl Precision {
         Ok(Self {
             weights: dtype,
             quantize: None,
-            keeps_blocks: true,
+            kept: None,
             activations_of_quantized: None,
             activations,
             compute,
@@ -125,7 +136,7 @@ impl Precision {
 
     /// What most weights become.
     pub fn main_encoding(&self) -> Encoding {
-        self.encoding(&[])
+        self.kept.unwrap_or_else(|| self.encoding(&[]))
     }
 
     /// How the operands of most products are rounded.
@@ -141,6 +152,19 @@ impl Precision {
             _ => self.compute,
         }
     }
+}
+
+/// The blocks of the first module of a checkpoint that is in any.
+fn first_blocks(checkpoint: &Checkpoint) -> Result<Option<Encoding>> {
+    if checkpoint.quantization().is_none() {
+        return Ok(None);
+    }
+    for module in checkpoint.names().filter_map(|name| Some(name.rsplit_once('.')?.0)) {
+        if let Some(encoding @ Encoding::Blocks(_)) = checkpoint.module(module)?.map(|module| module.encoding()) {
+            return Ok(Some(encoding));
+        }
+    }
+    Ok(None)
 }
 
 /// The dtype of floating-point elements.

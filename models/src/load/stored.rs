@@ -111,7 +111,7 @@ pub(super) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DT
 /// What a weight of parts that are stored so becomes on a kind of device: blocks stay as they are where all parts are
 /// in the same ones and the device has a format for them.
 pub(super) fn encoding(precision: &Precision, device: DeviceKind, parts: &[Part], stored: &[Stored]) -> Encoding {
-    let kept = precision.keeps_blocks.then(|| common_blocks(stored)).flatten();
+    let kept = precision.kept.and_then(|_| common_blocks(stored));
     kept.filter(|&blocks| WeightPacker::has_format(device, blocks)).unwrap_or_else(|| precision.encoding(parts))
 }
 
