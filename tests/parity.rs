@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
+use sinew::models::load::Quantize;
 use sinew::prelude::*;
+use sinew::tensor::BlockFormat;
 use sinew_conformance::parity::{self, Comparison, Expectation, name};
 
 /// An embedding's component may be off by this.
@@ -80,6 +82,12 @@ fn quantized_weights_by_wgpu() {
     common::on_wgpu(|ctx| {
         assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::in_f32(ctx, &folder).map(Some))));
         assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::quantized(ctx, &folder))));
+        let quantize = Some(Quantize { format: BlockFormat::INT8, head: true });
+        let weights = WeightOptions { quantize, ..WeightOptions::default() };
+        let options = LoadOptions { weights, ..LoadOptions::default() };
+        let folder = Folder::new(&quantized()[0]);
+        let refused = LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {}).expect_err("on a GPU");
+        assert!(refused.to_string().contains("on a GPU"), "{refused}");
     });
 }
 
