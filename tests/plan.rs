@@ -70,8 +70,10 @@ fn taken<T>(load: impl FnOnce(Arc<Context>) -> T) -> usize {
 
 fn fixtures() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let folders = folder.read_dir().expect("there are fixtures").map(|entry| entry.expect("readable").path());
-    let mut folders: Vec<_> = folders.filter(|path| path.join("config.json").exists()).collect();
+    let entries = [folder.join("quantized"), folder].map(|folder| folder.read_dir().expect("there are fixtures"));
+    let folders = entries.into_iter().flatten().map(|entry| entry.expect("readable").path());
+    // Whole models: others are tensors alone.
+    let mut folders: Vec<_> = folders.filter(|path| path.join("expected.safetensors").exists()).collect();
     folders.sort();
     folders
 }
