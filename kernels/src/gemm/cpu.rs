@@ -5,7 +5,7 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::driver::run;
 use super::plan::workspace;
-use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
+use super::tile::{Left, Tiles, prefetch_ahead, tiled_row, tiles};
 use super::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::cpu_row::needs;
 use crate::packed::{PANEL, PanelKind};
@@ -189,7 +189,7 @@ unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
             let (mut a, mut b) = (a, b.add(first * P::BYTES / 2));
             for _ in 0..steps / P::DEPTH {
                 for h in 0..H {
-                    prefetch_page_ahead(b.wrapping_add(h * P::BYTES / 2));
+                    prefetch_ahead(b.wrapping_add(h * P::BYTES / 2));
                 }
                 for depth in 0..P::DEPTH {
                     let mut w = [S::splat(0.0); H];

@@ -7,7 +7,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use super::cpu::{self, cost};
 use super::driver::run;
 use super::plan::workspace;
-use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
+use super::tile::{Left, Tiles, prefetch_ahead, tiled_row, tiles};
 use super::{Compute, Gemm, GemmStatic};
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
@@ -59,8 +59,8 @@ unsafe fn dot<const R: usize>(
         }
         let (mut a, mut b) = (a.cast::<i32>(), b);
         for _ in 0..steps {
-            prefetch_page_ahead(b);
-            prefetch_page_ahead(b.wrapping_add(64));
+            prefetch_ahead(b);
+            prefetch_ahead(b.wrapping_add(64));
             let low: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.cast()));
             let high: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.add(64).cast()));
             for (r, s) in s.iter_mut().enumerate() {

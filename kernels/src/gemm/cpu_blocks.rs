@@ -1,16 +1,17 @@
 //! Rows of block-quantized weights whose activations stay floats: codes are looked up in registers, each group of K is
 //! one chain of multiply-adds of what they stand for, and one more chain takes the groups with their scales.
 
+use std::marker::PhantomData;
 use std::sync::LazyLock;
 
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::cpu::cost;
-use super::cpu_int8::load_scales;
 use super::driver::run;
+use super::groups::{LINE, Products, multiply};
 use super::plan::workspace;
-use super::tile::{Expansion, Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
+use super::tile::{Expansion, Left, Tiles, prefetch_ahead, tiled_row, tiles};
 use super::{Compute, Gemm, GemmStatic};
 use crate::cpu_row::needs;
 use crate::packed::blocks::{self, held_code};
@@ -18,7 +19,7 @@ use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
-use crate::simd::{LANES, Portable, Simd};
+use crate::simd::{Portable, Simd};
 use crate::{Arithmetic, Refusal, Row};
 
 pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
@@ -119,24 +120,15 @@ macro_rules! groups_at {
             let PanelKind::Blocks(format) = panels else {
                 return debug_assert!(false, "the rows admit blocks only");
             };
-            let a = a.cast();
             // SAFETY: passed on; the codes are the format's.
             unsafe {
-                match (format.values(), format.zero_points()) {
-                    (BlockValues::Int4 | BlockValues::F4E2M1, false) => {
-                        groups::<$simd, Nibbles, false, R, H>(format, a, b, steps, sums, carry);
+                match format.values() {
+                    BlockValues::Int4 | BlockValues::F4E2M1 => {
+                        multiply::<_, R, H>(Fma::<$simd, Nibbles>::of(format), format, a, b, steps, sums, carry);
                     }
-                    (BlockValues::Int4 | BlockValues::F4E2M1, true) => {
-                        groups::<$simd, Nibbles, true, R, H>(format, a, b, steps, sums, carry);
-                    }
-                    (BlockValues::Int8, false) => {
-                        groups::<$simd, Bytes, false, R, H>(format, a, b, steps, sums, carry);
-                    }
-                    (BlockValues::Int8, true) => {
-                        groups::<$simd, Bytes, true, R, H>(format, a, b, steps, sums, carry);
-                    }
-                    (BlockValues::F8E4M3 | BlockValues::F8E5M2, _) => {
-                        groups::<$simd, FloatBytes, false, R, H>(format, a, b, steps, sums, carry);
+                    BlockValues::Int8 => multiply::<_, R, H>(Fma::<$simd, Bytes>::of(format), format, a, b, steps, sums, carry),
+                    BlockValues::F8E4M3 | BlockValues::F8E5M2 => {
+                        multiply::<_, R, H>(Fma::<$simd, FloatBytes>::of(format), format, a, b, steps, sums, carry);
                     }
                 }
             }
@@ -154,15 +146,8 @@ macro_rules! groups_at {
             let PanelKind::Blocks(format) = panels else {
                 return debug_assert!(false, "the rows admit blocks only");
             };
-            let a = a.cast();
             // SAFETY: passed on.
-            unsafe {
-                if format.zero_points() {
-                    groups::<$simd, Expanded, true, R, H>(format, a, b, steps, sums, carry);
-                } else {
-                    groups::<$simd, Expanded, false, R, H>(format, a, b, steps, sums, carry);
-                }
-            }
+            unsafe { multiply::<_, R, H>(Fma::<$simd, Expanded>::of(format), format, a, b, steps, sums, carry) };
         }
 
         $(#[target_feature(enable = $features)])?
@@ -197,7 +182,7 @@ pub(super) fn table(values: BlockValues) -> &'static [f32; 256] {
 }
 
 /// How codes become floats.
-trait Codes {
+trait Codes: Copy {
     /// Those of a word.
     const PER_WORD: usize;
     /// The codes of sixteen words from bit `shift` on.
@@ -205,10 +190,13 @@ trait Codes {
 }
 
 /// Codes of four bits.
+#[derive(Clone, Copy)]
 struct Nibbles;
 /// Integers of a byte.
+#[derive(Clone, Copy)]
 struct Bytes;
 /// Floats of a byte.
+#[derive(Clone, Copy)]
 struct FloatBytes;
 
 impl Codes for Nibbles {
@@ -239,6 +227,7 @@ impl Codes for FloatBytes {
 }
 
 /// What codes stand for, in their place.
+#[derive(Clone, Copy)]
 struct Expanded;
 
 impl Codes for Expanded {
@@ -267,7 +256,7 @@ unsafe fn expand<S: Simd, C: Codes>(format: BlockFormat, b: *const u8, steps: us
             (b, to) = (b.add(header), to.add(header));
             for _ in 0..here / C::PER_WORD {
                 for half in 0..2 {
-                    prefetch_page_ahead(b.wrapping_add(half * STEP / 2));
+                    prefetch_ahead(b.wrapping_add(half * STEP / 2));
                     for k in 0..C::PER_WORD {
                         let w = C::load::<S>(b.add(half * STEP / 2), blocks::shift(values, k), table);
                         S::store(to.add(k * STEP + half * STEP / 2).cast(), w);
@@ -279,96 +268,76 @@ unsafe fn expand<S: Simd, C: Codes>(format: BlockFormat, b: *const u8, steps: us
     }
 }
 
-/// `R` rows of `H` vectors of sums: for each group of K `s = fma(Σ a·q - zero · Σ a, scale, s)`.
-///
-/// # Safety
-/// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` sums where the format has zero points and of
-/// `[steps][R]` values, `b` groups of the format, `sums` is `[R][32]`.
-#[inline(always)]
-unsafe fn groups<S: Simd, C: Codes, const ZEROS: bool, const R: usize, const H: usize>(
-    format: BlockFormat,
-    a: *const f32,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    /// Bytes of a line of words, and of a step.
-    const LINE: usize = STEP;
-    let values = format.values();
-    let (table, header) = (table(values), blocks::header_bytes(format));
-    // SAFETY: passed on; what is read and written is inside what the contract names.
-    unsafe {
-        if !carry {
-            (0..R * PANEL).for_each(|i| *sums.add(i) = 0.0);
-        }
-        for first in (0..2).step_by(H) {
-            let (mut a, mut b) = (a, b);
-            for done in (0..steps).step_by(format.group()) {
-                let here = (steps - done).min(format.group());
-                let mut s = [[S::splat(0.0); H]; R];
-                let mut x = a.add(if ZEROS { R } else { 0 });
-                let mut words = b.add(header + first * LINE / 2);
-                for _ in 0..here / C::PER_WORD {
-                    for h in 0..H {
-                        prefetch_page_ahead(words.wrapping_add(h * LINE / 2));
-                    }
-                    for k in 0..C::PER_WORD {
-                        let mut w = [S::splat(0.0); H];
-                        for (h, w) in w.iter_mut().enumerate() {
-                            *w = C::load::<S>(words.add(h * LINE / 2), blocks::shift(values, k), table);
-                        }
-                        for (r, s) in s.iter_mut().enumerate() {
-                            let x = S::splat(*x.add(k * R + r));
-                            for (s, w) in s.iter_mut().zip(w) {
-                                *s = S::fma(x, w, *s);
-                            }
-                        }
-                    }
-                    x = x.add(C::PER_WORD * R);
-                    words = words.add(LINE);
-                }
-                add_group::<S, ZEROS, R, H>(format, a, b, first, &s, sums);
-                a = x;
-                b = b.add(header + here / C::PER_WORD * LINE);
-            }
-        }
+/// Multiply-adds of f32.
+#[derive(Clone, Copy)]
+struct Fma<S, C> {
+    table: &'static [f32; 256],
+    values: BlockValues,
+    kinds: PhantomData<(S, C)>,
+}
+
+impl<S, C> Fma<S, C> {
+    fn of(format: BlockFormat) -> Self {
+        Self { table: table(format.values()), values: format.values(), kinds: PhantomData }
     }
 }
 
-/// Adds the sums of a group, less their zero points and scaled, to those of all.
-///
-/// # Safety
-/// Those of [`Simd`]; `row_sums` has `R` values where the format has zero points, `b` is the group's panel, `sums` is
-/// `[R][32]`.
-#[inline(always)]
-pub(super) unsafe fn add_group<S: Simd, const ZEROS: bool, const R: usize, const H: usize>(
-    format: BlockFormat,
-    row_sums: *const f32,
-    b: *const u8,
-    first: usize,
-    group: &[[S::F; H]; R],
-    sums: *mut f32,
-) {
-    // SAFETY: passed on.
-    unsafe {
-        prefetch_page_ahead(b);
-        let (mut scales, mut zeros) = ([S::splat(0.0); H], [S::splat(0.0); H]);
-        for (h, (scale, zero)) in scales.iter_mut().zip(&mut zeros).enumerate() {
-            let lane = (first + h) * LANES;
-            *scale = load_scales::<S>(format.scale_dtype(), b.add(lane * format.scale_dtype().size()));
-            if ZEROS {
-                *zero = S::sub(S::splat(0.0), S::load_i8(b.add(blocks::scales_bytes(format) + lane).cast()));
+impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S, C> {
+    type S = S;
+    type Sums = [[S::F; H]; R];
+    const LEFT: Left = Left::Singles;
+    const STEPS: usize = C::PER_WORD;
+
+    #[inline(always)]
+    unsafe fn start(self, _: *const f32) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe { [[S::splat(0.0); H]; R] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, words: *const u8) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe {
+            for k in 0..C::PER_WORD {
+                let mut w = [S::splat(0.0); H];
+                for (h, w) in w.iter_mut().enumerate() {
+                    *w = C::load::<S>(words.add(h * LINE / 2), blocks::shift(self.values, k), self.table);
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = S::splat(*a.add(k * R + r));
+                    for (s, w) in sums.iter_mut().zip(w) {
+                        *s = S::fma(x, w, *s);
+                    }
+                }
             }
         }
-        // Else sums are kept in registers from group to group, and those of a group, which need them, are not.
-        let sums = std::hint::black_box(sums);
-        for (r, s) in group.iter().enumerate() {
-            for (h, &s) in s.iter().enumerate() {
-                let x = if ZEROS { S::fma(zeros[h], S::splat(*row_sums.add(r)), s) } else { s };
-                let to = sums.add(r * PANEL + (first + h) * LANES);
-                S::store(to, S::fma(x, scales[h], S::load(to)));
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, header: *const f32, zeros: [S::F; H]) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe { less_zeros::<S, ZEROS, R, H>(sums, header, zeros) }
+    }
+}
+
+/// `Σ a·q - zero · Σ a` of groups before which the sums of `a` stand.
+///
+/// # Safety
+/// That of [`Products::finish`].
+#[inline(always)]
+pub(super) unsafe fn less_zeros<S: Simd, const ZEROS: bool, const R: usize, const H: usize>(
+    mut sums: [[S::F; H]; R],
+    row_sums: *const f32,
+    zeros: [S::F; H],
+) -> [[S::F; H]; R] {
+    if ZEROS {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (s, zero) in sums.iter_mut().zip(zeros) {
+                // SAFETY: passed on.
+                unsafe { *s = S::fma(S::sub(S::splat(0.0), zero), S::splat(*row_sums.add(r)), *s) };
             }
         }
     }
+    sums
 }

@@ -9,13 +9,14 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::cpu::cost;
-use super::cpu_blocks::{self, add_group, table};
+use super::cpu_blocks::{self, less_zeros, table};
 use super::driver::run;
+use super::groups::{LINE, Products, multiply};
 use super::plan::workspace;
-use super::tile::{Expansion, Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
+use super::tile::{Expansion, Left, Tiles, prefetch_ahead, tiled_row, tiles};
 use super::{Compute, Gemm, GemmStatic};
+use crate::packed::PanelKind;
 use crate::packed::blocks;
-use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 use crate::simd::Avx512;
 use crate::{Arithmetic, Refusal, Row};
@@ -24,13 +25,14 @@ pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", fore
 
 pub(super) const ROW: Row<Gemm> = tiled_row!("gemm.cpu.avx512bf16.blocks", DOT, admit, rate, &DOTS);
 
-/// Refuses what is not multiplied in bf16, and bytes where no instruction looks them up.
+/// Refuses what is not multiplied in bf16, and floats of a byte where no instruction looks bytes up.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
     let format = cpu_blocks::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
     if fixed.compute != Compute::Bf16 {
         return Err("computes in bf16, the problem asks for f32".into());
     }
-    if format.values().bits() == 8 && !is_x86_feature_detected!("avx512vbmi") {
+    let is_looked_up = format.values().bits() == 8 && !format.values().is_integer();
+    if is_looked_up && !is_x86_feature_detected!("avx512vbmi") {
         return Err("looks bytes up by AVX512-VBMI".into());
     }
     Ok(())
@@ -44,9 +46,6 @@ pub(crate) fn rate(hardware: &Hardware) -> f64 {
 pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>))
     .expanding(Expansion { step_bytes: LINE, expand, tiles: tiles!(dot_expanded: <1>, <2>, <4>, <6>, <8>, <12>) });
 
-/// Bytes of a line of words, and of two steps in bf16.
-const LINE: usize = 4 * PANEL;
-
 /// The bf16 of every code as panels hold it: of codes of four bits again and again.
 fn codes(values: BlockValues) -> &'static [[u8; 256]; 2] {
     static TABLES: LazyLock<[[[u8; 256]; 2]; 5]> = LazyLock::new(|| {
@@ -57,7 +56,7 @@ fn codes(values: BlockValues) -> &'static [[u8; 256]; 2] {
 }
 
 /// How a line of sixteen words becomes pairs of bf16.
-trait Pairs {
+trait Pairs: Copy {
     /// Pairs of a word.
     const COUNT: usize;
     unsafe fn new(values: BlockValues) -> Self;
@@ -65,6 +64,7 @@ trait Pairs {
 }
 
 /// Four bits choose among sixteen words; the table is there twice, so that a fifth is of no account.
+#[derive(Clone, Copy)]
 struct Nibbles(__m512i);
 
 impl Pairs for Nibbles {
@@ -95,6 +95,7 @@ impl Pairs for Nibbles {
 }
 
 /// The low and the high bytes of bf16, each in four registers.
+#[derive(Clone, Copy)]
 struct Bytes([[__m512i; 4]; 2]);
 
 impl Pairs for Bytes {
@@ -124,7 +125,46 @@ impl Pairs for Bytes {
     }
 }
 
+/// Integers of a byte by arithmetic: a byte below the mantissa's bits of a power of two is added to it, which is taken off
+/// again, with the offset. f32 has the integers in its upper half, which is bf16.
+#[derive(Clone, Copy)]
+struct Integers;
+
+impl Pairs for Integers {
+    const COUNT: usize = 2;
+
+    #[inline(always)]
+    unsafe fn new(_: BlockValues) -> Self {
+        Self
+    }
+
+    #[inline(always)]
+    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N] {
+        /// 2^23 and 2^15: the lowest byte of the one's bits counts ones, as does the second of the other's.
+        const POWERS: [f32; 2] = [8_388_608.0, 32_768.0];
+        debug_assert_eq!(N, Self::COUNT);
+        // SAFETY: the caller has AVX-512 and names sixteen words.
+        unsafe {
+            let even = _mm512_loadu_si512(p.cast());
+            let steps = [even, _mm512_srli_epi32::<16>(even)];
+            let mut pairs = [even; N];
+            for (byte, (pair, power)) in pairs.iter_mut().zip(POWERS).enumerate() {
+                let (mask, bits) = (_mm512_set1_epi32(0xff << (8 * byte)), _mm512_set1_epi32(power.to_bits() as i32));
+                let taken = _mm512_set1_ps(power + f32::from(blocks::offset(BlockValues::Int8)));
+                let mut floats = steps;
+                for float in &mut floats {
+                    let sum = _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xea>(*float, mask, bits));
+                    *float = _mm512_castps_si512(_mm512_sub_ps(sum, taken));
+                }
+                *pair = _mm512_or_si512(_mm512_srli_epi32::<16>(floats[0]), floats[1]);
+            }
+            std::mem::transmute_copy(&pairs)
+        }
+    }
+}
+
 /// Pairs in their place.
+#[derive(Clone, Copy)]
 struct Expanded;
 
 impl Pairs for Expanded {
@@ -171,11 +211,8 @@ macro_rules! pairs_by {
             ) {
                 // SAFETY: passed on.
                 unsafe {
-                    if format.zero_points() {
-                        super::groups::<$pairs, { <$pairs>::COUNT }, true, R>(format, a, b, steps, sums, carry)
-                    } else {
-                        super::groups::<$pairs, { <$pairs>::COUNT }, false, R>(format, a, b, steps, sums, carry)
-                    }
+                    let dots = Dots::<_, { <$pairs>::COUNT }>(<$pairs>::new(format.values()));
+                    multiply::<_, R, 2>(dots, format, a, b, steps, sums, carry);
                 }
             }
 
@@ -189,6 +226,7 @@ macro_rules! pairs_by {
 }
 
 pairs_by!(nibbles, Nibbles, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
+pairs_by!(integers, Integers, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
 pairs_by!(bytes, Bytes, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c");
 
 unsafe fn dot<const R: usize>(
@@ -202,11 +240,12 @@ unsafe fn dot<const R: usize>(
     let PanelKind::Blocks(format) = panels else {
         return debug_assert!(false, "the row admits blocks only");
     };
-    // SAFETY: passed on; the codes are the format's, and bytes were admitted where there is VBMI.
+    // SAFETY: passed on; the codes are the format's, and floats of a byte were admitted where there is VBMI.
     unsafe {
-        match format.values().bits() {
-            8 => bytes::groups::<R>(format, a, b, steps, sums, carry),
-            _ => nibbles::groups::<R>(format, a, b, steps, sums, carry),
+        match format.values() {
+            BlockValues::Int4 | BlockValues::F4E2M1 => nibbles::groups::<R>(format, a, b, steps, sums, carry),
+            BlockValues::Int8 => integers::groups::<R>(format, a, b, steps, sums, carry),
+            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::groups::<R>(format, a, b, steps, sums, carry),
         }
     }
 }
@@ -224,13 +263,7 @@ unsafe fn dot_expanded<const R: usize>(
         return debug_assert!(false, "the row admits blocks only");
     };
     // SAFETY: passed on.
-    unsafe {
-        if format.zero_points() {
-            groups::<Expanded, 1, true, R>(format, a, b, steps, sums, carry)
-        } else {
-            groups::<Expanded, 1, false, R>(format, a, b, steps, sums, carry)
-        }
-    }
+    unsafe { multiply::<_, R, 2>(Dots::<_, 1>(Expanded), format, a, b, steps, sums, carry) };
 }
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
@@ -239,9 +272,10 @@ unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
     };
     // SAFETY: as for `dot`.
     unsafe {
-        match format.values().bits() {
-            8 => bytes::expand(format, b, steps, to),
-            _ => nibbles::expand(format, b, steps, to),
+        match format.values() {
+            BlockValues::Int4 | BlockValues::F4E2M1 => nibbles::expand(format, b, steps, to),
+            BlockValues::Int8 => integers::expand(format, b, steps, to),
+            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::expand(format, b, steps, to),
         }
     }
 }
@@ -263,7 +297,7 @@ unsafe fn expand_pairs<P: Pairs, const N: usize>(format: BlockFormat, b: *const 
             (b, to) = (b.add(header), to.add(header));
             for _ in 0..here / N {
                 for half in 0..2 {
-                    prefetch_page_ahead(b.wrapping_add(half * LINE / 2));
+                    prefetch_ahead(b.wrapping_add(half * LINE / 2));
                     for (i, pairs) in codes.load::<N>(b.add(half * LINE / 2)).into_iter().enumerate() {
                         let pairs: __m512i = std::mem::transmute(pairs);
                         _mm512_storeu_si512(to.add(i * LINE + half * LINE / 2).cast(), pairs);
@@ -275,50 +309,43 @@ unsafe fn expand_pairs<P: Pairs, const N: usize>(format: BlockFormat, b: *const 
     }
 }
 
-/// `R` rows of two registers of sums: for each group of K `s = fma(Σ a·q - zero · Σ a, scale, s)`.
-///
-/// # Safety
-/// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` sums where the format has zero points and of
-/// `[steps][R]` pairs, `b` groups of the format, `sums` is `[R][32]`.
-#[inline(always)]
-unsafe fn groups<P: Pairs, const N: usize, const ZEROS: bool, const R: usize>(
-    format: BlockFormat,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    let (header, group) = (blocks::header_bytes(format), format.group() / 2);
-    // SAFETY: passed on; what is read and written is inside what the contract names.
-    unsafe {
-        if !carry {
-            (0..R * PANEL).for_each(|i| *sums.add(i) = 0.0);
-        }
-        let codes = P::new(format.values());
-        let (mut a, mut b) = (a.cast::<i32>(), b);
-        for done in (0..steps).step_by(group) {
-            let here = (steps - done).min(group);
-            let mut s = [[_mm512_setzero_ps(); 2]; R];
-            let mut x = a.add(if ZEROS { R } else { 0 });
-            let mut words = b.add(header);
-            for _ in 0..here / N {
-                prefetch_page_ahead(words);
-                prefetch_page_ahead(words.wrapping_add(LINE / 2));
-                let (low, high) = (codes.load::<N>(words), codes.load::<N>(words.add(LINE / 2)));
-                for i in 0..N {
-                    for (r, s) in s.iter_mut().enumerate() {
-                        let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*x.add(i * R + r)));
-                        s[0] = _mm512_dpbf16_ps(s[0], x, low[i]);
-                        s[1] = _mm512_dpbf16_ps(s[1], x, high[i]);
-                    }
+/// `vdpbf16ps`.
+impl<P: Pairs, const N: usize, const R: usize> Products<R, 2> for Dots<P, N> {
+    type S = Avx512;
+    type Sums = [[__m512; 2]; R];
+    const LEFT: Left = Left::Pairs;
+    const STEPS: usize = N;
+
+    #[inline(always)]
+    unsafe fn start(self, _: *const f32) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe { [[_mm512_setzero_ps(); 2]; R] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, words: *const u8) -> Self::Sums {
+        let a = a.cast::<i32>();
+        // SAFETY: passed on.
+        unsafe {
+            let (low, high) = (self.0.load::<N>(words), self.0.load::<N>(words.add(LINE / 2)));
+            for i in 0..N {
+                for (r, s) in sums.iter_mut().enumerate() {
+                    let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(i * R + r)));
+                    s[0] = _mm512_dpbf16_ps(s[0], x, low[i]);
+                    s[1] = _mm512_dpbf16_ps(s[1], x, high[i]);
                 }
-                x = x.add(N * R);
-                words = words.add(LINE);
             }
-            add_group::<Avx512, ZEROS, R, 2>(format, a.cast(), b, 0, &s, sums);
-            a = x;
-            b = b.add(header + here / N * LINE);
         }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, header: *const f32, zeros: [__m512; 2]) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe { less_zeros::<Avx512, ZEROS, R, 2>(sums, header, zeros) }
     }
 }
+
+/// Products with the `N` pairs that each word becomes.
+#[derive(Clone, Copy)]
+struct Dots<P, const N: usize>(P);

@@ -1,17 +1,20 @@
 //! Rows of int8 activations and weights of 4 or 8 bits: products of whole groups of K are exact, and one chain of
 //! multiply-adds takes them with their scales.
 
+use std::marker::PhantomData;
+
 use sinew_memory::{Hardware, SimdLevel};
-use sinew_tensor::{BlockFormat, DType};
+use sinew_tensor::BlockFormat;
 
 use super::cpu::cost;
 use super::driver::run;
+use super::groups::{LINE, Products, multiply};
 use super::plan::workspace;
-use super::tile::{Left, Tiles, prefetch_page_ahead, tiled_row, tiles};
+use super::tile::{Left, Tiles, tiled_row, tiles};
 use super::{Compute, Gemm, GemmStatic};
 use crate::cpu_row::needs;
+use crate::packed::PanelKind;
 use crate::packed::blocks;
-use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 use crate::simd::{LANES, Portable, Simd};
 use crate::{Arithmetic, Refusal, Row};
@@ -67,7 +70,7 @@ pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -
 pub(crate) static PORTABLE: Tiles =
     Tiles::new(SimdLevel::Portable, Left::Quads, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
 
-/// [`groups`] by some products, with their instructions.
+/// [`multiply`] by some products, with their instructions.
 macro_rules! groups_by {
     ($name:ident, $dots:ty $(, $features:literal)?) => {
         $(#[target_feature(enable = $features)])?
@@ -84,11 +87,9 @@ macro_rules! groups_by {
             };
             // SAFETY: passed on; the number of quads is that of the format.
             unsafe {
-                match (blocks::quads(format.values()).len(), format.zero_points()) {
-                    (1, false) => groups::<$dots, 1, false, R, H>(format, a, b, steps, sums, carry),
-                    (1, true) => groups::<$dots, 1, true, R, H>(format, a, b, steps, sums, carry),
-                    (_, false) => groups::<$dots, 2, false, R, H>(format, a, b, steps, sums, carry),
-                    (_, true) => groups::<$dots, 2, true, R, H>(format, a, b, steps, sums, carry),
+                match blocks::quads(format.values()).len() {
+                    1 => multiply::<_, R, H>(Quads::<$dots, 1>::of(format), format, a, b, steps, sums, carry),
+                    _ => multiply::<_, R, H>(Quads::<$dots, 2>::of(format), format, a, b, steps, sums, carry),
                 }
             }
         }
@@ -97,24 +98,8 @@ macro_rules! groups_by {
 
 groups_by!(groups_portable, Plain);
 
-/// Scales of sixteen outputs.
-///
-/// # Safety
-/// Those of [`Simd`]; there are sixteen at `p`.
-#[inline(always)]
-pub(super) unsafe fn load_scales<S: Simd>(dtype: DType, p: *const u8) -> S::F {
-    // SAFETY: passed on.
-    unsafe {
-        match dtype {
-            DType::F16 => S::load_f16(p.cast()),
-            DType::BF16 => S::load_bf16(p.cast()),
-            _ => S::load(p.cast()),
-        }
-    }
-}
-
 /// Integer sums of sixteen outputs.
-trait Dots {
+trait Dots: Copy {
     type S: Simd;
     type Sums: Copy;
     /// Four weights of each output.
@@ -130,6 +115,7 @@ trait Dots {
 }
 
 /// Plain Rust.
+#[derive(Clone, Copy)]
 struct Plain;
 
 impl Dots for Plain {
@@ -166,90 +152,81 @@ impl Dots for Plain {
     }
 }
 
-/// `R` rows of `H` vectors of sums: for each group of K `s = fma((Σ a·b - zero · Σ a) · scale of a, scale of b, s)`,
-/// where what is in brackets is an integer and exact.
-///
-/// # Safety
-/// That of a [`Loop`](super::tile::Loop): `a` is groups of `[R]` scales, `[R]` starts and `[steps][R]` quads, `b`
-/// groups of the format, whose words have `QUADS` quads, `sums` is `[R][32]`.
-#[inline(always)]
-unsafe fn groups<D: Dots, const QUADS: usize, const ZEROS: bool, const R: usize, const H: usize>(
-    format: BlockFormat,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    /// Bytes of a line of words.
-    const LINE: usize = 4 * PANEL;
-    let group = format.group() / 4;
-    let (scale_bytes, header) = (format.scale_dtype().size(), blocks::header_bytes(format));
-    // Offsets are powers of two.
-    let inverse_offset = 1.0 / f32::from(blocks::offset(format.values()));
-    // SAFETY: passed on; what is read and written is inside what the contract names.
-    unsafe {
-        if !carry {
-            (0..R * PANEL).for_each(|i| *sums.add(i) = 0.0);
-        }
-        for first in (0..2).step_by(H) {
-            let (mut a, mut b) = (a, b);
-            for done in (0..steps).step_by(group) {
-                let here = (steps - done).min(group);
-                let (scales, starts) = (a.cast::<f32>(), a.cast::<i32>().add(R));
-                let mut s = [[D::splat(0); H]; R];
-                for (r, s) in s.iter_mut().enumerate() {
-                    *s = [D::splat(*starts.add(r)); H];
-                }
-                let (mut quads, mut words) = (starts.add(R), b.add(header + first * LINE / 2));
-                for _ in 0..here / QUADS {
-                    let mut w = [D::load::<QUADS>(words); H];
-                    for (h, w) in w.iter_mut().enumerate() {
-                        prefetch_page_ahead(words.wrapping_add(h * LINE / 2));
-                        *w = D::load::<QUADS>(words.add(h * LINE / 2));
-                    }
-                    for quad in 0..QUADS {
-                        for (r, s) in s.iter_mut().enumerate() {
-                            let x = *quads.add(quad * R + r);
-                            for (s, w) in s.iter_mut().zip(w) {
-                                *s = D::dot(*s, w[quad], x);
-                            }
-                        }
-                    }
-                    quads = quads.add(QUADS * R);
-                    words = words.add(LINE);
-                }
-                prefetch_page_ahead(b);
-                let mut columns = [D::S::splat(0.0); H];
-                let mut zeros = [D::S::splat(0.0); H];
-                for (h, (scale, zero)) in columns.iter_mut().zip(&mut zeros).enumerate() {
-                    let lane = (first + h) * LANES;
-                    *scale = load_scales::<D::S>(format.scale_dtype(), b.add(lane * scale_bytes));
-                    if ZEROS {
-                        *zero = D::S::load_i8(b.add(blocks::scales_bytes(format) + lane).cast());
-                    }
-                }
-                // Else sums are kept in registers from group to group, and the integers, which need them, are not.
-                let sums = std::hint::black_box(sums);
-                let mut exact = [[D::S::splat(0.0); H]; R];
-                for (r, (x, s)) in exact.iter_mut().zip(s).enumerate() {
-                    // What sums start from is `-offset` times the sum of the row's values.
-                    let sum = D::S::mul(D::widen(D::splat(*starts.add(r))), D::S::splat(inverse_offset));
-                    for (h, (x, s)) in x.iter_mut().zip(s).enumerate() {
-                        *x = if ZEROS { D::S::fma(zeros[h], sum, D::widen(s)) } else { D::widen(s) };
-                    }
-                }
-                for (r, x) in exact.into_iter().enumerate() {
-                    for (h, x) in x.into_iter().enumerate() {
-                        // The row's scale first: the two scales' product may be too large where the sum is not.
-                        let x = D::S::mul(x, D::S::splat(*scales.add(r)));
-                        let to = sums.add(r * PANEL + (first + h) * LANES);
-                        D::S::store(to, D::S::fma(x, columns[h], D::S::load(to)));
-                    }
-                }
-                a = a.add((2 + here) * R * 4);
-                b = b.add(header + here / QUADS * LINE);
+/// Products of quads.
+#[derive(Clone, Copy)]
+struct Quads<D, const N: usize> {
+    /// The inverse of what weights are too large by, a power of two.
+    inverse_offset: f32,
+    dots: PhantomData<D>,
+}
+
+impl<D, const N: usize> Quads<D, N> {
+    fn of(format: BlockFormat) -> Self {
+        Self { inverse_offset: 1.0 / f32::from(blocks::offset(format.values())), dots: PhantomData }
+    }
+}
+
+impl<D: Dots, const N: usize, const R: usize, const H: usize> Products<R, H> for Quads<D, N> {
+    type S = D::S;
+    type Sums = [[D::Sums; H]; R];
+    const LEFT: Left = Left::Quads;
+    const STEPS: usize = N;
+
+    #[inline(always)]
+    unsafe fn start(self, header: *const f32) -> Self::Sums {
+        // SAFETY: passed on; what sums start from stands behind the rows' scales.
+        unsafe {
+            let mut sums = [[D::splat(0); H]; R];
+            for (r, sums) in sums.iter_mut().enumerate() {
+                *sums = [D::splat(*header.cast::<i32>().add(R + r)); H];
             }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, words: *const u8) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe {
+            let mut w = [D::load::<N>(words); H];
+            for (h, w) in w.iter_mut().enumerate() {
+                *w = D::load::<N>(words.add(h * LINE / 2));
+            }
+            for quad in 0..N {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = *a.cast::<i32>().add(quad * R + r);
+                    for (s, w) in sums.iter_mut().zip(w) {
+                        *s = D::dot(*s, w[quad], x);
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    /// What is multiplied with weights' scales: `(Σ a·b - zero · Σ a) · scale of a`, in brackets an integer and exact.
+    #[inline(always)]
+    unsafe fn finish<const ZEROS: bool>(
+        self,
+        sums: Self::Sums,
+        header: *const f32,
+        zeros: [<D::S as Simd>::F; H],
+    ) -> [[<D::S as Simd>::F; H]; R] {
+        // SAFETY: passed on.
+        unsafe {
+            let mut exact = [[D::S::splat(0.0); H]; R];
+            for (r, (exact, sums)) in exact.iter_mut().zip(sums).enumerate() {
+                // What sums start from is `-offset` times the sum of the row's values.
+                let start = D::widen(D::splat(*header.cast::<i32>().add(R + r)));
+                let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
+                // The row's scale first: the two scales' product may be too large where the sum is not.
+                let scale = D::S::splat(*header.add(r));
+                for (h, (x, s)) in exact.iter_mut().zip(sums).enumerate() {
+                    let s = if ZEROS { D::S::fma(zeros[h], sum, D::widen(s)) } else { D::widen(s) };
+                    *x = D::S::mul(s, scale);
+                }
+            }
+            exact
         }
     }
 }
@@ -275,6 +252,7 @@ pub(crate) mod x86 {
     groups_by!(groups_avx2, EvenAndOdd, "avx2,fma,f16c");
 
     /// `vpdpbusd`.
+    #[derive(Clone, Copy)]
     struct Vnni;
 
     impl Dots for Vnni {
@@ -324,6 +302,7 @@ pub(crate) mod x86 {
     }
 
     /// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones.
+    #[derive(Clone, Copy)]
     struct EvenAndOdd;
 
     impl Dots for EvenAndOdd {

@@ -61,6 +61,7 @@ mod cuda_cublaslt;
 pub(crate) mod driver;
 mod epilogue;
 mod foreign;
+mod groups;
 mod input_norm;
 mod pack;
 pub(crate) mod plan;

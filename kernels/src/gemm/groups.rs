@@ -1,0 +1,205 @@
+//! The loop over the groups of a panel of blocks, which rows of all arithmetics share: `s = fma(Σ a·(q - zero), scale, s)`.
+
+use sinew_tensor::{BlockFormat, DType};
+
+use super::tile::{Left, prefetch_ahead};
+use crate::packed::{PANEL, PanelKind, blocks};
+use crate::simd::{LANES, Simd};
+
+/// Bytes of a line of words of 32 bits.
+pub(super) const LINE: usize = 4 * PANEL;
+
+/// The products of `R` rows with `H` vectors of sixteen outputs: what differs between arithmetics.
+///
+/// # Safety
+/// Those of [`Simd`]; `a` are steps of `[R]` words of 32 bits, `header` is what comes before a group of them (see
+/// [`Left::header`](super::tile::Left::header)), `words` are `H` times sixteen words.
+#[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
+pub(super) trait Products<const R: usize, const H: usize>: Copy {
+    type S: Simd;
+    /// The sums of a group.
+    type Sums: Copy;
+    /// What a step of `a` is.
+    const LEFT: Left;
+    /// Steps in a line of words.
+    const STEPS: usize;
+    /// What sums start from.
+    unsafe fn start(self, header: *const f32) -> Self::Sums;
+    /// Adds the products of a line of words.
+    unsafe fn add_line(self, sums: Self::Sums, a: *const f32, words: *const u8) -> Self::Sums;
+    /// The sums, less the zero points' where there are any.
+    unsafe fn finish<const ZEROS: bool>(
+        self,
+        sums: Self::Sums,
+        header: *const f32,
+        zeros: [<Self::S as Simd>::F; H],
+    ) -> [[<Self::S as Simd>::F; H]; R];
+}
+
+/// Multiplies a tile with a panel of blocks.
+///
+/// # Safety
+/// That of a [`Loop`](super::tile::Loop): `a` is groups of headers and steps of `R` rows, `b` groups of the format,
+/// `sums` is `[R][32]`.
+#[inline(always)]
+pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const H: usize>(
+    products: P,
+    format: BlockFormat,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        if format.zero_points() {
+            all_groups::<P, true, R, H>(products, format, a, b, steps, sums, carry);
+        } else {
+            all_groups::<P, false, R, H>(products, format, a, b, steps, sums, carry);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize>(
+    products: P,
+    format: BlockFormat,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    let group = format.group() / P::LEFT.per_step();
+    for first in (0..2).step_by(H) {
+        // SAFETY: passed on; what is read and written is inside what the contract names.
+        unsafe {
+            let sums = Sums::<P::S, R, H>::new(sums.add(first * LANES), carry);
+            let mut groups = Groups::<P, ZEROS, R, H> { products, format, first, a: a.cast(), b, sums };
+            for done in (0..steps).step_by(group) {
+                groups.next((steps - done).min(group));
+            }
+            groups.sums.write();
+        }
+    }
+}
+
+/// Groups that are left, and the sums of those before.
+struct Groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize> {
+    products: P,
+    format: BlockFormat,
+    /// The first of the panel's vectors.
+    first: usize,
+    a: *const f32,
+    b: *const u8,
+    sums: Sums<P::S, R, H>,
+}
+
+impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize> Groups<P, ZEROS, R, H> {
+    /// Adds the next group, of `here` steps.
+    #[inline(always)]
+    unsafe fn next(&mut self, here: usize) {
+        let Self { products, format, first, a: row_header, b, .. } = *self;
+        // SAFETY: passed on.
+        unsafe {
+            let mut s = products.start(row_header);
+            let mut a = row_header.add(P::LEFT.header(PanelKind::Blocks(format)) * R);
+            let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
+            for _ in 0..here / P::STEPS {
+                for h in 0..H {
+                    prefetch_ahead(words.wrapping_add(h * LINE / 2));
+                }
+                s = products.add_line(s, a, words);
+                (a, words) = (a.add(P::STEPS * R), words.add(LINE));
+            }
+            let (scales, zeros) = vectors::<P::S, ZEROS, H>(format, b, first);
+            self.sums.add(products.finish::<ZEROS>(s, row_header, zeros), scales);
+            (self.a, self.b) = (a, words.sub(first * LINE / 2));
+        }
+    }
+}
+
+/// The scales and zero points of a group's outputs, from the vector `first` on.
+#[inline(always)]
+unsafe fn vectors<S: Simd, const ZEROS: bool, const H: usize>(
+    format: BlockFormat,
+    b: *const u8,
+    first: usize,
+) -> ([S::F; H], [S::F; H]) {
+    // SAFETY: passed on.
+    unsafe {
+        prefetch_ahead(b);
+        let (mut scales, mut zeros) = ([S::splat(0.0); H], [S::splat(0.0); H]);
+        for (h, (scale, zero)) in scales.iter_mut().zip(&mut zeros).enumerate() {
+            let lane = (first + h) * LANES;
+            let p = b.add(lane * format.scale_dtype().size());
+            *scale = match format.scale_dtype() {
+                DType::F16 => S::load_f16(p.cast()),
+                DType::BF16 => S::load_bf16(p.cast()),
+                _ => S::load(p.cast()),
+            };
+            if ZEROS {
+                *zero = S::load_i8(b.add(blocks::scales_bytes(format) + lane).cast());
+            }
+        }
+        (scales, zeros)
+    }
+}
+
+/// Sums of all groups: of few rows in registers, else in memory, so that those of a group have the registers.
+struct Sums<S: Simd, const R: usize, const H: usize> {
+    at: *mut f32,
+    kept: [[S::F; H]; R],
+}
+
+impl<S: Simd, const R: usize, const H: usize> Sums<S, R, H> {
+    const KEPT: bool = R <= H;
+
+    #[inline(always)]
+    unsafe fn new(at: *mut f32, carry: bool) -> Self {
+        // SAFETY: passed on.
+        unsafe {
+            let mut kept = [[S::splat(0.0); H]; R];
+            for (r, kept) in kept.iter_mut().enumerate() {
+                for (h, kept) in kept.iter_mut().enumerate() {
+                    match (carry, Self::KEPT) {
+                        (true, true) => *kept = S::load(at.add(r * PANEL + h * LANES)),
+                        (false, false) => S::store(at.add(r * PANEL + h * LANES), *kept),
+                        _ => {}
+                    }
+                }
+            }
+            Self { at, kept }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(&mut self, group: [[S::F; H]; R], scales: [S::F; H]) {
+        // Else the compiler keeps them in registers all the same.
+        let at = if Self::KEPT { self.at } else { std::hint::black_box(self.at) };
+        for (r, x) in group.into_iter().enumerate() {
+            for (h, x) in x.into_iter().enumerate() {
+                // SAFETY: passed on.
+                unsafe {
+                    if Self::KEPT {
+                        self.kept[r][h] = S::fma(x, scales[h], self.kept[r][h]);
+                    } else {
+                        let at = at.add(r * PANEL + h * LANES);
+                        S::store(at, S::fma(x, scales[h], S::load(at)));
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write(&self) {
+        for (r, kept) in self.kept.iter().enumerate().filter(|_| Self::KEPT) {
+            for (h, &kept) in kept.iter().enumerate() {
+                // SAFETY: passed on.
+                unsafe { S::store(self.at.add(r * PANEL + h * LANES), kept) };
+            }
+        }
+    }
+}
