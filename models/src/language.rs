@@ -111,7 +111,7 @@ pub struct LanguageModel {
     /// Where the host does not have the logits, tokens are drawn on the device.
     draw: Option<Draw>,
     prefill_chunk: usize,
-    /// Host copy of logits: reused, so that a step allocates nothing.
+    /// Host copy of logits that the host does not have: reused, so that a step allocates nothing.
     row: Vec<f32>,
     /// Tokens of a step.
     next: Vec<u32>,
@@ -254,7 +254,7 @@ impl LanguageModel {
     pub fn prefill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<&[f32]> {
         // Nobody asks for it to end, so that it ends with the logits.
         self.prefill_then(sequence, tokens, &mut || ControlFlow::Continue(()), |model| model.fetch(1))?;
-        Ok(&self.row)
+        Ok(self.fetched(1))
     }
 
     /// [`LanguageModel::prefill`], which between two chunks asks whether to go on. Where it is not to, there are no
@@ -268,8 +268,10 @@ impl LanguageModel {
         tokens: &[u32],
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<&[f32]>> {
-        let end = self.prefill_then(sequence, tokens, go_on, |model| model.fetch(1))?;
-        Ok(end.map(|()| &self.row[..]))
+        match self.prefill_then(sequence, tokens, go_on, |model| model.fetch(1))? {
+            Some(()) => Ok(Some(self.fetched(1))),
+            None => Ok(None),
+        }
     }
 
     /// Prefills, and then takes what is wanted of the last token's logits; nothing where it is not to go on. After an
@@ -322,7 +324,7 @@ impl LanguageModel {
         self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
         self.decode_then(sequences, tokens, |model| model.fetch(rows))?;
-        Ok(&self.row)
+        Ok(self.fetched(rows))
     }
 
     /// One token for each of several sequences, and the most probable next token of each, chosen where the logits are: from
@@ -341,9 +343,10 @@ impl LanguageModel {
                 return Ok(());
             }
             model.fetch(rows)?;
-            for logits in model.row.chunks(model.decoder.config().vocab_size) {
-                model.next.push(argmax(logits)?.id);
-            }
+            let mut next = std::mem::take(&mut model.next);
+            let rows = model.fetched(rows).chunks(model.decoder.config().vocab_size);
+            rows.map(argmax).try_for_each(|best| best.map(|best| next.push(best.id)))?;
+            model.next = next;
             Ok(())
         })?;
         Ok(&self.next)
@@ -389,7 +392,7 @@ impl LanguageModel {
                 let rows = start..(start + most).min(chunk.len());
                 self.head(rows.clone())?;
                 self.fetch(rows.len())?;
-                each(&self.row)?;
+                each(self.fetched(rows.len()))?;
             }
         }
         Ok(())
@@ -433,10 +436,19 @@ impl LanguageModel {
         self.decoder.head(&self.ctx, &self.batch.wanted()[rows], &mut self.logits)
     }
 
-    /// Brings the first rows of logits to the host, into `row`.
+    /// Brings the first rows of logits to the host, if they are not there.
     fn fetch(&mut self, rows: usize) -> Result<()> {
+        if self.logits.as_slice::<f32>().is_ok() {
+            return Ok(());
+        }
         self.row.resize(rows * self.decoder.config().vocab_size, 0.0);
         Ok(self.logits.download(&**self.ctx.stream(), &mut self.row).map_err(sinew_ops::Error::from)?)
+    }
+
+    /// The rows that were [fetched](Self::fetch).
+    fn fetched(&self, rows: usize) -> &[f32] {
+        let logits = self.logits.as_slice::<f32>().unwrap_or(&self.row);
+        &logits[..rows * self.decoder.config().vocab_size]
     }
 }
 

@@ -251,14 +251,15 @@ impl PackRows<'_> {
         to: *mut u8,
     ) {
         let values = format.values();
-        let (orders, per_word) = (blocks::quads(values), blocks::per_word(values));
         for k in (0..self.k).step_by(format.group()) {
             let n = (self.k - k).min(format.group());
-            let words = n.div_ceil(per_word);
+            let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
             // SAFETY: passed on; the tile holds the group, zeros where there is no line.
             unsafe {
                 let to = to.add(Left::Quads.bytes(self.panels, k) * height).cast::<i32>();
-                to.write_bytes(0, (2 + words * orders.len()) * height);
+                if lines.len() < height {
+                    to.write_bytes(0, (2 + steps) * height);
+                }
                 for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
                     let mut row = [0.0; MAX_GROUP];
                     for at in (0..n).step_by(LANES) {
@@ -270,12 +271,8 @@ impl PackRows<'_> {
                     // What every weight is too large by, times the values, is taken off before.
                     let sum: i32 = quantized.values.iter().map(|&value| i32::from(value)).sum();
                     to.add(height + r).write(-i32::from(blocks::offset(values)) * sum);
-                    for (word, codes) in quantized.values.chunks_exact(per_word).enumerate().take(words) {
-                        for (part, order) in orders.iter().enumerate() {
-                            let four = order.map(|k| codes[k] as u8);
-                            let quad = word * orders.len() + part;
-                            to.add((2 + quad) * height + r).write(i32::from_le_bytes(four));
-                        }
+                    for (step, &quad) in blocks::in_quads(values, &quantized.values)[..steps].iter().enumerate() {
+                        to.add((2 + step) * height + r).write(quad);
                     }
                 }
             }

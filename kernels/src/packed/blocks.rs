@@ -63,6 +63,28 @@ pub(crate) const fn quads(values: BlockValues) -> &'static [[usize; 4]] {
     if values.bits() == 8 { &[[0, 2, 1, 3]] } else { &[[0, 4, 1, 5], [2, 6, 3, 7]] }
 }
 
+/// A group of bytes in the order of [`quads`], which plain arithmetic on words brings them into.
+#[inline(always)]
+pub(crate) fn in_quads(values: BlockValues, bytes: &[i8; MAX_GROUP]) -> [i32; MAX_GROUP / 4] {
+    let mut words = [0; MAX_GROUP / 4];
+    for (word, four) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *word = u32::from_le_bytes(four.map(|byte| byte as u8));
+    }
+    if values.bits() == 8 {
+        return words.map(|word| (word & 0xff00_00ff | (word & 0xff00) << 8 | (word >> 8) & 0xff00) as i32);
+    }
+    // The lower two bytes of two words, taken in turn.
+    let zipped = |a: u32, b: u32| {
+        let [a, b] = [a, b].map(|word| (word & 0xffff | word << 8) & 0xff_00ff);
+        (a | b << 8) as i32
+    };
+    let mut quads = [0; MAX_GROUP / 4];
+    for (quads, &[low, high]) in quads.as_chunks_mut::<2>().0.iter_mut().zip(words.as_chunks::<2>().0) {
+        *quads = [zipped(low, high), zipped(low >> 16, high >> 16)];
+    }
+    quads
+}
+
 /// What integers are too large by as panels hold them, so that instructions can take them for unsigned.
 pub(crate) const fn offset(values: BlockValues) -> u8 {
     match values {
@@ -135,6 +157,16 @@ mod tests {
             }
             shifts.sort_unstable();
             assert!(shifts.into_iter().eq((0..32).step_by(values.bits())), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_brought_into_the_order_of_quads() {
+        let bytes: [i8; MAX_GROUP] = std::array::from_fn(|i| (2 * i) as i8);
+        for values in [BlockValues::Int4, BlockValues::Int8] {
+            let quads = |word: &[i8]| quads(values).iter().map(|four| four.map(|k| word[k] as u8)).collect::<Vec<_>>();
+            let expected: Vec<_> = bytes.chunks(per_word(values)).flat_map(quads).map(i32::from_le_bytes).collect();
+            assert_eq!(in_quads(values, &bytes)[..], expected[..], "{values:?}");
         }
     }
 
