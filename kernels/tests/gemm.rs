@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sinew_kernels::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
 use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
-use sinew_kernels::packed::{self, Codes, Encoding, Format, Source, UnitRows, Weights, formats};
+use sinew_kernels::packed::{self, Codes, Encoding, Format, RowCodes, Source, UnitRows, Weights, formats};
 use sinew_kernels::{Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor, View};
@@ -538,6 +538,106 @@ fn codes_are_packed_as_they_are_and_into_no_other_format() {
         for other in formats().filter(|other| other.encoding() != Encoding::Blocks(format)) {
             let mut packed = vec![0; other.packed_bytes(n, k, false)];
             assert!(other.pack(&team, SimdLevel::Portable, &weights, &mut packed).is_err(), "{}", other.name());
+        }
+    }
+}
+
+/// All codes, scales and zero points of a packed weight.
+fn codes_of(packed_as: &Format, packed: &[u8], n: usize, k: usize, gated: bool) -> (Vec<u8>, Vec<u8>, Vec<i8>) {
+    let Encoding::Blocks(format) = packed_as.encoding() else { panic!("{} is not in blocks", packed_as.name()) };
+    let groups = k.div_ceil(format.group());
+    let (line, zero_points) = (groups * format.scale_dtype().size(), if format.zero_points() { groups } else { 0 });
+    let (mut codes, mut scales, mut zeros) = (vec![0; n * k], vec![0; n * line], vec![0; n * zero_points]);
+    for row in 0..n {
+        let into = RowCodes {
+            codes: &mut codes[row * k..][..k],
+            scales: &mut scales[row * line..][..line],
+            zeros: &mut zeros[row * zero_points..][..zero_points],
+        };
+        packed_as.unpack_codes(packed, n, k, gated, row, into).unwrap();
+    }
+    (codes, scales, zeros)
+}
+
+#[test]
+fn codes_of_a_packed_weight_pack_to_the_same_bytes() {
+    let team = Team::new(1).unwrap();
+    // Words are full: what fills them is no part of the weight.
+    let (n, k) = (70, 296);
+    let bytes = encode(DType::F32, &values(n * k).into_iter().map(f64::from).collect::<Vec<_>>());
+    for packed_as in formats() {
+        let Encoding::Blocks(format) = packed_as.encoding() else {
+            let packed = vec![0; packed_as.packed_bytes(1, 1, false)];
+            let into = RowCodes { codes: &mut [0], scales: &mut [], zeros: &mut [] };
+            let refused = packed_as.unpack_codes(&packed, 1, 1, false, 0, into).unwrap_err().to_string();
+            assert!(refused.contains("not in blocks"), "{refused}");
+            continue;
+        };
+        for (gated, per_channel) in [(false, false), (true, false), (false, true), (true, true)] {
+            let sources = [Source::from_bytes(&bytes, DType::F32, n, k).unwrap().per_channel(per_channel)];
+            let mut packed = vec![0; packed_as.packed_bytes(n, k, gated)];
+            let mut again = packed.clone();
+            let weights = Weights { sources: &sources, k, gated };
+            packed_as.pack(&team, SimdLevel::detected(), &weights, &mut packed).unwrap();
+            let (codes, scales, zeros) = codes_of(packed_as, &packed, n, k, gated);
+            let codes = Codes { format, codes: &codes, scales: &scales, zeros: &zeros };
+            let sources = [Source::from_codes(codes, n, k).unwrap()];
+            let weights = Weights { sources: &sources, k, gated };
+            packed_as.pack(&team, SimdLevel::detected(), &weights, &mut again).unwrap();
+            assert!(packed == again, "{}", packed_as.name());
+            let (mut codes, mut scales, mut zeros) = (codes.codes.to_vec(), scales.clone(), zeros.clone());
+            let lengths = [k, k.div_ceil(format.group()) * format.scale_dtype().size()];
+            let groups = if format.zero_points() { k.div_ceil(format.group()) } else { 0 };
+            for (less, row) in [([1, 0, 0], 0), ([0, 1, 0], 0), ([0, 0, 1], 0), ([0, 0, 0], n)] {
+                let into = RowCodes {
+                    codes: &mut codes[..lengths[0] - less[0]],
+                    scales: &mut scales[..lengths[1] - less[1]],
+                    zeros: if less[2] <= groups { &mut zeros[..groups - less[2]] } else { &mut [1] },
+                };
+                assert!(packed_as.unpack_codes(&packed, n, k, gated, row, into).is_err(), "{less:?}, row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn per_channel_a_row_has_one_scale() {
+    let team = Team::new(1).unwrap();
+    let (n, k) = (35, 300);
+    // Of each group of 32 the values are larger than in the one before, or in every third row smaller.
+    let grown: Vec<f32> = values(n * k)
+        .into_iter()
+        .enumerate()
+        .map(|(i, x)| x * if i / k % 3 == 0 { 2.0 / (1 + i % k / 32) as f32 } else { (1 + i % k / 32) as f32 })
+        .collect();
+    let bytes = encode(DType::F32, &grown.iter().copied().map(f64::from).collect::<Vec<_>>());
+    let turned: Vec<f64> =
+        (0..k).flat_map(|j| (0..n).map(move |i| (i, j))).map(|(i, j)| grown[i * k + j].into()).collect();
+    let turned = encode(DType::F32, &turned);
+    let sources = [
+        Source::from_bytes(&bytes, DType::F32, n, k).unwrap().per_channel(true),
+        Source::from_columns(&turned, DType::F32, n, k, n).unwrap().per_channel(true),
+    ];
+    for packed_as in formats() {
+        let Encoding::Blocks(format) = packed_as.encoding() else { continue };
+        for (level, source) in levels().into_iter().flat_map(|level| sources.map(|source| (level, source))) {
+            let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
+            let weights = Weights { sources: &[source], k, gated: false };
+            packed_as.pack(&team, level, &weights, &mut packed).unwrap();
+            let (_, scales, zeros) = codes_of(packed_as, &packed, n, k, false);
+            let groups = k.div_ceil(format.group());
+            let mut row = vec![0.0; k];
+            for i in 0..n {
+                let exact: Vec<f64> = grown[i * k..][..k].iter().copied().map(f64::from).collect();
+                packed_as.unpack_row(&packed, n, k, false, i, &mut row).unwrap();
+                let wide: Vec<f64> = row.iter().copied().map(f64::from).collect();
+                assert!(wide == in_blocks(format, &exact), "{} row {i} {level:?}", packed_as.name());
+                let scales = scales[i * groups * format.scale_dtype().size()..].chunks(format.scale_dtype().size());
+                assert_eq!(scales.take(groups).collect::<std::collections::BTreeSet<_>>().len(), 1);
+                assert!(
+                    zeros.is_empty() || zeros[i * groups..][..groups].iter().all(|&zero| zero == zeros[i * groups])
+                );
+            }
         }
     }
 }

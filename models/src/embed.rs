@@ -114,7 +114,7 @@ impl EmbeddingModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
-        Backbone::plan(config, &Sizes { checkpoint, precision, device: device.id().kind })
+        Backbone::plan(config, &Sizes { checkpoint, precision, device: device.id().kind, asked: None })
     }
 
     /// The context that it runs on.

@@ -200,7 +200,7 @@ impl LanguageModel {
     ) -> Result<Plan> {
         let precision = options.weights.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
-        let sizes = Sizes { checkpoint, precision, device: device.id().kind };
+        let sizes = Sizes { checkpoint, precision, device: device.id().kind, asked: None };
         let plan = Decoder::plan(config, &sizes, &limits)?;
         let cache = cache_layout(config, precision, &limits)
             .map_or(usize::MAX, |layout| KvCache::bytes_for(config.num_hidden_layers(), &layout));

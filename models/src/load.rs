@@ -18,9 +18,10 @@ use sinew_tensor::{DType, Tensor};
 
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
-pub(crate) use self::sizes::Sizes;
+pub(crate) use self::sizes::{Asked, Sizes};
 use self::sizes::layer_norm_names;
 use self::stored::{Stored, check};
+pub(crate) use self::{precision::float_dtype, stored::packable};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
@@ -150,6 +151,7 @@ impl<'a> Loader<'a> {
         let stored = Stored::all(self.checkpoint, parts, k)?;
         let encoding = self.encoding(parts, &stored);
         let packer = WeightPacker::grouped(&self.ctx, encoding, experts, &rows, k, gated)?;
+        let packer = packer.per_channel(self.precision.per_channel());
         let weight = Arc::new(self.fill(packer, parts, &stored, k)?.finish()?);
         let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
         Ok(GroupedLinear::new(&self.ctx, weight, options, max_rows)?)
@@ -223,6 +225,7 @@ impl<'a> Loader<'a> {
         let rows: Vec<usize> = parts.iter().map(Part::len).collect();
         let stored = Stored::all(self.checkpoint, parts, k)?;
         let packer = WeightPacker::new(&self.ctx, self.encoding(parts, &stored), &rows, k, gated)?;
+        let packer = packer.per_channel(self.precision.per_channel());
         Ok(Arc::new(self.fill(packer, parts, &stored, k)?.finish()?))
     }
 

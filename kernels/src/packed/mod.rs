@@ -34,7 +34,7 @@ pub(crate) use pack::pack_panel;
 pub(crate) use panel::{Outputs, PanelKind};
 pub use panel::{PANEL, UnitRows};
 pub(crate) use quantize::{LEAST, Quantized};
-pub use source::{Codes, Source, Weights};
+pub use source::{Codes, RowCodes, Source, Weights};
 
 /// How the values of a weight are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

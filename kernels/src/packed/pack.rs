@@ -38,7 +38,7 @@ pub(crate) unsafe fn pack_panel<S: Simd>(
 ) {
     if let PanelKind::Blocks(format) = kind {
         // SAFETY: passed on; blocks of K are of whole groups.
-        return unsafe { pack_blocks::<S>(&lines.map(|line| line.map(Row::Floats)), format, k0, count, to) };
+        return unsafe { pack_blocks::<S>(&lines.map(|line| line.map(Row::Floats)), format, k0, count, false, to) };
     }
     for half in 0..2 {
         let lines = &lines[half * LANES..(half + 1) * LANES];
@@ -264,7 +264,9 @@ impl Kernel for Packing<'_> {
         unsafe {
             let to = self.packed.add(panel * self.kind.bytes(weights.k));
             match self.kind {
-                PanelKind::Blocks(format) => pack_blocks::<S>(&rows, format, 0, weights.k, to),
+                PanelKind::Blocks(format) => {
+                    pack_blocks::<S>(&rows, format, 0, weights.k, weights.per_channel(), to);
+                }
                 kind => pack_panel::<S>(&rows.map(|row| row.and_then(Row::line)), kind, 0, weights.k, to),
             }
         }

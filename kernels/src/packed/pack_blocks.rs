@@ -6,7 +6,7 @@ use sinew_tensor::{BlockFormat, DType};
 use super::blocks::{self, MAX_GROUP, held_code, per_word};
 use super::pack::load_steps;
 use super::panel::PANEL;
-use super::quantize::{Floats, Integers};
+use super::quantize::{Extent, Floats, Integers};
 use super::source::{Codes, Row};
 use crate::line::Line;
 use crate::simd::{LANES, Simd, Stored};
@@ -14,7 +14,8 @@ use crate::simd::{LANES, Simd, Stored};
 /// Words of an output in a group.
 const WORDS: usize = MAX_GROUP / 4;
 
-/// Packs values `k0..k0 + count` of 32 outputs as a panel. Those that are not there count as zeros.
+/// Packs values `k0..k0 + count` of 32 outputs as a panel. Those that are not there count as zeros. Where floats are
+/// rounded `per_channel`, all groups of an output have the scale and the zero point of all those values together.
 ///
 /// # Safety
 /// Those of [`Simd`]; rows hold the values, `k0` is a multiple of the format's group, and `to` may be written for the
@@ -25,6 +26,7 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
     format: BlockFormat,
     k0: usize,
     count: usize,
+    per_channel: bool,
     to: *mut u8,
 ) {
     for half in 0..2 {
@@ -34,6 +36,18 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
             *line = row.and_then(Row::line);
         }
         let is_given = rows.iter().flatten().any(|row| row.line().is_none());
+        let in_steps = !is_given && format.values().is_integer();
+        let (mut integers, mut magnitudes) = (None, None);
+        if per_channel {
+            // SAFETY: passed on.
+            unsafe {
+                if in_steps {
+                    integers = Some(Integers::<S>::of(extent(&lines, format, k0, count), format));
+                } else {
+                    magnitudes = Some(largest::<S>(&lines, k0, count));
+                }
+            }
+        }
         for k in (0..count).step_by(format.group()) {
             let n = (count - k).min(format.group());
             // SAFETY: passed on; the group's parts lie one behind another, of which a half panel has half.
@@ -45,13 +59,59 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
                     zeros: group.add(blocks::scales_bytes(format) + half * LANES).cast(),
                     words: group.add(blocks::header_bytes(format)).cast::<f32>().add(half * LANES),
                 };
-                if is_given || !format.values().is_integer() {
-                    into.one_by_one::<S>(rows, k0 + k, n);
+                if in_steps {
+                    into.side_by_side::<S>(&lines, k0 + k, n, integers);
                 } else {
-                    into.side_by_side::<S>(&lines, k0 + k, n);
+                    into.one_by_one::<S>(rows, k0 + k, n, magnitudes);
                 }
             }
         }
+    }
+}
+
+/// The extent of values `k0..k0 + count` of sixteen outputs.
+#[inline(always)]
+unsafe fn extent<S: Simd>(lines: &[Option<Line>; LANES], format: BlockFormat, k0: usize, count: usize) -> Extent<S> {
+    // SAFETY: passed on.
+    unsafe {
+        let mut extent = Extent::none();
+        for k in (0..count).step_by(format.group()) {
+            extent = extent.with(group_steps::<S>(lines, k0 + k, (count - k).min(format.group())).as_flattened());
+        }
+        extent
+    }
+}
+
+/// The largest magnitude of values `k0..k0 + count` of each of sixteen outputs.
+#[inline(always)]
+unsafe fn largest<S: Simd>(lines: &[Option<Line>; LANES], k0: usize, count: usize) -> [f32; LANES] {
+    let mut magnitudes = [0.0; LANES];
+    for (magnitude, line) in magnitudes.iter_mut().zip(lines) {
+        let Some(line) = line else { continue };
+        for k in (0..count).step_by(MAX_GROUP) {
+            let (mut x, n) = ([0.0; MAX_GROUP], (count - k).min(MAX_GROUP));
+            // SAFETY: passed on.
+            unsafe { line.skip(k0 + k).widen::<S>(n, x.as_mut_ptr()) };
+            *magnitude = Floats::magnitude(&x[..n], *magnitude);
+        }
+    }
+    magnitudes
+}
+
+/// Steps `k..k + n` of a group of sixteen outputs; zeros behind them.
+#[inline(always)]
+unsafe fn group_steps<S: Simd>(
+    lines: &[Option<Line>; LANES],
+    k: usize,
+    n: usize,
+) -> [[S::F; LANES]; MAX_GROUP / LANES] {
+    // SAFETY: passed on.
+    unsafe {
+        let mut steps = [[S::splat(0.0); LANES]; MAX_GROUP / LANES];
+        for (at, steps) in (0..n).step_by(LANES).zip(&mut steps) {
+            *steps = load_steps::<S>(lines, k + at, (n - at).min(LANES));
+        }
+        steps
     }
 }
 
@@ -64,18 +124,25 @@ struct Half {
 }
 
 impl Half {
-    /// Rounds steps `k..k + n` to integers, a step of all outputs at a time.
+    /// Rounds steps `k..k + n` to integers, a step of all outputs at a time, with the scales of the steps unless others
+    /// are given.
     #[inline(always)]
-    unsafe fn side_by_side<S: Simd>(&self, lines: &[Option<Line>; LANES], k: usize, n: usize) {
+    unsafe fn side_by_side<S: Simd>(
+        &self,
+        lines: &[Option<Line>; LANES],
+        k: usize,
+        n: usize,
+        integers: Option<Integers<S>>,
+    ) {
         let values = self.format.values();
         // SAFETY: passed on.
         unsafe {
-            let mut steps = [[S::splat(0.0); LANES]; MAX_GROUP / LANES];
-            for (at, steps) in (0..n).step_by(LANES).zip(&mut steps) {
-                *steps = load_steps::<S>(lines, k + at, (n - at).min(LANES));
-            }
+            let mut steps = group_steps::<S>(lines, k, n);
             let steps = &mut steps.as_flattened_mut()[..blocks::padded_k(values, n)];
-            let integers = Integers::<S>::of(steps, self.format);
+            let integers = match integers {
+                Some(integers) => integers,
+                None => Integers::<S>::of(Extent::none().with(steps), self.format),
+            };
             for step in steps.iter_mut() {
                 *step = integers.codes(*step);
             }
@@ -93,9 +160,16 @@ impl Half {
         }
     }
 
-    /// Rounds steps `k..k + n` to floats, or takes codes as they are, output by output.
+    /// Rounds steps `k..k + n` to floats, by the largest of them unless the outputs' are given, or takes codes as they
+    /// are, output by output.
     #[inline(always)]
-    unsafe fn one_by_one<S: Simd>(&self, rows: &[Option<Row<'_>>], k: usize, n: usize) {
+    unsafe fn one_by_one<S: Simd>(
+        &self,
+        rows: &[Option<Row<'_>>],
+        k: usize,
+        n: usize,
+        magnitudes: Option<[f32; LANES]>,
+    ) {
         let Self { format, scales, zeros, words: to } = *self;
         let values = format.values();
         let mut words = [[0u32; WORDS]; LANES];
@@ -108,7 +182,11 @@ impl Half {
                     Some(Row::Floats(line)) => {
                         let mut x = [0.0; MAX_GROUP];
                         line.skip(k).widen::<S>(n, x.as_mut_ptr());
-                        Floats { scale, codes } = Floats::of(&x, n, format);
+                        let magnitude = match magnitudes {
+                            Some(magnitudes) => magnitudes[lane],
+                            None => Floats::magnitude(&x[..n], 0.0),
+                        };
+                        Floats { scale, codes } = Floats::of(&x, n, magnitude, format);
                     }
                     Some(Row::Codes(Codes { codes: given, scales, zeros, .. })) => {
                         let group = k / format.group();

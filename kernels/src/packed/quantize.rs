@@ -1,7 +1,7 @@
 //! Rounding to block formats: `q = round(x / scale) + zero`, ties to even.
 //!
-//! The scale of a group is that of its largest value, rounded to the dtype in which scales are kept before values are
-//! divided by it. Of int4 without zero points the value of the largest magnitude becomes -8, so that all sixteen codes
+//! The scale of a group, or of a row, is that of its largest value, rounded to the dtype in which scales are kept before
+//! values are divided by it. Of int4 without zero points the value of the largest magnitude becomes -8, so that all sixteen codes
 //! are used, and the scale has its sign; int8 is symmetric, -127 to 127. With zero points the least and the largest
 //! value become the least and the largest code, and 0 one between them.
 
@@ -55,7 +55,48 @@ impl Quantized {
     }
 }
 
+/// The least and the largest of the values that share a scale, of sixteen outputs.
+#[derive(Clone, Copy)]
+pub(super) struct Extent<S: Simd> {
+    least: S::F,
+    largest: S::F,
+    /// 0, or NaN where a value was not finite.
+    finite: S::F,
+}
+
+impl<S: Simd> Extent<S> {
+    /// That of no values.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
+    #[inline(always)]
+    pub unsafe fn none() -> Self {
+        // SAFETY: passed on.
+        let none = unsafe { S::splat(0.0) };
+        Self { least: none, largest: none, finite: none }
+    }
+
+    /// The same with `steps`, which are values of sixteen outputs each.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
+    #[inline(always)]
+    pub unsafe fn with(mut self, steps: &[S::F]) -> Self {
+        // SAFETY: passed on.
+        unsafe {
+            let none = S::splat(0.0);
+            for &x in steps {
+                self.least = S::min(x, self.least);
+                self.largest = S::max(x, self.largest);
+                self.finite = S::add(self.finite, S::mul(x, none));
+            }
+        }
+        self
+    }
+}
+
 /// Groups of sixteen outputs: the scale and the zero point of each.
+#[derive(Clone, Copy)]
 pub(super) struct Integers<S: Simd> {
     /// Values that the format's scales can have; NaN where a value was not finite.
     pub scales: S::F,
@@ -67,22 +108,17 @@ pub(super) struct Integers<S: Simd> {
 }
 
 impl<S: Simd> Integers<S> {
-    /// The scales of groups: `steps` are values of sixteen outputs each.
+    /// The scales of values in an extent.
     ///
     /// # Safety
     /// Those of [`Simd`].
     #[inline(always)]
-    pub unsafe fn of(steps: &[S::F], format: BlockFormat) -> Self {
+    pub unsafe fn of(extent: Extent<S>, format: BlockFormat) -> Self {
         let values = format.values();
+        let Extent { least, largest, finite } = extent;
         // SAFETY: passed on.
         unsafe {
             let none = S::splat(0.0);
-            let (mut least, mut largest, mut finite) = (none, none, none);
-            for &x in steps {
-                least = S::min(x, least);
-                largest = S::max(x, largest);
-                finite = S::add(finite, S::mul(x, none));
-            }
             let depth = S::sub(none, least);
             let magnitude = S::max(largest, depth);
             let held = |scale| hold::<S>(format.scale_dtype(), scale);
@@ -149,11 +185,15 @@ pub(super) struct Floats {
 }
 
 impl Floats {
-    /// Rounds a group, behind whose values are zeros.
-    pub fn of(x: &[f32; MAX_GROUP], n: usize, format: BlockFormat) -> Self {
+    /// The largest magnitude of some values and of those before; NaN where one is.
+    pub fn magnitude(x: &[f32], before: f32) -> f32 {
+        x.iter().fold(before, |most, x| if x.abs() > most || x.is_nan() { x.abs() } else { most })
+    }
+
+    /// Rounds a group, behind whose values are zeros, by the largest [magnitude](Self::magnitude) of those that share
+    /// its scale.
+    pub fn of(x: &[f32; MAX_GROUP], n: usize, magnitude: f32, format: BlockFormat) -> Self {
         let values = format.values();
-        let magnitude =
-            x[..n].iter().fold(0.0, |most: f32, x| if x.abs() > most || x.is_nan() { x.abs() } else { most });
         let mut rounded = Self { scale: 0.0, codes: [0; MAX_GROUP] };
         if !magnitude.is_finite() {
             rounded.scale = f32::NAN;

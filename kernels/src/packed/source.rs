@@ -13,6 +13,8 @@ use crate::line::Line;
 pub struct Source<'a> {
     pub(super) rows: usize,
     values: Values<'a>,
+    /// Whether a row that is rounded to blocks has one scale.
+    per_channel: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +64,17 @@ impl Codes<'_> {
     }
 }
 
+/// Where [`Format::unpack_codes`](super::Format::unpack_codes) puts a row, as [`Codes`] have one.
+#[derive(Debug)]
+pub struct RowCodes<'a> {
+    /// `[K]`: integers in two's complement, floats by their bits.
+    pub codes: &'a mut [u8],
+    /// `[groups]` of the format's dtype, in little-endian order.
+    pub scales: &'a mut [u8],
+    /// `[groups]` where the format has zero points, else none.
+    pub zeros: &'a mut [i8],
+}
+
 /// A row of a [`Source`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Row<'a> {
@@ -92,7 +105,7 @@ impl<'a> Source<'a> {
                 bytes.len()
             )));
         }
-        Ok(Self { rows, values: Values::Floats { bytes, dtype, row_stride: k, k_stride: 1 } })
+        Ok(Self::of_values(rows, Values::Floats { bytes, dtype, row_stride: k, k_stride: 1 }))
     }
 
     /// Rows `[rows, K]` that are columns of a tensor `[K, columns]` in row-major order, at any alignment; `bytes` begin
@@ -101,7 +114,7 @@ impl<'a> Source<'a> {
     /// # Errors
     /// A type that is not f32, f16 or bf16, or too few bytes.
     pub fn from_columns(bytes: &'a [u8], dtype: DType, rows: usize, k: usize, columns: usize) -> Result<Self> {
-        let source = Self { rows, values: Values::Floats { bytes, dtype, row_stride: 1, k_stride: columns } };
+        let source = Self::of_values(rows, Values::Floats { bytes, dtype, row_stride: 1, k_stride: columns });
         if !DType::COMPUTE.contains(&dtype) || rows > columns || !source.holds(k) {
             return Err(refuse(format!(
                 "{rows} of {columns} columns of {k} of {dtype} in {} bytes; f32, f16 and bf16 can be packed",
@@ -128,7 +141,7 @@ impl<'a> Source<'a> {
         let &[row_stride, k_stride] = layout.strides() else {
             return Err(refuse(format!("a weight of {layout:?}, expected [outputs, K]")));
         };
-        Ok(Self { rows, values: Values::Floats { bytes, dtype, row_stride, k_stride } })
+        Ok(Self::of_values(rows, Values::Floats { bytes, dtype, row_stride, k_stride }))
     }
 
     /// Rows `[rows, K]` that are quantized: they are packed as they are, into the format of the same
@@ -145,7 +158,17 @@ impl<'a> Source<'a> {
                 "{codes} codes, {scales} bytes of scales and {zeros} zero points of {rows} rows of {k} in {format}"
             )));
         }
-        Ok(Self { rows, values: Values::Codes(codes) })
+        Ok(Self::of_values(rows, Values::Codes(codes)))
+    }
+
+    fn of_values(rows: usize, values: Values<'a>) -> Self {
+        Self { rows, values, per_channel: false }
+    }
+
+    /// The same, but where floats are rounded to a block format each row has one scale, and one zero point, which all of
+    /// its groups repeat. A weight of which one piece says so is rounded so.
+    pub fn per_channel(self, per_channel: bool) -> Self {
+        Self { per_channel, ..self }
     }
 
     /// Whether it can be packed into a format of an encoding.
@@ -210,6 +233,11 @@ impl<'a> Weights<'a> {
     pub fn n(&self) -> usize {
         // Pieces may share their bytes, so the sum may overflow. Then it is more than any packed bytes hold.
         self.sources.iter().fold(0, |n: usize, s| n.saturating_add(s.rows))
+    }
+
+    /// Whether rows that are rounded have one scale each.
+    pub(super) fn per_channel(&self) -> bool {
+        self.sources.iter().any(|source| source.per_channel)
     }
 
     pub(super) fn outputs(&self) -> Outputs {

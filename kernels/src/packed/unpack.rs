@@ -1,7 +1,7 @@
 //! Values of packed weights, one row at a time.
 
 use super::blocks::{self, Element};
-use super::{Format, Order, Outputs, PANEL, PanelKind, refuse};
+use super::{Format, Order, Outputs, PANEL, PanelKind, RowCodes, refuse};
 use crate::Result;
 use crate::line::Line;
 use crate::simd::Portable;
@@ -69,6 +69,66 @@ impl Format {
                 for (x, step) in out.iter_mut().zip(panel.chunks_exact(4 * PANEL)) {
                     let at = 4 * lane;
                     *x = f32::from_le_bytes([step[at], step[at + 1], step[at + 2], step[at + 3]]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Row `row` of a packed weight in blocks, as [`Source::from_codes`](super::Source::from_codes) would have it: its
+    /// codes, scales and zero points. `row` counts as in [`Weights`](super::Weights).
+    ///
+    /// # Errors
+    /// A format that is not one of blocks, a row that is not there, or another number of packed bytes, of codes, of
+    /// scales or of zero points.
+    pub fn unpack_codes(
+        &self,
+        packed: &[u8],
+        n: usize,
+        k: usize,
+        gated: bool,
+        row: usize,
+        into: RowCodes<'_>,
+    ) -> Result<()> {
+        let RowCodes { codes, scales, zeros } = into;
+        let Order::Panels(PanelKind::Blocks(format)) = self.order else {
+            return Err(refuse(format!("codes of a weight in {}: it is not in blocks", self.name)));
+        };
+        let (values, size) = (format.values(), format.scale_dtype().size());
+        let groups = k.div_ceil(format.group());
+        if packed.len() != self.packed_bytes(n, k, gated)
+            || row >= n
+            || codes.len() != k
+            || Some(scales.len()) != groups.checked_mul(size)
+            || zeros.len() != if format.zero_points() { groups } else { 0 }
+            || (gated && !n.is_multiple_of(2))
+        {
+            return Err(refuse(format!(
+                "row {row} of {n} outputs of {k} in {}, from {} bytes into {} codes, {} bytes of scales and {} zero \
+                 points",
+                self.name,
+                packed.len(),
+                codes.len(),
+                scales.len(),
+                zeros.len()
+            )));
+        }
+        let (panel, lane) = Outputs { n, gated }.place(row);
+        let bytes = blocks::bytes(format, k);
+        let panel = &packed[panel * bytes..][..bytes];
+        for (group, codes) in codes.chunks_mut(format.group()).enumerate() {
+            let held = &panel[blocks::bytes(format, group * format.group())..];
+            scales[group * size..][..size].copy_from_slice(&held[lane * size..][..size]);
+            if format.zero_points() {
+                zeros[group] = held[blocks::scales_bytes(format) + lane] as i8;
+            }
+            let words = held[blocks::header_bytes(format)..].chunks_exact(4 * PANEL);
+            for (codes, words) in codes.chunks_mut(blocks::per_word(values)).zip(words) {
+                let at = 4 * lane;
+                let word = u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+                for (k, code) in codes.iter_mut().enumerate() {
+                    let held = (word >> blocks::shift(values, k)) & blocks::mask(values);
+                    *code = (held as u8).wrapping_sub(blocks::offset(values));
                 }
             }
         }

@@ -9,9 +9,9 @@ pub struct Part {
     name: String,
     pub(super) rows: Range<usize>,
     /// Rows of the tensor.
-    pub(super) of: usize,
+    pub(crate) of: usize,
     /// Whether the tensor is `[k, n]`.
-    pub(super) transposed: bool,
+    pub(crate) transposed: bool,
     /// Whether it is never quantized as it is loaded.
     exact: bool,
 }
@@ -57,7 +57,7 @@ impl Part {
         if self.transposed { [k, self.of] } else { [self.of, k] }
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 

@@ -26,6 +26,8 @@ pub struct WeightOptions {
 pub struct Quantize {
     /// What the weights of products become.
     pub format: BlockFormat,
+    /// Whether a row has one scale, and one zero point, which all of its groups repeat.
+    pub per_channel: bool,
     /// Whether that of the head does too, and with it an embedding that is tied to it.
     pub head: bool,
 }
@@ -134,6 +136,11 @@ impl Precision {
         }
     }
 
+    /// Whether rows that are quantized as they are loaded have one scale each.
+    pub(crate) fn per_channel(&self) -> bool {
+        self.quantize.is_some_and(|quantize| quantize.per_channel)
+    }
+
     /// What most weights become.
     pub fn main_encoding(&self) -> Encoding {
         self.kept.unwrap_or_else(|| self.encoding(&[]))
@@ -179,7 +186,7 @@ fn float(dtype: safetensors::Dtype) -> Option<DType> {
 }
 
 /// The dtype of a tensor that must be floating point.
-pub(super) fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
+pub(crate) fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
     float(dtype).ok_or_else(|| {
         let what = format!("tensor {name} of dtype {dtype:?}");
         Error::Unsupported { what, supported: FLOATS.to_owned() }

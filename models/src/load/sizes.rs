@@ -1,5 +1,7 @@
 //! What loading makes of a checkpoint, counted before it does.
 
+use std::cell::RefCell;
+
 use sinew_memory::DeviceKind;
 use sinew_ops::layers::{Encoding, Rotary, WeightPacker};
 use sinew_tensor::DType;
@@ -18,13 +20,28 @@ pub(crate) struct Sizes<'a> {
     pub checkpoint: &'a Checkpoint,
     pub precision: Precision,
     pub device: DeviceKind,
+    /// Where what is asked for is noted, if it is wanted.
+    pub asked: Option<&'a RefCell<Asked>>,
+}
+
+/// The matrices that a model asks a checkpoint for.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// Those of products, with their inputs and what they would become.
+    pub weights: Vec<(Part, usize, Encoding)>,
+    /// The names of embedding tables.
+    pub tables: Vec<String>,
 }
 
 impl Sizes<'_> {
     /// What a weight of these parts becomes.
     fn encoding(&self, parts: &[Part], k: usize) -> Result<Encoding> {
         let all = Stored::all(self.checkpoint, parts, k)?;
-        Ok(stored::encoding(&self.precision, self.device, parts, &all))
+        let encoding = stored::encoding(&self.precision, self.device, parts, &all);
+        if let Some(asked) = self.asked {
+            asked.borrow_mut().weights.extend(parts.iter().map(|part| (part.clone(), k, encoding)));
+        }
+        Ok(encoding)
     }
 
     /// Of [`Loader::weight`](super::Loader::weight).
@@ -68,6 +85,9 @@ impl Sizes<'_> {
     /// Of [`Loader::table`](super::Loader::table).
     pub(crate) fn table(&self, part: &Part, width: usize) -> Result<usize> {
         Stored::of(self.checkpoint, part, width)?;
+        if let Some(asked) = self.asked {
+            asked.borrow_mut().tables.push(part.name().to_owned());
+        }
         Ok(WeightPacker::table_bytes(self.precision.weights, part.len(), width))
     }
 

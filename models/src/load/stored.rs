@@ -100,7 +100,7 @@ impl Stored {
 }
 
 /// Values in a dtype that can be packed: those of f64 as f32.
-pub(super) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
+pub(crate) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
     if dtype != DType::F64 {
         return (bytes, dtype);
     }

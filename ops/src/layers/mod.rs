@@ -8,6 +8,7 @@ mod linear;
 mod mixture;
 mod norm;
 mod rotary;
+mod rounding;
 mod sample;
 mod weight;
 
@@ -20,6 +21,7 @@ pub use mixture::{
 };
 pub use norm::{Norm, NormOptions};
 pub use rotary::{Rotary, Turn};
+pub use rounding::RowQuantizer;
 pub use sample::Sample;
 pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;

@@ -96,6 +96,8 @@ pub struct WeightPacker {
     rows: Vec<usize>,
     /// A packed slice on the host, where the device's memory is not the host's.
     staged: Vec<u8>,
+    /// Whether rows that are rounded to blocks have one scale each.
+    per_channel: bool,
 }
 
 /// A run of units, and the rows that must be at hand to pack them.
@@ -112,6 +114,7 @@ pub struct SliceToPack<'a> {
     /// The run.
     pub slice: &'a UnitSlice,
     shape: PackedShape,
+    per_channel: bool,
     team: &'a Team,
     level: SimdLevel,
     packed: &'a mut [u8],
@@ -158,7 +161,7 @@ impl SliceToPack<'_> {
         let sources = rows
             .iter()
             .enumerate()
-            .map(|(at, (_, range))| Ok(source(at, range.len(), k)?))
+            .map(|(at, (_, range))| Ok(source(at, range.len(), k)?.per_channel(self.per_channel)))
             .collect::<Result<Vec<_>>>()?;
         Ok(format.pack(self.team, self.level, &Weights { sources: &sources, k, gated }, self.packed)?)
     }
@@ -167,7 +170,7 @@ impl SliceToPack<'_> {
 /// [`WeightPacker::pack_each`] into host memory whose first byte is byte `first` of the packed weight.
 fn pack_slices<E: From<Error> + Send>(
     ctx: &Context,
-    shape: PackedShape,
+    (shape, per_channel): (PackedShape, bool),
     slices: &[UnitSlice],
     first: usize,
     packed: &mut [u8],
@@ -195,7 +198,7 @@ fn pack_slices<E: From<Error> + Send>(
     team.run(slices.len(), |i, _| {
         // Each is locked once, by the task that packs it.
         let (Ok(mut packed), Ok(None)) = (spans[i].lock(), failed.lock().as_deref()) else { return };
-        let slice = SliceToPack { slice: &slices[i], shape, team: &team, level, packed: &mut packed };
+        let slice = SliceToPack { slice: &slices[i], shape, per_channel, team: &team, level, packed: &mut packed };
         if let Err(error) = pack(slice)
             && let Ok(mut failed) = failed.lock()
         {
@@ -291,7 +294,13 @@ impl WeightPacker {
         let shape = PackedShape { format, groups, n, k, gated };
         // Not from the pool: a weight lives as long as its model, and a size class may be a quarter too large.
         let buffer = Buffer::allocate_to_fill(ctx.device(), bytes)?;
-        Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new() })
+        Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new(), per_channel: false })
+    }
+
+    /// The same, but floats that are rounded to blocks have one scale, and one zero point, for each row, which all of its
+    /// groups repeat.
+    pub fn per_channel(self, per_channel: bool) -> Self {
+        Self { per_channel, ..self }
     }
 
     /// How values are held.
@@ -366,13 +375,13 @@ impl WeightPacker {
         let unit = format.unit_bytes(k, gated);
         if self.buffer.host_ptr().is_some() {
             let packed = self.buffer.as_mut_slice::<u8>().map_err(Error::from)?;
-            return pack_slices(ctx, self.shape, slices, 0, packed, &pack);
+            return pack_slices(ctx, (self.shape, self.per_channel), slices, 0, packed, &pack);
         }
         for slices in slices.chunks(ctx.host_team().0.threads()) {
             let first = slices.first().map_or(0, |slice| slice.units.start * unit);
             let end = slices.last().map_or(first, |slice| slice.units.end * unit);
             self.staged.resize(end.saturating_sub(first), 0);
-            pack_slices(ctx, self.shape, slices, first, &mut self.staged, &pack)?;
+            pack_slices(ctx, (self.shape, self.per_channel), slices, first, &mut self.staged, &pack)?;
             ctx.stream().upload(&self.staged, &mut self.buffer, first).map_err(Error::from)?;
         }
         Ok(())
