@@ -86,7 +86,7 @@ fn answers_with_quantized_weights_are_near_those_with_exact_ones() {
             if activations == Activations::Int8 && !values.is_integer() {
                 continue;
             }
-            let quantize = Some(Quantize { format, head: true });
+            let quantize = Some(Quantize { format, per_channel: false, head: true });
             let weights = WeightOptions { quantize, activations: Some(activations), ..WeightOptions::default() };
             let (model, rounded) = logits(weights);
             let (divergence, agreement) = compare(&exact, &rounded);

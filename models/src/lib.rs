@@ -14,6 +14,7 @@
 //! | [`generation_config`] | how a checkpoint wants its answers drawn |
 //! | [`load`] | tensors to packed weights |
 //! | [`quantized`] | weights of 4 and 8 bits as GPTQ, AWQ, compressed-tensors, FP8 and MXFP4 store them |
+//! | [`quantize`] | quantized checkpoints, written |
 //! | [`plan`] | the memory that a model takes |
 //! | [`cache`], [`batch`] | the paged KV cache, and the tokens of one step |
 //! | [`decoder`], [`encoder`] | the two families of architectures |
@@ -38,6 +39,7 @@ pub mod language;
 pub mod load;
 pub mod plan;
 pub mod pooling;
+pub mod quantize;
 pub mod quantized;
 pub mod sampling;
 pub mod stop;

@@ -27,8 +27,10 @@ use sinew_tensor::DType;
 
 use self::awq::Awq;
 use self::compressed::Compressed;
+pub(crate) use self::compressed::{words_of_codes, words_of_zeros};
 use self::fp8::Fp8;
 use self::gptq::Gptq;
+pub(crate) use self::module::Bits;
 pub use self::module::{BlockRows, Rows, StoredModule};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;

@@ -9,6 +9,7 @@ mod explain;
 mod generate;
 mod inspect;
 mod logits;
+mod quantize;
 mod sampling;
 mod settings;
 mod warnings;
@@ -58,6 +59,8 @@ enum Command {
     Logits(logits::Logits),
     /// Measure a model's speed and memory.
     Bench(bench::Bench),
+    /// Write a model as a quantized checkpoint.
+    Quantize(quantize::Quantize),
     /// Show what a model's files hold, and what it would need.
     Inspect(inspect::Inspect),
     /// List every setting, its value, and what decides it.
@@ -153,9 +156,9 @@ struct WeightForm {
     /// products are quantized as they are loaded.
     #[arg(long, default_value = "auto", value_parser = parse_dtype)]
     dtype: WeightDType,
-    /// Values of a row that share a scale where weights are quantized: 32, 64 or 128.
-    #[arg(long, default_value = "32", value_name = "N", value_parser = ["32", "64", "128"])]
-    group_size: String,
+    /// Values of a row that share a scale where weights are quantized: 32, 64 or 128, or channel, which is the whole row.
+    #[arg(long, default_value = "32", value_name = "N", value_parser = parse_group)]
+    group_size: GroupSize,
     /// Quantize to int4 or int8 with a zero point for each group.
     #[arg(long)]
     zero_points: bool,
@@ -171,10 +174,7 @@ impl WeightForm {
     fn options(&self, load: Load) -> Outcome<WeightOptions> {
         let Self { dtype, group_size, zero_points, keep_head, activations } = self;
         let quantize = match dtype {
-            WeightDType::Quantized(values) => {
-                let format = BlockFormat::new(*values, group_size.parse()?, DType::BF16, *zero_points)?;
-                Some(Quantize { format, head: !keep_head })
-            }
+            WeightDType::Quantized(values) => Some(group_size.quantize(*values, *zero_points, *keep_head)?),
             _ if *zero_points || *keep_head => {
                 return Err("--zero-points and --keep-head are for --dtype int8, int4 and fp8".into());
             }
@@ -202,6 +202,37 @@ fn parse_dtype(text: &str) -> Result<WeightDType, String> {
         _ => float().or_else(blocks).ok_or_else(|| {
             "supported are auto, f32, f16, bf16, and int8, int4 and fp8, to which weights are quantized".to_owned()
         }),
+    }
+}
+
+/// `--group-size`.
+#[derive(Debug, Clone, Copy)]
+enum GroupSize {
+    Of(usize),
+    Channel,
+}
+
+impl GroupSize {
+    /// How weights are quantized with it.
+    fn quantize(self, values: BlockValues, zero_points: bool, keep_head: bool) -> Outcome<Quantize> {
+        /// Of the groups that repeat the scale of a row: the fewest.
+        const LARGEST: usize = 128;
+        let (group, per_channel) = match self {
+            Self::Of(group) => (group, false),
+            Self::Channel => (LARGEST, true),
+        };
+        let format = BlockFormat::new(values, group, DType::BF16, zero_points)?;
+        Ok(Quantize { format, per_channel, head: !keep_head })
+    }
+}
+
+fn parse_group(text: &str) -> Result<GroupSize, String> {
+    match text {
+        "32" => Ok(GroupSize::Of(32)),
+        "64" => Ok(GroupSize::Of(64)),
+        "128" => Ok(GroupSize::Of(128)),
+        "channel" => Ok(GroupSize::Channel),
+        _ => Err("supported are 32, 64, 128 and channel".to_owned()),
     }
 }
 
@@ -397,6 +428,7 @@ pub fn main() -> ExitCode {
         Some(Command::Embed(command)) => command.run(&cli.machine),
         Some(Command::Logits(command)) => command.run(&cli.machine),
         Some(Command::Bench(command)) => command.run(&cli.machine),
+        Some(Command::Quantize(command)) => command.run(&cli.machine),
         Some(Command::Inspect(command)) => command.run(&cli.machine),
         Some(Command::Settings(command)) => command.run(&cli.machine),
         Some(Command::Devices(command)) => command.run(&cli.machine),

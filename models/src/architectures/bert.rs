@@ -24,6 +24,7 @@ pub(super) const LAYERS: EncoderNames = EncoderNames {
     down: "output.dense",
     mlp_norm: "output.LayerNorm",
     final_norm: "",
+    masked_head: ["cls.predictions.bias", "cls.predictions.decoder"],
     spare: &["embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"],
 };
 

@@ -25,6 +25,7 @@ const NAMES: EncoderNames = EncoderNames {
     down: "mlp.Wo",
     mlp_norm: "mlp_norm",
     final_norm: "final_norm",
+    masked_head: ["decoder.bias", "decoder"],
     spare: &[],
 };
 

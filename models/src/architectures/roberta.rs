@@ -9,7 +9,11 @@ use crate::files::Fields;
 pub(super) static ARCHITECTURE: Architecture =
     Architecture { name: "RoBERTa, XLM-RoBERTa", model_types: &["roberta", "xlm-roberta"], read };
 
-const NAMES: EncoderNames = EncoderNames { prefixes: &["", "roberta.", "model."], ..bert::LAYERS };
+const NAMES: EncoderNames = EncoderNames {
+    prefixes: &["", "roberta.", "model."],
+    masked_head: ["lm_head.bias", "lm_head.decoder"],
+    ..bert::LAYERS
+};
 
 fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     bert::refuse_kin(config)?;

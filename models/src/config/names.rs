@@ -96,6 +96,8 @@ pub(crate) struct EncoderNames {
     pub mlp_norm: &'static str,
     /// The norm at the end, where norms come first.
     pub final_norm: &'static str,
+    /// The bias of a head for masked words, and the module whose it is: its weight is the table of words.
+    pub masked_head: [&'static str; 2],
     /// Ends of the whole names of tensors that are not needed, as in [`TensorNames`], and of what follows the last
     /// hidden states.
     pub spare: &'static [&'static str],

@@ -229,3 +229,25 @@ fn unpacked<const N: usize>(packed: &[u8], k: usize, unpack: impl Fn(u32) -> [u8
     }
     codes
 }
+
+/// Words `[rows, ⌈k / n⌉]` of codes `[rows, k]`, instead of what `words` holds: what [`codes`] takes apart.
+pub(crate) fn words_of_codes(codes: &[u8], bits: Bits, k: usize, words: &mut Vec<u8>) {
+    words.clear();
+    words.reserve(codes.len() / k.max(1) * k.div_ceil(bits.per_word()) * 4);
+    for row in codes.chunks_exact(k.max(1)) {
+        for codes in row.chunks(bits.per_word()) {
+            words.extend(bits.packed(codes.iter().map(|&code| code as i8)).to_le_bytes());
+        }
+    }
+}
+
+/// Words `[⌈rows / n⌉, groups]` of zero points `[rows, groups]`, packed along the rows, instead of what `words` holds.
+pub(crate) fn words_of_zeros(zeros: &[i8], bits: Bits, groups: usize, words: &mut Vec<u8>) {
+    words.clear();
+    for rows in zeros.chunks(bits.per_word() * groups.max(1)) {
+        for group in 0..groups {
+            let column = rows.chunks_exact(groups).map(|row| row[group]);
+            words.extend(bits.packed(column).to_le_bytes());
+        }
+    }
+}

@@ -39,7 +39,7 @@ pub(super) struct Stored<L> {
 
 /// Bits of an integer, of which there are as many in a word of 32 bits as fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bits {
+pub(crate) enum Bits {
     Four,
     Eight,
 }
@@ -180,6 +180,14 @@ impl Bits {
             Self::Four => 0x8888_8888,
             Self::Eight => 0x8080_8080,
         }
+    }
+
+    /// The word of some values, lowest first, to which the middle is added.
+    pub fn packed(self, values: impl Iterator<Item = i8>) -> u32 {
+        let (count, mask) = (self.count(), (1 << self.count()) - 1);
+        let shifted = |value: i8| (u32::from(value as u8) & mask) ^ (1 << (count - 1));
+        let place = |(at, value): (usize, i8)| shifted(value) << (at * count);
+        values.enumerate().map(place).fold(0, |word, value| word | value)
     }
 
     /// The values of a word, lowest first, less the middle.

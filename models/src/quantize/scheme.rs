@@ -1,0 +1,284 @@
+//! What compressed-tensors can say of a format, and which modules are rounded to it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use sinew_memory::DeviceKind;
+use sinew_ops::Context;
+use sinew_ops::layers::Encoding;
+use sinew_tensor::{BlockFormat, BlockValues, DType};
+
+use super::Names;
+use crate::EmbeddingModel;
+use crate::checkpoint::Checkpoint;
+use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, ModelConfig};
+use crate::decoder::Decoder;
+use crate::encoder::Encoder;
+use crate::error::{Error, Result};
+use crate::folder::Folder;
+use crate::load::{Asked, Quantize, Sizes, WeightOptions, float_dtype};
+use crate::plan::Limits;
+use crate::quantized::Bits;
+
+/// A format that compressed-tensors has a name for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scheme {
+    pub how: Quantize,
+    pub codes: CodesAs,
+}
+
+/// How a module's codes are stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CodesAs {
+    /// In words along the inputs: `pack-quantized`.
+    Words(Bits),
+    /// One in each byte: `float-quantized`.
+    Floats,
+}
+
+/// A weight `[n, k]` that is quantized.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Module {
+    pub n: usize,
+    pub k: usize,
+    /// That of the original.
+    pub dtype: DType,
+}
+
+/// The modules of a model.
+#[derive(Debug)]
+pub(super) struct Modules {
+    /// By name, which is that of the weight less `.weight`.
+    pub quantized: BTreeMap<String, Module>,
+    /// Those that stay as they are.
+    pub kept: Names,
+}
+
+impl Scheme {
+    pub fn new(how: Quantize) -> Result<Self> {
+        let codes = match (how.format.values(), Bits::of(how.format.values().bits())) {
+            (BlockValues::Int4 | BlockValues::Int8, Some(bits)) => CodesAs::Words(bits),
+            (BlockValues::F8E4M3, _) => CodesAs::Floats,
+            (other, _) => {
+                let what = format!("writing {} as compressed-tensors", other.name());
+                return Err(Error::Unsupported { what, supported: "int4, int8 and fp8".to_owned() });
+            }
+        };
+        Ok(Self { how, codes })
+    }
+
+    fn format(&self) -> BlockFormat {
+        self.how.format
+    }
+
+    /// Scales of a row of `k`.
+    pub fn groups(&self, k: usize) -> usize {
+        if self.how.per_channel { 1 } else { k.div_ceil(self.format().group()) }
+    }
+
+    /// The tensors that a module's weight becomes: the ends of their names, dtypes and shapes.
+    pub fn tensors(&self, Module { n, k, .. }: Module) -> Vec<(&'static str, Dtype, Vec<usize>)> {
+        let groups = self.groups(k);
+        let scale = (SCALE, self.format().scale_dtype().to_safetensors(), vec![n, groups]);
+        match self.codes {
+            CodesAs::Floats => vec![(CODES, Dtype::F8_E4M3, vec![n, k]), scale],
+            CodesAs::Words(bits) => {
+                let mut tensors = vec![
+                    (PACKED, Dtype::I32, vec![n, k.div_ceil(bits.per_word())]),
+                    scale,
+                    (SHAPE, Dtype::I64, vec![2]),
+                ];
+                if self.format().zero_points() {
+                    tensors.push((ZERO_POINT, Dtype::I32, vec![n.div_ceil(bits.per_word()), groups]));
+                }
+                tensors
+            }
+        }
+    }
+
+    /// The `quantization_config` of a model in which these modules are not quantized.
+    pub fn config(&self, kept: &Names) -> Value {
+        let (name, kind) = match self.codes {
+            CodesAs::Words(_) => ("pack-quantized", "int"),
+            CodesAs::Floats => ("float-quantized", "float"),
+        };
+        let (strategy, group_size) = match self.how.per_channel {
+            true => ("channel", None),
+            false => ("group", Some(self.format().group())),
+        };
+        json!({
+            "quant_method": "compressed-tensors",
+            "format": name,
+            "quantization_status": "compressed",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {
+                        "num_bits": self.format().values().bits(),
+                        "type": kind,
+                        "symmetric": !self.format().zero_points(),
+                        "strategy": strategy,
+                        "group_size": group_size,
+                        "block_structure": null,
+                        "dynamic": false,
+                        "actorder": null,
+                    },
+                    "input_activations": null,
+                    "output_activations": null,
+                    "format": name,
+                },
+            },
+            "ignore": kept,
+            "kv_cache_scheme": null,
+        })
+    }
+}
+
+/// The ends of the names of a module's tensors.
+pub(super) const CODES: &str = "weight";
+pub(super) const PACKED: &str = "weight_packed";
+pub(super) const SCALE: &str = "weight_scale";
+pub(super) const ZERO_POINT: &str = "weight_zero_point";
+pub(super) const SHAPE: &str = "weight_shape";
+
+impl Modules {
+    /// Those of a model: what its architecture asks for is quantized as loading would do it, where compressed-tensors has
+    /// words for it.
+    pub fn of(
+        ctx: &Context,
+        folder: &Folder,
+        config: &ModelConfig,
+        checkpoint: &Checkpoint,
+        scheme: &Scheme,
+    ) -> Result<Self> {
+        let asked = asked(ctx, folder, config, checkpoint, scheme.how)?;
+        let mut quantized: BTreeMap<String, Module> = BTreeMap::new();
+        for (part, k, encoding) in &asked.weights {
+            if !matches!(encoding, Encoding::Blocks(_)) {
+                continue;
+            }
+            let name = part.name();
+            if part.transposed {
+                return Err(Error::Unsupported {
+                    what: format!(
+                        "writing the weight of {name}, which is stored as [inputs, outputs] (Conv1D), quantized"
+                    ),
+                    supported: "weights of Linear modules; loading quantizes this one with --dtype".to_owned(),
+                });
+            }
+            let group = scheme.format().group();
+            if !scheme.how.per_channel && !k.is_multiple_of(group) {
+                return Err(Error::Unsupported {
+                    what: format!("writing {name} in groups of {group}, which do not divide its rows of {k},"),
+                    supported: supported_groups(&asked),
+                });
+            }
+            let weight = format!("{name}.weight");
+            let dtype = float_dtype(&weight, checkpoint.info(&weight)?.dtype)?;
+            quantized.insert(name.to_owned(), Module { n: part.of, k: *k, dtype });
+        }
+        if quantized.is_empty() {
+            let what = format!("{}, in which no weight can be quantized,", checkpoint.name());
+            return Err(Error::Unsupported { what, supported: "models with Linear modules".to_owned() });
+        }
+        for (name, &module) in &quantized {
+            let clash = scheme.tensors(module).into_iter().map(|(end, ..)| format!("{name}.{end}"));
+            if let Some(clash) = clash.filter(|new| !new.ends_with(".weight")).find(|new| checkpoint.contains(new)) {
+                let problem = format!("has a tensor `{}` already", clash.escape_debug());
+                return Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem });
+            }
+        }
+        let kept = kept(config, checkpoint, &asked, &quantized)?;
+        Ok(Self { quantized, kept })
+    }
+}
+
+/// What would do where a group does not.
+fn supported_groups(asked: &Asked) -> String {
+    let divides = |group: &usize| asked.weights.iter().all(|(_, k, _)| k.is_multiple_of(*group));
+    match [128, 64, 32].into_iter().find(divides) {
+        Some(group) => format!("a group size of {group}, or `channel`"),
+        None => "a group size of `channel`, or loading with --dtype".to_owned(),
+    }
+}
+
+/// What a model asks the checkpoint for when it is loaded and quantized.
+fn asked(
+    ctx: &Context,
+    folder: &Folder,
+    config: &ModelConfig,
+    checkpoint: &Checkpoint,
+    how: Quantize,
+) -> Result<Asked> {
+    // A tied head is the embedding, which stays as it is.
+    let head = how.head && !matches!(config, ModelConfig::Decoder(config) if config.tie_word_embeddings);
+    let weights = WeightOptions { quantize: Some(Quantize { head, ..how }), ..WeightOptions::default() };
+    let precision = weights.precision(checkpoint, ctx.device().hardware())?;
+    let asked = RefCell::new(Asked::default());
+    let sizes = Sizes { checkpoint, precision, device: DeviceKind::CPU, asked: Some(&asked) };
+    match config {
+        ModelConfig::Encoder(config) => Encoder::plan(config, &sizes, 1, 1)?,
+        ModelConfig::Decoder(config) => {
+            // An embedding model has no use for a head.
+            let max_logits = usize::from(!EmbeddingModel::describes(folder)?);
+            let limits = Limits { max_rows: 1, max_sequences: 1, context: 1, block_size: 1, max_logits };
+            Decoder::plan(config, &sizes, &limits)?
+        }
+    };
+    Ok(asked.into_inner())
+}
+
+/// The modules that are not quantized: the matrices of the checkpoint that are no embedding tables, and heads that are
+/// one.
+///
+/// Names are those that the classes of transformers give modules. These differ from the checkpoint's by what stands
+/// before a model in a larger one, so what may have another name there is meant by an expression.
+fn kept(
+    config: &ModelConfig,
+    checkpoint: &Checkpoint,
+    asked: &Asked,
+    quantized: &BTreeMap<String, Module>,
+) -> Result<Names> {
+    let (words, prefixes) = match config {
+        ModelConfig::Decoder(DecoderConfig { names, .. }) => (names.embedding, names.prefixes),
+        ModelConfig::Encoder(EncoderConfig { names, .. }) => (names.word, names.prefixes),
+    };
+    let prefix = checkpoint.prefix_of(&format!("{words}.weight"), prefixes)?;
+    let words = format!("{prefix}{words}");
+    let is_kept = |module: &&str| {
+        !quantized.contains_key(*module) && *module != words && !asked.tables.iter().any(|table| table == module)
+    };
+    let matrices = checkpoint.infos().filter(|(_, info)| info.shape.len() == 2);
+    let modules = matrices.filter_map(|(name, _)| name.strip_suffix(".weight")).filter(is_kept);
+    let heads: &[&str] = match config {
+        ModelConfig::Decoder(config) => config.names.heads,
+        ModelConfig::Encoder(_) => &[],
+    };
+    let mut kept = Names::new();
+    for module in modules {
+        let rest = module.strip_prefix(prefix);
+        let as_it_is = match config {
+            _ if prefix.is_empty() || heads.contains(&module) => true,
+            ModelConfig::Decoder(_) => rest.is_some(),
+            ModelConfig::Encoder(_) => false,
+        };
+        kept.insert(match as_it_is {
+            true => module.to_owned(),
+            false => format!(r"re:(.*\.)?{}$", fancy_regex::escape(rest.unwrap_or(module))),
+        });
+    }
+    match config {
+        ModelConfig::Decoder(_) if !heads.iter().any(|head| quantized.contains_key(*head)) => {
+            kept.extend(heads.first().map(|head| (*head).to_owned()));
+        }
+        ModelConfig::Encoder(EncoderConfig { names: EncoderNames { masked_head: [bias, head], .. }, .. })
+            if checkpoint.contains(bias) =>
+        {
+            kept.insert((*head).to_owned());
+        }
+        _ => {}
+    }
+    Ok(kept)
+}

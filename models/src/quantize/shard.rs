@@ -1,0 +1,210 @@
+//! One safetensors file, written a slice of a weight at a time.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use safetensors::tensor::{Metadata, TensorInfo as Entry};
+use sinew_ops::Context;
+use sinew_ops::layers::{Codes, RowQuantizer};
+
+use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_POINT};
+use crate::checkpoint::{Checkpoint, TensorInfo};
+use crate::error::{Error, Result};
+use crate::load::packable;
+use crate::quantized::{words_of_codes, words_of_zeros};
+
+/// Bytes of the original that are at hand at once.
+const AT_HAND_BYTES: usize = 16 << 20;
+/// Rows of a slice are a multiple of it: what is packed along the outputs is so in whole words, and panels are full.
+const ROWS: usize = 32;
+/// The alignment of the header's end, by which all elements are aligned: larger ones come first.
+const ALIGNMENT: usize = 8;
+
+/// What becomes of a tensor of the original.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Tensor<'a> {
+    /// Nothing.
+    Copied(TensorInfo<'a>),
+    /// The tensors of a quantized module, by its name.
+    Quantized(&'a str, Module),
+}
+
+/// What is written to the files, one after the other.
+pub(super) struct Job<'a> {
+    ctx: &'a Context,
+    checkpoint: &'a Checkpoint,
+    scheme: &'a Scheme,
+    quantizer: RowQuantizer,
+    /// Words of a slice.
+    words: Vec<u8>,
+    /// Scales of a slice whose rows have one each.
+    scales: Vec<u8>,
+    zeros: Vec<i8>,
+    done: u64,
+    total: u64,
+    progress: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+}
+
+/// What a file holds.
+pub(super) struct Written {
+    pub names: Vec<String>,
+    /// Of its tensors.
+    pub bytes: u64,
+}
+
+/// A file, and where the tensors begin in it.
+struct Shard<'a> {
+    path: &'a Path,
+    file: File,
+    starts: HashMap<String, u64>,
+}
+
+impl<'a> Job<'a> {
+    pub fn new(
+        ctx: &'a Context,
+        checkpoint: &'a Checkpoint,
+        scheme: &'a Scheme,
+        progress: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let quantizer = RowQuantizer::new(scheme.how.format, scheme.how.per_channel)?;
+        let (words, scales, zeros) = (Vec::new(), Vec::new(), Vec::new());
+        let total = checkpoint.num_bytes();
+        Ok(Self { ctx, checkpoint, scheme, quantizer, words, scales, zeros, done: 0, total, progress })
+    }
+
+    /// Writes a file of tensors of the original, and what they become.
+    pub fn write(&mut self, path: &Path, tensors: &[(&str, Tensor<'_>)]) -> Result<Written> {
+        let (header, starts, written) = self.header(path, tensors)?;
+        let file = File::create_new(path).map_err(|e| Error::io("create", path, e))?;
+        let mut shard = Shard { path, file, starts };
+        shard.write_at(0, &header)?;
+        for &(name, tensor) in tensors {
+            match tensor {
+                Tensor::Copied(info) => self.copy(&mut shard, name, info.num_bytes)?,
+                Tensor::Quantized(module, of) => self.quantize(&mut shard, module, of)?,
+            }
+        }
+        shard.file.sync_all().map_err(|e| Error::io("write", path, e))?;
+        Ok(written)
+    }
+
+    /// The header, with its length in front, and where the tensors begin in the file.
+    fn header(&self, path: &Path, tensors: &[(&str, Tensor<'_>)]) -> Result<(Vec<u8>, HashMap<String, u64>, Written)> {
+        let mut entries = Vec::new();
+        for &(name, tensor) in tensors {
+            match tensor {
+                Tensor::Copied(info) => entries.push((name.to_owned(), info.dtype, info.shape.to_vec())),
+                Tensor::Quantized(module, of) => {
+                    let all = self.scheme.tensors(of).into_iter();
+                    entries.extend(all.map(|(end, dtype, shape)| (format!("{module}.{end}"), dtype, shape)));
+                }
+            }
+        }
+        entries.sort_by(|(a, left, _), (b, right, _)| (Reverse(left.bitsize()), a).cmp(&(Reverse(right.bitsize()), b)));
+        let refuse = |source: Box<dyn std::error::Error + Send + Sync>| Error::Header {
+            file: path.display().to_string(),
+            source,
+        };
+        let (mut end, mut infos, mut starts) = (0usize, Vec::new(), HashMap::new());
+        for (name, dtype, shape) in entries {
+            let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &size| bits.checked_mul(size));
+            let next = bits.and_then(|bits| end.checked_add(bits / 8));
+            let next = next.ok_or_else(|| refuse("it would have too many bytes".into()))?;
+            starts.insert(name.clone(), end as u64);
+            infos.push((name, Entry { dtype, shape, data_offsets: (end, next) }));
+            end = next;
+        }
+        let names = infos.iter().map(|(name, _)| name.clone()).collect();
+        let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let metadata = Metadata::new(Some(format), infos).map_err(|error| refuse(error.into()))?;
+        let mut text = serde_json::to_vec(&metadata).map_err(|error| refuse(error.into()))?;
+        text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
+        let header = [&(text.len() as u64).to_le_bytes()[..], &text].concat();
+        starts.values_mut().for_each(|start| *start += header.len() as u64);
+        Ok((header, starts, Written { names, bytes: end as u64 }))
+    }
+
+    fn copy(&mut self, shard: &mut Shard<'_>, name: &str, bytes: usize) -> Result<()> {
+        for start in (0..bytes).step_by(AT_HAND_BYTES) {
+            let range = start..bytes.min(start + AT_HAND_BYTES);
+            let slice = self.checkpoint.tensor_slice(name, range.clone())?;
+            shard.put(name, start, &slice.bytes)?;
+            drop(slice);
+            self.checkpoint.release_slice(name, range.clone());
+            self.advance(range.len())?;
+        }
+        Ok(())
+    }
+
+    fn quantize(&mut self, shard: &mut Shard<'_>, module: &str, Module { n, k, dtype }: Module) -> Result<()> {
+        let weight = format!("{module}.weight");
+        let named = |end: &str| format!("{module}.{end}");
+        let row_bytes = k * dtype.size();
+        let rows = (AT_HAND_BYTES / row_bytes.max(1) / ROWS * ROWS).max(ROWS);
+        let groups = self.scheme.groups(k);
+        if let CodesAs::Words(_) = self.scheme.codes {
+            let shape = [n, k].map(|size| (size as i64).to_le_bytes());
+            shard.put(&named(SHAPE), 0, shape.as_flattened())?;
+        }
+        for first in (0..n).step_by(rows) {
+            let count = rows.min(n - first);
+            let range = first * row_bytes..(first + count) * row_bytes;
+            let slice = self.checkpoint.tensor_slice(&weight, range.clone())?.bytes;
+            let (slice, dtype) = packable(slice, dtype);
+            let Codes { format, codes, scales, zeros } = self.quantizer.quantize(self.ctx, &slice, dtype, count, k)?;
+            // Per channel all groups of a row have the same.
+            let (size, held) = (format.scale_dtype().size(), k.div_ceil(format.group()));
+            self.scales.clear();
+            scales.chunks(held * size).for_each(|row| self.scales.extend_from_slice(&row[..groups * size]));
+            self.zeros.clear();
+            zeros.chunks(held).for_each(|row| self.zeros.extend_from_slice(&row[..groups]));
+
+            shard.put(&named(SCALE), first * groups * size, &self.scales)?;
+            match self.scheme.codes {
+                CodesAs::Floats => shard.put(&named(CODES), first * k, codes)?,
+                CodesAs::Words(bits) => {
+                    words_of_codes(codes, bits, k, &mut self.words);
+                    shard.put(&named(PACKED), first * k.div_ceil(bits.per_word()) * 4, &self.words)?;
+                    if format.zero_points() {
+                        words_of_zeros(&self.zeros, bits, groups, &mut self.words);
+                        shard.put(&named(ZERO_POINT), first / bits.per_word() * groups * 4, &self.words)?;
+                    }
+                }
+            }
+            drop(slice);
+            self.checkpoint.release_slice(&weight, range.clone());
+            self.advance(range.len())?;
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, bytes: usize) -> Result<()> {
+        self.done += bytes as u64;
+        match (self.progress)(self.done, self.total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Cancelled),
+        }
+    }
+}
+
+impl Shard<'_> {
+    /// Writes a part of a tensor, which begins with its byte `from`.
+    fn put(&mut self, tensor: &str, from: usize, bytes: &[u8]) -> Result<()> {
+        match self.starts.get(tensor) {
+            Some(start) => self.write_at(start + from as u64, bytes),
+            None => Err(Error::Checkpoint {
+                file: self.path.display().to_string(),
+                problem: format!("has no room for `{}`", tensor.escape_debug()),
+            }),
+        }
+    }
+
+    fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let written = self.file.seek(SeekFrom::Start(at)).and_then(|_| self.file.write_all(bytes));
+        written.map_err(|e| Error::io("write", self.path, e))
+    }
+}

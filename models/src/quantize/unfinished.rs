@@ -1,0 +1,145 @@
+//! The folder of a model while it is written: it has another name until it is complete.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::checkpoint::INDEX;
+use crate::error::{Error, Result};
+use crate::files;
+use crate::folder::{FileName, Folder};
+
+/// Ends of the names of what is copied: configs, tokenizers, chat templates, and the code of models that bring theirs.
+/// Weights in other forms are not.
+const COPIED: [&str; 6] = ["json", "jinja", "txt", "model", "tiktoken", "py"];
+/// A folder of chat templates.
+const TEMPLATES: &str = "additional_chat_templates";
+
+/// Where the folder `output` will be.
+///
+/// # Errors
+/// What is there already, but for an empty folder.
+pub(super) fn place(source: &Path, output: &Path) -> Result<PathBuf> {
+    let refuse = |problem: &str| {
+        let output = output.display();
+        Err(Error::Input(format!("the output {output} {problem}; a folder that is new or empty is needed")))
+    };
+    let kind = match fs::metadata(output) {
+        Ok(kind) => kind,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return if output.file_name().is_some() { Ok(output.to_owned()) } else { refuse("has no name") };
+        }
+        Err(error) => return Err(Error::io("open", output, error)),
+    };
+    if !kind.is_dir() {
+        return refuse("is a file");
+    }
+    let place = fs::canonicalize(output).map_err(|e| Error::io("open", output, e))?;
+    if fs::canonicalize(source).is_ok_and(|source| source == place) {
+        return refuse("is the model itself");
+    }
+    if fs::read_dir(&place).map_err(|e| Error::io("open", output, e))?.next().is_some() {
+        return refuse("is not empty");
+    }
+    Ok(place)
+}
+
+/// A folder that is removed unless it is completed.
+pub(super) struct Unfinished {
+    path: PathBuf,
+}
+
+impl Unfinished {
+    /// One beside `output`.
+    pub fn create(output: &Path) -> Result<Self> {
+        let mut name = OsString::from(".");
+        name.push(output.file_name().unwrap_or_default());
+        name.push(format!(".{}.unfinished", std::process::id()));
+        let path = output.with_file_name(name);
+        fs::create_dir(&path).map_err(|e| Error::io("create", &path, e))?;
+        Ok(Self { path })
+    }
+
+    pub fn path_of(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Writes a file.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.path_of(name);
+        fs::write(&path, bytes).map_err(|e| Error::io("write", &path, e))
+    }
+
+    /// Copies a file of the original to the same place.
+    fn copy(&self, source: &Path, name: &Path) -> Result<()> {
+        let (from, to) = (source.join(name), self.path_of(name));
+        if let Some(folder) = to.parent() {
+            fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
+        }
+        fs::copy(&from, &to).map_err(|e| Error::io("copy", &from, e))?;
+        Ok(())
+    }
+
+    /// Gives it its name.
+    pub fn complete(self, output: &Path) -> Result<()> {
+        match fs::remove_dir(output) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::io("replace", output, error)),
+            _ => {}
+        }
+        fs::rename(&self.path, output).map_err(|e| Error::io("create", output, e))
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Where it was completed there is none.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Copies what stands beside the weights.
+pub(super) fn copy_others(folder: &Folder, unfinished: &Unfinished) -> Result<()> {
+    let source = folder.path();
+    let is_copied = |name: &OsStr| {
+        let end = Path::new(name).extension().and_then(OsStr::to_str);
+        end.is_some_and(|end| COPIED.contains(&end)) && name != FileName::Config.as_str() && name != INDEX
+    };
+    for name in files_in(source)?.into_iter().filter(|name| is_copied(name)) {
+        unfinished.copy(source, Path::new(&name))?;
+    }
+    let templates = source.join(TEMPLATES);
+    if templates.is_dir() {
+        for name in files_in(&templates)?.into_iter().filter(|name| is_copied(name)) {
+            unfinished.copy(source, &Path::new(TEMPLATES).join(name))?;
+        }
+    }
+    // The modules of sentence-transformers have folders of their own.
+    let modules = folder.json_if_present(FileName::Modules)?.and_then(Value::as_array);
+    for path in modules.into_iter().flatten().filter_map(|module| module.get("path")?.as_str()) {
+        if path.is_empty() {
+            continue;
+        }
+        let inside = files::join_inside(Path::new(""), path, FileName::Modules.as_str())?;
+        let config = inside.join(FileName::Config.as_str());
+        if source.join(&config).is_file() {
+            unfinished.copy(source, &config)?;
+        }
+    }
+    Ok(())
+}
+
+/// The names of the files in a folder.
+fn files_in(folder: &Path) -> Result<Vec<OsString>> {
+    let failed = |e| Error::io("read", folder, e);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.path().is_file() {
+            names.push(entry.file_name());
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,99 @@
+//! `sinew quantize`: a model as a quantized checkpoint.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+use sinew::models::checkpoint::Load;
+use sinew::models::{Error, Folder, quantize};
+use sinew::tensor::BlockValues;
+
+use super::{
+    GroupSize, Machine, Outcome, WeightDType, catch_interrupts, interrupted, locate, megabytes, parse_dtype,
+    parse_group, parse_load, progress_bar,
+};
+
+/// Write a model as a quantized checkpoint, in compressed-tensors' format, which vLLM, transformers and Sinew read.
+///
+/// The weights of products are rounded as `--dtype` rounds them where a model is loaded, bit for bit; other tensors,
+/// the tokenizer and other configs are copied. int4 and int8 are written as `pack-quantized`, fp8 as `float-quantized`;
+/// activations are not quantized. Scales are bf16; those of int4 without zero points may be negative. A head that is
+/// tied to the embedding stays as it is, and so do routers of experts. No more than a slice of a weight is in memory.
+#[derive(Debug, Args)]
+pub struct Quantize {
+    /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
+    #[arg(long, value_name = "PATH|ID")]
+    model: PathBuf,
+    /// The folder to write: a new one, or an empty one. It appears when it is complete.
+    #[arg(long, value_name = "FOLDER")]
+    output: PathBuf,
+    /// What weights are rounded to.
+    #[arg(long, value_name = "int4|int8|fp8", value_parser = parse_values)]
+    dtype: BlockValues,
+    /// Values of a row that share a scale: 32, 64 or 128, which must divide the rows, or channel, which is the whole
+    /// row. 32 by default; channel for fp8.
+    #[arg(long, value_name = "N", value_parser = parse_group)]
+    group_size: Option<GroupSize>,
+    /// With a zero point for each group, for int4 and int8.
+    #[arg(long)]
+    zero_points: bool,
+    /// Do not quantize the head: some programs cannot read one that is quantized, as vLLM before 0.18.
+    #[arg(long)]
+    keep_head: bool,
+    /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
+    #[arg(long)]
+    offline: bool,
+    /// How files are read: mmap, or read, which survives a file that shrinks under it.
+    #[arg(long, default_value = "mmap", value_parser = parse_load)]
+    load: Load,
+    /// Print one JSON object and nothing else.
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_values(text: &str) -> Result<BlockValues, String> {
+    match parse_dtype(text) {
+        Ok(WeightDType::Quantized(values)) => Ok(values),
+        _ => Err("supported are int4, int8 and fp8".to_owned()),
+    }
+}
+
+impl Quantize {
+    pub fn run(&self, machine: &Machine) -> Outcome {
+        let usual = if self.dtype.is_integer() { GroupSize::Of(32) } else { GroupSize::Channel };
+        let group = self.group_size.unwrap_or(usual);
+        let how = group.quantize(self.dtype, self.zero_points, self.keep_head)?;
+        let ctx = machine.context()?;
+        let folder = Folder::new(locate(&self.model, self.offline)?);
+        catch_interrupts();
+        let bar = progress_bar("quantizing {bar:32} {bytes}/{total_bytes} {bytes_per_sec}");
+        let written = quantize::quantize(&ctx, &folder, &self.output, how, self.load, &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+            if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        bar.finish_and_clear();
+        let written = match written {
+            Err(Error::Cancelled) if interrupted() => return Ok(()),
+            written => written?,
+        };
+        let quantize::Quantized { modules, kept, bytes_before, bytes_after } = &written;
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let summary = json!({
+                "output": self.output,
+                "modules": modules,
+                "kept": kept,
+                "bytes_before": bytes_before,
+                "bytes_after": bytes_after,
+            });
+            writeln!(out, "{summary}")?;
+        } else {
+            let [before, after] = [bytes_before, bytes_after].map(|&bytes| megabytes(bytes as usize));
+            writeln!(out, "{modules} modules quantized, {} as they are: {before} to {after}", kept.len())?;
+        }
+        Ok(())
+    }
+}
