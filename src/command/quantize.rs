@@ -15,12 +15,13 @@ use super::{
     parse_group, parse_load, progress_bar,
 };
 
-/// Write a model as a quantized checkpoint, in compressed-tensors' format, which vLLM, transformers and Sinew read.
+/// Write a model as a quantized checkpoint in the format compressed-tensors, which vLLM, transformers and Sinew read.
 ///
 /// The weights of products are rounded as `--dtype` rounds them where a model is loaded, bit for bit; other tensors,
 /// the tokenizer and other configs are copied. int4 and int8 are written as `pack-quantized`, fp8 as `float-quantized`;
 /// activations are not quantized. Scales are bf16; those of int4 without zero points may be negative. A head that is
 /// tied to the embedding stays as it is, and so do routers of experts. No more than a slice of a weight is in memory.
+/// Embeddings, norms and biases keep the dtype of their file.
 #[derive(Debug, Args)]
 pub struct Quantize {
     /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
@@ -33,13 +34,13 @@ pub struct Quantize {
     #[arg(long, value_name = "int4|int8|fp8", value_parser = parse_values)]
     dtype: BlockValues,
     /// Values of a row that share a scale: 32, 64 or 128, which must divide the rows, or channel, which is the whole
-    /// row. 32 by default; channel for fp8.
+    /// row. 32 by default; channel for fp8, of which vLLM reads no groups.
     #[arg(long, value_name = "N", value_parser = parse_group)]
     group_size: Option<GroupSize>,
-    /// With a zero point for each group, for int4 and int8.
+    /// With a zero point for each group, for int4 and int8; not of experts, of which others read none.
     #[arg(long)]
     zero_points: bool,
-    /// Do not quantize the head: some programs cannot read one that is quantized, as vLLM before 0.18.
+    /// Do not quantize the head: not every program reads one that is quantized, as older releases of vLLM.
     #[arg(long)]
     keep_head: bool,
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.

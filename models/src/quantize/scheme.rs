@@ -13,7 +13,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 use super::Names;
 use crate::EmbeddingModel;
 use crate::checkpoint::Checkpoint;
-use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, ModelConfig};
+use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::error::{Error, Result};
@@ -153,6 +153,13 @@ impl Modules {
         checkpoint: &Checkpoint,
         scheme: &Scheme,
     ) -> Result<Self> {
+        if scheme.format().zero_points() && has_experts(config) {
+            // vLLM and transformers read none.
+            return Err(Error::Unsupported {
+                what: "writing experts with zero points".to_owned(),
+                supported: "experts without; loading quantizes them so with --dtype and --zero-points".to_owned(),
+            });
+        }
         let asked = asked(ctx, folder, config, checkpoint, scheme.how)?;
         let mut quantized: BTreeMap<String, Module> = BTreeMap::new();
         for (part, k, encoding) in &asked.weights {
@@ -193,6 +200,11 @@ impl Modules {
         let kept = kept(config, checkpoint, &asked, &quantized)?;
         Ok(Self { quantized, kept })
     }
+}
+
+fn has_experts(config: &ModelConfig) -> bool {
+    let is_mixture = |layer: &LayerConfig| matches!(layer.feed_forward, FeedForward::Experts(_));
+    matches!(config, ModelConfig::Decoder(config) if config.layers.iter().any(is_mixture))
 }
 
 /// What would do where a group does not.

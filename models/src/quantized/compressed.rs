@@ -251,3 +251,30 @@ pub(crate) fn words_of_zeros(zeros: &[i8], bits: Bits, groups: usize, words: &mu
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_codes_are_taken_apart_to_the_same_codes() {
+        for (bits, middle) in [(Bits::Four, 8), (Bits::Eight, 128)] {
+            for k in [1, 7, 8, 30, 32] {
+                let given: Vec<u8> =
+                    (0..3 * k).map(|i| ((i * 37 % (2 * middle)) as i16 - middle as i16) as u8).collect();
+                let mut words = vec![1, 2, 3];
+                words_of_codes(&given, bits, k, &mut words);
+                assert_eq!(words.len(), 3 * k.div_ceil(bits.per_word()) * 4);
+                assert_eq!(codes(&words, bits, k), given, "{bits:?}, rows of {k}");
+            }
+        }
+        let mut words = Vec::new();
+        words_of_codes(&[0xf8, 0x07, 0xff, 0x00], Bits::Four, 4, &mut words);
+        assert_eq!(words, 0x87f0u32.to_le_bytes());
+        // Five rows of two groups: the rows of a group are in one word.
+        words_of_zeros(&[-8, 7, -7, 6, -6, 5, -5, 4, -4, 3], Bits::Four, 2, &mut words);
+        assert_eq!(words, [0x43210u32.to_le_bytes(), 0xbcdefu32.to_le_bytes()].concat());
+        words_of_zeros(&[-128, -127, 0, 1, 127], Bits::Eight, 1, &mut words);
+        assert_eq!(words, [0x81800100u32.to_le_bytes(), 0xffu32.to_le_bytes()].concat());
+    }
+}

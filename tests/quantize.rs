@@ -1,0 +1,366 @@
+//! Quantized checkpoints that are written: their weights are those of quantizing while loading, and nothing else changes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+use sinew::models::load::{Quantize, main_dtype};
+use sinew::models::quantize::{Quantized, quantize};
+use sinew::models::{Checkpoint, Error, Load};
+use sinew::prelude::*;
+use sinew::tensor::{BlockFormat, BlockValues};
+use tempfile::TempDir;
+
+#[path = "common/command.rs"]
+mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use command::{refused, sinew, stdout};
+use fixtures::{bits, copy, fixture, fixture_path, with_field};
+
+const SHARDED: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
+const TIED: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
+
+/// A model whose rows are divided by groups of 128, untied, with biases.
+fn model() -> TempDir {
+    let (hidden, width, vocab) = (128, 256, 300);
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+        ("lm_head.weight".to_owned(), vec![vocab, hidden]),
+    ];
+    for layer in 0..2 {
+        let sizes: [(&str, Vec<usize>); 12] = [
+            ("input_layernorm.weight", vec![hidden]),
+            ("post_attention_layernorm.weight", vec![hidden]),
+            ("self_attn.q_proj.weight", vec![hidden, hidden]),
+            ("self_attn.q_proj.bias", vec![hidden]),
+            ("self_attn.k_proj.weight", vec![hidden / 2, hidden]),
+            ("self_attn.k_proj.bias", vec![hidden / 2]),
+            ("self_attn.v_proj.weight", vec![hidden / 2, hidden]),
+            ("self_attn.v_proj.bias", vec![hidden / 2]),
+            ("self_attn.o_proj.weight", vec![hidden, hidden]),
+            ("mlp.gate_proj.weight", vec![width, hidden]),
+            ("mlp.up_proj.weight", vec![width, hidden]),
+            ("mlp.down_proj.weight", vec![hidden, width]),
+        ];
+        shapes.extend(sizes.map(|(name, shape)| (format!("model.layers.{layer}.{name}"), shape)));
+    }
+    let mut state = 1u64;
+    let mut value = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        // The upper half of an f32, which is a bf16, between -0.25 and 0.25.
+        (((state >> 40) as f32 / (1 << 24) as f32 - 0.5) / 2.0).to_le_bytes()
+    };
+    let bytes: Vec<Vec<u8>> = shapes
+        .iter()
+        .map(|(_, shape)| (0..shape.iter().product()).flat_map(|_| [value()[2], value()[3]]).collect())
+        .collect();
+    let views = shapes.iter().zip(&bytes).map(|((name, shape), bytes)| {
+        (name.as_str(), TensorView::new(Dtype::BF16, shape.clone(), bytes).expect("as many bytes as the shape says"))
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).expect("a file"))
+        .expect("written");
+    let config = json!({
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": hidden, "vocab_size": vocab,
+        "intermediate_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 128, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    });
+    fs::write(folder.path().join("config.json"), config.to_string()).expect("written");
+    folder
+}
+
+fn how(values: BlockValues, group: Option<usize>, zero_points: bool, head: bool) -> Quantize {
+    let format = BlockFormat::new(values, group.unwrap_or(128), DType::BF16, zero_points).expect("a format");
+    Quantize { format, per_channel: group.is_none(), head }
+}
+
+/// The model in a folder, quantized into another.
+fn written(source: &Path, how: Quantize) -> (TempDir, Quantized) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (ctx, mut last) = (Context::cpu().expect("the CPU is there"), (0, 0));
+    let report = &mut |done, total| {
+        assert!(done > last.0 && done <= total, "{done} of {total} after {last:?}");
+        last = (done, total);
+        ControlFlow::Continue(())
+    };
+    let written = quantize(&ctx, &Folder::new(source), folder.path(), how, Load::Mmap, report);
+    let written = written.unwrap_or_else(|error| panic!("{}: {}", source.display(), error.one_line()));
+    assert_eq!(last.0, last.1, "all is done at the end");
+    (folder, written)
+}
+
+/// What the model in a folder says of some tokens: logits or hidden states.
+fn outputs(folder: &Path, weights: WeightOptions) -> Vec<u32> {
+    let tokens: Vec<u32> = (0..23).map(|i| (i * 7919 + 3) % 299).collect();
+    let source = Folder::new(folder);
+    if EmbeddingModel::describes(&source).expect("a model") {
+        let mut model = EmbeddingModel::load(folder, &weights).expect("the model loads");
+        return bits(&model.hidden_states(&tokens).expect("the model runs"));
+    }
+    let mut model = LanguageModel::load(folder, &LoadOptions { weights, ..LoadOptions::default() })
+        .unwrap_or_else(|error| panic!("{}: {}", folder.display(), error.one_line()));
+    let mut all = Vec::new();
+    model
+        .logits(&tokens, &mut |rows| {
+            all.extend(bits(rows));
+            Ok(())
+        })
+        .expect("the model runs");
+    all
+}
+
+/// Those of quantizing it while it is loaded, in the dtype of its files.
+fn while_loading(folder: &Path, how: Quantize) -> Vec<u32> {
+    let dtype = Some(main_dtype(&Checkpoint::open(folder, Load::Mmap).expect("a checkpoint")).expect("floats"));
+    outputs(folder, WeightOptions { dtype, quantize: Some(how), ..WeightOptions::default() })
+}
+
+/// All tensors of a folder.
+fn tensors(folder: &Path) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
+    let checkpoint = Checkpoint::open(folder, Load::Mmap).expect("a checkpoint");
+    let of = |name: &str| {
+        let tensor = checkpoint.tensor(name).expect("it is there");
+        (tensor.dtype, tensor.shape.to_vec(), tensor.bytes.into_owned())
+    };
+    checkpoint.names().map(|name| (name.to_owned(), of(name))).collect()
+}
+
+fn config(folder: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(folder.join("config.json")).expect("a config")).expect("valid JSON")
+}
+
+/// What is not quantized has the same bytes, and modules that are have no others than theirs.
+fn assert_others_are_as_they_were(source: &Path, quantized: &Path, modules: usize) {
+    let (before, mut after) = (tensors(source), tensors(quantized));
+    let mut replaced = 0;
+    for (name, tensor) in &before {
+        let module = name.strip_suffix(".weight").unwrap_or_default();
+        if after.remove(&format!("{module}.weight_scale")).is_none() {
+            assert!(after.remove(name).as_ref() == Some(tensor), "{name}");
+            continue;
+        }
+        replaced += 1;
+        let packed = after.remove(&format!("{module}.weight_packed"));
+        match &packed {
+            Some(_) => {
+                let shape: Vec<u8> = tensor.1.iter().flat_map(|&size| (size as i64).to_le_bytes()).collect();
+                assert!(after.remove(&format!("{module}.weight_shape")).is_some_and(|(.., bytes)| bytes == shape));
+            }
+            None => {
+                let (dtype, shape, _) = after.remove(name).expect("the codes");
+                assert_eq!((dtype, &shape), (Dtype::F8_E4M3, &tensor.1), "{name}");
+            }
+        }
+        after.remove(&format!("{module}.weight_zero_point"));
+    }
+    assert_eq!(replaced, modules);
+    assert!(after.is_empty(), "{:?}", after.keys());
+    let (before, mut after) = (config(source), config(quantized));
+    assert!(after.as_object_mut().expect("an object").remove("quantization_config").is_some());
+    assert_eq!(before, after);
+}
+
+#[test]
+fn every_format_gives_the_logits_of_quantizing_while_loading() {
+    use BlockValues::{F8E4M3, Int4, Int8};
+    let source = model();
+    let plain = outputs(source.path(), WeightOptions::default());
+    let mut seen = vec![plain];
+    for (values, group, zero_points, head, format) in [
+        (Int4, Some(32), false, true, "pack-quantized"),
+        (Int4, Some(64), true, true, "pack-quantized"),
+        (Int4, Some(128), false, false, "pack-quantized"),
+        (Int4, None, false, true, "pack-quantized"),
+        (Int4, None, true, false, "pack-quantized"),
+        (Int8, Some(32), true, true, "pack-quantized"),
+        (Int8, Some(128), false, true, "pack-quantized"),
+        (Int8, None, false, true, "pack-quantized"),
+        (Int8, None, true, true, "pack-quantized"),
+        (F8E4M3, None, false, true, "float-quantized"),
+        (F8E4M3, Some(32), false, false, "float-quantized"),
+    ] {
+        let how = how(values, group, zero_points, head);
+        let (folder, written) = written(source.path(), how);
+        let found = outputs(folder.path(), WeightOptions::default());
+        assert!(found == while_loading(source.path(), how), "{how:?}");
+        assert!(!seen.contains(&found), "{how:?} is rounded in another way than the others");
+        seen.push(found);
+        assert_others_are_as_they_were(source.path(), folder.path(), written.modules);
+
+        let kept: &[&str] = if head { &[] } else { &["lm_head"] };
+        assert_eq!(written.modules, 14 + usize::from(head));
+        assert_eq!(written.kept, kept);
+        let config = &config(folder.path())["quantization_config"];
+        assert_eq!((&config["format"], &config["ignore"]), (&json!(format), &json!(kept)));
+        let weights = &config["config_groups"]["group_0"]["weights"];
+        assert_eq!(weights["strategy"], if group.is_some() { "group" } else { "channel" });
+        assert_eq!(weights["group_size"], json!(group));
+        assert_eq!(weights["symmetric"], !zero_points);
+        let bytes: usize = tensors(folder.path()).values().map(|(.., bytes)| bytes.len()).sum();
+        assert_eq!(written.bytes_after, bytes as u64);
+        assert!(written.bytes_after < written.bytes_before);
+    }
+}
+
+#[test]
+fn every_architecture_gives_the_outputs_of_quantizing_while_loading() {
+    let kept_head: &[&str] = &["lm_head"];
+    let images = [
+        "lm_head",
+        r"re:(.*\.)?vision_tower\.embeddings\.position_embedding$",
+        r"re:(.*\.)?vision_tower\.encoder\.layers\.0\.mlp\.fc1$",
+    ];
+    let routers = ["lm_head", "model.layers.0.block_sparse_moe.gate", "model.layers.1.block_sparse_moe.gate"];
+    let masked = ["cls.predictions.decoder", r"re:(.*\.)?cls\.predictions\.transform\.dense$"];
+    for (name, values, modules, kept) in [
+        (TIED, BlockValues::Int4, 14, kept_head),
+        (SHARDED, BlockValues::Int8, 15, &[]),
+        ("phi3_plain_rope_gqa3_hd12_f16_untied", BlockValues::Int4, 9, &[]),
+        ("gpt_neox_parallel_quarter_rotary_hd16_bf16", BlockValues::Int8, 9, &[]),
+        ("mixtral_5experts_window_gqa3_hd20_bf16", BlockValues::Int4, 38, &routers),
+        ("gemma3_with_images_gqa3_hd20_bf16_old_config", BlockValues::F8E4M3, 14, &images),
+        // The config ties a head that the files have: transformers would not know it if it were quantized.
+        ("llama_linear_rope_gqa3_hd12_bf16_tied_config_own_head", BlockValues::Int4, 14, kept_head),
+        ("qwen3_embedding_no_prefix_gqa3_hd20_bf16", BlockValues::Int4, 14, kept_head),
+        ("bert_masked_lm_prefix_hd12_bf16_3shards", BlockValues::Int8, 12, &masked),
+        ("modernbert_hd20_f16_all_biases", BlockValues::F8E4M3, 16, &[]),
+    ] {
+        let source = fixture_path(name);
+        let quantized = how(values, None, false, true);
+        let (folder, written) = written(&source, quantized);
+        assert_others_are_as_they_were(&source, folder.path(), modules);
+        assert_eq!(written.modules, modules, "{name}: {:?}", written.kept);
+        assert!(kept.iter().all(|&kept| written.kept.iter().any(|other| other == kept)), "{name}: {:?}", written.kept);
+        assert!(written.kept.len() == kept.len() || kept.len() == images.len(), "{name}: {:?}", written.kept);
+        // A tied head is not rounded in the files.
+        let head = !written.kept.iter().any(|kept| kept == "lm_head");
+        let expected = while_loading(&source, Quantize { head, ..quantized });
+        assert!(outputs(folder.path(), WeightOptions::default()) == expected, "{name}");
+        for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "1_Pooling/config.json"] {
+            let [before, after] = [&*source, folder.path()].map(|folder| fs::read(folder.join(file)).ok());
+            assert!(before == after, "{name}: {file}");
+        }
+    }
+}
+
+#[test]
+fn as_many_files_as_before_and_an_index_of_them() {
+    let source = fixture_path(SHARDED);
+    let (folder, written) = written(&source, how(BlockValues::Int4, None, true, true));
+    let index = fs::read_to_string(folder.path().join("model.safetensors.index.json")).expect("an index");
+    let index: Value = serde_json::from_str(&index).expect("valid JSON");
+    assert_eq!(index["metadata"]["total_size"], written.bytes_after);
+    let map = index["weight_map"].as_object().expect("an object");
+    assert!(map.keys().eq(tensors(folder.path()).keys()));
+    for shard in 1..=3 {
+        let name = format!("model-0000{shard}-of-00003.safetensors");
+        assert!(map.values().any(|file| *file == *name), "{name}");
+        let bytes = fs::read(folder.path().join(&name)).expect("a file");
+        let (header, metadata) = safetensors::SafeTensors::read_metadata(&bytes).expect("a header");
+        assert_eq!(metadata.metadata().as_ref().and_then(|all| all.get("format")).map(String::as_str), Some("pt"));
+        // As readers that map files want them.
+        for (tensor, info) in metadata.tensors() {
+            let at = 8 + header + info.data_offsets.0;
+            assert!((at * 8).is_multiple_of(info.dtype.bitsize()), "{tensor} at {at}");
+        }
+    }
+    assert!(!folder.path().join("model.safetensors").exists());
+}
+
+/// What is in the folder where an output would be.
+fn names_in(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+    names.map(|name| name.into_string().expect("UTF-8")).collect()
+}
+
+#[test]
+fn the_command_writes_a_folder_that_loads() {
+    let place = tempfile::tempdir().expect("a folder");
+    let output = place.path().join("int4");
+    let output = output.to_str().expect("UTF-8");
+    let common =
+        ["quantize", "--model", &fixture(TIED), "--output", output, "--dtype", "int4", "--group-size", "channel"];
+    let summary: Value = serde_json::from_str(&stdout(&sinew(&[&common[..], &["--json"]].concat()))).expect("JSON");
+    assert_eq!((&summary["modules"], &summary["kept"]), (&json!(14), &json!(["lm_head"])));
+    assert!(summary["bytes_after"].as_u64() < summary["bytes_before"].as_u64());
+    assert_eq!(names_in(place.path()), ["int4"]);
+    let text = |model: &str, more: &[&str]| {
+        stdout(&sinew(&[&["generate", "--model", model, "--prompt", "Hello", "--max-new-tokens", "8"], more].concat()))
+    };
+    let loading = ["--dtype", "int4", "--group-size", "channel", "--keep-head"];
+    assert_eq!(text(output, &[]), text(&fixture(TIED), &loading));
+
+    // What is there is not overwritten, and what is quantized is not quantized again.
+    refused(&sinew(&common), &["int4", "is not empty"]);
+    let again = place.path().join("again");
+    let again = again.to_str().expect("UTF-8");
+    refused(&sinew(&["quantize", "--model", output, "--output", again, "--dtype", "int8"]), &["quantized already"]);
+    let fp8 = ["quantize", "--model", &fixture(TIED), "--output", again, "--dtype", "fp8"];
+    assert!(stdout(&sinew(&fp8)).starts_with("14 modules quantized, 1 as they are"));
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_and_leaves_nothing() {
+    let place = tempfile::tempdir().expect("a folder");
+    let file = place.path().join("file");
+    fs::write(&file, "").expect("written");
+    let at = |name: &str| place.path().join(name).into_os_string().into_string().expect("UTF-8");
+    let tied = copy(TIED);
+    let path = tied.path().to_str().expect("UTF-8");
+    let quantize = |model: &str, output: &str, more: &[&str], words: &[&str]| {
+        refused(&sinew(&[&["quantize", "--model", model, "--output", output], more].concat()), words);
+    };
+    let channel = ["--dtype", "int4", "--group-size", "channel"];
+    quantize(path, &at("new"), &["--dtype", "int4"], &["q_proj", "groups of 32", "rows of 36", "channel"]);
+    quantize(path, path, &channel, &["the model itself"]);
+    quantize(path, &at("file"), &channel, &["is a file"]);
+    quantize(path, &at("no/such/place"), &channel, &["cannot create"]);
+    quantize(path, &at("new"), &["--dtype", "bf16"], &["int4, int8 and fp8"]);
+    quantize(path, &at("new"), &["--dtype", "fp8", "--zero-points"], &["zero points"]);
+    quantize(path, &at("new"), &["--dtype", "int4", "--group-size", "96"], &["32, 64, 128 and channel"]);
+    let transposed = fixture("gpt2_hd10_bf16_scaled_by_layer_alone");
+    quantize(&transposed, &at("new"), &channel, &["c_attn", "[inputs, outputs]", "--dtype"]);
+    let experts = fixture("mixtral_5experts_window_gqa3_hd20_bf16");
+    let with_zero_points = [&channel[..], &["--zero-points"]].concat();
+    quantize(&experts, &at("new"), &with_zero_points, &["experts with zero points"]);
+    let published = fixture("quantized/gptq_4bit_g128_llama_f16");
+    quantize(&published, &at("new"), &channel, &["quantized already", "GPTQ"]);
+    with_field(tied.path(), "quantization_config", &json!({}));
+    quantize(path, &at("new"), &channel, &["quantization_config", "take it out"]);
+    with_field(tied.path(), "quantization_config", &Value::Null);
+    with_field(tied.path(), "intermediate_size", &json!(48));
+    quantize(path, &at("new"), &channel, &["shape"]);
+    assert_eq!(names_in(place.path()), ["file"]);
+}
+
+#[test]
+fn an_interrupted_run_leaves_nothing() {
+    let (source, place) = (copy(SHARDED), tempfile::tempdir().expect("a folder"));
+    let (ctx, folder, output) =
+        (Context::cpu().expect("the CPU is there"), Folder::new(source.path()), place.path().join("output"));
+    fs::create_dir(&output).expect("a folder");
+    let how = how(BlockValues::Int8, None, false, true);
+    let mut calls = 0;
+    let ended = quantize(&ctx, &folder, &output, how, Load::Mmap, &mut |_, _| {
+        calls += 1;
+        if calls == 9 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert!(matches!(ended, Err(Error::Cancelled)) && calls == 9, "{ended:?} after {calls}");
+    assert_eq!((names_in(place.path()), names_in(&output).len()), (vec!["output".to_owned()], 0));
+
+    // A file that shrinks meanwhile.
+    let last = source.path().join("model-00003-of-00003.safetensors");
+    let failed = quantize(&ctx, &folder, &output, how, Load::Read, &mut |_, _| {
+        let file = fs::OpenOptions::new().write(true).open(&last).expect("it is there");
+        file.set_len(100).expect("truncated");
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(failed, Err(Error::Io { .. } | Error::Checkpoint { .. })), "{failed:?}");
+    assert_eq!((names_in(place.path()), names_in(&output).len()), (vec!["output".to_owned()], 0));
+}
