@@ -4,8 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Output;
 
+use sinew::models::load::{Activations, Quantize};
 use sinew::models::{Checkpoint, Load};
 use sinew::prelude::*;
+use sinew::tensor::{BlockFormat, BlockValues};
 use tempfile::TempDir;
 
 #[path = "common/command.rs"]
@@ -251,5 +253,24 @@ fn the_command_takes_texts_from_a_file_or_standard_input() {
         (&[], "TEXT"),
     ] {
         refused(&embed(arguments, ""), &[word]);
+    }
+}
+
+#[test]
+fn the_command_embeds_with_weights_that_it_quantizes() {
+    let texts = ["first text", "second", "fourth, longer than the others"];
+    let exact = lines(&embed(&[&["--"][..], &texts].concat(), ""));
+    let format = BlockFormat::new(BlockValues::Int4, 32, DType::BF16, false).expect("a format");
+    for (name, activations) in [("bf16", Activations::Bf16), ("int8", Activations::Int8)] {
+        let form = ["--dtype", "int4", "--activations", name, "--"];
+        let printed = lines(&embed(&[&form[..], &texts].concat(), ""));
+        let quantize = Some(Quantize { format, head: true });
+        let options = WeightOptions { quantize, activations: Some(activations), ..WeightOptions::default() };
+        let mut model = EmbeddingModel::load(fixture_path(DECODER), &options).expect("the model loads");
+        let vectors = model.embed(&texts).expect("the texts embed");
+        let expected: Vec<String> =
+            vectors.iter().map(|vector| vector.iter().map(f32::to_string).collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(printed, expected, "{name}");
+        assert_ne!(printed, exact, "{name}");
     }
 }

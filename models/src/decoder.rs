@@ -28,6 +28,7 @@ use self::stream::input_norm;
 use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::config::{LayerConfig, check_tokens};
+use crate::kernels::push_unlike;
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::{Limits, Plan};
 use crate::scratch::{Rows, Values, sum};
@@ -248,12 +249,8 @@ impl Decoder {
     pub fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         let mut all = vec![("embedding", self.embedding.kernels())];
         all.extend(self.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
-        for (name, rows) in self.layers.iter().flat_map(Layer::kernels) {
-            // Layers differ in windows and in being experts or not.
-            if !all.iter().any(|(other, had)| *other == name && *had == rows) {
-                all.push((name, rows));
-            }
-        }
+        // Layers differ in windows and in being experts or not.
+        push_unlike(&mut all, self.layers.iter().flat_map(Layer::kernels));
         match &self.end {
             End::Logits(head, _) => all.extend(head.kernels(["last norm", "head"])),
             End::States(norm) => all.push(("last norm", norm.kernels())),

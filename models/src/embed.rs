@@ -127,6 +127,12 @@ impl EmbeddingModel {
         self.backbone.precision()
     }
 
+    /// The rows that serve its encoder or decoder: a name of the place, and the rows chosen there for one row and for
+    /// many.
+    pub fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        self.backbone.kernels()
+    }
+
     /// Values in a vector.
     pub fn hidden_size(&self) -> usize {
         self.backbone.hidden_size()

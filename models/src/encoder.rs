@@ -16,6 +16,7 @@ use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
 use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
+use crate::kernels::push_unlike;
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::Plan;
 use crate::scratch::{Values, sum};
@@ -164,6 +165,19 @@ impl Encoder {
     /// The most tokens in one pass.
     pub fn max_rows(&self) -> usize {
         self.max_rows
+    }
+
+    /// The rows that serve this encoder: a name of the place, and the rows chosen there for one row and for many.
+    pub fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        let mut all = vec![("embedding", self.word.kernels())];
+        all.extend(self.learned_positions.iter().map(|(table, ..)| ("positions", table.kernels())));
+        all.extend(self.token_types.iter().map(|(table, _)| ("token types", table.kernels())));
+        all.extend([("sum", self.add.kernels()), ("embedding norm", self.embedding_norm.kernels())]);
+        all.extend(self.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
+        // Layers differ in windows, and the first in its norm.
+        push_unlike(&mut all, self.layers.iter().flat_map(Layer::kernels));
+        all.extend(self.final_norm.iter().map(|norm| ("last norm", norm.kernels())));
+        all
     }
 
     /// The last hidden states of `texts`, f32 `[tokens of all texts, hidden_size]`, text after text.

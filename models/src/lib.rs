@@ -46,6 +46,7 @@ pub mod stop;
 pub mod tokenizer;
 
 mod files;
+mod kernels;
 mod prompt;
 mod scratch;
 

@@ -9,6 +9,7 @@ use crate::batch::{Batch, Wanted};
 use crate::cache::KvCache;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
+use crate::kernels::Place;
 use crate::load::{Loader, Precision, Sizes};
 use crate::plan::{Limits, Plan};
 use crate::scratch::bytes;
@@ -65,6 +66,13 @@ impl Backbone {
         match self {
             Self::Encoder(encoder) => encoder.precision(),
             Self::Decoder(states) => states.decoder.precision(),
+        }
+    }
+
+    pub(super) fn kernels(&self) -> Vec<Place> {
+        match self {
+            Self::Encoder(encoder) => encoder.kernels(),
+            Self::Decoder(states) => states.decoder.kernels(),
         }
     }
 

@@ -7,6 +7,7 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, View};
 
 use super::{norm, norm_bytes, norm_options};
+use crate::kernels::Place;
 use crate::load::{Loader, Part, Sizes};
 use crate::scratch::{Heads, Rows, sum};
 use crate::{EncoderConfig, Result};
@@ -175,6 +176,18 @@ impl Layer {
             sizes.linear(&up, hidden, config.mlp_bias, config.gated)?,
             sizes.linear(&down, width, config.mlp_bias, false)?,
         ]))
+    }
+
+    /// The rows chosen for its parts.
+    pub(super) fn kernels(&self) -> Vec<Place> {
+        let mut all = self.qkv.kernels(["attention norm", "qkv"]);
+        all.extend([("attention", self.attention.kernels()), ("output", self.output.kernels())]);
+        all.extend(self.up.kernels(["mlp norm", "up"]));
+        all.push(("down", self.down.kernels()));
+        if let Some([attention, mlp]) = &self.after {
+            all.extend([("attention norm", attention.kernels()), ("mlp norm", mlp.kernels())]);
+        }
+        all
     }
 
     /// Takes the residual stream `hidden` through attention and feed-forward.

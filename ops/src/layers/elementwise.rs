@@ -5,6 +5,7 @@ use sinew_kernels::elementwise::{
 };
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
+use super::names;
 use crate::{Context, Planned, Result};
 
 /// `x += y`, planned.
@@ -30,6 +31,11 @@ impl Add {
     pub fn run(&self, ctx: &Context, x: ViewMut<'_>, y: View<'_>) -> Result<()> {
         let call = BinaryCall::new(x.layout().elements());
         self.plan.run(ctx, &call, &[None, Some(y)], &[x])
+    }
+
+    /// The row that serves it.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        names(&self.plan)
     }
 }
 
