@@ -264,7 +264,7 @@ fn the_command_embeds_with_weights_that_it_quantizes() {
     for (name, activations) in [("bf16", Activations::Bf16), ("int8", Activations::Int8)] {
         let form = ["--dtype", "int4", "--activations", name, "--"];
         let printed = lines(&embed(&[&form[..], &texts].concat(), ""));
-        let quantize = Some(Quantize { format, head: true });
+        let quantize = Some(Quantize { format, per_channel: false, head: true });
         let options = WeightOptions { quantize, activations: Some(activations), ..WeightOptions::default() };
         let mut model = EmbeddingModel::load(fixture_path(DECODER), &options).expect("the model loads");
         let vectors = model.embed(&texts).expect("the texts embed");

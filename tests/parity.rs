@@ -82,7 +82,7 @@ fn quantized_weights_by_wgpu() {
     common::on_wgpu(|ctx| {
         assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::in_f32(ctx, &folder).map(Some))));
         assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::quantized(ctx, &folder))));
-        let quantize = Some(Quantize { format: BlockFormat::INT8, head: true });
+        let quantize = Some(Quantize { format: BlockFormat::INT8, per_channel: false, head: true });
         let weights = WeightOptions { quantize, ..WeightOptions::default() };
         let options = LoadOptions { weights, ..LoadOptions::default() };
         let folder = Folder::new(&quantized()[0]);

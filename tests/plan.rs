@@ -86,7 +86,10 @@ fn every_model_takes_what_its_plan_says() {
         let config = folder.config().expect("a config");
         let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
         let int4 = BlockFormat::new(BlockValues::Int4, 32, DType::BF16, false).expect("a format");
-        let quantized = |head| WeightOptions { quantize: Some(Quantize { format: int4, head }), ..Default::default() };
+        let quantized = |head| WeightOptions {
+            quantize: Some(Quantize { format: int4, per_channel: false, head }),
+            ..Default::default()
+        };
         let exact = |dtype| WeightOptions { dtype, ..Default::default() };
         for weights in [exact(None), exact(Some(DType::F32)), quantized(true), quantized(false)] {
             let name = format!("{}, {weights:?}", path.display());

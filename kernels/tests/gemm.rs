@@ -620,7 +620,7 @@ fn per_channel_a_row_has_one_scale() {
     ];
     for packed_as in formats() {
         let Encoding::Blocks(format) = packed_as.encoding() else { continue };
-        for (level, source) in levels().into_iter().flat_map(|level| sources.map(|source| (level, source))) {
+        for (level, source) in levels().flat_map(|level| sources.map(|source| (level, source))) {
             let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
             let weights = Weights { sources: &[source], k, gated: false };
             packed_as.pack(&team, level, &weights, &mut packed).unwrap();

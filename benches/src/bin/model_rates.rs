@@ -61,7 +61,7 @@ fn weights(dtype: &str) -> Result<WeightOptions, Error> {
     let values = [BlockValues::Int8, BlockValues::Int4].into_iter().find(|values| values.name() == dtype);
     let values = values.ok_or("dtype is f32, f16, bf16, int8 or int4")?;
     let format = BlockFormat::new(values, 32, DType::BF16, false)?;
-    let quantize = Some(Quantize { format, head: true });
+    let quantize = Some(Quantize { format, per_channel: false, head: true });
     Ok(WeightOptions { quantize, activations, ..WeightOptions::default() })
 }
 
