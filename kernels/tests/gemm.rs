@@ -531,7 +531,14 @@ fn codes_are_packed_as_they_are_and_into_no_other_format() {
                 }
             }
         }
-        // Other numbers of anything, and other formats.
+        // Beside floats, other numbers of anything, and other formats.
+        let floats = vec![0; n * k * 4];
+        let mixed = [sources[0], Source::from_bytes(&floats, DType::F32, n, k).unwrap()];
+        let packed_as = Format::of(format, DeviceKind::CPU).unwrap();
+        let mut packed = vec![0; packed_as.packed_bytes(2 * n, k, false)];
+        let mixed = Weights { sources: &mixed, k, gated: false };
+        let refused = packed_as.pack(&team, SimdLevel::Portable, &mixed, &mut packed).unwrap_err().to_string();
+        assert!(refused.contains("all or none"), "{refused}");
         assert!(Source::from_codes(Codes { codes: &codes[1..], ..given }, n, k).is_err());
         assert!(Source::from_codes(Codes { scales: &scale_bytes[2..], ..given }, n, k).is_err());
         assert!(Source::from_codes(Codes { zeros: &zeros[1..], ..given }, n, k).is_err());

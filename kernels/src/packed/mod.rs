@@ -247,7 +247,7 @@ impl Format {
     /// Packs a weight, rounding, quantizing or widening in registers.
     ///
     /// # Errors
-    /// Pieces that are shorter than said, a gated weight of an odd number of rows, or another number of packed bytes.
+    /// Pieces that are shorter than said, pieces of floats with pieces of codes, a gated weight of an odd number of rows, or another number of packed bytes.
     pub fn pack(&self, team: &Team, level: SimdLevel, weights: &Weights<'_>, packed: &mut [u8]) -> Result<()> {
         let (n, k) = (weights.n(), weights.k);
         if let Some(source) = weights.sources.iter().find(|s| !s.holds(k)) {
@@ -255,6 +255,9 @@ impl Format {
         }
         if let Some(source) = weights.sources.iter().find(|s| !s.packs_into(self.encoding())) {
             return Err(refuse(format!("{source} cannot be packed as {}", self.name)));
+        }
+        if weights.sources.iter().any(|s| s.is_codes() != weights.sources[0].is_codes()) {
+            return Err(refuse("pieces of floats with pieces of codes; all or none can be codes".into()));
         }
         if weights.gated && !n.is_multiple_of(2) {
             return Err(refuse(format!("{n} outputs cannot be halved into gate and up")));

@@ -31,22 +31,19 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
 ) {
     for half in 0..2 {
         let rows = &rows[half * LANES..(half + 1) * LANES];
-        let mut lines = [None; LANES];
-        for (line, row) in lines.iter_mut().zip(rows) {
-            *line = row.and_then(Row::line);
-        }
-        let is_given = rows.iter().flatten().any(|row| row.line().is_none());
-        let in_steps = !is_given && format.values().is_integer();
-        let (mut integers, mut magnitudes) = (None, None);
-        if per_channel {
-            // SAFETY: passed on.
-            unsafe {
-                if in_steps {
-                    integers = Some(Integers::<S>::of(extent(&lines, format, k0, count), format));
-                } else {
-                    magnitudes = Some(largest::<S>(&lines, k0, count));
-                }
+        let (mut lines, mut codes) = ([None; LANES], [None; LANES]);
+        for ((line, codes), row) in lines.iter_mut().zip(&mut codes).zip(rows) {
+            match *row {
+                None => {}
+                Some(Row::Floats(of_row)) => *line = Some(of_row),
+                Some(Row::Codes(of_row)) => *codes = Some(of_row),
             }
+        }
+        let is_given = codes.iter().any(Option::is_some);
+        let mut of_channels = None;
+        if per_channel && !is_given {
+            // SAFETY: passed on.
+            of_channels = Some(unsafe { extent::<S>(&lines, format, k0, count) });
         }
         for k in (0..count).step_by(format.group()) {
             let n = (count - k).min(format.group());
@@ -59,10 +56,10 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
                     zeros: group.add(blocks::scales_bytes(format) + half * LANES).cast(),
                     words: group.add(blocks::header_bytes(format)).cast::<f32>().add(half * LANES),
                 };
-                if in_steps {
-                    into.side_by_side::<S>(&lines, k0 + k, n, integers);
+                if is_given {
+                    into.given::<S>(&codes, k0 + k, n);
                 } else {
-                    into.one_by_one::<S>(rows, k0 + k, n, magnitudes);
+                    into.rounded::<S>(&lines, k0 + k, n, of_channels);
                 }
             }
         }
@@ -80,22 +77,6 @@ unsafe fn extent<S: Simd>(lines: &[Option<Line>; LANES], format: BlockFormat, k0
         }
         extent
     }
-}
-
-/// The largest magnitude of values `k0..k0 + count` of each of sixteen outputs.
-#[inline(always)]
-unsafe fn largest<S: Simd>(lines: &[Option<Line>; LANES], k0: usize, count: usize) -> [f32; LANES] {
-    let mut magnitudes = [0.0; LANES];
-    for (magnitude, line) in magnitudes.iter_mut().zip(lines) {
-        let Some(line) = line else { continue };
-        for k in (0..count).step_by(MAX_GROUP) {
-            let (mut x, n) = ([0.0; MAX_GROUP], (count - k).min(MAX_GROUP));
-            // SAFETY: passed on.
-            unsafe { line.skip(k0 + k).widen::<S>(n, x.as_mut_ptr()) };
-            *magnitude = Floats::magnitude(&x[..n], *magnitude);
-        }
-    }
-    magnitudes
 }
 
 /// Steps `k..k + n` of a group of sixteen outputs; zeros behind them.
@@ -124,35 +105,39 @@ struct Half {
 }
 
 impl Half {
-    /// Rounds steps `k..k + n` to integers, a step of all outputs at a time, with the scales of the steps unless others
-    /// are given.
+    /// Rounds steps `k..k + n`, a step of all outputs at a time, with the scales of the steps, or of an extent that is
+    /// given.
     #[inline(always)]
-    unsafe fn side_by_side<S: Simd>(
-        &self,
-        lines: &[Option<Line>; LANES],
-        k: usize,
-        n: usize,
-        integers: Option<Integers<S>>,
-    ) {
+    unsafe fn rounded<S: Simd>(&self, lines: &[Option<Line>; LANES], k: usize, n: usize, given: Option<Extent<S>>) {
         let values = self.format.values();
         // SAFETY: passed on.
         unsafe {
             let mut steps = group_steps::<S>(lines, k, n);
             let steps = &mut steps.as_flattened_mut()[..blocks::padded_k(values, n)];
-            let integers = match integers {
-                Some(integers) => integers,
-                None => Integers::<S>::of(Extent::none().with(steps), self.format),
+            let extent = match given {
+                Some(extent) => extent,
+                None => Extent::none().with(steps),
             };
-            for step in steps.iter_mut() {
-                *step = integers.codes(*step);
-            }
+            let scales = if values.is_integer() {
+                let integers = Integers::<S>::of(extent, self.format);
+                for step in steps.iter_mut() {
+                    *step = integers.codes(*step);
+                }
+                if self.format.zero_points() {
+                    S::store_i8(self.zeros, integers.zeros);
+                }
+                integers.scales
+            } else {
+                let floats = Floats::<S>::of(extent, self.format);
+                for step in steps.iter_mut() {
+                    *step = floats.codes(*step);
+                }
+                floats.scales
+            };
             match self.format.scale_dtype() {
-                DType::F16 => f16::store::<S>(self.scales.cast(), integers.scales),
-                DType::BF16 => bf16::store::<S>(self.scales.cast(), integers.scales),
-                _ => S::store(self.scales.cast(), integers.scales),
-            }
-            if self.format.zero_points() {
-                S::store_i8(self.zeros, integers.zeros);
+                DType::F16 => f16::store::<S>(self.scales.cast(), scales),
+                DType::BF16 => bf16::store::<S>(self.scales.cast(), scales),
+                _ => S::store(self.scales.cast(), scales),
             }
             for (word, steps) in steps.chunks_exact(per_word(values)).enumerate() {
                 S::store(self.words.add(word * PANEL), S::pack_words(steps, |i| blocks::shift(values, i)));
@@ -160,48 +145,27 @@ impl Half {
         }
     }
 
-    /// Rounds steps `k..k + n` to floats, by the largest of them unless the outputs' are given, or takes codes as they
-    /// are, output by output.
+    /// Takes steps `k..k + n` as they are, output by output.
     #[inline(always)]
-    unsafe fn one_by_one<S: Simd>(
-        &self,
-        rows: &[Option<Row<'_>>],
-        k: usize,
-        n: usize,
-        magnitudes: Option<[f32; LANES]>,
-    ) {
+    unsafe fn given<S: Simd>(&self, rows: &[Option<Codes<'_>>; LANES], k: usize, n: usize) {
         let Self { format, scales, zeros, words: to } = *self;
-        let values = format.values();
+        let (values, group, size) = (format.values(), k / format.group(), format.scale_dtype().size());
         let mut words = [[0u32; WORDS]; LANES];
-        // SAFETY: passed on.
+        // SAFETY: passed on; the scales and the zero points of the half panel are sixteen each.
         unsafe {
+            scales.write_bytes(0, LANES * size);
+            if format.zero_points() {
+                zeros.write_bytes(0, LANES);
+            }
             for (lane, (row, words)) in rows.iter().zip(&mut words).enumerate() {
-                let (mut scale, mut zero, mut codes) = (0.0, 0, [0; MAX_GROUP]);
-                match row {
-                    None => {}
-                    Some(Row::Floats(line)) => {
-                        let mut x = [0.0; MAX_GROUP];
-                        line.skip(k).widen::<S>(n, x.as_mut_ptr());
-                        let magnitude = match magnitudes {
-                            Some(magnitudes) => magnitudes[lane],
-                            None => Floats::magnitude(&x[..n], 0.0),
-                        };
-                        Floats { scale, codes } = Floats::of(&x, n, magnitude, format);
+                let mut codes = [0; MAX_GROUP];
+                if let Some(row) = row {
+                    codes[..n].copy_from_slice(&row.codes[k..][..n]);
+                    let scale = &row.scales[group * size..][..size];
+                    scales.add(lane * size).copy_from_nonoverlapping(scale.as_ptr(), size);
+                    if let Some(&zero) = row.zeros.get(group) {
+                        zeros.add(lane).write(zero);
                     }
-                    Some(Row::Codes(Codes { codes: given, scales, zeros, .. })) => {
-                        let group = k / format.group();
-                        scale = blocks::scale_at(format.scale_dtype(), scales, group);
-                        zero = zeros.get(group).copied().unwrap_or(0);
-                        codes[..n].copy_from_slice(&given[k..][..n]);
-                    }
-                }
-                match format.scale_dtype() {
-                    DType::F16 => scales.cast::<f16>().add(lane).write_unaligned(f16::from_f32(scale)),
-                    DType::BF16 => scales.cast::<bf16>().add(lane).write_unaligned(bf16::from_f32(scale)),
-                    _ => scales.cast::<f32>().add(lane).write_unaligned(scale),
-                }
-                if format.zero_points() {
-                    zeros.add(lane).write(zero);
                 }
                 *words = in_words(format, &codes);
             }

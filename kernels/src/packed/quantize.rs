@@ -177,32 +177,178 @@ unsafe fn hold<S: Simd>(dtype: DType, scales: S::F) -> S::F {
     }
 }
 
-/// A group of an output in a format of floats.
-pub(super) struct Floats {
-    /// A value that the format's scales can have; NaN where a value was not finite.
-    pub scale: f32,
-    pub codes: [u8; MAX_GROUP],
+/// Groups of sixteen outputs in a format of floats.
+pub(super) struct Floats<S: Simd> {
+    /// Values that the format's scales can have; NaN where a value was not finite.
+    pub scales: S::F,
+    values: BlockValues,
 }
 
-impl Floats {
-    /// The largest magnitude of some values and of those before; NaN where one is.
-    pub fn magnitude(x: &[f32], before: f32) -> f32 {
-        x.iter().fold(before, |most, x| if x.abs() > most || x.is_nan() { x.abs() } else { most })
+impl<S: Simd> Floats<S> {
+    /// The scales of values in an extent.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
+    #[inline(always)]
+    pub unsafe fn of(extent: Extent<S>, format: BlockFormat) -> Self {
+        let values = format.values();
+        let Extent { least, largest, finite } = extent;
+        // SAFETY: passed on.
+        unsafe {
+            let none = S::splat(0.0);
+            let magnitude = S::max(largest, S::sub(none, least));
+            let scales = hold::<S>(format.scale_dtype(), S::div(magnitude, S::splat(values.extreme())));
+            let scales = S::select_lt(magnitude, S::splat(LEAST), none, scales);
+            Self { scales: S::select_nan(finite, S::splat(f32::NAN), scales), values }
+        }
     }
 
-    /// Rounds a group, behind whose values are zeros, by the largest [magnitude](Self::magnitude) of those that share
-    /// its scale.
-    pub fn of(x: &[f32; MAX_GROUP], n: usize, magnitude: f32, format: BlockFormat) -> Self {
-        let values = format.values();
-        let mut rounded = Self { scale: 0.0, codes: [0; MAX_GROUP] };
-        if !magnitude.is_finite() {
-            rounded.scale = f32::NAN;
-        } else if magnitude >= LEAST {
-            rounded.scale = format.scale_dtype().round(f64::from(magnitude / values.extreme())) as f32;
-            for (code, x) in rounded.codes.iter_mut().zip(&x[..n]) {
-                *code = values.code(x / rounded.scale);
+    /// A step's codes, as [`BlockValues::code`] has them of values divided by their scales; zeros where the scale is 0
+    /// or no number.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
+    #[inline(always)]
+    pub unsafe fn codes(&self, x: S::F) -> S::F {
+        // Bits of the mantissa that are held, and the exponent of the least value that is normal.
+        let (mantissa_bits, least_exponent) = match self.values {
+            BlockValues::F4E2M1 => (1, 0.0),
+            BlockValues::F8E5M2 => (2, -14.0),
+            _ => (3, -6.0),
+        };
+        // Codes from one power of 2 to the next, and that of the sign.
+        let [of_exponent, of_sign] = [mantissa_bits, self.values.bits() - 1].map(|bit| (1 << bit) as f32);
+        // SAFETY: passed on. No power of 2 is out of range, as magnitudes are no more than the extreme one.
+        unsafe {
+            let x = S::div(x, self.scales);
+            let magnitude = S::min(S::abs(x), S::splat(self.values.extreme()));
+            // As f32 has it, 127 too large; values below the least that is normal are as far apart as those above it.
+            let least = S::splat(127.0 + least_exponent);
+            let exponent = S::max(S::bits_from(magnitude, 23), least);
+            // How often the distance of two values is in the magnitude, to which powers of 2 make no difference. What is
+            // rounded up to the next power of 2 gets that one's first code.
+            let per_one = S::mul(S::splat(of_exponent), S::pow2(S::sub(S::splat(127.0), exponent)));
+            let times = S::round(S::mul(magnitude, per_one));
+            let code = S::fma(S::sub(exponent, least), S::splat(of_exponent), times);
+            let code = S::fma(S::bits_from(x, 31), S::splat(of_sign), code);
+            S::select_lt(S::splat(0.0), self.scales, code, S::splat(0.0))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sinew_memory::{SimdLevel, Team};
+
+    use super::*;
+    use crate::simd::{Kernel, launch};
+
+    const FLOATS: [BlockValues; 3] = [BlockValues::F4E2M1, BlockValues::F8E4M3, BlockValues::F8E5M2];
+
+    /// The codes of values that are divided by 1.
+    struct Codes {
+        values: BlockValues,
+        x: Vec<f32>,
+    }
+
+    impl Kernel for Codes {
+        #[inline(always)]
+        unsafe fn task<S: Simd>(&self, task: usize, _: usize) {
+            let x = &self.x[task * LANES..][..LANES];
+            let mut codes = [0.0; LANES];
+            // SAFETY: there are sixteen values, and the machine has the level.
+            unsafe {
+                let floats = Floats::<S> { scales: S::splat(1.0), values: self.values };
+                S::store(codes.as_mut_ptr(), floats.codes(S::load(x.as_ptr())));
+            }
+            for (code, &x) in codes.into_iter().zip(x) {
+                let expected = f32::from(self.values.code(x));
+                assert_eq!(code.to_bits(), expected.to_bits(), "{} of {x:e} at {}", self.values.name(), S::LEVEL);
             }
         }
-        rounded
+    }
+
+    /// What is rounded in all ways: values, what is half way between two and beside it, zeros, what f32 has beyond both
+    /// ends, and numbers of any bits.
+    fn samples(values: BlockValues) -> Vec<f32> {
+        let mut all: Vec<f32> = (0..1u16 << values.bits()).map(|code| values.value(code as u8)).collect();
+        all.retain(|x| x.is_finite());
+        all.sort_by(f32::total_cmp);
+        let between: Vec<f32> = all.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();
+        all.extend(between);
+        // As if the extreme value had a next one.
+        all.extend([1.0, 1.0625, 1.25, 2.0].map(|times| values.extreme() * times));
+        all.extend([f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, f32::from_bits(1)]);
+        let near = |x: f32| (-40..=40).map(move |ulps| f32::from_bits(x.to_bits().wrapping_add_signed(ulps)));
+        let mut samples: Vec<f32> = all.into_iter().flat_map(near).flat_map(|x| [x, -x]).collect();
+        let mut bits = 1u32;
+        samples.extend((0..1 << 20).map(|_| {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from_bits(bits)
+        }));
+        // No value of a group with a scale is NaN.
+        samples.retain(|x| !x.is_nan());
+        samples.resize(samples.len().next_multiple_of(LANES), 0.0);
+        samples
+    }
+
+    #[test]
+    fn floats_have_the_codes_of_each_value_by_itself_at_every_level() {
+        let team = Team::new(1).expect("a team");
+        for values in FLOATS {
+            let x = samples(values);
+            let tasks = x.len() / LANES;
+            let codes = Codes { values, x };
+            for level in SimdLevel::ALL {
+                // SAFETY: the kernel relies on nothing.
+                unsafe { launch(level, &team, tasks, &codes) };
+            }
+        }
+    }
+
+    /// Groups of two steps, an output in each lane.
+    struct Groups(BlockFormat);
+
+    impl Kernel for Groups {
+        #[inline(always)]
+        unsafe fn task<S: Simd>(&self, _: usize, _: usize) {
+            let extreme = self.0.values().extreme();
+            // Scales of 1; too small for f16; zeros; no numbers; a scale too large for f16.
+            let first = [extreme, 1e-7, 0.0, f32::NAN, f32::INFINITY, 2f32.powi(100)];
+            let second = [-0.0, 0.0, -0.0, 1.0, 1.0, 1.0];
+            let [mut steps, mut codes] = [[[0.0; LANES]; 2]; 2];
+            steps[0][..first.len()].copy_from_slice(&first);
+            steps[1][..second.len()].copy_from_slice(&second);
+            let mut scales = [0.0; LANES];
+            // SAFETY: every array holds sixteen values, and the machine has the level.
+            unsafe {
+                let steps = [S::load(steps[0].as_ptr()), S::load(steps[1].as_ptr())];
+                let floats = Floats::<S>::of(&steps, self.0);
+                S::store(scales.as_mut_ptr(), floats.scales);
+                S::store(codes[0].as_mut_ptr(), floats.codes(steps[0]));
+                S::store(codes[1].as_mut_ptr(), floats.codes(steps[1]));
+            }
+            let code = |x| f32::from(self.0.values().code(x));
+            assert_eq!((scales[0], codes[0][0], codes[1][0]), (1.0, code(extreme), code(-0.0)), "{}", S::LEVEL);
+            for lane in [1, 2, 6] {
+                assert_eq!((scales[lane], codes[0][lane], codes[1][lane]), (0.0, 0.0, 0.0), "{lane} at {}", S::LEVEL);
+            }
+            for lane in [3, 4] {
+                assert!(scales[lane].is_nan() && codes[0][lane] == 0.0 && codes[1][lane] == 0.0, "{}", S::LEVEL);
+            }
+            assert_eq!((scales[5], codes[0][5]), (f32::INFINITY, 0.0), "{}", S::LEVEL);
+        }
+    }
+
+    #[test]
+    fn groups_of_floats_without_a_scale_are_zeros_at_every_level() {
+        let team = Team::new(1).expect("a team");
+        for values in FLOATS {
+            let format = BlockFormat::new(values, 32, DType::F16, false).expect("a format");
+            for level in SimdLevel::ALL {
+                // SAFETY: the kernel relies on nothing.
+                unsafe { launch(level, &team, 1, &Groups(format)) };
+            }
+        }
     }
 }

@@ -179,6 +179,11 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Whether it is quantized.
+    pub(super) fn is_codes(&self) -> bool {
+        matches!(self.values, Values::Codes(_))
+    }
+
     fn row(&self, row: usize, k: usize) -> Row<'a> {
         match self.values {
             Values::Floats { bytes, dtype, row_stride, k_stride } => {

@@ -80,6 +80,13 @@ unsafe fn pow2_of(n: __m256) -> __m256 {
     }
 }
 
+/// The bits of eight lanes from bit `shift` on.
+#[inline(always)]
+unsafe fn bits_from(a: __m256, shift: usize) -> __m256 {
+    // SAFETY: the caller has AVX2.
+    unsafe { _mm256_cvtepi32_ps(_mm256_srl_epi32(_mm256_castps_si256(a), _mm_cvtsi32_si128(shift as i32))) }
+}
+
 /// Eight lanes rounded to bf16, each in the lower half of 32 bits.
 #[inline(always)]
 unsafe fn round_bf16(v: __m256) -> __m256i {
@@ -324,6 +331,11 @@ unsafe impl Simd for Avx2 {
     unsafe fn pow2(n: Self::F) -> Self::F {
         // SAFETY: see the impl.
         unsafe { Pair(pow2_of(n.0), pow2_of(n.1)) }
+    }
+    #[inline(always)]
+    unsafe fn bits_from(a: Self::F, shift: usize) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { Pair(bits_from(a.0, shift), bits_from(a.1, shift)) }
     }
     #[inline(always)]
     unsafe fn unzip(a: Self::F, b: Self::F) -> (Self::F, Self::F) {

@@ -219,6 +219,11 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn bits_from(a: Self::F, shift: usize) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(_mm512_srl_epi32(_mm512_castps_si512(a), _mm_cvtsi32_si128(shift as i32))) }
+    }
+    #[inline(always)]
     unsafe fn scale_by_pow2(a: Self::F, n: Self::F) -> Self::F {
         // SAFETY: see the impl.
         unsafe { _mm512_scalef_ps(a, n) }

@@ -101,6 +101,9 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn select_nan(a: Self::F, x: Self::F, y: Self::F) -> Self::F;
     /// `2^n` for integral `n` in -126 to 127.
     unsafe fn pow2(n: Self::F) -> Self::F;
+    /// The bits of each lane from bit `shift` on, 8 or more, as an integer: from 23 on the exponent of what is not negative,
+    /// and 127.
+    unsafe fn bits_from(a: Self::F, shift: usize) -> Self::F;
     /// `a · 2^n` for integral `n` in -126 to 127, where that is normal (or NaN).
     #[inline(always)]
     unsafe fn scale_by_pow2(a: Self::F, n: Self::F) -> Self::F {

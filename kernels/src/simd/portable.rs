@@ -183,6 +183,10 @@ unsafe impl Simd for Portable {
         map(n, |n| f32::from_bits(((n as i32 + 127) as u32) << 23))
     }
     #[inline(always)]
+    unsafe fn bits_from(a: Self::F, shift: usize) -> Self::F {
+        map(a, |a| (a.to_bits() >> shift) as f32)
+    }
+    #[inline(always)]
     unsafe fn unzip(a: Self::F, b: Self::F) -> (Self::F, Self::F) {
         let of = |i: usize| if i < LANES { a.0[i] } else { b.0[i - LANES] };
         (F16Lanes(std::array::from_fn(|i| of(2 * i))), F16Lanes(std::array::from_fn(|i| of(2 * i + 1))))
