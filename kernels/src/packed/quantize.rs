@@ -323,7 +323,7 @@ mod tests {
             // SAFETY: every array holds sixteen values, and the machine has the level.
             unsafe {
                 let steps = [S::load(steps[0].as_ptr()), S::load(steps[1].as_ptr())];
-                let floats = Floats::<S>::of(&steps, self.0);
+                let floats = Floats::<S>::of(Extent::none().with(&steps), self.0);
                 S::store(scales.as_mut_ptr(), floats.scales);
                 S::store(codes[0].as_mut_ptr(), floats.codes(steps[0]));
                 S::store(codes[1].as_mut_ptr(), floats.codes(steps[1]));

@@ -268,10 +268,10 @@ impl LanguageModel {
             let token = draw.tokens(&self.ctx, &self.logits, std::iter::once(asked))?[0];
             let Some(most) = logprobs else { return Ok((token, None)) };
             self.fetch(1)?;
-            return Ok((token, Some(Logprobs::of(&self.row, token, most))));
+            return Ok((token, Some(Logprobs::of(self.fetched(1), token, most))));
         }
         self.fetch(1)?;
-        let token = sampler.sample(&self.row, history)?;
-        Ok((token, logprobs.map(|most| Logprobs::of(&self.row, token, most))))
+        let token = sampler.sample(self.fetched(1), history)?;
+        Ok((token, logprobs.map(|most| Logprobs::of(self.fetched(1), token, most))))
     }
 }
