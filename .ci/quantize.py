@@ -11,7 +11,7 @@ compares, per checkpoint and format:
     configs     transformers reads the same config and generation config
     dequantized transformers loads the folder with `dequantize=True`, no tensor is missing, unexpected or mismatched, and
                 all its weights are those of a checkpoint that holds `scale * (code - zero)`, rounded once, bit for bit
-    first pass  likewise without, which leaves weights packed until the model first runs (of formats without zero points)
+    first pass  likewise without, which leaves weights packed until the model first runs (where it can)
     same bits   `sinew logits` of the folder and of the original that is quantized as it loads (of bf16)
     logits      `sinew logits` of the folder against transformers' f32 run of the dequantized weights, by SPEC.md's rule
                 for 16 bits (of bf16)
@@ -185,9 +185,9 @@ class RoundTrip:
         self.line("kept", lambda: self.kept(folder, before, after, summary))
         self.line("configs", lambda: self.configs(source, folder))
         self.line("dequantized", lambda: self.loads(case, source, folder, expected, before, True))
-        # Without `dequantize` transformers 5.23 makes room for zero points that are not packed, and raises, whoever wrote
-        # the file.
-        if "--zero-points" not in arguments:
+        # Without `dequantize` transformers 5.23 makes room for zero points that are not packed, and initialises weights of
+        # ModernBERT that are: it raises, whoever wrote the file.
+        if "--zero-points" not in arguments and not (case.model == "modernbert" and arguments[1] != "fp8"):
             self.line("first pass", lambda: self.loads(case, source, folder, expected, before, False))
         if case.dtype == "bf16":
             self.line("same bits", lambda: self.same_bits(case, source, folder, expected, arguments))

@@ -127,7 +127,6 @@ impl Scheme {
                     },
                     "input_activations": null,
                     "output_activations": null,
-                    "format": name,
                 },
             },
             "ignore": kept,

@@ -159,9 +159,9 @@ impl<'a> Job<'a> {
             // Per channel all groups of a row have the same.
             let (size, held) = (format.scale_dtype().size(), k.div_ceil(format.group()));
             self.scales.clear();
-            scales.chunks(held * size).for_each(|row| self.scales.extend_from_slice(&row[..groups * size]));
+            scales.chunks((held * size).max(1)).for_each(|row| self.scales.extend_from_slice(&row[..groups * size]));
             self.zeros.clear();
-            zeros.chunks(held).for_each(|row| self.zeros.extend_from_slice(&row[..groups]));
+            zeros.chunks(held.max(1)).for_each(|row| self.zeros.extend_from_slice(&row[..groups]));
 
             shard.put(&named(SCALE), first * groups * size, &self.scales)?;
             match self.scheme.codes {
