@@ -256,7 +256,7 @@ unsafe fn expand<S: Simd, C: Codes>(format: BlockFormat, b: *const u8, steps: us
             (b, to) = (b.add(header), to.add(header));
             for _ in 0..here / C::PER_WORD {
                 for half in 0..2 {
-                    prefetch_ahead(b.wrapping_add(half * STEP / 2));
+                    prefetch_ahead(b.wrapping_add(half * STEP / 2), STEP / 2, false);
                     for k in 0..C::PER_WORD {
                         let w = C::load::<S>(b.add(half * STEP / 2), blocks::shift(values, k), table);
                         S::store(to.add(k * STEP + half * STEP / 2).cast(), w);
@@ -287,6 +287,7 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
     type Sums = [[S::F; H]; R];
     const LEFT: Left = Left::Singles;
     const STEPS: usize = C::PER_WORD;
+    const LIGHT: bool = false;
 
     #[inline(always)]
     unsafe fn start(self, _: *const f32) -> Self::Sums {

@@ -297,7 +297,7 @@ unsafe fn expand_pairs<P: Pairs, const N: usize>(format: BlockFormat, b: *const 
             (b, to) = (b.add(header), to.add(header));
             for _ in 0..here / N {
                 for half in 0..2 {
-                    prefetch_ahead(b.wrapping_add(half * LINE / 2));
+                    prefetch_ahead(b.wrapping_add(half * LINE / 2), LINE / 2, false);
                     for (i, pairs) in codes.load::<N>(b.add(half * LINE / 2)).into_iter().enumerate() {
                         let pairs: __m512i = std::mem::transmute(pairs);
                         _mm512_storeu_si512(to.add(i * LINE + half * LINE / 2).cast(), pairs);
@@ -315,6 +315,7 @@ impl<P: Pairs, const N: usize, const R: usize> Products<R, 2> for Dots<P, N> {
     type Sums = [[__m512; 2]; R];
     const LEFT: Left = Left::Pairs;
     const STEPS: usize = N;
+    const LIGHT: bool = false;
 
     #[inline(always)]
     unsafe fn start(self, _: *const f32) -> Self::Sums {
