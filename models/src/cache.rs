@@ -3,7 +3,11 @@
 //! Layers that see equally far back are a group, with a pool of blocks and a table for each sequence of its own: what a
 //! window has left behind is free again, while layers that see everything keep all.
 
-use sinew_memory::{BlockTable, Buffer, CopyBlock, PageConfig, PagePool, PageStats};
+use std::ops::Range;
+
+use sinew_memory::{
+    BlockTable, Buffer, CopyBlock, Cpu, Error as MemoryError, PageConfig, PagePool, PageStats, PrefixConfig, SwapBlocks,
+};
 use sinew_ops::Context;
 use sinew_tensor::{DType, PagedLayout, Tensor};
 
@@ -88,7 +92,19 @@ impl CacheShape {
 
     /// Bytes of keys and values in all layers; the largest number where they are more.
     pub fn bytes(&self) -> usize {
-        let of_layer = |&group: &usize| self.groups[group].layout.bytes().saturating_mul(2);
+        self.bytes_of(|layout| layout.num_blocks())
+    }
+
+    /// The same of room for `tokens` tokens on the host.
+    pub fn host_bytes(&self, tokens: usize) -> usize {
+        self.bytes_of(|layout| layout.blocks_for(tokens))
+    }
+
+    fn bytes_of(&self, blocks: impl Fn(&PagedLayout) -> usize) -> usize {
+        let of_layer = |&group: &usize| {
+            let layout = &self.groups[group].layout;
+            blocks(layout).saturating_mul(layout.bytes_per_block()).saturating_mul(2)
+        };
         self.layers.iter().map(of_layer).fold(0, usize::saturating_add)
     }
 }
@@ -102,6 +118,15 @@ pub struct KvCache {
     shape: CacheShape,
     /// A block on its way to another place in the same tensor.
     moved: Option<Buffer>,
+    host: Option<Host>,
+}
+
+/// Where sequences are that were swapped out: the same blocks, on the host.
+#[derive(Debug)]
+struct Host {
+    pages: Vec<PagePool>,
+    /// Keys and values of each layer.
+    layers: Vec<[Buffer; 2]>,
 }
 
 /// One sequence's place in the cache. Dropping it frees its blocks.
@@ -110,6 +135,8 @@ pub struct Sequence {
     /// Of each group; all have the same tokens, but for those that a window has left behind.
     tables: Vec<BlockTable>,
     tokens: usize,
+    /// Whether it is on the host.
+    swapped: bool,
 }
 
 impl KvCache {
@@ -119,11 +146,8 @@ impl KvCache {
     /// Out of memory.
     pub fn new(ctx: &Context, shape: CacheShape) -> Result<Self> {
         let pool = |group: &GroupShape| {
-            Ok(PagePool::new(PageConfig {
-                num_blocks: group.layout.num_blocks(),
-                block_size: group.layout.block_size(),
-                block_bytes: group.layout.bytes_per_block(),
-            })?)
+            let config = page_config(group, group.layout.num_blocks());
+            Ok(PagePool::with_prefixes(config, PrefixConfig::default())?)
         };
         let half = |layout: &PagedLayout| -> Result<Tensor> {
             let buffer = Buffer::allocate(ctx.device(), layout.bytes())?;
@@ -135,7 +159,25 @@ impl KvCache {
             Ok((half(layout)?, half(layout)?))
         };
         let layers = shape.layers.iter().map(layer).collect::<Result<_>>()?;
-        Ok(Self { layers, pages, shape, moved: None })
+        Ok(Self { layers, pages, shape, moved: None, host: None })
+    }
+
+    /// The cache with room on the host for `tokens` tokens of sequences that are swapped out.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn with_host(mut self, tokens: usize) -> Result<Self> {
+        let blocks = |group: &GroupShape| group.layout.blocks_for(tokens);
+        let pool = |group: &GroupShape| Ok(PagePool::new(page_config(group, blocks(group)))?);
+        let pages = self.shape.groups.iter().map(pool).collect::<Result<_>>()?;
+        let half = |&group: &usize| -> Result<Buffer> {
+            let group = &self.shape.groups[group];
+            let bytes = blocks(group).saturating_mul(group.layout.bytes_per_block());
+            Ok(Buffer::allocate(&Cpu::get(), bytes)?)
+        };
+        let layers = self.shape.layers.iter().map(|group| Ok([half(group)?, half(group)?])).collect::<Result<_>>()?;
+        self.host = Some(Host { pages, layers });
+        Ok(self)
     }
 
     /// An empty sequence that grows to `tokens` tokens without allocating on the host. It takes no blocks yet.
@@ -145,7 +187,7 @@ impl KvCache {
             table.reserve(tokens);
             table
         };
-        Sequence { tables: self.pages.iter().map(table).collect(), tokens: 0 }
+        Sequence { tables: self.pages.iter().map(table).collect(), tokens: 0, swapped: false }
     }
 
     /// A second sequence of the same tokens, which shares all blocks. Either gets a block of its own where it appends to
@@ -155,7 +197,92 @@ impl KvCache {
     /// More sequences of one block than can be counted.
     pub fn fork(&self, sequence: &Sequence) -> Result<Sequence> {
         let tables = sequence.tables.iter().map(|table| Ok(table.fork()?)).collect::<Result<_>>()?;
-        Ok(Sequence { tables, tokens: sequence.tokens })
+        Ok(Sequence { tables, tokens: sequence.tokens, swapped: sequence.swapped })
+    }
+
+    /// Whether sequences that begin with the same tokens are found: where no layer has a window, which leaves behind what
+    /// another sequence would need.
+    pub fn keeps_prefixes(&self) -> bool {
+        self.shape.groups.iter().all(|group| group.window.is_none())
+    }
+
+    /// How many of `tokens` an empty sequence would [start with](Self::start).
+    pub(crate) fn known(&self, salt: u64, tokens: &[u32]) -> usize {
+        let known = self.pages.iter().map(|pages| pages.matching_tokens(salt, tokens).unwrap_or(0)).min();
+        known.filter(|_| self.keeps_prefixes()).unwrap_or(0)
+    }
+
+    /// Starts an empty sequence with the first of `tokens` that sequences of the same salt had before it and that are still
+    /// there, in whole blocks, and returns how many those are.
+    ///
+    /// # Errors
+    /// A sequence that has tokens.
+    pub fn start(&self, sequence: &mut Sequence, salt: u64, tokens: &[u32]) -> Result<usize> {
+        if self.keeps_prefixes() {
+            for table in &mut sequence.tables {
+                sequence.tokens = table.lookup(salt, tokens)?;
+            }
+        }
+        Ok(sequence.tokens)
+    }
+
+    /// Lets later sequences of the same salt start with the whole blocks of this one, whose tokens those are.
+    ///
+    /// # Errors
+    /// None that a sequence of this cache has.
+    pub fn publish(&self, sequence: &mut Sequence, salt: u64, tokens: &[u32]) -> Result<()> {
+        if self.keeps_prefixes() {
+            sequence.tables.iter_mut().try_for_each(|table| table.publish(salt, tokens).map(drop))?;
+        }
+        Ok(())
+    }
+
+    /// Brings a sequence to the host, and frees its blocks. It cannot be run there.
+    ///
+    /// # Errors
+    /// No room there: the sequence is as before. A failed device: it is of no more use.
+    pub fn swap_out(&mut self, ctx: &Context, sequence: &mut Sequence) -> Result<()> {
+        let Some(host) = self.host.as_mut().filter(|host| has_blocks(&host.pages, sequence)) else {
+            return Err(no_room(sequence));
+        };
+        for (group, table) in sequence.tables.iter_mut().enumerate() {
+            let swap = table.swap_to(&host.pages[group])?;
+            let layers = self.layers.iter().zip(&mut host.layers).zip(&self.shape.layers);
+            for (((keys, values), on_host), _) in layers.filter(|(_, of)| **of == group) {
+                for (tensor, host) in [keys, values].into_iter().zip(on_host) {
+                    let host = host.as_mut_slice::<u8>()?;
+                    for (from, to) in places(&swap) {
+                        ctx.stream().download(tensor.buffer(), from.start, &mut host[to])?;
+                    }
+                }
+            }
+        }
+        sequence.swapped = true;
+        Ok(())
+    }
+
+    /// Brings a sequence back from the host.
+    ///
+    /// # Errors
+    /// A full cache: the sequence is as before. A failed device: it is of no more use.
+    pub fn swap_in(&mut self, ctx: &Context, sequence: &mut Sequence) -> Result<()> {
+        let Some(host) = self.host.as_ref().filter(|_| has_blocks(&self.pages, sequence)) else {
+            return Err(no_room(sequence));
+        };
+        for (group, table) in sequence.tables.iter_mut().enumerate() {
+            let swap = table.swap_to(&self.pages[group])?;
+            let layers = self.layers.iter_mut().zip(&host.layers).zip(&self.shape.layers);
+            for (((keys, values), on_host), _) in layers.filter(|(_, of)| **of == group) {
+                for (tensor, host) in [keys, values].into_iter().zip(on_host) {
+                    let host = host.as_slice::<u8>()?;
+                    for (from, to) in places(&swap) {
+                        ctx.stream().upload(&host[from], tensor.buffer_mut()?, to.start)?;
+                    }
+                }
+            }
+        }
+        sequence.swapped = false;
+        Ok(())
     }
 
     /// Makes room for `tokens` more tokens of a sequence, and frees what its windows have left behind.
@@ -237,7 +364,7 @@ impl KvCache {
             let promised: usize =
                 running.clone().map(|(sequence, more)| sequence.tables[group].blocks_needed(more)).sum();
             let own = tokens.div_ceil(pages.config().block_size).min(self.most_blocks(group));
-            pages.free_blocks() >= promised.saturating_add(own)
+            pages.available_blocks() >= promised.saturating_add(own)
         })
     }
 
@@ -261,7 +388,7 @@ impl KvCache {
     /// Tokens that can be appended to a sequence now.
     pub(crate) fn room(&self, sequence: &Sequence) -> usize {
         let of_group = |table: &BlockTable| {
-            let (free, block_size) = (table.pool().free_blocks(), table.pool().config().block_size);
+            let (free, block_size) = (table.pool().available_blocks(), table.pool().config().block_size);
             let in_last = (block_size - sequence.len() % block_size) % block_size;
             // What is left of a last block that is shared goes with a copy of it.
             match in_last > 0 && table.blocks_needed(1) > 0 {
@@ -273,11 +400,12 @@ impl KvCache {
         sequence.tables.iter().map(of_group).min().unwrap_or(usize::MAX)
     }
 
-    /// Blocks of all groups: used, free and shared.
+    /// Blocks of all groups: used, cached, free and shared, and what was found again.
     pub fn stats(&self) -> PageStats {
         self.pages.iter().map(PagePool::stats).fold(PageStats::default(), |a, b| PageStats {
             total: a.total + b.total,
             used: a.used + b.used,
+            cached: a.cached + b.cached,
             free: a.free + b.free,
             shared: a.shared + b.shared,
             references: a.references + b.references,
@@ -285,8 +413,36 @@ impl KvCache {
             tables: a.tables + b.tables,
             table_tokens: a.table_tokens + b.table_tokens,
             table_slots: a.table_slots + b.table_slots,
+            published: a.published + b.published,
+            hits: a.hits + b.hits,
+            misses: a.misses + b.misses,
+            evictions: a.evictions + b.evictions,
         })
     }
+}
+
+fn page_config(group: &GroupShape, num_blocks: usize) -> PageConfig {
+    let layout = &group.layout;
+    PageConfig { num_blocks, block_size: layout.block_size(), block_bytes: layout.bytes_per_block() }
+}
+
+/// The bytes of each block that is read, and of the one that it is written to.
+fn places(swap: &SwapBlocks) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let place = |pages: &PagePool, block| {
+        let start = pages.byte_offset(block) as usize;
+        start..start + pages.config().block_bytes
+    };
+    swap.copies().iter().map(move |&(from, to)| (place(swap.from(), from), place(swap.to(), to)))
+}
+
+/// Whether a sequence fits into other pools as it is.
+fn has_blocks(pages: &[PagePool], sequence: &Sequence) -> bool {
+    sequence.tables.iter().zip(pages).all(|(table, pages)| table.blocks().len() <= pages.available_blocks())
+}
+
+fn no_room(sequence: &Sequence) -> Error {
+    let asked = sequence.tables.iter().map(|table| table.blocks().len()).max().unwrap_or(0);
+    Error::Memory(MemoryError::OutOfBlocks { asked, free: 0, total: 0 })
 }
 
 impl Sequence {
@@ -317,11 +473,14 @@ impl Sequence {
         Ok(())
     }
 
+    /// Whether it is on the host, where it cannot be run.
+    pub fn is_swapped(&self) -> bool {
+        self.swapped
+    }
+
     /// Forgets all tokens.
-    pub fn clear(&mut self) {
-        for table in &mut self.tables {
-            *table = table.pool().table();
-        }
+    pub(crate) fn clear(&mut self) {
+        self.tables.iter_mut().for_each(BlockTable::clear);
         self.tokens = 0;
     }
 

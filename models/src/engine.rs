@@ -15,8 +15,10 @@
 //!
 //! Requests are served in order of rank: as they come, and one of a higher priority as if it had come earlier
 //! ([`EngineOptions::patience`]), so that none waits for ever. A request is let in when its prompt fits into the cache
-//! beside what is running. Where blocks run out later, the sequence of the lowest rank makes room: its blocks are
-//! freed, and its tokens are run again when there is room, which on a CPU gives the same bits.
+//! beside what is running. Where blocks run out later, the sequence of the lowest rank makes room: it goes to the host
+//! if there is room ([`LoadOptions::swap_tokens`](crate::LoadOptions)), or its tokens are run again when there is, which
+//! on a CPU gives the same bits. Whole blocks of tokens that sequences begin with alike are run and held once, also after
+//! those that ran them have ended, until their room is needed (as in vLLM, <https://arxiv.org/abs/2309.06180>).
 
 mod handle;
 mod replay;
@@ -65,8 +67,12 @@ pub struct EngineStats {
     pub prefilled: u64,
     /// Tokens of answers that were run one by one.
     pub decoded: u64,
+    /// Tokens that were found in the cache, and need not be run.
+    pub found: u64,
     /// Times that a sequence had to make room.
     pub preemptions: u64,
+    /// How many of them went to the host, so that nothing of them is run again.
+    pub swapped: u64,
     /// Answers that ended, for whatever reason.
     pub finished: u64,
 }
@@ -78,7 +84,9 @@ impl EngineStats {
             steps: self.steps - before.steps,
             prefilled: self.prefilled - before.prefilled,
             decoded: self.decoded - before.decoded,
+            found: self.found - before.found,
             preemptions: self.preemptions - before.preemptions,
+            swapped: self.swapped - before.swapped,
             finished: self.finished - before.finished,
             ..self
         }
@@ -262,6 +270,9 @@ impl Engine {
         while at < self.running.len() {
             let stream = &mut self.running[at];
             let (prefilled, decoded, row) = stream.run();
+            if prefilled + decoded > 0 {
+                stream.publish(self.model.cache())?;
+            }
             self.stats.prefilled += prefilled as u64;
             self.stats.decoded += decoded as u64;
             let Some(row) = row else {

@@ -7,7 +7,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::Device;
+use sinew_memory::{Device, DeviceKind};
 use sinew_ops::Context;
 use sinew_tensor::{DType, Tensor};
 
@@ -40,6 +40,8 @@ pub struct LoadOptions {
     pub max_sequences: usize,
     /// Tokens that the cache has room for, in whole blocks; every sequence at its longest where it is `None`.
     pub cache_tokens: Option<usize>,
+    /// Tokens that there is room for on the host, of sequences that make room for others in an engine.
+    pub swap_tokens: usize,
     /// Tokens in a block of the cache.
     pub block_size: usize,
     /// Rows of logits held at once; a step may have more rows.
@@ -54,6 +56,7 @@ impl Default for LoadOptions {
             prefill_chunk: 512,
             max_sequences: 1,
             cache_tokens: None,
+            swap_tokens: 0,
             block_size: 16,
             max_logits: 1,
         }
@@ -184,7 +187,10 @@ impl LanguageModel {
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
-        let cache = KvCache::new(&ctx, options.cache_shape(config, precision)?)?;
+        let mut cache = KvCache::new(&ctx, options.cache_shape(config, precision)?)?;
+        if options.swap_tokens > 0 {
+            cache = cache.with_host(options.swap_tokens)?;
+        }
         let logits = ctx.uninitialised(DType::F32, &[limits.max_logits, config.vocab_size])?;
         let draw = match logits.buffer().host_ptr() {
             Some(_) => None,
@@ -212,7 +218,11 @@ impl LanguageModel {
         let limits = options.limits(config)?;
         let sizes = Sizes { checkpoint, precision, device: device.id().kind, asked: None };
         let plan = Decoder::plan(config, &sizes, &limits)?;
-        let cache = options.cache_shape(config, precision).map_or(usize::MAX, |shape| shape.bytes());
+        let cache = options.cache_shape(config, precision).map_or(usize::MAX, |shape| {
+            // What is swapped out is in the same memory on a CPU.
+            let host = if device.id().kind == DeviceKind::CPU { shape.host_bytes(options.swap_tokens) } else { 0 };
+            shape.bytes().saturating_add(host)
+        });
         Ok(Plan { cache, logits: bytes(DType::F32, &[limits.max_logits, config.vocab_size]), ..plan })
     }
 
@@ -405,6 +415,10 @@ impl LanguageModel {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn context_and_cache(&mut self) -> (Arc<Context>, &mut KvCache) {
+        (self.ctx.clone(), &mut self.cache)
     }
 
     pub(crate) fn shared_tokenizer(&self) -> Option<Arc<Tokenizer>> {

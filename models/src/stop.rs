@@ -23,7 +23,7 @@ const MAX_PENDING: usize = 64;
 /// # fn main() -> Result<(), sinew_models::Error> {
 /// let folder = sinew_models::Folder::new("path/to/model");
 /// let tokenizer = folder.tokenizer()?.expect("the model has a tokenizer");
-/// let mut detokenizer = sinew_models::stop::Detokenizer::new(&tokenizer, true);
+/// let mut detokenizer = sinew_models::stop::Detokenizer::new(tokenizer.clone(), true);
 /// for id in tokenizer.encode("naïve 🦀", false)? {
 ///     print!("{}", detokenizer.push(id)?);
 /// }

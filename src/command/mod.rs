@@ -163,12 +163,15 @@ struct Serving {
     /// Tokens that the KV cache has room for; as many as all sequences can have, if it is not given.
     #[arg(long, value_name = "N")]
     cache_tokens: Option<NonZeroUsize>,
+    /// Tokens that there is room for beside it, on the host, of sequences that make room for others.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    swap_tokens: usize,
 }
 
 impl Serving {
     fn options(&self, options: LoadOptions) -> LoadOptions {
         let cache_tokens = self.cache_tokens.map(NonZeroUsize::get);
-        LoadOptions { max_sequences: self.max_sequences.get(), cache_tokens, ..options }
+        LoadOptions { max_sequences: self.max_sequences.get(), cache_tokens, swap_tokens: self.swap_tokens, ..options }
     }
 }
 

@@ -105,6 +105,8 @@ impl Replay {
         let Replayed { answered, failed, seconds, prompt_tokens, new_tokens, engine: stats, .. } = replayed;
         let rate = |tokens: usize| (*seconds > 0.0).then(|| tokens as f64 / seconds);
         let cache = engine.cache().stats();
+        let asked = stats.found + stats.prefilled;
+        let hit_rate = if asked == 0 { 0.0 } else { stats.found as f64 / asked as f64 };
         let mut out = std::io::stdout().lock();
         if self.json {
             let times = |p: &Percentiles| json!({ "p50": p.p50, "p95": p.p95, "p99": p.p99 });
@@ -119,7 +121,11 @@ impl Replay {
                 "time_to_first_token_s": times(&replayed.first_token),
                 "time_between_tokens_s": times(&replayed.between_tokens),
                 "steps": stats.steps,
+                "found_tokens": stats.found,
+                "hit_rate": hit_rate,
+                "evictions": cache.evictions,
                 "preemptions": stats.preemptions,
+                "swapped": stats.swapped,
                 "peak_blocks": cache.peak_used,
                 "blocks": cache.total,
                 "peak_rss_bytes": peak_rss_bytes(),

@@ -29,6 +29,9 @@ pub struct Request {
     pub samples: usize,
     /// Those of a higher one are served first; 0 is usual.
     pub priority: i32,
+    /// Requests of the same salt share what they begin with alike; those of another never do. A number that is given
+    /// out, not a hash, where they must never meet.
+    pub salt: u64,
     /// Whether tokens come with their text, where the model has a tokenizer.
     pub text: bool,
 }
@@ -36,7 +39,7 @@ pub struct Request {
 impl Request {
     /// One answer to `prompt` by the default options.
     pub fn new(prompt: Vec<u32>) -> Self {
-        Self { prompt, options: GenerateOptions::default(), samples: 1, priority: 0, text: true }
+        Self { prompt, options: GenerateOptions::default(), samples: 1, priority: 0, salt: 0, text: true }
     }
 }
 

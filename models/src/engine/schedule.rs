@@ -18,7 +18,7 @@ impl Engine {
     /// Puts the next step together, and returns how many sequences it gives logits for, and of how many tokens it is.
     pub(super) fn plan(&mut self) -> Result<Planned> {
         self.make_room();
-        self.admit();
+        self.admit()?;
         let mut planned = Planned { tokens: 0, rows: 0 };
         let budget = self.model.decoder().limits().max_rows;
         // One token of each that answers. Whoever makes room is behind.
@@ -102,24 +102,44 @@ impl Engine {
     }
 
     /// Lets in who waits, in order of rank, as far as there is room. Whoever outranks a running sequence takes its place.
-    fn admit(&mut self) {
-        while let Some(head) = self.waiting.first() {
-            let most = self.model.decoder().limits().max_sequences;
+    /// Who begins with what another is about to run waits for it.
+    fn admit(&mut self) -> Result<()> {
+        let Limits { max_sequences, block_size, context, .. } = self.model.decoder().limits();
+        let mut at = 0;
+        while let Some(next) = self.waiting.get(at) {
+            let cache = self.model.cache();
+            if self.running.iter().any(|leader| next.follows(leader, cache, block_size)) {
+                at += 1;
+                continue;
+            }
             let sequences: usize = self.running.iter().map(Stream::samples).sum();
-            if sequences + head.samples() <= most && self.has_room(head) {
-                let mut stream = self.waiting.remove(0);
-                stream.enter(self.model.cache(), self.model.decoder().limits().context);
-                insert(&mut self.running, stream);
-            } else if self.running.last().is_some_and(|last| last.rank() > head.rank()) && self.could_enter(head) {
+            if sequences + next.samples() <= max_sequences && self.has_room(next.to_take() - next.known(cache)) {
+                let mut stream = self.waiting.remove(at);
+                let (ctx, cache) = self.model.context_and_cache();
+                let entered = stream.enter(&ctx, cache, context);
+                // What was found was free before, and may have been the room.
+                if entered.is_ok() && self.has_room(stream.pending()) {
+                    self.stats.found += entered.unwrap_or(0) as u64;
+                    insert(&mut self.running, stream);
+                    continue;
+                }
+                stream.forget(self.model.cache());
+                insert(&mut self.waiting, stream);
+                match entered {
+                    Ok(_) | Err(Error::Memory(MemoryError::OutOfBlocks { .. })) => break,
+                    Err(error) => return Err(error),
+                }
+            } else if self.running.last().is_some_and(|last| last.rank() > next.rank()) && self.could_enter(next) {
                 self.preempt(self.running.len() - 1);
             } else if self.running.is_empty() {
                 // An answer that has filled the whole cache, and made room for one of a higher rank.
-                let stream = self.waiting.remove(0);
+                let stream = self.waiting.remove(at);
                 self.fail(stream);
             } else {
                 break;
             }
         }
+        Ok(())
     }
 
     /// Ends an answer that the whole cache is too small for.
@@ -128,12 +148,12 @@ impl Engine {
         stream.fail(&format!("the cache of {tokens} tokens is full, and nobody else is in it"), &mut self.events);
     }
 
-    /// Whether a sequence that is not in the cache fits into it beside what the running ones are still to take: the rest
+    /// Whether `tokens` tokens of a sequence fit into the cache beside what the running ones are still to take: the rest
     /// of their prompts, and a block more.
-    fn has_room(&self, stream: &Stream) -> bool {
+    fn has_room(&self, tokens: usize) -> bool {
         let block_size = self.model.decoder().limits().block_size;
         let running = self.running.iter().map(|running| (&running.sequence, running.pending() + block_size));
-        self.model.cache().fits(stream.pending(), running)
+        self.model.cache().fits(tokens, running)
     }
 
     /// Whether the sequence at the head would be let in if all that it outranks made room.
@@ -141,15 +161,16 @@ impl Engine {
         let Limits { max_sequences, block_size, .. } = self.model.decoder().limits();
         let staying = self.running.iter().filter(|stream| stream.rank() <= head.rank());
         let sequences: usize = staying.clone().map(Stream::samples).sum();
-        let tokens = staying.map(|stream| stream.sequence.len() + stream.pending() + block_size);
+        let tokens = staying.map(|stream| stream.to_take() + block_size);
         sequences + head.samples() <= max_sequences
-            && self.model.cache().could_hold(tokens.chain(std::iter::once(head.pending())))
+            && self.model.cache().could_hold(tokens.chain(std::iter::once(head.to_take())))
     }
 
     /// A running sequence leaves the cache, and waits by its rank to run its tokens again.
     fn preempt(&mut self, at: usize) {
         let mut stream = self.running.remove(at);
-        stream.leave(self.model.cache());
+        let (ctx, cache) = self.model.context_and_cache();
+        self.stats.swapped += u64::from(stream.leave(&ctx, cache));
         self.stats.preemptions += 1;
         insert(&mut self.waiting, stream);
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use sinew_ops::Context;
+
 use crate::answering::Answering;
 use crate::cache::{KvCache, Sequence};
 use crate::config::DecoderConfig;
@@ -40,6 +42,7 @@ pub(super) struct Stream {
     /// Prompt and answer.
     tokens: Vec<u32>,
     prompt: usize,
+    salt: u64,
     options: GenerateOptions,
     tokenizer: Option<Arc<Tokenizer>>,
     answering: Answering,
@@ -58,7 +61,7 @@ impl Stream {
         request: Request,
         cache: &KvCache,
     ) -> Result<Self> {
-        let Request { prompt: tokens, options, samples, .. } = request;
+        let Request { prompt: tokens, options, samples, salt, .. } = request;
         let answering = Answering::new(tokenizer.clone(), config, &options)?;
         let (prompt, sequence) = (tokens.len(), cache.sequence(0));
         Ok(Self {
@@ -67,6 +70,7 @@ impl Stream {
             samples,
             tokens,
             prompt,
+            salt,
             options,
             tokenizer,
             answering,
@@ -105,16 +109,66 @@ impl Stream {
         self.tokens.len() > self.prompt && self.pending() == 1
     }
 
-    /// Takes its place in the cache, so that growing allocates nothing on the host.
-    pub fn enter(&mut self, cache: &KvCache, context: usize) {
+    /// Tokens of the cache that it is to take when it enters, of which it need not run those that are found there.
+    pub fn to_take(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// What it could start with of what others have run. Its last token is to be run in any case.
+    fn start(&self) -> &[u32] {
+        &self.tokens[..self.tokens.len() - 1]
+    }
+
+    /// How many of its tokens are in the cache already, of other sequences.
+    pub fn known(&self, cache: &KvCache) -> usize {
+        if self.sequence.is_swapped() { 0 } else { cache.known(self.salt, self.start()) }
+    }
+
+    /// Whether `leader` is about to run tokens, in whole blocks, that this one begins with as well.
+    pub fn follows(&self, leader: &Self, cache: &KvCache, block_size: usize) -> bool {
+        if !cache.keeps_prefixes() || leader.salt != self.salt || leader.pending() == 1 || self.sequence.is_swapped() {
+            return false;
+        }
+        let common = self.start().iter().zip(leader.start()).take_while(|(a, b)| a == b).count();
+        common / block_size * block_size > self.known(cache)
+    }
+
+    /// Takes its place in the cache, so that growing allocates nothing on the host, and returns how many of its tokens
+    /// were there.
+    ///
+    /// # Errors
+    /// No room for what was swapped out, or a failed device.
+    pub fn enter(&mut self, ctx: &Context, cache: &mut KvCache, context: usize) -> Result<usize> {
+        if self.sequence.is_swapped() {
+            cache.swap_in(ctx, &mut self.sequence)?;
+            return Ok(0);
+        }
         let most = self.tokens.len().saturating_add(self.options.max_new_tokens).min(context + 1);
         self.tokens.reserve(most.saturating_sub(self.tokens.len()));
         self.sequence = cache.sequence(most);
+        let start = &self.tokens[..self.tokens.len() - 1];
+        cache.start(&mut self.sequence, self.salt, start)
     }
 
-    /// Leaves the cache.
-    pub fn leave(&mut self, cache: &KvCache) {
+    /// Leaves the cache: to the host where there is room and it answers already, else its tokens are run again. Says
+    /// whether it is on the host.
+    pub fn leave(&mut self, ctx: &Context, cache: &mut KvCache) -> bool {
+        if self.decodes() && cache.swap_out(ctx, &mut self.sequence).is_ok() {
+            return true;
+        }
+        self.forget(cache);
+        false
+    }
+
+    /// Leaves the cache, so that all its tokens are to be run.
+    pub fn forget(&mut self, cache: &KvCache) {
         self.sequence = cache.sequence(0);
+    }
+
+    /// Lets others start with the whole blocks that it has run.
+    pub fn publish(&mut self, cache: &KvCache) -> Result<()> {
+        let run = self.sequence.len();
+        cache.publish(&mut self.sequence, self.salt, &self.tokens[..run])
     }
 
     /// The sequence and the next `count` tokens that it is to run.
