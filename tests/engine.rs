@@ -122,7 +122,7 @@ proptest! {
         requests in prop::collection::vec(request(), 1..9),
         name in prop::sample::select(FIXTURES.to_vec()),
         dtype in prop_oneof![Just(DType::F32), Just(DType::BF16)],
-        threads in 1usize..5,
+        threads in 1usize..17,
         max_sequences in 3usize..7,
         prefill_chunk in prop_oneof![Just(1usize), 2usize..40, Just(512)],
         block_size in prop_oneof![Just(8usize), Just(16), Just(128)],
@@ -414,4 +414,66 @@ fn a_thread_serves_many_and_hears_who_has_gone() {
     assert!(engine.is_idle());
     assert_eq!(engine.stats().finished, 8);
     assert_eq!(engine.cache().stats().used, 0);
+}
+
+/// Random requests, some of them cancelled at random: those that finish are answered as alone, and nothing is left.
+/// `SINEW_REQUESTS=10000` is the run that is recorded in `benches/results/soak.txt`.
+#[test]
+fn a_soak_leaves_nothing_behind() {
+    let count: usize = std::env::var("SINEW_REQUESTS").map_or(300, |count| count.parse().expect("a number"));
+    let options = LoadOptions {
+        max_sequences: 6,
+        prefill_chunk: 48,
+        cache_tokens: Some(512),
+        swap_tokens: 256,
+        ..LoadOptions::default()
+    };
+    let mut engine = Engine::new(model(2, DType::BF16, options), EngineOptions::default());
+    let mut solo = model(2, DType::BF16, LoadOptions::default());
+    let mut state = 1u64;
+    let mut random = move |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let (mut answers, mut open) = (Answers::new(), HashMap::new());
+    let (mut submitted, mut finished, mut cancelled) = (0, 0, 0);
+    while submitted < count || !engine.is_idle() {
+        while submitted < count && engine.stats().waiting < 4 + random(12) {
+            let mut request = asked(1 + random(60), 1 + random(40));
+            request.prompt = prompt(random(6) as u32, request.prompt.len());
+            request.priority = random(3) as i32;
+            request.options.sampling.temperature = [0.0, 0.9][random(2)];
+            request.options.sampling.seed = random(1000) as u64;
+            let id = engine.submit(request.clone()).expect("a valid request");
+            open.insert(submitted as u64, (id, request));
+            submitted += 1;
+        }
+        if random(12) == 0
+            && let Some((id, _)) = open.get(&(submitted.saturating_sub(1 + random(12)) as u64))
+        {
+            engine.cancel(*id);
+        }
+        let mut ended = Vec::new();
+        for event in engine.step().expect("a step") {
+            hear(&mut answers, event);
+            ended.extend(event.is_last().then(|| number(event)));
+        }
+        for id in ended {
+            let (_, request) = open.remove(&id).expect("it ends once");
+            let answer = answers.remove(&(id, 0)).expect("it was heard of");
+            match answer.finish {
+                Some(Finish::Cancelled) => cancelled += 1,
+                _ => {
+                    assert!(answer == alone(&mut solo, &request, 0), "request {id}");
+                    finished += 1;
+                }
+            }
+        }
+    }
+    let (stats, cache) = (engine.stats(), engine.cache().stats());
+    println!("{submitted} requests: {finished} finished as alone, {cancelled} cancelled; {stats:?}; {cache:?}");
+    assert!(open.is_empty() && answers.is_empty());
+    assert_eq!((finished + cancelled, cache.used, cache.references), (submitted, 0, 0));
+    assert_eq!(cache.available(), cache.total);
+    assert!(cancelled > 0 && stats.preemptions > stats.swapped && stats.swapped > 0 && stats.found > 0, "{stats:?}");
 }
