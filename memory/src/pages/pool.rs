@@ -32,9 +32,15 @@ pub struct PageConfig {
 
 /// Fixed-size blocks with reference counts.
 ///
+/// A block is *used*, by as many tables, copies and callers as it has references; or *cached*: nothing refers to it, but
+/// it was published ([`BlockTable::publish`]), and its bytes are kept for the next sequence that starts with the same
+/// words ([`BlockTable::lookup`]); or *free*.
+///
 /// The free block with the lowest number is handed out first, so the blocks a workload gets depend on nothing but what
-/// is free. When none is, the least recently used cached block is evicted of which no continuation is cached, and with
-/// it leave the index what was published behind it; blocks of those that are used stay with who uses them. Clones are handles to the same pool, and all methods may be called from any thread.
+/// is free. When none is, the least recently used cached block is evicted of which no continuation is cached. What was
+/// published behind it leaves the index too: cached blocks are free then, used ones stay with who uses them.
+///
+/// Clones are handles to the same pool, and all methods may be called from any thread.
 ///
 /// ```
 /// use sinew_memory::{PageConfig, PagePool};

@@ -80,6 +80,9 @@ impl BlockTable {
     /// error, at a block that the table has released and the index does not have, and at one that is published with
     /// other words or another salt; such a block stays as it was.
     ///
+    /// A table remembers how far it is published and goes on from there; of what it published before, only the last
+    /// block's words are compared again. So this may be called after every append.
+    ///
     /// A published block is never written again: appending to one that [`BlockTable::truncate`] has cut copies it.
     ///
     /// ```

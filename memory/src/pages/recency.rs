@@ -81,3 +81,43 @@ impl Recency {
         self.places[entry.1 as usize] = place as u32;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOCKS: usize = 64;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        /// Each step adds a block at a time of its own, or takes it out where it is in.
+        #[test]
+        fn the_first_is_the_least_recent_whatever_came_and_went(steps in prop::collection::vec((0..BLOCKS as u32, 0..99u64), 0..400)) {
+            let mut recency = Recency::new(Vec::with_capacity(BLOCKS), vec![0; BLOCKS]);
+            let mut sorted = BTreeSet::new();
+            for (block, time) in steps {
+                match sorted.iter().copied().find(|&(_, known)| known == block) {
+                    Some(entry) => {
+                        recency.remove(block);
+                        sorted.remove(&entry);
+                    }
+                    None => {
+                        recency.remove(block);
+                        recency.insert(time, block);
+                        sorted.insert((time, block));
+                    }
+                }
+                prop_assert_eq!(recency.first(), sorted.first().map(|&(_, block)| block));
+            }
+            for (_, block) in sorted {
+                prop_assert_eq!(recency.first(), Some(block));
+                recency.remove(block);
+            }
+            prop_assert_eq!(recency.first(), None);
+        }
+    }
+}

@@ -13,6 +13,17 @@ use crate::{Error, Result};
 /// Token `p` is in the block of index `p / block_size`, at slot `p % block_size`; see [`BlockTable::slot`]. Dropping
 /// the table releases its blocks. A table never leads to write into a block that something else refers to: where that
 /// would happen, [`BlockTable::append`] puts a block of its own in place and says what to copy.
+///
+/// Layers of one kind share a table. A model whose layers are of several kinds, some over a sliding window, has a table
+/// for each kind, from one pool or from several; the sliding ones let go of what the window has left
+/// ([`BlockTable::release_before`]). For prefixes this means:
+/// - A prefix is of use as far as all tables of the sequence have it: ask each pool for
+///   [`PagePool::matching_tokens`], and look up the least. In one pool, tables of different kinds need different salts.
+/// - A block is found through those before it. A sliding table is to publish blocks before it releases them, and to look
+///   up the whole prefix and then release what the window does not reach. Blocks that it released unpublished it cannot
+///   publish any more, nor those behind them.
+/// - There is no index that remembers a chain whose first blocks were evicted. A sliding table would need only the last
+///   blocks of a long prefix; here they are evicted before the first ones.
 pub struct BlockTable {
     pub(super) pool: PagePool,
     pub(super) blocks: Vec<BlockId>,
