@@ -25,11 +25,15 @@ pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", fore
 
 pub(super) const ROW: Row<Gemm> = tiled_row!("gemm.cpu.avx512bf16.blocks", DOT, admit, rate, &DOTS);
 
-/// Refuses what is not multiplied in bf16, and floats of a byte where no instruction looks bytes up.
+/// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
+/// up.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
     let format = cpu_blocks::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
     if fixed.compute != Compute::Bf16 {
         return Err("computes in bf16, the problem asks for f32".into());
+    }
+    if format.values() == BlockValues::Nf4 {
+        return Err("multiplies bf16, which NF4's values are not".into());
     }
     let is_looked_up = format.values().bits() == 8 && !format.values().is_integer();
     if is_looked_up && !is_x86_feature_detected!("avx512vbmi") {
