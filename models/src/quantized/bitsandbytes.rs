@@ -70,6 +70,10 @@ pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<Store
     let size = |field: &str| fields.required(field, fields.size(field, MAX_SIZE)?);
     let [n, k] = shape(&fields)?;
     let block = size("blocksize")?;
+    // Those that bitsandbytes has; of others two codes of a byte may be of two rows.
+    if !(32..=4096).contains(&block) || !block.is_power_of_two() {
+        return Err(fields.problem("blocksize", &format!("must be a power of 2 from 32 to 4096, found {block}")));
+    }
     if !k.is_multiple_of(block) {
         let what = format!("module `{}`, whose rows of {k} are not whole blocks of {block},", name.escape_debug());
         return Err(Error::Unsupported { what, supported: "rows of whole blocks".to_owned() });

@@ -577,7 +577,16 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
         let expected = scales.into_iter().flat_map(|scale| (0..64).map(move |i| if i % 2 == 0 { scale } else { 0.0 }));
         assert!(values(&module, &stored).into_iter().eq(expected), "{nested}");
     }
+    // A block of scales for each of them.
+    let mut second = of(&state.replace("256", "1"), true);
+    second[4] = f32s("m.weight.nested_absmax", &[2], &[3.0, 5.0]);
+    let stored = checkpoint(&second);
+    let module = nf4.module(&stored, "m").expect("fits").expect("quantized");
+    assert_eq!([0, 64].map(|at| values(&module, &stored)[at]), [0.5, 5.5]);
+    let row = module.dequantized(&stored, 1..2).expect("a row");
+    assert_eq!(row[..2], bf16::from_f32(5.5).to_le_bytes());
     let changed = |from: &str, to: &str| of(&state.replace(from, to), true);
+    refused(&nf4, &changed("\"blocksize\": 64", "\"blocksize\": 35"), &["blocksize", "35"]);
     refused(&nf4, &changed("[2, 64]", "[2, 32]"), &["rows of 32", "64"]);
     refused(&nf4, &changed("[2, 64]", "[4, 64]"), &["codes of shape [64, 1]"]);
     refused(&nf4, &changed("[2, 64]", "[2]"), &["shape"]);
