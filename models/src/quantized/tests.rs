@@ -11,6 +11,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 use super::*;
 use crate::checkpoint::Load;
 use crate::error::{Error, Result};
+use crate::load::main_dtype;
 
 const FIXTURES: [&str; 21] = [
     "awq_g128_qwen2_f16",
@@ -583,6 +584,8 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
     let stored = checkpoint(&second);
     let module = nf4.module(&stored, "m").expect("fits").expect("quantized");
     assert_eq!([0, 64].map(|at| values(&module, &stored)[at]), [0.5, 5.5]);
+    let floats = [f32s("m.weight.absmax", &[99], &[1.0; 99]), f16s("embedding.weight", &[2], &[1.0; 2])];
+    assert_eq!(main_dtype(&checkpoint(&floats)).expect("floats"), DType::F16, "scales are no weights");
     let row = module.dequantized(&stored, 1..2).expect("a row");
     assert_eq!(row[..2], bf16::from_f32(5.5).to_le_bytes());
     let changed = |from: &str, to: &str| of(&state.replace(from, to), true);
