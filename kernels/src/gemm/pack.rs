@@ -93,6 +93,21 @@ unsafe fn interleaved<S: Simd>(rows: &[S::F; LANES], height: usize) -> Option<[S
     Some(out)
 }
 
+/// Step `i` of the first `height` rows in vector `i`.
+#[inline(always)]
+unsafe fn turned<S: Simd>(rows: [S::F; LANES], height: usize) -> [S::F; LANES] {
+    // SAFETY: passed on.
+    unsafe {
+        if height > LANES / 2 {
+            return S::transpose(rows);
+        }
+        // With a half that is known to be zeros, half of the shuffles go away.
+        let mut half = [S::splat(0.0); LANES];
+        half[..LANES / 2].copy_from_slice(&rows[..LANES / 2]);
+        S::transpose(half)
+    }
+}
+
 /// Sixteen steps of four rows.
 #[inline(always)]
 unsafe fn four<S: Simd>(rows: [S::F; 4]) -> [S::F; 4] {
@@ -163,8 +178,9 @@ impl PackRows<'_> {
             }
             return;
         }
-        // SAFETY: passed on.
-        let mut sums = unsafe { [S::splat(0.0); MAX_TILE] };
+        // SAFETY: passed on; the tile's bytes are in the workspace.
+        let (mut sums, end) =
+            unsafe { ([S::splat(0.0); MAX_TILE], to.add(left.bytes(self.panels, padded) * height).cast::<f32>()) };
         for step in (0..steps).step_by(LANES) {
             let (k, width) = (step * per_step, (steps - step).min(LANES));
             // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps and its headers.
@@ -198,8 +214,15 @@ impl PackRows<'_> {
                         S::store_n(to.add(i * LANES), values, (width * height - i * LANES).min(LANES));
                     }
                 } else {
-                    for (i, values) in S::transpose(rows).into_iter().enumerate().take(width) {
-                        S::store_n(to.add(i * height), values, height);
+                    // Each step is stored as sixteen rows, of which the next one overwrites those that there are not:
+                    // a masked store takes many times as long on some processors that have AVX2 only.
+                    for (i, values) in turned::<S>(rows, height).into_iter().enumerate().take(width) {
+                        let to = to.add(i * height);
+                        if end.offset_from_unsigned(to) >= LANES {
+                            S::store(to, values);
+                        } else {
+                            S::store_n(to, values, height);
+                        }
                     }
                 }
             }
