@@ -4,10 +4,12 @@ use sinew_tensor::{BlockFormat, DType};
 
 use super::tile::{Left, prefetch_ahead};
 use crate::packed::{PANEL, PanelKind, blocks};
-use crate::simd::{LANES, Simd};
+use crate::simd::{self, LANES, Reach, Simd};
 
 /// Bytes of a line of words of 32 bits.
 pub(super) const LINE: usize = 4 * PANEL;
+/// Bytes of a packed row that are asked for ahead.
+const ROW_AHEAD: usize = 512;
 
 /// The products of `R` rows with `H` vectors of sixteen outputs: what differs between arithmetics.
 ///
@@ -105,11 +107,18 @@ impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize> Group
         let Self { products, format, first, a: row_header, b, .. } = *self;
         // SAFETY: passed on.
         unsafe {
+            if R == 1 && P::LIGHT {
+                // A loop this short is best left to the core's own prefetchers; but the panel's words pass through the
+                // first cache, and push a long row out of it.
+                simd::prefetch(row_header.cast::<u8>().wrapping_add(ROW_AHEAD), Reach::Near);
+            }
             let mut s = products.start(row_header);
             let mut a = row_header.add(P::LEFT.header(PanelKind::Blocks(format)) * R);
             let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
             for _ in 0..here / P::STEPS {
-                prefetch_ahead(words, H * LINE / 2, R == 1 && P::LIGHT);
+                if R > 1 || !P::LIGHT {
+                    prefetch_ahead(words, H * LINE / 2, false);
+                }
                 s = products.add_line(s, a, words);
                 (a, words) = (a.add(P::STEPS * R), words.add(LINE));
             }
