@@ -9,7 +9,8 @@
 //! | `compressed` | compressed-tensors: `pack-quantized`, `int-quantized`, `float-quantized`, and mixtures |
 //! | `fp8` | FP8 of DeepSeek and Qwen (by blocks), AutoFP8, modelopt, FBGEMM |
 //! | `mxfp4` | the experts of gpt-oss |
-//! | `probe`, `module` | what the tensors of a module are, checked; their rows, in the layouts above |
+//! | `probe`, `module` | what the tensors of a module are, checked |
+//! | `strip` | columns of a module, and rows of them, in the layouts above |
 //!
 //! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
 //! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded
@@ -31,6 +32,7 @@ pub(crate) use self::compressed::{words_of_codes, words_of_zeros};
 use self::fp8::Fp8;
 use self::gptq::Gptq;
 pub(crate) use self::module::Bits;
+pub(crate) use self::strip::Strip;
 pub use self::module::{BlockRows, Rows, StoredModule};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -44,6 +46,7 @@ mod module;
 mod mxfp4;
 mod patterns;
 mod probe;
+mod strip;
 #[cfg(test)]
 mod tests;
 

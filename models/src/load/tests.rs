@@ -33,7 +33,8 @@ fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
     };
     let mut loader = Loader::new(ctx, checkpoint, precision, &mut progress);
     let packer = WeightPacker::new(loader.context(), DType::BF16, &[part.len()], k, false).expect("room");
-    let (threads, slices) = (loader.context().host_threads(), slices(&packer, loader.context().host_threads()).len());
+    let threads = loader.context().host_threads();
+    let slices = slices(&packer, threads, [k, k]).len();
     assert!(slices > SLICES_A_TURN * threads, "{slices} slices are packed in one turn");
     let weight = loader.weight(&[part], k).expect("the weight packs");
     weight.tensor().to_vec().expect("values")

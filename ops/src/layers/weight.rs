@@ -104,6 +104,8 @@ pub struct WeightPacker {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitSlice {
     units: Range<usize>,
+    /// The weight that it is of, where there are several of one shape.
+    pub group: usize,
     /// Matrices by number, counted through all groups, each with a range of its rows.
     pub rows: Vec<(usize, Range<usize>)>,
 }
@@ -120,50 +122,58 @@ pub struct SliceToPack<'a> {
     packed: &'a mut [u8],
 }
 
+/// Rows of one matrix, at any alignment: what a slice is packed from.
+#[derive(Debug, Clone, Copy)]
+pub enum Piece<'a> {
+    /// `[rows, k]` of floats in row-major order.
+    Rows(&'a [u8], DType),
+    /// The same of a matrix that is stored as `[k, columns]`: each row is a column. The bytes begin with the first of
+    /// the rows' and reach to the matrix's end; last is the number of columns.
+    Columns(&'a [u8], DType, usize),
+    /// Rows that are quantized, of the encoding that they are packed into.
+    Codes(Codes<'a>),
+}
+
+impl<'a> Piece<'a> {
+    fn source(self, n: usize, k: usize) -> sinew_kernels::Result<Source<'a>> {
+        match self {
+            Self::Rows(bytes, dtype) => Source::from_bytes(bytes, dtype, n, k),
+            Self::Columns(bytes, dtype, columns) => Source::from_columns(bytes, dtype, n, k, columns),
+            Self::Codes(codes) => Source::from_codes(codes, n, k),
+        }
+    }
+}
+
 impl SliceToPack<'_> {
-    /// Packs it from the bytes of its rows, row-major and at any alignment.
+    /// Packs it from its rows, a piece of each of its matrices.
     ///
     /// # Errors
-    /// Other rows than those of the slice.
-    pub fn pack(self, rows: &[(&[u8], DType)]) -> Result<()> {
-        self.pack_sources(rows.len(), |at, n, k| Source::from_bytes(rows[at].0, rows[at].1, n, k))
+    /// Other rows than those of the slice, or codes of another encoding.
+    pub fn pack(self, pieces: &[Piece<'_>]) -> Result<()> {
+        let k = self.shape.k;
+        self.pack_strip(0..k, pieces)
     }
 
-    /// Packs it from a weight that is stored as `[k, columns]`: each row of it is a column, and the bytes begin with
-    /// the first of the slice's and reach to the tensor's end.
+    /// Packs values `strip` of each of its rows, which is all that the pieces hold of them. A slice is packed when all
+    /// of its strips are.
     ///
     /// # Errors
-    /// Other columns than the rows of the slice.
-    pub fn pack_columns(self, columns: &[(&[u8], DType, usize)]) -> Result<()> {
-        self.pack_sources(columns.len(), |at, n, k| {
-            let (bytes, dtype, all) = columns[at];
-            Source::from_columns(bytes, dtype, n, k, all)
-        })
-    }
-
-    /// Packs it from rows that are quantized, into the encoding that they have.
-    ///
-    /// # Errors
-    /// Other rows than those of the slice, or of another encoding.
-    pub fn pack_codes(self, rows: &[Codes<'_>]) -> Result<()> {
-        self.pack_sources(rows.len(), |at, n, k| Source::from_codes(rows[at], n, k))
-    }
-
-    fn pack_sources<'s>(
-        self,
-        given: usize,
-        source: impl Fn(usize, usize, usize) -> sinew_kernels::Result<Source<'s>>,
-    ) -> Result<()> {
+    /// Those of [`pack`](Self::pack), and a strip between other values than multiples of
+    /// [`WeightPacker::strip_granule`].
+    pub fn pack_strip(self, strip: Range<usize>, pieces: &[Piece<'_>]) -> Result<()> {
         let (rows, PackedShape { format, k, gated, .. }) = (&self.slice.rows, self.shape);
-        if given != rows.len() {
-            return Err(refuse("pack", format!("{given} pieces for {} ranges of rows", rows.len())));
+        if pieces.len() != rows.len() {
+            return Err(refuse("pack", format!("{} pieces for {} ranges of rows", pieces.len(), rows.len())));
         }
         let sources = rows
             .iter()
-            .enumerate()
-            .map(|(at, (_, range))| Ok(source(at, range.len(), k)?.per_channel(self.per_channel)))
+            .zip(pieces)
+            .map(|((_, range), piece)| {
+                Ok(piece.source(range.len(), strip.len())?.per_channel(self.per_channel))
+            })
             .collect::<Result<Vec<_>>>()?;
-        Ok(format.pack(self.team, self.level, &Weights { sources: &sources, k, gated }, self.packed)?)
+        let weights = Weights { sources: &sources, k: strip.len(), gated };
+        Ok(format.pack_strip(self.team, self.level, &weights, strip, k, self.packed)?)
     }
 }
 
@@ -308,6 +318,15 @@ impl WeightPacker {
         self.shape.format.encoding()
     }
 
+    /// Values along K at whose multiples slices can be packed in strips; the largest number where they cannot: where a
+    /// row has one scale, and where slices go to a device as soon as they are packed.
+    pub fn strip_granule(&self) -> usize {
+        if self.per_channel || self.buffer.host_ptr().is_none() {
+            return usize::MAX;
+        }
+        self.shape.format.strip_granule()
+    }
+
     /// The units in runs that need about `bytes` bytes of f32 rows each, or less.
     pub fn slices(&self, bytes: usize) -> Vec<UnitSlice> {
         self.slices_for(1, bytes)
@@ -331,7 +350,7 @@ impl WeightPacker {
                     UnitRows::Gated(rows) => vec![(0, rows.clone()), (1, rows)],
                 };
                 rows.iter_mut().for_each(|(matrix, _)| *matrix += group * self.rows.len());
-                UnitSlice { units: group * each + units.start..group * each + units.end, rows }
+                UnitSlice { units: group * each + units.start..group * each + units.end, group, rows }
             })
         };
         (0..groups).flat_map(of_group).collect()
@@ -356,7 +375,8 @@ impl WeightPacker {
     /// # Errors
     /// Other rows than those of the slice, or a failed device.
     pub fn pack(&mut self, ctx: &Context, slice: &UnitSlice, rows: &[(&[u8], DType)]) -> Result<()> {
-        self.pack_each(ctx, std::slice::from_ref(slice), |slice| slice.pack(rows))
+        let pieces: Vec<Piece<'_>> = rows.iter().map(|&(bytes, dtype)| Piece::Rows(bytes, dtype)).collect();
+        self.pack_each(ctx, std::slice::from_ref(slice), |slice| slice.pack(&pieces))
     }
 
     /// Packs runs of units, each by a thread of its own where there are several of both: `pack` is given each, and may

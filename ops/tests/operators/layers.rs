@@ -10,7 +10,7 @@ use sinew_kernels::{Registry, Row};
 use sinew_memory::{Cpu, DeviceKind, SimdLevel, Team};
 use sinew_ops::layers::{
     Activation, Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
-    NormOptions, NormedLinear, PackedWeight, Rotary, RowGather, Sample, Sequences, SliceToPack, WeightPacker,
+    NormOptions, NormedLinear, PackedWeight, Piece, Rotary, RowGather, Sample, Sequences, SliceToPack, WeightPacker,
 };
 use sinew_ops::{Context, Policy};
 use sinew_tensor::{DType, Tensor};
@@ -96,7 +96,7 @@ fn slices_are_packed_at_once_as_one_by_one() {
     let pack = |slice: SliceToPack<'_>| {
         let starts = [0, 600];
         let pieces = slice.slice.rows.iter().map(|(part, rows)| {
-            (&bytes[(starts[*part] + rows.start) * K * 4..(starts[*part] + rows.end) * K * 4], DType::F32)
+            Piece::Rows(&bytes[(starts[*part] + rows.start) * K * 4..(starts[*part] + rows.end) * K * 4], DType::F32)
         });
         slice.pack(&pieces.collect::<Vec<_>>())
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sinew_foreign_device::Lagging;
 use sinew_kernels::Registry;
-use sinew_ops::layers::WeightPacker;
+use sinew_ops::layers::{Piece, WeightPacker};
 use sinew_ops::{Context, Policy, Result};
 use sinew_tensor::DType;
 
@@ -29,7 +29,7 @@ fn gates_and_ups_of_experts_come_to_lie_in_turn() -> Result<()> {
             .slice
             .rows
             .iter()
-            .map(|(matrix, rows)| (&matrices[*matrix][rows.start * K * 4..rows.end * K * 4], DType::F32));
+            .map(|(matrix, rows)| Piece::Rows(&matrices[*matrix][rows.start * K * 4..rows.end * K * 4], DType::F32));
         slice.pack(&pieces.collect::<Vec<_>>())
     })?;
     let packed = packer.finish()?.tensor().to_vec_on::<u8>(&**ctx.stream())?;
