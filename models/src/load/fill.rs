@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use sinew_ops::layers::{Piece, SliceToPack, UnitSlice, WeightPacker};
+use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
 
-use super::stored::{Stored, common_blocks};
+use super::stored::{Stored, StripRows, common_blocks};
 use super::{Loader, Part};
 use crate::Result;
+use crate::checkpoint::Checkpoint;
 
 /// Bytes of the slices of a weight that are at hand together, a thread packing each, counted in f32: those of a bf16
 /// file are half as large. Their pages are dropped before others are read, so that a weight is never in memory twice.
@@ -22,8 +23,20 @@ pub(super) const SLICES_A_TURN: usize = 4;
 /// about as much.
 const STRIP_BYTES: usize = AT_HAND_BYTES / 2;
 
+/// Matrices `[n, k]` that a weight is packed from, or those of a group of several.
+#[derive(Clone, Copy)]
+struct Matrices<'s> {
+    parts: &'s [Part],
+    stored: &'s [Stored],
+    /// Those of the groups before.
+    before: usize,
+    k: usize,
+    /// Whether their codes are packed as they are.
+    in_blocks: bool,
+}
+
 impl Loader<'_> {
-    /// Packs matrices `[n, k]`, `groups` times as many as a weight is stacked of, slice by slice, and drops the pages of
+    /// Packs matrices `[n, k]`, `each` to a group of a weight that has several, slice by slice, and drops the pages of
     /// each.
     ///
     /// A slice of a tensor that lies column after column has values in all of its pages. Of such tensors a strip of
@@ -34,61 +47,43 @@ impl Loader<'_> {
         &mut self,
         mut packer: WeightPacker,
         parts: &[Part],
-        stored: &[Stored],
+        (stored, each): (&[Stored], usize),
         k: usize,
     ) -> Result<WeightPacker> {
-        let threads = self.ctx.host_threads();
-        let is_by_columns = parts.iter().zip(stored).any(|(part, stored)| stored.lies_by_columns(part));
-        if is_by_columns {
-            let all = slices(&packer, threads, [k, k]);
-            let each = all.last().map_or(parts.len(), |slice| parts.len() / (slice.group + 1)).max(1);
-            for (group, (parts, stored)) in parts.chunks(each).zip(stored.chunks(each)).enumerate() {
-                let before = group * each;
-                for strip in strips(self.strip_width(&packer, parts, stored, k), k) {
+        let (checkpoint, threads) = (self.checkpoint, self.ctx.host_threads());
+        let in_blocks = common_blocks(stored, each, packer.is_ordered()) == Some(packer.encoding());
+        let all = Matrices { parts, stored, before: 0, k, in_blocks };
+        if parts.iter().zip(stored).any(|(part, stored)| stored.lies_by_columns(part)) {
+            let groups = parts.chunks(each.max(1)).zip(stored.chunks(each.max(1))).enumerate();
+            for (group, (parts, stored)) in groups {
+                let matrices = Matrices { parts, stored, before: group * each, ..all };
+                for strip in strips(matrices.strip_width(checkpoint, &packer), k) {
                     let mut slices = slices(&packer, threads, [strip.len(), k]);
                     slices.retain(|slice| slice.group == group);
-                    self.fill_strip(&mut packer, (&slices, before), parts, stored, strip, k)?;
+                    self.fill_strip(&mut packer, &slices, matrices, strip)?;
                 }
             }
         } else {
             let slices = slices(&packer, threads, [k, k]);
-            self.fill_strip(&mut packer, (&slices, 0), parts, stored, 0..k, k)?;
+            self.fill_strip(&mut packer, &slices, all, 0..k)?;
         }
         // A page that is touched maps those around it, of slices that were let go of before.
         for (part, stored) in parts.iter().zip(stored) {
-            stored.release(self.checkpoint, part, k);
+            stored.release(checkpoint, part, k);
         }
         Ok(packer)
     }
 
-    /// Columns of a strip of some parts.
-    fn strip_width(&self, packer: &WeightPacker, parts: &[Part], stored: &[Stored], k: usize) -> usize {
-        let granules = parts.iter().zip(stored).map(|(part, stored)| stored.strip_granule(part));
-        let granule = granules.fold(packer.strip_granule(), common_multiple);
-        if granule >= k {
-            return k;
-        }
-        let bytes: usize = parts
-            .iter()
-            .zip(stored)
-            .map(|(part, stored)| part.of.saturating_mul(stored.row_bytes(self.checkpoint, k)))
-            .fold(0, usize::saturating_add);
-        let width = (k as u128 * STRIP_BYTES as u128 / (bytes as u128).max(1)).min(k as u128) as usize;
-        (width / granule * granule).max(granule)
-    }
-
-    /// Packs a strip of slices of parts, which are counted from `before` on.
+    /// Packs a strip of slices.
     fn fill_strip(
         &mut self,
         packer: &mut WeightPacker,
-        (slices, before): (&[UnitSlice], usize),
-        parts: &[Part],
-        stored: &[Stored],
+        slices: &[UnitSlice],
+        matrices: Matrices<'_>,
         strip: Range<usize>,
-        k: usize,
     ) -> Result<()> {
         let (checkpoint, threads) = (self.checkpoint, self.ctx.host_threads());
-        let in_blocks = common_blocks(stored) == Some(packer.encoding());
+        let Matrices { parts, stored, before, k, in_blocks } = matrices;
         let all = parts.iter().zip(stored);
         let at_hand =
             all.map(|(part, stored)| stored.strip(checkpoint, part, strip.clone(), k)).collect::<Result<Vec<_>>>()?;
@@ -103,14 +98,14 @@ impl Loader<'_> {
                 .iter()
                 .map(|(part, rows)| at_hand[*part].rows(checkpoint, &parts[*part], rows.clone(), in_blocks))
                 .collect::<Result<Vec<_>>>()?;
-            slice.pack_strip(strip.clone(), &pieces.iter().map(|rows| rows.piece()).collect::<Vec<Piece<'_>>>())?;
+            slice.pack_strip(strip.clone(), &pieces.iter().map(StripRows::piece).collect::<Vec<_>>())?;
             for (part, rows) in rows {
                 stored[part].release_rows(checkpoint, &parts[part], rows, k);
             }
             Ok(())
         };
         for slices in slices.chunks(SLICES_A_TURN * threads) {
-            packer.pack_each(&self.ctx, slices, pack)?;
+            packer.pack_each(&self.ctx, slices, &pack)?;
             let of_slices = slices.iter().flat_map(|slice| &slice.rows);
             let bytes: usize = of_slices.map(|(part, rows)| rows.len() * row_bytes[part - before]).sum();
             self.advance((bytes as u128 * strip.len() as u128 / (k as u128).max(1)) as usize);
@@ -119,6 +114,23 @@ impl Loader<'_> {
             strip.release(checkpoint, part);
         }
         Ok(())
+    }
+}
+
+impl Matrices<'_> {
+    /// Columns of a strip.
+    fn strip_width(&self, checkpoint: &Checkpoint, packer: &WeightPacker) -> usize {
+        let k = self.k;
+        let all = || self.parts.iter().zip(self.stored);
+        let granules = all().map(|(part, stored)| stored.strip_granule(part));
+        let granule = granules.fold(packer.strip_granule(), common_multiple);
+        if granule >= k {
+            return k;
+        }
+        let bytes = all().map(|(part, stored)| part.of.saturating_mul(stored.row_bytes(checkpoint, k)));
+        let bytes = bytes.fold(0, usize::saturating_add) as u128;
+        let width = (k as u128 * STRIP_BYTES as u128 / bytes.max(1)).min(k as u128) as usize;
+        (width / granule * granule).max(granule)
     }
 }
 

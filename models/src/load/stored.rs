@@ -40,6 +40,14 @@ impl Stored {
         parts.iter().map(|part| Self::of(checkpoint, part, k)).collect()
     }
 
+    /// The order of its columns in blocks, where it is not that in which they are stored.
+    pub(super) fn order(&self) -> Option<&[u32]> {
+        match self {
+            Self::Tensor(_) => None,
+            Self::Module(module) => module.order(),
+        }
+    }
+
     /// Whether it lies input after input, all outputs of one side by side: rows of it are in all of its pages, and
     /// columns in some.
     pub(super) fn lies_by_columns(&self, part: &Part) -> bool {
@@ -188,21 +196,43 @@ pub(crate) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DT
     (Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
 }
 
-/// What a weight of parts that are stored so becomes on a kind of device: blocks stay as they are where all parts are
-/// in the same ones and the device has a format for them.
-pub(super) fn encoding(precision: &Precision, device: DeviceKind, parts: &[Part], stored: &[Stored]) -> Encoding {
-    let kept = precision.kept.and_then(|_| common_blocks(stored));
+/// What a weight of parts that are stored so becomes on a kind of device, if it may be in an order of columns or not:
+/// blocks stay as they are where all parts are in the same ones, in one order, and the device has a format for them.
+/// There are `each` parts to a group of a weight that has several.
+pub(super) fn encoding(
+    precision: &Precision,
+    device: DeviceKind,
+    parts: &[Part],
+    (stored, each): (&[Stored], usize),
+    may_be_ordered: bool,
+) -> Encoding {
+    let kept = precision.kept.and_then(|_| common_blocks(stored, each, may_be_ordered));
     kept.filter(|&blocks| WeightPacker::has_format(device, blocks)).unwrap_or_else(|| precision.encoding(parts))
 }
 
-/// The blocks that all parts are in.
-pub(super) fn common_blocks(stored: &[Stored]) -> Option<Encoding> {
+/// The blocks that all parts are in, those of each group in one order.
+pub(super) fn common_blocks(stored: &[Stored], each: usize, may_be_ordered: bool) -> Option<Encoding> {
     let mut encodings = stored.iter().map(|stored| match stored {
         Stored::Module(module) => Some(module.encoding()),
         Stored::Tensor(_) => None,
     });
     let first = encodings.next()??;
-    (matches!(first, Encoding::Blocks(_)) && encodings.all(|encoding| encoding == Some(first))).then_some(first)
+    let alike = |group: &[Stored]| group.iter().all(|stored| stored.order() == group[0].order());
+    let is_one = matches!(first, Encoding::Blocks(_))
+        && encodings.all(|encoding| encoding == Some(first))
+        && stored.chunks(each.max(1)).all(alike)
+        && (may_be_ordered || stored.iter().all(|stored| stored.order().is_none()));
+    is_one.then_some(first)
+}
+
+/// The order of columns of each group in blocks, where one has any.
+pub(super) fn order_of_groups(stored: &[Stored], each: usize, k: usize) -> Option<Vec<u32>> {
+    if stored.iter().all(|stored| stored.order().is_none()) {
+        return None;
+    }
+    let as_it_is: Vec<u32> = (0..).take(k).collect();
+    let of_group = |group: &[Stored]| group[0].order().unwrap_or(&as_it_is).to_vec();
+    Some(stored.chunks(each.max(1)).flat_map(of_group).collect())
 }
 
 /// The dtype of a tensor of floats, which must have this shape.

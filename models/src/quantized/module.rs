@@ -1,6 +1,7 @@
 //! A quantized weight in a checkpoint, and rows of it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use sinew_ops::layers::{Codes, Encoding};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
@@ -88,6 +89,9 @@ pub(super) struct Groups {
     pub count: usize,
     /// The group of each column, where it is not `i / size`.
     pub index: Option<Vec<u32>>,
+    /// Where groups are scattered, the columns of the first, those of the second, and so on, as they follow each other;
+    /// unless a group has another number of them than `size`.
+    pub order: Option<Arc<[u32]>>,
 }
 
 /// Columns of the groups in which weights are packed.
@@ -225,17 +229,27 @@ pub(super) fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
 impl Groups {
     /// Groups of `size` of `k` columns.
     pub fn of(k: usize, size: usize) -> Self {
-        Self { size, count: k.div_ceil(size), index: None }
+        Self { size, count: k.div_ceil(size), index: None, order: None }
     }
 
     /// One for the row.
     pub fn whole(k: usize) -> Self {
-        Self { size: k.next_multiple_of(PACKED[0]), count: 1, index: None }
+        Self { size: k.next_multiple_of(PACKED[0]), count: 1, index: None, order: None }
+    }
+
+    /// The same of columns whose groups are these.
+    pub fn scattered(self, index: Option<Vec<u32>>) -> Self {
+        let Some(index) = index else { return self };
+        let mut order: Vec<u32> = (0..).take(index.len()).collect();
+        order.sort_by_key(|&column| index[column as usize]);
+        let is_whole = |(at, &column): (usize, &u32)| index[column as usize] as usize == at / self.size;
+        let order = order.iter().enumerate().all(is_whole).then(|| order.into());
+        Self { index: Some(index), order, ..self }
     }
 
     /// Columns of the groups in which they are packed: the largest of which theirs are made up.
     fn packed(&self) -> Option<usize> {
-        if self.index.is_some() {
+        if self.index.is_some() && self.order.is_none() {
             return None;
         }
         let whole = (self.count == 1).then_some(PACKED[0]);
@@ -271,10 +285,16 @@ impl StoredModule {
         self.dtype
     }
 
-    /// How it is packed: in blocks, where its groups are made up of groups of 128, 64 or 32 columns, and else as
-    /// floats.
+    /// How it is packed: in blocks, where its groups are made up of groups of 128, 64 or 32 columns, which are in
+    /// [`order`](Self::order) if they are scattered; and else as floats.
     pub fn encoding(&self) -> Encoding {
         self.blocks.map_or(Encoding::Float(self.dtype), Encoding::Blocks)
+    }
+
+    /// The order in which its columns are packed in blocks, where groups are scattered (act-order): those of a group side
+    /// by side, as the file has them.
+    pub fn order(&self) -> Option<&[u32]> {
+        self.groups.order.as_deref()
     }
 
     /// The names of its tensors.

@@ -96,7 +96,7 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// Rows `[rows, columns]`, as [`StoredModule::rows`] has them.
+    /// Rows `[rows, columns]`, as [`StoredModule::rows`] has them; those in blocks in the module's order.
     pub fn rows(&self, rows: Range<usize>) -> Result<Rows> {
         let Some(format) = self.module.blocks else {
             return Ok(Rows::Values(self.dequantized(rows)?, self.module.dtype));
@@ -119,6 +119,10 @@ impl<'a> Strip<'a> {
         };
         let zeros = repeated(&zeros, groups, &packed);
         let codes = self.codes(rows)?;
+        let codes = match self.module.order() {
+            Some(order) => in_order(&codes, order),
+            None => codes,
+        };
         Ok(Rows::Blocks(BlockRows { format, codes, scales, zeros }))
     }
 
@@ -240,6 +244,15 @@ impl<'a> Strip<'a> {
         }
         Ok(zeros)
     }
+}
+
+/// Rows whose columns are taken in an order.
+fn in_order(codes: &[u8], order: &[u32]) -> Vec<u8> {
+    let mut ordered = Vec::with_capacity(codes.len());
+    for row in codes.chunks_exact(order.len().max(1)) {
+        ordered.extend(order.iter().map(|&column| row[column as usize]));
+    }
+    ordered
 }
 
 /// For each row, what its group of `groups` has for each packed group.

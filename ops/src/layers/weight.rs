@@ -16,6 +16,7 @@ use crate::{Context, Error, Result};
 pub struct PackedWeight {
     bytes: Tensor,
     shape: PackedShape,
+    order: Option<Tensor>,
 }
 
 /// Which weight is packed, and into which format.
@@ -59,14 +60,20 @@ impl PackedWeight {
         &self.bytes
     }
 
-    /// Number of packed bytes.
-    pub fn len(&self) -> usize {
-        self.bytes.buffer().len()
+    /// The order in which it has its inputs, where that is another than that of the values which it is multiplied with:
+    /// u32 `[groups, k]`, or `[k]` of one weight. See [`WeightPacker::ordered`].
+    pub fn order(&self) -> Option<&Tensor> {
+        self.order.as_ref()
     }
 
-    /// Whether there are none.
+    /// Number of packed bytes, and of those of the order.
+    pub fn len(&self) -> usize {
+        self.bytes.buffer().len() + self.order.as_ref().map_or(0, super::bytes)
+    }
+
+    /// Whether there are no packed bytes.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.bytes.buffer().is_empty()
     }
 }
 
@@ -98,6 +105,7 @@ pub struct WeightPacker {
     staged: Vec<u8>,
     /// Whether rows that are rounded to blocks have one scale each.
     per_channel: bool,
+    order: Option<Tensor>,
 }
 
 /// A run of units, and the rows that must be at hand to pack them.
@@ -304,13 +312,52 @@ impl WeightPacker {
         let shape = PackedShape { format, groups, n, k, gated };
         // Not from the pool: a weight lives as long as its model, and a size class may be a quarter too large.
         let buffer = Buffer::allocate_to_fill(ctx.device(), bytes)?;
-        Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new(), per_channel: false })
+        Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new(), per_channel: false, order: None })
     }
 
     /// The same, but floats that are rounded to blocks have one scale, and one zero point, for each row, which all of its
     /// groups repeat.
     pub fn per_channel(self, per_channel: bool) -> Self {
         Self { per_channel, ..self }
+    }
+
+    /// The same of rows whose values are given in another order, `order[i]` being the input that value `i` is multiplied
+    /// with; of several weights one order after another. So the values that share a scale can lie side by side, where
+    /// they are not those of inputs that do (GPTQ's act-order). Products read their inputs in that order.
+    ///
+    /// ```
+    /// use sinew_ops::Context;
+    /// use sinew_ops::layers::WeightPacker;
+    /// use sinew_tensor::DType;
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let rows: Vec<u8> = [5.0f32, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    /// let mut packer = WeightPacker::new(&ctx, DType::F32, &[1], 3, false)?.ordered(&ctx, &[2, 0, 1])?;
+    /// let slices = packer.slices(16 << 20);
+    /// packer.pack(&ctx, &slices[0], &[(&rows, DType::F32)])?;
+    /// let x = ctx.tensor(&[1.0f32, 10.0, 100.0], &[1, 3])?;
+    /// let y = sinew_ops::linear(&x, &packer.finish()?).run(&ctx)?;
+    /// assert_eq!(y.to_vec::<f32>()?, [543.0]);
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Another number of inputs, one that is not there, or out of memory.
+    pub fn ordered(self, ctx: &Context, order: &[u32]) -> Result<Self> {
+        let PackedShape { groups, k, .. } = self.shape;
+        let wrong = order.iter().find(|&&input| input as usize >= k);
+        if Some(order.len()) != groups.checked_mul(k) || wrong.is_some() {
+            let (len, named) = (order.len(), wrong.map(|input| format!(", input {input} among them")));
+            let named = named.unwrap_or_default();
+            return Err(refuse("pack", format!("an order of {len} inputs{named}, for {groups} weights of {k} inputs")));
+        }
+        let shape: &[usize] = if groups == 1 { &[k] } else { &[groups, k] };
+        Ok(Self { order: Some(Tensor::from_slice(ctx.device(), order, shape)?), ..self })
+    }
+
+    /// Whether rows are given in another order.
+    pub fn is_ordered(&self) -> bool {
+        self.order.is_some()
     }
 
     /// How values are held.
@@ -413,17 +460,17 @@ impl WeightPacker {
     /// A size that overflows a layout.
     pub fn finish(self) -> Result<PackedWeight> {
         let layout = Layout::contiguous(&[self.buffer.len()])?;
-        Ok(PackedWeight { bytes: Tensor::new(self.buffer, DType::U8, layout)?, shape: self.shape })
+        Ok(PackedWeight { bytes: Tensor::new(self.buffer, DType::U8, layout)?, shape: self.shape, order: self.order })
     }
 
     /// The rows of [`WeightPacker::table`] as a tensor `[rows, width]`.
     ///
     /// # Errors
-    /// A weight that is not in rows.
+    /// A weight that is not in rows, or in rows of another order.
     pub fn finish_table(self) -> Result<Tensor> {
         let PackedShape { format, n, k, gated, .. } = self.shape;
         match format.dtype() {
-            Some(dtype) if format.is_row_major() && !gated => {
+            Some(dtype) if format.is_row_major() && !gated && self.order.is_none() => {
                 Ok(Tensor::new(self.buffer, dtype, Layout::contiguous(&[n, k])?)?)
             }
             _ => Err(refuse("pack", format!("a weight in {} is no table", format.name()))),
