@@ -26,7 +26,14 @@ fn order() -> Vec<u32> {
     order
 }
 
-fn run(row: &Row<Gemm>, threads: usize, fixed: &GemmStatic, a: &Tensor, b: &Tensor, order: Option<&Tensor>) -> Result<Vec<f32>, Error> {
+fn run(
+    row: &Row<Gemm>,
+    threads: usize,
+    fixed: &GemmStatic,
+    a: &Tensor,
+    b: &Tensor,
+    order: Option<&Tensor>,
+) -> Result<Vec<f32>, Error> {
     let device: Arc<dyn Device> = Cpu::with(threads, SimdLevel::detected())?;
     let call = GemmDynamic { batch: 1, m: a.shape()[1] };
     let mut d = Tensor::zeros(&Cpu::get(), DType::F32, &[1, call.m, fixed.n])?;
@@ -58,7 +65,8 @@ fn gathering_gives_the_bits_of_columns_that_lie_in_the_weights_order() {
         let weights = Weights { sources: &sources, k: K, gated: false };
         format.pack(&Team::new(1).expect("a thread"), SimdLevel::detected(), &weights, &mut packed).expect("it packs");
         let b = Tensor::from_bytes(&device, &packed, DType::U8, &[packed.len()]).expect("room");
-        for (compute, dtype) in [(Compute::F32, DType::F32), (Compute::Bf16, DType::BF16), (Compute::Int8, DType::F16)] {
+        for (compute, dtype) in [(Compute::F32, DType::F32), (Compute::Bf16, DType::BF16), (Compute::Int8, DType::F16)]
+        {
             let [a, sorted] = [&a, &sorted].map(|tensor| cast(tensor, dtype));
             let plain = GemmStatic::new(N, K, dtype, Rhs::Packed(format), DType::F32, compute);
             let gathered = plain.clone().gathering();

@@ -30,7 +30,8 @@ fn strips_in_any_order_give_the_bytes_of_the_whole() {
         let bytes = by_columns(n, k);
         for format in formats() {
             let bytes_of = format.packed_bytes(n, k, gated);
-            let (mut whole, mut of_floats, mut of_codes) = (vec![0xff; bytes_of], vec![0x5a; bytes_of], vec![0xa5; bytes_of]);
+            let (mut whole, mut of_floats, mut of_codes) =
+                (vec![0xff; bytes_of], vec![0x5a; bytes_of], vec![0xa5; bytes_of]);
             pack(format, Source::from_columns(&bytes, F32, n, k, n).expect("fits"), [k, k], 0, gated, &mut whole);
             for strip in strips(format.strip_granule(), k).into_iter().rev() {
                 let source = Source::from_columns(&bytes[strip.start * n * 4..], F32, n, strip.len(), n).expect("fits");

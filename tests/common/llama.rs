@@ -51,11 +51,7 @@ impl Stored {
             Self::Awq => [k, n / 8],
         };
         let groups = k / GROUP;
-        vec![
-            entry("qweight", I32, codes),
-            entry("qzeros", I32, [groups, n / 8]),
-            entry("scales", F16, [groups, n]),
-        ]
+        vec![entry("qweight", I32, codes), entry("qzeros", I32, [groups, n / 8]), entry("scales", F16, [groups, n])]
     }
 }
 
@@ -86,7 +82,8 @@ impl Llama {
                 ("mlp.up_proj", [width, hidden]),
                 ("mlp.down_proj", [hidden, width]),
             ];
-            let weights = sizes.iter().flat_map(|(name, shape)| stored.tensors(&format!("layers.{layer}.{name}"), *shape));
+            let weights =
+                sizes.iter().flat_map(|(name, shape)| stored.tensors(&format!("layers.{layer}.{name}"), *shape));
             tensors.extend(weights);
             for norm in ["input_layernorm", "post_attention_layernorm"] {
                 tensors.push((format!("layers.{layer}.{norm}.weight"), BF16, vec![hidden]));

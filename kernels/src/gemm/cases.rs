@@ -389,7 +389,10 @@ impl Reference for Gemm {
             }
             false => None,
         };
-        Ok(HostOperands { inputs: vec![Some(a), Some(b), bias, residual, weight, norm_bias, order], outputs: vec![out] })
+        Ok(HostOperands {
+            inputs: vec![Some(a), Some(b), bias, residual, weight, norm_bias, order],
+            outputs: vec![out],
+        })
     }
 
     fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {

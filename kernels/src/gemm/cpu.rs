@@ -126,6 +126,8 @@ trait Panel {
     const DEPTH: usize;
     /// Bytes of `DEPTH` steps of 32 outputs.
     const BYTES: usize;
+    /// Whether they are f32 already: then memory is hardly waited for.
+    const LIGHT: bool = false;
     /// Step `depth` of sixteen outputs, `p` being where the `DEPTH` steps of these outputs start.
     unsafe fn load<S: Simd>(p: *const u8, depth: usize) -> S::F;
 }
@@ -137,6 +139,7 @@ struct Pairs;
 impl Panel for Singles {
     const DEPTH: usize = 1;
     const BYTES: usize = 4 * PANEL;
+    const LIGHT: bool = true;
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8, _depth: usize) -> S::F {
         // SAFETY: passed on.
@@ -188,9 +191,7 @@ unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
             }
             let (mut a, mut b) = (a, b.add(first * P::BYTES / 2));
             for _ in 0..steps / P::DEPTH {
-                for h in 0..H {
-                    prefetch_ahead(b.wrapping_add(h * P::BYTES / 2));
-                }
+                prefetch_ahead(b, H * P::BYTES / 2, R == 1 && P::LIGHT);
                 for depth in 0..P::DEPTH {
                     let mut w = [S::splat(0.0); H];
                     for (h, w) in w.iter_mut().enumerate() {

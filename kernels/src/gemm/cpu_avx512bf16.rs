@@ -59,8 +59,7 @@ unsafe fn dot<const R: usize>(
         }
         let (mut a, mut b) = (a.cast::<i32>(), b);
         for _ in 0..steps {
-            prefetch_ahead(b);
-            prefetch_ahead(b.wrapping_add(64));
+            prefetch_ahead(b, 4 * PANEL, R == 1);
             let low: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.cast()));
             let high: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.add(64).cast()));
             for (r, s) in s.iter_mut().enumerate() {

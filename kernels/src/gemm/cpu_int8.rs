@@ -171,6 +171,7 @@ impl<D: Dots, const N: usize, const R: usize, const H: usize> Products<R, H> for
     type Sums = [[D::Sums; H]; R];
     const LEFT: Left = Left::Quads;
     const STEPS: usize = N;
+    const LIGHT: bool = true;
 
     #[inline(always)]
     unsafe fn start(self, header: *const f32) -> Self::Sums {

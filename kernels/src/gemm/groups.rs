@@ -23,6 +23,8 @@ pub(super) trait Products<const R: usize, const H: usize>: Copy {
     const LEFT: Left;
     /// Steps in a line of words.
     const STEPS: usize;
+    /// Whether words are multiplied as they are: then memory is hardly waited for.
+    const LIGHT: bool;
     /// What sums start from.
     unsafe fn start(self, header: *const f32) -> Self::Sums;
     /// Adds the products of a line of words.
@@ -107,9 +109,7 @@ impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize> Group
             let mut a = row_header.add(P::LEFT.header(PanelKind::Blocks(format)) * R);
             let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
             for _ in 0..here / P::STEPS {
-                for h in 0..H {
-                    prefetch_ahead(words.wrapping_add(h * LINE / 2));
-                }
+                prefetch_ahead(words, H * LINE / 2, R == 1 && P::LIGHT);
                 s = products.add_line(s, a, words);
                 (a, words) = (a.add(P::STEPS * R), words.add(LINE));
             }
@@ -129,7 +129,7 @@ unsafe fn vectors<S: Simd, const ZEROS: bool, const H: usize>(
 ) -> ([S::F; H], [S::F; H]) {
     // SAFETY: passed on.
     unsafe {
-        prefetch_ahead(b);
+        prefetch_ahead(b, 1, false);
         let (mut scales, mut zeros) = ([S::splat(0.0); H], [S::splat(0.0); H]);
         for (h, (scale, zero)) in scales.iter_mut().zip(&mut zeros).enumerate() {
             let lane = (first + h) * LANES;

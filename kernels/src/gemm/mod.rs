@@ -328,7 +328,8 @@ impl Operator for Gemm {
         // A norm is as much work as by itself, but that nothing is written between.
         let normed = fixed.norm_alone().map(|norm| Norm::work(&norm, &NormDynamic { rows: call.batch * call.m }));
         let order = fixed.gathered.then_some(DType::U32);
-        let vectors = fixed.norm_dtypes()[..2].iter().flatten().chain(&order);
+        let norm = fixed.norm_dtypes();
+        let vectors = norm[..2].iter().flatten().chain(&order);
         let vectors: usize = vectors.map(|dtype| fixed.k * dtype.size()).sum();
         let bytes =
             batch * m * k * fixed.a.size() as f64 + b + vectors as f64 + result * (fixed.out.size() + residual) as f64;

@@ -161,7 +161,8 @@ impl PackRows<'_> {
                 to.copy_from_nonoverlapping(lines[0].cast(), whole * size_of::<f32>());
                 for step in (whole..steps).step_by(LANES) {
                     let k = step * per_step;
-                    let values = self.step::<S, T>(lines[0], k, scales[0], &self.vectors::<S>(norm, k, order), order, pairs);
+                    let values =
+                        self.step::<S, T>(lines[0], k, scales[0], &self.vectors::<S>(norm, k, order), order, pairs);
                     S::store_n(to.cast::<f32>().add(step), values, (steps - step).min(LANES));
                 }
             }

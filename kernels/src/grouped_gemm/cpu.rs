@@ -93,6 +93,8 @@ unsafe fn run(
     let (a, d) = (a.with_layout(a.layout().unsqueeze(0)?)?, d.with_layout(d.layout().unsqueeze(0)?)?);
     // SAFETY: passed on; the operator's check has seen the operands' shapes and dtypes, and offsets were checked above.
     unsafe {
-        driver::run_grouped(tiles, launch, &fixed.product(), fixed.groups, [&a, b, &d], order, |group| offset(group) as usize)
+        driver::run_grouped(tiles, launch, &fixed.product(), fixed.groups, [&a, b, &d], order, |group| {
+            offset(group) as usize
+        })
     }
 }

@@ -78,7 +78,8 @@ impl GroupedGemmStatic {
     /// The product with one group's weight.
     pub fn product(&self) -> GemmStatic {
         let epilogue = Epilogue { activation: self.gated, gated: self.gated.is_some(), ..Epilogue::default() };
-        let product = GemmStatic::new(self.n, self.k, self.a, Rhs::Packed(self.format), self.out, self.compute).with(epilogue);
+        let product =
+            GemmStatic::new(self.n, self.k, self.a, Rhs::Packed(self.format), self.out, self.compute).with(epilogue);
         GemmStatic { gathered: self.gathered, ..product }
     }
 

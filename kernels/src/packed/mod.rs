@@ -286,7 +286,9 @@ impl Format {
             )));
         }
         if weights.per_channel() && strip.len() != k {
-            return Err(refuse(format!("values {strip:?} of rows of {k} with one scale each, which is that of them all")));
+            return Err(refuse(format!(
+                "values {strip:?} of rows of {k} with one scale each, which is that of them all"
+            )));
         }
         if let Some(source) = weights.sources.iter().find(|s| !s.holds(weights.k)) {
             return Err(refuse(format!("a weight's rows of {} are not in {source}", weights.k)));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sinew_ops::layers::{Codes, Encoding};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
+use super::bitsandbytes;
 use super::probe::Probe;
 use super::strip::Strip;
 use crate::checkpoint::Checkpoint;
@@ -55,10 +56,12 @@ pub(super) enum CodesLayout {
     Bytes,
     /// Bytes `[n, k / 2]` of two floats each: MXFP4.
     Nibbles,
+    /// The same, the earlier in the high bits: bitsandbytes.
+    HighNibbles,
 }
 
 /// Where scales are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) enum ScalesLayout {
     /// `[groups, n]`.
     Columns,
@@ -66,6 +69,8 @@ pub(super) enum ScalesLayout {
     Rows(usize),
     /// The same of bytes that are the exponents of powers of 2, less 127; 255 is NaN (OCP's E8M0).
     Exponents(usize),
+    /// `[n, groups]` of bytes, quantized themselves: bitsandbytes.
+    Nested(bitsandbytes::Nested),
 }
 
 /// Where zero points are.
@@ -360,7 +365,7 @@ impl StoredModule {
         match self.codes.layout {
             CodesLayout::RowsOfWords(bits) => Some(k.div_ceil(bits.per_word()) * 4),
             CodesLayout::Bytes => Some(k),
-            CodesLayout::Nibbles => Some(k / 2),
+            CodesLayout::Nibbles | CodesLayout::HighNibbles => Some(k / 2),
             CodesLayout::WordsOfK(_) | CodesLayout::WordsOfN => None,
         }
     }
@@ -374,7 +379,6 @@ impl StoredModule {
             format!("rows {}..{} of module `{}`, which has {n}", rows.start, rows.end, self.name.escape_debug());
         Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem })
     }
-
 }
 
 impl Stored<ZerosLayout> {

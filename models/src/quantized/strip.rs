@@ -10,7 +10,7 @@ use sinew_tensor::DType;
 use super::module::{
     Bits, BlockRows, CodesLayout, Groups, Rows, ScalesLayout, Stored, StoredModule, ZerosLayout, words,
 };
-use super::{awq, compressed, gptq, mxfp4};
+use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 
@@ -51,7 +51,7 @@ impl<'a> Strip<'a> {
             let problem = format!("columns {}..{} of module `{name}`, which has {k}", columns.start, columns.end);
             return Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem });
         }
-        let Groups { size, count, index } = &module.groups;
+        let Groups { size, count, index, .. } = &module.groups;
         let groups = match index {
             None if *count > 1 => columns.start / size..columns.end.div_ceil(*size),
             _ => 0..*count,
@@ -66,11 +66,13 @@ impl<'a> Strip<'a> {
                 lines(codes, words, n * 4)?
             }
             CodesLayout::WordsOfN => lines(codes, columns.clone(), n / 8 * 4)?,
-            CodesLayout::RowsOfWords(_) | CodesLayout::Bytes | CodesLayout::Nibbles => Span::default(),
+            CodesLayout::RowsOfWords(_) | CodesLayout::Bytes | CodesLayout::Nibbles | CodesLayout::HighNibbles => {
+                Span::default()
+            }
         };
-        let scales = match module.scales.layout {
+        let scales = match &module.scales.layout {
             ScalesLayout::Columns => lines(&module.scales.tensor, groups.clone(), n * module.scale_dtype.size())?,
-            ScalesLayout::Rows(_) | ScalesLayout::Exponents(_) => Span::default(),
+            ScalesLayout::Rows(_) | ScalesLayout::Exponents(_) | ScalesLayout::Nested(_) => Span::default(),
         };
         let zeros = match &module.zeros {
             Some(Stored { tensor, layout: ZerosLayout::Words(bits, _) }) => {
@@ -182,6 +184,7 @@ impl<'a> Strip<'a> {
             CodesLayout::RowsOfWords(bits) => compressed::codes(&slice()?, bits, width),
             CodesLayout::Bytes => slice()?.into_owned(),
             CodesLayout::Nibbles => mxfp4::codes(&slice()?),
+            CodesLayout::HighNibbles => bitsandbytes::codes(&slice()?),
         })
     }
 
@@ -189,7 +192,7 @@ impl<'a> Strip<'a> {
     fn scales(&self, rows: Range<usize>) -> Result<Vec<u8>> {
         let (module, groups) = (self.module, self.groups.len());
         let (size, name) = (module.scale_dtype.size(), &module.scales.tensor);
-        match module.scales.layout {
+        match &module.scales.layout {
             ScalesLayout::Columns => {
                 let (bytes, n) = (&self.scales.bytes, module.shape[0]);
                 Ok(match size {
@@ -197,10 +200,14 @@ impl<'a> Strip<'a> {
                     _ => columns(bytes.as_chunks::<4>().0, n, rows, groups).as_flattened().to_vec(),
                 })
             }
-            ScalesLayout::Rows(shared) => rows_of(self.checkpoint, name, rows, shared, groups * size),
+            ScalesLayout::Rows(shared) => rows_of(self.checkpoint, name, rows, *shared, groups * size),
             ScalesLayout::Exponents(shared) => {
-                let exponents = rows_of(self.checkpoint, name, rows, shared, groups)?;
+                let exponents = rows_of(self.checkpoint, name, rows, *shared, groups)?;
                 Ok(exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect())
+            }
+            ScalesLayout::Nested(nested) => {
+                let first = rows.start * groups;
+                Ok(nested.scales(&self.checkpoint.tensor_slice(name, first..rows.end * groups)?.bytes, first))
             }
         }
     }

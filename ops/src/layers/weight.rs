@@ -176,9 +176,7 @@ impl SliceToPack<'_> {
         let sources = rows
             .iter()
             .zip(pieces)
-            .map(|((_, range), piece)| {
-                Ok(piece.source(range.len(), strip.len())?.per_channel(self.per_channel))
-            })
+            .map(|((_, range), piece)| Ok(piece.source(range.len(), strip.len())?.per_channel(self.per_channel)))
             .collect::<Result<Vec<_>>>()?;
         let weights = Weights { sources: &sources, k: strip.len(), gated };
         Ok(format.pack_strip(self.team, self.level, &weights, strip, k, self.packed)?)
