@@ -25,7 +25,7 @@ fn bytes_read() -> u64 {
 
 #[test]
 fn a_model_is_read_once() {
-    for stored in [Stored::Bf16, Stored::Gptq, Stored::Awq] {
+    for stored in [Stored::Bf16, Stored::Gptq, Stored::ActOrder, Stored::Awq] {
         let folder = tempfile::tempdir().expect("a folder");
         let bytes = MODEL.write(folder.path(), stored).expect("the checkpoint is written");
         let options = LoadOptions {

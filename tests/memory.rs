@@ -59,7 +59,7 @@ fn a_weight_that_is_quantized_along_its_outputs_is_never_held_twice() {
 #[ignore = "for its figures: it writes 300 MB, twice"]
 fn three_layers_of_4096_by_11008_are_loaded_in_little_more_than_their_packed_weights() {
     let model = Llama { hidden: 4096, width: 11_008, layers: 3, vocab: 512 };
-    for stored in [Stored::Gptq, Stored::Awq] {
+    for stored in [Stored::Gptq, Stored::ActOrder, Stored::Awq] {
         is_loaded_in_little_more_than_its_packed_weights(model, stored);
     }
 }

@@ -213,12 +213,19 @@ impl<'a> Loader<'a> {
         ropes.iter().map(rotary).collect()
     }
 
-    /// A packed weight from matrices `[n, k]` that are stacked along `n`, whose rows may be looked up: its inputs are in
-    /// the order of the rows' values.
+    /// A packed weight from matrices `[n, k]` that are stacked along `n`, for products.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape or dtype, or out of memory.
     pub fn weight(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
+        self.pack(parts, k, false, true)
+    }
+
+    /// The same whose rows may be looked up as well: their values are in the order of the matrices' columns.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn weight_and_table(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
         self.pack(parts, k, false, false)
     }
 

@@ -20,10 +20,14 @@ pub struct Llama {
 pub enum Stored {
     Bf16,
     Gptq,
+    /// With the inputs of a group all over a row.
+    ActOrder,
     Awq,
 }
 
 const GROUP: usize = 128;
+/// The group of each input.
+const INDEX: &str = "g_idx";
 
 /// A tensor: its name, its dtype with the bytes of an element, and its shape.
 type Entry = (String, (&'static str, usize), Vec<usize>);
@@ -37,7 +41,10 @@ impl Stored {
     fn config(self) -> Option<Value> {
         match self {
             Self::Bf16 => None,
-            Self::Gptq => Some(json!({ "quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": false })),
+            Self::Gptq | Self::ActOrder => {
+                let desc_act = self == Self::ActOrder;
+                Some(json!({ "quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": desc_act }))
+            }
             Self::Awq => Some(json!({ "quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm" })),
         }
     }
@@ -47,11 +54,19 @@ impl Stored {
         let entry = |tensor: &str, dtype, shape: [usize; 2]| (format!("{name}.{tensor}"), dtype, shape.to_vec());
         let codes = match self {
             Self::Bf16 => return vec![entry("weight", BF16, [n, k])],
-            Self::Gptq => [k / 8, n],
+            Self::Gptq | Self::ActOrder => [k / 8, n],
             Self::Awq => [k, n / 8],
         };
         let groups = k / GROUP;
-        vec![entry("qweight", I32, codes), entry("qzeros", I32, [groups, n / 8]), entry("scales", F16, [groups, n])]
+        let mut tensors = vec![
+            entry("qweight", I32, codes),
+            entry("qzeros", I32, [groups, n / 8]),
+            entry("scales", F16, [groups, n]),
+        ];
+        if self == Self::ActOrder {
+            tensors.push((format!("{name}.{INDEX}"), I32, vec![k]));
+        }
+        tensors
     }
 }
 
@@ -65,8 +80,7 @@ impl Llama {
         })
     }
 
-    /// The beginning of `model.safetensors`, and the bytes of tensors that follow.
-    pub fn header(self, stored: Stored) -> (Vec<u8>, usize) {
+    fn tensors(self, stored: Stored) -> Vec<Entry> {
         let Self { hidden, width, layers, vocab } = self;
         let mut tensors = vec![
             ("embed_tokens.weight".to_owned(), BF16, vec![vocab, hidden]),
@@ -89,8 +103,13 @@ impl Llama {
                 tensors.push((format!("layers.{layer}.{norm}.weight"), BF16, vec![hidden]));
             }
         }
+        tensors
+    }
+
+    /// The beginning of `model.safetensors`, and the bytes of tensors that follow.
+    pub fn header(self, stored: Stored) -> (Vec<u8>, usize) {
         let (mut header, mut end) = (Map::new(), 0);
-        for (name, (dtype, size), shape) in &tensors {
+        for (name, (dtype, size), shape) in &self.tensors(stored) {
             let start = end;
             end += size * shape.iter().product::<usize>();
             let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
@@ -113,11 +132,19 @@ impl Llama {
         file.write_all(&header)?;
         // 0x3c… is a bf16 of about 0.01, or an f16 of about 1, of either sign.
         let values: Vec<u8> = (0..1 << 16).flat_map(|i: u32| [(i * 37) as u8, 0x3c | ((i & 1) << 7) as u8]).collect();
-        let mut left = end;
-        while left > 0 {
-            let n = left.min(values.len());
-            file.write_all(&values[..n])?;
-            left -= n;
+        for (name, (_, size), shape) in self.tensors(stored) {
+            if name.ends_with(INDEX) {
+                // A prime, which divides no width.
+                let groups = (0..shape[0]).map(|i| (i * 7919 % shape[0] / GROUP) as i32);
+                file.write_all(&groups.flat_map(i32::to_le_bytes).collect::<Vec<_>>())?;
+                continue;
+            }
+            let mut left = size * shape.iter().product::<usize>();
+            while left > 0 {
+                let n = left.min(values.len());
+                file.write_all(&values[..n])?;
+                left -= n;
+            }
         }
         file.flush()?;
         Ok(end as u64)

@@ -80,9 +80,10 @@ pub(super) unsafe fn run(
 /// residual.
 ///
 /// # Safety
-/// `a` is `[1, rows, K]`, `out` is `[1, rows, columns]`, `b` holds `groups` packed weights, all of the problem's
-/// types, and `order` has one of each where the problem is gathered; offsets do not decrease and are at most `rows`; the launch holds [`grouped_workspace`](super::plan::grouped_workspace); the machine has the
-/// level of the tiles, and what their loop needs besides.
+/// `a` is `[1, rows, K]`, `out` is `[1, rows, columns]`, `b` holds `groups` packed weights, all of the problem's types,
+/// and `order` has one of each where the problem is gathered; offsets do not decrease and are at most `rows`; the
+/// launch holds [`grouped_workspace`](super::plan::grouped_workspace); the machine has the level of the tiles, and what
+/// their loop needs besides.
 pub(crate) unsafe fn run_grouped(
     tiles: &'static Tiles,
     launch: &Launch<'_>,

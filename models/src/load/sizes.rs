@@ -49,6 +49,11 @@ impl Sizes<'_> {
 
     /// Of [`Loader::weight`](super::Loader::weight).
     pub(crate) fn weight(&self, part: &Part, k: usize) -> Result<usize> {
+        self.linear(std::slice::from_ref(part), k, false, false)
+    }
+
+    /// Of [`Loader::weight_and_table`](super::Loader::weight_and_table).
+    pub(crate) fn weight_and_table(&self, part: &Part, k: usize) -> Result<usize> {
         let (encoding, _) = self.encoding(std::slice::from_ref(part), k, false)?;
         Ok(WeightPacker::bytes(self.device, encoding, 1, part.len(), k, false))
     }

@@ -93,7 +93,7 @@ pub(super) struct Groups {
     pub size: usize,
     pub count: usize,
     /// The group of each column, where it is not `i / size`.
-    pub index: Option<Vec<u32>>,
+    pub index: Option<Arc<[u32]>>,
     /// Where groups are scattered, the columns of the first, those of the second, and so on, as they follow each other;
     /// unless a group has another number of them than `size`.
     pub order: Option<Arc<[u32]>>,
@@ -249,7 +249,7 @@ impl Groups {
         order.sort_by_key(|&column| index[column as usize]);
         let is_whole = |(at, &column): (usize, &u32)| index[column as usize] as usize == at / self.size;
         let order = order.iter().enumerate().all(is_whole).then(|| order.into());
-        Self { index: Some(index), order, ..self }
+        Self { index: Some(index.into()), order, ..self }
     }
 
     /// Columns of the groups in which they are packed: the largest of which theirs are made up.

@@ -159,7 +159,7 @@ impl<'a> Strip<'a> {
                     }
                 }
                 Some(index) => {
-                    for ((value, &code), &group) in line.iter_mut().zip(codes).zip(index) {
+                    for ((value, &code), &group) in line.iter_mut().zip(codes).zip(index.iter()) {
                         let group = group as usize;
                         *value = scales[group] * (values[usize::from(code)] - shifts[group]);
                     }
