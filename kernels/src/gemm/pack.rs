@@ -122,6 +122,15 @@ unsafe fn value_sums<S: Simd>(row: S::F, pairs: bool) -> S::F {
     }
 }
 
+/// How the rows of a slab are read.
+#[derive(Clone, Copy)]
+struct Reading<'a> {
+    /// Normed, where there is a norm.
+    norm: Option<&'a NormedRows>,
+    /// In the order of their weight, where that is another.
+    order: Option<*const u32>,
+}
+
 impl PackRows<'_> {
     #[inline(always)]
     unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
@@ -139,6 +148,7 @@ impl PackRows<'_> {
         }
         let norm = if NORMED { self.norm.as_ref() } else { None };
         let order = self.order.map(|order| order.of(slab.right, self.k));
+        let reading = Reading { norm, order };
         let mut scales = [Scale::default(); MAX_TILE];
         if let Some(norm) = norm {
             for (line, scale) in lines.iter().zip(&mut scales).take(valid) {
@@ -148,7 +158,7 @@ impl PackRows<'_> {
         }
         if let (Left::Quads, Some(format)) = (left, self.panels.blocks()) {
             // SAFETY: passed on; rows without a line count as zeros.
-            return unsafe { self.quads::<S, T>(&lines[..valid], norm, order, &scales, height, format, to) };
+            return unsafe { self.quads::<S, T>(&lines[..valid], reading, &scales, height, format, to) };
         }
         let (per_step, pairs) = (left.per_step(), left == Left::Pairs);
         let steps = padded / per_step;
@@ -162,7 +172,7 @@ impl PackRows<'_> {
                 for step in (whole..steps).step_by(LANES) {
                     let k = step * per_step;
                     let values =
-                        self.step::<S, T>(lines[0], k, scales[0], &self.vectors::<S>(norm, k, order), order, pairs);
+                        self.step::<S, T>(lines[0], k, scales[0], &self.vectors::<S>(reading, k), order, pairs);
                     S::store_n(to.cast::<f32>().add(step), values, (steps - step).min(LANES));
                 }
             }
@@ -175,7 +185,7 @@ impl PackRows<'_> {
             // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps and its headers.
             unsafe {
                 let mut rows = [S::splat(0.0); LANES];
-                let vectors = self.vectors::<S>(norm, k, order);
+                let vectors = self.vectors::<S>(reading, k);
                 for ((line, scale), row) in lines.iter().zip(&scales).zip(&mut rows).take(valid) {
                     *row = if as_it_is && k + 2 * LANES <= self.k {
                         simd::prefetch(line.wrapping_add(k + AHEAD).cast(), Reach::Near);
@@ -213,15 +223,10 @@ impl PackRows<'_> {
 
     /// The norm's vectors for 32 values of K, where there is one.
     #[inline(always)]
-    unsafe fn vectors<'a, S: Simd>(
-        &self,
-        norm: Option<&'a NormedRows>,
-        k: usize,
-        order: Option<*const u32>,
-    ) -> [Option<Vectors<'a, S>>; 2] {
-        let Some(norm) = norm else { return [None; 2] };
+    unsafe fn vectors<'a, S: Simd>(&self, reading: Reading<'a>, k: usize) -> [Option<Vectors<'a, S>>; 2] {
+        let Some(norm) = reading.norm else { return [None; 2] };
         // SAFETY: passed on.
-        [k, k + LANES].map(|k| Some(unsafe { norm.vectors::<S>(k, self.values(k), order) }))
+        [k, k + LANES].map(|k| Some(unsafe { norm.vectors::<S>(k, self.values(k), reading.order) }))
     }
 
     /// Sixteen steps of a row from `k` on: as many values, or pairs of them in bf16.
@@ -254,14 +259,13 @@ impl PackRows<'_> {
     unsafe fn quads<S: Simd, T: Stored>(
         &self,
         lines: &[*const T],
-        norm: Option<&NormedRows>,
-        order: Option<*const u32>,
+        reading: Reading<'_>,
         scales: &[Scale],
         height: usize,
         format: BlockFormat,
         to: *mut u8,
     ) {
-        let values = format.values();
+        let (values, Reading { norm, order }) = (format.values(), reading);
         for k in (0..self.k).step_by(format.group()) {
             let n = (self.k - k).min(format.group());
             let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();

@@ -325,7 +325,12 @@ impl GroupedLinear {
     /// Operands of other shapes or dtypes than planned, or offsets that do not share out the rows.
     pub fn run(&self, ctx: &Context, x: View<'_>, offsets: View<'_>, out: ViewMut<'_>) -> Result<()> {
         let call = GroupedGemmDynamic { rows: size(&x, 0) };
-        let order = self.weight.order().map(Tensor::view);
+        let shape = self.weight.shape();
+        let order = match self.weight.order() {
+            // That of one expert is that of a weight alone, of one dimension.
+            Some(order) => Some(order.view().with_layout(Layout::contiguous(&[shape.groups, shape.k])?)?),
+            None => None,
+        };
         self.plan.run(ctx, &call, &[Some(x), Some(self.weight.tensor().view()), Some(offsets), order], &[out])
     }
 
