@@ -28,6 +28,7 @@ fn a_steady_decode_step_allocates_nothing() {
         "gpt_neox_parallel_quarter_rotary_hd16_bf16",
         "mixtral_5experts_window_gqa3_hd20_bf16",
         "olmo3_yarn_on_full_layers_mha3_hd12_f32_old_config",
+        "quantized/ct_int4_g32_asym_actorder_llama_f16",
     ] {
         let options = LoadOptions { max_sequences: SEQUENCES, ..LoadOptions::default() };
         let mut model = LanguageModel::load(fixture_path(fixture), &options).expect("the fixture loads");

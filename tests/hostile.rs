@@ -19,7 +19,7 @@ mod llama;
 
 use command::command;
 use fixtures::{copy, fixture, fixture_path, with_field};
-use llama::Llama;
+use llama::{Llama, Stored};
 
 const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 const ENCODER: &str = "bert_hd20_f32_wordpiece";
@@ -628,7 +628,7 @@ fn requests_of_a_large_model() {
     let folder = copy(DECODER);
     let model = Llama { hidden: 2048, width: 8192, layers: 16, vocab: 32_000 };
     write(folder.path(), "config.json", model.config().to_string());
-    let (header, bytes) = model.header();
+    let (header, bytes) = model.header(Stored::Bf16);
     let weights = fs::File::create(folder.path().join(WEIGHTS)).expect("created");
     weights.set_len((header.len() + bytes) as u64).expect("a file of holes");
     weights.write_all_at(&header, 0).expect("written");

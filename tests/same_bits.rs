@@ -133,14 +133,19 @@ fn neighbours_in_a_batch_change_no_bit() {
 /// wanted. Router and experts read one normed input; the norms of queries, keys and outputs follow products.
 const FOLDED: [&str; 4] = ["attention norm", "mlp norm", "last norm", "key rotary"];
 
-/// The decoders among the fixtures: every architecture, window, rotary embedding and mixture of experts.
+/// The decoders among the fixtures: every architecture, window, rotary embedding and mixture of experts, and weights that
+/// have their inputs in another order.
 fn decoders() -> Vec<PathBuf> {
-    let fixtures = parity::fixtures(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let fixtures = parity::fixtures(&root);
+    let mut quantized = parity::quantized_fixtures(&root).expect("the fixtures are there");
+    quantized.retain(|folder| ["desc_act", "actorder"].iter().any(|words| parity::name(folder).contains(words)));
+    assert_eq!(quantized.len(), 2);
     let decoders = fixtures.expect("the fixtures are there").into_iter().filter(|folder| {
         let config = Folder::new(folder).config().cloned().expect("the config is valid");
         config.as_decoder().is_ok() && !folder.join("modules.json").exists()
     });
-    decoders.collect()
+    decoders.chain(quantized).collect()
 }
 
 #[test]

@@ -98,6 +98,41 @@ impl Line {
         }
     }
 
+    /// The elements that `order` names, `n` of them and at most 16, widened; zeros behind them.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; there are `n` numbers at `order`, and the line has these elements.
+    #[inline(always)]
+    pub(crate) unsafe fn load_at<S: Simd>(self, order: *const u32, n: usize) -> S::F {
+        debug_assert!(DType::COMPUTE.contains(&self.dtype));
+        // SAFETY: passed on.
+        unsafe {
+            match self.dtype {
+                DType::F16 => self.load_at_as::<S, f16>(order, n),
+                DType::BF16 => self.load_at_as::<S, bf16>(order, n),
+                _ => self.load_at_as::<S, f32>(order, n),
+            }
+        }
+    }
+
+    /// [`Line::load_at`] where the type is known.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn load_at_as<S: Simd, T: Stored>(self, order: *const u32, n: usize) -> S::F {
+        debug_assert!(n <= LANES && self.dtype == T::DTYPE);
+        let p = self.ptr().cast::<T>();
+        let mut values = [T::zeroed(); LANES];
+        // SAFETY: passed on; the array holds sixteen elements.
+        unsafe {
+            for (i, value) in values.iter_mut().enumerate().take(n) {
+                *value = p.add(order.add(i).read_unaligned() as usize * self.step).read_unaligned();
+            }
+            T::load::<S>(values.as_ptr())
+        }
+    }
+
     /// Its first `n` elements, at most 16, as they are; zeros behind them.
     ///
     /// # Safety

@@ -38,7 +38,7 @@ fn cases() -> Vec<Case<GroupedGemm>> {
 #[test]
 fn a_row_has_the_same_bits_as_in_a_product_with_its_groups_weight_alone_on_any_threads() {
     let hardware = Cpu::get().hardware().clone();
-    let mut compared = 0;
+    let (mut compared, mut gathered) = (0, 0);
     for case in cases() {
         let (fixed, rows) = (&case.fixed, case.call.rows);
         let host = GroupedGemm::operands(&case).unwrap();
@@ -63,15 +63,21 @@ fn a_row_has_the_same_bits_as_in_a_product_with_its_groups_weight_alone_on_any_t
                 let (a, b) = (a.with_layout(some).unwrap(), b.with_layout(weight).unwrap());
                 let call = GemmDynamic { batch: 1, m: span.len() };
                 let shape = [1, span.len(), columns];
-                let inputs = [Some(a.view()), Some(b.view())];
+                let order = host.inputs[GroupedGemm::ORDER].as_ref().map(|order| {
+                    let one = Layout::strided(&[fixed.k], &[1], group * fixed.k).unwrap();
+                    order.tensor.with_layout(one).unwrap()
+                });
+                let order = order.as_ref().map(Tensor::view);
+                let inputs = [Some(a.view()), Some(b.view()), None, None, None, None, order];
                 let d = run::<Gemm>(&alone, 1, &product, &call, &inputs, fixed.out, &shape).unwrap();
                 let of_group = &one[span.start * columns..span.end * columns];
                 assert_eq!(bits(of_group), bits(&d), "{} {case}: group {group}", row.name);
                 compared += d.len();
+                gathered += if fixed.gathered { d.len() } else { 0 };
             }
         }
     }
-    assert!(compared > 10_000);
+    assert!(compared > 10_000 && gathered > 1_000);
 }
 
 #[test]

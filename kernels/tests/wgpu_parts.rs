@@ -195,7 +195,7 @@ fn a_weight_and_outputs_larger_than_a_binding_give_the_bits_of_those_that_are_no
 
 fn experts(gated: Option<Activation>, [groups, n, k]: [usize; 3]) -> GroupedGemmStatic {
     let (a, format, out) = (DType::F32, &BF16_ROWS, DType::F32);
-    GroupedGemmStatic { groups, n, k, a, format, out, compute: Compute::F32, gated }
+    GroupedGemmStatic { groups, n, k, a, format, gathered: false, out, compute: Compute::F32, gated }
 }
 
 fn offsets(stream: &Arc<dyn Stream>, offsets: &[i32]) -> Tensor {

@@ -10,6 +10,7 @@ use std::collections::btree_map::Entry as Slot;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::Dtype;
@@ -95,6 +96,8 @@ pub struct Checkpoint {
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
     quantization: Option<Quantization>,
+    /// Those that [`module`](Self::module) has found: some tensors are read for it.
+    modules: Mutex<BTreeMap<String, StoredModule>>,
 }
 
 #[derive(Debug)]
@@ -152,7 +155,7 @@ impl Checkpoint {
 
     /// The same with modules that are quantized.
     pub fn with_quantization(self, quantization: Option<Quantization>) -> Self {
-        Self { quantization, ..self }
+        Self { quantization, modules: Mutex::default(), ..self }
     }
 
     /// How modules are quantized, where some are.
@@ -166,7 +169,15 @@ impl Checkpoint {
     ///
     /// Those of [`Quantization::module`].
     pub fn module(&self, name: &str) -> Result<Option<StoredModule>> {
-        self.quantization.as_ref().map_or(Ok(None), |quantization| quantization.module(self, name))
+        let Some(quantization) = &self.quantization else { return Ok(None) };
+        if let Some(found) = self.modules.lock().ok().and_then(|modules| modules.get(name).cloned()) {
+            return Ok(Some(found));
+        }
+        let found = quantization.module(self, name)?;
+        if let (Some(module), Ok(mut modules)) = (&found, self.modules.lock()) {
+            modules.insert(name.to_owned(), module.clone());
+        }
+        Ok(found)
     }
 
     /// The names of all tensors, sorted.
@@ -288,7 +299,7 @@ impl Checkpoint {
     }
 
     fn empty(origin: String) -> Self {
-        Self { origin, shards: Vec::new(), tensors: BTreeMap::new(), quantization: None }
+        Self { origin, shards: Vec::new(), tensors: BTreeMap::new(), quantization: None, modules: Mutex::default() }
     }
 
     fn add_index(&mut self, folder: &Path, index: &Path, text: &str, load: Load, budget: &mut u64) -> Result<()> {

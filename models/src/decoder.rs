@@ -125,7 +125,11 @@ impl Decoder {
             most => {
                 let own = own_head(config, |name| loader.contains(name));
                 let tied = own.is_none();
-                let head = loader.weight(&[head_part(own, &embedding, precision)], hidden)?;
+                let head = [head_part(own, &embedding, precision)];
+                let head = match tied {
+                    true => loader.weight_and_table(&head, hidden)?,
+                    false => loader.weight(&head, hidden)?,
+                };
                 let embedding = match tied {
                     true => Embedding::packed(ctx, head.clone(), DType::F32)?,
                     false => Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?,
@@ -181,8 +185,12 @@ impl Decoder {
         let embeddings = match (limits.max_logits, own_head(config, |name| checkpoint.contains(name))) {
             (0, _) => sizes.table(&embedding, hidden)?,
             (_, own) => {
-                let table = if own.is_some() { sizes.table(&embedding, hidden)? } else { 0 };
-                sum([sizes.weight(&head_part(own, &embedding, sizes.precision), hidden)?, table])
+                let tied = own.is_none();
+                let head = head_part(own, &embedding, sizes.precision);
+                match tied {
+                    true => sizes.weight_and_table(&head, hidden)?,
+                    false => sum([sizes.weight(&head, hidden)?, sizes.table(&embedding, hidden)?]),
+                }
             }
         };
         let positions = match config.learned_positions {

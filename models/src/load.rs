@@ -119,7 +119,7 @@ impl<'a> Loader<'a> {
         options: LinearOptions,
     ) -> Result<(Arc<PackedWeight>, LinearOptions)> {
         let bias = if bias { Some(self.biases(parts)?) } else { None };
-        let weight = self.pack(parts, k, options.gated.is_some())?;
+        let weight = self.pack(parts, k, options.gated.is_some(), true)?;
         let compute = self.precision.compute_with(weight.encoding());
         Ok((weight, LinearOptions { bias, compute, ..options }))
     }
@@ -149,10 +149,10 @@ impl<'a> Loader<'a> {
         let rows: Vec<usize> = parts.iter().take(each).map(Part::len).collect();
         let gated = options.gated.is_some();
         let stored = Stored::all(self.checkpoint, parts, k)?;
-        let encoding = self.encoding(parts, &stored);
+        let encoding = self.encoding(parts, (&stored, each), true);
         let packer = WeightPacker::grouped(&self.ctx, encoding, experts, &rows, k, gated)?;
-        let packer = packer.per_channel(self.precision.per_channel());
-        let weight = Arc::new(self.fill(packer, parts, &stored, k)?.finish()?);
+        let packer = self.as_stored(packer, (&stored, each), k)?.per_channel(self.precision.per_channel());
+        let weight = Arc::new(self.fill(packer, parts, (&stored, each), k)?.finish()?);
         let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
         Ok(GroupedLinear::new(&self.ctx, weight, options, max_rows)?)
     }
@@ -213,25 +213,46 @@ impl<'a> Loader<'a> {
         ropes.iter().map(rotary).collect()
     }
 
-    /// A packed weight from matrices `[n, k]` that are stacked along `n`.
+    /// A packed weight from matrices `[n, k]` that are stacked along `n`, for products.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape or dtype, or out of memory.
     pub fn weight(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
-        self.pack(parts, k, false)
+        self.pack(parts, k, false, true)
     }
 
-    fn pack(&mut self, parts: &[Part], k: usize, gated: bool) -> Result<Arc<PackedWeight>> {
+    /// The same whose rows may be looked up as well: their values are in the order of the matrices' columns.
+    ///
+    /// # Errors
+    /// Those of [`Loader::weight`].
+    pub fn weight_and_table(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
+        self.pack(parts, k, false, false)
+    }
+
+    fn pack(&mut self, parts: &[Part], k: usize, gated: bool, may_be_ordered: bool) -> Result<Arc<PackedWeight>> {
         let rows: Vec<usize> = parts.iter().map(Part::len).collect();
-        let stored = Stored::all(self.checkpoint, parts, k)?;
-        let packer = WeightPacker::new(&self.ctx, self.encoding(parts, &stored), &rows, k, gated)?;
+        let (stored, each) = (Stored::all(self.checkpoint, parts, k)?, parts.len());
+        let encoding = self.encoding(parts, (&stored, each), may_be_ordered);
+        let mut packer = WeightPacker::new(&self.ctx, encoding, &rows, k, gated)?;
+        if may_be_ordered {
+            packer = self.as_stored(packer, (&stored, each), k)?;
+        }
         let packer = packer.per_channel(self.precision.per_channel());
-        Ok(Arc::new(self.fill(packer, parts, &stored, k)?.finish()?))
+        Ok(Arc::new(self.fill(packer, parts, (&stored, each), k)?.finish()?))
+    }
+
+    /// The same, in the order in which it is stored if it stays in blocks.
+    fn as_stored(&self, packer: WeightPacker, (stored, each): (&[Stored], usize), k: usize) -> Result<WeightPacker> {
+        let in_blocks = stored::common_blocks(stored, each, true) == Some(packer.encoding());
+        match stored::order_of_groups(stored, each, k).filter(|_| in_blocks) {
+            Some(order) => Ok(packer.ordered(&self.ctx, &order)?),
+            None => Ok(packer),
+        }
     }
 
     /// What a weight becomes.
-    fn encoding(&self, parts: &[Part], stored: &[Stored]) -> Encoding {
-        stored::encoding(&self.precision, self.ctx.device().id().kind, parts, stored)
+    fn encoding(&self, parts: &[Part], stored: (&[Stored], usize), may_be_ordered: bool) -> Encoding {
+        stored::encoding(&self.precision, self.ctx.device().id().kind, parts, stored, may_be_ordered)
     }
 
     /// An embedding table `[rows, width]` in the dtype of the weights.
@@ -241,7 +262,7 @@ impl<'a> Loader<'a> {
     pub fn table(&mut self, part: Part, width: usize) -> Result<Tensor> {
         let packer = WeightPacker::table(&self.ctx, self.precision.weights, part.len(), width)?;
         let stored = Stored::all(self.checkpoint, std::slice::from_ref(&part), width)?;
-        Ok(self.fill(packer, &[part], &stored, width)?.finish_table()?)
+        Ok(self.fill(packer, &[part], (&stored, 1), width)?.finish_table()?)
     }
 
     /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.

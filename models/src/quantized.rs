@@ -10,7 +10,8 @@
 //! | `fp8` | FP8 of DeepSeek and Qwen (by blocks), AutoFP8, modelopt, FBGEMM |
 //! | `mxfp4` | the experts of gpt-oss |
 //! | `bitsandbytes` | NF4, with scales that are quantized again or not |
-//! | `probe`, `module` | what the tensors of a module are, checked; their rows, in the layouts above |
+//! | `probe`, `module` | what the tensors of a module are, checked |
+//! | `strip` | columns of a module, and rows of them, in the layouts above |
 //!
 //! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
 //! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded
@@ -33,6 +34,7 @@ use self::fp8::Fp8;
 use self::gptq::Gptq;
 pub(crate) use self::module::Bits;
 pub use self::module::{BlockRows, Rows, StoredModule};
+pub(crate) use self::strip::Strip;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 
@@ -46,6 +48,7 @@ mod module;
 mod mxfp4;
 mod patterns;
 mod probe;
+mod strip;
 #[cfg(test)]
 mod tests;
 

@@ -135,6 +135,7 @@ impl<'a> Matmul<'a> {
             k: b_k,
             a: self.a.dtype(),
             norm: None,
+            gathered: self.order().is_some(),
             b,
             out: self.output.unwrap_or(self.a.dtype()),
             compute: self.compute.unwrap_or(if rounded { Compute::Bf16 } else { Compute::F32 }),
@@ -147,6 +148,14 @@ impl<'a> Matmul<'a> {
                 ..Epilogue::default()
             },
         })
+    }
+
+    /// The order in which a packed weight has its inputs.
+    fn order(&self) -> Option<&'a Tensor> {
+        match self.b {
+            Right::Tensor(_) => None,
+            Right::Packed(weight) => weight.order(),
+        }
     }
 
     /// Shape of the result, with the broadcast dimensions of both operands before the last two.
@@ -236,7 +245,9 @@ impl<'a> Matmul<'a> {
                 (Some(tensor), Some(layout)) => Some(tensor.view().with_layout(at(layout)?)?),
                 _ => None,
             };
-            let inputs = [Some(self.a.view().with_layout(at(&a)?)?), Some(b), self.bias.map(Tensor::view), residual];
+            let a = self.a.view().with_layout(at(&a)?)?;
+            let order = self.order().map(Tensor::view);
+            let inputs = [Some(a), Some(b), self.bias.map(Tensor::view), residual, None, None, order];
             let d = out.view_mut()?.with_layout(at(&result)?)?;
             ctx.run::<Gemm>(fixed, &call, &inputs, &[d])?;
         }

@@ -61,6 +61,7 @@ impl Explain {
             k: problem.k,
             a: precision.activations,
             norm: None,
+            gathered: false,
             b,
             out: DType::F32,
             compute: precision.compute_with(encoding),

@@ -1,4 +1,9 @@
-//! A Llama of any size: its config, and the header of its weights in bf16, tied.
+//! A Llama of any size: its config, and the header of its weights, tied, in bf16 or quantized.
+#![allow(dead_code, reason = "not every file of tests needs all of it")]
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
@@ -8,6 +13,61 @@ pub struct Llama {
     pub width: usize,
     pub layers: usize,
     pub vocab: usize,
+}
+
+/// How the weights of products are stored: those of 4 bits in groups of 128.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    Bf16,
+    Gptq,
+    /// With the inputs of a group all over a row.
+    ActOrder,
+    Awq,
+}
+
+const GROUP: usize = 128;
+/// The group of each input.
+const INDEX: &str = "g_idx";
+
+/// A tensor: its name, its dtype with the bytes of an element, and its shape.
+type Entry = (String, (&'static str, usize), Vec<usize>);
+
+const BF16: (&str, usize) = ("BF16", 2);
+const F16: (&str, usize) = ("F16", 2);
+const I32: (&str, usize) = ("I32", 4);
+
+impl Stored {
+    /// What a config says of it.
+    fn config(self) -> Option<Value> {
+        match self {
+            Self::Bf16 => None,
+            Self::Gptq | Self::ActOrder => {
+                let desc_act = self == Self::ActOrder;
+                Some(json!({ "quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": desc_act }))
+            }
+            Self::Awq => Some(json!({ "quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm" })),
+        }
+    }
+
+    /// The tensors of a weight `[n, k]`.
+    fn tensors(self, name: &str, [n, k]: [usize; 2]) -> Vec<Entry> {
+        let entry = |tensor: &str, dtype, shape: [usize; 2]| (format!("{name}.{tensor}"), dtype, shape.to_vec());
+        let codes = match self {
+            Self::Bf16 => return vec![entry("weight", BF16, [n, k])],
+            Self::Gptq | Self::ActOrder => [k / 8, n],
+            Self::Awq => [k, n / 8],
+        };
+        let groups = k / GROUP;
+        let mut tensors = vec![
+            entry("qweight", I32, codes),
+            entry("qzeros", I32, [groups, n / 8]),
+            entry("scales", F16, [groups, n]),
+        ];
+        if self == Self::ActOrder {
+            tensors.push((format!("{name}.{INDEX}"), I32, vec![k]));
+        }
+        tensors
+    }
 }
 
 impl Llama {
@@ -20,34 +80,73 @@ impl Llama {
         })
     }
 
-    /// The beginning of `model.safetensors`, and the bytes of tensors that follow.
-    pub fn header(self) -> (Vec<u8>, usize) {
+    fn tensors(self, stored: Stored) -> Vec<Entry> {
         let Self { hidden, width, layers, vocab } = self;
-        let mut tensors =
-            vec![("embed_tokens.weight".to_owned(), vec![vocab, hidden]), ("norm.weight".into(), vec![hidden])];
+        let mut tensors = vec![
+            ("embed_tokens.weight".to_owned(), BF16, vec![vocab, hidden]),
+            ("norm.weight".into(), BF16, vec![hidden]),
+        ];
         for layer in 0..layers {
-            let sizes: [(&str, Vec<usize>); 9] = [
-                ("self_attn.q_proj", vec![hidden, hidden]),
-                ("self_attn.k_proj", vec![hidden / 4, hidden]),
-                ("self_attn.v_proj", vec![hidden / 4, hidden]),
-                ("self_attn.o_proj", vec![hidden, hidden]),
-                ("mlp.gate_proj", vec![width, hidden]),
-                ("mlp.up_proj", vec![width, hidden]),
-                ("mlp.down_proj", vec![hidden, width]),
-                ("input_layernorm", vec![hidden]),
-                ("post_attention_layernorm", vec![hidden]),
+            let sizes = [
+                ("self_attn.q_proj", [hidden, hidden]),
+                ("self_attn.k_proj", [hidden / 4, hidden]),
+                ("self_attn.v_proj", [hidden / 4, hidden]),
+                ("self_attn.o_proj", [hidden, hidden]),
+                ("mlp.gate_proj", [width, hidden]),
+                ("mlp.up_proj", [width, hidden]),
+                ("mlp.down_proj", [hidden, width]),
             ];
-            tensors.extend(sizes.map(|(name, shape)| (format!("layers.{layer}.{name}.weight"), shape)));
+            let weights =
+                sizes.iter().flat_map(|(name, shape)| stored.tensors(&format!("layers.{layer}.{name}"), *shape));
+            tensors.extend(weights);
+            for norm in ["input_layernorm", "post_attention_layernorm"] {
+                tensors.push((format!("layers.{layer}.{norm}.weight"), BF16, vec![hidden]));
+            }
         }
+        tensors
+    }
+
+    /// The beginning of `model.safetensors`, and the bytes of tensors that follow.
+    pub fn header(self, stored: Stored) -> (Vec<u8>, usize) {
         let (mut header, mut end) = (Map::new(), 0);
-        for (name, shape) in &tensors {
+        for (name, (dtype, size), shape) in &self.tensors(stored) {
             let start = end;
-            end += 2 * shape.iter().product::<usize>();
-            let entry = json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, end]});
+            end += size * shape.iter().product::<usize>();
+            let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
             header.insert(format!("model.{name}"), entry);
         }
         let mut text = Value::Object(header).to_string();
         text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
         ([&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat(), end)
+    }
+
+    /// Writes it into a folder, with values that are finite numbers. Gives the bytes of its tensors.
+    pub fn write(self, folder: &Path, stored: Stored) -> io::Result<u64> {
+        let mut config = self.config();
+        if let Some(quantization) = stored.config() {
+            config["quantization_config"] = quantization;
+        }
+        std::fs::write(folder.join("config.json"), config.to_string())?;
+        let (header, end) = self.header(stored);
+        let mut file = BufWriter::new(File::create(folder.join("model.safetensors"))?);
+        file.write_all(&header)?;
+        // 0x3c… is a bf16 of about 0.01, or an f16 of about 1, of either sign.
+        let values: Vec<u8> = (0..1 << 16).flat_map(|i: u32| [(i * 37) as u8, 0x3c | ((i & 1) << 7) as u8]).collect();
+        for (name, (_, size), shape) in self.tensors(stored) {
+            if name.ends_with(INDEX) {
+                // A prime, which divides no width.
+                let groups = (0..shape[0]).map(|i| (i * 7919 % shape[0] / GROUP) as i32);
+                file.write_all(&groups.flat_map(i32::to_le_bytes).collect::<Vec<_>>())?;
+                continue;
+            }
+            let mut left = size * shape.iter().product::<usize>();
+            while left > 0 {
+                let n = left.min(values.len());
+                file.write_all(&values[..n])?;
+                left -= n;
+            }
+        }
+        file.flush()?;
+        Ok(end as u64)
     }
 }

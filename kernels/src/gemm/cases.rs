@@ -75,6 +75,13 @@ fn draw_codes(
     (format, codes, encode(format.scale_dtype(), &scales), zeros)
 }
 
+/// Each of `k` columns once, in an order of chance.
+pub(crate) fn shuffled(generator: &mut Generator, k: usize) -> Vec<f64> {
+    let mut order: Vec<f64> = (0..k).map(|column| column as f64).collect();
+    (1..k).rev().for_each(|at| order.swap(at, generator.below(at + 1)));
+    order
+}
+
 /// Sizes `[batch, m, n, k]`.
 const SHAPES: &[[usize; 4]] = &[
     [1, 1, 1, 1],
@@ -173,8 +180,12 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
             };
             let values = if let Rhs::Packed(format) = b { values_with(format, values) } else { values };
             let fixed = GemmStatic { b, compute, ..fixed.clone() };
+            let gathered = matches!(b, Rhs::Packed(_)) && t / 2 % 2 == 0;
+            let fixed = GemmStatic { gathered, ..fixed };
             cases.push(Case { fixed, call, lay, values, seed });
         }
+        let gathered = matches!(fixed.b, Rhs::Packed(_)) && t % 3 == 1;
+        let fixed = GemmStatic { gathered, ..fixed };
         cases.push(Case { fixed, call, lay, values, seed });
     }
     cases
@@ -222,6 +233,8 @@ fn block_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
                 let n = if epilogue.gated { n + n % 2 } else { n };
                 let dtypes = [DType::COMPUTE[t / 3 % 3], DType::COMPUTE[t / 2 % 3]];
                 let fixed = GemmStatic::new(n, k, dtypes[0], b, dtypes[1], compute).with(epilogue);
+                let gathered = matches!(b, Rhs::Packed(_)) && (t + j) % 2 == 1;
+                let fixed = GemmStatic { gathered, ..fixed };
                 let (call, seed) = (GemmDynamic { batch, m }, 2000 + t as u64);
                 cases.push(Case { fixed, call, lay: Lay::ALL[t % Lay::ALL.len()], values, seed });
             }
@@ -277,6 +290,7 @@ impl Reference for Gemm {
                 k,
                 a: DType::COMPUTE[(t / 3) % 3],
                 norm: None,
+                gathered: false,
                 b: right[t % right.len()],
                 out: DType::COMPUTE[(t / 5) % 3],
                 compute: if (t / 4) % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
@@ -288,6 +302,8 @@ impl Reference for Gemm {
                 let fixed = GemmStatic { b: Rhs::Packed(format), ..fixed.clone() };
                 cases.push(Case { fixed, call, lay, values, seed });
             }
+            let gathered = matches!(fixed.b, Rhs::Packed(_)) && t % 4 == 2;
+            let fixed = GemmStatic { gathered, ..fixed };
             cases.push(Case { fixed, call, lay, values, seed });
         };
         let rounds = match depth {
@@ -366,7 +382,17 @@ impl Reference for Gemm {
         let mut vector = |dtype| generator.operand(dtype, &[k], vector_lay, Values::Normal);
         let [weight, norm_bias, _] = fixed.norm_dtypes();
         let (weight, norm_bias) = (weight.map(&mut vector).transpose()?, norm_bias.map(&mut vector).transpose()?);
-        Ok(HostOperands { inputs: vec![Some(a), Some(b), bias, residual, weight, norm_bias], outputs: vec![out] })
+        let order = match fixed.gathered {
+            true => {
+                let order = shuffled(&mut generator, k);
+                Some(host_operand(DType::U32, &[k], Lay::Contiguous, order, false)?)
+            }
+            false => None,
+        };
+        Ok(HostOperands {
+            inputs: vec![Some(a), Some(b), bias, residual, weight, norm_bias, order],
+            outputs: vec![out],
+        })
     }
 
     fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {

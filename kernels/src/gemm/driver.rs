@@ -7,11 +7,12 @@ use sinew_tensor::{DType, View};
 
 use super::epilogue::{Finish, Place};
 use super::input_norm::NormedRows;
+use super::order::Order;
 use super::pack::{PackRows, Slab};
 use super::plan::Plan;
 use super::rows::Rows;
 use super::tile::{Tile, Tiles};
-use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, RESIDUAL, Residual, Rhs, refuse};
+use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};
 use crate::line::Line;
 use crate::packed::{PANEL, PanelKind, pack_panel};
 use crate::simd::{self, Kernel, LANES, Simd};
@@ -68,7 +69,8 @@ pub(super) unsafe fn run(
     let a = Rows::new(operands.input(Gemm::NAME, A, "A")?, call.m)?;
     let norm = NormedRows::new(fixed, operands)?;
     let finish = Finish { epilogue: fixed.epilogue, outputs: fixed.outputs(), bias, out, residual };
-    let product = Product { tiles, fixed, plan, right, finish, a, norm };
+    let order = Order::new(fixed, operands.optional(ORDER))?;
+    let product = Product { tiles, fixed, plan, right, finish, a, norm, order };
     // SAFETY: passed on; all rows of all groups are the operands'.
     unsafe { product.run(launch, team, (0..plan.groups).map(|group| (group, group, 0..plan.rows))) }
 }
@@ -78,15 +80,17 @@ pub(super) unsafe fn run(
 /// residual.
 ///
 /// # Safety
-/// `a` is `[1, rows, K]`, `out` is `[1, rows, columns]` and `b` holds `groups` packed weights, all of the problem's
-/// types; offsets do not decrease and are at most `rows`; the launch holds [`grouped_workspace`](super::plan::grouped_workspace); the machine has the
-/// level of the tiles, and what their loop needs besides.
+/// `a` is `[1, rows, K]`, `out` is `[1, rows, columns]`, `b` holds `groups` packed weights, all of the problem's types,
+/// and `order` has one of each where the problem is gathered; offsets do not decrease and are at most `rows`; the
+/// launch holds [`grouped_workspace`](super::plan::grouped_workspace); the machine has the level of the tiles, and what
+/// their loop needs besides.
 pub(crate) unsafe fn run_grouped(
     tiles: &'static Tiles,
     launch: &Launch<'_>,
     fixed: &GemmStatic,
     groups: usize,
     [a, b, out]: [&View<'_>; 3],
+    order: Option<Order>,
     offsets: impl Fn(usize) -> usize,
 ) -> Result<()> {
     let team = launch.team()?;
@@ -98,7 +102,7 @@ pub(crate) unsafe fn run_grouped(
     let right = Right::Packed { ptr: b.host_ptr()?, panel_bytes, bytes: plan.panels * panel_bytes };
     let (a, out) = (Rows::new(a, rows)?, Rows::new(out, rows)?);
     let finish = Finish { epilogue: fixed.epilogue, outputs: fixed.outputs(), bias: None, out, residual: None };
-    let product = Product { tiles, fixed, plan, right, finish, a, norm: None };
+    let product = Product { tiles, fixed, plan, right, finish, a, norm: None, order };
     // SAFETY: passed on.
     unsafe { product.run(launch, team, (0..groups).map(|group| (group, 0, offsets(group)..offsets(group + 1)))) }
 }
@@ -112,6 +116,7 @@ struct Product<'a> {
     finish: Finish,
     a: Rows,
     norm: Option<NormedRows>,
+    order: Option<Order>,
 }
 
 impl Product<'_> {
@@ -180,6 +185,7 @@ impl Product<'_> {
         let pack = PackRows {
             rows: self.a,
             norm: self.norm,
+            order: self.order,
             slabs,
             k,
             panels: plan.kind,

@@ -4,7 +4,7 @@
 use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, View};
 
-use super::{A, B, Compute, D, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, cpu, takes_no_norm};
+use super::{A, B, Compute, D, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, cpu, takes_left_as_it_is};
 use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
 
 const FOREIGN: Arithmetic = Arithmetic { name: "gemm.foreign", foreign: true, flushes_subnormals: false };
@@ -20,7 +20,7 @@ pub(super) const ROW: Row<Gemm> = Row {
 };
 
 fn admit(fixed: &GemmStatic) -> Result<(), Refusal> {
-    takes_no_norm(fixed)?;
+    takes_left_as_it_is(fixed)?;
     let epilogue = &fixed.epilogue;
     let Rhs::Strided(b) = fixed.b else { return Err("does not read packed weights".into()) };
     if fixed.compute != Compute::F32 || [fixed.a, b, fixed.out] != [DType::F32; 3] {

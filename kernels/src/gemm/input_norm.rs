@@ -79,20 +79,26 @@ impl NormedRows {
         }
     }
 
-    /// Weight and bias of values `k..k + n`, at most 16.
+    /// Weight and bias of values `k..k + n`, at most 16, of a row in an order.
     ///
     /// # Safety
-    /// Those of [`Simd`]; both have these values.
+    /// Those of [`Simd`]; both have these values, and the order has them.
     #[inline(always)]
-    pub unsafe fn vectors<S: Simd>(&self, k: usize, n: usize) -> Vectors<'_, S> {
+    pub unsafe fn vectors<S: Simd>(&self, k: usize, n: usize, order: Option<*const u32>) -> Vectors<'_, S> {
+        let load = |line: Line| match order {
+            // SAFETY: passed on.
+            Some(order) => unsafe { line.load_at::<S>(order.wrapping_add(k), n) },
+            // SAFETY: passed on.
+            None => unsafe { line.skip(k).load::<S>(n) },
+        };
         // SAFETY: passed on.
         unsafe {
             let weight = match self.weight {
-                Some(line) => line.skip(k).load::<S>(n),
+                Some(line) => load(line),
                 None => S::splat(1.0),
             };
             let bias = match self.bias {
-                Some(line) => line.skip(k).load::<S>(n),
+                Some(line) => load(line),
                 None => S::splat(0.0),
             };
             Vectors { norm: self, weight: S::add(weight, S::splat(self.formula.offset)), bias }

@@ -18,6 +18,9 @@
 //! inverse = 1 / √(mean over k of (A[b, m, k] - mean)² + eps)
 //! ```
 //!
+//! Where the problem is [gathered](GemmStatic::gathered) its packed weight has inputs in an order of its own, as groups
+//! of them are to lie side by side: what is multiplied with its values `k` are those `order[k]` of a row.
+//!
 //! # Arithmetic
 //! The order of a sum over K does not depend on the number of rows, batches and threads, nor on how operands are
 //! packed. So a sequence has the same bits alone and in any batch. On CPUs it is one f32 sum per output over all of K,
@@ -63,6 +66,7 @@ mod epilogue;
 mod foreign;
 mod groups;
 mod input_norm;
+pub(crate) mod order;
 mod pack;
 pub(crate) mod plan;
 pub(crate) mod reference;
@@ -102,6 +106,9 @@ pub const RESIDUAL: usize = 3;
 pub const NORM_WEIGHT: usize = 4;
 /// Input: the bias of the left operand's norm, `[K]`, where it has one.
 pub const NORM_BIAS: usize = 5;
+/// Input: the columns of the left operand in the packed weight's order, u32 `[K]`, contiguous, where the problem is
+/// gathered.
+pub const ORDER: usize = 6;
 /// Output: the result, `[batch, M, N]`, or `[batch, M, N/2]` where gated.
 pub const D: usize = 0;
 
@@ -116,6 +123,8 @@ pub struct GemmStatic {
     pub a: DType,
     /// The norm of the left operand's rows, where that is what is multiplied.
     pub norm: Option<InputNorm>,
+    /// Whether the right operand is a packed weight that has its inputs in another order, which is an operand.
+    pub gathered: bool,
     /// The right operand.
     pub b: Rhs,
     /// Type of the result.
@@ -147,7 +156,7 @@ pub struct GemmDynamic {
 impl GemmStatic {
     /// A product with nothing after the sum.
     pub fn new(n: usize, k: usize, a: DType, b: Rhs, out: DType, compute: Compute) -> Self {
-        Self { n, k, a, norm: None, b, out, compute, epilogue: Epilogue::default() }
+        Self { n, k, a, norm: None, gathered: false, b, out, compute, epilogue: Epilogue::default() }
     }
 
     /// The same with an epilogue.
@@ -158,6 +167,11 @@ impl GemmStatic {
     /// The same of the left operand's norm.
     pub fn of_norm(self, norm: InputNorm) -> Self {
         Self { norm: Some(norm), ..self }
+    }
+
+    /// The same with a weight that has its inputs in another order.
+    pub fn gathering(self) -> Self {
+        Self { gathered: true, ..self }
     }
 
     /// Columns of the result.
@@ -192,9 +206,10 @@ impl fmt::Display for GemmStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "n={} k={} ", self.n, self.k)?;
         match self.norm_alone() {
-            Some(norm) => write!(f, "({norm})·")?,
-            None => write!(f, "{}·", self.a)?,
+            Some(norm) => write!(f, "({norm})")?,
+            None => write!(f, "{}", self.a)?,
         }
+        f.write_str(if self.gathered { " gathered·" } else { "·" })?;
         match self.b {
             Rhs::Strided(dtype) => write!(f, "{dtype}")?,
             Rhs::Packed(format) => write!(f, "packed({})", format.name())?,
@@ -271,11 +286,16 @@ impl Operator for Gemm {
             }
         }
         let result = [batch, m, fixed.columns()];
-        let optional: [(usize, &str, Option<DType>, &[usize]); 4] = [
+        if fixed.gathered && strided.is_some() {
+            return Err(refuse(format!("{fixed}: packed weights alone have their inputs in another order")));
+        }
+        let order = fixed.gathered.then_some(DType::U32);
+        let optional: [(usize, &str, Option<DType>, &[usize]); 5] = [
             (BIAS, "the bias", epilogue.bias, &[n]),
             (RESIDUAL, "the residual", residual, &result),
             (NORM_WEIGHT, "the norm's weight", norm_weight, &[k]),
             (NORM_BIAS, "the norm's bias", norm_bias, &[k]),
+            (ORDER, "the order", order, &[k]),
         ];
         for (position, name, dtype, shape) in optional {
             match (operands.optional(position), dtype) {
@@ -286,6 +306,9 @@ impl Operator for Gemm {
                     return Err(refuse(format!("{name} is {words} {fixed}")));
                 }
             }
+        }
+        if let Some(order) = operands.optional(ORDER).filter(|order| !order.layout().is_contiguous()) {
+            return Err(refuse(format!("the order is {:?}, not contiguous", order.layout())));
         }
         expect(Self::NAME, "D", operands.output(Self::NAME, D, "D")?, fixed.out, &result)
     }
@@ -304,7 +327,10 @@ impl Operator for Gemm {
         };
         // A norm is as much work as by itself, but that nothing is written between.
         let normed = fixed.norm_alone().map(|norm| Norm::work(&norm, &NormDynamic { rows: call.batch * call.m }));
-        let vectors: usize = fixed.norm_dtypes()[..2].iter().flatten().map(|dtype| fixed.k * dtype.size()).sum();
+        let order = fixed.gathered.then_some(DType::U32);
+        let norm = fixed.norm_dtypes();
+        let vectors = norm[..2].iter().flatten().chain(&order);
+        let vectors: usize = vectors.map(|dtype| fixed.k * dtype.size()).sum();
         let bytes =
             batch * m * k * fixed.a.size() as f64 + b + vectors as f64 + result * (fixed.out.size() + residual) as f64;
         let flops = 2.0 * batch * m * n * k + normed.map_or(0.0, |work| work.flops);
@@ -312,10 +338,10 @@ impl Operator for Gemm {
     }
 }
 
-/// Refuses what kernels on GPUs do not multiply: norms, packed panels, and dtypes without lanes.
+/// Refuses what kernels on GPUs do not multiply: norms, gathered columns, packed panels, and dtypes without lanes.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 pub(crate) fn takes_rows(fixed: &GemmStatic) -> Result<(), Refusal> {
-    takes_no_norm(fixed)?;
+    takes_left_as_it_is(fixed)?;
     let b = match fixed.b {
         Rhs::Packed(format) => match format.dtype() {
             Some(dtype) if format.is_row_major() => dtype,
@@ -331,9 +357,13 @@ pub(crate) fn takes_rows(fixed: &GemmStatic) -> Result<(), Refusal> {
     crate::cpu_row::takes_lanes(dtypes.into_iter().flatten())
 }
 
-/// Refuses a left operand that is to be normed first.
-fn takes_no_norm(fixed: &GemmStatic) -> Result<(), Refusal> {
-    if fixed.norm.is_some() { Err("norms no left operand".into()) } else { Ok(()) }
+/// Refuses a left operand that is to be normed or gathered first.
+fn takes_left_as_it_is(fixed: &GemmStatic) -> Result<(), Refusal> {
+    match fixed.norm {
+        Some(_) => Err("norms no left operand".into()),
+        None if fixed.gathered => Err("gathers no columns of a left operand".into()),
+        None => Ok(()),
+    }
 }
 
 /// The rows of [`Gemm`], best first.

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use sinew_tensor::{BlockFormat, DType};
 
 use super::input_norm::{NormedRows, Vectors};
+use super::order::Order;
 use super::rows::Rows;
 use super::tile::{Left, MAX_TILE, Tiles};
 use crate::line::Line;
@@ -37,6 +38,8 @@ pub(super) struct PackRows<'a> {
     pub rows: Rows,
     /// The norm of each, where it is their norm that is packed.
     pub norm: Option<NormedRows>,
+    /// The order of their values, where it is not that in which they lie.
+    pub order: Option<Order>,
     /// Which of them.
     pub slabs: &'a [Slab],
     /// Length of a row, and the kind of the panels, which says what padding they have.
@@ -134,6 +137,15 @@ unsafe fn value_sums<S: Simd>(row: S::F, pairs: bool) -> S::F {
     }
 }
 
+/// How the rows of a slab are read.
+#[derive(Clone, Copy)]
+struct Reading<'a> {
+    /// Normed, where there is a norm.
+    norm: Option<&'a NormedRows>,
+    /// In the order of their weight, where that is another.
+    order: Option<*const u32>,
+}
+
 impl PackRows<'_> {
     #[inline(always)]
     unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
@@ -150,6 +162,8 @@ impl PackRows<'_> {
             *line = self.rows.address(slab.group, slab.row + first + i).cast();
         }
         let norm = if NORMED { self.norm.as_ref() } else { None };
+        let order = self.order.map(|order| order.of(slab.right, self.k));
+        let reading = Reading { norm, order };
         let mut scales = [Scale::default(); MAX_TILE];
         if let Some(norm) = norm {
             for (line, scale) in lines.iter().zip(&mut scales).take(valid) {
@@ -159,11 +173,11 @@ impl PackRows<'_> {
         }
         if let (Left::Quads, Some(format)) = (left, self.panels.blocks()) {
             // SAFETY: passed on; rows without a line count as zeros.
-            return unsafe { self.quads::<S, T>(&lines[..valid], norm, &scales, height, format, to) };
+            return unsafe { self.quads::<S, T>(&lines[..valid], reading, &scales, height, format, to) };
         }
         let (per_step, pairs) = (left.per_step(), left == Left::Pairs);
         let steps = padded / per_step;
-        let as_it_is = pairs && !NORMED && self.rows.dtype == DType::BF16 && self.rows.k_stride == 1;
+        let as_it_is = pairs && !NORMED && self.rows.dtype == DType::BF16 && self.rows.k_stride == 1 && order.is_none();
         let summed = self.panels.blocks().filter(|_| left.header(self.panels) > 0).map(|format| format.group());
         if height == 1 && summed.is_none() {
             // SAFETY: the line holds K values, and the tile `steps` steps.
@@ -172,7 +186,8 @@ impl PackRows<'_> {
                 to.copy_from_nonoverlapping(lines[0].cast(), whole * size_of::<f32>());
                 for step in (whole..steps).step_by(LANES) {
                     let k = step * per_step;
-                    let values = self.step::<S, T>(lines[0], k, scales[0], &self.vectors::<S>(norm, k), pairs);
+                    let values =
+                        self.step::<S, T>(lines[0], k, scales[0], &self.vectors::<S>(reading, k), order, pairs);
                     S::store_n(to.cast::<f32>().add(step), values, (steps - step).min(LANES));
                 }
             }
@@ -186,13 +201,13 @@ impl PackRows<'_> {
             // SAFETY: lines hold K values; rows without a line stay zero; the tile holds `steps` steps and its headers.
             unsafe {
                 let mut rows = [S::splat(0.0); LANES];
-                let vectors = self.vectors::<S>(norm, k);
+                let vectors = self.vectors::<S>(reading, k);
                 for ((line, scale), row) in lines.iter().zip(&scales).zip(&mut rows).take(valid) {
                     *row = if as_it_is && k + 2 * LANES <= self.k {
                         simd::prefetch(line.wrapping_add(k + AHEAD).cast(), Reach::Near);
                         S::load(line.add(k).cast())
                     } else {
-                        self.step::<S, T>(*line, k, *scale, &vectors, pairs)
+                        self.step::<S, T>(*line, k, *scale, &vectors, order, pairs)
                     };
                 }
                 let mut to = to.cast::<f32>().add(step * height);
@@ -231,11 +246,10 @@ impl PackRows<'_> {
 
     /// The norm's vectors for 32 values of K, where there is one.
     #[inline(always)]
-    unsafe fn vectors<'a, S: Simd>(&self, norm: Option<&'a NormedRows>, k: usize) -> [Option<Vectors<'a, S>>; 2] {
-        let Some(norm) = norm else { return [None; 2] };
-        let next = k + LANES;
+    unsafe fn vectors<'a, S: Simd>(&self, reading: Reading<'a>, k: usize) -> [Option<Vectors<'a, S>>; 2] {
+        let Some(norm) = reading.norm else { return [None; 2] };
         // SAFETY: passed on.
-        unsafe { [Some(norm.vectors::<S>(k, self.values(k))), Some(norm.vectors::<S>(next, self.values(next)))] }
+        [k, k + LANES].map(|k| Some(unsafe { norm.vectors::<S>(k, self.values(k), reading.order) }))
     }
 
     /// Sixteen steps of a row from `k` on: as many values, or pairs of them in bf16.
@@ -246,14 +260,15 @@ impl PackRows<'_> {
         k: usize,
         scale: Scale,
         vectors: &[Option<Vectors<'_, S>>; 2],
+        order: Option<*const u32>,
         pairs: bool,
     ) -> S::F {
         simd::prefetch(line.wrapping_add((k + AHEAD) * self.rows.k_stride).cast(), Reach::Near);
         // SAFETY: passed on.
         unsafe {
-            let first = self.load::<S, T>(line, k, scale, vectors[0]);
+            let first = self.load::<S, T>(line, k, scale, vectors[0], order);
             if pairs {
-                S::round_pairs(first, self.load::<S, T>(line, k + LANES, scale, vectors[1]))
+                S::round_pairs(first, self.load::<S, T>(line, k + LANES, scale, vectors[1], order))
             } else if self.round {
                 bf16::rounded::<S>(first)
             } else {
@@ -267,13 +282,13 @@ impl PackRows<'_> {
     unsafe fn quads<S: Simd, T: Stored>(
         &self,
         lines: &[*const T],
-        norm: Option<&NormedRows>,
+        reading: Reading<'_>,
         scales: &[Scale],
         height: usize,
         format: BlockFormat,
         to: *mut u8,
     ) {
-        let values = format.values();
+        let (values, Reading { norm, order }) = (format.values(), reading);
         for k in (0..self.k).step_by(format.group()) {
             let n = (self.k - k).min(format.group());
             let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
@@ -286,8 +301,8 @@ impl PackRows<'_> {
                 for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
                     let mut row = [0.0; MAX_GROUP];
                     for at in (0..n).step_by(LANES) {
-                        let vectors = norm.map(|norm| norm.vectors::<S>(k + at, self.values(k + at)));
-                        S::store(row.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at, *scale, vectors));
+                        let vectors = norm.map(|norm| norm.vectors::<S>(k + at, self.values(k + at), order));
+                        S::store(row.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at, *scale, vectors, order));
                     }
                     let quantized = Quantized::of::<S>(&row, n);
                     to.add(r).cast::<f32>().write(quantized.scale);
@@ -302,7 +317,7 @@ impl PackRows<'_> {
         }
     }
 
-    /// Values `k..k + 16` of a row, normed where there are the norm's vectors; zeros behind its end.
+    /// Values `k..k + 16` of a row in an order, normed where there are the norm's vectors; zeros behind its end.
     #[inline(always)]
     unsafe fn load<S: Simd, T: Stored>(
         &self,
@@ -310,11 +325,15 @@ impl PackRows<'_> {
         k: usize,
         scale: Scale,
         vectors: Option<Vectors<'_, S>>,
+        order: Option<*const u32>,
     ) -> S::F {
-        let n = self.values(k);
-        // SAFETY: passed on.
+        let (n, line) = (self.values(k), Line::typed(line, self.rows.k_stride));
+        // SAFETY: passed on; the order has K values, all of them the row's.
         unsafe {
-            let x = Line::typed(line, self.rows.k_stride).skip(k).load_as::<S, T>(n);
+            let x = match order {
+                Some(order) => line.load_at_as::<S, T>(order.wrapping_add(k), n),
+                None => line.skip(k).load_as::<S, T>(n),
+            };
             match vectors {
                 Some(vectors) => vectors.apply(x, n, scale, self.round),
                 None => x,

@@ -3,7 +3,7 @@
 use sinew_tensor::DType;
 
 use super::epilogue::Residual;
-use super::{BIAS, Compute, Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT, RESIDUAL, Rhs};
+use super::{BIAS, Compute, Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT, ORDER, RESIDUAL, Rhs};
 use crate::Arithmetic;
 use crate::activation::Activation;
 use crate::case::{Case, Expected, HostOperands, Values};
@@ -38,15 +38,17 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
     let norm = fixed.norm_alone();
     let vector = |position: usize| host.inputs[position].as_ref().map(|operand| operand.values.as_slice());
     let normed = norm.as_ref().map(|norm| (norm, Normed::new(norm, left, vector(NORM_WEIGHT), vector(NORM_BIAS))));
+    let order = vector(ORDER);
     let blocks = fixed.panel_kind().and_then(PanelKind::blocks);
     if let (Compute::Int8, Some(format)) = (fixed.compute, blocks) {
         let group = format.group();
         let right: Vec<f64> = right.collect();
         let right = if strided { quantized(&right, group) } else { right };
         let Some((norm, row)) = normed else {
-            return Sum::of(quantized(left, group).into_iter().zip(right), arithmetic);
+            return Sum::of(quantized(&gathered(left, order), group).into_iter().zip(right), arithmetic);
         };
         let left: Vec<f64> = (0..k).map(|i| norm.out.round(row.value(i))).collect();
+        let left = gathered(&left, order);
         // Each value may be rounded to the next step.
         let steps = left.chunks(group).map(|group| group.iter().fold(0.0, |a: f64, x| a.max(x.abs())) / 127.0);
         let error: f64 =
@@ -55,9 +57,9 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
         return Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum };
     }
     let mut error = 0.0;
-    let pairs = left.iter().zip(right).enumerate().map(|(i, (&x, y))| {
-        let y = rounded(y, low && strided);
-        let Some((norm, row)) = &normed else { return (rounded(x, low), y) };
+    let pairs = right.enumerate().map(|(i, y)| {
+        let (i, y) = (column(i, order), rounded(y, low && strided));
+        let Some((norm, row)) = &normed else { return (rounded(left[i], low), y) };
         // What f32 makes of it lies within an error, and what that is rounded to between the ends.
         let [x, least, most] =
             [0.0, -1.0, 1.0].map(|error| rounded(norm.out.round(row.value(i) + error * row.error(i)), low));
@@ -69,6 +71,16 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
     Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum }
 }
 
+/// The column that is multiplied in a step.
+fn column(step: usize, order: Option<&[f64]>) -> usize {
+    order.map_or(step, |order| order[step] as usize)
+}
+
+/// The values of a row in a weight's order.
+pub(crate) fn gathered(left: &[f64], order: Option<&[f64]>) -> Vec<f64> {
+    (0..left.len()).map(|step| left[column(step, order)]).collect()
+}
+
 /// What rounding adds where `Σ a·q` and the zero point times `Σ a` are summed apart.
 fn zero_point_error(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]: [usize; 3]) -> f64 {
     let (fixed, k) = (&case.fixed, case.fixed.k);
@@ -78,7 +90,7 @@ fn zero_point_error(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmet
     let norm = fixed.norm_alone();
     let normed = norm.as_ref().map(|norm| Normed::new(norm, left, vector(NORM_WEIGHT), vector(NORM_BIAS)));
     let values: Vec<f64> = (0..k).map(|i| normed.as_ref().map_or(left[i], |row| row.value(i))).collect();
-    apart_error(fixed, packed, &values, n, arithmetic)
+    apart_error(fixed, packed, &gathered(&values, vector(ORDER)), n, arithmetic)
 }
 
 /// The same of a row's values and an output of a packed weight: both sums may be larger than what is left of them.
@@ -92,7 +104,7 @@ fn apart_error(fixed: &GemmStatic, packed: &[u8], left: &[f64], output: usize, a
     }
 }
 
-/// `Σ a·b` of a row and an output of a packed weight, whose values are `right`.
+/// `Σ a·b` of a row in the weight's order and an output of a packed weight, whose values are `right`.
 pub(crate) fn packed_sum(
     fixed: &GemmStatic,
     packed: &[u8],

@@ -4,6 +4,7 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
+use crate::gemm::order::Order;
 use crate::gemm::tile::{Tiles, tiled_row};
 use crate::gemm::{cpu, cpu_blocks, cpu_int8, driver, plan};
 #[cfg(target_arch = "x86_64")]
@@ -88,9 +89,12 @@ unsafe fn run(
             format!("offsets of {} groups must begin with 0, never decrease, and end with {call}", fixed.groups);
         return Err(refuse(GroupedGemm::NAME, reason));
     }
+    let order = Order::new(&fixed.product(), operands.optional(GroupedGemm::ORDER))?;
     let (a, d) = (a.with_layout(a.layout().unsqueeze(0)?)?, d.with_layout(d.layout().unsqueeze(0)?)?);
     // SAFETY: passed on; the operator's check has seen the operands' shapes and dtypes, and offsets were checked above.
     unsafe {
-        driver::run_grouped(tiles, launch, &fixed.product(), fixed.groups, [&a, b, &d], |group| offset(group) as usize)
+        driver::run_grouped(tiles, launch, &fixed.product(), fixed.groups, [&a, b, &d], order, |group| {
+            offset(group) as usize
+        })
     }
 }

@@ -44,6 +44,9 @@ impl GroupedGemm {
     pub const B: usize = 1;
     /// Input: where each group's rows begin, and the number of all rows: i32 `[groups + 1]`.
     pub const OFFSETS: usize = 2;
+    /// Input: the columns of the rows in the order of each packed weight, u32 `[groups, K]`, contiguous, where the
+    /// problem is gathered.
+    pub const ORDER: usize = 3;
     /// Output: `[rows, N]`, or `[rows, N/2]` where gated.
     pub const D: usize = 0;
 }
@@ -61,6 +64,8 @@ pub struct GroupedGemmStatic {
     pub a: DType,
     /// How each weight is packed.
     pub format: &'static Format,
+    /// Whether the weights have their inputs in orders of their own: see [`GemmStatic::gathered`].
+    pub gathered: bool,
     /// Type of the result.
     pub out: DType,
     /// Rounding of operands.
@@ -73,7 +78,9 @@ impl GroupedGemmStatic {
     /// The product with one group's weight.
     pub fn product(&self) -> GemmStatic {
         let epilogue = Epilogue { activation: self.gated, gated: self.gated.is_some(), ..Epilogue::default() };
-        GemmStatic::new(self.n, self.k, self.a, Rhs::Packed(self.format), self.out, self.compute).with(epilogue)
+        let product =
+            GemmStatic::new(self.n, self.k, self.a, Rhs::Packed(self.format), self.out, self.compute).with(epilogue);
+        GemmStatic { gathered: self.gathered, ..product }
     }
 
     /// Bytes of one group's weight.
@@ -134,6 +141,17 @@ impl Operator for GroupedGemm {
         }
         let offsets = operands.input(Self::NAME, Self::OFFSETS, "offsets")?;
         expect(Self::NAME, "offsets", offsets, DType::I32, &[fixed.groups + 1])?;
+        match (operands.optional(Self::ORDER), fixed.gathered) {
+            (Some(order), true) => {
+                expect(Self::NAME, "the order", order, DType::U32, &[fixed.groups, fixed.k])?;
+                if !order.layout().is_contiguous() {
+                    return refuse(format!("the order is {:?}, not contiguous", order.layout()));
+                }
+            }
+            (None, false) => {}
+            (Some(_), false) => return refuse(format!("the order is given but not part of {fixed}")),
+            (None, true) => return refuse(format!("the order is missing from {fixed}")),
+        }
         let d = operands.output(Self::NAME, Self::D, "D")?;
         expect(Self::NAME, "D", d, fixed.out, &[call.rows, fixed.product().columns()])
     }

@@ -9,8 +9,8 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
 use crate::gemm::Compute;
-use crate::gemm::cases::{packed, values_with};
-use crate::gemm::reference::packed_sum;
+use crate::gemm::cases::{packed, shuffled, values_with};
+use crate::gemm::reference::{gathered, packed_sum};
 use crate::packed::{BF16, Encoding, F16, F32, Format, formats};
 use crate::{Arithmetic, Result};
 
@@ -82,6 +82,7 @@ impl Reference for GroupedGemm {
                 k,
                 a: DType::COMPUTE[t / 3 % 3],
                 format,
+                gathered: false,
                 out: DType::COMPUTE[t / 5 % 3],
                 compute: if t / 4 % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
                 gated,
@@ -91,7 +92,7 @@ impl Reference for GroupedGemm {
             let in_rows =
                 format.dtype().and_then(Format::row_major).map(|format| GroupedGemmStatic { format, ..fixed.clone() });
             let format = blocks[t * 7 % blocks.len()];
-            let in_blocks = GroupedGemmStatic { format, ..fixed.clone() };
+            let in_blocks = GroupedGemmStatic { format, gathered: t % 2 == 1, ..fixed.clone() };
             let integers = matches!(format.encoding(), Encoding::Blocks(blocks) if blocks.values().is_integer());
             // Subnormal sums are below a step of int8.
             let in_int8 = (integers && values != Values::Subnormal)
@@ -123,7 +124,14 @@ impl Reference for GroupedGemm {
         let offsets_lay = if lay(1) == Lay::Broadcast { Lay::Stepped } else { lay(1) };
         let offsets = host_operand(DType::I32, &[fixed.groups + 1], offsets_lay, offsets, false)?;
         let d = generator.output(fixed.out, &[rows, fixed.product().columns()], lay(2))?;
-        Ok(HostOperands { inputs: vec![Some(a), Some(b), Some(offsets)], outputs: vec![d] })
+        let order = match fixed.gathered {
+            true => {
+                let order = (0..fixed.groups).flat_map(|_| shuffled(&mut generator, fixed.k)).collect();
+                Some(host_operand(DType::U32, &[fixed.groups, fixed.k], Lay::Contiguous, order, false)?)
+            }
+            false => None,
+        };
+        Ok(HostOperands { inputs: vec![Some(a), Some(b), Some(offsets), order], outputs: vec![d] })
     }
 
     fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
@@ -132,12 +140,14 @@ impl Reference for GroupedGemm {
         let offsets = &host.input(Self::OFFSETS).values;
         let group = offsets.iter().filter(|&&offset| offset as usize <= row).count() - 1;
         let left = &host.input(Self::A).values[row * k..][..k];
+        let order = host.inputs[Self::ORDER].as_ref().map(|order| &order.values[group * k..][..k]);
+        let left = gathered(left, order);
         let weights = host.input(Self::B);
         let Ok(packed) = weights.tensor.buffer().as_slice::<u8>() else { return Expected::exact(f64::NAN) };
         let packed = &packed[group * fixed.weight_bytes()..][..fixed.weight_bytes()];
         let output = |n: usize| {
             let right = &weights.values[(group * fixed.n + n) * k..][..k];
-            packed_sum(&fixed.product(), packed, left, (n, right), arithmetic)
+            packed_sum(&fixed.product(), packed, &left, (n, right), arithmetic)
         };
         let x = output(column);
         match fixed.gated {

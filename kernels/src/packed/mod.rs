@@ -249,9 +249,49 @@ impl Format {
     /// # Errors
     /// Pieces that are shorter than said, pieces of floats with pieces of codes, a gated weight of an odd number of rows, or another number of packed bytes.
     pub fn pack(&self, team: &Team, level: SimdLevel, weights: &Weights<'_>, packed: &mut [u8]) -> Result<()> {
-        let (n, k) = (weights.n(), weights.k);
-        if let Some(source) = weights.sources.iter().find(|s| !s.holds(k)) {
-            return Err(refuse(format!("a weight's rows of {k} are not in {source}")));
+        self.pack_strip(team, level, weights, 0..weights.k, weights.k, packed)
+    }
+
+    /// Values along K at whose multiples a weight can be cut into strips.
+    pub fn strip_granule(&self) -> usize {
+        match self.order {
+            Order::Panels(kind) => kind.granule(),
+            Order::Rows(_) => 1,
+        }
+    }
+
+    /// Packs values `strip` of rows of `k`, which is all that `weights` hold of them; the packed bytes are the whole
+    /// weight's. Strips that together are all of `k` give the bytes of [`pack`](Self::pack).
+    ///
+    /// # Errors
+    /// Those of [`pack`](Self::pack), a strip that is not the weights' or not of the row, one that begins or, before the
+    /// row's end, ends between multiples of [`strip_granule`](Self::strip_granule), and a part of rows that are to be
+    /// rounded with one scale each.
+    pub fn pack_strip(
+        &self,
+        team: &Team,
+        level: SimdLevel,
+        weights: &Weights<'_>,
+        strip: Range<usize>,
+        k: usize,
+        packed: &mut [u8],
+    ) -> Result<()> {
+        let n = weights.n();
+        let divided = |at: usize| at == k || at.is_multiple_of(self.strip_granule());
+        if strip.len() != weights.k || strip.end > k || !divided(strip.start) || !divided(strip.end) {
+            let (of, granule) = (weights.k, self.strip_granule());
+            return Err(refuse(format!(
+                "values {strip:?} of rows of {k} from rows of {of} in {}, which is cut at multiples of {granule}",
+                self.name
+            )));
+        }
+        if weights.per_channel() && strip.len() != k {
+            return Err(refuse(format!(
+                "values {strip:?} of rows of {k} with one scale each, which is that of them all"
+            )));
+        }
+        if let Some(source) = weights.sources.iter().find(|s| !s.holds(weights.k)) {
+            return Err(refuse(format!("a weight's rows of {} are not in {source}", weights.k)));
         }
         if let Some(source) = weights.sources.iter().find(|s| !s.packs_into(self.encoding())) {
             return Err(refuse(format!("{source} cannot be packed as {}", self.name)));
@@ -267,21 +307,22 @@ impl Format {
             let given = packed.len();
             return Err(refuse(format!("{n} outputs of {k} in {} are {bytes} bytes, not {given}", self.name)));
         }
-        if bytes == 0 {
+        if bytes == 0 || strip.is_empty() {
             // Rows without values may be any number.
             return Ok(());
         }
-        let packed = packed.as_mut_ptr();
+        let (packed, start) = (packed.as_mut_ptr(), strip.start);
         let outputs = weights.outputs();
-        // SAFETY: pieces hold their rows, the packed bytes hold the units, and tasks write units of their own.
+        // SAFETY: pieces hold their rows, the packed bytes hold the units with the strip in each, and tasks write units of
+        // their own.
         unsafe {
             match self.order {
                 Order::Panels(kind) => {
-                    let packing = pack::Packing { kind, weights, packed };
+                    let packing = pack::Packing { kind, weights, start, k, packed };
                     simd::launch(level, team, outputs.panels(), &packing);
                 }
                 Order::Rows(dtype) => {
-                    let copy = row_major::Copy { dtype, weights, packed };
+                    let copy = row_major::Copy { dtype, weights, start, k, packed };
                     simd::launch(level, team, copy.tasks(), &copy);
                 }
             }

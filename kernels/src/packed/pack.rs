@@ -243,6 +243,9 @@ unsafe fn along_to_pairs<S: Simd>(lines: &[Option<Line>], k0: usize, count: usiz
 pub(super) struct Packing<'a> {
     pub kind: PanelKind,
     pub weights: &'a Weights<'a>,
+    /// The first of the weights' values in rows of `k`.
+    pub start: usize,
+    pub k: usize,
     pub packed: *mut u8,
 }
 
@@ -262,7 +265,7 @@ impl Kernel for Packing<'_> {
         // SAFETY: `pack` checked that rows are in their pieces, that they fit the format, and that the panel is in the
         // packed bytes.
         unsafe {
-            let to = self.packed.add(panel * self.kind.bytes(weights.k));
+            let to = self.packed.add(panel * self.kind.bytes(self.k) + self.kind.bytes(self.start));
             match self.kind {
                 PanelKind::Blocks(format) => {
                     pack_blocks::<S>(&rows, format, 0, weights.k, weights.per_channel(), to);

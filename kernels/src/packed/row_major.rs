@@ -15,6 +15,9 @@ const GRAIN: usize = 64 * 1024;
 pub(super) struct Copy<'a> {
     pub(super) dtype: DType,
     pub(super) weights: &'a Weights<'a>,
+    /// The first of the weights' values in rows of `k`.
+    pub(super) start: usize,
+    pub(super) k: usize,
     pub(super) packed: *mut u8,
 }
 
@@ -42,7 +45,7 @@ impl Kernel for Copy<'_> {
             // SAFETY: `Format::pack` checked that rows are in their pieces and that the row is in the packed bytes; a
             // block has at most as many values as the scratch holds.
             unsafe {
-                let to = self.packed.add(outputs.row_major(row) * k * size);
+                let to = self.packed.add((outputs.row_major(row) * self.k + self.start) * size);
                 if from.dtype == self.dtype && from.step == 1 {
                     std::ptr::copy_nonoverlapping(from.ptr(), to, k * size);
                     continue;

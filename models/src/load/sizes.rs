@@ -34,14 +34,17 @@ pub(crate) struct Asked {
 }
 
 impl Sizes<'_> {
-    /// What a weight of these parts becomes.
-    fn encoding(&self, parts: &[Part], k: usize) -> Result<Encoding> {
-        let all = Stored::all(self.checkpoint, parts, k)?;
-        let encoding = stored::encoding(&self.precision, self.device, parts, &all);
+    /// What a weight of these parts becomes, and the bytes of the order of its inputs.
+    fn encoding(&self, parts: &[Part], k: usize, may_be_ordered: bool) -> Result<(Encoding, usize)> {
+        let (all, each) = (Stored::all(self.checkpoint, parts, k)?, parts.len());
+        let encoding = stored::encoding(&self.precision, self.device, parts, (&all, each), may_be_ordered);
         if let Some(asked) = self.asked {
             asked.borrow_mut().weights.extend(parts.iter().map(|part| (part.clone(), k, encoding)));
         }
-        Ok(encoding)
+        let is_ordered = may_be_ordered
+            && all.iter().any(|stored| stored.order().is_some())
+            && stored::common_blocks(&all, each, true) == Some(encoding);
+        Ok((encoding, if is_ordered { bytes(DType::U32, &[k]) } else { 0 }))
     }
 
     /// Of [`Loader::weight`](super::Loader::weight).
@@ -49,11 +52,17 @@ impl Sizes<'_> {
         self.linear(std::slice::from_ref(part), k, false, false)
     }
 
+    /// Of [`Loader::weight_and_table`](super::Loader::weight_and_table).
+    pub(crate) fn weight_and_table(&self, part: &Part, k: usize) -> Result<usize> {
+        let (encoding, _) = self.encoding(std::slice::from_ref(part), k, false)?;
+        Ok(WeightPacker::bytes(self.device, encoding, 1, part.len(), k, false))
+    }
+
     /// Of [`Loader::linear`](super::Loader::linear).
     pub(crate) fn linear(&self, parts: &[Part], k: usize, bias: bool, gated: bool) -> Result<usize> {
         let n = sum(parts.iter().map(Part::len));
-        let encoding = self.encoding(parts, k)?;
-        let mut bytes = WeightPacker::bytes(self.device, encoding, 1, n, k, gated);
+        let (encoding, order) = self.encoding(parts, k, true)?;
+        let mut bytes = WeightPacker::bytes(self.device, encoding, 1, n, k, gated).saturating_add(order);
         if bias {
             parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
             bytes = bytes.saturating_add(vector_bytes(n));
@@ -70,16 +79,23 @@ impl Sizes<'_> {
         k: usize,
         gated: bool,
     ) -> Result<usize> {
-        let (mut rows, mut encoding) = (0usize, None);
-        for part in parts {
-            let one = self.encoding(std::slice::from_ref(&part), k)?;
-            // Where experts differ they are kept as floats.
+        let (mut rows, mut encoding, mut is_ordered) = (0usize, None, false);
+        let (each, mut gate) = (1 + usize::from(gated), None);
+        for (at, part) in parts.enumerate() {
+            let (one, order) = self.encoding(std::slice::from_ref(&part), k, true)?;
+            // Where experts differ, or a gate and its up in their orders, they are kept as floats.
             let floats = self.precision.encoding(std::slice::from_ref(&part));
-            encoding = Some(encoding.map_or(one, |all| if all == one { all } else { floats }));
+            let stored = Stored::of(self.checkpoint, &part, k)?;
+            let fits = at % each == 0 || stored.order() == gate.as_deref();
+            gate = stored.order().map(<[u32]>::to_vec);
+            encoding = Some(encoding.map_or(one, |all| if all == one && fits { all } else { floats }));
+            is_ordered |= order > 0;
             rows = rows.saturating_add(part.len());
         }
         let encoding = encoding.unwrap_or(self.precision.main_encoding());
-        Ok(WeightPacker::bytes(self.device, encoding, experts, rows / experts.max(1), k, gated))
+        let is_ordered = is_ordered && matches!(encoding, Encoding::Blocks(_));
+        let order = if is_ordered { bytes(DType::U32, &[experts, k]) } else { 0 };
+        Ok(WeightPacker::bytes(self.device, encoding, experts, rows / experts.max(1), k, gated).saturating_add(order))
     }
 
     /// Of [`Loader::table`](super::Loader::table).

@@ -1,10 +1,13 @@
 use safetensors::tensor::TensorView;
+use serde_json::json;
 use sinew_kernels::Registry;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::Policy;
+use sinew_ops::layers::{Piece, SliceToPack};
 
 use super::fill::{SLICES_A_TURN, slices};
 use super::*;
+use crate::quantized::{Quantization, Rows};
 
 /// More rows than the slices of one turn hold, on two threads.
 const N: usize = 20_000;
@@ -14,17 +17,20 @@ fn value(row: usize, step: usize) -> f32 {
     ((row * 31 + step * 7) % 251) as f32 - 125.0
 }
 
-fn checkpoint(tensors: &[(&str, safetensors::Dtype, [usize; 2], Vec<u8>)]) -> Checkpoint {
+fn checkpoint<S: AsRef<str>>(tensors: &[(S, safetensors::Dtype, Vec<usize>, Vec<u8>)]) -> Checkpoint {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
-        (*name, TensorView::new(*dtype, shape.to_vec(), bytes).expect("as many bytes as the shape says"))
+        (name.as_ref(), TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
     });
     Checkpoint::from_bytes(safetensors::serialize(views, None).expect("a file")).expect("a checkpoint")
 }
 
-fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
+fn context() -> Arc<Context> {
     let cpu = Cpu::with(2, SimdLevel::detected()).expect("threads");
-    let ctx = Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).expect("a context");
-    let ctx = Arc::new(ctx);
+    Arc::new(Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).expect("a context"))
+}
+
+fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
+    let ctx = context();
     let precision = Precision::of(DType::BF16, ctx.device().hardware()).expect("bf16");
     let mut done = 0;
     let mut progress = |now, total| {
@@ -33,7 +39,8 @@ fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
     };
     let mut loader = Loader::new(ctx, checkpoint, precision, &mut progress);
     let packer = WeightPacker::new(loader.context(), DType::BF16, &[part.len()], k, false).expect("room");
-    let (threads, slices) = (loader.context().host_threads(), slices(&packer, loader.context().host_threads()).len());
+    let threads = loader.context().host_threads();
+    let slices = slices(&packer, threads, [k, k]).len();
     assert!(slices > SLICES_A_TURN * threads, "{slices} slices are packed in one turn");
     let weight = loader.weight(&[part], k).expect("the weight packs");
     weight.tensor().to_vec().expect("values")
@@ -44,8 +51,8 @@ fn a_transposed_weight_is_packed_as_the_weight_itself() {
     let by_rows = (0..N).flat_map(|row| (0..K).flat_map(move |step| value(row, step).to_le_bytes())).collect();
     let by_steps = (0..K).flat_map(|step| (0..N).flat_map(move |row| value(row, step).to_le_bytes())).collect();
     let checkpoint = checkpoint(&[
-        ("rows.weight", safetensors::Dtype::F32, [N, K], by_rows),
-        ("steps.weight", safetensors::Dtype::F32, [K, N], by_steps),
+        ("rows.weight", safetensors::Dtype::F32, vec![N, K], by_rows),
+        ("steps.weight", safetensors::Dtype::F32, vec![K, N], by_steps),
     ]);
     let rows = packed(&checkpoint, Part::whole("rows", N), K);
     assert!(rows == packed(&checkpoint, Part::whole("steps", N).transposed(true), K));
@@ -57,8 +64,89 @@ fn f64_is_packed_as_f32_is() {
     let narrow = (0..N * K).flat_map(|i| value(i / K, i % K).to_le_bytes()).collect();
     let wide = (0..N * K).flat_map(|i| f64::from(value(i / K, i % K)).to_le_bytes()).collect();
     let checkpoint = checkpoint(&[
-        ("narrow.weight", safetensors::Dtype::F32, [N, K], narrow),
-        ("wide.weight", safetensors::Dtype::F64, [N, K], wide),
+        ("narrow.weight", safetensors::Dtype::F32, vec![N, K], narrow),
+        ("wide.weight", safetensors::Dtype::F64, vec![N, K], wide),
     ]);
     assert!(packed(&checkpoint, Part::whole("narrow", N), K) == packed(&checkpoint, Part::whole("wide", N), K));
+}
+
+/// Gates and ups of experts, `[n, k]` each, of 4 bits in groups of 128. Those of an expert are more than a strip.
+struct Experts {
+    count: usize,
+    n: usize,
+    k: usize,
+}
+
+const EXPERTS: Experts = Experts { count: 2, n: 1600, k: 8192 };
+
+impl Experts {
+    /// GPTQ, or AWQ; each expert with an order of its own, or none.
+    fn checkpoint(&self, method: &str, has_order: bool) -> Checkpoint {
+        use safetensors::Dtype::{F16, I32};
+        let Self { count, n, k } = *self;
+        let groups = k / 128;
+        let codes = if method == "gptq" { [k / 8, n] } else { [k, n / 8] };
+        let mut tensors = Vec::new();
+        for (at, part) in self.parts().iter().enumerate() {
+            let words = |[rows, columns]: [usize; 2]| -> Vec<u8> {
+                let word = |i: usize| (i as u32 + 7 * at as u32).wrapping_mul(0x9e37_79b9);
+                (0..rows * columns).flat_map(|i| word(i).to_le_bytes()).collect()
+            };
+            let scales = (0..groups * n).flat_map(|i| f16::from_f32(1.0 + (i % 997) as f32 / 64.0).to_le_bytes());
+            let name = |tensor: &str| format!("{}.{tensor}", part.name());
+            tensors.push((name("qweight"), I32, codes.to_vec(), words(codes)));
+            tensors.push((name("qzeros"), I32, vec![groups, n / 8], words([groups, n / 8])));
+            tensors.push((name("scales"), F16, vec![groups, n], scales.collect()));
+            if has_order {
+                let index = (0..k).flat_map(|i| ((i * (2 * (at / count) + 3) % k / 128) as i32).to_le_bytes());
+                tensors.push((name("g_idx"), I32, vec![k], index.collect()));
+            }
+        }
+        let config = json!({ "quantization_config":
+            { "quant_method": method, "bits": 4, "group_size": 128, "desc_act": has_order, "version": "gemm" } });
+        checkpoint(&tensors).with_quantization(Quantization::parse(&config, "config.json", None).expect("known"))
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let names = (0..self.count).flat_map(|expert| ["gate", "up"].map(|name| format!("{expert}.{name}")));
+        names.map(|name| Part::whole(name, self.n)).collect()
+    }
+}
+
+#[test]
+fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
+    let (ctx, Experts { count, n, k }) = (context(), EXPERTS);
+    for (method, has_order) in [("gptq", false), ("gptq", true), ("awq", false)] {
+        let (checkpoint, parts) = (EXPERTS.checkpoint(method, has_order), EXPERTS.parts());
+        let precision = WeightOptions::default().precision(&checkpoint, ctx.device().hardware()).expect("a precision");
+        let stored = Stored::all(&checkpoint, &parts, k).expect("they fit");
+        let mut nothing = |_, _| {};
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &mut nothing);
+        let encoding = loader.encoding(&parts, (&stored, 2), true);
+        let packer = || {
+            let packer = WeightPacker::grouped(&ctx, encoding, count, &[n; 2], k, true).expect("room");
+            loader.as_stored(packer, (&stored, 2), k).expect("room")
+        };
+        let mut whole = packer();
+        assert_eq!(whole.is_ordered(), has_order);
+        let modules: Vec<_> =
+            parts.iter().map(|part| checkpoint.module(part.name()).expect("fits").expect("quantized")).collect();
+        let pack = |slice: SliceToPack<'_>| {
+            let rows = slice.slice.rows.iter().map(|(part, rows)| modules[*part].rows(&checkpoint, rows.clone()));
+            let rows: Vec<Rows> = rows.collect::<Result<_>>()?;
+            let pieces = rows.iter().map(|rows| match rows {
+                Rows::Blocks(blocks) => Piece::Codes(blocks.codes()),
+                Rows::Values(bytes, dtype) => Piece::Rows(bytes, *dtype),
+            });
+            Ok::<(), crate::Error>(slice.pack(&pieces.collect::<Vec<_>>())?)
+        };
+        let slices = whole.slices(16 << 20);
+        whole.pack_each(&ctx, &slices, pack).expect("it packs");
+        let in_strips = packer();
+        let in_strips = loader.fill(in_strips, &parts, (&stored, 2), k).expect("it packs").finish().expect("a weight");
+        let whole = whole.finish().expect("a weight");
+        assert!(matches!(encoding, Encoding::Blocks(_)), "{encoding}");
+        let [found, expected] = [&in_strips, &whole].map(|weight| weight.tensor().to_vec::<u8>().expect("bytes"));
+        assert!(found == expected, "{method}, {has_order}");
+    }
 }

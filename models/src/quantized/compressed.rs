@@ -152,7 +152,8 @@ fn integers(
         probe.check_dtype(&index, &[Dtype::I32, Dtype::I64])?;
         // Where it is not in use, it is all -1.
         if !probe.integers(&index)?.contains(&-1) {
-            groups.index = probe.group_index(&index, shape[1], groups.size, groups.count)?;
+            let of_columns = probe.group_index(&index, shape[1], groups.size, groups.count)?;
+            groups = groups.scattered(of_columns);
         }
         others.push(index.name);
     } else if weights.act_order {

@@ -70,7 +70,8 @@ impl Gptq {
         let mut others = Vec::new();
         if let Some(index) = probe.find("g_idx") {
             probe.check_dtype(&index, &[Dtype::I32, Dtype::I64])?;
-            groups.index = probe.group_index(&index, k, groups.size, groups.count)?;
+            let of_columns = probe.group_index(&index, k, groups.size, groups.count)?;
+            groups = groups.scattered(of_columns);
             others.push(index.name);
         }
         let scale = scale_dtype(scales.dtype);

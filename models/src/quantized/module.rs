@@ -1,31 +1,30 @@
 //! A quantized weight in a checkpoint, and rows of it.
 
-use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 use sinew_ops::layers::{Codes, Encoding};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
+use super::bitsandbytes;
 use super::probe::Probe;
-use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
+use super::strip::Strip;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 
 /// A quantized weight `[n, k]` in a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredModule {
-    name: String,
-    shape: [usize; 2],
-    dtype: DType,
-    values: BlockValues,
-    codes: Stored<CodesLayout>,
-    scales: Stored<ScalesLayout>,
-    scale_dtype: DType,
-    zeros: Option<Stored<ZerosLayout>>,
-    groups: Groups,
-    blocks: Option<BlockFormat>,
+    pub(super) name: String,
+    pub(super) shape: [usize; 2],
+    pub(super) dtype: DType,
+    pub(super) values: BlockValues,
+    pub(super) codes: Stored<CodesLayout>,
+    pub(super) scales: Stored<ScalesLayout>,
+    pub(super) scale_dtype: DType,
+    pub(super) zeros: Option<Stored<ZerosLayout>>,
+    pub(super) groups: Groups,
+    pub(super) blocks: Option<BlockFormat>,
     /// What else was read.
     others: Vec<String>,
 }
@@ -94,7 +93,10 @@ pub(super) struct Groups {
     pub size: usize,
     pub count: usize,
     /// The group of each column, where it is not `i / size`.
-    pub index: Option<Vec<u32>>,
+    pub index: Option<Arc<[u32]>>,
+    /// Where groups are scattered, the columns of the first, those of the second, and so on, as they follow each other;
+    /// unless a group has another number of them than `size`.
+    pub order: Option<Arc<[u32]>>,
 }
 
 /// Columns of the groups in which weights are packed.
@@ -195,7 +197,7 @@ impl Bits {
     }
 
     /// The values of a word, lowest first, less the middle.
-    fn unpacked(self, word: u32) -> impl Iterator<Item = i8> {
+    pub(super) fn unpacked(self, word: u32) -> impl Iterator<Item = i8> {
         let (bytes, count) = match self {
             Self::Four => (signed_nibbles(word), 8),
             Self::Eight => (u64::from(u32::from_le_bytes(signed_bytes(word))), 4),
@@ -232,17 +234,27 @@ pub(super) fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
 impl Groups {
     /// Groups of `size` of `k` columns.
     pub fn of(k: usize, size: usize) -> Self {
-        Self { size, count: k.div_ceil(size), index: None }
+        Self { size, count: k.div_ceil(size), index: None, order: None }
     }
 
     /// One for the row.
     pub fn whole(k: usize) -> Self {
-        Self { size: k.next_multiple_of(PACKED[0]), count: 1, index: None }
+        Self { size: k.next_multiple_of(PACKED[0]), count: 1, index: None, order: None }
+    }
+
+    /// The same of columns whose groups are these.
+    pub fn scattered(self, index: Option<Vec<u32>>) -> Self {
+        let Some(index) = index else { return self };
+        let mut order: Vec<u32> = (0..).take(index.len()).collect();
+        order.sort_by_key(|&column| index[column as usize]);
+        let is_whole = |(at, &column): (usize, &u32)| index[column as usize] as usize == at / self.size;
+        let order = order.iter().enumerate().all(is_whole).then(|| order.into());
+        Self { index: Some(index.into()), order, ..self }
     }
 
     /// Columns of the groups in which they are packed: the largest of which theirs are made up.
     fn packed(&self) -> Option<usize> {
-        if self.index.is_some() {
+        if self.index.is_some() && self.order.is_none() {
             return None;
         }
         let whole = (self.count == 1).then_some(PACKED[0]);
@@ -278,10 +290,16 @@ impl StoredModule {
         self.dtype
     }
 
-    /// How it is packed: in blocks, where its groups are made up of groups of 128, 64 or 32 columns, and else as
-    /// floats.
+    /// How it is packed: in blocks, where its groups are made up of groups of 128, 64 or 32 columns, which are in
+    /// [`order`](Self::order) if they are scattered; and else as floats.
     pub fn encoding(&self) -> Encoding {
         self.blocks.map_or(Encoding::Float(self.dtype), Encoding::Blocks)
+    }
+
+    /// The order in which its columns are packed in blocks, where groups are scattered (act-order): those of a group side
+    /// by side, as the file has them.
+    pub fn order(&self) -> Option<&[u32]> {
+        self.groups.order.as_deref()
     }
 
     /// The names of its tensors.
@@ -290,28 +308,40 @@ impl StoredModule {
         [&self.codes.tensor, &self.scales.tensor].into_iter().chain(zeros).chain(&self.others).map(String::as_str)
     }
 
+    /// Whether its values lie input after input, all outputs of one side by side: rows of it are in all of its pages, and
+    /// columns in some.
+    pub(crate) fn lies_by_columns(&self) -> bool {
+        matches!(self.codes.layout, CodesLayout::WordsOfK(_) | CodesLayout::WordsOfN)
+    }
+
+    /// Columns at whose multiples it can be cut into strips, no value of its tensors being in two; the largest number
+    /// where it can not.
+    pub(crate) fn strip_granule(&self) -> usize {
+        if !self.lies_by_columns() || self.groups.index.is_some() {
+            return usize::MAX;
+        }
+        // A scale of a whole row is in every strip, and is the least of it.
+        let group = if self.groups.count == 1 { 1 } else { self.groups.size };
+        match self.codes.layout {
+            CodesLayout::WordsOfK(bits) => group.checked_next_multiple_of(bits.per_word()).unwrap_or(usize::MAX),
+            _ => group,
+        }
+    }
+
+    /// Some columns of all its rows: all of them, or such as begin and end between strips.
+    ///
+    /// # Errors
+    /// Other columns, or a file that can no longer be read.
+    pub(crate) fn strip<'a>(&'a self, checkpoint: &'a Checkpoint, columns: Range<usize>) -> Result<Strip<'a>> {
+        Strip::new(self, checkpoint, columns)
+    }
+
     /// Rows of it, as they are packed in [`encoding`](Self::encoding).
     ///
     /// # Errors
     /// Rows that it does not have, or a file that can no longer be read.
     pub fn rows(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Rows> {
-        let Some(format) = self.blocks else {
-            return Ok(Rows::Values(self.dequantized(checkpoint, rows)?, self.dtype));
-        };
-        self.check(checkpoint, &rows)?;
-        let scales = self.scales(checkpoint, rows.clone())?;
-        let zeros = self.zeros(checkpoint, rows.clone())?;
-        let packed: Vec<usize> = match self.groups.count {
-            1 => vec![0; self.shape[1].div_ceil(format.group())],
-            _ => (0..self.shape[1]).step_by(format.group()).map(|column| column / self.groups.size).collect(),
-        };
-        let scales = match self.scale_dtype.size() {
-            2 => repeated(scales.as_chunks::<2>().0, self.groups.count, &packed).as_flattened().to_vec(),
-            _ => repeated(scales.as_chunks::<4>().0, self.groups.count, &packed).as_flattened().to_vec(),
-        };
-        let zeros = repeated(&zeros, self.groups.count, &packed);
-        let codes = self.codes(checkpoint, rows)?;
-        Ok(Rows::Blocks(BlockRows { format, codes, scales, zeros }))
+        self.strip(checkpoint, 0..self.shape[1])?.rows(rows)
     }
 
     /// Rows `[rows, k]` of floats in [`dtype`](Self::dtype), little-endian, as the format's own code dequantizes them.
@@ -319,43 +349,28 @@ impl StoredModule {
     /// # Errors
     /// As [`rows`](Self::rows).
     pub fn dequantized(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Vec<u8>> {
-        self.check(checkpoint, &rows)?;
-        let [_, k] = self.shape;
-        let Groups { size, count, index } = &self.groups;
-        let values: [f32; 256] = std::array::from_fn(|code| self.values.value(code as u8));
-        let scales = widened(&self.scales(checkpoint, rows.clone())?, self.scale_dtype);
-        let zeros = self.zeros(checkpoint, rows.clone())?;
-        let codes = self.codes(checkpoint, rows.clone())?;
-        let row_bytes = k * self.dtype.size();
-        let (mut rounding, mut rounded) = (Rounding::new(self.dtype, k), vec![0; rows.len() * row_bytes]);
-        let (mut line, mut shifts) = (vec![0.0f32; k], vec![0.0f32; *count]);
-        let lines = codes.chunks_exact(k).zip(scales.chunks_exact(*count)).zip(rounded.chunks_exact_mut(row_bytes));
-        for (row, ((codes, scales), bytes)) in lines.enumerate() {
-            if let Some(zeros) = zeros.get(row * count..(row + 1) * count) {
-                shifts.iter_mut().zip(zeros).for_each(|(shift, &zero)| *shift = f32::from(zero));
-            }
-            match index {
-                None => {
-                    let groups = line.chunks_mut(*size).zip(codes.chunks(*size)).zip(scales.iter().zip(&shifts));
-                    for ((line, codes), (scale, shift)) in groups {
-                        for (value, &code) in line.iter_mut().zip(codes) {
-                            *value = scale * (values[usize::from(code)] - shift);
-                        }
-                    }
-                }
-                Some(index) => {
-                    for ((value, &code), &group) in line.iter_mut().zip(codes).zip(index) {
-                        let group = group as usize;
-                        *value = scales[group] * (values[usize::from(code)] - shifts[group]);
-                    }
-                }
-            }
-            rounding.round(&line, bytes);
-        }
-        Ok(rounded)
+        self.strip(checkpoint, 0..self.shape[1])?.dequantized(rows)
     }
 
-    fn check(&self, checkpoint: &Checkpoint, rows: &Range<usize>) -> Result<()> {
+    /// Lets go of the pages of rows that were packed, where rows have pages of their own.
+    pub(crate) fn release_rows(&self, checkpoint: &Checkpoint, rows: Range<usize>) {
+        if let Some(row_bytes) = self.row_bytes() {
+            checkpoint.release_slice(&self.codes.tensor, rows.start * row_bytes..rows.end * row_bytes);
+        }
+    }
+
+    /// Bytes of a row's codes, where they lie side by side.
+    pub(super) fn row_bytes(&self) -> Option<usize> {
+        let k = self.shape[1];
+        match self.codes.layout {
+            CodesLayout::RowsOfWords(bits) => Some(k.div_ceil(bits.per_word()) * 4),
+            CodesLayout::Bytes => Some(k),
+            CodesLayout::Nibbles | CodesLayout::HighNibbles => Some(k / 2),
+            CodesLayout::WordsOfK(_) | CodesLayout::WordsOfN => None,
+        }
+    }
+
+    pub(super) fn check(&self, checkpoint: &Checkpoint, rows: &Range<usize>) -> Result<()> {
         let n = self.shape[0];
         if rows.start <= rows.end && rows.end <= n {
             return Ok(());
@@ -364,176 +379,21 @@ impl StoredModule {
             format!("rows {}..{} of module `{}`, which has {n}", rows.start, rows.end, self.name.escape_debug());
         Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem })
     }
-
-    /// `[rows, k]`.
-    fn codes(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Vec<u8>> {
-        let ([n, k], name) = (self.shape, &self.codes.tensor);
-        let slice = |row_bytes: usize| -> Result<Cow<'_, [u8]>> {
-            Ok(checkpoint.tensor_slice(name, rows.start * row_bytes..rows.end * row_bytes)?.bytes)
-        };
-        Ok(match self.codes.layout {
-            CodesLayout::WordsOfK(bits) => gptq::codes(&checkpoint.tensor(name)?.bytes, bits, n, rows),
-            CodesLayout::WordsOfN => awq::codes(&checkpoint.tensor(name)?.bytes, [n, k], rows),
-            CodesLayout::RowsOfWords(bits) => compressed::codes(&slice(k.div_ceil(bits.per_word()) * 4)?, bits, k),
-            CodesLayout::Bytes => slice(k)?.into_owned(),
-            CodesLayout::Nibbles => mxfp4::codes(&slice(k / 2)?),
-            CodesLayout::HighNibbles => bitsandbytes::codes(&slice(k / 2)?),
-        })
-    }
-
-    /// `[rows, groups]` in the dtype that they have in memory.
-    fn scales(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Vec<u8>> {
-        let (size, groups, name) = (self.scale_dtype.size(), self.groups.count, &self.scales.tensor);
-        match &self.scales.layout {
-            ScalesLayout::Columns => {
-                let bytes = checkpoint.tensor(name)?.bytes;
-                Ok(match size {
-                    2 => columns(bytes.as_chunks::<2>().0, self.shape[0], rows, groups).as_flattened().to_vec(),
-                    _ => columns(bytes.as_chunks::<4>().0, self.shape[0], rows, groups).as_flattened().to_vec(),
-                })
-            }
-            ScalesLayout::Rows(shared) => rows_of(checkpoint, name, rows, *shared, groups * size),
-            ScalesLayout::Exponents(shared) => {
-                let exponents = rows_of(checkpoint, name, rows, *shared, groups)?;
-                Ok(exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect())
-            }
-            ScalesLayout::Nested(nested) => {
-                let first = rows.start * groups;
-                Ok(nested.scales(&checkpoint.tensor_slice(name, first..rows.end * groups)?.bytes, first))
-            }
-        }
-    }
-
-    /// `[rows, groups]`, where there are any.
-    fn zeros(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Vec<i8>> {
-        let (n, groups) = (self.shape[0], self.groups.count);
-        let Some(Stored { tensor, layout }) = &self.zeros else { return Ok(Vec::new()) };
-        if let ZerosLayout::Bytes(shared) = *layout {
-            let bytes = rows_of(checkpoint, tensor, rows, shared, groups)?;
-            return Ok(bytes.into_iter().map(|byte| byte as i8).collect());
-        }
-        let mut zeros = vec![0; rows.len() * groups];
-        let mut put = |row: usize, group: usize, zero: i8| {
-            if rows.contains(&row) {
-                zeros[(row - rows.start) * groups + group] = zero;
-            }
-        };
-        let (bits, added, row_in_word): (_, _, [usize; 8]) = match *layout {
-            ZerosLayout::Words(bits, added) => (bits, added, [0, 1, 2, 3, 4, 5, 6, 7]),
-            ZerosLayout::Interleaved => (Bits::Four, 0, awq::OUTPUT_OF_NIBBLE),
-            ZerosLayout::WordsOfRows(bits) => {
-                let per_word = bits.per_word();
-                let (first, end) = (rows.start / per_word, rows.end.div_ceil(per_word));
-                let bytes = checkpoint.tensor_slice(tensor, first * groups * 4..end * groups * 4)?.bytes;
-                for (at, word) in words(&bytes).enumerate() {
-                    let (row, group) = ((first + at / groups) * per_word, at % groups);
-                    bits.unpacked(word).enumerate().for_each(|(i, zero)| put(row + i, group, zero));
-                }
-                return Ok(zeros);
-            }
-            ZerosLayout::Bytes(_) => return Ok(zeros),
-        };
-        let per_word = bits.per_word();
-        let (first, end) = (rows.start / per_word, rows.end.div_ceil(per_word));
-        let bytes = checkpoint.tensor(tensor)?.bytes;
-        for (group, line) in bytes.chunks_exact(n / per_word * 4).enumerate() {
-            for (at, word) in words(line).enumerate().take(end).skip(first) {
-                let values = bits.unpacked(word.wrapping_add(added));
-                values.zip(row_in_word).for_each(|(zero, row)| put(at * per_word + row, group, zero));
-            }
-        }
-        Ok(zeros)
-    }
 }
 
 impl Stored<ZerosLayout> {
     /// Whether all are in the middle, which stands for 0.
     fn are_middle(&self, checkpoint: &Checkpoint) -> Result<bool> {
         let bytes = checkpoint.tensor(&self.tensor)?.bytes;
-        Ok(match self.layout {
+        let are_middle = match self.layout {
             ZerosLayout::Words(bits, added) => words(&bytes).all(|word| word.wrapping_add(added) == bits.middle()),
             ZerosLayout::Interleaved => words(&bytes).all(|word| word == Bits::Four.middle()),
             ZerosLayout::WordsOfRows(bits) => words(&bytes).all(|word| word == bits.middle()),
             ZerosLayout::Bytes(_) => bytes.iter().all(|&zero| zero == 0),
-        })
-    }
-}
-
-/// For each row, what its group of `groups` has for each packed group.
-fn repeated<T: Copy>(values: &[T], groups: usize, packed: &[usize]) -> Vec<T> {
-    let mut all = Vec::with_capacity(values.len() / groups * packed.len());
-    for row in values.chunks_exact(groups) {
-        all.extend(packed.iter().map(|&group| row[group]));
-    }
-    all
-}
-
-/// `[rows, groups]` of a tensor `[groups, n]`.
-fn columns<T: Copy>(values: &[T], n: usize, rows: Range<usize>, groups: usize) -> Vec<T> {
-    let mut all = Vec::with_capacity(rows.len() * groups);
-    for row in rows {
-        all.extend(values.chunks_exact(n).map(|group| group[row]));
-    }
-    all
-}
-
-/// `[rows, row_bytes]` of a tensor `[⌈n / shared⌉, row_bytes]`.
-fn rows_of(
-    checkpoint: &Checkpoint,
-    name: &str,
-    rows: Range<usize>,
-    shared: usize,
-    row_bytes: usize,
-) -> Result<Vec<u8>> {
-    let (first, end) = (rows.start / shared, rows.end.div_ceil(shared));
-    let bytes = checkpoint.tensor_slice(name, first * row_bytes..end.max(first) * row_bytes)?.bytes;
-    if shared == 1 {
-        return Ok(bytes.into_owned());
-    }
-    let mut all = Vec::with_capacity(rows.len() * row_bytes);
-    for (at, block) in bytes.chunks_exact(row_bytes).enumerate() {
-        let start = (first + at).saturating_mul(shared);
-        let end = start.saturating_add(shared);
-        for _ in start.max(rows.start)..end.min(rows.end) {
-            all.extend_from_slice(block);
-        }
-    }
-    Ok(all)
-}
-
-fn widened(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    match dtype {
-        DType::F16 => bytes.as_chunks().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
-        DType::BF16 => bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
-        _ => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
-    }
-}
-
-/// Rounds floats of f32 to a dtype, a line at a time.
-struct Rounding {
-    dtype: DType,
-    f16: Vec<f16>,
-    bf16: Vec<bf16>,
-}
-
-impl Rounding {
-    fn new(dtype: DType, line: usize) -> Self {
-        let room = |of: DType| if dtype == of { line } else { 0 };
-        Self { dtype, f16: vec![f16::ZERO; room(DType::F16)], bf16: vec![bf16::ZERO; room(DType::BF16)] }
-    }
-
-    /// The line's values, little-endian.
-    fn round(&mut self, line: &[f32], bytes: &mut [u8]) {
-        match self.dtype {
-            DType::F16 => {
-                self.f16.convert_from_f32_slice(line);
-                bytes.as_chunks_mut().0.iter_mut().zip(&self.f16).for_each(|(to, value)| *to = value.to_le_bytes());
-            }
-            DType::BF16 => {
-                self.bf16.convert_from_f32_slice(line);
-                bytes.as_chunks_mut().0.iter_mut().zip(&self.bf16).for_each(|(to, value)| *to = value.to_le_bytes());
-            }
-            _ => bytes.as_chunks_mut().0.iter_mut().zip(line).for_each(|(to, value)| *to = value.to_le_bytes()),
-        }
+        };
+        drop(bytes);
+        // Those of all modules are looked at before the first is packed.
+        checkpoint.release_slice(&self.tensor, 0..usize::MAX);
+        Ok(are_middle)
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<Store
         scales: Stored { tensor: scales.name, layout: ScalesLayout::Exponents(1) },
         scale_dtype: DType::BF16,
         zeros: None,
-        groups: Groups { size: GROUP, count: groups, index: None },
+        groups: Groups::of(k, GROUP),
         others: Vec::new(),
     };
     Ok(Some(StoredModule::new(&probe, parts)?))

@@ -90,8 +90,9 @@ fn rounded(value: f32, dtype: DType) -> Vec<u8> {
     }
 }
 
-/// What rows are, each value by itself.
-fn evaluated(rows: &Rows, dtype: DType, k: usize) -> Vec<u8> {
+/// What rows of `k` columns of a module are, each value by itself, in the order of the module's columns.
+fn evaluated(rows: &Rows, module: &StoredModule, k: usize) -> Vec<u8> {
+    let dtype = module.dtype();
     let blocks = match rows {
         Rows::Values(bytes, of) => {
             assert_eq!(*of, dtype);
@@ -108,7 +109,13 @@ fn evaluated(rows: &Rows, dtype: DType, k: usize) -> Vec<u8> {
         let zero = zeros.get(group).map_or(0.0, |&zero| f32::from(zero));
         rounded(scale * (format.values().value(code) - zero), dtype)
     };
-    codes.iter().enumerate().flat_map(value).collect()
+    let packed: Vec<Vec<u8>> = codes.iter().enumerate().map(value).collect();
+    let Some(order) = module.order() else { return packed.concat() };
+    let mut columns = packed.clone();
+    for (row, packed) in columns.chunks_mut(k).zip(packed.chunks(k)) {
+        order.iter().zip(packed).for_each(|(&column, value)| row[column as usize].clone_from(value));
+    }
+    columns.concat()
 }
 
 /// Ranges of seven rows, the last of fewer.
@@ -129,10 +136,27 @@ fn check_module(module: &StoredModule, checkpoint: &Checkpoint, expected: &[u8],
             (Rows::Values(_, dtype), Encoding::Float(of)) => assert_eq!(*dtype, of),
             (rows, encoding) => panic!("{rows:?} in {encoding}"),
         }
-        evaluated(&rows, module.dtype(), k)
+        evaluated(&rows, module, k)
     };
     assert!(of(0..n) == expected, "{name} is packed with other bits");
     assert!(sevens(n).flat_map(of).eq(expected.iter().copied()), "{name} is packed with other bits in slices");
+    let width = match module.encoding() {
+        Encoding::Blocks(format) => module.strip_granule().max(format.group()),
+        Encoding::Float(_) => module.strip_granule(),
+    };
+    for start in (0..k).step_by(width) {
+        let columns = start..k.min(start.saturating_add(width));
+        let strip = module.strip(checkpoint, columns.clone()).expect("a strip");
+        let size = module.dtype().size();
+        let expected = expected.chunks(k * size).flat_map(|row| &row[columns.start * size..columns.end * size]);
+        let expected: Vec<u8> = expected.copied().collect();
+        assert!(strip.dequantized(0..n).expect("rows") == expected, "columns {columns:?} of {name}");
+        let rows = strip.rows(0..n).expect("rows");
+        assert!(
+            evaluated(&rows, module, columns.len()) == expected,
+            "columns {columns:?} of {name} are packed otherwise"
+        );
+    }
 }
 
 #[test]
@@ -223,9 +247,9 @@ fn fixtures_are_packed_in_the_blocks_that_they_have() {
         ("gptq_4bit_one_group_zero_biases_llama_f16", blocks(Int4, 128, DType::F16, false)),
         ("gptq_8bit_g64_qwen2_f16", blocks(Int8, 64, DType::F16, false)),
         ("gptq_v2_4bit_g32_asym_untied_llama_f16", blocks(Int4, 32, DType::F16, true)),
-        ("gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers", Encoding::Float(DType::F16)),
+        ("gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers", blocks(Int4, 32, DType::F16, true)),
         ("awq_g128_qwen2_f16", blocks(Int4, 128, DType::F16, true)),
-        ("ct_int4_g32_asym_actorder_llama_f16", Encoding::Float(DType::F16)),
+        ("ct_int4_g32_asym_actorder_llama_f16", blocks(Int4, 32, DType::F16, true)),
         ("ct_int8_channel_packed_llama_f16", blocks(Int8, 128, DType::F16, false)),
         ("fp8_block_ragged_qwen2_bf16", blocks(F8E4M3, 128, DType::F32, false)),
     ];
@@ -284,7 +308,7 @@ fn values(module: &StoredModule, checkpoint: &Checkpoint) -> Vec<f32> {
     let [n, k] = module.shape();
     let bytes = module.dequantized(checkpoint, 0..n).expect("rows");
     let rows = module.rows(checkpoint, 0..n).expect("rows");
-    assert_eq!(evaluated(&rows, module.dtype(), k), bytes, "blocks and values differ");
+    assert_eq!(evaluated(&rows, module, k), bytes, "blocks and values differ");
     bytes.chunks(module.dtype().size()).map(|bytes| float(bytes, module.dtype())).collect()
 }
 
@@ -319,7 +343,7 @@ fn zero_points_of_gptq_carry_from_one_to_the_next() {
 
 #[test]
 fn groups_that_do_not_divide_a_row_end_with_it() {
-    // 40 inputs in groups of 32, and one with g_idx in order, and one with it out of order.
+    // 40 inputs in groups of 32, with g_idx in order, out of order, and of groups of other sizes.
     let scales: Vec<f32> = (0..16).map(|i| 1.0 + i as f32).collect();
     let tensors = |index: Option<Vec<u32>>| {
         let mut tensors = vec![
@@ -332,6 +356,8 @@ fn groups_that_do_not_divide_a_row_end_with_it() {
     };
     let in_order: Vec<u32> = (0..40).map(|i| i / 32).collect();
     let reversed: Vec<u32> = in_order.iter().rev().copied().collect();
+    let mut unequal = reversed.clone();
+    unequal[0] = 0;
     let expected = |index: &[u32]| -> Vec<f32> {
         (0..8).flat_map(|row| index.iter().map(move |&group| (group * 8 + row + 1) as f32)).collect()
     };
@@ -341,10 +367,15 @@ fn groups_that_do_not_divide_a_row_end_with_it() {
         assert!(matches!(module.encoding(), Encoding::Blocks(format) if format.group() == 32));
         assert_eq!(values(&module, &checkpoint), expected(&in_order));
     }
-    let checkpoint = tensors(Some(reversed.clone()));
-    let module = gptq(4, 32, "gptq").module(&checkpoint, "m").expect("fits").expect("quantized");
-    assert_eq!(module.encoding(), Encoding::Float(DType::F16));
-    assert_eq!(values(&module, &checkpoint), expected(&reversed));
+    // Those of the first group, and then those of the second, as they follow each other.
+    let order: Vec<u32> = (8..40).chain(0..8).collect();
+    for (index, order) in [(&reversed, Some(&order[..])), (&unequal, None)] {
+        let checkpoint = tensors(Some(index.clone()));
+        let module = gptq(4, 32, "gptq").module(&checkpoint, "m").expect("fits").expect("quantized");
+        assert_eq!(module.order(), order);
+        assert_eq!(matches!(module.encoding(), Encoding::Blocks(_)), order.is_some());
+        assert_eq!(values(&module, &checkpoint), expected(index));
+    }
 }
 
 #[test]

@@ -39,8 +39,11 @@ impl Embedding {
     /// Plans an embedding from the packed weight `[vocab, width]` of a tied head: the table is held once.
     ///
     /// # Errors
-    /// No kernel for it on the context's device.
+    /// A weight that has its inputs in another order, or no kernel for it on the context's device.
     pub fn packed(ctx: &Context, weight: Arc<PackedWeight>, output: DType) -> Result<Self> {
+        if weight.order().is_some() {
+            return Err(refuse("embedding", "rows of a weight that has its inputs in another order"));
+        }
         let kind = TableKind::Packed(weight.shape().format);
         let plan = plan(ctx, weight.n(), weight.k(), kind, output)?;
         Ok(Self { table: Table::Shared(weight), plan })

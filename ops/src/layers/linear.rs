@@ -105,6 +105,7 @@ impl Linear {
             k: weight.k(),
             a: norm.map_or(options.input, NormOptions::input),
             norm: norm.map(NormOptions::of_input),
+            gathered: weight.order().is_some(),
             b: Rhs::Packed(weight.shape().format),
             out: options.output,
             compute: options.compute,
@@ -132,7 +133,8 @@ impl Linear {
         let out = out.with_layout(layout)?;
         let bias = self.bias.as_ref().map(Tensor::view);
         let [norm_weight, norm_bias] = norm;
-        let inputs = [Some(x), Some(self.weight.tensor().view()), bias, None, norm_weight, norm_bias];
+        let order = self.weight.order().map(Tensor::view);
+        let inputs = [Some(x), Some(self.weight.tensor().view()), bias, None, norm_weight, norm_bias, order];
         self.plan.run(ctx, &call, &inputs, &[out])
     }
 

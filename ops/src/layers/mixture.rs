@@ -308,6 +308,7 @@ impl GroupedLinear {
             k: shape.k,
             a: options.input,
             format: shape.format,
+            gathered: weight.order().is_some(),
             out: options.output,
             compute: options.compute,
             gated: options.gated,
@@ -324,7 +325,13 @@ impl GroupedLinear {
     /// Operands of other shapes or dtypes than planned, or offsets that do not share out the rows.
     pub fn run(&self, ctx: &Context, x: View<'_>, offsets: View<'_>, out: ViewMut<'_>) -> Result<()> {
         let call = GroupedGemmDynamic { rows: size(&x, 0) };
-        self.plan.run(ctx, &call, &[Some(x), Some(self.weight.tensor().view()), Some(offsets)], &[out])
+        let shape = self.weight.shape();
+        let order = match self.weight.order() {
+            // That of one expert is that of a weight alone, of one dimension.
+            Some(order) => Some(order.view().with_layout(Layout::contiguous(&[shape.groups, shape.k])?)?),
+            None => None,
+        };
+        self.plan.run(ctx, &call, &[Some(x), Some(self.weight.tensor().view()), Some(offsets), order], &[out])
     }
 
     /// Bytes of the packed weights.

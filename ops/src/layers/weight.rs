@@ -16,6 +16,7 @@ use crate::{Context, Error, Result};
 pub struct PackedWeight {
     bytes: Tensor,
     shape: PackedShape,
+    order: Option<Tensor>,
 }
 
 /// Which weight is packed, and into which format.
@@ -59,14 +60,20 @@ impl PackedWeight {
         &self.bytes
     }
 
-    /// Number of packed bytes.
-    pub fn len(&self) -> usize {
-        self.bytes.buffer().len()
+    /// The order in which it has its inputs, where that is another than that of the values which it is multiplied with:
+    /// u32 `[groups, k]`, or `[k]` of one weight. See [`WeightPacker::ordered`].
+    pub fn order(&self) -> Option<&Tensor> {
+        self.order.as_ref()
     }
 
-    /// Whether there are none.
+    /// Number of packed bytes, and of those of the order.
+    pub fn len(&self) -> usize {
+        self.bytes.buffer().len() + self.order.as_ref().map_or(0, super::bytes)
+    }
+
+    /// Whether there are no packed bytes.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.bytes.buffer().is_empty()
     }
 }
 
@@ -98,12 +105,15 @@ pub struct WeightPacker {
     staged: Vec<u8>,
     /// Whether rows that are rounded to blocks have one scale each.
     per_channel: bool,
+    order: Option<Tensor>,
 }
 
 /// A run of units, and the rows that must be at hand to pack them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitSlice {
     units: Range<usize>,
+    /// The weight that it is of, where there are several of one shape.
+    pub group: usize,
     /// Matrices by number, counted through all groups, each with a range of its rows.
     pub rows: Vec<(usize, Range<usize>)>,
 }
@@ -120,50 +130,56 @@ pub struct SliceToPack<'a> {
     packed: &'a mut [u8],
 }
 
+/// Rows of one matrix, at any alignment: what a slice is packed from.
+#[derive(Debug, Clone, Copy)]
+pub enum Piece<'a> {
+    /// `[rows, k]` of floats in row-major order.
+    Rows(&'a [u8], DType),
+    /// The same of a matrix that is stored as `[k, columns]`: each row is a column. The bytes begin with the first of
+    /// the rows' and reach to the matrix's end; last is the number of columns.
+    Columns(&'a [u8], DType, usize),
+    /// Rows that are quantized, of the encoding that they are packed into.
+    Codes(Codes<'a>),
+}
+
+impl<'a> Piece<'a> {
+    fn source(self, n: usize, k: usize) -> sinew_kernels::Result<Source<'a>> {
+        match self {
+            Self::Rows(bytes, dtype) => Source::from_bytes(bytes, dtype, n, k),
+            Self::Columns(bytes, dtype, columns) => Source::from_columns(bytes, dtype, n, k, columns),
+            Self::Codes(codes) => Source::from_codes(codes, n, k),
+        }
+    }
+}
+
 impl SliceToPack<'_> {
-    /// Packs it from the bytes of its rows, row-major and at any alignment.
+    /// Packs it from its rows, a piece of each of its matrices.
     ///
     /// # Errors
-    /// Other rows than those of the slice.
-    pub fn pack(self, rows: &[(&[u8], DType)]) -> Result<()> {
-        self.pack_sources(rows.len(), |at, n, k| Source::from_bytes(rows[at].0, rows[at].1, n, k))
+    /// Other rows than those of the slice, or codes of another encoding.
+    pub fn pack(self, pieces: &[Piece<'_>]) -> Result<()> {
+        let k = self.shape.k;
+        self.pack_strip(0..k, pieces)
     }
 
-    /// Packs it from a weight that is stored as `[k, columns]`: each row of it is a column, and the bytes begin with
-    /// the first of the slice's and reach to the tensor's end.
+    /// Packs values `strip` of each of its rows, which is all that the pieces hold of them. A slice is packed when all
+    /// of its strips are.
     ///
     /// # Errors
-    /// Other columns than the rows of the slice.
-    pub fn pack_columns(self, columns: &[(&[u8], DType, usize)]) -> Result<()> {
-        self.pack_sources(columns.len(), |at, n, k| {
-            let (bytes, dtype, all) = columns[at];
-            Source::from_columns(bytes, dtype, n, k, all)
-        })
-    }
-
-    /// Packs it from rows that are quantized, into the encoding that they have.
-    ///
-    /// # Errors
-    /// Other rows than those of the slice, or of another encoding.
-    pub fn pack_codes(self, rows: &[Codes<'_>]) -> Result<()> {
-        self.pack_sources(rows.len(), |at, n, k| Source::from_codes(rows[at], n, k))
-    }
-
-    fn pack_sources<'s>(
-        self,
-        given: usize,
-        source: impl Fn(usize, usize, usize) -> sinew_kernels::Result<Source<'s>>,
-    ) -> Result<()> {
+    /// Those of [`pack`](Self::pack), and a strip between other values than multiples of
+    /// [`WeightPacker::strip_granule`].
+    pub fn pack_strip(self, strip: Range<usize>, pieces: &[Piece<'_>]) -> Result<()> {
         let (rows, PackedShape { format, k, gated, .. }) = (&self.slice.rows, self.shape);
-        if given != rows.len() {
-            return Err(refuse("pack", format!("{given} pieces for {} ranges of rows", rows.len())));
+        if pieces.len() != rows.len() {
+            return Err(refuse("pack", format!("{} pieces for {} ranges of rows", pieces.len(), rows.len())));
         }
         let sources = rows
             .iter()
-            .enumerate()
-            .map(|(at, (_, range))| Ok(source(at, range.len(), k)?.per_channel(self.per_channel)))
+            .zip(pieces)
+            .map(|((_, range), piece)| Ok(piece.source(range.len(), strip.len())?.per_channel(self.per_channel)))
             .collect::<Result<Vec<_>>>()?;
-        Ok(format.pack(self.team, self.level, &Weights { sources: &sources, k, gated }, self.packed)?)
+        let weights = Weights { sources: &sources, k: strip.len(), gated };
+        Ok(format.pack_strip(self.team, self.level, &weights, strip, k, self.packed)?)
     }
 }
 
@@ -294,7 +310,7 @@ impl WeightPacker {
         let shape = PackedShape { format, groups, n, k, gated };
         // Not from the pool: a weight lives as long as its model, and a size class may be a quarter too large.
         let buffer = Buffer::allocate_to_fill(ctx.device(), bytes)?;
-        Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new(), per_channel: false })
+        Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new(), per_channel: false, order: None })
     }
 
     /// The same, but floats that are rounded to blocks have one scale, and one zero point, for each row, which all of its
@@ -303,9 +319,57 @@ impl WeightPacker {
         Self { per_channel, ..self }
     }
 
+    /// The same of rows whose values are given in another order, `order[i]` being the input that value `i` is multiplied
+    /// with; of several weights one order after another. So the values that share a scale can lie side by side, where
+    /// they are not those of inputs that do (GPTQ's act-order). Products read their inputs in that order.
+    ///
+    /// ```
+    /// use sinew_ops::Context;
+    /// use sinew_ops::layers::WeightPacker;
+    /// use sinew_tensor::DType;
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let rows: Vec<u8> = [5.0f32, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    /// let mut packer = WeightPacker::new(&ctx, DType::F32, &[1], 3, false)?.ordered(&ctx, &[2, 0, 1])?;
+    /// let slices = packer.slices(16 << 20);
+    /// packer.pack(&ctx, &slices[0], &[(&rows, DType::F32)])?;
+    /// let x = ctx.tensor(&[1.0f32, 10.0, 100.0], &[1, 3])?;
+    /// let y = sinew_ops::linear(&x, &packer.finish()?).run(&ctx)?;
+    /// assert_eq!(y.to_vec::<f32>()?, [543.0]);
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Another number of inputs, one that is not there, or out of memory.
+    pub fn ordered(self, ctx: &Context, order: &[u32]) -> Result<Self> {
+        let PackedShape { groups, k, .. } = self.shape;
+        let wrong = order.iter().find(|&&input| input as usize >= k);
+        if Some(order.len()) != groups.checked_mul(k) || wrong.is_some() {
+            let (len, named) = (order.len(), wrong.map(|input| format!(", input {input} among them")));
+            let named = named.unwrap_or_default();
+            return Err(refuse("pack", format!("an order of {len} inputs{named}, for {groups} weights of {k} inputs")));
+        }
+        let shape: &[usize] = if groups == 1 { &[k] } else { &[groups, k] };
+        Ok(Self { order: Some(Tensor::from_slice(ctx.device(), order, shape)?), ..self })
+    }
+
+    /// Whether rows are given in another order.
+    pub fn is_ordered(&self) -> bool {
+        self.order.is_some()
+    }
+
     /// How values are held.
     pub fn encoding(&self) -> Encoding {
         self.shape.format.encoding()
+    }
+
+    /// Values along K at whose multiples slices can be packed in strips; the largest number where they cannot: where a
+    /// row has one scale, and where slices go to a device as soon as they are packed.
+    pub fn strip_granule(&self) -> usize {
+        if self.per_channel || self.buffer.host_ptr().is_none() {
+            return usize::MAX;
+        }
+        self.shape.format.strip_granule()
     }
 
     /// The units in runs that need about `bytes` bytes of f32 rows each, or less.
@@ -331,7 +395,7 @@ impl WeightPacker {
                     UnitRows::Gated(rows) => vec![(0, rows.clone()), (1, rows)],
                 };
                 rows.iter_mut().for_each(|(matrix, _)| *matrix += group * self.rows.len());
-                UnitSlice { units: group * each + units.start..group * each + units.end, rows }
+                UnitSlice { units: group * each + units.start..group * each + units.end, group, rows }
             })
         };
         (0..groups).flat_map(of_group).collect()
@@ -356,7 +420,8 @@ impl WeightPacker {
     /// # Errors
     /// Other rows than those of the slice, or a failed device.
     pub fn pack(&mut self, ctx: &Context, slice: &UnitSlice, rows: &[(&[u8], DType)]) -> Result<()> {
-        self.pack_each(ctx, std::slice::from_ref(slice), |slice| slice.pack(rows))
+        let pieces: Vec<Piece<'_>> = rows.iter().map(|&(bytes, dtype)| Piece::Rows(bytes, dtype)).collect();
+        self.pack_each(ctx, std::slice::from_ref(slice), |slice| slice.pack(&pieces))
     }
 
     /// Packs runs of units, each by a thread of its own where there are several of both: `pack` is given each, and may
@@ -393,17 +458,17 @@ impl WeightPacker {
     /// A size that overflows a layout.
     pub fn finish(self) -> Result<PackedWeight> {
         let layout = Layout::contiguous(&[self.buffer.len()])?;
-        Ok(PackedWeight { bytes: Tensor::new(self.buffer, DType::U8, layout)?, shape: self.shape })
+        Ok(PackedWeight { bytes: Tensor::new(self.buffer, DType::U8, layout)?, shape: self.shape, order: self.order })
     }
 
     /// The rows of [`WeightPacker::table`] as a tensor `[rows, width]`.
     ///
     /// # Errors
-    /// A weight that is not in rows.
+    /// A weight that is not in rows, or in rows of another order.
     pub fn finish_table(self) -> Result<Tensor> {
         let PackedShape { format, n, k, gated, .. } = self.shape;
         match format.dtype() {
-            Some(dtype) if format.is_row_major() && !gated => {
+            Some(dtype) if format.is_row_major() && !gated && self.order.is_none() => {
                 Ok(Tensor::new(self.buffer, dtype, Layout::contiguous(&[n, k])?)?)
             }
             _ => Err(refuse("pack", format!("a weight in {} is no table", format.name()))),

@@ -10,7 +10,7 @@ use sinew_kernels::{Registry, Row};
 use sinew_memory::{Cpu, DeviceKind, SimdLevel, Team};
 use sinew_ops::layers::{
     Activation, Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
-    NormOptions, NormedLinear, PackedWeight, Rotary, RowGather, Sample, Sequences, SliceToPack, WeightPacker,
+    NormOptions, NormedLinear, PackedWeight, Piece, Rotary, RowGather, Sample, Sequences, SliceToPack, WeightPacker,
 };
 use sinew_ops::{Context, Policy};
 use sinew_tensor::{DType, Tensor};
@@ -75,9 +75,19 @@ fn values(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 37 + seed * 101) % 997) as f32 / 313.0 - 1.5).collect()
 }
 
-fn weight(ctx: &Context, rows: &[usize], k: usize, dtype: DType, gated: bool) -> Arc<PackedWeight> {
+fn weight(
+    ctx: &Context,
+    rows: &[usize],
+    k: usize,
+    dtype: DType,
+    gated: bool,
+    order: Option<&[u32]>,
+) -> Arc<PackedWeight> {
     let bytes: Vec<u8> = values(1, rows.iter().sum::<usize>() * k).into_iter().flat_map(f32::to_le_bytes).collect();
     let mut packer = WeightPacker::new(ctx, dtype, rows, k, gated).unwrap();
+    if let Some(order) = order {
+        packer = packer.ordered(ctx, order).unwrap();
+    }
     for slice in packer.slices(1 << 20) {
         let pieces = slice.rows.iter().map(|(_, rows)| (&bytes[rows.start * k * 4..rows.end * k * 4], DType::F32));
         packer.pack(ctx, &slice, &pieces.collect::<Vec<_>>()).unwrap();
@@ -96,7 +106,7 @@ fn slices_are_packed_at_once_as_one_by_one() {
     let pack = |slice: SliceToPack<'_>| {
         let starts = [0, 600];
         let pieces = slice.slice.rows.iter().map(|(part, rows)| {
-            (&bytes[(starts[*part] + rows.start) * K * 4..(starts[*part] + rows.end) * K * 4], DType::F32)
+            Piece::Rows(&bytes[(starts[*part] + rows.start) * K * 4..(starts[*part] + rows.end) * K * 4], DType::F32)
         });
         slice.pack(&pieces.collect::<Vec<_>>())
     };
@@ -160,8 +170,12 @@ fn normed_as_apart(ctx: &Context, apart: bool) {
         let gated = LinearOptions { gated: Some(Activation::Silu), ..LinearOptions::new(dtype, dtype, compute) };
         let bias = Some(ctx.tensor(&values(4, n), &[n]).unwrap());
         let forms = [LinearOptions { bias, ..plain.clone() }, gated, plain.accumulate()];
-        for (norm, form) in norms.iter().flat_map(|norm| forms.iter().map(move |form| (norm, form))) {
-            let weight = weight(ctx, &[n / 2; 2], K, dtype, form.gated.is_some());
+        let backwards: Vec<u32> = (0..K as u32).rev().collect();
+        let orders = [None, Some(&backwards[..])];
+        let each =
+            norms.iter().flat_map(|norm| forms.iter().flat_map(move |form| orders.map(|order| (norm, form, order))));
+        for (norm, form, order) in each {
+            let weight = weight(ctx, &[n / 2; 2], K, dtype, form.gated.is_some(), order);
             let whole = NormedLinear::new(ctx, Some(norm.clone()), weight.clone(), form.clone(), MOST).unwrap();
             let parts = (Norm::new(ctx, norm.clone(), MOST), Linear::new(ctx, weight, form.clone(), MOST));
             let (first, then) = (parts.0.unwrap(), parts.1.unwrap());
@@ -180,7 +194,7 @@ fn normed_as_apart(ctx: &Context, apart: bool) {
                 then.run(ctx, normed.view(), expected.view_mut().unwrap()).unwrap();
                 let [found, expected] =
                     [found, expected].map(|tensor| tensor.buffer().as_slice::<u8>().unwrap().to_vec());
-                assert!(found == expected, "{norm:?} {form:?} {rows} rows");
+                assert!(found == expected, "{norm:?} {form:?} {order:?} {rows} rows");
                 assert!(found.iter().any(|&byte| byte != 0));
             }
         }
@@ -223,8 +237,28 @@ fn a_norm_and_a_product_of_different_types_are_refused() {
     let ctx = Context::cpu().unwrap();
     let ones = ctx.tensor(&[1f32; 3], &[3]).unwrap();
     let norm = NormOptions::rms(1e-6, ones, DType::F32, DType::BF16);
-    let weight = weight(&ctx, &[4], 3, DType::F32, false);
+    let weight = weight(&ctx, &[4], 3, DType::F32, false, None);
     let options = LinearOptions::new(DType::F32, DType::F32, Compute::F32);
     let error = NormedLinear::new(&ctx, Some(norm), weight, options, 1).unwrap_err().to_string();
     assert!(error.contains("the norm gives bf16, the product reads f32"), "{error}");
+}
+
+#[test]
+fn an_order_that_does_not_fit_and_rows_in_another_order_are_refused() {
+    let ctx = Context::cpu().unwrap();
+    let packer = || WeightPacker::new(&ctx, DType::F32, &[4], 3, false).unwrap();
+    for (order, words) in [
+        (&[0, 1][..], "an order of 2 inputs, for 1 weights of 3 inputs"),
+        (&[0, 1, 2, 0, 1, 2], "an order of 6 inputs"),
+        (&[0, 3, 1], "an order of 3 inputs, input 3 among them"),
+    ] {
+        let error = packer().ordered(&ctx, order).map(drop).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    let weight = weight(&ctx, &[4], 3, DType::F32, false, Some(&[2, 0, 1]));
+    assert_eq!(weight.len(), weight.tensor().buffer().len() + 3 * 4);
+    let error = Embedding::packed(&ctx, weight, DType::F32).map(drop).unwrap_err().to_string();
+    assert!(error.contains("another order"), "{error}");
+    let table = WeightPacker::table(&ctx, DType::F32, 4, 3).unwrap();
+    assert!(table.ordered(&ctx, &[2, 0, 1]).unwrap().finish_table().is_err());
 }

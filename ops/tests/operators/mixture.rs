@@ -18,6 +18,8 @@ struct Mixture {
     inner: usize,
     gated: bool,
     renormalize: bool,
+    /// Whether each expert's weights have their inputs in an order of their own.
+    ordered: bool,
     dtype: DType,
     inside: Vec<Vec<f64>>,
     down: Vec<Vec<f64>>,
@@ -32,14 +34,23 @@ fn pack(
     dtype: DType,
     matrices: &[Vec<f64>],
     [groups, k]: [usize; 2],
-    gated: bool,
+    [gated, ordered]: [bool; 2],
 ) -> Result<Arc<PackedWeight>> {
-    let rows: Vec<usize> = matrices[..matrices.len() / groups].iter().map(|matrix| matrix.len() / k).collect();
+    let each = matrices.len() / groups;
+    let rows: Vec<usize> = matrices[..each].iter().map(|matrix| matrix.len() / k).collect();
     let mut packer = WeightPacker::grouped(ctx, dtype, groups, &rows, k, gated)?;
+    let column = move |group: usize, at: usize| if ordered { (at + group + 1) % k } else { at };
+    if ordered {
+        let order = (0..groups).flat_map(|group| (0..k).map(move |at| column(group, at) as u32));
+        packer = packer.ordered(ctx, &order.collect::<Vec<_>>())?;
+    }
     // Slices of one unit, so that their numbers count.
     for slice in packer.slices(1) {
-        let pieces =
-            slice.rows.iter().map(|(matrix, rows)| encode(dtype, &matrices[*matrix][rows.start * k..rows.end * k]));
+        let pieces = slice.rows.iter().map(|(matrix, rows)| {
+            let rows = matrices[*matrix][rows.start * k..rows.end * k].chunks(k);
+            let values = rows.flat_map(|row| (0..k).map(|at| row[column(*matrix / each, at)]));
+            encode(dtype, &values.collect::<Vec<_>>())
+        });
         let pieces: Vec<Vec<u8>> = pieces.collect();
         let pieces: Vec<(&[u8], DType)> = pieces.iter().map(|bytes| (bytes.as_slice(), dtype)).collect();
         packer.pack(ctx, &slice, &pieces)?;
@@ -59,6 +70,7 @@ impl Mixture {
             inner,
             gated,
             renormalize: seed.is_multiple_of(2),
+            ordered: false,
             dtype,
             inside: (0..inside).map(|_| normal(&mut random, inner * hidden, dtype, scale)).collect(),
             down: (0..experts).map(|_| normal(&mut random, hidden * inner, dtype, scale)).collect(),
@@ -102,19 +114,20 @@ impl Mixture {
 
     /// The layers, for up to so many tokens.
     fn layers(&self, ctx: &Context, max_tokens: usize) -> Result<Layers> {
-        let Self { experts, top_k, hidden, inner, gated, renormalize, dtype, .. } = *self;
+        let Self { experts, top_k, hidden, inner, gated, renormalize, ordered, dtype, .. } = *self;
         let compute = if dtype == DType::BF16 { Compute::Bf16 } else { Compute::F32 };
         let gate = gated.then_some(Activation::Silu);
         let inside = GroupedLinearOptions { gated: gate, ..GroupedLinearOptions::new(dtype, dtype, compute) };
         let outside = GroupedLinearOptions::new(dtype, DType::F32, compute);
         let (rows, f32) = (max_tokens * top_k, DType::F32);
         let combine = CombineOptions { width: hidden, top_k, input: f32, output: f32, accumulate: true };
-        let packed = pack(ctx, dtype, &self.inside, [experts, hidden], gated)?;
+        let packed = pack(ctx, dtype, &self.inside, [experts, hidden], [gated, ordered])?;
+        let down = pack(ctx, dtype, &self.down, [experts, inner], [false, ordered])?;
         Ok(Layers {
             route: Route::new(ctx, RouteOptions { experts, top_k, renormalize }, max_tokens)?,
             dispatch: Dispatch::new(ctx, dtype, hidden)?,
             inside: GroupedLinear::new(ctx, packed, inside, rows)?,
-            down: GroupedLinear::new(ctx, pack(ctx, dtype, &self.down, [experts, inner], false)?, outside, rows)?,
+            down: GroupedLinear::new(ctx, down, outside, rows)?,
             combine: Combine::new(ctx, combine, max_tokens)?,
             routing: Routing::new(ctx, experts, top_k, max_tokens)?,
         })
@@ -165,9 +178,10 @@ fn a_feed_forward_of_experts_is_that_of_each_tokens_experts_weighted() {
     let shapes = [[8, 2, 64, 32], [5, 5, 33, 47], [9, 1, 70, 18], [1, 1, 20, 40], [16, 4, 96, 130]];
     for (seed, shape) in shapes.into_iter().enumerate() {
         for (gated, dtype) in [false, true].into_iter().flat_map(|gated| DType::COMPUTE.map(|dtype| (gated, dtype))) {
-            let mixture = Mixture::new(seed as u64, shape, gated, dtype);
-            let mut layers = mixture.layers(&ctx, 40).unwrap();
-            for tokens in [1, 3, 40, 0] {
+            let mut mixture = Mixture::new(seed as u64, shape, gated, dtype);
+            for (ordered, tokens) in [false, true].into_iter().flat_map(|ordered| [1, 3, 40, 0].map(|n| (ordered, n))) {
+                mixture.ordered = ordered;
+                let mut layers = mixture.layers(&ctx, 40).unwrap();
                 let [logits, x, h] = inputs(&mixture, tokens);
                 let found = mixture.run(&ctx, &mut layers, &logits, &x, &h).unwrap();
                 // What is rounded inside may fall to either side of a tie.
@@ -175,7 +189,7 @@ fn a_feed_forward_of_experts_is_that_of_each_tokens_experts_weighted() {
                 for (found, wanted) in found.iter().zip(mixture.reference(&logits, &x, &h)) {
                     assert!(
                         (found - wanted).abs() < bound,
-                        "{found} is not {wanted}: {shape:?} {gated} {dtype} {tokens}"
+                        "{found} is not {wanted}: {shape:?} {gated} {dtype} {ordered} {tokens}"
                     );
                 }
                 let offsets = layers.routing.offsets().buffer().as_slice::<i32>().unwrap();
@@ -210,7 +224,7 @@ fn layers_of_a_mixture_refuse_what_does_not_fit() {
     let [logits, x, h] = inputs(&mixture, 5);
     let error = mixture.run(&ctx, &mut layers, &logits, &x, &h).unwrap_err().to_string();
     assert!(error.contains("5 tokens"), "{error}");
-    let weight = pack(&ctx, DType::F32, &mixture.down, [8, 32], false).unwrap();
+    let weight = pack(&ctx, DType::F32, &mixture.down, [8, 32], [false; 2]).unwrap();
     let plain = LinearOptions::new(DType::F32, DType::F32, Compute::F32);
     let error = Linear::new(&ctx, weight.clone(), plain, 4).unwrap_err().to_string();
     assert!(error.contains("grouped linear"), "{error}");

@@ -20,6 +20,7 @@ pub fn rows() -> Vec<Row<Gemm>> {
         admits: |fixed, _| match fixed.b {
             Rhs::Packed(_) => Err("the device reads unpacked operands only".into()),
             _ if fixed.compute == Compute::Int8 => Err("int8 is not supported".into()),
+            _ if fixed.gathered => Err("columns of the left operand in another order are not supported".into()),
             _ if fixed.norm.is_some() => Err("norms of the left operand are not supported".into()),
             _ if fixed.epilogue.gated => Err("gated epilogues are not supported".into()),
             _ if fixed.epilogue.residual.is_some() => Err("residuals are not supported".into()),

@@ -1,0 +1,342 @@
+//! Columns of a quantized weight, of whose rows codes and values are made.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use sinew_tensor::DType;
+
+use super::module::{
+    Bits, BlockRows, CodesLayout, Groups, Rows, ScalesLayout, Stored, StoredModule, ZerosLayout, words,
+};
+use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+
+/// Some columns of a [`StoredModule`]. What has all outputs of an input side by side is read when it is made, once; what
+/// lies row after row when rows are asked for.
+pub(crate) struct Strip<'a> {
+    module: &'a StoredModule,
+    checkpoint: &'a Checkpoint,
+    columns: Range<usize>,
+    /// The stored groups that they are in.
+    groups: Range<usize>,
+    /// What was read; nothing of what lies row after row.
+    codes: Span<'a>,
+    scales: Span<'a>,
+    zeros: Span<'a>,
+}
+
+/// Bytes of a tensor that lie side by side.
+#[derive(Default)]
+struct Span<'a> {
+    range: Range<usize>,
+    bytes: Cow<'a, [u8]>,
+}
+
+impl<'a> Span<'a> {
+    fn read(checkpoint: &'a Checkpoint, tensor: &str, range: Range<usize>) -> Result<Self> {
+        Ok(Self { bytes: checkpoint.tensor_slice(tensor, range.clone())?.bytes, range })
+    }
+}
+
+impl<'a> Strip<'a> {
+    pub(super) fn new(module: &'a StoredModule, checkpoint: &'a Checkpoint, columns: Range<usize>) -> Result<Self> {
+        let [n, k] = module.shape;
+        let granule = module.strip_granule();
+        let divided = |at: usize| at == k || at.is_multiple_of(granule);
+        if columns.start > columns.end || columns.end > k || !divided(columns.start) || !divided(columns.end) {
+            let name = module.name.escape_debug();
+            let problem = format!("columns {}..{} of module `{name}`, which has {k}", columns.start, columns.end);
+            return Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem });
+        }
+        let Groups { size, count, index, .. } = &module.groups;
+        let groups = match index {
+            None if *count > 1 => columns.start / size..columns.end.div_ceil(*size),
+            _ => 0..*count,
+        };
+        let lines = |tensor: &str, lines: Range<usize>, line: usize| {
+            Span::read(checkpoint, tensor, lines.start * line..lines.end * line)
+        };
+        let codes = &module.codes.tensor;
+        let codes = match module.codes.layout {
+            CodesLayout::WordsOfK(bits) => {
+                let words = columns.start / bits.per_word()..columns.end / bits.per_word();
+                lines(codes, words, n * 4)?
+            }
+            CodesLayout::WordsOfN => lines(codes, columns.clone(), n / 8 * 4)?,
+            CodesLayout::RowsOfWords(_) | CodesLayout::Bytes | CodesLayout::Nibbles | CodesLayout::HighNibbles => {
+                Span::default()
+            }
+        };
+        let scales = match &module.scales.layout {
+            ScalesLayout::Columns => lines(&module.scales.tensor, groups.clone(), n * module.scale_dtype.size())?,
+            ScalesLayout::Rows(_) | ScalesLayout::Exponents(_) | ScalesLayout::Nested(_) => Span::default(),
+        };
+        let zeros = match &module.zeros {
+            Some(Stored { tensor, layout: ZerosLayout::Words(bits, _) }) => {
+                lines(tensor, groups.clone(), n / bits.per_word() * 4)?
+            }
+            Some(Stored { tensor, layout: ZerosLayout::Interleaved }) => lines(tensor, groups.clone(), n / 8 * 4)?,
+            Some(Stored { layout: ZerosLayout::WordsOfRows(_) | ZerosLayout::Bytes(_), .. }) | None => Span::default(),
+        };
+        Ok(Self { module, checkpoint, columns, groups, codes, scales, zeros })
+    }
+
+    /// What [`dequantized`](Self::dequantized) gives.
+    pub fn dtype(&self) -> DType {
+        self.module.dtype
+    }
+
+    /// Lets go of the pages of what was read.
+    pub fn release(&self) {
+        let zeros = self.module.zeros.as_ref().map(|zeros| (&zeros.tensor, &self.zeros));
+        let read = [(&self.module.codes.tensor, &self.codes), (&self.module.scales.tensor, &self.scales)];
+        for (tensor, span) in read.into_iter().chain(zeros) {
+            self.checkpoint.release_slice(tensor, span.range.clone());
+        }
+    }
+
+    /// Rows `[rows, columns]`, as [`StoredModule::rows`] has them; those in blocks in the module's order.
+    pub fn rows(&self, rows: Range<usize>) -> Result<Rows> {
+        let Some(format) = self.module.blocks else {
+            return Ok(Rows::Values(self.dequantized(rows)?, self.module.dtype));
+        };
+        self.module.check(self.checkpoint, &rows)?;
+        let scales = self.scales(rows.clone())?;
+        let zeros = self.zeros(rows.clone())?;
+        // The stored group of each packed one.
+        let packed: Vec<usize> = match self.module.groups.count {
+            1 => vec![0; self.columns.len().div_ceil(format.group())],
+            _ => {
+                let columns = self.columns.clone().step_by(format.group());
+                columns.map(|column| column / self.module.groups.size - self.groups.start).collect()
+            }
+        };
+        let groups = self.groups.len();
+        let scales = match self.module.scale_dtype.size() {
+            2 => repeated(scales.as_chunks::<2>().0, groups, &packed).as_flattened().to_vec(),
+            _ => repeated(scales.as_chunks::<4>().0, groups, &packed).as_flattened().to_vec(),
+        };
+        let zeros = repeated(&zeros, groups, &packed);
+        let codes = self.codes(rows)?;
+        let codes = match self.module.order() {
+            Some(order) => in_order(&codes, order),
+            None => codes,
+        };
+        Ok(Rows::Blocks(BlockRows { format, codes, scales, zeros }))
+    }
+
+    /// Rows `[rows, columns]` of floats, as [`StoredModule::dequantized`] has them.
+    pub fn dequantized(&self, rows: Range<usize>) -> Result<Vec<u8>> {
+        let module = self.module;
+        module.check(self.checkpoint, &rows)?;
+        let Groups { size, index, .. } = &module.groups;
+        let (width, count) = (self.columns.len(), self.groups.len());
+        let values: [f32; 256] = std::array::from_fn(|code| module.values.value(code as u8));
+        let scales = widened(&self.scales(rows.clone())?, module.scale_dtype);
+        let zeros = self.zeros(rows.clone())?;
+        let codes = self.codes(rows.clone())?;
+        let row_bytes = width * module.dtype.size();
+        let (mut rounding, mut rounded) = (Rounding::new(module.dtype, width), vec![0; rows.len() * row_bytes]);
+        if rounded.is_empty() {
+            return Ok(rounded);
+        }
+        let (mut line, mut shifts) = (vec![0.0f32; width], vec![0.0f32; count]);
+        let lines = codes.chunks_exact(width).zip(scales.chunks_exact(count)).zip(rounded.chunks_exact_mut(row_bytes));
+        for (row, ((codes, scales), bytes)) in lines.enumerate() {
+            if let Some(zeros) = zeros.get(row * count..(row + 1) * count) {
+                shifts.iter_mut().zip(zeros).for_each(|(shift, &zero)| *shift = f32::from(zero));
+            }
+            match index {
+                None => {
+                    let groups = line.chunks_mut(*size).zip(codes.chunks(*size)).zip(scales.iter().zip(&shifts));
+                    for ((line, codes), (scale, shift)) in groups {
+                        for (value, &code) in line.iter_mut().zip(codes) {
+                            *value = scale * (values[usize::from(code)] - shift);
+                        }
+                    }
+                }
+                Some(index) => {
+                    for ((value, &code), &group) in line.iter_mut().zip(codes).zip(index.iter()) {
+                        let group = group as usize;
+                        *value = scales[group] * (values[usize::from(code)] - shifts[group]);
+                    }
+                }
+            }
+            rounding.round(&line, bytes);
+        }
+        Ok(rounded)
+    }
+
+    /// `[rows, columns]`.
+    fn codes(&self, rows: Range<usize>) -> Result<Vec<u8>> {
+        let (module, width) = (self.module, self.columns.len());
+        let slice = || -> Result<Cow<'_, [u8]>> {
+            let row_bytes = module.row_bytes().unwrap_or(0);
+            let range = rows.start * row_bytes..rows.end * row_bytes;
+            Ok(self.checkpoint.tensor_slice(&module.codes.tensor, range)?.bytes)
+        };
+        Ok(match module.codes.layout {
+            CodesLayout::WordsOfK(bits) => gptq::codes(&self.codes.bytes, bits, module.shape[0], rows),
+            CodesLayout::WordsOfN => awq::codes(&self.codes.bytes, [module.shape[0], width], rows),
+            CodesLayout::RowsOfWords(bits) => compressed::codes(&slice()?, bits, width),
+            CodesLayout::Bytes => slice()?.into_owned(),
+            CodesLayout::Nibbles => mxfp4::codes(&slice()?),
+            CodesLayout::HighNibbles => bitsandbytes::codes(&slice()?),
+        })
+    }
+
+    /// `[rows, groups]` in the dtype that they have in memory.
+    fn scales(&self, rows: Range<usize>) -> Result<Vec<u8>> {
+        let (module, groups) = (self.module, self.groups.len());
+        let (size, name) = (module.scale_dtype.size(), &module.scales.tensor);
+        match &module.scales.layout {
+            ScalesLayout::Columns => {
+                let (bytes, n) = (&self.scales.bytes, module.shape[0]);
+                Ok(match size {
+                    2 => columns(bytes.as_chunks::<2>().0, n, rows, groups).as_flattened().to_vec(),
+                    _ => columns(bytes.as_chunks::<4>().0, n, rows, groups).as_flattened().to_vec(),
+                })
+            }
+            ScalesLayout::Rows(shared) => rows_of(self.checkpoint, name, rows, *shared, groups * size),
+            ScalesLayout::Exponents(shared) => {
+                let exponents = rows_of(self.checkpoint, name, rows, *shared, groups)?;
+                Ok(exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect())
+            }
+            ScalesLayout::Nested(nested) => {
+                let first = rows.start * groups;
+                Ok(nested.scales(&self.checkpoint.tensor_slice(name, first..rows.end * groups)?.bytes, first))
+            }
+        }
+    }
+
+    /// `[rows, groups]`, where there are any.
+    fn zeros(&self, rows: Range<usize>) -> Result<Vec<i8>> {
+        let (n, groups) = (self.module.shape[0], self.groups.len());
+        let Some(Stored { tensor, layout }) = &self.module.zeros else { return Ok(Vec::new()) };
+        if let ZerosLayout::Bytes(shared) = *layout {
+            let bytes = rows_of(self.checkpoint, tensor, rows, shared, groups)?;
+            return Ok(bytes.into_iter().map(|byte| byte as i8).collect());
+        }
+        let mut zeros = vec![0; rows.len() * groups];
+        let mut put = |row: usize, group: usize, zero: i8| {
+            if rows.contains(&row) {
+                zeros[(row - rows.start) * groups + group] = zero;
+            }
+        };
+        let (bits, added, row_in_word): (_, _, [usize; 8]) = match *layout {
+            ZerosLayout::Words(bits, added) => (bits, added, [0, 1, 2, 3, 4, 5, 6, 7]),
+            ZerosLayout::Interleaved => (Bits::Four, 0, awq::OUTPUT_OF_NIBBLE),
+            ZerosLayout::WordsOfRows(bits) => {
+                let per_word = bits.per_word();
+                let (first, end) = (rows.start / per_word, rows.end.div_ceil(per_word));
+                let bytes = self.checkpoint.tensor_slice(tensor, first * groups * 4..end * groups * 4)?.bytes;
+                for (at, word) in words(&bytes).enumerate() {
+                    let (row, group) = ((first + at / groups) * per_word, at % groups);
+                    bits.unpacked(word).enumerate().for_each(|(i, zero)| put(row + i, group, zero));
+                }
+                return Ok(zeros);
+            }
+            ZerosLayout::Bytes(_) => return Ok(zeros),
+        };
+        let per_word = bits.per_word();
+        let (first, end) = (rows.start / per_word, rows.end.div_ceil(per_word));
+        for (group, line) in self.zeros.bytes.chunks_exact(n / per_word * 4).enumerate() {
+            for (at, word) in words(line).enumerate().take(end).skip(first) {
+                let values = bits.unpacked(word.wrapping_add(added));
+                values.zip(row_in_word).for_each(|(zero, row)| put(at * per_word + row, group, zero));
+            }
+        }
+        Ok(zeros)
+    }
+}
+
+/// Rows whose columns are taken in an order.
+fn in_order(codes: &[u8], order: &[u32]) -> Vec<u8> {
+    let mut ordered = Vec::with_capacity(codes.len());
+    for row in codes.chunks_exact(order.len().max(1)) {
+        ordered.extend(order.iter().map(|&column| row[column as usize]));
+    }
+    ordered
+}
+
+/// For each row, what its group of `groups` has for each packed group.
+fn repeated<T: Copy>(values: &[T], groups: usize, packed: &[usize]) -> Vec<T> {
+    let mut all = Vec::with_capacity(values.len() / groups * packed.len());
+    for row in values.chunks_exact(groups) {
+        all.extend(packed.iter().map(|&group| row[group]));
+    }
+    all
+}
+
+/// `[rows, groups]` of a tensor `[groups, n]`.
+fn columns<T: Copy>(values: &[T], n: usize, rows: Range<usize>, groups: usize) -> Vec<T> {
+    let mut all = Vec::with_capacity(rows.len() * groups);
+    for row in rows {
+        all.extend(values.chunks_exact(n).map(|group| group[row]));
+    }
+    all
+}
+
+/// `[rows, row_bytes]` of a tensor `[⌈n / shared⌉, row_bytes]`.
+fn rows_of(
+    checkpoint: &Checkpoint,
+    name: &str,
+    rows: Range<usize>,
+    shared: usize,
+    row_bytes: usize,
+) -> Result<Vec<u8>> {
+    let (first, end) = (rows.start / shared, rows.end.div_ceil(shared));
+    let bytes = checkpoint.tensor_slice(name, first * row_bytes..end.max(first) * row_bytes)?.bytes;
+    if shared == 1 {
+        return Ok(bytes.into_owned());
+    }
+    let mut all = Vec::with_capacity(rows.len() * row_bytes);
+    for (at, block) in bytes.chunks_exact(row_bytes).enumerate() {
+        let start = (first + at).saturating_mul(shared);
+        let end = start.saturating_add(shared);
+        for _ in start.max(rows.start)..end.min(rows.end) {
+            all.extend_from_slice(block);
+        }
+    }
+    Ok(all)
+}
+
+fn widened(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::F16 => bytes.as_chunks().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
+        DType::BF16 => bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
+        _ => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+    }
+}
+
+/// Rounds floats of f32 to a dtype, a line at a time.
+struct Rounding {
+    dtype: DType,
+    f16: Vec<f16>,
+    bf16: Vec<bf16>,
+}
+
+impl Rounding {
+    fn new(dtype: DType, line: usize) -> Self {
+        let room = |of: DType| if dtype == of { line } else { 0 };
+        Self { dtype, f16: vec![f16::ZERO; room(DType::F16)], bf16: vec![bf16::ZERO; room(DType::BF16)] }
+    }
+
+    /// The line's values, little-endian.
+    fn round(&mut self, line: &[f32], bytes: &mut [u8]) {
+        match self.dtype {
+            DType::F16 => {
+                self.f16.convert_from_f32_slice(line);
+                bytes.as_chunks_mut().0.iter_mut().zip(&self.f16).for_each(|(to, value)| *to = value.to_le_bytes());
+            }
+            DType::BF16 => {
+                self.bf16.convert_from_f32_slice(line);
+                bytes.as_chunks_mut().0.iter_mut().zip(&self.bf16).for_each(|(to, value)| *to = value.to_le_bytes());
+            }
+            _ => bytes.as_chunks_mut().0.iter_mut().zip(line).for_each(|(to, value)| *to = value.to_le_bytes()),
+        }
+    }
+}
