@@ -173,7 +173,13 @@ impl PackRows<'_> {
         }
         if let (Left::Quads, Some(format)) = (left, self.panels.blocks()) {
             // SAFETY: passed on; rows without a line count as zeros.
-            return unsafe { self.quads::<S, T>(&lines[..valid], reading, &scales, height, format, to) };
+            return unsafe {
+                match format.group() {
+                    ..=32 => self.quads::<S, T, 32>(&lines[..valid], reading, &scales, height, format, to),
+                    ..=64 => self.quads::<S, T, 64>(&lines[..valid], reading, &scales, height, format, to),
+                    _ => self.quads::<S, T, MAX_GROUP>(&lines[..valid], reading, &scales, height, format, to),
+                }
+            };
         }
         let (per_step, pairs) = (left.per_step(), left == Left::Pairs);
         let steps = padded / per_step;
@@ -277,9 +283,9 @@ impl PackRows<'_> {
         }
     }
 
-    /// Groups of int8: each row's scale, what its sums start from, and quads.
+    /// Groups of int8: each row's scale, what its sums start from, and quads. Groups have at most `G` values.
     #[inline(always)]
-    unsafe fn quads<S: Simd, T: Stored>(
+    unsafe fn quads<S: Simd, T: Stored, const G: usize>(
         &self,
         lines: &[*const T],
         reading: Reading<'_>,
@@ -289,6 +295,7 @@ impl PackRows<'_> {
         to: *mut u8,
     ) {
         let (values, Reading { norm, order }) = (format.values(), reading);
+        debug_assert!(format.group() <= G);
         for k in (0..self.k).step_by(format.group()) {
             let n = (self.k - k).min(format.group());
             let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
@@ -299,12 +306,12 @@ impl PackRows<'_> {
                     to.write_bytes(0, (2 + steps) * height);
                 }
                 for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
-                    let mut row = [0.0; MAX_GROUP];
+                    let mut row = [0.0; G];
                     for at in (0..n).step_by(LANES) {
                         let vectors = norm.map(|norm| norm.vectors::<S>(k + at, self.values(k + at), order));
                         S::store(row.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at, *scale, vectors, order));
                     }
-                    let quantized = Quantized::of::<S>(&row, n);
+                    let quantized = Quantized::<G>::of::<S>(&row, n);
                     to.add(r).cast::<f32>().write(quantized.scale);
                     // What every weight is too large by, times the values, is taken off before.
                     let sum: i32 = quantized.values.iter().map(|&value| i32::from(value)).sum();

@@ -63,9 +63,9 @@ pub(crate) const fn quads(values: BlockValues) -> &'static [[usize; 4]] {
     if values.bits() == 8 { &[[0, 2, 1, 3]] } else { &[[0, 4, 1, 5], [2, 6, 3, 7]] }
 }
 
-/// A group of bytes in the order of [`quads`], which plain arithmetic on words brings them into.
+/// A group of `G` bytes in the order of [`quads`], which plain arithmetic on words brings them into; zeros behind it.
 #[inline(always)]
-pub(crate) fn in_quads(values: BlockValues, bytes: &[i8; MAX_GROUP]) -> [i32; MAX_GROUP / 4] {
+pub(crate) fn in_quads<const G: usize>(values: BlockValues, bytes: &[i8; G]) -> [i32; MAX_GROUP / 4] {
     let mut words = [0; MAX_GROUP / 4];
     for (word, four) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
         *word = u32::from_le_bytes(four.map(|byte| byte as u8));
@@ -79,7 +79,7 @@ pub(crate) fn in_quads(values: BlockValues, bytes: &[i8; MAX_GROUP]) -> [i32; MA
         (a | b << 8) as i32
     };
     let mut quads = [0; MAX_GROUP / 4];
-    for (quads, &[low, high]) in quads.as_chunks_mut::<2>().0.iter_mut().zip(words.as_chunks::<2>().0) {
+    for (quads, &[low, high]) in quads.as_chunks_mut::<2>().0.iter_mut().zip(words[..G / 4].as_chunks::<2>().0) {
         *quads = [zipped(low, high), zipped(low >> 16, high >> 16)];
     }
     quads

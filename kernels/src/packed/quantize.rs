@@ -8,28 +8,28 @@
 use half::{bf16, f16};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
-use super::blocks::{self, MAX_GROUP};
+use super::blocks;
 use crate::simd::{LANES, Simd, Stored};
 
 /// Groups whose values are all below this are zeros: their scale's inverse would not be an f32.
 pub(crate) const LEAST: f32 = 1e-30;
 
-/// A group of activations in int8.
-pub(crate) struct Quantized {
+/// A group of activations in int8, of at most `G` values.
+pub(crate) struct Quantized<const G: usize> {
     /// What the values are multiplied with; NaN where one of them was not finite.
     pub scale: f32,
     /// -127 to 127.
-    pub values: [i8; MAX_GROUP],
+    pub values: [i8; G],
 }
 
-impl Quantized {
+impl<const G: usize> Quantized<G> {
     /// Rounds a group of `n` values, behind which are zeros.
     ///
     /// # Safety
     /// Those of [`Simd`].
     #[inline(always)]
-    pub unsafe fn of<S: Simd>(x: &[f32; MAX_GROUP], n: usize) -> Self {
-        let mut quantized = Self { scale: 0.0, values: [0; MAX_GROUP] };
+    pub unsafe fn of<S: Simd>(x: &[f32; G], n: usize) -> Self {
+        let mut quantized = Self { scale: 0.0, values: [0; G] };
         let vectors = n.div_ceil(LANES);
         // SAFETY: passed on; vectors are inside the group.
         unsafe {
