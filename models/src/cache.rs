@@ -34,7 +34,7 @@ impl KvCache {
         .map_err(Error::from)?;
         let half = || -> Result<Tensor> {
             let buffer = Buffer::allocate(ctx.device(), layout.bytes())?;
-            Ok(Tensor::new(buffer, layout.dtype(), layout.layout()).map_err(sinew_ops::Error::from)?)
+            Ok(Tensor::new(buffer, layout.stored(), layout.layout()).map_err(sinew_ops::Error::from)?)
         };
         let layers = (0..num_layers).map(|_| Ok((half()?, half()?))).collect::<Result<_>>()?;
         Ok(Self { layers, pages, layout })

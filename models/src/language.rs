@@ -7,7 +7,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::Device;
+use sinew_memory::{Device, Hardware};
 use sinew_ops::Context;
 use sinew_tensor::{DType, PagedLayout, Tensor};
 
@@ -40,6 +40,9 @@ pub struct LoadOptions {
     pub max_sequences: usize,
     /// Tokens in a block of the cache.
     pub block_size: usize,
+    /// Dtype of the cache: f32, f16, bf16, or, on CPUs, int8 or fp8 (e4m3) with a scale for each token and head; that of
+    /// [`Precision::of`] where it is `None`.
+    pub kv: Option<DType>,
     /// Rows of logits held at once; a step may have more rows.
     pub max_logits: usize,
 }
@@ -52,12 +55,21 @@ impl Default for LoadOptions {
             prefill_chunk: 512,
             max_sequences: 1,
             block_size: 16,
+            kv: None,
             max_logits: 1,
         }
     }
 }
 
 impl LoadOptions {
+    /// The precision of a model with these weights and this cache on a device.
+    ///
+    /// # Errors
+    /// Those of [`WeightOptions::precision`] and [`Precision::with_kv`].
+    pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
+        self.weights.precision(checkpoint, hardware)?.with_kv(self.kv, hardware)
+    }
+
     /// How large the steps of a model are.
     ///
     /// # Errors
@@ -166,7 +178,7 @@ impl LanguageModel {
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
         let device = &**ctx.device();
-        let precision = options.weights.precision(checkpoint, device.hardware())?;
+        let precision = options.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
         let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
         Self::plan(config, checkpoint, options, device)?.fits(device, &purpose)?;
@@ -198,7 +210,7 @@ impl LanguageModel {
         options: &LoadOptions,
         device: &dyn Device,
     ) -> Result<Plan> {
-        let precision = options.weights.precision(checkpoint, device.hardware())?;
+        let precision = options.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
         let sizes = Sizes { checkpoint, precision, device: device.id().kind, asked: None };
         let plan = Decoder::plan(config, &sizes, &limits)?;

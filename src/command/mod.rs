@@ -147,6 +147,34 @@ struct Stepping {
     /// Tokens in a block of the KV cache.
     #[arg(long, default_value = "16", value_name = "N")]
     block_size: NonZeroUsize,
+    #[command(flatten)]
+    cache: CacheForm,
+}
+
+/// In what form keys and values are kept.
+#[derive(Debug, Clone, Args)]
+struct CacheForm {
+    /// Dtype of the KV cache: auto (that of the weights, or bf16 where they are quantized), f32, f16, bf16, or int8 or
+    /// fp8 with a scale for each token and head.
+    #[arg(long, default_value = "auto", value_parser = parse_kv_dtype)]
+    kv_dtype: KvDType,
+}
+
+/// `--kv-dtype`; `None` is auto.
+#[derive(Debug, Clone, Copy)]
+struct KvDType(Option<DType>);
+
+fn parse_kv_dtype(text: &str) -> Result<KvDType, String> {
+    let scaled = [("int8", DType::I8), ("fp8", DType::F8E4M3)];
+    let all = DType::COMPUTE.into_iter().map(|dtype| (dtype.name(), dtype)).chain(scaled);
+    match text {
+        "auto" => Ok(KvDType(None)),
+        _ => all
+            .into_iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, dtype)| KvDType(Some(dtype)))
+            .ok_or_else(|| "supported are auto, f32, f16, bf16, int8 and fp8".to_owned()),
+    }
 }
 
 /// In what form weights are kept in memory.
@@ -259,8 +287,8 @@ impl Model {
 
     fn options(&self, context: usize, stepping: &Stepping) -> Outcome<LoadOptions> {
         let (prefill_chunk, block_size) = (stepping.prefill_chunk.get(), stepping.block_size.get());
-        let (weights, context) = (self.weights()?, Some(context));
-        Ok(LoadOptions { weights, context, prefill_chunk, block_size, ..LoadOptions::default() })
+        let (weights, context, kv) = (self.weights()?, Some(context), stepping.cache.kv_dtype.0);
+        Ok(LoadOptions { weights, context, prefill_chunk, block_size, kv, ..LoadOptions::default() })
     }
 
     /// The model's folder, fetched where it has to be.
