@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use sinew::models::{LanguageModel, LoadOptions};
+use sinew::models::{Engine, EngineOptions, GenerateOptions, LanguageModel, LoadOptions, Request};
 
 #[path = "common/counting.rs"]
 mod counting;
@@ -12,7 +12,7 @@ mod fixtures;
 use counting::ALLOCATIONS;
 use fixtures::fixture_path;
 
-const SEQUENCES: usize = 3;
+const SEQUENCES: usize = 8;
 const STEPS: usize = 60;
 /// Tokens of the longest prompt; GPT-2's fixture has 32 positions.
 const LONGEST: usize = 20;
@@ -34,7 +34,7 @@ fn a_steady_decode_step_allocates_nothing() {
         let mut sequences: Vec<_> = (0..SEQUENCES).map(|_| model.sequence()).collect();
         let steps = STEPS.min(model.decoder().limits().context - LONGEST);
         for (i, sequence) in sequences.iter_mut().enumerate() {
-            model.prefill(sequence, &vec![7; LONGEST - 9 * i]).expect("a valid prompt");
+            model.prefill(sequence, &vec![7; LONGEST - 2 * i]).expect("a valid prompt");
         }
         let mut counted = vec![0; steps];
         for count in &mut counted {
@@ -44,4 +44,28 @@ fn a_steady_decode_step_allocates_nothing() {
         }
         assert_eq!(counted, vec![0; steps], "{fixture}");
     }
+    for batch in [1, 8] {
+        assert_eq!(engine_steps(batch), [0; STEPS], "an engine with {batch} sequences");
+    }
+}
+
+/// The allocations of each step of an engine in which every sequence answers.
+fn engine_steps(batch: usize) -> [usize; STEPS] {
+    let options = LoadOptions { max_sequences: batch, ..LoadOptions::default() };
+    let model = LanguageModel::load(fixture_path("llama3_rope_gqa3_hd20_bf16_tied_bpe"), &options);
+    let mut engine = Engine::new(model.expect("the fixture loads"), EngineOptions::default());
+    for i in 0..batch {
+        let options = GenerateOptions { max_new_tokens: STEPS + 8, ignore_eos: true, ..GenerateOptions::default() };
+        // Text is made of strings.
+        let request = Request { options, text: false, ..Request::new(vec![7; 5 + 9 * i]) };
+        engine.submit(request).expect("a valid request");
+    }
+    // Prompts that begin alike are run one after the other; rows for what follows are chosen in the step after.
+    while engine.step().expect("a step").len() < batch {}
+    engine.step().expect("a step");
+    std::array::from_fn(|_| {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        assert_eq!(engine.step().expect("a step").len(), batch);
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    })
 }

@@ -180,8 +180,15 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others_and_with_ker
             let ctx = Context::new(device, Arc::new(Registry::standard()), policy).expect("a context");
             let context = Some(length);
             let weights = WeightOptions::default();
-            let (kv, max_logits) = (None, 64);
-            let options = LoadOptions { weights, context, prefill_chunk, block_size, kv, max_sequences, max_logits };
+            let options = LoadOptions {
+                weights,
+                context,
+                prefill_chunk,
+                block_size,
+                max_sequences,
+                max_logits: 64,
+                ..LoadOptions::default()
+            };
             LanguageModel::load_on(Arc::new(ctx), &folder, &options, &mut |_, _| {}).expect("the fixture loads")
         };
         let load = |chunk, block, sequences, threads| load_with(Policy::default(), chunk, block, sequences, threads);

@@ -45,12 +45,12 @@ pub enum Error {
         /// Bytes that an allocation may have.
         largest: usize,
     },
-    /// A page pool has fewer free blocks than are needed. Nothing was changed.
+    /// A page pool has fewer blocks to give than are needed. Nothing was changed.
     #[error("out of KV cache blocks: {asked} needed, {free} of {total} free; end or swap a sequence, or add blocks")]
     OutOfBlocks {
         /// Blocks needed.
         asked: usize,
-        /// Blocks free.
+        /// Blocks free, or cached for whoever starts with the same words.
         free: usize,
         /// Blocks in all.
         total: usize,

@@ -43,7 +43,9 @@ pub use host::HOST_ALIGNMENT;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 pub use kept::KernelCache;
 pub use mapped::MappedFile;
-pub use pages::{BlockId, BlockTable, CopyBlock, PageConfig, PagePool, PageStats};
+pub use pages::{
+    BlockId, BlockTable, CopyBlock, PageConfig, PagePool, PageStats, PrefixConfig, PrefixHash, SwapBlocks,
+};
 pub use pool::{MemoryReport, Pool, PoolConfig, PoolStats, TagUsage};
 pub use stream::{Completed, Event, Stream};
 pub use team::Team;

@@ -26,7 +26,7 @@ fn live_buffers_are_never_overwritten_in_whatever_order_scopes_and_buffers_end()
     let mut live: Vec<(Buffer, u64)> = Vec::new();
     let mut lagging: Vec<(usize, usize)> = Vec::new();
     let (mut served, mut refused, mut waited) = (0, 0, 0);
-    let (start, operations) = (Instant::now(), operations());
+    let (start, operations) = (Instant::now(), operations(10_000));
     for operation in 0..operations {
         match random.below(20) {
             0..7 => {
@@ -256,7 +256,7 @@ fn threads_share_an_arena() {
             let arena = &arena;
             scope.spawn(move || {
                 let mut random = Random(thread);
-                for step in 0..operations() / 40 {
+                for step in 0..operations(10_000) / 40 {
                     arena.scope(|arena| {
                         let mut live = Vec::new();
                         for i in 0..8 {

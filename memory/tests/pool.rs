@@ -45,7 +45,7 @@ fn no_two_live_buffers_overlap_and_contents_survive_whatever_is_done() {
     let mut lagging: Vec<(usize, usize)> = Vec::new();
     let (mut refused, mut requested, mut waited) = (0, 0, 0);
     let start = Instant::now();
-    let operations = operations();
+    let operations = operations(10_000);
     for operation in 0..operations {
         match random.below(100) {
             // A little more taking than giving, so that the limit is reached now and then.
@@ -163,7 +163,7 @@ fn threads_never_see_each_others_bytes() {
     const THREADS: usize = 4;
     let device = Lagging::new(usize::MAX);
     let pool = pool(&device, 512 * MIB);
-    let each = operations() / THREADS;
+    let each = operations(10_000) / THREADS;
     let (moved, start) = (AtomicUsize::new(0), Instant::now());
     std::thread::scope(|scope| {
         let (sender, receiver) = std::sync::mpsc::channel::<(Buffer, u64)>();
@@ -562,7 +562,7 @@ fn a_span_comes_back_once_when_its_last_two_handles_are_dropped_at_the_same_mome
                 barrier.wait();
             }
         });
-        for _ in 0..operations() / 10 {
+        for _ in 0..operations(10_000) / 10 {
             let buffer = pool.allocate(5000).expect("memory");
             sender.send(buffer.clone()).expect("the other thread lives");
             barrier.wait();

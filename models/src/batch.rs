@@ -1,5 +1,7 @@
 //! A batch: the tokens of one step, of one sequence or many, as kernels want them.
 
+use std::ops::Range;
+
 use crate::cache::Sequence;
 use crate::plan::Limits;
 use crate::{Error, Result};
@@ -9,16 +11,23 @@ use crate::{Error, Result};
 pub struct Batch {
     tokens: Vec<u32>,
     positions: Vec<i32>,
-    slots: Vec<i64>,
     query_start: Vec<i32>,
     kv_len: Vec<i32>,
+    /// Of each group of layers.
+    places: Vec<Places>,
+    wanted: Vec<u32>,
+    max_query: usize,
+    max_kv: usize,
+}
+
+/// Where the tokens of a step are in the cache of a group of layers.
+#[derive(Debug, Default, Clone)]
+pub struct Places {
+    slots: Vec<i64>,
     /// Blocks of all sequences, and where those of each end.
     blocks: Vec<u32>,
     block_ends: Vec<usize>,
     blocks_per_table: usize,
-    wanted: Vec<u32>,
-    max_query: usize,
-    max_kv: usize,
 }
 
 /// Which rows of logits a step should give for a sequence's tokens.
@@ -38,17 +47,22 @@ impl Batch {
         Self::default()
     }
 
-    /// An empty batch with room for any step within `limits`.
-    pub fn for_limits(limits: &Limits) -> Self {
+    /// An empty batch with room for any step within `limits` in caches of so many groups of layers.
+    pub fn for_limits(limits: &Limits, groups: usize) -> Self {
         let &Limits { max_rows: rows, max_sequences: sequences, context, block_size, .. } = limits;
         Self {
             tokens: Vec::with_capacity(rows),
             positions: Vec::with_capacity(rows),
-            slots: Vec::with_capacity(rows),
             query_start: Vec::with_capacity(sequences + 1),
             kv_len: Vec::with_capacity(sequences),
-            blocks: Vec::with_capacity(sequences * context.div_ceil(block_size)),
-            block_ends: Vec::with_capacity(sequences),
+            places: std::iter::repeat_with(|| Places {
+                slots: Vec::with_capacity(rows),
+                blocks: Vec::with_capacity(sequences * context.div_ceil(block_size)),
+                block_ends: Vec::with_capacity(sequences),
+                blocks_per_table: 0,
+            })
+            .take(groups)
+            .collect(),
             wanted: Vec::with_capacity(rows),
             ..Self::default()
         }
@@ -58,13 +72,11 @@ impl Batch {
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
-        self.slots.clear();
         self.query_start.clear();
         self.kv_len.clear();
-        self.blocks.clear();
-        self.block_ends.clear();
+        self.places.iter_mut().for_each(Places::clear);
         self.wanted.clear();
-        (self.blocks_per_table, self.max_query, self.max_kv) = (0, 0, 0);
+        (self.max_query, self.max_kv) = (0, 0);
     }
 
     /// Adds `tokens` of a sequence whose cache has room for them already, at its last positions.
@@ -80,9 +92,10 @@ impl Batch {
         }
         let row = self.tokens.len() as u32;
         self.tokens.extend_from_slice(tokens);
-        for position in start..end {
-            self.positions.push(position as i32);
-            self.slots.push(sequence.slot(position)?);
+        self.positions.extend((start..end).map(|position| position as i32));
+        self.places.resize_with(sequence.groups().max(self.places.len()), Places::default);
+        for (group, places) in self.places.iter_mut().enumerate() {
+            places.push(sequence, group, start..end)?;
         }
         match wanted {
             Wanted::None => {}
@@ -93,10 +106,6 @@ impl Batch {
         self.kv_len.push(end as i32);
         self.max_query = self.max_query.max(tokens.len());
         self.max_kv = self.max_kv.max(end);
-        let start = self.blocks.len();
-        self.blocks.extend(sequence.blocks());
-        self.block_ends.push(self.blocks.len());
-        self.blocks_per_table = self.blocks_per_table.max(self.blocks.len() - start);
         Ok(())
     }
 
@@ -110,9 +119,9 @@ impl Batch {
         &self.positions
     }
 
-    /// Where each token's key and value go: `block · block_size + offset`.
-    pub fn slots(&self) -> &[i64] {
-        &self.slots
+    /// Where the tokens are in the cache of each group of layers.
+    pub fn places(&self) -> &[Places] {
+        &self.places
     }
 
     /// First row of each sequence, and the number of rows.
@@ -123,6 +132,46 @@ impl Batch {
     /// Keys of each sequence, those of this step included.
     pub fn kv_len(&self) -> &[i32] {
         &self.kv_len
+    }
+
+    /// Rows whose logits are wanted.
+    pub fn wanted(&self) -> &[u32] {
+        &self.wanted
+    }
+
+    /// The most tokens of one sequence.
+    pub fn max_query(&self) -> usize {
+        self.max_query
+    }
+
+    /// The most keys of one sequence.
+    pub fn max_kv(&self) -> usize {
+        self.max_kv
+    }
+}
+
+impl Places {
+    fn clear(&mut self) {
+        self.slots.clear();
+        self.blocks.clear();
+        self.block_ends.clear();
+        self.blocks_per_table = 0;
+    }
+
+    fn push(&mut self, sequence: &Sequence, group: usize, positions: Range<usize>) -> Result<()> {
+        for position in positions {
+            self.slots.push(sequence.slot(group, position)?);
+        }
+        let start = self.blocks.len();
+        self.blocks.extend(sequence.blocks(group));
+        self.block_ends.push(self.blocks.len());
+        self.blocks_per_table = self.blocks_per_table.max(self.blocks.len() - start);
+        Ok(())
+    }
+
+    /// Where each token's key and value go: `block · block_size + offset`.
+    pub fn slots(&self) -> &[i64] {
+        &self.slots
     }
 
     /// Lays out the blocks of each sequence in `tables` as rows of equal length, `[sequences, blocks_per_table]`.
@@ -142,57 +191,59 @@ impl Batch {
     pub fn blocks_per_table(&self) -> usize {
         self.blocks_per_table.max(1)
     }
-
-    /// Rows whose logits are wanted.
-    pub fn wanted(&self) -> &[u32] {
-        &self.wanted
-    }
-
-    /// The most tokens of one sequence.
-    pub fn max_query(&self) -> usize {
-        self.max_query
-    }
-
-    /// The most keys of one sequence.
-    pub fn max_kv(&self) -> usize {
-        self.max_kv
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::KvCache;
+    use crate::cache::{CacheShape, KvCache};
     use sinew_ops::Context;
     use sinew_tensor::{DType, PagedLayout};
 
     #[test]
     fn tables_are_rows_as_long_as_the_longest_sequence() {
         let ctx = Context::cpu().expect("the CPU is there");
-        let layout = PagedLayout::new(8, 1, 4, 2, DType::F32).expect("a small cache");
-        let cache = KvCache::new(&ctx, 0, layout).expect("no layer, no memory");
-        let mut sequences = [cache.sequence(9), cache.sequence(9), cache.sequence(9)];
+        let shape = CacheShape::of_windows([None, Some(3), None].into_iter(), |_| {
+            Ok(PagedLayout::new(8, 1, 4, 2, DType::F32).expect("a small cache"))
+        });
+        let mut cache = KvCache::new(&ctx, shape.expect("two groups")).expect("a small cache");
         let mut batch = Batch::new();
         let mut tables = vec![9; 3];
         // Reused: nothing of the batch before is left.
         for _ in 0..2 {
             batch.clear();
-            batch.lay_out_block_tables(&mut tables);
-            assert_eq!((tables.as_slice(), batch.blocks_per_table()), (&[][..], 1));
-            for (sequence, tokens) in sequences.iter_mut().zip([1, 9, 5]) {
-                sequence.truncate(0).expect("shorter");
-                sequence.append(tokens).expect("there are blocks");
+            for places in batch.places() {
+                places.lay_out_block_tables(&mut tables);
+                assert_eq!((tables.as_slice(), places.blocks_per_table()), (&[][..], 1));
             }
-            for (sequence, tokens) in sequences.iter().zip([&[7][..], &[7, 8], &[7, 8, 9, 10, 11]]) {
+            let mut sequences = [cache.sequence(9), cache.sequence(9), cache.sequence(9)];
+            for (sequence, tokens) in sequences.iter_mut().zip([1, 9, 4]) {
+                cache.append(&ctx, sequence, tokens).expect("there are blocks");
+            }
+            cache.append(&ctx, &mut sequences[2], 1).expect("there are blocks");
+            // The window of the next token has left two blocks behind.
+            sequences[1].truncate(8).expect("shorter");
+            cache.append(&ctx, &mut sequences[1], 1).expect("there are blocks");
+            for (sequence, tokens) in sequences.iter().zip([&[7][..], &[8], &[7, 8, 9, 10, 11]]) {
                 batch.push(sequence, tokens, Wanted::Last).expect("the tokens are there");
             }
-            batch.lay_out_block_tables(&mut tables);
-            assert_eq!(batch.blocks_per_table(), 3);
+            let [all, window] = batch.places() else { panic!("two groups") };
+            all.lay_out_block_tables(&mut tables);
+            assert_eq!(all.blocks_per_table(), 3);
             assert_eq!(tables, [0, 0, 0, 1, 2, 3, 4, 5, 0]);
-            assert_eq!(batch.wanted(), [0, 2, 7]);
-            assert_eq!(batch.slots(), [0, 11, 12, 16, 17, 18, 19, 20]);
-            assert_eq!((batch.query_start(), batch.kv_len()), (&[0, 1, 3, 8][..], &[1, 9, 5][..]));
+            assert_eq!(all.slots(), [0, 12, 16, 17, 18, 19, 20]);
+            window.lay_out_block_tables(&mut tables);
+            assert_eq!(window.blocks_per_table(), 3);
+            // What is left behind is never read.
+            assert_eq!(tables, [0, 0, 0, 0, 2, 1, 4, 5, 0]);
+            assert_eq!(window.slots(), [0, 4, 16, 17, 18, 19, 20]);
+            assert_eq!((batch.query_start(), batch.kv_len()), (&[0, 1, 2, 7][..], &[1, 9, 5][..]));
+            assert_eq!(batch.wanted(), [0, 1, 6]);
+            assert!(batch.push(&sequences[0], &[1, 2], Wanted::None).is_err());
+            let free = [&sequences[0], &sequences[1]].map(|sequence| sequence.blocks(1).collect::<Vec<_>>());
+            assert_eq!(free, [vec![0], vec![0, 2, 1]]);
+            assert!(sequences[1].truncate(3).is_err());
+            assert_eq!(sequences[1].len(), 9);
         }
-        assert!(batch.push(&sequences[0], &[1, 2], Wanted::None).is_err());
     }
 }

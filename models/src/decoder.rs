@@ -80,10 +80,10 @@ struct StepInputs {
     positions: Values,
     /// The same as rows of a table, where there is one.
     position_ids: Option<Values>,
-    slots: Values,
     query_start: Values,
     kv_len: Values,
-    block_tables: Values,
+    /// For each group of layers, the slots and the block tables.
+    places: Vec<[Values; 2]>,
     wanted: Values,
     /// Block tables on the host: kept, so that a step allocates nothing.
     laid_out: Vec<u32>,
@@ -158,7 +158,7 @@ impl Decoder {
             limits,
             embedding,
             scale,
-            inputs: StepInputs::new(ctx, &limits, positions.is_some())?,
+            inputs: StepInputs::new(ctx, &limits, config)?,
             positions,
             ropes,
             layers,
@@ -198,7 +198,7 @@ impl Decoder {
         Ok(Plan {
             weights: sum([embeddings, positions, layers, norm]),
             activations: sum([
-                StepInputs::bytes(limits, config.learned_positions),
+                StepInputs::bytes(limits, config),
                 Activations::bytes(config, sizes.precision, limits.max_rows),
                 Rows::bytes(DType::F32, limits.max_wanted(), hidden),
             ]),
@@ -271,7 +271,6 @@ impl Decoder {
             return Ok(());
         }
         self.inputs.upload(ctx, batch)?;
-        let step = self.inputs.step(ctx, batch, &self.ropes)?;
         let x = &mut self.activations;
         self.embedding.run(ctx, self.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
         if let Some(scale) = &self.scale {
@@ -281,7 +280,8 @@ impl Decoder {
             table.run(ctx, ids.read()?, x.stream.added.write(rows)?)?;
             add.run(ctx, x.stream.hidden.write(rows)?, x.stream.added.read(rows)?)?;
         }
-        for (layer, layer_cache) in self.layers.iter().zip(cache.layers_mut()) {
+        for (layer, (group, layer_cache)) in self.layers.iter().zip(cache.layers_mut()) {
+            let step = self.inputs.step(ctx, batch, &self.ropes, group)?;
             layer.run(&step, layer_cache, x)?;
         }
         let Steps { count, largest, .. } = self.steps;
@@ -375,47 +375,52 @@ fn own_head(config: &DecoderConfig, contains: impl Fn(&str) -> bool) -> Option<P
 }
 
 impl StepInputs {
-    fn new(ctx: &Context, limits: &Limits, with_ids: bool) -> Result<Self> {
+    fn new(ctx: &Context, limits: &Limits, config: &DecoderConfig) -> Result<Self> {
         let values = |(dtype, most)| Values::new(ctx, dtype, most);
-        let [tokens, positions, slots, query_start, kv_len, block_tables, wanted] = Self::values(limits);
-        let ids = Self::ids(limits, with_ids);
+        let [tokens, positions, query_start, kv_len, wanted] = Self::values(limits);
+        let (places, ids) = (Self::places(limits), Self::ids(limits, config));
+        let groups = config.windows().len();
         Ok(Self {
             tokens: values(tokens)?,
             positions: values(positions)?,
             position_ids: ids.map(values).transpose()?,
-            slots: values(slots)?,
             query_start: values(query_start)?,
             kv_len: values(kv_len)?,
-            block_tables: values(block_tables)?,
+            places: (0..groups).map(|_| Ok([values(places[0])?, values(places[1])?])).collect::<Result<_>>()?,
             wanted: values(wanted)?,
-            laid_out: Vec::with_capacity(block_tables.1),
+            laid_out: Vec::with_capacity(places[1].1),
             ids: Vec::with_capacity(ids.map_or(0, |(_, most)| most)),
         })
     }
 
     /// Bytes of its numbers.
-    fn bytes(limits: &Limits, with_ids: bool) -> usize {
-        let all = Self::values(limits).into_iter().chain(Self::ids(limits, with_ids));
-        sum(all.map(|(dtype, most)| Values::bytes(dtype, most)))
+    fn bytes(limits: &Limits, config: &DecoderConfig) -> usize {
+        let bytes = |(dtype, most)| Values::bytes(dtype, most);
+        let places = sum(Self::places(limits).map(bytes)).saturating_mul(config.windows().len());
+        sum(Self::values(limits).into_iter().chain(Self::ids(limits, config)).map(bytes)).saturating_add(places)
     }
 
-    /// What `tokens`, `positions`, `slots`, `query_start`, `kv_len`, `block_tables` and `wanted` are, and how many.
-    fn values(limits: &Limits) -> [(DType, usize); 7] {
-        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
+    /// What `tokens`, `positions`, `query_start`, `kv_len` and `wanted` are, and how many.
+    fn values(limits: &Limits) -> [(DType, usize); 5] {
+        let &Limits { max_rows, max_sequences, .. } = limits;
         [
             (DType::U32, max_rows),
             (DType::I32, max_rows),
-            (DType::I64, max_rows),
             (DType::I32, max_sequences.saturating_add(1)),
             (DType::I32, max_sequences),
-            (DType::U32, max_sequences.saturating_mul(context.div_ceil(block_size))),
             (DType::U32, limits.max_wanted()),
         ]
     }
 
+    /// The same of slots and block tables.
+    fn places(limits: &Limits) -> [(DType, usize); 2] {
+        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
+        [(DType::I64, max_rows), (DType::U32, max_sequences.saturating_mul(context.div_ceil(block_size)))]
+    }
+
     /// The same of `position_ids`.
-    fn ids(limits: &Limits, with_ids: bool) -> Option<(DType, usize)> {
-        with_ids.then_some((DType::U32, limits.max_rows))
+    fn ids(limits: &Limits, config: &DecoderConfig) -> Option<(DType, usize)> {
+        config.learned_positions.then_some((DType::U32, limits.max_rows))
     }
 
     fn upload(&mut self, ctx: &Context, batch: &Batch) -> Result<()> {
@@ -427,22 +432,27 @@ impl StepInputs {
             self.ids.extend(batch.positions().iter().map(|&position| position as u32));
             ids.upload(ctx, &self.ids)?;
         }
-        self.slots.upload(ctx, batch.slots())?;
         self.query_start.upload(ctx, batch.query_start())?;
         self.kv_len.upload(ctx, batch.kv_len())?;
-        batch.lay_out_block_tables(&mut self.laid_out);
-        self.block_tables.upload(ctx, &self.laid_out)
+        for ([slots, tables], places) in self.places.iter_mut().zip(batch.places()) {
+            slots.upload(ctx, places.slots())?;
+            places.lay_out_block_tables(&mut self.laid_out);
+            tables.upload(ctx, &self.laid_out)?;
+        }
+        Ok(())
     }
 
-    fn step<'a>(&'a self, ctx: &'a Context, batch: &Batch, ropes: &'a [Rotary]) -> Result<Step<'a>> {
+    /// What the layers of a group are given.
+    fn step<'a>(&'a self, ctx: &'a Context, batch: &Batch, ropes: &'a [Rotary], group: usize) -> Result<Step<'a>> {
+        let [slots, tables] = &self.places[group];
         let sequences = Sequences {
             query_start: self.query_start.read()?,
             kv_len: self.kv_len.read()?,
-            block_table: Some(self.block_tables.read_rows(batch.blocks_per_table())?),
+            block_table: Some(tables.read_rows(batch.places()[group].blocks_per_table())?),
             max_query: batch.max_query(),
             max_kv: batch.max_kv(),
         };
-        let (positions, slots) = (self.positions.read()?, self.slots.read()?);
+        let (positions, slots) = (self.positions.read()?, slots.read()?);
         Ok(Step { ctx, rows: batch.tokens().len(), ropes, positions, slots, sequences })
     }
 }

@@ -126,6 +126,13 @@ pub enum Error {
         context: usize,
     },
 
+    /// An engine has more requests than it lets wait.
+    #[error("{waiting} requests wait already; try again when some are answered")]
+    Busy {
+        /// How many.
+        waiting: usize,
+    },
+
     /// A callback asked to end.
     #[error("cancelled")]
     Cancelled,

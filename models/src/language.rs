@@ -7,13 +7,13 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::{Device, Hardware};
+use sinew_memory::{Device, DeviceKind, Hardware};
 use sinew_ops::Context;
-use sinew_tensor::{DType, PagedLayout, Tensor};
+use sinew_tensor::{DType, Tensor};
 
 pub use self::answer::{Finish, GenerateOptions, Generation, Session};
 use crate::batch::{Batch, Wanted};
-use crate::cache::{KvCache, Sequence};
+use crate::cache::{CacheShape, KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::config::check_tokens;
 use crate::decoder::Decoder;
@@ -38,6 +38,10 @@ pub struct LoadOptions {
     pub prefill_chunk: usize,
     /// Sequences in one step.
     pub max_sequences: usize,
+    /// Tokens that the cache has room for, in whole blocks; every sequence at its longest where it is `None`.
+    pub cache_tokens: Option<usize>,
+    /// Tokens that there is room for on the host, of sequences that make room for others in an engine.
+    pub swap_tokens: usize,
     /// Tokens in a block of the cache.
     pub block_size: usize,
     /// Dtype of the cache: f32, f16, bf16, or, on CPUs, int8 or fp8 (e4m3) with a scale for each token and head; that of
@@ -54,6 +58,8 @@ impl Default for LoadOptions {
             context: None,
             prefill_chunk: 512,
             max_sequences: 1,
+            cache_tokens: None,
+            swap_tokens: 0,
             block_size: 16,
             kv: None,
             max_logits: 1,
@@ -87,6 +93,13 @@ impl LoadOptions {
         let max_rows = self.prefill_chunk.min(context).max(max_sequences);
         let max_logits = self.max_logits.max(max_sequences);
         Ok(Limits { max_rows, max_sequences, context, block_size, max_logits }.capped())
+    }
+
+    /// The cache.
+    fn cache_shape(&self, config: &DecoderConfig, precision: Precision) -> Result<CacheShape> {
+        let limits = self.limits(config)?;
+        let all = || limits.context.next_multiple_of(limits.block_size).saturating_mul(limits.max_sequences);
+        CacheShape::new(config, precision.kv, &limits, self.cache_tokens.unwrap_or_else(all))
     }
 }
 
@@ -186,7 +199,10 @@ impl LanguageModel {
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
-        let cache = KvCache::new(&ctx, config.num_hidden_layers(), cache_layout(config, precision, &limits)?)?;
+        let mut cache = KvCache::new(&ctx, options.cache_shape(config, precision)?)?;
+        if options.swap_tokens > 0 {
+            cache = cache.with_host(options.swap_tokens)?;
+        }
         let logits = ctx.uninitialised(DType::F32, &[limits.max_logits, config.vocab_size])?;
         let draw = match logits.buffer().host_ptr() {
             Some(_) => None,
@@ -195,7 +211,7 @@ impl LanguageModel {
         let row = Vec::with_capacity(limits.max_logits * config.vocab_size);
         let next = Vec::with_capacity(limits.max_logits);
         let prefill_chunk = options.prefill_chunk.min(limits.context);
-        let batch = Batch::for_limits(&limits);
+        let batch = Batch::for_limits(&limits, config.windows().len());
         Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, draw, prefill_chunk, row, next })
     }
 
@@ -214,8 +230,11 @@ impl LanguageModel {
         let limits = options.limits(config)?;
         let sizes = Sizes { checkpoint, precision, device: device.id().kind, asked: None };
         let plan = Decoder::plan(config, &sizes, &limits)?;
-        let cache = cache_layout(config, precision, &limits)
-            .map_or(usize::MAX, |layout| KvCache::bytes_for(config.num_hidden_layers(), &layout));
+        let cache = options.cache_shape(config, precision).map_or(usize::MAX, |shape| {
+            // What is swapped out is in the same memory on a CPU.
+            let host = if device.id().kind == DeviceKind::CPU { shape.host_bytes(options.swap_tokens) } else { 0 };
+            shape.bytes().saturating_add(host)
+        });
         Ok(Plan { cache, logits: bytes(DType::F32, &[limits.max_logits, config.vocab_size]), ..plan })
     }
 
@@ -410,12 +429,20 @@ impl LanguageModel {
         Ok(())
     }
 
+    pub(crate) fn context_and_cache(&mut self) -> (Arc<Context>, &mut KvCache) {
+        (self.ctx.clone(), &mut self.cache)
+    }
+
+    pub(crate) fn shared_tokenizer(&self) -> Option<Arc<Tokenizer>> {
+        self.tokenizer.clone()
+    }
+
     /// Whether the model came with a tokenizer.
     pub fn has_tokenizer(&self) -> bool {
         self.tokenizer.is_some()
     }
 
-    fn check_prompt(&self, before: usize, tokens: &[u32]) -> Result<()> {
+    pub(crate) fn check_prompt(&self, before: usize, tokens: &[u32]) -> Result<()> {
         let context = self.decoder.limits().context;
         if tokens.is_empty() {
             return check_length(0, context);
@@ -426,21 +453,65 @@ impl LanguageModel {
 
     /// Runs tokens, equally many for every sequence, as one step. After an error every sequence is as long as before.
     fn forward(&mut self, sequences: &mut [Sequence], tokens: &[u32], wanted: Wanted) -> Result<()> {
-        self.batch.clear();
+        self.begin();
         let Some(each) = tokens.len().checked_div(sequences.len()) else { return Ok(()) };
-        grow(sequences, each)?;
-        let outcome = self.run(sequences, tokens, each, wanted);
+        let mut staged = 0;
+        let mut outcome = Ok(());
+        for (sequence, tokens) in sequences.iter_mut().zip(tokens.chunks(each)) {
+            outcome = self.stage(sequence, tokens, wanted);
+            if outcome.is_err() {
+                break;
+            }
+            staged += 1;
+        }
+        let outcome = outcome.and_then(|()| self.run_staged());
         if outcome.is_err() {
-            shrink(sequences, each)?;
+            shrink(&mut sequences[..staged], each)?;
         }
         outcome
     }
 
-    fn run(&mut self, sequences: &[Sequence], tokens: &[u32], each: usize, wanted: Wanted) -> Result<()> {
-        for (sequence, tokens) in sequences.iter().zip(tokens.chunks(each)) {
-            self.batch.push(sequence, tokens, wanted)?;
-        }
+    /// Begins to put a step together.
+    pub(crate) fn begin(&mut self) {
+        self.batch.clear();
+    }
+
+    /// Adds tokens of a sequence to the step, and takes room for them in the cache.
+    ///
+    /// # Errors
+    /// A full cache; the sequence is as before.
+    pub(crate) fn stage(&mut self, sequence: &mut Sequence, tokens: &[u32], wanted: Wanted) -> Result<()> {
+        self.cache.append(&self.ctx, sequence, tokens.len())?;
+        self.batch.push(sequence, tokens, wanted)
+    }
+
+    /// Runs the step. After an error its sequences have tokens that the cache does not: they are to be truncated.
+    pub(crate) fn run_staged(&mut self) -> Result<()> {
         self.decoder.forward(&self.ctx, &mut self.cache, &self.batch)
+    }
+
+    /// The logits of all rows that the step was asked for.
+    pub(crate) fn head_staged(&mut self) -> Result<()> {
+        self.head(0..self.batch.wanted().len())
+    }
+
+    /// Whether tokens are drawn where the logits are, which the host does not have.
+    pub(crate) fn draws(&self) -> bool {
+        self.draw.is_some()
+    }
+
+    /// Draws on the device for each of the first rows of logits: what is asked, or nothing of use.
+    pub(crate) fn draw(&mut self, asked: &[Option<Asked>]) -> Result<()> {
+        let Some(draw) = &mut self.draw else { return Ok(()) };
+        let asked = asked.iter().map(|asked| asked.unwrap_or(Asked::GREEDY));
+        self.next.clear();
+        self.next.extend(draw.tokens(&self.ctx, &self.logits, asked)?);
+        Ok(())
+    }
+
+    /// The tokens that were [drawn](Self::draw).
+    pub(crate) fn drawn(&self) -> &[u32] {
+        &self.next
     }
 
     /// Computes the logits of some of the rows that the batch wants.
@@ -449,7 +520,7 @@ impl LanguageModel {
     }
 
     /// Brings the first rows of logits to the host, if they are not there.
-    fn fetch(&mut self, rows: usize) -> Result<()> {
+    pub(crate) fn fetch(&mut self, rows: usize) -> Result<()> {
         if self.logits.as_slice::<f32>().is_ok() {
             return Ok(());
         }
@@ -458,31 +529,13 @@ impl LanguageModel {
     }
 
     /// The rows that were [fetched](Self::fetch).
-    fn fetched(&self, rows: usize) -> &[f32] {
+    pub(crate) fn fetched(&self, rows: usize) -> &[f32] {
         let logits = self.logits.as_slice::<f32>().unwrap_or(&self.row);
         &logits[..rows * self.decoder.config().vocab_size]
     }
 }
 
-/// Makes room for `tokens` more tokens in every sequence, or in none.
-fn grow(sequences: &mut [Sequence], tokens: usize) -> Result<()> {
-    for i in 0..sequences.len() {
-        if let Err(error) = sequences[i].append(tokens) {
-            shrink(&mut sequences[..i], tokens)?;
-            return Err(error);
-        }
-    }
-    Ok(())
-}
-
 /// Forgets the last `tokens` tokens of every sequence.
 fn shrink(sequences: &mut [Sequence], tokens: usize) -> Result<()> {
     sequences.iter_mut().try_for_each(|sequence| sequence.truncate(sequence.len() - tokens))
-}
-
-/// Room for every sequence at its longest.
-fn cache_layout(config: &DecoderConfig, precision: Precision, limits: &Limits) -> Result<PagedLayout> {
-    let &Limits { max_sequences, context, block_size, .. } = limits;
-    let blocks = context.div_ceil(block_size).saturating_mul(max_sequences);
-    Ok(PagedLayout::new(blocks, config.num_key_value_heads, block_size, config.head_dim, precision.kv)?)
 }

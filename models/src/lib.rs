@@ -20,6 +20,7 @@
 //! | [`decoder`], [`encoder`] | the two families of architectures |
 //! | [`pooling`] | what follows the model in an embedding model: pooling, normalisation, prompts |
 //! | [`language`], [`embed`] | generation and embeddings |
+//! | [`engine`] | many requests at once, in steps that they share |
 
 pub mod architectures;
 pub mod batch;
@@ -31,6 +32,7 @@ pub mod decoder;
 mod draw;
 pub mod embed;
 pub mod encoder;
+pub mod engine;
 pub mod error;
 pub mod folder;
 pub mod generation_config;
@@ -45,6 +47,7 @@ pub mod sampling;
 pub mod stop;
 pub mod tokenizer;
 
+mod answering;
 mod files;
 mod kernels;
 mod prompt;
@@ -54,6 +57,7 @@ pub use chat::{ChatTemplate, Conversation};
 pub use checkpoint::{Checkpoint, Load, TensorBytes};
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
+pub use engine::{Engine, EngineHandle, EngineOptions, Event, Happening, Request};
 pub use error::{Error, Result, one_line, printable, shortened};
 pub use folder::Folder;
 pub use generation_config::GenerationConfig;

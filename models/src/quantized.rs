@@ -9,6 +9,7 @@
 //! | `compressed` | compressed-tensors: `pack-quantized`, `int-quantized`, `float-quantized`, and mixtures |
 //! | `fp8` | FP8 of DeepSeek and Qwen (by blocks), AutoFP8, modelopt, FBGEMM |
 //! | `mxfp4` | the experts of gpt-oss |
+//! | `bitsandbytes` | NF4, with scales that are quantized again or not |
 //! | `probe`, `module` | what the tensors of a module are, checked; their rows, in the layouts above |
 //!
 //! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
@@ -36,6 +37,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 
 mod awq;
+mod bitsandbytes;
 mod compressed;
 mod config;
 mod fp8;
@@ -74,6 +76,7 @@ enum Method {
     Compressed(Compressed),
     Fp8(Fp8),
     Mxfp4,
+    Bitsandbytes,
 }
 
 impl Quantization {
@@ -104,6 +107,7 @@ impl Quantization {
             Method::Compressed(compressed) => compressed.module(checkpoint, name, self.dtype),
             Method::Fp8(fp8) => fp8.module(checkpoint, name, self.dtype),
             Method::Mxfp4 => mxfp4::module(checkpoint, name),
+            Method::Bitsandbytes => bitsandbytes::module(checkpoint, name),
         }
     }
 
@@ -145,6 +149,7 @@ impl fmt::Display for Quantization {
             Method::Compressed(compressed) => write!(f, "compressed-tensors, {}", compressed.format()),
             Method::Fp8(_) => f.write_str("FP8"),
             Method::Mxfp4 => f.write_str("MXFP4"),
+            Method::Bitsandbytes => f.write_str("bitsandbytes, NF4"),
         }
     }
 }

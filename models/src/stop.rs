@@ -5,6 +5,8 @@
 //! tokens at each step and gives out what can no longer change. [`StopStrings`] then holds back what may be the
 //! beginning of a stop string. [`TextStream`] is both, one after the other.
 
+use std::borrow::Borrow;
+
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
@@ -21,7 +23,7 @@ const MAX_PENDING: usize = 64;
 /// # fn main() -> Result<(), sinew_models::Error> {
 /// let folder = sinew_models::Folder::new("path/to/model");
 /// let tokenizer = folder.tokenizer()?.expect("the model has a tokenizer");
-/// let mut detokenizer = sinew_models::stop::Detokenizer::new(&tokenizer, true);
+/// let mut detokenizer = sinew_models::stop::Detokenizer::new(tokenizer.clone(), true);
 /// for id in tokenizer.encode("naïve 🦀", false)? {
 ///     print!("{}", detokenizer.push(id)?);
 /// }
@@ -30,8 +32,8 @@ const MAX_PENDING: usize = 64;
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct Detokenizer<'t> {
-    tokenizer: &'t Tokenizer,
+pub struct Detokenizer<T> {
+    tokenizer: T,
     skip_special: bool,
     /// The last tokens that ended a character, as context, and those that have not yet.
     window: Vec<u32>,
@@ -41,9 +43,10 @@ pub struct Detokenizer<'t> {
     given: String,
 }
 
-impl<'t> Detokenizer<'t> {
-    /// A detokenizer at the start of a text. Special tokens give no text if `skip_special` is set.
-    pub fn new(tokenizer: &'t Tokenizer, skip_special: bool) -> Self {
+impl<T: Borrow<Tokenizer>> Detokenizer<T> {
+    /// A detokenizer at the start of a text, which borrows the tokenizer or shares it. Special tokens give no text if
+    /// `skip_special` is set.
+    pub fn new(tokenizer: T, skip_special: bool) -> Self {
         Self { tokenizer, skip_special, window: Vec::new(), context: 0, given: String::new() }
     }
 
@@ -53,7 +56,8 @@ impl<'t> Detokenizer<'t> {
     ///
     /// [`Error::Tokenizer`] when decoding fails.
     pub fn push(&mut self, id: u32) -> Result<String> {
-        if !self.tokenizer.contains(id) || (self.skip_special && self.tokenizer.is_special(id)) {
+        let tokenizer = self.tokenizer.borrow();
+        if !tokenizer.contains(id) || (self.skip_special && tokenizer.is_special(id)) {
             return Ok(String::new());
         }
         self.window.push(id);
@@ -100,7 +104,7 @@ impl<'t> Detokenizer<'t> {
     }
 
     fn decode(&self, from: usize) -> Result<String> {
-        self.tokenizer.decode(&self.window[from..], self.skip_special)
+        self.tokenizer.borrow().decode(&self.window[from..], self.skip_special)
     }
 
     /// What `text`, the window's, has beyond what was given out.
@@ -220,14 +224,14 @@ impl StopStrings {
 
 /// The text of a sequence while it is generated: tokens in, text that may be shown out.
 #[derive(Debug, Clone)]
-pub struct TextStream<'t> {
-    detokenizer: Detokenizer<'t>,
+pub struct TextStream<T> {
+    detokenizer: Detokenizer<T>,
     stops: StopStrings,
 }
 
-impl<'t> TextStream<'t> {
+impl<T: Borrow<Tokenizer>> TextStream<T> {
     /// A stream at the start of a text. Special tokens give no text if `skip_special` is set.
-    pub fn new(tokenizer: &'t Tokenizer, skip_special: bool, stops: StopStrings) -> Self {
+    pub fn new(tokenizer: T, skip_special: bool, stops: StopStrings) -> Self {
         Self { detokenizer: Detokenizer::new(tokenizer, skip_special), stops }
     }
 

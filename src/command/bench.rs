@@ -1,6 +1,7 @@
 //! `sinew bench`.
 
 mod encoder;
+mod engine;
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -33,6 +34,12 @@ pub struct Bench {
     repeat: usize,
     #[command(flatten)]
     stepping: Stepping,
+    /// Run the batch through the scheduler of many requests as well, in turns with the plain batch.
+    #[arg(long)]
+    engine: bool,
+    /// Tokens that all prompts of a batch begin with, where they go through the scheduler.
+    #[arg(long, default_value_t = 0, value_name = "N", requires = "engine")]
+    shared_prefix: usize,
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
@@ -67,21 +74,27 @@ impl Bench {
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
 
-        let mut runs = Vec::new();
+        let (mut runs, mut engine_runs) = (Vec::new(), Vec::new());
         // One run that is not counted: caches, page tables and clock rates settle in it.
-        for counted in std::iter::once(false).chain(std::iter::repeat_n(true, self.repeat)) {
+        for number in 0..=self.repeat {
             let run = self.once(&mut model)?;
+            let mut engine_run = None;
+            if self.engine {
+                let (back, run) = self.through_engine(model, number)?;
+                (model, engine_run) = (back, Some(run));
+            }
             if interrupted() {
                 return Ok(());
             }
-            if counted {
+            if number > 0 {
                 runs.push(run);
+                engine_runs.extend(engine_run);
             }
         }
         // Before the limits are measured: their buffers are not the model's.
         let peak_rss = peak_rss_bytes();
         let peaks = Peaks::measure(model.context().device())?;
-        self.report(&model, load_s, &runs, peak_rss, &peaks)
+        self.report(&model, load_s, [&runs, &engine_runs], peak_rss, &peaks)
     }
 
     /// Ends early, with times of no use, where Ctrl-C was pressed.
@@ -114,13 +127,26 @@ impl Bench {
         Ok(Run { first_token, prefill, decode: start.elapsed().as_secs_f64() })
     }
 
-    fn report(&self, model: &LanguageModel, load_s: f64, runs: &[Run], peak_rss: usize, peaks: &Peaks) -> Outcome {
+    fn report(
+        &self,
+        model: &LanguageModel,
+        load_s: f64,
+        [runs, engine_runs]: [&[Run]; 2],
+        peak_rss: usize,
+        peaks: &Peaks,
+    ) -> Outcome {
         let decoder = model.decoder();
         let config = decoder.config();
         let batch = self.batch as f64;
-        let prefill_rate = median(runs.iter().map(|r| batch * self.prompt_tokens as f64 / r.prefill));
-        let decode_rate =
-            (self.new_tokens > 0).then(|| median(runs.iter().map(|r| batch * self.new_tokens as f64 / r.decode)));
+        let rates = |runs: &[Run]| {
+            let prefill = median(runs.iter().map(|r| batch * self.prompt_tokens as f64 / r.prefill));
+            let decode = || median(runs.iter().map(|r| batch * self.new_tokens as f64 / r.decode));
+            (prefill, (self.new_tokens > 0).then(decode))
+        };
+        let (prefill_rate, decode_rate) = rates(runs);
+        let engine = self.engine.then(|| rates(engine_runs));
+        // Of neighbours in time.
+        let ratio = median(runs.iter().zip(engine_runs).map(|(plain, engine)| plain.decode / engine.decode));
         let first_token_s = median(runs.iter().map(|r| r.first_token));
 
         // Limits: arithmetic for prefill, bytes for decode.
@@ -136,7 +162,7 @@ impl Bench {
         let encoding = decoder.precision().main_encoding();
         let mut out = std::io::stdout().lock();
         if self.json {
-            let line = json!({
+            let mut line = json!({
                 "prefill_tokens_per_s": prefill_rate,
                 "prefill_share_of_limit": prefill_share,
                 "decode_tokens_per_s": decode_rate,
@@ -157,6 +183,12 @@ impl Bench {
                 "limit_memory_bytes_per_s": peaks.memory_bytes_per_s,
                 "limit_flops_per_s": peak,
             });
+            if let Some((prefill, decode)) = engine {
+                line["engine_prefill_tokens_per_s"] = json!(prefill);
+                line["engine_decode_tokens_per_s"] = json!(decode);
+                line["engine_decode_share_of_plain"] = json!(decode.map(|_| ratio));
+                line["shared_prefix"] = json!(self.shared_prefix);
+            }
             writeln!(out, "{line}")?;
             return Ok(());
         }
@@ -175,6 +207,14 @@ impl Bench {
             rate_text(decode_rate.map(|rate| 100.0 * rate / decode_limit)),
             peaks.memory_bytes_per_s / 1e9
         )?;
+        if let Some((prefill, decode)) = engine {
+            writeln!(
+                out,
+                "engine   {prefill:9.1} tokens/s of prompts, {} decoded, {} % of the plain batch",
+                rate_text(decode),
+                rate_text(decode.map(|_| 100.0 * ratio))
+            )?;
+        }
         writeln!(out, "first    {first_token_s:9.3} s      load {load_s:.2} s")?;
         writeln!(
             out,

@@ -1,7 +1,10 @@
 //! `sinew generate`.
 
+mod prompts;
+
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -9,8 +12,8 @@ use sinew::models::{GenerateOptions, LanguageModel, Logprobs};
 
 use super::sampling::Sampling;
 use super::{
-    Machine, Model, Outcome, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes, rate,
-    rate_text,
+    Machine, Model, Outcome, Serving, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes,
+    rate, rate_text,
 };
 
 /// Generate text or tokens.
@@ -19,8 +22,13 @@ pub struct Generate {
     #[command(flatten)]
     model: Model,
     /// The text to continue.
-    #[arg(long, required_unless_present = "tokens", conflicts_with = "tokens")]
+    #[arg(long, required_unless_present_any = ["tokens", "prompts_file"], conflicts_with_all = ["tokens", "prompts_file"])]
     prompt: Option<String>,
+    /// A file with a prompt on each line, which are answered together and in order; with --json a line for each.
+    #[arg(long, value_name = "FILE", conflicts_with = "tokens")]
+    prompts_file: Option<PathBuf>,
+    #[command(flatten)]
+    serving: Serving,
     /// The tokens to continue, as 1,2,3; for models without a tokenizer.
     #[arg(long, value_parser = parse_tokens)]
     tokens: Option<Tokens>,
@@ -32,7 +40,7 @@ pub struct Generate {
     logprobs: Option<usize>,
     #[command(flatten)]
     stepping: Stepping,
-    /// Print one JSON object and nothing else.
+    /// Print JSON and nothing else: one object, or one for each line of a file of prompts.
     #[arg(long)]
     json: bool,
 }
@@ -47,6 +55,9 @@ impl Generate {
         self.sampling.check_vocabulary(decoder.vocab_size)?;
         let config = folder.generation_config()?;
         self.sampling.options(config, 0, MAX_NEW_TOKENS)?;
+        if let Some(file) = &self.prompts_file {
+            return self.run_file(machine, file, MAX_NEW_TOKENS);
+        }
         let ctx = machine.context()?;
         let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
         let prompt = match (&self.prompt, &self.tokens) {

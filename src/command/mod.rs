@@ -10,6 +10,7 @@ mod generate;
 mod inspect;
 mod logits;
 mod quantize;
+mod replay;
 mod sampling;
 mod settings;
 mod warnings;
@@ -59,6 +60,10 @@ enum Command {
     Logits(logits::Logits),
     /// Measure a model's speed and memory.
     Bench(bench::Bench),
+    /// Run a trace of requests as they came, and measure how long each waited.
+    Replay(replay::Replay),
+    /// Write a trace of requests at random.
+    Trace(replay::Trace),
     /// Write a model as a quantized checkpoint.
     Quantize(quantize::Quantize),
     /// Show what a model's files hold, and what it would need.
@@ -174,6 +179,27 @@ fn parse_kv_dtype(text: &str) -> Result<KvDType, String> {
             .find(|(name, _)| *name == text)
             .map(|(_, dtype)| KvDType(Some(dtype)))
             .ok_or_else(|| "supported are auto, f32, f16, bf16, int8 and fp8".to_owned()),
+    }
+}
+
+/// How many sequences a model serves at once.
+#[derive(Debug, Clone, Args)]
+struct Serving {
+    /// Sequences in one step.
+    #[arg(long, default_value = "8", value_name = "N")]
+    max_sequences: NonZeroUsize,
+    /// Tokens that the KV cache has room for; as many as all sequences can have, if it is not given.
+    #[arg(long, value_name = "N")]
+    cache_tokens: Option<NonZeroUsize>,
+    /// Tokens that there is room for beside it, on the host, of sequences that make room for others.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    swap_tokens: usize,
+}
+
+impl Serving {
+    fn options(&self, options: LoadOptions) -> LoadOptions {
+        let cache_tokens = self.cache_tokens.map(NonZeroUsize::get);
+        LoadOptions { max_sequences: self.max_sequences.get(), cache_tokens, swap_tokens: self.swap_tokens, ..options }
     }
 }
 
@@ -456,6 +482,8 @@ pub fn main() -> ExitCode {
         Some(Command::Embed(command)) => command.run(&cli.machine),
         Some(Command::Logits(command)) => command.run(&cli.machine),
         Some(Command::Bench(command)) => command.run(&cli.machine),
+        Some(Command::Replay(command)) => command.run(&cli.machine),
+        Some(Command::Trace(command)) => command.run(),
         Some(Command::Quantize(command)) => command.run(&cli.machine),
         Some(Command::Inspect(command)) => command.run(&cli.machine),
         Some(Command::Settings(command)) => command.run(&cli.machine),

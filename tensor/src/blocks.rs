@@ -19,6 +19,8 @@ pub enum BlockValues {
     Int8,
     /// Floats of 4 bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives (OCP's E2M1, as in MXFP4).
     F4E2M1,
+    /// The sixteen values of [`BlockValues::NF4`], by their place.
+    Nf4,
     /// [`DType::F8E4M3`].
     F8E4M3,
     /// [`DType::F8E5M2`].
@@ -27,12 +29,39 @@ pub enum BlockValues {
 
 impl BlockValues {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Int4, Self::Int8, Self::F4E2M1, Self::F8E4M3, Self::F8E5M2];
+    pub const ALL: [Self; 6] = [Self::Int4, Self::Int8, Self::F4E2M1, Self::Nf4, Self::F8E4M3, Self::F8E5M2];
+
+    /// NF4, the quantiles of a normal distribution (QLoRA, <https://arxiv.org/abs/2305.14314>, appendix E, where they
+    /// stand in f32).
+    pub const NF4: [f32; 16] = [
+        -1.0,
+        -0.696_192_8,
+        -0.525_073_05,
+        -0.394_917_5,
+        -0.284_441_38,
+        -0.184_773_43,
+        -0.091_050_036,
+        0.0,
+        0.079_580_3,
+        0.160_930_2,
+        0.246_112_3,
+        0.337_915_24,
+        0.440_709_83,
+        0.562_617,
+        0.722_956_84,
+        1.0,
+    ];
+
+    /// What lies in the middle between a value of [`NF4`](Self::NF4) and the next.
+    pub const fn nf4_middle(code: usize) -> f32 {
+        let (a, b) = (Self::NF4[code], Self::NF4[code + 1]);
+        a + (b - a) * 0.5
+    }
 
     /// Bits of a code: 4 or 8.
     pub const fn bits(self) -> usize {
         match self {
-            Self::Int4 | Self::F4E2M1 => 4,
+            Self::Int4 | Self::F4E2M1 | Self::Nf4 => 4,
             Self::Int8 | Self::F8E4M3 | Self::F8E5M2 => 8,
         }
     }
@@ -48,6 +77,7 @@ impl BlockValues {
             Self::Int4 => "int4",
             Self::Int8 => "int8",
             Self::F4E2M1 => "fp4",
+            Self::Nf4 => "nf4",
             Self::F8E4M3 => "fp8",
             Self::F8E5M2 => "fp8-e5m2",
         }
@@ -69,6 +99,7 @@ impl BlockValues {
                 let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
                 if code & 8 == 0 { magnitude } else { -magnitude }
             }
+            Self::Nf4 => Self::NF4[usize::from(code & 0xf)],
             Self::F8E4M3 => float8::F8E4M3::from_bits(code).to_f32(),
             Self::F8E5M2 => float8::F8E5M2::from_bits(code).to_f32(),
         }
@@ -80,6 +111,7 @@ impl BlockValues {
             Self::Int4 => -8.0,
             Self::Int8 => -128.0,
             Self::F4E2M1 => 6.0,
+            Self::Nf4 => 1.0,
             Self::F8E4M3 => 448.0,
             Self::F8E5M2 => 57344.0,
         }
@@ -104,6 +136,14 @@ impl BlockValues {
                     |(code, half): (usize, &f32)| if code % 2 == 0 { x.abs() > *half } else { x.abs() >= *half };
                 let magnitude = HALFWAY.iter().enumerate().filter(|&at| above(at)).count() as u8;
                 if x.is_sign_negative() { magnitude | 8 } else { magnitude }
+            }
+            Self::Nf4 => {
+                // The even one of two codes whose values are as near.
+                let above = |&code: &usize| {
+                    let middle = Self::nf4_middle(code);
+                    x > middle || code % 2 == 1 && x == middle
+                };
+                (0..15).filter(above).count() as u8
             }
             Self::F8E4M3 => float8::F8E4M3::from_f32(x.clamp(-448.0, 448.0)).to_bits(),
             Self::F8E5M2 => float8::F8E5M2::from_f32(x.clamp(-57344.0, 57344.0)).to_bits(),

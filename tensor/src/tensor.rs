@@ -111,6 +111,15 @@ impl Tensor {
         &self.buffer
     }
 
+    /// The buffer, to be copied to.
+    ///
+    /// # Errors
+    /// One that other tensors share, or a read-only one.
+    pub fn buffer_mut(&mut self) -> Result<&mut Buffer> {
+        self.buffer.check_writable()?;
+        Ok(&mut self.buffer)
+    }
+
     /// The device that holds it.
     pub fn device(&self) -> &Arc<dyn Device> {
         self.buffer.device()

@@ -123,7 +123,7 @@ macro_rules! groups_at {
             // SAFETY: passed on; the codes are the format's.
             unsafe {
                 match format.values() {
-                    BlockValues::Int4 | BlockValues::F4E2M1 => {
+                    BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
                         multiply::<_, R, H>(Fma::<$simd, Nibbles>::of(format), format, a, b, steps, sums, carry);
                     }
                     BlockValues::Int8 => multiply::<_, R, H>(Fma::<$simd, Bytes>::of(format), format, a, b, steps, sums, carry),
@@ -158,7 +158,7 @@ macro_rules! groups_at {
             // SAFETY: passed on; the codes are the format's.
             unsafe {
                 match format.values() {
-                    BlockValues::Int4 | BlockValues::F4E2M1 => expand::<$simd, Nibbles>(format, b, steps, to),
+                    BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => expand::<$simd, Nibbles>(format, b, steps, to),
                     BlockValues::Int8 => expand::<$simd, Bytes>(format, b, steps, to),
                     BlockValues::F8E4M3 | BlockValues::F8E5M2 => expand::<$simd, FloatBytes>(format, b, steps, to),
                 }
@@ -175,7 +175,7 @@ groups_at!(groups_avx512, expanded_avx512, expand_avx512, Avx512, "avx512f,avx51
 
 /// What the codes of a format stand for, by the code as panels hold it.
 pub(super) fn table(values: BlockValues) -> &'static [f32; 256] {
-    static TABLES: LazyLock<[[f32; 256]; 5]> = LazyLock::new(|| {
+    static TABLES: LazyLock<[[f32; 256]; BlockValues::ALL.len()]> = LazyLock::new(|| {
         BlockValues::ALL.map(|values| std::array::from_fn(|held| values.value(held_code(values, held as u8))))
     });
     &TABLES[values as usize]

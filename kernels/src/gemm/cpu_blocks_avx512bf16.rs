@@ -25,11 +25,15 @@ pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", fore
 
 pub(super) const ROW: Row<Gemm> = tiled_row!("gemm.cpu.avx512bf16.blocks", DOT, admit, rate, &DOTS);
 
-/// Refuses what is not multiplied in bf16, and floats of a byte where no instruction looks bytes up.
+/// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
+/// up.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
     let format = cpu_blocks::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
     if fixed.compute != Compute::Bf16 {
         return Err("computes in bf16, the problem asks for f32".into());
+    }
+    if format.values() == BlockValues::Nf4 {
+        return Err("multiplies bf16, which NF4's values are not".into());
     }
     let is_looked_up = format.values().bits() == 8 && !format.values().is_integer();
     if is_looked_up && !is_x86_feature_detected!("avx512vbmi") {
@@ -48,7 +52,7 @@ pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles
 
 /// The bf16 of every code as panels hold it: of codes of four bits again and again.
 fn codes(values: BlockValues) -> &'static [[u8; 256]; 2] {
-    static TABLES: LazyLock<[[[u8; 256]; 2]; 5]> = LazyLock::new(|| {
+    static TABLES: LazyLock<[[[u8; 256]; 2]; BlockValues::ALL.len()]> = LazyLock::new(|| {
         BlockValues::ALL
             .map(|values| [0, 1].map(|byte| table(values).map(|value| bf16::from_f32(value).to_le_bytes()[byte])))
     });
@@ -243,7 +247,9 @@ unsafe fn dot<const R: usize>(
     // SAFETY: passed on; the codes are the format's, and floats of a byte were admitted where there is VBMI.
     unsafe {
         match format.values() {
-            BlockValues::Int4 | BlockValues::F4E2M1 => nibbles::groups::<R>(format, a, b, steps, sums, carry),
+            BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
+                nibbles::groups::<R>(format, a, b, steps, sums, carry)
+            }
             BlockValues::Int8 => integers::groups::<R>(format, a, b, steps, sums, carry),
             BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::groups::<R>(format, a, b, steps, sums, carry),
         }
@@ -273,7 +279,7 @@ unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
     // SAFETY: as for `dot`.
     unsafe {
         match format.values() {
-            BlockValues::Int4 | BlockValues::F4E2M1 => nibbles::expand(format, b, steps, to),
+            BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => nibbles::expand(format, b, steps, to),
             BlockValues::Int8 => integers::expand(format, b, steps, to),
             BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::expand(format, b, steps, to),
         }

@@ -90,7 +90,7 @@ pub(crate) const fn offset(values: BlockValues) -> u8 {
     match values {
         BlockValues::Int4 => 8,
         BlockValues::Int8 => 128,
-        BlockValues::F4E2M1 | BlockValues::F8E4M3 | BlockValues::F8E5M2 => 0,
+        BlockValues::F4E2M1 | BlockValues::Nf4 | BlockValues::F8E4M3 | BlockValues::F8E5M2 => 0,
     }
 }
 

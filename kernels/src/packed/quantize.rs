@@ -210,6 +210,10 @@ impl<S: Simd> Floats<S> {
     /// Those of [`Simd`].
     #[inline(always)]
     pub unsafe fn codes(&self, x: S::F) -> S::F {
+        if self.values == BlockValues::Nf4 {
+            // SAFETY: passed on.
+            return unsafe { self.quantiles(x) };
+        }
         let format = match self.values {
             BlockValues::F4E2M1 => SmallFloat::E2M1,
             BlockValues::F8E5M2 => SmallFloat::E5M2,
@@ -218,6 +222,25 @@ impl<S: Simd> Floats<S> {
         // SAFETY: passed on.
         unsafe {
             let code = format.codes::<S>(S::div(x, self.scales));
+            S::select_lt(S::splat(0.0), self.scales, code, S::splat(0.0))
+        }
+    }
+
+    /// The same of NF4: the number of middles between two values that are below.
+    #[inline(always)]
+    unsafe fn quantiles(&self, x: S::F) -> S::F {
+        // SAFETY: passed on.
+        unsafe {
+            let x = S::div(x, self.scales);
+            let mut code = S::splat(0.0);
+            for below in 0..15 {
+                let (middle, next) = (S::splat(BlockValues::nf4_middle(below)), S::splat((below + 1) as f32));
+                code = match below % 2 {
+                    // The middle itself is nearer to the even one.
+                    0 => S::select_lt(middle, x, next, code),
+                    _ => S::select_lt(x, middle, code, next),
+                };
+            }
             S::select_lt(S::splat(0.0), self.scales, code, S::splat(0.0))
         }
     }
@@ -230,7 +253,7 @@ mod tests {
     use super::*;
     use crate::simd::{Kernel, launch};
 
-    const FLOATS: [BlockValues; 3] = [BlockValues::F4E2M1, BlockValues::F8E4M3, BlockValues::F8E5M2];
+    const FLOATS: [BlockValues; 4] = [BlockValues::F4E2M1, BlockValues::Nf4, BlockValues::F8E4M3, BlockValues::F8E5M2];
 
     /// The codes of values that are divided by 1.
     struct Codes {
@@ -301,7 +324,7 @@ mod tests {
         unsafe fn task<S: Simd>(&self, _: usize, _: usize) {
             let extreme = self.0.values().extreme();
             // Scales of 1; too small for f16; zeros; no numbers; a scale too large for f16.
-            let first = [extreme, 1e-7, 0.0, f32::NAN, f32::INFINITY, 2f32.powi(100)];
+            let first = [extreme, 1e-8, 0.0, f32::NAN, f32::INFINITY, 2f32.powi(100)];
             let second = [-0.0, 0.0, -0.0, 1.0, 1.0, 1.0];
             let [mut steps, mut codes] = [[[0.0; LANES]; 2]; 2];
             steps[0][..first.len()].copy_from_slice(&first);
@@ -323,7 +346,7 @@ mod tests {
             for lane in [3, 4] {
                 assert!(scales[lane].is_nan() && codes[0][lane] == 0.0 && codes[1][lane] == 0.0, "{}", S::LEVEL);
             }
-            assert_eq!((scales[5], codes[0][5]), (f32::INFINITY, 0.0), "{}", S::LEVEL);
+            assert_eq!((scales[5], codes[0][5]), (f32::INFINITY, code(0.0)), "{}", S::LEVEL);
         }
     }
 

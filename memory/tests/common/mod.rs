@@ -9,9 +9,9 @@ use sinew_memory::{
     Buffer, Cpu, Device, DeviceId, DeviceKind, Error, Event, Hardware, Location, MemoryInfo, Result, Storage, Stream,
 };
 
-/// Random operations of a test: `SINEW_OPERATIONS`, 10,000 by default.
-pub fn operations() -> usize {
-    std::env::var("SINEW_OPERATIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(10_000)
+/// Random operations of a test: `SINEW_OPERATIONS`, or as many as it takes by default.
+pub fn operations(default: usize) -> usize {
+    std::env::var("SINEW_OPERATIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
 /// SplitMix64 (Steele et al., 2014).

@@ -309,6 +309,17 @@ impl DecoderConfig {
         self.layers.iter_mut().for_each(|layer| layer.rope = Some(0));
     }
 
+    /// The windows that its layers have, each once, in the order in which they come.
+    pub fn windows(&self) -> Vec<Option<usize>> {
+        let mut windows = Vec::new();
+        for layer in &self.layers {
+            if !windows.contains(&layer.window) {
+                windows.push(layer.window);
+            }
+        }
+        windows
+    }
+
     /// Gives every layer the same window.
     pub(crate) fn set_window(&mut self, window: Option<usize>) {
         self.layers.iter_mut().for_each(|layer| layer.window = window);

@@ -2,11 +2,11 @@
 
 use sinew_memory::DeviceKind;
 use sinew_ops::Context;
-use sinew_tensor::{DType, Layout, PagedLayout, Tensor};
+use sinew_tensor::{DType, Layout, Tensor};
 
 use super::{MAX_TEXTS, pass_tokens};
 use crate::batch::{Batch, Wanted};
-use crate::cache::KvCache;
+use crate::cache::{CacheShape, KvCache};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::kernels::Place;
@@ -108,10 +108,9 @@ impl HiddenStates {
     fn load(loader: &mut Loader<'_>, config: &DecoderConfig) -> Result<Self> {
         let (ctx, limits) = (loader.context().clone(), limits(config, kind_of(loader)));
         let decoder = Decoder::load(loader, config, limits)?;
-        let layout = cache_layout(config, decoder.precision(), limits.max_rows)?;
-        let cache = KvCache::new(&ctx, config.num_hidden_layers(), layout)?;
+        let cache = KvCache::new(&ctx, cache_shape(config, decoder.precision(), limits.max_rows)?)?;
         let states = ctx.uninitialised(DType::F32, &[limits.max_rows, config.hidden_size])?;
-        Ok(Self { decoder, cache, batch: Batch::for_limits(&limits), states })
+        Ok(Self { decoder, cache, batch: Batch::for_limits(&limits, config.windows().len()), states })
     }
 
     fn plan(config: &DecoderConfig, sizes: &Sizes<'_>) -> Result<Plan> {
@@ -126,11 +125,11 @@ impl HiddenStates {
         let Self { decoder, cache, batch, states } = self;
         let (most, width) = (decoder.limits().max_rows, decoder.config().hidden_size);
         let tokens: usize = texts.iter().map(|text| text.len()).sum();
-        if blocks(tokens) > cache.layout().num_blocks() {
+        if cache.shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
             let (config, precision) = (decoder.config(), decoder.precision());
             Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }
                 .fits(&**ctx.device(), &format!("a text of {tokens} tokens"))?;
-            *cache = KvCache::new(ctx, config.num_hidden_layers(), cache_layout(config, precision, tokens)?)?;
+            *cache = KvCache::new(ctx, cache_shape(config, precision, tokens)?)?;
         }
         let mut sequences: Vec<_> = texts.iter().map(|text| cache.sequence(text.len())).collect();
         let mut of_texts = vec![Vec::new(); texts.len()];
@@ -149,7 +148,7 @@ impl HiddenStates {
                     true if step + 1 == steps => Wanted::Last,
                     true => Wanted::None,
                 };
-                sequence.append(part.len())?;
+                cache.append(ctx, sequence, part.len())?;
                 batch.push(sequence, part, wanted)?;
                 ends.push(batch.wanted().len());
             }
@@ -192,13 +191,11 @@ fn blocks(tokens: usize) -> usize {
     tokens.div_ceil(BLOCK_SIZE).saturating_add(MAX_TEXTS)
 }
 
-/// A cache for `tokens` tokens.
-fn cache_layout(config: &DecoderConfig, precision: Precision, tokens: usize) -> Result<PagedLayout> {
-    let (kv_heads, head_dim) = (config.num_key_value_heads, config.head_dim);
-    Ok(PagedLayout::new(blocks(tokens), kv_heads, BLOCK_SIZE, head_dim, precision.kv)?)
+/// A cache for `tokens` tokens in every layer.
+fn cache_shape(config: &DecoderConfig, precision: Precision, tokens: usize) -> Result<CacheShape> {
+    CacheShape::of_blocks(config, precision.kv, BLOCK_SIZE, |_| blocks(tokens))
 }
 
 fn cache_bytes(config: &DecoderConfig, precision: Precision, tokens: usize) -> usize {
-    let layout = cache_layout(config, precision, tokens);
-    layout.map_or(usize::MAX, |layout| KvCache::bytes_for(config.num_hidden_layers(), &layout))
+    cache_shape(config, precision, tokens).map_or(usize::MAX, |shape| shape.bytes())
 }

@@ -4,10 +4,11 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::LanguageModel;
+use crate::answering::Answering;
 use crate::cache::Sequence;
-use crate::error::{Error, Result};
-use crate::sampling::{History, Logprobs, Sampler, SamplingParams};
-use crate::stop::{StopStrings, TextStream};
+use crate::error::Result;
+use crate::sampling::{History, Logprobs, SamplingParams};
+use crate::stop::StopStrings;
 
 /// What to generate and when to stop.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,12 +59,16 @@ impl Session {
 
     /// Forgets what differs from `prompt`, and returns the tokens that are left. The last of the prompt is always to be
     /// run: its logits are asked for.
-    fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize> {
+    fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
         let run = &prompt[..prompt.len().saturating_sub(1)];
         let common = self.tokens.iter().zip(run).take_while(|(a, b)| a == b).count();
         self.tokens.truncate(common);
-        self.sequence.truncate(common)?;
-        Ok(common)
+        if self.sequence.truncate(common).is_err() {
+            // A window has left behind what the next token would see.
+            self.tokens.clear();
+            self.sequence.clear();
+        }
+        self.sequence.len()
     }
 
     /// After an answer, or the part of one: what the sequence has of `tokens`.
@@ -101,7 +106,7 @@ impl GenerateOptions {
     /// Refuses what no model can do.
     ///
     /// # Errors
-    /// [`Error::Input`] for sampling parameters outside their ranges, and for an empty stop text.
+    /// [`Error::Input`](crate::Error::Input) for sampling parameters outside their ranges, and for an empty stop text.
     pub fn validate(&self) -> Result<()> {
         self.sampling.validate()?;
         StopStrings::new(self.stop.iter().map(String::as_str)).map(drop)
@@ -161,12 +166,7 @@ impl LanguageModel {
         options: &GenerateOptions,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation> {
-        let mut sampling = options.sampling.clone();
-        if options.min_new_tokens > 0 && !options.ignore_eos {
-            let ends = &self.decoder.config().eos_token_ids;
-            sampling.not_before.extend(ends.iter().map(|&id| (id, options.min_new_tokens)));
-        }
-        let sampler = Sampler::new(sampling)?;
+        let mut answering = Answering::new(self.tokenizer.clone(), self.decoder.config(), options)?;
         self.check_prompt(0, prompt)?;
         let room = options.max_new_tokens.min(self.decoder.limits().context.saturating_sub(prompt.len()) + 1);
         let mut answer = Generation {
@@ -174,12 +174,12 @@ impl LanguageModel {
             text: String::new(),
             finish: Finish::Length,
             prompt_tokens: prompt.len(),
-            cached_tokens: session.keep_prefix(prompt)?,
+            cached_tokens: session.keep_prefix(prompt),
             logprobs: Vec::new(),
             prefill: Duration::ZERO,
             decode: Duration::ZERO,
         };
-        let outcome = self.answer(&mut session.sequence, prompt, options, sampler, &mut answer, on_text);
+        let outcome = self.answer(&mut session.sequence, prompt, options, &mut answering, &mut answer, on_text);
         session.has(prompt.iter().chain(&answer.tokens).copied());
         outcome.map(|()| answer)
     }
@@ -190,78 +190,51 @@ impl LanguageModel {
         sequence: &mut Sequence,
         prompt: &[u32],
         options: &GenerateOptions,
-        mut sampler: Sampler,
+        answering: &mut Answering,
         answer: &mut Generation,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<()> {
-        let tokenizer = self.tokenizer.clone();
-        let stops = StopStrings::new(options.stop.iter().map(String::as_str))?;
-        if tokenizer.is_none() && !options.stop.is_empty() {
-            return Err(Error::Input("stop texts are found by a tokenizer, and the model has none".to_owned()));
-        }
-        let mut text = tokenizer.as_deref().map(|tokenizer| TextStream::new(tokenizer, true, stops));
         if options.max_new_tokens == 0 {
             return Ok(());
         }
-        let mut show = |answer: &mut Generation, piece: &str| {
-            answer.text.push_str(piece);
-            // Asked at every token, so that an answer can be ended while no text comes.
-            on_text(piece)
-        };
-        let logprobs = options.logprobs;
         let start = Instant::now();
-        let choose = |model: &mut Self| model.choose(&mut sampler, History { prompt, generated: &[] }, logprobs);
+        let choose = |model: &mut Self| model.choose(answering, History { prompt, generated: &[] });
         let rest = &prompt[answer.cached_tokens..];
-        let Some((mut token, mut chosen)) = self.prefill_then(sequence, rest, &mut || show(answer, ""), choose)? else {
+        // Asked between chunks, while no text comes.
+        let Some((mut token, mut chosen)) = self.prefill_then(sequence, rest, &mut || on_text(""), choose)? else {
             answer.finish = Finish::Cancelled;
             return Ok(());
         };
         let first = Instant::now();
         loop {
-            if !options.ignore_eos && self.decoder.config().eos_token_ids.contains(&token) {
-                answer.finish = Finish::Eos;
-                break;
+            let last = sequence.len() >= self.decoder.limits().context;
+            let piece = answering.take(token, answer.tokens.len() + 1, last)?;
+            if piece.token {
+                answer.tokens.push(token);
+                answer.logprobs.extend(chosen);
             }
-            answer.tokens.push(token);
-            answer.logprobs.extend(chosen);
-            let piece = text.as_mut().map(|text| text.push(token)).transpose()?.unwrap_or_default();
-            if show(answer, &piece.text).is_break() {
+            answer.text.push_str(&piece.text);
+            // Asked at every token, so that an answer can be ended while no text comes.
+            if (piece.token || !piece.text.is_empty()) && on_text(&piece.text).is_break() {
                 answer.finish = Finish::Cancelled;
                 break;
             }
-            if piece.stopped_by.is_some() {
-                answer.finish = Finish::Stop;
-                break;
-            }
-            if answer.tokens.len() >= options.max_new_tokens || sequence.len() >= self.decoder.limits().context {
+            if let Some(finish) = piece.finish {
+                answer.finish = finish;
                 break;
             }
             let history = History { prompt, generated: &answer.tokens };
-            let choose = |model: &mut Self| model.choose(&mut sampler, history, logprobs);
+            let choose = |model: &mut Self| model.choose(answering, history);
             (token, chosen) = self.decode_then(std::slice::from_mut(sequence), &[token], choose)?;
         }
-        let end = Instant::now();
-        if let Some(text) = text.as_mut().filter(|_| matches!(answer.finish, Finish::Eos | Finish::Length)) {
-            let rest = text.finish()?;
-            if rest.stopped_by.is_some() {
-                answer.finish = Finish::Stop;
-            }
-            if !rest.text.is_empty() && show(answer, &rest.text).is_break() {
-                answer.finish = Finish::Cancelled;
-            }
-        }
-        (answer.prefill, answer.decode) = (first - start, end - first);
+        (answer.prefill, answer.decode) = (first - start, first.elapsed());
         Ok(())
     }
 
     /// The next token by the first row of logits, chosen where they are if that can be, and its log probability if that
     /// is wanted.
-    fn choose(
-        &mut self,
-        sampler: &mut Sampler,
-        history: History<'_>,
-        logprobs: Option<usize>,
-    ) -> Result<(u32, Option<Logprobs>)> {
+    fn choose(&mut self, answering: &mut Answering, history: History<'_>) -> Result<(u32, Option<Logprobs>)> {
+        let (sampler, logprobs) = (&mut answering.sampler, answering.logprobs);
         if let Some(draw) = &mut self.draw
             && let Some(asked) = sampler.ask(history.generated.len())
         {

@@ -227,8 +227,11 @@ const FLOATS: &str = "F32, F16, BF16, F64";
 /// # Errors
 /// A checkpoint without floating-point tensors.
 pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
+    /// Scales and tables of bitsandbytes, which are f32 whatever the weights were, and may be more than the other floats.
+    const OF_CODES: [&str; 4] = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"];
     let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
-    for (_, info) in checkpoint.infos() {
+    let floats = checkpoint.infos().filter(|(name, _)| !OF_CODES.iter().any(|end| name.ends_with(end)));
+    for (_, info) in floats {
         let dtype = match float(info.dtype) {
             Some(DType::F64) => DType::F32,
             Some(dtype) => dtype,

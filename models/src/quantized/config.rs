@@ -14,7 +14,7 @@ use crate::config::fields::{MAX_SIZE, read_dtype};
 use crate::error::{Error, Result, shortened};
 use crate::files::{Fields, as_count, brief};
 
-const METHODS: &str = "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, modelopt (FP8), mxfp4";
+const METHODS: &str = "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, modelopt (FP8), mxfp4, bitsandbytes (NF4)";
 
 /// See [`Quantization::parse`].
 pub(super) fn parse(config: &Value, file: &str, own: Option<(&Value, &str)>) -> Result<Option<Quantization>> {
@@ -68,6 +68,14 @@ fn read(fields: &Fields<'_>, method: &str) -> Result<Method> {
         "fbgemm_fp8" => Ok(Method::Fp8(Fp8 { scales: ScaleOf::Channel })),
         "modelopt" => modelopt(fields).map(Method::Fp8),
         "mxfp4" => Ok(Method::Mxfp4),
+        "bitsandbytes" => {
+            if fields.flag("load_in_8bit")? == Some(true) {
+                return Err(unsupported(fields, "load_in_8bit", "true", "load_in_4bit, with nf4"));
+            }
+            expect(fields, "bnb_4bit_quant_type", "nf4", &["nf4"])?;
+            expect(fields, "bnb_4bit_quant_storage", "uint8", &["uint8"])?;
+            Ok(Method::Bitsandbytes)
+        }
         _ => Err(unsupported(fields, "quant_method", method, METHODS)),
     }
 }

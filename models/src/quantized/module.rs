@@ -9,7 +9,7 @@ use sinew_ops::layers::{Codes, Encoding};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::probe::Probe;
-use super::{awq, compressed, gptq, mxfp4};
+use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 
@@ -57,10 +57,12 @@ pub(super) enum CodesLayout {
     Bytes,
     /// Bytes `[n, k / 2]` of two floats each: MXFP4.
     Nibbles,
+    /// The same, the earlier in the high bits: bitsandbytes.
+    HighNibbles,
 }
 
 /// Where scales are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) enum ScalesLayout {
     /// `[groups, n]`.
     Columns,
@@ -68,6 +70,8 @@ pub(super) enum ScalesLayout {
     Rows(usize),
     /// The same of bytes that are the exponents of powers of 2, less 127; 255 is NaN (OCP's E8M0).
     Exponents(usize),
+    /// `[n, groups]` of bytes, quantized themselves: bitsandbytes.
+    Nested(bitsandbytes::Nested),
 }
 
 /// Where zero points are.
@@ -373,13 +377,14 @@ impl StoredModule {
             CodesLayout::RowsOfWords(bits) => compressed::codes(&slice(k.div_ceil(bits.per_word()) * 4)?, bits, k),
             CodesLayout::Bytes => slice(k)?.into_owned(),
             CodesLayout::Nibbles => mxfp4::codes(&slice(k / 2)?),
+            CodesLayout::HighNibbles => bitsandbytes::codes(&slice(k / 2)?),
         })
     }
 
     /// `[rows, groups]` in the dtype that they have in memory.
     fn scales(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Vec<u8>> {
         let (size, groups, name) = (self.scale_dtype.size(), self.groups.count, &self.scales.tensor);
-        match self.scales.layout {
+        match &self.scales.layout {
             ScalesLayout::Columns => {
                 let bytes = checkpoint.tensor(name)?.bytes;
                 Ok(match size {
@@ -387,10 +392,14 @@ impl StoredModule {
                     _ => columns(bytes.as_chunks::<4>().0, self.shape[0], rows, groups).as_flattened().to_vec(),
                 })
             }
-            ScalesLayout::Rows(shared) => rows_of(checkpoint, name, rows, shared, groups * size),
+            ScalesLayout::Rows(shared) => rows_of(checkpoint, name, rows, *shared, groups * size),
             ScalesLayout::Exponents(shared) => {
-                let exponents = rows_of(checkpoint, name, rows, shared, groups)?;
+                let exponents = rows_of(checkpoint, name, rows, *shared, groups)?;
                 Ok(exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect())
+            }
+            ScalesLayout::Nested(nested) => {
+                let first = rows.start * groups;
+                Ok(nested.scales(&checkpoint.tensor_slice(name, first..rows.end * groups)?.bytes, first))
             }
         }
     }

@@ -11,8 +11,9 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 use super::*;
 use crate::checkpoint::Load;
 use crate::error::{Error, Result};
+use crate::load::main_dtype;
 
-const FIXTURES: [&str; 19] = [
+const FIXTURES: [&str; 21] = [
     "awq_g128_qwen2_f16",
     "awq_g32_not_all_llama_f16",
     "ct_fp8_channel_regex_llama_bf16",
@@ -32,6 +33,8 @@ const FIXTURES: [&str; 19] = [
     "gptq_8bit_g64_qwen2_f16",
     "gptq_v2_4bit_g32_asym_untied_llama_f16",
     "modelopt_fp8_qwen2_bf16",
+    "nf4_nested_llama_bf16",
+    "nf4_not_all_qwen2_f16",
 ];
 
 /// A fixture's way of quantization, its tensors, and those that its own code dequantizes.
@@ -181,6 +184,32 @@ fn experts_of_mxfp4_are_one_module_of_all_their_rows() {
         }
         check_module(&module, stored, &transposed, tensor);
     }
+}
+
+#[test]
+fn nf4_of_whole_blocks_is_read_and_the_rest_refused() {
+    let Fixture { quantization, stored, dequantized } = &Fixture::open("bitsandbytes_4bit");
+    let format = BlockFormat::new(BlockValues::Nf4, 64, DType::F32, false).expect("a format");
+    for (module, refused) in [
+        ("self_attn.q_proj", None),
+        ("self_attn.o_proj", None),
+        ("mlp.up_proj", Some("FP4 of bitsandbytes")),
+        ("mlp.down_proj", Some("rows of 70 are not whole blocks of 64")),
+    ] {
+        let name = format!("model.layers.0.{module}");
+        let found = quantization.module(stored, &name);
+        if let Some(words) = refused {
+            let error = found.expect_err("it is refused").to_string();
+            assert!(error.contains(words) && error.contains(module), "{error}");
+            continue;
+        }
+        let module = found.expect("fits").expect("quantized");
+        assert_eq!(module.encoding(), Encoding::Blocks(format));
+        let expected = dequantized.tensor(&format!("{name}.weight")).expect("there");
+        assert_eq!(module.shape(), expected.shape);
+        check_module(&module, stored, &expected.bytes, &name);
+    }
+    assert!(quantization.module(stored, "model.layers.0.mlp.gate_proj").expect("not there").is_none());
 }
 
 #[test]
@@ -440,7 +469,12 @@ fn powers_of_two_are_exact_and_255_is_nan() {
 #[test]
 fn what_cannot_be_read_is_refused_by_its_field() {
     let cases = [
-        (json!({ "quant_method": "bitsandbytes" }), ["quant_method", "bitsandbytes", "gptq, awq"]),
+        (json!({ "quant_method": "aqlm" }), ["quant_method", "aqlm", "gptq, awq"]),
+        (json!({ "quant_method": "bitsandbytes", "load_in_8bit": true }), ["load_in_8bit", "true", "nf4"]),
+        (
+            json!({ "quant_method": "bitsandbytes", "bnb_4bit_quant_type": "fp4" }),
+            ["bnb_4bit_quant_type", "fp4", "nf4"],
+        ),
         (json!({ "load_in_4bit": true }), ["quant_method", "missing", ""]),
         (json!({ "quant_method": "gptq", "bits": 3, "group_size": 128 }), ["bits", "3", "4, 8"]),
         (json!({ "quant_method": "gptq", "bits": 4 }), ["group_size", "missing", ""]),
@@ -513,6 +547,67 @@ fn tensors_that_do_not_bear_the_config_out_are_refused_by_their_names() {
     refused(&q, &[words(), scale()], &["actorder", "weight_g_idx"]);
     let q = packed("pack-quantized", 4, json!({ "group_size": 32, "symmetric": false }));
     refused(&q, &[words(), scale()], &["m.weight_zero_point"]);
+}
+
+#[test]
+fn states_of_nf4_that_lie_are_refused_by_their_names() {
+    let bytes = |name, shape: &[usize], bytes: &[u8]| Made(name, Dtype::U8, shape.to_vec(), bytes.to_vec());
+    let state =
+        r#"{"blocksize": 64, "dtype": "bfloat16", "shape": [2, 64], "nested_blocksize": 256, "nested_offset": 0.5}"#;
+    let of = |state: &str, nested: bool| {
+        let mut tensors = vec![
+            bytes("m.weight", &[64, 1], &[0xf7; 64]),
+            bytes("m.weight.quant_state.bitsandbytes__nf4", &[state.len()], state.as_bytes()),
+            f32s("m.weight.quant_map", &[16], &BlockValues::NF4),
+        ];
+        match nested {
+            false => tensors.push(f32s("m.weight.absmax", &[2], &[2.0, 4.0])),
+            true => tensors.extend([
+                bytes("m.weight.absmax", &[2], &[0, 255]),
+                f32s("m.weight.nested_absmax", &[1], &[3.0]),
+                f32s("m.weight.nested_quant_map", &[256], &std::array::from_fn::<f32, 256, _>(|i| i as f32 / 255.0)),
+            ]),
+        }
+        tensors
+    };
+    let nf4 = quantization(json!({ "quant_method": "bitsandbytes", "load_in_4bit": true })).expect("known");
+    for (nested, scales) in [(false, [2.0, 4.0]), (true, [0.5, 3.5])] {
+        let stored = checkpoint(&of(state, nested));
+        let module = nf4.module(&stored, "m").expect("fits").expect("quantized");
+        // The earlier in the high bits: 1 and 0.
+        let expected = scales.into_iter().flat_map(|scale| (0..64).map(move |i| if i % 2 == 0 { scale } else { 0.0 }));
+        assert!(values(&module, &stored).into_iter().eq(expected), "{nested}");
+    }
+    // A block of scales for each of them.
+    let mut second = of(&state.replace("256", "1"), true);
+    second[4] = f32s("m.weight.nested_absmax", &[2], &[3.0, 5.0]);
+    let stored = checkpoint(&second);
+    let module = nf4.module(&stored, "m").expect("fits").expect("quantized");
+    assert_eq!([0, 64].map(|at| values(&module, &stored)[at]), [0.5, 5.5]);
+    let floats = [f32s("m.weight.absmax", &[99], &[1.0; 99]), f16s("embedding.weight", &[2], &[1.0; 2])];
+    assert_eq!(main_dtype(&checkpoint(&floats)).expect("floats"), DType::F16, "scales are no weights");
+    let row = module.dequantized(&stored, 1..2).expect("a row");
+    assert_eq!(row[..2], bf16::from_f32(5.5).to_le_bytes());
+    let changed = |from: &str, to: &str| of(&state.replace(from, to), true);
+    refused(&nf4, &changed("\"blocksize\": 64", "\"blocksize\": 35"), &["blocksize", "35"]);
+    refused(&nf4, &changed("[2, 64]", "[2, 32]"), &["rows of 32", "64"]);
+    refused(&nf4, &changed("[2, 64]", "[4, 64]"), &["codes of shape [64, 1]"]);
+    refused(&nf4, &changed("[2, 64]", "[2]"), &["shape"]);
+    refused(&nf4, &changed("[2, 64]", "[4611686018427387904, 4611686018427387904]"), &["shape"]);
+    refused(&nf4, &changed("\"blocksize\": 64", "\"blocksize\": 0"), &["blocksize"]);
+    refused(&nf4, &changed("bfloat16", "float64"), &["dtype"]);
+    refused(&nf4, &changed("\"nested_blocksize\": 256", "\"nested_blocksize\": 1"), &["nested_absmax", "[2]"]);
+    refused(&nf4, &changed("0.5", "\"x\""), &["nested_offset"]);
+    refused(&nf4, &changed("{", "["), &["quant_state"]);
+    for missing in ["m.weight.quant_map", "m.weight.absmax", "m.weight.nested_absmax", "m.weight.nested_quant_map"] {
+        let tensors: Vec<Made> = of(state, true).into_iter().filter(|made| made.0 != missing).collect();
+        refused(&nf4, &tensors, &[missing]);
+    }
+    let tensors: Vec<Made> = of(state, true).into_iter().filter(|made| !made.0.contains("state")).collect();
+    refused(&nf4, &tensors, &["there is no `m.weight.quant_state.bitsandbytes__nf4`"]);
+    let mut tensors = of(state, false);
+    tensors[2] = f32s("m.weight.quant_map", &[16], &[0.0; 16]);
+    refused(&nf4, &tensors, &["other values than NF4"]);
 }
 
 #[test]

@@ -1,0 +1,255 @@
+//! The prefix index, feature by feature.
+
+use sinew_memory::{BlockId, BlockTable, Error, PageConfig, PagePool, PrefixConfig, PrefixHash};
+
+use super::{BLOCK_SIZE, config, pool, pool_with_prefixes};
+
+/// Under which all blocks collide.
+const CONSTANT: PrefixHash = |_, _| 7;
+
+fn indexed(num_blocks: usize) -> PagePool {
+    pool_with_prefixes(num_blocks, PrefixConfig::default().hash)
+}
+
+fn found(pool: &PagePool, salt: u64, words: &[u32]) -> Vec<BlockId> {
+    let mut table = pool.table();
+    table.lookup(salt, words).expect("an empty table");
+    table.blocks().to_vec()
+}
+
+/// A table of these words, published.
+fn published(pool: &PagePool, salt: u64, words: &[u32]) -> BlockTable {
+    let mut table = pool.table();
+    table.append(words.len()).expect("room");
+    assert_eq!(table.publish(salt, words).expect("whole tokens"), words.len() / BLOCK_SIZE * BLOCK_SIZE);
+    table
+}
+
+/// Words of blocks whose four words are the same.
+fn words<const N: usize>(blocks: [u32; N]) -> Vec<u32> {
+    blocks.iter().flat_map(|&word| [word; BLOCK_SIZE]).collect()
+}
+
+#[test]
+fn a_collision_returns_nothing_of_another_sequence() {
+    for hash in [CONSTANT, PrefixConfig::default().hash] {
+        let pool = pool_with_prefixes(16, hash);
+        let first = published(&pool, 1, &words([1, 2, 3]));
+        let second = published(&pool, 1, &words([4, 2]));
+        assert_ne!(first.blocks()[1], second.blocks()[1], "what comes before is compared");
+        assert_eq!(found(&pool, 1, &words([1, 2, 3])), first.blocks());
+        assert_eq!(found(&pool, 1, &words([4, 2, 3])), second.blocks());
+        assert_eq!(found(&pool, 2, &words([1, 2, 3])), [], "the salt is compared");
+        assert_eq!(found(&pool, 1, &words([2])), [], "a block in the middle is none at the start");
+        assert_eq!(found(&pool, 1, &[1, 1, 1, 9, 2, 2, 2, 2]), [], "all words are compared");
+        assert_eq!(found(&pool, 1, &[1, 1, 1, 1, 2, 2, 2, 9]), first.blocks()[..1]);
+        assert_eq!(found(&pool, 1, &[1, 1, 1, 1, 2, 2, 2]), first.blocks()[..1], "only full blocks");
+    }
+}
+
+#[test]
+fn equal_blocks_are_held_once() {
+    let pool = indexed(8);
+    let first = published(&pool, 0, &words([1, 2]));
+    let mut second = pool.table();
+    second.append(9).expect("room");
+    let own = second.blocks().to_vec();
+    let mut fork = second.fork().expect("few");
+    assert_eq!(second.publish(0, &words([1, 3])).expect("whole tokens"), 8);
+    assert_eq!(second.blocks(), [first.blocks()[0], own[1], own[2]]);
+    assert_eq!((pool.references(own[0]), pool.references(first.blocks()[0])), (1, 2), "the fork has its own still");
+    assert_eq!(fork.publish(0, &words([1, 3])).expect("whole tokens"), 8);
+    assert_eq!(fork.blocks(), second.blocks());
+    assert_eq!(pool.references(own[0]), 0);
+    assert_eq!(pool.stats().used, 4);
+}
+
+#[test]
+fn the_least_recently_used_goes_first_and_of_a_chain_its_end() {
+    let pool = indexed(6);
+    let first = published(&pool, 0, &words([1, 2, 3]));
+    let second = published(&pool, 0, &words([4, 5]));
+    let (a, b) = (first.blocks().to_vec(), second.blocks().to_vec());
+    drop(first);
+    drop(second);
+    let stats = pool.stats();
+    assert_eq!((stats.used, stats.cached, stats.free, stats.available()), (0, 5, 1, 6));
+    assert_eq!(pool.allocate().ok(), Some(BlockId(5)), "a free one first");
+    // The start of the first chain is used anew, its end is not.
+    assert_eq!(found(&pool, 0, &words([1])), a[..1]);
+    let expected = [a[2], a[1], b[1], b[0], a[0]];
+    assert_eq!([(); 5].map(|()| pool.allocate().expect("cached")), expected);
+    assert_eq!(pool.stats().evictions, 5);
+    assert!(matches!(pool.allocate(), Err(Error::OutOfBlocks { asked: 1, free: 0, total: 6 })));
+    assert_eq!(pool.stats().published, 0);
+}
+
+#[test]
+fn what_a_table_uses_is_not_evicted() {
+    let pool = indexed(4);
+    let first = published(&pool, 0, &words([1, 2]));
+    drop(published(&pool, 0, &words([1, 3])));
+    assert_eq!(pool.stats().cached, 1);
+    let mut other = pool.table();
+    assert!(matches!(other.append(9), Err(Error::OutOfBlocks { asked: 3, free: 2, total: 4 })));
+    assert_eq!((pool.stats().cached, pool.stats().evictions), (1, 0), "a refusal evicts nothing");
+    other.append(8).expect("one free, one cached");
+    assert_eq!(found(&pool, 0, &words([1, 2])), first.blocks());
+    assert_eq!(pool.stats().evictions, 1);
+}
+
+#[test]
+fn a_published_block_is_copied_before_it_is_written_again() {
+    let pool = indexed(4);
+    let mut table = published(&pool, 0, &words([1, 2]));
+    let before = table.blocks().to_vec();
+    table.truncate(6).expect("held");
+    assert_eq!(table.blocks_needed(1), 1);
+    let copy = table.append(2).expect("room").expect("published");
+    assert_eq!((copy.from(), copy.tokens()), (before[1], 2));
+    drop(copy);
+    let other = [1, 1, 1, 1, 2, 2, 9, 9];
+    assert_eq!(table.publish(0, &other).expect("whole tokens"), 8);
+    assert_eq!(found(&pool, 0, &words([1, 2])), before);
+    assert_eq!(found(&pool, 0, &other), table.blocks());
+}
+
+#[test]
+fn a_sliding_table_goes_on_publishing_behind_what_it_released() {
+    let pool = indexed(4);
+    let all = words([1, 2, 3, 4]);
+    let mut table = published(&pool, 0, &all[..8]);
+    let front = table.blocks()[0];
+    table.release_before(4).expect("held");
+    assert_eq!((pool.references(front), pool.stats().cached), (0, 1));
+    table.append(4).expect("room");
+    assert_eq!(table.publish(0, &all).expect("whole tokens"), 12);
+    let mut other = pool.table();
+    assert_eq!(other.lookup(0, &all).expect("empty"), 12);
+    assert_eq!(other.release_before(8).ok(), Some(2), "what the window does not reach");
+    drop(other);
+
+    // Once its front is evicted, the rest cannot be found, and the table has nothing to publish behind.
+    table.append(4).expect("room");
+    assert_eq!(pool.allocate().ok(), Some(front));
+    assert_eq!(pool.stats().published, 0);
+    assert_eq!((table.publish(0, &all).expect("whole tokens"), table.blocks().len()), (0, 3));
+    // Somebody else brings the front back.
+    table.truncate(12).expect("held");
+    pool.release(front).expect("taken above");
+    let again = published(&pool, 0, &all[..4]);
+    assert_eq!(table.publish(0, &all).expect("whole tokens"), 12);
+    assert_eq!(found(&pool, 0, &all)[1..], *table.blocks());
+    drop(again);
+}
+
+#[test]
+fn a_block_published_anew_is_not_taken_for_what_it_was() {
+    let pool = indexed(3);
+    let mut table = published(&pool, 0, &words([1, 2]));
+    table.release_before(8).expect("held");
+    assert_eq!(table.blocks(), []);
+    // Both blocks go, and come back as the same words behind others.
+    assert_eq!(pool.evict(9), 2);
+    let other = published(&pool, 0, &words([3, 2]));
+    assert_eq!(other.blocks(), [BlockId(0), BlockId(1)]);
+    table.append(4).expect("room");
+    assert_eq!(table.publish(0, &words([1, 2, 4])).expect("whole tokens"), 0);
+    assert_eq!(found(&pool, 0, &words([3, 2, 4])), other.blocks());
+}
+
+#[test]
+fn a_table_does_not_go_on_behind_what_others_made_of_its_blocks() {
+    let pool = indexed(4);
+    let mut table = published(&pool, 0, &words([1, 2, 3]));
+    let mut fork = table.fork().expect("few");
+    pool.clear_prefixes();
+    // The fork says that the first block has other words.
+    assert_eq!(fork.publish(0, &words([9, 2, 3])).expect("whole tokens"), 12);
+    table.truncate(8).expect("held");
+    table.append(4).expect("room");
+    assert_eq!(table.publish(0, &words([1, 2, 4])).expect("whole tokens"), 0);
+    assert_eq!(found(&pool, 0, &words([9, 2, 4])), fork.blocks()[..2]);
+}
+
+#[test]
+fn a_block_keeps_the_words_it_was_published_with() {
+    let pool = indexed(4);
+    let mut table = published(&pool, 1, &words([1, 2]));
+    assert_eq!(table.publish(2, &words([1, 2])).expect("whole tokens"), 0);
+    assert_eq!(table.publish(1, &words([1, 3])).expect("whole tokens"), 4);
+    assert_eq!(found(&pool, 2, &words([1])), []);
+    assert_eq!(found(&pool, 1, &words([1, 3])), table.blocks()[..1]);
+    assert_eq!(found(&pool, 1, &words([1, 2])), table.blocks());
+}
+
+#[test]
+fn a_token_may_have_several_words() {
+    let prefixes = PrefixConfig { words_per_token: 2, ..PrefixConfig::default() };
+    let pool = PagePool::with_prefixes(config(4), prefixes).expect("a small pool");
+    let mut table = pool.table();
+    table.append(4).expect("room");
+    let tokens = [5, 0, 5, 1, 5, 2, 5, 3];
+    assert_eq!(table.publish(0, &tokens).expect("whole tokens"), 4);
+    assert_eq!(pool.matching_tokens(0, &tokens).ok(), Some(4));
+    assert_eq!(pool.matching_tokens(0, &[5, 0, 5, 1, 5, 2, 5, 4]).ok(), Some(0));
+    assert!(matches!(pool.matching_tokens(0, &[5, 0, 5]), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn hits_and_misses_are_counted_in_full_blocks_that_were_asked_for() {
+    let pool = indexed(8);
+    let table = published(&pool, 0, &words([1, 2]));
+    assert_eq!(pool.stats().hit_rate(), 0.0);
+    assert_eq!(pool.matching_tokens(0, &words([1, 2])).ok(), Some(8), "which counts as nothing");
+    found(&pool, 0, &words([1, 2, 3, 4]));
+    found(&pool, 0, &[5, 5, 5, 5, 5, 5]);
+    let stats = pool.stats();
+    assert_eq!((stats.hits, stats.misses, stats.hit_rate()), (2, 3, 0.4));
+    assert_eq!((stats.published, stats.cached, stats.used), (2, 0, 2));
+    drop(table);
+    assert_eq!((pool.stats().published, pool.stats().cached, pool.stats().used), (2, 2, 0));
+}
+
+#[test]
+fn evicted_and_cleared_blocks_are_free() {
+    let pool = indexed(8);
+    drop(published(&pool, 0, &words([1, 2, 3])));
+    let used = published(&pool, 0, &words([4]));
+    assert_eq!((pool.evict(0), pool.evict(2), pool.free_blocks(), pool.available_blocks()), (0, 2, 6, 7));
+    assert_eq!(found(&pool, 0, &words([1, 2])).len(), 1);
+    pool.clear_prefixes();
+    assert_eq!((pool.free_blocks(), pool.stats().published, pool.evict(1)), (7, 0, 0));
+    assert_eq!(pool.references(used.blocks()[0]), 1);
+    drop(used);
+    assert_eq!(pool.free_blocks(), 8);
+}
+
+#[test]
+fn misuse_is_an_error_that_changes_nothing() {
+    let plain = pool(4);
+    let mut table = plain.table();
+    assert!(matches!(table.lookup(0, &[1]), Err(Error::Invalid(_))));
+    table.append(4).expect("room");
+    assert!(matches!(table.publish(0, &words([1])), Err(Error::Invalid(_))));
+    assert!(matches!(plain.matching_tokens(0, &[1]), Err(Error::Invalid(_))));
+    assert_eq!(plain.evict(1), 0);
+
+    let pool = indexed(4);
+    let mut table = published(&pool, 0, &words([1]));
+    let before = (pool.stats(), table.blocks().to_vec());
+    assert!(matches!(table.lookup(0, &words([1])), Err(Error::Invalid(_))), "the table has tokens");
+    assert_eq!((pool.stats(), table.blocks().to_vec()), before);
+    drop(table);
+    assert!(matches!(pool.retain(before.1[0]), Err(Error::Invalid(_))), "nothing refers to a cached block");
+    assert!(matches!(pool.release(before.1[0]), Err(Error::Invalid(_))));
+
+    let with = |num_blocks, words_per_token| {
+        let config = PageConfig { num_blocks, block_size: 1 << 20, block_bytes: 1 };
+        PagePool::with_prefixes(config, PrefixConfig { words_per_token, ..PrefixConfig::default() })
+    };
+    for (num_blocks, words_per_token) in [(1, 0), (1, usize::MAX), (1 << 30, 1 << 40), (1 << 20, 1 << 20)] {
+        assert!(matches!(with(num_blocks, words_per_token), Err(Error::Invalid(_))), "{words_per_token} words");
+    }
+    assert!(with(0, 1).is_ok());
+}

@@ -1,0 +1,92 @@
+//! An answer as its tokens come: the text that they make, and where it ends.
+
+use std::sync::Arc;
+
+use crate::config::DecoderConfig;
+use crate::error::{Error, Result};
+use crate::language::{Finish, GenerateOptions};
+use crate::sampling::Sampler;
+use crate::stop::{StopStrings, TextStream};
+use crate::tokenizer::Tokenizer;
+
+/// What an answer needs beside the model: how its tokens are drawn, the text that they make, and when it is whole.
+#[derive(Debug, Clone)]
+pub(crate) struct Answering {
+    /// Draws its tokens.
+    pub sampler: Sampler,
+    /// How many of the most probable tokens are reported with each.
+    pub logprobs: Option<usize>,
+    text: Option<TextStream<Arc<Tokenizer>>>,
+    /// Tokens that end it.
+    ends: Vec<u32>,
+    /// The most tokens.
+    most: usize,
+}
+
+/// What a token adds to an answer.
+#[derive(Debug, Default)]
+pub(crate) struct Piece {
+    /// Whether the token is part of the answer; one that ends it is not.
+    pub token: bool,
+    /// Text that can be shown now.
+    pub text: String,
+    /// Why the answer is whole, if it is.
+    pub finish: Option<Finish>,
+}
+
+impl Answering {
+    /// The beginning of an answer, with text where there is a tokenizer.
+    ///
+    /// # Errors
+    /// Options out of their ranges, or stop texts where there is no tokenizer to find them.
+    pub(crate) fn new(
+        tokenizer: Option<Arc<Tokenizer>>,
+        config: &DecoderConfig,
+        options: &GenerateOptions,
+    ) -> Result<Self> {
+        let ends = if options.ignore_eos { Vec::new() } else { config.eos_token_ids.clone() };
+        let mut sampling = options.sampling.clone();
+        if options.min_new_tokens > 0 {
+            sampling.not_before.extend(ends.iter().map(|&id| (id, options.min_new_tokens)));
+        }
+        let stops = StopStrings::new(options.stop.iter().map(String::as_str))?;
+        if tokenizer.is_none() && !options.stop.is_empty() {
+            return Err(Error::Input("stop texts are found by a tokenizer, and the model has none".to_owned()));
+        }
+        Ok(Self {
+            sampler: Sampler::new(sampling)?,
+            logprobs: options.logprobs,
+            text: tokenizer.map(|tokenizer| TextStream::new(tokenizer, true, stops)),
+            ends,
+            most: options.max_new_tokens,
+        })
+    }
+
+    /// Takes a token, which is the answer's of number `count`, from 1 on. `last` says that there is no room for another.
+    ///
+    /// # Errors
+    /// A token that the tokenizer cannot decode.
+    pub(crate) fn take(&mut self, token: u32, count: usize, last: bool) -> Result<Piece> {
+        if self.ends.contains(&token) {
+            let (text, stopped) = self.rest()?;
+            return Ok(Piece { token: false, text, finish: Some(if stopped { Finish::Stop } else { Finish::Eos }) });
+        }
+        let step = self.text.as_mut().map(|text| text.push(token)).transpose()?.unwrap_or_default();
+        let mut piece = Piece { token: true, text: step.text, finish: None };
+        if step.stopped_by.is_some() {
+            piece.finish = Some(Finish::Stop);
+        } else if last || count >= self.most {
+            let (text, stopped) = self.rest()?;
+            piece.text.push_str(&text);
+            piece.finish = Some(if stopped { Finish::Stop } else { Finish::Length });
+        }
+        Ok(piece)
+    }
+
+    /// The text that was held back, and whether a stop text ends it.
+    fn rest(&mut self) -> Result<(String, bool)> {
+        let Some(text) = &mut self.text else { return Ok((String::new(), false)) };
+        let rest = text.finish()?;
+        Ok((rest.text, rest.stopped_by.is_some()))
+    }
+}

@@ -1,0 +1,231 @@
+//! An engine on a thread of its own.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use super::request::Checks;
+use super::{Engine, EngineStats, Event, Happening, Request, RequestId};
+use crate::{Error, Result};
+
+/// An engine that runs on a thread of its own, and takes requests from any other.
+///
+/// ```no_run
+/// use sinew_models::{Engine, EngineHandle, EngineOptions, Happening, LanguageModel, LoadOptions, Request};
+///
+/// let model = LanguageModel::load("path/to/model", &LoadOptions { max_sequences: 8, ..LoadOptions::default() })?;
+/// let prompt = model.encode("Once upon a time")?;
+/// let handle = EngineHandle::start(Engine::new(model, EngineOptions::default()))?;
+/// for event in handle.submit(Request::new(prompt))? {
+///     if let Happening::Token { text, .. } = event.what {
+///         print!("{text}");
+///     }
+/// }
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct EngineHandle {
+    checks: Checks,
+    most: usize,
+    requests: Option<SyncSender<Submitted>>,
+    next_id: AtomicU64,
+    stats: Arc<Mutex<EngineStats>>,
+    thread: Option<JoinHandle<Engine>>,
+}
+
+/// The events of one request, as they come; dropping it cancels the request.
+#[derive(Debug)]
+pub struct Answers {
+    id: RequestId,
+    events: Receiver<Event>,
+    cancelled: Arc<AtomicBool>,
+}
+
+/// A request on its way to the thread.
+#[derive(Debug)]
+struct Submitted {
+    id: RequestId,
+    request: Request,
+    client: Client,
+}
+
+/// Who listens to a request.
+#[derive(Debug)]
+struct Client {
+    events: Sender<Event>,
+    cancelled: Arc<AtomicBool>,
+    /// Answers that have not ended.
+    left: usize,
+}
+
+impl EngineHandle {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system has no thread to give.
+    pub fn start(engine: Engine) -> Result<Self> {
+        let checks = engine.checks();
+        let most = engine.options.max_waiting.max(1);
+        let next_id = AtomicU64::new(engine.next_id);
+        let (requests, submitted) = sync_channel(most);
+        let stats = Arc::new(Mutex::new(engine.stats()));
+        let server = Server { engine, clients: HashMap::new(), stats: stats.clone() };
+        let thread = std::thread::Builder::new()
+            .name("sinew-engine".to_owned())
+            .spawn(move || server.serve(&submitted))
+            .map_err(|error| Error::Input(format!("no thread for an engine: {error}")))?;
+        Ok(Self { checks, most, requests: Some(requests), next_id, stats, thread: Some(thread) })
+    }
+
+    /// Takes a request, without waiting for the step that is under way.
+    ///
+    /// # Errors
+    /// Those of [`Engine::submit`]; up to twice `max_waiting` requests wait here.
+    pub fn submit(&self, request: Request) -> Result<Answers> {
+        self.checks.check(&request)?;
+        let (sender, events) = channel();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let client = Client { events: sender, cancelled: cancelled.clone(), left: request.samples };
+        let Some(requests) = &self.requests else { return Err(ended()) };
+        match requests.try_send(Submitted { id, request, client }) {
+            Ok(()) => Ok(Answers { id, events, cancelled }),
+            Err(TrySendError::Full(_)) => Err(Error::Busy { waiting: self.most }),
+            Err(TrySendError::Disconnected(_)) => Err(ended()),
+        }
+    }
+
+    /// Counts after the latest step.
+    pub fn stats(&self) -> EngineStats {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers what was submitted, and gives the engine back.
+    ///
+    /// # Errors
+    /// The thread panicked.
+    pub fn finish(mut self) -> Result<Engine> {
+        self.requests = None;
+        let thread = self.thread.take().ok_or_else(ended)?;
+        thread.join().map_err(|_| Error::Input("the thread of the engine panicked".to_owned()))
+    }
+}
+
+/// Whoever drops the handle waits for what was submitted; who does not want that drops its [`Answers`] before.
+impl Drop for EngineHandle {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there was printed there.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn ended() -> Error {
+    Error::Input("the engine has ended".to_owned())
+}
+
+impl Answers {
+    /// The request.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Ends the request; its answers finish as cancelled.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Iterator for Answers {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        self.events.recv().ok()
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+/// What the thread works with.
+struct Server {
+    engine: Engine,
+    clients: HashMap<RequestId, Client>,
+    stats: Arc<Mutex<EngineStats>>,
+}
+
+impl Server {
+    fn serve(mut self, submitted: &Receiver<Submitted>) -> Engine {
+        let mut open = true;
+        while open || !self.engine.is_idle() {
+            if self.engine.is_idle() {
+                match submitted.recv() {
+                    Ok(request) => self.take(request),
+                    Err(_) => open = false,
+                }
+            }
+            while self.engine.waiting.len() < self.engine.options.max_waiting {
+                match submitted.try_recv() {
+                    Ok(request) => self.take(request),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => {
+                        open = false;
+                        break;
+                    }
+                }
+            }
+            for (&id, client) in &self.clients {
+                if client.cancelled.load(Ordering::Relaxed) {
+                    self.engine.cancel(id);
+                }
+            }
+            self.step();
+        }
+        self.engine
+    }
+
+    fn take(&mut self, Submitted { id, request, client }: Submitted) {
+        match self.engine.submit_as(id, request) {
+            Ok(()) => {
+                self.clients.insert(id, client);
+            }
+            Err(error) => {
+                // Whoever does not listen any more does not miss it.
+                let _ = client.events.send(Event { request: id, sample: 0, what: Happening::Failed(error) });
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let failed = match self.engine.step() {
+            Ok(_) => None,
+            Err(error) => Some(error.one_line()),
+        };
+        if let Some(why) = failed {
+            // What a device has failed at once it is not asked again.
+            for streams in [&mut self.engine.running, &mut self.engine.waiting] {
+                streams.drain(..).for_each(|stream| stream.fail(&why, &mut self.engine.late));
+            }
+        }
+        for event in self.engine.events.drain(..) {
+            let Some(client) = self.clients.get_mut(&event.request) else { continue };
+            let (id, last) = (event.request, event.is_last());
+            client.left -= usize::from(last);
+            let left = client.left;
+            if client.events.send(event).is_err() {
+                client.cancelled.store(true, Ordering::Relaxed);
+            }
+            if left == 0 {
+                self.clients.remove(&id);
+            }
+        }
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.engine.stats();
+    }
+}

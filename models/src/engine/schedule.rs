@@ -1,0 +1,186 @@
+//! Who runs in a step, who waits, and who makes room.
+
+use sinew_memory::Error as MemoryError;
+
+use super::Engine;
+use super::stream::Stream;
+use crate::batch::Wanted;
+use crate::plan::Limits;
+use crate::{Error, Result};
+
+/// Puts a stream in its place by rank, behind those of the same.
+pub(super) fn insert(streams: &mut Vec<Stream>, stream: Stream) {
+    let at = streams.partition_point(|other| (other.rank(), other.sample()) <= (stream.rank(), stream.sample()));
+    streams.insert(at, stream);
+}
+
+impl Engine {
+    /// Puts the next step together, and returns how many sequences it gives logits for, and of how many tokens it is.
+    pub(super) fn plan(&mut self) -> Result<Planned> {
+        self.make_room();
+        self.admit()?;
+        let mut planned = Planned { tokens: 0, rows: 0 };
+        let budget = self.model.decoder().limits().max_rows;
+        // One token of each that answers. Whoever makes room is behind.
+        let mut at = 0;
+        while at < self.running.len() && planned.tokens < budget {
+            if self.running[at].decodes() {
+                self.stage(at, 1, &mut planned)?;
+            }
+            at += 1;
+        }
+        self.plan_prompts(budget, &mut planned)?;
+        if planned.tokens == 0 && !self.running.is_empty() {
+            // Everybody behind it has made room, and it is not enough.
+            let stream = self.running.remove(0);
+            self.fail(stream);
+        }
+        Ok(planned)
+    }
+
+    /// Parts of prompts, in what is left of the budget: half of it to the first, and the other half to those of which
+    /// the least is left, so that short ones do not wait for long ones and long ones go on.
+    fn plan_prompts(&mut self, budget: usize, planned: &mut Planned) -> Result<()> {
+        let prompts = |engine: &Self| engine.running.iter().position(|stream| !stream.is_staged() && !stream.decodes());
+        if let Some(first) = prompts(self) {
+            let left = budget - planned.tokens;
+            let pending = |stream: &Stream| if stream.decodes() || stream.is_staged() { 0 } else { stream.pending() };
+            let others: usize = self.running[first + 1..].iter().map(pending).sum();
+            let share = left.div_ceil(2).max(left.saturating_sub(others));
+            self.stage(first, share.min(self.running[first].pending()), planned)?;
+            self.starved = (!self.running[first].is_staged()).then(|| self.running[first].rank());
+        }
+        while planned.tokens < budget {
+            let waits = |(_, stream): &(usize, &Stream)| !stream.is_staged() && !stream.decodes();
+            let shortest = self.running.iter().enumerate().filter(waits).min_by_key(|(_, stream)| stream.pending());
+            let Some((at, stream)) = shortest else { break };
+            let count = stream.pending().min(budget - planned.tokens);
+            if !self.stage(at, count, planned)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds tokens of a running sequence to the step, as many of `count` as the cache has room for. Those of a lower rank
+    /// that are not part of the step make room for it. Says whether there was room for any.
+    fn stage(&mut self, at: usize, count: usize, planned: &mut Planned) -> Result<bool> {
+        let mut count = count;
+        loop {
+            let stream = &mut self.running[at];
+            let whole = count == stream.pending();
+            let (sequence, tokens) = stream.next(count);
+            let wanted = if whole { Wanted::Last } else { Wanted::None };
+            match self.model.stage(sequence, tokens, wanted) {
+                Ok(()) => {
+                    stream.stage(count, whole.then_some(planned.rows));
+                    planned.tokens += count;
+                    planned.rows += usize::from(whole);
+                    return Ok(true);
+                }
+                Err(Error::Memory(MemoryError::OutOfBlocks { .. })) => {}
+                Err(error) => return Err(error),
+            }
+            if let Some(last) = self.running.iter().rposition(|stream| !stream.is_staged()).filter(|&last| last > at) {
+                self.preempt(last);
+                continue;
+            }
+            let room = self.model.cache().room(&self.running[at].sequence);
+            if room == 0 || room >= count {
+                return Ok(false);
+            }
+            count = room;
+        }
+    }
+
+    /// The sequence of the lowest rank leaves the cache, where one of a higher rank could not take a step.
+    fn make_room(&mut self) {
+        let Some(starved) = self.starved.take() else { return };
+        if self.running.last().is_some_and(|last| last.rank() > starved) {
+            self.preempt(self.running.len() - 1);
+        }
+    }
+
+    /// Lets in who waits, in order of rank, as far as there is room. Whoever outranks a running sequence takes its place.
+    /// Who begins with what another is about to run waits for it.
+    fn admit(&mut self) -> Result<()> {
+        let Limits { max_sequences, block_size, context, .. } = self.model.decoder().limits();
+        let mut at = 0;
+        while let Some(next) = self.waiting.get(at) {
+            let cache = self.model.cache();
+            if self.running.iter().any(|leader| next.follows(leader, cache, block_size)) {
+                at += 1;
+                continue;
+            }
+            let sequences: usize = self.running.iter().map(Stream::samples).sum();
+            if sequences + next.samples() <= max_sequences && self.has_room(next.to_take() - next.known(cache)) {
+                let mut stream = self.waiting.remove(at);
+                let (ctx, cache) = self.model.context_and_cache();
+                let entered = stream.enter(&ctx, cache, context);
+                // What was found was free before, and may have been the room.
+                if entered.is_ok() && self.has_room(stream.pending()) {
+                    self.stats.found += entered.unwrap_or(0) as u64;
+                    insert(&mut self.running, stream);
+                    continue;
+                }
+                stream.forget(self.model.cache());
+                insert(&mut self.waiting, stream);
+                match entered {
+                    Ok(_) | Err(Error::Memory(MemoryError::OutOfBlocks { .. })) => break,
+                    Err(error) => return Err(error),
+                }
+            } else if self.running.last().is_some_and(|last| last.rank() > next.rank()) && self.could_enter(next) {
+                self.preempt(self.running.len() - 1);
+            } else if self.running.is_empty() {
+                // An answer that has filled the whole cache, and made room for one of a higher rank.
+                let stream = self.waiting.remove(at);
+                self.fail(stream);
+            } else {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends an answer that the whole cache is too small for.
+    fn fail(&mut self, stream: Stream) {
+        let tokens = self.cache().tokens();
+        stream.fail(&format!("the cache of {tokens} tokens is full, and nobody else is in it"), &mut self.events);
+    }
+
+    /// Whether `tokens` tokens of a sequence fit into the cache beside what the running ones are still to take: the rest
+    /// of their prompts, and a block more.
+    fn has_room(&self, tokens: usize) -> bool {
+        let block_size = self.model.decoder().limits().block_size;
+        let running = self.running.iter().map(|running| (&running.sequence, running.pending() + block_size));
+        self.model.cache().fits(tokens, running)
+    }
+
+    /// Whether the sequence at the head would be let in if all that it outranks made room.
+    fn could_enter(&self, head: &Stream) -> bool {
+        let Limits { max_sequences, block_size, .. } = self.model.decoder().limits();
+        let staying = self.running.iter().filter(|stream| stream.rank() <= head.rank());
+        let sequences: usize = staying.clone().map(Stream::samples).sum();
+        let tokens = staying.map(|stream| stream.to_take() + block_size);
+        sequences + head.samples() <= max_sequences
+            && self.model.cache().could_hold(tokens.chain(std::iter::once(head.to_take())))
+    }
+
+    /// A running sequence leaves the cache, and waits by its rank to run its tokens again.
+    fn preempt(&mut self, at: usize) {
+        let mut stream = self.running.remove(at);
+        let (ctx, cache) = self.model.context_and_cache();
+        self.stats.swapped += u64::from(stream.leave(&ctx, cache));
+        self.stats.preemptions += 1;
+        insert(&mut self.waiting, stream);
+    }
+}
+
+/// The size of a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Planned {
+    /// Tokens of all sequences.
+    pub tokens: usize,
+    /// Sequences whose logits it gives.
+    pub rows: usize,
+}

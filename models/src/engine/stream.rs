@@ -1,0 +1,284 @@
+//! One answer on its way.
+
+use std::sync::Arc;
+
+use sinew_ops::Context;
+
+use crate::answering::Answering;
+use crate::cache::{KvCache, Sequence};
+use crate::config::DecoderConfig;
+use crate::engine::request::{Event, Happening, Request, RequestId};
+use crate::language::GenerateOptions;
+use crate::sampling::{Asked, History, Logprobs};
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// Whose turn comes first: the lower one's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    /// The step at which it counts as having come.
+    came: i64,
+    request: RequestId,
+}
+
+impl Rank {
+    pub fn new(step: u64, priority: i32, patience: u32, request: RequestId) -> Self {
+        // A run does not have 2^63 steps, and 2^31 levels of 2^32 steps are fewer.
+        Self { came: step as i64 - i64::from(priority) * i64::from(patience), request }
+    }
+
+    pub fn request(&self) -> RequestId {
+        self.request
+    }
+}
+
+/// One answer on its way: of its tokens the first are in the cache, and the others are to be run.
+#[derive(Debug)]
+pub(super) struct Stream {
+    rank: Rank,
+    sample: usize,
+    /// Answers that part from it when the prompt is run, itself among them.
+    samples: usize,
+    /// Prompt and answer.
+    tokens: Vec<u32>,
+    prompt: usize,
+    salt: u64,
+    options: GenerateOptions,
+    tokenizer: Option<Arc<Tokenizer>>,
+    answering: Answering,
+    /// In the cache, those of this step included.
+    pub sequence: Sequence,
+    staged: usize,
+    /// The row of logits that this step gives it.
+    row: Option<usize>,
+}
+
+impl Stream {
+    pub fn new(
+        rank: Rank,
+        tokenizer: Option<Arc<Tokenizer>>,
+        config: &DecoderConfig,
+        request: Request,
+        cache: &KvCache,
+    ) -> Result<Self> {
+        let Request { prompt: tokens, options, samples, salt, .. } = request;
+        let answering = Answering::new(tokenizer.clone(), config, &options)?;
+        let (prompt, sequence) = (tokens.len(), cache.sequence(0));
+        Ok(Self {
+            rank,
+            sample: 0,
+            samples,
+            tokens,
+            prompt,
+            salt,
+            options,
+            tokenizer,
+            answering,
+            sequence,
+            staged: 0,
+            row: None,
+        })
+    }
+
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// The place of its first answer among those of the request.
+    pub fn sample(&self) -> usize {
+        self.sample
+    }
+
+    /// Sequences that it is, or is going to be.
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
+
+    /// Whether no token is asked for.
+    pub fn wants_nothing(&self) -> bool {
+        self.options.max_new_tokens == 0
+    }
+
+    /// Tokens that are not in the cache.
+    pub fn pending(&self) -> usize {
+        self.tokens.len() - self.sequence.len()
+    }
+
+    /// Whether it answers: only its last token is to be run.
+    pub fn decodes(&self) -> bool {
+        self.tokens.len() > self.prompt && self.pending() == 1
+    }
+
+    /// Tokens of the cache that it is to take when it enters, of which it need not run those that are found there.
+    pub fn to_take(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// What it could start with of what others have run. Its last token is to be run in any case.
+    fn start(&self) -> &[u32] {
+        &self.tokens[..self.tokens.len() - 1]
+    }
+
+    /// How many of its tokens are in the cache already, of other sequences.
+    pub fn known(&self, cache: &KvCache) -> usize {
+        if self.sequence.is_swapped() { 0 } else { cache.known(self.salt, self.start()) }
+    }
+
+    /// Whether `leader` is about to run tokens, in whole blocks, that this one begins with as well.
+    pub fn follows(&self, leader: &Self, cache: &KvCache, block_size: usize) -> bool {
+        if !cache.keeps_prefixes() || leader.salt != self.salt || leader.pending() == 1 || self.sequence.is_swapped() {
+            return false;
+        }
+        let common = self.start().iter().zip(leader.start()).take_while(|(a, b)| a == b).count();
+        common / block_size * block_size > self.known(cache)
+    }
+
+    /// Takes its place in the cache, so that growing allocates nothing on the host, and returns how many of its tokens
+    /// were there.
+    ///
+    /// # Errors
+    /// No room for what was swapped out, or a failed device.
+    pub fn enter(&mut self, ctx: &Context, cache: &mut KvCache, context: usize) -> Result<usize> {
+        if self.sequence.is_swapped() {
+            cache.swap_in(ctx, &mut self.sequence)?;
+            return Ok(0);
+        }
+        let most = self.tokens.len().saturating_add(self.options.max_new_tokens).min(context + 1);
+        self.tokens.reserve(most.saturating_sub(self.tokens.len()));
+        self.sequence = cache.sequence(most);
+        let start = &self.tokens[..self.tokens.len() - 1];
+        cache.start(&mut self.sequence, self.salt, start)
+    }
+
+    /// Leaves the cache: to the host where there is room and it answers already, else its tokens are run again. Says
+    /// whether it is on the host.
+    pub fn leave(&mut self, ctx: &Context, cache: &mut KvCache) -> bool {
+        if self.decodes() && cache.swap_out(ctx, &mut self.sequence).is_ok() {
+            return true;
+        }
+        self.forget(cache);
+        false
+    }
+
+    /// Leaves the cache, so that all its tokens are to be run.
+    pub fn forget(&mut self, cache: &KvCache) {
+        self.sequence = cache.sequence(0);
+    }
+
+    /// Lets others start with the whole blocks that it has run.
+    pub fn publish(&mut self, cache: &KvCache) -> Result<()> {
+        let run = self.sequence.len();
+        cache.publish(&mut self.sequence, self.salt, &self.tokens[..run])
+    }
+
+    /// The sequence and the next `count` tokens that it is to run.
+    pub fn next(&mut self, count: usize) -> (&mut Sequence, &[u32]) {
+        let start = self.sequence.len();
+        (&mut self.sequence, &self.tokens[start..start + count])
+    }
+
+    /// Notes that `count` tokens are part of the step, the last of which gives the logits of `row`.
+    pub fn stage(&mut self, count: usize, row: Option<usize>) {
+        (self.staged, self.row) = (count, row);
+    }
+
+    pub fn is_staged(&self) -> bool {
+        self.staged > 0
+    }
+
+    /// Takes back what is staged: the step failed.
+    pub fn unstage(&mut self) -> Result<()> {
+        let before = self.sequence.len() - self.staged;
+        self.stage(0, None);
+        self.sequence.truncate(before)
+    }
+
+    /// Notes that the step was run; its tokens, those of prompts first, and its row of logits.
+    pub fn run(&mut self) -> (usize, usize, Option<usize>) {
+        let staged = std::mem::take(&mut self.staged);
+        let decoded = usize::from(staged == 1 && self.tokens.len() > self.prompt && self.pending() == 0);
+        (staged - decoded, decoded, self.row.take())
+    }
+
+    /// What is asked of a device that draws itself; nothing where the host has to see the logits.
+    pub fn ask(&mut self) -> Option<Asked> {
+        if self.answering.logprobs.is_some() || self.samples > 1 {
+            return None;
+        }
+        self.answering.sampler.ask(self.tokens.len() - self.prompt)
+    }
+
+    pub fn row(&self) -> Option<usize> {
+        self.row
+    }
+
+    /// The other answers to its prompt, each with the tokens so far.
+    pub fn forks(&mut self, cache: &KvCache, config: &DecoderConfig) -> Result<Vec<Self>> {
+        let first = self.sample;
+        let others = first + 1..first + std::mem::replace(&mut self.samples, 1);
+        others
+            .map(|sample| {
+                let mut options = self.options.clone();
+                options.sampling.seed = options.sampling.seed.wrapping_add(sample as u64);
+                let mut tokens = Vec::with_capacity(self.tokens.capacity());
+                tokens.extend_from_slice(&self.tokens);
+                Ok(Self {
+                    sample,
+                    samples: 1,
+                    tokens,
+                    answering: Answering::new(self.tokenizer.clone(), config, &options)?,
+                    options,
+                    tokenizer: self.tokenizer.clone(),
+                    sequence: cache.fork(&self.sequence)?,
+                    ..*self
+                })
+            })
+            .collect()
+    }
+
+    /// Draws the next token, unless a device has drawn it, and tells of it. Says whether the answer is whole.
+    pub fn answer(&mut self, drawn: Option<u32>, logits: &[f32], context: usize, events: &mut Vec<Event>) -> bool {
+        let (request, sample) = (self.rank.request, self.sample);
+        let mut tell = |what| events.push(Event { request, sample, what });
+        match self.next_token(drawn, logits, context, &mut tell) {
+            Ok(ended) => ended,
+            Err(error) => {
+                tell(Happening::Failed(error));
+                true
+            }
+        }
+    }
+
+    fn next_token(
+        &mut self,
+        drawn: Option<u32>,
+        logits: &[f32],
+        context: usize,
+        tell: &mut impl FnMut(Happening),
+    ) -> Result<bool> {
+        let (prompt, generated) = self.tokens.split_at(self.prompt);
+        let token = match drawn {
+            Some(token) => token,
+            None => self.answering.sampler.sample(logits, History { prompt, generated })?,
+        };
+        let piece = self.answering.take(token, generated.len() + 1, self.sequence.len() >= context)?;
+        let mut rest = piece.text;
+        if piece.token {
+            let logprobs = self.answering.logprobs.map(|most| Logprobs::of(logits, token, most));
+            tell(Happening::Token { token, text: std::mem::take(&mut rest), logprobs });
+            self.tokens.push(token);
+        }
+        if let Some(finish) = piece.finish {
+            tell(Happening::Finished { finish, text: rest });
+        }
+        Ok(piece.finish.is_some())
+    }
+
+    /// Ends it, and what would have parted from it.
+    pub fn fail(self, why: &str, events: &mut Vec<Event>) {
+        let request = self.rank.request;
+        for sample in self.sample..self.sample + self.samples {
+            events.push(Event { request, sample, what: Happening::Failed(Error::Input(why.to_owned())) });
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! NF4 of bitsandbytes, as transformers saves models that it has loaded with `load_in_4bit`.
+//!
+//! `weight` is U8 `[out · in / 2, 1]`: the codes of all rows one after the other, two in a byte, the earlier in the high
+//! bits. `weight.absmax` has the scale of every `blocksize` of them, in f32, or, quantized again, in U8: then it is
+//! `nested_quant_map[absmax] · nested_absmax + nested_offset`, where `nested_absmax` F32 has one for every
+//! `nested_blocksize`. `weight.quant_map` F32 `[16]` is what codes stand for, and `weight.quant_state.bitsandbytes__nf4`
+//! U8 a JSON of the rest. `w = quant_map[code] · scale` in f32, rounded to the dtype that the state names
+//! (bitsandbytes' `dequantize_4bit`).
+
+use safetensors::Dtype;
+use serde_json::Value;
+use sinew_tensor::{BlockValues, DType};
+
+use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
+use super::probe::Probe;
+use crate::checkpoint::Checkpoint;
+use crate::config::fields::{MAX_SIZE, read_dtype};
+use crate::error::{Error, Result};
+use crate::files::{Fields, as_count};
+
+/// Scales that are quantized themselves.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Nested {
+    /// What their bytes stand for.
+    map: Box<[f32]>,
+    /// The scale of each block of them.
+    scales: Box<[f32]>,
+    block: usize,
+    offset: f32,
+}
+
+impl Nested {
+    /// The scales of so many bytes from number `first` on, as f32.
+    pub fn scales(&self, bytes: &[u8], first: usize) -> Vec<u8> {
+        let scale = |(at, &byte): (usize, &u8)| {
+            let of_block = self.scales[(first + at) / self.block];
+            (self.map[usize::from(byte)] * of_block + self.offset).to_le_bytes()
+        };
+        bytes.iter().enumerate().flat_map(scale).collect()
+    }
+}
+
+pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
+    const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
+    /// Bytes of a state, which is some two hundred of them.
+    const MAX_STATE: usize = 1 << 16;
+    let probe = Probe { checkpoint, module: name, format: "bitsandbytes, NF4" };
+    if probe.find("weight.quant_state.bitsandbytes__fp4").is_some() {
+        let what = format!("FP4 of bitsandbytes, which module `{}` has,", name.escape_debug());
+        return Err(Error::Unsupported { what, supported: "NF4".to_owned() });
+    }
+    let Some(state) = probe.find(STATE) else {
+        // A weight of floats is one that was left as it is.
+        return match probe.find("weight").filter(|weight| weight.dtype == Dtype::U8) {
+            None => Ok(None),
+            Some(_) => Err(probe.problem(format!("there is no `{}.{STATE}`", name.escape_debug()))),
+        };
+    };
+    probe.check_dtype(&state, &[Dtype::U8])?;
+    if !matches!(state.shape, [bytes] if *bytes <= MAX_STATE) {
+        return Err(probe.problem(format!(
+            "`{}` has shape {:?}, which is no state",
+            state.name.escape_debug(),
+            state.shape
+        )));
+    }
+    let json: Value = serde_json::from_slice(&checkpoint.tensor(&state.name)?.bytes)
+        .map_err(|source| Error::Json { file: format!("`{}` in {}", state.name, checkpoint.name()), source })?;
+    let fields = Fields::of(&json, &state.name, "")?;
+    let size = |field: &str| fields.required(field, fields.size(field, MAX_SIZE)?);
+    let [n, k] = shape(&fields)?;
+    let block = size("blocksize")?;
+    // Those that bitsandbytes has; of others two codes of a byte may be of two rows.
+    if !(32..=4096).contains(&block) || !block.is_power_of_two() {
+        return Err(fields.problem("blocksize", &format!("must be a power of 2 from 32 to 4096, found {block}")));
+    }
+    if !k.is_multiple_of(block) {
+        let what = format!("module `{}`, whose rows of {k} are not whole blocks of {block},", name.escape_debug());
+        return Err(Error::Unsupported { what, supported: "rows of whole blocks".to_owned() });
+    }
+    let dtype = match read_dtype(&fields)? {
+        Some(Dtype::F16) => DType::F16,
+        Some(Dtype::BF16) => DType::BF16,
+        Some(Dtype::F32) => DType::F32,
+        _ => return Err(fields.problem("dtype", "must be float16, bfloat16 or float32")),
+    };
+
+    let codes = probe.tensor("weight", &[Dtype::U8])?;
+    let count = probe.times(n, k)?;
+    if codes.shape != [count / 2, 1] && codes.shape != [1, count / 2] {
+        return Err(probe.problem(format!("codes of shape {:?}, expected {:?}", codes.shape, [count / 2, 1])));
+    }
+    let map = floats(&probe, "weight.quant_map", 16)?;
+    if map[..] != BlockValues::NF4 {
+        return Err(probe.problem("`weight.quant_map` has other values than NF4"));
+    }
+    let scales = probe.tensor("weight.absmax", &[Dtype::F32, Dtype::U8])?;
+    let groups = Groups::of(k, block);
+    probe.check_shape(&scales, &[count / block])?;
+    let part = |part: &str| format!("{name}.weight.{part}");
+    let mut others = vec![state.name.clone(), part("quant_map")];
+    let layout = match scales.dtype {
+        Dtype::U8 => {
+            let block_of_scales = size("nested_blocksize")?;
+            let nested = Nested {
+                map: floats(&probe, "weight.nested_quant_map", 256)?,
+                scales: floats(&probe, "weight.nested_absmax", (count / block).div_ceil(block_of_scales))?,
+                block: block_of_scales,
+                offset: fields.required("nested_offset", fields.number("nested_offset")?)? as f32,
+            };
+            others.extend([part("nested_quant_map"), part("nested_absmax")]);
+            ScalesLayout::Nested(nested)
+        }
+        _ => ScalesLayout::Rows(1),
+    };
+    let parts = Parts {
+        shape: [n, k],
+        dtype,
+        values: BlockValues::Nf4,
+        codes: Stored { tensor: codes.name, layout: CodesLayout::HighNibbles },
+        scales: Stored { tensor: scales.name, layout },
+        scale_dtype: DType::F32,
+        zeros: None,
+        groups,
+        others,
+    };
+    Ok(Some(StoredModule::new(&probe, parts)?))
+}
+
+/// `shape`: `[out, in]`.
+fn shape(fields: &Fields<'_>) -> Result<[usize; 2]> {
+    let extents: Vec<Option<usize>> = fields.list("shape")?.unwrap_or_default().iter().take(3).map(as_count).collect();
+    match extents[..] {
+        [Some(n), Some(k)] if (1..=MAX_SIZE).contains(&n) && (1..=MAX_SIZE).contains(&k) => Ok([n, k]),
+        _ => Err(fields.problem("shape", "must be two sizes")),
+    }
+}
+
+/// The values of a short tensor of F32.
+fn floats(probe: &Probe<'_>, tensor: &str, count: usize) -> Result<Box<[f32]>> {
+    let found = probe.tensor(tensor, &[Dtype::F32])?;
+    probe.check_shape(&found, &[count])?;
+    let bytes = probe.checkpoint.tensor(&found.name)?.bytes;
+    Ok(bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect())
+}
+
+/// Rows of codes, of bytes of two, the earlier in the high bits.
+pub(super) fn codes(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]).collect()
+}

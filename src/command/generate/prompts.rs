@@ -1,0 +1,127 @@
+//! `sinew generate --prompts-file`: many prompts at once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::path::Path;
+
+use serde_json::json;
+use sinew::models::engine::RequestId;
+use sinew::models::{Engine, EngineOptions, Event, Finish, GenerateOptions, Happening, Logprobs, Request};
+
+use super::{Generate, logprobs_json};
+use crate::command::{Machine, Outcome, catch_interrupts, interrupted, read_line};
+
+/// The longest line of a file of prompts.
+const MAX_LINE: u64 = 64 << 20;
+
+/// An answer on its way.
+#[derive(Default)]
+struct Answer {
+    prompt_tokens: usize,
+    tokens: Vec<u32>,
+    logprobs: Vec<Logprobs>,
+    text: String,
+    end: Option<Result<Finish, String>>,
+}
+
+impl Answer {
+    fn hear(&mut self, event: &Event) {
+        match &event.what {
+            Happening::Token { token, text, logprobs } => {
+                self.tokens.push(*token);
+                self.text.push_str(text);
+                self.logprobs.extend(logprobs.clone());
+            }
+            Happening::Finished { finish, text } => {
+                self.text.push_str(text);
+                self.end = Some(Ok(*finish));
+            }
+            Happening::Failed(error) => self.end = Some(Err(error.one_line())),
+        }
+    }
+}
+
+impl Generate {
+    /// Answers the lines of a file, `max_new_tokens` where neither an option nor the checkpoint says how many.
+    pub(super) fn run_file(&self, machine: &Machine, file: &Path, max_new_tokens: usize) -> Outcome {
+        let folder = self.model.folder()?;
+        let (decoder, config) = (folder.config()?.as_decoder()?, folder.generation_config()?);
+        let ctx = machine.context()?;
+        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
+        let tokenizer = self.model.tokenizer()?;
+        let mut lines =
+            BufReader::new(File::open(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?);
+        let (mut requests, mut longest) = (Vec::new(), 1);
+        while let Some(line) = read_line(&mut lines, MAX_LINE)? {
+            if line.is_empty() {
+                continue;
+            }
+            let prompt = tokenizer.encode_prompt(&line, true, decoder.longest_context())?;
+            let options = self.sampling.options(config, prompt.len(), max_new_tokens)?;
+            longest = longest.max(decoder.context_for(prompt.len(), options.max_new_tokens)?);
+            let options = GenerateOptions { logprobs: self.logprobs, ..options };
+            requests.push(Request { options, ..Request::new(prompt) });
+        }
+        let options = self.serving.options(self.model.options(longest, &self.stepping)?);
+        let model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
+        let max_waiting = requests.len();
+        let mut engine = Engine::new(model, EngineOptions { max_waiting, ..EngineOptions::default() });
+        catch_interrupts();
+        let mut numbers: HashMap<RequestId, usize> = HashMap::new();
+        let mut answers: BTreeMap<usize, Answer> = BTreeMap::new();
+        for (number, request) in requests.into_iter().enumerate() {
+            answers.insert(number, Answer { prompt_tokens: request.prompt.len(), ..Answer::default() });
+            numbers.insert(engine.submit(request)?, number);
+        }
+        let mut failed = 0;
+        while !engine.is_idle() && !interrupted() {
+            for event in engine.step()? {
+                let answer = numbers.get(&event.request).and_then(|number| answers.get_mut(number));
+                answer.into_iter().for_each(|answer| answer.hear(event));
+            }
+            // In the order of the file.
+            while let Some(first) = answers.first_entry().filter(|first| first.get().end.is_some()) {
+                let (number, answer) = first.remove_entry();
+                failed += usize::from(matches!(answer.end, Some(Err(_))));
+                self.print(&engine, number, &answer)?;
+            }
+        }
+        match failed {
+            0 => Ok(()),
+            _ => Err(format!("{failed} prompts have no whole answer").into()),
+        }
+    }
+
+    fn print(&self, engine: &Engine, number: usize, answer: &Answer) -> Outcome {
+        let mut out = std::io::stdout().lock();
+        if !self.json {
+            writeln!(out, "--- {}", number + 1)?;
+            writeln!(out, "{}", answer.text)?;
+            if let Some(Err(error)) = &answer.end {
+                writeln!(out, "[{error}]")?;
+            }
+            return Ok(out.flush()?);
+        }
+        let (finish, error) = match &answer.end {
+            Some(Ok(finish)) => (Some(finish.to_string()), None),
+            Some(Err(error)) => (None, Some(error)),
+            None => (None, None),
+        };
+        let mut line = json!({
+            "prompt": number,
+            "text": answer.text,
+            "tokens": answer.tokens,
+            "finish_reason": finish,
+            "prompt_tokens": answer.prompt_tokens,
+        });
+        if let Some(error) = error {
+            line["error"] = json!(error);
+        }
+        if self.logprobs.is_some() {
+            let each = answer.tokens.iter().zip(&answer.logprobs);
+            line["logprobs"] = each.map(|(&token, logprobs)| logprobs_json(engine.model(), token, logprobs)).collect();
+        }
+        Ok(writeln!(out, "{line}")?)
+    }
+}

@@ -1,0 +1,479 @@
+//! Many requests at once: what each is answered does not depend on the others, nothing is lost, and nothing is left.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+use sinew::kernels::Registry;
+use sinew::memory::Cpu;
+use sinew::models::{Engine, EngineHandle, EngineOptions, Error, Event, Finish, GenerateOptions, Happening, Load};
+use sinew::models::{Logprobs, Request, SamplingParams};
+use sinew::ops::Policy;
+use sinew::prelude::*;
+
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+/// Of the fixture with the fewest tokens.
+const VOCAB: u32 = 307;
+
+/// With a tokenizer; with and without windows in its layers; with windows in all.
+const FIXTURES: [&str; 3] =
+    ["llama3_rope_gqa3_hd20_bf16_tied_bpe", "gemma2_gqa3_hd20_bf16", "mistral_window_gqa3_hd20_bf16_untied"];
+
+fn model(threads: usize, dtype: DType, options: LoadOptions) -> LanguageModel {
+    fixture(FIXTURES[0], threads, dtype, options)
+}
+
+fn fixture(name: &str, threads: usize, dtype: DType, options: LoadOptions) -> LanguageModel {
+    let folder = Folder::new(fixtures::fixture_path(name));
+    let mut config = folder.config().expect("the config is valid").as_decoder().expect("it is a decoder").clone();
+    // The fixtures say 256, but their rotary positions go on for ever.
+    config.max_position_embeddings = 2048;
+    let checkpoint = folder.checkpoint(Load::Mmap).expect("the fixture opens");
+    let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
+    let ctx = Context::new(device, Arc::new(Registry::standard()), Policy::default()).expect("a context");
+    let options = LoadOptions { weights: WeightOptions { dtype: Some(dtype), ..WeightOptions::default() }, ..options };
+    let tokenizer = folder.tokenizer().expect("a valid tokenizer");
+    LanguageModel::from_parts(Arc::new(ctx), &config, &checkpoint, tokenizer, &options, &mut |_, _| {})
+        .expect("the fixture loads")
+}
+
+/// Tokens that every fixture has.
+fn prompt(seed: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| (i * 7919 + seed * 104_729 + 3) % VOCAB).collect()
+}
+
+/// All of an answer, with the bits of its log probabilities.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Answer {
+    tokens: Vec<u32>,
+    text: String,
+    logprobs: Vec<u32>,
+    finish: Option<Finish>,
+}
+
+fn logprob_bits(logprobs: &Logprobs) -> impl Iterator<Item = u32> {
+    std::iter::once(logprobs.logprob.to_bits()).chain(logprobs.top.iter().flat_map(|&(id, p)| [id, p.to_bits()]))
+}
+
+/// What the model answers to a request that is alone, by `generate`.
+fn alone(model: &mut LanguageModel, request: &Request, sample: usize) -> Answer {
+    let mut options = request.options.clone();
+    options.sampling.seed += sample as u64;
+    let answer = model.generate(&request.prompt, &options, &mut |_| ControlFlow::Continue(())).expect("an answer");
+    let logprobs = answer.logprobs.iter().flat_map(logprob_bits).collect();
+    Answer { tokens: answer.tokens, text: answer.text, logprobs, finish: Some(answer.finish) }
+}
+
+type Answers = HashMap<(u64, usize), Answer>;
+
+fn number(event: &Event) -> u64 {
+    event.request.to_string().trim_start_matches("request ").parse().expect("a number")
+}
+
+fn hear(answers: &mut Answers, event: &Event) {
+    let answer = answers.entry((number(event), event.sample)).or_default();
+    assert_eq!(answer.finish, None, "nothing comes after the end");
+    match &event.what {
+        Happening::Token { token, text, logprobs } => {
+            answer.tokens.push(*token);
+            answer.text.push_str(text);
+            answer.logprobs.extend(logprobs.iter().flat_map(logprob_bits));
+        }
+        Happening::Finished { finish, text } => {
+            answer.text.push_str(text);
+            answer.finish = Some(*finish);
+        }
+        Happening::Failed(error) => panic!("{}: {error}", event.request),
+    }
+}
+
+/// A request, and how many steps before the next comes.
+fn request() -> impl Strategy<Value = (Request, usize)> {
+    let sampling = (prop_oneof![Just(0.0f32), Just(0.9)], 0u64..1000, 0usize..40, prop_oneof![Just(1.0f32), Just(1.3)]);
+    // Prompts of one seed begin alike.
+    let lengths = (0u32..5, prop_oneof![1usize..20, 20usize..90], prop_oneof![1usize..12, 12usize..40]);
+    let salt = prop_oneof![3 => Just(0u64), 1 => Just(1)];
+    (lengths, sampling, 1usize..4, -2i32..3, salt, prop_oneof![2 => Just(0usize), 1 => 1usize..6]).prop_map(
+        |((seed, len, new), (temperature, seed_of_draws, top_k, penalty), samples, priority, salt, gap)| {
+            let sampling = SamplingParams {
+                temperature,
+                top_k,
+                repetition_penalty: penalty,
+                seed: seed_of_draws,
+                ..SamplingParams::default()
+            };
+            let options =
+                GenerateOptions { max_new_tokens: new, sampling, logprobs: Some(2), ..GenerateOptions::default() };
+            let request = Request { options, samples, priority, salt, ..Request::new(prompt(seed, len)) };
+            (request, gap)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 96, ..Config::default() })]
+
+    #[test]
+    fn an_answer_does_not_depend_on_its_neighbours(
+        requests in prop::collection::vec(request(), 1..9),
+        name in prop::sample::select(FIXTURES.to_vec()),
+        dtype in prop_oneof![Just(DType::F32), Just(DType::BF16)],
+        threads in 1usize..17,
+        max_sequences in 3usize..7,
+        prefill_chunk in prop_oneof![Just(1usize), 2usize..40, Just(512)],
+        block_size in prop_oneof![Just(8usize), Just(16), Just(128)],
+        // From so little that the longest fits only alone to room for all.
+        spare in prop_oneof![Just(0usize), 0usize..200, Just(2000)],
+        swap_tokens in prop_oneof![Just(0usize), 0usize..400],
+    ) {
+        let longest = 90 + 40 + block_size;
+        let options = LoadOptions { max_sequences, prefill_chunk, block_size, cache_tokens: Some(longest + spare), swap_tokens, ..LoadOptions::default() };
+        let mut engine = Engine::new(fixture(name, threads, dtype, options), EngineOptions::default());
+        let mut answers = Answers::new();
+        let mut expected = Answers::new();
+        let mut solo = fixture(name, 2, dtype, LoadOptions::default());
+        for (request, gap) in &requests {
+            let id = engine.submit(request.clone()).expect("a valid request");
+            let id = number(&Event { request: id, sample: 0, what: Happening::Failed(Error::Cancelled) });
+            for sample in 0..request.samples {
+                expected.insert((id, sample), alone(&mut solo, request, sample));
+            }
+            for _ in 0..*gap {
+                engine.step().expect("a step").iter().for_each(|event| hear(&mut answers, event));
+            }
+        }
+        let mut steps = 0;
+        while !engine.is_idle() {
+            engine.step().expect("a step").iter().for_each(|event| hear(&mut answers, event));
+            steps += 1;
+            prop_assert!(steps < 20_000, "it goes on");
+        }
+        prop_assert_eq!(&answers, &expected);
+        let stats = engine.stats();
+        prop_assert_eq!((stats.waiting, stats.running, stats.finished), (0, 0, expected.len() as u64));
+        let cache = engine.cache().stats();
+        prop_assert_eq!((cache.used, cache.references, cache.available()), (0, 0, cache.total));
+    }
+}
+
+fn small(max_sequences: usize, cache_tokens: usize) -> Engine {
+    let options = LoadOptions { max_sequences, cache_tokens: Some(cache_tokens), ..LoadOptions::default() };
+    Engine::new(model(2, DType::F32, options), EngineOptions::default())
+}
+
+fn asked(len: usize, new: usize) -> Request {
+    let options = GenerateOptions { max_new_tokens: new, ignore_eos: true, ..GenerateOptions::default() };
+    Request { options, ..Request::new(prompt(len as u32, len)) }
+}
+
+fn run(engine: &mut Engine) -> Vec<(u64, String)> {
+    let mut ends = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().expect("a step") {
+            match &event.what {
+                Happening::Token { .. } => {}
+                Happening::Finished { finish, .. } => ends.push((number(event), finish.to_string())),
+                Happening::Failed(error) => ends.push((number(event), error.to_string())),
+            }
+        }
+    }
+    ends
+}
+
+#[test]
+fn sequences_make_room_and_come_back() {
+    // Each fits alone, and no two of them at their longest.
+    let mut engine = small(3, 128);
+    for len in 30..33 {
+        engine.submit(asked(len, 60)).expect("a valid request");
+    }
+    let ends = run(&mut engine);
+    assert_eq!(ends.len(), 3);
+    assert!(ends.iter().all(|(_, end)| end == "length"), "{ends:?}");
+    let stats = engine.stats();
+    assert!(stats.preemptions > 0, "{stats:?}");
+    // What made room was run again.
+    assert!(stats.prefilled > 30 + 31 + 32, "{stats:?}");
+    assert_eq!(engine.cache().stats().used, 0);
+}
+
+#[test]
+fn an_answer_that_fills_the_whole_cache_says_so_and_the_others_go_on() {
+    let mut engine = small(2, 64);
+    engine.submit(asked(20, 100)).expect("its prompt fits");
+    engine.submit(asked(10, 5)).expect("a valid request");
+    let mut ends = run(&mut engine);
+    ends.sort();
+    assert_eq!(ends[0].0, 0);
+    assert!(ends[0].1.contains("the cache of 64 tokens is full"), "{ends:?}");
+    assert_eq!(ends[1], (1, "length".to_owned()));
+    let error = engine.submit(asked(65, 5)).expect_err("a prompt larger than the cache");
+    assert_eq!(error.to_string(), "a prompt of 65 tokens; the cache has room for 64");
+}
+
+#[test]
+fn what_a_window_has_left_behind_is_free() {
+    // Windows of 7 in blocks of 4: of 200 tokens 3 blocks at most are held, and a step adds 5 to them.
+    let options = LoadOptions { block_size: 4, prefill_chunk: 20, ..LoadOptions::default() };
+    for (name, full) in [(FIXTURES[2], 0), (FIXTURES[1], 200 / 4)] {
+        let mut engine = Engine::new(fixture(name, 1, DType::F32, options.clone()), EngineOptions::default());
+        let windows = engine.model().decoder().config().windows();
+        assert_eq!(windows.contains(&None), full > 0, "{name}");
+        engine.submit(asked(150, 50)).expect("a valid request");
+        let mut most = 0;
+        while !engine.is_idle() {
+            engine.step().expect("a step");
+            most = most.max(engine.cache().stats().used);
+        }
+        assert!(most <= full + 3 + 5, "{name}: {most} blocks");
+        assert!(most >= full + 3, "{name}: {most} blocks");
+    }
+}
+
+#[test]
+fn a_prompt_is_held_once_for_all_its_answers() {
+    let mut engine = small(4, 1024);
+    let mut request = asked(160, 8);
+    request.samples = 4;
+    request.options.sampling.temperature = 1.5;
+    engine.submit(request).expect("a valid request");
+    let mut most = 0;
+    while !engine.is_idle() {
+        engine.step().expect("a step");
+        most = most.max(engine.cache().stats().used);
+    }
+    // Ten blocks of prompt, and one of its own for each answer.
+    assert_eq!(most, 10 + 4);
+    assert_eq!(engine.stats().prefilled, 160);
+}
+
+#[test]
+fn what_begins_alike_is_run_and_held_once() {
+    const PREFIX: usize = 1000;
+    // Sixty-four of them at once, or after one that has ended; or of another user, who shares nothing.
+    for (first_alone, salt) in [(false, 0), (true, 0), (true, 1)] {
+        let options = LoadOptions { max_sequences: 64, cache_tokens: Some(4096), ..LoadOptions::default() };
+        let mut engine = Engine::new(model(2, DType::F32, options), EngineOptions::default());
+        let request = |i: usize, salt| {
+            let mut request = asked(PREFIX, 12);
+            request.prompt.extend(prompt(7 + i as u32, 9));
+            Request { salt, ..request }
+        };
+        if first_alone {
+            engine.submit(request(64, 0)).expect("a valid request");
+            run(&mut engine);
+        }
+        let before = engine.stats();
+        for i in 0..64 {
+            engine.submit(request(i, salt)).expect("a valid request");
+        }
+        let mut most = 0;
+        while !engine.is_idle() {
+            engine.step().expect("a step");
+            most = most.max(engine.cache().stats().used);
+        }
+        // Whole blocks are shared, and what is left of the prefix is not.
+        let shared = PREFIX / 16 * 16;
+        assert_eq!(most, shared / 16 + 64 * 2);
+        let done = engine.stats().since(&before);
+        let alone = if first_alone && salt == 0 { 64 } else { 63 };
+        assert_eq!((done.finished, done.found), (64, (alone * shared) as u64));
+        assert_eq!(done.prefilled, (64 * (PREFIX + 9) - alone * shared) as u64);
+    }
+}
+
+#[test]
+fn what_is_swapped_out_is_not_run_again() {
+    let options = LoadOptions { max_sequences: 3, cache_tokens: Some(128), swap_tokens: 512, ..LoadOptions::default() };
+    for name in FIXTURES {
+        let mut engine = Engine::new(fixture(name, 2, DType::F32, options.clone()), EngineOptions::default());
+        let mut solo = fixture(name, 2, DType::F32, LoadOptions::default());
+        let requests = [asked(30, 60), asked(31, 60), asked(32, 60)];
+        for request in &requests {
+            engine.submit(request.clone()).expect("a valid request");
+        }
+        let mut answers = Answers::new();
+        while !engine.is_idle() {
+            engine.step().expect("a step").iter().for_each(|event| hear(&mut answers, event));
+        }
+        let stats = engine.stats();
+        // Only layers that see everything run out of room.
+        assert_eq!(stats.preemptions > 0, name != FIXTURES[2], "{name}: {stats:?}");
+        assert_eq!(stats.swapped, stats.preemptions, "{name}: {stats:?}");
+        assert_eq!(stats.prefilled + stats.found, 30 + 31 + 32, "{name}: {stats:?}");
+        for (i, request) in requests.iter().enumerate() {
+            assert!(answers[&(i as u64, 0)] == alone(&mut solo, request, 0), "{name}");
+        }
+        assert_eq!(engine.cache().stats().used, 0);
+    }
+}
+
+#[test]
+fn a_higher_priority_overtakes_but_not_for_ever() {
+    let mut engine = small(1, 1024);
+    for _ in 0..3 {
+        engine.submit(asked(20, 4)).expect("a valid request");
+    }
+    engine.submit(Request { priority: 1, ..asked(20, 4) }).expect("a valid request");
+    assert_eq!(run(&mut engine).iter().map(|end| end.0).collect::<Vec<_>>(), [3, 0, 1, 2]);
+
+    let options = LoadOptions { max_sequences: 1, ..LoadOptions::default() };
+    let mut engine =
+        Engine::new(model(1, DType::F32, options), EngineOptions { patience: 10, ..EngineOptions::default() });
+    engine.submit(asked(5, 2)).expect("a valid request");
+    engine.submit(asked(6, 2)).expect("a valid request");
+    let mut order = Vec::new();
+    for step in 0..60 {
+        // An endless row of requests of a higher priority.
+        if step % 2 == 0 {
+            engine.submit(Request { priority: 1, ..asked(7, 2) }).expect("a valid request");
+        }
+        order.extend(engine.step().expect("a step").iter().filter(|event| event.is_last()).map(number));
+    }
+    assert!(order.contains(&0) && order.contains(&1), "{order:?}");
+}
+
+#[test]
+fn short_prompts_do_not_wait_for_a_long_one() {
+    let options = LoadOptions { max_sequences: 4, prefill_chunk: 16, ..LoadOptions::default() };
+    let mut engine = Engine::new(model(1, DType::F32, options), EngineOptions::default());
+    engine.submit(asked(200, 2)).expect("a valid request");
+    engine.submit(asked(8, 2)).expect("a valid request");
+    assert_eq!(run(&mut engine).first().map(|end| end.0), Some(1));
+}
+
+#[test]
+fn cancelled_requests_leave_nothing() {
+    let mut engine = small(2, 1024);
+    let ids: Vec<_> = (0..4).map(|i| engine.submit(asked(30 + i, 50)).expect("a valid request")).collect();
+    for _ in 0..3 {
+        engine.step().expect("a step");
+    }
+    // One that runs, one that waits; and once more.
+    for id in [ids[0], ids[3]] {
+        assert!(engine.cancel(id));
+        assert!(!engine.cancel(id));
+    }
+    let ends = run(&mut engine);
+    let of = |id: u64| ends.iter().filter(|end| end.0 == id).map(|end| end.1.as_str()).collect::<Vec<_>>();
+    assert_eq!([of(0), of(1), of(2), of(3)], [["cancelled"], ["length"], ["length"], ["cancelled"]]);
+    assert_eq!(engine.cache().stats().used, 0);
+}
+
+#[test]
+fn a_full_queue_refuses() {
+    let options = LoadOptions { max_sequences: 1, ..LoadOptions::default() };
+    let mut engine =
+        Engine::new(model(1, DType::F32, options), EngineOptions { max_waiting: 2, ..EngineOptions::default() });
+    engine.submit(asked(5, 2)).expect("a valid request");
+    engine.submit(asked(5, 2)).expect("a valid request");
+    let error = engine.submit(asked(5, 2)).expect_err("two wait");
+    assert!(matches!(error, Error::Busy { waiting: 2 }), "{error}");
+    for wrong in [Request { samples: 2, ..asked(5, 2) }, asked(0, 2), Request::new(vec![1003]), asked(3000, 2)] {
+        assert!(!matches!(engine.submit(wrong), Ok(_) | Err(Error::Busy { .. })));
+    }
+    assert_eq!(run(&mut engine).len(), 2);
+}
+
+#[test]
+fn a_thread_serves_many_and_hears_who_has_gone() {
+    let expected = {
+        let mut solo = model(2, DType::BF16, LoadOptions::default());
+        (0..6).map(|i| alone(&mut solo, &asked(20 + i, 12), 0).tokens).collect::<Vec<_>>()
+    };
+    let options = LoadOptions { max_sequences: 4, ..LoadOptions::default() };
+    let engine = Engine::new(model(2, DType::BF16, options), EngineOptions::default());
+    let handle = EngineHandle::start(engine).expect("a thread");
+    std::thread::scope(|scope| {
+        for (i, expected) in expected.iter().enumerate() {
+            let handle = &handle;
+            scope.spawn(move || {
+                let answers = handle.submit(asked(20 + i, 12)).expect("a valid request");
+                let tokens: Vec<u32> = answers
+                    .filter_map(|event| match event.what {
+                        Happening::Token { token, .. } => Some(token),
+                        _ => None,
+                    })
+                    .collect();
+                assert_eq!(&tokens, expected);
+            });
+        }
+        // One that is dropped at once, and one that is cancelled.
+        drop(handle.submit(asked(40, 200)).expect("a valid request"));
+        let answers = handle.submit(asked(41, 200)).expect("a valid request");
+        answers.cancel();
+        let last = answers.last().expect("it ends");
+        assert!(matches!(last.what, Happening::Finished { finish: Finish::Cancelled, .. }), "{last:?}");
+    });
+    assert!(handle.submit(Request::new(Vec::new())).is_err());
+    let engine = handle.finish().expect("the thread ends");
+    assert!(engine.is_idle());
+    assert_eq!(engine.stats().finished, 8);
+    assert_eq!(engine.cache().stats().used, 0);
+}
+
+/// Random requests, some of them cancelled at random: those that finish are answered as alone, and nothing is left.
+/// `SINEW_REQUESTS=10000` is the run that is recorded in `benches/results/soak.txt`.
+#[test]
+fn a_soak_leaves_nothing_behind() {
+    let count: usize = std::env::var("SINEW_REQUESTS").map_or(300, |count| count.parse().expect("a number"));
+    let options = LoadOptions {
+        max_sequences: 6,
+        prefill_chunk: 48,
+        cache_tokens: Some(512),
+        swap_tokens: 256,
+        ..LoadOptions::default()
+    };
+    let mut engine = Engine::new(model(2, DType::BF16, options), EngineOptions::default());
+    let mut solo = model(2, DType::BF16, LoadOptions::default());
+    let mut state = 1u64;
+    let mut random = move |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let (mut answers, mut open) = (Answers::new(), HashMap::new());
+    let (mut submitted, mut finished, mut cancelled) = (0, 0, 0);
+    while submitted < count || !engine.is_idle() {
+        while submitted < count && engine.stats().waiting < 4 + random(12) {
+            let mut request = asked(1 + random(60), 1 + random(40));
+            request.prompt = prompt(random(6) as u32, request.prompt.len());
+            request.priority = random(3) as i32;
+            request.options.sampling.temperature = [0.0, 0.9][random(2)];
+            request.options.sampling.seed = random(1000) as u64;
+            let id = engine.submit(request.clone()).expect("a valid request");
+            open.insert(submitted as u64, (id, request));
+            submitted += 1;
+        }
+        if random(12) == 0
+            && let Some((id, _)) = open.get(&(submitted.saturating_sub(1 + random(12)) as u64))
+        {
+            engine.cancel(*id);
+        }
+        let mut ended = Vec::new();
+        for event in engine.step().expect("a step") {
+            hear(&mut answers, event);
+            ended.extend(event.is_last().then(|| number(event)));
+        }
+        for id in ended {
+            let (_, request) = open.remove(&id).expect("it ends once");
+            let answer = answers.remove(&(id, 0)).expect("it was heard of");
+            match answer.finish {
+                Some(Finish::Cancelled) => cancelled += 1,
+                _ => {
+                    assert!(answer == alone(&mut solo, &request, 0), "request {id}");
+                    finished += 1;
+                }
+            }
+        }
+    }
+    let (stats, cache) = (engine.stats(), engine.cache().stats());
+    println!("{submitted} requests: {finished} finished as alone, {cancelled} cancelled; {stats:?}; {cache:?}");
+    assert!(open.is_empty() && answers.is_empty());
+    assert_eq!((finished + cancelled, cache.used, cache.references), (submitted, 0, 0));
+    assert_eq!(cache.available(), cache.total);
+    assert!(cancelled > 0 && stats.preemptions > stats.swapped && stats.swapped > 0 && stats.found > 0, "{stats:?}");
+}

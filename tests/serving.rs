@@ -1,0 +1,113 @@
+//! Commands that answer many requests at once.
+
+use serde_json::Value;
+
+#[path = "common/command.rs"]
+mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use command::{refused, sinew, stdout};
+use fixtures::fixture;
+
+const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&stdout(&sinew(arguments))).expect("the output is one JSON value and nothing else")
+}
+
+#[test]
+fn a_file_of_prompts_is_answered_as_each_alone_and_in_order() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("prompts.txt");
+    let prompts = ["Hello", "The quick brown fox jumps over the lazy dog", "One", "Hello there", "Two"];
+    // Empty lines and other ends of lines are no prompts.
+    std::fs::write(&file, prompts.join("\r\n\n")).expect("written");
+    let (model, file) = (fixture(DECODER), file.to_str().expect("UTF-8").to_owned());
+    let common = ["--model", &model, "--max-new-tokens", "9", "--temperature", "0.8", "--seed", "3", "--dtype", "f32"];
+    let many = [&["generate", "--prompts-file", &file][..], &common, &["--max-sequences", "3"]].concat();
+    let lines = stdout(&sinew(&[&many[..], &["--json", "--logprobs", "1"]].concat()));
+    let plain = stdout(&sinew(&many));
+    let mut expected = String::new();
+    assert_eq!(lines.lines().count(), prompts.len());
+    for (number, (line, prompt)) in lines.lines().zip(prompts).enumerate() {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let alone = json(&[&["generate", "--prompt", prompt, "--json", "--logprobs", "1"][..], &common].concat());
+        assert_eq!(line["prompt"], number);
+        for key in ["text", "tokens", "finish_reason", "prompt_tokens", "logprobs"] {
+            assert_eq!(line[key], alone[key], "{prompt}: {key}");
+        }
+        let text = alone["text"].as_str().expect("text");
+        expected.push_str(&format!("--- {}\n{text}\n", number + 1));
+    }
+    assert_eq!(plain, expected);
+    refused(&sinew(&["generate", "--model", &model, "--prompts-file", "/no/such/file"]), &["/no/such/file"]);
+}
+
+#[test]
+fn a_trace_is_the_same_for_a_seed_and_is_replayed_whole() {
+    let options = ["trace", "--requests", "12", "--rate", "1000", "--max-prompt", "40", "--max-new", "9"];
+    let with_prefixes = [&options[..], &["--prefixes", "2", "--prefix-tokens", "64", "--seed"]].concat();
+    let of_seed = |seed| stdout(&sinew(&[&with_prefixes[..], &[seed]].concat()));
+    let trace = of_seed("5");
+    assert_eq!(trace, of_seed("5"));
+    assert_ne!(trace, of_seed("6"));
+    let lines: Vec<Value> = trace.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let sum = |key: &str| lines.iter().map(|line| line[key].as_u64().expect("a number")).sum::<u64>();
+    assert_eq!(lines.len(), 12);
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.jsonl");
+    std::fs::write(&file, &trace).expect("written");
+    let (model, file) = (fixture(DECODER), file.to_str().expect("UTF-8").to_owned());
+    let replay = ["replay", &file, "--model", &model, "--max-sequences", "4", "--cache-tokens", "256", "--speed", "2"];
+    let result = json(&[&replay[..], &["--json"]].concat());
+    assert_eq!((&result["answered"], &result["failed"]), (&12.into(), &0.into()));
+    assert_eq!(
+        (&result["prompt_tokens"], &result["new_tokens"]),
+        (&sum("prompt_tokens").into(), &sum("new_tokens").into())
+    );
+    // Two prefixes in four blocks each are run once, or again where they were evicted.
+    assert!(result["hit_rate"].as_f64().is_some_and(|rate| rate > 0.2 && rate < 0.9), "{result}");
+    for key in ["time_to_first_token_s", "time_between_tokens_s"] {
+        let [p50, p95, p99] = ["p50", "p95", "p99"].map(|p| result[key][p].as_f64().expect("a time"));
+        assert!(0.0 < p50 && p50 <= p95 && p95 <= p99, "{result}");
+    }
+    assert!(stdout(&sinew(&replay)).contains("12 answered, 0 failed"));
+}
+
+#[test]
+fn damaged_traces_are_one_line_that_names_theirs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.jsonl");
+    let (model, path) = (fixture(DECODER), file.to_str().expect("UTF-8").to_owned());
+    let good = r#"{"arrival_s": 0, "prompt_tokens": 3, "new_tokens": 2}"#;
+    for (bad, words) in [
+        (r#"{"arrival_s": 0, "prompt_tokens": 3}"#, "new_tokens"),
+        (r#"{"arrival_s": -1, "prompt_tokens": 3, "new_tokens": 2}"#, "line 2"),
+        (r#"{"arrival_s": 0, "prompt_tokens": 0, "new_tokens": 2}"#, "at least 1 token"),
+        (r#"{"arrival_s": 0, "prompt_tokens": 3, "new_tokens": 2, "prefix_tokens": 4}"#, "no prefix longer"),
+        (r#"{"arrival_s": 0, "prompt_tokens": 18446744073709551615, "new_tokens": 2}"#, "context"),
+        ("x", "line 2"),
+    ] {
+        std::fs::write(&file, format!("{good}\n{bad}\n")).expect("written");
+        refused(&sinew(&["replay", &path, "--model", &model]), &[words]);
+    }
+    std::fs::write(&file, "\n").expect("written");
+    refused(&sinew(&["replay", &path, "--model", &model]), &["no requests"]);
+    refused(&sinew(&["trace", "--rate", "0"]), &["0 requests a second"]);
+    refused(&sinew(&["trace", "--min-prompt", "9", "--max-prompt", "8"]), &["from 9 to 8"]);
+}
+
+#[test]
+fn a_batch_goes_through_the_scheduler_beside_the_plain_one() {
+    let model = fixture(DECODER);
+    let bench =
+        ["bench", "--model", &model, "--prompt-tokens", "40", "--new-tokens", "6", "--batch", "3", "--repeat", "2"];
+    let result = json(&[&bench[..], &["--engine", "--shared-prefix", "32", "--json"]].concat());
+    for key in ["engine_prefill_tokens_per_s", "engine_decode_tokens_per_s", "engine_decode_share_of_plain"] {
+        assert!(result[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {result}");
+    }
+    assert!(json(&[&bench[..], &["--json"]].concat()).get("engine_decode_tokens_per_s").is_none());
+    refused(&sinew(&[&bench[..], &["--shared-prefix", "32"]].concat()), &["--engine"]);
+}
