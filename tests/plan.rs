@@ -177,7 +177,7 @@ fn a_cache_in_int8_or_fp8_takes_half_of_bf16_and_a_scale_for_each_token_and_head
         let model = LanguageModel::load(folder.path(), &options).expect("it loads");
         let (decoder, of_token) = (model.decoder(), model.cache().bytes_per_token());
         assert_eq!(decoder.step_bytes(4, 100.0), (decoder.weight_bytes() + 400 * of_token) as f64, "{kv:?}");
-        assert_eq!((plan.kv, model.cache().bytes()), (48 * of_token, 48 * of_token), "{kv:?}");
+        assert_eq!((plan.cache, model.cache().bytes()), (48 * of_token, 48 * of_token), "{kv:?}");
         of_token
     };
     assert_eq!(of(None), heads * config.head_dim * 2);

@@ -174,18 +174,23 @@ fn element(
     if arithmetic.flushes_subnormals {
         bound += keys * 2f64.powi(-126) * (1.0 + largest);
     }
-    Expected { naive: f64::from(naive(fixed, &scores.naive, &v)), ..Expected::within(value, bound) }
+    // The last of a head's row is its scale.
+    let scale = |start: &usize| if fixed.has_scales() { host.input(V).values[start + fixed.head_dim] } else { 1.0 };
+    let scales: Vec<f64> = scores.values.iter().map(scale).collect();
+    Expected { naive: f64::from(naive(fixed, &scores.naive, &v, &scales)), ..Expected::within(value, bound) }
 }
 
-/// Softmax in two passes and sums from first to last, all in f32, with weights rounded where the problem says so.
-fn naive(fixed: &AttentionStatic, scores: &[f32], v: &[f64]) -> f32 {
+/// Softmax in two passes and sums from first to last, all in f32, with weights, which the values' scales are factors of,
+/// rounded where the problem says so.
+fn naive(fixed: &AttentionStatic, scores: &[f32], v: &[f64], scales: &[f64]) -> f32 {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let (mut sum, mut acc) = (0.0f32, 0.0f32);
-    for (s, v) in scores.iter().zip(v) {
+    for ((s, v), scale) in scores.iter().zip(v).zip(scales) {
         let weight = (s - max).exp();
         sum += weight;
+        let weight = weight * *scale as f32;
         let weight = if fixed.compute == Compute::Bf16 { half::bf16::from_f32(weight).to_f32() } else { weight };
-        acc += weight * *v as f32;
+        acc += weight * (v / scale) as f32;
     }
     acc / sum
 }
