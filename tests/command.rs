@@ -317,6 +317,11 @@ fn bench_prints_the_contract() {
     }
     assert_eq!(value["device"], "cpu");
     assert_eq!(value["dtype"], "f32");
+    // Of 20 values each with a scale, or of 80 bytes.
+    let scaled = ["bench", "--model", &model, "--prompt-tokens", "8", "--new-tokens", "2", "--repeat", "1"];
+    let scaled = json(&[&scaled[..], &["--kv-dtype", "int8", "--json"]].concat());
+    let of_token = |value: &Value| value["kv_bytes_per_token"].as_u64().expect("a number");
+    assert_eq!(80 * of_token(&scaled), 24 * of_token(&value));
 }
 
 #[test]

@@ -143,7 +143,7 @@ struct Model {
     load: Load,
 }
 
-/// How a decoder is stepped; the result is the same for any.
+/// How a decoder is stepped, which changes no result, and in what form it keeps keys and values.
 #[derive(Debug, Clone, Args)]
 struct Stepping {
     /// Tokens of a prompt in one step.
@@ -171,14 +171,11 @@ struct KvDType(Option<DType>);
 
 fn parse_kv_dtype(text: &str) -> Result<KvDType, String> {
     let scaled = [("int8", DType::I8), ("fp8", DType::F8E4M3)];
-    let all = DType::COMPUTE.into_iter().map(|dtype| (dtype.name(), dtype)).chain(scaled);
-    match text {
-        "auto" => Ok(KvDType(None)),
-        _ => all
-            .into_iter()
-            .find(|(name, _)| *name == text)
-            .map(|(_, dtype)| KvDType(Some(dtype)))
-            .ok_or_else(|| "supported are auto, f32, f16, bf16, int8 and fp8".to_owned()),
+    let mut all = DType::COMPUTE.into_iter().map(|dtype| (dtype.name(), dtype)).chain(scaled);
+    match (text, all.find(|(name, _)| *name == text)) {
+        ("auto", _) => Ok(KvDType(None)),
+        (_, Some((_, dtype))) => Ok(KvDType(Some(dtype))),
+        (_, None) => Err("supported are auto, f32, f16, bf16, int8 and fp8".to_owned()),
     }
 }
 
