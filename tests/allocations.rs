@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use sinew::models::{Engine, EngineOptions, GenerateOptions, LanguageModel, LoadOptions, Request};
+use sinew::prelude::DType;
 
 #[path = "common/counting.rs"]
 mod counting;
@@ -20,17 +21,19 @@ const LONGEST: usize = 20;
 // One test alone in its file: a second would be counted too.
 #[test]
 fn a_steady_decode_step_allocates_nothing() {
-    for fixture in [
-        "llama3_rope_gqa3_hd20_bf16_tied_bpe",
-        "qwen3_gqa3_hd20_f32_untied_biases_old_config",
-        "gemma2_gqa3_hd20_bf16",
-        "gpt2_hd12_bf16_scaled_by_layer",
-        "gpt_neox_parallel_quarter_rotary_hd16_bf16",
-        "mixtral_5experts_window_gqa3_hd20_bf16",
-        "olmo3_yarn_on_full_layers_mha3_hd12_f32_old_config",
-        "quantized/ct_int4_g32_asym_actorder_llama_f16",
+    for (fixture, kv) in [
+        ("llama3_rope_gqa3_hd20_bf16_tied_bpe", None),
+        ("llama3_rope_gqa3_hd20_bf16_tied_bpe", Some(DType::I8)),
+        ("qwen3_gqa3_hd20_f32_untied_biases_old_config", None),
+        ("gemma2_gqa3_hd20_bf16", None),
+        ("gemma2_gqa3_hd20_bf16", Some(DType::F8E4M3)),
+        ("gpt2_hd12_bf16_scaled_by_layer", None),
+        ("gpt_neox_parallel_quarter_rotary_hd16_bf16", None),
+        ("mixtral_5experts_window_gqa3_hd20_bf16", None),
+        ("olmo3_yarn_on_full_layers_mha3_hd12_f32_old_config", None),
+        ("quantized/ct_int4_g32_asym_actorder_llama_f16", None),
     ] {
-        let options = LoadOptions { max_sequences: SEQUENCES, ..LoadOptions::default() };
+        let options = LoadOptions { max_sequences: SEQUENCES, kv, ..LoadOptions::default() };
         let mut model = LanguageModel::load(fixture_path(fixture), &options).expect("the fixture loads");
         let mut sequences: Vec<_> = (0..SEQUENCES).map(|_| model.sequence()).collect();
         let steps = STEPS.min(model.decoder().limits().context - LONGEST);
@@ -43,7 +46,7 @@ fn a_steady_decode_step_allocates_nothing() {
             model.decode(&mut sequences, &[5; SEQUENCES]).expect("valid tokens");
             *count = ALLOCATIONS.load(Ordering::Relaxed) - before;
         }
-        assert_eq!(counted, vec![0; steps], "{fixture}");
+        assert_eq!(counted, vec![0; steps], "{fixture}, {kv:?}");
     }
     for batch in [1, 8] {
         assert_eq!(engine_steps(batch), [0; STEPS], "an engine with {batch} sequences");

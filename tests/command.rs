@@ -241,6 +241,21 @@ fn logits_files_are_identical_for_chunks_threads_and_block_sizes() {
 }
 
 #[test]
+fn a_cache_is_kept_in_the_dtype_that_is_asked_for() {
+    let folder = tempfile::tempdir().expect("a folder for the files");
+    let model = fixture(DECODER);
+    let common = ["--model", &model, "--tokens", "1,2,3,4,5,6,7"];
+    let kept = |kv: &str| logits(&folder, kv, &[&common[..], &["--kv-dtype", kv]].concat()).0;
+    let all = ["f32", "f16", "bf16", "int8", "fp8"].map(kept);
+    assert!((0..5).all(|i| (0..i).all(|j| all[i] != all[j])), "two dtypes give the same logits");
+    assert!(all.contains(&kept("auto")));
+    refused(
+        &[&["logits", "--output", "none"], &common[..], &["--kv-dtype", "int4"]].concat(),
+        &["f32", "int8 and fp8"],
+    );
+}
+
+#[test]
 fn logits_of_an_encoder_are_its_last_hidden_state() {
     let folder = tempfile::tempdir().expect("a folder for the file");
     let (bytes, _) = logits(&folder, "states", &["--model", &fixture(ENCODER), "--tokens", "1,2,3"]);
@@ -302,6 +317,11 @@ fn bench_prints_the_contract() {
     }
     assert_eq!(value["device"], "cpu");
     assert_eq!(value["dtype"], "f32");
+    // Of 20 values each with a scale, or of 80 bytes.
+    let scaled = ["bench", "--model", &model, "--prompt-tokens", "8", "--new-tokens", "2", "--repeat", "1"];
+    let scaled = json(&[&scaled[..], &["--kv-dtype", "int8", "--json"]].concat());
+    let of_token = |value: &Value| value["kv_bytes_per_token"].as_u64().expect("a number");
+    assert_eq!(80 * of_token(&scaled), 24 * of_token(&value));
 }
 
 #[test]

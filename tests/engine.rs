@@ -114,6 +114,15 @@ fn request() -> impl Strategy<Value = (Request, usize)> {
     )
 }
 
+/// Dtypes of weights, and of the cache where it is another.
+const DTYPES: [(DType, Option<DType>); 5] = [
+    (DType::F32, None),
+    (DType::BF16, None),
+    (DType::F32, Some(DType::I8)),
+    (DType::BF16, Some(DType::I8)),
+    (DType::BF16, Some(DType::F8E4M3)),
+];
+
 proptest! {
     #![proptest_config(Config { cases: 96, ..Config::default() })]
 
@@ -121,7 +130,7 @@ proptest! {
     fn an_answer_does_not_depend_on_its_neighbours(
         requests in prop::collection::vec(request(), 1..9),
         name in prop::sample::select(FIXTURES.to_vec()),
-        dtype in prop_oneof![Just(DType::F32), Just(DType::BF16)],
+        (dtype, kv) in prop::sample::select(DTYPES.to_vec()),
         threads in 1usize..17,
         max_sequences in 3usize..7,
         prefill_chunk in prop_oneof![Just(1usize), 2usize..40, Just(512)],
@@ -131,11 +140,13 @@ proptest! {
         swap_tokens in prop_oneof![Just(0usize), 0usize..400],
     ) {
         let longest = 90 + 40 + block_size;
-        let options = LoadOptions { max_sequences, prefill_chunk, block_size, cache_tokens: Some(longest + spare), swap_tokens, ..LoadOptions::default() };
+        let cache_tokens = Some(longest + spare);
+        let options =
+            LoadOptions { max_sequences, prefill_chunk, block_size, cache_tokens, swap_tokens, kv, ..LoadOptions::default() };
         let mut engine = Engine::new(fixture(name, threads, dtype, options), EngineOptions::default());
         let mut answers = Answers::new();
         let mut expected = Answers::new();
-        let mut solo = fixture(name, 2, dtype, LoadOptions::default());
+        let mut solo = fixture(name, 2, dtype, LoadOptions { kv, ..LoadOptions::default() });
         for (request, gap) in &requests {
             let id = engine.submit(request.clone()).expect("a valid request");
             let id = number(&Event { request: id, sample: 0, what: Happening::Failed(Error::Cancelled) });
@@ -288,12 +299,16 @@ fn what_begins_alike_is_run_and_held_once() {
 
 #[test]
 fn what_is_swapped_out_is_not_run_again() {
-    let options = LoadOptions { max_sequences: 3, cache_tokens: Some(128), swap_tokens: 512, ..LoadOptions::default() };
-    for name in FIXTURES {
-        let mut engine = Engine::new(fixture(name, 2, DType::F32, options.clone()), EngineOptions::default());
-        let mut solo = fixture(name, 2, DType::F32, LoadOptions::default());
-        let requests = [asked(30, 60), asked(31, 60), asked(32, 60)];
-        for request in &requests {
+    let all = FIXTURES.into_iter().flat_map(|name| [None, Some(DType::I8), Some(DType::F8E4M3)].map(|kv| (name, kv)));
+    for (name, kv) in all {
+        let (cache_tokens, usual) = (Some(128), LoadOptions { kv, ..LoadOptions::default() });
+        let options = LoadOptions { max_sequences: 3, cache_tokens, swap_tokens: 512, ..usual.clone() };
+        let mut engine = Engine::new(fixture(name, 2, DType::F32, options), EngineOptions::default());
+        let mut solo = fixture(name, 2, DType::F32, usual);
+        let mut requests = [asked(30, 60), asked(31, 60), asked(32, 60)];
+        for request in &mut requests {
+            // More than tokens: where a byte of the cache is lost, probabilities show it.
+            request.options.logprobs = Some(2);
             engine.submit(request.clone()).expect("a valid request");
         }
         let mut answers = Answers::new();
@@ -302,11 +317,11 @@ fn what_is_swapped_out_is_not_run_again() {
         }
         let stats = engine.stats();
         // Only layers that see everything run out of room.
-        assert_eq!(stats.preemptions > 0, name != FIXTURES[2], "{name}: {stats:?}");
-        assert_eq!(stats.swapped, stats.preemptions, "{name}: {stats:?}");
-        assert_eq!(stats.prefilled + stats.found, 30 + 31 + 32, "{name}: {stats:?}");
+        assert_eq!(stats.preemptions > 0, name != FIXTURES[2], "{name} {kv:?}: {stats:?}");
+        assert_eq!(stats.swapped, stats.preemptions, "{name} {kv:?}: {stats:?}");
+        assert_eq!(stats.prefilled + stats.found, 30 + 31 + 32, "{name} {kv:?}: {stats:?}");
         for (i, request) in requests.iter().enumerate() {
-            assert!(answers[&(i as u64, 0)] == alone(&mut solo, request, 0), "{name}");
+            assert!(answers[&(i as u64, 0)] == alone(&mut solo, request, 0), "{name} {kv:?}");
         }
         assert_eq!(engine.cache().stats().used, 0);
     }

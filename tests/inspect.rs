@@ -58,6 +58,12 @@ fn inspect_says_what_the_files_hold_and_what_the_model_needs() {
     let wide = needs(&["--dtype", "f32", "--context", "10"]);
     // Ten tokens take one block of 16.
     assert_eq!((number(&wide["kv_bytes_per_token"]), number(&wide["kv_bytes"])), (4 * kv, 16 * 4 * kv));
+    let scales = 4 * kv / head_dim;
+    for dtype in ["int8", "fp8"] {
+        let scaled = needs(&["--kv-dtype", dtype, "--context", "10"]);
+        assert_eq!(number(&scaled["kv_bytes_per_token"]), kv + scales, "{dtype}");
+        assert_eq!(number(&scaled["kv_bytes"]), 16 * (kv + scales), "{dtype}");
+    }
     // All weights at their width in memory, whatever they have in the files, in panels that are filled up.
     let weights = number(&wide["weight_bytes"]);
     assert!(weights >= 2 * bytes && weights < 3 * bytes, "{weights} for {bytes} in the files");

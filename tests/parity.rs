@@ -88,6 +88,9 @@ fn quantized_weights_by_wgpu() {
         let folder = Folder::new(&quantized()[0]);
         let refused = LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {}).expect_err("on a GPU");
         assert!(refused.to_string().contains("on a GPU"), "{refused}");
+        let options = LoadOptions { kv: Some(DType::I8), ..LoadOptions::default() };
+        let refused = LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {}).expect_err("on a GPU");
+        assert!(refused.to_string().contains("a KV cache of dtype i8 on a GPU"), "{refused}");
     });
 }
 

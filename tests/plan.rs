@@ -103,7 +103,8 @@ fn every_model_takes_what_its_plan_says() {
             let config = config.as_decoder().expect("a decoder");
             let usual = LoadOptions { weights, ..LoadOptions::default() };
             let short = LoadOptions { context: Some(19), max_sequences: 3, max_logits: 5, ..usual.clone() };
-            for options in [usual, short] {
+            let scaled = LoadOptions { kv: Some(DType::I8), ..short.clone() };
+            for options in [usual, short, scaled] {
                 decoders += 1;
                 let plan = LanguageModel::plan(config, &checkpoint, &options, &*Cpu::get()).expect("a plan");
                 let load = |ctx| {
@@ -161,4 +162,34 @@ fn a_step_reads_the_experts_that_its_tokens_use_and_the_keys_that_its_windows_ha
     let model = load("llama3_rope_gqa3_hd20_bf16_tied_bpe");
     let (decoder, of_token) = (model.decoder(), model.cache().bytes_per_token() as f64);
     assert_eq!(decoder.step_bytes(4, 100.0), decoder.weight_bytes() as f64 + 400.0 * of_token);
+}
+
+#[test]
+fn a_cache_in_int8_or_fp8_takes_half_of_bf16_and_a_scale_for_each_token_and_head() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3_rope_gqa3_hd20_bf16_tied_bpe");
+    let folder = Folder::new(path);
+    let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
+    let config = folder.config().expect("a config").as_decoder().expect("a decoder");
+    let heads = 2 * config.num_hidden_layers() * config.num_key_value_heads;
+    let of = |kv| {
+        let options = LoadOptions { kv, context: Some(48), ..LoadOptions::default() };
+        let plan = LanguageModel::plan(config, &checkpoint, &options, &*Cpu::get()).expect("a plan");
+        let model = LanguageModel::load(folder.path(), &options).expect("it loads");
+        let (decoder, of_token) = (model.decoder(), model.cache().bytes_per_token());
+        assert_eq!(decoder.step_bytes(4, 100.0), (decoder.weight_bytes() + 400 * of_token) as f64, "{kv:?}");
+        assert_eq!((plan.cache, model.cache().bytes()), (48 * of_token, 48 * of_token), "{kv:?}");
+        of_token
+    };
+    assert_eq!(of(None), heads * config.head_dim * 2);
+    for (kv, of_head) in [
+        (DType::F32, config.head_dim * 4),
+        (DType::F16, config.head_dim * 2),
+        (DType::I8, config.head_dim + 4),
+        (DType::F8E4M3, config.head_dim + 4),
+    ] {
+        assert_eq!(of(Some(kv)), heads * of_head, "{kv}");
+    }
+    let options = LoadOptions { kv: Some(DType::F8E5M2), ..LoadOptions::default() };
+    let refused = LanguageModel::load(folder.path(), &options).expect_err("no such cache").to_string();
+    assert!(refused.contains("f8_e5m2") && refused.contains("int8, fp8"), "{refused}");
 }

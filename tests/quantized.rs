@@ -142,10 +142,10 @@ struct HeldOut {
 }
 
 /// Rows of logits behind every token of the prompts and their answers.
-fn logits(weights: WeightOptions) -> (LanguageModel, Vec<Vec<f32>>) {
+fn logits(options: LoadOptions) -> (LanguageModel, Vec<Vec<f32>>) {
     let held_out: Vec<HeldOut> =
         serde_json::from_str(include_str!("../src/demo/held_out.json")).expect("the prompts are valid JSON");
-    let options = LoadOptions { weights, max_logits: 64, ..LoadOptions::default() };
+    let options = LoadOptions { max_logits: 64, ..options };
     let ctx = Arc::new(Context::cpu().expect("the CPU is there"));
     let mut model = demo::load(ctx, &options).expect("the bundled model loads");
     let vocab = model.decoder().config().vocab_size;
@@ -160,6 +160,12 @@ fn logits(weights: WeightOptions) -> (LanguageModel, Vec<Vec<f32>>) {
             .expect("the model runs");
     }
     (model, rows)
+}
+
+/// Weights in bf16, and a cache of some dtype.
+fn in_bf16(kv: Option<DType>) -> LoadOptions {
+    let weights = WeightOptions { dtype: Some(DType::BF16), ..WeightOptions::default() };
+    LoadOptions { weights, kv, ..LoadOptions::default() }
 }
 
 fn probabilities(logits: &[f32]) -> Vec<f64> {
@@ -187,11 +193,11 @@ fn divergence_and_agreement(exact: &[Vec<f32>], rounded: &[Vec<f32>]) -> (f64, f
 
 #[test]
 fn answers_with_quantized_weights_are_near_those_with_exact_ones() {
-    let (_, exact) = logits(WeightOptions { dtype: Some(DType::BF16), ..WeightOptions::default() });
+    let (_, exact) = logits(in_bf16(None));
     let mut table = "format             activations  bits  KL divergence  top-1\n".to_owned();
     for format in FORMATS {
         for (options, line) in format.each_activations() {
-            let (model, rounded) = logits(options);
+            let (model, rounded) = logits(LoadOptions { weights: options, ..LoadOptions::default() });
             let (divergence, agreement) = divergence_and_agreement(&exact, &rounded);
             writeln!(table, "{line} {divergence:<14.2e} {:.1} %", 100.0 * agreement).expect("written");
             assert!(divergence > 0.0, "{line}: nothing was rounded");
@@ -201,6 +207,35 @@ fn answers_with_quantized_weights_are_near_those_with_exact_ones() {
         }
     }
     // At once: other tests print too.
+    print!("{table}");
+}
+
+/// The root mean square of the differences of logits, in units of the exact ones' standard deviation.
+fn rms(exact: &[Vec<f32>], rounded: &[Vec<f32>]) -> f64 {
+    let pairs = || exact.iter().flatten().zip(rounded.iter().flatten()).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+    let count = pairs().count() as f64;
+    let mean = pairs().map(|(a, _)| a).sum::<f64>() / count;
+    let variance = pairs().map(|(a, _)| (a - mean).powi(2)).sum::<f64>();
+    (pairs().map(|(a, b)| (a - b).powi(2)).sum::<f64>() / variance).sqrt()
+}
+
+/// Caches, and how far what the bundled model gives with them may be from what it gives with one in f32.
+const CACHES: [(DType, f64, f64); 4] =
+    [(DType::BF16, 1e-4, 0.99), (DType::F16, 1e-4, 0.99), (DType::I8, 1e-3, 0.98), (DType::F8E4M3, 1e-2, 0.95)];
+
+#[test]
+fn answers_with_a_quantized_cache_are_near_those_with_an_exact_one() {
+    let (_, exact) = logits(in_bf16(Some(DType::F32)));
+    let mut table = "cache    bytes per token  KL divergence  top-1   RMS\n".to_owned();
+    for (kv, most, least) in CACHES {
+        let (model, rounded) = logits(in_bf16(Some(kv)));
+        let (divergence, agreement) = divergence_and_agreement(&exact, &rounded);
+        let (bytes, rms) = (model.cache().bytes_per_token(), rms(&exact, &rounded));
+        writeln!(table, "{kv:<8} {bytes:<16} {divergence:<14.2e} {:.1} %  {rms:.2e}", 100.0 * agreement)
+            .expect("written");
+        assert!(divergence > 0.0, "{kv}: nothing was rounded");
+        assert!(divergence <= most && agreement >= least, "{kv}: {divergence:e}, {agreement}");
+    }
     print!("{table}");
 }
 

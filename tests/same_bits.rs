@@ -43,6 +43,17 @@ fn model(dtype: DType, threads: usize, options: LoadOptions) -> LanguageModel {
         .expect("the fixture loads")
 }
 
+/// Dtypes of weights, and of the cache where it is another.
+const DTYPES: [(DType, Option<DType>); 7] = [
+    (DType::F32, None),
+    (DType::BF16, None),
+    (DType::F16, None),
+    (DType::BF16, Some(DType::I8)),
+    (DType::BF16, Some(DType::F8E4M3)),
+    (DType::F32, Some(DType::I8)),
+    (DType::F16, Some(DType::F8E4M3)),
+];
+
 /// All logits, after the model has taken the steps that the options ask for.
 fn logits(dtype: DType, threads: usize, options: LoadOptions) -> Vec<u32> {
     let (chunk, most) = (options.prefill_chunk, options.max_logits);
@@ -64,14 +75,16 @@ fn logits(dtype: DType, threads: usize, options: LoadOptions) -> Vec<u32> {
 
 #[test]
 fn chunks_threads_and_block_sizes_change_no_bit() {
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
-        for (place, rows) in model(dtype, 2, LoadOptions::default()).decoder().kernels() {
-            println!("{dtype} {place}: {}", rows.join(", "));
+    for (dtype, kv) in DTYPES {
+        let name = kv.map_or(dtype.to_string(), |kv| format!("{dtype} with a cache in {kv}"));
+        for (place, rows) in model(dtype, 2, LoadOptions { kv, ..LoadOptions::default() }).decoder().kernels() {
+            println!("{name} {place}: {}", rows.join(", "));
         }
         let options = |prefill_chunk, block_size, max_logits| LoadOptions {
             prefill_chunk,
             block_size,
             max_logits,
+            kv,
             ..LoadOptions::default()
         };
         let expected = logits(dtype, 2, options(TOKENS, 16, TOKENS));
@@ -91,26 +104,26 @@ fn chunks_threads_and_block_sizes_change_no_bit() {
             (5, 64, 64, 64),
         ] {
             let found = logits(dtype, threads, options(chunk, block, most));
-            assert!(found == expected, "{dtype}: {threads} threads, chunks of {chunk}, blocks of {block}, {most} rows");
+            assert!(found == expected, "{name}: {threads} threads, chunks of {chunk}, blocks of {block}, {most} rows");
         }
     }
 }
 
 #[test]
 fn neighbours_in_a_batch_change_no_bit() {
-    for dtype in [DType::F32, DType::BF16] {
+    for (dtype, kv) in DTYPES {
         let prompts = [tokens(33), tokens(1), tokens(90)];
         let alone: Vec<Vec<u32>> = prompts
             .iter()
             .map(|prompt| {
-                let mut model = model(dtype, 2, LoadOptions::default());
+                let mut model = model(dtype, 2, LoadOptions { kv, ..LoadOptions::default() });
                 let mut sequence = model.sequence();
                 model.prefill(&mut sequence, prompt).expect("a valid prompt");
                 let mut sequences = [sequence];
                 (0..4).flat_map(|i| bits(model.decode(&mut sequences, &[17 + i]).expect("a valid token"))).collect()
             })
             .collect();
-        let mut model = model(dtype, 2, LoadOptions { max_sequences: 3, ..LoadOptions::default() });
+        let mut model = model(dtype, 2, LoadOptions { max_sequences: 3, kv, ..LoadOptions::default() });
         let mut sequences: Vec<_> = prompts
             .iter()
             .map(|prompt| {
@@ -125,7 +138,7 @@ fn neighbours_in_a_batch_change_no_bit() {
             let vocab = rows.len() / prompts.len();
             together.iter_mut().zip(rows.chunks(vocab)).for_each(|(all, row)| all.extend(row));
         }
-        assert!(alone == together, "{dtype}");
+        assert!(alone == together, "{dtype}, {kv:?}");
     }
 }
 

@@ -25,6 +25,7 @@ fn a_file_of_prompts_is_answered_as_each_alone_and_in_order() {
     std::fs::write(&file, prompts.join("\r\n\n")).expect("written");
     let (model, file) = (fixture(DECODER), file.to_str().expect("UTF-8").to_owned());
     let common = ["--model", &model, "--max-new-tokens", "9", "--temperature", "0.8", "--seed", "3", "--dtype", "f32"];
+    let common = [&common[..], &["--kv-dtype", "int8"]].concat();
     let many = [&["generate", "--prompts-file", &file][..], &common, &["--max-sequences", "3"]].concat();
     let lines = stdout(&sinew(&[&many[..], &["--json", "--logprobs", "1"]].concat()));
     let plain = stdout(&sinew(&many));
@@ -61,7 +62,7 @@ fn a_trace_is_the_same_for_a_seed_and_is_replayed_whole() {
     std::fs::write(&file, &trace).expect("written");
     let (model, file) = (fixture(DECODER), file.to_str().expect("UTF-8").to_owned());
     let replay = ["replay", &file, "--model", &model, "--max-sequences", "4", "--cache-tokens", "256", "--speed", "2"];
-    let result = json(&[&replay[..], &["--json"]].concat());
+    let result = json(&[&replay[..], &["--kv-dtype", "fp8", "--json"]].concat());
     assert_eq!((&result["answered"], &result["failed"]), (&12.into(), &0.into()));
     assert_eq!(
         (&result["prompt_tokens"], &result["new_tokens"]),

@@ -32,6 +32,13 @@ pub trait Reference: Operator {
         index: &[usize],
     ) -> Expected;
 
+    /// The values of an output in row-major order of its [`shape`](HostOperand::shape), from its tensor's elements in
+    /// row-major order of theirs; `None` where they are the same.
+    fn logical(case: &Case<Self>, output: usize, elements: &[f64]) -> Option<Vec<f64>> {
+        let _ = (case, output, elements);
+        None
+    }
+
     /// The same problem cut down in sizes, dtypes and options as they are: one whose operands are made in no time, to
     /// check a row on that is to solve a large one. `None` where nothing can be cut.
     fn smaller(fixed: &Self::Static, call: Self::Dynamic) -> Option<(Self::Static, Self::Dynamic)> {

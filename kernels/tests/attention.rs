@@ -33,6 +33,8 @@ impl Prompt {
     fn new(fixed: AttentionStatic, tokens: usize, seed: u64) -> Self {
         let mut pick = Generator::new(seed);
         let mut all = |heads: usize, dtype: DType| -> Vec<f32> {
+            // What has scales takes any values.
+            let dtype = if PagedLayout::has_scales(dtype) { DType::F32 } else { dtype };
             (0..tokens * heads * fixed.head_dim).map(|_| dtype.round(pick.normal()) as f32).collect()
         };
         let (q, k, v) =
@@ -155,11 +157,11 @@ impl Caches {
         let count = tokens.div_ceil(block_size);
         let layout = PagedLayout::new(count + 5, fixed.num_kv_heads, block_size, fixed.head_dim, fixed.kv)?;
         let zeros = count + 2;
-        let cache = || {
-            let per_block = layout.elements_per_block();
-            let values: Vec<f32> =
-                (0..(count + 5) * per_block).map(|i| if i / per_block == zeros { 0.0 } else { f32::NAN }).collect();
-            tensor(device, fixed.kv, &values, &layout.shape())
+        let cache = || -> Result<Tensor> {
+            // All bits are NaN in every dtype but int8, and in the scales of that.
+            let mut bytes = vec![0xff; layout.bytes()];
+            bytes[zeros * layout.bytes_per_block()..][..layout.bytes_per_block()].fill(0);
+            Ok(Tensor::from_bytes(device, &bytes, layout.stored(), layout.layout().shape())?)
         };
         // A stride that shares no factor with the count visits every block once, in no simple order.
         let stride = (count / 2 + 1..).find(|s| gcd(*s, count) == 1).unwrap_or(1);
@@ -195,8 +197,10 @@ impl Caches {
         let stream = device.clone().stream()?;
         let rows = kv_append::rows();
         let row = rows.first().expect("rows");
+        let call = KvAppendDynamic { tokens: new };
+        let mut workspace = Buffer::allocate(device, (row.workspace)(&problem, &call, device.hardware()))?;
         let operands = Operands { inputs: &inputs, outputs: &outputs };
-        row.launch(&Launch::new(&stream, None)?, &problem, &KvAppendDynamic { tokens: new }, operands)
+        row.launch(&Launch::new(&stream, Some(&mut workspace))?, &problem, &call, operands)
     }
 }
 
@@ -243,6 +247,12 @@ fn plain(num_heads: usize, num_kv_heads: usize, head_dim: usize, kv: DType, comp
     }
 }
 
+/// The same over a cache with scales.
+fn scaled(num_heads: usize, num_kv_heads: usize, head_dim: usize, kv: DType, compute: Compute) -> AttentionStatic {
+    let kv_source = KvSource::Paged { block_size: 16 };
+    AttentionStatic { kv_source, ..plain(num_heads, num_kv_heads, head_dim, kv, compute) }
+}
+
 fn rows_for(fixed: &AttentionStatic) -> Vec<Row<Attention>> {
     let hardware = Cpu::get().hardware().capped(SimdLevel::detected());
     let table = Table::new(attention::rows());
@@ -279,12 +289,17 @@ fn the_same_bits_in_any_chunks_blocks_threads_and_company() -> Result<()> {
         (plain(7, 1, 64, DType::BF16, Compute::Bf16), 580),
         (AttentionStatic { window: Some(90), ..plain(2, 2, 33, DType::F16, Compute::Bf16) }, 1100),
         (AttentionStatic { softcap: Some(F32Bits::new(2.0)), ..plain(3, 3, 16, DType::BF16, Compute::Bf16) }, 1050),
+        (scaled(7, 1, 64, DType::I8, Compute::Bf16), 580),
+        (scaled(4, 2, 33, DType::I8, Compute::F32), 560),
+        (AttentionStatic { window: Some(90), ..scaled(6, 2, 64, DType::F8E4M3, Compute::Bf16) }, 1100),
+        (AttentionStatic { softcap: Some(F32Bits::new(2.0)), ..scaled(3, 3, 20, DType::F8E4M3, Compute::F32) }, 1050),
     ] {
         let prompt = Prompt::new(fixed.clone(), tokens, 7);
+        let dense = !PagedLayout::has_scales(fixed.kv);
         for row in rows_for(&fixed) {
-            let first = prompt.run(&row, way(1, all, KvSource::Dense, false))?;
+            let first = prompt.run(&row, way(1, all, if dense { KvSource::Dense } else { paged(16) }, false))?;
             assert!(first.iter().all(|x| x.is_finite()));
-            for way in ways {
+            for way in ways.into_iter().filter(|way| dense || way.source != KvSource::Dense) {
                 let other = prompt.run(&row, way)?;
                 let differs = bits(&first).iter().zip(&bits(&other)).position(|(a, b)| a != b);
                 assert_eq!(differs, None, "{} {fixed} {way:?}", row.name);
@@ -326,9 +341,16 @@ fn rounded_weights_are_not_biased() -> Result<()> {
 
 #[test]
 fn keys_that_a_token_does_not_see_do_not_reach_it_even_if_they_are_not_finite() -> Result<()> {
-    for (kv, compute) in [(DType::F32, Compute::F32), (DType::BF16, Compute::Bf16)] {
+    let kinds = [
+        plain(4, 2, 24, DType::F32, Compute::F32),
+        plain(4, 2, 24, DType::BF16, Compute::Bf16),
+        scaled(4, 2, 24, DType::I8, Compute::F32),
+        scaled(4, 2, 24, DType::I8, Compute::Bf16),
+        scaled(4, 2, 24, DType::F8E4M3, Compute::Bf16),
+    ];
+    for kind in kinds {
         for window in [None, Some(40)] {
-            let fixed = AttentionStatic { window, ..plain(4, 2, 24, kv, compute) };
+            let fixed = AttentionStatic { window, ..kind.clone() };
             let clean = Prompt::new(fixed.clone(), 300, 11);
             let mut wild = Prompt::new(fixed.clone(), 300, 11);
             let width = 2 * 24;
@@ -441,4 +463,63 @@ fn contents_that_would_reach_outside_are_refused() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn keys_with_scales_are_refused_where_they_have_no_place() {
+    let device = Cpu::get();
+    let dense = plain(2, 1, 8, DType::I8, Compute::F32);
+    let other = AttentionStatic { kv: DType::F8E5M2, ..scaled(2, 1, 8, DType::I8, Compute::F32) };
+    let stepped = scaled(2, 1, 8, DType::I8, Compute::F32);
+    let call = AttentionDynamic { sequences: 1, tokens: 1, max_query: 1, max_kv: 3 };
+    let run = |fixed: &AttentionStatic, cache: &Tensor| -> Result<()> {
+        let q = Tensor::zeros(&device, DType::F32, &[1, 2, 8])?;
+        let starts = Tensor::from_slice(&device, &[0i32, 1], &[2])?;
+        let lens = Tensor::from_slice(&device, &[3i32], &[1])?;
+        let table = Tensor::from_slice(&device, &[0u32], &[1, 1])?;
+        let mut o = Tensor::zeros(&device, DType::F32, &[1, 2, 8])?;
+        let inputs = [&q, cache, cache, &starts, &lens, &table].map(|t| Some(t.view()));
+        launch(&device, &attention::rows()[0], fixed, &call, &inputs, &mut o)
+    };
+    let bytes = Tensor::zeros(&device, DType::U8, &[1, 1, 16 * 12]).expect("a cache");
+    run(&stepped, &bytes).expect("a cache as it is to be");
+    let codes = Tensor::zeros(&device, DType::I8, &[1, 1, 16, 8]).expect("codes without scales");
+    let wide = Tensor::zeros(&device, DType::U8, &[1, 1, 2 * 16 * 12]).expect("a cache");
+    let every_second = wide.layout().slice(2, 0..2 * 16 * 12, 2).expect("a layout");
+    let wide = wide.with_layout(every_second).expect("every second byte");
+    for (fixed, cache, word) in [
+        (&dense, &bytes, "blocks of a cache"),
+        (&other, &bytes, "none of f32, f16 and bf16"),
+        (&stepped, &codes, "expected u8 of shape [1, 1, 192]"),
+        (&stepped, &wide, "must follow one another"),
+    ] {
+        let error = run(fixed, cache).expect_err("refused").to_string();
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+#[test]
+fn gpus_refuse_caches_with_scales_in_words() {
+    let hardware = Cpu::get().hardware().clone();
+    let gpus = |device| device != sinew_memory::DeviceKind::CPU;
+    for kv in [DType::I8, DType::F8E4M3] {
+        let attention = scaled(2, 1, 8, kv, Compute::F32);
+        let append =
+            KvAppendStatic { num_kv_heads: 1, head_dim: 8, source: DType::F32, kv, block_size: 16, rotary: None };
+        let refusals = (attention::rows().into_iter().filter(|row| gpus(row.device)))
+            .map(|row| (row.name, (row.admits)(&attention, &hardware)))
+            .chain(
+                (kv_append::rows().into_iter().filter(|row| gpus(row.device)))
+                    .map(|row| (row.name, (row.admits)(&append, &hardware))),
+            )
+            // Rows that need more of the hardware than a CPU has say that first.
+            .filter(|(_, refusal)| !refusal.as_ref().is_err_and(sinew_kernels::Refusal::is_of_hardware));
+        let refusals: Vec<_> = refusals.collect();
+        assert!(refusals.len() >= 2, "{refusals:?}");
+        for (name, refusal) in refusals {
+            let words = refusal.expect_err(name).to_string();
+            assert!(words.contains("for CPUs") && words.contains(kv.name()), "{name}: {words}");
+        }
+    }
 }

@@ -151,7 +151,7 @@ impl KvCache {
         };
         let half = |layout: &PagedLayout| -> Result<Tensor> {
             let buffer = Buffer::allocate(ctx.device(), layout.bytes())?;
-            Ok(Tensor::new(buffer, layout.dtype(), layout.layout()).map_err(sinew_ops::Error::from)?)
+            Ok(Tensor::new(buffer, layout.stored(), layout.layout()).map_err(sinew_ops::Error::from)?)
         };
         let pages = shape.groups.iter().map(pool).collect::<Result<_>>()?;
         let layer = |&group: &usize| {

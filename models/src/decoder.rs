@@ -249,7 +249,7 @@ impl Decoder {
         let layers: usize = self.layers.iter().map(|layer| layer.step_bytes(sequences)).sum();
         let seen = |layer: &LayerConfig| layer.window.map_or(length, |window| length.min(window as f64));
         let seen: f64 = self.config.layers.iter().map(seen).sum();
-        let of_token = self.config.kv_values() * self.precision.kv.size();
+        let of_token = self.precision.kv_bytes(self.config.num_key_value_heads, self.config.head_dim);
         (layers + self.end.weight_bytes()) as f64 + sequences as f64 * seen * of_token as f64
     }
 

@@ -7,7 +7,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::{Device, DeviceKind};
+use sinew_memory::{Device, DeviceKind, Hardware};
 use sinew_ops::Context;
 use sinew_tensor::{DType, Tensor};
 
@@ -44,6 +44,9 @@ pub struct LoadOptions {
     pub swap_tokens: usize,
     /// Tokens in a block of the cache.
     pub block_size: usize,
+    /// Dtype of the cache: f32, f16, bf16, or, on CPUs, int8 or fp8 (e4m3) with a scale for each token and head; that of
+    /// [`Precision::of`] where it is `None`.
+    pub kv: Option<DType>,
     /// Rows of logits held at once; a step may have more rows.
     pub max_logits: usize,
 }
@@ -58,12 +61,21 @@ impl Default for LoadOptions {
             cache_tokens: None,
             swap_tokens: 0,
             block_size: 16,
+            kv: None,
             max_logits: 1,
         }
     }
 }
 
 impl LoadOptions {
+    /// The precision of a model with these weights and this cache on a device.
+    ///
+    /// # Errors
+    /// Those of [`WeightOptions::precision`] and [`Precision::with_kv`].
+    pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
+        self.weights.precision(checkpoint, hardware)?.with_kv(self.kv, hardware)
+    }
+
     /// How large the steps of a model are.
     ///
     /// # Errors
@@ -179,7 +191,7 @@ impl LanguageModel {
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
         let device = &**ctx.device();
-        let precision = options.weights.precision(checkpoint, device.hardware())?;
+        let precision = options.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
         let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
         Self::plan(config, checkpoint, options, device)?.fits(device, &purpose)?;
@@ -214,7 +226,7 @@ impl LanguageModel {
         options: &LoadOptions,
         device: &dyn Device,
     ) -> Result<Plan> {
-        let precision = options.weights.precision(checkpoint, device.hardware())?;
+        let precision = options.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
         let sizes = Sizes { checkpoint, precision, device: device.id().kind, asked: None };
         let plan = Decoder::plan(config, &sizes, &limits)?;

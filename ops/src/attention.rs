@@ -230,7 +230,8 @@ fn sizes(layout: &Layout) -> [usize; 4] {
 
 /// Writes new keys and values `[tokens, kv_heads, head_dim]` into the slots (i64 or u32 `[tokens]`, each `block ·
 /// block_size + offset`) of paged caches `[blocks, kv_heads, block_size, head_dim]` (Kwon et al. 2023), rounded to
-/// their dtype. Of two tokens with one slot the later stays; everything else in the caches keeps its bytes.
+/// their dtype. Of two tokens with one slot the later stays; everything else in the caches keeps its bytes. Caches with
+/// scales are for [`crate::layers::KvAppend`].
 ///
 /// ```
 /// use sinew_ops::{Context, kv_append};

@@ -12,7 +12,7 @@ use sinew::models::{
 };
 use sinew::ops::layers::Encoding;
 
-use super::{Machine, Outcome, WeightForm, locate, megabytes};
+use super::{CacheForm, Machine, Outcome, WeightForm, locate, megabytes};
 
 /// Show the tensors of a model, its architecture, and the memory that it would need; nothing but headers is read.
 #[derive(Debug, Args)]
@@ -29,6 +29,8 @@ pub struct Inspect {
     /// Tokens of one sequence; by default those of the model, at most 4,096.
     #[arg(long, value_name = "N")]
     context: Option<usize>,
+    #[command(flatten)]
+    cache: CacheForm,
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
@@ -76,8 +78,8 @@ impl Inspect {
         let device = &*machine.device()?;
         let weights = self.form.options(Load::Read)?;
         if EmbeddingModel::describes(folder)? {
-            if self.context.is_some() {
-                return Err("--context is for models that generate; this one embeds texts".into());
+            if self.context.is_some() || self.cache.kv_dtype.0.is_some() {
+                return Err("--context and --kv-dtype are for models that generate; this one embeds texts".into());
             }
             return Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
                 let plan = EmbeddingModel::plan(config, checkpoint, &weights, device)?;
@@ -85,11 +87,13 @@ impl Inspect {
             }));
         }
         let config = config.as_decoder()?;
-        let options = LoadOptions { weights, context: self.context, ..LoadOptions::default() };
+        let options =
+            LoadOptions { weights, context: self.context, kv: self.cache.kv_dtype.0, ..LoadOptions::default() };
         let context = options.limits(config)?.context;
-        Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
+        Ok(options.precision(checkpoint, device.hardware()).and_then(|precision| {
             let plan = LanguageModel::plan(config, checkpoint, &options, device)?;
-            let kv_per_token = config.num_hidden_layers() * config.kv_values() * precision.kv.size();
+            let of_layer = precision.kv_bytes(config.num_key_value_heads, config.head_dim);
+            let kv_per_token = config.num_hidden_layers() * of_layer;
             Ok(Needs {
                 plan,
                 encoding: precision.main_encoding(),

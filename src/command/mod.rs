@@ -143,7 +143,7 @@ struct Model {
     load: Load,
 }
 
-/// How a decoder is stepped; the result is the same for any.
+/// How a decoder is stepped, which changes no result, and in what form it keeps keys and values.
 #[derive(Debug, Clone, Args)]
 struct Stepping {
     /// Tokens of a prompt in one step.
@@ -152,6 +152,31 @@ struct Stepping {
     /// Tokens in a block of the KV cache.
     #[arg(long, default_value = "16", value_name = "N")]
     block_size: NonZeroUsize,
+    #[command(flatten)]
+    cache: CacheForm,
+}
+
+/// In what form keys and values are kept.
+#[derive(Debug, Clone, Args)]
+struct CacheForm {
+    /// Dtype of the KV cache: auto (that of the weights, or bf16 where they are quantized), f32, f16, bf16, or int8 or
+    /// fp8 with a scale for each token and head.
+    #[arg(long, default_value = "auto", value_parser = parse_kv_dtype)]
+    kv_dtype: KvDType,
+}
+
+/// `--kv-dtype`; `None` is auto.
+#[derive(Debug, Clone, Copy)]
+struct KvDType(Option<DType>);
+
+fn parse_kv_dtype(text: &str) -> Result<KvDType, String> {
+    let scaled = [("int8", DType::I8), ("fp8", DType::F8E4M3)];
+    let mut all = DType::COMPUTE.into_iter().map(|dtype| (dtype.name(), dtype)).chain(scaled);
+    match (text, all.find(|(name, _)| *name == text)) {
+        ("auto", _) => Ok(KvDType(None)),
+        (_, Some((_, dtype))) => Ok(KvDType(Some(dtype))),
+        (_, None) => Err("supported are auto, f32, f16, bf16, int8 and fp8".to_owned()),
+    }
 }
 
 /// How many sequences a model serves at once.
@@ -285,8 +310,8 @@ impl Model {
 
     fn options(&self, context: usize, stepping: &Stepping) -> Outcome<LoadOptions> {
         let (prefill_chunk, block_size) = (stepping.prefill_chunk.get(), stepping.block_size.get());
-        let (weights, context) = (self.weights()?, Some(context));
-        Ok(LoadOptions { weights, context, prefill_chunk, block_size, ..LoadOptions::default() })
+        let (weights, context, kv) = (self.weights()?, Some(context), stepping.cache.kv_dtype.0);
+        Ok(LoadOptions { weights, context, prefill_chunk, block_size, kv, ..LoadOptions::default() })
     }
 
     /// The model's folder, fetched where it has to be.

@@ -3,19 +3,28 @@
 use crate::error::{Result, shape_error};
 use crate::{DType, Layout};
 
-/// The layout of the keys, or of the values, of one layer: `[num_blocks, num_kv_heads, block_size, head_dim]` in
-/// row-major order.
+/// The layout of the keys, or of the values, of one layer.
 ///
 /// A block holds `block_size` consecutive tokens of one sequence, head by head, so that a kernel that works on one
 /// head reads runs of `block_size · head_dim` elements. Keys and values are two tensors of this layout.
 ///
-/// Element indices are 64-bit: a cache of a few GiB has more than 2^31 elements.
+/// In f32, f16 and bf16 a cache is a tensor `[num_blocks, num_kv_heads, block_size, head_dim]` in row-major order. In int8
+/// and fp8 e4m3 each token's head has a scale ([`PagedLayout::has_scales`]), and the tensor is of bytes, `[num_blocks,
+/// num_kv_heads, block_size · (head_dim + 4)]`: of each head of a block first the codes, `[block_size, head_dim]`, then
+/// the scales, `block_size` f32. An element is its code times its token's scale. A block stays one run of bytes, that of
+/// a head too; and with sixteen tokens their scales fill a cache line, so that no code's place among lines is shifted.
+///
+/// Indices are 64-bit: a cache of a few GiB has more than 2^31 elements.
 ///
 /// ```
 /// use sinew_tensor::{DType, PagedLayout};
 /// let cache = PagedLayout::new(100, 2, 16, 64, DType::BF16)?;
 /// assert_eq!(cache.bytes_per_block(), 2 * 16 * 64 * 2);
 /// assert_eq!(cache.index(3, 1, 5, 7), Some(((3 * 2 + 1) * 16 + 5) * 64 + 7));
+///
+/// let cache = PagedLayout::new(100, 2, 16, 64, DType::I8)?;
+/// assert_eq!(cache.bytes_per_block(), 2 * 16 * (64 + 4));
+/// assert_eq!((cache.stored(), cache.layout().shape()), (DType::U8, &[100, 2, 16 * 68][..]));
 /// # Ok::<(), sinew_tensor::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +37,10 @@ pub struct PagedLayout {
 }
 
 impl PagedLayout {
+    /// Bytes of a scale, which is an f32. Sixteen bits would do, but save a thirty-third of a cache with heads of 64, and
+    /// put codes of every other head across cache lines.
+    pub const SCALE_BYTES: usize = size_of::<f32>();
+
     /// The layout of `num_blocks` blocks.
     ///
     /// # Errors
@@ -44,8 +57,13 @@ impl PagedLayout {
             return Err(shape_error("paged layout", format!("{result:?}: heads, block and head sizes start from 1")));
         }
         // The shape's own limit leaves room for any element size.
-        Layout::contiguous(&result.shape())?;
+        Layout::contiguous(&[num_blocks, num_kv_heads, block_size, head_dim.saturating_add(result.scale_bytes())])?;
         Ok(result)
+    }
+
+    /// Whether caches of this dtype have a scale for each token and head: int8 and fp8 e4m3.
+    pub const fn has_scales(dtype: DType) -> bool {
+        matches!(dtype, DType::I8 | DType::F8E4M3)
     }
 
     /// Blocks.
@@ -68,20 +86,40 @@ impl PagedLayout {
         self.head_dim
     }
 
-    /// Type of the elements.
+    /// Type of the elements; of their codes, where there are scales.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// `[num_blocks, num_kv_heads, block_size, head_dim]`.
-    pub fn shape(&self) -> [usize; 4] {
-        [self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim]
+    /// The dtype of the tensor: that of the elements, or bytes where there are scales.
+    pub fn stored(&self) -> DType {
+        if Self::has_scales(self.dtype) { DType::U8 } else { self.dtype }
     }
 
     /// The layout of the tensor.
     pub fn layout(&self) -> Layout {
-        // `new` has made this layout once already.
-        Layout::contiguous(&self.shape()).unwrap_or_else(|_| unreachable!("checked in new"))
+        let Self { num_blocks, num_kv_heads, block_size, head_dim, dtype } = *self;
+        let layout = if Self::has_scales(dtype) {
+            Layout::contiguous(&[num_blocks, num_kv_heads, self.bytes_per_head()])
+        } else {
+            Layout::contiguous(&[num_blocks, num_kv_heads, block_size, head_dim])
+        };
+        layout.unwrap_or_else(|_| unreachable!("checked in new"))
+    }
+
+    /// Bytes of the scale of a token's head, if it has one.
+    fn scale_bytes(&self) -> usize {
+        if Self::has_scales(self.dtype) { Self::SCALE_BYTES } else { 0 }
+    }
+
+    /// Bytes that a head of one token takes in caches of this dtype: its elements, or its codes and their scale.
+    pub const fn head_bytes(dtype: DType, head_dim: usize) -> usize {
+        head_dim * dtype.size() + if Self::has_scales(dtype) { Self::SCALE_BYTES } else { 0 }
+    }
+
+    /// Bytes of a head of a block.
+    fn bytes_per_head(&self) -> usize {
+        self.block_size * Self::head_bytes(self.dtype, self.head_dim)
     }
 
     /// Elements of a block.
@@ -91,7 +129,7 @@ impl PagedLayout {
 
     /// Bytes of a block of keys, or of values.
     pub fn bytes_per_block(&self) -> usize {
-        self.elements_per_block() * self.dtype.size()
+        self.num_kv_heads * self.bytes_per_head()
     }
 
     /// Bytes of all blocks of keys, or of values.
@@ -104,10 +142,23 @@ impl PagedLayout {
         tokens.div_ceil(self.block_size)
     }
 
-    /// The element of the buffer at a block, head, slot within the block and place within the head.
+    /// The element of the buffer at a block, head, slot within the block and place within the head; with scales the byte
+    /// of its code.
     pub fn index(&self, block: usize, head: usize, slot: usize, d: usize) -> Option<usize> {
-        let inside = block < self.num_blocks && head < self.num_kv_heads && slot < self.block_size && d < self.head_dim;
-        inside.then(|| ((block * self.num_kv_heads + head) * self.block_size + slot) * self.head_dim + d)
+        let start = self.head_start(block, head, slot)?;
+        (d < self.head_dim).then(|| start + slot * self.head_dim + d)
+    }
+
+    /// The byte of the buffer where the scale of a token's head begins, if it has one.
+    pub fn scale_index(&self, block: usize, head: usize, slot: usize) -> Option<usize> {
+        let start = self.head_start(block, head, slot).filter(|_| Self::has_scales(self.dtype))?;
+        Some(start + self.block_size * self.head_dim + slot * Self::SCALE_BYTES)
+    }
+
+    /// The element of the buffer with which a block's head begins, if it has the slot.
+    fn head_start(&self, block: usize, head: usize, slot: usize) -> Option<usize> {
+        let inside = block < self.num_blocks && head < self.num_kv_heads && slot < self.block_size;
+        inside.then(|| (block * self.num_kv_heads + head) * self.block_size * (self.head_dim + self.scale_bytes()))
     }
 
     /// The number that names a token's place to operators that append: `block · block_size + slot`.
@@ -137,6 +188,27 @@ mod tests {
     }
 
     #[test]
+    fn with_scales_every_byte_of_a_block_is_one_code_or_part_of_one_scale() -> Result<()> {
+        for dtype in [DType::I8, DType::F8E4M3] {
+            let cache = PagedLayout::new(3, 2, 5, 7, dtype)?;
+            assert_eq!((cache.stored(), cache.layout().elements()), (DType::U8, cache.bytes()));
+            assert_eq!((cache.bytes(), PagedLayout::head_bytes(dtype, 7)), (3 * 2 * 5 * (7 + 4), 11));
+            let mut times = vec![0; cache.bytes()];
+            for (block, head, slot) in (0..3 * 2 * 5).map(|i| (i / 10, i / 5 % 2, i % 5)) {
+                (0..7).for_each(|d| times[cache.index(block, head, slot, d).unwrap_or(0)] += 1);
+                let scale = cache.scale_index(block, head, slot).unwrap_or(0);
+                times[scale..scale + 4].iter_mut().for_each(|n| *n += 1);
+                let of_head = (block * 2 + head) * 5 * 11..(block * 2 + head + 1) * 5 * 11;
+                assert!(of_head.contains(&scale) && scale > of_head.start + 5 * 7 - 1, "{block} {head} {slot}");
+            }
+            assert!(times.iter().all(|&n| n == 1), "{times:?}");
+            assert_eq!((cache.index(2, 1, 4, 7), cache.scale_index(2, 1, 5)), (None, None));
+        }
+        assert_eq!(PagedLayout::new(3, 2, 5, 7, DType::BF16)?.scale_index(0, 0, 0), None);
+        Ok(())
+    }
+
+    #[test]
     fn elements_past_two_to_the_31_and_32_have_their_own_index() -> Result<()> {
         let cache = PagedLayout::new(1 << 20, 8, 16, 128, DType::BF16)?;
         assert_eq!(cache.layout().elements(), 1 << 34);
@@ -152,6 +224,7 @@ mod tests {
     #[test]
     fn sizes_that_cannot_be_counted_are_refused() {
         assert!(PagedLayout::new(usize::MAX, 8, 16, 128, DType::F32).is_err());
+        assert!(PagedLayout::new(1, 1, 1, usize::MAX, DType::I8).is_err());
         assert!(PagedLayout::new(1, 0, 16, 128, DType::F32).is_err());
         assert!(PagedLayout::new(1, 1, 0, 128, DType::F32).is_err());
         assert!(PagedLayout::new(0, 1, 1, 1, DType::F32).is_ok());

@@ -17,7 +17,7 @@ use sinew_kernels::case::{Generator, Lay, Values};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Result, Row};
 use sinew_memory::{Buffer, Cpu, Device, Stream};
-use sinew_tensor::{DType, Tensor};
+use sinew_tensor::{DType, PagedLayout, Tensor};
 
 /// Tokens of a block of the cache.
 const BLOCK_SIZE: usize = 16;
@@ -40,6 +40,14 @@ const PROBLEMS: [(&str, [usize; 3], [usize; 3]); 9] = [
     ("bidirectional 256, 12/12 heads of 32", [12, 12, 32], [1, 256, 256]),
 ];
 
+/// What products read, and what the cache holds.
+const DTYPES: [(Compute, DType); 4] = [
+    (Compute::Bf16, DType::BF16),
+    (Compute::Bf16, DType::I8),
+    (Compute::Bf16, DType::F8E4M3),
+    (Compute::F32, DType::F32),
+];
+
 fn main() -> Result<(), contender::Error> {
     let (mut serve, mut threads, mut names) = (false, 2, Vec::new());
     let mut arguments = std::env::args().skip(1);
@@ -57,10 +65,11 @@ fn main() -> Result<(), contender::Error> {
     }
     let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
     let named = PROBLEMS.into_iter().filter(|(name, ..)| name.contains(&wanted));
-    let problems = named.flat_map(|(name, heads, sizes)| {
-        [Compute::Bf16, Compute::F32].map(|compute| (name, problem(name, heads, sizes, compute)))
-    });
+    let problems = named
+        .flat_map(|(name, heads, sizes)| DTYPES.map(|(compute, kv)| (name, problem(name, heads, sizes, compute, kv))));
     if serve {
+        // Of dtypes that others have too.
+        let problems = problems.filter(|(_, (fixed, _))| fixed.kv == fixed.q);
         return contend(&device, problems.map(|(name, (fixed, call))| (format!("{name} {}", fixed.q), fixed, call)));
     }
     let (hardware, peaks) = (device.hardware(), Peaks::measure(&device)?);
@@ -84,7 +93,7 @@ fn main() -> Result<(), contender::Error> {
             let (seconds, best) = run.times(row)?;
             println!(
                 "{:42} {:11} {:9.3} {:9.3} {:9.1} {:7.1}",
-                format!("{name} {}", run.fixed.q),
+                format!("{name} {}/{}", run.fixed.q, run.fixed.kv),
                 row.name.trim_start_matches("attention.cpu."),
                 seconds * 1e3,
                 best * 1e3,
@@ -116,12 +125,13 @@ fn contend(
     })
 }
 
-/// A layer's attention, in the dtype that `compute` says.
+/// A layer's attention, in the dtype that `compute` says, over a cache of another.
 fn problem(
     name: &str,
     [num_heads, num_kv_heads, head_dim]: [usize; 3],
     [sequences, new, keys]: [usize; 3],
     compute: Compute,
+    kv: DType,
 ) -> (AttentionStatic, AttentionDynamic) {
     let dtype = if compute == Compute::Bf16 { DType::BF16 } else { DType::F32 };
     let fixed = AttentionStatic {
@@ -129,7 +139,7 @@ fn problem(
         num_kv_heads,
         head_dim,
         q: dtype,
-        kv: dtype,
+        kv,
         out: dtype,
         compute,
         scale: F32Bits::new(1.0 / (head_dim as f32).sqrt()),
@@ -140,6 +150,18 @@ fn problem(
         kv_source: KvSource::Paged { block_size: BLOCK_SIZE },
     };
     (fixed, AttentionDynamic { sequences, tokens: sequences * new, max_query: new, max_kv: keys })
+}
+
+/// A cache of random codes, none of them NaN, and scales of a power of 2.
+fn codes(device: &Arc<dyn Device>, cache: &PagedLayout, pick: &mut Generator) -> Result<Tensor> {
+    let mut bytes: Vec<u8> = (0..cache.bytes()).map(|_| pick.bits() as u8 & 0xbf).collect();
+    for i in 0..cache.num_blocks() * cache.num_kv_heads() * BLOCK_SIZE {
+        let (block, head) = (i / BLOCK_SIZE / cache.num_kv_heads(), i / BLOCK_SIZE % cache.num_kv_heads());
+        if let Some(at) = cache.scale_index(block, head, i % BLOCK_SIZE) {
+            bytes[at..at + PagedLayout::SCALE_BYTES].copy_from_slice(&(1.0f32 / 64.0).to_le_bytes());
+        }
+    }
+    Ok(Tensor::from_bytes(device, &bytes, cache.stored(), cache.layout().shape())?)
 }
 
 struct Problem {
@@ -163,18 +185,24 @@ impl Problem {
         let blocks = per_sequence * call.sequences;
         let mut ids: Vec<u32> = (0..blocks as u32).collect();
         (1..blocks).rev().for_each(|i| ids.swap(i, pick.below(i + 1)));
+        let cache = PagedLayout::new(blocks, fixed.num_kv_heads, BLOCK_SIZE, fixed.head_dim, fixed.kv)?;
+        let starts: Vec<i32> = (0..=call.sequences).map(|s| (s * call.max_query) as i32).collect();
+        let lens = vec![call.max_kv as i32; call.sequences];
+        let copies = if call.max_query == 1 { ROTATE.div_ceil(2 * cache.bytes()) } else { 1 };
         let mut random = |dtype, shape: &[usize]| -> Result<Tensor> {
             Ok(pick.operand(dtype, shape, Lay::Contiguous, Values::Normal)?.tensor)
         };
-        let cache = [blocks, fixed.num_kv_heads, BLOCK_SIZE, fixed.head_dim];
-        let starts: Vec<i32> = (0..=call.sequences).map(|s| (s * call.max_query) as i32).collect();
-        let lens = vec![call.max_kv as i32; call.sequences];
-        let bytes = 2 * cache.iter().product::<usize>() * fixed.kv.size();
-        let copies = if call.max_query == 1 { ROTATE.div_ceil(bytes) } else { 1 };
-        let caches = (0..copies).map(|_| Ok([random(fixed.kv, &cache)?, random(fixed.kv, &cache)?]));
+        let q = random(fixed.q, &[call.tokens, fixed.num_heads, fixed.head_dim])?;
+        let mut half = || -> Result<Tensor> {
+            match PagedLayout::has_scales(fixed.kv) {
+                true => codes(device, &cache, &mut pick),
+                false => Ok(pick.operand(fixed.kv, cache.layout().shape(), Lay::Contiguous, Values::Normal)?.tensor),
+            }
+        };
+        let caches = (0..copies).map(|_| Ok([half()?, half()?]));
         let caches = caches.collect::<Result<Vec<_>>>()?;
         let inputs = vec![
-            random(fixed.q, &[call.tokens, fixed.num_heads, fixed.head_dim])?,
+            q,
             Tensor::from_slice(device, &starts, &[call.sequences + 1])?,
             Tensor::from_slice(device, &lens, &[call.sequences])?,
             Tensor::from_slice(device, &ids, &[call.sequences, per_sequence])?,

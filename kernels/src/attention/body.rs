@@ -2,12 +2,14 @@
 
 use std::marker::PhantomData;
 
-use super::contents::Table;
+use sinew_tensor::PagedLayout;
+
+use super::contents::{Run, Table};
 use super::operand::Strided;
 use super::plan::{Plan, State, Workspace};
 use super::sequence::Sequence;
 use super::{Attention, AttentionStatic, K, MASK, O, Q, TILE, V};
-use crate::simd::LANES;
+use crate::simd::{self, LANES, Reach};
 use crate::{Operands, Operator, Result};
 
 /// A call's state: what all its tasks share.
@@ -67,6 +69,10 @@ impl<'a> Body<'a> {
         operands: Operands<'_>,
     ) -> Result<Self> {
         let operand = |at, name| Strided::new(operands.input(Attention::NAME, at, name)?);
+        let keys = |at, name| match fixed.has_scales() {
+            true => Strided::codes(operands.input(Attention::NAME, at, name)?, fixed.head_dim, fixed.kv),
+            false => operand(at, name),
+        };
         let mask = operands.optional(MASK).filter(|_| fixed.mask.is_some());
         let heads = mask.is_some_and(|m| m.shape().len() == 3);
         let mask = mask.map(Strided::new).transpose()?;
@@ -77,8 +83,8 @@ impl<'a> Body<'a> {
             sequences,
             table,
             q: operand(Q, "q")?,
-            k: operand(K, "k")?,
-            v: operand(V, "v")?,
+            k: keys(K, "k")?,
+            v: keys(V, "v")?,
             o: Strided::new(operands.output(Attention::NAME, O, "o")?)?,
             mask: mask.map(|m| if heads { m } else { m.broadcast() }),
             step: Step::Whole,
@@ -166,20 +172,58 @@ impl<'a> Body<'a> {
         let steps = [&self.k, &self.v].map(|operand| operand.strides[2] * operand.dtype.size());
         let mut key = from;
         while key < to {
-            let (block, slot) = (key / table.block_size(), key % table.block_size());
-            let n = (table.block_size() - slot).min(to - key);
             // SAFETY: `read` has checked the blocks of all visible keys.
             unsafe {
-                let id = table.block(unit.index, block);
+                let Run { id, slot, n } = table.run(unit.index, key, to);
                 let (mut k, mut v) = (self.k.at([id, unit.head, slot, 0]), self.v.at([id, unit.head, slot, 0]));
                 for i in key - tile..key - tile + n {
                     (keys[i], values[i]) = (k, v);
                     (k, v) = (k.wrapping_add(steps[0]), v.wrapping_add(steps[1]));
                 }
+                if self.fixed.has_scales() {
+                    for operand in [&self.k, &self.v] {
+                        simd::prefetch(self.scales_of_run(operand, unit, table, slot, id), Reach::Near);
+                    }
+                }
+                key += n;
             }
-            key += n;
         }
     }
+
+    /// The scales of the keys `from..to` of a tile, and of their values; zeros for others, as their weights are.
+    #[inline(always)]
+    pub(super) unsafe fn scales(&self, unit: &Unit, from: usize, to: usize, tile: usize) -> Option<Scales> {
+        let table = self.table.filter(|_| self.fixed.has_scales())?;
+        let mut scales = Scales { keys: [0.0; TILE], values: [0.0; TILE] };
+        let mut key = from.max(tile);
+        let to = to.min(tile + TILE);
+        while key < to {
+            // SAFETY: `read` has checked the blocks of all visible keys, and each has as many scales as slots.
+            unsafe {
+                let Run { id, slot, n } = table.run(unit.index, key, to);
+                for (operand, scales) in [(&self.k, &mut scales.keys), (&self.v, &mut scales.values)] {
+                    let from = self.scales_of_run(operand, unit, table, slot, id);
+                    let to = scales.as_mut_ptr().add(key - tile);
+                    std::ptr::copy_nonoverlapping(from, to.cast::<u8>(), n * PagedLayout::SCALE_BYTES);
+                }
+                key += n;
+            }
+        }
+        Some(scales)
+    }
+
+    /// Where the scales begin of the slots from `slot` on of a block.
+    #[inline(always)]
+    unsafe fn scales_of_run(&self, of: &Strided, unit: &Unit, table: Table, slot: usize, id: usize) -> *const u8 {
+        // SAFETY: behind the codes of a head of a block lie their scales.
+        unsafe { of.at([id, unit.head, table.block_size(), 0]).add(slot * PagedLayout::SCALE_BYTES) }
+    }
+}
+
+/// The scales of a tile's keys and values, where they have any.
+pub(super) struct Scales {
+    pub keys: [f32; TILE],
+    pub values: [f32; TILE],
 }
 
 /// The body with a way to multiply.

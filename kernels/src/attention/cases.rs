@@ -1,11 +1,12 @@
 //! Problems to try, and their operands.
 
-use sinew_tensor::DType;
+use sinew_tensor::{DType, PagedLayout};
 
 use super::{Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind, reference};
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
+use crate::kv_append::scaled::{self, Head};
 use crate::{Arithmetic, Result};
 
 /// Sequences, tokens, and the most queries and keys of a sequence: single keys, a tile and its neighbours, several
@@ -56,9 +57,19 @@ impl Reference for Attention {
             Depth::Full => 900,
         };
         let mut cases: Vec<_> = (0..count).map(|i| draw(&mut pick, i)).collect();
+        // The same over caches with scales.
+        for i in 0..count {
+            let mut case = draw(&mut pick, i);
+            if case.fixed.kv_source == KvSource::Dense {
+                case.fixed.kv_source = KvSource::Paged { block_size: 8 };
+            }
+            case.fixed.kv = [DType::I8, DType::F8E4M3][i % 2];
+            cases.push(case);
+        }
         // Prompts as models bring them, through every path of the fast rows.
         for (i, compute) in [Compute::F32, Compute::Bf16].into_iter().enumerate() {
-            for (head_dim, kv) in [(64, DType::BF16), (128, DType::F16), (80, DType::F32)] {
+            let scaled = [(64, DType::I8), (128, DType::F8E4M3), (96, DType::I8)];
+            for (head_dim, kv) in [(64, DType::BF16), (128, DType::F16), (80, DType::F32)].into_iter().chain(scaled) {
                 let mut case = draw(&mut pick, i);
                 case.fixed = AttentionStatic { head_dim, kv, compute, window: None, mask: None, ..case.fixed };
                 case.fixed =
@@ -222,9 +233,22 @@ fn paged(
             }
         }
     }
+    let table = host_operand(DType::U32, &[case.call.sequences, columns], lay_of(case), table, false)?;
+    if fixed.has_scales() {
+        let cache = PagedLayout::new(blocks, fixed.num_kv_heads, block_size, fixed.head_dim, fixed.kv)?;
+        let mut one = || {
+            let heads = (0..blocks * fixed.num_kv_heads * block_size).map(|i| {
+                let (block, slot) = (i / block_size / fixed.num_kv_heads, i % block_size);
+                match live[block * block_size + slot] {
+                    true => Head::random(fixed.kv, fixed.head_dim, case.values, pick),
+                    false => Head::poisoned(fixed.kv, fixed.head_dim),
+                }
+            });
+            scaled::operand(cache, &heads.collect::<Vec<_>>(), lay_of(case), false)
+        };
+        return Ok((one()?, one()?, table));
+    }
     let shape = [blocks, fixed.num_kv_heads, block_size, fixed.head_dim];
-    // A repeated first dimension would lay all blocks over one another.
-    let lay = if case.lay == Lay::Broadcast { Lay::Padded } else { case.lay };
     let mut one = || {
         let per_block = shape[1] * shape[2] * shape[3];
         let values = (0..blocks * per_block)
@@ -234,11 +258,14 @@ fn paged(
                 if live[block * block_size + slot] { value } else { f64::NAN }
             })
             .collect();
-        host_operand(fixed.kv, &shape, lay, values, false)
+        host_operand(fixed.kv, &shape, lay_of(case), values, false)
     };
-    let (k, v) = (one()?, one()?);
-    let table = host_operand(DType::U32, &[case.call.sequences, columns], lay, table, false)?;
-    Ok((k, v, table))
+    Ok((one()?, one()?, table))
+}
+
+/// How a cache lies: a repeated first dimension would lay all blocks over one another.
+fn lay_of(case: &Case<Attention>) -> Lay {
+    if case.lay == Lay::Broadcast { Lay::Padded } else { case.lay }
 }
 
 /// A mask, with or without heads: about a fifth forbidden, and some rows altogether.

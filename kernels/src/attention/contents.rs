@@ -16,6 +16,13 @@ pub(super) struct Table {
     block_size: usize,
 }
 
+/// Keys of a sequence that lie one behind another: their block, the first one's slot, and how many.
+pub(super) struct Run {
+    pub id: usize,
+    pub slot: usize,
+    pub n: usize,
+}
+
 impl Table {
     /// The block of `sequence` that holds key `block · block_size`.
     ///
@@ -25,6 +32,18 @@ impl Table {
     pub unsafe fn block(&self, sequence: usize, block: usize) -> usize {
         // SAFETY: passed on; the table is u32.
         unsafe { self.ids.at([sequence, block, 0, 0]).cast::<u32>().read() as usize }
+    }
+
+    /// The keys from `key` on, up to `to`, that lie in its block.
+    ///
+    /// # Safety
+    /// As for [`Table::block`], for the block of the key.
+    #[inline(always)]
+    pub unsafe fn run(&self, sequence: usize, key: usize, to: usize) -> Run {
+        let (block, slot) = (key / self.block_size, key % self.block_size);
+        // SAFETY: passed on.
+        let id = unsafe { self.block(sequence, block) };
+        Run { id, slot, n: (self.block_size - slot).min(to - key) }
     }
 
     /// Tokens of a block.

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use float8::F8E4M3;
 use half::bf16;
 use sinew_memory::{DeviceKind, SimdLevel};
 use sinew_tensor::DType;
@@ -10,9 +11,10 @@ use super::accumulate::Product;
 use super::body::{Body, Way};
 use super::cpu::{cost, workspace};
 use super::pack::TileRows;
+use super::pack_bf16;
 use super::products::Products;
 use super::task::run_body;
-use super::{Attention, AttentionDynamic, AttentionStatic, Compute, TILE};
+use super::{Attention, AttentionDynamic, AttentionStatic, Compute};
 use crate::cpu_row::needs;
 use crate::line::Line;
 use crate::simd::{Avx512, LANES, Simd};
@@ -29,7 +31,10 @@ pub(super) fn row() -> Row<Attention> {
             if fixed.compute != Compute::Bf16 {
                 return Err("computes in bf16 only".into());
             }
-            if fixed.kv != DType::BF16 { Err(format!("keys are {}, not bf16", fixed.kv).into()) } else { Ok(()) }
+            if fixed.kv == DType::BF16 || fixed.has_scales() {
+                return Ok(());
+            }
+            Err(format!("keys are {}, not bf16, int8 or fp8", fixed.kv).into())
         },
         cost: |fixed, call, hardware| cost(SimdLevel::Avx512Bf16, fixed, call, hardware),
         workspace: workspace::<Dot>,
@@ -61,46 +66,6 @@ unsafe fn task_bf16(body: &Body<'_>, task: usize, worker: usize) {
 #[derive(Clone, Copy)]
 struct Dot;
 
-/// The first `n` of sixteen places.
-#[inline(always)]
-fn first(n: usize) -> __mmask16 {
-    debug_assert!(n <= LANES);
-    ((1u32 << n) - 1) as __mmask16
-}
-
-/// The first `n` bf16 values of a line, at most 16, as they are; zeros behind them.
-///
-/// # Safety
-/// Those of [`Products`]; the line has `n` values.
-#[inline(always)]
-unsafe fn sixteen(line: Line, n: usize) -> __m256i {
-    // SAFETY: passed on.
-    unsafe {
-        if line.step == 1 {
-            return _mm256_maskz_loadu_epi16(first(n), line.ptr().cast());
-        }
-        _mm256_loadu_si256(line.gather::<bf16>(n).as_ptr().cast())
-    }
-}
-
-/// The first `n` bf16 values of a line, or 32 of them, as they are; zeros behind them.
-///
-/// # Safety
-/// Those of [`Products`]; the line has `n` values.
-#[inline(always)]
-unsafe fn thirty_two(line: Line, n: usize) -> __m512 {
-    // SAFETY: passed on.
-    unsafe {
-        let mut halves = [_mm256_setzero_si256(); 2];
-        for (i, half) in halves.iter_mut().enumerate() {
-            if i * LANES < n {
-                *half = sixteen(line.skip(i * LANES), (n - i * LANES).min(LANES));
-            }
-        }
-        _mm512_castsi512_ps(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]))
-    }
-}
-
 // SAFETY: the trait's contract is passed on to each intrinsic.
 unsafe impl Products for Dot {
     type S = Avx512;
@@ -123,73 +88,25 @@ unsafe impl Products for Dot {
 
     #[inline(always)]
     unsafe fn pack_keys(rows: TileRows<'_>, dst: *mut u16, depth: usize) {
-        for key in (0..TILE).step_by(LANES) {
-            let ptrs = &rows.ptrs[key..key + LANES];
-            let whole = if rows.step == 1 && ptrs.iter().all(|p| !p.is_null()) { rows.n } else { 0 };
-            for d in (0..depth).step_by(2 * LANES) {
-                // SAFETY: see the impl; pairs are moved as f32 are.
-                unsafe {
-                    let mut block = [_mm512_setzero_ps(); LANES];
-                    if d + 2 * LANES <= whole {
-                        for (part, ptr) in block.iter_mut().zip(ptrs) {
-                            *part = _mm512_loadu_ps(ptr.cast::<u16>().add(d).cast());
-                        }
-                    } else {
-                        for (i, part) in block.iter_mut().enumerate() {
-                            if let Some(line) = rows.get(key + i) {
-                                *part = thirty_two(line.skip(d), rows.left(d));
-                            }
-                        }
-                    }
-                    let to = dst.add(d * TILE + 2 * key).cast::<f32>();
-                    for (pair, column) in Avx512::transpose(block).into_iter().enumerate() {
-                        Avx512::store(to.add(pair * TILE), column);
-                    }
-                }
+        // SAFETY: passed on.
+        unsafe {
+            match rows.dtype {
+                DType::I8 => pack_bf16::keys::<i8>(rows, dst, depth),
+                DType::F8E4M3 => pack_bf16::keys::<F8E4M3>(rows, dst, depth),
+                _ => pack_bf16::keys::<bf16>(rows, dst, depth),
             }
         }
     }
 
     #[inline(always)]
     unsafe fn pack_values(rows: TileRows<'_>, dst: *mut u16, width: usize) -> bool {
-        // SAFETY: see the impl.
+        // SAFETY: passed on.
         unsafe {
-            let absolute = _mm512_set1_epi16(0x7fff);
-            // Columns in order, of two rows of 32: the first sixteen, and the others.
-            let low = _mm512_set_epi16(
-                47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2,
-                33, 1, 32, 0,
-            );
-            let high = _mm512_add_epi16(low, _mm512_set1_epi16(LANES as i16));
-            let mut largest = _mm512_setzero_si512();
-            for j in 0..TILE / 2 {
-                let (even, odd) = (rows.get(2 * j), rows.get(2 * j + 1));
-                let whole = if rows.step == 1 && even.is_some() && odd.is_some() { rows.n } else { 0 };
-                for at in (0..width).step_by(2 * LANES) {
-                    let two = if at + 2 * LANES <= whole {
-                        [2 * j, 2 * j + 1].map(|row| _mm512_loadu_si512(rows.ptrs[row].cast::<u16>().add(at).cast()))
-                    } else {
-                        let mut two = [_mm512_setzero_si512(); 2];
-                        for (values, row) in two.iter_mut().zip([even, odd]) {
-                            if let Some(line) = row {
-                                *values = _mm512_castps_si512(thirty_two(line.skip(at), rows.left(at)));
-                            }
-                        }
-                        two
-                    };
-                    for row in two {
-                        largest = _mm512_max_epu16(largest, _mm512_and_si512(row, absolute));
-                    }
-                    let to = dst.add(2 * (j * width + at));
-                    _mm512_storeu_si512(to.cast(), _mm512_permutex2var_epi16(two[0], low, two[1]));
-                    if at + LANES < width {
-                        let to = to.add(2 * LANES).cast();
-                        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(two[0], high, two[1]));
-                    }
-                }
+            match rows.dtype {
+                DType::I8 => pack_bf16::values::<i8>(rows, dst, width),
+                DType::F8E4M3 => pack_bf16::values::<F8E4M3>(rows, dst, width),
+                _ => pack_bf16::values::<bf16>(rows, dst, width),
             }
-            // Infinities and NaNs are what has the largest exponent.
-            _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0
         }
     }
 

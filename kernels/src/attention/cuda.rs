@@ -9,6 +9,7 @@ use super::cuda_params::{Params, groups, partial_bytes};
 use super::{Attention, AttentionDynamic, AttentionStatic, Compute};
 use crate::Result;
 use crate::cuda::{self, Kernel, MAX_GRID_YZ};
+use crate::kv_append::takes_no_scales;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, refuse};
 
 /// The modules of kernels.
@@ -76,6 +77,7 @@ pub(super) fn rows() -> Vec<Row<Attention>> {
 }
 
 fn admit_simt(fixed: &AttentionStatic) -> Result<(), Refusal> {
+    takes_no_scales(fixed.kv)?;
     if fixed.head_dim > MAX_SIMT_HEAD {
         return Err(format!("takes heads of up to {MAX_SIMT_HEAD}").into());
     }

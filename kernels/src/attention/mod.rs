@@ -36,6 +36,16 @@
 //! tiles are of 32 keys (`attention.cuda.tiles-fma`); groups are the same. So they are by wgpu, in tiles of 32 keys
 //! (`attention.wgpu`).
 //!
+//! Keys and values of int8 or fp8 (e4m3) with a scale for each token and head ([`PagedLayout`]) are multiplied as codes,
+//! which f32 and bf16 hold exactly, and their scales are factors of what lies between the products:
+//!
+//! ```text
+//! s[j] = (q[i] · code_k[j]) · scale_k[j]          a = Σ_j (w[j] · scale_v[j]) · code_v[j]          l = Σ_j w[j]
+//! ```
+//!
+//! so that a tile costs two multiplications for each score, not one for each element. Where products are of bf16 it is
+//! `w[j] · scale_v[j]` that is rounded, once. A scale of NaN makes NaN of all who see the key.
+//!
 //! Keys that no token sees (free blocks, the tail of the last block, blocks that a window has passed) are never read,
 //! and those that only some tokens see never reach the others, even where they are NaN or infinite.
 
@@ -53,6 +63,8 @@ mod cuda_params;
 mod merge;
 mod operand;
 mod pack;
+#[cfg(target_arch = "x86_64")]
+mod pack_bf16;
 mod plan;
 mod products;
 mod reference;
@@ -64,11 +76,12 @@ mod wgpu;
 
 use std::fmt;
 
-use sinew_tensor::DType;
+use sinew_tensor::{DType, PagedLayout};
 
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
 
+use crate::kv_append::expect_cache;
 use crate::operator::{expect, expect_compute, refuse};
 pub use crate::{Compute, F32Bits};
 use crate::{Operands, Operator, Result, Row, Work};
@@ -84,8 +97,8 @@ const TYPICAL_KEYS: usize = 1024;
 
 /// Input: queries `[tokens, num_heads, head_dim]`, the tokens of all sequences one after another.
 pub const Q: usize = 0;
-/// Input: keys. Paged: `[num_blocks, num_kv_heads, block_size, head_dim]`. Dense: `[kv_tokens, num_kv_heads,
-/// head_dim]`, the keys of all sequences one after another.
+/// Input: keys. Paged: `[num_blocks, num_kv_heads, block_size, head_dim]`, or bytes where they have scales: see
+/// [`PagedLayout`]. Dense: `[kv_tokens, num_kv_heads, head_dim]`, the keys of all sequences one after another.
 pub const K: usize = 1;
 /// Input: values, shaped as the keys.
 pub const V: usize = 2;
@@ -135,7 +148,8 @@ pub struct AttentionStatic {
     pub head_dim: usize,
     /// Dtype of the queries.
     pub q: DType,
-    /// Dtype of keys and values.
+    /// Dtype of keys and values: one that rows compute in, or, where they are paged, [with
+    /// scales](PagedLayout::has_scales).
     pub kv: DType,
     /// Dtype of the result.
     pub out: DType,
@@ -222,6 +236,11 @@ impl AttentionStatic {
         self.num_heads / self.num_kv_heads
     }
 
+    /// Whether keys and values are codes with scales.
+    pub(crate) fn has_scales(&self) -> bool {
+        PagedLayout::has_scales(self.kv)
+    }
+
     fn check(&self) -> Result<()> {
         if self.num_heads == 0 || self.num_kv_heads == 0 || !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return Err(refuse(
@@ -240,7 +259,14 @@ impl AttentionStatic {
             Some(MaskKind::Additive(dtype)) => dtype,
             _ => DType::F32,
         };
-        expect_compute(Attention::NAME, self, [self.q, self.kv, self.out, mask])
+        if self.has_scales() && self.kv_source == KvSource::Dense {
+            return Err(refuse(
+                Attention::NAME,
+                format!("{self}: {} has its scales in the blocks of a cache", self.kv),
+            ));
+        }
+        let kv = (!self.has_scales()).then_some(self.kv);
+        expect_compute(Attention::NAME, self, [self.q, self.out, mask].into_iter().chain(kv))
     }
 }
 
@@ -279,9 +305,9 @@ impl Operator for Attention {
         let first = k.shape().first().copied().unwrap_or(0);
         match fixed.kv_source {
             KvSource::Paged { block_size } => {
-                let cache = [first, fixed.num_kv_heads, block_size, fixed.head_dim];
-                expect(Self::NAME, "k", k, fixed.kv, &cache)?;
-                expect(Self::NAME, "v", v, fixed.kv, &cache)?;
+                let of_block = [fixed.num_kv_heads, block_size];
+                expect_cache(Self::NAME, "k", k, first, of_block, fixed.head_dim, fixed.kv)?;
+                expect_cache(Self::NAME, "v", v, first, of_block, fixed.head_dim, fixed.kv)?;
                 let table = input(BLOCK_TABLE, "block_table")?;
                 let blocks = table.shape().last().copied().unwrap_or(0);
                 expect(Self::NAME, "block_table", table, DType::U32, &[call.sequences, blocks])?;
@@ -326,7 +352,7 @@ impl Operator for Attention {
         }
         let row = (fixed.num_heads * fixed.head_dim) as f64;
         let keys = (seen + queries).min(call.max_kv as f64) * call.sequences as f64;
-        let kv = keys * (fixed.num_kv_heads * fixed.head_dim * 2 * fixed.kv.size()) as f64;
+        let kv = keys * (fixed.num_kv_heads * 2 * PagedLayout::head_bytes(fixed.kv, fixed.head_dim)) as f64;
         Work { flops: 4.0 * tokens * row * seen, bytes: tokens * row * (fixed.q.size() + fixed.out.size()) as f64 + kv }
     }
 }

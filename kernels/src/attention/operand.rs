@@ -25,6 +25,16 @@ impl Strided {
         Ok(Self { base: view.host_ptr()?, strides, dtype: view.dtype() })
     }
 
+    /// The codes of a cache with scales, as `[num_blocks, num_kv_heads, block_size, head_dim]` of `dtype`. The head's
+    /// scales, f32, begin where there would be one slot more.
+    ///
+    /// # Errors
+    /// Memory that the host cannot reach.
+    pub fn codes(view: &View<'_>, head_dim: usize, dtype: DType) -> Result<Self> {
+        let [block, head, ..] = Self::new(view)?.strides;
+        Ok(Self { base: view.host_ptr()?, strides: [block, head, head_dim, 1], dtype })
+    }
+
     /// The same operand with a leading dimension of stride 0.
     pub fn broadcast(self) -> Self {
         let [a, b, c, _] = self.strides;

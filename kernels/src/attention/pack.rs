@@ -1,5 +1,6 @@
 //! Tiles of keys and values in f32: keys with lanes over keys, values with lanes over `head_dim`.
 
+use float8::F8E4M3;
 use half::{bf16, f16};
 #[cfg(target_arch = "x86_64")]
 use sinew_memory::SimdLevel;
@@ -103,6 +104,8 @@ unsafe fn keys_at<S: Simd>(rows: TileRows<'_>, dst: *mut f32, depth: usize) {
         match rows.dtype {
             DType::F16 => keys_from::<S, f16>(rows, dst, depth),
             DType::BF16 => keys_from::<S, bf16>(rows, dst, depth),
+            DType::I8 => keys_from::<S, i8>(rows, dst, depth),
+            DType::F8E4M3 => keys_from::<S, F8E4M3>(rows, dst, depth),
             _ => keys_from::<S, f32>(rows, dst, depth),
         }
     }
@@ -143,6 +146,8 @@ unsafe fn values_at<S: Simd>(rows: TileRows<'_>, dst: *mut f32, width: usize) ->
         match rows.dtype {
             DType::F16 => values_from::<S, f16>(rows, dst, width),
             DType::BF16 => values_from::<S, bf16>(rows, dst, width),
+            DType::I8 => values_from::<S, i8>(rows, dst, width),
+            DType::F8E4M3 => values_from::<S, F8E4M3>(rows, dst, width),
             _ => values_from::<S, f32>(rows, dst, width),
         }
     }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use float8::F8E4M3;
 use sinew_tensor::DType;
 
 use super::{
@@ -11,6 +12,7 @@ use super::{
 };
 use crate::Arithmetic;
 use crate::case::{Case, Expected, HostOperands, Lay, Values};
+use crate::simd::Code;
 
 /// Roundings of f32 that an element may differ by beyond twice the naive error: of the score's chain, its scaling, the
 /// exponential, the sums. They matter where a case has so few elements that the naive error may be 0 by luck.
@@ -18,6 +20,9 @@ const FLOAT_ROUNDINGS: f64 = 8.0;
 /// The same for the roundings of weights to bf16, in units of the root of the sum of squares that independent errors
 /// add up to: each is at most half a unit in the last place, 2^-9.
 const BF16_ROUNDINGS: f64 = 2.0;
+
+/// The largest magnitude of a code.
+const LARGEST_CODE: f32 = <F8E4M3 as Code>::LARGEST;
 
 /// Where the keys of the sequence that holds a token are.
 struct Place {
@@ -52,7 +57,8 @@ fn row(fixed: &AttentionStatic, host: &HostOperands, p: &Place, key: usize, head
             (block * fixed.num_kv_heads + head) * block_size + key % block_size
         }
     };
-    rows * fixed.head_dim
+    // Behind the elements of a head its scale, if it has one.
+    rows * (fixed.head_dim + usize::from(fixed.has_scales()))
 }
 
 /// What the mask says of a key: added to the score, or `None` where it forbids.
@@ -157,27 +163,34 @@ fn element(
         lost += if weight < 2f64.powi(-125) { part } else { 0.0 };
     }
     let keys = v.len() as f64;
+    // What weights are multiplied with: codes, where scales are multiplied into the weights.
+    let largest = if fixed.has_scales() { largest.max(f64::from(LARGEST_CODE)) } else { largest };
     let mut bound = fixed.out.ulp(value) + FLOAT_ROUNDINGS * 2f64.powi(-24) * (1.0 + reach) * total + lost;
     // Each product may round in the subnormal range.
-    bound += keys * 2f64.powi(-149);
+    bound += keys * 2f64.powi(-149) * if fixed.has_scales() { largest } else { 1.0 };
     if fixed.compute == Compute::Bf16 {
         bound += BF16_ROUNDINGS * 2f64.powi(-9) * squares.sqrt();
     }
     if arithmetic.flushes_subnormals {
         bound += keys * 2f64.powi(-126) * (1.0 + largest);
     }
-    Expected { naive: f64::from(naive(fixed, &scores.naive, &v)), ..Expected::within(value, bound) }
+    // The last of a head's row is its scale.
+    let scale = |start: &usize| if fixed.has_scales() { host.input(V).values[start + fixed.head_dim] } else { 1.0 };
+    let scales: Vec<f64> = scores.values.iter().map(scale).collect();
+    Expected { naive: f64::from(naive(fixed, &scores.naive, &v, &scales)), ..Expected::within(value, bound) }
 }
 
-/// Softmax in two passes and sums from first to last, all in f32, with weights rounded where the problem says so.
-fn naive(fixed: &AttentionStatic, scores: &[f32], v: &[f64]) -> f32 {
+/// Softmax in two passes and sums from first to last, all in f32, with weights, which the values' scales are factors of,
+/// rounded where the problem says so.
+fn naive(fixed: &AttentionStatic, scores: &[f32], v: &[f64], scales: &[f64]) -> f32 {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let (mut sum, mut acc) = (0.0f32, 0.0f32);
-    for (s, v) in scores.iter().zip(v) {
+    for ((s, v), scale) in scores.iter().zip(v).zip(scales) {
         let weight = (s - max).exp();
         sum += weight;
+        let weight = weight * *scale as f32;
         let weight = if fixed.compute == Compute::Bf16 { half::bf16::from_f32(weight).to_f32() } else { weight };
-        acc += weight * *v as f32;
+        acc += weight * (v / scale) as f32;
     }
     acc / sum
 }

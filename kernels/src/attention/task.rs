@@ -8,7 +8,7 @@ use super::operand::Strided;
 use super::pack::TileRows;
 use super::plan::{Plan, Scratch};
 use super::products::{Float, Products};
-use super::tile::{block_rows, parts};
+use super::tile::{Tile, block_rows, parts};
 use super::{AttentionDynamic, AttentionStatic, Compute, GROUP, TILE};
 use crate::simd::{self, Kernel, Reach, Simd};
 use crate::{Launch, Operands, Result};
@@ -131,8 +131,10 @@ impl<P: Products> Way<'_, P> {
                 P::pack_keys(self.tile_rows(&here.keys, &self.k), scratch.keys, self.plan.depth);
                 let rows = self.tile_rows(&here.values, &self.v);
                 let finite = P::pack_values(rows, scratch.values, self.plan.width);
+                let scales = self.scales(unit, from, to, tile);
+                let finite = finite && scales.as_ref().is_none_or(|s| s.values.iter().all(|x| x.is_finite()));
                 for (row, rows) in parts(unit.rows, block_rows::<P>()) {
-                    self.block(unit, scratch, tile, row, rows, finite);
+                    self.block(unit, scratch, Tile { start: tile, finite, scales: scales.as_ref() }, row, rows);
                 }
                 tile += TILE;
                 here = next;

@@ -1,6 +1,6 @@
 //! One tile of keys for a block of query rows.
 
-use super::body::{Unit, Way};
+use super::body::{Scales, Unit, Way};
 use super::operand::Strided;
 use super::plan::Scratch;
 use super::products::{Products, Shape};
@@ -8,18 +8,22 @@ use super::{Compute, MaskKind, TILE};
 use crate::simd::math::{exp2_nonpositive, tanh};
 use crate::simd::{LANES, Simd};
 
+/// What is known of a tile beside its packed keys and values.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<'a> {
+    /// The position of its first key.
+    pub start: usize,
+    /// Whether all values are finite.
+    pub finite: bool,
+    /// Of keys and values that are codes.
+    pub scales: Option<&'a Scales>,
+}
+
 impl<P: Products> Way<'_, P> {
     /// One tile for a block of rows: scores, weights, and the weighted sum of values.
     #[inline(always)]
-    pub(super) unsafe fn block(
-        &self,
-        unit: &Unit,
-        scratch: &Scratch<P::E>,
-        tile: usize,
-        row: usize,
-        rows: usize,
-        finite: bool,
-    ) {
+    pub(super) unsafe fn block(&self, unit: &Unit, scratch: &Scratch<P::E>, of: Tile<'_>, row: usize, rows: usize) {
+        let tile = of.start;
         // Neither end of the visible range falls from row to row: the first row's start and the last row's end hold
         // for the block.
         let (first, last) = (self.keys_of_row(unit, row), self.keys_of_row(unit, row + rows - 1));
@@ -43,6 +47,9 @@ impl<P: Products> Way<'_, P> {
             }
             for (r, max) in max.iter_mut().enumerate().take(rows) {
                 let scores = scratch.scores.add(r * TILE);
+                if let Some(scales) = of.scales {
+                    multiply::<P::S>(scores, &scales.keys, vectors);
+                }
                 *max = if plain {
                     highest::<P::S>(scores)
                 } else {
@@ -63,8 +70,8 @@ impl<P: Products> Way<'_, P> {
             for r in 0..rows {
                 let (scores, weights) = (scratch.scores.add(r * TILE), scratch.weights.add(r * TILE));
                 let new = match vectors == TILE / LANES {
-                    true => self.weights(scores, weights, factor, max[r], TILE / LANES),
-                    false => self.weights(scores, weights, factor, max[r], vectors),
+                    true => self.weights(of, scores, weights, factor, max[r], TILE / LANES),
+                    false => self.weights(of, scores, weights, factor, max[r], vectors),
                 };
                 let sum = scratch.group.sum.add((row + r) * LANES);
                 let old = P::S::mul(P::S::load(sum), P::S::splat(scale[r]));
@@ -74,7 +81,7 @@ impl<P: Products> Way<'_, P> {
             for (at, rows) in parts(rows, P::ROWS) {
                 let (weights, acc) = (scratch.weights.add(at * TILE), scratch.group.acc.add((row + at) * plan.width));
                 let (shape, values, scale) = (shape(rows), scratch.values, scale.as_ptr().add(at));
-                match finite {
+                match of.finite {
                     true => P::weigh(shape, weights, values, acc, scale, keys),
                     false => P::weigh_present(shape, weights, values, acc, scale, keys),
                 }
@@ -98,10 +105,18 @@ impl<P: Products> Way<'_, P> {
         (scale * std::f64::consts::LOG2_E) as f32
     }
 
-    /// The weights `2^(factor · (score − max))` of one row's first `vectors` vectors of scores, packed; returns their sum
-    /// by lanes.
+    /// The weights `2^(factor · (score − max))` of one row's first `vectors` vectors of scores, times the values' scales,
+    /// packed; returns the weights' sum by lanes.
     #[inline(always)]
-    unsafe fn weights(&self, scores: *const f32, to: *mut P::E, factor: f32, max: f32, vectors: usize) -> SimdOf<P> {
+    unsafe fn weights(
+        &self,
+        of: Tile<'_>,
+        scores: *const f32,
+        to: *mut P::E,
+        factor: f32,
+        max: f32,
+        vectors: usize,
+    ) -> SimdOf<P> {
         let round = self.fixed.compute == Compute::Bf16;
         // SAFETY: `scores` and `to` have `vectors` vectors.
         unsafe {
@@ -110,7 +125,15 @@ impl<P: Products> Way<'_, P> {
             for (v, p) in p.iter_mut().enumerate().take(vectors) {
                 let power = P::S::mul(P::S::sub(P::S::load(scores.add(v * LANES)), max), factor);
                 *p = exp2_nonpositive::<P::S>(power);
-                P::pack_weights(*p, to.add(v * LANES), round);
+                let mut scaled = *p;
+                if let Some(scales) = of.scales {
+                    scaled = P::S::mul(*p, P::S::load(scales.values.as_ptr().add(v * LANES)));
+                    if !of.finite {
+                        // A weight of 0 stays 0, whatever the scale of a key that is not seen.
+                        scaled = P::S::select_lt(P::S::splat(0.0), *p, scaled, *p);
+                    }
+                }
+                P::pack_weights(scaled, to.add(v * LANES), round);
             }
             P::S::add(P::S::add(p[0], p[1]), P::S::add(p[2], p[3]))
         }
@@ -195,6 +218,15 @@ impl<P: Products> Way<'_, P> {
 
 /// The lanes of a way.
 type SimdOf<P> = <<P as Products>::S as Simd>::F;
+
+/// Multiplies the first `vectors` vectors of a tile's row with as many factors, in place.
+#[inline(always)]
+unsafe fn multiply<S: Simd>(scores: *mut f32, factors: &[f32; TILE], vectors: usize) {
+    for at in (0..vectors * LANES).step_by(LANES) {
+        // SAFETY: the caller's row has the vectors, and a tile has as many factors.
+        unsafe { S::store(scores.add(at), S::mul(S::load(scores.add(at)), S::load(factors.as_ptr().add(at)))) };
+    }
+}
 
 /// The largest score of a tile's row (NaNs aside).
 #[inline(always)]

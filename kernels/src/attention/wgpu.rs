@@ -11,6 +11,7 @@ use super::{
     Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, Compute, GROUP, K, KV_LEN, KvSource, MASK, MaskKind, O,
     Q, QUERY_START, V,
 };
+use crate::kv_append::takes_no_scales;
 use crate::operator::refuse;
 use crate::wgpu::{Call, Part, aligned, arithmetic};
 use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
@@ -45,6 +46,7 @@ fn row<const SPLIT: bool>(name: &'static str) -> Row<Attention> {
 }
 
 fn admits(fixed: &AttentionStatic, _: &Hardware) -> Result<(), Refusal> {
+    takes_no_scales(fixed.kv)?;
     match fixed.head_dim {
         0..=MOST_HEAD_DIM => Ok(()),
         more => Err(format!("heads of {more}; shared memory holds those of up to {MOST_HEAD_DIM}").into()),

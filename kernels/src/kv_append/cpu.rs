@@ -1,11 +1,15 @@
 //! The append on the CPU, keys turned where they are to be: one body at three levels.
 
+use float8::F8E4M3;
 use half::{bf16, f16};
-use sinew_memory::{SimdLevel, Team};
-use sinew_tensor::{DType, View};
+use sinew_memory::{Hardware, SimdLevel, Team};
+use sinew_tensor::{DType, PagedLayout, View};
 
-use super::{COS, K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS, V_CACHE, V_NEW};
+use super::{
+    COS, K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS, V_CACHE, V_NEW, quantize,
+};
 use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::line::Line;
 use crate::operator::refuse;
 use crate::rotary::Style;
 use crate::rotary::cpu::{Steps, Tables, Turn};
@@ -29,6 +33,10 @@ impl Leveled for KvAppend {
         AtLevel { name: "kv_append.cpu.portable", arithmetic: UNFUSED, reads: 0.125, computes: 0.01 };
     const AVX2: AtLevel = AtLevel { name: "kv_append.cpu.avx2", arithmetic: FUSED, reads: 0.5, computes: 0.035 };
     const AVX512: AtLevel = AtLevel { name: "kv_append.cpu.avx512", arithmetic: FUSED, reads: 1.0, computes: 0.05 };
+
+    fn scratch(fixed: &KvAppendStatic, _: &KvAppendDynamic, hardware: &Hardware) -> usize {
+        hardware.threads.saturating_mul(scratch(fixed))
+    }
 
     unsafe fn run(
         level: SimdLevel,
@@ -59,6 +67,9 @@ impl Leveled for KvAppend {
             }
             None => None,
         };
+        let (tasks, here) = (2 * fixed.num_kv_heads, Team::new(1)?);
+        let team = if tasks * fixed.head_dim * call.tokens <= INLINE { &here } else { launch.team()? };
+        let per_worker = scratch(fixed);
         let body = Body {
             tokens: call.tokens,
             head_dim: fixed.head_dim,
@@ -72,13 +83,20 @@ impl Leveled for KvAppend {
                 Side::new(operands.input(name, V_NEW, "v_new")?, v_cache)?,
             ],
             turned,
+            scratch: launch.host_workspace(team.threads() * per_worker)?,
+            per_worker,
         };
-        let (tasks, here) = (2 * fixed.num_kv_heads, Team::new(1)?);
-        let team = if tasks * fixed.head_dim * call.tokens <= INLINE { &here } else { launch.team()? };
         // SAFETY: the body's addresses are of operands that were checked, with slots inside the caches.
         unsafe { simd::launch(level, team, tasks, &body) };
         Ok(())
     }
+}
+
+/// Bytes in which a worker puts a head before it is rounded to codes, in whole cache lines.
+fn scratch(fixed: &KvAppendStatic) -> usize {
+    const LINE: usize = 64;
+    let bytes = fixed.head_dim.saturating_mul(size_of::<f32>());
+    if PagedLayout::has_scales(fixed.kv) { bytes.checked_next_multiple_of(LINE).unwrap_or(usize::MAX) } else { 0 }
 }
 
 /// The slots in memory.
@@ -120,14 +138,14 @@ struct Side {
 
 impl Side {
     fn new(from: &View<'_>, to: &sinew_tensor::ViewMut<'_>) -> Result<Self> {
-        let (f, t) = (from.strides(), to.strides());
-        let ptr = to.host_ptr()?;
-        Ok(Self {
-            from: from.host_ptr()?,
-            from_strides: [f[0], f[1], f[2]],
-            to: ptr,
-            to_strides: [t[0], t[1], t[2], t[3]],
-        })
+        let (f, ptr) = (from.strides(), to.host_ptr()?);
+        let to_strides = match *to.strides() {
+            [block, head, slot, element] => [block, head, slot, element],
+            // Codes, which follow one another.
+            [block, head, ..] => [block, head, from.shape()[2], 1],
+            _ => [0; 4],
+        };
+        Ok(Self { from: from.host_ptr()?, from_strides: [f[0], f[1], f[2]], to: ptr, to_strides })
     }
 }
 
@@ -142,6 +160,9 @@ struct Body {
     /// Keys and values.
     sides: [Side; 2],
     turned: Option<Turned>,
+    /// Room for a head of each worker, where caches have scales.
+    scratch: *mut u8,
+    per_worker: usize,
 }
 
 /// How keys are turned.
@@ -152,19 +173,29 @@ struct Turned {
     style: Style,
 }
 
-// SAFETY: tasks read inputs, and each writes one head of one cache, which is its own.
+impl Turned {
+    /// The turn of a head from elements `from` apart to some `to` apart.
+    #[inline(always)]
+    fn turn<A: Stored, B: Stored>(&self, from: usize, to: usize, head_dim: usize) -> Turn<A, B> {
+        let &Self { ref tables, rotary_dim, style } = self;
+        let (from, to) = (Steps::new(style, rotary_dim, from), Steps::new(style, rotary_dim, to));
+        Turn::new(from, to, tables, rotary_dim / 2, rotary_dim..head_dim)
+    }
+}
+
+// SAFETY: tasks read inputs, and each writes one head of one cache, which is its own, and its worker's scratch.
 unsafe impl Sync for Body {}
 
 impl Kernel for Body {
     /// One head of keys or of values, all tokens in order, so that of two tokens with one slot the later one stays.
     #[inline(always)]
-    unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
+    unsafe fn task<S: Simd>(&self, task: usize, worker: usize) {
         // SAFETY: passed on.
         unsafe {
             match self.source {
-                DType::F16 => self.from::<S, f16>(task),
-                DType::BF16 => self.from::<S, bf16>(task),
-                _ => self.from::<S, f32>(task),
+                DType::F16 => self.from::<S, f16>(task, worker),
+                DType::BF16 => self.from::<S, bf16>(task, worker),
+                _ => self.from::<S, f32>(task, worker),
             }
         }
     }
@@ -172,10 +203,11 @@ impl Kernel for Body {
 
 impl Body {
     #[inline(always)]
-    unsafe fn from<S: Simd, A: Stored>(&self, task: usize) {
+    unsafe fn from<S: Simd, A: Stored>(&self, task: usize, worker: usize) {
         // SAFETY: passed on.
         unsafe {
             match self.kv {
+                DType::I8 | DType::F8E4M3 => self.quantize::<S, A>(task, worker),
                 DType::F16 => self.head::<S, A, f16>(task),
                 DType::BF16 => self.head::<S, A, bf16>(task),
                 _ => self.head::<S, A, f32>(task),
@@ -183,10 +215,16 @@ impl Body {
         }
     }
 
+    /// The side and the head of a task, and how it is turned.
+    #[inline(always)]
+    fn of_task(&self, task: usize) -> (Side, usize, Option<&Turned>) {
+        let turned = if task < self.heads { self.turned.as_ref() } else { None };
+        (self.sides[task / self.heads], task % self.heads, turned)
+    }
+
     #[inline(always)]
     unsafe fn head<S: Simd, A: Stored, B: Stored>(&self, task: usize) {
-        let (keys, side, head) = (task < self.heads, self.sides[task / self.heads], task % self.heads);
-        let turned = if keys { self.turned.as_ref() } else { None };
+        let (side, head, turned) = self.of_task(task);
         // SAFETY: passed on.
         unsafe {
             match turned {
@@ -201,7 +239,7 @@ impl Body {
     /// # Safety
     /// There are such a token and head.
     #[inline(always)]
-    unsafe fn places<A: Stored, B: Stored>(&self, side: Side, head: usize, token: usize) -> (*const A, *mut B) {
+    unsafe fn places<A: Stored, B>(&self, side: Side, head: usize, token: usize) -> (*const A, *mut B) {
         // SAFETY: token and head are inside the views, and the slot was found to be in the cache.
         unsafe {
             let slot = self.slots.get(token) as usize;
@@ -212,12 +250,37 @@ impl Body {
         }
     }
 
+    /// Each token's head in f32, turned where it is to be, and from there to codes and a scale.
+    #[inline(always)]
+    unsafe fn quantize<S: Simd, A: Stored>(&self, task: usize, worker: usize) {
+        let (side, head, turned) = self.of_task(task);
+        let turned = turned.map(|turned| (turned, turned.turn::<A, f32>(side.from_strides[2], 1, self.head_dim)));
+        let [_, _, to_slot, _] = side.to_strides;
+        for token in 0..self.tokens {
+            // SAFETY: passed on; workers are below the threads that scratch was made for. Scales begin behind the codes of a
+            // head's block.
+            unsafe {
+                let x = self.scratch.add(worker * self.per_worker).cast::<f32>();
+                let (from, to) = self.places::<A, u8>(side, head, token);
+                match &turned {
+                    Some((turned, turn)) => turn.head::<S>(from, x, turned.tables.angles(token)),
+                    None => Line::typed(from, side.from_strides[2]).widen::<S>(self.head_dim, x),
+                }
+                let place = self.slots.get(token) as usize % self.block_size;
+                let codes_behind = (self.block_size - place) * to_slot;
+                let scale = to.add(codes_behind + place * PagedLayout::SCALE_BYTES);
+                match self.kv {
+                    DType::I8 => quantize::head::<S, i8>(x, self.head_dim, to.cast(), scale),
+                    _ => quantize::head::<S, F8E4M3>(x, self.head_dim, to.cast(), scale),
+                }
+            }
+        }
+    }
+
     #[inline(always)]
     unsafe fn turn<S: Simd, A: Stored, B: Stored>(&self, turned: &Turned, side: Side, head: usize) {
-        let &Turned { ref tables, rotary_dim, style } = turned;
-        let steps = |stride| Steps::new(style, rotary_dim, stride);
-        let (from, to) = (steps(side.from_strides[2]), steps(side.to_strides[3]));
-        let turn = Turn::<A, B>::new(from, to, tables, rotary_dim / 2, rotary_dim..self.head_dim);
+        let turn = turned.turn::<A, B>(side.from_strides[2], side.to_strides[3], self.head_dim);
+        let tables = &turned.tables;
         for token in 0..self.tokens {
             // SAFETY: passed on.
             unsafe {

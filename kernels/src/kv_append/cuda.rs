@@ -40,7 +40,7 @@ pub(super) fn rows() -> Vec<Row<KvAppend>> {
         device: DeviceKind::CUDA,
         // Widening and rounding to nearest are the same bits everywhere.
         arithmetic: Arithmetic::named("kv_append.round"),
-        admits: |fixed, _| super::takes_no_rotary(fixed),
+        admits: |fixed, _| super::takes_on_gpu(fixed),
         cost: |fixed, call, hardware| cuda::cost(KvAppend::work(fixed, call), hardware, 0.5, 1.0),
         workspace: |_, _, _| 0,
         run,

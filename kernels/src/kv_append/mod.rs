@@ -8,13 +8,25 @@
 //! Where the problem has a [`KeyRotary`], what is written of the keys is what [`rotary`] makes of them: turned in f32 by
 //! their tokens' positions, and rounded once, to the cache's dtype.
 //!
+//! In a cache of int8 or fp8 (e4m3) each token's head is rounded by a scale of its own, and lies with it where
+//! [`PagedLayout`] says:
+//!
+//! ```text
+//! scale = max(max |x| / L, 2^-126)    code[d] = round(x[d] / scale)      L = 127 of int8, 448 of fp8
+//! ```
+//!
+//! in f32, ties to even: the codes are the same at every SIMD level. A head of zeros has zeros for codes, and so has one that
+//! holds NaN or infinity, whose scale is NaN: whatever reads it is NaN.
+//!
 //! (Paged caches from Kwon et al. 2023.) Where two tokens have one slot, the later one stays. Every other place of the
 //! caches keeps its bytes.
 
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod quantize;
 mod reference;
+pub(crate) mod scaled;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
@@ -23,7 +35,7 @@ pub(crate) use cuda::CUDA;
 
 use std::fmt;
 
-use sinew_tensor::DType;
+use sinew_tensor::{DType, PagedLayout, View};
 
 use crate::operator::{expect, expect_compute, refuse};
 use crate::rotary::{self, Rotary, RotaryDynamic, RotaryStatic, Style};
@@ -41,7 +53,8 @@ pub const POSITIONS: usize = 3;
 pub const COS: usize = 4;
 /// Input, where keys are turned: the table of sines, f32 `[positions, rotary_dim/2]`.
 pub const SIN: usize = 5;
-/// Output, partly written: cache of keys `[num_blocks, num_kv_heads, block_size, head_dim]`.
+/// Output, partly written: cache of keys, `[num_blocks, num_kv_heads, block_size, head_dim]`, or bytes where it has
+/// scales: see [`PagedLayout`]. The bytes of a head of a block follow one another.
 pub const K_CACHE: usize = 0;
 /// Output, partly written: cache of values, shaped as that of keys.
 pub const V_CACHE: usize = 1;
@@ -55,7 +68,7 @@ pub struct KvAppendStatic {
     pub head_dim: usize,
     /// Dtype of the new rows.
     pub source: DType,
-    /// Dtype of the caches.
+    /// Dtype of the caches: one that rows compute in, or [with scales](PagedLayout::has_scales).
     pub kv: DType,
     /// Tokens of a block.
     pub block_size: usize,
@@ -76,7 +89,9 @@ impl KvAppendStatic {
     /// The turn of its keys as a problem by itself.
     fn rotary_alone(&self) -> Option<RotaryStatic> {
         let KeyRotary { rotary_dim, style } = self.rotary?;
-        let (head_dim, x, out) = (self.head_dim, self.source, self.kv);
+        // Scales are those of what was turned in f32.
+        let out = if PagedLayout::has_scales(self.kv) { DType::F32 } else { self.kv };
+        let (head_dim, x) = (self.head_dim, self.source);
         Some(RotaryStatic { head_dim, rotary_dim, style, x, out, in_place: false })
     }
 }
@@ -139,7 +154,8 @@ impl Operator for KvAppend {
         if fixed.num_kv_heads == 0 || fixed.head_dim == 0 || fixed.block_size == 0 {
             return Err(refuse(Self::NAME, format!("{fixed}: heads, head and block sizes start from 1")));
         }
-        expect_compute(Self::NAME, fixed, [fixed.source, fixed.kv])?;
+        let kv = (!PagedLayout::has_scales(fixed.kv)).then_some(fixed.kv);
+        expect_compute(Self::NAME, fixed, [fixed.source].into_iter().chain(kv))?;
         let rows = [call.tokens, fixed.num_kv_heads, fixed.head_dim];
         expect(Self::NAME, "k_new", operands.input(Self::NAME, K_NEW, "k_new")?, fixed.source, &rows)?;
         expect(Self::NAME, "v_new", operands.input(Self::NAME, V_NEW, "v_new")?, fixed.source, &rows)?;
@@ -157,23 +173,54 @@ impl Operator for KvAppend {
         }
         let (k, v) =
             (operands.output(Self::NAME, K_CACHE, "k_cache")?, operands.output(Self::NAME, V_CACHE, "v_cache")?);
-        let blocks = k.shape().first().copied().unwrap_or(0);
-        let shape = [blocks, fixed.num_kv_heads, fixed.block_size, fixed.head_dim];
-        expect(Self::NAME, "k_cache", k, fixed.kv, &shape)?;
-        expect(Self::NAME, "v_cache", v, fixed.kv, &shape)
+        let (blocks, of_block) = (k.shape().first().copied().unwrap_or(0), [fixed.num_kv_heads, fixed.block_size]);
+        expect_cache(Self::NAME, "k_cache", k, blocks, of_block, fixed.head_dim, fixed.kv)?;
+        expect_cache(Self::NAME, "v_cache", v, blocks, of_block, fixed.head_dim, fixed.kv)
     }
 
     fn work(fixed: &KvAppendStatic, call: &KvAppendDynamic) -> Work {
-        let elements = (call.tokens * fixed.num_kv_heads * fixed.head_dim * 2) as f64;
-        let bytes = elements * (fixed.source.size() + fixed.kv.size()) as f64;
+        let (heads, of_head) = ((call.tokens * fixed.num_kv_heads * 2) as f64, fixed.head_dim * fixed.source.size());
+        let bytes = heads * (of_head + PagedLayout::head_bytes(fixed.kv, fixed.head_dim)) as f64;
         let keys = RotaryDynamic { tokens: call.tokens, heads: fixed.num_kv_heads };
         let turned = fixed.rotary_alone().map_or(0.0, |rotary| Rotary::work(&rotary, &keys).flops);
         Work { flops: turned, bytes }
     }
 }
 
-/// Refuses keys that are to be turned: kernels on GPUs write what they are given.
+/// Checks the cache of keys or of values.
+///
+/// # Errors
+/// Another dtype or shape than [`PagedLayout`] has for it, or bytes of a head that do not follow one another.
+pub(crate) fn expect_cache(
+    operator: &'static str,
+    name: &str,
+    view: &View<'_>,
+    blocks: usize,
+    [num_kv_heads, block_size]: [usize; 2],
+    head_dim: usize,
+    kv: DType,
+) -> Result<()> {
+    let cache = PagedLayout::new(blocks, num_kv_heads, block_size, head_dim, kv)?;
+    expect(operator, name, view, cache.stored(), cache.layout().shape())?;
+    if PagedLayout::has_scales(kv) && view.strides().last() != Some(&1) {
+        let reason = format!("{name} is {:?}; the bytes of a head of {kv} must follow one another", view.layout());
+        return Err(refuse(operator, reason));
+    }
+    Ok(())
+}
+
+/// Refuses caches with scales: kernels on GPUs have none.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
-fn takes_no_rotary(fixed: &KvAppendStatic) -> Result<(), crate::Refusal> {
+pub(crate) fn takes_no_scales(kv: DType) -> Result<(), crate::Refusal> {
+    if !PagedLayout::has_scales(kv) {
+        return Ok(());
+    }
+    Err(format!("a KV cache in {kv} with scales is for CPUs; GPUs take f32, f16 and bf16").into())
+}
+
+/// Refuses what kernels on GPUs do not: they write what they are given, in caches without scales.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn takes_on_gpu(fixed: &KvAppendStatic) -> Result<(), crate::Refusal> {
+    takes_no_scales(fixed.kv)?;
     if fixed.rotary.is_some() { Err("turns no keys".into()) } else { Ok(()) }
 }

@@ -14,7 +14,7 @@ pub(super) fn row() -> Row<KvAppend> {
         name: "kv_append.wgpu",
         device: DeviceKind::WGPU,
         arithmetic: arithmetic("kv_append.wgpu"),
-        admits: |fixed, _| super::takes_no_rotary(fixed),
+        admits: |fixed, _| super::takes_on_gpu(fixed),
         cost: |fixed, call, hardware| predicted::by_shares(KvAppend::work(fixed, call), hardware, 0.5, 1.0),
         workspace: |_, _, _| 0,
         run,

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::blocks;
-use crate::simd::{LANES, Simd, Stored};
+use crate::simd::{LANES, Simd, SmallFloat, Stored};
 
 /// Groups whose values are all below this are zeros: their scale's inverse would not be an f32.
 pub(crate) const LEAST: f32 = 1e-30;
@@ -214,27 +214,14 @@ impl<S: Simd> Floats<S> {
             // SAFETY: passed on.
             return unsafe { self.quantiles(x) };
         }
-        // Bits of the mantissa that are held, and the exponent of the least value that is normal.
-        let (mantissa_bits, least_exponent) = match self.values {
-            BlockValues::F4E2M1 => (1, 0.0),
-            BlockValues::F8E5M2 => (2, -14.0),
-            _ => (3, -6.0),
+        let format = match self.values {
+            BlockValues::F4E2M1 => SmallFloat::E2M1,
+            BlockValues::F8E5M2 => SmallFloat::E5M2,
+            _ => SmallFloat::E4M3,
         };
-        // Codes from one power of 2 to the next, and that of the sign.
-        let [of_exponent, of_sign] = [mantissa_bits, self.values.bits() - 1].map(|bit| (1 << bit) as f32);
-        // SAFETY: passed on. No power of 2 is out of range, as magnitudes are no more than the extreme one.
+        // SAFETY: passed on.
         unsafe {
-            let x = S::div(x, self.scales);
-            let magnitude = S::min(S::abs(x), S::splat(self.values.extreme()));
-            // As f32 has it, 127 too large; values below the least that is normal are as far apart as those above it.
-            let least = S::splat(127.0 + least_exponent);
-            let exponent = S::max(S::bits_from(magnitude, 23), least);
-            // How often the distance of two values is in the magnitude, to which powers of 2 make no difference. What is
-            // rounded up to the next power of 2 gets that one's first code.
-            let per_one = S::mul(S::splat(of_exponent), S::pow2(S::sub(S::splat(127.0), exponent)));
-            let times = S::round(S::mul(magnitude, per_one));
-            let code = S::fma(S::sub(exponent, least), S::splat(of_exponent), times);
-            let code = S::fma(S::bits_from(x, 31), S::splat(of_sign), code);
+            let code = format.codes::<S>(S::div(x, self.scales));
             S::select_lt(S::splat(0.0), self.scales, code, S::splat(0.0))
         }
     }

@@ -34,6 +34,21 @@ unsafe fn widen_bf16(p: *const u16) -> __m256 {
     }
 }
 
+/// Sixteen fp8 values (e4m3) as f16, 2^8 times too small: f16 has one bit of exponent more.
+#[inline(always)]
+pub(super) unsafe fn f16_of_f8e4m3(values: __m128i) -> __m256i {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let wide = _mm256_cvtepu8_epi16(values);
+        let magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+        let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)));
+        // What has all bits but the sign is NaN, and gets f16's exponent of NaNs.
+        let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+        let nan = _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00));
+        _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign), nan)
+    }
+}
+
 /// Eight words at `p`, shifted right.
 #[inline(always)]
 unsafe fn shifted(p: *const u8, shift: usize) -> __m256i {
@@ -185,6 +200,16 @@ unsafe impl Simd for Avx2 {
         unsafe {
             let (low, high) = (split_bf16(p), split_bf16(p.add(16)));
             (Pair(low.0, high.0), Pair(low.1, high.1))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f8e4m3(p: *const u8) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let halves = f16_of_f8e4m3(_mm_loadu_si128(p.cast()));
+            let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+            let scale = _mm256_set1_ps(256.0);
+            Pair(_mm256_mul_ps(_mm256_cvtph_ps(low), scale), _mm256_mul_ps(_mm256_cvtph_ps(high), scale))
         }
     }
     #[inline(always)]

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use sinew_memory::SimdLevel;
 
-use super::avx2::{reduce_add8, reduce_max8};
+use super::avx2::{f16_of_f8e4m3, reduce_add8, reduce_max8};
 use super::{LANES, Simd};
 
 /// AVX-512 F, BW, DQ and VL.
@@ -95,6 +95,14 @@ unsafe impl Simd for Avx512 {
             let both = _mm512_loadu_si512(p.cast());
             let odd = _mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32));
             (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both)), _mm512_castsi512_ps(odd))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f8e4m3(p: *const u8) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let halves = f16_of_f8e4m3(_mm_loadu_si128(p.cast()));
+            _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
         }
     }
     #[inline(always)]

@@ -11,6 +11,7 @@ mod avx2;
 mod avx512;
 pub mod math;
 mod portable;
+mod small_float;
 mod stored;
 
 #[cfg(target_arch = "x86_64")]
@@ -18,7 +19,8 @@ pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 pub use portable::Portable;
-pub use stored::Stored;
+pub(crate) use small_float::SmallFloat;
+pub use stored::{Code, Stored};
 
 use sinew_memory::{SimdLevel, Team};
 
@@ -57,6 +59,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_bf16(p: *const u16) -> Self::F;
     /// Thirty-two bf16 values, widened: those at even places, and those at odd places.
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F);
+    /// Sixteen fp8 values (e4m3), widened.
+    unsafe fn load_f8e4m3(p: *const u8) -> Self::F;
     /// Sixteen signed bytes as floats.
     unsafe fn load_i8(p: *const i8) -> Self::F;
     /// Of sixteen words of 32 bits at `p`, the byte from bit `shift` on as a float.

@@ -79,6 +79,17 @@ unsafe impl Simd for Portable {
         F16Lanes(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(|x| f32::from_bits(u32::from(x) << 16)))
     }
     #[inline(always)]
+    unsafe fn load_f8e4m3(p: *const u8) -> Self::F {
+        // As bits of an f32 with four bits of exponent, whose bias is 120 less.
+        let widen = |x: u8| {
+            let magnitude = f32::from_bits(u32::from(x & 0x7f) << 20) * f32::from_bits((120 + 127) << 23);
+            let magnitude = if x & 0x7f == 0x7f { f32::NAN } else { magnitude };
+            f32::from_bits(magnitude.to_bits() | u32::from(x & 0x80) << 24)
+        };
+        // SAFETY: the caller names sixteen values.
+        F16Lanes(unsafe { p.cast::<[u8; LANES]>().read() }.map(widen))
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> Self::F {
         // SAFETY: the caller names sixteen values.
         F16Lanes(unsafe { p.cast::<[i8; LANES]>().read() }.map(f32::from))

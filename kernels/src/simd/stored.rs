@@ -1,11 +1,13 @@
 //! Element types that kernels load as f32 lanes and store from them.
 
+use float8::F8E4M3;
 use half::{bf16, f16};
 use sinew_tensor::Element;
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, SmallFloat};
 
-/// A dtype that kernels compute on in f32: f32, f16, bf16. As for [`Simd`], no alignment is asked of pointers.
+/// A dtype that kernels compute on in f32: f32, f16, bf16, and the codes of what is kept with a scale, i8 and f8_e4m3. As
+/// for [`Simd`], no alignment is asked of pointers.
 pub trait Stored: Element {
     /// Sixteen values from `p`, widened.
     ///
@@ -13,7 +15,8 @@ pub trait Stored: Element {
     /// Those of [`Simd`]; `p` is valid for sixteen elements.
     unsafe fn load<S: Simd>(p: *const Self) -> S::F;
 
-    /// Sixteen lanes to `p`, rounded to nearest, ties to even.
+    /// Sixteen lanes to `p`, rounded to nearest, ties to even; what codes have no value for becomes the next that they
+    /// have. Of codes no lane is NaN.
     ///
     /// # Safety
     /// Those of [`Simd`]; `p` is valid for sixteen elements.
@@ -140,5 +143,115 @@ impl Stored for bf16 {
     #[inline(always)]
     fn narrow(x: f32) -> Self {
         Self::from_f32(x)
+    }
+}
+
+/// The codes of values with a scale, none of which is larger than it is to be.
+pub trait Code: Stored {
+    /// The magnitude that the largest value of those with one scale becomes.
+    const LARGEST: f32;
+}
+
+impl Code for i8 {
+    const LARGEST: f32 = 127.0;
+}
+
+impl Code for F8E4M3 {
+    const LARGEST: f32 = 448.0;
+}
+
+impl Stored for i8 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::F {
+        // SAFETY: passed on.
+        unsafe { S::load_i8(p) }
+    }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut Self, v: S::F) {
+        // SAFETY: passed on.
+        unsafe { S::store_i8(p, S::max(S::min(S::round(v), S::splat(127.0)), S::splat(-128.0))) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from(self)
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        x.round_ties_even() as Self
+    }
+}
+
+impl Stored for F8E4M3 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const Self) -> S::F {
+        // SAFETY: passed on; an f8_e4m3 is its byte.
+        unsafe { S::load_f8e4m3(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(p: *mut Self, v: S::F) {
+        // SAFETY: passed on; an f8_e4m3 is its byte, and bytes from 128 on are negative as i8.
+        unsafe {
+            let code = SmallFloat::E4M3.codes::<S>(v);
+            let code = S::select_lt(code, S::splat(128.0), code, S::sub(code, S::splat(256.0)));
+            S::store_i8(p.cast(), code);
+        }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        Self::from_f32(x.clamp(-Self::LARGEST, Self::LARGEST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sinew_memory::{SimdLevel, Team};
+
+    use super::*;
+    use crate::simd::{Kernel, launch};
+
+    /// Every code is read as what it stands for; what it stands for, what lies between two and beyond them are stored as
+    /// one by one.
+    struct Codes<T>([T; 256]);
+
+    impl<T: Code> Kernel for Codes<T> {
+        #[inline(always)]
+        unsafe fn task<S: Simd>(&self, task: usize, _: usize) {
+            let codes = &self.0[task * LANES..][..LANES];
+            let mut read = [0f32; LANES];
+            // SAFETY: every array holds sixteen values, and the machine has the level.
+            unsafe { S::store(read.as_mut_ptr(), T::load::<S>(codes.as_ptr())) };
+            for (read, code) in read.iter().zip(codes) {
+                let same = read.to_bits() == code.widen().to_bits() || (read.is_nan() && code.widen().is_nan());
+                assert!(same, "{code:?} is {read} at {}", S::LEVEL);
+            }
+            let read = read.map(|x| if x.is_nan() { 1e9 } else { x });
+            for (factor, beyond) in [(1.0, 0.0), (1.0, 0.5), (1.03, 0.01), (1.0625, 0.0), (1.5, -100.0)] {
+                let x: [f32; LANES] = read.map(|x| x * factor + beyond);
+                let mut stored = [T::zeroed(); LANES];
+                // SAFETY: as above.
+                unsafe { T::store::<S>(stored.as_mut_ptr(), S::load(x.as_ptr())) };
+                for (x, stored) in x.into_iter().zip(stored) {
+                    let same = stored.widen().to_bits() == T::narrow(x).widen().to_bits();
+                    assert!(same, "{x} became {stored:?} at {}", S::LEVEL);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn codes_are_read_and_stored_as_one_by_one_at_every_level() {
+        let team = Team::new(1).expect("a team");
+        let bytes: [u8; 256] = std::array::from_fn(|i| i as u8);
+        for level in SimdLevel::ALL {
+            // SAFETY: the kernels rely on nothing.
+            unsafe {
+                launch(level, &team, 256 / LANES, &Codes(bytes.map(|x| x as i8)));
+                launch(level, &team, 256 / LANES, &Codes(bytes.map(F8E4M3::from_bits)));
+            }
+        }
     }
 }

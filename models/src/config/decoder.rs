@@ -435,11 +435,6 @@ impl DecoderConfig {
         self.max_position_embeddings.min(unchanged.unwrap_or(usize::MAX))
     }
 
-    /// The number of values that one token has in the cache of one layer, keys and values together.
-    pub fn kv_values(&self) -> usize {
-        2 * self.num_key_value_heads * self.head_dim
-    }
-
     /// Floating-point operations of one token in all layers, a multiply-add being two, when it attends to `keys` keys
     /// on average. The head is [`head_flops`](Self::head_flops).
     pub fn flops_per_token(&self, keys: f64) -> f64 {

@@ -2,7 +2,7 @@
 
 use sinew_memory::Hardware;
 use sinew_ops::layers::{Compute, Encoding};
-use sinew_tensor::{BlockFormat, DType};
+use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use super::Part;
 use crate::checkpoint::{Checkpoint, Load};
@@ -93,7 +93,7 @@ pub struct Precision {
     pub activations: DType,
     /// Of the operands of products; sums are f32 everywhere.
     pub compute: Compute,
-    /// Of cached keys and values.
+    /// Of cached keys and values: int8 and fp8 (e4m3) have a scale for each token and head.
     pub kv: DType,
 }
 
@@ -126,6 +126,31 @@ impl Precision {
             compute,
             kv,
         })
+    }
+
+    /// The same with a KV cache of this dtype, where one is given.
+    ///
+    /// # Errors
+    /// A dtype that a cache cannot have, or not on the device.
+    pub fn with_kv(self, kv: Option<DType>, hardware: &Hardware) -> Result<Self> {
+        let Some(kv) = kv else { return Ok(self) };
+        let scaled = PagedLayout::has_scales(kv);
+        if !scaled && !DType::COMPUTE.contains(&kv) {
+            let supported = "f32, f16, bf16, int8, fp8".to_owned();
+            return Err(Error::Unsupported { what: format!("a KV cache of dtype {kv}"), supported });
+        }
+        if scaled && hardware.accelerator.is_some() {
+            return Err(Error::Unsupported {
+                what: format!("a KV cache of dtype {kv} on a GPU"),
+                supported: "f32, f16 and bf16 there, int8 and fp8 on CPUs".to_owned(),
+            });
+        }
+        Ok(Self { kv, ..self })
+    }
+
+    /// Bytes of the keys and values of one token in one layer.
+    pub fn kv_bytes(&self, num_key_value_heads: usize, head_dim: usize) -> usize {
+        2 * num_key_value_heads * PagedLayout::head_bytes(self.kv, head_dim)
     }
 
     /// What a weight of these parts becomes.

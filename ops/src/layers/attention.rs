@@ -21,7 +21,8 @@ pub struct AttentionOptions {
     pub head_dim: usize,
     /// Dtype of queries.
     pub q: DType,
-    /// Dtype of keys and values.
+    /// Dtype of keys and values; of paged ones also int8 and fp8 (e4m3) with the scales of
+    /// [`PagedLayout`](sinew_tensor::PagedLayout).
     pub kv: DType,
     /// Dtype of the result.
     pub output: DType,
@@ -46,7 +47,8 @@ pub struct AttentionOptions {
 pub struct Inputs<'a> {
     /// `[tokens, num_heads, head_dim]`.
     pub q: View<'a>,
-    /// `[blocks, num_kv_heads, block_size, head_dim]`, or dense `[tokens, num_kv_heads, head_dim]`.
+    /// Paged as [`PagedLayout`](sinew_tensor::PagedLayout) says, which is `[blocks, num_kv_heads, block_size, head_dim]`
+    /// where there are no scales, or dense `[tokens, num_kv_heads, head_dim]`.
     pub k: View<'a>,
     /// As `k`.
     pub v: View<'a>,
@@ -150,7 +152,8 @@ enum Keys {
 }
 
 impl KvAppend {
-    /// Plans the append of `source` keys and values to a cache of `kv` in blocks of `block_size`.
+    /// Plans the append of `source` keys and values to a cache of `kv` in blocks of `block_size`, laid out as
+    /// [`PagedLayout`](sinew_tensor::PagedLayout) says.
     ///
     /// # Errors
     /// No kernel for it on the context's device.
