@@ -105,7 +105,7 @@ impl Loader<'_> {
             Ok(())
         };
         for slices in slices.chunks(SLICES_A_TURN * threads) {
-            packer.pack_each(&self.ctx, slices, &pack)?;
+            packer.pack_each(&self.ctx, slices, pack)?;
             let of_slices = slices.iter().flat_map(|slice| &slice.rows);
             let bytes: usize = of_slices.map(|(part, rows)| rows.len() * row_bytes[part - before]).sum();
             self.advance((bytes as u128 * strip.len() as u128 / (k as u128).max(1)) as usize);
@@ -151,5 +151,5 @@ fn common_multiple(a: usize, b: usize) -> usize {
     while rest > 0 {
         (divisor, rest) = (rest, divisor % rest);
     }
-    (a / divisor.max(1)).checked_mul(b).unwrap_or(usize::MAX)
+    (a / divisor.max(1)).saturating_mul(b)
 }
