@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 use sinew::kernels::Registry;
 use sinew::memory::Cpu;
+use sinew::models::engine::{TraceLine, TraceOptions};
 use sinew::models::{Engine, EngineHandle, EngineOptions, Error, Event, Finish, GenerateOptions, Happening, Load};
 use sinew::models::{Logprobs, Request, SamplingParams};
 use sinew::ops::Policy;
@@ -491,4 +492,60 @@ fn a_soak_leaves_nothing_behind() {
     assert_eq!((finished + cancelled, cache.used, cache.references), (submitted, 0, 0));
     assert_eq!(cache.available(), cache.total);
     assert!(cancelled > 0 && stats.preemptions > stats.swapped && stats.swapped > 0 && stats.found > 0, "{stats:?}");
+}
+
+#[test]
+fn a_sequence_of_another_model_is_refused() {
+    let mut models = [0, 1].map(|_| model(1, DType::F32, LoadOptions::default()));
+    let mut sequences = models.each_ref().map(|model| model.sequence());
+    for ((model, sequence), seed) in models.iter_mut().zip(&mut sequences).zip(1..) {
+        model.prefill(sequence, &prompt(seed, 9)).expect("there is room");
+    }
+    let before = sequences[0].len();
+    assert!(matches!(models[1].prefill(&mut sequences[0], &[1]), Err(Error::Input(_))));
+    assert!(matches!(models[1].decode(&mut sequences[..1], &[1]), Err(Error::Input(_))));
+    assert_eq!(sequences[0].len(), before);
+    models[0].decode(&mut sequences[..1], &[1]).expect("its own model still runs it");
+}
+
+#[test]
+fn traces_that_cannot_be_are_refused_and_all_prefixes_differ() {
+    let usual = TraceOptions {
+        requests: 2,
+        rate: 1.0,
+        prompt_tokens: (1, 8),
+        new_tokens: (1, 8),
+        prefixes: 1,
+        prefix_tokens: 4,
+        seed: 1,
+    };
+    assert!(TraceLine::generate(&usual).is_ok());
+    for wrong in [
+        TraceOptions { requests: usize::MAX, ..usual.clone() },
+        TraceOptions { prefix_tokens: usize::MAX, ..usual.clone() },
+        TraceOptions { rate: 1e-320, ..usual.clone() },
+    ] {
+        assert!(matches!(TraceLine::generate(&wrong), Err(Error::Input(_))), "{wrong:?}");
+    }
+    let of = |prefix| {
+        TraceLine { arrival_s: 0.0, prompt_tokens: 4, new_tokens: 1, prefix, prefix_tokens: 4 }.prompt(0, 1000)
+    };
+    let prompts = [0, 1, u64::MAX >> 1, 1 << 63, u64::MAX].map(of);
+    for (i, one) in prompts.iter().enumerate() {
+        assert!(!prompts[..i].contains(one), "{i}");
+    }
+}
+
+#[test]
+fn a_replay_ends_where_nothing_may_wait() {
+    let options = EngineOptions { max_waiting: 0, ..EngineOptions::default() };
+    let mut engine = Engine::new(model(1, DType::F32, LoadOptions::default()), options);
+    let line = TraceLine { arrival_s: 0.0, prompt_tokens: 4, new_tokens: 2, prefix: 0, prefix_tokens: 0 };
+    let mut turns = 0;
+    let mut go_on = || {
+        turns += 1;
+        if turns < 10_000 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    };
+    let replayed = engine.replay(&[line; 3], 1.0, &mut go_on).expect("it runs");
+    assert_eq!((replayed.answered, replayed.failed), (3, 0));
 }

@@ -288,8 +288,13 @@ impl KvCache {
     /// Makes room for `tokens` more tokens of a sequence, and frees what its windows have left behind.
     ///
     /// # Errors
-    /// The cache is full, or the device failed; the sequence has the tokens that it had.
+    /// The cache is full, or the device failed; the sequence has the tokens that it had. A sequence of another cache, or
+    /// one that is on the host: its blocks would be somebody else's here.
     pub fn append(&mut self, ctx: &Context, sequence: &mut Sequence, tokens: usize) -> Result<()> {
+        let pools = sequence.tables.iter().map(|table| table.pool());
+        if sequence.tables.len() != self.pages.len() || !pools.zip(&self.pages).all(|(own, here)| own.is_same(here)) {
+            return Err(Error::Input("the sequence is of another model's cache, or swapped out".into()));
+        }
         let before = sequence.len();
         sequence.release_unseen(&self.shape)?;
         for group in 0..sequence.tables.len() {

@@ -42,7 +42,7 @@ pub use self::trace::{TraceLine, TraceOptions};
 /// How an engine treats requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// The most requests that wait to be let in; more are refused with [`Error::Busy`].
+    /// The most requests that wait to be let in, at least one; more are refused with [`Error::Busy`].
     pub max_waiting: usize,
     /// How many steps earlier a request counts as having come for each level of priority.
     pub patience: u32,
@@ -140,7 +140,7 @@ impl Engine {
         let most = model.decoder().limits().max_sequences;
         Self {
             model,
-            options,
+            options: EngineOptions { max_waiting: options.max_waiting.max(1), ..options },
             waiting: Vec::new(),
             running: Vec::with_capacity(most),
             starved: None,

@@ -176,7 +176,7 @@ impl PackRows<'_> {
             return unsafe {
                 match format.group() {
                     ..=32 => self.quads::<S, T, 32>(&lines[..valid], reading, &scales, height, format, to),
-                    ..=64 => self.quads::<S, T, 64>(&lines[..valid], reading, &scales, height, format, to),
+                    33..=64 => self.quads::<S, T, 64>(&lines[..valid], reading, &scales, height, format, to),
                     _ => self.quads::<S, T, MAX_GROUP>(&lines[..valid], reading, &scales, height, format, to),
                 }
             };

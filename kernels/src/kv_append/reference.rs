@@ -88,7 +88,7 @@ impl Reference for KvAppend {
         Ok(HostOperands { inputs, outputs })
     }
 
-    /// Caches with scales: see [`scaled::operand`].
+    /// Caches with scales: see `scaled::operand`.
     fn logical(case: &Case<Self>, _: usize, elements: &[f64]) -> Option<Vec<f64>> {
         let bytes: Vec<u8> = elements.iter().map(|&x| x as u8).collect();
         let of_block = case.fixed.num_kv_heads

@@ -61,6 +61,11 @@ pub struct PagePool {
 }
 
 impl PagePool {
+    /// Whether both are one pool, whose blocks have one numbering.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// A pool in which all blocks are free.
     ///
     /// # Errors

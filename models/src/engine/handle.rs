@@ -67,7 +67,7 @@ impl EngineHandle {
     /// The system has no thread to give.
     pub fn start(engine: Engine) -> Result<Self> {
         let checks = engine.checks();
-        let most = engine.options.max_waiting.max(1);
+        let most = engine.options.max_waiting;
         let next_id = AtomicU64::new(engine.next_id);
         let (requests, submitted) = sync_channel(most);
         let stats = Arc::new(Mutex::new(engine.stats()));

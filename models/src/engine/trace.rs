@@ -80,7 +80,8 @@ impl TraceLine {
     /// Requests at random.
     ///
     /// # Errors
-    /// A rate that is not positive, or lengths of 0 or in the wrong order.
+    /// A rate that is not positive or too low for times to be numbers, lengths of 0, in the wrong order or too large, or
+    /// more requests than there is memory for.
     pub fn generate(options: &TraceOptions) -> Result<Vec<Self>> {
         let &TraceOptions { requests, rate, prompt_tokens, new_tokens, prefixes, prefix_tokens, seed } = options;
         if !rate.is_finite() || rate <= 0.0 {
@@ -91,11 +92,17 @@ impl TraceLine {
                 return Err(Error::Input(format!("lengths from {least} to {most} tokens")));
             }
         }
+        if prompt_tokens.1.checked_add(prefix_tokens).is_none() {
+            return Err(Error::Input(format!("prompts of {} tokens behind {prefix_tokens}", prompt_tokens.1)));
+        }
+        let mut all = Vec::new();
+        all.try_reserve_exact(requests)
+            .map_err(|_| Error::Input(format!("{requests} requests are more than there is memory for")))?;
         let mut rng = ChaCha12Rng::seed_from_u64(seed);
         // In (0, 1], so that its logarithm is a number.
         let mut uniform = move || ((rng.next_u64() >> 11) + 1) as f64 / (1_u64 << 53) as f64;
         let mut arrival_s = 0.0;
-        let all = (0..requests).map(|_| {
+        all.extend((0..requests).map(|_| {
             arrival_s -= uniform().ln() / rate;
             let mut length = |(least, most): (usize, usize)| {
                 let (least, above) = (least as f64, most as f64 + 1.0);
@@ -107,8 +114,11 @@ impl TraceLine {
                 _ => (((uniform() * prefixes as f64) as u64).min(prefixes - 1), prefix_tokens),
             };
             Self { arrival_s, prompt_tokens: prefix_tokens + own, new_tokens, prefix, prefix_tokens }
-        });
-        Ok(all.collect())
+        }));
+        if !arrival_s.is_finite() {
+            return Err(Error::Input(format!("{rate} requests a second: the last would never come")));
+        }
+        Ok(all)
     }
 
     /// The prompt of the request of number `request`: its prefix depends on the number of that, the rest on its own.
@@ -117,7 +127,10 @@ impl TraceLine {
             let mixed = (row.wrapping_mul(0xd134_2543_de82_ef95) ^ (i as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             ((mixed >> 33) % vocab_size.max(1) as u64) as u32
         };
-        let prefix = (0..self.prefix_tokens).map(|i| token(2 * self.prefix + 1, i));
-        prefix.chain((self.prefix_tokens..self.prompt_tokens).map(|i| token(2 * request + 2, i))).collect()
+        // Odd rows, as far as there are any, so that they are no request's.
+        let prefix = (0..self.prefix_tokens).map(|i| token(self.prefix.rotate_left(1) ^ 1, i));
+        prefix
+            .chain((self.prefix_tokens..self.prompt_tokens).map(|i| token(request.wrapping_mul(2).wrapping_add(2), i)))
+            .collect()
     }
 }
