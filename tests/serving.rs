@@ -74,7 +74,14 @@ fn a_trace_is_the_same_for_a_seed_and_is_replayed_whole() {
         let [p50, p95, p99] = ["p50", "p95", "p99"].map(|p| result[key][p].as_f64().expect("a time"));
         assert!(0.0 < p50 && p50 <= p95 && p95 <= p99, "{result}");
     }
-    assert!(stdout(&sinew(&replay)).contains("12 answered, 0 failed"));
+    let report = stdout(&sinew(&replay));
+    assert!(report.contains("12 answered, 0 failed") && report.contains("% of prompts found"), "{report}");
+    std::fs::write(&file, r#"{"arrival_s": 0, "prompt_tokens": 40, "new_tokens": 2}"#).expect("written");
+    let small = ["replay", &file, "--model", &model, "--max-sequences", "1", "--cache-tokens", "16"];
+    let output = sinew(&small);
+    let (report, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success() && error.contains("no request was answered"), "{error}");
+    assert!(report.contains("1 failed") && report.contains("first:"), "{report}");
 }
 
 #[test]

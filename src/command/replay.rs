@@ -98,7 +98,11 @@ impl Replay {
         catch_interrupts();
         let mut go_on = || if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let replayed = engine.replay(&trace, self.speed, &mut go_on)?;
-        self.report(&replayed, &engine)
+        self.report(&replayed, &engine)?;
+        match &replayed.failure {
+            Some(why) if replayed.answered == 0 => Err(format!("no request was answered: {why}").into()),
+            _ => Ok(()),
+        }
     }
 
     fn report(&self, replayed: &Replayed, engine: &Engine) -> Outcome {
@@ -113,6 +117,7 @@ impl Replay {
             let line = json!({
                 "answered": answered,
                 "failed": failed,
+                "failure": replayed.failure,
                 "seconds": seconds,
                 "prompt_tokens": prompt_tokens,
                 "new_tokens": new_tokens,
@@ -147,9 +152,15 @@ impl Replay {
         writeln!(out, "between    {}", milliseconds(&replayed.between_tokens))?;
         writeln!(
             out,
-            "cache      {} of {} blocks at most, {} preemptions",
-            cache.peak_used, cache.total, stats.preemptions
+            "cache      {} of {} blocks at most, {} preemptions, {:.1} % of prompts found",
+            cache.peak_used,
+            cache.total,
+            stats.preemptions,
+            100.0 * hit_rate
         )?;
+        if let Some(why) = &replayed.failure {
+            writeln!(out, "failed     first: {why}")?;
+        }
         Ok(())
     }
 }

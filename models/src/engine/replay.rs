@@ -15,6 +15,8 @@ pub struct Replayed {
     pub answered: usize,
     /// Requests that were refused or failed.
     pub failed: usize,
+    /// Why the first of those did.
+    pub failure: Option<String>,
     /// From the first arrival to the last token, in seconds.
     pub seconds: f64,
     /// Tokens of the prompts of all requests that were answered.
@@ -88,6 +90,7 @@ impl Engine {
         let mut all: HashMap<RequestId, Waiting> = HashMap::new();
         let mut lines = trace.iter().enumerate().peekable();
         let (mut answered, mut failed, mut prompt_tokens, mut new_tokens, mut end) = (0, 0, 0, 0, 0.0);
+        let mut failure = None;
         while (lines.peek().is_some() || !self.is_idle()) && go_on().is_continue() {
             while let Some(&(number, line)) = lines.peek() {
                 let came = line.arrival_s / speed;
@@ -102,7 +105,10 @@ impl Engine {
                     Ok(id) => {
                         all.insert(id, Waiting { came, latest: None, prompt_tokens: line.prompt_tokens });
                     }
-                    Err(_) => failed += 1,
+                    Err(error) => {
+                        failed += 1;
+                        failure.get_or_insert_with(|| error.to_string());
+                    }
                 }
             }
             if self.is_idle() {
@@ -127,7 +133,10 @@ impl Engine {
                     Happening::Finished { .. } => {
                         (answered, prompt_tokens, end) = (answered + 1, prompt_tokens + request.prompt_tokens, now);
                     }
-                    Happening::Failed(_) => failed += 1,
+                    Happening::Failed(error) => {
+                        failed += 1;
+                        failure.get_or_insert_with(|| error.to_string());
+                    }
                 }
             }
         }
@@ -135,6 +144,7 @@ impl Engine {
         Ok(Replayed {
             answered,
             failed,
+            failure,
             seconds: (end - began).max(0.0),
             prompt_tokens,
             new_tokens,
