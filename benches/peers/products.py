@@ -2,6 +2,7 @@
 weights.
 
     python benches/peers/products.py [--rounds 9] [--threads 2] [--contenders sinew,rust,rust-v4,candle,python]
+                                     [--shape M,N,K]
 
 Builds Sinew's side (`product-rates`) and benches/peers/rust (gemm, faer, matrixmultiply; `rust-v4` is gemm with its
 512-bit kernels, `candle` takes minutes to build); `python` is PyTorch and numpy's OpenBLAS. All but candle write into
@@ -26,6 +27,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--contenders", default="sinew,rust,rust-v4,candle,python")
+    parser.add_argument("--shape", action="append", help="M,N,K; as often as wanted; all those of product-rates without")
     a = parser.parse_args()
     wanted = a.contenders.split(",")
     if "sinew" not in wanted:
@@ -53,7 +55,7 @@ def main():
         }
         return {name: every[name] for name in wanted}
 
-    shapes = subprocess.run([sinew, "--shapes"], check=True, capture_output=True, text=True).stdout.split()
+    shapes = a.shape or subprocess.run([sinew, "--shapes"], check=True, capture_output=True, text=True).stdout.split()
     seconds = round_robin.run([group(shape) for shape in shapes], a.rounds, a.threads)
     print(f"\n{a.threads} threads, medians of {a.rounds} turns\n")
     for few in [False, True]:
