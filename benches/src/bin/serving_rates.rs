@@ -149,7 +149,7 @@ fn together(mut model: LanguageModel, rounds: usize) -> Result<LanguageModel, Er
 fn in_blocks(mut blocks: LanguageModel, mut one_run: LanguageModel, rounds: usize) -> Result<(), Error> {
     let mut all = [const { Vec::new() }; 4];
     for round in 0..=rounds {
-        let mut turn = |model: &mut LanguageModel| -> Result<[f64; 2], Error> {
+        let turn = |model: &mut LanguageModel| -> Result<[f64; 2], Error> {
             let vocab = model.decoder().config().vocab_size;
             let mut sequences: Vec<_> = (0..BATCH).map(|_| model.sequence()).collect();
             let start = Instant::now();
