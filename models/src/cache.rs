@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use sinew_memory::{
-    BlockTable, Buffer, CopyBlock, Cpu, Error as MemoryError, PageConfig, PagePool, PageStats, PrefixConfig, SwapBlocks,
+    BlockId, BlockTable, Buffer, CopyBlock, Cpu, Error as MemoryError, PageConfig, PagePool, PageStats, PrefixConfig,
+    SwapBlocks,
 };
 use sinew_ops::Context;
 use sinew_tensor::{DType, PagedLayout, Tensor};
@@ -46,8 +47,8 @@ impl CacheShape {
         Self::of_blocks(config, kv, block_size, |window| match window {
             None => all,
             Some(window) => {
-                // Neither the first nor the last block of what is seen is whole, and what a step adds ends in one more.
-                let each = (window.saturating_sub(1)).div_ceil(block_size).saturating_add(2);
+                // What a step adds ends in one more.
+                let each = blocks_seen(window, block_size).saturating_add(1);
                 max_sequences.saturating_mul(each).saturating_add(max_rows.div_ceil(block_size)).min(all)
             }
         })
@@ -106,6 +107,24 @@ impl CacheShape {
             blocks(layout).saturating_mul(layout.bytes_per_block()).saturating_mul(2)
         };
         self.layers.iter().map(of_layer).fold(0, usize::saturating_add)
+    }
+}
+
+impl GroupShape {
+    /// Whether it has room for what a window sees, so that a sequence goes on for ever.
+    fn slides(&self) -> Option<usize> {
+        let seen = blocks_seen(self.window?, self.layout.block_size());
+        (self.layout.num_blocks() >= seen).then_some(seen)
+    }
+
+    /// Tokens that one sequence has room for.
+    fn tokens(&self) -> usize {
+        self.slides().map_or(self.layout.num_blocks() * self.layout.block_size(), |_| usize::MAX)
+    }
+
+    /// The most blocks that one sequence takes from step to step.
+    fn most_blocks(&self) -> usize {
+        self.slides().map_or(usize::MAX, |seen| (seen + 1).min(self.layout.num_blocks()))
     }
 }
 
@@ -240,49 +259,51 @@ impl KvCache {
     /// Brings a sequence to the host, and frees its blocks. It cannot be run there.
     ///
     /// # Errors
-    /// No room there: the sequence is as before. A failed device: it is of no more use.
+    /// No room there, or a failed device: the sequence is as before.
     pub fn swap_out(&mut self, ctx: &Context, sequence: &mut Sequence) -> Result<()> {
-        let Some(host) = self.host.as_mut().filter(|host| has_blocks(&host.pages, sequence)) else {
-            return Err(no_room(sequence));
+        let Some(host) = &mut self.host else {
+            return Err(Error::Memory(MemoryError::OutOfBlocks { asked: 1, free: 0, total: 0 }));
         };
-        for (group, table) in sequence.tables.iter_mut().enumerate() {
-            let swap = table.swap_to(&host.pages[group])?;
+        let start = host.pages.iter().map(PagePool::table).collect();
+        let (tables, swaps) = sequence.moved(start)?;
+        for (group, swap) in swaps.iter().enumerate() {
             let layers = self.layers.iter().zip(&mut host.layers).zip(&self.shape.layers);
             for (((keys, values), on_host), _) in layers.filter(|(_, of)| **of == group) {
                 for (tensor, host) in [keys, values].into_iter().zip(on_host) {
                     let host = host.as_mut_slice::<u8>()?;
-                    for (from, to) in places(&swap) {
+                    for (from, to) in places(swap) {
                         ctx.stream().download(tensor.buffer(), from.start, &mut host[to])?;
                     }
                 }
             }
         }
-        sequence.swapped = true;
+        (sequence.tables, sequence.swapped) = (tables, true);
         Ok(())
     }
 
-    /// Brings a sequence back from the host.
+    /// Brings a sequence back from the host. `start` is one of this cache that [has](Self::start) of its tokens what others
+    /// have run, which is not copied, or is empty. Returns how many blocks were copied, of all groups.
     ///
     /// # Errors
-    /// A full cache: the sequence is as before. A failed device: it is of no more use.
-    pub fn swap_in(&mut self, ctx: &Context, sequence: &mut Sequence) -> Result<()> {
-        let Some(host) = self.host.as_ref().filter(|_| has_blocks(&self.pages, sequence)) else {
-            return Err(no_room(sequence));
+    /// A full cache, or a failed device: the sequence is as before.
+    pub fn swap_in(&mut self, ctx: &Context, sequence: &mut Sequence, start: Sequence) -> Result<usize> {
+        let Some(host) = self.host.as_ref().filter(|_| sequence.swapped && start.is_of(&self.pages)) else {
+            return Err(Error::Input("the sequence is not on the host, or comes from another cache".into()));
         };
-        for (group, table) in sequence.tables.iter_mut().enumerate() {
-            let swap = table.swap_to(&self.pages[group])?;
+        let (tables, swaps) = sequence.moved(start.tables)?;
+        for (group, swap) in swaps.iter().enumerate() {
             let layers = self.layers.iter_mut().zip(&host.layers).zip(&self.shape.layers);
             for (((keys, values), on_host), _) in layers.filter(|(_, of)| **of == group) {
                 for (tensor, host) in [keys, values].into_iter().zip(on_host) {
                     let host = host.as_slice::<u8>()?;
-                    for (from, to) in places(&swap) {
+                    for (from, to) in places(swap) {
                         ctx.stream().upload(&host[from], tensor.buffer_mut()?, to.start)?;
                     }
                 }
             }
         }
-        sequence.swapped = false;
-        Ok(())
+        (sequence.tables, sequence.swapped) = (tables, false);
+        Ok(swaps.iter().map(|swap| swap.copies().len()).sum())
     }
 
     /// Makes room for `tokens` more tokens of a sequence, and frees what its windows have left behind.
@@ -291,8 +312,7 @@ impl KvCache {
     /// The cache is full, or the device failed; the sequence has the tokens that it had. A sequence of another cache, or
     /// one that is on the host: its blocks would be somebody else's here.
     pub fn append(&mut self, ctx: &Context, sequence: &mut Sequence, tokens: usize) -> Result<()> {
-        let pools = sequence.tables.iter().map(|table| table.pool());
-        if sequence.tables.len() != self.pages.len() || !pools.zip(&self.pages).all(|(own, here)| own.is_same(here)) {
+        if !sequence.is_of(&self.pages) {
             return Err(Error::Input("the sequence is of another model's cache, or swapped out".into()));
         }
         let before = sequence.len();
@@ -356,38 +376,32 @@ impl KvCache {
         self.shape.layers.iter().map(of_layer).sum()
     }
 
-    /// Tokens that it has room for: no limit where every layer has a window, which leaves the earlier ones behind.
+    /// Tokens that one sequence has room for: no limit where every layer has a window, which leaves the earlier ones
+    /// behind, and room for what it sees.
     pub fn tokens(&self) -> usize {
-        let all = self.shape.groups.iter().find(|group| group.window.is_none());
-        all.map_or(usize::MAX, |group| group.layout.num_blocks() * group.layout.block_size())
+        self.shape.groups.iter().map(GroupShape::tokens).min().unwrap_or(usize::MAX)
     }
 
-    /// Whether a sequence that is not in the cache, of `tokens` tokens, fits beside what the sequences of `running`
-    /// are still to take, each with how many tokens.
-    pub(crate) fn fits<'a>(&self, tokens: usize, running: impl Iterator<Item = (&'a Sequence, usize)> + Clone) -> bool {
-        self.pages.iter().enumerate().all(|(group, pages)| {
-            let promised: usize =
-                running.clone().map(|(sequence, more)| sequence.tables[group].blocks_needed(more)).sum();
-            let own = tokens.div_ceil(pages.config().block_size).min(self.most_blocks(group));
-            pages.available_blocks() >= promised.saturating_add(own)
+    /// Whether a sequence of which the first `known` tokens are held already has room for `tokens` more, or would have if
+    /// those of `leaving` left, beside what those of `staying` are still to take, each with how many tokens.
+    pub(crate) fn fits<'a>(
+        &self,
+        (known, tokens): (usize, usize),
+        staying: impl Iterator<Item = (&'a Sequence, usize)> + Clone,
+        leaving: impl Iterator<Item = &'a Sequence> + Clone,
+    ) -> bool {
+        self.pages.iter().zip(&self.shape.groups).enumerate().all(|(group, (pages, shape))| {
+            let most = shape.most_blocks();
+            let promised = staying.clone().map(|(sequence, tokens)| {
+                let table = &sequence.tables[group];
+                // A table that holds all that its window sees frees as much as it takes, but for a block.
+                table.blocks_needed(tokens).min(most.saturating_sub(table.blocks().len()).max(1))
+            });
+            let block_size = shape.layout.block_size();
+            let own = known.saturating_add(tokens).div_ceil(block_size).min(most) - known / block_size;
+            let needed = promised.fold(own, usize::saturating_add);
+            needed <= pages.available_blocks() + freed(pages, leaving.clone().map(|leaving| &leaving.tables[group]))
         })
-    }
-
-    /// Whether sequences of so many tokens would fit into it if it were empty.
-    pub(crate) fn could_hold(&self, tokens: impl Iterator<Item = usize> + Clone) -> bool {
-        self.pages.iter().enumerate().all(|(group, pages)| {
-            let blocks = |tokens: usize| tokens.div_ceil(pages.config().block_size).min(self.most_blocks(group));
-            tokens.clone().map(blocks).sum::<usize>() <= pages.config().num_blocks
-        })
-    }
-
-    /// The most blocks that one sequence takes in a group.
-    fn most_blocks(&self, group: usize) -> usize {
-        let GroupShape { window, layout } = self.shape.groups[group];
-        match window {
-            None => layout.num_blocks(),
-            Some(window) => layout.blocks_for(window).saturating_add(2).min(layout.num_blocks()),
-        }
     }
 
     /// Tokens that can be appended to a sequence now.
@@ -440,17 +454,37 @@ fn places(swap: &SwapBlocks) -> impl Iterator<Item = (Range<usize>, Range<usize>
     swap.copies().iter().map(move |&(from, to)| (place(swap.from(), from), place(swap.to(), to)))
 }
 
-/// Whether a sequence fits into other pools as it is.
-fn has_blocks(pages: &[PagePool], sequence: &Sequence) -> bool {
-    sequence.tables.iter().zip(pages).all(|(table, pages)| table.blocks().len() <= pages.available_blocks())
+/// The most blocks that hold what a token sees: neither the first nor the last is whole.
+fn blocks_seen(window: usize, block_size: usize) -> usize {
+    window.saturating_sub(1).div_ceil(block_size).saturating_add(1)
 }
 
-fn no_room(sequence: &Sequence) -> Error {
-    let asked = sequence.tables.iter().map(|table| table.blocks().len()).max().unwrap_or(0);
-    Error::Memory(MemoryError::OutOfBlocks { asked, free: 0, total: 0 })
+/// Blocks that would be free if these tables were: those to which nothing else refers.
+fn freed<'a>(pages: &PagePool, leaving: impl Iterator<Item = &'a BlockTable>) -> usize {
+    let mut blocks: Vec<_> = leaving.flat_map(BlockTable::blocks).copied().collect();
+    blocks.sort_unstable();
+    let own = |same: &&[BlockId]| pages.references(same[0]) as usize == same.len();
+    blocks.chunk_by(|a, b| a == b).filter(own).count()
 }
 
 impl Sequence {
+    /// Whether its blocks are of these pools.
+    fn is_of(&self, pages: &[PagePool]) -> bool {
+        let pools = self.tables.iter().map(BlockTable::pool);
+        self.tables.len() == pages.len() && pools.zip(pages).all(|(own, other)| own.is_same(other))
+    }
+
+    /// Its tables as they go on from `start` in other pools, and what is to be copied there.
+    fn moved(&self, start: Vec<BlockTable>) -> Result<(Vec<BlockTable>, Vec<SwapBlocks>)> {
+        let (mut tables, mut swaps) = (Vec::with_capacity(start.len()), Vec::with_capacity(start.len()));
+        for (table, start) in self.tables.iter().zip(start) {
+            let (table, swap) = table.swapped(start)?;
+            tables.push(table);
+            swaps.push(swap);
+        }
+        Ok((tables, swaps))
+    }
+
     /// Tokens in the sequence.
     pub fn len(&self) -> usize {
         self.tokens

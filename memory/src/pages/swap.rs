@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::index::Chain;
 use super::{BlockId, BlockTable, PagePool};
 use crate::{Error, Result};
 
@@ -35,29 +34,76 @@ impl BlockTable {
     /// [`Error::OutOfBlocks`] of the other pool, and [`Error::Invalid`] where its blocks have another size. Nothing was
     /// changed then.
     pub fn swap_to(&mut self, pool: &PagePool) -> Result<SwapBlocks> {
-        let (from, to) = (self.pool.config(), pool.config());
+        let (table, swap) = self.swapped(pool.table())?;
+        *self = table;
+        Ok(swap)
+    }
+
+    /// A table of the same tokens that goes on from `start`, a table of another pool that has the first of them: what
+    /// [`BlockTable::lookup`] found there, or nothing. What `start` has is not copied. This table stays as it is.
+    ///
+    /// ```
+    /// use sinew_memory::{PageConfig, PagePool, PrefixConfig};
+    ///
+    /// let device = PagePool::with_prefixes(PageConfig { num_blocks: 8, block_size: 2, block_bytes: 64 }, PrefixConfig::default())?;
+    /// let host = PagePool::new(device.config())?;
+    /// let mut table = device.table();
+    /// table.append(5)?;
+    /// table.publish(0, &[1, 2, 3, 4, 5])?;
+    /// drop(table.swap_to(&host)?);
+    /// let mut start = device.table();
+    /// start.lookup(0, &[1, 2, 3, 4, 5])?;
+    /// let (table, swap) = table.swapped(start)?;
+    /// assert_eq!((table.num_tokens(), swap.copies().len()), (5, 1));
+    /// # Ok::<(), sinew_memory::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`BlockTable::swap_to`], and [`Error::Invalid`] where `start` has other positions than the first tokens
+    /// of this table in whole blocks.
+    pub fn swapped(&self, mut start: Self) -> Result<(Self, SwapBlocks)> {
+        let (from, to) = (self.pool.config(), start.pool.config());
         if (from.block_size, from.block_bytes) != (to.block_size, to.block_bytes) {
             return Err(Error::Invalid(format!(
                 "blocks of {} tokens and {} bytes cannot be swapped for blocks of {} tokens and {} bytes",
                 from.block_size, from.block_bytes, to.block_size, to.block_bytes
             )));
         }
-        let mut copies = Vec::with_capacity(self.blocks.len());
-        let (tokens, slots) = self.tokens_and_slots();
-        // One lock at a time, so that tables which cross each other's way wait for nothing.
-        let mut state = pool.lock();
-        state.check_available(self.blocks.len())?;
-        for block in &mut self.blocks {
-            let to = state.allocate_twice();
-            copies.push((std::mem::replace(block, to), to));
+        let known = start.blocks.len();
+        let whole = start.first_block == 0 && start.num_tokens == known * to.block_size;
+        if !whole || start.num_tokens > self.num_tokens || known > 0 && self.first_block > 0 {
+            let (start, own) = (start.positions(), self.positions());
+            return Err(Error::Invalid(format!("positions {own:?} cannot go on from a table of {start:?}")));
         }
-        state.add_table(tokens, slots);
+        let mut swap = SwapBlocks { from: self.pool.clone(), to: start.pool.clone(), copies: Vec::new() };
+        let moved = &self.blocks[known..];
+        swap.copies.reserve(moved.len());
+        start.blocks.reserve(self.blocks.capacity().max(known) - known);
+        let (tokens, slots) = start.tokens_and_slots();
+        // One lock at a time, so that tables which cross each other's way wait for nothing.
+        let mut state = swap.to.lock();
+        state.check_available(moved.len())?;
+        for &block in moved {
+            let to = state.allocate_twice();
+            start.blocks.push(to);
+            swap.copies.push((block, to));
+        }
+        (start.first_block, start.num_tokens) = (self.first_block, self.num_tokens);
+        let (more_tokens, more_slots) = start.tokens_and_slots();
+        state.stats.table_tokens += (more_tokens - tokens) as u64;
+        state.stats.table_slots += (more_slots - slots) as u64;
         drop(state);
-        self.pool.lock().remove_table(tokens, slots);
-        // The table's references to the old blocks are the swap's now.
-        let from = std::mem::replace(&mut self.pool, pool.clone());
-        self.chain = Chain::default();
-        Ok(SwapBlocks { from, to: pool.clone(), copies })
+        let mut state = swap.from.lock();
+        for (retained, &block) in moved.iter().enumerate() {
+            if let Err(error) = state.retain(block) {
+                state.release_all(moved[..retained].iter().copied());
+                drop(state);
+                swap.to.lock().release_all(swap.copies.drain(..).map(|copy| copy.1));
+                return Err(error);
+            }
+        }
+        drop(state);
+        Ok((start, swap))
     }
 }
 

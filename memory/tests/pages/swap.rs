@@ -78,6 +78,50 @@ fn published_blocks_are_found_again_when_their_table_is_back() {
 }
 
 #[test]
+fn what_the_other_pool_has_is_not_copied() {
+    let device = pool_with_prefixes(8, PrefixConfig::default().hash);
+    let host = pool(8);
+    let words = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    let mut table = device.table();
+    table.append(9).expect("room");
+    table.publish(0, &words).expect("whole tokens");
+    let before = table.blocks().to_vec();
+    drop(table.swap_to(&host).expect("room"));
+    let on_host = (table.blocks().to_vec(), host.stats());
+    let mut start = device.table();
+    assert_eq!(start.lookup(0, &words).expect("empty"), 8);
+    let (back, swap) = table.swapped(start).expect("room");
+    assert_eq!(swap.copies(), [(on_host.0[2], back.blocks()[2])]);
+    assert_eq!((back.num_tokens(), &back.blocks()[..2]), (9, &before[..2]));
+    assert_eq!((device.stats().table_tokens, device.stats().table_slots), (9, 12));
+    drop(swap);
+    assert_eq!((table.blocks(), host.stats()), (&on_host.0[..], on_host.1));
+    assert_eq!((device.stats().used, device.stats().cached), (3, 0));
+    // Where the rest does not fit, or what is there is none of the table's.
+    let mut taken = device.table();
+    taken.append(20).expect("room");
+    for tokens in [8, 4, 0] {
+        let mut start = device.table();
+        start.lookup(0, &words[..tokens]).expect("empty");
+        let asked = 3 - tokens / 4;
+        assert!(
+            matches!(table.swapped(start), Err(Error::OutOfBlocks { asked: of, free: 0, total: 8 }) if of == asked)
+        );
+    }
+    taken.clear();
+    let mut longer = device.table();
+    longer.append(12).expect("room");
+    let mut part = device.table();
+    part.append(3).expect("room");
+    for start in [longer, part] {
+        assert!(matches!(table.swapped(start), Err(Error::Invalid(_))));
+    }
+    drop(back);
+    drop(taken);
+    assert_eq!((device.stats().used, device.stats().references, device.stats().tables), (0, 0, 0));
+}
+
+#[test]
 fn a_swap_that_cannot_be_changes_nothing() {
     let (device, host) = (pool(4), pool(2));
     let mut table = device.table();

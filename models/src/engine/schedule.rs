@@ -101,10 +101,10 @@ impl Engine {
         }
     }
 
-    /// Lets in who waits, in order of rank, as far as there is room. Whoever outranks a running sequence takes its place.
-    /// Who begins with what another is about to run waits for it.
+    /// Lets in who waits, in order of rank, as far as there is room. Whoever outranks running sequences takes their place,
+    /// if that is enough. Who begins with what another is about to run waits for it.
     fn admit(&mut self) -> Result<()> {
-        let Limits { max_sequences, block_size, context, .. } = self.model.decoder().limits();
+        let Limits { block_size, context, .. } = self.model.decoder().limits();
         let mut at = 0;
         while let Some(next) = self.waiting.get(at) {
             let cache = self.model.cache();
@@ -112,31 +112,37 @@ impl Engine {
                 at += 1;
                 continue;
             }
-            let sequences: usize = self.running.iter().map(Stream::samples).sum();
-            if sequences + next.samples() <= max_sequences && self.has_room(next.to_take() - next.known(cache)) {
-                let mut stream = self.waiting.remove(at);
-                let (ctx, cache) = self.model.context_and_cache();
-                let entered = stream.enter(&ctx, cache, context);
-                // What was found was free before, and may have been the room.
-                if entered.is_ok() && self.has_room(stream.pending()) {
-                    self.stats.found += entered.unwrap_or(0) as u64;
-                    insert(&mut self.running, stream);
-                    continue;
+            let (all, known) = (self.running.len(), next.known(cache));
+            let outranking = self.running.partition_point(|stream| stream.rank() <= next.rank());
+            let staying = [all, outranking].into_iter().find(|&staying| self.fits(next, known, staying));
+            let mut stream = self.waiting.remove(at);
+            let found = stream.found(cache, context)?;
+            // What was found was free before, and may have been the room.
+            match staying.filter(|&staying| self.fits(&stream, found.len(), staying)) {
+                Some(staying) if staying == all => {
+                    let (ctx, cache) = self.model.context_and_cache();
+                    match stream.enter(&ctx, cache, found) {
+                        Ok(found) => {
+                            self.stats.found += found as u64;
+                            insert(&mut self.running, stream);
+                        }
+                        Err(error) => {
+                            insert(&mut self.waiting, stream);
+                            let full = matches!(error, Error::Memory(MemoryError::OutOfBlocks { .. }));
+                            return if full { Ok(()) } else { Err(error) };
+                        }
+                    }
                 }
-                stream.forget(self.model.cache());
-                insert(&mut self.waiting, stream);
-                match entered {
-                    Ok(_) | Err(Error::Memory(MemoryError::OutOfBlocks { .. })) => break,
-                    Err(error) => return Err(error),
+                Some(_) => {
+                    insert(&mut self.waiting, stream);
+                    self.preempt(all - 1);
                 }
-            } else if self.running.last().is_some_and(|last| last.rank() > next.rank()) && self.could_enter(next) {
-                self.preempt(self.running.len() - 1);
-            } else if self.running.is_empty() {
                 // An answer that has filled the whole cache, and made room for one of a higher rank.
-                let stream = self.waiting.remove(at);
-                self.fail(stream);
-            } else {
-                break;
+                None if all == 0 => self.fail(stream),
+                None => {
+                    insert(&mut self.waiting, stream);
+                    break;
+                }
             }
         }
         Ok(())
@@ -148,22 +154,16 @@ impl Engine {
         stream.fail(&format!("the cache of {tokens} tokens is full, and nobody else is in it"), &mut self.events);
     }
 
-    /// Whether `tokens` tokens of a sequence fit into the cache beside what the running ones are still to take: the rest
-    /// of their prompts, and a block more.
-    fn has_room(&self, tokens: usize) -> bool {
-        let block_size = self.model.decoder().limits().block_size;
-        let running = self.running.iter().map(|running| (&running.sequence, running.pending() + block_size));
-        self.model.cache().fits(tokens, running)
-    }
-
-    /// Whether the sequence at the head would be let in if all that it outranks made room.
-    fn could_enter(&self, head: &Stream) -> bool {
+    /// Whether a sequence that waits, of whose tokens `known` are held, would fit beside the first `staying` of those that
+    /// run, and what those are still to take: the rest of their prompts, and a block more for each of their answers.
+    fn fits(&self, next: &Stream, known: usize, staying: usize) -> bool {
         let Limits { max_sequences, block_size, .. } = self.model.decoder().limits();
-        let staying = self.running.iter().filter(|stream| stream.rank() <= head.rank());
-        let sequences: usize = staying.clone().map(Stream::samples).sum();
-        let tokens = staying.map(|stream| stream.to_take() + block_size);
-        sequences + head.samples() <= max_sequences
-            && self.model.cache().could_hold(tokens.chain(std::iter::once(head.to_take())))
+        let (staying, leaving) = self.running.split_at(staying);
+        let sequences: usize = staying.iter().map(Stream::samples).sum();
+        let promised = |stream: &Stream| stream.pending().saturating_add(block_size.saturating_mul(stream.samples()));
+        let staying = staying.iter().map(|stream| (&stream.sequence, promised(stream)));
+        sequences + next.samples() <= max_sequences
+            && self.model.cache().fits((known, next.len() - known), staying, leaving.iter().map(|s| &s.sequence))
     }
 
     /// A running sequence leaves the cache, and waits by its rank to run its tokens again.

@@ -109,19 +109,20 @@ impl Stream {
         self.tokens.len() > self.prompt && self.pending() == 1
     }
 
-    /// Tokens of the cache that it is to take when it enters, of which it need not run those that are found there.
-    pub fn to_take(&self) -> usize {
-        self.tokens.len()
-    }
-
     /// What it could start with of what others have run. Its last token is to be run in any case.
     fn start(&self) -> &[u32] {
-        &self.tokens[..self.tokens.len() - 1]
+        let swapped = self.sequence.is_swapped();
+        &self.tokens[..if swapped { self.sequence.len() } else { self.tokens.len() - 1 }]
     }
 
     /// How many of its tokens are in the cache already, of other sequences.
     pub fn known(&self, cache: &KvCache) -> usize {
-        if self.sequence.is_swapped() { 0 } else { cache.known(self.salt, self.start()) }
+        cache.known(self.salt, self.start())
+    }
+
+    /// Tokens that the cache is to have of it when its pending ones are run.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
     }
 
     /// Whether `leader` is about to run tokens, in whole blocks, that this one begins with as well.
@@ -133,36 +134,40 @@ impl Stream {
         common / block_size * block_size > self.known(cache)
     }
 
-    /// Takes its place in the cache, so that growing allocates nothing on the host, and returns how many of its tokens
-    /// were there.
+    /// What the cache has of a sequence that is not in it, which others have run, as one that grows without allocating on
+    /// the host.
     ///
     /// # Errors
-    /// No room for what was swapped out, or a failed device.
-    pub fn enter(&mut self, ctx: &Context, cache: &mut KvCache, context: usize) -> Result<usize> {
-        if self.sequence.is_swapped() {
-            cache.swap_in(ctx, &mut self.sequence)?;
-            return Ok(0);
-        }
+    /// None that a sequence that is not in the cache has.
+    pub fn found(&mut self, cache: &KvCache, context: usize) -> Result<Sequence> {
         let most = self.tokens.len().saturating_add(self.options.max_new_tokens).min(context + 1);
         self.tokens.reserve(most.saturating_sub(self.tokens.len()));
-        self.sequence = cache.sequence(most);
-        let start = &self.tokens[..self.tokens.len() - 1];
-        cache.start(&mut self.sequence, self.salt, start)
+        let mut found = cache.sequence(most);
+        cache.start(&mut found, self.salt, self.start())?;
+        Ok(found)
+    }
+
+    /// Takes its place in the cache, which has `found` of it, and returns how many of its tokens need not be run for that.
+    ///
+    /// # Errors
+    /// No room for what was swapped out, or a failed device; it is as before.
+    pub fn enter(&mut self, ctx: &Context, cache: &mut KvCache, found: Sequence) -> Result<usize> {
+        if self.sequence.is_swapped() {
+            cache.swap_in(ctx, &mut self.sequence, found)?;
+            return Ok(0);
+        }
+        self.sequence = found;
+        Ok(self.sequence.len())
     }
 
     /// Leaves the cache: to the host where there is room and it answers already, else its tokens are run again. Says
     /// whether it is on the host.
     pub fn leave(&mut self, ctx: &Context, cache: &mut KvCache) -> bool {
-        if self.decodes() && cache.swap_out(ctx, &mut self.sequence).is_ok() {
-            return true;
+        let swapped = self.decodes() && cache.swap_out(ctx, &mut self.sequence).is_ok();
+        if !swapped {
+            self.sequence = cache.sequence(0);
         }
-        self.forget(cache);
-        false
-    }
-
-    /// Leaves the cache, so that all its tokens are to be run.
-    pub fn forget(&mut self, cache: &KvCache) {
-        self.sequence = cache.sequence(0);
+        swapped
     }
 
     /// Lets others start with the whole blocks that it has run.
