@@ -150,6 +150,11 @@ impl PagePool {
         self.lock().free()
     }
 
+    /// Calls `each` with every free block, in no order. It is not to ask the pool for anything.
+    pub fn for_each_free(&self, each: impl FnMut(BlockId)) {
+        self.lock().free_list().for_each(each);
+    }
+
     /// Blocks that could be allocated now: free and cached ones.
     pub fn available_blocks(&self) -> usize {
         self.lock().available()

@@ -136,6 +136,10 @@ impl State {
         self.free.len()
     }
 
+    pub fn free_list(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.free.iter().map(|&Reverse(block)| BlockId(block))
+    }
+
     pub fn available(&self) -> usize {
         self.free.len() + self.cached()
     }
