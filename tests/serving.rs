@@ -112,10 +112,14 @@ fn a_batch_goes_through_the_scheduler_beside_the_plain_one() {
     let model = fixture(DECODER);
     let bench =
         ["bench", "--model", &model, "--prompt-tokens", "40", "--new-tokens", "6", "--batch", "3", "--repeat", "2"];
-    let result = json(&[&bench[..], &["--engine", "--shared-prefix", "32", "--json"]].concat());
+    let result = json(&[&bench[..], &["--shared-prefix", "32", "--json"]].concat());
+    // Two of three find two whole blocks.
+    assert_eq!(result["engine_found_tokens"], 64, "{result}");
+    assert_eq!(json(&[&bench[..], &["--engine", "--json"]].concat())["engine_found_tokens"], 0);
     for key in ["engine_prefill_tokens_per_s", "engine_decode_tokens_per_s", "engine_decode_share_of_plain"] {
         assert!(result[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {result}");
     }
     assert!(json(&[&bench[..], &["--json"]].concat()).get("engine_decode_tokens_per_s").is_none());
-    refused(&sinew(&[&bench[..], &["--shared-prefix", "32"]].concat()), &["--engine"]);
+    let encoder = fixture("bert_hd20_f16");
+    refused(&sinew(&["bench", "--model", &encoder, "--shared-prefix", "8"]), &["models that generate"]);
 }

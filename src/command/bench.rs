@@ -37,8 +37,8 @@ pub struct Bench {
     /// Run the batch through the scheduler of many requests as well, in turns with the plain batch.
     #[arg(long)]
     engine: bool,
-    /// Tokens that all prompts of a batch begin with, where they go through the scheduler.
-    #[arg(long, default_value_t = 0, value_name = "N", requires = "engine")]
+    /// Tokens that all prompts of a batch begin with, which the scheduler runs once: asks for --engine.
+    #[arg(long, default_value_t = 0, value_name = "N")]
     shared_prefix: usize,
     /// Print one JSON object and nothing else.
     #[arg(long)]
@@ -50,6 +50,8 @@ struct Run {
     first_token: f64,
     prefill: f64,
     decode: f64,
+    /// Tokens of prompts that others of the batch had run.
+    found: u64,
 }
 
 impl Bench {
@@ -59,6 +61,9 @@ impl Bench {
         }
         let config = self.model.folder()?.config()?;
         if let ModelConfig::Encoder(config) = config {
+            if self.through_scheduler() {
+                return Err("--engine and --shared-prefix are for models that generate".into());
+            }
             return self.run_encoder(machine, config);
         }
         let (prompt, new) = (self.prompt_tokens, self.new_tokens);
@@ -79,7 +84,7 @@ impl Bench {
         for number in 0..=self.repeat {
             let run = self.once(&mut model)?;
             let mut engine_run = None;
-            if self.engine {
+            if self.through_scheduler() {
                 let (back, run) = self.through_engine(model, number)?;
                 (model, engine_run) = (back, Some(run));
             }
@@ -95,6 +100,10 @@ impl Bench {
         let peak_rss = peak_rss_bytes();
         let peaks = Peaks::measure(model.context().device())?;
         self.report(&model, load_s, [&runs, &engine_runs], peak_rss, &peaks)
+    }
+
+    fn through_scheduler(&self) -> bool {
+        self.engine || self.shared_prefix > 0
     }
 
     /// Ends early, with times of no use, where Ctrl-C was pressed.
@@ -124,7 +133,7 @@ impl Bench {
             row.iter_mut().zip(&steps).for_each(|(token, tokens)| *token = tokens[step]);
             model.decode_greedy(&mut sequences, &row)?;
         }
-        Ok(Run { first_token, prefill, decode: start.elapsed().as_secs_f64() })
+        Ok(Run { first_token, prefill, decode: start.elapsed().as_secs_f64(), found: 0 })
     }
 
     fn report(
@@ -144,7 +153,7 @@ impl Bench {
             (prefill, (self.new_tokens > 0).then(decode))
         };
         let (prefill_rate, decode_rate) = rates(runs);
-        let engine = self.engine.then(|| rates(engine_runs));
+        let engine = self.through_scheduler().then(|| rates(engine_runs));
         // Of neighbours in time.
         let ratio = median(runs.iter().zip(engine_runs).map(|(plain, engine)| plain.decode / engine.decode));
         let first_token_s = median(runs.iter().map(|r| r.first_token));
@@ -188,6 +197,7 @@ impl Bench {
                 line["engine_decode_tokens_per_s"] = json!(decode);
                 line["engine_decode_share_of_plain"] = json!(decode.map(|_| ratio));
                 line["shared_prefix"] = json!(self.shared_prefix);
+                line["engine_found_tokens"] = json!(engine_runs.iter().map(|run| run.found).min());
             }
             writeln!(out, "{line}")?;
             return Ok(());

@@ -43,6 +43,7 @@ impl Bench {
         let (prefill, left) = prefill.unwrap_or((end, 0));
         // As long as all tokens would have taken at the rate of those that were left.
         let decode = (end - prefill) * (self.batch * self.new_tokens) as f64 / left as f64;
-        Ok((engine.into_model(), Run { first_token, prefill, decode }))
+        let found = engine.stats().found;
+        Ok((engine.into_model(), Run { first_token, prefill, decode, found }))
     }
 }
