@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use sinew::kernels::embedding::{Embedding, EmbeddingDynamic, EmbeddingStatic};
-use sinew::kernels::{Error, Launch, Operands, Registry, Result, Row};
+use sinew::kernels::{Error, Launch, Operands, Refusal, Registry, Result, Row};
 use sinew::memory::{DeviceKind, Hardware, Stream};
 use sinew::ops::Policy;
 use sinew::prelude::Context;
@@ -30,6 +30,10 @@ fn usual(fixed: &EmbeddingStatic, hardware: &Hardware) -> Option<&'static Row<Em
     rows.iter().find(|row| row.device == DeviceKind::CPU && (row.admits)(fixed, hardware).is_ok())
 }
 
+fn admits(fixed: &EmbeddingStatic, hardware: &Hardware) -> Result<(), Refusal> {
+    usual(fixed, hardware).map(|_| ()).ok_or_else(|| "no other row takes it".into())
+}
+
 fn run(launch: &Launch<'_>, fixed: &EmbeddingStatic, call: &EmbeddingDynamic, operands: Operands<'_>) -> Result<()> {
     let stream = launch.stream();
     let gate =
@@ -43,14 +47,12 @@ fn run(launch: &Launch<'_>, fixed: &EmbeddingStatic, call: &EmbeddingDynamic, op
 
 /// The standard rows, with the gate before the others.
 pub fn registry() -> Registry {
-    let usual_row =
-        |fixed: &EmbeddingStatic, hardware: &Hardware| usual(fixed, hardware).map(|_| ()).ok_or("none".into());
     let arithmetic = sinew::kernels::embedding::rows()[0].arithmetic;
     let row = Row {
         name: ROW,
         device: DeviceKind::CPU,
         arithmetic,
-        admits: usual_row,
+        admits,
         cost: |_, _, _| 0.0,
         workspace: |fixed, call, hardware| {
             usual(fixed, hardware).map_or(0, |row| (row.workspace)(fixed, call, hardware))

@@ -165,7 +165,7 @@ fn a_thread_tells_its_clients_of_a_failed_step_and_goes_on() {
 #[test]
 fn who_drops_its_answers_is_not_answered_any_more() {
     // The first step waits until they are dropped.
-    let (go, wait) = std::sync::mpsc::channel();
+    let (go, wait) = std::sync::mpsc::channel::<()>();
     let wait = Mutex::new(wait);
     let gate: gate::Gate = Arc::new(move || {
         // Later ones find that nobody is there to be waited for.
