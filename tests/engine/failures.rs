@@ -172,10 +172,13 @@ fn who_drops_its_answers_is_not_answered_any_more() {
         let _ = wait.lock().expect("no step panics").recv();
         false
     });
-    let engine = Engine::new(gated(gate, LoadOptions::default()), EngineOptions::default());
+    let options = LoadOptions { prefill_chunk: 10, ..LoadOptions::default() };
+    let engine = Engine::new(gated(gate, options), EngineOptions::default());
     let handle = EngineHandle::start(engine).expect("a thread");
-    drop(handle.submit(asked(20, 200)).expect("a valid request"));
+    drop(handle.submit(asked(100, 200)).expect("a valid request"));
     drop(go);
     let engine = handle.finish().expect("the thread ends");
+    // Its prompt is not run to the end either: there is no token yet that nobody would hear of.
+    assert!(engine.stats().prefilled <= 10, "{:?}", engine.stats());
     assert_eq!((engine.stats().decoded, engine.stats().finished, engine.cache().stats().used), (0, 1, 0));
 }

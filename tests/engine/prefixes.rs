@@ -160,3 +160,20 @@ fn a_cache_that_is_smaller_than_a_window_says_so_when_asked() {
         assert_eq!(run(&mut engine), [(0, "length".to_owned())]);
     }
 }
+
+#[test]
+fn nobody_waits_for_what_has_been_run_and_left_behind() {
+    let options = LoadOptions { max_sequences: 2, prefill_chunk: 16, block_size: 8, ..LoadOptions::default() };
+    let options = LoadOptions { cache_tokens: Some(1024), ..options };
+    let mut engine = Engine::new(fixture(FIXTURES[1], 1, DType::F32, options), EngineOptions::default());
+    let of = |len, new| Request { prompt: prompt(1, len), ..asked(1, new) };
+    engine.submit(of(600, 2)).expect("a valid request");
+    for _ in 0..20 {
+        engine.step().expect("a step");
+    }
+    // It begins alike, and of what a window would see behind that nothing is left.
+    engine.submit(Request { prompt: [prompt(1, 100), prompt(2, 9)].concat(), ..asked(1, 2) }).expect("a valid request");
+    engine.step().expect("a step");
+    assert_eq!((engine.stats().running, engine.stats().found), (2, 0));
+    assert_eq!(run(&mut engine).len(), 2);
+}
