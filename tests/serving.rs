@@ -46,6 +46,37 @@ fn a_file_of_prompts_is_answered_as_each_alone_and_in_order() {
 }
 
 #[test]
+fn lines_of_other_lengths_do_not_change_the_rotary_embedding_of_one() {
+    let words: serde_json::Map<String, Value> = (0..307).map(|id| (format!("w{id}"), id.into())).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    });
+    // Up to sixteen tokens, prompt and answer, both embeddings are as in training.
+    let lengths = [3, 40, 7, 30, 40, 9];
+    let lines = lengths.map(|len| (0..len).map(|i| format!("w{}", (i * 37 + len) % 307)).collect::<Vec<_>>().join(" "));
+    for name in ["llama_longrope_beyond_gqa3_hd20_bf16", "llama_dynamic_rope_beyond_gqa3_hd20_bf16"] {
+        let folder = fixtures::copy(name);
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
+        let file = folder.path().join("prompts.txt");
+        std::fs::write(&file, lines.join("\n")).expect("written");
+        let (model, file) = (folder.path().to_str().expect("UTF-8"), file.to_str().expect("UTF-8"));
+        let common = ["--model", model, "--max-new-tokens", "7", "--dtype", "f32", "--json", "--logprobs", "1"];
+        let many = stdout(&sinew(&[&["generate", "--prompts-file", file][..], &common].concat()));
+        assert_eq!(many.lines().count(), lines.len());
+        for (number, (line, prompt)) in many.lines().zip(&lines).enumerate() {
+            let line: Value = serde_json::from_str(line).expect("JSON");
+            let alone = json(&[&["generate", "--prompt", prompt][..], &common].concat());
+            assert_eq!(line["prompt"], number);
+            for key in ["tokens", "logprobs"] {
+                assert_eq!(line[key], alone[key], "{name}, line {number}: {key}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_trace_is_the_same_for_a_seed_and_is_replayed_whole() {
     let options = ["trace", "--requests", "12", "--rate", "1000", "--max-prompt", "40", "--max-new", "9"];
     let with_prefixes = [&options[..], &["--prefixes", "2", "--prefix-tokens", "64", "--seed"]].concat();

@@ -29,7 +29,7 @@ use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::config::{LayerConfig, check_tokens};
 use crate::kernels::push_unlike;
-use crate::load::{Loader, Part, Precision, Sizes};
+use crate::load::{Loader, Part, Precision, Sizes, rotaries};
 use crate::plan::{Limits, Plan};
 use crate::scratch::{Rows, Values, sum};
 use crate::{DecoderConfig, Error, Result};
@@ -228,6 +228,16 @@ impl Decoder {
     /// How large a step can be.
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Turns queries and keys with the frequencies of sequences of up to `context` tokens from here on.
+    ///
+    /// # Errors
+    /// Out of memory for their tables.
+    pub(crate) fn rotate_for(&mut self, ctx: &Context, context: usize) -> Result<()> {
+        let DecoderConfig { ropes, head_dim, .. } = &self.config;
+        self.ropes = rotaries(ctx, ropes, *head_dim, context, self.limits.context)?;
+        Ok(())
     }
 
     /// The forward passes so far.

@@ -32,7 +32,8 @@ pub struct LoadOptions {
     /// The weights.
     pub weights: WeightOptions,
     /// Tokens of one sequence, prompt and answer; [`DecoderConfig::usual_context`] where it is `None`. A rotary embedding
-    /// that depends on the length of sequences is that of this length for all of them.
+    /// that depends on the length of sequences is that of this length for all of them, whatever a prompt or a request of
+    /// an engine needs, until [`LanguageModel::rotate_for`] says else.
     pub context: Option<usize>,
     /// Tokens in one step of a prompt.
     pub prefill_chunk: usize,
@@ -270,6 +271,27 @@ impl LanguageModel {
     /// than the context.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.tokenizer()?.encode_prompt(text, true, self.decoder.limits().context)
+    }
+
+    /// Turns queries and keys from here on as a model that was loaded for `context` tokens: where the rotary embedding
+    /// depends on the length of sequences ([`DecoderConfig::rotates_alike`]), a prompt that was meant for a model of that
+    /// context is answered as by one. The prompts in the cache are forgotten.
+    ///
+    /// # Errors
+    /// A context of 0 or beyond the model's, sequences that hold tokens, which were turned otherwise, or out of memory.
+    pub fn rotate_for(&mut self, context: usize) -> Result<()> {
+        let most = self.decoder.limits().context;
+        if context == 0 || context > most {
+            return Err(Error::Input(format!(
+                "rotary frequencies of {context} tokens; the model was loaded for {most}"
+            )));
+        }
+        if self.cache.stats().used > 0 {
+            return Err(Error::Input("other rotary frequencies while sequences hold tokens".to_owned()));
+        }
+        self.decoder.rotate_for(&self.ctx, context)?;
+        self.cache.forget_prefixes();
+        Ok(())
     }
 
     /// An empty sequence.

@@ -206,11 +206,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Out of memory for their tables, or no kernel.
     pub fn ropes(&self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
-        let rotary = |rope: &RopeConfig| {
-            let (inv_freq, scale) = rope.frequencies(head_dim, context);
-            Ok(Rotary::new(&self.ctx, &inv_freq, scale, context, head_dim, DType::F32)?)
-        };
-        ropes.iter().map(rotary).collect()
+        rotaries(&self.ctx, ropes, head_dim, context, context)
     }
 
     /// A packed weight from matrices `[n, k]` that are stacked along `n`, for products.
@@ -301,3 +297,21 @@ fn widen<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> 
 
 #[cfg(test)]
 mod tests;
+
+/// The rotations of f32 heads at so many positions, with the frequencies of sequences of up to `context` tokens.
+///
+/// # Errors
+/// Out of memory for their tables, or no kernel.
+pub(crate) fn rotaries(
+    ctx: &Context,
+    ropes: &[RopeConfig],
+    head_dim: usize,
+    context: usize,
+    positions: usize,
+) -> Result<Vec<Rotary>> {
+    let rotary = |rope: &RopeConfig| {
+        let (inv_freq, scale) = rope.frequencies(head_dim, context);
+        Ok(Rotary::new(ctx, &inv_freq, scale, positions, head_dim, DType::F32)?)
+    };
+    ropes.iter().map(rotary).collect()
+}

@@ -10,6 +10,7 @@ use sinew::ops::Policy;
 use sinew::prelude::*;
 
 /// The CPU.
+#[allow(dead_code, reason = "not every test that has this module runs there")]
 pub fn cpu() -> Arc<Context> {
     Arc::new(Context::cpu().expect("the CPU is there"))
 }

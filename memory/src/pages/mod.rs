@@ -12,6 +12,7 @@ mod state;
 mod stats;
 mod swap;
 mod table;
+mod tree;
 
 pub use copy::CopyBlock;
 pub use pool::{BlockId, PageConfig, PagePool};

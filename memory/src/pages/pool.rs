@@ -37,8 +37,9 @@ pub struct PageConfig {
 /// words ([`BlockTable::lookup`]); or *free*.
 ///
 /// The free block with the lowest number is handed out first, so the blocks a workload gets depend on nothing but what
-/// is free. When none is, the least recently used cached block is evicted of which no continuation is cached. What was
-/// published behind it leaves the index too: cached blocks are free then, used ones stay with who uses them.
+/// is free. When none is, the least recently used cached block is evicted of which no continuation is cached, or any where
+/// words may be [remembered](PrefixConfig::remembered). What was published behind it leaves the index too, unless they are:
+/// cached blocks are free then, used ones stay with who uses them.
 ///
 /// Clones are handles to the same pool, and all methods may be called from any thread.
 ///
@@ -148,6 +149,11 @@ impl PagePool {
     /// Blocks that nothing refers to, the prefix index included.
     pub fn free_blocks(&self) -> usize {
         self.lock().free()
+    }
+
+    /// Calls `each` with every free block, in no order. It is not to ask the pool for anything.
+    pub fn for_each_free(&self, each: impl FnMut(BlockId)) {
+        self.lock().free_list().for_each(each);
     }
 
     /// Blocks that could be allocated now: free and cached ones.

@@ -15,14 +15,20 @@ pub type PrefixHash = fn(u64, &[u32]) -> u64;
 pub struct PrefixConfig {
     /// Words that tell a token apart, at least 1: its id, or more where ids do not say it all, as for images.
     pub words_per_token: usize,
+    /// How many blocks' words are kept at most after the blocks themselves were evicted, or were released before they
+    /// were published, so that what is behind them is still found: for tables of layers with a sliding window, which
+    /// need only the last blocks of a prefix ([`BlockTable::lookup_seen`]). Where it is 0, a chain ends where a block
+    /// is missing, and of blocks that are not in use the ends of chains are evicted before what they continue; else the
+    /// least recently used are, whatever is behind them.
+    pub remembered: usize,
     /// Finds the blocks.
     pub hash: PrefixHash,
 }
 
 impl Default for PrefixConfig {
-    /// A word for each token, and the standard library's hash.
+    /// A word for each token, nothing remembered, and the standard library's hash.
     fn default() -> Self {
-        Self { words_per_token: 1, hash: default_hash }
+        Self { words_per_token: 1, remembered: 0, hash: default_hash }
     }
 }
 
@@ -38,16 +44,17 @@ impl PagePool {
     /// # Errors
     /// As [`BlockTable::lookup`].
     pub fn matching_tokens(&self, salt: u64, words: &[u32]) -> Result<usize> {
-        let mut state = self.lock();
-        let index = state.index()?;
-        let blocks = index.blocks_of(words)?;
-        let mut chain = Chain::new(salt);
-        while chain.blocks < blocks
-            && let Some(longer) = index.follow(chain, words)
-        {
-            chain = longer;
-        }
-        Ok(chain.blocks * self.config().block_size)
+        self.matching_seen(salt, words, usize::MAX)
+    }
+
+    /// The same of [`BlockTable::lookup_seen`].
+    ///
+    /// # Errors
+    /// As [`BlockTable::lookup`].
+    pub fn matching_seen(&self, salt: u64, words: &[u32], window: usize) -> Result<usize> {
+        let block_size = self.config().block_size;
+        let chain = self.lock().index()?.longest(salt, words, first_seen(window, block_size))?;
+        Ok(chain.blocks * block_size)
     }
 
     /// Evicts cached blocks until `blocks` more are free or none is cached, in the order in which they would go when
@@ -77,8 +84,9 @@ impl BlockTable {
     /// Publish blocks when all their tokens are written, or when writing them is enqueued on the stream that all reads
     /// go to. Where the index has a block already, it takes the place of the table's own, which is released: read
     /// [`BlockTable::blocks`] again afterwards. It allocates nothing and takes no block. It ends early, without an
-    /// error, at a block that the table has released and the index does not have, and at one that is published with
-    /// other words or another salt; such a block stays as it was.
+    /// error, at a block that the table has released and the index neither has nor may
+    /// [remember](PrefixConfig::remembered), and at one that is published with other words or another salt; such a block
+    /// stays as it was.
     ///
     /// A table remembers how far it is published and goes on from there; of what it published before, only the last
     /// block's words are compared again. So this may be called after every append.
@@ -113,24 +121,27 @@ impl BlockTable {
         while chain.blocks < full {
             let held = chain.blocks.checked_sub(self.first_block).and_then(|i| self.blocks.get_mut(i));
             let index = state.index()?;
-            chain = match (index.follow(chain, words), held) {
-                (Some(longer), Some(held)) => {
-                    if let Some(published) = longer.block().filter(|published| published != held) {
-                        if state.retain_published(published).is_err() {
-                            break;
+            let longer = match index.follow(chain, words) {
+                None => index.publish(chain, words, held.copied()),
+                Some(longer) => {
+                    let goes_on = match (index.block(longer), held) {
+                        (Some(published), Some(held)) if published != *held => {
+                            let shared = state.retain_published(published).is_ok();
+                            if shared {
+                                state.release_all([std::mem::replace(held, published)]);
+                            }
+                            shared
                         }
-                        state.release_all([std::mem::replace(held, published)]);
-                    }
-                    longer
+                        (None, Some(held)) => index.bring_back(longer, *held),
+                        _ => true,
+                    };
+                    goes_on.then_some(longer)
                 }
-                (Some(longer), None) => longer,
-                (None, Some(held)) => match index.publish(chain, words, *held) {
-                    Some(longer) => longer,
-                    None => break,
-                },
-                (None, None) => break,
             };
+            let Some(longer) = longer else { break };
+            chain = longer;
         }
+        chain = state.index()?.trimmed(chain);
         self.chain = chain;
         Ok(chain.blocks * self.block_size())
     }
@@ -144,28 +155,61 @@ impl BlockTable {
     /// [`Error::Invalid`] for a table that holds tokens, a pool without an index, and words that are no whole tokens.
     /// Nothing was changed then.
     pub fn lookup(&mut self, salt: u64, words: &[u32]) -> Result<usize> {
+        self.lookup_seen(salt, words, usize::MAX)
+    }
+
+    /// [`BlockTable::lookup`] for layers in which a token sees `window` positions, its own among them: it takes the
+    /// blocks that the token after those found sees, as if the table had [released](BlockTable::release_before) the
+    /// others, and finds prefixes of which the others are gone, but [remembered](PrefixConfig::remembered).
+    ///
+    /// ```
+    /// use sinew_memory::{PageConfig, PagePool, PrefixConfig};
+    ///
+    /// let prefixes = PrefixConfig { remembered: 8, ..PrefixConfig::default() };
+    /// let pool = PagePool::with_prefixes(PageConfig { num_blocks: 8, block_size: 2, block_bytes: 64 }, prefixes)?;
+    /// let mut first = pool.table();
+    /// first.append(6)?;
+    /// first.publish(0, &[1, 2, 3, 4, 5, 6])?;
+    /// first.release_before(4)?;
+    /// pool.evict(2);
+    /// let mut second = pool.table();
+    /// assert_eq!(second.lookup_seen(0, &[1, 2, 3, 4, 5, 6, 7], 3)?, 6);
+    /// assert_eq!((second.positions(), second.blocks()), (4..6, first.blocks()));
+    /// # Ok::<(), sinew_memory::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`BlockTable::lookup`].
+    pub fn lookup_seen(&mut self, salt: u64, words: &[u32], window: usize) -> Result<usize> {
         if self.num_tokens > 0 {
             return Err(Error::Invalid(format!("cannot look up a prefix: the table has {} tokens", self.num_tokens)));
         }
-        let pool = self.pool.clone();
+        let (pool, block_size) = (self.pool.clone(), self.block_size());
+        let first_seen = first_seen(window, block_size);
         let mut state = pool.lock();
-        let asked = state.index()?.blocks_of(words)?;
-        let mut chain = Chain::new(salt);
-        while chain.blocks < asked
-            && let Some(longer) = state.index()?.follow(chain, words)
-            && let Some(block) = longer.block()
-            && state.retain_published(block).is_ok()
-        {
-            self.blocks.push(block);
-            chain = longer;
+        let index = state.index()?;
+        let asked = index.blocks_of(words)?;
+        let mut chain = index.longest(salt, words, &first_seen)?;
+        self.blocks.extend(index.last_blocks(chain, chain.blocks - first_seen(chain.blocks)));
+        self.blocks.reverse();
+        if let Some(full) = self.blocks.iter().position(|&block| state.retain_published(block).is_err()) {
+            // More references than can be counted: as if nothing had been published.
+            state.release_all(self.blocks.drain(..).take(full));
+            chain = Chain::new(salt);
         }
-        let tokens = chain.blocks * self.block_size();
         self.chain = chain;
-        self.num_tokens = tokens;
+        self.first_block = first_seen(chain.blocks);
+        self.num_tokens = chain.blocks * block_size;
+        let (tokens, slots) = self.tokens_and_slots();
         state.stats.table_tokens += tokens as u64;
-        state.stats.table_slots += tokens as u64;
+        state.stats.table_slots += slots as u64;
         state.stats.hits += chain.blocks as u64;
         state.stats.misses += (asked - chain.blocks) as u64;
-        Ok(tokens)
+        Ok(self.num_tokens)
     }
+}
+
+/// The first block that the token behind so many blocks sees; their number where it sees none.
+fn first_seen(window: usize, block_size: usize) -> impl Fn(usize) -> usize {
+    move |blocks| ((blocks * block_size + 1).saturating_sub(window) / block_size).min(blocks)
 }

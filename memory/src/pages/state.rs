@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::index::{Index, filled};
+use super::index::Index;
 use super::{BlockId, PageStats};
 use crate::{Error, Result};
 
@@ -136,6 +136,10 @@ impl State {
         self.free.len()
     }
 
+    pub fn free_list(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.free.iter().map(|&Reverse(block)| BlockId(block))
+    }
+
     pub fn available(&self) -> usize {
         self.free.len() + self.cached()
     }
@@ -154,8 +158,8 @@ impl State {
 
     pub fn stats(&self) -> PageStats {
         let (free, cached) = (self.free.len(), self.cached());
-        let published = self.index.as_ref().map_or(0, |index| index.published);
-        PageStats { used: self.used(), cached, free, published, ..self.stats }
+        let (published, remembered) = self.index.as_ref().map_or((0, 0), |index| (index.published, index.remembered));
+        PageStats { used: self.used(), cached, free, published, remembered, ..self.stats }
     }
 
     fn cached(&self) -> usize {
@@ -179,4 +183,16 @@ impl State {
             None => Err(Error::Invalid(format!("{block} is not in the pool"))),
         }
     }
+}
+
+/// A vector that is refused where the host has no memory for it.
+pub(super) fn filled<T: Copy>(len: usize, value: T) -> Result<Vec<T>> {
+    let mut items = Vec::new();
+    items.try_reserve_exact(len).map_err(|_| no_memory(len))?;
+    items.resize(len, value);
+    Ok(items)
+}
+
+pub(super) fn no_memory(len: usize) -> Error {
+    Error::Invalid(format!("no host memory for lists of {len} entries"))
 }

@@ -25,7 +25,9 @@ pub struct PageStats {
     pub table_slots: u64,
     /// Blocks in the prefix index, used and cached ones.
     pub published: usize,
-    /// Blocks that [`crate::BlockTable::lookup`] has found.
+    /// Places in the prefix index whose words are kept without a block, for what is published behind them.
+    pub remembered: usize,
+    /// Full blocks of words that [`crate::BlockTable::lookup`] has found, those that a window does not see among them.
     pub hits: u64,
     /// Full blocks that it was asked for and has not found.
     pub misses: u64,

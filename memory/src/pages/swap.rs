@@ -69,23 +69,28 @@ impl BlockTable {
                 from.block_size, from.block_bytes, to.block_size, to.block_bytes
             )));
         }
-        let known = start.blocks.len();
-        let whole = start.first_block == 0 && start.num_tokens == known * to.block_size;
-        if !whole || start.num_tokens > self.num_tokens || known > 0 && self.first_block > 0 {
+        let known = start.first_block + start.blocks.len();
+        if start.num_tokens != known * to.block_size || start.num_tokens > self.num_tokens {
             let (start, own) = (start.positions(), self.positions());
             return Err(Error::Invalid(format!("positions {own:?} cannot go on from a table of {start:?}")));
         }
+        // What this table has released, that one lets go.
+        start.release_before(self.first_block.min(known) * to.block_size)?;
+        let have = start.first_block.max(self.first_block)..known.max(self.first_block);
+        let (before, behind) = (have.start - self.first_block, have.end - self.first_block);
+        let (before, behind) = (&self.blocks[..before], &self.blocks[behind..]);
+        let moved = || before.iter().chain(behind).copied();
         let mut swap = SwapBlocks { from: self.pool.clone(), to: start.pool.clone(), copies: Vec::new() };
-        let moved = &self.blocks[known..];
-        swap.copies.reserve(moved.len());
-        start.blocks.reserve(self.blocks.capacity().max(known) - known);
+        swap.copies.reserve(before.len() + behind.len());
+        start.blocks.reserve(self.blocks.capacity().max(start.blocks.len()) - start.blocks.len());
         let (tokens, slots) = start.tokens_and_slots();
         // One lock at a time, so that tables which cross each other's way wait for nothing.
         let mut state = swap.to.lock();
-        state.check_available(moved.len())?;
-        for &block in moved {
+        state.check_available(before.len() + behind.len())?;
+        for (place, block) in moved().enumerate() {
             let to = state.allocate_twice();
-            start.blocks.push(to);
+            let place = if place < before.len() { place } else { start.blocks.len() };
+            start.blocks.insert(place, to);
             swap.copies.push((block, to));
         }
         (start.first_block, start.num_tokens) = (self.first_block, self.num_tokens);
@@ -94,9 +99,9 @@ impl BlockTable {
         state.stats.table_slots += (more_slots - slots) as u64;
         drop(state);
         let mut state = swap.from.lock();
-        for (retained, &block) in moved.iter().enumerate() {
+        for (retained, block) in moved().enumerate() {
             if let Err(error) = state.retain(block) {
-                state.release_all(moved[..retained].iter().copied());
+                state.release_all(moved().take(retained));
                 drop(state);
                 swap.to.lock().release_all(swap.copies.drain(..).map(|copy| copy.1));
                 return Err(error);

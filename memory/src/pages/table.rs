@@ -17,13 +17,12 @@ use crate::{Error, Result};
 /// Layers of one kind share a table. A model whose layers are of several kinds, some over a sliding window, has a table
 /// for each kind, from one pool or from several; the sliding ones let go of what the window has left
 /// ([`BlockTable::release_before`]). For prefixes this means:
-/// - A prefix is of use as far as all tables of the sequence have it: ask each pool for
-///   [`PagePool::matching_tokens`], and look up the least. In one pool, tables of different kinds need different salts.
-/// - A block is found through those before it. A sliding table is to publish blocks before it releases them, and to look
-///   up the whole prefix and then release what the window does not reach. Blocks that it released unpublished it cannot
-///   publish any more, nor those behind them.
-/// - There is no index that remembers a chain whose first blocks were evicted. A sliding table would need only the last
-///   blocks of a long prefix; here they are evicted before the first ones.
+/// - A prefix is of use as far as all tables of the sequence have it: ask the pools in turn for
+///   [`PagePool::matching_seen`], each of the words that the one before has found, until all find the same, and look up
+///   that. In one pool, tables of different kinds need different salts.
+/// - A sliding table is to publish blocks before it releases them, to a pool that remembers those that are evicted
+///   ([`PrefixConfig::remembered`](crate::PrefixConfig)): it needs only the last ones of a prefix
+///   ([`BlockTable::lookup_seen`]).
 pub struct BlockTable {
     pub(super) pool: PagePool,
     pub(super) blocks: Vec<BlockId>,

@@ -46,19 +46,36 @@ impl Block {
 
 pub struct Model {
     pub blocks: Vec<Block>,
+    /// What is known without a block, and how much may be.
+    pub remembered: Vec<Key>,
+    most_remembered: usize,
     clock: u64,
     pub hits: u64,
     pub misses: u64,
     pub evictions: u64,
     /// Used blocks that left the index because one before them was evicted.
     pub cut: usize,
+    /// Evictions after which the words were remembered, and lookups that went past such.
+    pub kept: usize,
+    pub bridged: usize,
     peak_used: usize,
 }
 
 impl Model {
-    pub fn new(num_blocks: usize) -> Self {
-        let blocks = vec![Block::default(); num_blocks];
-        Self { blocks, clock: 0, hits: 0, misses: 0, evictions: 0, cut: 0, peak_used: 0 }
+    pub fn new(num_blocks: usize, most_remembered: usize) -> Self {
+        Self {
+            blocks: vec![Block::default(); num_blocks],
+            remembered: Vec::new(),
+            most_remembered,
+            clock: 0,
+            hits: 0,
+            misses: 0,
+            evictions: 0,
+            cut: 0,
+            kept: 0,
+            bridged: 0,
+            peak_used: 0,
+        }
     }
 
     fn count(&self, is: impl Fn(&Block) -> bool) -> usize {
@@ -104,19 +121,79 @@ impl Model {
         self.blocks.iter().position(is).map(|block| BlockId(block as u32))
     }
 
-    /// Frees the least recently used cached block that no cached one continues, with all that continues it.
+    pub fn is_remembered(&self, key: &Key) -> bool {
+        self.remembered.iter().any(|found| found.own() == key.own())
+    }
+
+    /// Keeps what is not known without a block, if it may.
+    pub fn remember(&mut self, key: Key) -> bool {
+        let has_room = self.remembered.len() < self.most_remembered;
+        self.remembered.extend(has_room.then_some(key));
+        has_room
+    }
+
+    pub fn bring_back(&mut self, key: Key, BlockId(block): BlockId) {
+        self.remembered.retain(|found| found.own() != key.own());
+        self.blocks[block as usize].key = Some(key);
+    }
+
+    /// Forgets what is remembered for nothing.
+    pub fn forget(&mut self) {
+        let keys = |model: &Self| -> Vec<Key> {
+            model.remembered.iter().copied().chain(model.blocks.iter().filter_map(|block| block.key)).collect()
+        };
+        loop {
+            let (before, keys) = (self.remembered.len(), keys(self));
+            self.remembered.retain(|key| keys.iter().any(|next| next.parent == key.own()));
+            if self.remembered.len() == before {
+                return;
+            }
+        }
+    }
+
+    /// The blocks that a lookup finds of a sequence of `asked` blocks, and how many it does not see before them.
+    pub fn look_up(&mut self, keys: &[Key], window: usize) -> (usize, Vec<BlockId>) {
+        let found: Vec<_> = keys.iter().map(|key| self.find(key)).collect();
+        let known =
+            keys.iter().zip(&found).take_while(|(key, block)| block.is_some() || self.is_remembered(key)).count();
+        // The next token is at the position after them, and sees no more before it than one less than the window.
+        let is_seen = |block: usize, blocks: usize| blocks * BLOCK_SIZE - (block + 1) * BLOCK_SIZE < window - 1;
+        let first_seen = |blocks: usize| (0..blocks).find(|&block| is_seen(block, blocks)).unwrap_or(blocks);
+        let whole = |blocks: &usize| found[first_seen(*blocks)..*blocks].iter().all(Option::is_some);
+        let blocks = (0..=known).rev().find(whole).unwrap_or(0);
+        let first = first_seen(blocks);
+        self.bridged += usize::from(found[..blocks].iter().any(Option::is_none));
+        (first, found[first..blocks].iter().flatten().copied().collect())
+    }
+
+    /// Frees the least recently used cached block. Where nothing may be remembered, that is one that no cached one
+    /// continues, and all that continues it goes with it.
     pub fn evict(&mut self) -> usize {
         let continues = |block: &Block, parent: u64| block.key.is_some_and(|key| key.parent == parent);
         let is_candidate = |block: &&Block| {
             let own = block.key.map_or(0, |key| key.own());
-            block.is_cached() && !self.blocks.iter().any(|next| next.is_cached() && continues(next, own))
+            let goes_on = || self.blocks.iter().any(|next| next.is_cached() && continues(next, own));
+            block.is_cached() && (self.most_remembered > 0 || !goes_on())
         };
-        let Some(victim) = self.blocks.iter().filter(is_candidate).min_by_key(|block| block.cached_at) else {
+        let victims = self.blocks.iter().zip(0..).filter(|(block, _)| is_candidate(block));
+        let Some((victim, place)) = victims.min_by_key(|(block, _)| block.cached_at) else {
             return 0;
         };
-        let mut gone = vec![victim.key.expect("cached").own()];
+        let key = victim.key.expect("cached");
+        let goes_on = self.blocks.iter().any(|next| continues(next, key.own()))
+            || self.remembered.iter().any(|next| next.parent == key.own());
+        if goes_on && self.remembered.len() < self.most_remembered {
+            self.blocks[place].key = None;
+            self.remembered.push(key);
+            self.evictions += 1;
+            self.kept += 1;
+            return 1;
+        }
+        let mut gone = vec![key.own()];
         let mut evicted = 0;
         while let Some(own) = gone.pop() {
+            gone.extend(self.remembered.iter().filter(|key| key.parent == own).map(Key::own));
+            self.remembered.retain(|key| key.own() != own);
             for block in &mut self.blocks {
                 let Some(key) = block.key else { continue };
                 if key.parent == own {
@@ -129,6 +206,7 @@ impl Model {
                 }
             }
         }
+        self.forget();
         self.evictions += evicted as u64;
         evicted
     }
@@ -144,6 +222,7 @@ impl Model {
             references: self.blocks.iter().map(|block| u64::from(block.references)).sum(),
             peak_used: self.peak_used,
             published: self.count(|block| block.key.is_some()),
+            remembered: self.remembered.len(),
             hits: self.hits,
             misses: self.misses,
             evictions: self.evictions,

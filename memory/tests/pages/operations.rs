@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sinew_memory::{BlockId, BlockTable, CopyBlock, Error, PagePool, PageStats, PrefixHash, SwapBlocks};
+use sinew_memory::{BlockId, BlockTable, CopyBlock, Error, PagePool, PageStats, PrefixConfig, SwapBlocks};
 
 use super::common::{Random, operations};
 use super::model::{Key, Model};
-use super::{BLOCK_SIZE, content, contents, pool_with_prefixes};
+use super::{BLOCK_SIZE, config, content, contents};
 
 const BLOCKS: [usize; 2] = [40, 24];
 const MOST_TOKENS: usize = 40;
@@ -58,11 +58,11 @@ fn at(block: BlockId, slot: usize) -> usize {
 }
 
 impl World {
-    fn new(seed: u64, hash: PrefixHash) -> Self {
+    fn new(seed: u64, prefixes: PrefixConfig) -> Self {
         let places = BLOCKS.map(|blocks| Place {
-            pool: pool_with_prefixes(blocks, hash),
+            pool: PagePool::with_prefixes(config(blocks), prefixes).expect("a small pool"),
             slots: vec![POISON; blocks * BLOCK_SIZE],
-            model: Model::new(blocks),
+            model: Model::new(blocks, prefixes.remembered),
             by_hand: Vec::new(),
         });
         let (sequences, copies) = (Vec::new(), VecDeque::new());
@@ -106,19 +106,20 @@ impl World {
         words.truncate(MOST_TOKENS);
         let mut contents = contents(salt, &words);
         let Place { pool, model, .. } = &mut self.places[place];
-        let asked = words.len() / BLOCK_SIZE;
-        let found = (0..asked).map_while(|block| model.find(&Key::of(salt, &contents, block)));
-        let blocks: Vec<BlockId> = found.collect();
-        let tokens = blocks.len() * BLOCK_SIZE;
-        assert_eq!(pool.matching_tokens(salt, &words).expect("whole tokens"), tokens);
+        let keys: Vec<Key> = (0..words.len() / BLOCK_SIZE).map(|block| Key::of(salt, &contents, block)).collect();
+        let window = if self.random.below(2) == 0 { usize::MAX } else { 1 + self.random.below(3 * BLOCK_SIZE) };
+        let (first_block, blocks) = model.look_up(&keys, window);
+        let found = first_block + blocks.len();
+        let tokens = found * BLOCK_SIZE;
+        assert_eq!(pool.matching_seen(salt, &words, window).expect("whole tokens"), tokens);
         let mut table = pool.table();
-        assert_eq!(table.lookup(salt, &words).expect("an empty table"), tokens);
+        assert_eq!(table.lookup_seen(salt, &words, window).expect("an empty table"), tokens);
         blocks.iter().for_each(|&block| model.retain(block));
-        model.hits += blocks.len() as u64;
-        model.misses += (asked - blocks.len()) as u64;
+        model.hits += found as u64;
+        model.misses += (keys.len() - found) as u64;
         words.truncate(tokens);
         contents.truncate(tokens);
-        self.sequences.push(Sequence { place, table, salt, words, contents, blocks, first_block: 0 });
+        self.sequences.push(Sequence { place, table, salt, words, contents, blocks, first_block });
     }
 
     fn append(&mut self, index: usize) {
@@ -226,19 +227,24 @@ impl World {
         while published < full {
             let key = Key::of(*salt, contents, published);
             let held = published.checked_sub(*first_block).map(|held| &mut blocks[held]);
-            match (model.find(&key), held) {
-                (Some(found), Some(held)) if found != *held => {
+            let is_free = |held: &BlockId| model.blocks[held.0 as usize].key.is_none();
+            match (model.find(&key), model.is_remembered(&key), held) {
+                (Some(found), _, Some(held)) if found != *held => {
                     model.retain(found);
                     model.release(std::mem::replace(held, found));
                     self.exchanged += 1;
                 }
-                (Some(_), _) => {}
-                (None, Some(held)) if model.blocks[held.0 as usize].key.is_none() => {
-                    model.blocks[held.0 as usize].key = Some(key);
-                }
+                (Some(_), ..) | (None, true, None) => {}
+                (None, _, Some(held)) if is_free(held) => model.bring_back(key, *held),
+                (None, false, None) if model.remember(key) => {}
                 _ => break,
             }
             published += 1;
+        }
+        model.forget();
+        let is_known = |key: &Key| model.find(key).is_some() || model.is_remembered(key);
+        while published > 0 && !is_known(&Key::of(*salt, contents, published - 1)) {
+            published -= 1;
         }
         assert_eq!(table.publish(*salt, &given).expect("whole tokens"), published * BLOCK_SIZE);
     }
@@ -356,6 +362,7 @@ impl World {
     fn clear_prefixes(&mut self) {
         let Place { pool, model, .. } = &mut self.places[self.random.below(2)];
         model.blocks.iter_mut().for_each(|block| block.key = None);
+        model.remembered.clear();
         pool.clear_prefixes();
     }
 
@@ -432,8 +439,8 @@ impl World {
     }
 }
 
-fn run(seed: u64, operations: usize, hash: PrefixHash) {
-    let mut world = World::new(seed, hash);
+fn run(seed: u64, operations: usize, prefixes: PrefixConfig) {
+    let mut world = World::new(seed, prefixes);
     let start = Instant::now();
     for operation in 0..operations {
         world.operation();
@@ -446,24 +453,30 @@ fn run(seed: u64, operations: usize, hash: PrefixHash) {
     world.assert_references();
     world.assert_contents();
     let seconds = start.elapsed().as_secs_f64();
-    let [device, host] = world.places.each_ref().map(|place| place.pool.stats());
+    let [device, _] = world.places.each_ref().map(|place| place.pool.stats());
     let World { copied, refused, swapped, exchanged, .. } = world;
     println!("pages: {operations} operations in {seconds:.1} s, every count, reference and token as in the model");
     println!(
         "pages: {copied} copies on write, {swapped} swaps, {refused} refused, {exchanged} exchanged for published ones"
     );
-    let [device_cut, host_cut] = world.places.each_ref().map(|place| place.model.cut);
-    for (name, stats, cut) in [("device", device, device_cut), ("host", host, host_cut)] {
-        let PageStats { total, peak_used, hits, evictions, .. } = stats;
-        let rate = 100.0 * stats.hit_rate();
+    for (name, place) in ["device", "host"].into_iter().zip(&world.places) {
+        let PageStats { total, peak_used, hits, evictions, .. } = place.pool.stats();
+        let (rate, Model { cut, kept, bridged, .. }) = (100.0 * place.pool.stats().hit_rate(), &place.model);
         println!(
-            "pages: {name}: at most {peak_used} of {total} used, {hits} hits ({rate:.1} %), {evictions} evictions, {cut} cut off"
+            "pages: {name}: at most {peak_used} of {total} used, {hits} hits ({rate:.1} %), {evictions} evictions, {cut} cut off, \
+             {kept} remembered, {bridged} found past such"
         );
     }
+    let device_model = &world.places[0].model;
+    let (remembers, does) = (prefixes.remembered > 0, device_model.kept > 0 && device_model.bridged > 0);
+    assert_eq!(remembers, does, "the test has lost its point");
     for (what, count) in [("copies", copied), ("swaps", swapped), ("refusals", refused), ("exchanges", exchanged)] {
         assert!(count > 0, "no {what}: the test has lost its point");
     }
-    assert!(device_cut > 0 && device.hits > 0 && device.evictions > 0, "the test has lost its point");
+    assert!(
+        (device_model.cut > 0 || prefixes.remembered > 6) && device.hits > 0 && device.evictions > 0,
+        "the test has lost its point"
+    );
     assert_eq!(device.peak_used, device.total, "the pool was never full: the test has lost its point");
 
     while !world.sequences.is_empty() {
@@ -481,10 +494,20 @@ fn run(seed: u64, operations: usize, hash: PrefixHash) {
 
 #[test]
 fn random_operations_do_what_the_model_does() {
-    run(3, operations(100_000), sinew_memory::PrefixConfig::default().hash);
+    run(3, operations(100_000), PrefixConfig::default());
+}
+
+#[test]
+fn random_operations_do_what_the_model_does_where_words_outlive_their_blocks() {
+    // Once with room for most of them, once with so little that chains are cut.
+    for (seed, remembered) in [(5, 200), (6, 6)] {
+        run(seed, operations(100_000) / 2, PrefixConfig { remembered, ..PrefixConfig::default() });
+    }
 }
 
 #[test]
 fn random_operations_do_what_the_model_does_when_all_hashes_collide() {
-    run(4, operations(100_000) / 4, |_, _| 7);
+    for (seed, remembered) in [(4, 0), (7, 30)] {
+        run(seed, operations(100_000) / 8, PrefixConfig { remembered, hash: |_, _| 7, ..PrefixConfig::default() });
+    }
 }

@@ -11,6 +11,11 @@ fn indexed(num_blocks: usize) -> PagePool {
     pool_with_prefixes(num_blocks, PrefixConfig::default().hash)
 }
 
+fn remembering(num_blocks: usize, remembered: usize, hash: PrefixHash) -> PagePool {
+    let prefixes = PrefixConfig { remembered, hash, ..PrefixConfig::default() };
+    PagePool::with_prefixes(config(num_blocks), prefixes).expect("a small pool")
+}
+
 fn found(pool: &PagePool, salt: u64, words: &[u32]) -> Vec<BlockId> {
     let mut table = pool.table();
     table.lookup(salt, words).expect("an empty table");
@@ -181,6 +186,73 @@ fn a_block_keeps_the_words_it_was_published_with() {
     assert_eq!(found(&pool, 2, &words([1])), []);
     assert_eq!(found(&pool, 1, &words([1, 3])), table.blocks()[..1]);
     assert_eq!(found(&pool, 1, &words([1, 2])), table.blocks());
+}
+
+#[test]
+fn a_window_finds_a_prefix_of_which_it_sees_the_end_and_nothing_of_another() {
+    for hash in [CONSTANT, PrefixConfig::default().hash] {
+        let pool = remembering(6, 8, hash);
+        let all = words([1, 2, 3, 4, 5]);
+        let mut table = published(&pool, 1, &all[..12]);
+        table.release_before(8).expect("held");
+        // The first blocks go, and the table goes on behind them.
+        assert_eq!((pool.evict(2), pool.stats().remembered, pool.stats().published), (2, 2, 1));
+        table.append(8).expect("room");
+        assert_eq!(table.publish(1, &all).expect("whole tokens"), 20);
+        let mut other = pool.table();
+        for (window, tokens, first) in [(1, 20, 5), (2, 20, 4), (5, 20, 4), (6, 20, 3), (12, 20, 2), (13, 20, 2)] {
+            assert_eq!(other.lookup_seen(1, &all, window).expect("empty"), tokens, "a window of {window}");
+            assert_eq!((other.first_block(), other.blocks()), (first, &table.blocks()[first - 2..]));
+            other.clear();
+        }
+        // What it would see is gone.
+        assert_eq!((other.lookup_seen(1, &all, 14).expect("empty"), other.first_block()), (0, 0));
+        assert_eq!(pool.matching_tokens(1, &all).ok(), Some(0));
+        // In the middle of the prefix as well as at its end.
+        assert_eq!(pool.matching_seen(1, &words([1, 2, 3, 9]), 5).ok(), Some(12));
+        for (salt, words) in [(2, words([1, 2, 3])), (1, words([9, 2, 3])), (1, words([1, 9, 3])), (1, words([3]))] {
+            assert_eq!(pool.matching_seen(salt, &words, 5).ok(), Some(0), "{salt} {words:?}");
+        }
+        let stats = pool.stats();
+        assert_eq!((stats.hits, stats.misses), (30, 5));
+    }
+}
+
+#[test]
+fn a_chain_goes_on_behind_what_was_released_before_it_was_published() {
+    let pool = remembering(4, 2, PrefixConfig::default().hash);
+    let all = words([1, 2, 3]);
+    let mut table = pool.table();
+    table.append(12).expect("room");
+    table.release_before(8).expect("held");
+    assert_eq!(table.publish(0, &all).expect("whole tokens"), 12);
+    assert_eq!((pool.stats().remembered, pool.matching_seen(0, &all, 5).ok()), (2, Some(12)));
+    // Somebody who has the first block brings it back.
+    let first = published(&pool, 0, &all[..4]);
+    assert_eq!(first.blocks(), [BlockId(0)]);
+    assert_eq!((pool.stats().remembered, pool.stats().published), (1, 2));
+    assert_eq!(found(&pool, 0, &all), first.blocks());
+    // One block more than may be remembered, and nothing behind it: nothing is left of what was begun.
+    let mut long = pool.table();
+    long.append(8).expect("room");
+    long.release_before(8).expect("held");
+    assert_eq!(long.publish(0, &words([7, 8])).expect("whole tokens"), 0);
+    assert_eq!(pool.stats().remembered, 1);
+    drop((table, first));
+    // A chain's end takes with it what is remembered before it, unless another chain needs that.
+    assert_eq!((pool.evict(9), pool.stats().remembered, pool.stats().published), (2, 0, 0));
+}
+
+#[test]
+fn where_no_more_may_be_remembered_an_eviction_cuts_the_chain() {
+    let pool = remembering(4, 1, PrefixConfig::default().hash);
+    let mut table = published(&pool, 0, &words([1, 2, 3]));
+    table.release_before(8).expect("held");
+    assert_eq!((pool.evict(1), pool.stats().remembered), (1, 1));
+    assert_eq!(pool.matching_seen(0, &words([1, 2, 3]), 2).ok(), Some(12));
+    assert_eq!((pool.evict(1), pool.stats().remembered, pool.stats().published), (1, 0, 0));
+    assert_eq!(pool.matching_seen(0, &words([1, 2, 3]), 2).ok(), Some(0));
+    assert_eq!((table.positions(), pool.stats().used), (8..12, 1));
 }
 
 #[test]

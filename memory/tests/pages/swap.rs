@@ -122,6 +122,45 @@ fn what_the_other_pool_has_is_not_copied() {
 }
 
 #[test]
+fn a_window_that_slid_here_and_there_goes_on_with_what_either_has() {
+    let prefixes = PrefixConfig { remembered: 8, ..PrefixConfig::default() };
+    let words: Vec<u32> = (0..18).collect();
+    // Where the table on the host begins, what the device finds of how many tokens, and which blocks come from where.
+    for (released, window, tokens, copied) in [
+        (8, 5, 16, [2, 4].as_slice()),
+        (4, 5, 16, &[1, 2, 4]),
+        (12, 9, 16, &[4]),
+        (12, 5, 12, &[3, 4]),
+        (8, 9, 0, &[2, 3, 4]),
+    ] {
+        let device = PagePool::with_prefixes(config(12), prefixes).expect("a small pool");
+        let host = pool(12);
+        let mut table = device.table();
+        table.append(18).expect("room");
+        table.publish(0, &words).expect("whole tokens");
+        table.release_before(released).expect("held");
+        drop(table.swap_to(&host).expect("room"));
+        let on_host = table.blocks().to_vec();
+        let first = table.first_block();
+        let mut start = device.table();
+        assert_eq!(start.lookup_seen(0, &words[..tokens], window).expect("empty"), tokens);
+        let (seen, found) = (start.first_block(), start.blocks().to_vec());
+        let (back, swap) = table.swapped(start).expect("room");
+        assert_eq!((back.first_block(), back.num_tokens(), back.blocks().len()), (first, 18, 5 - first));
+        let expected: Vec<_> =
+            copied.iter().map(|&block| (on_host[block - first], back.blocks()[block - first])).collect();
+        assert_eq!(swap.copies(), expected, "{released} {window} {tokens}");
+        for (block, found) in (seen..).zip(found).filter(|(block, _)| *block >= first) {
+            assert_eq!(back.blocks()[block - first], found);
+        }
+        drop(swap);
+        assert_eq!((device.stats().used, device.stats().table_tokens), (5 - first, 18 - 4 * first as u64));
+        drop((back, table));
+        assert_eq!((device.stats().used, device.stats().table_slots, host.stats().used), (0, 0, 0));
+    }
+}
+
+#[test]
 fn a_swap_that_cannot_be_changes_nothing() {
     let (device, host) = (pool(4), pool(2));
     let mut table = device.table();

@@ -429,6 +429,13 @@ impl DecoderConfig {
         self.trained_context().min(USUAL)
     }
 
+    /// Whether models that are loaded for these contexts turn queries and keys alike. Dynamic scaling of the rotary
+    /// embedding does not beyond the context in training, and LongRoPE has one embedding up to there and one beyond.
+    pub fn rotates_alike(&self, one: usize, other: usize) -> bool {
+        let alike = |rope: &RopeConfig| rope.frequencies(self.head_dim, one) == rope.frequencies(self.head_dim, other);
+        one == other || self.ropes.iter().all(alike)
+    }
+
     /// The longest sequence that keeps the rotary embedding as it was first trained.
     pub(crate) fn trained_context(&self) -> usize {
         let unchanged = self.ropes.iter().filter_map(|rope| rope.scaling.changes_beyond()).min();

@@ -127,11 +127,13 @@ impl Stream {
 
     /// Whether `leader` is about to run tokens, in whole blocks, that this one begins with as well.
     pub fn follows(&self, leader: &Self, cache: &KvCache, block_size: usize) -> bool {
-        if !cache.keeps_prefixes() || leader.salt != self.salt || leader.pending() == 1 || self.sequence.is_swapped() {
+        if leader.salt != self.salt || leader.pending() == 1 || self.sequence.is_swapped() {
             return false;
         }
         let common = self.start().iter().zip(leader.start()).take_while(|(a, b)| a == b).count();
-        common / block_size * block_size > self.known(cache)
+        let whole = common / block_size * block_size;
+        // What it has run and a window has left behind since, it does not run again.
+        whole > leader.sequence.len() && whole > self.known(cache)
     }
 
     /// What the cache has of a sequence that is not in it, which others have run, as one that grows without allocating on

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use serde_json::json;
 use sinew::models::engine::RequestId;
-use sinew::models::{Engine, EngineOptions, Event, Finish, GenerateOptions, Happening, Logprobs, Request};
+use sinew::models::{
+    Engine, EngineOptions, Event, Finish, GenerateOptions, Happening, LanguageModel, Logprobs, Request,
+};
 
 use super::{Generate, logprobs_json};
 use crate::command::{Machine, Outcome, catch_interrupts, interrupted, read_line};
@@ -53,39 +55,54 @@ impl Generate {
         let mut lines =
             BufReader::new(File::open(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?);
         let (mut requests, mut longest) = (Vec::new(), 1);
+        // Lines are answered together that would be with the same rotary embedding alone: as many contexts, for most
+        // models one.
+        let mut contexts = Vec::<usize>::new();
         while let Some(line) = read_line(&mut lines, MAX_LINE)? {
             if line.is_empty() {
                 continue;
             }
             let prompt = tokenizer.encode_prompt(&line, true, decoder.longest_context())?;
             let options = self.sampling.options(config, prompt.len(), max_new_tokens)?;
-            longest = longest.max(decoder.context_for(prompt.len(), options.max_new_tokens)?);
+            let context = decoder.context_for(prompt.len(), options.max_new_tokens)?;
+            longest = longest.max(context);
+            let known = contexts.iter().position(|&known| decoder.rotates_alike(known, context));
+            if known.is_none() {
+                contexts.push(context);
+            }
             let options = GenerateOptions { logprobs: self.logprobs, ..options };
-            requests.push(Request { options, ..Request::new(prompt) });
+            requests.push((known.unwrap_or(contexts.len() - 1), Request { options, ..Request::new(prompt) }));
         }
         let options = self.serving.options(self.model.options(longest, &self.stepping)?);
-        let model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
-        let max_waiting = requests.len();
-        let mut engine = Engine::new(model, EngineOptions { max_waiting, ..EngineOptions::default() });
+        let mut model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
         catch_interrupts();
-        let mut numbers: HashMap<RequestId, usize> = HashMap::new();
-        let mut answers: BTreeMap<usize, Answer> = BTreeMap::new();
-        for (number, request) in requests.into_iter().enumerate() {
-            answers.insert(number, Answer { prompt_tokens: request.prompt.len(), ..Answer::default() });
-            numbers.insert(engine.submit(request)?, number);
-        }
+        let answer =
+            |(_, request): &(usize, Request)| Answer { prompt_tokens: request.prompt.len(), ..Answer::default() };
+        let mut answers: BTreeMap<usize, Answer> = requests.iter().map(answer).enumerate().collect();
         let mut failed = 0;
-        while !engine.is_idle() && !interrupted() {
-            for event in engine.step()? {
-                let answer = numbers.get(&event.request).and_then(|number| answers.get_mut(number));
-                answer.into_iter().for_each(|answer| answer.hear(event));
+        for (group, &context) in contexts.iter().enumerate() {
+            if contexts.len() > 1 {
+                model.rotate_for(context)?;
             }
-            // In the order of the file.
-            while let Some(first) = answers.first_entry().filter(|first| first.get().end.is_some()) {
-                let (number, answer) = first.remove_entry();
-                failed += usize::from(matches!(answer.end, Some(Err(_))));
-                self.print(&engine, number, &answer)?;
+            let max_waiting = requests.len();
+            let mut engine = Engine::new(model, EngineOptions { max_waiting, ..EngineOptions::default() });
+            let mut numbers: HashMap<RequestId, usize> = HashMap::new();
+            for (number, (_, request)) in requests.iter().enumerate().filter(|(_, (of, _))| *of == group) {
+                numbers.insert(engine.submit(request.clone())?, number);
             }
+            while !engine.is_idle() && !interrupted() {
+                for event in engine.step()? {
+                    let answer = numbers.get(&event.request).and_then(|number| answers.get_mut(number));
+                    answer.into_iter().for_each(|answer| answer.hear(event));
+                }
+                // In the order of the file.
+                while let Some(first) = answers.first_entry().filter(|first| first.get().end.is_some()) {
+                    let (number, answer) = first.remove_entry();
+                    failed += usize::from(matches!(answer.end, Some(Err(_))));
+                    self.print(engine.model(), number, &answer)?;
+                }
+            }
+            model = engine.into_model();
         }
         match failed {
             0 => Ok(()),
@@ -93,7 +110,7 @@ impl Generate {
         }
     }
 
-    fn print(&self, engine: &Engine, number: usize, answer: &Answer) -> Outcome {
+    fn print(&self, model: &LanguageModel, number: usize, answer: &Answer) -> Outcome {
         let mut out = std::io::stdout().lock();
         if !self.json {
             writeln!(out, "--- {}", number + 1)?;
@@ -120,7 +137,7 @@ impl Generate {
         }
         if self.logprobs.is_some() {
             let each = answer.tokens.iter().zip(&answer.logprobs);
-            line["logprobs"] = each.map(|(&token, logprobs)| logprobs_json(engine.model(), token, logprobs)).collect();
+            line["logprobs"] = each.map(|(&token, logprobs)| logprobs_json(model, token, logprobs)).collect();
         }
         Ok(writeln!(out, "{line}")?)
     }

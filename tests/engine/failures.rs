@@ -1,0 +1,184 @@
+//! What goes wrong, and who goes away: nothing is left of them, and the others do not notice.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::*;
+
+#[test]
+fn cancelled_requests_leave_nothing() {
+    let mut engine = small(2, 1024);
+    let ids: Vec<_> = (0..4).map(|i| engine.submit(asked(30 + i, 50)).expect("a valid request")).collect();
+    for _ in 0..3 {
+        engine.step().expect("a step");
+    }
+    // One that runs, one that waits; and once more.
+    for id in [ids[0], ids[3]] {
+        assert!(engine.cancel(id));
+        assert!(!engine.cancel(id));
+    }
+    let ends = run(&mut engine);
+    let of = |id: u64| ends.iter().filter(|end| end.0 == id).map(|end| end.1.as_str()).collect::<Vec<_>>();
+    assert_eq!([of(0), of(1), of(2), of(3)], [["cancelled"], ["length"], ["length"], ["cancelled"]]);
+    assert_eq!(engine.cache().stats().used, 0);
+}
+
+#[test]
+fn a_thread_serves_many_and_hears_who_has_gone() {
+    let expected = {
+        let mut solo = model(2, DType::BF16, LoadOptions::default());
+        (0..6).map(|i| alone(&mut solo, &asked(20 + i, 12), 0).tokens).collect::<Vec<_>>()
+    };
+    let options = LoadOptions { max_sequences: 4, ..LoadOptions::default() };
+    let engine = Engine::new(model(2, DType::BF16, options), EngineOptions::default());
+    let handle = EngineHandle::start(engine).expect("a thread");
+    std::thread::scope(|scope| {
+        for (i, expected) in expected.iter().enumerate() {
+            let handle = &handle;
+            scope.spawn(move || {
+                let answers = handle.submit(asked(20 + i, 12)).expect("a valid request");
+                let tokens: Vec<u32> = answers
+                    .filter_map(|event| match event.what {
+                        Happening::Token { token, .. } => Some(token),
+                        _ => None,
+                    })
+                    .collect();
+                assert_eq!(&tokens, expected);
+            });
+        }
+        // One that is dropped at once, and one that is cancelled.
+        drop(handle.submit(asked(40, 200)).expect("a valid request"));
+        let answers = handle.submit(asked(41, 200)).expect("a valid request");
+        answers.cancel();
+        let last = answers.last().expect("it ends");
+        assert!(matches!(last.what, Happening::Finished { finish: Finish::Cancelled, .. }), "{last:?}");
+    });
+    assert!(handle.submit(Request::new(Vec::new())).is_err());
+    let engine = handle.finish().expect("the thread ends");
+    assert!(engine.is_idle());
+    assert_eq!(engine.stats().finished, 8);
+    assert_eq!(engine.cache().stats().used, 0);
+}
+
+#[test]
+fn an_answer_that_fills_the_whole_cache_says_so_and_the_others_go_on() {
+    let mut engine = small(2, 64);
+    engine.submit(asked(20, 100)).expect("its prompt fits");
+    engine.submit(asked(10, 5)).expect("a valid request");
+    let mut ends = run(&mut engine);
+    ends.sort();
+    assert_eq!(ends[0].0, 0);
+    assert!(ends[0].1.contains("the cache of 64 tokens is full"), "{ends:?}");
+    assert_eq!(ends[1], (1, "length".to_owned()));
+    let error = engine.submit(asked(65, 5)).expect_err("a prompt larger than the cache");
+    assert_eq!(error.to_string(), "a prompt of 65 tokens; the cache has room for 64");
+}
+
+#[test]
+fn a_sequence_of_another_model_is_refused() {
+    let mut models = [0, 1].map(|_| model(1, DType::F32, LoadOptions::default()));
+    let mut sequences = models.each_ref().map(|model| model.sequence());
+    for ((model, sequence), seed) in models.iter_mut().zip(&mut sequences).zip(1..) {
+        model.prefill(sequence, &prompt(seed, 9)).expect("there is room");
+    }
+    let before = sequences[0].len();
+    assert!(matches!(models[1].prefill(&mut sequences[0], &[1]), Err(Error::Input(_))));
+    assert!(matches!(models[1].decode(&mut sequences[..1], &[1]), Err(Error::Input(_))));
+    assert_eq!(sequences[0].len(), before);
+    models[0].decode(&mut sequences[..1], &[1]).expect("its own model still runs it");
+}
+
+/// A model behind a gate, with its context.
+fn gated(gate: gate::Gate, options: LoadOptions) -> LanguageModel {
+    let device = Cpu::with(1, SimdLevel::detected()).expect("threads start");
+    let ctx = Context::new(device, Arc::new(gate::registry()), gate::policy()).expect("a context");
+    gate::set(&ctx, gate);
+    let model = fixture_on(Arc::new(ctx), FIXTURES[0], DType::F32, options);
+    let (_, rows) = &model.decoder().kernels()[0];
+    assert_eq!(rows, &[gate::ROW], "the gate is not in its way");
+    model
+}
+
+#[test]
+fn a_step_that_failed_is_tried_again_as_if_it_had_not_been() {
+    let options = LoadOptions { max_sequences: 3, prefill_chunk: 16, ..LoadOptions::default() };
+    let mut solo = model(1, DType::F32, LoadOptions::default());
+    let steps = Arc::new(AtomicUsize::new(0));
+    let of_gate = steps.clone();
+    // Every third fails: steps of prompts, of answers and of both.
+    let gate: gate::Gate = Arc::new(move || of_gate.fetch_add(1, Ordering::Relaxed) % 3 == 1);
+    let mut engine = Engine::new(gated(gate, options), EngineOptions::default());
+    let mut requests = [asked(40, 12), asked(9, 20), asked(23, 7)];
+    requests[2].samples = 2;
+    for request in &mut requests {
+        request.options.logprobs = Some(2);
+        engine.submit(request.clone()).expect("a valid request");
+    }
+    let (mut answers, mut failed) = (Answers::new(), 0);
+    while !engine.is_idle() {
+        let (before, held) = (engine.stats(), engine.cache().stats().table_tokens);
+        match engine.step() {
+            Ok(events) => events.iter().for_each(|event| hear(&mut answers, event)),
+            Err(error) => {
+                assert!(error.to_string().contains("the test wants it to fail"), "{error}");
+                failed += 1;
+                // Who was let in stays; nothing else has changed.
+                let now = engine.stats();
+                assert_eq!((now.prefilled, now.decoded, now.steps), (before.prefilled, before.decoded, before.steps));
+                assert_eq!(engine.cache().stats().table_tokens, held + now.found - before.found);
+            }
+        }
+    }
+    assert!(failed > 5, "{failed}");
+    for (i, request) in requests.iter().enumerate() {
+        for sample in 0..request.samples {
+            assert_eq!(answers[&(i as u64, sample)], alone(&mut solo, request, sample), "{i} {sample}");
+        }
+    }
+    assert_eq!(engine.cache().stats().used, 0);
+}
+
+#[test]
+fn a_thread_tells_its_clients_of_a_failed_step_and_goes_on() {
+    let fails = Arc::new(AtomicBool::new(true));
+    let of_gate = fails.clone();
+    let gate: gate::Gate = Arc::new(move || of_gate.swap(false, Ordering::Relaxed));
+    let engine = Engine::new(gated(gate, LoadOptions::default()), EngineOptions::default());
+    let handle = EngineHandle::start(engine).expect("a thread");
+    let failed = handle.submit(asked(20, 5)).expect("a valid request");
+    // Nothing waits for an answer that does not come: what the thread has said is there when it has ended.
+    let served = loop {
+        if !fails.load(Ordering::Relaxed) {
+            break handle.submit(asked(21, 5)).expect("a valid request");
+        }
+        std::thread::yield_now();
+    };
+    let engine = handle.finish().expect("the thread ends");
+    let failed: Vec<Event> = failed.collect();
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    let Happening::Failed(error) = &failed[0].what else { panic!("{failed:?}") };
+    assert!(error.to_string().contains("the test wants it to fail"), "{error}");
+    let served = served.last().expect("an end");
+    assert!(matches!(served.what, Happening::Finished { finish: Finish::Length, .. }), "{served:?}");
+    assert_eq!((engine.stats().finished, engine.cache().stats().used), (2, 0));
+}
+
+#[test]
+fn who_drops_its_answers_is_not_answered_any_more() {
+    // The first step waits until they are dropped.
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let wait = Mutex::new(wait);
+    let gate: gate::Gate = Arc::new(move || {
+        // Later ones find that nobody is there to be waited for.
+        let _ = wait.lock().expect("no step panics").recv();
+        false
+    });
+    let options = LoadOptions { prefill_chunk: 10, ..LoadOptions::default() };
+    let engine = Engine::new(gated(gate, options), EngineOptions::default());
+    let handle = EngineHandle::start(engine).expect("a thread");
+    drop(handle.submit(asked(100, 200)).expect("a valid request"));
+    drop(go);
+    let engine = handle.finish().expect("the thread ends");
+    // Its prompt is not run to the end either: there is no token yet that nobody would hear of.
+    assert!(engine.stats().prefilled <= 10, "{:?}", engine.stats());
+    assert_eq!((engine.stats().decoded, engine.stats().finished, engine.cache().stats().used), (0, 1, 0));
+}
