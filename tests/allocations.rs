@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use sinew::models::{Engine, EngineOptions, GenerateOptions, LanguageModel, LoadOptions, Request};
+use sinew::models::{Engine, EngineOptions, GenerateOptions, LanguageModel, LoadOptions, OldKv, Request};
 use sinew::prelude::DType;
 
 #[path = "common/counting.rs"]
@@ -21,7 +21,9 @@ const LONGEST: usize = 20;
 // One test alone in its file: a second would be counted too.
 #[test]
 fn a_steady_decode_step_allocates_nothing() {
-    for (fixture, kv) in [
+    let old = Some(OldKv { dtype: DType::I8, recent: 1 });
+    let full = |(fixture, kv)| (fixture, kv, None);
+    let all = [
         ("llama3_rope_gqa3_hd20_bf16_tied_bpe", None),
         ("llama3_rope_gqa3_hd20_bf16_tied_bpe", Some(DType::I8)),
         ("qwen3_gqa3_hd20_f32_untied_biases_old_config", None),
@@ -32,8 +34,11 @@ fn a_steady_decode_step_allocates_nothing() {
         ("mixtral_5experts_window_gqa3_hd20_bf16", None),
         ("olmo3_yarn_on_full_layers_mha3_hd12_f32_old_config", None),
         ("quantized/ct_int4_g32_asym_actorder_llama_f16", None),
-    ] {
-        let options = LoadOptions { max_sequences: SEQUENCES, kv, ..LoadOptions::default() };
+    ];
+    // Of 80 tokens the first 64 come to be old.
+    let with_old = [("llama3_rope_gqa3_hd20_bf16_tied_bpe", None, old), ("gemma2_gqa3_hd20_bf16", None, old)];
+    for (fixture, kv, old_kv) in all.map(full).into_iter().chain(with_old) {
+        let options = LoadOptions { max_sequences: SEQUENCES, kv, old_kv, ..LoadOptions::default() };
         let mut model = LanguageModel::load(fixture_path(fixture), &options).expect("the fixture loads");
         let mut sequences: Vec<_> = (0..SEQUENCES).map(|_| model.sequence()).collect();
         let steps = STEPS.min(model.decoder().limits().context - LONGEST);
@@ -46,7 +51,7 @@ fn a_steady_decode_step_allocates_nothing() {
             model.decode(&mut sequences, &[5; SEQUENCES]).expect("valid tokens");
             *count = ALLOCATIONS.load(Ordering::Relaxed) - before;
         }
-        assert_eq!(counted, vec![0; steps], "{fixture}, {kv:?}");
+        assert_eq!(counted, vec![0; steps], "{fixture}, {kv:?}, {old_kv:?}");
     }
     for batch in [1, 8] {
         assert_eq!(engine_steps(batch), [0; STEPS], "an engine with {batch} sequences");

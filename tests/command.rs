@@ -256,6 +256,35 @@ fn a_cache_is_kept_in_the_dtype_that_is_asked_for() {
 }
 
 #[test]
+fn old_tokens_are_kept_in_the_dtype_that_is_asked_for() {
+    let folder = tempfile::tempdir().expect("a folder for the files");
+    let model = fixture(DECODER);
+    let tokens: Vec<String> = (0..140).map(|i| (i * 7 % 300).to_string()).collect();
+    let tokens = tokens.join(",");
+    let common = ["--model", &model, "--tokens", &tokens, "--kv-dtype", "f32"];
+    let kept = |old: &[&str]| logits(&folder, "old", &[&common[..], old].concat()).0;
+    let (full, int8) = (kept(&[]), kept(&["--kv-old", "int8", "--kv-recent", "40"]));
+    assert!(full != int8 && int8 != kept(&["--kv-old", "fp8", "--kv-recent", "40"]));
+    // Of so few tokens none is older than as many as are recent unless it is said.
+    assert!(full == kept(&["--kv-old", "int8"]));
+    let inspected = |more: &[&str]| json(&[&["inspect", &model, "--json", "--context", "240"], more].concat());
+    let needs = |more: &[&str]| inspected(more)["needs"].clone();
+    let old = needs(&["--kv-dtype", "f32", "--kv-old", "int8", "--kv-recent", "1"]);
+    assert_eq!(old["kv_bytes_per_token"], needs(&["--kv-dtype", "int8"])["kv_bytes_per_token"]);
+    let bytes = |needs: &Value| needs["kv_bytes"].as_u64().expect("a number");
+    assert!(bytes(&old) > bytes(&needs(&["--kv-dtype", "int8"])), "{old}");
+    for (more, words) in [
+        (&["--kv-old", "bf16"][..], &["int8 and fp8"][..]),
+        (&["--kv-recent", "40"], &["--kv-old"]),
+        (&["--kv-old", "int8", "--kv-recent", "0"], &["--kv-recent"]),
+    ] {
+        refused(&[&["logits", "--output", "none"], &common[..], more].concat(), words);
+    }
+    let scaled = ["--model", &model, "--tokens", "1", "--kv-dtype", "fp8", "--kv-old", "int8"];
+    refused(&[&["logits", "--output", "none"], &scaled[..]].concat(), &["recent ones in f32, f16 and bf16"]);
+}
+
+#[test]
 fn logits_of_an_encoder_are_its_last_hidden_state() {
     let folder = tempfile::tempdir().expect("a folder for the file");
     let (bytes, _) = logits(&folder, "states", &["--model", &fixture(ENCODER), "--tokens", "1,2,3"]);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
+use sinew::models::OldKv;
 use sinew::models::load::Quantize;
 use sinew::prelude::*;
 use sinew::tensor::BlockFormat;
@@ -91,6 +92,10 @@ fn quantized_weights_by_wgpu() {
         let options = LoadOptions { kv: Some(DType::I8), ..LoadOptions::default() };
         let refused = LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {}).expect_err("on a GPU");
         assert!(refused.to_string().contains("a KV cache of dtype i8 on a GPU"), "{refused}");
+        let old_kv = Some(OldKv { dtype: DType::I8, recent: 64 });
+        let options = LoadOptions { old_kv, ..LoadOptions::default() };
+        let refused = LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {}).expect_err("on a GPU");
+        assert!(refused.to_string().contains("with old tokens in i8 on a GPU"), "{refused}");
     });
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sinew::kernels::Registry;
 use sinew::memory::{Cpu, Device, DeviceId, Hardware, Location, MemoryInfo, Result, Storage, Stream};
 use sinew::models::load::Quantize;
-use sinew::models::{Folder, Load};
+use sinew::models::{Folder, Load, OldKv};
 use sinew::ops::Policy;
 use sinew::prelude::*;
 use sinew::tensor::{BlockFormat, BlockValues};
@@ -104,7 +104,9 @@ fn every_model_takes_what_its_plan_says() {
             let usual = LoadOptions { weights, ..LoadOptions::default() };
             let short = LoadOptions { context: Some(19), max_sequences: 3, max_logits: 5, ..usual.clone() };
             let scaled = LoadOptions { kv: Some(DType::I8), ..short.clone() };
-            for options in [usual, short, scaled] {
+            let old_kv = Some(OldKv { dtype: DType::F8E4M3, recent: 5 });
+            let mixed = LoadOptions { old_kv, ..short.clone() };
+            for options in [usual, short, scaled, mixed] {
                 decoders += 1;
                 let plan = LanguageModel::plan(config, &checkpoint, &options, &*Cpu::get()).expect("a plan");
                 let load = |ctx| {

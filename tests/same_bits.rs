@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use sinew::kernels::Registry;
 use sinew::memory::Cpu;
-use sinew::models::Load;
 use sinew::models::decoder::Steps;
+use sinew::models::{Load, OldKv};
 use sinew::ops::Policy;
 use sinew::prelude::*;
 use sinew_conformance::parity;
@@ -43,16 +43,26 @@ fn model(dtype: DType, threads: usize, options: LoadOptions) -> LanguageModel {
         .expect("the fixture loads")
 }
 
-/// Dtypes of weights, and of the cache where it is another.
-const DTYPES: [(DType, Option<DType>); 7] = [
-    (DType::F32, None),
-    (DType::BF16, None),
-    (DType::F16, None),
-    (DType::BF16, Some(DType::I8)),
-    (DType::BF16, Some(DType::F8E4M3)),
-    (DType::F32, Some(DType::I8)),
-    (DType::F16, Some(DType::F8E4M3)),
+/// Dtypes of weights, of the cache where it is another, and the form of old tokens where they have one.
+const DTYPES: [(DType, Option<DType>, Option<OldKv>); 10] = [
+    (DType::F32, None, None),
+    (DType::BF16, None, None),
+    (DType::F16, None, None),
+    (DType::BF16, Some(DType::I8), None),
+    (DType::BF16, Some(DType::F8E4M3), None),
+    (DType::F32, Some(DType::I8), None),
+    (DType::F16, Some(DType::F8E4M3), None),
+    (DType::BF16, None, Some(OldKv { dtype: DType::I8, recent: 100 })),
+    (DType::BF16, Some(DType::F32), Some(OldKv { dtype: DType::F8E4M3, recent: 1 })),
+    (DType::F32, None, Some(OldKv { dtype: DType::I8, recent: 64 })),
 ];
+
+/// What a cache is called.
+fn name_of(dtype: DType, kv: Option<DType>, old_kv: Option<OldKv>) -> String {
+    let kv = kv.map_or(String::new(), |kv| format!(" with a cache in {kv}"));
+    let old = old_kv.map_or(String::new(), |old| format!(" with {} before the latest {}", old.dtype, old.recent));
+    format!("{dtype}{kv}{old}")
+}
 
 /// All logits, after the model has taken the steps that the options ask for.
 fn logits(dtype: DType, threads: usize, options: LoadOptions) -> Vec<u32> {
@@ -75,9 +85,9 @@ fn logits(dtype: DType, threads: usize, options: LoadOptions) -> Vec<u32> {
 
 #[test]
 fn chunks_threads_and_block_sizes_change_no_bit() {
-    for (dtype, kv) in DTYPES {
-        let name = kv.map_or(dtype.to_string(), |kv| format!("{dtype} with a cache in {kv}"));
-        for (place, rows) in model(dtype, 2, LoadOptions { kv, ..LoadOptions::default() }).decoder().kernels() {
+    for (dtype, kv, old_kv) in DTYPES {
+        let name = name_of(dtype, kv, old_kv);
+        for (place, rows) in model(dtype, 2, LoadOptions { kv, old_kv, ..LoadOptions::default() }).decoder().kernels() {
             println!("{name} {place}: {}", rows.join(", "));
         }
         let options = |prefill_chunk, block_size, max_logits| LoadOptions {
@@ -85,6 +95,7 @@ fn chunks_threads_and_block_sizes_change_no_bit() {
             block_size,
             max_logits,
             kv,
+            old_kv,
             ..LoadOptions::default()
         };
         let expected = logits(dtype, 2, options(TOKENS, 16, TOKENS));
@@ -111,19 +122,19 @@ fn chunks_threads_and_block_sizes_change_no_bit() {
 
 #[test]
 fn neighbours_in_a_batch_change_no_bit() {
-    for (dtype, kv) in DTYPES {
+    for (dtype, kv, old_kv) in DTYPES {
         let prompts = [tokens(33), tokens(1), tokens(90)];
         let alone: Vec<Vec<u32>> = prompts
             .iter()
             .map(|prompt| {
-                let mut model = model(dtype, 2, LoadOptions { kv, ..LoadOptions::default() });
+                let mut model = model(dtype, 2, LoadOptions { kv, old_kv, ..LoadOptions::default() });
                 let mut sequence = model.sequence();
                 model.prefill(&mut sequence, prompt).expect("a valid prompt");
                 let mut sequences = [sequence];
                 (0..4).flat_map(|i| bits(model.decode(&mut sequences, &[17 + i]).expect("a valid token"))).collect()
             })
             .collect();
-        let mut model = model(dtype, 2, LoadOptions { max_sequences: 3, kv, ..LoadOptions::default() });
+        let mut model = model(dtype, 2, LoadOptions { max_sequences: 3, kv, old_kv, ..LoadOptions::default() });
         let mut sequences: Vec<_> = prompts
             .iter()
             .map(|prompt| {
@@ -138,7 +149,7 @@ fn neighbours_in_a_batch_change_no_bit() {
             let vocab = rows.len() / prompts.len();
             together.iter_mut().zip(rows.chunks(vocab)).for_each(|(all, row)| all.extend(row));
         }
-        assert!(alone == together, "{dtype}, {kv:?}");
+        assert!(alone == together, "{}", name_of(dtype, kv, old_kv));
     }
 }
 

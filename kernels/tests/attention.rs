@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource, MaskKind};
+use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource, MaskKind, OldKv};
 use sinew_kernels::case::Generator;
 use sinew_kernels::kv_append::{self, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::{Compute, Error, F32Bits, Launch, Operands, Result, Row, Table};
@@ -48,7 +48,10 @@ impl Prompt {
         let fixed = AttentionStatic { kv_source: way.source, ..self.fixed.clone() };
         let mut out = Vec::new();
         let mut done = 0;
-        let mut caches = Caches::new(&device, &fixed, self.tokens)?;
+        let mut caches = vec![Caches::new(&device, &fixed, fixed.kv, self.tokens)?];
+        if let Some(old) = fixed.old {
+            caches.push(Caches::new(&device, &fixed, old.dtype, self.tokens)?);
+        }
         while done < self.tokens {
             let new = way.chunk.min(self.tokens - done);
             // Two sequences of other lengths before it and one behind; they read keys of this one, which is allowed.
@@ -69,7 +72,7 @@ impl Prompt {
         device: &Arc<dyn Device>,
         row: &Row<Attention>,
         fixed: &AttentionStatic,
-        caches: &mut Caches,
+        caches: &mut [Caches],
         sequences: &[(usize, usize)],
         mine: usize,
         done: usize,
@@ -89,8 +92,8 @@ impl Prompt {
         }));
         let lens: Vec<i32> = sequences.iter().map(|s| s.1 as i32).collect();
         let max_kv = sequences.iter().map(|s| s.1).max().unwrap_or(0);
-        let mut table = None;
-        let (k, v) = match fixed.kv_source {
+        let mut paged = vec![];
+        let dense = match fixed.kv_source {
             KvSource::Dense => {
                 let part = |all: &[f32]| -> Result<Tensor> {
                     let mut values = Vec::new();
@@ -102,23 +105,30 @@ impl Prompt {
                     let keys = values.len() / kv_width;
                     tensor(device, fixed.kv, &values, &[keys, fixed.num_kv_heads, fixed.head_dim])
                 };
-                (part(&self.k)?, part(&self.v)?)
+                Some((part(&self.k)?, part(&self.v)?))
             }
             KvSource::Paged { block_size } => {
                 let range = done * kv_width..(done + new) * kv_width;
-                caches.append(device, fixed, done, new, &self.k[range.clone()], &self.v[range])?;
                 let columns = max_kv.div_ceil(block_size);
-                // The others' later keys lie in blocks that are all zeros; what is behind is never read.
-                let ids = sequences.iter().enumerate().flat_map(|(s, _)| {
-                    let caches = &caches;
-                    (0..columns).map(move |b| {
-                        if s == mine { caches.blocks.get(b).copied().unwrap_or(u32::MAX) } else { caches.zeros }
-                    })
-                });
-                table = Some(Tensor::from_slice(device, &ids.collect::<Vec<_>>(), &[sequences.len(), columns])?);
-                (caches.k.clone(), caches.v.clone())
+                let before = |position: usize| fixed.old.map_or(0, |old| old.before(position));
+                let seen = [before(done)..self.tokens, 0..before(done + new - 1)];
+                for (caches, seen) in caches.iter_mut().zip(seen) {
+                    caches.append(device, fixed, done, new, &self.k[range.clone()], &self.v[range.clone()])?;
+                    // The others' later keys lie in blocks that are all zeros; what is behind, or seen in the other form
+                    // only, is never read.
+                    let blocks = seen.start / block_size..seen.end.div_ceil(block_size);
+                    let of_mine = |b| caches.blocks.get(b).filter(|_| blocks.contains(&b)).copied().unwrap_or(u32::MAX);
+                    let ids = (0..sequences.len() * columns).map(|i| match i / columns == mine {
+                        true => of_mine(i % columns),
+                        false => caches.zeros,
+                    });
+                    let ids = Tensor::from_slice(device, &ids.collect::<Vec<_>>(), &[sequences.len(), columns])?;
+                    paged.push((caches.k.clone(), caches.v.clone(), ids));
+                }
+                None
             }
         };
+        let (k, v) = dense.as_ref().map_or_else(|| (&paged[0].0, &paged[0].1), |(k, v)| (k, v));
         let starts = Tensor::from_slice(device, &starts, &[sequences.len() + 1])?;
         let lens = Tensor::from_slice(device, &lens, &[sequences.len()])?;
         let call = AttentionDynamic {
@@ -134,7 +144,11 @@ impl Prompt {
             Some(v.view()),
             Some(starts.view()),
             Some(lens.view()),
-            table.as_ref().map(Tensor::view),
+            paged.first().map(|(_, _, table)| table.view()),
+            None,
+            paged.get(1).map(|(k, _, _)| k.view()),
+            paged.get(1).map(|(_, v, _)| v.view()),
+            paged.get(1).map(|(_, _, table)| table.view()),
         ];
         launch(device, row, fixed, &call, &inputs, &mut o)?;
         let o = o.to_vec::<f32>()?;
@@ -149,13 +163,14 @@ struct Caches {
     blocks: Vec<u32>,
     zeros: u32,
     block_size: usize,
+    kv: DType,
 }
 
 impl Caches {
-    fn new(device: &Arc<dyn Device>, fixed: &AttentionStatic, tokens: usize) -> Result<Self> {
+    fn new(device: &Arc<dyn Device>, fixed: &AttentionStatic, kv: DType, tokens: usize) -> Result<Self> {
         let block_size = if let KvSource::Paged { block_size } = fixed.kv_source { block_size } else { 1 };
         let count = tokens.div_ceil(block_size);
-        let layout = PagedLayout::new(count + 5, fixed.num_kv_heads, block_size, fixed.head_dim, fixed.kv)?;
+        let layout = PagedLayout::new(count + 5, fixed.num_kv_heads, block_size, fixed.head_dim, kv)?;
         let zeros = count + 2;
         let cache = || -> Result<Tensor> {
             // All bits are NaN in every dtype but int8, and in the scales of that.
@@ -166,7 +181,7 @@ impl Caches {
         // A stride that shares no factor with the count visits every block once, in no simple order.
         let stride = (count / 2 + 1..).find(|s| gcd(*s, count) == 1).unwrap_or(1);
         let blocks = (0..count).map(|b| (b * stride % count) as u32).collect();
-        Ok(Self { k: cache()?, v: cache()?, blocks, zeros: zeros as u32, block_size })
+        Ok(Self { k: cache()?, v: cache()?, blocks, zeros: zeros as u32, block_size, kv })
     }
 
     fn append(
@@ -188,7 +203,7 @@ impl Caches {
             num_kv_heads: fixed.num_kv_heads,
             head_dim: fixed.head_dim,
             source: DType::F32,
-            kv: fixed.kv,
+            kv: self.kv,
             block_size: size,
             rotary: None,
         };
@@ -244,7 +259,14 @@ fn plain(num_heads: usize, num_kv_heads: usize, head_dim: usize, kv: DType, comp
         softcap: None,
         mask: None,
         kv_source: KvSource::Dense,
+        old: None,
     }
+}
+
+/// The same with old keys of `dtype` in another cache.
+fn with_old(fixed: AttentionStatic, dtype: DType, recent: usize) -> AttentionStatic {
+    let kv_source = KvSource::Paged { block_size: 16 };
+    AttentionStatic { old: Some(OldKv { dtype, recent }), kv_source, ..fixed }
 }
 
 /// The same over a cache with scales.
@@ -293,9 +315,18 @@ fn the_same_bits_in_any_chunks_blocks_threads_and_company() -> Result<()> {
         (scaled(4, 2, 33, DType::I8, Compute::F32), 560),
         (AttentionStatic { window: Some(90), ..scaled(6, 2, 64, DType::F8E4M3, Compute::Bf16) }, 1100),
         (AttentionStatic { softcap: Some(F32Bits::new(2.0)), ..scaled(3, 3, 20, DType::F8E4M3, Compute::F32) }, 1050),
+        (with_old(plain(7, 1, 64, DType::BF16, Compute::Bf16), DType::I8, 100), 580),
+        (with_old(plain(4, 2, 33, DType::F32, Compute::F32), DType::F8E4M3, 1), 560),
+        (
+            AttentionStatic {
+                window: Some(300),
+                ..with_old(plain(6, 2, 20, DType::F16, Compute::Bf16), DType::I8, 130)
+            },
+            1100,
+        ),
     ] {
         let prompt = Prompt::new(fixed.clone(), tokens, 7);
-        let dense = !PagedLayout::has_scales(fixed.kv);
+        let dense = !PagedLayout::has_scales(fixed.kv) && fixed.old.is_none();
         for row in rows_for(&fixed) {
             let first = prompt.run(&row, way(1, all, if dense { KvSource::Dense } else { paged(16) }, false))?;
             assert!(first.iter().all(|x| x.is_finite()));
@@ -307,6 +338,57 @@ fn the_same_bits_in_any_chunks_blocks_threads_and_company() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn a_token_sees_keys_before_the_tile_of_its_recent_ones_as_codes_and_no_others() -> Result<()> {
+    let (recent, tokens) = (100, 500);
+    for (kv, compute) in [(DType::F32, Compute::F32), (DType::BF16, Compute::Bf16)] {
+        for dtype in [DType::I8, DType::F8E4M3] {
+            let full =
+                AttentionStatic { kv_source: KvSource::Paged { block_size: 16 }, ..plain(4, 2, 24, kv, compute) };
+            let mixed = with_old(full.clone(), dtype, recent);
+            let way = Way { threads: 2, chunk: 70, source: full.kv_source, company: false };
+            for row in rows_for(&mixed) {
+                let width = 4 * 24;
+                let (a, b) = (Prompt::new(full.clone(), tokens, 3), Prompt::new(mixed.clone(), tokens, 3));
+                let (a, b) = (a.run(&row, way)?, b.run(&row, way)?);
+                // Up to position 162 nothing is old.
+                let first = 163;
+                assert_eq!(bits(&a[..first * width]), bits(&b[..first * width]), "{}", row.name);
+                assert_ne!(bits(&a[first * width..][..width]), bits(&b[first * width..][..width]), "{}", row.name);
+                let furthest = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                let most = if dtype == DType::I8 { 0.02 } else { 0.1 };
+                assert!(furthest < most, "{}: {furthest}", row.name);
+                // With as many recent ones as there are tokens nothing ever is.
+                let all = with_old(full.clone(), dtype, tokens);
+                assert_eq!(bits(&a), bits(&Prompt::new(all, tokens, 3).run(&row, way)?), "{}", row.name);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn old_keys_are_refused_where_they_have_no_place() {
+    let blocks = KvSource::Paged { block_size: 16 };
+    let full = AttentionStatic { kv_source: blocks, ..plain(2, 1, 8, DType::F32, Compute::F32) };
+    let dense = AttentionStatic { kv_source: KvSource::Dense, ..with_old(full.clone(), DType::I8, 5) };
+    let bad = [
+        dense,
+        with_old(full.clone(), DType::BF16, 5),
+        with_old(full.clone(), DType::I8, 0),
+        with_old(scaled(2, 1, 8, DType::I8, Compute::F32), DType::F8E4M3, 5),
+    ];
+    let device = Cpu::get();
+    let call = AttentionDynamic { sequences: 1, tokens: 1, max_query: 1, max_kv: 1 };
+    for fixed in bad {
+        let q = Tensor::zeros(&device, DType::F32, &[1, 2, 8]).expect("queries");
+        let mut o = Tensor::zeros(&device, DType::F32, &[1, 2, 8]).expect("room for results");
+        let error = launch(&device, &attention::rows()[0], &fixed, &call, &[Some(q.view())], &mut o);
+        let error = error.expect_err("refused").to_string();
+        assert!(error.contains("old keys are int8 or fp8"), "{error}");
+    }
 }
 
 #[test]

@@ -276,6 +276,7 @@ fn attention(causal: bool, kv_source: KvSource) -> AttentionStatic {
         softcap: None,
         mask: None,
         kv_source,
+        old: None,
     }
 }
 

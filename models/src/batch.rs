@@ -196,16 +196,16 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{CacheShape, KvCache};
+    use crate::cache::{CacheShape, GroupShape, KvCache};
     use sinew_ops::Context;
     use sinew_tensor::{DType, PagedLayout};
 
     #[test]
     fn tables_are_rows_as_long_as_the_longest_sequence() {
         let ctx = Context::cpu().expect("the CPU is there");
-        let shape = CacheShape::of_windows([None, Some(3), None].into_iter(), |_| {
-            Ok(PagedLayout::new(8, 1, 4, 2, DType::F32).expect("a small cache"))
-        });
+        let layout = PagedLayout::new(8, 1, 4, 2, DType::F32).expect("a small cache");
+        let group = |window| Ok(GroupShape { window, layout, is_old: false });
+        let shape = CacheShape::of_groups([None, Some(3), None].into_iter().map(group));
         let mut cache = KvCache::new(&ctx, shape.expect("two groups")).expect("a small cache");
         let mut batch = Batch::new();
         let mut tables = vec![9; 3];

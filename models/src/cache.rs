@@ -1,8 +1,10 @@
 //! The paged cache of keys and values: bytes in blocks, and the sequences that hold them.
 //!
 //! Layers that see equally far back are a group, with a pool of blocks and a table for each sequence of its own: what a
-//! window has left behind is free again, while layers that see everything keep all.
+//! window has left behind is free again, while layers that see everything keep all. A layer whose old tokens have a form
+//! of their own is in two groups: all of its tokens in that form in one, and the recent ones in the other.
 
+mod form;
 mod host;
 mod poison;
 mod prefixes;
@@ -10,13 +12,18 @@ mod room;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use sinew_memory::{BlockTable, Buffer, CopyBlock, PageConfig, PagePool, PageStats, PrefixConfig};
 use sinew_ops::Context;
-use sinew_tensor::{DType, PagedLayout, Tensor};
+use sinew_tensor::{PagedLayout, Tensor};
 
+pub(crate) use self::form::Form;
+pub use self::form::LayerCache;
 use self::host::Host;
 use self::poison::Poisoned;
 use self::room::blocks_seen;
+use crate::load::Precision;
 use crate::plan::Limits;
 use crate::{DecoderConfig, Error, Result};
 
@@ -24,7 +31,8 @@ use crate::{DecoderConfig, Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheShape {
     groups: Vec<GroupShape>,
-    /// The group of each layer.
+    /// The group of each pair of keys and values: those of every layer, and behind them those of its old tokens, where they
+    /// have a form of their own.
     layers: Vec<usize>,
     /// Blocks that a prefix may have of which a window sees the end; as many are known without their bytes.
     remembered: usize,
@@ -40,6 +48,8 @@ pub struct GroupShape {
     pub window: Option<usize>,
     /// The keys, or the values, of one of its layers.
     pub layout: PagedLayout,
+    /// Whether they are read of old tokens only, and recent ones from another group.
+    pub is_old: bool,
 }
 
 impl CacheShape {
@@ -48,13 +58,13 @@ impl CacheShape {
     ///
     /// # Errors
     /// No token, or more bytes than can be counted.
-    pub fn new(config: &DecoderConfig, kv: DType, limits: &Limits, tokens: usize) -> Result<Self> {
+    pub fn new(config: &DecoderConfig, precision: &Precision, limits: &Limits, tokens: usize) -> Result<Self> {
         let &Limits { max_rows, max_sequences, block_size, .. } = limits;
         let all = tokens.div_ceil(block_size);
         if all == 0 {
             return Err(Error::Input("a cache of 0 tokens".to_owned()));
         }
-        let shape = Self::of_blocks(config, kv, block_size, |window| match window {
+        let shape = Self::of_blocks(config, precision, block_size, |window| match window {
             None => all,
             Some(window) => {
                 // What a step adds ends in one more.
@@ -71,30 +81,33 @@ impl CacheShape {
     /// More bytes than can be counted.
     pub(crate) fn of_blocks(
         config: &DecoderConfig,
-        kv: DType,
+        precision: &Precision,
         block_size: usize,
         blocks: impl Fn(Option<usize>) -> usize,
     ) -> Result<Self> {
         let (heads, head_dim) = (config.num_key_value_heads, config.head_dim);
-        Self::of_windows(config.layers.iter().map(|layer| layer.window), |window| {
-            Ok(PagedLayout::new(blocks(window), heads, block_size, head_dim, kv)?)
-        })
+        let forms = config.layers.iter().flat_map(|layer| {
+            let (form, old) = Form::of(precision, layer.window);
+            std::iter::once((form, false)).chain(old.map(|old| (old, true)))
+        });
+        Self::of_groups(forms.map(|(Form { window, dtype }, is_old)| {
+            let layout = PagedLayout::new(blocks(window), heads, block_size, head_dim, dtype)?;
+            Ok(GroupShape { window, layout, is_old })
+        }))
     }
 
-    /// Groups by the window of each layer.
-    pub(crate) fn of_windows(
-        windows: impl Iterator<Item = Option<usize>>,
-        layout: impl Fn(Option<usize>) -> Result<PagedLayout>,
-    ) -> Result<Self> {
-        let (mut groups, mut layers) = (Vec::<GroupShape>::new(), Vec::new());
-        for window in windows {
-            let known = groups.iter().position(|group| group.window == window);
-            layers.push(known.unwrap_or(groups.len()));
+    /// Layers of which those with equal shapes are a group.
+    pub(crate) fn of_groups(layers: impl Iterator<Item = Result<GroupShape>>) -> Result<Self> {
+        let mut shape = Self { groups: Vec::new(), layers: Vec::new(), remembered: 0 };
+        for group in layers {
+            let group = group?;
+            let known = shape.groups.iter().position(|known| *known == group);
+            shape.layers.push(known.unwrap_or(shape.groups.len()));
             if known.is_none() {
-                groups.push(GroupShape { window, layout: layout(window)? });
+                shape.groups.push(group);
             }
         }
-        Ok(Self { groups, layers, remembered: 0 })
+        Ok(shape)
     }
 
     /// The groups.
@@ -125,9 +138,11 @@ impl CacheShape {
 /// but for the last block of a sequence that shares it with a fork.
 #[derive(Debug)]
 pub struct KvCache {
+    /// As the shape has them.
     layers: Vec<(Tensor, Tensor)>,
     pages: Vec<PagePool>,
     shape: CacheShape,
+    windows: Arc<[Option<usize>]>,
     /// A block on its way to another place in the same tensor.
     moved: Option<Buffer>,
     host: Option<Host>,
@@ -139,6 +154,8 @@ pub struct KvCache {
 pub struct Sequence {
     /// Of each group; all have the same tokens, but for those that a window has left behind.
     tables: Vec<BlockTable>,
+    /// The windows of the groups.
+    windows: Arc<[Option<usize>]>,
     tokens: usize,
     /// Whether it is on the host.
     swapped: bool,
@@ -165,8 +182,9 @@ impl KvCache {
             Ok((half(layout)?, half(layout)?))
         };
         let layers = shape.layers.iter().map(layer).collect::<Result<_>>()?;
+        let windows = shape.groups.iter().map(|group| group.window).collect();
         let poisoned = Poisoned::new(&pages);
-        let mut cache = Self { layers, pages, shape, moved: None, host: None, poisoned };
+        let mut cache = Self { layers, pages, shape, windows, moved: None, host: None, poisoned };
         cache.poison_free()?;
         Ok(cache)
     }
@@ -178,7 +196,8 @@ impl KvCache {
             table.reserve(tokens);
             table
         };
-        Sequence { tables: self.pages.iter().map(table).collect(), tokens: 0, swapped: false }
+        let tables = self.pages.iter().map(table).collect();
+        Sequence { tables, windows: self.windows.clone(), tokens: 0, swapped: false }
     }
 
     /// A second sequence of the same tokens, which shares all blocks. Either gets a block of its own where it appends to
@@ -188,7 +207,8 @@ impl KvCache {
     /// More sequences of one block than can be counted.
     pub fn fork(&self, sequence: &Sequence) -> Result<Sequence> {
         let tables = sequence.tables.iter().map(|table| Ok(table.fork()?)).collect::<Result<_>>()?;
-        Ok(Sequence { tables, tokens: sequence.tokens, swapped: sequence.swapped })
+        let &Sequence { tokens, swapped, .. } = sequence;
+        Ok(Sequence { tables, windows: sequence.windows.clone(), tokens, swapped })
     }
 
     /// Makes room for `tokens` more tokens of a sequence, and frees what its windows have left behind.
@@ -201,7 +221,7 @@ impl KvCache {
             return Err(Error::Input("the sequence is of another model's cache, or swapped out".into()));
         }
         let before = sequence.len();
-        sequence.release_unseen(&self.shape)?;
+        sequence.release_unseen()?;
         self.poison_free()?;
         for group in 0..sequence.tables.len() {
             let grown = match sequence.tables[group].append(tokens) {
@@ -225,10 +245,13 @@ impl KvCache {
         let bytes = pages.config().block_bytes;
         let place = |block| pages.byte_offset(block) as usize;
         let (from, to) = (place(copy.from()), place(copy.to()));
-        // A copy within one buffer is not given to every device. Blocks of all groups are as large.
+        // A copy within one buffer is not given to every device.
         let moved = match &mut self.moved {
             Some(moved) => moved,
-            none => none.insert(Buffer::allocate(ctx.device(), bytes)?),
+            none => {
+                let largest = self.shape.groups.iter().map(|group| group.layout.bytes_per_block()).max();
+                none.insert(Buffer::allocate(ctx.device(), largest.unwrap_or(bytes))?)
+            }
         };
         let layers = self.layers.iter_mut().zip(&self.shape.layers).filter(|(_, of)| **of == group);
         for half in layers.flat_map(|((keys, values), _)| [keys, values]) {
@@ -238,9 +261,14 @@ impl KvCache {
         Ok(())
     }
 
-    /// Keys and values of each layer, with the group that it is of.
-    pub fn layers_mut(&mut self) -> impl Iterator<Item = (usize, &mut (Tensor, Tensor))> {
-        self.shape.layers.iter().copied().zip(&mut self.layers)
+    /// Keys and values of each layer.
+    pub fn layers_mut(&mut self) -> impl Iterator<Item = LayerCache<'_>> {
+        let groups = &self.shape.groups;
+        let mut all = self.shape.layers.iter().copied().zip(&mut self.layers).peekable();
+        std::iter::from_fn(move || {
+            let (group, cache) = all.next()?;
+            Some(LayerCache { group, cache, old: all.next_if(|&(group, _)| groups[group].is_old) })
+        })
     }
 
     /// How large it is.
@@ -253,13 +281,15 @@ impl KvCache {
         self.shape.bytes()
     }
 
-    /// Bytes that one token takes in all layers.
+    /// Bytes that one token takes in all layers; of those where old tokens have a form of their own, what an old one takes.
     pub fn bytes_per_token(&self) -> usize {
-        let of_layer = |&group: &usize| {
+        let layers = &self.shape.layers;
+        let of_layer = |(at, &group): (usize, &usize)| {
+            let is_recent = layers.get(at + 1).is_some_and(|&next| self.shape.groups[next].is_old);
             let layout = &self.shape.groups[group].layout;
-            2 * layout.bytes_per_block() / layout.block_size()
+            if is_recent { 0 } else { 2 * layout.bytes_per_block() / layout.block_size() }
         };
-        self.shape.layers.iter().map(of_layer).sum()
+        layers.iter().enumerate().map(of_layer).sum()
     }
 
     /// Blocks of all groups: used, cached, free and shared, and what was found again.
@@ -316,9 +346,10 @@ impl Sequence {
     /// # Errors
     /// A sequence that is shorter, or of which a window has left behind what would be seen then. It is as before.
     pub fn truncate(&mut self, tokens: usize) -> Result<()> {
-        let held = self.tables.iter().map(|table| table.positions().start).max().unwrap_or(0);
-        if tokens > self.tokens || tokens < held {
-            let len = self.tokens;
+        let held = self.tables.iter().zip(&*self.windows).map(|(table, &window)| (table.positions().start, window));
+        let left_behind = held.clone().any(|(start, window)| start > first_seen(tokens, window));
+        if tokens > self.tokens || left_behind {
+            let (len, held) = (self.tokens, held.map(|(start, _)| start).max().unwrap_or(0));
             return Err(Error::Input(format!(
                 "cannot truncate to {tokens} tokens a sequence of {len} that still has those from {held} on"
             )));
@@ -340,11 +371,9 @@ impl Sequence {
     }
 
     /// Frees the blocks that no later token sees.
-    fn release_unseen(&mut self, shape: &CacheShape) -> Result<()> {
-        for (table, group) in self.tables.iter_mut().zip(&shape.groups) {
-            if let Some(window) = group.window {
-                table.release_before(first_seen(self.tokens, Some(window)))?;
-            }
+    fn release_unseen(&mut self) -> Result<()> {
+        for (table, &window) in self.tables.iter_mut().zip(&*self.windows) {
+            table.release_before(first_seen(self.tokens, window))?;
         }
         Ok(())
     }

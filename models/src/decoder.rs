@@ -21,12 +21,12 @@ use sinew_ops::Context;
 use sinew_ops::layers::{
     Add, Embedding, LinearOptions, Norm, NormedLinear, Rotary, RowGather, Scale, Sequences, Softcap,
 };
-use sinew_tensor::{DType, Layout, Tensor};
+use sinew_tensor::{DType, Layout, Tensor, View};
 
 use self::layer::{Activations, Layer, Step};
 use self::stream::input_norm;
 use crate::batch::Batch;
-use crate::cache::KvCache;
+use crate::cache::{Form, KvCache, LayerCache};
 use crate::config::{LayerConfig, check_tokens};
 use crate::kernels::push_unlike;
 use crate::load::{Loader, Part, Precision, Sizes, rotaries};
@@ -162,7 +162,7 @@ impl Decoder {
             limits,
             embedding,
             scale,
-            inputs: StepInputs::new(ctx, &limits, config)?,
+            inputs: StepInputs::new(ctx, &limits, config, &precision)?,
             positions,
             ropes,
             layers,
@@ -206,7 +206,7 @@ impl Decoder {
         Ok(Plan {
             weights: sum([embeddings, positions, layers, norm]),
             activations: sum([
-                StepInputs::bytes(limits, config),
+                StepInputs::bytes(limits, config, &sizes.precision),
                 Activations::bytes(config, sizes.precision, limits.max_rows),
                 Rows::bytes(DType::F32, limits.max_wanted(), hidden),
             ]),
@@ -257,10 +257,10 @@ impl Decoder {
     /// sequence, or of as many as a layer's window has.
     pub fn step_bytes(&self, sequences: usize, length: f64) -> f64 {
         let layers: usize = self.layers.iter().map(|layer| layer.step_bytes(sequences)).sum();
-        let seen = |layer: &LayerConfig| layer.window.map_or(length, |window| length.min(window as f64));
-        let seen: f64 = self.config.layers.iter().map(seen).sum();
-        let of_token = self.precision.kv_bytes(self.config.num_key_value_heads, self.config.head_dim);
-        (layers + self.end.weight_bytes()) as f64 + sequences as f64 * seen * of_token as f64
+        let (heads, head_dim) = (self.config.num_key_value_heads, self.config.head_dim);
+        let read = |layer: &LayerConfig| self.precision.kv_bytes_read(layer.window, length, heads, head_dim);
+        let read: f64 = self.config.layers.iter().map(read).sum();
+        (layers + self.end.weight_bytes()) as f64 + sequences as f64 * read
     }
 
     /// The rows that serve this decoder: a name of the place, and the rows chosen there for one row and for many.
@@ -298,9 +298,9 @@ impl Decoder {
             table.run(ctx, ids.read()?, x.stream.added.write(rows)?)?;
             add.run(ctx, x.stream.hidden.write(rows)?, x.stream.added.read(rows)?)?;
         }
-        for (layer, (group, layer_cache)) in self.layers.iter().zip(cache.layers_mut()) {
-            let step = self.inputs.step(ctx, batch, &self.ropes, group)?;
-            layer.run(&step, layer_cache, x)?;
+        for (layer, mut of_layer) in self.layers.iter().zip(cache.layers_mut()) {
+            let step = self.inputs.step(ctx, batch, &self.ropes, &of_layer)?;
+            layer.run(&step, &mut of_layer, x)?;
         }
         let Steps { count, largest, .. } = self.steps;
         self.steps = Steps { count: count + 1, largest: largest.max(rows), latest: rows };
@@ -393,11 +393,11 @@ fn own_head(config: &DecoderConfig, contains: impl Fn(&str) -> bool) -> Option<P
 }
 
 impl StepInputs {
-    fn new(ctx: &Context, limits: &Limits, config: &DecoderConfig) -> Result<Self> {
+    fn new(ctx: &Context, limits: &Limits, config: &DecoderConfig, precision: &Precision) -> Result<Self> {
         let values = |(dtype, most)| Values::new(ctx, dtype, most);
         let [tokens, positions, query_start, kv_len, wanted] = Self::values(limits);
         let (places, ids) = (Self::places(limits), Self::ids(limits, config));
-        let groups = config.windows().len();
+        let groups = Form::count(config, precision);
         Ok(Self {
             tokens: values(tokens)?,
             positions: values(positions)?,
@@ -412,9 +412,9 @@ impl StepInputs {
     }
 
     /// Bytes of its numbers.
-    fn bytes(limits: &Limits, config: &DecoderConfig) -> usize {
+    fn bytes(limits: &Limits, config: &DecoderConfig, precision: &Precision) -> usize {
         let bytes = |(dtype, most)| Values::bytes(dtype, most);
-        let places = sum(Self::places(limits).map(bytes)).saturating_mul(config.windows().len());
+        let places = sum(Self::places(limits).map(bytes)).saturating_mul(Form::count(config, precision));
         sum(Self::values(limits).into_iter().chain(Self::ids(limits, config)).map(bytes)).saturating_add(places)
     }
 
@@ -460,17 +460,27 @@ impl StepInputs {
         Ok(())
     }
 
-    /// What the layers of a group are given.
-    fn step<'a>(&'a self, ctx: &'a Context, batch: &Batch, ropes: &'a [Rotary], group: usize) -> Result<Step<'a>> {
-        let [slots, tables] = &self.places[group];
+    /// What a layer is given.
+    fn step<'a>(
+        &'a self,
+        ctx: &'a Context,
+        batch: &Batch,
+        ropes: &'a [Rotary],
+        of_layer: &LayerCache<'_>,
+    ) -> Result<Step<'a>> {
+        let places = |group: usize| -> Result<[View<'a>; 2]> {
+            let [slots, tables] = &self.places[group];
+            Ok([slots.read()?, tables.read_rows(batch.places()[group].blocks_per_table())?])
+        };
+        let [slots, block_table] = places(of_layer.group)?;
+        let old = of_layer.old.as_ref().map(|&(group, _)| places(group)).transpose()?;
         let sequences = Sequences {
             query_start: self.query_start.read()?,
             kv_len: self.kv_len.read()?,
-            block_table: Some(tables.read_rows(batch.places()[group].blocks_per_table())?),
+            block_table: Some(block_table),
             max_query: batch.max_query(),
             max_kv: batch.max_kv(),
         };
-        let (positions, slots) = (self.positions.read()?, slots.read()?);
-        Ok(Step { ctx, rows: batch.tokens().len(), ropes, positions, slots, sequences })
+        Ok(Step { ctx, rows: batch.tokens().len(), ropes, positions: self.positions.read()?, slots, sequences, old })
     }
 }

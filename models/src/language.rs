@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use sinew_memory::{Device, DeviceKind, Hardware};
 use sinew_ops::Context;
+use sinew_ops::layers::OldKv;
 use sinew_tensor::{DType, Tensor};
 
 pub use self::answer::{Finish, GenerateOptions, Generation, Session};
 use crate::batch::{Batch, Wanted};
-use crate::cache::{CacheShape, KvCache, Sequence};
+use crate::cache::{CacheShape, Form, KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::config::check_tokens;
 use crate::decoder::Decoder;
@@ -48,6 +49,10 @@ pub struct LoadOptions {
     /// Dtype of the cache: f32, f16, bf16, or, on CPUs, int8 or fp8 (e4m3) with a scale for each token and head; that of
     /// [`Precision::of`] where it is `None`.
     pub kv: Option<DType>,
+    /// In what form old keys and values are kept, on CPUs: int8 or fp8 (e4m3) with a scale for each token and head, while
+    /// recent ones stay in `kv`. The token at position `p` sees those below `64 · ⌊(p + 1 - recent) / 64⌋` so, whatever
+    /// step it is run in; layers whose window has no more than the recent ones have none. `None` keeps all alike.
+    pub old_kv: Option<OldKv>,
     /// Rows of logits held at once; a step may have more rows.
     pub max_logits: usize,
 }
@@ -63,6 +68,7 @@ impl Default for LoadOptions {
             swap_tokens: 0,
             block_size: 16,
             kv: None,
+            old_kv: None,
             max_logits: 1,
         }
     }
@@ -72,9 +78,10 @@ impl LoadOptions {
     /// The precision of a model with these weights and this cache on a device.
     ///
     /// # Errors
-    /// Those of [`WeightOptions::precision`] and [`Precision::with_kv`].
+    /// Those of [`WeightOptions::precision`], [`Precision::with_kv`] and [`Precision::with_old_kv`].
     pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
-        self.weights.precision(checkpoint, hardware)?.with_kv(self.kv, hardware)
+        let precision = self.weights.precision(checkpoint, hardware)?;
+        precision.with_kv(self.kv, hardware)?.with_old_kv(self.old_kv, hardware)
     }
 
     /// How large the steps of a model are.
@@ -100,7 +107,7 @@ impl LoadOptions {
     fn cache_shape(&self, config: &DecoderConfig, precision: Precision) -> Result<CacheShape> {
         let limits = self.limits(config)?;
         let all = || limits.context.next_multiple_of(limits.block_size).saturating_mul(limits.max_sequences);
-        CacheShape::new(config, precision.kv, &limits, self.cache_tokens.unwrap_or_else(all))
+        CacheShape::new(config, &precision, &limits, self.cache_tokens.unwrap_or_else(all))
     }
 }
 
@@ -212,7 +219,7 @@ impl LanguageModel {
         let row = Vec::with_capacity(limits.max_logits * config.vocab_size);
         let next = Vec::with_capacity(limits.max_logits);
         let prefill_chunk = options.prefill_chunk.min(limits.context);
-        let batch = Batch::for_limits(&limits, config.windows().len());
+        let batch = Batch::for_limits(&limits, Form::count(config, &precision));
         Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, draw, prefill_chunk, row, next })
     }
 

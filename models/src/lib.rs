@@ -66,5 +66,6 @@ pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptio
 pub use load::WeightOptions;
 pub use plan::Plan;
 pub use sampling::{Logprobs, Sampler, SamplingParams};
+pub use sinew_ops::layers::OldKv;
 pub use stop::{StopStrings, TextStream};
 pub use tokenizer::Tokenizer;

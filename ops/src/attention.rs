@@ -178,6 +178,7 @@ impl<'a> Attend<'a> {
                 dtype => MaskKind::Additive(dtype),
             }),
             kv_source: KvSource::Dense,
+            old: None,
         };
         let shape = if unbatched { full[1..].to_vec() } else { full.to_vec() };
         Ok(Prepared { fixed, shape, q: to(q_at)?, k: to(k_at)?, v: to(v_at)?, mask })

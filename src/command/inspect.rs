@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 use sinew::models::checkpoint::TensorInfo;
+use sinew::models::config::LayerConfig;
 use sinew::models::{
     Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, one_line, printable,
 };
@@ -78,8 +79,10 @@ impl Inspect {
         let device = &*machine.device()?;
         let weights = self.form.options(Load::Read)?;
         if EmbeddingModel::describes(folder)? {
-            if self.context.is_some() || self.cache.kv_dtype.0.is_some() {
-                return Err("--context and --kv-dtype are for models that generate; this one embeds texts".into());
+            if self.context.is_some() || self.cache.kv_dtype.0.is_some() || self.cache.kv_old.is_some() {
+                return Err(
+                    "--context, --kv-dtype and --kv-old are for models that generate; this one embeds texts".into()
+                );
             }
             return Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
                 let plan = EmbeddingModel::plan(config, checkpoint, &weights, device)?;
@@ -87,13 +90,14 @@ impl Inspect {
             }));
         }
         let config = config.as_decoder()?;
-        let options =
-            LoadOptions { weights, context: self.context, kv: self.cache.kv_dtype.0, ..LoadOptions::default() };
+        let (kv, old_kv) = (self.cache.kv_dtype.0, self.cache.old());
+        let options = LoadOptions { weights, context: self.context, kv, old_kv, ..LoadOptions::default() };
         let context = options.limits(config)?.context;
         Ok(options.precision(checkpoint, device.hardware()).and_then(|precision| {
             let plan = LanguageModel::plan(config, checkpoint, &options, device)?;
-            let of_layer = precision.kv_bytes(config.num_key_value_heads, config.head_dim);
-            let kv_per_token = config.num_hidden_layers() * of_layer;
+            let (heads, head_dim) = (config.num_key_value_heads, config.head_dim);
+            let of_layer = |layer: &LayerConfig| precision.kv_bytes(layer.window, heads, head_dim);
+            let kv_per_token = config.layers.iter().map(of_layer).sum();
             Ok(Needs {
                 plan,
                 encoding: precision.main_encoding(),

@@ -31,7 +31,7 @@ use sinew::kernels::Registry;
 use sinew::memory::{self, Cpu, Device, level_from_environment, system};
 use sinew::models::checkpoint::{Checkpoint, Load};
 use sinew::models::load::{Activations, Quantize};
-use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, Tokenizer, WeightOptions, one_line, printable};
+use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, OldKv, Tokenizer, WeightOptions, one_line, printable};
 use sinew::ops::{Context, Policy};
 use sinew::tensor::{BlockFormat, BlockValues, DType};
 
@@ -163,15 +163,35 @@ struct CacheForm {
     /// fp8 with a scale for each token and head.
     #[arg(long, default_value = "auto", value_parser = parse_kv_dtype)]
     kv_dtype: KvDType,
+    /// Keep old tokens in int8 or fp8 with a scale for each token and head, on CPUs; recent ones stay in --kv-dtype.
+    #[arg(long, value_name = "int8|fp8", value_parser = parse_old_kv)]
+    kv_old: Option<DType>,
+    /// How many tokens up to its own each token sees in full at least.
+    #[arg(long, default_value = "256", value_name = "N", requires = "kv_old")]
+    kv_recent: NonZeroUsize,
+}
+
+impl CacheForm {
+    /// How old tokens are kept, where otherwise than recent ones.
+    fn old(&self) -> Option<OldKv> {
+        self.kv_old.map(|dtype| OldKv { dtype, recent: self.kv_recent.get() })
+    }
 }
 
 /// `--kv-dtype`; `None` is auto.
 #[derive(Debug, Clone, Copy)]
 struct KvDType(Option<DType>);
 
+/// Dtypes of caches with scales, as arguments call them.
+const SCALED_KV: [(&str, DType); 2] = [("int8", DType::I8), ("fp8", DType::F8E4M3)];
+
+fn parse_old_kv(text: &str) -> Result<DType, String> {
+    let known = SCALED_KV.into_iter().find(|(name, _)| *name == text);
+    known.map(|(_, dtype)| dtype).ok_or_else(|| "supported are int8 and fp8".to_owned())
+}
+
 fn parse_kv_dtype(text: &str) -> Result<KvDType, String> {
-    let scaled = [("int8", DType::I8), ("fp8", DType::F8E4M3)];
-    let mut all = DType::COMPUTE.into_iter().map(|dtype| (dtype.name(), dtype)).chain(scaled);
+    let mut all = DType::COMPUTE.into_iter().map(|dtype| (dtype.name(), dtype)).chain(SCALED_KV);
     match (text, all.find(|(name, _)| *name == text)) {
         ("auto", _) => Ok(KvDType(None)),
         (_, Some((_, dtype))) => Ok(KvDType(Some(dtype))),
@@ -310,8 +330,9 @@ impl Model {
 
     fn options(&self, context: usize, stepping: &Stepping) -> Outcome<LoadOptions> {
         let (prefill_chunk, block_size) = (stepping.prefill_chunk.get(), stepping.block_size.get());
-        let (weights, context, kv) = (self.weights()?, Some(context), stepping.cache.kv_dtype.0);
-        Ok(LoadOptions { weights, context, prefill_chunk, block_size, kv, ..LoadOptions::default() })
+        let (weights, context) = (self.weights()?, Some(context));
+        let (kv, old_kv) = (stepping.cache.kv_dtype.0, stepping.cache.old());
+        Ok(LoadOptions { weights, context, prefill_chunk, block_size, kv, old_kv, ..LoadOptions::default() })
     }
 
     /// The model's folder, fetched where it has to be.

@@ -10,7 +10,7 @@ use sinew::kernels::Registry;
 use sinew::memory::Cpu;
 use sinew::models::engine::{TraceLine, TraceOptions};
 use sinew::models::{Engine, EngineHandle, EngineOptions, Error, Event, Finish, GenerateOptions, Happening, Load};
-use sinew::models::{Logprobs, Request, SamplingParams};
+use sinew::models::{Logprobs, OldKv, Request, SamplingParams};
 use sinew::ops::Policy;
 use sinew::prelude::*;
 
@@ -133,13 +133,15 @@ fn request() -> impl Strategy<Value = (Request, usize)> {
     )
 }
 
-/// Dtypes of weights, and of the cache where it is another.
-const DTYPES: [(DType, Option<DType>); 5] = [
-    (DType::F32, None),
-    (DType::BF16, None),
-    (DType::F32, Some(DType::I8)),
-    (DType::BF16, Some(DType::I8)),
-    (DType::BF16, Some(DType::F8E4M3)),
+/// Dtypes of weights, of the cache where it is another, and the form of old tokens where they have one.
+const DTYPES: [(DType, Option<DType>, Option<OldKv>); 7] = [
+    (DType::F32, None, None),
+    (DType::BF16, None, None),
+    (DType::F32, Some(DType::I8), None),
+    (DType::BF16, Some(DType::I8), None),
+    (DType::BF16, Some(DType::F8E4M3), None),
+    (DType::F32, None, Some(OldKv { dtype: DType::I8, recent: 1 })),
+    (DType::BF16, None, Some(OldKv { dtype: DType::F8E4M3, recent: 20 })),
 ];
 
 /// Prints the rows that serve a model, each time that one is seen first: `cargo test --test engine -- --nocapture`.
@@ -158,7 +160,7 @@ proptest! {
     fn an_answer_does_not_depend_on_its_neighbours(
         requests in prop::collection::vec(request(), 1..9),
         name in prop::sample::select(FIXTURES.to_vec()),
-        (dtype, kv) in prop::sample::select(DTYPES.to_vec()),
+        (dtype, kv, old_kv) in prop::sample::select(DTYPES.to_vec()),
         threads in 1usize..17,
         max_sequences in 3usize..7,
         prefill_chunk in prop_oneof![Just(1usize), 2usize..40, Just(512)],
@@ -169,13 +171,13 @@ proptest! {
     ) {
         let longest = 90 + 40 + block_size;
         let cache_tokens = Some(longest + spare);
-        let options =
-            LoadOptions { max_sequences, prefill_chunk, block_size, cache_tokens, swap_tokens, kv, ..LoadOptions::default() };
+        let usual = LoadOptions { kv, old_kv, ..LoadOptions::default() };
+        let options = LoadOptions { max_sequences, prefill_chunk, block_size, cache_tokens, swap_tokens, ..usual.clone() };
         let mut engine = Engine::new(fixture(name, threads, dtype, options), EngineOptions::default());
         show_rows(engine.model());
         let mut answers = Answers::new();
         let mut expected = Answers::new();
-        let mut solo = fixture(name, 2, dtype, LoadOptions { kv, ..LoadOptions::default() });
+        let mut solo = fixture(name, 2, dtype, usual);
         for (request, gap) in &requests {
             let id = engine.submit(request.clone()).expect("a valid request");
             let id = number(&Event { request: id, sample: 0, what: Happening::Failed(Error::Cancelled) });
@@ -284,9 +286,10 @@ fn what_a_window_has_left_behind_is_free() {
 
 #[test]
 fn what_is_swapped_out_is_not_run_again() {
-    let all = FIXTURES[..3].iter().flat_map(|&name| [None, Some(DType::I8), Some(DType::F8E4M3)].map(|kv| (name, kv)));
-    for (name, kv) in all {
-        let (cache_tokens, usual) = (Some(128), LoadOptions { kv, ..LoadOptions::default() });
+    let old = Some(OldKv { dtype: DType::I8, recent: 1 });
+    let caches = [(None, None), (Some(DType::I8), None), (Some(DType::F8E4M3), None), (None, old)];
+    for (name, (kv, old_kv)) in FIXTURES[..3].iter().flat_map(|&name| caches.map(|cache| (name, cache))) {
+        let (cache_tokens, usual) = (Some(128), LoadOptions { kv, old_kv, ..LoadOptions::default() });
         let options = LoadOptions { max_sequences: 3, cache_tokens, swap_tokens: 512, ..usual.clone() };
         let mut engine = Engine::new(fixture(name, 2, DType::F32, options), EngineOptions::default());
         let mut solo = fixture(name, 2, DType::F32, usual);
@@ -302,11 +305,11 @@ fn what_is_swapped_out_is_not_run_again() {
         }
         let stats = engine.stats();
         // Only layers that see everything run out of room.
-        assert_eq!(stats.preemptions > 0, name != FIXTURES[2], "{name} {kv:?}: {stats:?}");
-        assert_eq!(stats.swapped, stats.preemptions, "{name} {kv:?}: {stats:?}");
-        assert_eq!(stats.prefilled + stats.found, 30 + 31 + 32, "{name} {kv:?}: {stats:?}");
+        assert_eq!(stats.preemptions > 0, name != FIXTURES[2], "{name} {kv:?} {old_kv:?}: {stats:?}");
+        assert_eq!(stats.swapped, stats.preemptions, "{name} {kv:?} {old_kv:?}: {stats:?}");
+        assert_eq!(stats.prefilled + stats.found, 30 + 31 + 32, "{name} {kv:?} {old_kv:?}: {stats:?}");
         for (i, request) in requests.iter().enumerate() {
-            assert!(answers[&(i as u64, 0)] == alone(&mut solo, request, 0), "{name} {kv:?}");
+            assert!(answers[&(i as u64, 0)] == alone(&mut solo, request, 0), "{name} {kv:?} {old_kv:?}");
         }
         assert_eq!(engine.cache().stats().used, 0);
     }

@@ -148,6 +148,7 @@ fn problem(
         softcap: None,
         mask: None,
         kv_source: KvSource::Paged { block_size: BLOCK_SIZE },
+        old: None,
     };
     (fixed, AttentionDynamic { sequences, tokens: sequences * new, max_query: new, max_kv: keys })
 }

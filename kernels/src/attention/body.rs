@@ -1,15 +1,14 @@
-//! A call's state, and where the rows, keys and values of a unit of work lie.
+//! A call's state, and which rows and keys a unit of work has.
 
 use std::marker::PhantomData;
 
-use sinew_tensor::PagedLayout;
-
-use super::contents::{Run, Table};
+use super::contents::Table;
 use super::operand::Strided;
 use super::plan::{Plan, State, Workspace};
 use super::sequence::Sequence;
-use super::{Attention, AttentionStatic, K, MASK, O, Q, TILE, V};
-use crate::simd::{self, LANES, Reach};
+use super::source::Source;
+use super::{Attention, AttentionStatic, K, MASK, O, OLD_K, OLD_V, Q, TILE, V};
+use crate::simd::LANES;
 use crate::{Operands, Operator, Result};
 
 /// A call's state: what all its tasks share.
@@ -18,11 +17,11 @@ pub(super) struct Body<'a> {
     pub plan: Plan,
     pub workspace: Workspace,
     sequences: usize,
-    /// The block table, where keys are paged.
-    pub table: Option<Table>,
     pub q: Strided,
-    pub k: Strided,
-    pub v: Strided,
+    /// Keys and values in the full dtype.
+    full: Source,
+    /// The old ones, where they have another form.
+    old: Option<Source>,
     pub o: Strided,
     /// Strides of head, token and key.
     pub mask: Option<Strided>,
@@ -55,6 +54,18 @@ pub(super) struct Unit {
     pub rows: usize,
 }
 
+/// A tile as some rows of a unit see it.
+#[derive(Clone, Copy)]
+pub(super) struct Piece<'a> {
+    /// The tile's first key.
+    pub tile: usize,
+    /// The first of the rows, and the one behind the last.
+    pub rows: (usize, usize),
+    /// The keys of the tile that any of them sees.
+    pub keys: (usize, usize),
+    pub source: &'a Source,
+}
+
 impl<'a> Body<'a> {
     /// The state of a call of `sequences` sequences, whose contents were read into the workspace.
     ///
@@ -65,13 +76,18 @@ impl<'a> Body<'a> {
         plan: Plan,
         workspace: Workspace,
         sequences: usize,
-        table: Option<Table>,
+        [table, old_table]: [Option<Table>; 2],
         operands: Operands<'_>,
     ) -> Result<Self> {
-        let operand = |at, name| Strided::new(operands.input(Attention::NAME, at, name)?);
-        let keys = |at, name| match fixed.has_scales() {
-            true => Strided::codes(operands.input(Attention::NAME, at, name)?, fixed.head_dim, fixed.kv),
-            false => operand(at, name),
+        let input = |at, name| operands.input(Attention::NAME, at, name);
+        let old = match fixed.old {
+            Some(old) => Some(Source::new(
+                [input(OLD_K, "old_k")?, input(OLD_V, "old_v")?],
+                old_table,
+                fixed.head_dim,
+                old.dtype,
+            )?),
+            None => None,
         };
         let mask = operands.optional(MASK).filter(|_| fixed.mask.is_some());
         let heads = mask.is_some_and(|m| m.shape().len() == 3);
@@ -81,10 +97,9 @@ impl<'a> Body<'a> {
             plan,
             workspace,
             sequences,
-            table,
-            q: operand(Q, "q")?,
-            k: keys(K, "k")?,
-            v: keys(V, "v")?,
+            q: Strided::new(input(Q, "q")?)?,
+            full: Source::new([input(K, "k")?, input(V, "v")?], table, fixed.head_dim, fixed.kv)?,
+            old,
             o: Strided::new(operands.output(Attention::NAME, O, "o")?)?,
             mask: mask.map(|m| if heads { m } else { m.broadcast() }),
             step: Step::Whole,
@@ -126,6 +141,23 @@ impl<'a> Body<'a> {
         (self.keys_of_row(unit, 0).0, self.keys_of_row(unit, unit.rows - 1).1)
     }
 
+    /// What of a unit's keys `from..to` a tile has, in one form or in both, those in full first.
+    #[inline(always)]
+    pub(super) fn pieces_of(&self, unit: &Unit, from: usize, to: usize, tile: usize) -> [Option<Piece<'_>>; 2] {
+        let keys = |from: usize, to: usize| (from.max(tile), to.min(tile + TILE));
+        let (Some(old), Some(of)) = (&self.old, self.fixed.old) else {
+            return [Some(Piece { tile, rows: (0, unit.rows), keys: keys(from, to), source: &self.full }), None];
+        };
+        let query = unit.sequence.first_query_of_old(of, tile);
+        let row = (query * self.plan.group).saturating_sub(unit.first_row).min(unit.rows);
+        [((0, row), &self.full), ((row, unit.rows), old)].map(|(rows, source)| {
+            let last = rows.1.checked_sub(1).filter(|&last| rows.0 <= last)?;
+            let (first, behind) = (self.keys_of_row(unit, rows.0).0, self.keys_of_row(unit, last).1);
+            let keys = keys(from.max(first), to.min(behind));
+            (keys.0 < keys.1).then_some(Piece { tile, rows, keys, source })
+        })
+    }
+
     /// Token (among all) and head (of queries) of a row.
     #[inline(always)]
     pub(super) fn token_and_head(&self, unit: &Unit, row: usize) -> (usize, usize) {
@@ -145,85 +177,6 @@ impl<'a> Body<'a> {
             state.acc.write_bytes(0, rows * self.plan.width);
         }
     }
-
-    /// Addresses of the keys and values `from..to` of a tile.
-    #[inline(always)]
-    pub(super) unsafe fn locate(
-        &self,
-        unit: &Unit,
-        from: usize,
-        to: usize,
-        tile: usize,
-        keys: &mut [*const u8; TILE],
-        values: &mut [*const u8; TILE],
-    ) {
-        debug_assert!(tile <= from && from <= to && to <= tile + TILE);
-        let Some(table) = self.table else {
-            for key in from..to {
-                let token = unit.sequence.kv_start + key;
-                // SAFETY: `read` has seen that all sequences' keys are inside the operand.
-                unsafe {
-                    keys[key - tile] = self.k.at([token, unit.head, 0, 0]);
-                    values[key - tile] = self.v.at([token, unit.head, 0, 0]);
-                }
-            }
-            return;
-        };
-        let steps = [&self.k, &self.v].map(|operand| operand.strides[2] * operand.dtype.size());
-        let mut key = from;
-        while key < to {
-            // SAFETY: `read` has checked the blocks of all visible keys.
-            unsafe {
-                let Run { id, slot, n } = table.run(unit.index, key, to);
-                let (mut k, mut v) = (self.k.at([id, unit.head, slot, 0]), self.v.at([id, unit.head, slot, 0]));
-                for i in key - tile..key - tile + n {
-                    (keys[i], values[i]) = (k, v);
-                    (k, v) = (k.wrapping_add(steps[0]), v.wrapping_add(steps[1]));
-                }
-                if self.fixed.has_scales() {
-                    for operand in [&self.k, &self.v] {
-                        simd::prefetch(self.scales_of_run(operand, unit, table, slot, id), Reach::Near);
-                    }
-                }
-                key += n;
-            }
-        }
-    }
-
-    /// The scales of the keys `from..to` of a tile, and of their values; zeros for others, as their weights are.
-    #[inline(always)]
-    pub(super) unsafe fn scales(&self, unit: &Unit, from: usize, to: usize, tile: usize) -> Option<Scales> {
-        let table = self.table.filter(|_| self.fixed.has_scales())?;
-        let mut scales = Scales { keys: [0.0; TILE], values: [0.0; TILE] };
-        let mut key = from.max(tile);
-        let to = to.min(tile + TILE);
-        while key < to {
-            // SAFETY: `read` has checked the blocks of all visible keys, and each has as many scales as slots.
-            unsafe {
-                let Run { id, slot, n } = table.run(unit.index, key, to);
-                for (operand, scales) in [(&self.k, &mut scales.keys), (&self.v, &mut scales.values)] {
-                    let from = self.scales_of_run(operand, unit, table, slot, id);
-                    let to = scales.as_mut_ptr().add(key - tile);
-                    std::ptr::copy_nonoverlapping(from, to.cast::<u8>(), n * PagedLayout::SCALE_BYTES);
-                }
-                key += n;
-            }
-        }
-        Some(scales)
-    }
-
-    /// Where the scales begin of the slots from `slot` on of a block.
-    #[inline(always)]
-    unsafe fn scales_of_run(&self, of: &Strided, unit: &Unit, table: Table, slot: usize, id: usize) -> *const u8 {
-        // SAFETY: behind the codes of a head of a block lie their scales.
-        unsafe { of.at([id, unit.head, table.block_size(), 0]).add(slot * PagedLayout::SCALE_BYTES) }
-    }
-}
-
-/// The scales of a tile's keys and values, where they have any.
-pub(super) struct Scales {
-    pub keys: [f32; TILE],
-    pub values: [f32; TILE],
 }
 
 /// The body with a way to multiply.

@@ -1,8 +1,12 @@
 //! Problems to try, and their operands.
 
+use std::ops::Range;
+
 use sinew_tensor::{DType, PagedLayout};
 
-use super::{Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind, reference};
+use super::{
+    Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind, OldKv, TILE, reference,
+};
 use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
@@ -41,6 +45,8 @@ const SOURCES: [KvSource; 7] = [
     KvSource::Paged { block_size: 1 },
 ];
 const WINDOWS: [Option<usize>; 6] = [None, None, Some(5), None, Some(70), Some(1)];
+/// Keys in the full dtype before old ones: fewer than a tile and more, and more than there are.
+const RECENT: [usize; 5] = [1, 30, 64, 100, 2000];
 const CAPS: [Option<f32>; 4] = [None, None, None, Some(4.0)];
 
 impl Reference for Attention {
@@ -66,6 +72,16 @@ impl Reference for Attention {
             case.fixed.kv = [DType::I8, DType::F8E4M3][i % 2];
             cases.push(case);
         }
+        // The same with old keys in another form than recent ones.
+        for i in 0..count {
+            let mut case = draw(&mut pick, i);
+            if case.fixed.kv_source == KvSource::Dense {
+                case.fixed.kv_source = KvSource::Paged { block_size: 8 };
+            }
+            let dtype = [DType::I8, DType::F8E4M3][i % 2];
+            case.fixed.old = Some(OldKv { dtype, recent: RECENT[pick.below(RECENT.len())] });
+            cases.push(case);
+        }
         // Prompts as models bring them, through every path of the fast rows.
         for (i, compute) in [Compute::F32, Compute::Bf16].into_iter().enumerate() {
             let scaled = [(64, DType::I8), (128, DType::F8E4M3), (96, DType::I8)];
@@ -75,6 +91,8 @@ impl Reference for Attention {
                 case.fixed =
                     AttentionStatic { num_heads: 14, num_kv_heads: 2, causal: true, softcap: None, ..case.fixed };
                 case.fixed.kv_source = KvSource::Paged { block_size: 16 };
+                let recent = 200;
+                case.fixed.old = (kv == DType::BF16).then_some(OldKv { dtype: DType::I8, recent });
                 case.call = AttentionDynamic { sequences: 2, tokens: 150, max_query: 130, max_kv: 700 };
                 (case.lay, case.values) = (Lay::Contiguous, Values::Normal);
                 cases.push(case);
@@ -90,14 +108,17 @@ impl Reference for Attention {
         let lengths = lengths(case, &mut pick);
         let rows = [call.tokens, fixed.num_heads, fixed.head_dim];
         let q = pick.operand(fixed.q, &rows, case.lay, case.values)?;
-        let (k, v, table) = match fixed.kv_source {
+        let ([k, v, table], old) = match fixed.kv_source {
             KvSource::Dense => {
                 let (k, v) = dense(case, &lengths, &mut pick)?;
-                (k, v, None)
+                ([Some(k), Some(v), None], [None, None, None])
             }
             KvSource::Paged { block_size } => {
-                let (k, v, table) = paged(case, &lengths, block_size, &mut pick)?;
-                (k, v, Some(table))
+                let (full, old): (Vec<_>, Vec<_>) = lengths.iter().map(|&of| seen(fixed, of)).unzip();
+                let full = paged(case, fixed.kv, &full, block_size, &mut pick)?;
+                let paged_old = |of: OldKv| paged(case, of.dtype, &old, block_size, &mut pick);
+                let old = fixed.old.map(paged_old).transpose()?;
+                (full.map(Some), old.map_or([None, None, None], |old| old.map(Some)))
             }
         };
         let mut starts = vec![0.0];
@@ -110,7 +131,7 @@ impl Reference for Attention {
         let lens = host_operand(DType::I32, &[call.sequences], lay, lens, false)?;
         let mask = fixed.mask.map(|kind| mask(case, kind, &mut pick)).transpose()?;
         let out = pick.output(fixed.out, &rows, case.lay)?;
-        let inputs = vec![Some(q), Some(k), Some(v), Some(starts), Some(lens), table, mask];
+        let inputs = [Some(q), k, v, Some(starts), Some(lens), table, mask].into_iter().chain(old).collect();
         Ok(HostOperands { inputs, outputs: vec![out] })
     }
 
@@ -162,6 +183,7 @@ fn draw(pick: &mut Generator, i: usize) -> Case<Attention> {
         softcap: CAPS[pick.below(CAPS.len())].map(F32Bits::new),
         mask,
         kv_source: SOURCES[pick.below(SOURCES.len())],
+        old: None,
     };
     let call = AttentionDynamic { sequences, tokens, max_query, max_kv };
     Case { fixed, call, lay: Lay::ALL[pick.below(5)], values, seed: pick.bits() >> 40 }
@@ -203,15 +225,30 @@ fn dense(
     Ok((one()?, one()?))
 }
 
-/// Caches with shuffled blocks, some shared between sequences.
+/// The keys that any of a sequence's queries sees in the full dtype, and those that any sees in the old ones' form.
+fn seen(fixed: &AttentionStatic, (queries, keys): (usize, usize)) -> (Range<usize>, Range<usize>) {
+    if queries == 0 {
+        return (0..0, 0..0);
+    }
+    let first = keys as i64 - queries as i64;
+    let from = fixed.window.map_or(0, |w| first - w as i64 + 1).max(0) as usize;
+    let old_before = |position: i64| {
+        let old = fixed.old.map_or(0, |old| position + 1 - old.recent as i64);
+        usize::try_from(old).unwrap_or(0) / TILE * TILE
+    };
+    (from.max(old_before(first))..keys, from..old_before(keys as i64 - 1).max(from))
+}
+
+/// Caches with shuffled blocks, some shared between sequences, which see the keys `seen`.
 fn paged(
     case: &Case<Attention>,
-    lengths: &[(usize, usize)],
+    kv: DType,
+    seen: &[Range<usize>],
     block_size: usize,
     pick: &mut Generator,
-) -> Result<(HostOperand, HostOperand, HostOperand)> {
+) -> Result<[HostOperand; 3]> {
     let fixed = &case.fixed;
-    let blocks: usize = lengths.iter().map(|l| l.1.div_ceil(block_size)).sum::<usize>() + 2;
+    let blocks: usize = seen.iter().map(|seen| seen.end.div_ceil(block_size)).sum::<usize>() + 2;
     let mut free: Vec<usize> = (0..blocks).collect();
     for i in (1..blocks).rev() {
         free.swap(i, pick.below(i + 1));
@@ -219,34 +256,32 @@ fn paged(
     let columns = case.call.max_kv.div_ceil(block_size) + 1;
     let mut table = vec![f64::from(u32::MAX); case.call.sequences * columns];
     let mut live = vec![false; blocks * block_size];
-    for (s, &(queries, keys)) in lengths.iter().enumerate() {
-        let shared = if s > 0 && pick.below(2) == 0 { lengths[0].1.min(keys) / block_size } else { 0 };
-        let position = keys as i64 - queries as i64;
-        let from = fixed.window.map_or(0, |w| position - w as i64 + 1).max(0) as usize;
-        for b in from / block_size..keys.div_ceil(block_size) {
+    for (s, seen_of) in seen.iter().enumerate() {
+        let shared = if s > 0 && pick.below(2) == 0 { seen[0].end.min(seen_of.end) / block_size } else { 0 };
+        for b in seen_of.start / block_size..seen_of.end.div_ceil(block_size) {
             let theirs = table[b];
             let usable = b < shared && theirs != f64::from(u32::MAX);
             let id = if usable { theirs as usize } else { free.pop().unwrap_or(0) };
             table[s * columns + b] = id as f64;
-            for key in (b * block_size).max(from)..((b + 1) * block_size).min(keys) {
-                live[id * block_size + key % block_size] = queries > 0 || live[id * block_size + key % block_size];
+            for key in (b * block_size).max(seen_of.start)..((b + 1) * block_size).min(seen_of.end) {
+                live[id * block_size + key % block_size] = true;
             }
         }
     }
     let table = host_operand(DType::U32, &[case.call.sequences, columns], lay_of(case), table, false)?;
-    if fixed.has_scales() {
-        let cache = PagedLayout::new(blocks, fixed.num_kv_heads, block_size, fixed.head_dim, fixed.kv)?;
+    if PagedLayout::has_scales(kv) {
+        let cache = PagedLayout::new(blocks, fixed.num_kv_heads, block_size, fixed.head_dim, kv)?;
         let mut one = || {
             let heads = (0..blocks * fixed.num_kv_heads * block_size).map(|i| {
                 let (block, slot) = (i / block_size / fixed.num_kv_heads, i % block_size);
                 match live[block * block_size + slot] {
-                    true => Head::random(fixed.kv, fixed.head_dim, case.values, pick),
-                    false => Head::poisoned(fixed.kv, fixed.head_dim),
+                    true => Head::random(kv, fixed.head_dim, case.values, pick),
+                    false => Head::poisoned(kv, fixed.head_dim),
                 }
             });
             scaled::operand(cache, &heads.collect::<Vec<_>>(), lay_of(case), false)
         };
-        return Ok((one()?, one()?, table));
+        return Ok([one()?, one()?, table]);
     }
     let shape = [blocks, fixed.num_kv_heads, block_size, fixed.head_dim];
     let mut one = || {
@@ -254,13 +289,13 @@ fn paged(
         let values = (0..blocks * per_block)
             .map(|i| {
                 let (block, slot) = (i / per_block, i / shape[3] % block_size);
-                let value = pick.value(case.values, fixed.kv);
+                let value = pick.value(case.values, kv);
                 if live[block * block_size + slot] { value } else { f64::NAN }
             })
             .collect();
-        host_operand(fixed.kv, &shape, lay_of(case), values, false)
+        host_operand(kv, &shape, lay_of(case), values, false)
     };
-    Ok((one()?, one()?, table))
+    Ok([one()?, one()?, table])
 }
 
 /// How a cache lies: a repeated first dimension would lay all blocks over one another.

@@ -5,7 +5,10 @@ use sinew_tensor::View;
 use super::operand::Strided;
 use super::plan::Plan;
 use super::sequence::Sequence;
-use super::{Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, K, KV_LEN, KvSource, MASK, QUERY_START};
+use super::{
+    Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, K, KV_LEN, KvSource, MASK, OLD_BLOCK_TABLE, OLD_K,
+    QUERY_START,
+};
 use crate::operator::refuse;
 use crate::{Operands, Operator, Result};
 
@@ -54,7 +57,7 @@ impl Table {
 }
 
 /// Reads a call's sequences into `out` (one more than there are), and checks everything that addresses are made of.
-/// Returns the block table, if keys are paged.
+/// Returns the block tables, if keys are paged: of those in the full dtype and of old ones.
 ///
 /// # Errors
 /// Query starts that do not rise from 0 to the number of tokens, lengths beyond the bounds of the call or the keys
@@ -68,7 +71,7 @@ pub(super) unsafe fn read(
     plan: &Plan,
     operands: Operands<'_>,
     out: *mut Sequence,
-) -> Result<Option<Table>> {
+) -> Result<[Option<Table>; 2]> {
     let name = Attention::NAME;
     let (starts, lengths) = (operands.input(name, QUERY_START, "")?, operands.input(name, KV_LEN, "")?);
     let keys = operands.input(name, K, "k")?;
@@ -78,9 +81,21 @@ pub(super) unsafe fn read(
     let (starts, lengths) = (Strided::new(starts)?, Strided::new(lengths)?);
     // SAFETY: `check` saw `sequences + 1` i32 starts and `sequences` i32 lengths.
     let read = |view: &Strided, at: usize| i64::from(unsafe { view.at([at, 0, 0, 0]).cast::<i32>().read() });
-    let table = match fixed.kv_source {
-        KvSource::Paged { block_size } => Some((operands.input(name, BLOCK_TABLE, "block_table")?, block_size)),
-        KvSource::Dense => None,
+    let tables = match fixed.kv_source {
+        KvSource::Paged { block_size } => {
+            let of = |table: (usize, &'static str), keys: (usize, &str)| {
+                let blocks = operands.input(name, keys.0, keys.1)?.shape().first().copied().unwrap_or(0);
+                Ok::<_, crate::Error>(Blocks {
+                    ids: operands.input(name, table.0, table.1)?,
+                    name: table.1,
+                    block_size,
+                    blocks,
+                })
+            };
+            let old = || of((OLD_BLOCK_TABLE, "old_block_table"), (OLD_K, "old_k"));
+            [Some(of((BLOCK_TABLE, "block_table"), (K, "k"))?), fixed.old.map(|_| old()).transpose()?]
+        }
+        KvSource::Dense => [None; 2],
     };
     let (mut units, mut kv_start, mut start) = (0, 0, read(&starts, 0));
     if start != 0 {
@@ -128,8 +143,8 @@ pub(super) unsafe fn read(
                 ));
             }
         }
-        if let Some((table, block_size)) = table {
-            check_blocks(table, block_size, s, sequence.reach(fixed), there)?;
+        for (table, reach) in tables.iter().zip(sequence.reach(fixed)) {
+            table.map_or(Ok(()), |table| table.check(s, reach))?;
         }
         units += plan.units(sequence.query_len);
         start = end;
@@ -141,31 +156,47 @@ pub(super) unsafe fn read(
     unsafe {
         out.add(call.sequences).write(Sequence { first_unit: units, query_start: 0, query_len: 0, kv_start, kv_len: 0 })
     };
-    let table = table.map(|(table, block_size)| Ok::<_, crate::Error>(Table { ids: Strided::new(table)?, block_size }));
-    table.transpose()
+    let [full, old] = tables.map(|blocks| blocks.map(|blocks| blocks.table()).transpose());
+    Ok([full?, old?])
 }
 
-/// Checks the blocks that hold the keys `reach` of a sequence.
-fn check_blocks(table: &View<'_>, block_size: usize, s: usize, reach: (usize, usize), blocks: usize) -> Result<()> {
-    if reach.0 >= reach.1 {
-        return Ok(());
+/// A block table as it was given, with the blocks that there are.
+#[derive(Clone, Copy)]
+struct Blocks<'a> {
+    ids: &'a View<'a>,
+    name: &'static str,
+    block_size: usize,
+    blocks: usize,
+}
+
+impl Blocks<'_> {
+    fn table(&self) -> Result<Table> {
+        Ok(Table { ids: Strided::new(self.ids)?, block_size: self.block_size })
     }
-    let (first, last) = (reach.0 / block_size, (reach.1 - 1) / block_size);
-    let columns = table.shape().get(1).copied().unwrap_or(0);
-    if last >= columns {
-        let keys = reach.1;
-        return Err(refuse(
-            Attention::NAME,
-            format!("sequence {s} has {keys} keys in {columns} blocks of {block_size}"),
-        ));
-    }
-    let ids = Strided::new(table)?;
-    for b in first..=last {
-        // SAFETY: `s` and `b` are inside the table's shape, and it holds u32.
-        let id = unsafe { ids.at([s, b, 0, 0]).cast::<u32>().read() };
-        if id as usize >= blocks {
-            return Err(refuse(Attention::NAME, format!("block_table[{s}, {b}] is {id}, of {blocks} blocks")));
+
+    /// Checks the blocks that hold the keys `reach` of a sequence.
+    fn check(&self, s: usize, reach: (usize, usize)) -> Result<()> {
+        if reach.0 >= reach.1 {
+            return Ok(());
         }
+        let &Self { name, block_size, blocks, .. } = self;
+        let (first, last) = (reach.0 / block_size, (reach.1 - 1) / block_size);
+        let columns = self.ids.shape().get(1).copied().unwrap_or(0);
+        if last >= columns {
+            let keys = reach.1;
+            return Err(refuse(
+                Attention::NAME,
+                format!("sequence {s} has {keys} keys in {columns} blocks of {block_size} of {name}"),
+            ));
+        }
+        let ids = Strided::new(self.ids)?;
+        for b in first..=last {
+            // SAFETY: `s` and `b` are inside the table's shape, and it holds u32.
+            let id = unsafe { ids.at([s, b, 0, 0]).cast::<u32>().read() };
+            if id as usize >= blocks {
+                return Err(refuse(Attention::NAME, format!("{name}[{s}, {b}] is {id}, of {blocks} blocks")));
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -78,6 +78,7 @@ pub(super) fn rows() -> Vec<Row<Attention>> {
 
 fn admit_simt(fixed: &AttentionStatic) -> Result<(), Refusal> {
     takes_no_scales(fixed.kv)?;
+    fixed.old.map_or(Ok(()), |old| takes_no_scales(old.dtype))?;
     if fixed.head_dim > MAX_SIMT_HEAD {
         return Err(format!("takes heads of up to {MAX_SIMT_HEAD}").into());
     }

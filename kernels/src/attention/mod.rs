@@ -46,6 +46,20 @@
 //! so that a tile costs two multiplications for each score, not one for each element. Where products are of bf16 it is
 //! `w[j] · scale_v[j]` that is rounded, once. A scale of NaN makes NaN of all who see the key.
 //!
+//! # Old keys in a second form
+//!
+//! A problem may have its old keys and values as codes with scales, in caches of their own ([`OldKv`]): the token at
+//! position `p` sees those below
+//!
+//! ```text
+//! b(p) = TILE · ⌊max(0, p + 1 - recent) / TILE⌋
+//! ```
+//!
+//! as codes, and those from there on, the latest `recent` up to its own among them, in the full dtype. So every tile
+//! has one form for a token, and which one depends on positions alone: what is said of the same bits above holds
+//! unchanged. Keys between `b` of the first token of a call and `b` of its last are read from both caches; all below are
+//! read as codes only, all behind in full only.
+//!
 //! Keys that no token sees (free blocks, the tail of the last block, blocks that a window has passed) are never read,
 //! and those that only some tokens see never reach the others, even where they are NaN or infinite.
 
@@ -61,6 +75,7 @@ mod cuda;
 #[cfg(feature = "cuda")]
 mod cuda_params;
 mod merge;
+mod old;
 mod operand;
 mod pack;
 #[cfg(target_arch = "x86_64")]
@@ -69,6 +84,7 @@ mod plan;
 mod products;
 mod reference;
 mod sequence;
+mod source;
 mod task;
 mod tile;
 #[cfg(feature = "wgpu")]
@@ -81,6 +97,7 @@ use sinew_tensor::{DType, PagedLayout};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
 
+pub use self::old::OldKv;
 use crate::kv_append::expect_cache;
 use crate::operator::{expect, expect_compute, refuse};
 pub use crate::{Compute, F32Bits};
@@ -113,6 +130,12 @@ pub const BLOCK_TABLE: usize = 5;
 /// Input, with a mask only: `[tokens, max_kv]` or `[num_heads, tokens, max_kv]`, or longer in the last dimension;
 /// column `j` is the sequence's key `j`.
 pub const MASK: usize = 6;
+/// Input, with old keys only: the old keys as bytes, see [`PagedLayout`]; blocks are as large as those of `K`.
+pub const OLD_K: usize = 7;
+/// Input, with old keys only: the old values, shaped as the old keys.
+pub const OLD_V: usize = 8;
+/// Input, with old keys only: u32 `[sequences, max_blocks]`; as [`BLOCK_TABLE`], in the caches of old keys.
+pub const OLD_BLOCK_TABLE: usize = 9;
 /// Output: `[tokens, num_heads, head_dim]`.
 pub const O: usize = 0;
 
@@ -167,6 +190,8 @@ pub struct AttentionStatic {
     pub mask: Option<MaskKind>,
     /// Where keys and values lie.
     pub kv_source: KvSource,
+    /// The form of the old keys and values, where it is another than that of recent ones: of paged ones without scales.
+    pub old: Option<OldKv>,
 }
 
 impl fmt::Display for AttentionStatic {
@@ -177,6 +202,9 @@ impl fmt::Display for AttentionStatic {
         match self.kv_source {
             KvSource::Paged { block_size } => write!(f, ", blocks of {block_size}")?,
             KvSource::Dense => f.write_str(", dense")?,
+        }
+        if let Some(OldKv { dtype, recent }) = self.old {
+            write!(f, ", {dtype} before the latest {recent}")?;
         }
         if let Some(window) = self.window {
             write!(f, ", window {window}")?;
@@ -265,6 +293,15 @@ impl AttentionStatic {
                 format!("{self}: {} has its scales in the blocks of a cache", self.kv),
             ));
         }
+        if let Some(OldKv { dtype, recent }) = self.old {
+            let paged = self.kv_source != KvSource::Dense;
+            if !paged || self.has_scales() || !PagedLayout::has_scales(dtype) || recent == 0 {
+                return Err(refuse(
+                    Attention::NAME,
+                    format!("{self}: old keys are int8 or fp8 behind at least one in f32, f16 or bf16, in blocks"),
+                ));
+            }
+        }
         let kv = (!self.has_scales()).then_some(self.kv);
         expect_compute(Attention::NAME, self, [self.q, self.out, mask].into_iter().chain(kv))
     }
@@ -301,18 +338,27 @@ impl Operator for Attention {
         let rows = [call.tokens, fixed.num_heads, fixed.head_dim];
         expect(Self::NAME, "q", input(Q, "q")?, fixed.q, &rows)?;
         expect(Self::NAME, "o", operands.output(Self::NAME, O, "o")?, fixed.out, &rows)?;
-        let (k, v) = (input(K, "k")?, input(V, "v")?);
-        let first = k.shape().first().copied().unwrap_or(0);
+        // The caches at these inputs and their block table.
+        let expect_blocks = |block_size, kv, places: [(usize, &'static str); 3]| {
+            let [(k, k_name), (v, v_name), (table, table_name)] = places;
+            let (k, v, table) = (input(k, k_name)?, input(v, v_name)?, input(table, table_name)?);
+            let (first, of_block) = (k.shape().first().copied().unwrap_or(0), [fixed.num_kv_heads, block_size]);
+            expect_cache(Self::NAME, k_name, k, first, of_block, fixed.head_dim, kv)?;
+            expect_cache(Self::NAME, v_name, v, first, of_block, fixed.head_dim, kv)?;
+            let blocks = table.shape().last().copied().unwrap_or(0);
+            expect(Self::NAME, table_name, table, DType::U32, &[call.sequences, blocks])
+        };
         match fixed.kv_source {
             KvSource::Paged { block_size } => {
-                let of_block = [fixed.num_kv_heads, block_size];
-                expect_cache(Self::NAME, "k", k, first, of_block, fixed.head_dim, fixed.kv)?;
-                expect_cache(Self::NAME, "v", v, first, of_block, fixed.head_dim, fixed.kv)?;
-                let table = input(BLOCK_TABLE, "block_table")?;
-                let blocks = table.shape().last().copied().unwrap_or(0);
-                expect(Self::NAME, "block_table", table, DType::U32, &[call.sequences, blocks])?;
+                expect_blocks(block_size, fixed.kv, [(K, "k"), (V, "v"), (BLOCK_TABLE, "block_table")])?;
+                if let Some(old) = fixed.old {
+                    let places = [(OLD_K, "old_k"), (OLD_V, "old_v"), (OLD_BLOCK_TABLE, "old_block_table")];
+                    expect_blocks(block_size, old.dtype, places)?;
+                }
             }
             KvSource::Dense => {
+                let (k, v) = (input(K, "k")?, input(V, "v")?);
+                let first = k.shape().first().copied().unwrap_or(0);
                 let dense = [first, fixed.num_kv_heads, fixed.head_dim];
                 expect(Self::NAME, "k", k, fixed.kv, &dense)?;
                 expect(Self::NAME, "v", v, fixed.kv, &dense)?;
@@ -320,6 +366,9 @@ impl Operator for Attention {
                     return Err(refuse(Self::NAME, "block_table is given, but keys are dense"));
                 }
             }
+        }
+        if fixed.old.is_none() && [OLD_K, OLD_V, OLD_BLOCK_TABLE].iter().any(|&at| operands.optional(at).is_some()) {
+            return Err(refuse(Self::NAME, "old keys are given, but the problem has none"));
         }
         expect(Self::NAME, "query_start", input(QUERY_START, "query_start")?, DType::I32, &[call.sequences + 1])?;
         expect(Self::NAME, "kv_len", input(KV_LEN, "kv_len")?, DType::I32, &[call.sequences])?;
@@ -352,7 +401,15 @@ impl Operator for Attention {
         }
         let row = (fixed.num_heads * fixed.head_dim) as f64;
         let keys = (seen + queries).min(call.max_kv as f64) * call.sequences as f64;
-        let kv = keys * (fixed.num_kv_heads * 2 * PagedLayout::head_bytes(fixed.kv, fixed.head_dim)) as f64;
+        let of =
+            |keys: f64, dtype| keys * (fixed.num_kv_heads * 2 * PagedLayout::head_bytes(dtype, fixed.head_dim)) as f64;
+        let kv = match fixed.old {
+            Some(OldKv { dtype, recent }) => {
+                let full = keys.min((recent as f64 + queries) * call.sequences as f64);
+                of(full, fixed.kv) + of(keys - full, dtype)
+            }
+            None => of(keys, fixed.kv),
+        };
         Work { flops: 4.0 * tokens * row * seen, bytes: tokens * row * (fixed.q.size() + fixed.out.size()) as f64 + kv }
     }
 }

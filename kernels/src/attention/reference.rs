@@ -8,7 +8,7 @@ use sinew_tensor::DType;
 
 use super::{
     Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, Compute, F32Bits, K, KV_LEN, KvSource, MASK, MaskKind,
-    Q, QUERY_START, V,
+    OLD_BLOCK_TABLE, OLD_K, OLD_V, Q, QUERY_START, TILE, V,
 };
 use crate::Arithmetic;
 use crate::case::{Case, Expected, HostOperands, Lay, Values};
@@ -31,6 +31,31 @@ struct Place {
     /// The keys that the token sees, masks aside.
     from: usize,
     to: usize,
+    /// The first of those that it sees in the full dtype.
+    old_before: usize,
+}
+
+/// Where a key or value is.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    /// Whether it is an old one, in their form.
+    old: bool,
+    /// Its first element, in row-major order.
+    at: usize,
+}
+
+impl Start {
+    fn key<'a>(&self, host: &'a HostOperands) -> &'a [f64] {
+        &host.input(if self.old { OLD_K } else { K }).values[self.at..]
+    }
+
+    fn value<'a>(&self, host: &'a HostOperands) -> &'a [f64] {
+        &host.input(if self.old { OLD_V } else { V }).values[self.at..]
+    }
+
+    fn has_scale(&self, fixed: &AttentionStatic) -> bool {
+        self.old || fixed.has_scales()
+    }
 }
 
 fn place(fixed: &AttentionStatic, host: &HostOperands, token: usize) -> Place {
@@ -45,20 +70,26 @@ fn place(fixed: &AttentionStatic, host: &HostOperands, token: usize) -> Place {
     };
     let from = fixed.window.map_or(0, |window| position - window as i64 + 1).max(0);
     let kv_start = lengths[..sequence].iter().sum::<f64>() as usize;
-    Place { sequence, kv_start, from: from as usize, to: behind.clamp(0, len) as usize }
+    let old_before = fixed.old.map_or(0, |old| {
+        let tiles = (position + 1 - old.recent as i64).div_euclid(TILE as i64);
+        usize::try_from(tiles).unwrap_or(0) * TILE
+    });
+    Place { sequence, kv_start, from: from as usize, to: behind.clamp(0, len) as usize, old_before }
 }
 
-/// Where the row of a key or value starts, in row-major order.
-fn row(fixed: &AttentionStatic, host: &HostOperands, p: &Place, key: usize, head: usize) -> usize {
+/// Where the row of a key or value starts.
+fn row(fixed: &AttentionStatic, host: &HostOperands, p: &Place, key: usize, head: usize) -> Start {
+    let start = Start { old: key < p.old_before, at: 0 };
+    let table = if start.old { OLD_BLOCK_TABLE } else { BLOCK_TABLE };
     let rows = match fixed.kv_source {
         KvSource::Dense => (p.kv_start + key) * fixed.num_kv_heads + head,
         KvSource::Paged { block_size } => {
-            let block = host.input(BLOCK_TABLE).at(&[p.sequence, key / block_size]) as usize;
+            let block = host.input(table).at(&[p.sequence, key / block_size]) as usize;
             (block * fixed.num_kv_heads + head) * block_size + key % block_size
         }
     };
     // Behind the elements of a head its scale, if it has one.
-    rows * (fixed.head_dim + usize::from(fixed.has_scales()))
+    Start { at: rows * (fixed.head_dim + usize::from(start.has_scale(fixed))), ..start }
 }
 
 /// What the mask says of a key: added to the score, or `None` where it forbids.
@@ -80,13 +111,13 @@ struct Scores {
     /// In f32, from rounded queries where the problem says so.
     naive: Vec<f32>,
     /// Where each key's value starts.
-    values: Vec<usize>,
+    values: Vec<Start>,
 }
 
 fn scores(fixed: &AttentionStatic, host: &HostOperands, token: usize, head: usize) -> Scores {
     let p = place(fixed, host, token);
     let kv_head = head / fixed.group();
-    let (q, keys) = (host.input(Q), host.input(K));
+    let q = host.input(Q);
     let start = (token * fixed.num_heads + head) * fixed.head_dim;
     let query = &q.values[start..start + fixed.head_dim];
     let round = |q: &f64| if fixed.compute == Compute::Bf16 { DType::BF16.round(*q) as f32 } else { *q as f32 };
@@ -97,7 +128,7 @@ fn scores(fixed: &AttentionStatic, host: &HostOperands, token: usize, head: usiz
         let Some(added) = masked(fixed, host, head, token, key) else { continue };
         let start = row(fixed, host, &p, key, kv_head);
         let (mut dot, mut naive) = (0.0f64, 0.0f32);
-        for ((&q, &r), &k) in query.iter().zip(&rounded).zip(&keys.values[start..]) {
+        for ((&q, &r), &k) in query.iter().zip(&rounded).zip(start.key(host)) {
             dot += q * k;
             naive += r * k as f32;
         }
@@ -142,7 +173,7 @@ fn element(
     scores: &Scores,
     d: usize,
 ) -> Expected {
-    let v: Vec<f64> = scores.values.iter().map(|start| host.input(V).values[start + d]).collect();
+    let v: Vec<f64> = scores.values.iter().map(|start| start.value(host)[d]).collect();
     // A key whose score is -inf is not there.
     let there = || scores.exact.iter().zip(&v).filter(|(s, _)| **s != f64::NEG_INFINITY);
     if there().next().is_none() {
@@ -164,10 +195,11 @@ fn element(
     }
     let keys = v.len() as f64;
     // What weights are multiplied with: codes, where scales are multiplied into the weights.
-    let largest = if fixed.has_scales() { largest.max(f64::from(LARGEST_CODE)) } else { largest };
+    let has_scales = fixed.has_scales() || fixed.old.is_some();
+    let largest = if has_scales { largest.max(f64::from(LARGEST_CODE)) } else { largest };
     let mut bound = fixed.out.ulp(value) + FLOAT_ROUNDINGS * 2f64.powi(-24) * (1.0 + reach) * total + lost;
     // Each product may round in the subnormal range.
-    bound += keys * 2f64.powi(-149) * if fixed.has_scales() { largest } else { 1.0 };
+    bound += keys * 2f64.powi(-149) * if has_scales { largest } else { 1.0 };
     if fixed.compute == Compute::Bf16 {
         bound += BF16_ROUNDINGS * 2f64.powi(-9) * squares.sqrt();
     }
@@ -175,7 +207,7 @@ fn element(
         bound += keys * 2f64.powi(-126) * (1.0 + largest);
     }
     // The last of a head's row is its scale.
-    let scale = |start: &usize| if fixed.has_scales() { host.input(V).values[start + fixed.head_dim] } else { 1.0 };
+    let scale = |start: &Start| if start.has_scale(fixed) { start.value(host)[fixed.head_dim] } else { 1.0 };
     let scales: Vec<f64> = scores.values.iter().map(scale).collect();
     Expected { naive: f64::from(naive(fixed, &scores.naive, &v, &scales)), ..Expected::within(value, bound) }
 }

@@ -1,6 +1,6 @@
 //! One sequence of a call, and which of its keys its queries see.
 
-use super::AttentionStatic;
+use super::{AttentionStatic, OldKv, TILE};
 
 /// One sequence of a call.
 #[derive(Clone, Copy, Debug)]
@@ -34,11 +34,26 @@ impl Sequence {
         (start as usize, end as usize)
     }
 
-    /// The keys that any of its queries sees.
-    pub fn reach(&self, fixed: &AttentionStatic) -> (usize, usize) {
-        match self.query_len {
-            0 => (0, 0),
-            n => (self.visible(fixed, 0).0, self.visible(fixed, n - 1).1),
-        }
+    /// The first key that query `token` sees in the full dtype; 0 where there is no other. It does not fall as `token`
+    /// rises.
+    #[inline(always)]
+    pub fn old_before(&self, fixed: &AttentionStatic, token: usize) -> usize {
+        let position = (self.kv_len + token).checked_sub(self.query_len);
+        fixed.old.zip(position).map_or(0, |(old, position)| old.before(position))
+    }
+
+    /// The first query that sees a tile as codes, where there are any; the number of queries if none does.
+    #[inline(always)]
+    pub fn first_query_of_old(&self, old: OldKv, tile: usize) -> usize {
+        // Where its position + 1 - recent is the tile's end.
+        let behind = (tile + TILE - 1 + self.query_len).saturating_add(old.recent);
+        behind.saturating_sub(self.kv_len).min(self.query_len)
+    }
+
+    /// The keys that any of its queries sees in the full dtype, and those that any sees as codes.
+    pub fn reach(&self, fixed: &AttentionStatic) -> [(usize, usize); 2] {
+        let Some(last) = self.query_len.checked_sub(1) else { return [(0, 0); 2] };
+        let (from, to) = (self.visible(fixed, 0).0, self.visible(fixed, last).1);
+        [(from.max(self.old_before(fixed, 0)), to), (from, to.min(self.old_before(fixed, last)))]
     }
 }

@@ -4,13 +4,11 @@ use sinew_memory::Team;
 
 use super::body::{Body, Step, Unit, Way};
 use super::contents;
-use super::operand::Strided;
-use super::pack::TileRows;
 use super::plan::{Plan, Scratch};
 use super::products::{Float, Products};
 use super::tile::{Tile, block_rows, parts};
 use super::{AttentionDynamic, AttentionStatic, Compute, GROUP, TILE};
-use crate::simd::{self, Kernel, Reach, Simd};
+use crate::simd::{Kernel, Simd};
 use crate::{Launch, Operands, Result};
 
 /// Reads the contents, and runs the body's tasks with `launch_tasks`.
@@ -28,11 +26,11 @@ pub(super) unsafe fn run_body<P: Products>(
     let plan = Plan::new::<P>(fixed, call, team.threads());
     let workspace = plan.workspace(launch, team.threads())?;
     // SAFETY: passed on; the workspace has room for the sequences.
-    let table = unsafe { contents::read(fixed, call, &plan, operands, workspace.sequences)? };
+    let tables = unsafe { contents::read(fixed, call, &plan, operands, workspace.sequences)? };
     if call.tokens == 0 {
         return Ok(());
     }
-    let mut body = Body::new(fixed, plan, workspace, call.sequences, table, operands)?;
+    let mut body = Body::new(fixed, plan, workspace, call.sequences, tables, operands)?;
     // SAFETY: `read` has written the sequences, and one more.
     let units = unsafe { body.units() };
     match plan.split {
@@ -45,12 +43,6 @@ pub(super) unsafe fn run_body<P: Products>(
         }
     }
     Ok(())
-}
-
-/// Addresses of the keys and values of a tile; null where there is none.
-struct Located {
-    keys: [*const u8; TILE],
-    values: [*const u8; TILE],
 }
 
 /// Tasks are units of query rows, or a unit and a group of keys, or merges of those.
@@ -123,46 +115,24 @@ impl<P: Products> Way<'_, P> {
         // SAFETY: passed on; the keys are visible to a row of the unit, so `read` has checked where they lie.
         unsafe {
             self.reset(&scratch.group, unit.rows);
-            let mut tile = from / TILE * TILE;
-            let mut here = self.tile_at(unit, from, to, tile);
-            while tile < to {
-                // Blocks of a cache lie anywhere: what comes next is on its way while this tile is multiplied.
-                let next = self.tile_at(unit, from, to, tile + TILE);
-                P::pack_keys(self.tile_rows(&here.keys, &self.k), scratch.keys, self.plan.depth);
-                let rows = self.tile_rows(&here.values, &self.v);
-                let finite = P::pack_values(rows, scratch.values, self.plan.width);
-                let scales = self.scales(unit, from, to, tile);
+            let tiles = (from / TILE * TILE..to).step_by(TILE);
+            let mut pieces = tiles.flat_map(|tile| self.pieces_of(unit, from, to, tile)).flatten();
+            let mut here = pieces.next().map(|piece| (piece, piece.source.locate(unit, &piece)));
+            while let Some((piece, at)) = here {
+                // Blocks of a cache lie anywhere: what comes next is on its way while this piece is multiplied.
+                let next = pieces.next().map(|piece| (piece, piece.source.locate(unit, &piece)));
+                let source = piece.source;
+                P::pack_keys(source.keys(&at), scratch.keys, self.plan.depth);
+                let finite = P::pack_values(source.values(&at), scratch.values, self.plan.width);
+                let scales = source.scales(unit, &piece);
                 let finite = finite && scales.as_ref().is_none_or(|s| s.values.iter().all(|x| x.is_finite()));
-                for (row, rows) in parts(unit.rows, block_rows::<P>()) {
-                    self.block(unit, scratch, Tile { start: tile, finite, scales: scales.as_ref() }, row, rows);
+                let (first, behind) = piece.rows;
+                for (row, rows) in parts(behind - first, block_rows::<P>()) {
+                    let tile = Tile { start: piece.tile, finite, scales: scales.as_ref() };
+                    self.block(unit, scratch, tile, first + row, rows);
                 }
-                tile += TILE;
                 here = next;
             }
         }
-    }
-
-    /// The rows of keys or values at some addresses.
-    #[inline(always)]
-    fn tile_rows<'r>(&self, ptrs: &'r [*const u8; TILE], operand: &Strided) -> TileRows<'r> {
-        let last = if self.table.is_some() { 3 } else { 2 };
-        TileRows { ptrs, dtype: operand.dtype, step: operand.strides[last], n: self.fixed.head_dim }
-    }
-
-    /// Where the keys and values of a tile lie that are among `from..to`, which asks for them.
-    #[inline(always)]
-    unsafe fn tile_at(&self, unit: &Unit, from: usize, to: usize, tile: usize) -> Located {
-        let mut at = Located { keys: [std::ptr::null(); TILE], values: [std::ptr::null(); TILE] };
-        if tile < to {
-            // SAFETY: passed on.
-            unsafe { self.locate(unit, from.max(tile), to.min(tile + TILE), tile, &mut at.keys, &mut at.values) };
-            let bytes = self.fixed.head_dim * self.k.dtype.size();
-            for line in (0..bytes).step_by(64) {
-                for ptr in at.keys.iter().chain(&at.values) {
-                    simd::prefetch(ptr.wrapping_add(line), Reach::Near);
-                }
-            }
-        }
-        at
     }
 }

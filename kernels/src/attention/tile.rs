@@ -1,9 +1,10 @@
 //! One tile of keys for a block of query rows.
 
-use super::body::{Scales, Unit, Way};
+use super::body::{Unit, Way};
 use super::operand::Strided;
 use super::plan::Scratch;
 use super::products::{Products, Shape};
+use super::source::Scales;
 use super::{Compute, MaskKind, TILE};
 use crate::simd::math::{exp2_nonpositive, tanh};
 use crate::simd::{LANES, Simd};

@@ -47,6 +47,7 @@ fn row<const SPLIT: bool>(name: &'static str) -> Row<Attention> {
 
 fn admits(fixed: &AttentionStatic, _: &Hardware) -> Result<(), Refusal> {
     takes_no_scales(fixed.kv)?;
+    fixed.old.map_or(Ok(()), |old| takes_no_scales(old.dtype))?;
     match fixed.head_dim {
         0..=MOST_HEAD_DIM => Ok(()),
         more => Err(format!("heads of {more}; shared memory holds those of up to {MOST_HEAD_DIM}").into()),

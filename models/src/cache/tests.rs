@@ -9,11 +9,12 @@ const BLOCK_SIZE: usize = 4;
 
 /// Two layers that see all, and one with a window of 3 between them.
 fn cache(ctx: &Context, dtype: DType, blocks: [usize; 2]) -> KvCache {
-    let layout = |window: Option<usize>| {
+    let group = |window: Option<usize>| {
         let blocks = blocks[usize::from(window.is_some())];
-        Ok(PagedLayout::new(blocks, 2, BLOCK_SIZE, 3, dtype).expect("a small cache"))
+        let layout = PagedLayout::new(blocks, 2, BLOCK_SIZE, 3, dtype).expect("a small cache");
+        Ok(GroupShape { window, layout, is_old: false })
     };
-    let shape = CacheShape::of_windows([None, Some(3), None].into_iter(), layout).expect("two groups");
+    let shape = CacheShape::of_groups([None, Some(3), None].into_iter().map(group)).expect("two groups");
     KvCache::new(ctx, CacheShape { remembered: 8, ..shape }).expect("a small cache")
 }
 
@@ -81,7 +82,7 @@ fn is_nan(layout: &PagedLayout, tensor: &Tensor, block: usize, slot: usize) -> b
 /// Writes zeros where tokens are, as a step does.
 fn write(cache: &mut KvCache, sequence: &Sequence, positions: std::ops::Range<usize>) {
     let shape = cache.shape.clone();
-    for (group, (keys, values)) in cache.layers_mut() {
+    for LayerCache { group, cache: (keys, values), .. } in cache.layers_mut() {
         let layout = &shape.groups()[group].layout;
         for position in positions.clone().filter(|&position| sequence.slot(group, position).is_ok()) {
             let slot = sequence.slot(group, position).expect("held") as usize;

@@ -2,13 +2,15 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Inputs, KvAppend, LinearOptions, Norm, NormedLinear, Rotary, Sequences, Turn,
+    Attention, AttentionOptions, Inputs, KvAppend, LinearOptions, Norm, NormedLinear, OldInputs, Rotary, Sequences,
+    Turn,
 };
-use sinew_tensor::{DType, Tensor, View};
+use sinew_tensor::{DType, View};
 
 use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
 use super::stream::{Output, Stream, input_norm};
+use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::plan::Limits;
@@ -56,6 +58,8 @@ pub(super) struct Step<'a> {
     /// i64 `[rows]`: where keys and values go.
     pub(super) slots: View<'a>,
     pub(super) sequences: Sequences<'a>,
+    /// Slots and block table where old tokens have a form of their own.
+    pub(super) old: Option<[View<'a>; 2]>,
 }
 
 impl Activations {
@@ -105,7 +109,8 @@ impl Layer {
         index: usize,
         limits: &Limits,
     ) -> Result<Self> {
-        let Precision { compute, kv, .. } = loader.precision();
+        let precision = loader.precision();
+        let Precision { compute, kv, .. } = precision;
         let (names, layer, rows) = (config.names, &config.layers[index], limits.max_rows);
         let (num_heads, num_kv_heads, head_dim) =
             (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
@@ -114,9 +119,17 @@ impl Layer {
         let ctx = loader.context().clone();
         let (norm, dtype) = input_norm(loader, config, names.attention_norm.map(at))?;
         let product = LinearOptions::new(dtype, DType::F32, compute);
-        let options = attention_options(config, layer, loader.precision(), limits);
+        let options = attention_options(config, layer, precision, limits);
         let output = output_part(config, &at);
         let append = KvAppend::new(&ctx, num_kv_heads, head_dim, DType::F32, kv, limits.block_size)?;
+        let append = match layer.rope {
+            Some(rope) => append.turning(&ctx, &ropes[rope])?,
+            None => append,
+        };
+        let append = match precision.old_kv_of(layer.window) {
+            Some(old) => append.with_old(&ctx, old.dtype)?,
+            None => append,
+        };
         Ok(Self {
             qkv: loader.normed_linear(
                 norm,
@@ -128,10 +141,7 @@ impl Layer {
             )?,
             qk_norm: config.qk_norm.map(|over| load_qk_norms(loader, config, over, &at, rows)).transpose()?,
             rope: layer.rope,
-            append: match layer.rope {
-                Some(rope) => append.turning(&ctx, &ropes[rope])?,
-                None => append,
-            },
+            append,
             attention: Attention::new(&ctx, options, rows, limits.context)?,
             output: Output::load(
                 loader,
@@ -169,7 +179,7 @@ impl Layer {
     }
 
     /// `h += attention(h)`, then `h += feed_forward(h)`; or both of one `h`.
-    pub(super) fn run(&self, step: &Step<'_>, cache: &mut (Tensor, Tensor), x: &mut Activations) -> Result<()> {
+    pub(super) fn run(&self, step: &Step<'_>, cache: &mut LayerCache<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;
         self.attend(step, cache, x)?;
         if self.parallel {
@@ -182,9 +192,9 @@ impl Layer {
         Ok(())
     }
 
-    fn attend(&self, step: &Step<'_>, cache: &mut (Tensor, Tensor), x: &mut Activations) -> Result<()> {
-        let &Step { ctx, rows: n, ropes, positions, slots, sequences } = step;
-        let (keys, values) = cache;
+    fn attend(&self, step: &Step<'_>, cache: &mut LayerCache<'_>, x: &mut Activations) -> Result<()> {
+        let &Step { ctx, rows: n, ropes, positions, slots, sequences, old } = step;
+        let (keys, values) = &mut *cache.cache;
         let [q, k, v] = self.heads;
         self.qkv.run(ctx, x.stream.hidden.read(n)?, Some(x.normed.write(n)?), x.qkv.write(n)?)?;
         for (norm, heads) in self.qk_norm.iter().flatten() {
@@ -197,7 +207,14 @@ impl Layer {
         }
         let new = [x.qkv.read_heads(n, k)?, x.qkv.read_heads(n, v)?];
         self.append.run(ctx, new, turn, slots, [keys.view_mut()?, values.view_mut()?])?;
-        let inputs = Inputs { q: x.qkv.read_heads(n, q)?, k: keys.view(), v: values.view(), mask: None };
+        let old = match (&mut cache.old, old) {
+            (Some((_, (keys, values))), Some([slots, block_table])) => {
+                self.append.run_old(ctx, new, turn, slots, [keys.view_mut()?, values.view_mut()?])?;
+                Some(OldInputs { k: keys.view(), v: values.view(), block_table })
+            }
+            _ => None,
+        };
+        let inputs = Inputs { q: x.qkv.read_heads(n, q)?, k: keys.view(), v: values.view(), mask: None, old };
         Ok(self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?)
     }
 
@@ -311,5 +328,6 @@ fn attention_options(
         softcap: config.attention_softcap.map(|cap| cap as f32),
         block_size: Some(limits.block_size),
         mask: None,
+        old: precision.old_kv_of(layer.window),
     }
 }

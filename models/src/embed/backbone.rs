@@ -6,7 +6,7 @@ use sinew_tensor::{DType, Layout, Tensor};
 
 use super::{MAX_TEXTS, pass_tokens};
 use crate::batch::{Batch, Wanted};
-use crate::cache::{CacheShape, KvCache};
+use crate::cache::{CacheShape, Form, KvCache};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::kernels::Place;
@@ -110,7 +110,8 @@ impl HiddenStates {
         let decoder = Decoder::load(loader, config, limits)?;
         let cache = KvCache::new(&ctx, cache_shape(config, decoder.precision(), limits.max_rows)?)?;
         let states = ctx.uninitialised(DType::F32, &[limits.max_rows, config.hidden_size])?;
-        Ok(Self { decoder, cache, batch: Batch::for_limits(&limits, config.windows().len()), states })
+        let batch = Batch::for_limits(&limits, Form::count(config, &decoder.precision()));
+        Ok(Self { decoder, cache, batch, states })
     }
 
     fn plan(config: &DecoderConfig, sizes: &Sizes<'_>) -> Result<Plan> {
@@ -193,7 +194,7 @@ fn blocks(tokens: usize) -> usize {
 
 /// A cache for `tokens` tokens in every layer.
 fn cache_shape(config: &DecoderConfig, precision: Precision, tokens: usize) -> Result<CacheShape> {
-    CacheShape::of_blocks(config, precision.kv, BLOCK_SIZE, |_| blocks(tokens))
+    CacheShape::of_blocks(config, &precision, BLOCK_SIZE, |_| blocks(tokens))
 }
 
 fn cache_bytes(config: &DecoderConfig, precision: Precision, tokens: usize) -> usize {

@@ -135,6 +135,7 @@ impl Layer {
             softcap: None,
             block_size: None,
             mask: None,
+            old: None,
         };
         let Parts { qkv, output, up, down } = Parts::new(config, &at);
         let mut before = |name| config.norm_first.then(|| norm_options(loader, config, &at(name))).transpose();
@@ -213,8 +214,13 @@ impl Layer {
             ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, q)?, positions)?;
             ropes[rope].run_in_place(ctx, x.qkv.write_heads(n, k)?, positions)?;
         }
-        let inputs =
-            Inputs { q: x.qkv.read_heads(n, q)?, k: x.qkv.read_heads(n, k)?, v: x.qkv.read_heads(n, v)?, mask: None };
+        let inputs = Inputs {
+            q: x.qkv.read_heads(n, q)?,
+            k: x.qkv.read_heads(n, k)?,
+            v: x.qkv.read_heads(n, v)?,
+            mask: None,
+            old: None,
+        };
         Ok(self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?)
     }
 }

@@ -1,7 +1,7 @@
 //! Dtypes: those that a checkpoint has, and those of a model that is loaded from it.
 
 use sinew_memory::Hardware;
-use sinew_ops::layers::{Compute, Encoding};
+use sinew_ops::layers::{Compute, Encoding, OldKv};
 use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use super::Part;
@@ -95,6 +95,8 @@ pub struct Precision {
     pub compute: Compute,
     /// Of cached keys and values: int8 and fp8 (e4m3) have a scale for each token and head.
     pub kv: DType,
+    /// Of old ones among them, where that is another.
+    pub old_kv: Option<OldKv>,
 }
 
 impl Precision {
@@ -125,6 +127,7 @@ impl Precision {
             activations,
             compute,
             kv,
+            old_kv: None,
         })
     }
 
@@ -148,9 +151,46 @@ impl Precision {
         Ok(Self { kv, ..self })
     }
 
-    /// Bytes of the keys and values of one token in one layer.
-    pub fn kv_bytes(&self, num_key_value_heads: usize, head_dim: usize) -> usize {
-        2 * num_key_value_heads * PagedLayout::head_bytes(self.kv, head_dim)
+    /// The same with old keys and values in a dtype of their own, where one is given.
+    ///
+    /// # Errors
+    /// A dtype without scales, no recent token, a cache that has scales already, or a device that has no such caches.
+    pub fn with_old_kv(self, old: Option<OldKv>, hardware: &Hardware) -> Result<Self> {
+        let Some(OldKv { dtype, recent }) = old else { return Ok(self) };
+        let what = || format!("a KV cache in {} with old tokens in {dtype}", self.kv);
+        if !PagedLayout::has_scales(dtype) || PagedLayout::has_scales(self.kv) {
+            let supported = "old tokens in int8 and fp8, recent ones in f32, f16 and bf16".to_owned();
+            return Err(Error::Unsupported { what: what(), supported });
+        }
+        if hardware.accelerator.is_some() {
+            let supported = "one dtype for all tokens there, another for old ones on CPUs".to_owned();
+            return Err(Error::Unsupported { what: format!("{} on a GPU", what()), supported });
+        }
+        if recent == 0 {
+            return Err(Error::Input(format!("{}: at least one token is recent, its own", what())));
+        }
+        Ok(Self { old_kv: old, ..self })
+    }
+
+    /// How a layer with such a window keeps old keys and values, where it has any that it still sees and keeps them
+    /// otherwise than recent ones.
+    pub fn old_kv_of(&self, window: Option<usize>) -> Option<OldKv> {
+        self.old_kv.filter(|old| window.is_none_or(|window| window > old.recent))
+    }
+
+    /// Bytes of the keys and values that a layer with such a window keeps of one token: those of an old one, where it has
+    /// another form. A recent one then takes its full dtype beside it.
+    pub fn kv_bytes(&self, window: Option<usize>, num_key_value_heads: usize, head_dim: usize) -> usize {
+        let dtype = self.old_kv_of(window).map_or(self.kv, |old| old.dtype);
+        2 * num_key_value_heads * PagedLayout::head_bytes(dtype, head_dim)
+    }
+
+    /// Bytes of the keys and values that a token reads in such a layer, of `length` tokens up to itself, at most.
+    pub(crate) fn kv_bytes_read(&self, window: Option<usize>, length: f64, heads: usize, head_dim: usize) -> f64 {
+        let seen = window.map_or(length, |window| length.min(window as f64));
+        let full = self.old_kv_of(window).map_or(seen, |old| seen.min(old.most_recent() as f64));
+        let of_full = 2 * heads * PagedLayout::head_bytes(self.kv, head_dim);
+        full * of_full as f64 + (seen - full) * self.kv_bytes(window, heads, head_dim) as f64
     }
 
     /// What a weight of these parts becomes.

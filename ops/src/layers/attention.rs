@@ -1,6 +1,8 @@
 //! Attention over paged or dense keys and values, and the append to the cache.
 
-use sinew_kernels::attention::{Attention as Operator, AttentionDynamic, AttentionStatic, F32Bits, KvSource, MaskKind};
+use sinew_kernels::attention::{
+    Attention as Operator, AttentionDynamic, AttentionStatic, F32Bits, KvSource, MaskKind, OldKv,
+};
 use sinew_kernels::kv_append::{KvAppend as AppendOperator, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::{Compute, Error as KernelError};
 use sinew_tensor::{DType, View, ViewMut};
@@ -40,6 +42,8 @@ pub struct AttentionOptions {
     pub block_size: Option<usize>,
     /// The mask, where one is given at each run.
     pub mask: Option<MaskKind>,
+    /// The form of old keys and values, where it is another than that of recent ones: of paged ones, on CPUs.
+    pub old: Option<OldKv>,
 }
 
 /// What attention reads.
@@ -54,6 +58,19 @@ pub struct Inputs<'a> {
     pub v: View<'a>,
     /// `[tokens, max_kv]` or `[num_heads, tokens, max_kv]`.
     pub mask: Option<View<'a>>,
+    /// Old keys and values, where they have a form of their own.
+    pub old: Option<OldInputs<'a>>,
+}
+
+/// Old keys and values, in a cache of their own.
+#[derive(Debug, Clone, Copy)]
+pub struct OldInputs<'a> {
+    /// As [`PagedLayout`](sinew_tensor::PagedLayout) says, in blocks as large as those of recent ones.
+    pub k: View<'a>,
+    /// As `k`.
+    pub v: View<'a>,
+    /// u32 `[sequences, blocks]`: blocks of each sequence.
+    pub block_table: View<'a>,
 }
 
 /// Which rows and keys belong to which sequence.
@@ -97,6 +114,7 @@ impl Attention {
             softcap: options.softcap.map(F32Bits::new),
             mask: options.mask,
             kv_source: options.block_size.map_or(KvSource::Dense, |block_size| KvSource::Paged { block_size }),
+            old: options.old,
         };
         // Prompts of any length, and a step of every sequence.
         let calls: Vec<AttentionDynamic> = row_counts(max_rows)
@@ -120,8 +138,11 @@ impl Attention {
             max_query: of.max_query,
             max_kv: of.max_kv,
         };
-        let Inputs { q, k, v, mask } = inputs;
-        let inputs = [Some(q), Some(k), Some(v), Some(of.query_start), Some(of.kv_len), of.block_table, mask];
+        let Inputs { q, k, v, mask, old } = inputs;
+        let new = [Some(q), Some(k), Some(v), Some(of.query_start), Some(of.kv_len), of.block_table, mask];
+        let old = old.map_or([None; 3], |old| [Some(old.k), Some(old.v), Some(old.block_table)]);
+        let mut inputs = [None; 10];
+        inputs.iter_mut().zip(new.into_iter().chain(old)).for_each(|(to, input)| *to = input);
         self.plan.run(ctx, &call, &inputs, &[out])
     }
 
@@ -131,13 +152,15 @@ impl Attention {
     }
 }
 
-/// Writes new keys and values into the cache, planned. Keys may be turned on their way: in one kernel where the device
+/// Writes new keys and values into the cache, or into two, planned. Keys may be turned on their way: in one kernel where the device
 /// has one that does, else by one before it.
 #[derive(Debug)]
 pub struct KvAppend {
     fixed: KvAppendStatic,
     keys: Keys,
     plan: Planned<AppendOperator>,
+    /// The same into a cache of another dtype.
+    old: Option<Planned<AppendOperator>>,
 }
 
 /// What becomes of keys before they are written.
@@ -166,7 +189,7 @@ impl KvAppend {
         block_size: usize,
     ) -> Result<Self> {
         let fixed = KvAppendStatic { num_kv_heads, head_dim, source, kv, block_size, rotary: None };
-        Ok(Self { plan: Self::plan(ctx, &fixed)?, keys: Keys::Plain, fixed })
+        Ok(Self { plan: Self::plan(ctx, &fixed)?, keys: Keys::Plain, fixed, old: None })
     }
 
     /// The same of keys that `rotary` turns.
@@ -187,9 +210,19 @@ impl KvAppend {
             Err(error) => return Err(error),
         };
         Ok(match folded {
-            Some(plan) => Self { fixed, keys: Keys::Folded, plan },
+            Some(plan) => Self { fixed, keys: Keys::Folded, plan, ..self },
             None => Self { keys: Keys::Apart(rotary.kernels()), ..self },
         })
+    }
+
+    /// The same that also appends to a second cache, of `kv`, in which old keys and values are read: from what it is given
+    /// as the first is, each rounded once. Keys that are turned are to be planned so [before](Self::turning).
+    ///
+    /// # Errors
+    /// No kernel for it on the context's device.
+    pub fn with_old(self, ctx: &Context, kv: DType) -> Result<Self> {
+        let fixed = KvAppendStatic { kv, ..self.fixed.clone() };
+        Ok(Self { old: Some(Self::plan(ctx, &fixed)?), ..self })
     }
 
     fn plan(ctx: &Context, fixed: &KvAppendStatic) -> Result<Planned<AppendOperator>> {
@@ -222,17 +255,45 @@ impl KvAppend {
         slots: View<'_>,
         caches: [ViewMut<'_>; 2],
     ) -> Result<()> {
+        self.run_planned(&self.plan, ctx, [k, v], turn, slots, caches)
+    }
+
+    /// [`KvAppend::run`] to the slots of the [second](Self::with_old) caches.
+    ///
+    /// # Errors
+    /// Those of [`KvAppend::run`], and an append that was planned without them.
+    pub fn run_old(
+        &self,
+        ctx: &Context,
+        new: [View<'_>; 2],
+        turn: Option<Turn<'_>>,
+        slots: View<'_>,
+        caches: [ViewMut<'_>; 2],
+    ) -> Result<()> {
+        let plan = self.old.as_ref().ok_or_else(|| refuse("kv_append", "planned for one cache"))?;
+        self.run_planned(plan, ctx, new, turn, slots, caches)
+    }
+
+    fn run_planned(
+        &self,
+        plan: &Planned<AppendOperator>,
+        ctx: &Context,
+        [k, v]: [View<'_>; 2],
+        turn: Option<Turn<'_>>,
+        slots: View<'_>,
+        caches: [ViewMut<'_>; 2],
+    ) -> Result<()> {
         let call = KvAppendDynamic { tokens: size(&slots, 0) };
         let inputs = [Some(k), Some(v), Some(slots)];
         match (&self.keys, turn) {
             (Keys::Folded, Some(Turn { rotary, positions })) => {
                 let [k, v, slots] = inputs;
                 let (cos, sin) = (rotary.cos.view(), rotary.sin.view());
-                self.plan.run(ctx, &call, &[k, v, slots, Some(positions), Some(cos), Some(sin)], &caches)
+                plan.run(ctx, &call, &[k, v, slots, Some(positions), Some(cos), Some(sin)], &caches)
             }
             (Keys::Folded | Keys::Apart(_), None) => Err(refuse("kv_append", "planned for keys that are turned")),
             (Keys::Plain, Some(_)) => Err(refuse("kv_append", "planned for keys as they are")),
-            (Keys::Plain, None) | (Keys::Apart(_), Some(_)) => self.plan.run(ctx, &call, &inputs, &caches),
+            (Keys::Plain, None) | (Keys::Apart(_), Some(_)) => plan.run(ctx, &call, &inputs, &caches),
         }
     }
 
@@ -243,7 +304,13 @@ impl KvAppend {
         if let Keys::Apart(kernels) = &self.keys {
             all.push((turn, kernels.clone()));
         }
-        all.push((append, names(&self.plan)));
+        let mut appends = names(&self.plan);
+        for name in self.old.iter().flat_map(names) {
+            if !appends.contains(&name) {
+                appends.push(name);
+            }
+        }
+        all.push((append, appends));
         all
     }
 }

@@ -12,7 +12,7 @@ mod rounding;
 mod sample;
 mod weight;
 
-pub use attention::{Attention, AttentionOptions, Inputs, KvAppend, Sequences};
+pub use attention::{Attention, AttentionOptions, Inputs, KvAppend, OldInputs, Sequences};
 pub use elementwise::{Add, Scale, Softcap};
 pub use embedding::{Embedding, RowGather};
 pub use linear::{Linear, LinearOptions, NormedLinear};
@@ -25,6 +25,7 @@ pub use rounding::RowQuantizer;
 pub use sample::Sample;
 pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;
+pub use sinew_kernels::attention::OldKv;
 pub use sinew_kernels::packed::{Codes, Encoding};
 pub use weight::{PackedShape, PackedWeight, Piece, SliceToPack, UnitSlice, WeightPacker};
 

@@ -45,6 +45,7 @@ fn operands_of_too_few_dimensions_are_errors() {
         softcap: None,
         block_size: None,
         mask: None,
+        old: None,
     };
     let attention = Attention::new(&ctx, options, 1, 1).unwrap();
 
@@ -60,7 +61,7 @@ fn operands_of_too_few_dimensions_are_errors() {
         ("rotary", rotary.run_in_place(&ctx, d, x)),
         ("sample", sample.run(&ctx, x, x, x, e)),
         ("append", append.run(&ctx, [x, x], None, x, [f, g])),
-        ("attention", attention.run(&ctx, Inputs { q: x, k: x, v: x, mask: None }, of, h)),
+        ("attention", attention.run(&ctx, Inputs { q: x, k: x, v: x, mask: None, old: None }, of, h)),
     ];
     for (layer, outcome) in refused {
         let error = outcome.expect_err(layer).to_string();

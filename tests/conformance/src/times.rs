@@ -107,6 +107,7 @@ pub fn report(
             softcap: None,
             mask: None,
             kv_source: KvSource::Paged { block_size: 16 },
+            old: None,
         };
         let (max_query, max_kv) = (least(queries), least(keys));
         let call = AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv };

@@ -61,6 +61,7 @@ fn problem(kv_source: KvSource) -> AttentionStatic {
         softcap: None,
         mask: None,
         kv_source,
+        old: None,
     }
 }
 

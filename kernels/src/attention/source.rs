@@ -1,0 +1,161 @@
+//! Where keys and values lie, and their scales.
+
+use sinew_tensor::{DType, PagedLayout, View};
+
+use super::TILE;
+use super::body::{Piece, Unit};
+use super::contents::{Run, Table};
+use super::operand::Strided;
+use super::pack::TileRows;
+use crate::Result;
+use crate::simd::{self, Reach};
+
+/// Keys and values of one form.
+#[derive(Clone, Copy)]
+pub(super) struct Source {
+    k: Strided,
+    v: Strided,
+    /// The block table, where they are paged.
+    table: Option<Table>,
+    scaled: bool,
+    head_dim: usize,
+}
+
+/// Addresses of the keys and values of a tile; null where there is none.
+pub(super) struct Located {
+    keys: [*const u8; TILE],
+    values: [*const u8; TILE],
+}
+
+/// The scales of a tile's keys and values, where they have any.
+pub(super) struct Scales {
+    pub keys: [f32; TILE],
+    pub values: [f32; TILE],
+}
+
+impl Source {
+    /// That of operands of `dtype`.
+    ///
+    /// # Errors
+    /// Memory that the host cannot reach.
+    pub fn new([k, v]: [&View<'_>; 2], table: Option<Table>, head_dim: usize, dtype: DType) -> Result<Self> {
+        let scaled = PagedLayout::has_scales(dtype);
+        let operand = |view: &View<'_>| match scaled {
+            true => Strided::codes(view, head_dim, dtype),
+            false => Strided::new(view),
+        };
+        Ok(Self { k: operand(k)?, v: operand(v)?, table, scaled, head_dim })
+    }
+
+    /// Where the keys and values of a piece lie, which it asks for.
+    ///
+    /// # Safety
+    /// The piece is of this source and of the unit, whose sequence was read by [`super::contents::read`].
+    #[inline(always)]
+    pub unsafe fn locate(&self, unit: &Unit, piece: &Piece<'_>) -> Located {
+        let mut at = Located { keys: [std::ptr::null(); TILE], values: [std::ptr::null(); TILE] };
+        // SAFETY: passed on.
+        unsafe { self.addresses(unit, piece, &mut at.keys, &mut at.values) };
+        let bytes = self.head_dim * self.k.dtype.size();
+        for line in (0..bytes).step_by(64) {
+            for ptr in at.keys.iter().chain(&at.values) {
+                simd::prefetch(ptr.wrapping_add(line), Reach::Near);
+            }
+        }
+        at
+    }
+
+    #[inline(always)]
+    unsafe fn addresses(
+        &self,
+        unit: &Unit,
+        piece: &Piece<'_>,
+        keys: &mut [*const u8; TILE],
+        values: &mut [*const u8; TILE],
+    ) {
+        let (tile, (from, to)) = (piece.tile, piece.keys);
+        debug_assert!(tile <= from && from <= to && to <= tile + TILE);
+        let Some(table) = self.table else {
+            for key in from..to {
+                let token = unit.sequence.kv_start + key;
+                // SAFETY: `read` has seen that all sequences' keys are inside the operand.
+                unsafe {
+                    keys[key - tile] = self.k.at([token, unit.head, 0, 0]);
+                    values[key - tile] = self.v.at([token, unit.head, 0, 0]);
+                }
+            }
+            return;
+        };
+        let steps = [&self.k, &self.v].map(|operand| operand.strides[2] * operand.dtype.size());
+        let mut key = from;
+        while key < to {
+            // SAFETY: `read` has checked the blocks of all visible keys.
+            unsafe {
+                let Run { id, slot, n } = table.run(unit.index, key, to);
+                let (mut k, mut v) = (self.k.at([id, unit.head, slot, 0]), self.v.at([id, unit.head, slot, 0]));
+                for i in key - tile..key - tile + n {
+                    (keys[i], values[i]) = (k, v);
+                    (k, v) = (k.wrapping_add(steps[0]), v.wrapping_add(steps[1]));
+                }
+                if self.scaled {
+                    for operand in [&self.k, &self.v] {
+                        simd::prefetch(scales_of_run(operand, unit, table, slot, id), Reach::Near);
+                    }
+                }
+                key += n;
+            }
+        }
+    }
+
+    /// The rows of keys that were located.
+    #[inline(always)]
+    pub fn keys<'r>(&self, at: &'r Located) -> TileRows<'r> {
+        self.rows(&at.keys, &self.k)
+    }
+
+    /// The rows of values that were located.
+    #[inline(always)]
+    pub fn values<'r>(&self, at: &'r Located) -> TileRows<'r> {
+        self.rows(&at.values, &self.v)
+    }
+
+    #[inline(always)]
+    fn rows<'r>(&self, ptrs: &'r [*const u8; TILE], operand: &Strided) -> TileRows<'r> {
+        let last = if self.table.is_some() { 3 } else { 2 };
+        TileRows { ptrs, dtype: operand.dtype, step: operand.strides[last], n: self.head_dim }
+    }
+
+    /// The scales of a piece's keys and values; zeros for others of the tile, as their weights are.
+    ///
+    /// # Safety
+    /// As for [`Source::locate`].
+    #[inline(always)]
+    pub unsafe fn scales(&self, unit: &Unit, piece: &Piece<'_>) -> Option<Scales> {
+        let table = self.table.filter(|_| self.scaled)?;
+        let mut scales = Scales { keys: [0.0; TILE], values: [0.0; TILE] };
+        let (mut key, to) = piece.keys;
+        while key < to {
+            // SAFETY: `read` has checked the blocks of all visible keys, and each has as many scales as slots.
+            unsafe {
+                let Run { id, slot, n } = table.run(unit.index, key, to);
+                for (operand, scales) in [(&self.k, &mut scales.keys), (&self.v, &mut scales.values)] {
+                    let from = scales_of_run(operand, unit, table, slot, id);
+                    let to = scales.as_mut_ptr().add(key - piece.tile);
+                    std::ptr::copy_nonoverlapping(from, to.cast::<u8>(), n * PagedLayout::SCALE_BYTES);
+                }
+                key += n;
+            }
+        }
+        Some(scales)
+    }
+}
+
+/// Where the scales begin of the slots from `slot` on of a block.
+///
+/// # Safety
+/// The block is in the cache and has the slot.
+#[inline(always)]
+unsafe fn scales_of_run(of: &Strided, unit: &Unit, table: Table, slot: usize, id: usize) -> *const u8 {
+    // SAFETY: behind the codes of a head of a block lie their scales.
+    unsafe { of.at([id, unit.head, table.block_size(), 0]).add(slot * PagedLayout::SCALE_BYTES) }
+}
