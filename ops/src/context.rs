@@ -6,7 +6,8 @@ use sinew_kernels::{Launch, Operands, Operator, Registry, Row};
 use sinew_memory::{Buffer, Cpu, CpuStream, Device, Pool, PoolConfig, SimdLevel, Stream, Team};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
-use crate::choice::{self, Choices, Explanation};
+use crate::choice::Choices;
+use crate::explain::{self, Explanation};
 use crate::trust::Trust;
 use crate::{Policy, Result};
 
@@ -167,7 +168,7 @@ impl Context {
     /// # Errors
     /// An operator that the registry does not hold.
     pub fn explain<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
-        choice::explain::<O>(self, fixed, call)
+        explain::explain::<O>(self, fixed, call)
     }
 
     /// Chooses and runs.

@@ -24,6 +24,7 @@ mod context;
 mod copy;
 mod elementwise;
 mod error;
+mod explain;
 mod index;
 pub mod layers;
 mod matmul;
@@ -39,11 +40,12 @@ pub use activation::{
     gelu_tanh_into, quick_gelu, quick_gelu_into, relu, relu_into, relu2, relu2_into, silu, silu_into,
 };
 pub use attention::{Attend, attention, kv_append};
-pub use choice::{Candidate, Explanation, Policy};
+pub use choice::Policy;
 pub use context::{Context, Planned};
 pub use copy::{cast, cast_into, to_contiguous};
 pub use elementwise::*;
 pub use error::{Error, Result};
+pub use explain::{Candidate, Explanation};
 pub use index::{embedding, embedding_into, gather, gather_into, index_select, index_select_into, topk, topk_into};
 pub use matmul::{Matmul, linear, matmul};
 pub use norm::{Normalize, layer_norm, rms_norm};
