@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use sinew_kernels::{Operator, Row};
+use sinew_kernels::{Compute, Operator, Row, Work};
 
 use crate::choice::{self, Verdict};
-use crate::{Context, Result};
+use crate::{Bound, Context, Limits, Result};
 
 /// One row as a candidate for a problem.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,8 +37,35 @@ pub struct Explanation {
     pub hardware: String,
     /// The least floating-point operations and bytes.
     pub work: (f64, f64),
+    /// What the device does at most.
+    pub limits: Limits,
+    /// The least seconds that these leave for the work.
+    pub least_s: f64,
+    /// Which of them that is.
+    pub bound: Bound,
     /// Candidates, the choice first.
     pub candidates: Vec<Candidate>,
+}
+
+impl Explanation {
+    /// The candidate that is chosen; none where no row takes the problem.
+    pub fn choice(&self) -> Option<&Candidate> {
+        self.candidates.iter().find(|candidate| candidate.chosen)
+    }
+
+    /// The same held against other limits, such as measured ones.
+    pub fn against(self, limits: Limits, compute: Compute) -> Self {
+        let (flops, bytes) = self.work;
+        let (least_s, bound) = limits.least(Work { flops, bytes }, compute);
+        Self { limits, least_s, bound, ..self }
+    }
+}
+
+impl Candidate {
+    /// Seconds: measured where they are known, else predicted.
+    pub fn seconds(&self) -> Option<f64> {
+        self.measured_s.or(self.predicted_s)
+    }
 }
 
 /// The candidates for a problem in the order of choice, and after them the rows that refuse it.
@@ -67,12 +94,16 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
         verdict: format!("refused: {reason}"),
         chosen: false,
     }));
-    let work = O::work(fixed, call);
+    let (work, limits) = (O::work(fixed, call), Limits::estimated(hardware));
+    let (least_s, bound) = limits.least(work, O::compute(fixed));
     Ok(Explanation {
         operator: O::NAME,
         problem: format!("{fixed}; {call}"),
         hardware: hardware.to_string(),
         work: (work.flops, work.bytes),
+        limits,
+        least_s,
+        bound,
         candidates,
     })
 }
@@ -93,13 +124,23 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.operator, self.problem)?;
         writeln!(f, "on {}; {:.3} GFLOP, {:.3} MB", self.hardware, self.work.0 / 1e9, self.work.1 / 1e6)?;
+        let us = |seconds: Option<f64>| seconds.map_or_else(|| "-".into(), |s| format!("{:.1} µs", s * 1e6));
+        writeln!(f, "at least {} by {}: {}", us(Some(self.least_s)), self.bound, self.limits)?;
         let width = self.candidates.iter().map(|c| c.row.len()).max().unwrap_or(0);
         let arithmetic = self.candidates.iter().map(|c| c.arithmetic.len()).max().unwrap_or(0);
+        let measured = self.candidates.iter().any(|c| c.measured_s.is_some());
         for c in &self.candidates {
             let mark = if c.chosen { '*' } else { ' ' };
-            let cost = c.predicted_s.map_or_else(|| "-".into(), |s| format!("{:.1} µs", s * 1e6));
-            let (row, name) = (c.row, c.arithmetic);
-            writeln!(f, "{mark} {row:width$}  {name:arithmetic$}  {cost:>12}  {}", c.verdict)?;
+            let (row, name, predicted) = (c.row, c.arithmetic, us(c.predicted_s));
+            write!(f, "{mark} {row:width$}  {name:arithmetic$}  {predicted:>12}")?;
+            if measured {
+                write!(f, "  {:>12} measured", us(c.measured_s))?;
+            }
+            writeln!(f, "  {}", c.verdict)?;
+        }
+        if let Some(seconds) = self.choice().and_then(Candidate::seconds) {
+            let how = if self.choice().is_some_and(|c| c.measured_s.is_some()) { "measured" } else { "predicted" };
+            writeln!(f, "the choice reaches {:.0} % of the limit ({how})", 100.0 * self.least_s / seconds)?;
         }
         Ok(())
     }
