@@ -16,7 +16,7 @@ use llama::{Llama, Stored};
 /// 230 MB in bf16, and 6 KiB of keys and values for a token.
 const MODEL: Llama = Llama { hidden: 1024, width: 4096, layers: 6, vocab: 16_000 };
 /// Tokens of its longest sequence.
-const CONTEXT: usize = 256;
+const CONTEXT: usize = 128;
 /// 270 MB in 4 bits.
 const WIDE: Llama = Llama { hidden: 4096, width: 40_960, layers: 1, vocab: 512 };
 
@@ -57,19 +57,19 @@ fn a_process_takes_what_was_planned() {
     let folder = tempfile::tempdir().expect("a folder");
     MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");
     let few = peaks(folder.path(), &[], 1);
-    let many = peaks(folder.path(), &[], 128);
+    let many = peaks(folder.path(), &[], 64);
     // Not by accident: what more sequences take is counted by itself.
     let [planned, measured] = [0, 1].map(|of| many[of] - few[of]);
-    assert!(measured > 150e6 && (planned - measured).abs() < 0.1 * measured, "{planned} and {measured} more");
-    let int8 = peaks(folder.path(), &["--kv-dtype", "int8"], 128);
+    assert!(measured > 40e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} more");
+    let int8 = peaks(folder.path(), &["--kv-dtype", "int8"], 64);
     let [planned, measured] = [0, 1].map(|of| many[of] - int8[of]);
-    assert!(measured > 50e6 && (planned - measured).abs() < 0.1 * measured, "{planned} and {measured} less");
+    assert!(measured > 20e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} less");
     for arguments in [
         &["--dtype", "int4"][..],
         &["--dtype", "f32", "--load", "read"],
         &["--kv-old", "int8", "--kv-recent", "64", "--prefill-chunk", "64"],
     ] {
-        peaks(folder.path(), arguments, 16);
+        peaks(folder.path(), arguments, 4);
     }
 }
 
@@ -97,7 +97,8 @@ fn what_does_not_fit_is_said_with_what_would() {
     let folder = tempfile::tempdir().expect("a folder");
     MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");
     let planned = |arguments: &[&str]| {
-        let output = run(command().args(["plan", "--json", "--budget", "400MB"]).args(arguments).arg(folder.path()), "");
+        let output =
+            run(command().args(["plan", "--json", "--budget", "400MB"]).args(arguments).arg(folder.path()), "");
         let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         assert_eq!(output.status.code(), Some(i32::from(report["fits"] == false)), "{report}");
         report

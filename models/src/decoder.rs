@@ -225,9 +225,10 @@ impl Decoder {
         precision: Precision,
         limits: &Limits,
     ) -> Result<usize> {
-        config.layers.iter().try_fold(0, |most, layer| {
-            Ok(most.max(Layer::attention_workspace(ctx, config, layer, precision, limits)?))
-        })
+        config
+            .layers
+            .iter()
+            .try_fold(0, |most, layer| Ok(most.max(Layer::attention_workspace(ctx, config, layer, precision, limits)?)))
     }
 
     /// The description that it was loaded from.

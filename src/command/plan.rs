@@ -81,13 +81,8 @@ impl Plan {
         }
         let fits = footprint.peak() <= budget;
         let savings = if fits { Vec::new() } else { planner.savings(&options, budget)? };
-        let report = Report {
-            device: &**ctx.device(),
-            footprint: &footprint,
-            budget,
-            fitting: &fitting,
-            savings: &savings,
-        };
+        let report =
+            Report { device: &**ctx.device(), footprint: &footprint, budget, fitting: &fitting, savings: &savings };
         let mut out = io::stdout().lock();
         match self.json {
             true => writeln!(out, "{}", report.as_json())?,
@@ -95,7 +90,9 @@ impl Plan {
         }
         match fits {
             true => Ok(()),
-            false => Err(format!("the model takes {}, which is more than {}", Bytes(footprint.peak()), Bytes(budget)).into()),
+            false => {
+                Err(format!("the model takes {}, which is more than {}", Bytes(footprint.peak()), Bytes(budget)).into())
+            }
         }
     }
 
@@ -108,9 +105,11 @@ impl Plan {
             || cache.kv_dtype.0.is_some()
             || cache.kv_old.is_some();
         if planner.embeds() && of_sequences {
-            return Err("--context, --batch, --cache-tokens, --swap-tokens, --kv-dtype and --kv-old are for models that \
+            return Err(
+                "--context, --batch, --cache-tokens, --swap-tokens, --kv-dtype and --kv-old are for models that \
                         generate; this one embeds texts"
-                .into());
+                    .into(),
+            );
         }
         Ok(LoadOptions {
             weights,

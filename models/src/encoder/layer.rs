@@ -7,8 +7,8 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, View};
 
 use super::{norm, norm_bytes, norm_options};
-use crate::kernels::Place;
 use crate::config::EncoderLayerConfig;
+use crate::kernels::Place;
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::scratch::{Heads, Rows, sum};
 use crate::{EncoderConfig, Result};

@@ -33,8 +33,8 @@ pub(crate) struct Asked {
     pub tables: Vec<String>,
     /// What is made of them, and of vectors.
     pub made: Vec<Made>,
-    /// Bytes of the most that is read whole before any of it is packed, where that is more than a slice.
-    pub read_whole: usize,
+    /// Bytes of the checkpoint that are read whole before any of what is made next is packed.
+    read_whole: usize,
 }
 
 /// What comes of some tensors.
@@ -44,6 +44,8 @@ pub(crate) struct Made {
     pub bytes: usize,
     /// Where it is the weight of a product.
     pub product: Option<Product>,
+    /// Bytes of the checkpoint that are read whole before any of it is packed.
+    pub read_whole: usize,
 }
 
 /// The weight of a product: one of each expert, where it is of experts.
@@ -75,7 +77,9 @@ impl Sizes<'_> {
     /// Notes what is made, and gives its bytes.
     fn made(&self, encoding: Encoding, bytes: usize, product: Option<Product>) -> usize {
         if let Some(asked) = self.asked {
-            asked.borrow_mut().made.push(Made { encoding, bytes, product });
+            let mut asked = asked.borrow_mut();
+            let read_whole = std::mem::take(&mut asked.read_whole);
+            asked.made.push(Made { encoding, bytes, product, read_whole });
         }
         bytes
     }

@@ -92,9 +92,16 @@ pub(super) fn tokenizer(file: u64) -> usize {
     usize::try_from(file).unwrap_or(usize::MAX).saturating_mul(TOKENIZER_PER_FILE)
 }
 
-/// What is in memory of a checkpoint at once, of which some may be read whole.
-pub(super) fn staging(read_whole: usize) -> usize {
-    STAGED_BYTES.max(read_whole)
+/// What is in memory at once, beyond the weights, of a checkpoint of so many bytes. What is read whole may be more than a
+/// slice, but of what comes after it nothing is there yet.
+pub(super) fn staging(made: &[Made], checkpoint: u64) -> usize {
+    let slice = STAGED_BYTES.min(usize::try_from(checkpoint).unwrap_or(usize::MAX));
+    let mut so_far = 0usize;
+    let most = made.iter().fold(0, |most, made| {
+        so_far = so_far.saturating_add(made.bytes);
+        most.max(so_far.saturating_add(slice.max(made.read_whole)))
+    });
+    most.saturating_sub(so_far)
 }
 
 /// Bytes in each encoding, the most first.

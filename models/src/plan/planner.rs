@@ -125,9 +125,8 @@ impl<'a> Planner<'a> {
             let plan = LanguageModel::plan_of(config, &sizes(precision), options)?;
             let attention = crate::decoder::Decoder::attention_workspace(self.ctx, config, precision, &limits)?;
             let swapped = if footprint::is_host(device) { options.swap_tokens } else { 0 };
-            let held = options.cache_shape(config, precision).map_or(plan.cache, |shape| {
-                shape.held_bytes(device, swapped)
-            });
+            let held =
+                options.cache_shape(config, precision).map_or(plan.cache, |shape| shape.held_bytes(device, swapped));
             let sequences = sequence_bytes(config, options, precision)?;
             (plan, Step::of(self.config, precision, limits.max_rows), attention, held, Some(sequences))
         };
@@ -138,7 +137,7 @@ impl<'a> Planner<'a> {
             sequences,
             workspace,
             rounding: footprint::rounding(device, &plan, &asked.made, cache, workspace),
-            staging: footprint::staging(asked.read_whole),
+            staging: footprint::staging(&asked.made, self.checkpoint.num_bytes()),
             tokenizer: footprint::tokenizer(self.tokenizer),
             process: footprint::process(device),
             is_host: footprint::is_host(device),
@@ -160,7 +159,8 @@ impl<'a> Planner<'a> {
             let (compute, gated) = (precision.compute_with(made.encoding), gated.then_some(Activation::Silu));
             let bytes = match experts {
                 Some(experts) => {
-                    let options = GroupedLinearOptions { gated, ..GroupedLinearOptions::new(input, DType::F32, compute) };
+                    let options =
+                        GroupedLinearOptions { gated, ..GroupedLinearOptions::new(input, DType::F32, compute) };
                     GroupedLinear::workspace(self.ctx, made.encoding, [experts, n, k], options, rows * per_row)?
                 }
                 None => {
