@@ -9,6 +9,7 @@ use sinew_memory::{Device, DeviceKind, Hardware};
 use crate::accuracy::{self, RowReport, Run};
 use crate::case::{Depth, Reference};
 use crate::operator::{Operator, Refusal, Row};
+use crate::support::{self, Cell, Stored};
 use crate::{Error, Result};
 
 /// The rows of one operator.
@@ -55,6 +56,11 @@ pub trait AnyTable: Send + Sync {
     /// Checks a row on `device`, over a few cases or on one problem, `(O::Static, O::Dynamic)`. See
     /// [`Registry::self_check`].
     fn self_check(&self, row: &str, problem: Option<&dyn Any>, device: &Arc<dyn Device>) -> Result<(), String>;
+    /// What this hardware does with a small problem of each way in which an operand may be stored.
+    fn support(&self, hardware: &Hardware) -> Vec<Cell>;
+    /// Runs a [cell](AnyTable::support)'s problem with every row of the device, those that refuse it too: a report of
+    /// each, in which a refusal is a failure.
+    fn try_stored(&self, stored: Stored, device: &Arc<dyn Device>) -> Vec<RowReport>;
     /// The typed table.
     fn as_any(&self) -> &dyn Any;
     /// The typed table, to add rows.
@@ -84,6 +90,12 @@ impl<O: Reference> AnyTable for Table<O> {
                 accuracy::check_problem(row, fixed, *call, device)
             }
         }
+    }
+    fn support(&self, hardware: &Hardware) -> Vec<Cell> {
+        support::cells(self, hardware)
+    }
+    fn try_stored(&self, stored: Stored, device: &Arc<dyn Device>) -> Vec<RowReport> {
+        support::try_stored(&self.rows, stored, device)
     }
     fn as_any(&self) -> &dyn Any {
         self
