@@ -7,7 +7,7 @@ use sinew_tensor::{DType, Element, Layout, Tensor};
 
 use crate::Result;
 use crate::operator::{Arithmetic, Operator};
-use crate::support::Stored;
+use crate::support::StoredAs;
 
 /// What is right, and what to try: the cases of an operator and the f64 reference that its rows are held against.
 ///
@@ -20,7 +20,7 @@ pub trait Reference: Operator {
     /// A small problem for the table of [support](crate::support), whose operand is stored so: of products the weight, of
     /// attention the cache, of others what they read. `None` where the operator cannot be asked for that. The operator's
     /// [check](Operator::check) and the rows' predicates say whether it is supported.
-    fn stored_as(stored: Stored, device: DeviceKind) -> Option<(Self::Static, Self::Dynamic)>;
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(Self::Static, Self::Dynamic)>;
 
     /// Operands for a case, on the host.
     ///

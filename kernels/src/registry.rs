@@ -9,7 +9,7 @@ use sinew_memory::{Device, DeviceKind, Hardware};
 use crate::accuracy::{self, RowReport, Run};
 use crate::case::{Depth, Reference};
 use crate::operator::{Operator, Refusal, Row};
-use crate::support::{self, Cell, Stored};
+use crate::support::{self, Cell, StoredAs};
 use crate::{Error, Result};
 
 /// The rows of one operator.
@@ -60,7 +60,7 @@ pub trait AnyTable: Send + Sync {
     fn support(&self, hardware: &Hardware) -> Vec<Cell>;
     /// Runs a [cell](AnyTable::support)'s problem with every row of the device, those that refuse it too: a report of
     /// each, in which a refusal is a failure.
-    fn try_stored(&self, stored: Stored, device: &Arc<dyn Device>) -> Vec<RowReport>;
+    fn try_stored(&self, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport>;
     /// The typed table.
     fn as_any(&self) -> &dyn Any;
     /// The typed table, to add rows.
@@ -94,7 +94,7 @@ impl<O: Reference> AnyTable for Table<O> {
     fn support(&self, hardware: &Hardware) -> Vec<Cell> {
         support::cells(self, hardware)
     }
-    fn try_stored(&self, stored: Stored, device: &Arc<dyn Device>) -> Vec<RowReport> {
+    fn try_stored(&self, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
         support::try_stored(&self.rows, stored, device)
     }
     fn as_any(&self) -> &dyn Any {

@@ -15,14 +15,14 @@ use crate::{Result, Row};
 
 /// How the operand that a table of support names a problem by is stored: a weight, a cache, what is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stored {
+pub enum StoredAs {
     /// Value by value. A cache in int8 or fp8 has scales beside its values.
     Plain(DType),
     /// As codes, whose scales are shared by blocks of a row: packed weights only.
     Blocks(BlockFormat),
 }
 
-impl Stored {
+impl StoredAs {
     /// Every way: each dtype, and of block-quantized weights each kind of values, in groups of 32 with scales in bf16.
     pub fn all() -> impl Iterator<Item = Self> {
         let blocks = |values| BlockFormat::new(values, 32, DType::BF16, false).ok().map(Self::Blocks);
@@ -46,7 +46,7 @@ impl Stored {
     }
 }
 
-impl fmt::Display for Stored {
+impl fmt::Display for StoredAs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plain(dtype) => f.pad(dtype.name()),
@@ -61,7 +61,7 @@ pub struct Cell {
     /// The operator.
     pub operator: &'static str,
     /// How the operand is stored.
-    pub stored: Stored,
+    pub stored: StoredAs,
     /// The problem that was asked about; none where the operator has no such operand.
     pub problem: Option<String>,
     /// The rows that take it.
@@ -78,7 +78,7 @@ impl Cell {
 }
 
 /// The case of a cell.
-fn case<O: Reference>(stored: Stored, device: DeviceKind) -> Option<Case<O>> {
+fn case<O: Reference>(stored: StoredAs, device: DeviceKind) -> Option<Case<O>> {
     let (fixed, call) = O::stored_as(stored, device)?;
     Some(Case { fixed, call, lay: Lay::Contiguous, values: Values::Normal, seed: 0 })
 }
@@ -109,11 +109,11 @@ pub(crate) fn cells<O: Reference>(table: &Table<O>, hardware: &Hardware) -> Vec<
             ..none
         }
     };
-    Stored::all().map(cell).collect()
+    StoredAs::all().map(cell).collect()
 }
 
 /// See [`crate::AnyTable::try_stored`].
-pub(crate) fn try_stored<O: Reference>(rows: &[Row<O>], stored: Stored, device: &Arc<dyn Device>) -> Vec<RowReport> {
+pub(crate) fn try_stored<O: Reference>(rows: &[Row<O>], stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
     let kind = device.id().kind;
     let Some(case) = case::<O>(stored, kind) else { return Vec::new() };
     rows.iter().filter(|row| row.device == kind).map(|row| accuracy::try_case(row, &case, device)).collect()
@@ -150,7 +150,7 @@ impl fmt::Display for Support {
         let all = || self.devices.iter().flat_map(|(device, cells)| cells.iter().map(move |cell| (device, cell)));
         let operator = all().map(|(_, cell)| cell.operator.len()).max().unwrap_or(0).max("operator".len());
         let device = self.devices.iter().map(|(device, _)| device.len()).max().unwrap_or(0).max("device".len());
-        let columns: Vec<String> = Stored::all().map(|stored| stored.to_string()).collect();
+        let columns: Vec<String> = StoredAs::all().map(|stored| stored.to_string()).collect();
         writeln!(f, "{:operator$}  {:device$}  {}", "operator", "device", columns.join("  "))?;
         let mut operators: Vec<&str> = Vec::new();
         for (_, cell) in all() {
@@ -160,7 +160,7 @@ impl fmt::Display for Support {
         }
         for name in operators {
             for (on, cells) in &self.devices {
-                let said = |(stored, column): (Stored, &String)| {
+                let said = |(stored, column): (StoredAs, &String)| {
                     let cell = cells.iter().find(|cell| cell.operator == name && cell.stored == stored);
                     let word = match cell {
                         Some(cell) if cell.is_supported() => "yes",
@@ -169,7 +169,7 @@ impl fmt::Display for Support {
                     };
                     format!("{word:width$}", width = column.len())
                 };
-                let line: Vec<String> = Stored::all().zip(&columns).map(said).collect();
+                let line: Vec<String> = StoredAs::all().zip(&columns).map(said).collect();
                 writeln!(f, "{name:operator$}  {on:device$}  {}", line.join("  ").trim_end())?;
             }
         }

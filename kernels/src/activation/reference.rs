@@ -7,7 +7,7 @@ use sinew_tensor::DType;
 
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// [`Activation::reference`].
@@ -93,7 +93,7 @@ const SHAPES: [&[usize]; 14] = [
 ];
 
 impl Reference for Activate {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(ActivationStatic, ActivationDynamic)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(ActivationStatic, ActivationDynamic)> {
         let x = stored.plain()?;
         let fixed = ActivationStatic { activation: Activation::Silu, gate: Gate::None, x, out: x };
         Some((fixed, ActivationDynamic::of(&shape(&fixed, 0))))

@@ -12,7 +12,7 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
 use crate::kv_append::scaled::{self, Head};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Sequences, tokens, and the most queries and keys of a sequence: single keys, a tile and its neighbours, several
@@ -58,7 +58,7 @@ impl Reference for Attention {
         Some((fixed.clone(), AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv }))
     }
 
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(AttentionStatic, AttentionDynamic)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(AttentionStatic, AttentionDynamic)> {
         let fixed = AttentionStatic {
             num_heads: 4,
             num_kv_heads: 2,

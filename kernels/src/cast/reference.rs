@@ -7,7 +7,7 @@ use super::{Cast, CastStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Reference};
 use crate::elementwise::Elements;
 use crate::strided::cases::{kind, lay, shape, spread, wrapped};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 pub(super) fn cast(fixed: CastStatic, x: f64) -> f64 {
@@ -21,7 +21,7 @@ pub(super) fn cast(fixed: CastStatic, x: f64) -> f64 {
 }
 
 impl Reference for Cast {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(CastStatic, Elements)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(CastStatic, Elements)> {
         // To the same dtype any is a copy.
         let input = stored.plain()?;
         let output = if input == DType::F32 { DType::BF16 } else { DType::F32 };

@@ -6,7 +6,7 @@ use sinew_tensor::DType;
 use super::{Combine, CombineDynamic, CombineStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::strided::cases::lay;
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for Combine {
@@ -15,7 +15,7 @@ impl Reference for Combine {
         Some((fixed, CombineDynamic { tokens: cut(call.tokens, 64) }))
     }
 
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(CombineStatic, CombineDynamic)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(CombineStatic, CombineDynamic)> {
         let y = stored.plain()?;
         Some((CombineStatic { width: 40, top_k: 2, y, out: y, accumulate: false }, CombineDynamic { tokens: 3 }))
     }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
 use crate::strided::cases::{kind, lay, shape, spread, wrapped};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Units in the last place of f32 that the approximated functions may be wrong by: [`crate::simd::math::exp`] is
@@ -56,7 +56,7 @@ fn approximated(output: DType, value: f64) -> Expected {
 }
 
 impl Reference for Unary {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(UnaryStatic, Elements)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(UnaryStatic, Elements)> {
         let input = stored.plain()?;
         Some((UnaryStatic { function: UnaryFunction::Neg, input, output: input }, Elements(60)))
     }
@@ -136,7 +136,7 @@ fn in_place(random: &mut Generator, dtype: DType, shape: &[usize], lay: Lay, val
 }
 
 impl Reference for Binary {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(BinaryStatic, BinaryCall)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(BinaryStatic, BinaryCall)> {
         let a = stored.plain()?;
         Some((BinaryStatic { function: BinaryFunction::Add, a, b: a, output: a }, BinaryCall::new(60)))
     }
@@ -217,7 +217,7 @@ impl Reference for Binary {
 }
 
 impl Reference for Where {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(WhereStatic, Elements)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(WhereStatic, Elements)> {
         Some((WhereStatic { dtype: stored.plain()? }, Elements(60)))
     }
 

@@ -7,7 +7,7 @@ use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind}
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::gemm::cases::packed;
 use crate::packed::formats;
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for Embedding {
@@ -16,7 +16,7 @@ impl Reference for Embedding {
         Some((fixed, EmbeddingDynamic { tokens: cut(call.tokens, 256) }))
     }
 
-    fn stored_as(stored: Stored, device: DeviceKind) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
         let strided = || stored.plain().map(TableKind::Strided);
         let table = stored.format(device).map(TableKind::Packed).or_else(strided)?;
         let fixed = EmbeddingStatic { width: 64, vocab: 70, table, out: DType::F32 };

@@ -11,7 +11,7 @@ use crate::case::{
 };
 use crate::norm::{NormFormula, NormKind};
 use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PanelKind, Source, Weights, formats};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
 /// A packed weight with the values `[N, K]` that it holds.
@@ -250,7 +250,7 @@ impl Reference for Gemm {
         Some((fixed, GemmDynamic { batch: call.batch.min(2), m: cut(call.m, 256) }))
     }
 
-    fn stored_as(stored: Stored, device: DeviceKind) -> Option<(GemmStatic, GemmDynamic)> {
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(GemmStatic, GemmDynamic)> {
         let strided = || stored.plain().map(Rhs::Strided);
         let b = stored.format(device).map(Rhs::Packed).or_else(strided)?;
         Some((GemmStatic::new(70, 128, DType::F32, b, DType::F32, Compute::F32), GemmDynamic { batch: 1, m: 3 }))

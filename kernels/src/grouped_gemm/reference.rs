@@ -12,7 +12,7 @@ use crate::gemm::Compute;
 use crate::gemm::cases::{packed, shuffled, values_with};
 use crate::gemm::reference::{gathered, packed_sum};
 use crate::packed::{BF16, Encoding, F16, F32, Format, formats};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Groups, rows, N and K: fewer rows than groups and many more, one group and many, sizes that are no multiples of
@@ -65,7 +65,7 @@ impl Reference for GroupedGemm {
         Some((fixed, GroupedGemmDynamic { rows: cut(call.rows, 256) }))
     }
 
-    fn stored_as(stored: Stored, device: DeviceKind) -> Option<(GroupedGemmStatic, GroupedGemmDynamic)> {
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(GroupedGemmStatic, GroupedGemmDynamic)> {
         let (a, out, compute) = (DType::F32, DType::F32, Compute::F32);
         let format = stored.format(device)?;
         let fixed =

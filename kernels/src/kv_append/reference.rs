@@ -8,7 +8,7 @@ use super::{COS, K_CACHE, K_NEW, KeyRotary, KvAppend, KvAppendDynamic, KvAppendS
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
 use crate::rotary::reference::turned;
 use crate::rotary::{self, Rotary, RotaryDynamic, Style};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 const TOKENS: [usize; 7] = [1, 7, 0, 33, 2, 150, 16];
@@ -19,7 +19,7 @@ const BLOCK_SIZES: [usize; 5] = [16, 8, 5, 1, 64];
 const SCALED: [DType; 2] = [DType::I8, DType::F8E4M3];
 
 impl Reference for KvAppend {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(KvAppendStatic, KvAppendDynamic)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(KvAppendStatic, KvAppendDynamic)> {
         let (kv, source, rotary) = (stored.plain()?, DType::F32, None);
         let fixed = KvAppendStatic { num_kv_heads: 2, head_dim: 20, source, kv, block_size: 16, rotary };
         Some((fixed, KvAppendDynamic { tokens: 3 }))

@@ -5,7 +5,7 @@ use sinew_tensor::DType;
 
 use super::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
 /// Units in the last place of f32 of the row's largest magnitude that a row may be off by (SPEC's Numerics).
@@ -19,7 +19,7 @@ const LEADING: [&[usize]; 9] = [&[5], &[7, 3], &[1], &[], &[2, 3, 2], &[0], &[64
 const EPS: [f32; 3] = [1e-6, 1e-12, 1e-5];
 
 impl Reference for Norm {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(NormStatic, NormDynamic)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(NormStatic, NormDynamic)> {
         let x = stored.plain()?;
         Some((NormStatic { width: 80, x, out: x, ..NormStatic::default() }, NormDynamic { rows: 5 }))
     }

@@ -7,7 +7,7 @@ use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use crate::elementwise::INTEGERS;
 use crate::strided::cases::{kind, lay, shape};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Roundings that an element of a sum passes: 32 additions in a lane, four in the tree over lanes; the f64 sum over
@@ -31,7 +31,7 @@ const SHAPES: [(usize, usize); 12] = [
 ];
 
 impl Reference for Reduce {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(ReduceStatic, ReduceCall)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(ReduceStatic, ReduceCall)> {
         let input = stored.plain()?;
         let float = DType::COMPUTE.contains(&input) || input == DType::F64;
         let output = if float { input } else { DType::I64 };

@@ -5,7 +5,7 @@ use sinew_tensor::DType;
 
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, Table, X};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Units in the last place of f32 that a row may be off, at the larger magnitude of a pair: three roundings of half an
@@ -41,7 +41,7 @@ fn table_length(fixed: &RotaryStatic) -> usize {
 }
 
 impl Reference for Rotary {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(RotaryStatic, RotaryDynamic)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(RotaryStatic, RotaryDynamic)> {
         let x = stored.plain()?;
         let fixed = RotaryStatic { head_dim: 20, rotary_dim: 20, style: Style::Half, x, out: x, in_place: false };
         Some((fixed, RotaryDynamic { tokens: 3, heads: 2 }))

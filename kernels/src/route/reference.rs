@@ -8,7 +8,7 @@ use sinew_tensor::DType;
 use super::{Route, RouteDynamic, RouteStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use crate::strided::cases::lay;
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// The experts of a token.
@@ -34,9 +34,9 @@ fn sorted(case: &Case<Route>, host: &HostOperands) -> Vec<(usize, usize)> {
 }
 
 impl Reference for Route {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(RouteStatic, RouteDynamic)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(RouteStatic, RouteDynamic)> {
         let problem = (RouteStatic { experts: 8, top_k: 2, renormalize: true }, RouteDynamic { tokens: 3 });
-        (stored == Stored::Plain(DType::F32)).then_some(problem)
+        (stored == StoredAs::Plain(DType::F32)).then_some(problem)
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {

@@ -10,7 +10,7 @@ use sinew_tensor::DType;
 
 use super::{LOGITS, OPTIONS, PARAMS, Sample, SampleDynamic, SampleStatic, TOP_K};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
-use crate::support::Stored;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// What is asked of one row.
@@ -62,8 +62,8 @@ fn middle(weights: &[f64], random: &mut Generator) -> f64 {
 }
 
 impl Reference for Sample {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(SampleStatic, SampleDynamic)> {
-        (stored == Stored::Plain(DType::F32)).then_some((SampleStatic { vocab: 100 }, SampleDynamic { rows: 2 }))
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(SampleStatic, SampleDynamic)> {
+        (stored == StoredAs::Plain(DType::F32)).then_some((SampleStatic { vocab: 100 }, SampleDynamic { rows: 2 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use sinew_kernels::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use sinew_kernels::operator::{expect, expect_compute};
-use sinew_kernels::support::Stored;
+use sinew_kernels::support::StoredAs;
 use sinew_kernels::{Arithmetic, Operands, Operator, Result, Work};
 use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
@@ -81,7 +81,7 @@ impl Operator for CausalSum {
 }
 
 impl Reference for CausalSum {
-    fn stored_as(stored: Stored, _: DeviceKind) -> Option<(CausalSumStatic, CausalSumCall)> {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(CausalSumStatic, CausalSumCall)> {
         Some((CausalSumStatic { dtype: stored.plain()? }, CausalSumCall { rows: 17, width: 16 }))
     }
 
