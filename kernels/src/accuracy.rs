@@ -211,7 +211,7 @@ fn outcome<O: Operator>(row: &Row<O>, reports: Vec<RowReport>) -> std::result::R
 /// Runs a case with a row, whether it takes it or not: a refusal is a failure.
 pub(crate) fn try_case<O: Reference>(row: &Row<O>, case: &Case<O>, device: &Arc<dyn Device>) -> RowReport {
     let mut report = RowReport::empty(row);
-    let refused = || -> Result<()> {
+    let launch = || -> Result<()> {
         let stream = device.clone().stream()?;
         let mut placed = Placed::new(row, case, &O::operands(case)?, &stream)?;
         placed.enqueue(row, case, &stream)?;
@@ -220,7 +220,7 @@ pub(crate) fn try_case<O: Reference>(row: &Row<O>, case: &Case<O>, device: &Arc<
     if (row.admits)(&case.fixed, device.hardware()).is_ok() {
         return verify_cases(&[row], device, vec![case.clone()]).pop().unwrap_or(report);
     }
-    if let Err(error) = refused() {
+    if let Err(error) = launch() {
         fail(&mut report, error.to_string());
     }
     report
