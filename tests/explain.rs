@@ -45,7 +45,8 @@ fn every_operator_of_the_registry_is_explained_with_every_row_of_the_device() {
         let mut explained: Vec<&str> = candidates.iter().filter_map(|c| c["kernel"].as_str()).collect();
         let on_cpu = table.row_names().into_iter().filter(|(_, kind, _)| *kind == DeviceKind::CPU);
         let mut rows: Vec<&str> = on_cpu.map(|(row, ..)| row).collect();
-        (explained.sort_unstable(), rows.sort_unstable());
+        explained.sort_unstable();
+        rows.sort_unstable();
         assert_eq!(explained, rows, "{name}");
         let chosen: Vec<&Value> = candidates.iter().filter(|c| c["chosen"] == true).collect();
         assert_eq!(chosen.len(), 1, "{value}");

@@ -102,12 +102,12 @@ pub(crate) fn cells<O: Reference>(table: &Table<O>, hardware: &Hardware) -> Vec<
             return Cell { problem, refused: vec![error.to_string()], ..none };
         }
         let (rows, refused) = table.candidates(&case.fixed, hardware);
-        Cell {
-            problem,
-            rows: rows.into_iter().map(|row| row.name).collect(),
-            refused: refused.into_iter().map(|(row, reason)| format!("{row}: {reason}")).collect(),
-            ..none
+        let rows: Vec<&str> = rows.into_iter().map(|row| row.name).collect();
+        let mut refused: Vec<String> = refused.into_iter().map(|(row, reason)| format!("{row}: {reason}")).collect();
+        if rows.is_empty() && refused.is_empty() {
+            refused.push(format!("no row of the table runs on {}", hardware.kind));
         }
+        Cell { problem, rows, refused, ..none }
     };
     StoredAs::all().map(cell).collect()
 }
