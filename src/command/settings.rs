@@ -58,8 +58,7 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
     let threads = machine.threads.unwrap_or_else(system::available_threads);
     let folder = |path: Option<&Path>| path.map_or("none".to_owned(), |path| path.display().to_string());
     let argument = |given: bool, name: &str| if given { name.to_owned() } else { "default".to_owned() };
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    let kernels = folder(sinew::memory::KernelCache::of_user().folder());
+    let kernels = folder(sinew::memory::PrivateFolder::of_user("kernels").folder());
     Ok(vec![
         Setting {
             name: "device",
@@ -109,7 +108,6 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
             if hub.offline { "yes" } else { "no" }.to_owned(),
             &[variables::OFFLINE[0], variables::OFFLINE[1]],
         ),
-        #[cfg(any(feature = "cuda", feature = "wgpu"))]
         set("kernel cache", kernels, &["XDG_CACHE_HOME", "HOME"]),
     ])
 }
