@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use sinew::memory::{Buffer, PrivateFolder, Pool};
+use sinew::memory::{Buffer, Pool, PrivateFolder};
 use sinew::models::{Checkpoint, Sampler, Tokenizer};
 use sinew::prelude::*;
 use sinew::tensor::{View, ViewMut};

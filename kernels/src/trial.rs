@@ -102,7 +102,7 @@ impl<O: Reference> Trial<O> {
         let mut inputs = vec![first];
         for _ in 1..copies {
             let mut set = inputs[0].clone();
-            for &at in O::COLD.iter().filter(|&&at| at < set.len()) {
+            for &at in O::COLD.iter().filter(|&&at| at < host.inputs.len()) {
                 set[at] = placed(at)?;
             }
             inputs.push(set);

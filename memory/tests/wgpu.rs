@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sinew_memory::webgpu::{Binding, Counters, ShaderText, WgpuDevice, WgpuOptions, WgpuStream};
 use sinew_memory::{
-    Buffer, Device, DeviceKind, Error, Found, PrivateFolder, Location, Pool, PoolConfig, Stream, discover, open,
+    Buffer, Device, DeviceKind, Error, Found, Location, Pool, PoolConfig, PrivateFolder, Stream, discover, open,
 };
 
 fn adapter() -> Arc<WgpuDevice> {

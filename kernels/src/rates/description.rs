@@ -173,7 +173,10 @@ fn product_rate(device: &Arc<dyn Device>, dtype: DType, compute: Compute) -> Res
         let fixed = GemmStatic::new(size, size, dtype, Rhs::Strided(dtype), dtype, compute);
         let (rows, _) = registry.table::<Gemm>()?.candidates(&fixed, hardware);
         let own = rows.into_iter().filter(|row| !row.arithmetic.foreign);
-        let cost = |row: &&_| -> f64 { let row: &crate::Row<Gemm> = row; (row.cost)(&fixed, &call, hardware) };
+        let cost = |row: &&_| -> f64 {
+            let row: &crate::Row<Gemm> = row;
+            (row.cost)(&fixed, &call, hardware)
+        };
         let row = own.min_by(|a, b| cost(a).total_cmp(&cost(b))).ok_or_else(|| Error::NoKernel {
             operator: "gemm",
             problem: fixed.to_string(),
@@ -250,8 +253,7 @@ mod tests {
         let [one, two] = [1, 2].map(|threads| Cpu::with(threads, SimdLevel::Portable).unwrap());
         assert_eq!(Description::kept(&one, &folder), None);
         let rate = Bandwidth { threads: 1, read_bytes_per_s: Some(2.5e9), copy_bytes_per_s: 1.0 / 3.0 };
-        let arithmetic =
-            Some(ArithmeticPeaks { f32_flops_per_s: 1e9, bf16_flops_per_s: 2e9, int8_ops_per_s: 4e9 });
+        let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s: 1e9, bf16_flops_per_s: 2e9, int8_ops_per_s: 4e9 });
         let made = Description { bandwidth: vec![rate], arithmetic, products: None, fork_join_s: 1.7e-6 };
         folder.keep(&file(&one), &key(&one), &serde_json::to_vec(&made).unwrap());
         assert_eq!(Description::of(&one, &folder).unwrap(), made);

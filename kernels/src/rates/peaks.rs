@@ -163,10 +163,10 @@ pub(super) fn read_rate(cpu: &Cpu, span: &Buffer, tries: usize, settle: f64) -> 
 pub(super) fn copy_within(cpu: &Cpu, span: &mut Buffer, tries: usize, settle: f64) -> Result<f64> {
     let (team, span) = (cpu.team(), span.as_mut_slice::<u8>()?);
     let (from, to) = span.split_at_mut(span.len() / 2);
+    let (from, to) = (&*from, to.as_mut_ptr() as usize);
     Ok(rate(team, tries, settle, |threads| {
         let parts = threads * PARTS;
         let len = from.len() / parts;
-        let to = to.as_mut_ptr() as usize;
         // SAFETY: part `i` is `len` bytes from byte `i · len` on of both halves, and no two tasks share one.
         team.run(parts, |i, _| unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr().add(i * len), (to as *mut u8).add(i * len), len);

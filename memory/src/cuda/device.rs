@@ -14,7 +14,7 @@ use super::module::{CudaModule, Function, Module};
 use super::storage::CudaStorage;
 use super::stream::CudaStream;
 use crate::{
-    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, PrivateFolder, Location, MemoryInfo, Rates,
+    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, PrivateFolder, Rates,
     Result, SimdLevel, Storage, Stream, system,
 };
 

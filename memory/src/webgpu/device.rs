@@ -10,7 +10,7 @@ use super::stream::WgpuStream;
 use super::submission::{Counters, Queue};
 use super::{adapters, lock, one_line};
 use crate::{
-    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, PrivateFolder, Location, MemoryInfo, Rates,
+    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, PrivateFolder, Rates,
     Result, SimdLevel, Storage, Stream, system,
 };
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sinew_cuda_on_host::{Gxx, HostDriver};
 use sinew_kernels::cuda::PRELUDE;
 use sinew_memory::cuda::{CompileError, Compiler, CudaDevice, CudaModule, CudaStorage, CudaStream};
-use sinew_memory::{Buffer, Device, Error, PrivateFolder, Location, Pool, PoolConfig, Result, Stream};
+use sinew_memory::{Buffer, Device, Error, Location, Pool, PoolConfig, PrivateFolder, Result, Stream};
 
 fn device() -> Option<Arc<dyn Device>> {
     sinew_cuda_on_host::device(env!("CARGO_TARGET_TMPDIR")).unwrap()
