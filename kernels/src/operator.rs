@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sinew_memory::{Buffer, CpuStream, DeviceKind, Hardware, Stream, Team};
 use sinew_tensor::{DType, View, ViewMut};
 
-use crate::{Error, Result};
+use crate::{Compute, Error, Result};
 
 /// An operator: what can be asked, as a problem in two parts.
 ///
@@ -39,6 +39,13 @@ pub trait Operator: Sized + Send + Sync + 'static {
 
     /// The least work that solves the problem, for cost models and rooflines.
     fn work(fixed: &Self::Static, call: &Self::Dynamic) -> Work;
+
+    /// What a problem's operands are rounded to before they are multiplied: which of a device's rates of arithmetic is
+    /// its limit.
+    fn compute(fixed: &Self::Static) -> Compute {
+        let _ = fixed;
+        Compute::F32
+    }
 }
 
 /// Everything that decides the bits of a result, under one name: operand rounding, order of the sum, tiling of keys,

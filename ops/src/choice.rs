@@ -87,7 +87,7 @@ fn family<'a, O: Operator>(ctx: &Context, fixed: &O::Static, rows: &[&'a Row<O>]
 
 /// Why a row is chosen for a problem, or why not.
 #[derive(Debug, Clone, PartialEq)]
-enum Verdict {
+pub(crate) enum Verdict {
     /// It may be chosen: the first such row is.
     Takes { preferred: bool },
     /// It was wrong on this device.
@@ -100,9 +100,11 @@ enum Verdict {
 
 /// Rows that solve a problem with a verdict on each, those that may be chosen first, the preferred before others, then
 /// by predicted cost; and the rows that refuse it, with their reasons.
-type Judged<O> = (Vec<(Row<O>, Verdict)>, Vec<(&'static str, String)>);
+pub(crate) type Judged<O> = (Vec<(Row<O>, Verdict)>, Vec<(&'static str, String)>);
 
-fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Judged<O>> {
+/// Every row of this kind of device with what decides whether it may serve the problem: what [`choose`] takes the first
+/// of, and [`crate::Explanation`] shows.
+pub(crate) fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Judged<O>> {
     let (hardware, policy) = (ctx.device().hardware(), ctx.policy());
     let (admitted, refused) = ctx.registry().table::<O>()?.candidates(fixed, hardware);
     let arithmetic = family(ctx, fixed, &admitted).map(|row| row.arithmetic);
@@ -165,95 +167,4 @@ fn no_kernel<O: Operator>(
     }
     let device = ctx.device().id().to_string();
     KernelError::NoKernel { operator: O::NAME, problem: fixed.to_string(), device, reasons }
-}
-
-/// One row as a candidate for a problem.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Candidate {
-    /// The row.
-    pub row: &'static str,
-    /// Its arithmetic.
-    pub arithmetic: &'static str,
-    /// Predicted seconds, for rows that take the problem.
-    pub predicted_s: Option<f64>,
-    /// Bytes of workspace.
-    pub workspace: usize,
-    /// Why it is chosen, or why not.
-    pub verdict: String,
-    /// Whether it is the choice.
-    pub chosen: bool,
-}
-
-/// Why a problem gets the kernel that it gets. Printed as a table.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Explanation {
-    /// The operator.
-    pub operator: &'static str,
-    /// The problem, static and dynamic part.
-    pub problem: String,
-    /// The hardware that decided.
-    pub hardware: String,
-    /// The least floating-point operations and bytes.
-    pub work: (f64, f64),
-    /// Candidates, the choice first.
-    pub candidates: Vec<Candidate>,
-}
-
-pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
-    let hardware = ctx.device().hardware();
-    let table = ctx.registry().table::<O>()?;
-    let (rows, refused) = judge::<O>(ctx, fixed, &O::bucket(*call))?;
-    let choice = rows.iter().position(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
-    let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
-        let chosen = choice == Some(i);
-        Candidate {
-            row: row.name,
-            arithmetic: row.arithmetic.name,
-            predicted_s: Some((row.cost)(fixed, call, hardware)),
-            workspace: (row.workspace)(fixed, call, hardware),
-            verdict: match verdict {
-                Verdict::Takes { preferred: true } if chosen => "chosen: preferred by name".into(),
-                Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
-                Verdict::Takes { .. } => "slower by prediction".into(),
-                Verdict::Failed(failure) => format!("failed its self-check: {failure}"),
-                Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),
-                Verdict::OtherArithmetic(family) => format!("another arithmetic than {family}"),
-            },
-            chosen,
-        }
-    };
-    let mut candidates: Vec<Candidate> = rows.iter().enumerate().map(|(i, row)| candidate(i, row)).collect();
-    let arithmetic_of = |name: &str| table.rows().iter().find(|r| r.name == name).map_or("", |r| r.arithmetic.name);
-    candidates.extend(refused.into_iter().map(|(row, reason)| Candidate {
-        row,
-        arithmetic: arithmetic_of(row),
-        predicted_s: None,
-        workspace: 0,
-        verdict: format!("refused: {reason}"),
-        chosen: false,
-    }));
-    let work = O::work(fixed, call);
-    Ok(Explanation {
-        operator: O::NAME,
-        problem: format!("{fixed}; {call}"),
-        hardware: hardware.to_string(),
-        work: (work.flops, work.bytes),
-        candidates,
-    })
-}
-
-impl fmt::Display for Explanation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {}", self.operator, self.problem)?;
-        writeln!(f, "on {}; {:.3} GFLOP, {:.3} MB", self.hardware, self.work.0 / 1e9, self.work.1 / 1e6)?;
-        let width = self.candidates.iter().map(|c| c.row.len()).max().unwrap_or(0);
-        let arithmetic = self.candidates.iter().map(|c| c.arithmetic.len()).max().unwrap_or(0);
-        for c in &self.candidates {
-            let mark = if c.chosen { '*' } else { ' ' };
-            let cost = c.predicted_s.map_or_else(|| "-".into(), |s| format!("{:.1} µs", s * 1e6));
-            let (row, name) = (c.row, c.arithmetic);
-            writeln!(f, "{mark} {row:width$}  {name:arithmetic$}  {cost:>12}  {}", c.verdict)?;
-        }
-        Ok(())
-    }
 }

@@ -6,9 +6,12 @@ use sinew_kernels::{Launch, Operands, Operator, Registry, Row};
 use sinew_memory::{Buffer, Cpu, CpuStream, Device, Pool, PoolConfig, SimdLevel, Stream, Team};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
-use crate::choice::{self, Choices, Explanation};
+use crate::choice::Choices;
+use crate::explain::{self, Explanation};
+use crate::profile::{self, Profile};
+use crate::record::{self, Record, Recorder};
 use crate::trust::Trust;
-use crate::{Policy, Result};
+use crate::{Error, Limits, Policy, Result};
 
 /// Device, stream, pool, registry and policy: passed to every operator, never global.
 ///
@@ -33,6 +36,7 @@ pub struct Context {
     policy: Policy,
     choices: Choices,
     trust: Trust,
+    recorder: Recorder,
     /// Scratch of the kernel that is running: kernels of one stream run in order, so one is enough.
     workspace: Mutex<Option<Buffer>>,
 }
@@ -53,8 +57,8 @@ impl Context {
     pub fn new(device: Arc<dyn Device>, registry: Arc<Registry>, policy: Policy) -> Result<Self> {
         let stream = device.clone().stream()?;
         let pool = Pool::new(device.clone(), PoolConfig::default());
-        let (choices, trust, workspace) = Default::default();
-        Ok(Self { device, stream, pool, registry, policy, choices, trust, workspace })
+        let (choices, trust, recorder, workspace) = Default::default();
+        Ok(Self { device, stream, pool, registry, policy, choices, trust, recorder, workspace })
     }
 
     /// The device.
@@ -84,6 +88,10 @@ impl Context {
 
     pub(crate) fn trust(&self) -> &Trust {
         &self.trust
+    }
+
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.recorder
     }
 
     pub(crate) fn choices(&self) -> &Choices {
@@ -167,7 +175,54 @@ impl Context {
     /// # Errors
     /// An operator that the registry does not hold.
     pub fn explain<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
-        choice::explain::<O>(self, fixed, call)
+        explain::explain::<O>(self, fixed, call)
+    }
+
+    /// Runs `work` and records every launch of this context meanwhile: operator, row, problem, and how long it took.
+    ///
+    /// Each launch is waited for, so that on a GPU the work takes longer than it does unrecorded. While nothing is
+    /// recorded a launch costs one relaxed load more and allocates nothing.
+    ///
+    /// ```
+    /// use sinew_ops::{Context, matmul, softmax};
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let x = ctx.tensor(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+    /// let (y, record) = ctx.record(|| softmax(&ctx, &matmul(&x, &x).run(&ctx)?));
+    /// assert_eq!(y?.shape(), [2, 2]);
+    /// let operators: Vec<&str> = record.launches.iter().map(|launched| launched.operator).collect();
+    /// assert_eq!(operators, ["gemm", "softmax"]);
+    /// assert!(record.launched_s() <= record.seconds);
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    pub fn record<T>(&self, work: impl FnOnce() -> T) -> (T, Record) {
+        record::record(self, work)
+    }
+
+    /// Runs a step `repeat` times unrecorded and as often recorded, in turns, after one of each that is not counted: where
+    /// its time goes, held against `limits`.
+    ///
+    /// ```
+    /// use sinew_ops::{Context, Error, Limits, matmul};
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let x = ctx.tensor(&[1.0f32; 64 * 64], &[64, 64])?;
+    /// let limits = Limits::estimated(ctx.device().hardware());
+    /// let profile = ctx.profile(limits, 3, || matmul(&x, &x).run(&ctx).map(|_| ()))?;
+    /// assert_eq!(profile.parts().len(), 1);
+    /// println!("{profile}");
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the step.
+    pub fn profile<E: From<Error>>(
+        &self,
+        limits: Limits,
+        repeat: usize,
+        step: impl FnMut() -> Result<(), E>,
+    ) -> Result<Profile, E> {
+        profile::profile(self, limits, repeat, step)
     }
 
     /// Chooses and runs.
@@ -218,6 +273,19 @@ impl Context {
     }
 
     fn launch<O: Operator>(
+        &self,
+        row: &Row<O>,
+        fixed: &O::Static,
+        call: &O::Dynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        if self.recorder.is_on() {
+            return self.recorder.time(self, row, fixed, call, || self.enqueue(row, fixed, call, operands));
+        }
+        self.enqueue(row, fixed, call, operands)
+    }
+
+    fn enqueue<O: Operator>(
         &self,
         row: &Row<O>,
         fixed: &O::Static,

@@ -412,4 +412,8 @@ impl Operator for Attention {
         };
         Work { flops: 4.0 * tokens * row * seen, bytes: tokens * row * (fixed.q.size() + fixed.out.size()) as f64 + kv }
     }
+
+    fn compute(fixed: &AttentionStatic) -> Compute {
+        fixed.compute
+    }
 }

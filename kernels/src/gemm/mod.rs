@@ -336,6 +336,10 @@ impl Operator for Gemm {
         let flops = 2.0 * batch * m * n * k + normed.map_or(0.0, |work| work.flops);
         Work { flops, bytes: if result == 0.0 { 0.0 } else { bytes } }
     }
+
+    fn compute(fixed: &GemmStatic) -> Compute {
+        fixed.compute
+    }
 }
 
 /// Refuses what kernels on GPUs do not multiply: norms, gathered columns, packed panels, and dtypes without lanes.

@@ -162,6 +162,10 @@ impl Operator for GroupedGemm {
         let others = call.rows.min(fixed.groups).saturating_sub(1) as f64;
         Work { bytes: one.bytes + others * fixed.weight_bytes() as f64, ..one }
     }
+
+    fn compute(fixed: &GroupedGemmStatic) -> Compute {
+        fixed.compute
+    }
 }
 
 /// The rows of [`GroupedGemm`], best first.

@@ -1,0 +1,147 @@
+//! Explanation: why a problem gets the kernel that it gets, in words and numbers.
+
+use std::fmt;
+
+use sinew_kernels::{Compute, Operator, Row, Work};
+
+use crate::choice::{self, Verdict};
+use crate::{Bound, Context, Limits, Result};
+
+/// One row as a candidate for a problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// The row.
+    pub row: &'static str,
+    /// Its arithmetic.
+    pub arithmetic: &'static str,
+    /// Predicted seconds, for rows that take the problem.
+    pub predicted_s: Option<f64>,
+    /// Measured seconds, where they are known.
+    pub measured_s: Option<f64>,
+    /// Bytes of workspace.
+    pub workspace: usize,
+    /// Why it is chosen, or why not.
+    pub verdict: String,
+    /// Whether it is the choice.
+    pub chosen: bool,
+}
+
+/// Why a problem gets the kernel that it gets. Printed as a table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// The operator.
+    pub operator: &'static str,
+    /// The problem, static and dynamic part.
+    pub problem: String,
+    /// The hardware that decided.
+    pub hardware: String,
+    /// The least floating-point operations and bytes.
+    pub work: (f64, f64),
+    /// What the device does at most.
+    pub limits: Limits,
+    /// The least seconds that these leave for the work.
+    pub least_s: f64,
+    /// Which of them that is.
+    pub bound: Bound,
+    /// Candidates, the choice first.
+    pub candidates: Vec<Candidate>,
+}
+
+impl Explanation {
+    /// The candidate that is chosen; none where no row takes the problem.
+    pub fn choice(&self) -> Option<&Candidate> {
+        self.candidates.iter().find(|candidate| candidate.chosen)
+    }
+
+    /// The same held against other limits, such as measured ones.
+    pub fn against(self, limits: Limits, compute: Compute) -> Self {
+        let (flops, bytes) = self.work;
+        let (least_s, bound) = limits.least(Work { flops, bytes }, compute);
+        Self { limits, least_s, bound, ..self }
+    }
+}
+
+impl Candidate {
+    /// Seconds: measured where they are known, else predicted.
+    pub fn seconds(&self) -> Option<f64> {
+        self.measured_s.or(self.predicted_s)
+    }
+}
+
+/// The candidates for a problem in the order of choice, and after them the rows that refuse it.
+pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
+    let hardware = ctx.device().hardware();
+    let table = ctx.registry().table::<O>()?;
+    let (rows, refused) = choice::judge::<O>(ctx, fixed, &O::bucket(*call))?;
+    let choice = rows.iter().position(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
+    let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| Candidate {
+        row: row.name,
+        arithmetic: row.arithmetic.name,
+        predicted_s: Some((row.cost)(fixed, call, hardware)),
+        measured_s: None,
+        workspace: (row.workspace)(fixed, call, hardware),
+        verdict: in_words(verdict, choice == Some(i)),
+        chosen: choice == Some(i),
+    };
+    let mut candidates: Vec<Candidate> = rows.iter().enumerate().map(|(i, row)| candidate(i, row)).collect();
+    let arithmetic_of = |name: &str| table.rows().iter().find(|r| r.name == name).map_or("", |r| r.arithmetic.name);
+    candidates.extend(refused.into_iter().map(|(row, reason)| Candidate {
+        row,
+        arithmetic: arithmetic_of(row),
+        predicted_s: None,
+        measured_s: None,
+        workspace: 0,
+        verdict: format!("refused: {reason}"),
+        chosen: false,
+    }));
+    let (work, limits) = (O::work(fixed, call), Limits::estimated(hardware));
+    let (least_s, bound) = limits.least(work, O::compute(fixed));
+    Ok(Explanation {
+        operator: O::NAME,
+        problem: format!("{fixed}; {call}"),
+        hardware: hardware.to_string(),
+        work: (work.flops, work.bytes),
+        limits,
+        least_s,
+        bound,
+        candidates,
+    })
+}
+
+/// A verdict as it is printed.
+fn in_words(verdict: &Verdict, chosen: bool) -> String {
+    match verdict {
+        Verdict::Takes { preferred: true } if chosen => "chosen: preferred by name".into(),
+        Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
+        Verdict::Takes { .. } => "slower by prediction".into(),
+        Verdict::Failed(failure) => format!("failed its self-check: {failure}"),
+        Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),
+        Verdict::OtherArithmetic(family) => format!("another arithmetic than {family}"),
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.operator, self.problem)?;
+        writeln!(f, "on {}; {:.3} GFLOP, {:.3} MB", self.hardware, self.work.0 / 1e9, self.work.1 / 1e6)?;
+        let us = |seconds: Option<f64>| seconds.map_or_else(|| "-".into(), |s| format!("{:.1} µs", s * 1e6));
+        writeln!(f, "at least {} by {}: {}", us(Some(self.least_s)), self.bound, self.limits)?;
+        let width = self.candidates.iter().map(|c| c.row.len()).max().unwrap_or(0);
+        let arithmetic = self.candidates.iter().map(|c| c.arithmetic.len()).max().unwrap_or(0);
+        let measured = self.candidates.iter().any(|c| c.measured_s.is_some());
+        for c in &self.candidates {
+            let mark = if c.chosen { '*' } else { ' ' };
+            let (row, name, predicted) = (c.row, c.arithmetic, us(c.predicted_s));
+            write!(f, "{mark} {row:width$}  {name:arithmetic$}  {predicted:>12}")?;
+            if measured {
+                write!(f, "  {:>12} measured", us(c.measured_s))?;
+            }
+            writeln!(f, "  {}", c.verdict)?;
+        }
+        if let Some(seconds) = self.choice().and_then(Candidate::seconds) {
+            let how = if self.choice().is_some_and(|c| c.measured_s.is_some()) { "measured" } else { "predicted" };
+            writeln!(f, "the choice reaches {:.0} % of the limit ({how})", 100.0 * self.least_s / seconds)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,189 @@
+//! Profiles: where the time of a step goes, kernel by kernel, beside what was predicted and the least there is.
+
+use std::fmt;
+use std::time::Instant;
+
+use sinew_kernels::Work;
+
+use crate::{Bound, Context, Error, Launched, Limits, Record};
+
+/// The launches of one row for one static problem, together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Part {
+    /// The operator.
+    pub operator: &'static str,
+    /// The static part of the problem.
+    pub problem: String,
+    /// The row.
+    pub row: &'static str,
+    /// Its arithmetic.
+    pub arithmetic: &'static str,
+    /// How often it was launched.
+    pub launches: usize,
+    /// The seconds that the row predicts for them.
+    pub predicted_s: f64,
+    /// Their seconds.
+    pub seconds: f64,
+    /// The least work that solves them.
+    pub work: Work,
+    /// The least seconds for it by the device's limits.
+    pub least_s: f64,
+    /// Which limit the most of these are.
+    pub bound: Bound,
+}
+
+impl Part {
+    /// The share of the roofline that was reached: the least seconds to the measured.
+    pub fn roofline_share(&self) -> f64 {
+        self.least_s / self.seconds
+    }
+}
+
+/// Where the time of a step goes. Printed as a table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Profile {
+    /// The hardware.
+    pub hardware: String,
+    /// Its limits.
+    pub limits: Limits,
+    /// The step whose launches took the median time of those that were recorded.
+    pub record: Record,
+    /// Seconds of the same step unrecorded: the median of as many, in turns with those.
+    pub step_s: f64,
+}
+
+impl Profile {
+    /// The launches by operator, problem and row, those that took the longest first.
+    pub fn parts(&self) -> Vec<Part> {
+        let mut parts: Vec<(Part, f64)> = Vec::new();
+        for launched in &self.record.launches {
+            let Launched { operator, row, problem, seconds, predicted_s, work, .. } = launched;
+            let (least_s, bound) = self.limits.least(*work, launched.compute);
+            let known =
+                parts.iter_mut().find(|(p, _)| p.operator == *operator && p.row == *row && p.problem == *problem);
+            let (part, by_memory) = match known {
+                Some(part) => part,
+                None => {
+                    let part = Part {
+                        operator,
+                        problem: problem.clone(),
+                        row,
+                        arithmetic: launched.arithmetic,
+                        launches: 0,
+                        predicted_s: 0.0,
+                        seconds: 0.0,
+                        work: Work::default(),
+                        least_s: 0.0,
+                        bound,
+                    };
+                    parts.push((part, 0.0));
+                    let last = parts.len() - 1;
+                    &mut parts[last]
+                }
+            };
+            part.launches += 1;
+            part.predicted_s += predicted_s;
+            part.seconds += seconds;
+            part.work = Work { flops: part.work.flops + work.flops, bytes: part.work.bytes + work.bytes };
+            part.least_s += least_s;
+            *by_memory += if bound == Bound::Memory { least_s } else { 0.0 };
+            part.bound = if 2.0 * *by_memory >= part.least_s { Bound::Memory } else { Bound::Arithmetic };
+        }
+        parts.sort_by(|(a, _), (b, _)| b.seconds.total_cmp(&a.seconds));
+        parts.into_iter().map(|(part, _)| part).collect()
+    }
+
+    /// Seconds of all launches.
+    pub fn launched_s(&self) -> f64 {
+        self.record.launched_s()
+    }
+
+    /// Seconds of the recorded step in which no kernel ran: what the model does between launches.
+    pub fn between_s(&self) -> f64 {
+        self.record.seconds - self.launched_s()
+    }
+
+    /// The launches' seconds as a share of the unrecorded step: how much of it the table accounts for.
+    pub fn accounted(&self) -> f64 {
+        self.launched_s() / self.step_s
+    }
+}
+
+/// Runs a step in turns unrecorded and recorded.
+pub(crate) fn profile<E: From<Error>>(
+    ctx: &Context,
+    limits: Limits,
+    repeat: usize,
+    mut step: impl FnMut() -> Result<(), E>,
+) -> Result<Profile, E> {
+    let mut plain = Vec::with_capacity(repeat);
+    let mut records = Vec::with_capacity(repeat);
+    // The first turn is not counted: kernels are chosen, and caches and clock rates settle in it.
+    for turn in 0..=repeat.max(1) {
+        let start = Instant::now();
+        step()?;
+        ctx.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let (done, record) = ctx.record(&mut step);
+        done?;
+        if turn > 0 {
+            plain.push(seconds);
+            records.push(record);
+        }
+    }
+    plain.sort_by(f64::total_cmp);
+    records.sort_by(|a, b| a.launched_s().total_cmp(&b.launched_s()));
+    let middle = plain.len() / 2;
+    let hardware = ctx.device().hardware().to_string();
+    Ok(Profile { hardware, limits, record: records.swap_remove(middle), step_s: plain[middle] })
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = self.parts();
+        writeln!(f, "on {}; at most {}", self.hardware, self.limits)?;
+        let width = |of: fn(&Part) -> usize, title: &str| parts.iter().map(of).max().unwrap_or(0).max(title.len());
+        let operator = width(|part| part.operator.len(), "operator");
+        let row = width(|part| part.row.len(), "kernel");
+        writeln!(
+            f,
+            "{:operator$}  {:row$}  launches  predicted   measured  of step  of limit  bound       problem",
+            "operator", "kernel"
+        )?;
+        let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        for part in &parts {
+            writeln!(
+                f,
+                "{:operator$}  {:row$}  {:8}  {:>9}  {:>9}  {:>7}  {:>8}  {:10}  {}",
+                part.operator,
+                part.row,
+                part.launches,
+                ms(part.predicted_s),
+                ms(part.seconds),
+                percent(part.seconds / self.record.seconds),
+                percent(part.roofline_share()),
+                part.bound,
+                part.problem
+            )?;
+        }
+        let sum = |of: fn(&Part) -> f64| parts.iter().map(of).sum::<f64>();
+        let (predicted, least) = (sum(|part| part.predicted_s), sum(|part| part.least_s));
+        let launched = self.launched_s();
+        writeln!(
+            f,
+            "kernels          {:>12}  predicted {}, {} of the limit",
+            ms(launched),
+            ms(predicted),
+            percent(least / launched)
+        )?;
+        writeln!(f, "between kernels  {:>12}", ms(self.between_s()))?;
+        writeln!(
+            f,
+            "step             {:>12}  {} unrecorded, of which the kernels are {}",
+            ms(self.record.seconds),
+            ms(self.step_s),
+            percent(self.accounted())
+        )
+    }
+}

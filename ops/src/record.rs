@@ -1,0 +1,153 @@
+//! Records: what was launched while a piece of work ran, and how long each launch took.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+use sinew_kernels::{Compute, Operator, Row, Work};
+
+use crate::{Context, Result};
+
+/// One launch of a kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launched {
+    /// The operator.
+    pub operator: &'static str,
+    /// The row that ran.
+    pub row: &'static str,
+    /// Its arithmetic.
+    pub arithmetic: &'static str,
+    /// The static part of the problem.
+    pub problem: String,
+    /// The dynamic part.
+    pub call: String,
+    /// Seconds from the call to the end of the work.
+    pub seconds: f64,
+    /// The seconds that the row predicts.
+    pub predicted_s: f64,
+    /// The least work that solves the problem.
+    pub work: Work,
+    /// What operands are rounded to before they are multiplied, which decides the limit of arithmetic.
+    pub compute: Compute,
+}
+
+/// What was launched while a piece of work ran: see [`Context::record`].
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Record {
+    /// The launches, in their order.
+    pub launches: Vec<Launched>,
+    /// Seconds of the whole piece of work.
+    pub seconds: f64,
+}
+
+impl Record {
+    /// Seconds of all launches together.
+    pub fn launched_s(&self) -> f64 {
+        self.launches.iter().map(|launched| launched.seconds).sum()
+    }
+}
+
+/// A launch as it is kept while the work runs: it is put in words when the work is done.
+trait Kept: Send {
+    fn in_words(&self, ctx: &Context) -> Launched;
+}
+
+struct Of<O: Operator> {
+    row: Row<O>,
+    fixed: O::Static,
+    call: O::Dynamic,
+    seconds: f64,
+}
+
+impl<O: Operator> Kept for Of<O> {
+    fn in_words(&self, ctx: &Context) -> Launched {
+        let Self { row, fixed, call, seconds } = self;
+        Launched {
+            operator: O::NAME,
+            row: row.name,
+            arithmetic: row.arithmetic.name,
+            problem: fixed.to_string(),
+            call: call.to_string(),
+            seconds: *seconds,
+            predicted_s: (row.cost)(fixed, call, ctx.device().hardware()),
+            work: O::work(fixed, call),
+            compute: O::compute(fixed),
+        }
+    }
+}
+
+/// What a context keeps of its launches while records are taken.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    /// Records that are being taken.
+    taking: AtomicUsize,
+    launches: Mutex<Vec<Box<dyn Kept>>>,
+}
+
+impl Recorder {
+    /// Whether launches are to be kept.
+    pub(crate) fn is_on(&self) -> bool {
+        self.taking.load(Ordering::Relaxed) > 0
+    }
+
+    /// Runs a launch alone on the stream, and keeps how long it took. One that fails is not kept.
+    pub(crate) fn time<O: Operator>(
+        &self,
+        ctx: &Context,
+        row: &Row<O>,
+        fixed: &O::Static,
+        call: &O::Dynamic,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        ctx.synchronize()?;
+        let start = Instant::now();
+        launch()?;
+        ctx.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.kept().push(Box::new(Of::<O> { row: *row, fixed: fixed.clone(), call: *call, seconds }));
+        Ok(())
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<Box<dyn Kept>>> {
+        // What a panic left is whole: launches are pushed one by one.
+        self.launches.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Recorder({} records)", self.taking.load(Ordering::Relaxed))
+    }
+}
+
+/// A record that is being taken. The last one that ends forgets what was kept.
+struct Taking<'a>(&'a Recorder);
+
+impl<'a> Taking<'a> {
+    fn begin(recorder: &'a Recorder) -> Self {
+        recorder.taking.fetch_add(1, Ordering::Relaxed);
+        Self(recorder)
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        let mut kept = self.0.kept();
+        if self.0.taking.fetch_sub(1, Ordering::Relaxed) == 1 {
+            kept.clear();
+        }
+    }
+}
+
+/// Runs `work` and records what it launches.
+pub(crate) fn record<T>(ctx: &Context, work: impl FnOnce() -> T) -> (T, Record) {
+    let recorder = ctx.recorder();
+    let _taking = Taking::begin(recorder);
+    let first = recorder.kept().len();
+    let start = Instant::now();
+    let result = work();
+    let seconds = start.elapsed().as_secs_f64();
+    let launches = recorder.kept()[first..].iter().map(|kept| kept.in_words(ctx)).collect();
+    (result, Record { launches, seconds })
+}
