@@ -37,6 +37,7 @@ mod standard;
 mod strided;
 pub mod support;
 pub mod topk;
+pub mod trial;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
 
