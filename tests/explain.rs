@@ -75,6 +75,18 @@ fn a_problem_is_described_in_the_words_of_its_field() {
 }
 
 #[test]
+fn every_candidate_is_measured_where_that_is_asked_for() {
+    let value = json(&["explain", "softmax", "--rows", "4", "--width", "300", "--measure", "--json"]);
+    for candidate in list(&value, "candidates") {
+        let [predicted, measured] = ["predicted_s", "measured_s"].map(|field| candidate[field].as_f64());
+        assert_eq!(predicted.is_some(), measured.is_some_and(|seconds| seconds > 0.0), "{candidate}");
+    }
+    assert_eq!(value["limits"]["measured"], true);
+    let large = ["--rows", "1000000", "--width", "1000000"];
+    refused(&[&["explain", "softmax", "--measure"][..], &large].concat(), &["softmax", "too many to measure"]);
+}
+
+#[test]
 fn what_is_no_problem_is_refused_with_what_would_be() {
     refused(&["explain", "attention", "--heads", "3", "--kv-heads", "2"], &["3 heads", "2 heads of keys"]);
     refused(&["explain", "attention", "--rows", "9", "--context", "8"], &["9 new tokens", "8 keys"]);

@@ -30,6 +30,9 @@ pub struct Explain {
     /// Print which dtypes every operator takes on every device of this machine.
     #[arg(long)]
     support: bool,
+    /// Measure now what an operator's kernels take, in turns, and the device's limits: some seconds.
+    #[arg(long, global = true)]
+    measure: bool,
     /// Print one JSON object and nothing else.
     #[arg(long, global = true)]
     json: bool,
@@ -69,36 +72,39 @@ trait Describe {
     /// The problem's static and dynamic part.
     fn problem(&self, ctx: &Context) -> Outcome<ProblemOf<Self::Operator>>;
 
-    fn explain(&self, ctx: &Context) -> Outcome<Explanation> {
+    fn explain(&self, ctx: &Context, measure: bool) -> Outcome<Explanation> {
         let (fixed, call) = self.problem(ctx)?;
-        Ok(ctx.explain::<Self::Operator>(&fixed, &call)?)
+        Ok(match measure {
+            true => ctx.explain_measured::<Self::Operator>(&fixed, &call)?,
+            false => ctx.explain::<Self::Operator>(&fixed, &call)?,
+        })
     }
 }
 
 type ProblemOf<O> = (<O as Operator>::Static, <O as Operator>::Dynamic);
 
 impl Problem {
-    fn explain(&self, ctx: &Context) -> Outcome<Explanation> {
+    fn explain(&self, ctx: &Context, measure: bool) -> Outcome<Explanation> {
         match self {
-            Self::Gemm(problem) => problem.explain(ctx),
-            Self::GroupedGemm(problem) => problem.explain(ctx),
-            Self::Attention(problem) => problem.explain(ctx),
-            Self::KvAppend(problem) => problem.explain(ctx),
-            Self::Rotary(problem) => problem.explain(ctx),
-            Self::Norm(problem) => problem.explain(ctx),
-            Self::Softmax(problem) => problem.explain(ctx),
-            Self::Activation(problem) => problem.explain(ctx),
-            Self::Reduce(problem) => problem.explain(ctx),
-            Self::TopK(problem) => problem.explain(ctx),
-            Self::Sample(problem) => problem.explain(ctx),
-            Self::Unary(problem) => problem.explain(ctx),
-            Self::Binary(problem) => problem.explain(ctx),
-            Self::Where(problem) => problem.explain(ctx),
-            Self::Cast(problem) => problem.explain(ctx),
-            Self::Gather(problem) => problem.explain(ctx),
-            Self::Embedding(problem) => problem.explain(ctx),
-            Self::Route(problem) => problem.explain(ctx),
-            Self::Combine(problem) => problem.explain(ctx),
+            Self::Gemm(problem) => problem.explain(ctx, measure),
+            Self::GroupedGemm(problem) => problem.explain(ctx, measure),
+            Self::Attention(problem) => problem.explain(ctx, measure),
+            Self::KvAppend(problem) => problem.explain(ctx, measure),
+            Self::Rotary(problem) => problem.explain(ctx, measure),
+            Self::Norm(problem) => problem.explain(ctx, measure),
+            Self::Softmax(problem) => problem.explain(ctx, measure),
+            Self::Activation(problem) => problem.explain(ctx, measure),
+            Self::Reduce(problem) => problem.explain(ctx, measure),
+            Self::TopK(problem) => problem.explain(ctx, measure),
+            Self::Sample(problem) => problem.explain(ctx, measure),
+            Self::Unary(problem) => problem.explain(ctx, measure),
+            Self::Binary(problem) => problem.explain(ctx, measure),
+            Self::Where(problem) => problem.explain(ctx, measure),
+            Self::Cast(problem) => problem.explain(ctx, measure),
+            Self::Gather(problem) => problem.explain(ctx, measure),
+            Self::Embedding(problem) => problem.explain(ctx, measure),
+            Self::Route(problem) => problem.explain(ctx, measure),
+            Self::Combine(problem) => problem.explain(ctx, measure),
         }
     }
 }
@@ -107,7 +113,7 @@ impl Explain {
     pub fn run(&self, machine: &Machine) -> Outcome {
         match (&self.problem, &self.model.0, self.support) {
             (Some(problem), None, false) => {
-                let explanation = problem.explain(&*machine.context()?)?;
+                let explanation = problem.explain(&*machine.context()?, self.measure)?;
                 let mut out = std::io::stdout().lock();
                 if self.json {
                     writeln!(out, "{}", json::explanation(&explanation))?;
