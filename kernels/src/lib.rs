@@ -35,7 +35,9 @@ pub mod simd;
 pub mod softmax;
 mod standard;
 mod strided;
+pub mod support;
 pub mod topk;
+pub mod trial;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
 

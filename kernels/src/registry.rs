@@ -4,11 +4,13 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use sinew_memory::{Device, DeviceKind, Hardware};
+use sinew_memory::{Device, DeviceKind, Hardware, Stream};
 
 use crate::accuracy::{self, RowReport, Run};
 use crate::case::{Depth, Reference};
-use crate::operator::{Operator, Refusal, Row};
+use crate::operator::{Operator, Refusal, Row, refuse};
+use crate::support::{self, Cell, StoredAs};
+use crate::trial::{AnyTrial, Trial};
 use crate::{Error, Result};
 
 /// The rows of one operator.
@@ -55,6 +57,16 @@ pub trait AnyTable: Send + Sync {
     /// Checks a row on `device`, over a few cases or on one problem, `(O::Static, O::Dynamic)`. See
     /// [`Registry::self_check`].
     fn self_check(&self, row: &str, problem: Option<&dyn Any>, device: &Arc<dyn Device>) -> Result<(), String>;
+    /// What this hardware does with a small problem of each way in which an operand may be stored.
+    fn support(&self, hardware: &Hardware) -> Vec<Cell>;
+    /// Runs a [cell](AnyTable::support)'s problem with every row of the device, those that refuse it too: a report of
+    /// each, in which a refusal is a failure.
+    fn try_stored(&self, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport>;
+    /// A problem, `(O::Static, O::Dynamic)`, ready to be timed on a stream with each row that takes it.
+    ///
+    /// # Errors
+    /// A problem of another operator, or operands that cannot be made.
+    fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Box<dyn AnyTrial>>;
     /// The typed table.
     fn as_any(&self) -> &dyn Any;
     /// The typed table, to add rows.
@@ -84,6 +96,17 @@ impl<O: Reference> AnyTable for Table<O> {
                 accuracy::check_problem(row, fixed, *call, device)
             }
         }
+    }
+    fn support(&self, hardware: &Hardware) -> Vec<Cell> {
+        support::cells(self, hardware)
+    }
+    fn try_stored(&self, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
+        support::try_stored(&self.rows, stored, device)
+    }
+    fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Box<dyn AnyTrial>> {
+        let problem = problem.downcast_ref::<(O::Static, O::Dynamic)>();
+        let (fixed, call) = problem.ok_or_else(|| refuse(O::NAME, "the problem is another operator's"))?;
+        Ok(Box::new(Trial::new(self, fixed, call, stream)?))
     }
     fn as_any(&self) -> &dyn Any {
         self

@@ -1,11 +1,14 @@
 //! Explanation: why a problem gets the kernel that it gets, in words and numbers.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use sinew_kernels::{Compute, Operator, Row, Work};
 
 use crate::choice::{self, Verdict};
-use crate::{Bound, Context, Limits, Result};
+use crate::error::refuse;
+use crate::tune::take_turns;
+use crate::{Bound, Budget, Context, Limits, Result};
 
 /// One row as a candidate for a problem.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,7 +19,7 @@ pub struct Candidate {
     pub arithmetic: &'static str,
     /// Predicted seconds, for rows that take the problem.
     pub predicted_s: Option<f64>,
-    /// Measured seconds, where they are known.
+    /// Measured seconds, where they are known: of the call that stands for those like this one in the tuning cache.
     pub measured_s: Option<f64>,
     /// Bytes of workspace.
     pub workspace: usize,
@@ -62,6 +65,11 @@ impl Explanation {
 }
 
 impl Candidate {
+    /// Whether the row takes the problem, be it chosen or not.
+    pub fn takes(&self) -> bool {
+        self.predicted_s.is_some()
+    }
+
     /// Seconds: measured where they are known, else predicted.
     pub fn seconds(&self) -> Option<f64> {
         self.measured_s.or(self.predicted_s)
@@ -74,14 +82,18 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
     let table = ctx.registry().table::<O>()?;
     let (rows, refused) = choice::judge::<O>(ctx, fixed, &O::bucket(*call))?;
     let choice = rows.iter().position(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
-    let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| Candidate {
-        row: row.name,
-        arithmetic: row.arithmetic.name,
-        predicted_s: Some((row.cost)(fixed, call, hardware)),
-        measured_s: None,
-        workspace: (row.workspace)(fixed, call, hardware),
-        verdict: in_words(verdict, choice == Some(i)),
-        chosen: choice == Some(i),
+    let measured = ctx.measured::<O>(fixed, &O::bucket(*call));
+    let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
+        let measured_s = measured.and_then(|times| times.seconds(row.name));
+        Candidate {
+            row: row.name,
+            arithmetic: row.arithmetic.name,
+            predicted_s: Some((row.cost)(fixed, call, hardware)),
+            measured_s,
+            workspace: (row.workspace)(fixed, call, hardware),
+            verdict: in_words(verdict, choice == Some(i), measured_s.is_some()),
+            chosen: choice == Some(i),
+        }
     };
     let mut candidates: Vec<Candidate> = rows.iter().enumerate().map(|(i, row)| candidate(i, row)).collect();
     let arithmetic_of = |name: &str| table.rows().iter().find(|r| r.name == name).map_or("", |r| r.arithmetic.name);
@@ -108,13 +120,50 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
     })
 }
 
+/// Bytes that a problem reads and writes up to which it is measured: operands are made on the host, as f64 at first.
+const MOST_BYTES: f64 = (512 << 20) as f64;
+/// Time for a problem's candidates: each runs a few times even where one takes longer.
+const TRIALS: Duration = Duration::from_secs(5);
+
+/// [`explain`] with the seconds of every candidate, timed now in turns, and measured limits.
+pub(crate) fn explain_measured<O: Operator>(
+    ctx: &Context,
+    fixed: &O::Static,
+    call: &O::Dynamic,
+) -> Result<Explanation> {
+    let mut explanation = explain::<O>(ctx, fixed, call)?;
+    let bytes = explanation.work.1;
+    if bytes > MOST_BYTES {
+        let [bytes, most] = [bytes, MOST_BYTES].map(|bytes| bytes / 1e6);
+        return Err(refuse(
+            O::NAME,
+            format!("{bytes:.0} MB are too many to measure; problems of up to {most:.0} MB are"),
+        ));
+    }
+    let rows: Vec<&'static str> = explanation.candidates.iter().filter(|c| c.takes()).map(|c| c.row).collect();
+    let table = ctx.registry().tables().find(|table| table.operator() == O::NAME);
+    let table = table.ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
+    let mut trial = table.trial(&(fixed.clone(), *call), ctx.stream())?;
+    let (times, failed) = take_turns(&mut *trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
+    for candidate in &mut explanation.candidates {
+        let of_row = times.iter().find(|(row, _)| *row == candidate.row);
+        candidate.measured_s = of_row.map(|(_, seconds)| *seconds);
+        if let Some((_, failure)) = failed.iter().find(|(row, _)| *row == candidate.row) {
+            candidate.verdict = format!("failed its trial: {failure}");
+        }
+    }
+    Ok(explanation.against(Limits::measure(ctx.device())?, O::compute(fixed)))
+}
+
 /// A verdict as it is printed.
-fn in_words(verdict: &Verdict, chosen: bool) -> String {
+fn in_words(verdict: &Verdict, chosen: bool, measured: bool) -> String {
     match verdict {
         Verdict::Takes { preferred: true } if chosen => "chosen: preferred by name".into(),
+        Verdict::Takes { .. } if chosen && measured => "chosen: none was measured to be faster".into(),
         Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
+        Verdict::Takes { .. } if measured => "not faster, measured".into(),
         Verdict::Takes { .. } => "slower by prediction".into(),
-        Verdict::Failed(failure) => format!("failed its self-check: {failure}"),
+        Verdict::Failed(failure) => failure.clone(),
         Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),
         Verdict::OtherArithmetic(family) => format!("another arithmetic than {family}"),
     }

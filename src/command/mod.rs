@@ -14,6 +14,7 @@ mod quantize;
 mod replay;
 mod sampling;
 mod settings;
+mod tune;
 mod warnings;
 
 use std::cell::OnceCell;
@@ -33,7 +34,7 @@ use sinew::memory::{self, Cpu, Device, level_from_environment, system};
 use sinew::models::checkpoint::{Checkpoint, Load};
 use sinew::models::load::{Activations, Quantize};
 use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, OldKv, Tokenizer, WeightOptions, one_line, printable};
-use sinew::ops::{Context, Policy};
+use sinew::ops::{Context, Policy, TuningCache};
 use sinew::tensor::{BlockFormat, BlockValues, DType};
 
 /// What a command returns: an error is printed with its causes, in one line.
@@ -67,6 +68,8 @@ enum Command {
     Trace(replay::Trace),
     /// Write a model as a quantized checkpoint.
     Quantize(quantize::Quantize),
+    /// Time the kernels that may serve a model's shapes, and keep the times for the choice among them.
+    Tune(tune::Tune),
     /// Show what a model's files hold, and what it would need.
     Inspect(inspect::Inspect),
     /// Show the memory that a model takes before it is read, what fits, and what would save how much.
@@ -75,8 +78,6 @@ enum Command {
     Settings(settings::Settings),
     /// List the devices of this machine, or why there are none.
     Devices(devices::Devices),
-    /// Show the kernels that could solve a problem, their predicted cost, and why one is chosen.
-    #[command(subcommand)]
     Explain(explain::Explain),
 }
 
@@ -97,9 +98,24 @@ struct Machine {
     /// Prefer these kernels by name wherever they take the problem.
     #[arg(long, global = true, value_name = "NAME")]
     kernel: Vec<String>,
+    /// Choose kernels by predicted cost alone, not by what `sinew tune` measured, as SINEW_TUNING=off does.
+    #[arg(long, global = true)]
+    untuned: bool,
 }
 
+/// `off` where tuned times are not to count.
+const TUNING: &str = "SINEW_TUNING";
+
 impl Machine {
+    /// Whether what `sinew tune` measured counts.
+    fn is_tuned(&self) -> Outcome<bool> {
+        match std::env::var(TUNING).as_deref() {
+            Ok("off") => Ok(false),
+            Ok("on") | Err(_) => Ok(!self.untuned),
+            Ok(other) => Err(format!("{TUNING} is `{other}`; it can be on or off").into()),
+        }
+    }
+
     fn device(&self) -> Outcome<Arc<dyn Device>> {
         if !self.pin {
             return Ok(memory::open(&self.device, self.threads, None)?);
@@ -113,6 +129,12 @@ impl Machine {
     }
 
     fn context(&self) -> Outcome<Arc<Context>> {
+        let (ctx, tuned) = (self.untuned_context()?, self.is_tuned()?);
+        Ok(Arc::new(if tuned { ctx.with_tuning(&TuningCache::of_user()) } else { ctx }))
+    }
+
+    /// One that chooses by predicted cost alone.
+    fn untuned_context(&self) -> Outcome<Context> {
         let device = self.device()?;
         let registry = Registry::standard();
         for name in &self.kernel {
@@ -123,7 +145,7 @@ impl Machine {
             }
         }
         let policy = Policy { prefer: self.kernel.clone(), ..Policy::of(device.id().kind) };
-        Ok(Arc::new(Context::new(device, Arc::new(registry), policy)?))
+        Ok(Context::new(device, Arc::new(registry), policy)?)
     }
 }
 
@@ -506,6 +528,7 @@ pub fn main() -> ExitCode {
         Some(Command::Replay(command)) => command.run(&cli.machine),
         Some(Command::Trace(command)) => command.run(),
         Some(Command::Quantize(command)) => command.run(&cli.machine),
+        Some(Command::Tune(command)) => command.run(&cli.machine),
         Some(Command::Inspect(command)) => command.run(&cli.machine),
         Some(Command::Plan(command)) => command.run(&cli.machine),
         Some(Command::Settings(command)) => command.run(&cli.machine),

@@ -58,8 +58,8 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
     let threads = machine.threads.unwrap_or_else(system::available_threads);
     let folder = |path: Option<&Path>| path.map_or("none".to_owned(), |path| path.display().to_string());
     let argument = |given: bool, name: &str| if given { name.to_owned() } else { "default".to_owned() };
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    let kernels = folder(sinew::memory::KernelCache::of_user().folder());
+    let tuning = sinew::ops::TuningCache::of_user();
+    let kernels = folder(sinew::memory::PrivateFolder::of_user("kernels").folder());
     Ok(vec![
         Setting {
             name: "device",
@@ -85,6 +85,12 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
             source: argument(!machine.kernel.is_empty(), "--kernel"),
             from: &["--kernel"],
         },
+        Setting {
+            name: "tuning",
+            value: if machine.is_tuned()? { folder(tuning.folder().folder()) } else { "off".to_owned() },
+            source: if machine.untuned { "--untuned".to_owned() } else { source(&[super::TUNING]) },
+            from: &["--untuned", super::TUNING, "XDG_CACHE_HOME", "HOME"],
+        },
         set("simd", level_from_environment()?.to_string(), &["SINEW_SIMD"]),
         set(
             "hub cache",
@@ -109,13 +115,17 @@ fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
             if hub.offline { "yes" } else { "no" }.to_owned(),
             &[variables::OFFLINE[0], variables::OFFLINE[1]],
         ),
-        #[cfg(any(feature = "cuda", feature = "wgpu"))]
         set("kernel cache", kernels, &["XDG_CACHE_HOME", "HOME"]),
     ])
 }
 
 /// A setting that the environment decides.
 fn set(name: &'static str, value: String, from: &'static [&'static str]) -> Setting {
+    Setting { name, value, source: source(from), from }
+}
+
+/// The first of these variables that is set.
+fn source(from: &[&'static str]) -> String {
     let source = from.iter().find(|name| env::var_os(name).is_some_and(|value| !value.is_empty()));
-    Setting { name, value, source: source.map_or("default", |name| name).to_owned(), from }
+    source.map_or("default", |name| name).to_owned()
 }

@@ -1,17 +1,36 @@
 //! The reference of embedding, and the cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::gemm::cases::packed;
 use crate::packed::formats;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for Embedding {
+    const COLD: &'static [usize] = &[super::TABLE];
+
+    fn part(fixed: &EmbeddingStatic, bytes: usize) -> EmbeddingStatic {
+        let row = match fixed.table {
+            TableKind::Strided(dtype) => fixed.width * dtype.size(),
+            TableKind::Packed(format) => format.packed_bytes(1, fixed.width, false),
+        };
+        EmbeddingStatic { vocab: fixed.vocab.min(bytes / row.max(1) + 1), ..fixed.clone() }
+    }
+
     fn smaller(fixed: &EmbeddingStatic, call: EmbeddingDynamic) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
         let fixed = EmbeddingStatic { vocab: cut(fixed.vocab, 512), ..fixed.clone() };
         Some((fixed, EmbeddingDynamic { tokens: cut(call.tokens, 256) }))
+    }
+
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
+        let strided = || stored.plain().map(TableKind::Strided);
+        let table = stored.format(device).map(TableKind::Packed).or_else(strided)?;
+        let fixed = EmbeddingStatic { width: 64, vocab: 70, table, out: DType::F32 };
+        Some((fixed, EmbeddingDynamic { tokens: 3 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {

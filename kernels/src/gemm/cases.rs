@@ -1,6 +1,6 @@
 //! Problems to try, and their operands.
 
-use sinew_memory::{Cpu, Team};
+use sinew_memory::{Cpu, DeviceKind, Team};
 use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor};
 
 use super::epilogue::{Epilogue, Residual};
@@ -10,7 +10,8 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
 };
 use crate::norm::{NormFormula, NormKind};
-use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PanelKind, Source, Weights, formats};
+use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PANEL, PanelKind, Source, Weights, formats};
+use crate::support::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
 /// A packed weight with the values `[N, K]` that it holds.
@@ -191,6 +192,12 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
     cases
 }
 
+/// How many of `n` rows take about `bytes` of all bytes: whole panels, of both halves where they are gated.
+pub(crate) fn share(n: usize, all: usize, bytes: usize) -> usize {
+    const PANELS: usize = 8 * PANEL;
+    if all <= bytes { n } else { (n as u128 * bytes as u128 / all as u128) as usize / PANELS * PANELS + PANELS }.min(n)
+}
+
 /// Values to multiply with a weight in a format: with zero points an infinity may become NaN, see the
 /// [module](super).
 pub(crate) fn values_with(format: &Format, values: Values) -> Values {
@@ -244,9 +251,27 @@ fn block_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
 }
 
 impl Reference for Gemm {
+    const COLD: &'static [usize] = &[super::B];
+
+    fn part(fixed: &GemmStatic, bytes: usize) -> GemmStatic {
+        match fixed.b {
+            Rhs::Packed(format) => {
+                let all = format.packed_bytes(fixed.n, fixed.k, fixed.epilogue.gated);
+                GemmStatic { n: share(fixed.n, all, bytes), ..fixed.clone() }
+            }
+            Rhs::Strided(_) => fixed.clone(),
+        }
+    }
+
     fn smaller(fixed: &GemmStatic, call: GemmDynamic) -> Option<(GemmStatic, GemmDynamic)> {
         let fixed = GemmStatic { n: cut(fixed.n, 1024), k: cut(fixed.k, 1024), ..fixed.clone() };
         Some((fixed, GemmDynamic { batch: call.batch.min(2), m: cut(call.m, 256) }))
+    }
+
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(GemmStatic, GemmDynamic)> {
+        let strided = || stored.plain().map(Rhs::Strided);
+        let b = stored.format(device).map(Rhs::Packed).or_else(strided)?;
+        Some((GemmStatic::new(70, 128, DType::F32, b, DType::F32, Compute::F32), GemmDynamic { batch: 1, m: 3 }))
     }
 
     /// Every shape with right operands, types, epilogues, lays and values that take turns at periods of their own, so
