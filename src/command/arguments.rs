@@ -55,6 +55,9 @@ impl Origins {
             resolved.add_argument(name.trim(), value.trim(), "--set")?;
         }
         add(matches, &mut resolved)?;
+        if matches!(resolved.source("kv_recent"), Source::Argument(_)) && resolved.settings().kv_old.0.is_none() {
+            return Err("--kv-recent is for --kv-old int8 and fp8".into());
+        }
         // Once in a process.
         let _ = RESOLVED.set(resolved);
         Ok(())

@@ -46,7 +46,7 @@ impl Settings {
         }
         let usual = Policy::of(device.id().kind);
         let deterministic = self.deterministic.unwrap_or(usual.deterministic);
-        let policy = Policy { prefer: self.kernels.clone(), deterministic, ..usual };
+        let policy = Policy { prefer: self.kernels.clone(), deterministic };
         let ctx = Context::new(device, Arc::new(registry), policy)?;
         Ok(Arc::new(match self.memory_limit {
             Some(limit) => ctx.with_memory_limit(limit.0),
