@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use sinew::memory::{Buffer, KernelCache, Pool};
+use sinew::memory::{Buffer, Pool, PrivateFolder};
 use sinew::models::{Checkpoint, Sampler, Tokenizer};
 use sinew::prelude::*;
 use sinew::tensor::{View, ViewMut};
@@ -57,7 +57,7 @@ fn what_may_cross_threads_may() {
     shared::<Tensor>();
     shared::<Buffer>();
     shared::<Pool>();
-    shared::<KernelCache>();
+    shared::<PrivateFolder>();
     shared::<View<'_>>();
     shared::<Checkpoint>();
     shared::<Tokenizer>();

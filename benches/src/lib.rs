@@ -10,7 +10,10 @@ use sinew_kernels::case::Depth;
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Compute, Registry, Result};
 use sinew_memory::Device;
+use sinew_models::WeightOptions;
+use sinew_models::load::{Activations, Quantize};
 use sinew_ops::{Context, Policy};
+use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use contender::Measured;
 
@@ -59,4 +62,25 @@ pub fn flops_limit(peaks: &Peaks, compute: Compute) -> f64 {
 /// Seconds of so many operations and bytes at the limits, whichever takes longer.
 pub fn least_seconds(peaks: &Peaks, compute: Compute, flops: f64, bytes: f64) -> f64 {
     (flops / flops_limit(peaks, compute)).max(bytes / peaks.memory_bytes_per_s)
+}
+
+/// What the dtype of a command line stands for: f32, f16, bf16, int8 or int4, to which weights are quantized in groups of
+/// 32 as they are loaded; with `+int8` behind it their products read int8.
+///
+/// # Errors
+/// Any other.
+pub fn weights(dtype: &str) -> Result<WeightOptions, contender::Error> {
+    let (dtype, activations) = match dtype.split_once('+') {
+        Some((dtype, "int8")) => (dtype, Some(Activations::Int8)),
+        Some(_) => return Err("products read int8, or what they read without a `+`".into()),
+        None => (dtype, None),
+    };
+    if let Some(float) = DType::COMPUTE.into_iter().find(|d| d.name() == dtype) {
+        return Ok(WeightOptions { dtype: Some(float), activations, ..WeightOptions::default() });
+    }
+    let values = [BlockValues::Int8, BlockValues::Int4].into_iter().find(|values| values.name() == dtype);
+    let values = values.ok_or("dtype is f32, f16, bf16, int8 or int4")?;
+    let format = BlockFormat::new(values, 32, DType::BF16, false)?;
+    let quantize = Some(Quantize { format, per_channel: false, head: true });
+    Ok(WeightOptions { quantize, activations, ..WeightOptions::default() })
 }

@@ -95,7 +95,7 @@ struct Placed {
     workspace: Option<Buffer>,
 }
 
-fn place(stream: &Arc<dyn Stream>, tensor: &Tensor) -> Result<Tensor> {
+pub(crate) fn place(stream: &Arc<dyn Stream>, tensor: &Tensor) -> Result<Tensor> {
     let device = stream.device();
     let bytes = tensor.buffer().as_slice::<u8>()?;
     let mut buffer = Buffer::allocate(device, bytes.len())?;

@@ -1,6 +1,7 @@
 //! Cases: problems to try, their operands on the host, and what should come out.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use sinew_memory::Buffer;
 use sinew_tensor::{DType, Element, Layout, Tensor};
@@ -45,6 +46,17 @@ pub trait Reference: Operator {
         let _ = (fixed, call);
         None
     }
+
+    /// The inputs that come from memory each time a model runs the problem, as it has read much else since: weights,
+    /// tables, keys and values. The others were just written, or will be read again. What is timed is timed so.
+    const COLD: &'static [usize] = &[];
+
+    /// The same problem with less of its weight, of about `bytes` bytes, where all of it is larger: what takes time is
+    /// proportional, and is measured with operands that are made in a moment.
+    fn part(fixed: &Self::Static, bytes: usize) -> Self::Static {
+        let _ = bytes;
+        fixed.clone()
+    }
 }
 
 /// A size cut down to not much more than `most`; what is over a multiple of 128 stays, so that it is as awkward.
@@ -73,6 +85,8 @@ pub enum Values {
     Special,
     /// Normal numbers scaled to the format's subnormal range.
     Subnormal,
+    /// Normal numbers, of a few thousand over and over: made in no time, for operands of a model's size that are timed.
+    Repeating,
 }
 
 /// How a tensor lies in its buffer.
@@ -142,6 +156,14 @@ pub struct Case<O: Operator> {
 impl<O: Operator> Clone for Case<O> {
     fn clone(&self) -> Self {
         Self { fixed: self.fixed.clone(), ..*self }
+    }
+}
+
+impl<O: Operator> Case<O> {
+    /// Whether it writes over its input, where the operator lets it: every third does. What is timed does not, or it would
+    /// run on what it made the last time, and end with zeros or infinities.
+    pub(crate) fn in_place(&self) -> bool {
+        self.seed.is_multiple_of(3) && self.values != Values::Repeating
     }
 }
 
@@ -262,6 +284,7 @@ impl Generator {
     pub fn value(&mut self, values: Values, dtype: DType) -> f64 {
         let x = match values {
             Values::Normal => self.normal(),
+            Values::Repeating => repeating()[self.below(REPEATING)],
             Values::Integers => self.below(9) as f64 - 4.0,
             Values::Special => match self.below(97) {
                 0 => f64::NAN,
@@ -286,6 +309,17 @@ impl Generator {
     }
 }
 
+/// How many numbers [`Values::Repeating`] takes.
+const REPEATING: usize = 1 << 12;
+
+fn repeating() -> &'static [f64; REPEATING] {
+    static NUMBERS: LazyLock<[f64; REPEATING]> = LazyLock::new(|| {
+        let mut generator = Generator::new(0);
+        std::array::from_fn(|_| generator.normal())
+    });
+    &NUMBERS
+}
+
 /// Lays values out on the host, with NaN (or the largest integer) wherever no index points.
 ///
 /// `values` are row-major; where `lay` repeats elements the last written wins, and the operand's values say so.
@@ -303,7 +337,9 @@ pub fn host_operand(dtype: DType, shape: &[usize], lay: Lay, values: Vec<f64>, w
 /// The bytes of `values` as `dtype`.
 pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
     fn all<T: Element>(values: &[f64]) -> Vec<u8> {
-        values.iter().flat_map(|&x| bytemuck::bytes_of(&T::from_f64(x)).to_vec()).collect()
+        let mut bytes = Vec::with_capacity(size_of_val(values));
+        values.iter().for_each(|&x| bytes.extend_from_slice(bytemuck::bytes_of(&T::from_f64(x))));
+        bytes
     }
     match dtype {
         DType::F64 => all::<f64>(values),

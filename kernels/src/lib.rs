@@ -36,6 +36,7 @@ pub mod softmax;
 mod standard;
 mod strided;
 pub mod topk;
+pub mod trial;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
 

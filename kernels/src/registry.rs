@@ -4,11 +4,12 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use sinew_memory::{Device, DeviceKind, Hardware};
+use sinew_memory::{Device, DeviceKind, Hardware, Stream};
 
 use crate::accuracy::{self, RowReport, Run};
 use crate::case::{Depth, Reference};
-use crate::operator::{Operator, Refusal, Row};
+use crate::operator::{Operator, Refusal, Row, refuse};
+use crate::trial::{AnyTrial, Trial};
 use crate::{Error, Result};
 
 /// The rows of one operator.
@@ -55,6 +56,11 @@ pub trait AnyTable: Send + Sync {
     /// Checks a row on `device`, over a few cases or on one problem, `(O::Static, O::Dynamic)`. See
     /// [`Registry::self_check`].
     fn self_check(&self, row: &str, problem: Option<&dyn Any>, device: &Arc<dyn Device>) -> Result<(), String>;
+    /// A problem, `(O::Static, O::Dynamic)`, ready to be timed on a stream with each row that takes it.
+    ///
+    /// # Errors
+    /// A problem of another operator, or operands that cannot be made.
+    fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Box<dyn AnyTrial>>;
     /// The typed table.
     fn as_any(&self) -> &dyn Any;
     /// The typed table, to add rows.
@@ -84,6 +90,11 @@ impl<O: Reference> AnyTable for Table<O> {
                 accuracy::check_problem(row, fixed, *call, device)
             }
         }
+    }
+    fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Box<dyn AnyTrial>> {
+        let problem = problem.downcast_ref::<(O::Static, O::Dynamic)>();
+        let (fixed, call) = problem.ok_or_else(|| refuse(O::NAME, "the problem is another operator's"))?;
+        Ok(Box::new(Trial::new(self, fixed, call, stream)?))
     }
     fn as_any(&self) -> &dyn Any {
         self

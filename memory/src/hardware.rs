@@ -109,7 +109,7 @@ pub struct Rates {
     /// f32 multiply-adds times two per second and thread.
     pub f32_flops_per_s: f64,
     /// bf16 multiply-adds times two per second and thread, with f32 sums. Of a CPU the rate of f32: how much faster or
-    /// slower its bf16 dot products are is for their kernels to measure.
+    /// slower its bf16 dot products are is for their kernels to know.
     pub bf16_flops_per_s: f64,
     /// Seconds to start and join one kernel.
     pub launch_s: f64,

@@ -20,11 +20,10 @@ mod error;
 mod hardware;
 mod host;
 mod host_vec;
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
-mod kept;
 mod mapped;
 mod pages;
 mod pool;
+mod private_folder;
 mod stream;
 pub mod system;
 mod team;
@@ -40,12 +39,11 @@ pub use discover::{Adapter, Discovered, Found, Gpu, Host, discover, open};
 pub use error::{Error, Result};
 pub use hardware::{Accelerator, Caches, Hardware, Rates, SimdLevel};
 pub use host::HOST_ALIGNMENT;
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
-pub use kept::KernelCache;
 pub use mapped::MappedFile;
 pub use pages::{
     BlockId, BlockTable, CopyBlock, PageConfig, PagePool, PageStats, PrefixConfig, PrefixHash, SwapBlocks,
 };
 pub use pool::{MemoryReport, Pool, PoolConfig, PoolStats, TagUsage, leaks};
+pub use private_folder::PrivateFolder;
 pub use stream::{Completed, Event, Stream};
 pub use team::Team;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sinew_memory::webgpu::{Binding, Counters, ShaderText, WgpuDevice, WgpuOptions, WgpuStream};
 use sinew_memory::{
-    Buffer, Device, DeviceKind, Error, Found, KernelCache, Location, Pool, PoolConfig, Stream, discover, open,
+    Buffer, Device, DeviceKind, Error, Found, Location, Pool, PoolConfig, PrivateFolder, Stream, discover, open,
 };
 
 fn adapter() -> Arc<WgpuDevice> {
@@ -327,7 +327,7 @@ fn events_are_complete_when_their_work_is() {
 }
 
 /// Compiles a pipeline on the first adapter. What its device counted, which is gone then.
-fn compile(cache: &KernelCache) -> Counters {
+fn compile(cache: &PrivateFolder) -> Counters {
     let options = WgpuOptions { cache: cache.clone(), ..WgpuOptions::default() };
     let device = WgpuDevice::open(0, &options).unwrap();
     // SAFETY: there is no loop and no division.
@@ -339,7 +339,7 @@ fn compile(cache: &KernelCache) -> Counters {
 /// Software adapters keep a header and no pipeline, so that time or size would show nothing.
 fn pipelines_are_compiled_with_what_the_last_device_left() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = KernelCache::at(folder.path());
+    let cache = PrivateFolder::at(folder.path());
     let first = compile(&cache);
     let vulkan = |found: &Found| matches!(found, Found::Adapter(adapter) if adapter.backend == "vulkan");
     if !discover().iter().any(|device| device.name == "wgpu:0" && vulkan(&device.found)) {
@@ -351,7 +351,7 @@ fn pipelines_are_compiled_with_what_the_last_device_left() {
     let second = compile(&cache);
     assert_eq!((second.pipelines, second.cached_pipelines), (1, 1));
     assert!((1..kept).contains(&second.cache_bytes), "{} of {kept} bytes", second.cache_bytes);
-    let none = compile(&KernelCache::none());
+    let none = compile(&PrivateFolder::none());
     assert_eq!((none.pipelines, none.cached_pipelines, none.cache_bytes), (1, 0, 0));
 }
 
@@ -362,7 +362,7 @@ fn a_kept_pipeline_that_is_not_the_users_or_not_whole_is_replaced() {
 
     let folder = tempfile::tempdir().unwrap();
     let inner = folder.path().join("kernels");
-    let cache = KernelCache::at(&inner);
+    let cache = PrivateFolder::at(&inner);
     let entries = || -> Vec<_> {
         fs::read_dir(&inner).map_or_else(|_| Vec::new(), |all| all.map(|entry| entry.unwrap().path()).collect())
     };
@@ -399,7 +399,7 @@ fn a_kept_pipeline_that_is_not_the_users_or_not_whole_is_replaced() {
         is_sound("another user's");
         assert_eq!(fs::metadata(&entry).unwrap().uid(), user);
     }
-    compile(&KernelCache::none());
+    compile(&PrivateFolder::none());
 }
 
 fn main() -> std::process::ExitCode {

@@ -151,6 +151,10 @@ settings! {
     deterministic: Option<bool> = None, Some("deterministic"), "BOOL";
     /// Most bytes of the device's memory that a model may take with all that it runs on, as 2GiB; auto is what is free.
     memory_limit: Option<Bytes> = None, Some("memory-limit"), "BYTES";
+    /// Choose kernels by what `sinew tune` measured, where it did; otherwise by predicted cost alone.
+    tuning: bool = true, Some("tuning"), "BOOL";
+    /// The folder of what `sinew tune` measured; auto is the user's.
+    tuning_cache: Option<PathBuf> = None, Some("tuning-cache"), "FOLDER";
     /// Dtype of the weights in memory: auto (as stored), f32, f16, bf16, or int8, int4 or fp8, to which the weights of
     /// products are quantized as they are loaded.
     dtype: WeightDType = WeightDType::AsStored, Some("dtype"), "DTYPE";

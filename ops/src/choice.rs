@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use sinew_kernels::{Error as KernelError, Operator, Row};
 use sinew_memory::DeviceKind;
 
+use crate::tune::{self, Problem};
 use crate::{Context, Result};
 
 /// What the choice of kernels may and must do.
@@ -35,10 +36,24 @@ impl Default for Policy {
 
 /// Choices made, per operator: `HashMap<(Static, bucket), Row>` behind a type that does not name the operator.
 #[derive(Default)]
-pub(crate) struct Choices(Mutex<HashMap<TypeId, Box<dyn Any + Send>>>);
+pub(crate) struct Choices(Mutex<HashMap<TypeId, Box<dyn AnyChosen>>>);
 
 /// What one operator's problems were given.
 type Chosen<O> = HashMap<(<O as Operator>::Static, <O as Operator>::Dynamic), Row<O>>;
+
+/// [`Chosen`] without its operator's types.
+trait AnyChosen: Any + Send {
+    fn problems(&self) -> Vec<Box<dyn Problem>>;
+}
+
+impl<O: Operator> AnyChosen for Chosen<O> {
+    fn problems(&self) -> Vec<Box<dyn Problem>> {
+        let of = |(fixed, call): &(O::Static, O::Dynamic)| -> Box<dyn Problem> {
+            Box::new(tune::Of::<O>(fixed.clone(), *call))
+        };
+        self.keys().map(of).collect()
+    }
+}
 
 impl Choices {
     pub(crate) fn get<O: Operator>(&self, ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
@@ -51,14 +66,21 @@ impl Choices {
         Ok(self.with::<O, _>(|chosen| *chosen.entry(key).or_insert(row)))
     }
 
+    /// Every problem that a row was chosen for, with the representative of its calls.
+    pub(crate) fn problems(&self) -> Vec<Box<dyn Problem>> {
+        let all = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        all.values().flat_map(|chosen| chosen.problems()).collect()
+    }
+
     /// Forgets what an operator's problems were given.
-    fn forget<O: Operator>(&self) {
+    pub(crate) fn forget<O: Operator>(&self) {
         self.with::<O, _>(HashMap::clear);
     }
 
     fn with<O: Operator, T>(&self, f: impl FnOnce(&mut Chosen<O>) -> T) -> T {
         let mut all = self.0.lock().unwrap_or_else(|e| e.into_inner());
         let entry = all.entry(TypeId::of::<O>()).or_insert_with(|| Box::new(Chosen::<O>::new()));
+        let entry: &mut dyn Any = &mut **entry;
         match entry.downcast_mut::<Chosen<O>>() {
             Some(chosen) => f(chosen),
             // What stands under an operator's type is its own; were it not, nothing would be remembered.
@@ -90,7 +112,7 @@ fn family<'a, O: Operator>(ctx: &Context, fixed: &O::Static, rows: &[&'a Row<O>]
 pub(crate) enum Verdict {
     /// It may be chosen: the first such row is.
     Takes { preferred: bool },
-    /// It was wrong on this device.
+    /// It was wrong on this device, or failed.
     Failed(String),
     /// The policy is deterministic, and the row's bits depend on the shape of a call.
     Foreign,
@@ -99,7 +121,8 @@ pub(crate) enum Verdict {
 }
 
 /// Rows that solve a problem with a verdict on each, those that may be chosen first, the preferred before others, then
-/// by predicted cost; and the rows that refuse it, with their reasons.
+/// one that was measured to be faster than the one of the lowest predicted cost, then by that; and the rows that refuse
+/// the problem, with their reasons.
 pub(crate) type Judged<O> = (Vec<(Row<O>, Verdict)>, Vec<(&'static str, String)>);
 
 /// Every row of this kind of device with what decides whether it may serve the problem: what [`choose`] takes the first
@@ -130,7 +153,29 @@ pub(crate) fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dyn
         let cost = |row: &Row<O>| (row.cost)(fixed, call, hardware);
         rank(of_a).cmp(&rank(of_b)).then(cost(a).total_cmp(&cost(b)))
     });
+    if let Some(measured) = ctx.measured::<O>(fixed, call) {
+        let alike =
+            rows.iter().take_while(|(_, verdict)| rank(verdict) < 2 && rank(verdict) == rank(&rows[0].1)).count();
+        let names: Vec<&str> = rows[..alike].iter().map(|(row, _)| row.name).collect();
+        if let Some(winner) = measured.winner(&names) {
+            rows[..=winner].rotate_right(1);
+        }
+    }
     Ok((rows, refused.into_iter().map(|(name, reason)| (name, reason.to_string())).collect()))
+}
+
+/// The row that would serve a problem if nothing were measured.
+pub(crate) fn predicted<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Option<Row<O>>> {
+    let hardware = ctx.device().hardware();
+    let cost = |row: &Row<O>| (row.cost)(fixed, call, hardware);
+    let (rows, _) = judge::<O>(ctx, fixed, call)?;
+    let may =
+        |verdict: &Verdict| matches!(verdict, Verdict::Takes { preferred } if *preferred == first_is_preferred(&rows));
+    Ok(rows.iter().filter(|(_, verdict)| may(verdict)).map(|(row, _)| *row).min_by(|a, b| cost(a).total_cmp(&cost(b))))
+}
+
+fn first_is_preferred<O: Operator>(rows: &[(Row<O>, Verdict)]) -> bool {
+    matches!(rows.first(), Some((_, Verdict::Takes { preferred: true })))
 }
 
 /// The first row that may be chosen for calls like `like` and is right, where that has to be seen, on `call`. A row
@@ -157,7 +202,7 @@ fn no_kernel<O: Operator>(
     refused: Vec<(&'static str, String)>,
 ) -> KernelError {
     let judged = rows.into_iter().map(|(row, verdict)| match verdict {
-        Verdict::Failed(failure) => format!("{}: failed its self-check: {failure}", row.name),
+        Verdict::Failed(failure) => format!("{}: {failure}", row.name),
         _ => format!("{}: only with deterministic off", row.name),
     });
     let reasons = refused.iter().map(|(name, reason)| format!("{name}: {reason}")).chain(judged);

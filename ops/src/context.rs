@@ -6,11 +6,12 @@ use sinew_kernels::{Launch, Operands, Operator, Registry, Row};
 use sinew_memory::{Buffer, Cpu, CpuStream, Device, MemoryReport, Pool, PoolConfig, SimdLevel, Stream, Team};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
-use crate::choice::Choices;
+use crate::choice::{self, Choices};
 use crate::explain::{self, Explanation};
 use crate::profile::{self, Profile};
 use crate::record::{self, Record, Recorder};
 use crate::trust::Trust;
+use crate::tune::{Times, Timings, TuningCache};
 use crate::{Error, Limits, Policy, Result};
 
 /// Device, stream, pool, registry and policy: passed to every operator, never global.
@@ -37,6 +38,8 @@ pub struct Context {
     choices: Choices,
     trust: Trust,
     recorder: Recorder,
+    /// What was measured of problems on this hardware.
+    tuning: Timings,
     /// Scratch of the kernel that is running: kernels of one stream run in order, so one is enough.
     workspace: Mutex<Option<Buffer>>,
 }
@@ -57,8 +60,29 @@ impl Context {
     pub fn new(device: Arc<dyn Device>, registry: Arc<Registry>, policy: Policy) -> Result<Self> {
         let stream = device.clone().stream()?;
         let pool = Pool::new(device.clone(), PoolConfig::default());
-        let (choices, trust, recorder, workspace) = Default::default();
-        Ok(Self { device, stream, pool, registry, policy, choices, trust, recorder, workspace })
+        let (choices, trust, recorder, tuning, workspace) = Default::default();
+        Ok(Self { device, stream, pool, registry, policy, choices, trust, recorder, tuning, workspace })
+    }
+
+    /// The same, choosing by what [`tune`](crate::tune()) measured on this hardware with this registry and kept in
+    /// `cache`. Under a deterministic policy that moves among rows of one arithmetic, and no bit of a result changes.
+    ///
+    /// ```
+    /// use sinew_ops::{Context, TuningCache};
+    ///
+    /// let ctx = Context::cpu()?.with_tuning(&TuningCache::of_user());
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_tuning(mut self, cache: &TuningCache) -> Self {
+        self.tuning = cache.timings(&self);
+        self.choices = Choices::default();
+        self
+    }
+
+    /// What was measured of a problem, `like` being the representative of its calls.
+    pub(crate) fn measured<O: Operator>(&self, fixed: &O::Static, like: &O::Dynamic) -> Option<&Times> {
+        self.tuning.of::<O>(fixed, like)
     }
 
     /// The same that takes no more than so many bytes of its device's memory: weights, caches and activations together.
@@ -343,7 +367,35 @@ impl Context {
         if self.recorder.is_on() {
             return self.recorder.time(self, row, fixed, call, || self.enqueue(row, fixed, call, operands));
         }
-        self.enqueue(row, fixed, call, operands)
+        match self.enqueue(row, fixed, call, operands) {
+            Err(error) if !self.tuning.is_empty() => self.fall_back(row, fixed, call, operands, error),
+            outcome => outcome,
+        }
+    }
+
+    /// Runs the row that would serve if nothing were measured, where the one that was measured to be fastest does not
+    /// run. Rows look at all that they are given before they write, so that nothing was done yet. Where neither runs it
+    /// is the operands' fault, and the first error is told.
+    #[cold]
+    fn fall_back<O: Operator>(
+        &self,
+        winner: &Row<O>,
+        fixed: &O::Static,
+        call: &O::Dynamic,
+        operands: Operands<'_>,
+        error: Error,
+    ) -> Result<()> {
+        match choice::predicted::<O>(self, fixed, &O::bucket(*call)) {
+            Ok(Some(next)) if next.name != winner.name => {
+                if self.enqueue(&next, fixed, call, operands).is_err() {
+                    return Err(error);
+                }
+                self.trust.reject(winner.name, format!("failed, and {} ran in its place: {error}", next.name));
+                self.choices.forget::<O>();
+                Ok(())
+            }
+            _ => Err(error),
+        }
     }
 
     fn enqueue<O: Operator>(

@@ -16,7 +16,7 @@ pub struct Candidate {
     pub arithmetic: &'static str,
     /// Predicted seconds, for rows that take the problem.
     pub predicted_s: Option<f64>,
-    /// Measured seconds, where they are known.
+    /// Measured seconds, where they are known: of the call that stands for those like this one in the tuning cache.
     pub measured_s: Option<f64>,
     /// Bytes of workspace.
     pub workspace: usize,
@@ -74,14 +74,18 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
     let table = ctx.registry().table::<O>()?;
     let (rows, refused) = choice::judge::<O>(ctx, fixed, &O::bucket(*call))?;
     let choice = rows.iter().position(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
-    let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| Candidate {
-        row: row.name,
-        arithmetic: row.arithmetic.name,
-        predicted_s: Some((row.cost)(fixed, call, hardware)),
-        measured_s: None,
-        workspace: (row.workspace)(fixed, call, hardware),
-        verdict: in_words(verdict, choice == Some(i)),
-        chosen: choice == Some(i),
+    let measured = ctx.measured::<O>(fixed, &O::bucket(*call));
+    let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
+        let measured_s = measured.and_then(|times| times.seconds(row.name));
+        Candidate {
+            row: row.name,
+            arithmetic: row.arithmetic.name,
+            predicted_s: Some((row.cost)(fixed, call, hardware)),
+            measured_s,
+            workspace: (row.workspace)(fixed, call, hardware),
+            verdict: in_words(verdict, choice == Some(i), measured_s.is_some()),
+            chosen: choice == Some(i),
+        }
     };
     let mut candidates: Vec<Candidate> = rows.iter().enumerate().map(|(i, row)| candidate(i, row)).collect();
     let arithmetic_of = |name: &str| table.rows().iter().find(|r| r.name == name).map_or("", |r| r.arithmetic.name);
@@ -109,12 +113,14 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
 }
 
 /// A verdict as it is printed.
-fn in_words(verdict: &Verdict, chosen: bool) -> String {
+fn in_words(verdict: &Verdict, chosen: bool, measured: bool) -> String {
     match verdict {
         Verdict::Takes { preferred: true } if chosen => "chosen: preferred by name".into(),
+        Verdict::Takes { .. } if chosen && measured => "chosen: none was measured to be faster".into(),
         Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
+        Verdict::Takes { .. } if measured => "not faster, measured".into(),
         Verdict::Takes { .. } => "slower by prediction".into(),
-        Verdict::Failed(failure) => format!("failed its self-check: {failure}"),
+        Verdict::Failed(failure) => failure.clone(),
         Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),
         Verdict::OtherArithmetic(family) => format!("another arithmetic than {family}"),
     }

@@ -37,6 +37,7 @@ mod rotary;
 mod shape;
 mod softmax;
 mod trust;
+mod tune;
 
 pub use activation::{
     activation, activation_into, gated, gated_halves, gated_halves_into, gated_into, gelu, gelu_into, gelu_tanh,
@@ -58,3 +59,4 @@ pub use reduce::{Reduce, argmax, argmin, max, mean, min, sum};
 pub use roofline::{Bound, Limits};
 pub use rotary::{RotaryTable, Rotate, rotary};
 pub use softmax::{log_softmax, log_softmax_into, softmax, softmax_into};
+pub use tune::{Budget, Times, Tuned, TunedProblem, TuningCache, tune};

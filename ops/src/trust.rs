@@ -1,4 +1,5 @@
-//! Trust: rows of devices where no recorded run has shown them right are checked there before they are used.
+//! Trust: rows of devices where no recorded run has shown them right are checked there before they are used; those that
+//! fail are not used again.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -27,15 +28,23 @@ impl Trust {
             return Ok(());
         }
         let known = self.outcomes().get(row.name).cloned();
-        let outcome = known.unwrap_or_else(|| registry.self_check::<O>(row.name, device));
-        let outcome = outcome.and_then(|()| registry.check_problem::<O>(row.name, fixed, call, device));
+        let failed = |failure: String| format!("failed its self-check: {failure}");
+        let outcome = known.unwrap_or_else(|| registry.self_check::<O>(row.name, device).map_err(failed));
+        let of_problem = || registry.check_problem::<O>(row.name, fixed, call, device).map_err(failed);
+        let outcome = outcome.and_then(|()| of_problem());
         if let Err(failure) = &outcome {
-            tracing::warn!(row = row.name, failure, "a kernel failed its self-check and is not used");
+            tracing::warn!(row = row.name, failure, "a kernel is not used");
         }
         let mut outcomes = self.outcomes();
         let so_far = outcomes.entry(row.name).or_insert(Ok(()));
         *so_far = so_far.clone().and(outcome);
         so_far.clone()
+    }
+
+    /// Notes that a row failed where another did not.
+    pub(crate) fn reject(&self, row: &'static str, failure: String) {
+        tracing::warn!(row, failure, "a kernel is not used");
+        self.outcomes().insert(row, Err(failure));
     }
 
     /// What was wrong with a row.

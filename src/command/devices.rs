@@ -4,13 +4,18 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde_json::json;
-use sinew::memory::{Discovered, Found, discover};
+use sinew::kernels::rates::Description;
+use sinew::memory::{DeviceKind, Discovered, Found, PrivateFolder, discover, open};
 
 use super::{Machine, Outcome};
 
 /// List the devices of this machine, or why there are none.
 #[derive(Debug, Args)]
 pub struct Devices {
+    /// Measure how fast each device is, in some seconds, and keep that: bandwidth, rates of arithmetic, the time that it
+    /// takes to start work. What was kept is shown from then on.
+    #[arg(long)]
+    measure: bool,
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
@@ -22,13 +27,45 @@ impl Devices {
         machine.context()?;
         let devices = discover();
         let mut out = std::io::stdout().lock();
-        if self.json {
-            let all: Vec<_> = devices.iter().map(as_json).collect();
-            writeln!(out, "{}", json!({ "devices": all }))?;
-            return Ok(());
+        let mut all = Vec::new();
+        for device in &devices {
+            let speed = self.speed(machine, device)?;
+            if self.json {
+                let mut value = as_json(device);
+                if let (Some(fields), Some(speed)) = (value.as_object_mut(), &speed) {
+                    fields.insert("measured".to_owned(), serde_json::to_value(speed)?);
+                }
+                all.push(value);
+                continue;
+            }
+            print(&mut out, device)?;
+            if let Some(speed) = speed {
+                speed.to_string().lines().try_for_each(|line| writeln!(out, "  {line}"))?;
+            }
         }
-        devices.iter().try_for_each(|device| print(&mut out, device))?;
+        if self.json {
+            writeln!(out, "{}", json!({ "devices": all }))?;
+        }
         Ok(())
+    }
+
+    /// How fast a device is: measured now, or what was kept.
+    fn speed(&self, machine: &Machine, device: &Discovered) -> Outcome<Option<Description>> {
+        let folder = PrivateFolder::of_user("devices");
+        let opened = match device.found {
+            Found::Nothing { .. } => return Ok(None),
+            // With the threads that were asked for.
+            _ if device.kind == DeviceKind::CPU => {
+                Machine { device: device.name.clone(), ..machine.clone() }.device()?
+            }
+            // A GPU is opened only for what is asked of it.
+            _ if self.measure => open(&device.name, None, None)?,
+            _ => return Ok(None),
+        };
+        Ok(match self.measure {
+            true => Some(Description::measure_and_keep(&opened, &folder)?),
+            false => Description::kept(&opened, &folder),
+        })
     }
 }
 

@@ -15,6 +15,7 @@ mod quantize;
 mod replay;
 mod sampling;
 mod settings;
+mod tune;
 mod warnings;
 
 use std::cell::OnceCell;
@@ -70,6 +71,8 @@ enum Command {
     Trace(replay::Trace),
     /// Write a model as a quantized checkpoint.
     Quantize(quantize::Quantize),
+    /// Time the kernels that may serve a model's shapes, and keep the times for the choice among them.
+    Tune(tune::Tune),
     /// Show what a model's files hold, and what it would need.
     Inspect(inspect::Inspect),
     /// Show the memory that a model takes before it is read, what fits, and what would save how much.
@@ -86,7 +89,7 @@ enum Command {
 setting_arguments! {
     /// Where to run.
     Machine, global: true,
-    ["device", "threads", "pin", "simd", "kernels", "deterministic", "memory_limit"]
+    ["device", "threads", "pin", "simd", "kernels", "deterministic", "memory_limit", "tuning", "tuning_cache"]
 }
 
 impl Machine {
@@ -96,6 +99,11 @@ impl Machine {
 
     fn context(&self) -> Outcome<Arc<Context>> {
         Ok(settings().open_context()?)
+    }
+
+    /// One that chooses by predicted cost alone.
+    fn untuned_context(&self) -> Outcome<Context> {
+        Ok(settings().untuned_context()?)
     }
 }
 
@@ -395,6 +403,7 @@ pub fn main() -> ExitCode {
         Some(Command::Replay(command)) => command.run(&cli.machine),
         Some(Command::Trace(command)) => command.run(),
         Some(Command::Quantize(command)) => command.run(&cli.machine),
+        Some(Command::Tune(command)) => command.run(&cli.machine),
         Some(Command::Inspect(command)) => command.run(&cli.machine),
         Some(Command::Plan(command)) => command.run(&cli.machine),
         Some(Command::Settings(command)) => command.run(&cli.machine),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
-use sinew::memory::level_from_environment;
+use sinew::memory::{PrivateFolder, level_from_environment};
 use sinew::models::settings::{FIELDS, Field, Source};
 
 use super::arguments::{resolved, settings};
@@ -64,18 +64,15 @@ impl Settings {
 
 fn lines() -> Outcome<Vec<Line>> {
     let mut lines = FIELDS.iter().map(line).collect::<Outcome<Vec<_>>>()?;
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    {
-        const FROM: [&str; 2] = ["XDG_CACHE_HOME", "HOME"];
-        let source = FROM.iter().find(|name| env::var_os(name).is_some_and(|value| !value.is_empty()));
-        lines.push(Line {
-            name: "kernel_cache",
-            value: folder(sinew::memory::KernelCache::of_user().folder()),
-            source: source.map_or("default", |name| name).to_owned(),
-            from: FROM.map(str::to_owned).to_vec(),
-            doc: "The folder of compiled kernels, which the environment decides.".to_owned(),
-        });
-    }
+    const FROM: [&str; 2] = ["XDG_CACHE_HOME", "HOME"];
+    let source = FROM.iter().find(|name| env::var_os(name).is_some_and(|value| !value.is_empty()));
+    lines.push(Line {
+        name: "kernel_cache",
+        value: folder(PrivateFolder::of_user("kernels").folder()),
+        source: source.map_or("default", |name| name).to_owned(),
+        from: FROM.map(str::to_owned).to_vec(),
+        doc: "The folder of compiled kernels, which the environment decides.".to_owned(),
+    });
     Ok(lines)
 }
 
@@ -83,6 +80,7 @@ fn line(field: &'static Field) -> Outcome<Line> {
     let (resolved, settings) = (resolved(), settings());
     let hub = settings.hub();
     let value = match field.name {
+        "tuning_cache" => folder(settings.tuning_cache().folder().folder()),
         "hub_cache" => folder(hub.cache.as_deref()),
         "hub_endpoint" => hub.endpoint,
         "hub_token" => if hub.token.is_some() { "set" } else { "none" }.to_owned(),

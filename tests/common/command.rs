@@ -4,13 +4,14 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-/// The command, without what the environment says of hubs. Vulkan drivers ask Wayland for a display, which complains on
+/// The command, without what the environment says of hubs and what was tuned on this machine. Vulkan drivers ask Wayland for a display, which complains on
 /// standard error where there is no folder of the session.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
     command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
     // No settings of whoever runs the tests.
     command.env("XDG_CONFIG_HOME", "/nowhere");
+    command.env("SINEW_TUNING", "off");
     for name in [
         "SINEW_SETTINGS",
         "HF_HOME",

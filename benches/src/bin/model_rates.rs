@@ -12,12 +12,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sinew_benches::contender::{Error, Generation, Item, put, ready, serve, tokens};
-use sinew_benches::{beside_limits, context, flops_limit};
+use sinew_benches::{beside_limits, context, flops_limit, weights};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_memory::{Cpu, system};
-use sinew_models::load::{Activations, Quantize};
-use sinew_models::{EmbeddingModel, EncoderConfig, Folder, LanguageModel, LoadOptions, ModelConfig, WeightOptions};
-use sinew_tensor::{BlockFormat, BlockValues, DType};
+use sinew_models::{EmbeddingModel, EncoderConfig, Folder, LanguageModel, LoadOptions, ModelConfig};
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -46,23 +44,6 @@ fn main() -> Result<(), Error> {
     put("peak memory", system::peak_resident_bytes() as f64 / 1e6, "MB");
     drop(sequence);
     decoder(model, &all)
-}
-
-/// What a dtype stands for.
-fn weights(dtype: &str) -> Result<WeightOptions, Error> {
-    let (dtype, activations) = match dtype.split_once('+') {
-        Some((dtype, "int8")) => (dtype, Some(Activations::Int8)),
-        Some(_) => return Err("products read int8, or what they read without a `+`".into()),
-        None => (dtype, None),
-    };
-    if let Some(float) = DType::COMPUTE.into_iter().find(|d| d.name() == dtype) {
-        return Ok(WeightOptions { dtype: Some(float), activations, ..WeightOptions::default() });
-    }
-    let values = [BlockValues::Int8, BlockValues::Int4].into_iter().find(|values| values.name() == dtype);
-    let values = values.ok_or("dtype is f32, f16, bf16, int8 or int4")?;
-    let format = BlockFormat::new(values, 32, DType::BF16, false)?;
-    let quantize = Some(Quantize { format, per_channel: false, head: true });
-    Ok(WeightOptions { quantize, activations, ..WeightOptions::default() })
 }
 
 /// Tokens of a sequence.

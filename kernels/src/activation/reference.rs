@@ -119,7 +119,11 @@ impl Reference for Activate {
     fn operands(case: &Case<Self>) -> Result<HostOperands> {
         let ActivationStatic { gate, x, out, .. } = case.fixed;
         let mut random = Generator::new(case.seed);
-        let shape = shape(&case.fixed, case.seed);
+        let mut shape = shape(&case.fixed, case.seed);
+        if ActivationDynamic::of(&shape) != case.call {
+            // A case of someone else's, which names rows and their width alone.
+            shape = vec![case.call.rows, case.call.width];
+        }
         let mut wide = shape.clone();
         if let Some(last) = wide.last_mut().filter(|_| gate == Gate::Halves) {
             *last *= 2;
@@ -136,7 +140,7 @@ impl Reference for Activate {
             let values = (0..count).map(|_| spread * random.value(case.values, dtype)).collect();
             host_operand(dtype, shape, lay(n), values, writable)
         };
-        if gate != Gate::Halves && x == out && case.seed.is_multiple_of(3) {
+        if gate != Gate::Halves && x == out && case.in_place() {
             let up = if gate == Gate::Tensor { Some(input(1, &shape, x, false)?) } else { None };
             return Ok(HostOperands { inputs: vec![None, up], outputs: vec![input(2, &shape, out, true)?] });
         }

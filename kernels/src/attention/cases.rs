@@ -50,6 +50,8 @@ const RECENT: [usize; 5] = [1, 30, 64, 100, 2000];
 const CAPS: [Option<f32>; 4] = [None, None, None, Some(4.0)];
 
 impl Reference for Attention {
+    const COLD: &'static [usize] = &[super::K, super::V, super::OLD_K, super::OLD_V];
+
     fn smaller(fixed: &AttentionStatic, call: AttentionDynamic) -> Option<(AttentionStatic, AttentionDynamic)> {
         let (sequences, max_query) = (call.sequences.min(2), cut(call.max_query, 128));
         let max_kv = cut(call.max_kv, 1024).max(max_query);

@@ -9,6 +9,16 @@ use crate::packed::formats;
 use crate::{Arithmetic, Result};
 
 impl Reference for Embedding {
+    const COLD: &'static [usize] = &[super::TABLE];
+
+    fn part(fixed: &EmbeddingStatic, bytes: usize) -> EmbeddingStatic {
+        let row = match fixed.table {
+            TableKind::Strided(dtype) => fixed.width * dtype.size(),
+            TableKind::Packed(format) => format.packed_bytes(1, fixed.width, false),
+        };
+        EmbeddingStatic { vocab: fixed.vocab.min(bytes / row.max(1) + 1), ..fixed.clone() }
+    }
+
     fn smaller(fixed: &EmbeddingStatic, call: EmbeddingDynamic) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
         let fixed = EmbeddingStatic { vocab: cut(fixed.vocab, 512), ..fixed.clone() };
         Some((fixed, EmbeddingDynamic { tokens: cut(call.tokens, 256) }))

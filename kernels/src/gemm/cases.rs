@@ -10,7 +10,7 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
 };
 use crate::norm::{NormFormula, NormKind};
-use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PanelKind, Source, Weights, formats};
+use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PANEL, PanelKind, Source, Weights, formats};
 use crate::{Arithmetic, F32Bits, Result};
 
 /// A packed weight with the values `[N, K]` that it holds.
@@ -191,6 +191,12 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
     cases
 }
 
+/// How many of `n` rows take about `bytes` of all bytes: whole panels, of both halves where they are gated.
+pub(crate) fn share(n: usize, all: usize, bytes: usize) -> usize {
+    const PANELS: usize = 8 * PANEL;
+    if all <= bytes { n } else { (n as u128 * bytes as u128 / all as u128) as usize / PANELS * PANELS + PANELS }.min(n)
+}
+
 /// Values to multiply with a weight in a format: with zero points an infinity may become NaN, see the
 /// [module](super).
 pub(crate) fn values_with(format: &Format, values: Values) -> Values {
@@ -244,6 +250,18 @@ fn block_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
 }
 
 impl Reference for Gemm {
+    const COLD: &'static [usize] = &[super::B];
+
+    fn part(fixed: &GemmStatic, bytes: usize) -> GemmStatic {
+        match fixed.b {
+            Rhs::Packed(format) => {
+                let all = format.packed_bytes(fixed.n, fixed.k, fixed.epilogue.gated);
+                GemmStatic { n: share(fixed.n, all, bytes), ..fixed.clone() }
+            }
+            Rhs::Strided(_) => fixed.clone(),
+        }
+    }
+
     fn smaller(fixed: &GemmStatic, call: GemmDynamic) -> Option<(GemmStatic, GemmDynamic)> {
         let fixed = GemmStatic { n: cut(fixed.n, 1024), k: cut(fixed.k, 1024), ..fixed.clone() };
         Some((fixed, GemmDynamic { batch: call.batch.min(2), m: cut(call.m, 256) }))

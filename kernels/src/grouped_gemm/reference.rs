@@ -9,7 +9,7 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
 use crate::gemm::Compute;
-use crate::gemm::cases::{packed, shuffled, values_with};
+use crate::gemm::cases::{packed, share, shuffled, values_with};
 use crate::gemm::reference::{gathered, packed_sum};
 use crate::packed::{BF16, Encoding, F16, F32, Format, formats};
 use crate::{Arithmetic, Result};
@@ -58,6 +58,13 @@ fn weights(generator: &mut Generator, fixed: &GroupedGemmStatic, values: Values)
 }
 
 impl Reference for GroupedGemm {
+    const COLD: &'static [usize] = &[GroupedGemm::B];
+
+    fn part(fixed: &GroupedGemmStatic, bytes: usize) -> GroupedGemmStatic {
+        let all = fixed.groups * fixed.format.packed_bytes(fixed.n, fixed.k, fixed.gated.is_some());
+        GroupedGemmStatic { n: share(fixed.n, all, bytes), ..fixed.clone() }
+    }
+
     fn smaller(fixed: &GroupedGemmStatic, call: GroupedGemmDynamic) -> Option<(GroupedGemmStatic, GroupedGemmDynamic)> {
         let groups = fixed.groups.min(4);
         let fixed = GroupedGemmStatic { groups, n: cut(fixed.n, 512), k: cut(fixed.k, 512), ..fixed.clone() };

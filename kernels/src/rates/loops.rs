@@ -37,14 +37,6 @@ pub(super) mod x86 {
     use std::arch::x86_64::*;
 
     use super::SUMS;
-    use crate::simd::Avx512;
-
-    /// [`multiply_adds`](super::multiply_adds) to [`SUMS`] sums.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    pub fn multiply_adds(rounds: usize) {
-        // SAFETY: the level's instructions are enabled here.
-        unsafe { super::multiply_adds::<Avx512, SUMS>(rounds) }
-    }
 
     /// int8 dot products: four multiply-adds to each of sixteen lanes.
     #[target_feature(enable = "avx512f,avx512vnni")]

@@ -1,7 +1,10 @@
-//! How fast a device is: its limits, measured, and what rows predict of themselves by estimates.
+//! How fast a device is: its limits, measured, what is kept of them, and what rows predict of themselves by estimates.
 
+mod bf16_dots;
+mod description;
 mod loops;
 mod peaks;
 pub(crate) mod predicted;
 
+pub use description::{Bandwidth, Description, ProductRates};
 pub use peaks::{ArithmeticPeaks, Meter, Peaks};

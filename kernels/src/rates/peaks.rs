@@ -8,6 +8,7 @@ use sinew_memory::{Buffer, Cpu, Device, SimdLevel, Team};
 use super::loops::{self, FEW_SUMS, SUMS};
 use crate::simd::{self, Kernel, Simd};
 use crate::{Compute, Result};
+use serde::{Deserialize, Serialize};
 
 /// Measured limits of a device, all its threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,7 +21,7 @@ pub struct Peaks {
 }
 
 /// Measured rates of arithmetic on registers only.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArithmeticPeaks {
     /// f32 multiply-adds, each counted as two.
     pub f32_flops_per_s: f64,
@@ -32,13 +33,15 @@ pub struct ArithmeticPeaks {
 }
 
 /// Bytes read to measure bandwidth: more than the last-level caches hold that one process gets a share of.
-const READ_BYTES: usize = 1 << 30;
+pub(super) const READ_BYTES: usize = 1 << 30;
 /// Tries, of which the fastest counts: a limit is what the machine can do, not what its neighbours leave.
-const TRIES: usize = 5;
+pub(super) const TRIES: usize = 5;
 /// Seconds that tries go on for at least: a team's threads may begin on one core.
-const SETTLE: f64 = 0.2;
+pub(super) const SETTLE: f64 = 0.2;
 /// Seconds of [`Meter::glance`]'s tries.
 const GLANCE: f64 = 0.03;
+/// Parts of a span per thread, so that no thread waits for another's share of the memory.
+const PARTS: usize = 8;
 /// Rounds of a loop of arithmetic, long enough for a few milliseconds.
 const ROUNDS: usize = 1 << 20;
 
@@ -137,27 +140,48 @@ impl Meter {
             }),
             _ => f32_flops_per_s,
         };
-        let span = span.as_slice::<f32>()?;
-        let memory_bytes_per_s = rate(team, tries, settle, |threads| {
-            // Several parts per thread, so that no thread waits for another's share of the memory.
-            let parts = threads * 8;
-            let reader = Reader { start: span.as_ptr() as usize, len: span.len() / parts };
-            // SAFETY: part `i` is `len` elements from element `i · len` on, within the span.
-            unsafe { simd::launch(level, team, parts, &reader) };
-            (reader.len * parts * size_of::<f32>()) as f64
-        });
+        let memory_bytes_per_s = read_rate(cpu, span, tries, settle)?;
         let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s });
         Ok(Peaks { memory_bytes_per_s, arithmetic })
     }
 }
 
-fn cpu(device: &Arc<dyn Device>) -> Option<&Cpu> {
+/// The highest rate at which a CPU's threads together read a span, in bytes per second.
+pub(super) fn read_rate(cpu: &Cpu, span: &Buffer, tries: usize, settle: f64) -> Result<f64> {
+    let (team, level, span) = (cpu.team(), cpu.hardware().simd, span.as_slice::<f32>()?);
+    Ok(rate(team, tries, settle, |threads| {
+        let parts = threads * PARTS;
+        let reader = Reader { start: span.as_ptr() as usize, len: span.len() / parts };
+        // SAFETY: part `i` is `len` elements from element `i · len` on, within the span.
+        unsafe { simd::launch(level, team, parts, &reader) };
+        (reader.len * parts * size_of::<f32>()) as f64
+    }))
+}
+
+/// The highest rate at which a CPU's threads together copy one half of a span to the other, in bytes per second, those
+/// read and those written counted both.
+pub(super) fn copy_within(cpu: &Cpu, span: &mut Buffer, tries: usize, settle: f64) -> Result<f64> {
+    let (team, span) = (cpu.team(), span.as_mut_slice::<u8>()?);
+    let (from, to) = span.split_at_mut(span.len() / 2);
+    let (from, to) = (&*from, to.as_mut_ptr() as usize);
+    Ok(rate(team, tries, settle, |threads| {
+        let parts = threads * PARTS;
+        let len = from.len() / parts;
+        // SAFETY: part `i` is `len` bytes from byte `i · len` on of both halves, and no two tasks share one.
+        team.run(parts, |i, _| unsafe {
+            std::ptr::copy_nonoverlapping(from.as_ptr().add(i * len), (to as *mut u8).add(i * len), len);
+        });
+        (2 * len * parts) as f64
+    }))
+}
+
+pub(super) fn cpu(device: &Arc<dyn Device>) -> Option<&Cpu> {
     let any: &dyn std::any::Any = &**device;
     any.downcast_ref()
 }
 
 /// The highest rate of copies within a device's memory, bytes read and bytes written counted both.
-fn copy_rate(device: &Arc<dyn Device>) -> Result<f64> {
+pub(super) fn copy_rate(device: &Arc<dyn Device>) -> Result<f64> {
     let stream = device.clone().stream()?;
     let room = device.memory()?.available / 4;
     let binding = device.hardware().accelerator.as_ref().map_or(COPY_BYTES, |a| a.max_binding_bytes);

@@ -60,6 +60,10 @@ impl Reference for Softmax {
         let mut random = Generator::new(case.seed);
         let width = case.call.width;
         let mut shape = leading(case.seed).to_vec();
+        if shape.iter().product::<usize>() != case.call.rows {
+            // A case of someone else's, which names rows alone.
+            shape = vec![case.call.rows];
+        }
         shape.push(width);
         let count: usize = shape.iter().product();
         let lay = |n: usize| match case.seed % 4 {
@@ -85,7 +89,7 @@ impl Reference for Softmax {
             }
             None => None,
         };
-        if x == out && case.seed.is_multiple_of(3) {
+        if x == out && case.in_place() {
             let y = host_operand(x, &shape, lay(2), rows, true)?;
             return Ok(HostOperands { inputs: vec![None, mask], outputs: vec![y] });
         }

@@ -14,7 +14,7 @@ use super::module::{CudaModule, Function, Module};
 use super::storage::CudaStorage;
 use super::stream::CudaStream;
 use crate::{
-    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, KernelCache, Location, MemoryInfo, Rates,
+    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, PrivateFolder, Rates,
     Result, SimdLevel, Storage, Stream, system,
 };
 
@@ -38,7 +38,7 @@ pub struct CudaDevice {
     hardware: Hardware,
     architecture: String,
     compiler: Arc<dyn Compiler>,
-    cache: KernelCache,
+    cache: PrivateFolder,
     modules: Mutex<HashMap<&'static str, Compiled>>,
     /// Events that are not in use: making one takes longer than recording it.
     events: Mutex<Vec<Handle>>,
@@ -53,7 +53,7 @@ impl CudaDevice {
     /// # Errors
     /// [`Error::NoDevice`] for a GPU that is older than compute capability 8.0; calls of the driver that fail.
     #[allow(clippy::new_ret_no_self)]
-    pub fn new(driver: Arc<dyn Driver>, compiler: Arc<dyn Compiler>, cache: KernelCache) -> Result<Arc<Self>> {
+    pub fn new(driver: Arc<dyn Driver>, compiler: Arc<dyn Compiler>, cache: PrivateFolder) -> Result<Arc<Self>> {
         let unnamed = DeviceId { kind: DeviceKind::CUDA, index: 0 };
         let properties = driver.properties().map_err(|error| failed(unnamed, "opening the device", &error))?;
         let id = DeviceId { index: properties.ordinal, ..unnamed };
@@ -83,7 +83,7 @@ impl CudaDevice {
     /// No driver, no such device, or calls that fail.
     #[cfg(not(target_os = "macos"))]
     pub fn open(ordinal: u32) -> Result<Arc<Self>> {
-        Self::new(Arc::new(super::Nvidia::open(ordinal)?), Arc::new(super::Nvrtc), KernelCache::of_user())
+        Self::new(Arc::new(super::Nvidia::open(ordinal)?), Arc::new(super::Nvrtc), PrivateFolder::of_user("kernels"))
     }
 
     /// The device behind Sinew's own handle, if it is a GPU of NVIDIA's.

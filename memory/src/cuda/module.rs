@@ -10,7 +10,7 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
 use super::driver::{Driver, DriverCall, Handle};
-use crate::kept::checksum;
+use crate::private_folder::checksum;
 
 /// The kernels of one operator, as source.
 #[derive(Debug)]

@@ -1,12 +1,12 @@
 //! The driver's compiled pipelines, kept for the next run.
 
-use crate::KernelCache;
+use crate::PrivateFolder;
 
 /// wgpu's cache and where it is kept.
 #[derive(Debug)]
 pub(super) struct Cache {
     pub(super) pipelines: wgpu::PipelineCache,
-    kept: KernelCache,
+    kept: PrivateFolder,
     /// A file for each adapter.
     file: String,
     driver: String,
@@ -16,7 +16,7 @@ pub(super) struct Cache {
 
 impl Cache {
     /// The cache of a device, filled with what was kept of it; `None` where the adapter has no name to keep it by.
-    pub(super) fn open(device: &wgpu::Device, info: &wgpu::AdapterInfo, kept: &KernelCache) -> Option<Self> {
+    pub(super) fn open(device: &wgpu::Device, info: &wgpu::AdapterInfo, kept: &PrivateFolder) -> Option<Self> {
         let file = wgpu::util::pipeline_cache_key(info)?;
         let driver = format!("{} {}", info.driver, info.driver_info);
         let data = kept.get(&file, &driver);

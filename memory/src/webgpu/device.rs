@@ -10,7 +10,7 @@ use super::stream::WgpuStream;
 use super::submission::{Counters, Queue};
 use super::{adapters, lock, one_line};
 use crate::{
-    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, KernelCache, Location, MemoryInfo, Rates,
+    Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, PrivateFolder, Rates,
     Result, SimdLevel, Storage, Stream, system,
 };
 
@@ -33,7 +33,7 @@ pub struct WgpuOptions {
     /// Whether subgroups are used where there are any.
     pub subgroups: bool,
     /// Where compiled pipelines are kept.
-    pub cache: KernelCache,
+    pub cache: PrivateFolder,
 }
 
 impl Default for WgpuOptions {
@@ -46,7 +46,7 @@ impl Default for WgpuOptions {
             least_limits: false,
             f16: true,
             subgroups: true,
-            cache: KernelCache::of_user(),
+            cache: PrivateFolder::of_user("kernels"),
         }
     }
 }
@@ -101,7 +101,7 @@ impl WgpuDevice {
         let wanted = [
             (options.f16, adapters::F16),
             (options.subgroups, wgpu::Features::SUBGROUP),
-            (options.cache != KernelCache::none(), wgpu::Features::PIPELINE_CACHE),
+            (options.cache != PrivateFolder::none(), wgpu::Features::PIPELINE_CACHE),
         ];
         let features = wanted.into_iter().filter(|&(on, feature)| on && adapter.features().contains(feature));
         let features = features.fold(wgpu::Features::empty(), |all, (_, feature)| all | feature);

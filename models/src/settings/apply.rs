@@ -4,9 +4,9 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use sinew_kernels::Registry;
-use sinew_memory::{Cpu, Device, level_from_environment, system};
+use sinew_memory::{Cpu, Device, PrivateFolder, level_from_environment, system};
 use sinew_ops::layers::OldKv;
-use sinew_ops::{Context, Policy};
+use sinew_ops::{Context, Policy, TuningCache};
 
 use super::{Settings, WeightDType};
 use crate::{Error, Hub, LoadOptions, Result, WeightOptions};
@@ -30,11 +30,25 @@ impl Settings {
         Ok(Cpu::pinned(threads.unwrap_or_else(system::available_threads), level)?)
     }
 
-    /// A context on the device, with Sinew's own kernels.
+    /// A context on the device, with Sinew's own kernels, which chooses by what was measured unless it is not to.
     ///
     /// # Errors
     /// Those of [`Settings::open_device`], and a kernel that is not there.
     pub fn open_context(&self) -> Result<Arc<Context>> {
+        let ctx = self.untuned_context()?;
+        Ok(Arc::new(if self.tuning { ctx.with_tuning(&self.tuning_cache()) } else { ctx }))
+    }
+
+    /// What `sinew tune` measured.
+    pub fn tuning_cache(&self) -> TuningCache {
+        self.tuning_cache.as_ref().map_or_else(TuningCache::of_user, |path| TuningCache::at(PrivateFolder::at(path)))
+    }
+
+    /// A context that chooses by predicted cost alone.
+    ///
+    /// # Errors
+    /// Those of [`Settings::open_context`].
+    pub fn untuned_context(&self) -> Result<Context> {
         let device = self.open_device()?;
         let registry = Registry::standard();
         for name in &self.kernels {
@@ -48,10 +62,10 @@ impl Settings {
         let deterministic = self.deterministic.unwrap_or(usual.deterministic);
         let policy = Policy { prefer: self.kernels.clone(), deterministic };
         let ctx = Context::new(device, Arc::new(registry), policy)?;
-        Ok(Arc::new(match self.memory_limit {
+        Ok(match self.memory_limit {
             Some(limit) => ctx.with_memory_limit(limit.0),
             None => ctx,
-        }))
+        })
     }
 
     /// How weights are loaded.

@@ -10,7 +10,8 @@ fn other(name: &str) -> &'static str {
         "device" => "cpu:0",
         "threads" | "max_sequences" => "3",
         "pin" | "zero_points" | "keep_head" | "hub_offline" => "true",
-        "deterministic" => "false",
+        "deterministic" | "tuning" => "false",
+        "tuning_cache" => "/another/folder",
         "simd" => "portable",
         "kernels" => "gemm_portable,another",
         "memory_limit" => "2147483648",
@@ -147,9 +148,10 @@ fn a_file_is_that_which_is_named_or_the_users() {
 }
 
 /// Settings that decide nothing here, with where they do: each has its test there.
-const ELSEWHERE: [(&str, &str); 2] = [
+const ELSEWHERE: [(&str, &str); 3] = [
     ("pin", "where threads are put, which tests of teams see"),
     ("kernels", "which kernels run, as the test below says"),
+    ("tuning", "whether what was measured counts, which tests of `sinew tune` see"),
 ];
 
 #[test]
@@ -175,6 +177,7 @@ fn every_setting_takes_effect() {
             "threads" => settings.open_device().expect("a CPU").hardware().threads == 3,
             "simd" => settings.open_device().expect("a CPU").hardware().simd == SimdLevel::Portable,
             "deterministic" => !settings.open_context().expect("a context").policy().deterministic,
+            "tuning_cache" => settings.tuning_cache() != usual.tuning_cache(),
             "memory_limit" => settings.open_context().expect("a context").pool().config().limit_bytes == 2 << 30,
             "max_sequences" | "cache_tokens" | "swap_tokens" => settings.serving_options().expect("valid") != serving,
             "hub_cache" | "hub_endpoint" | "hub_token" | "hub_offline" => {

@@ -39,7 +39,7 @@ impl Value for bool {
         match text.to_ascii_lowercase().as_str() {
             "true" | "yes" | "on" | "1" => Ok(true),
             "false" | "no" | "off" | "0" => Ok(false),
-            _ => Err("supported are true and false".to_owned()),
+            _ => Err("it can be true or false, on or off".to_owned()),
         }
     }
     fn show(&self) -> String {

@@ -9,7 +9,7 @@ use sinew_kernels::packed::Format;
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
 use super::weight::format_of;
-use super::{Encoding, Norm, NormOptions, PackedWeight, bytes, names, row_counts, size};
+use super::{Encoding, Norm, NormOptions, PackedWeight, arithmetics, bytes, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Error, Planned, Result};
 
@@ -207,7 +207,8 @@ impl NormedLinear {
         // A product whose best row norms nothing keeps it, and a norm the row that is preferred for it.
         let preferred = alone.kernels().iter().any(|&row| ctx.policy().prefer.iter().any(|name| name == row));
         Ok(match folded {
-            Some(folded) if !preferred && folded.kernels() == linear.kernels() => {
+            // By arithmetic: which row of it is fastest may have been measured, and must not change what runs.
+            Some(folded) if !preferred && arithmetics(&folded.plan) == arithmetics(&linear.plan) => {
                 Self { norm: InputNorm::Folded(norm), linear: folded }
             }
             _ => Self { norm: InputNorm::Apart(alone), linear },

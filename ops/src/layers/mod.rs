@@ -52,3 +52,8 @@ pub(crate) fn names<O: sinew_kernels::Operator>(plan: &crate::Planned<O>) -> Vec
     names.dedup();
     names
 }
+
+/// The arithmetics of a plan's rows, call by call.
+pub(crate) fn arithmetics<O: sinew_kernels::Operator>(plan: &crate::Planned<O>) -> Vec<&'static str> {
+    plan.rows().iter().map(|(_, row)| row.arithmetic.name).collect()
+}

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sinew_memory::KernelCache;
+use sinew_memory::PrivateFolder;
 
 use crate::driver;
 
@@ -48,12 +48,12 @@ extern "C" fn enqueue(stream: u64, work: Work, argument: *mut c_void) -> c_int {
 ///
 /// # Errors
 /// That it cannot be compiled or loaded.
-pub fn load(cache: &KernelCache, compiler: &str) -> Result<(), String> {
+pub fn load(cache: &PrivateFolder, compiler: &str) -> Result<(), String> {
     static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
     LOADED.get_or_init(|| try_load(cache, compiler)).clone()
 }
 
-fn try_load(cache: &KernelCache, compiler: &str) -> Result<(), String> {
+fn try_load(cache: &PrivateFolder, compiler: &str) -> Result<(), String> {
     let image = cache.image("cublaslt", &[compiler, SOURCE], compile)?;
     let io = |error: std::io::Error| format!("cublaslt: {error}");
     let mut file = tempfile::NamedTempFile::new().map_err(io)?;

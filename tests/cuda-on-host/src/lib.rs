@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sinew_memory::cuda::CudaDevice;
-use sinew_memory::{Device, Error, KernelCache, Result};
+use sinew_memory::{Device, Error, PrivateFolder, Result};
 
 pub use compiler::Gxx;
 pub use cublaslt::products;
@@ -47,7 +47,7 @@ pub struct Opened {
 pub fn opened(cache: impl AsRef<Path>) -> Result<Option<Opened>> {
     match Gxx::find() {
         Ok(compiler) => {
-            let cache = KernelCache::at(cache.as_ref().join("cuda-on-host"));
+            let cache = PrivateFolder::at(cache.as_ref().join("cuda-on-host"));
             cublaslt::load(&cache, compiler.version())
                 .map_err(|reason| Error::NoDevice { name: "cuBLASLt on the host".into(), reason })?;
             let driver = HostDriver::new();

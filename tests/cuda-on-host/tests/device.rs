@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sinew_cuda_on_host::{Gxx, HostDriver};
 use sinew_kernels::cuda::PRELUDE;
 use sinew_memory::cuda::{CompileError, Compiler, CudaDevice, CudaModule, CudaStorage, CudaStream};
-use sinew_memory::{Buffer, Device, Error, KernelCache, Location, Pool, PoolConfig, Result, Stream};
+use sinew_memory::{Buffer, Device, Error, Location, Pool, PoolConfig, PrivateFolder, Result, Stream};
 
 fn device() -> Option<Arc<dyn Device>> {
     sinew_cuda_on_host::device(env!("CARGO_TARGET_TMPDIR")).unwrap()
@@ -282,7 +282,7 @@ fn a_module_is_compiled_once_whoever_asks_and_modules_in_parallel() {
         CudaModule { name: "two", prelude: PRELUDE, source: "struct P { Ptr p; }; SINEW_KERNEL(two, P) {}", ptx: &[] },
     ];
     let folder = tempfile::tempdir().unwrap();
-    let open = || CudaDevice::new(HostDriver::new(), compiler.clone(), KernelCache::at(folder.path())).unwrap();
+    let open = || CudaDevice::new(HostDriver::new(), compiler.clone(), PrivateFolder::at(folder.path())).unwrap();
     let device = open();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -317,7 +317,7 @@ fn threads_of_the_compiler_that_panic_are_an_error() {
         CudaModule { name: "one", prelude: "", source: "", ptx: &[] },
         CudaModule { name: "two", prelude: "", source: "", ptx: &[] },
     ];
-    let device = CudaDevice::new(HostDriver::new(), Arc::new(Panicking), KernelCache::none()).unwrap();
+    let device = CudaDevice::new(HostDriver::new(), Arc::new(Panicking), PrivateFolder::none()).unwrap();
     let error = device.prefetch(&[&BOTH[0], &BOTH[1]]).unwrap_err().to_string();
     assert!(error.contains("compiling") && error.contains("panicked"), "{error}");
 }
@@ -345,7 +345,7 @@ fn ptx_serves_where_the_compiler_fails_and_not_where_the_source_is_wrong() {
     let ptx = FAULTS.pack(&FAULTS.text()).unwrap().leak();
     let module: &'static CudaModule = Box::leak(Box::new(CudaModule { name, prelude, source, ptx }));
     let sums = |error: CompileError, module| {
-        let device = CudaDevice::new(HostDriver::new(), Arc::new(Failing(error)), KernelCache::none()).unwrap();
+        let device = CudaDevice::new(HostDriver::new(), Arc::new(Failing(error)), PrivateFolder::none()).unwrap();
         let stream = device.stream().unwrap();
         run_of(module, &stream, "block_sums", [1, 256, 0], &[1.0; 256]).map_err(|error| error.to_string())
     };
@@ -361,7 +361,7 @@ fn ptx_serves_where_the_compiler_fails_and_not_where_the_source_is_wrong() {
 fn a_gpu_that_is_too_old_is_refused_by_name_before_anything_is_compiled() {
     let open = |capability| {
         let driver = HostDriver::with_compute_capability(capability);
-        CudaDevice::new(driver, Arc::new(Panicking), KernelCache::none()).map(|device| device.id().to_string())
+        CudaDevice::new(driver, Arc::new(Panicking), PrivateFolder::none()).map(|device| device.id().to_string())
     };
     let Error::NoDevice { name, reason } = open((7, 5)).unwrap_err() else { panic!("it is no device") };
     assert_eq!(name, "cuda:0");

@@ -1,5 +1,4 @@
-//! Compiled kernels on disk: when they are made again, and when not.
-#![cfg(any(feature = "cuda", feature = "wgpu"))]
+//! What is kept on disk: when it is made again, and when not.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -7,14 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sinew_memory::KernelCache;
+use sinew_memory::PrivateFolder;
 
 /// A compiler that counts.
 #[derive(Default)]
 struct Counting(Cell<usize>);
 
 impl Counting {
-    fn image(&self, cache: &KernelCache, key: &[&str]) -> Vec<u8> {
+    fn image(&self, cache: &PrivateFolder, key: &[&str]) -> Vec<u8> {
         let make = || {
             self.0.set(self.0.get() + 1);
             Ok::<_, Infallible>(image_of(key))
@@ -34,7 +33,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn an_image_is_made_once_for_each_source_and_compiler() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, compiler) = (KernelCache::at(folder.path().join("a/b")), Counting::default());
+    let (cache, compiler) = (PrivateFolder::at(folder.path().join("a/b")), Counting::default());
     let keys: [&[&str]; 5] =
         [&["v1", "source"], &["v2", "source"], &["v1", "sources"], &["v1s", "ource"], &["", "v1source"]];
     for round in 1..=3 {
@@ -44,14 +43,14 @@ fn an_image_is_made_once_for_each_source_and_compiler() {
         assert_eq!(compiler.0.get(), keys.len(), "round {round}");
     }
     assert_eq!(entries(&folder.path().join("a/b")).len(), keys.len());
-    assert_eq!(compiler.image(&KernelCache::none(), keys[0]), image_of(keys[0]));
+    assert_eq!(compiler.image(&PrivateFolder::none(), keys[0]), image_of(keys[0]));
     assert_eq!(compiler.0.get(), keys.len() + 1);
 }
 
 #[test]
 fn an_entry_that_is_damaged_anywhere_is_made_again_and_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, compiler) = (KernelCache::at(folder.path()), Counting::default());
+    let (cache, compiler) = (PrivateFolder::at(folder.path()), Counting::default());
     let key = ["v1", "source"];
     compiler.image(&cache, &key);
     let path = entries(folder.path()).pop().unwrap();
@@ -76,7 +75,7 @@ fn an_entry_that_is_damaged_anywhere_is_made_again_and_replaced() {
 #[test]
 fn another_key_in_the_file_of_the_same_name_is_not_taken() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, compiler) = (KernelCache::at(folder.path()), Counting::default());
+    let (cache, compiler) = (PrivateFolder::at(folder.path()), Counting::default());
     compiler.image(&cache, &["one"]);
     let one = entries(folder.path()).pop().unwrap();
     compiler.image(&cache, &["two"]);
@@ -89,7 +88,7 @@ fn another_key_in_the_file_of_the_same_name_is_not_taken() {
 #[test]
 fn writers_at_the_same_time_leave_one_whole_entry() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = KernelCache::at(folder.path());
+    let cache = PrivateFolder::at(folder.path());
     let made = AtomicUsize::new(0);
     let key = ["v1", "source"];
     std::thread::scope(|scope| {
@@ -119,7 +118,7 @@ fn a_folder_that_cannot_be_made_costs_only_time() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "not a folder").unwrap();
-    let (cache, compiler) = (KernelCache::at(file.join("kernels")), Counting::default());
+    let (cache, compiler) = (PrivateFolder::at(file.join("kernels")), Counting::default());
     for made in 1..=2 {
         assert_eq!(compiler.image(&cache, &["source"]), image_of(&["source"]));
         assert_eq!(compiler.0.get(), made);
@@ -129,9 +128,37 @@ fn a_folder_that_cannot_be_made_costs_only_time() {
 #[test]
 fn what_the_compiler_says_is_passed_on_and_nothing_is_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = KernelCache::at(folder.path());
+    let cache = PrivateFolder::at(folder.path());
     assert_eq!(cache.image("gemm", &["source"], || Err("line 3: no")).unwrap_err(), "line 3: no");
     assert!(entries(folder.path()).is_empty());
+}
+
+#[test]
+fn of_changes_at_the_same_time_none_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = PrivateFolder::at(folder.path().join("tuning"));
+    let change = |byte: u8| move |old: Option<Vec<u8>>| [old.unwrap_or_default(), vec![byte]].concat();
+    std::thread::scope(|scope| {
+        for writer in 0..8 {
+            let kept = &kept;
+            scope.spawn(move || (0..20).for_each(|_| kept.update("times", "v1", change(writer)).unwrap()));
+        }
+    });
+    let mut all = kept.get("times", "v1").unwrap();
+    all.sort_unstable();
+    assert_eq!(all, (0..8).flat_map(|writer| [writer; 20]).collect::<Vec<u8>>());
+    // Another version begins anew.
+    kept.update("times", "v2", change(9)).unwrap();
+    assert_eq!((kept.get("times", "v1"), kept.get("times", "v2")), (None, Some(vec![9])));
+}
+
+#[test]
+fn a_change_that_cannot_be_written_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "not a folder").unwrap();
+    assert!(PrivateFolder::at(file.join("tuning")).update("times", "v1", |_| Vec::new()).is_err());
+    assert!(PrivateFolder::none().update("times", "v1", |_| Vec::new()).is_ok());
 }
 
 #[cfg(unix)]
@@ -148,7 +175,7 @@ mod private {
     fn entries_are_the_users_alone() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("cache/sinew/kernels");
-        Counting::default().image(&KernelCache::at(&inner), &["source"]);
+        Counting::default().image(&PrivateFolder::at(&inner), &["source"]);
         assert_eq!((mode(&inner), mode(inner.parent().unwrap())), (0o700, 0o700));
         assert_eq!(mode(&entries(&inner)[0]), 0o600);
     }
@@ -156,7 +183,7 @@ mod private {
     #[test]
     fn a_folder_that_cannot_be_written_costs_only_time() {
         let folder = tempfile::tempdir().unwrap();
-        let (cache, compiler) = (KernelCache::at(folder.path()), Counting::default());
+        let (cache, compiler) = (PrivateFolder::at(folder.path()), Counting::default());
         compiler.image(&cache, &["kept before"]);
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o500)).unwrap();
         // Root writes where it likes.
@@ -172,7 +199,7 @@ mod private {
     fn what_others_could_have_written_is_not_run() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("kernels");
-        let (cache, compiler) = (KernelCache::at(&inner), Counting::default());
+        let (cache, compiler) = (PrivateFolder::at(&inner), Counting::default());
         let mut made = 0;
         let mut expect = |again: usize, why: &str| {
             compiler.image(&cache, &["source"]);

@@ -1,40 +1,53 @@
-//! Compiled kernels kept on disk, private to the user.
+//! What was made or measured here, kept on disk, private to the user: compiled kernels, what is known of devices, tuned
+//! times.
 //!
-//! An entry holds all that its image depends on, word for word, so that a hash that happens to be the same can never
-//! bring another kernel. What is missing, cut short, damaged or somebody else's is compiled again; a folder that cannot
-//! be written costs only time.
+//! An entry holds all that its contents depend on, word for word, so that a hash that happens to be the same can never
+//! bring another kernel. What is missing, cut short, damaged or somebody else's is made again; a folder that cannot be
+//! written costs only time.
 
 use std::ffi::OsString;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// First in every entry; the digit changes with the format.
 const MAGIC: &[u8; 8] = b"sinew-k1";
 /// Lengths of key and image, and the checksum of both.
 const HEADER: usize = MAGIC.len() + 3 * size_of::<u64>();
-/// The largest image that is kept, many times a module of kernels or an adapter's pipelines: what claims to be larger
-/// is not read.
+/// The largest contents that are kept, many times a module of kernels or an adapter's pipelines: what claims to be
+/// larger is not read.
 const LARGEST: u64 = 64 << 20;
+/// How long a writer waits for others of the same file, each of which takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A folder of compiled kernels, one for all devices.
+/// A folder of checked files that nobody but the user could have written.
+///
+/// ```
+/// use sinew_memory::PrivateFolder;
+///
+/// let nowhere = PrivateFolder::none();
+/// nowhere.keep("answer", "of version 1", b"42");
+/// assert_eq!(nowhere.get("answer", "of version 1"), None);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelCache {
+pub struct PrivateFolder {
     folder: Option<PathBuf>,
 }
 
-impl KernelCache {
-    /// The user's: `sinew/kernels` in `$XDG_CACHE_HOME` or `$HOME/.cache`. Where neither is set nothing is kept.
-    pub fn of_user() -> Self {
-        Self::in_home(|variable| std::env::var_os(variable))
+impl PrivateFolder {
+    /// The user's for one kind of contents: `sinew/NAME` in `$XDG_CACHE_HOME` or `$HOME/.cache`. Where neither is set
+    /// nothing is kept.
+    pub fn of_user(name: &str) -> Self {
+        Self::in_home(name, |variable| std::env::var_os(variable))
     }
 
-    fn in_home(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+    fn in_home(name: &str, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         // A path from wherever the process happens to be is nobody's home.
         let path = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let caches = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
-        Self { folder: caches.map(|caches| caches.join("sinew").join("kernels")) }
+        Self { folder: caches.map(|caches| caches.join("sinew").join(name)) }
     }
 
     /// One in a folder, which is made when it is first written to.
@@ -52,7 +65,7 @@ impl KernelCache {
         self.folder.as_deref()
     }
 
-    /// The image that `make` makes, or made before for the same `key`. `name` begins the file's name.
+    /// What `make` makes, or made before for the same `key`: a compiled kernel. `name` begins the file's name.
     ///
     /// # Errors
     /// Those of `make`.
@@ -67,18 +80,41 @@ impl KernelCache {
         Ok(image)
     }
 
-    /// What a file holds, if it was kept for this key.
-    pub(crate) fn get(&self, file: &str, key: &str) -> Option<Vec<u8>> {
+    /// What a file holds, if it was kept whole for this key, and nobody else could have written it.
+    pub fn get(&self, file: &str, key: &str) -> Option<Vec<u8>> {
         read(&self.folder.as_ref()?.join(file), key.as_bytes())
     }
 
-    /// Makes a file hold this, or leaves it as it is.
-    pub(crate) fn keep(&self, file: &str, key: &str, image: &[u8]) {
+    /// Makes a file hold this, or leaves it as it is. Readers see all of it or nothing.
+    pub fn keep(&self, file: &str, key: &str, contents: &[u8]) {
         let Some(folder) = &self.folder else { return };
         let path = folder.join(file);
-        if let Err(error) = write(folder, &path, key.as_bytes(), image) {
-            tracing::debug!("compiled kernels are not kept in {}: {error}", path.display());
+        if let Err(error) = write(folder, &path, key.as_bytes(), contents) {
+            tracing::debug!("nothing is kept in {}: {error}", path.display());
         }
+    }
+
+    /// Makes a file hold what `change` makes of what it holds, which is `None` where [`PrivateFolder::get`] has nothing.
+    /// Of changes at the same time, in any number of processes, none is lost.
+    ///
+    /// # Errors
+    /// A folder or file that cannot be written, or another writer that does not come to an end.
+    pub fn update(&self, file: &str, key: &str, change: impl FnOnce(Option<Vec<u8>>) -> Vec<u8>) -> io::Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        private::make_folder(folder)?;
+        // A file of its own, which is never replaced; the lock ends with the handle.
+        let lock = private::lock_file(&folder.join(format!("{file}.lock")))?;
+        let begun = Instant::now();
+        while let Err(error) = lock.try_lock() {
+            match error {
+                fs::TryLockError::WouldBlock if begun.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                error => return Err(error.into()),
+            }
+        }
+        let contents = change(self.get(file, key));
+        write(folder, &folder.join(file), key.as_bytes(), &contents)
     }
 }
 
@@ -137,7 +173,7 @@ fn write_through(unfinished: &Path, path: &Path, entry: &[u8]) -> io::Result<()>
     written.inspect_err(|_| drop(fs::remove_file(unfinished)))
 }
 
-/// Files that nobody else could have written: an image runs with the rights of whoever loads it.
+/// Files that nobody else could have written: a kernel runs with the rights of whoever loads it.
 #[cfg(unix)]
 mod private {
     use std::fs::{DirBuilder, File, Metadata, OpenOptions, metadata};
@@ -176,6 +212,11 @@ mod private {
     pub fn create(path: &Path) -> io::Result<File> {
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
     }
+
+    pub fn lock_file(path: &Path) -> io::Result<File> {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
+    }
 }
 
 /// Where files belong to the user's profile.
@@ -196,6 +237,10 @@ mod private {
     pub fn create(path: &Path) -> io::Result<File> {
         File::create_new(path)
     }
+
+    pub fn lock_file(path: &Path) -> io::Result<File> {
+        File::options().write(true).create(true).truncate(false).open(path)
+    }
 }
 
 #[cfg(test)]
@@ -204,7 +249,7 @@ mod tests {
 
     fn folder(variables: &[(&str, &str)]) -> Option<PathBuf> {
         let value = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
-        KernelCache::in_home(value).folder
+        PrivateFolder::in_home("kernels", value).folder
     }
 
     #[cfg(unix)]
@@ -243,7 +288,7 @@ mod tests {
     #[test]
     fn what_is_too_large_is_neither_kept_nor_read() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = KernelCache::at(folder.path());
+        let cache = PrivateFolder::at(folder.path());
         cache.keep("entry", "key", &vec![0; LARGEST as usize + 1]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         cache.keep("entry", "key", b"image");

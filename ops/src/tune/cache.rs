@@ -1,0 +1,149 @@
+//! What was measured, in memory and on disk.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use sinew_kernels::Operator;
+use sinew_memory::PrivateFolder;
+
+use super::Tuned;
+use super::problem::key;
+use crate::Context;
+
+/// A row that is measured to be faster than the one of the lowest predicted cost by less than this share is not taken in
+/// its place: another measurement may say the opposite.
+const MARGIN: f64 = 0.03;
+
+/// Seconds that rows took for a problem, medians.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Times(BTreeMap<String, f64>);
+
+impl Times {
+    pub(super) fn new(times: impl IntoIterator<Item = (&'static str, f64)>) -> Self {
+        Self(times.into_iter().map(|(row, seconds)| (row.to_owned(), seconds)).collect())
+    }
+
+    /// Seconds of a row, where it was measured.
+    pub fn seconds(&self, row: &str) -> Option<f64> {
+        self.0.get(row).copied().filter(|seconds| seconds.is_finite() && *seconds > 0.0)
+    }
+
+    /// Which of these rows, the first of which would be chosen if nothing were measured, is faster than that one;
+    /// `None` where none is, or the first was not measured: then there is nothing to hold the others against.
+    pub(crate) fn winner(&self, rows: &[&str]) -> Option<usize> {
+        let first = self.seconds(rows.first()?)?;
+        let others = rows.iter().enumerate().skip(1).filter_map(|(i, row)| Some((i, self.seconds(row)?)));
+        let (winner, least) = others.min_by(|a, b| a.1.total_cmp(&b.1))?;
+        (least < first * (1.0 - MARGIN)).then_some(winner)
+    }
+}
+
+/// Times of problems by operator and [key](super::Problem::key): of one hardware and one registry.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Timings(BTreeMap<String, BTreeMap<String, Times>>);
+
+impl Timings {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The times of a problem.
+    pub(crate) fn of<O: Operator>(&self, fixed: &O::Static, like: &O::Dynamic) -> Option<&Times> {
+        self.0.get(O::NAME)?.get(&key::<O>(fixed, like))
+    }
+
+    /// Takes in others, which go before those that are there: they are newer.
+    fn merge(&mut self, other: &Tuned) {
+        for problem in &other.problems {
+            let of_operator = self.0.entry(problem.operator.to_owned()).or_default();
+            of_operator.insert(problem.key.clone(), problem.times.clone());
+        }
+    }
+}
+
+/// Where the times of problems are kept: a file for each hardware, version of the library and set of rows, in a folder
+/// that nobody but the user can write to.
+///
+/// What is damaged, of another hardware, version or set of rows, or could have been written by another user, counts as
+/// nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TuningCache(PrivateFolder);
+
+impl TuningCache {
+    /// The user's: `sinew/tuning` in `$XDG_CACHE_HOME` or `$HOME/.cache`.
+    pub fn of_user() -> Self {
+        Self(PrivateFolder::of_user("tuning"))
+    }
+
+    /// One in a folder.
+    pub fn at(folder: PrivateFolder) -> Self {
+        Self(folder)
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &PrivateFolder {
+        &self.0
+    }
+
+    /// Keeps what was measured on a context's device with its registry, beside what is kept already. Others who write at
+    /// the same time lose nothing.
+    ///
+    /// # Errors
+    /// A folder or file that cannot be written.
+    pub fn save(&self, ctx: &Context, tuned: &Tuned) -> io::Result<()> {
+        self.0.update(&file(ctx), &key_of(ctx), |kept| {
+            let mut timings = kept.and_then(|kept| parse(&kept)).unwrap_or_default();
+            timings.merge(tuned);
+            // Maps of words and numbers cannot fail to be written; were they to, nothing would be kept.
+            serde_json::to_vec(&timings).unwrap_or_default()
+        })
+    }
+
+    /// What is kept for a context's device and registry.
+    pub(crate) fn timings(&self, ctx: &Context) -> Timings {
+        self.0.get(&file(ctx), &key_of(ctx)).and_then(|kept| parse(&kept)).unwrap_or_default()
+    }
+}
+
+fn parse(kept: &[u8]) -> Option<Timings> {
+    serde_json::from_slice(kept).ok()
+}
+
+/// A file for each number of threads and level, so that they do not replace each other.
+fn file(ctx: &Context) -> String {
+    let hardware = ctx.device().hardware();
+    format!("{}-{}-{}", ctx.device().id(), hardware.simd, hardware.threads).replace(':', "-")
+}
+
+/// Everything that the times depend on but the problem.
+fn key_of(ctx: &Context) -> String {
+    let (version, hardware) = (env!("CARGO_PKG_VERSION"), ctx.device().hardware());
+    let mut rows: Vec<String> = Vec::new();
+    for table in ctx.registry().tables() {
+        let of_device = table.row_names().into_iter().filter(|(_, device, _)| *device == hardware.kind);
+        rows.extend(of_device.map(|(row, _, arithmetic)| format!("{row} {arithmetic}")));
+    }
+    rows.sort();
+    format!("tuning 1 of sinew {version}: {hardware}, caches {:?}; {}", hardware.caches, rows.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_winner_beats_the_prediction_by_more_than_noise() {
+        let times = |all: &[(&'static str, f64)]| Times::new(all.iter().copied());
+        let rows = ["predicted", "other", "third"];
+        assert_eq!(times(&[("predicted", 1.0), ("other", 0.5), ("third", 0.4)]).winner(&rows), Some(2));
+        assert_eq!(times(&[("predicted", 1.0), ("other", 0.99)]).winner(&rows), None);
+        assert_eq!(times(&[("predicted", 1.0), ("other", 1.5)]).winner(&rows), None);
+        assert_eq!(times(&[("other", 0.5)]).winner(&rows), None);
+        assert_eq!(times(&[("predicted", 1.0), ("unknown", 0.1)]).winner(&rows), None);
+        for nonsense in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(times(&[("predicted", 1.0), ("other", nonsense)]).winner(&rows), None);
+        }
+        assert_eq!(times(&[]).winner(&[]), None);
+    }
+}

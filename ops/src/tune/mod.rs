@@ -1,0 +1,222 @@
+//! Tuning: the rows that may serve a problem, timed on this machine, once, and kept.
+//!
+//! The cost model is an estimate; what it orders wrongly on a machine is put right by [`tune`]. Measured times choose
+//! among the rows that the policy allows, and where it is deterministic these have one arithmetic: a tuned context gives
+//! the bits of an untuned one. Which arithmetic a problem has is never measured.
+
+mod cache;
+mod problem;
+
+use std::time::{Duration, Instant};
+
+use sinew_kernels::trial::AnyTrial;
+
+use crate::{Context, Result};
+
+pub(crate) use cache::Timings;
+pub use cache::{Times, TuningCache};
+pub(crate) use problem::{Of, Problem};
+
+/// How long [`tune`] may take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Budget {
+    /// Time for all problems. No trial begins after it; one that has begun is ended, of which no run takes more than a
+    /// fraction of a second.
+    pub time: Duration,
+    /// Runs of each row whose median counts, at most.
+    pub runs: usize,
+}
+
+impl Default for Budget {
+    /// Ten seconds, and seven runs.
+    fn default() -> Self {
+        Self { time: Duration::from_secs(10), runs: 7 }
+    }
+}
+
+/// Runs after which a row may be given up, and how many times as long as the fastest row's best its own best then takes.
+const FEW_RUNS: usize = 2;
+const HOPELESS: f64 = 1.5;
+/// A problem's share of the time that is left: what small ones leave goes to those behind them.
+const SHARE: u32 = 2;
+
+/// What [`tune`] measured.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Tuned {
+    /// The problems that were measured.
+    pub problems: Vec<TunedProblem>,
+    /// Problems for which no time was left.
+    pub left: usize,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+/// A problem that was measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TunedProblem {
+    /// Its operator.
+    pub operator: &'static str,
+    /// The static problem, and the call that stands for those like it.
+    pub problem: String,
+    /// The row that is chosen where nothing is measured.
+    pub predicted: &'static str,
+    /// The row that is chosen now.
+    pub winner: &'static str,
+    /// Medians of the rows that ran, in seconds.
+    pub times: Times,
+    /// Rows that failed, and how.
+    pub failed: Vec<(&'static str, String)>,
+    key: String,
+}
+
+/// Times the rows for every problem that a context was asked for: by a model that planned its layers with it, or by
+/// calls. Each row runs once to make ready; then they take turns, and one that is clearly slower is given up early.
+///
+/// Problems among whose rows there is something to choose come first, the short ones before the long. The context itself
+/// is not changed: make one [`Context::with_tuning`] of the cache that the result is saved to.
+///
+/// ```
+/// use sinew_memory::PrivateFolder;
+/// use sinew_ops::{Budget, Context, TuningCache, softmax, tune};
+///
+/// let ctx = Context::cpu()?;
+/// let x = ctx.tensor(&[0.5f32; 512], &[4, 128])?;
+/// let untuned = softmax(&ctx, &x)?;
+/// let tuned = tune(&ctx, &Budget::default())?;
+/// assert_eq!(tuned.problems[0].operator, "softmax");
+///
+/// let cache = TuningCache::at(PrivateFolder::none()); // or TuningCache::of_user()
+/// cache.save(&ctx, &tuned).expect("nothing is written here");
+/// let ctx = Context::cpu()?.with_tuning(&cache);
+/// assert_eq!(softmax(&ctx, &x)?.to_vec::<f32>()?, untuned.to_vec::<f32>()?);
+/// # Ok::<(), sinew_ops::Error>(())
+/// ```
+///
+/// # Errors
+/// A device that fails, or has no memory for operands. A row that fails is none: it is told in the result.
+pub fn tune(ctx: &Context, budget: &Budget) -> Result<Tuned> {
+    let begun = Instant::now();
+    let mut problems = Vec::new();
+    for problem in ctx.choices().problems() {
+        let candidates = problem.candidates(ctx)?;
+        if let Some(&(_, predicted_s)) = candidates.first() {
+            problems.push((candidates.len() == 1, predicted_s, problem.key(), problem, candidates));
+        }
+    }
+    problems.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then_with(|| a.2.cmp(&b.2)));
+    let mut tuned = Tuned::default();
+    for (i, (_, _, _, problem, candidates)) in problems.iter().enumerate() {
+        let left = budget.time.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            tuned.left = problems.len() - i;
+            break;
+        }
+        let share = (left / (problems.len() - i) as u32 * SHARE).min(left);
+        let names: Vec<&'static str> = candidates.iter().map(|(name, _)| *name).collect();
+        tuned.problems.push(measure(ctx, &**problem, &names, Instant::now() + share, budget.runs)?);
+    }
+    tuned.seconds = begun.elapsed().as_secs_f64();
+    Ok(tuned)
+}
+
+/// Times a problem's rows, the first of which is predicted fastest, until `end`.
+fn measure(
+    ctx: &Context,
+    problem: &dyn Problem,
+    rows: &[&'static str],
+    end: Instant,
+    runs: usize,
+) -> Result<TunedProblem> {
+    let operator = problem.operator();
+    let table = ctx.registry().tables().find(|table| table.operator() == operator);
+    let table = table.ok_or_else(|| crate::error::refuse(operator, "it is not in the registry"))?;
+    let mut trial = table.trial(&*problem.typed(), ctx.stream())?;
+    let (times, failed) = take_turns(&mut *trial, rows, end, runs);
+    for (row, failure) in &failed {
+        tracing::warn!(row, failure, problem = problem.words(), "a kernel failed its trial");
+    }
+    let times = Times::new(times);
+    let winner = rows[times.winner(rows).unwrap_or(0)];
+    let (key, words) = (problem.key(), problem.words());
+    Ok(TunedProblem { operator, problem: words, predicted: rows[0], winner, times, failed, key })
+}
+
+/// Medians of rows, and the failures of others.
+type Outcome = (Vec<(&'static str, f64)>, Vec<(&'static str, String)>);
+
+/// Rows in turns, so that what else the machine does meets all alike.
+fn take_turns(trial: &mut dyn AnyTrial, rows: &[&'static str], end: Instant, runs: usize) -> Outcome {
+    let mut times: Vec<(&'static str, Vec<f64>)> = rows.iter().map(|&row| (row, Vec::new())).collect();
+    let (mut given_up, mut failed) = (Vec::new(), Vec::new());
+    for round in 0..runs.max(1) {
+        if round > 0 && Instant::now() >= end {
+            break;
+        }
+        times.retain_mut(|(row, of_row)| match trial.time_row(row) {
+            Ok(seconds) => {
+                of_row.push(seconds);
+                true
+            }
+            Err(error) => {
+                failed.push((*row, error.to_string()));
+                false
+            }
+        });
+        let best = |of_row: &[f64]| of_row.iter().copied().fold(f64::INFINITY, f64::min);
+        let least = times.iter().map(|(_, of_row)| best(of_row)).fold(f64::INFINITY, f64::min);
+        if round + 1 >= FEW_RUNS {
+            given_up.extend(times.extract_if(.., |(_, of_row)| best(of_row) > HOPELESS * least));
+            if times.len() + given_up.len() + failed.len() > 1 && times.len() == 1 && round + 1 > FEW_RUNS {
+                break;
+            }
+        }
+    }
+    let median = |(row, mut of_row): (&'static str, Vec<f64>)| {
+        of_row.sort_by(f64::total_cmp);
+        (row, of_row[of_row.len() / 2])
+    };
+    (times.into_iter().chain(given_up).map(median).collect(), failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows with times of their own, which count how often they run.
+    struct Counting(Vec<(&'static str, f64, usize)>);
+
+    impl AnyTrial for Counting {
+        fn names(&self) -> Vec<&'static str> {
+            self.0.iter().map(|(name, ..)| *name).collect()
+        }
+        fn time_row(&mut self, name: &str) -> Result<f64, sinew_kernels::Error> {
+            let row = self.0.iter_mut().find(|(row, ..)| *row == name).expect("a row of the trial");
+            row.2 += 1;
+            let failure = || sinew_kernels::operator::refuse("gemm", "it always fails");
+            if row.1 > 0.0 { Ok(row.1) } else { Err(failure()) }
+        }
+    }
+
+    fn counting() -> (Counting, Vec<&'static str>) {
+        let trial = Counting(vec![("near", 1.1, 0), ("best", 1.0, 0), ("far", 4.0, 0), ("broken", -1.0, 0)]);
+        let names = trial.names();
+        (trial, names)
+    }
+
+    #[test]
+    fn a_row_that_is_clearly_slower_or_fails_is_not_run_again() {
+        let (mut trial, names) = counting();
+        let end = Instant::now() + Duration::from_secs(3600);
+        let (times, failed) = take_turns(&mut trial, &names, end, 7);
+        assert_eq!(times, [("near", 1.1), ("best", 1.0), ("far", 4.0)]);
+        assert_eq!(failed.iter().map(|(row, _)| *row).collect::<Vec<_>>(), ["broken"]);
+        assert_eq!(trial.0.iter().map(|row| row.2).collect::<Vec<_>>(), [7, 7, FEW_RUNS, 1]);
+    }
+
+    #[test]
+    fn after_its_time_a_problem_gets_one_round_and_no_more() {
+        let (mut trial, names) = counting();
+        take_turns(&mut trial, &names, Instant::now(), 7);
+        assert!(trial.0.iter().all(|row| row.2 == 1));
+    }
+}

@@ -1,0 +1,255 @@
+//! What was measured chooses among rows that give the same bits, and nothing that was not measured here, by this version
+//! and with these rows, does.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use sinew_kernels::gemm::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew_kernels::{Arithmetic, Error as KernelError, Registry, Row};
+use sinew_memory::{Cpu, PrivateFolder};
+use sinew_ops::{Budget, Context, Policy, Tuned, TuningCache, matmul, tune};
+use sinew_tensor::{DType, Tensor};
+
+const M: usize = 5;
+const N: usize = 48;
+const K: usize = 65;
+const CALL: GemmDynamic = GemmDynamic { batch: 1, m: M };
+
+fn problem() -> GemmStatic {
+    GemmStatic::new(N, K, DType::F32, Rhs::Strided(DType::F32), DType::F32, Compute::F32)
+}
+
+/// Sinew's rows and others.
+fn context(rows: &[Row<Gemm>], deterministic: bool) -> Context {
+    let mut registry = Registry::standard();
+    registry.add(rows.iter().copied());
+    let policy = Policy { deterministic, ..Policy::default() };
+    Context::new(Cpu::get(), Arc::new(registry), policy).unwrap()
+}
+
+/// The row that serves the problem where nothing was measured.
+fn usual() -> Row<Gemm> {
+    context(&[], true).choose::<Gemm>(&problem(), &CALL).unwrap()
+}
+
+/// The same by another name, which no prediction chooses.
+fn twin() -> Row<Gemm> {
+    Row { name: "gemm.cpu.twin", cost: |_, _, _| 1e9, ..usual() }
+}
+
+/// One that never runs.
+fn broken() -> Row<Gemm> {
+    Row { name: "gemm.cpu.broken", run: |_, _, _, _| Err(no_luck()), ..twin() }
+}
+
+fn no_luck() -> KernelError {
+    KernelError::Operands { operator: "gemm", reason: "no luck".into() }
+}
+
+fn product(ctx: &Context) -> Vec<f32> {
+    let values = |count: usize| (0..count).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect::<Vec<f32>>();
+    let tensor = |rows, columns| -> Tensor { ctx.tensor(&values(rows * columns), &[rows, columns]).unwrap() };
+    matmul(&tensor(M, K), &tensor(K, N)).run(ctx).unwrap().to_vec().unwrap()
+}
+
+fn measured(ctx: &Context) -> Tuned {
+    product(ctx);
+    tune(ctx, &Budget::default()).unwrap()
+}
+
+struct Cache {
+    folder: tempfile::TempDir,
+    cache: TuningCache,
+}
+
+impl Cache {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = TuningCache::at(PrivateFolder::at(folder.path().join("tuning")));
+        Self { folder, cache }
+    }
+
+    /// One that says of the problem what was never measured.
+    fn poisoned(ctx: &Context, times: &[(&str, f64)]) -> Self {
+        let kept = Self::new();
+        kept.cache.save(ctx, &measured(ctx)).unwrap();
+        kept.change(|key, mut contents| {
+            for problem in contents["gemm"].as_object_mut().unwrap().values_mut() {
+                *problem = times.iter().map(|&(row, seconds)| (row.to_owned(), Value::from(seconds))).collect();
+            }
+            (key, contents)
+        });
+        kept
+    }
+
+    fn file(&self) -> PathBuf {
+        let all = fs::read_dir(self.folder.path().join("tuning")).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = all.filter(|path| path.extension().is_none_or(|e| e != "lock")).collect();
+        assert_eq!(files.len(), 1, "{files:?}");
+        files.remove(0)
+    }
+
+    /// Writes the file again with another key and other contents.
+    fn change(&self, change: impl FnOnce(String, Value) -> (String, Value)) {
+        /// Magic, the lengths of key and contents, and a checksum.
+        const HEADER: usize = 32;
+        let path = self.file();
+        let bytes = fs::read(&path).unwrap();
+        let key_len = u64::from_le_bytes(bytes[8..16].try_into().unwrap()) as usize;
+        let (key, contents) = bytes[HEADER..].split_at(key_len);
+        let key = String::from_utf8(key.to_vec()).unwrap();
+        let (key, contents) = change(key, serde_json::from_slice(contents).unwrap());
+        let name = path.file_name().unwrap().to_str().unwrap();
+        PrivateFolder::at(path.parent().unwrap()).keep(name, &key, contents.to_string().as_bytes());
+    }
+}
+
+fn chosen(ctx: &Context) -> &'static str {
+    ctx.choose::<Gemm>(&problem(), &CALL).unwrap().name
+}
+
+#[test]
+fn the_row_that_was_measured_fastest_is_chosen_and_says_so() {
+    let kept = Cache::poisoned(&context(&[twin()], true), &[(usual().name, 2e-3), ("gemm.cpu.twin", 1e-3)]);
+    let ctx = context(&[twin()], true).with_tuning(&kept.cache);
+    assert_eq!(chosen(&ctx), "gemm.cpu.twin");
+    let explanation = ctx.explain::<Gemm>(&problem(), &CALL).unwrap();
+    let choice = explanation.choice().unwrap();
+    assert_eq!((choice.row, choice.measured_s), ("gemm.cpu.twin", Some(1e-3)));
+    assert!(explanation.to_string().contains("measured"), "{explanation}");
+    assert_eq!(product(&ctx), product(&context(&[], true)));
+    // A preference goes before what was measured.
+    let policy = Policy { prefer: vec![usual().name.into()], ..Policy::default() };
+    let mut registry = Registry::standard();
+    registry.add([twin()]);
+    let ctx = Context::new(Cpu::get(), Arc::new(registry), policy).unwrap().with_tuning(&kept.cache);
+    assert_eq!(chosen(&ctx), usual().name);
+}
+
+#[test]
+fn a_fast_row_of_another_arithmetic_is_chosen_only_where_bits_may_change() {
+    let other = Row { name: "gemm.cpu.other", arithmetic: Arithmetic::named("gemm.other"), ..twin() };
+    for (deterministic, winner) in [(true, usual().name), (false, "gemm.cpu.other")] {
+        let usual = chosen(&context(&[other], deterministic));
+        let kept = Cache::poisoned(&context(&[other], deterministic), &[(usual, 1.0), ("gemm.cpu.other", 1e-9)]);
+        assert_eq!(chosen(&context(&[other], deterministic).with_tuning(&kept.cache)), winner);
+    }
+}
+
+#[test]
+fn a_winner_that_fails_makes_way_for_the_next_row() {
+    let times = [(usual().name, 1e-3), ("gemm.cpu.broken", 1e-9)];
+    let kept = Cache::poisoned(&context(&[broken()], true), &times);
+    let ctx = context(&[broken()], true).with_tuning(&kept.cache);
+    // Planned with it, and chosen as it is called.
+    let planned = ctx.plan::<Gemm>(problem(), &[CALL]).unwrap();
+    assert_eq!(planned.rows()[0].1.name, "gemm.cpu.broken");
+    assert_eq!(product(&ctx), product(&context(&[], true)));
+    assert_eq!(chosen(&ctx), usual().name);
+    let explanation = ctx.explain::<Gemm>(&problem(), &CALL).unwrap();
+    let verdict = &explanation.candidates.iter().find(|c| c.row == "gemm.cpu.broken").unwrap().verdict;
+    assert!(verdict.contains("failed") && verdict.contains("no luck"), "{verdict}");
+    let a = ctx.tensor(&[1.0f32; M * K], &[1, M, K]).unwrap();
+    let b = ctx.tensor(&[1.0f32; K * N], &[1, K, N]).unwrap();
+    let mut d = ctx.tensor(&[0.0f32; M * N], &[1, M, N]).unwrap();
+    let inputs = [Some(a.view()), Some(b.view()), None, None, None, None, None];
+    planned.run(&ctx, &CALL, &inputs, &[d.view_mut().unwrap()]).unwrap();
+    assert_eq!(d.to_vec::<f32>().unwrap(), vec![K as f32; M * N]);
+    // What is wrong with the operands is still told, by the row that was asked first.
+    let error = planned.run(&ctx, &CALL, &[None; 7], &[d.view_mut().unwrap()]).unwrap_err();
+    assert!(error.to_string().contains("missing"), "{error}");
+}
+
+#[test]
+fn what_is_not_of_this_version_these_rows_and_this_user_counts_as_nothing() {
+    type Spoil = fn(&Cache);
+    let spoils: [(&str, Spoil); 4] = [
+        ("nothing", |_| ()),
+        ("damage", |kept| {
+            let mut bytes = fs::read(kept.file()).unwrap();
+            *bytes.last_mut().unwrap() ^= 0x10;
+            fs::write(kept.file(), bytes).unwrap();
+        }),
+        ("another version", |kept| {
+            kept.change(|key, contents| (key.replacen(env!("CARGO_PKG_VERSION"), "99.0.0", 1), contents));
+        }),
+        ("contents of another form", |kept| kept.change(|key, _| (key, Value::from("times")))),
+    ];
+    for (spoil, how) in spoils {
+        let kept = Cache::poisoned(&context(&[twin()], true), &[(usual().name, 2e-3), ("gemm.cpu.twin", 1e-3)]);
+        how(&kept);
+        let winner = if spoil == "nothing" { "gemm.cpu.twin" } else { usual().name };
+        assert_eq!(chosen(&context(&[twin()], true).with_tuning(&kept.cache)), winner, "{spoil}");
+        // Another set of rows.
+        assert_eq!(chosen(&context(&[twin(), broken()], true).with_tuning(&kept.cache)), usual().name);
+        // What was spoiled is replaced as soon as something is measured.
+        let ctx = context(&[twin()], true);
+        kept.cache.save(&ctx, &measured(&ctx)).unwrap();
+        let explanation = ctx.with_tuning(&kept.cache).explain::<Gemm>(&problem(), &CALL).unwrap();
+        assert!(explanation.choice().unwrap().measured_s.is_some(), "{spoil}: {explanation}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn what_others_could_have_written_counts_as_nothing() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let kept = Cache::poisoned(&context(&[twin()], true), &[(usual().name, 2e-3), ("gemm.cpu.twin", 1e-3)]);
+    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let choice = || chosen(&context(&[twin()], true).with_tuning(&kept.cache));
+    assert_eq!(choice(), "gemm.cpu.twin");
+    set(&kept.file(), 0o622);
+    assert_eq!(choice(), usual().name);
+    set(&kept.file(), 0o600);
+    set(kept.file().parent().unwrap(), 0o777);
+    assert_eq!(choice(), usual().name);
+    let ctx = context(&[twin()], true);
+    assert!(kept.cache.save(&ctx, &measured(&ctx)).is_err());
+}
+
+#[test]
+fn times_that_are_saved_at_the_same_time_are_all_kept() {
+    let kept = Cache::new();
+    let fixed = |n: usize| GemmStatic { n, ..problem() };
+    let all = 1..=6;
+    std::thread::scope(|scope| {
+        for n in all.clone() {
+            let cache = &kept.cache;
+            scope.spawn(move || {
+                let ctx = context(&[], true);
+                ctx.choose::<Gemm>(&fixed(n), &CALL).unwrap();
+                let tuned = tune(&ctx, &Budget::default()).unwrap();
+                (0..10).for_each(|_| cache.save(&ctx, &tuned).unwrap());
+            });
+        }
+    });
+    let ctx = context(&[], true).with_tuning(&kept.cache);
+    for n in all {
+        let explanation = ctx.explain::<Gemm>(&fixed(n), &CALL).unwrap();
+        assert!(explanation.choice().unwrap().measured_s.is_some(), "{explanation}");
+    }
+}
+
+#[test]
+fn every_problem_is_measured_once_while_there_is_time_and_none_after_it() {
+    let ctx = context(&[twin(), broken()], true);
+    for m in [1, 2, 5, 6] {
+        ctx.choose::<Gemm>(&problem(), &GemmDynamic { batch: 1, m }).unwrap();
+    }
+    // Five and six rows are in one bucket.
+    let tuned = tune(&ctx, &Budget::default()).unwrap();
+    assert_eq!((tuned.problems.len(), tuned.left), (3, 0));
+    for problem in &tuned.problems {
+        assert_eq!((problem.operator, problem.predicted), ("gemm", usual().name));
+        assert!(problem.times.seconds("gemm.cpu.twin").is_some());
+        assert_eq!(problem.times.seconds("gemm.cpu.broken"), None);
+        assert!(matches!(&problem.failed[..], [("gemm.cpu.broken", how)] if how.contains("no luck")));
+    }
+    let none = tune(&ctx, &Budget { time: Duration::ZERO, ..Budget::default() }).unwrap();
+    assert_eq!((none.problems.len(), none.left), (0, 3));
+    assert!(tuned.seconds < 60.0, "{} s", tuned.seconds);
+}

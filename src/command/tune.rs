@@ -1,0 +1,142 @@
+//! `sinew tune`.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use sinew::demo;
+use sinew::models::{EmbeddingModel, Folder, LanguageModel, LoadOptions, ModelConfig};
+use sinew::ops::{Budget, Context, Tuned, TuningCache, tune};
+
+use super::arguments::settings;
+use super::{Machine, Outcome, WeightForm, locate};
+
+/// Time the kernels that may serve a model's shapes on this machine, and keep the times: from then on the fastest are
+/// chosen, and no bit of a result changes for it. Without --model: the shapes of the bundled model.
+#[derive(Debug, Args)]
+pub struct Tune {
+    /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
+    #[arg(long, value_name = "PATH|ID")]
+    model: Option<PathBuf>,
+    /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
+    #[arg(long)]
+    offline: bool,
+    #[command(flatten)]
+    form: WeightForm,
+    /// Seconds that may be spent on timing.
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = parse_seconds)]
+    budget: f64,
+    /// Print one JSON object and nothing else.
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=86400.0).contains(seconds));
+    seconds.ok_or_else(|| "seconds are a number from 0.1 to 86400".to_owned())
+}
+
+/// Tokens of the prompt that shapes are taken from, and of the texts of an encoder.
+const PROMPT: usize = 512;
+const TEXT: usize = 128;
+
+impl Tune {
+    pub fn run(&self, machine: &Machine) -> Outcome {
+        let ctx = Arc::new(machine.untuned_context()?);
+        self.note(&ctx)?;
+        let budget = Budget { time: Duration::from_secs_f64(self.budget), ..Budget::default() };
+        let tuned = tune(&ctx, &budget)?;
+        let cache = settings().tuning_cache();
+        cache.save(&ctx, &tuned).map_err(|error| format!("the times cannot be kept: {error}"))?;
+        self.report(&ctx, &tuned, &cache)
+    }
+
+    /// Runs the model for a moment, so that the context knows what it is asked for.
+    fn note(&self, ctx: &Arc<Context>) -> Outcome {
+        let options = LoadOptions { weights: self.form.options(Default::default())?, ..LoadOptions::default() };
+        let Some(name) = &self.model else { return prompt(demo::load(ctx.clone(), &options)?) };
+        let folder = Folder::new(locate(name, self.offline)?);
+        match folder.config()? {
+            ModelConfig::Encoder(config) => {
+                let mut model = EmbeddingModel::load_on(ctx.clone(), &folder, &options.weights, &mut |_, _| {})?;
+                let tokens = TEXT.min(config.max_position_embeddings);
+                let text: Vec<u32> = (0..tokens).map(|i| (i % config.vocab_size) as u32).collect();
+                model.embed_tokens(&[text])?;
+                Ok(())
+            }
+            config => {
+                let config = config.as_decoder()?;
+                let options = LoadOptions { context: Some(config.longest_context().min(2 * PROMPT)), ..options };
+                prompt(LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {})?)
+            }
+        }
+    }
+
+    fn report(&self, ctx: &Context, tuned: &Tuned, cache: &TuningCache) -> Outcome {
+        let mut out = std::io::stdout().lock();
+        let folder = cache.folder().folder();
+        if self.json {
+            let problems: Vec<_> = tuned
+                .problems
+                .iter()
+                .map(|problem| {
+                    json!({
+                        "operator": problem.operator,
+                        "problem": problem.problem,
+                        "predicted": problem.predicted,
+                        "winner": problem.winner,
+                        "times": problem.times,
+                        "failed": problem.failed.iter().map(|(row, _)| row).collect::<Vec<_>>(),
+                    })
+                })
+                .collect();
+            let line = json!({
+                "hardware": ctx.device().hardware().to_string(),
+                "problems": problems,
+                "left": tuned.left,
+                "seconds": tuned.seconds,
+                "folder": folder,
+            });
+            writeln!(out, "{line}")?;
+            return Ok(());
+        }
+        writeln!(out, "{}: {}", ctx.device().id(), ctx.device().hardware())?;
+        for problem in &tuned.problems {
+            let (operator, winner) = (problem.operator, problem.winner);
+            let us = problem.times.seconds(winner).map_or_else(|| "-".to_owned(), |s| format!("{:.1} µs", s * 1e6));
+            let instead = match problem.predicted {
+                predicted if predicted == winner => String::new(),
+                predicted => format!(", not {predicted}"),
+            };
+            writeln!(out, "{operator:<13} {us:>12}  {winner}{instead}  {}", problem.problem)?;
+            for (row, failure) in &problem.failed {
+                writeln!(out, "{:<13} {:>12}  {row} failed: {failure}", "", "-")?;
+            }
+        }
+        let changed = tuned.problems.iter().filter(|problem| problem.winner != problem.predicted).count();
+        let (all, seconds) = (tuned.problems.len(), tuned.seconds);
+        write!(out, "{all} problems in {seconds:.1} s; another kernel than predicted for {changed}")?;
+        match tuned.left {
+            0 => writeln!(out)?,
+            left => writeln!(out, "; {left} are left: give a larger --budget")?,
+        }
+        match folder {
+            Some(folder) => writeln!(out, "kept in {}", folder.display())?,
+            None => writeln!(out, "not kept: neither XDG_CACHE_HOME nor HOME is set")?,
+        }
+        Ok(())
+    }
+}
+
+/// A prompt and a step after it.
+fn prompt(mut model: LanguageModel) -> Outcome {
+    let (vocab, context) = (model.decoder().config().vocab_size, model.decoder().config().longest_context());
+    let tokens: Vec<u32> = (0..PROMPT.min(context - 1)).map(|i| (i % vocab) as u32).collect();
+    let mut sequences = vec![model.sequence()];
+    model.prefill(&mut sequences[0], &tokens)?;
+    model.decode_greedy(&mut sequences, &[0])?;
+    Ok(())
+}

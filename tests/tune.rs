@@ -1,0 +1,103 @@
+//! `sinew tune` and `sinew devices --measure`: what they keep is found again, and changes no bit.
+
+use std::path::Path;
+use std::process::Output;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use sinew::demo;
+use sinew::memory::PrivateFolder;
+use sinew::ops::{Budget, TuningCache, tune};
+use sinew::prelude::*;
+
+#[path = "common/command.rs"]
+mod command;
+
+use command::{command, refused, run, stdout};
+
+/// The command with the user's caches in a folder, tuned.
+fn in_folder(folder: &Path, arguments: &[&str]) -> Output {
+    run(command().env("SINEW_TUNING", "on").env("XDG_CACHE_HOME", folder).args(arguments), "")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_str(&stdout(output)).expect("the output is one JSON value and nothing else")
+}
+
+/// Logits of a prompt and of a step after it.
+fn logits(model: &mut LanguageModel) -> Vec<u32> {
+    let mut sequence = model.sequence();
+    let prompt: Vec<u32> = (0..77).map(|i| i * 5 % 60).collect();
+    let mut bits: Vec<u32> = model.prefill(&mut sequence, &prompt).unwrap().iter().map(|x| x.to_bits()).collect();
+    bits.extend(model.prefill(&mut sequence, &[7]).unwrap().iter().map(|x| x.to_bits()));
+    bits
+}
+
+#[test]
+fn a_tuned_model_gives_the_bits_of_an_untuned_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = TuningCache::at(PrivateFolder::at(folder.path().join("tuning")));
+    for dtype in [DType::F32, DType::BF16] {
+        let weights = WeightOptions { dtype: Some(dtype), ..WeightOptions::default() };
+        let options = LoadOptions { weights, ..LoadOptions::default() };
+        let ctx = Arc::new(Context::cpu().unwrap());
+        let untuned = logits(&mut demo::load(ctx.clone(), &options).unwrap());
+        let tuned = tune(&ctx, &Budget { time: Duration::from_secs(20), runs: 3 }).unwrap();
+        assert!(tuned.problems.len() > 5 && tuned.left == 0, "{tuned:?}");
+        assert!(tuned.problems.iter().all(|problem| problem.failed.is_empty()), "{tuned:?}");
+        cache.save(&ctx, &tuned).unwrap();
+        let ctx = Arc::new(Context::cpu().unwrap().with_tuning(&cache));
+        assert_eq!(logits(&mut demo::load(ctx, &options).unwrap()), untuned);
+    }
+}
+
+#[test]
+fn the_command_keeps_times_where_the_users_caches_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let tuned = json(&in_folder(folder.path(), &["tune", "--budget", "2", "--json"]));
+    let problems = tuned["problems"].as_array().unwrap();
+    assert!(!problems.is_empty());
+    for problem in problems {
+        assert!(problem["times"][problem["winner"].as_str().unwrap()].as_f64().unwrap() > 0.0, "{problem}");
+    }
+    assert_eq!(tuned["folder"].as_str().unwrap(), folder.path().join("sinew/tuning").to_str().unwrap());
+    let files = || std::fs::read_dir(folder.path().join("sinew/tuning")).unwrap().count();
+    let kept = files();
+    assert!(kept > 0);
+    // Lines of answers; behind them stand times.
+    let answers = |output: &Output| -> Vec<String> {
+        stdout(output).lines().filter(|line| line.starts_with("  ")).map(str::to_owned).collect()
+    };
+    let with = answers(&in_folder(folder.path(), &[]));
+    assert_eq!((with.len(), &with), (demo::PROMPTS.len(), &answers(&in_folder(folder.path(), &["--tuning=false"]))));
+    assert!(stdout(&in_folder(folder.path(), &["tune", "--budget", "0.1"])).contains("kept in"));
+    assert_eq!(files(), kept);
+    refused(&in_folder(folder.path(), &["tune", "--budget", "0"]), &["budget", "0.1"]);
+    let maybe = run(command().env("SINEW_TUNING", "maybe").arg("devices"), "");
+    refused(&maybe, &["SINEW_TUNING", "maybe", "on or off"]);
+}
+
+#[test]
+fn a_description_is_measured_once_and_shown_from_then_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let cpu = |arguments: &[&str]| {
+        let all = json(&in_folder(folder.path(), arguments));
+        all["devices"].as_array().unwrap().iter().find(|device| device["kind"] == "cpu").unwrap()["measured"].clone()
+    };
+    assert!(cpu(&["devices", "--json", "--threads", "1"]).is_null());
+    let measured = cpu(&["devices", "--json", "--threads", "1", "--measure"]);
+    let positive = |value: &Value| value.as_f64().is_some_and(|value| value.is_finite() && value > 0.0);
+    assert_eq!(measured["bandwidth"][0]["threads"], 1);
+    for limit in ["read_bytes_per_s", "copy_bytes_per_s"] {
+        assert!(positive(&measured["bandwidth"][0][limit]), "{measured}");
+    }
+    for rate in ["f32_flops_per_s", "bf16_flops_per_s", "int8_ops_per_s"] {
+        assert!(positive(&measured["arithmetic"][rate]), "{measured}");
+    }
+    assert!(positive(&measured["fork_join_s"]), "{measured}");
+    assert_eq!(cpu(&["devices", "--json", "--threads", "1"]), measured);
+    assert!(cpu(&["devices", "--json", "--threads", "2"]).is_null());
+    let shown = stdout(&in_folder(folder.path(), &["devices", "--threads", "1"]));
+    assert!(shown.contains("start and join") && shown.contains("GFLOP/s"), "{shown}");
+}
