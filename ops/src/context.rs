@@ -251,6 +251,27 @@ impl Context {
         explain::explain::<O>(self, fixed, call)
     }
 
+    /// The same with the time that every candidate takes on operands like a model's, measured now in turns, and held
+    /// against measured limits: some seconds. The choice is what it was; [`tune`](crate::tune()) changes that.
+    ///
+    /// ```
+    /// use sinew_kernels::softmax::{Softmax, SoftmaxDynamic, SoftmaxStatic};
+    /// use sinew_ops::Context;
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let call = SoftmaxDynamic { rows: 16, width: 1024 };
+    /// let explanation = ctx.explain_measured::<Softmax>(&SoftmaxStatic::default(), &call)?;
+    /// assert!(explanation.choice().is_some_and(|choice| choice.measured_s.is_some()));
+    /// println!("{explanation}");
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An operator that the registry does not hold, or a problem too large to make operands for.
+    pub fn explain_measured<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
+        explain::explain_measured::<O>(self, fixed, call)
+    }
+
     /// Runs `work` and records every launch of this context meanwhile: operator, row, problem, and how long it took.
     ///
     /// Each launch is waited for, so that on a GPU the work takes longer than it does unrecorded. While nothing is

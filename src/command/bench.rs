@@ -246,7 +246,7 @@ impl Bench {
 }
 
 /// Any spread of tokens will do: the speed does not depend on them.
-fn tokens(vocab_size: usize, first: usize, count: usize) -> Vec<u32> {
+pub(super) fn tokens(vocab_size: usize, first: usize, count: usize) -> Vec<u32> {
     let token = |i: usize| ((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocab_size as u64;
     (first..first + count).map(|i| token(i) as u32).collect()
 }

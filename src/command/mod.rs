@@ -81,8 +81,6 @@ enum Command {
     Settings(settings::Settings),
     /// List the devices of this machine, or why there are none.
     Devices(devices::Devices),
-    /// Show the kernels that could solve a problem, their predicted cost, and why one is chosen.
-    #[command(subcommand)]
     Explain(explain::Explain),
 }
 
