@@ -129,6 +129,9 @@ impl Device for Cpu {
     fn allocate_to_fill(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
         Ok(self.allocate_pages(bytes)?)
     }
+    fn held_bytes(&self, bytes: usize) -> usize {
+        HostStorage::held_bytes(bytes)
+    }
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
         let team = self.team.clone();
         Ok(Arc::new(CpuStream { device: self, team }))

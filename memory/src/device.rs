@@ -121,6 +121,10 @@ pub trait Device: fmt::Debug + Send + Sync + Any {
     fn allocate_to_fill(&self, bytes: usize) -> Result<Arc<dyn Storage>> {
         self.allocate(bytes)
     }
+    /// Bytes of memory that an allocation of `bytes` bytes takes: more than are asked for where pages are large.
+    fn held_bytes(&self, bytes: usize) -> usize {
+        bytes.checked_next_multiple_of(self.alignment().max(1)).unwrap_or(usize::MAX)
+    }
     /// Makes a stream: a queue of work in order.
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>>;
 }

@@ -47,6 +47,12 @@ impl HostStorage {
         Some(Self { ptr, len, held: Held::Heap(layout) })
     }
 
+    /// Bytes that `len` bytes take once all of them are written.
+    pub fn held_bytes(len: usize) -> usize {
+        let granule = if len >= HUGE_PAGE_FROM { HUGE_PAGE } else { HOST_ALIGNMENT };
+        len.checked_next_multiple_of(granule).unwrap_or(usize::MAX)
+    }
+
     /// Pages of the system, which zeroes each where it is first touched.
     fn pages(len: usize) -> Option<Self> {
         let size = len.checked_next_multiple_of(HUGE_PAGE)?;

@@ -14,7 +14,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use sinew_memory::{BlockTable, Buffer, CopyBlock, PageConfig, PagePool, PageStats, PrefixConfig};
+use sinew_memory::{BlockTable, Buffer, CopyBlock, Device, PageConfig, PagePool, PageStats, PrefixConfig};
 use sinew_ops::Context;
 use sinew_tensor::{PagedLayout, Tensor};
 
@@ -123,6 +123,16 @@ impl CacheShape {
     /// The same of room for `tokens` tokens on the host.
     pub fn host_bytes(&self, tokens: usize) -> usize {
         self.bytes_of(|layout| layout.blocks_for(tokens))
+    }
+
+    /// Bytes of a device's memory that it takes, with room for `host_tokens` tokens beside it.
+    pub(crate) fn held_bytes(&self, device: &dyn Device, host_tokens: usize) -> usize {
+        let of_layer = |&group: &usize| {
+            let layout = &self.groups[group].layout;
+            let host = layout.blocks_for(host_tokens).saturating_mul(layout.bytes_per_block());
+            device.held_bytes(layout.bytes()).saturating_add(device.held_bytes(host)).saturating_mul(2)
+        };
+        self.layers.iter().map(of_layer).fold(0, usize::saturating_add)
     }
 
     fn bytes_of(&self, blocks: impl Fn(&PagedLayout) -> usize) -> usize {

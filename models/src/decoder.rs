@@ -215,6 +215,22 @@ impl Decoder {
         })
     }
 
+    /// Bytes of workspace that attention would make room for.
+    ///
+    /// # Errors
+    /// No kernel for it on the context's device.
+    pub(crate) fn attention_workspace(
+        ctx: &Context,
+        config: &DecoderConfig,
+        precision: Precision,
+        limits: &Limits,
+    ) -> Result<usize> {
+        config
+            .layers
+            .iter()
+            .try_fold(0, |most, layer| Ok(most.max(Layer::attention_workspace(ctx, config, layer, precision, limits)?)))
+    }
+
     /// The description that it was loaded from.
     pub fn config(&self) -> &DecoderConfig {
         &self.config

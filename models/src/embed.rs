@@ -10,6 +10,7 @@ use sinew_memory::{Device, DeviceKind};
 use sinew_ops::Context;
 
 use self::backbone::Backbone;
+pub(crate) use self::backbone::Pass;
 use crate::checkpoint::Checkpoint;
 use crate::config::check_positions;
 use crate::load::{Loader, Precision, Progress, Sizes, WeightOptions};
@@ -115,6 +116,12 @@ impl EmbeddingModel {
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
         Backbone::plan(config, &Sizes { checkpoint, precision, device: device.id().kind, asked: None })
+    }
+
+    /// The same of what loading makes of a checkpoint, and the workspace that attention would make room for.
+    pub(crate) fn plan_of(ctx: &Context, config: &ModelConfig, sizes: &Sizes<'_>) -> Result<(Plan, Pass)> {
+        let plan = Backbone::plan(config, sizes)?;
+        Ok((plan, Backbone::pass(ctx, config, sizes)?))
     }
 
     /// The context that it runs on.

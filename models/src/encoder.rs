@@ -152,6 +152,21 @@ impl Encoder {
         })
     }
 
+    /// Bytes of workspace that attention would make room for in passes of so many tokens.
+    ///
+    /// # Errors
+    /// No kernel for it on the context's device.
+    pub(crate) fn attention_workspace(
+        ctx: &Context,
+        config: &EncoderConfig,
+        precision: Precision,
+        max_rows: usize,
+    ) -> Result<usize> {
+        config.layers.iter().try_fold(0, |most, layer| {
+            Ok(most.max(Layer::attention_workspace(ctx, config, layer, precision, max_rows)?))
+        })
+    }
+
     /// The description that it was loaded from.
     pub fn config(&self) -> &EncoderConfig {
         &self.config

@@ -104,7 +104,7 @@ impl LoadOptions {
     }
 
     /// The cache.
-    fn cache_shape(&self, config: &DecoderConfig, precision: Precision) -> Result<CacheShape> {
+    pub(crate) fn cache_shape(&self, config: &DecoderConfig, precision: Precision) -> Result<CacheShape> {
         let limits = self.limits(config)?;
         let all = || limits.context.next_multiple_of(limits.block_size).saturating_mul(limits.max_sequences);
         CacheShape::new(config, &precision, &limits, self.cache_tokens.unwrap_or_else(all))
@@ -235,12 +235,16 @@ impl LanguageModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
+        Self::plan_of(config, &Sizes { checkpoint, precision, device: device.id().kind, asked: None }, options)
+    }
+
+    /// The same of what loading makes of a checkpoint.
+    pub(crate) fn plan_of(config: &DecoderConfig, sizes: &Sizes<'_>, options: &LoadOptions) -> Result<Plan> {
         let limits = options.limits(config)?;
-        let sizes = Sizes { checkpoint, precision, device: device.id().kind, asked: None };
-        let plan = Decoder::plan(config, &sizes, &limits)?;
-        let cache = options.cache_shape(config, precision).map_or(usize::MAX, |shape| {
+        let plan = Decoder::plan(config, sizes, &limits)?;
+        let cache = options.cache_shape(config, sizes.precision).map_or(usize::MAX, |shape| {
             // What is swapped out is in the same memory on a CPU.
-            let host = if device.id().kind == DeviceKind::CPU { shape.host_bytes(options.swap_tokens) } else { 0 };
+            let host = if sizes.device == DeviceKind::CPU { shape.host_bytes(options.swap_tokens) } else { 0 };
             shape.bytes().saturating_add(host)
         });
         Ok(Plan { cache, logits: bytes(DType::F32, &[limits.max_logits, config.vocab_size]), ..plan })

@@ -64,7 +64,7 @@ pub use generation_config::GenerationConfig;
 pub use hub::Hub;
 pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions, Session};
 pub use load::WeightOptions;
-pub use plan::Plan;
+pub use plan::{Footprint, Plan, Planner};
 pub use sampling::{Logprobs, Sampler, SamplingParams};
 pub use sinew_ops::layers::OldKv;
 pub use stop::{StopStrings, TextStream};

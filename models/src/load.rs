@@ -19,7 +19,7 @@ use sinew_tensor::{DType, Tensor};
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 use self::sizes::layer_norm_names;
-pub(crate) use self::sizes::{Asked, Sizes};
+pub(crate) use self::sizes::{Asked, Made, Product, Sizes};
 use self::stored::{Stored, check};
 pub(crate) use self::{precision::float_dtype, stored::packable};
 use crate::Result;

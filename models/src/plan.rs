@@ -3,7 +3,13 @@
 //! What allocates says how much: each struct that holds tensors has a function beside its `new` or `load` that counts
 //! their bytes, and a model adds them up. Bytes that are too many to count are [`usize::MAX`].
 
+mod footprint;
+mod planner;
+
 use sinew_memory::Device;
+
+pub use self::footprint::{Footprint, SequenceBytes};
+pub use self::planner::{Change, Planner, Saving};
 
 use crate::scratch::sum;
 use crate::{Error, Result};
@@ -37,7 +43,8 @@ impl Limits {
 
 /// Bytes on the device of a model that is loaded, by what they are for.
 ///
-/// Not counted are what kernels work on while they run, which is known once they are chosen, and what a pool rounds up.
+/// Not counted are what kernels work on while they run, which is known once they are chosen, and what a pool rounds up:
+/// a [`Footprint`] has them.
 ///
 /// ```no_run
 /// use sinew_memory::Cpu;

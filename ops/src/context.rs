@@ -302,6 +302,18 @@ impl Context {
         Ok(Planned { fixed, rows })
     }
 
+    /// Bytes of workspace that [`Context::plan`] would make room for, for all of `calls` together: they run one after
+    /// the other.
+    ///
+    /// # Errors
+    /// No row for the problem.
+    pub fn workspace_bytes<O: Operator>(&self, fixed: &O::Static, calls: &[O::Dynamic]) -> Result<usize> {
+        calls.iter().try_fold(0, |most, call| {
+            let row = self.choose::<O>(fixed, call)?;
+            Ok(most.max((row.workspace)(fixed, call, self.device.hardware())))
+        })
+    }
+
     /// The rows for calls like these, with room for their workspaces.
     fn choose_all<O: Operator>(&self, fixed: &O::Static, calls: &[O::Dynamic]) -> Result<Vec<(O::Dynamic, Row<O>)>> {
         let mut rows: Vec<(O::Dynamic, Row<O>)> = Vec::new();

@@ -9,6 +9,7 @@ mod explain;
 mod generate;
 mod inspect;
 mod logits;
+mod plan;
 mod quantize;
 mod replay;
 mod sampling;
@@ -71,6 +72,8 @@ enum Command {
     Tune(tune::Tune),
     /// Show what a model's files hold, and what it would need.
     Inspect(inspect::Inspect),
+    /// Show the memory that a model takes before it is read, what fits, and what would save how much.
+    Plan(plan::Plan),
     /// List every setting, its value, and what decides it.
     Settings(settings::Settings),
     /// List the devices of this machine, or why there are none.
@@ -527,6 +530,7 @@ pub fn main() -> ExitCode {
         Some(Command::Quantize(command)) => command.run(&cli.machine),
         Some(Command::Tune(command)) => command.run(&cli.machine),
         Some(Command::Inspect(command)) => command.run(&cli.machine),
+        Some(Command::Plan(command)) => command.run(&cli.machine),
         Some(Command::Settings(command)) => command.run(&cli.machine),
         Some(Command::Devices(command)) => command.run(&cli.machine),
         Some(Command::Explain(command)) => command.run(&cli.machine),

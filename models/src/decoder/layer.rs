@@ -178,6 +178,18 @@ impl Layer {
         ]))
     }
 
+    /// Bytes of workspace that attention of such a layer would make room for.
+    pub(super) fn attention_workspace(
+        ctx: &Context,
+        config: &DecoderConfig,
+        layer: &LayerConfig,
+        precision: Precision,
+        limits: &Limits,
+    ) -> Result<usize> {
+        let options = attention_options(config, layer, precision, limits);
+        Ok(Attention::workspace(ctx, options, limits.max_rows, limits.context)?)
+    }
+
     /// `h += attention(h)`, then `h += feed_forward(h)`; or both of one `h`.
     pub(super) fn run(&self, step: &Step<'_>, cache: &mut LayerCache<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;

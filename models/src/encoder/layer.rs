@@ -2,13 +2,14 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Inputs, Linear, LinearOptions, Norm, NormedLinear, Rotary, Sequences,
+    Attention, AttentionOptions, Compute, Inputs, Linear, LinearOptions, Norm, NormedLinear, Rotary, Sequences,
 };
 use sinew_tensor::{DType, View};
 
 use super::{norm, norm_bytes, norm_options};
+use crate::config::EncoderLayerConfig;
 use crate::kernels::Place;
-use crate::load::{Loader, Part, Sizes};
+use crate::load::{Loader, Part, Precision, Sizes};
 use crate::scratch::{Heads, Rows, sum};
 use crate::{EncoderConfig, Result};
 
@@ -121,22 +122,7 @@ impl Layer {
             true => LinearOptions { gated: Some(config.hidden_act), ..product.clone() },
             false => LinearOptions { activation: Some(config.hidden_act), ..product.clone() },
         };
-        let attention = AttentionOptions {
-            num_heads,
-            num_kv_heads: num_heads,
-            head_dim,
-            q: DType::F32,
-            kv: DType::F32,
-            output: DType::F32,
-            compute,
-            scale: (head_dim as f64).powf(-0.5) as f32,
-            causal: false,
-            window: config.layers[index].window,
-            softcap: None,
-            block_size: None,
-            mask: None,
-            old: None,
-        };
+        let attention = attention_options(config, &config.layers[index], compute);
         let Parts { qkv, output, up, down } = Parts::new(config, &at);
         let mut before = |name| config.norm_first.then(|| norm_options(loader, config, &at(name))).transpose();
         // The first layer's attention reads what the embedding's norm gave.
@@ -158,6 +144,18 @@ impl Layer {
             after,
             heads: Heads::qkv(num_heads, num_heads, head_dim),
         })
+    }
+
+    /// Bytes of workspace that attention of such a layer would make room for.
+    pub(super) fn attention_workspace(
+        ctx: &Context,
+        config: &EncoderConfig,
+        layer: &EncoderLayerConfig,
+        precision: Precision,
+        rows: usize,
+    ) -> Result<usize> {
+        let options = attention_options(config, layer, precision.compute);
+        Ok(Attention::workspace(ctx, options, rows, config.max_position_embeddings)?)
     }
 
     /// Bytes of the weights that the layer `index` loads.
@@ -222,5 +220,25 @@ impl Layer {
             old: None,
         };
         Ok(self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?)
+    }
+}
+
+fn attention_options(config: &EncoderConfig, layer: &EncoderLayerConfig, compute: Compute) -> AttentionOptions {
+    let (num_heads, head_dim) = (config.num_attention_heads, config.head_dim);
+    AttentionOptions {
+        num_heads,
+        num_kv_heads: num_heads,
+        head_dim,
+        q: DType::F32,
+        kv: DType::F32,
+        output: DType::F32,
+        compute,
+        scale: (head_dim as f64).powf(-0.5) as f32,
+        causal: false,
+        window: layer.window,
+        softcap: None,
+        block_size: None,
+        mask: None,
+        old: None,
     }
 }

@@ -31,6 +31,30 @@ pub(crate) struct Asked {
     pub weights: Vec<(Part, usize, Encoding)>,
     /// The names of embedding tables.
     pub tables: Vec<String>,
+    /// What is made of them, and of vectors.
+    pub made: Vec<Made>,
+    /// Bytes of the checkpoint that are read whole before any of what is made next is packed.
+    read_whole: usize,
+}
+
+/// What comes of some tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Made {
+    pub encoding: Encoding,
+    pub bytes: usize,
+    /// Where it is the weight of a product.
+    pub product: Option<Product>,
+    /// Bytes of the checkpoint that are read whole before any of it is packed.
+    pub read_whole: usize,
+}
+
+/// The weight of a product: one of each expert, where it is of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Product {
+    pub experts: Option<usize>,
+    pub n: usize,
+    pub k: usize,
+    pub gated: bool,
 }
 
 impl Sizes<'_> {
@@ -39,12 +63,25 @@ impl Sizes<'_> {
         let (all, each) = (Stored::all(self.checkpoint, parts, k)?, parts.len());
         let encoding = stored::encoding(&self.precision, self.device, parts, (&all, each), may_be_ordered);
         if let Some(asked) = self.asked {
-            asked.borrow_mut().weights.extend(parts.iter().map(|part| (part.clone(), k, encoding)));
+            let mut asked = asked.borrow_mut();
+            asked.weights.extend(parts.iter().map(|part| (part.clone(), k, encoding)));
+            let whole = stored::read_whole(self.checkpoint, parts, &all, k);
+            asked.read_whole = asked.read_whole.max(whole);
         }
         let is_ordered = may_be_ordered
             && all.iter().any(|stored| stored.order().is_some())
             && stored::common_blocks(&all, each, true) == Some(encoding);
         Ok((encoding, if is_ordered { bytes(DType::U32, &[k]) } else { 0 }))
+    }
+
+    /// Notes what is made, and gives its bytes.
+    fn made(&self, encoding: Encoding, bytes: usize, product: Option<Product>) -> usize {
+        if let Some(asked) = self.asked {
+            let mut asked = asked.borrow_mut();
+            let read_whole = std::mem::take(&mut asked.read_whole);
+            asked.made.push(Made { encoding, bytes, product, read_whole });
+        }
+        bytes
     }
 
     /// Of [`Loader::weight`](super::Loader::weight).
@@ -55,17 +92,19 @@ impl Sizes<'_> {
     /// Of [`Loader::weight_and_table`](super::Loader::weight_and_table).
     pub(crate) fn weight_and_table(&self, part: &Part, k: usize) -> Result<usize> {
         let (encoding, _) = self.encoding(std::slice::from_ref(part), k, false)?;
-        Ok(WeightPacker::bytes(self.device, encoding, 1, part.len(), k, false))
+        let bytes = WeightPacker::bytes(self.device, encoding, 1, part.len(), k, false);
+        Ok(self.made(encoding, bytes, Some(Product { experts: None, n: part.len(), k, gated: false })))
     }
 
     /// Of [`Loader::linear`](super::Loader::linear).
     pub(crate) fn linear(&self, parts: &[Part], k: usize, bias: bool, gated: bool) -> Result<usize> {
         let n = sum(parts.iter().map(Part::len));
         let (encoding, order) = self.encoding(parts, k, true)?;
-        let mut bytes = WeightPacker::bytes(self.device, encoding, 1, n, k, gated).saturating_add(order);
+        let bytes = WeightPacker::bytes(self.device, encoding, 1, n, k, gated).saturating_add(order);
+        let mut bytes = self.made(encoding, bytes, Some(Product { experts: None, n, k, gated }));
         if bias {
             parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
-            bytes = bytes.saturating_add(vector_bytes(n));
+            bytes = bytes.saturating_add(self.made_vector(n));
         }
         Ok(bytes)
     }
@@ -95,7 +134,9 @@ impl Sizes<'_> {
         let encoding = encoding.unwrap_or(self.precision.main_encoding());
         let is_ordered = is_ordered && matches!(encoding, Encoding::Blocks(_));
         let order = if is_ordered { bytes(DType::U32, &[experts, k]) } else { 0 };
-        Ok(WeightPacker::bytes(self.device, encoding, experts, rows / experts.max(1), k, gated).saturating_add(order))
+        let n = rows / experts.max(1);
+        let bytes = WeightPacker::bytes(self.device, encoding, experts, n, k, gated).saturating_add(order);
+        Ok(self.made(encoding, bytes, Some(Product { experts: Some(experts), n, k, gated })))
     }
 
     /// Of [`Loader::table`](super::Loader::table).
@@ -104,7 +145,8 @@ impl Sizes<'_> {
         if let Some(asked) = self.asked {
             asked.borrow_mut().tables.push(part.name().to_owned());
         }
-        Ok(WeightPacker::table_bytes(self.precision.weights, part.len(), width))
+        let dtype = self.precision.weights;
+        Ok(self.made(Encoding::Float(dtype), WeightPacker::table_bytes(dtype, part.len(), width), None))
     }
 
     /// Of [`Loader::norm`](super::Loader::norm).
@@ -129,12 +171,12 @@ impl Sizes<'_> {
     /// Of [`Loader::vector`](super::Loader::vector).
     pub(crate) fn vector(&self, name: &str, n: usize) -> Result<usize> {
         check(self.checkpoint, name, &[n])?;
-        Ok(vector_bytes(n))
+        Ok(self.made_vector(n))
     }
-}
 
-fn vector_bytes(n: usize) -> usize {
-    bytes(DType::F32, &[n])
+    fn made_vector(&self, n: usize) -> usize {
+        self.made(Encoding::Float(DType::F32), bytes(DType::F32, &[n]), None)
+    }
 }
 
 /// What the two vectors of a layer norm are called: checkpoints converted from TensorFlow have gamma and beta.

@@ -210,6 +210,17 @@ pub(super) fn encoding(
     kept.filter(|&blocks| WeightPacker::has_format(device, blocks)).unwrap_or_else(|| precision.encoding(parts))
 }
 
+/// Bytes of what is read whole before any of it is packed: parts that lie column after column and cannot be cut into
+/// strips, as [`fill`](super::fill) reads them.
+pub(super) fn read_whole(checkpoint: &Checkpoint, parts: &[Part], stored: &[Stored], k: usize) -> usize {
+    let all = || parts.iter().zip(stored);
+    let is_whole = |(part, stored): (&Part, &Stored)| stored.lies_by_columns(part) && stored.strip_granule(part) >= k;
+    if !all().any(is_whole) {
+        return 0;
+    }
+    all().fold(0, |bytes, (part, stored)| bytes.saturating_add(part.of.saturating_mul(stored.row_bytes(checkpoint, k))))
+}
+
 /// The blocks that all parts are in, those of each group in one order.
 pub(super) fn common_blocks(stored: &[Stored], each: usize, may_be_ordered: bool) -> Option<Encoding> {
     let mut encodings = stored.iter().map(|stored| match stored {

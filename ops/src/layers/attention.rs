@@ -100,31 +100,17 @@ impl Attention {
     /// # Errors
     /// No kernel for it on the context's device.
     pub fn new(ctx: &Context, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<Self> {
-        let fixed = AttentionStatic {
-            num_heads: options.num_heads,
-            num_kv_heads: options.num_kv_heads,
-            head_dim: options.head_dim,
-            q: options.q,
-            kv: options.kv,
-            out: options.output,
-            compute: options.compute,
-            scale: F32Bits::new(options.scale),
-            causal: options.causal,
-            window: options.window,
-            softcap: options.softcap.map(F32Bits::new),
-            mask: options.mask,
-            kv_source: options.block_size.map_or(KvSource::Dense, |block_size| KvSource::Paged { block_size }),
-            old: options.old,
-        };
-        // Prompts of any length, and a step of every sequence.
-        let calls: Vec<AttentionDynamic> = row_counts(max_rows)
-            .flat_map(|n| {
-                let call = |sequences, max_query| AttentionDynamic { sequences, tokens: n, max_query, max_kv };
-                // No sequence has more tokens than keys.
-                [call(n.div_ceil(max_kv.max(1)), n.min(max_kv)), call(n, 1)]
-            })
-            .collect();
+        let (fixed, calls) = problem(options, max_rows, max_kv);
         Ok(Self { plan: ctx.plan(fixed, &calls)? })
+    }
+
+    /// Bytes of workspace that [`Attention::new`] would make room for.
+    ///
+    /// # Errors
+    /// Those of [`Attention::new`].
+    pub fn workspace(ctx: &Context, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<usize> {
+        let (fixed, calls) = problem(options, max_rows, max_kv);
+        ctx.workspace_bytes::<Operator>(&fixed, &calls)
     }
 
     /// Enqueues attention to `out [tokens, num_heads, head_dim]`.
@@ -150,6 +136,35 @@ impl Attention {
     pub fn kernels(&self) -> Vec<&'static str> {
         names(&self.plan)
     }
+}
+
+/// What is planned for up to `max_rows` rows over up to `max_kv` keys.
+fn problem(options: AttentionOptions, max_rows: usize, max_kv: usize) -> (AttentionStatic, Vec<AttentionDynamic>) {
+    let fixed = AttentionStatic {
+        num_heads: options.num_heads,
+        num_kv_heads: options.num_kv_heads,
+        head_dim: options.head_dim,
+        q: options.q,
+        kv: options.kv,
+        out: options.output,
+        compute: options.compute,
+        scale: F32Bits::new(options.scale),
+        causal: options.causal,
+        window: options.window,
+        softcap: options.softcap.map(F32Bits::new),
+        mask: options.mask,
+        kv_source: options.block_size.map_or(KvSource::Dense, |block_size| KvSource::Paged { block_size }),
+        old: options.old,
+    };
+    // Prompts of any length, and a step of every sequence.
+    let calls: Vec<AttentionDynamic> = row_counts(max_rows)
+        .flat_map(|n| {
+            let call = |sequences, max_query| AttentionDynamic { sequences, tokens: n, max_query, max_kv };
+            // No sequence has more tokens than keys.
+            [call(n.div_ceil(max_kv.max(1)), n.min(max_kv)), call(n, 1)]
+        })
+        .collect();
+    (fixed, calls)
 }
 
 /// Writes new keys and values into the cache, or into two, planned. Keys may be turned on their way: in one kernel where the device

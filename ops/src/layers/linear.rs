@@ -5,9 +5,11 @@ use std::sync::Arc;
 use sinew_kernels::Error as KernelError;
 use sinew_kernels::activation::Activation;
 use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
+use sinew_kernels::packed::Format;
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::{Norm, NormOptions, PackedWeight, arithmetics, bytes, names, row_counts, size};
+use super::weight::format_of;
+use super::{Encoding, Norm, NormOptions, PackedWeight, arithmetics, bytes, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Error, Planned, Result};
 
@@ -93,27 +95,30 @@ impl Linear {
             let groups = weight.shape().groups;
             return Err(refuse("linear", format!("{groups} weights in one are for a grouped linear layer")));
         }
-        let epilogue = Epilogue {
-            bias: options.bias.as_ref().map(Tensor::dtype),
-            activation: options.gated.or(options.activation),
-            gated: options.gated.is_some(),
-            residual: options.accumulate.then_some(Residual::Output),
-            ..Epilogue::default()
-        };
         let fixed = GemmStatic {
-            n: weight.n(),
-            k: weight.k(),
             a: norm.map_or(options.input, NormOptions::input),
             norm: norm.map(NormOptions::of_input),
             gathered: weight.order().is_some(),
-            b: Rhs::Packed(weight.shape().format),
-            out: options.output,
-            compute: options.compute,
-            epilogue,
+            ..problem(weight.shape().format, weight.n(), weight.k(), &options)
         };
-        let calls: Vec<GemmDynamic> = row_counts(max_rows).map(|m| GemmDynamic { batch: 1, m }).collect();
-        let plan = ctx.plan::<Gemm>(fixed, &calls)?;
+        let plan = ctx.plan::<Gemm>(fixed, &calls(max_rows))?;
         Ok(Self { weight, bias: options.bias, plan })
+    }
+
+    /// Bytes of workspace that a layer with a weight `[n, k]` in `encoding` would make room for: known before there is a
+    /// weight.
+    ///
+    /// # Errors
+    /// An encoding without a format, or no kernel on the context's device.
+    pub fn workspace(
+        ctx: &Context,
+        encoding: Encoding,
+        [n, k]: [usize; 2],
+        options: &LinearOptions,
+        max_rows: usize,
+    ) -> Result<usize> {
+        let format = format_of(ctx, encoding)?;
+        ctx.workspace_bytes::<Gemm>(&problem(format, n, k, options), &calls(max_rows))
     }
 
     /// Enqueues `x [rows, k]` to `out [rows, n]` (`n / 2` where gated).
@@ -147,6 +152,33 @@ impl Linear {
     pub fn kernels(&self) -> Vec<&'static str> {
         names(&self.plan)
     }
+}
+
+/// The product of a layer with a weight `[n, k]`, of its input as it is.
+fn problem(format: &'static Format, n: usize, k: usize, options: &LinearOptions) -> GemmStatic {
+    let epilogue = Epilogue {
+        bias: options.bias.as_ref().map(Tensor::dtype),
+        activation: options.gated.or(options.activation),
+        gated: options.gated.is_some(),
+        residual: options.accumulate.then_some(Residual::Output),
+        ..Epilogue::default()
+    };
+    GemmStatic {
+        n,
+        k,
+        a: options.input,
+        norm: None,
+        gathered: false,
+        b: Rhs::Packed(format),
+        out: options.output,
+        compute: options.compute,
+        epilogue,
+    }
+}
+
+/// The calls that a plan chooses kernels for.
+fn calls(max_rows: usize) -> Vec<GemmDynamic> {
+    row_counts(max_rows).map(|m| GemmDynamic { batch: 1, m }).collect()
 }
 
 impl NormedLinear {

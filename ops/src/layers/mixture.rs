@@ -10,7 +10,8 @@ use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmSt
 use sinew_kernels::route::{Route as RouteOperator, RouteDynamic, RouteStatic};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
-use super::{PackedWeight, names, row_counts, size};
+use super::weight::format_of;
+use super::{Encoding, PackedWeight, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Planned, Result};
 
@@ -313,9 +314,31 @@ impl GroupedLinear {
             compute: options.compute,
             gated: options.gated,
         };
-        let calls: Vec<GroupedGemmDynamic> = row_counts(max_rows).map(|rows| GroupedGemmDynamic { rows }).collect();
-        let plan = ctx.plan(fixed, &calls)?;
+        let plan = ctx.plan(fixed, &Self::calls(max_rows))?;
         Ok(Self { weight, plan })
+    }
+
+    /// Bytes of workspace that a layer of `groups` weights `[n, k]` in `encoding` would make room for: known before there
+    /// is a weight.
+    ///
+    /// # Errors
+    /// An encoding without a format, or no kernel on the context's device.
+    pub fn workspace(
+        ctx: &Context,
+        encoding: Encoding,
+        [groups, n, k]: [usize; 3],
+        options: GroupedLinearOptions,
+        max_rows: usize,
+    ) -> Result<usize> {
+        let GroupedLinearOptions { input, output, compute, gated } = options;
+        let format = format_of(ctx, encoding)?;
+        let fixed = GroupedGemmStatic { groups, n, k, a: input, format, gathered: false, out: output, compute, gated };
+        ctx.workspace_bytes::<GroupedGemm>(&fixed, &Self::calls(max_rows))
+    }
+
+    /// The calls that a plan chooses kernels for.
+    fn calls(max_rows: usize) -> Vec<GroupedGemmDynamic> {
+        row_counts(max_rows).map(|rows| GroupedGemmDynamic { rows }).collect()
     }
 
     /// Enqueues `x [rows, k]`, sorted by group, to `out [rows, n]` (`n / 2` where gated). `offsets`, i32

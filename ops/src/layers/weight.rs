@@ -224,6 +224,17 @@ fn pack_slices<E: From<Error> + Send>(
     failed.into_inner().unwrap_or_default().map_or(Ok(()), Err)
 }
 
+/// The format in which a context's device keeps weights.
+pub(super) fn format_of(ctx: &Context, encoding: Encoding) -> Result<&'static Format> {
+    Format::of(encoding, ctx.device().id().kind).ok_or_else(|| no_format(ctx, encoding))
+}
+
+fn no_format(ctx: &Context, encoding: Encoding) -> Error {
+    let device = ctx.device().id();
+    let supported = "f32, f16 and bf16 have one, and block-quantized weights in groups of 32, 64 and 128 on CPUs";
+    refuse("pack", format!("no packed format keeps {encoding} on {device}; {supported}"))
+}
+
 impl WeightPacker {
     /// Room for matrices of these numbers of rows, all `k` long, stacked, in the format in which the context's device
     /// keeps weights in `encoding`. With `gated` there are two, gate and up. The room is one to be filled before others
@@ -294,12 +305,7 @@ impl WeightPacker {
         k: usize,
         gated: bool,
     ) -> Result<Self> {
-        let format = format.ok_or_else(|| {
-            let device = ctx.device().id();
-            let supported =
-                "f32, f16 and bf16 have one, and block-quantized weights in groups of 32, 64 and 128 on CPUs";
-            refuse("pack", format!("no packed format keeps {encoding} on {device}; {supported}"))
-        })?;
+        let format = format.ok_or_else(|| no_format(ctx, encoding))?;
         if gated && (rows.len() != 2 || rows[0] != rows[1]) {
             return Err(refuse("pack", format!("a gated weight wants gate and up of equal size, not {rows:?} rows")));
         }

@@ -1,0 +1,130 @@
+//! What a process takes that loads a model and runs it: the model's plan, and what comes with it.
+
+use sinew_memory::{Device, DeviceKind};
+use sinew_ops::layers::Encoding;
+
+use super::Plan;
+use crate::load::Made;
+use crate::scratch::sum;
+
+/// What the command itself takes on a CPU once it runs: its code, what is linked to it, the heap, the tables of kernels
+/// and what the headers of a checkpoint say. Measured with the bundled model, whose parts are subtracted.
+const PROCESS_BYTES: usize = 20 << 20;
+/// What a thread of the team takes: its stack as far as it is touched, and an arena of the allocator.
+const THREAD_BYTES: usize = 256 << 10;
+/// Bytes of a tokenizer in memory for each byte of its file: the vocabulary both ways, merges, and expressions.
+const TOKENIZER_PER_FILE: usize = 12;
+/// Bytes of slices of a checkpoint that are in memory at once while they are packed, see [`Loader`](crate::load::Loader):
+/// as they are stored, and as f32 where they are rounded.
+const STAGED_BYTES: usize = 16 << 20;
+/// A pool rounds a request up by a quarter at most, and by an eighth on average.
+const POOL_ROUNDS: usize = 8;
+
+/// Bytes that a process takes which loads a model and runs it, by what they are for, from headers alone.
+///
+/// On a CPU all of it is the process's own memory; on a GPU the [`peak`](Self::peak) is that of the device, beside which
+/// the [`host`](Self::host) has the rest. What drivers of GPUs take is not counted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Footprint {
+    /// What the model asks its device for.
+    pub plan: Plan,
+    /// The weights of the plan in each encoding, the most bytes first.
+    pub weights: Vec<(Encoding, usize)>,
+    /// How sequences share the cache, of a decoder that generates.
+    pub sequences: Option<SequenceBytes>,
+    /// What kernels work on while they run.
+    pub workspace: usize,
+    /// What is rounded up: to large pages, and to what a pool hands out.
+    pub rounding: usize,
+    /// Of the checkpoint at once, while its weights are packed.
+    pub staging: usize,
+    /// The tokenizer.
+    pub tokenizer: usize,
+    /// The process without a model.
+    pub process: usize,
+    /// Whether the device is the host.
+    pub is_host: bool,
+}
+
+/// What sequences take of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequenceBytes {
+    /// Keys and values of one token in all layers; of those where old tokens have a form of their own, an old one's.
+    pub of_token: usize,
+    /// Of a sequence at its longest.
+    pub of_sequence: usize,
+    /// Tokens of that.
+    pub context: usize,
+    /// Sequences at once.
+    pub count: usize,
+}
+
+impl Footprint {
+    /// Most bytes of the device's memory at once: while weights are packed, or afterwards.
+    pub fn peak(&self) -> usize {
+        match self.is_host {
+            true => sum([self.loading(), self.tokenizer, self.process]).max(self.running()),
+            false => sum([self.plan.total(), self.rounding, self.workspace]),
+        }
+    }
+
+    /// Bytes of the host's memory beside a device that is not the host; none otherwise.
+    pub fn host(&self) -> usize {
+        if self.is_host { 0 } else { sum([self.staging, self.tokenizer, self.process]) }
+    }
+
+    fn loading(&self) -> usize {
+        sum([self.plan.weights, self.rounding, self.plan.tables, self.staging])
+    }
+
+    fn running(&self) -> usize {
+        sum([self.plan.total(), self.rounding, self.workspace, self.tokenizer, self.process])
+    }
+}
+
+/// The process without a model.
+pub(super) fn process(device: &dyn Device) -> usize {
+    PROCESS_BYTES + device.hardware().threads * THREAD_BYTES
+}
+
+/// A tokenizer in memory, by the bytes of its file.
+pub(super) fn tokenizer(file: u64) -> usize {
+    usize::try_from(file).unwrap_or(usize::MAX).saturating_mul(TOKENIZER_PER_FILE)
+}
+
+/// What is in memory at once, beyond the weights, of a checkpoint of so many bytes. What is read whole may be more than a
+/// slice, but of what comes after it nothing is there yet.
+pub(super) fn staging(made: &[Made], checkpoint: u64) -> usize {
+    let slice = STAGED_BYTES.min(usize::try_from(checkpoint).unwrap_or(usize::MAX));
+    let mut so_far = 0usize;
+    let most = made.iter().fold(0, |most, made| {
+        so_far = so_far.saturating_add(made.bytes);
+        most.max(so_far.saturating_add(slice.max(made.read_whole)))
+    });
+    most.saturating_sub(so_far)
+}
+
+/// Bytes in each encoding, the most first.
+pub(super) fn by_encoding(made: &[Made]) -> Vec<(Encoding, usize)> {
+    let mut all: Vec<(Encoding, usize)> = Vec::new();
+    for &Made { encoding, bytes, .. } in made {
+        match all.iter_mut().find(|(known, _)| *known == encoding) {
+            Some((_, sum)) => *sum = sum.saturating_add(bytes),
+            None => all.push((encoding, bytes)),
+        }
+    }
+    all.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+    all
+}
+
+/// What is rounded up: weights and the cache to pages, and the rest to what a pool hands out.
+pub(super) fn rounding(device: &dyn Device, plan: &Plan, made: &[Made], cache: usize, workspace: usize) -> usize {
+    let of_weights = made.iter().map(|made| device.held_bytes(made.bytes).saturating_sub(made.bytes));
+    let pooled = sum([plan.activations, plan.tables, plan.logits, workspace]);
+    sum([sum(of_weights), cache.saturating_sub(plan.cache), pooled / POOL_ROUNDS])
+}
+
+/// Whether a device's memory is that of the process.
+pub(super) fn is_host(device: &dyn Device) -> bool {
+    device.id().kind == DeviceKind::CPU
+}

@@ -1,0 +1,313 @@
+//! Plans of a model in a folder: how much memory a process takes with it, what fits, and what would save how much.
+
+use std::cell::RefCell;
+
+use sinew_memory::DeviceKind;
+use sinew_ops::Context;
+use sinew_ops::layers::{Activation, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, OldKv};
+use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
+
+use super::footprint::{self, Footprint, SequenceBytes};
+use crate::embed::EmbeddingModel;
+use crate::folder::FileName;
+use crate::load::{Asked, Made, Precision, Product, Quantize, Sizes};
+use crate::scratch::sum;
+use crate::{Checkpoint, DecoderConfig, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Result, WeightOptions};
+
+/// Sequences that nobody would run at once, where the search for the most ends.
+const MOST_SEQUENCES: usize = 1 << 20;
+
+/// Says what memory a model takes before anything but headers is read.
+///
+/// ```no_run
+/// use sinew_models::{Folder, LoadOptions, Load, Planner};
+/// use sinew_ops::Context;
+///
+/// let (ctx, folder) = (Context::cpu()?, Folder::new("path/to/model"));
+/// let planner = Planner::new(&ctx, &folder, Load::Mmap)?;
+/// let options = LoadOptions { context: Some(4096), max_sequences: 64, ..LoadOptions::default() };
+/// let (footprint, budget) = (planner.footprint(&options)?, 2 << 30);
+/// println!("{} bytes, {} of them weights", footprint.peak(), footprint.plan.weights);
+/// if footprint.peak() > budget {
+///     println!("at most {} sequences fit", planner.most_sequences(&options, budget)?);
+///     for saving in planner.savings(&options, budget)? {
+///         println!("{:?} would take {} bytes", saving.change, saving.peak);
+///     }
+/// }
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Planner<'a> {
+    ctx: &'a Context,
+    config: &'a ModelConfig,
+    checkpoint: Checkpoint,
+    /// Whether it turns texts into vectors.
+    embeds: bool,
+    /// Bytes of the tokenizer's file.
+    tokenizer: u64,
+}
+
+/// What could be loaded otherwise to take less memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Change {
+    /// So many sequences at once.
+    Sequences(usize),
+    /// Sequences of so many tokens.
+    Context(usize),
+    /// Keys and values in this dtype.
+    Kv(DType),
+    /// Old keys and values so.
+    OldKv(OldKv),
+    /// Weights quantized to such values.
+    Weights(BlockValues),
+    /// So many tokens of a prompt in one step.
+    PrefillChunk(usize),
+}
+
+/// A change, and what comes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Saving {
+    /// The change.
+    pub change: Change,
+    /// The [`peak`](Footprint::peak) then.
+    pub peak: usize,
+}
+
+/// What a step, or a pass, has.
+struct Step {
+    precision: Precision,
+    rows: usize,
+    /// Dtype of what products read.
+    input: DType,
+    /// Experts that a row goes to.
+    experts: usize,
+}
+
+impl<'a> Planner<'a> {
+    /// A planner of the model in a folder, whose headers are read.
+    ///
+    /// # Errors
+    /// Files that are missing or damaged, or an architecture that is not supported.
+    pub fn new(ctx: &'a Context, folder: &'a Folder, load: Load) -> Result<Self> {
+        let config = folder.config()?;
+        let tokenizer = std::fs::metadata(folder.path_of(FileName::Tokenizer)).map_or(0, |file| file.len());
+        let embeds = EmbeddingModel::describes(folder)?;
+        Ok(Self { ctx, config, checkpoint: folder.checkpoint(load)?, embeds, tokenizer })
+    }
+
+    /// Whether the model turns texts into vectors: then nothing but the weights is asked of options.
+    pub fn embeds(&self) -> bool {
+        self.embeds
+    }
+
+    /// What a process takes that loads the model so and runs it.
+    ///
+    /// # Errors
+    /// Options that make no sense for the model, or tensors that are missing or of another shape than the config says.
+    pub fn footprint(&self, options: &LoadOptions) -> Result<Footprint> {
+        let device = &**self.ctx.device();
+        let hardware = device.hardware();
+        let asked = RefCell::new(Asked::default());
+        let sizes = |precision| Sizes {
+            checkpoint: &self.checkpoint,
+            precision,
+            device: device.id().kind,
+            asked: Some(&asked),
+        };
+        let (plan, step, attention, cache, sequences) = if self.embeds {
+            let precision = options.weights.precision(&self.checkpoint, hardware)?;
+            let (plan, pass) = EmbeddingModel::plan_of(self.ctx, self.config, &sizes(precision))?;
+            (plan, Step::of(self.config, precision, pass.rows), pass.attention, plan.cache, None)
+        } else {
+            let config = self.config.as_decoder()?;
+            let (precision, limits) = (options.precision(&self.checkpoint, hardware)?, options.limits(config)?);
+            let plan = LanguageModel::plan_of(config, &sizes(precision), options)?;
+            let attention = crate::decoder::Decoder::attention_workspace(self.ctx, config, precision, &limits)?;
+            let swapped = if footprint::is_host(device) { options.swap_tokens } else { 0 };
+            let held =
+                options.cache_shape(config, precision).map_or(plan.cache, |shape| shape.held_bytes(device, swapped));
+            let sequences = sequence_bytes(config, options, precision)?;
+            (plan, Step::of(self.config, precision, limits.max_rows), attention, held, Some(sequences))
+        };
+        let asked = asked.into_inner();
+        let workspace = self.products_workspace(&asked.made, &step)?.max(attention);
+        Ok(Footprint {
+            weights: footprint::by_encoding(&asked.made),
+            sequences,
+            workspace,
+            rounding: footprint::rounding(device, &plan, &asked.made, cache, workspace),
+            staging: footprint::staging(&asked.made, self.checkpoint.num_bytes()),
+            tokenizer: footprint::tokenizer(self.tokenizer),
+            process: footprint::process(device),
+            is_host: footprint::is_host(device),
+            plan,
+        })
+    }
+
+    /// What products make room for.
+    fn products_workspace(&self, made: &[Made], step: &Step) -> Result<usize> {
+        let mut known: Vec<&Made> = Vec::new();
+        let mut most = 0;
+        for made in made {
+            let Some(Product { experts, n, k, gated }) = made.product else { continue };
+            if known.iter().any(|known| (known.product, known.encoding) == (made.product, made.encoding)) {
+                continue;
+            }
+            known.push(made);
+            let &Step { precision, rows, input, experts: per_row } = step;
+            let (compute, gated) = (precision.compute_with(made.encoding), gated.then_some(Activation::Silu));
+            let bytes = match experts {
+                Some(experts) => {
+                    let options =
+                        GroupedLinearOptions { gated, ..GroupedLinearOptions::new(input, DType::F32, compute) };
+                    GroupedLinear::workspace(self.ctx, made.encoding, [experts, n, k], options, rows * per_row)?
+                }
+                None => {
+                    let options = LinearOptions { gated, ..LinearOptions::new(input, DType::F32, compute) };
+                    Linear::workspace(self.ctx, made.encoding, [n, k], &options, rows)?
+                }
+            };
+            most = most.max(bytes);
+        }
+        Ok(most)
+    }
+
+    /// The most sequences at once that fit a budget; none where not even one does.
+    ///
+    /// # Errors
+    /// Those of [`Planner::footprint`].
+    pub fn most_sequences(&self, options: &LoadOptions, budget: usize) -> Result<usize> {
+        self.most(MOST_SEQUENCES, budget, |max_sequences| LoadOptions { max_sequences, ..options.clone() })
+    }
+
+    /// The longest context that fits a budget, in whole blocks but for the model's longest; none where not even a block
+    /// does.
+    ///
+    /// # Errors
+    /// Those of [`Planner::footprint`].
+    pub fn longest_context(&self, options: &LoadOptions, budget: usize) -> Result<usize> {
+        let (longest, block) = (self.config.as_decoder()?.longest_context(), options.block_size.max(1));
+        let tokens = |blocks: usize| blocks.saturating_mul(block).min(longest);
+        let blocks = self.most(longest.div_ceil(block), budget, |blocks| LoadOptions {
+            context: Some(tokens(blocks)),
+            ..options.clone()
+        })?;
+        Ok(tokens(blocks))
+    }
+
+    /// The largest number up to `limit` of which the options fit; more of it never takes less.
+    fn most(&self, limit: usize, budget: usize, options: impl Fn(usize) -> LoadOptions) -> Result<usize> {
+        let (mut fits, mut too_many) = (0, limit.saturating_add(1));
+        // Doubled until it is too many, as most limits are far away.
+        let mut next = 1;
+        while too_many - fits > 1 {
+            let at = next.clamp(fits + 1, too_many - 1);
+            if self.footprint(&options(at))?.peak() <= budget {
+                fits = at;
+            } else {
+                too_many = at;
+            }
+            next = if too_many > limit { fits.saturating_mul(2) } else { fits.midpoint(too_many) };
+        }
+        Ok(fits)
+    }
+
+    /// What would take less memory than `options`, by a hundredth at least: what fits a budget first, and then what takes
+    /// the least.
+    ///
+    /// # Errors
+    /// Those of [`Planner::footprint`].
+    pub fn savings(&self, options: &LoadOptions, budget: usize) -> Result<Vec<Saving>> {
+        let now = self.footprint(options)?.peak();
+        let mut savings = Vec::new();
+        for change in self.changes(options, budget)? {
+            let peak = self.footprint(&change.applied(options)?)?.peak();
+            if peak <= now - now / 100 {
+                savings.push(Saving { change, peak });
+            }
+        }
+        // Kept in their order otherwise: what changes no result is first.
+        savings.sort_by_key(|saving| saving.peak > budget);
+        Ok(savings)
+    }
+
+    /// What could be changed; of what is counted, as much as fits.
+    fn changes(&self, options: &LoadOptions, budget: usize) -> Result<Vec<Change>> {
+        /// Rows of a step with which products are still near their rate.
+        const SHORT_CHUNK: usize = 64;
+        let on_cpu = self.ctx.device().id().kind == DeviceKind::CPU;
+        let precision = options.weights.precision(&self.checkpoint, self.ctx.device().hardware())?;
+        let mut changes = Vec::new();
+        if !self.embeds {
+            let sequences = self.most_sequences(options, budget)?;
+            if sequences > 0 && sequences < options.max_sequences {
+                changes.push(Change::Sequences(sequences));
+            }
+            let (config, context) = (self.config.as_decoder()?, self.longest_context(options, budget)?);
+            if context > 0 && context < options.limits(config)?.context {
+                changes.push(Change::Context(context));
+            }
+            if options.prefill_chunk > SHORT_CHUNK {
+                changes.push(Change::PrefillChunk(SHORT_CHUNK));
+            }
+            let kv = options.kv.unwrap_or(precision.kv);
+            if on_cpu && !PagedLayout::has_scales(kv) && options.old_kv.is_none() {
+                changes.push(Change::OldKv(OldKv { dtype: DType::I8, recent: 256 }));
+                changes.push(Change::Kv(DType::I8));
+            } else if on_cpu && options.old_kv.is_some() {
+                changes.push(Change::Kv(DType::I8));
+            }
+        }
+        if on_cpu && options.weights.quantize.is_none() && precision.kept.is_none() {
+            changes.extend([BlockValues::Int8, BlockValues::Int4].map(Change::Weights));
+        }
+        Ok(changes)
+    }
+}
+
+impl Change {
+    /// The options with it.
+    ///
+    /// # Errors
+    /// None, unless there is no format of such values.
+    pub fn applied(self, options: &LoadOptions) -> Result<LoadOptions> {
+        let options = options.clone();
+        Ok(match self {
+            Self::Sequences(max_sequences) => LoadOptions { max_sequences, ..options },
+            Self::Context(context) => LoadOptions { context: Some(context), ..options },
+            Self::Kv(dtype) => LoadOptions { kv: Some(dtype), old_kv: None, ..options },
+            Self::OldKv(old) => LoadOptions { old_kv: Some(old), ..options },
+            Self::PrefillChunk(prefill_chunk) => LoadOptions { prefill_chunk, ..options },
+            Self::Weights(values) => {
+                let format = BlockFormat::new(values, 32, DType::BF16, false).map_err(sinew_ops::Error::from)?;
+                let quantize = Some(Quantize { format, per_channel: false, head: true });
+                LoadOptions { weights: WeightOptions { dtype: None, quantize, ..options.weights }, ..options }
+            }
+        })
+    }
+}
+
+impl Step {
+    fn of(config: &ModelConfig, precision: Precision, rows: usize) -> Self {
+        let (input, experts) = match config {
+            ModelConfig::Encoder(_) => (DType::F32, None),
+            ModelConfig::Decoder(config) => (precision.activations, config.experts()),
+        };
+        Self { precision, rows, input, experts: experts.map_or(1, |experts| experts.per_token) }
+    }
+}
+
+fn sequence_bytes(config: &DecoderConfig, options: &LoadOptions, precision: Precision) -> Result<SequenceBytes> {
+    let limits = options.limits(config)?;
+    let of_layer = |layer: &crate::config::LayerConfig| {
+        precision.kv_bytes(layer.window, config.num_key_value_heads, config.head_dim)
+    };
+    let one = LoadOptions { max_sequences: 1, cache_tokens: None, swap_tokens: 0, ..options.clone() };
+    Ok(SequenceBytes {
+        of_token: sum(config.layers.iter().map(of_layer)),
+        of_sequence: one.cache_shape(config, precision).map_or(usize::MAX, |shape| shape.bytes()),
+        context: limits.context,
+        count: limits.max_sequences,
+    })
+}

@@ -1,0 +1,234 @@
+//! `sinew plan`: the memory that a model takes, before anything but headers is read.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+use sinew::memory::{Bytes, Device};
+use sinew::models::checkpoint::Load;
+use sinew::models::plan::{Change, Saving, SequenceBytes};
+use sinew::models::{Folder, Footprint, LoadOptions, Planner};
+use sinew::tensor::DType;
+
+use super::{Machine, Outcome, SCALED_KV, Stepping, WeightForm, locate, parse_load};
+
+/// Show the memory that a model takes before it is read: weights, keys and values, workspace, and the peak; the largest
+/// batch that fits, and what to change where it does not.
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
+    #[arg(value_name = "PATH|ID")]
+    model: PathBuf,
+    /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
+    #[arg(long)]
+    offline: bool,
+    #[command(flatten)]
+    form: WeightForm,
+    /// How files are read: mmap, or read, which survives a file that shrinks under it.
+    #[arg(long, default_value = "mmap", value_parser = parse_load)]
+    load: Load,
+    /// Tokens of one sequence; by default those of the model, at most 4,096.
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// Sequences at once.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    batch: usize,
+    /// Tokens that the KV cache has room for; as many as all sequences can have, if it is not given.
+    #[arg(long, value_name = "N")]
+    cache_tokens: Option<usize>,
+    /// Tokens that there is room for beside it, on the host, of sequences that make room for others.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    swap_tokens: usize,
+    #[command(flatten)]
+    stepping: Stepping,
+    /// What it has to fit, as 2GiB or 500MB; what is free on the device by default.
+    #[arg(long, value_name = "BYTES")]
+    budget: Option<Bytes>,
+    /// Print one JSON object and nothing else.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is printed.
+struct Report<'a> {
+    device: &'a dyn Device,
+    footprint: &'a Footprint,
+    budget: usize,
+    /// How many sequences of how many tokens fit.
+    fitting: &'a [(usize, usize)],
+    savings: &'a [Saving],
+}
+
+impl Plan {
+    pub fn run(&self, machine: &Machine) -> Outcome {
+        let folder = Folder::new(locate(&self.model, self.offline)?);
+        let ctx = machine.context()?;
+        let planner = Planner::new(&ctx, &folder, self.load)?;
+        let options = self.options(&planner)?;
+        let footprint = planner.footprint(&options)?;
+        let budget = self.budget.map_or_else(|| ctx.device().memory().map(|memory| memory.available), |b| Ok(b.0))?;
+        let mut fitting = Vec::new();
+        if let Some(SequenceBytes { context, .. }) = footprint.sequences {
+            let longest = folder.config()?.as_decoder()?.longest_context();
+            let contexts = [context.div_ceil(2), context, context.saturating_mul(2).min(longest)];
+            for tokens in contexts {
+                if fitting.iter().all(|&(_, known)| known != tokens) {
+                    let options = LoadOptions { context: Some(tokens), ..options.clone() };
+                    fitting.push((planner.most_sequences(&options, budget)?, tokens));
+                }
+            }
+        }
+        let fits = footprint.peak() <= budget;
+        let savings = if fits { Vec::new() } else { planner.savings(&options, budget)? };
+        let report =
+            Report { device: &**ctx.device(), footprint: &footprint, budget, fitting: &fitting, savings: &savings };
+        let mut out = io::stdout().lock();
+        match self.json {
+            true => writeln!(out, "{}", report.as_json())?,
+            false => report.print(&mut out)?,
+        }
+        match fits {
+            true => Ok(()),
+            false => {
+                Err(format!("the model takes {}, which is more than {}", Bytes(footprint.peak()), Bytes(budget)).into())
+            }
+        }
+    }
+
+    fn options(&self, planner: &Planner<'_>) -> Outcome<LoadOptions> {
+        let weights = self.form.options(self.load)?;
+        let Stepping { prefill_chunk, block_size, cache } = &self.stepping;
+        let of_sequences = [self.context, self.cache_tokens].iter().any(Option::is_some)
+            || self.batch != 1
+            || self.swap_tokens > 0
+            || cache.kv_dtype.0.is_some()
+            || cache.kv_old.is_some();
+        if planner.embeds() && of_sequences {
+            return Err(
+                "--context, --batch, --cache-tokens, --swap-tokens, --kv-dtype and --kv-old are for models that \
+                        generate; this one embeds texts"
+                    .into(),
+            );
+        }
+        Ok(LoadOptions {
+            weights,
+            context: self.context,
+            prefill_chunk: prefill_chunk.get(),
+            max_sequences: self.batch,
+            cache_tokens: self.cache_tokens,
+            swap_tokens: self.swap_tokens,
+            block_size: block_size.get(),
+            kv: cache.kv_dtype.0,
+            old_kv: cache.old(),
+            ..LoadOptions::default()
+        })
+    }
+}
+
+impl Report<'_> {
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let Self { device, footprint, budget, fitting, savings } = self;
+        let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
+        let mut line = |what: &str, bytes: usize, note: &str| {
+            let text = format!("{what:<14} {:>10}  {note}", Bytes(bytes));
+            writeln!(out, "{}", text.trim_end())
+        };
+        let encodings: Vec<String> =
+            weights.iter().map(|(encoding, bytes)| format!("{} {encoding}", Bytes(*bytes))).collect();
+        line("weights", plan.weights, &encodings.join(", "))?;
+        if let Some(SequenceBytes { of_token, of_sequence, context, count }) = sequences {
+            let note = format!(
+                "{} a token, {} a sequence of {context} tokens, {count} at once",
+                Bytes(*of_token),
+                Bytes(*of_sequence)
+            );
+            line("KV cache", plan.cache, &note)?;
+        } else if plan.cache > 0 {
+            line("KV cache", plan.cache, "of one pass")?;
+        }
+        line("activations", step_bytes(footprint), "of a step, with rotary tables and logits")?;
+        line("workspace", *workspace, "of the kernels that are chosen")?;
+        line("staging", *staging, "of the checkpoint at once, while it is loaded")?;
+        line("rounding", *rounding, "to pages, and to what a pool hands out")?;
+        let threads = device.hardware().threads;
+        let note = format!("{threads} threads; {} of it the tokenizer", Bytes(*tokenizer));
+        line("process", process.saturating_add(*tokenizer), &note)?;
+        line("peak", footprint.peak(), &format!("of {} on {}", Bytes(*budget), device.id()))?;
+        if footprint.host() > 0 {
+            line("host", footprint.host(), "beside it")?;
+        }
+        if !fitting.is_empty() {
+            let each = fitting.iter().map(|(count, tokens)| match count {
+                0 => format!("none of {tokens} tokens"),
+                _ => format!("{count} of {tokens} tokens"),
+            });
+            writeln!(out, "{:<14} {}", "sequences", each.collect::<Vec<_>>().join(", "))?;
+        }
+        for Saving { change, peak } in *savings {
+            let enough = if peak <= budget { ", which is enough" } else { "" };
+            writeln!(out, "{:<14} {}: {}{enough}", "to save", argument(*change), Bytes(*peak))?;
+        }
+        Ok(())
+    }
+
+    fn as_json(&self) -> Value {
+        let Self { device, footprint, budget, fitting, savings } = self;
+        let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
+        let encodings: serde_json::Map<_, _> =
+            weights.iter().map(|(encoding, bytes)| (encoding.to_string(), json!(bytes))).collect();
+        json!({
+            "device": device.id().to_string(),
+            "weight_bytes": plan.weights,
+            "weight_bytes_by_dtype": encodings,
+            "kv_bytes": plan.cache,
+            "kv_bytes_per_token": sequences.map(|s| s.of_token),
+            "kv_bytes_per_sequence": sequences.map(|s| s.of_sequence),
+            "context": sequences.map(|s| s.context),
+            "batch": sequences.map(|s| s.count),
+            "activation_bytes": step_bytes(footprint),
+            "workspace_bytes": workspace,
+            "staging_bytes": staging,
+            "rounding_bytes": rounding,
+            "tokenizer_bytes": tokenizer,
+            "process_bytes": process,
+            "peak_bytes": footprint.peak(),
+            "host_bytes": footprint.host(),
+            "budget_bytes": budget,
+            "fits": footprint.peak() <= *budget,
+            "fitting": fitting.iter().map(|(count, tokens)| json!({ "batch": count, "context": tokens })).collect::<Vec<_>>(),
+            "to_save": savings
+                .iter()
+                .map(|saving| json!({
+                    "argument": argument(saving.change),
+                    "peak_bytes": saving.peak,
+                    "fits": saving.peak <= *budget,
+                }))
+                .collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// What a step works on and is given.
+fn step_bytes(footprint: &Footprint) -> usize {
+    let plan = &footprint.plan;
+    plan.activations.saturating_add(plan.tables).saturating_add(plan.logits)
+}
+
+/// A change as an argument.
+fn argument(change: Change) -> String {
+    match change {
+        Change::Sequences(count) => format!("--batch {count}"),
+        Change::Context(tokens) => format!("--context {tokens}"),
+        Change::Kv(dtype) => format!("--kv-dtype {}", kv_name(dtype)),
+        Change::OldKv(old) => format!("--kv-old {}", kv_name(old.dtype)),
+        Change::Weights(values) => format!("--dtype {}", values.name()),
+        Change::PrefillChunk(tokens) => format!("--prefill-chunk {tokens}"),
+        other => format!("{other:?}"),
+    }
+}
+
+/// A dtype of caches as arguments call it.
+fn kv_name(dtype: DType) -> &'static str {
+    SCALED_KV.iter().find(|(_, known)| *known == dtype).map_or(dtype.name(), |(name, _)| name)
+}
