@@ -73,7 +73,7 @@ fn a_model_that_runs_out_of_memory_says_what_holds_it_and_what_would_fit() {
     assert!(refused.contains("weights") && refused.contains(&format!("{} bytes are free", total - 1)), "{refused}");
     // The plan fits, and the slabs that a pool takes do not: that is seen on the way.
     let out = load(total).expect_err("too little").one_line();
-    for words in ["out of memory", "available", "weights", "fit"] {
+    for words in ["out of memory", "free", "weights", "fit"] {
         assert!(out.contains(words), "no `{words}` in: {out}");
     }
     load(total + (32 << 20)).expect("it fits");
