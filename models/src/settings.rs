@@ -73,11 +73,11 @@ macro_rules! settings {
         /// How models are loaded and run.
         ///
         /// ```no_run
+        /// use std::num::NonZeroUsize;
         /// use sinew_models::{Folder, LanguageModel, Settings};
         ///
-        /// let mut settings = Settings::default();
-        /// settings.threads = Some(4);
-        /// settings.context = Some(2048);
+        /// let (threads, context) = (NonZeroUsize::new(4), NonZeroUsize::new(2048));
+        /// let settings = Settings { threads, context, ..Settings::default() };
         /// let model = LanguageModel::load_on(
         ///     settings.open_context()?,
         ///     &Folder::new("path/to/model"),

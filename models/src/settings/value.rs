@@ -58,7 +58,7 @@ impl Value for usize {
 
 impl Value for NonZeroUsize {
     fn parse(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error| format!("{error}; supported are whole numbers from 1 on"))
+        text.parse::<Self>().map_err(|error| format!("{error}; supported are whole numbers from 1 on"))
     }
     fn show(&self) -> String {
         self.to_string()
