@@ -69,6 +69,8 @@ fn engine_steps(batch: usize) -> [usize; STEPS] {
         let request = Request { options, text: false, ..Request::new(vec![7; 5 + 9 * i]) };
         engine.submit(request).expect("a valid request");
     }
+    // Somebody waits for a place.
+    engine.submit(Request { text: false, ..Request::new(vec![9; 40]) }).expect("a valid request");
     // Prompts that begin alike are run one after the other; rows for what follows are chosen in the step after.
     while engine.step().expect("a step").len() < batch {}
     engine.step().expect("a step");

@@ -23,9 +23,12 @@ fn model(ctx: &Arc<Context>, name: &str, options: LoadOptions) -> LanguageModel 
     LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {}).expect("the fixture loads")
 }
 
-fn request(seed: u32, len: usize, new: usize) -> Request {
-    let options =
-        GenerateOptions { max_new_tokens: new, ignore_eos: true, logprobs: Some(0), ..GenerateOptions::default() };
+/// One whose log probabilities the host is to see, or else one of which only tokens come from the device.
+fn request(seed: u32, len: usize, new: usize, logprobs: bool) -> Request {
+    let mut options = GenerateOptions { max_new_tokens: new, ignore_eos: true, ..GenerateOptions::default() };
+    options.logprobs = logprobs.then_some(0);
+    options.sampling.temperature = if seed == 2 { 0.8 } else { 0.0 };
+    options.sampling.seed = 11;
     let prompt = (0..len as u32).map(|i| (i * 7919 + seed * 104_729 + 3) % 307).collect();
     Request { options, text: false, ..Request::new(prompt) }
 }
@@ -37,15 +40,23 @@ fn answers_are_those_of_requests_alone_whoever_makes_room() {
         let policy = Policy { deterministic: true, ..Policy::of(device.id().kind) };
         let ctx = Context::new(device, Arc::new(Registry::standard()), policy).expect("a context");
         let ctx = Arc::new(ctx);
-        // The last two begin alike.
-        let requests = [request(1, 30, 24), request(2, 21, 24), request(3, 40, 9), request(3, 45, 9)];
-        for name in ["llama3_rope_gqa3_hd20_bf16_tied_bpe", "gemma2_gqa3_hd20_bf16"] {
+        for (name, logprobs) in [
+            // In its steps the host sees logits of all, of some, and of none.
+            ("llama3_rope_gqa3_hd20_bf16_tied_bpe", [true; 4]),
+            ("llama3_rope_gqa3_hd20_bf16_tied_bpe", [false; 4]),
+            ("gemma2_gqa3_hd20_bf16", [true, false, false, true]),
+        ] {
+            // The last two begin alike.
+            let lengths = [(1, 30, 24), (2, 21, 24), (3, 40, 9), (3, 45, 9)];
+            let mut which = logprobs.into_iter();
+            let requests = lengths.map(|(seed, len, new)| request(seed, len, new, which.next().unwrap_or_default()));
             let mut solo = model(&ctx, name, LoadOptions::default());
             let expected = requests.each_ref().map(|request| -> Answer {
                 let answer = solo
                     .generate(&request.prompt, &request.options, &mut |_| ControlFlow::Continue(()))
                     .expect("an answer");
-                answer.tokens.into_iter().zip(answer.logprobs.iter().map(|p| p.logprob.to_bits())).collect()
+                let bits = answer.logprobs.iter().map(|p| p.logprob.to_bits()).chain(std::iter::repeat(0));
+                answer.tokens.into_iter().zip(bits).collect()
             });
             for swap_tokens in [0, 256] {
                 let options = LoadOptions {
@@ -63,8 +74,7 @@ fn answers_are_those_of_requests_alone_whoever_makes_room() {
                         let answer = answers.entry(event.request).or_default();
                         match &event.what {
                             Happening::Token { token, logprobs, .. } => {
-                                let logprob = logprobs.as_ref().expect("it was asked for").logprob;
-                                answer.push((*token, logprob.to_bits()));
+                                answer.push((*token, logprobs.as_ref().map_or(0, |p| p.logprob.to_bits())));
                             }
                             Happening::Finished { .. } => {}
                             Happening::Failed(error) => panic!("{error}"),

@@ -234,9 +234,14 @@ impl KvCache {
         sequence.release_unseen()?;
         self.poison_free()?;
         for group in 0..sequence.tables.len() {
-            let grown = match sequence.tables[group].append(tokens) {
+            let table = &mut sequence.tables[group];
+            let grown = match table.append(tokens) {
                 Ok(None) => Ok(()),
-                Ok(Some(copy)) => self.copy(ctx, group, &copy),
+                // What was not copied is still where it was.
+                Ok(Some(copy)) => self.copy(ctx, group, &copy).or_else(|error| {
+                    table.take_back(copy)?;
+                    Err(error)
+                }),
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = grown {
@@ -378,6 +383,13 @@ impl Sequence {
     pub(crate) fn clear(&mut self) {
         self.tables.iter_mut().for_each(BlockTable::clear);
         self.tokens = 0;
+    }
+
+    /// Forgets the tokens from position `tokens` on, or all of them where a window has left behind what would be seen then.
+    pub(crate) fn shorten(&mut self, tokens: usize) {
+        if self.truncate(tokens).is_err() {
+            self.clear();
+        }
     }
 
     /// Frees the blocks that no later token sees.

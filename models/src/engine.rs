@@ -279,9 +279,12 @@ impl Engine {
                 at += 1;
                 continue;
             };
-            // Nothing for the host to see where a device has drawn for all.
-            let logits = self.model.fetched(rows).get(row * vocab..(row + 1) * vocab).unwrap_or_default();
             let drawn = self.asked.get(row).is_some_and(Option::is_some).then(|| self.model.drawn()[row]);
+            // Where a device has drawn for all, the host has the logits of none.
+            let logits = match drawn {
+                Some(_) => &[],
+                None => &self.model.fetched(rows)[row * vocab..(row + 1) * vocab],
+            };
             // All answers to a prompt read it once, and part here.
             let forks = match stream.forks(self.model.cache(), self.model.decoder().config()) {
                 Ok(forks) => forks,

@@ -314,7 +314,7 @@ impl LanguageModel {
     ///
     /// # Errors
     /// No token, a token out of the vocabulary, a sequence past the context, a full cache, or a failed device. The
-    /// sequence is as long as before.
+    /// sequence is as long as before, or empty where a window has left behind by then what it saw.
     pub fn prefill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<&[f32]> {
         // Nobody asks for it to end, so that it ends with the logits.
         self.prefill_then(sequence, tokens, &mut || ControlFlow::Continue(()), |model| model.fetch(1))?;
@@ -339,7 +339,7 @@ impl LanguageModel {
     }
 
     /// Prefills, and then takes what is wanted of the last token's logits; nothing where it is not to go on. After an
-    /// error, which the device may report only in `take`, the sequence is as long as before.
+    /// error, which the device may report only in `take`, the sequence is as [`prefill`](Self::prefill) says.
     fn prefill_then<T>(
         &mut self,
         sequence: &mut Sequence,
@@ -354,7 +354,7 @@ impl LanguageModel {
             ControlFlow::Break(()) => Ok(None),
         });
         if outcome.is_err() {
-            sequence.truncate(before)?;
+            sequence.shorten(before);
         }
         outcome
     }

@@ -255,6 +255,8 @@ impl Logprobs {
 pub struct Sampler {
     params: SamplingParams,
     rng: ChaCha12Rng,
+    /// The number that a device was asked to draw by, until it has.
+    asked: Option<u64>,
     changed: Changed,
     candidates: Vec<Candidate>,
 }
@@ -269,6 +271,7 @@ impl Sampler {
         params.validate()?;
         Ok(Self {
             rng: ChaCha12Rng::seed_from_u64(params.seed),
+            asked: None,
             params,
             changed: Changed::default(),
             candidates: Vec::new(),
@@ -288,20 +291,27 @@ impl Sampler {
         }
         // The order in which kernels that draw on a device find them, too.
         self.candidates.sort_unstable_by_key(|candidate| candidate.id);
-        let draw = unit(self.rng.next_u64());
+        let draw = unit(self.asked.take().unwrap_or_else(|| self.rng.next_u64()));
         Ok(pick(&self.candidates, draw))
     }
 
     /// What a device needs to draw the token after so many generated ones from logits that it has itself. `None` where
-    /// the logits change first. Takes as many random numbers as [`sample`](Self::sample) would.
+    /// the logits change first. Takes as many random numbers as [`sample`](Self::sample) would, and gives the same again
+    /// until the token [was taken](Self::took).
     pub(crate) fn ask(&mut self, generated: usize) -> Option<Asked> {
         let SamplingParams { temperature, top_k, top_p, min_p, .. } = self.params;
         if self.params.changes_logits(generated) {
             return None;
         }
         // The upper 24 bits, which f32 holds: the largest draw is below 1.
-        let draw = if temperature == 0.0 { 0.0 } else { (self.rng.next_u64() >> 40) as f32 / (1u32 << 24) as f32 };
+        let mut number = || *self.asked.get_or_insert_with(|| self.rng.next_u64());
+        let draw = if temperature == 0.0 { 0.0 } else { (number() >> 40) as f32 / (1u32 << 24) as f32 };
         Some(Asked { temperature, top_p, min_p, draw, top_k: u32::try_from(top_k).unwrap_or(u32::MAX) })
+    }
+
+    /// The device has drawn what it was [asked](Self::ask) for.
+    pub(crate) fn took(&mut self) {
+        self.asked = None;
     }
 
     /// The tokens that [`sample`](Self::sample) would choose from, the most probable first where a filter has sorted

@@ -182,3 +182,61 @@ fn who_drops_its_answers_is_not_answered_any_more() {
     assert!(engine.stats().prefilled <= 10, "{:?}", engine.stats());
     assert_eq!((engine.stats().decoded, engine.stats().finished, engine.cache().stats().used), (0, 1, 0));
 }
+
+#[test]
+fn a_prompt_that_the_cache_has_no_room_for_says_so_whatever_windows_have_left_behind() {
+    let old = Some(OldKv { dtype: DType::I8, recent: 1 });
+    for (name, old_kv) in [(FIXTURES[0], None), (FIXTURES[1], None), (FIXTURES[0], old)] {
+        let options = LoadOptions { cache_tokens: Some(128), prefill_chunk: 16, old_kv, ..LoadOptions::default() };
+        let mut model = fixture(name, 1, DType::F32, options);
+        let mut sequence = model.sequence();
+        let error = model.prefill(&mut sequence, &prompt(1, 300)).expect_err("a full cache");
+        assert!(matches!(error, Error::Memory(sinew::memory::Error::OutOfBlocks { .. })), "{name}: {error}");
+        assert_eq!((sequence.len(), model.cache().stats().used), (0, 0), "{name}");
+        let error = model.generate(&prompt(1, 300), &GenerateOptions::default(), &mut |_| ControlFlow::Continue(()));
+        assert!(matches!(error, Err(Error::Memory(sinew::memory::Error::OutOfBlocks { .. }))), "{name}");
+    }
+}
+
+#[test]
+fn clients_of_an_engine_that_panics_are_told() {
+    let gate: gate::Gate = Arc::new(|| panic!("a kernel that panics"));
+    let engine =
+        Engine::new(gated(gate, LoadOptions { max_sequences: 3, ..LoadOptions::default() }), EngineOptions::default());
+    let handle = EngineHandle::start(engine).expect("a thread");
+    let events: Vec<Event> = handle.submit(Request { samples: 2, ..asked(20, 5) }).expect("a valid request").collect();
+    let ends = events.iter().map(|event| match &event.what {
+        Happening::Failed(error) => (event.sample, error.to_string()),
+        _ => panic!("{event:?}"),
+    });
+    assert_eq!(ends.collect::<Vec<_>>(), [0, 1].map(|sample| (sample, "the engine has ended".to_owned())));
+    handle.submit(asked(20, 5)).expect_err("the thread is gone");
+    handle.finish().expect_err("it panicked");
+}
+
+#[test]
+fn every_answer_to_a_prompt_ends_once_also_where_it_is_cancelled_or_empty() {
+    let lasts = |events: &mut dyn Iterator<Item = (usize, bool)>| {
+        let mut samples: Vec<usize> = events.filter(|(_, last)| *last).map(|(sample, _)| sample).collect();
+        samples.sort_unstable();
+        samples
+    };
+    let mut engine = small(3, 1024);
+    // Cancelled while it waits, before and after its answers part, and one that wants no token.
+    for (steps, new) in [(0, 50), (1, 50), (5, 50), (0, 0)] {
+        let id = engine.submit(Request { samples: 3, ..asked(30, new) }).expect("a valid request");
+        (0..steps).for_each(|_| drop(engine.step().expect("a step").len()));
+        assert!(new == 0 || engine.cancel(id));
+        let mut events = Vec::new();
+        while !engine.is_idle() {
+            events.extend(engine.step().expect("a step").iter().map(|event| (event.sample, event.is_last())));
+        }
+        assert_eq!(lasts(&mut events.into_iter()), [0, 1, 2], "{steps} steps, {new} tokens");
+    }
+    assert_eq!(engine.cache().stats().used, 0);
+    let handle = EngineHandle::start(engine).expect("a thread");
+    for new in [0, 3] {
+        let answers = handle.submit(Request { samples: 3, ..asked(30, new) }).expect("a valid request");
+        assert_eq!(lasts(&mut answers.map(|event| (event.sample, event.is_last()))), [0, 1, 2], "{new} tokens");
+    }
+}

@@ -164,10 +164,12 @@ proptest! {
         threads in 1usize..17,
         max_sequences in 3usize..7,
         prefill_chunk in prop_oneof![Just(1usize), 2usize..40, Just(512)],
-        block_size in prop_oneof![Just(8usize), Just(16), Just(128)],
+        block_size in prop_oneof![Just(8usize), Just(16), 8usize..=128, Just(128)],
         // From so little that the longest fits only alone to room for all.
         spare in prop_oneof![Just(0usize), 0usize..200, Just(2000)],
         swap_tokens in prop_oneof![Just(0usize), 0usize..400],
+        // Which of the requests is cancelled, and after how many steps.
+        cancelled in prop::option::of((0usize..8, 0u32..60)),
     ) {
         let longest = 90 + 40 + block_size;
         let cache_tokens = Some(longest + spare);
@@ -178,8 +180,10 @@ proptest! {
         let mut answers = Answers::new();
         let mut expected = Answers::new();
         let mut solo = fixture(name, 2, dtype, usual);
+        let mut ids = Vec::new();
         for (request, gap) in &requests {
             let id = engine.submit(request.clone()).expect("a valid request");
+            ids.push(id);
             let id = number(&Event { request: id, sample: 0, what: Happening::Failed(Error::Cancelled) });
             for sample in 0..request.samples {
                 expected.insert((id, sample), alone(&mut solo, request, sample));
@@ -190,9 +194,21 @@ proptest! {
         }
         let mut steps = 0;
         while !engine.is_idle() {
+            if let Some((which, after)) = cancelled && steps == after && let Some(&id) = ids.get(which) {
+                engine.cancel(id);
+            }
             engine.step().expect("a step").iter().for_each(|event| hear(&mut answers, event));
             steps += 1;
             prop_assert!(steps < 20_000, "it goes on");
+        }
+        for (id, expected) in &mut expected {
+            let answer = &answers[id];
+            if answer.finish == Some(Finish::Cancelled) {
+                // What it was told until then.
+                prop_assert!(expected.tokens.starts_with(&answer.tokens) && expected.text.starts_with(&answer.text));
+                prop_assert!(expected.logprobs.starts_with(&answer.logprobs));
+                expected.clone_from(answer);
+            }
         }
         prop_assert_eq!(&answers, &expected);
         let stats = engine.stats();
@@ -417,4 +433,23 @@ fn a_replay_ends_where_nothing_may_wait() {
     };
     let replayed = engine.replay(&[line; 3], 1.0, &mut go_on).expect("it runs");
     assert_eq!((replayed.answered, replayed.failed), (3, 0));
+}
+
+#[test]
+fn a_replay_counts_tokens_of_what_was_answered_whole() {
+    let options = LoadOptions { cache_tokens: Some(96), ..LoadOptions::default() };
+    let mut engine = Engine::new(model(1, DType::F32, options), EngineOptions::default());
+    let line = |prompt_tokens, new_tokens| TraceLine {
+        arrival_s: 0.0,
+        prompt_tokens,
+        new_tokens,
+        prefix: 0,
+        prefix_tokens: 0,
+    };
+    let go_on = &mut || ControlFlow::Continue(());
+    // The cache is full before the first is whole.
+    let replayed = engine.replay(&[line(60, 100), line(10, 2)], 1.0, go_on).expect("it runs");
+    assert_eq!((replayed.answered, replayed.failed), (1, 1), "{replayed:?}");
+    assert_eq!((replayed.prompt_tokens, replayed.new_tokens), (10, 2), "{replayed:?}");
+    assert!(replayed.seconds > 0.0);
 }

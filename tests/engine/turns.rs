@@ -126,3 +126,66 @@ fn who_shares_nothing_waits_for_nobody() {
         assert_eq!(run(&mut engine).len(), 2);
     }
 }
+
+#[test]
+fn who_waits_for_a_place_is_not_looked_up_before_there_is_one() {
+    let mut engine = small(1, 1024);
+    let block = engine.cache().shape().groups()[0].layout.block_size();
+    engine.submit(asked(4 * block, 2)).expect("a valid request");
+    run(&mut engine);
+    engine.submit(asked(33, 30)).expect("a valid request");
+    engine.step().expect("a step");
+    // Of this one all but its end was run before.
+    let mut again = asked(4 * block, 2);
+    again.prompt.extend(prompt(99, block + 1));
+    engine.submit(again).expect("a valid request");
+    let before = engine.cache().stats();
+    for _ in 0..20 {
+        engine.step().expect("a step");
+    }
+    let waiting = engine.cache().stats();
+    assert_eq!(engine.stats().waiting, 1);
+    assert_eq!((waiting.hits, waiting.misses), (before.hits, before.misses));
+    run(&mut engine);
+    let after = engine.cache().stats();
+    // The block behind those found was asked for as well.
+    assert_eq!((after.hits - before.hits, after.misses - before.misses), (4, 1));
+    assert_eq!(engine.stats().found, 4 * block as u64);
+}
+
+#[test]
+fn as_many_run_as_the_cache_was_made_for() {
+    for (len, new) in [(60, 5), (48, 17), (40, 25), (1, 64)] {
+        let options = LoadOptions { max_sequences: 8, context: Some(64), ..LoadOptions::default() };
+        let mut engine = Engine::new(model(1, DType::F32, options), EngineOptions::default());
+        for seed in 0..8 {
+            engine.submit(Request { prompt: prompt(seed, len), ..asked(len, new) }).expect("a valid request");
+        }
+        let mut most = 0;
+        while !engine.is_idle() {
+            engine.step().expect("a step");
+            most = most.max(engine.stats().running);
+        }
+        assert_eq!((most, engine.stats().preemptions), (8, 0), "{len} tokens, {new} more");
+    }
+}
+
+#[test]
+fn nobody_leaves_for_one_who_would_not_fit_then_either() {
+    let options = LoadOptions { max_sequences: 3, cache_tokens: Some(128), ..LoadOptions::default() };
+    let mut engine = Engine::new(model(1, DType::F32, options), EngineOptions::default());
+    engine.submit(Request { priority: 2, ..asked(20, 25) }).expect("a valid request");
+    engine.step().expect("a step");
+    let low = asked(70, 8);
+    engine.submit(low.clone()).expect("a valid request");
+    engine.step().expect("a step");
+    // Most of its prompt is what the lowest holds, who would leave nothing but the rest.
+    let mut between = low.prompt[..64].to_vec();
+    between.extend(prompt(77, 36));
+    engine.submit(Request { priority: 1, prompt: between, ..asked(100, 4) }).expect("a valid request");
+    for _ in 0..4 {
+        engine.step().expect("a step");
+    }
+    assert_eq!(engine.stats().preemptions, 0, "{:?}", engine.stats());
+    assert!(run(&mut engine).iter().all(|(_, end)| end == "length"));
+}

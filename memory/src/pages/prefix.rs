@@ -181,6 +181,15 @@ impl BlockTable {
     /// # Errors
     /// Those of [`BlockTable::lookup`].
     pub fn lookup_seen(&mut self, salt: u64, words: &[u32], window: usize) -> Result<usize> {
+        self.lookup_within(salt, words, window, usize::MAX)
+    }
+
+    /// [`BlockTable::lookup_seen`] of no more than the first `tokens` tokens, as where other tables of the sequence found no
+    /// more. All whole blocks of the words count as asked for.
+    ///
+    /// # Errors
+    /// Those of [`BlockTable::lookup`].
+    pub fn lookup_within(&mut self, salt: u64, words: &[u32], window: usize, tokens: usize) -> Result<usize> {
         if self.num_tokens > 0 {
             return Err(Error::Invalid(format!("cannot look up a prefix: the table has {} tokens", self.num_tokens)));
         }
@@ -189,7 +198,7 @@ impl BlockTable {
         let mut state = pool.lock();
         let index = state.index()?;
         let asked = index.blocks_of(words)?;
-        let mut chain = index.longest(salt, words, &first_seen)?;
+        let mut chain = index.longest(salt, &words[..tokens.min(words.len())], &first_seen)?;
         self.blocks.extend(index.last_blocks(chain, chain.blocks - first_seen(chain.blocks)));
         self.blocks.reverse();
         if let Some(full) = self.blocks.iter().position(|&block| state.retain_published(block).is_err()) {

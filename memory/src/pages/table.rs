@@ -116,6 +116,24 @@ impl BlockTable {
         Ok(copy)
     }
 
+    /// Takes back an append whose copy could not be made: the table has the tokens that it had, the last ones in the block
+    /// that they were in.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for the copy of another table.
+    pub fn take_back(&mut self, copy: CopyBlock) -> Result<()> {
+        let at = self.blocks.iter().rposition(|&block| block == copy.to).filter(|_| self.pool.is_same(&copy.pool));
+        let Some(at) = at else {
+            return Err(Error::Invalid(format!("{copy:?} is not of {self:?}")));
+        };
+        self.truncate((self.first_block + at) * self.block_size() + copy.tokens)?;
+        let mut state = self.pool.lock();
+        state.retain(copy.from)?;
+        self.blocks[at] = copy.from;
+        state.release_all([copy.to]);
+        Ok(())
+    }
+
     /// A second table of the same tokens that shares all blocks.
     ///
     /// # Errors

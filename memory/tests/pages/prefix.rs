@@ -279,7 +279,11 @@ fn hits_and_misses_are_counted_in_full_blocks_that_were_asked_for() {
     let stats = pool.stats();
     assert_eq!((stats.hits, stats.misses, stats.hit_rate()), (2, 3, 0.4));
     assert_eq!((stats.published, stats.cached, stats.used), (2, 0, 2));
-    drop(table);
+    // Of what another table found less of, the rest counts as missed.
+    let mut other = pool.table();
+    assert_eq!(other.lookup_within(0, &words([1, 2, 3]), usize::MAX, 4).ok(), Some(4));
+    assert_eq!((pool.stats().hits, pool.stats().misses), (3, 5));
+    drop((table, other));
     assert_eq!((pool.stats().published, pool.stats().cached, pool.stats().used), (2, 2, 0));
 }
 

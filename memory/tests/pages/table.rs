@@ -25,6 +25,25 @@ fn a_copy_keeps_both_blocks_until_it_was_made() {
 }
 
 #[test]
+fn a_copy_that_could_not_be_made_is_taken_back() {
+    let pool = pool(6);
+    let mut first = pool.table();
+    first.append(6).expect("room");
+    let mut second = first.fork().expect("few");
+    let before = (second.blocks().to_vec(), second.num_tokens(), pool.stats());
+    let copy = second.append(7).expect("room").expect("shared and half-filled");
+    second.take_back(copy).expect("its own");
+    let now = pool.stats();
+    assert_eq!((second.blocks().to_vec(), second.num_tokens()), (before.0, before.1));
+    assert_eq!(
+        (now.used, now.references, now.table_tokens),
+        (before.2.used, before.2.references, before.2.table_tokens)
+    );
+    let copy = second.append(1).expect("room").expect("shared still");
+    assert!(matches!(first.take_back(copy), Err(Error::Invalid(_))), "another table's");
+}
+
+#[test]
 fn an_append_that_needs_a_copy_and_finds_no_block_changes_nothing() {
     let pool = pool(2);
     let mut first = pool.table();

@@ -28,7 +28,7 @@ impl KvCache {
     pub fn start(&self, sequence: &mut Sequence, salt: u64, tokens: &[u32]) -> Result<usize> {
         let known = self.known(salt, tokens);
         for (table, group) in sequence.tables.iter_mut().zip(&self.shape.groups) {
-            if table.lookup_seen(salt, &tokens[..known], group.sees())? < known {
+            if table.lookup_within(salt, tokens, group.sees(), known)? < known {
                 // More sequences of one block than can be counted.
                 sequence.clear();
                 return Ok(0);

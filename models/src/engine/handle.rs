@@ -41,6 +41,8 @@ pub struct Answers {
     id: RequestId,
     events: Receiver<Event>,
     cancelled: Arc<AtomicBool>,
+    /// Which of the answers have ended.
+    ended: Vec<bool>,
 }
 
 /// A request on its way to the thread.
@@ -89,9 +91,10 @@ impl EngineHandle {
         let cancelled = Arc::new(AtomicBool::new(false));
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let client = Client { events: sender, cancelled: cancelled.clone(), left: request.samples };
+        let ended_none = vec![false; request.samples];
         let Some(requests) = &self.requests else { return Err(ended()) };
         match requests.try_send(Submitted { id, request, client }) {
-            Ok(()) => Ok(Answers { id, events, cancelled }),
+            Ok(()) => Ok(Answers { id, events, cancelled, ended: ended_none }),
             Err(TrySendError::Full(_)) => Err(Error::Busy { waiting: self.most }),
             Err(TrySendError::Disconnected(_)) => Err(ended()),
         }
@@ -144,7 +147,18 @@ impl Iterator for Answers {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
-        self.events.recv().ok()
+        if let Ok(event) = self.events.recv() {
+            if event.is_last()
+                && let Some(ended) = self.ended.get_mut(event.sample)
+            {
+                *ended = true;
+            }
+            return Some(event);
+        }
+        // The thread is gone, with what it would have told.
+        let sample = self.ended.iter().position(|ended| !ended)?;
+        self.ended[sample] = true;
+        Some(Event { request: self.id, sample, what: Happening::Failed(ended()) })
     }
 }
 
@@ -197,8 +211,12 @@ impl Server {
                 self.clients.insert(id, client);
             }
             Err(error) => {
-                // Whoever does not listen any more does not miss it.
-                let _ = client.events.send(Event { request: id, sample: 0, what: Happening::Failed(error) });
+                let why = error.one_line();
+                for sample in 0..client.left {
+                    let what = Happening::Failed(Error::Input(why.clone()));
+                    // Whoever does not listen any more does not miss it.
+                    let _ = client.events.send(Event { request: id, sample, what });
+                }
             }
         }
     }

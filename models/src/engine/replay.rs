@@ -65,6 +65,7 @@ struct Waiting {
     came: f64,
     latest: Option<f64>,
     prompt_tokens: usize,
+    new_tokens: usize,
 }
 
 impl Engine {
@@ -103,7 +104,10 @@ impl Engine {
                 let prompt = line.prompt(number as u64, vocab_size);
                 match self.submit(Request { options, text: false, ..Request::new(prompt) }) {
                     Ok(id) => {
-                        all.insert(id, Waiting { came, latest: None, prompt_tokens: line.prompt_tokens });
+                        all.insert(
+                            id,
+                            Waiting { came, latest: None, prompt_tokens: line.prompt_tokens, new_tokens: 0 },
+                        );
                     }
                     Err(error) => {
                         failed += 1;
@@ -128,10 +132,13 @@ impl Engine {
                             None => first.push(now - request.came),
                             Some(latest) => between.push(now - latest),
                         }
-                        new_tokens += 1;
+                        request.new_tokens += 1;
+                        end = now;
                     }
                     Happening::Finished { .. } => {
-                        (answered, prompt_tokens, end) = (answered + 1, prompt_tokens + request.prompt_tokens, now);
+                        answered += 1;
+                        prompt_tokens += request.prompt_tokens;
+                        new_tokens += request.new_tokens;
                     }
                     Happening::Failed(error) => {
                         failed += 1;

@@ -115,33 +115,37 @@ impl Engine {
             let (all, known) = (self.running.len(), next.known(cache));
             let outranking = self.running.partition_point(|stream| stream.rank() <= next.rank());
             let staying = [all, outranking].into_iter().find(|&staying| self.fits(next, known, staying));
+            let Some(staying) = staying else {
+                if all > 0 {
+                    break;
+                }
+                // An answer that has filled the whole cache, and made room for one of a higher rank.
+                let stream = self.waiting.remove(at);
+                self.fail(stream);
+                continue;
+            };
             let mut stream = self.waiting.remove(at);
             let found = stream.found(cache, context)?;
             // What was found was free before, and may have been the room.
-            match staying.filter(|&staying| self.fits(&stream, found.len(), staying)) {
-                Some(staying) if staying == all => {
-                    let (ctx, cache) = self.model.context_and_cache();
-                    match stream.enter(&ctx, cache, found) {
-                        Ok(found) => {
-                            self.stats.found += found as u64;
-                            insert(&mut self.running, stream);
-                        }
-                        Err(error) => {
-                            insert(&mut self.waiting, stream);
-                            let full = matches!(error, Error::Memory(MemoryError::OutOfBlocks { .. }));
-                            return if full { Ok(()) } else { Err(error) };
-                        }
-                    }
+            if !self.fits(&stream, found.len(), staying) {
+                insert(&mut self.waiting, stream);
+                break;
+            }
+            if staying < all {
+                insert(&mut self.waiting, stream);
+                self.preempt(all - 1);
+                continue;
+            }
+            let (ctx, cache) = self.model.context_and_cache();
+            match stream.enter(&ctx, cache, found) {
+                Ok(found) => {
+                    self.stats.found += found as u64;
+                    insert(&mut self.running, stream);
                 }
-                Some(_) => {
+                Err(error) => {
                     insert(&mut self.waiting, stream);
-                    self.preempt(all - 1);
-                }
-                // An answer that has filled the whole cache, and made room for one of a higher rank.
-                None if all == 0 => self.fail(stream),
-                None => {
-                    insert(&mut self.waiting, stream);
-                    break;
+                    let full = matches!(error, Error::Memory(MemoryError::OutOfBlocks { .. }));
+                    return if full { Ok(()) } else { Err(error) };
                 }
             }
         }
@@ -151,16 +155,21 @@ impl Engine {
     /// Ends an answer that the whole cache is too small for.
     fn fail(&mut self, stream: Stream) {
         let tokens = self.cache().tokens();
-        stream.fail(&format!("the cache of {tokens} tokens is full, and nobody else is in it"), &mut self.events);
+        let why = format!("the cache of {tokens} tokens is full, and no other request is in it to make room");
+        stream.fail(&why, &mut self.events);
     }
 
     /// Whether a sequence that waits, of whose tokens `known` are held, would fit beside the first `staying` of those that
-    /// run, and what those are still to take: the rest of their prompts, and a block more for each of their answers.
+    /// run, and what those are still to take: the rest of their prompts, and for each of their answers a
+    /// block more, or as little as is left of it.
     fn fits(&self, next: &Stream, known: usize, staying: usize) -> bool {
-        let Limits { max_sequences, block_size, .. } = self.model.decoder().limits();
+        let Limits { max_sequences, block_size, context, .. } = self.model.decoder().limits();
         let (staying, leaving) = self.running.split_at(staying);
         let sequences: usize = staying.iter().map(Stream::samples).sum();
-        let promised = |stream: &Stream| stream.pending().saturating_add(block_size.saturating_mul(stream.samples()));
+        let promised = |stream: &Stream| {
+            let of_each = block_size.min(stream.to_come(context));
+            stream.pending().saturating_add(of_each.saturating_mul(stream.samples()))
+        };
         let staying = staying.iter().map(|stream| (&stream.sequence, promised(stream)));
         sequences + next.samples() <= max_sequences
             && self.model.cache().fits((known, next.len() - known), staying, leaving.iter().map(|s| &s.sequence))

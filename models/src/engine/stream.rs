@@ -104,6 +104,12 @@ impl Stream {
         self.tokens.len() - self.sequence.len()
     }
 
+    /// Tokens that the cache may yet get of it beyond its pending ones: its answers', of which the last is never run.
+    pub fn to_come(&self, context: usize) -> usize {
+        let most = self.prompt.saturating_add(self.options.max_new_tokens).saturating_sub(1).min(context);
+        most.saturating_sub(self.tokens.len())
+    }
+
     /// Whether it answers: only its last token is to be run.
     pub fn decodes(&self) -> bool {
         self.tokens.len() > self.prompt && self.pending() == 1
@@ -221,9 +227,8 @@ impl Stream {
 
     /// The other answers to its prompt, each with the tokens so far.
     pub fn forks(&mut self, cache: &KvCache, config: &DecoderConfig) -> Result<Vec<Self>> {
-        let first = self.sample;
-        let others = first + 1..first + std::mem::replace(&mut self.samples, 1);
-        others
+        let others = self.sample + 1..self.sample + self.samples;
+        let forks = others
             .map(|sample| {
                 let mut options = self.options.clone();
                 options.sampling.seed = options.sampling.seed.wrapping_add(sample as u64);
@@ -240,7 +245,9 @@ impl Stream {
                     ..*self
                 })
             })
-            .collect()
+            .collect::<Result<_>>()?;
+        self.samples = 1;
+        Ok(forks)
     }
 
     /// Draws the next token, unless a device has drawn it, and tells of it. Says whether the answer is whole.
@@ -265,7 +272,10 @@ impl Stream {
     ) -> Result<bool> {
         let (prompt, generated) = self.tokens.split_at(self.prompt);
         let token = match drawn {
-            Some(token) => token,
+            Some(token) => {
+                self.answering.sampler.took();
+                token
+            }
             None => self.answering.sampler.sample(logits, History { prompt, generated })?,
         };
         let piece = self.answering.take(token, generated.len() + 1, self.sequence.len() >= context)?;

@@ -62,12 +62,8 @@ impl Session {
     fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
         let run = &prompt[..prompt.len().saturating_sub(1)];
         let common = self.tokens.iter().zip(run).take_while(|(a, b)| a == b).count();
-        self.tokens.truncate(common);
-        if self.sequence.truncate(common).is_err() {
-            // A window has left behind what the next token would see.
-            self.tokens.clear();
-            self.sequence.clear();
-        }
+        self.sequence.shorten(common);
+        self.tokens.truncate(self.sequence.len());
         self.sequence.len()
     }
 
@@ -239,6 +235,7 @@ impl LanguageModel {
             && let Some(asked) = sampler.ask(history.generated.len())
         {
             let token = draw.tokens(&self.ctx, &self.logits, std::iter::once(asked))?[0];
+            sampler.took();
             let Some(most) = logprobs else { return Ok((token, None)) };
             self.fetch(1)?;
             return Ok((token, Some(Logprobs::of(self.fetched(1), token, most))));
