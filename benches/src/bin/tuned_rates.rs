@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use sinew_benches::contender::{Error, tokens};
 use sinew_benches::{context, weights};
 use sinew_memory::{Cpu, PrivateFolder};
-use sinew_models::{EmbeddingModel, Folder, LanguageModel, LoadOptions, ModelConfig, Sequence, WeightOptions};
+use sinew_models::{EmbeddingModel, Folder, LanguageModel, LoadOptions, ModelConfig, WeightOptions};
 use sinew_ops::{Budget, Context, TuningCache, tune};
 
 const PROMPT: usize = 512;
@@ -31,7 +31,7 @@ struct Decoder(LanguageModel);
 impl Subject for Decoder {
     fn once(&mut self) -> Result<(Vec<f64>, Vec<f32>), Error> {
         let vocab = self.0.decoder().config().vocab_size;
-        let mut sequence: Sequence = self.0.sequence();
+        let mut sequence = self.0.sequence();
         let start = Instant::now();
         self.0.prefill(&mut sequence, &tokens(vocab, 0, PROMPT))?;
         let prefill = start.elapsed().as_secs_f64();
@@ -65,7 +65,7 @@ fn load(ctx: Arc<Context>, folder: &Folder, weights: &WeightOptions) -> Result<B
         let texts = (0..TEXTS).map(|b| tokens(config.vocab_size, b, TEXT)).collect();
         return Ok(Box::new(Encoder { model: EmbeddingModel::load_on(ctx, folder, weights, &mut |_, _| {})?, texts }));
     }
-    let options = LoadOptions { weights: weights.clone(), context: Some(2 * PROMPT), ..LoadOptions::default() };
+    let options = LoadOptions { weights: *weights, context: Some(2 * PROMPT), ..LoadOptions::default() };
     Ok(Box::new(Decoder(LanguageModel::load_on(ctx, folder, &options, &mut |_, _| {})?)))
 }
 
