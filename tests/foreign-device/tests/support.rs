@@ -5,7 +5,7 @@ use std::time::Duration;
 use sinew_foreign_device::{Lagging, register};
 use sinew_kernels::Registry;
 use sinew_kernels::support::{StoredAs, Support};
-use sinew_memory::{Cpu, Device};
+use sinew_memory::Cpu;
 use sinew_tensor::DType;
 
 #[path = "../../common/support.rs"]
