@@ -6,10 +6,11 @@ use sinew::kernels::attention::{
 };
 use sinew::kernels::kv_append::{KeyRotary, KvAppend, KvAppendDynamic, KvAppendStatic};
 use sinew::kernels::rotary::{Rotary, RotaryDynamic, RotaryStatic, Style};
+use sinew::models::settings::{OldKvDType, Value as _};
 use sinew::ops::Context;
 use sinew::tensor::{DType, PagedLayout};
 
-use super::super::{Outcome, parse_old_kv};
+use super::super::Outcome;
 use super::{Describe, ProblemOf, parse};
 
 /// Attention of new tokens over the keys of their sequences.
@@ -78,6 +79,11 @@ fn parse_compute(text: &str) -> Result<Compute, String> {
 fn parse_mask(text: &str) -> Result<MaskKind, String> {
     let name = |kind| if kind == MaskKind::Boolean { "boolean" } else { "additive" };
     parse::one_of(text, [MaskKind::Additive(DType::F32), MaskKind::Boolean], name)
+}
+
+/// A dtype of old keys and values.
+fn parse_old_kv(text: &str) -> Result<DType, String> {
+    OldKvDType::parse(text)?.0.ok_or_else(|| "supported are int8 and fp8".to_owned())
 }
 
 impl Describe for ExplainAttention {
