@@ -207,19 +207,19 @@ fn settings_name_what_decided() {
     let is = |(value, source): (String, String), expected: (&str, &str)| assert_eq!((&*value, &*source), expected);
     is(setting(&[], &[], "device"), ("cpu", "default"));
     is(setting(&["--threads", "1"], &[], "threads"), ("1", "--threads"));
-    is(setting(&[], &[], "pin"), ("no", "default"));
+    is(setting(&[], &[], "pin"), ("false", "default"));
     for cpu in ["cpu", "cpu:0"] {
-        is(setting(&["--pin", "--device", cpu], &[], "pin"), ("each helper thread to a core", "--pin"));
+        is(setting(&["--pin", "--device", cpu], &[], "pin"), ("true", "--pin"));
     }
     is(setting(&[], &[("SINEW_SIMD", "portable")], "simd"), ("portable", "SINEW_SIMD"));
-    is(setting(&[], &[("HF_HOME", "/a")], "hub cache"), ("/a/hub", "HF_HOME"));
-    is(setting(&[], &[("HF_HOME", "/a"), ("HF_HUB_CACHE", "/b")], "hub cache"), ("/b", "HF_HUB_CACHE"));
-    is(setting(&[], &[("HF_HUB_OFFLINE", "1")], "hub offline"), ("yes", "HF_HUB_OFFLINE"));
-    is(setting(&[], &[("TRANSFORMERS_OFFLINE", "1")], "hub offline"), ("yes", "TRANSFORMERS_OFFLINE"));
+    is(setting(&[], &[("HF_HOME", "/a")], "hub_cache"), ("/a/hub", "HF_HOME"));
+    is(setting(&[], &[("HF_HOME", "/a"), ("HF_HUB_CACHE", "/b")], "hub_cache"), ("/b", "HF_HUB_CACHE"));
+    is(setting(&[], &[("HF_HUB_OFFLINE", "1")], "hub_offline"), ("true", "HF_HUB_OFFLINE"));
+    is(setting(&[], &[("TRANSFORMERS_OFFLINE", "1")], "hub_offline"), ("true", "TRANSFORMERS_OFFLINE"));
     let both = [("TRANSFORMERS_OFFLINE", "1"), ("HF_HUB_OFFLINE", "0")];
-    is(setting(&[], &both, "hub offline"), ("no", "HF_HUB_OFFLINE"));
-    is(setting(&[], &[("HOME", "/me"), ("HF_HOME", "~/a")], "hub cache"), ("/me/a/hub", "HF_HOME"));
-    is(setting(&[], &[("HF_TOKEN", "secret")], "hub token"), ("set", "HF_TOKEN"));
+    is(setting(&[], &both, "hub_offline"), ("false", "HF_HUB_OFFLINE"));
+    is(setting(&[], &[("HOME", "/me"), ("HF_HOME", "~/a")], "hub_cache"), ("/me/a/hub", "HF_HOME"));
+    is(setting(&[], &[("HF_TOKEN", "secret")], "hub_token"), ("set", "HF_TOKEN"));
     let output = sinew(&["settings"], &[("HF_TOKEN", "secret")]);
     assert!(stdout(&output).contains("HF_TOKEN") && !stdout(&output).contains("secret"));
     assert!(!sinew(&["settings"], &[("SINEW_SIMD", "nonsense")]).status.success());

@@ -71,7 +71,7 @@ fn the_command_keeps_times_where_the_users_caches_are() {
         stdout(output).lines().filter(|line| line.starts_with("  ")).map(str::to_owned).collect()
     };
     let with = answers(&in_folder(folder.path(), &[]));
-    assert_eq!((with.len(), &with), (demo::PROMPTS.len(), &answers(&in_folder(folder.path(), &["--untuned"]))));
+    assert_eq!((with.len(), &with), (demo::PROMPTS.len(), &answers(&in_folder(folder.path(), &["--tuning=false"]))));
     assert!(stdout(&in_folder(folder.path(), &["tune", "--budget", "0.1"])).contains("kept in"));
     assert_eq!(files(), kept);
     refused(&in_folder(folder.path(), &["tune", "--budget", "0"]), &["budget", "0.1"]);

@@ -5,6 +5,8 @@
 
 #[path = "common/harness.rs"]
 mod harness;
+#[path = "common/support.rs"]
+mod support;
 
 use std::sync::Arc;
 
@@ -191,6 +193,12 @@ fn every_pair_of_dtypes_is_cast_as_a_cpu_casts_it() {
     }
 }
 
+fn what_the_table_of_support_claims_runs_and_all_else_is_refused() {
+    let device = open(&WgpuOptions::default());
+    let [supported, refused] = support::agrees_with_what_runs(&Registry::standard(), &device);
+    assert!(supported > 40 && refused > 40, "{supported} and {refused}");
+}
+
 fn main() -> std::process::ExitCode {
     harness::run(
         Vec::new(),
@@ -200,6 +208,7 @@ fn main() -> std::process::ExitCode {
             tables_and_casts_larger_than_a_binding_are_taken_in_parts,
             an_id_outside_the_table_is_an_error_of_the_stream_that_names_the_kernel,
             every_pair_of_dtypes_is_cast_as_a_cpu_casts_it,
+            what_the_table_of_support_claims_runs_and_all_else_is_refused,
         ],
     )
 }

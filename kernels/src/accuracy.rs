@@ -33,6 +33,21 @@ pub struct RowReport {
 }
 
 impl RowReport {
+    /// Of a row that has run no case.
+    fn empty<O: Operator>(row: &Row<O>) -> Self {
+        Self {
+            operator: O::NAME,
+            row: row.name,
+            arithmetic: row.arithmetic.name,
+            cases: 0,
+            elements: 0,
+            compared: 0,
+            worst: 0.0,
+            failures: Vec::new(),
+            lacks: None,
+        }
+    }
+
     /// Whether the row was wrong, or took no case though the hardware lacks nothing.
     pub fn fails(&self) -> bool {
         !self.failures.is_empty() || self.lacks.is_none() && (self.cases == 0 || self.elements == 0)
@@ -193,22 +208,27 @@ fn outcome<O: Operator>(row: &Row<O>, reports: Vec<RowReport>) -> std::result::R
     }
 }
 
+/// Runs a case with a row, whether it takes it or not: a refusal is a failure.
+pub(crate) fn try_case<O: Reference>(row: &Row<O>, case: &Case<O>, device: &Arc<dyn Device>) -> RowReport {
+    let mut report = RowReport::empty(row);
+    let launch = || -> Result<()> {
+        let stream = device.clone().stream()?;
+        let mut placed = Placed::new(row, case, &O::operands(case)?, &stream)?;
+        placed.enqueue(row, case, &stream)?;
+        Ok(stream.synchronize()?)
+    };
+    if (row.admits)(&case.fixed, device.hardware()).is_ok() {
+        return verify_cases(&[row], device, vec![case.clone()]).pop().unwrap_or(report);
+    }
+    if let Err(error) = launch() {
+        fail(&mut report, error.to_string());
+    }
+    report
+}
+
 fn verify_cases<O: Reference>(rows: &[&Row<O>], device: &Arc<dyn Device>, cases: Vec<Case<O>>) -> Vec<RowReport> {
     let hardware = device.hardware();
-    let mut reports: Vec<RowReport> = rows
-        .iter()
-        .map(|row| RowReport {
-            operator: O::NAME,
-            row: row.name,
-            arithmetic: row.arithmetic.name,
-            cases: 0,
-            elements: 0,
-            compared: 0,
-            worst: 0.0,
-            failures: Vec::new(),
-            lacks: None,
-        })
-        .collect();
+    let mut reports: Vec<RowReport> = rows.iter().map(|row| RowReport::empty(row)).collect();
     let stream = match device.clone().stream() {
         Ok(stream) => stream,
         Err(error) => {

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-use sinew_memory::Buffer;
+use sinew_memory::{Buffer, DeviceKind};
 use sinew_tensor::{DType, Element, Layout, Tensor};
 
 use crate::Result;
 use crate::operator::{Arithmetic, Operator};
+use crate::support::StoredAs;
 
 /// What is right, and what to try: the cases of an operator and the f64 reference that its rows are held against.
 ///
@@ -16,6 +17,11 @@ pub trait Reference: Operator {
     /// A bounded set of problems over awkward shapes, dtypes, layouts and values: what accuracy tests and benches
     /// walk.
     fn cases(depth: Depth) -> Vec<Case<Self>>;
+
+    /// A small problem for the table of [support](crate::support), whose operand is stored so: of products the weight, of
+    /// attention the cache, of others what they read. `None` where the operator cannot be asked for that. The operator's
+    /// [check](Operator::check) and the rows' predicates say whether it is supported.
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(Self::Static, Self::Dynamic)>;
 
     /// Operands for a case, on the host.
     ///

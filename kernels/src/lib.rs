@@ -35,6 +35,7 @@ pub mod simd;
 pub mod softmax;
 mod standard;
 mod strided;
+pub mod support;
 pub mod topk;
 pub mod trial;
 #[cfg(feature = "wgpu")]

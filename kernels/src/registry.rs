@@ -9,6 +9,7 @@ use sinew_memory::{Device, DeviceKind, Hardware, Stream};
 use crate::accuracy::{self, RowReport, Run};
 use crate::case::{Depth, Reference};
 use crate::operator::{Operator, Refusal, Row, refuse};
+use crate::support::{self, Cell, StoredAs};
 use crate::trial::{AnyTrial, Trial};
 use crate::{Error, Result};
 
@@ -56,6 +57,11 @@ pub trait AnyTable: Send + Sync {
     /// Checks a row on `device`, over a few cases or on one problem, `(O::Static, O::Dynamic)`. See
     /// [`Registry::self_check`].
     fn self_check(&self, row: &str, problem: Option<&dyn Any>, device: &Arc<dyn Device>) -> Result<(), String>;
+    /// What this hardware does with a small problem of each way in which an operand may be stored.
+    fn support(&self, hardware: &Hardware) -> Vec<Cell>;
+    /// Runs a [cell](AnyTable::support)'s problem with every row of the device, those that refuse it too: a report of
+    /// each, in which a refusal is a failure.
+    fn try_stored(&self, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport>;
     /// A problem, `(O::Static, O::Dynamic)`, ready to be timed on a stream with each row that takes it.
     ///
     /// # Errors
@@ -90,6 +96,12 @@ impl<O: Reference> AnyTable for Table<O> {
                 accuracy::check_problem(row, fixed, *call, device)
             }
         }
+    }
+    fn support(&self, hardware: &Hardware) -> Vec<Cell> {
+        support::cells(self, hardware)
+    }
+    fn try_stored(&self, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
+        support::try_stored(&self.rows, stored, device)
     }
     fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Box<dyn AnyTrial>> {
         let problem = problem.downcast_ref::<(O::Static, O::Dynamic)>();

@@ -43,7 +43,7 @@ pub use mapped::MappedFile;
 pub use pages::{
     BlockId, BlockTable, CopyBlock, PageConfig, PagePool, PageStats, PrefixConfig, PrefixHash, SwapBlocks,
 };
-pub use pool::{MemoryReport, Pool, PoolConfig, PoolStats, TagUsage};
+pub use pool::{MemoryReport, Pool, PoolConfig, PoolStats, TagUsage, leaks};
 pub use private_folder::PrivateFolder;
 pub use stream::{Completed, Event, Stream};
 pub use team::Team;

@@ -8,6 +8,7 @@
 //! Small requests share slabs and larger ones have slabs of their own, so that a long-lived small buffer does not pin
 //! a large slab; either kind serves the other before anything is refused.
 
+mod apart;
 mod handle;
 mod report;
 
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use crate::{Buffer, Bytes, Device, Error, Event, Home, Husk, Reclaim, Result, Span, Storage, system};
 
+pub use apart::leaks;
 pub use handle::Pool;
 pub use report::{MemoryReport, PoolConfig, PoolStats, TagUsage};
 
@@ -131,6 +133,10 @@ struct State {
     pooled_bytes: usize,
     free_spans: usize,
     reserved_bytes: usize,
+    /// Of live buffers with memory of their own.
+    apart_bytes: usize,
+    /// The most bytes that live buffers, of either kind, have had at once.
+    most_used_bytes: usize,
     peak_reserved_bytes: usize,
     released_bytes: u64,
 }
@@ -160,6 +166,8 @@ impl State {
             pooled_bytes: 0,
             free_spans: 0,
             reserved_bytes: 0,
+            apart_bytes: 0,
+            most_used_bytes: 0,
             peak_reserved_bytes: 0,
             released_bytes: 0,
         }
@@ -334,6 +342,7 @@ impl State {
         self.active_bytes += len;
         self.requested_bytes += asked;
         self.peak_bytes = self.peak_bytes.max(self.active_bytes);
+        self.most_used_bytes = self.most_used_bytes.max(self.active_bytes + self.apart_bytes);
         let tag = &mut self.tags[tag as usize];
         tag.buffers += 1;
         tag.bytes += len;
@@ -525,6 +534,7 @@ impl State {
             reserved_bytes: self.reserved_bytes,
             peak_reserved_bytes: self.peak_reserved_bytes,
             slabs: self.slabs.iter().flatten().count(),
+            apart_bytes: self.apart_bytes,
             released_bytes: self.released_bytes,
         }
     }

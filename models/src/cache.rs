@@ -183,7 +183,7 @@ impl KvCache {
             Ok(PagePool::with_prefixes(config, PrefixConfig { remembered, ..PrefixConfig::default() })?)
         };
         let half = |layout: &PagedLayout| -> Result<Tensor> {
-            let buffer = Buffer::allocate(ctx.device(), layout.bytes())?;
+            let buffer = ctx.pool().allocate_apart(layout.bytes(), "kv cache")?;
             Ok(Tensor::new(buffer, layout.stored(), layout.layout()).map_err(sinew_ops::Error::from)?)
         };
         let pages = shape.groups.iter().map(pool).collect::<Result<Vec<_>>>()?;

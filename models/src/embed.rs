@@ -96,7 +96,7 @@ impl EmbeddingModel {
         ctx.prefetch()?;
         let device = &**ctx.device();
         let precision = options.precision(&checkpoint, device.hardware())?;
-        Self::plan(model, &checkpoint, options, device)?.fits(device, "embeddings")?;
+        Self::plan(model, &checkpoint, options, device)?.fits(&ctx, "embeddings")?;
         let tokenizer = folder.tokenizer()?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
         let backbone = Backbone::load(&mut loader, model)?;

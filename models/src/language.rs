@@ -202,7 +202,7 @@ impl LanguageModel {
         let precision = options.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
         let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
-        Self::plan(config, checkpoint, options, device)?.fits(device, &purpose)?;
+        Self::plan(config, checkpoint, options, device)?.fits(&ctx, &purpose)?;
         let tokenizer = tokenizer()?;
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
@@ -211,7 +211,7 @@ impl LanguageModel {
         if options.swap_tokens > 0 {
             cache = cache.with_host(options.swap_tokens)?;
         }
-        let logits = ctx.uninitialised(DType::F32, &[limits.max_logits, config.vocab_size])?;
+        let logits = ctx.uninitialised_tagged("logits", DType::F32, &[limits.max_logits, config.vocab_size])?;
         let draw = match logits.buffer().host_ptr() {
             Some(_) => None,
             None => Some(Draw::new(&ctx, config.vocab_size, limits.max_sequences)?),

@@ -16,6 +16,7 @@
 //! | [`quantized`] | weights of 4 and 8 bits as GPTQ, AWQ, compressed-tensors, FP8 and MXFP4 store them |
 //! | [`quantize`] | quantized checkpoints, written |
 //! | [`plan`] | the memory that a model takes |
+//! | [`settings`] | what decides how models are loaded and run, from a file, the environment and arguments |
 //! | [`cache`], [`batch`] | the paged KV cache, and the tokens of one step |
 //! | [`decoder`], [`encoder`] | the two families of architectures |
 //! | [`pooling`] | what follows the model in an embedding model: pooling, normalisation, prompts |
@@ -44,6 +45,7 @@ pub mod pooling;
 pub mod quantize;
 pub mod quantized;
 pub mod sampling;
+pub mod settings;
 pub mod stop;
 pub mod tokenizer;
 
@@ -66,6 +68,7 @@ pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptio
 pub use load::WeightOptions;
 pub use plan::{Footprint, Plan, Planner};
 pub use sampling::{Logprobs, Sampler, SamplingParams};
+pub use settings::Settings;
 pub use sinew_ops::layers::OldKv;
 pub use stop::{StopStrings, TextStream};
 pub use tokenizer::Tokenizer;

@@ -129,7 +129,7 @@ impl<'a> Loader<'a> {
         for part in parts {
             values.extend_from_slice(&self.values(&part.bias(), part.of)?[part.rows.clone()]);
         }
-        Ok(self.ctx.tensor(&values, &[values.len()])?)
+        Ok(self.ctx.tensor_tagged("weights", &values, &[values.len()])?)
     }
 
     /// A linear layer of `experts` experts for up to `max_rows` rows: `parts` are those of the first expert, then those
@@ -197,7 +197,7 @@ impl<'a> Loader<'a> {
             }
         };
         let weight: Vec<f32> = self.values(&format!("{name}.weight"), n)?.iter().map(|w| w + offset).collect();
-        let weight = self.ctx.tensor(&weight, &[n])?;
+        let weight = self.ctx.tensor_tagged("weights", &weight, &[n])?;
         Ok(NormOptions::rms(eps, weight, input, output))
     }
 
@@ -267,7 +267,7 @@ impl<'a> Loader<'a> {
     /// Those of [`Loader::weight`].
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Tensor> {
         let values = self.values(name, n)?;
-        Ok(self.ctx.tensor(&values, &[n])?)
+        Ok(self.ctx.tensor_tagged("weights", &values, &[n])?)
     }
 
     fn values(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {

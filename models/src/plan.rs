@@ -6,7 +6,7 @@
 mod footprint;
 mod planner;
 
-use sinew_memory::Device;
+use sinew_ops::Context;
 
 pub use self::footprint::{Footprint, SequenceBytes};
 pub use self::planner::{Change, Planner, Saving};
@@ -77,13 +77,13 @@ impl Plan {
         sum([weights, cache, activations, tables, logits])
     }
 
-    /// Refuses what the free memory of a device cannot hold, before any of it is allocated; `purpose` says for how much
+    /// Refuses what the free memory of a context's device, or its limit, cannot hold, before any of it is allocated; `purpose` says for how much
     /// work it would be.
     ///
     /// # Errors
     /// [`Error::Input`], which says what takes how much.
-    pub fn fits(&self, device: &dyn Device, purpose: &str) -> Result<()> {
-        let available = device.memory()?.available;
+    pub fn fits(&self, ctx: &Context, purpose: &str) -> Result<()> {
+        let available = ctx.available_memory()?;
         if self.total() <= available {
             return Ok(());
         }
@@ -104,7 +104,7 @@ impl Plan {
             "the model takes {} for {purpose} ({}); {available} bytes are free on {}",
             counted(self.total()),
             parts.join(", "),
-            device.id()
+            ctx.device().id()
         )))
     }
 }

@@ -5,6 +5,9 @@ use sinew_tensor::{DType, Element, Layout, Tensor, View, ViewMut};
 
 use crate::Result;
 
+/// What the memory of steps is called in reports.
+pub(crate) const ACTIVATIONS: &str = "activations";
+
 /// Bytes of a tensor of this shape; the largest number where they are more.
 pub(crate) fn bytes(dtype: DType, shape: &[usize]) -> usize {
     shape.iter().fold(dtype.size(), |bytes, &n| bytes.saturating_mul(n))
@@ -43,7 +46,7 @@ pub(crate) struct Values {
 impl Rows {
     /// Room for `max_rows` rows.
     pub(crate) fn new(ctx: &Context, dtype: DType, max_rows: usize, width: usize) -> Result<Self> {
-        Ok(Self { tensor: ctx.uninitialised(dtype, &[max_rows, width])?, width })
+        Ok(Self { tensor: ctx.uninitialised_tagged(ACTIVATIONS, dtype, &[max_rows, width])?, width })
     }
 
     /// Bytes of that room.
@@ -109,7 +112,7 @@ impl Heads {
 impl Values {
     /// Room for `most` numbers.
     pub(crate) fn new(ctx: &Context, dtype: DType, most: usize) -> Result<Self> {
-        Ok(Self { tensor: ctx.uninitialised(dtype, &[most])?, len: 0 })
+        Ok(Self { tensor: ctx.uninitialised_tagged(ACTIVATIONS, dtype, &[most])?, len: 0 })
     }
 
     /// Bytes of that room.

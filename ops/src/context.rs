@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sinew_kernels::{Launch, Operands, Operator, Registry, Row};
-use sinew_memory::{Buffer, Cpu, CpuStream, Device, Pool, PoolConfig, SimdLevel, Stream, Team};
+use sinew_memory::{Buffer, Cpu, CpuStream, Device, MemoryReport, Pool, PoolConfig, SimdLevel, Stream, Team};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
 use crate::choice::{self, Choices};
@@ -85,6 +85,39 @@ impl Context {
         self.tuning.of::<O>(fixed, like)
     }
 
+    /// The same that takes no more than so many bytes of its device's memory: weights, caches and activations together.
+    ///
+    /// ```
+    /// use sinew_ops::Context;
+    /// use sinew_tensor::DType;
+    ///
+    /// let ctx = Context::cpu()?.with_memory_limit(8 << 20);
+    /// let held = ctx.uninitialised_tagged("results", DType::F32, &[1024, 1024])?;
+    /// let refused = ctx.uninitialised(DType::F32, &[1024, 2048]).expect_err("there are 4 MiB left");
+    /// assert!(refused.to_string().contains("results 4.0 MiB"), "{refused}");
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    pub fn with_memory_limit(self, bytes: usize) -> Self {
+        let pool = Pool::new(self.device.clone(), PoolConfig { limit_bytes: bytes, ..PoolConfig::default() });
+        Self { pool, workspace: Mutex::default(), ..self }
+    }
+
+    /// Bytes that it could still take of its device's memory.
+    ///
+    /// # Errors
+    /// A device that does not say.
+    pub fn available_memory(&self) -> Result<usize> {
+        let (stats, limit) = (self.pool.stats(), self.pool.config().limit_bytes);
+        let left = limit.saturating_sub(stats.reserved_bytes.saturating_add(stats.apart_bytes));
+        Ok(self.device.memory()?.available.min(left))
+    }
+
+    /// Who holds its memory: live buffers by what they are for, what is free, and how scattered that is. Models call
+    /// theirs weights, kv cache, activations, rotary tables, logits and workspace.
+    pub fn memory_report(&self) -> MemoryReport {
+        self.pool.report()
+    }
+
     /// The device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
@@ -127,7 +160,15 @@ impl Context {
     /// # Errors
     /// Another number of values than the shape has, or out of memory.
     pub fn tensor<T: sinew_tensor::Element>(&self, values: &[T], shape: &[usize]) -> Result<Tensor> {
-        let mut tensor = self.uninitialised(T::DTYPE, shape)?;
+        self.tensor_tagged("", values, shape)
+    }
+
+    /// [`Context::tensor`], counted under `tag` in [`Context::memory_report`] and in errors.
+    ///
+    /// # Errors
+    /// Those of [`Context::tensor`].
+    pub fn tensor_tagged<T: sinew_tensor::Element>(&self, tag: &str, values: &[T], shape: &[usize]) -> Result<Tensor> {
+        let mut tensor = self.uninitialised_tagged(tag, T::DTYPE, shape)?;
         self.upload(values, &mut tensor)?;
         Ok(tensor)
     }
@@ -149,8 +190,16 @@ impl Context {
     /// # Errors
     /// Out of memory, or a shape that is too large.
     pub fn uninitialised(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.uninitialised_tagged("", dtype, shape)
+    }
+
+    /// [`Context::uninitialised`], counted under `tag` in [`Context::memory_report`] and in errors.
+    ///
+    /// # Errors
+    /// Those of [`Context::uninitialised`].
+    pub fn uninitialised_tagged(&self, tag: &str, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         let layout = Layout::contiguous(shape)?;
-        let buffer = self.pool.allocate(layout.elements() * dtype.size())?;
+        let buffer = self.pool.allocate_tagged(layout.elements() * dtype.size(), tag)?;
         buffer.record_use(&self.stream);
         Ok(Tensor::new(buffer, dtype, layout)?)
     }
@@ -200,6 +249,27 @@ impl Context {
     /// An operator that the registry does not hold.
     pub fn explain<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
         explain::explain::<O>(self, fixed, call)
+    }
+
+    /// The same with the time that every candidate takes on operands like a model's, measured now in turns, and held
+    /// against measured limits: some seconds. The choice is what it was; [`tune`](crate::tune()) changes that.
+    ///
+    /// ```
+    /// use sinew_kernels::softmax::{Softmax, SoftmaxDynamic, SoftmaxStatic};
+    /// use sinew_ops::Context;
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let call = SoftmaxDynamic { rows: 16, width: 1024 };
+    /// let explanation = ctx.explain_measured::<Softmax>(&SoftmaxStatic::default(), &call)?;
+    /// assert!(explanation.choice().is_some_and(|choice| choice.measured_s.is_some()));
+    /// println!("{explanation}");
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An operator that the registry does not hold, or a problem too large to make operands for.
+    pub fn explain_measured<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
+        explain::explain_measured::<O>(self, fixed, call)
     }
 
     /// Runs `work` and records every launch of this context meanwhile: operator, row, problem, and how long it took.

@@ -1,11 +1,14 @@
 //! Explanation: why a problem gets the kernel that it gets, in words and numbers.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use sinew_kernels::{Compute, Operator, Row, Work};
 
 use crate::choice::{self, Verdict};
-use crate::{Bound, Context, Limits, Result};
+use crate::error::refuse;
+use crate::tune::take_turns;
+use crate::{Bound, Budget, Context, Limits, Result};
 
 /// One row as a candidate for a problem.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,6 +65,11 @@ impl Explanation {
 }
 
 impl Candidate {
+    /// Whether the row takes the problem, be it chosen or not.
+    pub fn takes(&self) -> bool {
+        self.predicted_s.is_some()
+    }
+
     /// Seconds: measured where they are known, else predicted.
     pub fn seconds(&self) -> Option<f64> {
         self.measured_s.or(self.predicted_s)
@@ -110,6 +118,41 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
         bound,
         candidates,
     })
+}
+
+/// Bytes that a problem reads and writes up to which it is measured: operands are made on the host, as f64 at first.
+const MOST_BYTES: f64 = (512 << 20) as f64;
+/// Time for a problem's candidates: each runs a few times even where one takes longer.
+const TRIALS: Duration = Duration::from_secs(5);
+
+/// [`explain`] with the seconds of every candidate, timed now in turns, and measured limits.
+pub(crate) fn explain_measured<O: Operator>(
+    ctx: &Context,
+    fixed: &O::Static,
+    call: &O::Dynamic,
+) -> Result<Explanation> {
+    let mut explanation = explain::<O>(ctx, fixed, call)?;
+    let bytes = explanation.work.1;
+    if bytes > MOST_BYTES {
+        let [bytes, most] = [bytes, MOST_BYTES].map(|bytes| bytes / 1e6);
+        return Err(refuse(
+            O::NAME,
+            format!("{bytes:.0} MB are too many to measure; problems of up to {most:.0} MB are"),
+        ));
+    }
+    let rows: Vec<&'static str> = explanation.candidates.iter().filter(|c| c.takes()).map(|c| c.row).collect();
+    let table = ctx.registry().tables().find(|table| table.operator() == O::NAME);
+    let table = table.ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
+    let mut trial = table.trial(&(fixed.clone(), *call), ctx.stream())?;
+    let (times, failed) = take_turns(&mut *trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
+    for candidate in &mut explanation.candidates {
+        let of_row = times.iter().find(|(row, _)| *row == candidate.row);
+        candidate.measured_s = of_row.map(|(_, seconds)| *seconds);
+        if let Some((_, failure)) = failed.iter().find(|(row, _)| *row == candidate.row) {
+            candidate.verdict = format!("failed its trial: {failure}");
+        }
+    }
+    Ok(explanation.against(Limits::measure(ctx.device())?, O::compute(fixed)))
 }
 
 /// A verdict as it is printed.

@@ -12,7 +12,9 @@ use serde_json::json;
 use sinew::kernels::rates::Peaks;
 use sinew::models::{LanguageModel, LoadOptions, ModelConfig};
 
-use super::{Machine, Model, Outcome, Stepping, catch_interrupts, interrupted, peak_rss_bytes, rate_text};
+use super::{
+    Machine, Model, Outcome, Stepping, catch_interrupts, interrupted, peak_rss_bytes, rate_text, report_memory,
+};
 
 /// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored. Of an encoder: the speed of
 /// embedding --batch texts of --prompt-tokens tokens.
@@ -40,6 +42,9 @@ pub struct Bench {
     /// Tokens that all prompts of a batch begin with, which the scheduler runs once: asks for --engine.
     #[arg(long, default_value_t = 0, value_name = "N")]
     shared_prefix: usize,
+    /// Say on standard error who holds the device's memory at the end, by what it is for.
+    #[arg(long)]
+    memory_report: bool,
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
@@ -98,6 +103,9 @@ impl Bench {
         }
         // Before the limits are measured: their buffers are not the model's.
         let peak_rss = peak_rss_bytes();
+        if self.memory_report {
+            report_memory(model.context());
+        }
         let peaks = Peaks::measure(model.context().device())?;
         self.report(&model, load_s, [&runs, &engine_runs], peak_rss, &peaks)
     }
@@ -238,7 +246,7 @@ impl Bench {
 }
 
 /// Any spread of tokens will do: the speed does not depend on them.
-fn tokens(vocab_size: usize, first: usize, count: usize) -> Vec<u32> {
+pub(super) fn tokens(vocab_size: usize, first: usize, count: usize) -> Vec<u32> {
     let token = |i: usize| ((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocab_size as u64;
     (first..first + count).map(|i| token(i) as u32).collect()
 }

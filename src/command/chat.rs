@@ -12,8 +12,8 @@ use sinew::models::{
 
 use super::sampling::Sampling;
 use super::{
-    Machine, Model, Outcome, Stepping, await_interrupts, complain, interrupted, megabytes, peak_rss_bytes, rate,
-    rate_text, read_line,
+    Length, Machine, Model, Outcome, Stepping, await_interrupts, complain, interrupted, megabytes, peak_rss_bytes,
+    rate, rate_text, read_line,
 };
 
 const HELP: &str = "\
@@ -34,9 +34,8 @@ pub struct Chat {
     /// What the model is told before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Tokens of the whole conversation; what the model allows, at most 4096, if not given.
-    #[arg(long, value_name = "N")]
-    context: Option<usize>,
+    #[command(flatten)]
+    length: Length,
     #[command(flatten)]
     sampling: Sampling,
     #[command(flatten)]
@@ -81,7 +80,7 @@ impl Chat {
         let ctx = machine.context()?;
         let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
         let tokenizer = self.model.tokenizer()?;
-        let options = LoadOptions { context: self.context, ..self.model.options(0, &self.stepping)? };
+        let options = LoadOptions { context: self.length.tokens(), ..self.model.options(0, &self.stepping)? };
         let model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
         let session = model.session();
         let (conversation, total) = (self.beginning(), Total::default());

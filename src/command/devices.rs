@@ -6,7 +6,9 @@ use clap::Args;
 use serde_json::json;
 use sinew::kernels::rates::Description;
 use sinew::memory::{DeviceKind, Discovered, Found, PrivateFolder, discover, open};
+use sinew::models::Settings;
 
+use super::arguments::settings;
 use super::{Machine, Outcome};
 
 /// List the devices of this machine, or why there are none.
@@ -29,7 +31,7 @@ impl Devices {
         let mut out = std::io::stdout().lock();
         let mut all = Vec::new();
         for device in &devices {
-            let speed = self.speed(machine, device)?;
+            let speed = self.speed(device)?;
             if self.json {
                 let mut value = as_json(device);
                 if let (Some(fields), Some(speed)) = (value.as_object_mut(), &speed) {
@@ -50,13 +52,13 @@ impl Devices {
     }
 
     /// How fast a device is: measured now, or what was kept.
-    fn speed(&self, machine: &Machine, device: &Discovered) -> Outcome<Option<Description>> {
+    fn speed(&self, device: &Discovered) -> Outcome<Option<Description>> {
         let folder = PrivateFolder::of_user("devices");
         let opened = match device.found {
             Found::Nothing { .. } => return Ok(None),
             // With the threads that were asked for.
             _ if device.kind == DeviceKind::CPU => {
-                Machine { device: device.name.clone(), ..machine.clone() }.device()?
+                Settings { device: device.name.clone(), ..settings().clone() }.open_device()?
             }
             // A GPU is opened only for what is asked of it.
             _ if self.measure => open(&device.name, None, None)?,

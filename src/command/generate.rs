@@ -13,7 +13,7 @@ use sinew::models::{GenerateOptions, LanguageModel, Logprobs};
 use super::sampling::Sampling;
 use super::{
     Machine, Model, Outcome, Serving, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes,
-    rate, rate_text,
+    rate, rate_text, report_memory,
 };
 
 /// Generate text or tokens.
@@ -40,6 +40,9 @@ pub struct Generate {
     logprobs: Option<usize>,
     #[command(flatten)]
     stepping: Stepping,
+    /// Say on standard error who holds the device's memory at the end, by what it is for.
+    #[arg(long)]
+    memory_report: bool,
     /// Print JSON and nothing else: one object, or one for each line of a file of prompts.
     #[arg(long)]
     json: bool,
@@ -80,6 +83,9 @@ impl Generate {
             let shown = if stream { write!(out, "{text}").and_then(|()| out.flush()) } else { Ok(()) };
             if shown.is_err() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
+        if self.memory_report {
+            report_memory(model.context());
+        }
         let prefill_rate = rate(answer.prompt_tokens, answer.prefill);
         // The first token is the prompt's.
         let decode_rate = rate(answer.tokens.len().saturating_sub(1), answer.decode);

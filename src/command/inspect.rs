@@ -13,7 +13,8 @@ use sinew::models::{
 };
 use sinew::ops::layers::Encoding;
 
-use super::{CacheForm, Machine, Outcome, WeightForm, locate, megabytes};
+use super::arguments::given;
+use super::{CacheForm, Length, Machine, Outcome, WeightForm, locate, megabytes};
 
 /// Show the tensors of a model, its architecture, and the memory that it would need; nothing but headers is read.
 #[derive(Debug, Args)]
@@ -24,12 +25,10 @@ pub struct Inspect {
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
     #[arg(long)]
     offline: bool,
-    /// Dtype of the weights in memory: auto (as stored), f32, f16 or bf16.
     #[command(flatten)]
     form: WeightForm,
-    /// Tokens of one sequence; by default those of the model, at most 4,096.
-    #[arg(long, value_name = "N")]
-    context: Option<usize>,
+    #[command(flatten)]
+    length: Length,
     #[command(flatten)]
     cache: CacheForm,
     /// Print one JSON object and nothing else.
@@ -79,7 +78,7 @@ impl Inspect {
         let device = &*machine.device()?;
         let weights = self.form.options(Load::Read)?;
         if EmbeddingModel::describes(folder)? {
-            if self.context.is_some() || self.cache.kv_dtype.0.is_some() || self.cache.kv_old.is_some() {
+            if given(&["context", "kv_dtype", "kv_old"]).is_some() {
                 return Err(
                     "--context, --kv-dtype and --kv-old are for models that generate; this one embeds texts".into()
                 );
@@ -90,8 +89,8 @@ impl Inspect {
             }));
         }
         let config = config.as_decoder()?;
-        let (kv, old_kv) = (self.cache.kv_dtype.0, self.cache.old());
-        let options = LoadOptions { weights, context: self.context, kv, old_kv, ..LoadOptions::default() };
+        let (kv, old_kv) = self.cache.options()?;
+        let options = LoadOptions { weights, context: self.length.tokens(), kv, old_kv, ..LoadOptions::default() };
         let context = options.limits(config)?.context;
         Ok(options.precision(checkpoint, device.hardware()).and_then(|precision| {
             let plan = LanguageModel::plan(config, checkpoint, &options, device)?;

@@ -1,5 +1,6 @@
 //! The command line: arguments, errors in one line, and what the subcommands share.
 
+mod arguments;
 mod bench;
 mod chat;
 mod demo;
@@ -27,15 +28,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use sinew::kernels::Registry;
-use sinew::memory::{self, Cpu, Device, level_from_environment, system};
+use sinew::memory::{self, Bytes, Device};
 use sinew::models::checkpoint::{Checkpoint, Load};
-use sinew::models::load::{Activations, Quantize};
-use sinew::models::{Folder, Hub, LanguageModel, LoadOptions, OldKv, Tokenizer, WeightOptions, one_line, printable};
-use sinew::ops::{Context, Policy, TuningCache};
-use sinew::tensor::{BlockFormat, BlockValues, DType};
+use sinew::models::{Folder, LanguageModel, LoadOptions, OldKv, Tokenizer, WeightOptions, one_line, printable};
+use sinew::ops::Context;
+use sinew::tensor::DType;
+
+use self::arguments::{Origins, setting_arguments, settings};
 
 /// What a command returns: an error is printed with its causes, in one line.
 type Outcome<T = ()> = Result<T, Box<dyn StdError>>;
@@ -44,6 +45,8 @@ type Outcome<T = ()> = Result<T, Box<dyn StdError>>;
 #[derive(Debug, Parser)]
 #[command(name = "sinew", version, propagate_version = true)]
 struct Cli {
+    #[command(flatten)]
+    origins: Origins,
     #[command(flatten)]
     machine: Machine,
     #[command(subcommand)]
@@ -78,76 +81,27 @@ enum Command {
     Settings(settings::Settings),
     /// List the devices of this machine, or why there are none.
     Devices(devices::Devices),
-    /// Show the kernels that could solve a problem, their predicted cost, and why one is chosen.
-    #[command(subcommand)]
     Explain(explain::Explain),
 }
 
-const DEFAULT_DEVICE: &str = "cpu";
-
-/// Where to run.
-#[derive(Debug, Clone, Args)]
-struct Machine {
-    /// cpu, cuda[:N] or wgpu[:N].
-    #[arg(long, global = true, default_value = DEFAULT_DEVICE)]
-    device: String,
-    /// Threads of the CPU; all by default.
-    #[arg(long, global = true)]
-    threads: Option<usize>,
-    /// Keep each of the CPU's threads but the main one on a logical core of its own: for a machine that no one else uses.
-    #[arg(long, global = true)]
-    pin: bool,
-    /// Prefer these kernels by name wherever they take the problem.
-    #[arg(long, global = true, value_name = "NAME")]
-    kernel: Vec<String>,
-    /// Choose kernels by predicted cost alone, not by what `sinew tune` measured, as SINEW_TUNING=off does.
-    #[arg(long, global = true)]
-    untuned: bool,
+setting_arguments! {
+    /// Where to run.
+    Machine, global: true,
+    ["device", "threads", "pin", "simd", "kernels", "deterministic", "memory_limit", "tuning", "tuning_cache"]
 }
 
-/// `off` where tuned times are not to count.
-const TUNING: &str = "SINEW_TUNING";
-
 impl Machine {
-    /// Whether what `sinew tune` measured counts.
-    fn is_tuned(&self) -> Outcome<bool> {
-        match std::env::var(TUNING).as_deref() {
-            Ok("off") => Ok(false),
-            Ok("on") | Err(_) => Ok(!self.untuned),
-            Ok(other) => Err(format!("{TUNING} is `{other}`; it can be on or off").into()),
-        }
-    }
-
     fn device(&self) -> Outcome<Arc<dyn Device>> {
-        if !self.pin {
-            return Ok(memory::open(&self.device, self.threads, None)?);
-        }
-        if !self.device.starts_with("cpu") {
-            return Err("--pin is for the CPU".into());
-        }
-        // A name such as cpu:7 is refused here.
-        memory::open(&self.device, Some(1), None)?;
-        Ok(Cpu::pinned(self.threads.unwrap_or_else(system::available_threads), level_from_environment()?)?)
+        Ok(settings().open_device()?)
     }
 
     fn context(&self) -> Outcome<Arc<Context>> {
-        let (ctx, tuned) = (self.untuned_context()?, self.is_tuned()?);
-        Ok(Arc::new(if tuned { ctx.with_tuning(&TuningCache::of_user()) } else { ctx }))
+        Ok(settings().open_context()?)
     }
 
     /// One that chooses by predicted cost alone.
     fn untuned_context(&self) -> Outcome<Context> {
-        let device = self.device()?;
-        let registry = Registry::standard();
-        for name in &self.kernel {
-            if !registry.tables().any(|t| t.row_names().iter().any(|(row, ..)| row == name)) {
-                return Err(
-                    format!("no kernel is called `{name}`; `sinew explain gemm` lists those of products").into()
-                );
-            }
-        }
-        let policy = Policy { prefer: self.kernel.clone(), ..Policy::of(device.id().kind) };
-        Ok(Context::new(device, Arc::new(registry), policy)?)
+        Ok(settings().untuned_context()?)
     }
 }
 
@@ -165,201 +119,107 @@ struct Model {
     offline: bool,
     #[command(flatten)]
     form: WeightForm,
-    /// How files are read: mmap, or read, which survives a file that shrinks under it.
-    #[arg(long, default_value = "mmap", value_parser = parse_load)]
-    load: Load,
-}
-
-/// How a decoder is stepped, which changes no result, and in what form it keeps keys and values.
-#[derive(Debug, Clone, Args)]
-struct Stepping {
-    /// Tokens of a prompt in one step.
-    #[arg(long, default_value = "512", value_name = "N")]
-    prefill_chunk: NonZeroUsize,
-    /// Tokens in a block of the KV cache.
-    #[arg(long, default_value = "16", value_name = "N")]
-    block_size: NonZeroUsize,
     #[command(flatten)]
-    cache: CacheForm,
+    load: LoadForm,
 }
 
-/// In what form keys and values are kept.
-#[derive(Debug, Clone, Args)]
-struct CacheForm {
-    /// Dtype of the KV cache: auto (that of the weights, or bf16 where they are quantized), f32, f16, bf16, or int8 or
-    /// fp8 with a scale for each token and head.
-    #[arg(long, default_value = "auto", value_parser = parse_kv_dtype)]
-    kv_dtype: KvDType,
-    /// Keep old tokens in int8 or fp8 with a scale for each token and head, on CPUs; recent ones stay in --kv-dtype.
-    #[arg(long, value_name = "int8|fp8", value_parser = parse_old_kv)]
-    kv_old: Option<DType>,
-    /// How many tokens up to its own each token sees in full at least.
-    #[arg(long, default_value = "256", value_name = "N", requires = "kv_old")]
-    kv_recent: NonZeroUsize,
+setting_arguments! {
+    /// How a decoder is stepped, which changes no result, and in what form it keeps keys and values.
+    Stepping, global: false,
+    ["prefill_chunk", "block_size", "kv_dtype", "kv_old", "kv_recent"]
+}
+
+setting_arguments! {
+    /// In what form keys and values are kept.
+    CacheForm, global: false,
+    ["kv_dtype", "kv_old", "kv_recent"]
+}
+
+setting_arguments! {
+    /// How many sequences a model serves at once.
+    Serving, global: false,
+    ["max_sequences", "cache_tokens", "swap_tokens"]
+}
+
+setting_arguments! {
+    /// Room for tokens beside that of a batch.
+    Room, global: false,
+    ["cache_tokens", "swap_tokens"]
+}
+
+setting_arguments! {
+    /// How long a sequence may be.
+    Length, global: false,
+    ["context"]
+}
+
+setting_arguments! {
+    /// In what form weights are kept in memory.
+    WeightForm, global: false,
+    ["dtype", "group_size", "zero_points", "keep_head", "activations"]
+}
+
+setting_arguments! {
+    /// How files are read.
+    LoadForm, global: false,
+    ["load"]
+}
+
+impl Stepping {
+    /// How a decoder is loaded that runs one sequence.
+    fn options(&self) -> Outcome<LoadOptions> {
+        Ok(settings().load_options()?)
+    }
 }
 
 impl CacheForm {
-    /// How old tokens are kept, where otherwise than recent ones.
-    fn old(&self) -> Option<OldKv> {
-        self.kv_old.map(|dtype| OldKv { dtype, recent: self.kv_recent.get() })
+    /// Dtype of keys and values, and how old ones are kept.
+    fn options(&self) -> Outcome<(Option<DType>, Option<OldKv>)> {
+        let LoadOptions { kv, old_kv, .. } = settings().load_options()?;
+        Ok((kv, old_kv))
     }
-}
-
-/// `--kv-dtype`; `None` is auto.
-#[derive(Debug, Clone, Copy)]
-struct KvDType(Option<DType>);
-
-/// Dtypes of caches with scales, as arguments call them.
-const SCALED_KV: [(&str, DType); 2] = [("int8", DType::I8), ("fp8", DType::F8E4M3)];
-
-fn parse_old_kv(text: &str) -> Result<DType, String> {
-    let known = SCALED_KV.into_iter().find(|(name, _)| *name == text);
-    known.map(|(_, dtype)| dtype).ok_or_else(|| "supported are int8 and fp8".to_owned())
-}
-
-fn parse_kv_dtype(text: &str) -> Result<KvDType, String> {
-    let mut all = DType::COMPUTE.into_iter().map(|dtype| (dtype.name(), dtype)).chain(SCALED_KV);
-    match (text, all.find(|(name, _)| *name == text)) {
-        ("auto", _) => Ok(KvDType(None)),
-        (_, Some((_, dtype))) => Ok(KvDType(Some(dtype))),
-        (_, None) => Err("supported are auto, f32, f16, bf16, int8 and fp8".to_owned()),
-    }
-}
-
-/// How many sequences a model serves at once.
-#[derive(Debug, Clone, Args)]
-struct Serving {
-    /// Sequences in one step.
-    #[arg(long, default_value = "8", value_name = "N")]
-    max_sequences: NonZeroUsize,
-    /// Tokens that the KV cache has room for; as many as all sequences can have, if it is not given.
-    #[arg(long, value_name = "N")]
-    cache_tokens: Option<NonZeroUsize>,
-    /// Tokens that there is room for beside it, on the host, of sequences that make room for others.
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    swap_tokens: usize,
 }
 
 impl Serving {
-    fn options(&self, options: LoadOptions) -> LoadOptions {
-        let cache_tokens = self.cache_tokens.map(NonZeroUsize::get);
-        LoadOptions { max_sequences: self.max_sequences.get(), cache_tokens, swap_tokens: self.swap_tokens, ..options }
+    fn options(&self, options: LoadOptions) -> Outcome<LoadOptions> {
+        let LoadOptions { max_sequences, cache_tokens, swap_tokens, .. } = settings().serving_options()?;
+        Ok(LoadOptions { max_sequences, cache_tokens, swap_tokens, ..options })
     }
 }
 
-/// In what form weights are kept in memory.
-#[derive(Debug, Clone, Args)]
-struct WeightForm {
-    /// Dtype of the weights in memory: auto (as stored), f32, f16, bf16, or int8, int4 or fp8, to which the weights of
-    /// products are quantized as they are loaded.
-    #[arg(long, default_value = "auto", value_parser = parse_dtype)]
-    dtype: WeightDType,
-    /// Values of a row that share a scale where weights are quantized: 32, 64 or 128, or channel, which is the whole row.
-    #[arg(long, default_value = "32", value_name = "N", value_parser = parse_group)]
-    group_size: GroupSize,
-    /// Quantize to int4 or int8 with a zero point for each group.
-    #[arg(long)]
-    zero_points: bool,
-    /// Do not quantize the head, and with it an embedding that is tied to it.
-    #[arg(long)]
-    keep_head: bool,
-    /// What products with quantized weights read: bf16, or int8, which is faster and less exact.
-    #[arg(long, value_name = "bf16|int8", value_parser = parse_activations)]
-    activations: Option<Activations>,
+impl Room {
+    fn options(&self, options: LoadOptions) -> Outcome<LoadOptions> {
+        let LoadOptions { cache_tokens, swap_tokens, .. } = settings().serving_options()?;
+        Ok(LoadOptions { cache_tokens, swap_tokens, ..options })
+    }
 }
 
 impl WeightForm {
     fn options(&self, load: Load) -> Outcome<WeightOptions> {
-        let Self { dtype, group_size, zero_points, keep_head, activations } = self;
-        let quantize = match dtype {
-            WeightDType::Quantized(values) => Some(group_size.quantize(*values, *zero_points, *keep_head)?),
-            _ if *zero_points || *keep_head => {
-                return Err("--zero-points and --keep-head are for --dtype int8, int4 and fp8".into());
-            }
-            _ => None,
-        };
-        let dtype = if let WeightDType::Float(dtype) = dtype { Some(*dtype) } else { None };
-        Ok(WeightOptions { dtype, quantize, activations: *activations, load })
+        Ok(WeightOptions { load, ..settings().weight_options()? })
     }
 }
 
-/// `--dtype`.
-#[derive(Debug, Clone, Copy)]
-enum WeightDType {
-    AsStored,
-    Float(DType),
-    Quantized(BlockValues),
-}
-
-fn parse_dtype(text: &str) -> Result<WeightDType, String> {
-    let quantized = [BlockValues::Int8, BlockValues::Int4, BlockValues::F8E4M3];
-    let float = || DType::COMPUTE.into_iter().find(|dtype| dtype.name() == text).map(WeightDType::Float);
-    let blocks = || quantized.into_iter().find(|values| values.name() == text).map(WeightDType::Quantized);
-    match text {
-        "auto" => Ok(WeightDType::AsStored),
-        _ => float().or_else(blocks).ok_or_else(|| {
-            "supported are auto, f32, f16, bf16, and int8, int4 and fp8, to which weights are quantized".to_owned()
-        }),
+impl Length {
+    /// Tokens of a sequence, where anything says how many.
+    fn tokens(&self) -> Option<usize> {
+        settings().context.map(NonZeroUsize::get)
     }
 }
 
-/// `--group-size`.
-#[derive(Debug, Clone, Copy)]
-enum GroupSize {
-    Of(usize),
-    Channel,
-}
-
-impl GroupSize {
-    /// How weights are quantized with it.
-    fn quantize(self, values: BlockValues, zero_points: bool, keep_head: bool) -> Outcome<Quantize> {
-        /// Of the groups that repeat the scale of a row: the fewest.
-        const LARGEST: usize = 128;
-        let (group, per_channel) = match self {
-            Self::Of(group) => (group, false),
-            Self::Channel => (LARGEST, true),
-        };
-        let format = BlockFormat::new(values, group, DType::BF16, zero_points)?;
-        Ok(Quantize { format, per_channel, head: !keep_head })
-    }
-}
-
-fn parse_group(text: &str) -> Result<GroupSize, String> {
-    match text {
-        "32" => Ok(GroupSize::Of(32)),
-        "64" => Ok(GroupSize::Of(64)),
-        "128" => Ok(GroupSize::Of(128)),
-        "channel" => Ok(GroupSize::Channel),
-        _ => Err("supported are 32, 64, 128 and channel".to_owned()),
-    }
-}
-
-fn parse_activations(text: &str) -> Result<Activations, String> {
-    match text {
-        "bf16" => Ok(Activations::Bf16),
-        "int8" => Ok(Activations::Int8),
-        _ => Err("supported are bf16 and int8".to_owned()),
-    }
-}
-
-fn parse_load(text: &str) -> Result<Load, String> {
-    match text {
-        "mmap" => Ok(Load::Mmap),
-        "read" => Ok(Load::Read),
-        _ => Err("supported are mmap and read".to_owned()),
+impl LoadForm {
+    fn load(&self) -> Load {
+        settings().load
     }
 }
 
 impl Model {
     fn weights(&self) -> Outcome<WeightOptions> {
-        self.form.options(self.load)
+        self.form.options(self.load.load())
     }
 
     fn options(&self, context: usize, stepping: &Stepping) -> Outcome<LoadOptions> {
-        let (prefill_chunk, block_size) = (stepping.prefill_chunk.get(), stepping.block_size.get());
-        let (weights, context) = (self.weights()?, Some(context));
-        let (kv, old_kv) = (stepping.cache.kv_dtype.0, stepping.cache.old());
-        Ok(LoadOptions { weights, context, prefill_chunk, block_size, kv, old_kv, ..LoadOptions::default() })
+        Ok(LoadOptions { weights: self.weights()?, context: Some(context), ..stepping.options()? })
     }
 
     /// The model's folder, fetched where it has to be.
@@ -375,7 +235,7 @@ impl Model {
     /// which takes longer.
     fn checkpoint(&self, ctx: &Context, stepping: &Stepping) -> Outcome<Checkpoint> {
         let folder = self.folder()?;
-        let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(self.load)?);
+        let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(self.load.load())?);
         LanguageModel::plan(config, &checkpoint, &self.options(1, stepping)?, &**ctx.device())?;
         Ok(checkpoint)
     }
@@ -410,7 +270,7 @@ impl Model {
 fn locate(name: &Path, offline: bool) -> Outcome<PathBuf> {
     // An id is ASCII.
     let Some(id) = name.to_str() else { return Ok(name.to_owned()) };
-    let mut hub = Hub::from_env();
+    let mut hub = settings().hub();
     hub.offline |= offline;
     let bar = progress_bar("{msg} {bar:32} {bytes}/{total_bytes} {bytes_per_sec}");
     let folder = hub.locate(id, &mut |file, done, total| {
@@ -484,6 +344,12 @@ fn peak_rss_bytes() -> usize {
     memory::system::peak_resident_bytes()
 }
 
+/// Says on standard error who holds the memory of a context's device.
+fn report_memory(ctx: &Context) {
+    // Where it cannot be said, nothing is lost but the report.
+    let _ = write!(std::io::stderr(), "{}", ctx.memory_report());
+}
+
 /// Tokens in a second, where there is anything to divide.
 fn rate(tokens: usize, time: Duration) -> Option<f64> {
     (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
@@ -500,8 +366,9 @@ fn megabytes(bytes: usize) -> String {
 
 /// Runs the command and turns its outcome into an exit code.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let parsed = Cli::command().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             if !error.use_stderr() {
                 // Help and version are no errors.
@@ -520,6 +387,10 @@ pub fn main() -> ExitCode {
         }
     };
     warnings::show();
+    if let Err(error) = cli.origins.resolve(&matches) {
+        complain(&format!("error: {}", one_line(&*error)));
+        return ExitCode::FAILURE;
+    }
     let outcome = match &cli.command {
         None => demo::run(&cli.machine),
         Some(Command::Generate(command)) => command.run(&cli.machine),
@@ -537,6 +408,11 @@ pub fn main() -> ExitCode {
         Some(Command::Devices(command)) => command.run(&cli.machine),
         Some(Command::Explain(command)) => command.run(&cli.machine),
     };
+    for report in memory::leaks() {
+        let live: Vec<String> =
+            report.live.iter().map(|usage| format!("{} {}", usage.tag, Bytes(usage.bytes))).collect();
+        complain(&format!("warning: buffers of {} are left: {}", report.device, live.join(", ")));
+    }
     match outcome {
         Ok(()) if interrupted() => ExitCode::from(INTERRUPTED_CODE),
         Ok(()) => ExitCode::SUCCESS,

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 use sinew::memory::{Bytes, Device};
-use sinew::models::checkpoint::Load;
 use sinew::models::plan::{Change, Saving, SequenceBytes};
+use sinew::models::settings::{KvDType, OldKvDType, Value as _};
 use sinew::models::{Folder, Footprint, LoadOptions, Planner};
-use sinew::tensor::DType;
 
-use super::{Machine, Outcome, SCALED_KV, Stepping, WeightForm, locate, parse_load};
+use super::arguments::given;
+use super::{Length, LoadForm, Machine, Outcome, Room, Stepping, WeightForm, locate};
 
 /// Show the memory that a model takes before it is read: weights, keys and values, workspace, and the peak; the largest
 /// batch that fits, and what to change where it does not.
@@ -25,21 +25,15 @@ pub struct Plan {
     offline: bool,
     #[command(flatten)]
     form: WeightForm,
-    /// How files are read: mmap, or read, which survives a file that shrinks under it.
-    #[arg(long, default_value = "mmap", value_parser = parse_load)]
-    load: Load,
-    /// Tokens of one sequence; by default those of the model, at most 4,096.
-    #[arg(long, value_name = "N")]
-    context: Option<usize>,
+    #[command(flatten)]
+    load: LoadForm,
+    #[command(flatten)]
+    length: Length,
     /// Sequences at once.
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch: usize,
-    /// Tokens that the KV cache has room for; as many as all sequences can have, if it is not given.
-    #[arg(long, value_name = "N")]
-    cache_tokens: Option<usize>,
-    /// Tokens that there is room for beside it, on the host, of sequences that make room for others.
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    swap_tokens: usize,
+    #[command(flatten)]
+    room: Room,
     #[command(flatten)]
     stepping: Stepping,
     /// What it has to fit, as 2GiB or 500MB; what is free on the device by default.
@@ -64,10 +58,10 @@ impl Plan {
     pub fn run(&self, machine: &Machine) -> Outcome {
         let folder = Folder::new(locate(&self.model, self.offline)?);
         let ctx = machine.context()?;
-        let planner = Planner::new(&ctx, &folder, self.load)?;
+        let planner = Planner::new(&ctx, &folder, self.load.load())?;
         let options = self.options(&planner)?;
         let footprint = planner.footprint(&options)?;
-        let budget = self.budget.map_or_else(|| ctx.device().memory().map(|memory| memory.available), |b| Ok(b.0))?;
+        let budget = self.budget.map_or_else(|| ctx.available_memory(), |budget| Ok(budget.0))?;
         let mut fitting = Vec::new();
         if let Some(SequenceBytes { context, .. }) = footprint.sequences {
             let longest = folder.config()?.as_decoder()?.longest_context();
@@ -97,31 +91,20 @@ impl Plan {
     }
 
     fn options(&self, planner: &Planner<'_>) -> Outcome<LoadOptions> {
-        let weights = self.form.options(self.load)?;
-        let Stepping { prefill_chunk, block_size, cache } = &self.stepping;
-        let of_sequences = [self.context, self.cache_tokens].iter().any(Option::is_some)
-            || self.batch != 1
-            || self.swap_tokens > 0
-            || cache.kv_dtype.0.is_some()
-            || cache.kv_old.is_some();
-        if planner.embeds() && of_sequences {
+        let of_sequences = ["context", "cache_tokens", "swap_tokens", "kv_dtype", "kv_old"];
+        if planner.embeds() && (self.batch != 1 || given(&of_sequences).is_some()) {
             return Err(
                 "--context, --batch, --cache-tokens, --swap-tokens, --kv-dtype and --kv-old are for models that \
                         generate; this one embeds texts"
                     .into(),
             );
         }
+        let room = self.room.options(self.stepping.options()?)?;
         Ok(LoadOptions {
-            weights,
-            context: self.context,
-            prefill_chunk: prefill_chunk.get(),
+            weights: self.form.options(self.load.load())?,
+            context: self.length.tokens(),
             max_sequences: self.batch,
-            cache_tokens: self.cache_tokens,
-            swap_tokens: self.swap_tokens,
-            block_size: block_size.get(),
-            kv: cache.kv_dtype.0,
-            old_kv: cache.old(),
-            ..LoadOptions::default()
+            ..room
         })
     }
 }
@@ -220,15 +203,10 @@ fn argument(change: Change) -> String {
     match change {
         Change::Sequences(count) => format!("--batch {count}"),
         Change::Context(tokens) => format!("--context {tokens}"),
-        Change::Kv(dtype) => format!("--kv-dtype {}", kv_name(dtype)),
-        Change::OldKv(old) => format!("--kv-old {}", kv_name(old.dtype)),
+        Change::Kv(dtype) => format!("--kv-dtype {}", KvDType(Some(dtype)).show()),
+        Change::OldKv(old) => format!("--kv-old {}", OldKvDType(Some(old.dtype)).show()),
         Change::Weights(values) => format!("--dtype {}", values.name()),
         Change::PrefillChunk(tokens) => format!("--prefill-chunk {tokens}"),
         other => format!("{other:?}"),
     }
-}
-
-/// A dtype of caches as arguments call it.
-fn kv_name(dtype: DType) -> &'static str {
-    SCALED_KV.iter().find(|(_, known)| *known == dtype).map_or(dtype.name(), |(name, _)| name)
 }

@@ -6,14 +6,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use sinew::models::checkpoint::Load;
+use sinew::models::settings::{GroupSize, Value as _, WeightDType};
 use sinew::models::{Error, Folder, quantize};
 use sinew::tensor::BlockValues;
 
-use super::{
-    GroupSize, Machine, Outcome, WeightDType, catch_interrupts, interrupted, locate, megabytes, parse_dtype,
-    parse_group, parse_load, progress_bar,
-};
+use super::{LoadForm, Machine, Outcome, catch_interrupts, interrupted, locate, megabytes, progress_bar};
 
 /// Write a model as a quantized checkpoint in the format compressed-tensors, which vLLM, transformers and Sinew read.
 ///
@@ -35,7 +32,7 @@ pub struct Quantize {
     dtype: BlockValues,
     /// Values of a row that share a scale: 32, 64 or 128, which must divide the rows, or channel, which is the whole
     /// row. 32 by default; channel for fp8, of which vLLM reads no groups.
-    #[arg(long, value_name = "N", value_parser = parse_group)]
+    #[arg(long, value_name = "N", value_parser = GroupSize::parse)]
     group_size: Option<GroupSize>,
     /// With a zero point for each group, for int4 and int8; not of experts, of which others read none.
     #[arg(long)]
@@ -46,16 +43,15 @@ pub struct Quantize {
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
     #[arg(long)]
     offline: bool,
-    /// How files are read: mmap, or read, which survives a file that shrinks under it.
-    #[arg(long, default_value = "mmap", value_parser = parse_load)]
-    load: Load,
+    #[command(flatten)]
+    load: LoadForm,
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
 }
 
 fn parse_values(text: &str) -> Result<BlockValues, String> {
-    match parse_dtype(text) {
+    match WeightDType::parse(text) {
         Ok(WeightDType::Quantized(values)) => Ok(values),
         _ => Err("supported are int4, int8 and fp8".to_owned()),
     }
@@ -70,7 +66,7 @@ impl Quantize {
         let folder = Folder::new(locate(&self.model, self.offline)?);
         catch_interrupts();
         let bar = progress_bar("quantizing {bar:32} {bytes}/{total_bytes} {bytes_per_sec}");
-        let written = quantize::quantize(&ctx, &folder, &self.output, how, self.load, &mut |done, total| {
+        let written = quantize::quantize(&ctx, &folder, &self.output, how, self.load.load(), &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
             if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

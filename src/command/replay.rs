@@ -92,7 +92,7 @@ impl Replay {
         let Some(longest) = longest else { return Err("the trace has no requests".into()) };
         let ctx = machine.context()?;
         let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
-        let options = self.serving.options(self.model.options(longest, &self.stepping)?);
+        let options = self.serving.options(self.model.options(longest, &self.stepping)?)?;
         let model = self.model.load(ctx, &checkpoint, &options, None)?;
         let mut engine = Engine::new(model, EngineOptions::default());
         catch_interrupts();

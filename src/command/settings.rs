@@ -1,4 +1,4 @@
-//! `sinew settings`: what the environment and the arguments decide.
+//! `sinew settings`: every setting, its value, and what decided it.
 
 use std::env;
 use std::io::Write;
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
-use sinew::memory::{level_from_environment, system};
-use sinew::models::Hub;
-use sinew::models::hub::variables;
+use sinew::memory::{PrivateFolder, level_from_environment};
+use sinew::models::settings::{FIELDS, Field, Source};
 
+use super::arguments::{resolved, settings};
 use super::{Machine, Outcome};
 
 /// List every setting, its value, and what decides it.
@@ -18,114 +18,86 @@ pub struct Settings {
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
+    /// Print a file of settings that says the same, with what each setting means.
+    #[arg(long, conflicts_with = "json")]
+    toml: bool,
 }
 
-/// Something that changes what the command does, beside the arguments of a subcommand.
-struct Setting {
-    /// What it is called here.
+/// What is printed of one.
+struct Line {
     name: &'static str,
-    /// Its value; that of a secret is only whether there is one.
+    /// That of a secret is only whether there is one.
     value: String,
-    /// The argument or the variable of the environment that decided, or `default`.
     source: String,
     /// Everything that may decide, first what goes first.
-    from: &'static [&'static str],
+    from: Vec<String>,
+    doc: String,
 }
 
 impl Settings {
     pub fn run(&self, machine: &Machine) -> Outcome {
-        let settings = all(machine)?;
+        // What cannot be opened is an error here as everywhere.
+        machine.context()?;
         let mut out = std::io::stdout().lock();
-        if self.json {
-            let settings: Vec<_> = settings
-                .iter()
-                .map(|s| json!({ "name": s.name, "value": s.value, "source": s.source, "from": s.from }))
-                .collect();
-            writeln!(out, "{}", json!({ "settings": settings }))?;
+        if self.toml {
+            write!(out, "{}", settings().to_toml())?;
             return Ok(());
         }
-        for Setting { name, value, source, from } in settings {
-            writeln!(out, "{name:<13} {value}  [{source}; from {}]", from.join(", "))?;
+        let lines = lines()?;
+        if self.json {
+            let all: Vec<_> = lines
+                .iter()
+                .map(|line| {
+                    let Line { name, value, source, from, doc } = line;
+                    json!({ "name": name, "value": value, "source": source, "from": from, "doc": doc })
+                })
+                .collect();
+            writeln!(out, "{}", json!({ "settings": all }))?;
+            return Ok(());
+        }
+        for Line { name, value, source, from, .. } in lines {
+            writeln!(out, "{name:<14} {value}  [{source}; from {}]", from.join(", "))?;
         }
         Ok(())
     }
 }
 
-fn all(machine: &Machine) -> Outcome<Vec<Setting>> {
-    // What cannot be opened is an error here as everywhere: so is a level that cannot be read.
-    machine.context()?;
-    let hub = Hub::from_env();
-    let threads = machine.threads.unwrap_or_else(system::available_threads);
-    let folder = |path: Option<&Path>| path.map_or("none".to_owned(), |path| path.display().to_string());
-    let argument = |given: bool, name: &str| if given { name.to_owned() } else { "default".to_owned() };
-    let tuning = sinew::ops::TuningCache::of_user();
-    let kernels = folder(sinew::memory::PrivateFolder::of_user("kernels").folder());
-    Ok(vec![
-        Setting {
-            name: "device",
-            value: machine.device.clone(),
-            source: argument(machine.device != super::DEFAULT_DEVICE, "--device"),
-            from: &["--device"],
-        },
-        Setting {
-            name: "threads",
-            value: threads.to_string(),
-            source: argument(machine.threads.is_some(), "--threads"),
-            from: &["--threads"],
-        },
-        Setting {
-            name: "pin",
-            value: if machine.pin { "each helper thread to a core" } else { "no" }.to_owned(),
-            source: argument(machine.pin, "--pin"),
-            from: &["--pin"],
-        },
-        Setting {
-            name: "kernels",
-            value: if machine.kernel.is_empty() { "by cost".to_owned() } else { machine.kernel.join(", ") },
-            source: argument(!machine.kernel.is_empty(), "--kernel"),
-            from: &["--kernel"],
-        },
-        Setting {
-            name: "tuning",
-            value: if machine.is_tuned()? { folder(tuning.folder().folder()) } else { "off".to_owned() },
-            source: if machine.untuned { "--untuned".to_owned() } else { source(&[super::TUNING]) },
-            from: &["--untuned", super::TUNING, "XDG_CACHE_HOME", "HOME"],
-        },
-        set("simd", level_from_environment()?.to_string(), &["SINEW_SIMD"]),
-        set(
-            "hub cache",
-            folder(hub.cache.as_deref()),
-            &[variables::CACHE[0], variables::CACHE[1], variables::HOME, "XDG_CACHE_HOME", "HOME"],
-        ),
-        set("hub endpoint", hub.endpoint, &[variables::ENDPOINT]),
-        set(
-            "hub token",
-            if hub.token.is_some() { "set" } else { "none" }.to_owned(),
-            &[
-                variables::TOKEN[0],
-                variables::TOKEN[1],
-                variables::TOKEN_PATH,
-                variables::HOME,
-                "XDG_CACHE_HOME",
-                "HOME",
-            ],
-        ),
-        set(
-            "hub offline",
-            if hub.offline { "yes" } else { "no" }.to_owned(),
-            &[variables::OFFLINE[0], variables::OFFLINE[1]],
-        ),
-        set("kernel cache", kernels, &["XDG_CACHE_HOME", "HOME"]),
-    ])
+fn lines() -> Outcome<Vec<Line>> {
+    let mut lines = FIELDS.iter().map(line).collect::<Outcome<Vec<_>>>()?;
+    const FROM: [&str; 2] = ["XDG_CACHE_HOME", "HOME"];
+    let source = FROM.iter().find(|name| env::var_os(name).is_some_and(|value| !value.is_empty()));
+    lines.push(Line {
+        name: "kernel_cache",
+        value: folder(PrivateFolder::of_user("kernels").folder()),
+        source: source.map_or("default", |name| name).to_owned(),
+        from: FROM.map(str::to_owned).to_vec(),
+        doc: "The folder of compiled kernels, which the environment decides.".to_owned(),
+    });
+    Ok(lines)
 }
 
-/// A setting that the environment decides.
-fn set(name: &'static str, value: String, from: &'static [&'static str]) -> Setting {
-    Setting { name, value, source: source(from), from }
+fn line(field: &'static Field) -> Outcome<Line> {
+    let (resolved, settings) = (resolved(), settings());
+    let hub = settings.hub();
+    let value = match field.name {
+        "tuning_cache" => folder(settings.tuning_cache().folder().folder()),
+        "hub_cache" => folder(hub.cache.as_deref()),
+        "hub_endpoint" => hub.endpoint,
+        "hub_token" => if hub.token.is_some() { "set" } else { "none" }.to_owned(),
+        "hub_offline" => hub.offline.to_string(),
+        "simd" => settings.simd.map_or_else(level_from_environment, Ok)?.to_string(),
+        _ => field.show(settings),
+    };
+    let source = resolved.source(field.name);
+    let argument = field.argument.map_or_else(|| format!("--set {}", field.name), |name| format!("--{name}"));
+    let from = vec![argument, field.variable(), "settings.toml".to_owned()];
+    let source = match source {
+        Source::Default => "default".to_owned(),
+        source => source.to_string(),
+    };
+    Ok(Line { name: field.name, value, source, from, doc: field.doc() })
 }
 
-/// The first of these variables that is set.
-fn source(from: &[&'static str]) -> String {
-    let source = from.iter().find(|name| env::var_os(name).is_some_and(|value| !value.is_empty()));
-    source.map_or("default", |name| name).to_owned()
+fn folder(path: Option<&Path>) -> String {
+    path.map_or("none".to_owned(), |path| path.display().to_string())
 }

@@ -11,6 +11,7 @@ use sinew::demo;
 use sinew::models::{EmbeddingModel, Folder, LanguageModel, LoadOptions, ModelConfig};
 use sinew::ops::{Budget, Context, Tuned, TuningCache, tune};
 
+use super::arguments::settings;
 use super::{Machine, Outcome, WeightForm, locate};
 
 /// Time the kernels that may serve a model's shapes on this machine, and keep the times: from then on the fastest are
@@ -48,7 +49,7 @@ impl Tune {
         self.note(&ctx)?;
         let budget = Budget { time: Duration::from_secs_f64(self.budget), ..Budget::default() };
         let tuned = tune(&ctx, &budget)?;
-        let cache = TuningCache::of_user();
+        let cache = settings().tuning_cache();
         cache.save(&ctx, &tuned).map_err(|error| format!("the times cannot be kept: {error}"))?;
         self.report(&ctx, &tuned, &cache)
     }

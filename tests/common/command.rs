@@ -9,8 +9,11 @@ use std::process::{Command, Output, Stdio};
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
     command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
+    // No settings of whoever runs the tests.
+    command.env("XDG_CONFIG_HOME", "/nowhere");
     command.env("SINEW_TUNING", "off");
     for name in [
+        "SINEW_SETTINGS",
         "HF_HOME",
         "HF_HUB_CACHE",
         "HUGGINGFACE_HUB_CACHE",

@@ -2,10 +2,12 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// [`Activation::reference`].
@@ -91,6 +93,12 @@ const SHAPES: [&[usize]; 14] = [
 ];
 
 impl Reference for Activate {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(ActivationStatic, ActivationDynamic)> {
+        let x = stored.plain()?;
+        let fixed = ActivationStatic { activation: Activation::Silu, gate: Gate::None, x, out: x };
+        Some((fixed, ActivationDynamic::of(&shape(&fixed, 0))))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let rounds = if depth == Depth::Quick { 1 } else { 8 };
         let mut cases = Vec::new();

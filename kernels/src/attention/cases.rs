@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, PagedLayout};
 
 use super::{
@@ -11,6 +12,7 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
 };
 use crate::kv_append::scaled::{self, Head};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Sequences, tokens, and the most queries and keys of a sequence: single keys, a tile and its neighbours, several
@@ -56,6 +58,26 @@ impl Reference for Attention {
         let (sequences, max_query) = (call.sequences.min(2), cut(call.max_query, 128));
         let max_kv = cut(call.max_kv, 1024).max(max_query);
         Some((fixed.clone(), AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv }))
+    }
+
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(AttentionStatic, AttentionDynamic)> {
+        let fixed = AttentionStatic {
+            num_heads: 4,
+            num_kv_heads: 2,
+            head_dim: 32,
+            q: DType::F32,
+            kv: stored.plain()?,
+            out: DType::F32,
+            compute: Compute::F32,
+            scale: F32Bits::new(0.25),
+            causal: true,
+            window: None,
+            softcap: None,
+            mask: None,
+            kv_source: KvSource::Paged { block_size: 16 },
+            old: None,
+        };
+        Some((fixed, AttentionDynamic { sequences: 2, tokens: 3, max_query: 2, max_kv: 40 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {

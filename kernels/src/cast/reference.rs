@@ -1,11 +1,13 @@
 //! The reference of a cast, and its cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Cast, CastStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Reference};
 use crate::elementwise::Elements;
 use crate::strided::cases::{kind, lay, shape, spread, wrapped};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 pub(super) fn cast(fixed: CastStatic, x: f64) -> f64 {
@@ -19,6 +21,13 @@ pub(super) fn cast(fixed: CastStatic, x: f64) -> f64 {
 }
 
 impl Reference for Cast {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(CastStatic, Elements)> {
+        // To the same dtype any is a copy.
+        let input = stored.plain()?;
+        let output = if input == DType::F32 { DType::BF16 } else { DType::F32 };
+        Some((CastStatic { input, output }, Elements(60)))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let pair = |(input, output)| CastStatic { input, output };
         let among = |dtypes: &[DType]| -> Vec<(DType, DType)> {

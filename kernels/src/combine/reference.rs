@@ -1,16 +1,23 @@
 //! The f64 reference of one element, and the cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Combine, CombineDynamic, CombineStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::strided::cases::lay;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for Combine {
     fn smaller(fixed: &CombineStatic, call: CombineDynamic) -> Option<(CombineStatic, CombineDynamic)> {
         let fixed = CombineStatic { width: cut(fixed.width, 1024), ..*fixed };
         Some((fixed, CombineDynamic { tokens: cut(call.tokens, 64) }))
+    }
+
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(CombineStatic, CombineDynamic)> {
+        let y = stored.plain()?;
+        Some((CombineStatic { width: 40, top_k: 2, y, out: y, accumulate: false }, CombineDynamic { tokens: 3 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {

@@ -1,5 +1,6 @@
 //! The f64 references of elementwise functions, and their cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{
@@ -8,6 +9,7 @@ use super::{
 };
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
 use crate::strided::cases::{kind, lay, shape, spread, wrapped};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Units in the last place of f32 that the approximated functions may be wrong by: [`crate::simd::math::exp`] is
@@ -54,6 +56,11 @@ fn approximated(output: DType, value: f64) -> Expected {
 }
 
 impl Reference for Unary {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(UnaryStatic, Elements)> {
+        let input = stored.plain()?;
+        Some((UnaryStatic { function: UnaryFunction::Neg, input, output: input }, Elements(60)))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let mut problems = Vec::new();
         for (i, function) in UnaryFunction::ALL.into_iter().enumerate() {
@@ -129,6 +136,11 @@ fn in_place(random: &mut Generator, dtype: DType, shape: &[usize], lay: Lay, val
 }
 
 impl Reference for Binary {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(BinaryStatic, BinaryCall)> {
+        let a = stored.plain()?;
+        Some((BinaryStatic { function: BinaryFunction::Add, a, b: a, output: a }, BinaryCall::new(60)))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let mut problems = Vec::new();
         for (i, function) in BinaryFunction::ALL.into_iter().enumerate() {
@@ -205,6 +217,10 @@ impl Reference for Binary {
 }
 
 impl Reference for Where {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(WhereStatic, Elements)> {
+        Some((WhereStatic { dtype: stored.plain()? }, Elements(60)))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let problems: Vec<WhereStatic> = DType::ALL.into_iter().map(|dtype| WhereStatic { dtype }).collect();
         let cases = spread(&problems, 2 * rounds(depth)).into_iter();

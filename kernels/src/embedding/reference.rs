@@ -1,11 +1,13 @@
 //! The reference of embedding, and the cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::gemm::cases::packed;
 use crate::packed::formats;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for Embedding {
@@ -22,6 +24,13 @@ impl Reference for Embedding {
     fn smaller(fixed: &EmbeddingStatic, call: EmbeddingDynamic) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
         let fixed = EmbeddingStatic { vocab: cut(fixed.vocab, 512), ..fixed.clone() };
         Some((fixed, EmbeddingDynamic { tokens: cut(call.tokens, 256) }))
+    }
+
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
+        let strided = || stored.plain().map(TableKind::Strided);
+        let table = stored.format(device).map(TableKind::Packed).or_else(strided)?;
+        let fixed = EmbeddingStatic { width: 64, vocab: 70, table, out: DType::F32 };
+        Some((fixed, EmbeddingDynamic { tokens: 3 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {

@@ -1,11 +1,13 @@
 //! The reference of gathers, and their cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, Layout};
 
 use super::{Gather, GatherCall, GatherStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
 use crate::strided::Indices;
 use crate::strided::cases::{kind, lay};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Shapes of the output; no two have as many elements.
@@ -13,6 +15,10 @@ const SHAPES: [&[usize]; 9] =
     [&[1], &[13], &[0, 3], &[7, 5], &[4, 1, 9], &[64, 70], &[3, 5, 7, 2], &[31, 600], &[2, 3, 2, 1, 2, 2]];
 
 impl Reference for Gather {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(GatherStatic, GatherCall)> {
+        Some((GatherStatic { dtype: stored.plain()?, dim: 0 }, GatherCall { elements: 40, size: 17 }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let mut cases = Vec::new();
         for n in 0..if depth == Depth::Quick { 90 } else { 900 } {

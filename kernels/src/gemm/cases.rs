@@ -1,6 +1,6 @@
 //! Problems to try, and their operands.
 
-use sinew_memory::{Cpu, Team};
+use sinew_memory::{Cpu, DeviceKind, Team};
 use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor};
 
 use super::epilogue::{Epilogue, Residual};
@@ -11,6 +11,7 @@ use crate::case::{
 };
 use crate::norm::{NormFormula, NormKind};
 use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PANEL, PanelKind, Source, Weights, formats};
+use crate::support::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
 /// A packed weight with the values `[N, K]` that it holds.
@@ -265,6 +266,12 @@ impl Reference for Gemm {
     fn smaller(fixed: &GemmStatic, call: GemmDynamic) -> Option<(GemmStatic, GemmDynamic)> {
         let fixed = GemmStatic { n: cut(fixed.n, 1024), k: cut(fixed.k, 1024), ..fixed.clone() };
         Some((fixed, GemmDynamic { batch: call.batch.min(2), m: cut(call.m, 256) }))
+    }
+
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(GemmStatic, GemmDynamic)> {
+        let strided = || stored.plain().map(Rhs::Strided);
+        let b = stored.format(device).map(Rhs::Packed).or_else(strided)?;
+        Some((GemmStatic::new(70, 128, DType::F32, b, DType::F32, Compute::F32), GemmDynamic { batch: 1, m: 3 }))
     }
 
     /// Every shape with right operands, types, epilogues, lays and values that take turns at periods of their own, so

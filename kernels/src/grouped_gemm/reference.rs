@@ -1,6 +1,6 @@
 //! The f64 reference of one element, and the cases.
 
-use sinew_memory::{Buffer, Cpu};
+use sinew_memory::{Buffer, Cpu, DeviceKind};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
@@ -12,6 +12,7 @@ use crate::gemm::Compute;
 use crate::gemm::cases::{packed, share, shuffled, values_with};
 use crate::gemm::reference::{gathered, packed_sum};
 use crate::packed::{BF16, Encoding, F16, F32, Format, formats};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Groups, rows, N and K: fewer rows than groups and many more, one group and many, sizes that are no multiples of
@@ -69,6 +70,14 @@ impl Reference for GroupedGemm {
         let groups = fixed.groups.min(4);
         let fixed = GroupedGemmStatic { groups, n: cut(fixed.n, 512), k: cut(fixed.k, 512), ..fixed.clone() };
         Some((fixed, GroupedGemmDynamic { rows: cut(call.rows, 256) }))
+    }
+
+    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(GroupedGemmStatic, GroupedGemmDynamic)> {
+        let (a, out, compute) = (DType::F32, DType::F32, Compute::F32);
+        let format = stored.format(device)?;
+        let fixed =
+            GroupedGemmStatic { groups: 3, n: 70, k: 128, a, format, gathered: false, out, compute, gated: None };
+        Some((fixed, GroupedGemmDynamic { rows: 5 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {

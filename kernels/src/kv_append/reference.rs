@@ -1,5 +1,6 @@
 //! What each place of the caches should hold, and problems to try.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, PagedLayout};
 
 use super::scaled::{self, Head, largest_code};
@@ -7,6 +8,7 @@ use super::{COS, K_CACHE, K_NEW, KeyRotary, KvAppend, KvAppendDynamic, KvAppendS
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
 use crate::rotary::reference::turned;
 use crate::rotary::{self, Rotary, RotaryDynamic, Style};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 const TOKENS: [usize; 7] = [1, 7, 0, 33, 2, 150, 16];
@@ -17,6 +19,12 @@ const BLOCK_SIZES: [usize; 5] = [16, 8, 5, 1, 64];
 const SCALED: [DType; 2] = [DType::I8, DType::F8E4M3];
 
 impl Reference for KvAppend {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(KvAppendStatic, KvAppendDynamic)> {
+        let (kv, source, rotary) = (stored.plain()?, DType::F32, None);
+        let fixed = KvAppendStatic { num_kv_heads: 2, head_dim: 20, source, kv, block_size: 16, rotary };
+        Some((fixed, KvAppendDynamic { tokens: 3 }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let mut pick = Generator::new(0xca4e);
         let count = match depth {

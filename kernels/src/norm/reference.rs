@@ -1,9 +1,11 @@
 //! Norms in f64, and cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
+use crate::support::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
 /// Units in the last place of f32 of the row's largest magnitude that a row may be off by (SPEC's Numerics).
@@ -17,6 +19,11 @@ const LEADING: [&[usize]; 9] = [&[5], &[7, 3], &[1], &[], &[2, 3, 2], &[0], &[64
 const EPS: [f32; 3] = [1e-6, 1e-12, 1e-5];
 
 impl Reference for Norm {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(NormStatic, NormDynamic)> {
+        let x = stored.plain()?;
+        Some((NormStatic { width: 80, x, out: x, ..NormStatic::default() }, NormDynamic { rows: 5 }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let rounds = if depth == Depth::Quick { 144 } else { 1440 };
         let dtype = |n: usize| DType::COMPUTE[n % 3];

@@ -1,11 +1,13 @@
 //! The f64 reference of reductions, and their cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use crate::elementwise::INTEGERS;
 use crate::strided::cases::{kind, lay, shape};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Roundings that an element of a sum passes: 32 additions in a lane, four in the tree over lanes; the f64 sum over
@@ -29,6 +31,14 @@ const SHAPES: [(usize, usize); 12] = [
 ];
 
 impl Reference for Reduce {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(ReduceStatic, ReduceCall)> {
+        let input = stored.plain()?;
+        let float = DType::COMPUTE.contains(&input) || input == DType::F64;
+        let output = if float { input } else { DType::I64 };
+        let fixed = ReduceStatic { function: ReduceFunction::Sum, input, output, dims: 1 };
+        Some((fixed, ReduceCall { rows: 3, width: 40 }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let mut cases = Vec::new();
         let mut n = 0usize;

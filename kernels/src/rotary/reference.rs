@@ -1,9 +1,11 @@
 //! The f64 reference of a rotary embedding, and the cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, Table, X};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Units in the last place of f32 that a row may be off, at the larger magnitude of a pair: three roundings of half an
@@ -39,6 +41,12 @@ fn table_length(fixed: &RotaryStatic) -> usize {
 }
 
 impl Reference for Rotary {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(RotaryStatic, RotaryDynamic)> {
+        let x = stored.plain()?;
+        let fixed = RotaryStatic { head_dim: 20, rotary_dim: 20, style: Style::Half, x, out: x, in_place: false };
+        Some((fixed, RotaryDynamic { tokens: 3, heads: 2 }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let rounds = if depth == Depth::Quick { 2 } else { 16 };
         let mut pick = Generator::new(0x0807_a219);

@@ -2,11 +2,13 @@
 
 use std::cmp::Ordering;
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Route, RouteDynamic, RouteStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use crate::strided::cases::lay;
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// The experts of a token.
@@ -32,6 +34,11 @@ fn sorted(case: &Case<Route>, host: &HostOperands) -> Vec<(usize, usize)> {
 }
 
 impl Reference for Route {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(RouteStatic, RouteDynamic)> {
+        let problem = (RouteStatic { experts: 8, top_k: 2, renormalize: true }, RouteDynamic { tokens: 3 });
+        (stored == StoredAs::Plain(DType::F32)).then_some(problem)
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         // One token; every expert for each; more tokens than a workgroup has threads; none.
         let sizes = [(1, 8, 2), (3, 1, 1), (7, 5, 5), (65, 60, 4), (1, 128, 8), (0, 8, 2), (300, 9, 1), (33, 130, 6)];

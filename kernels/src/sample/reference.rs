@@ -5,10 +5,12 @@
 
 use std::cmp::Ordering;
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{LOGITS, OPTIONS, PARAMS, Sample, SampleDynamic, SampleStatic, TOP_K};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// What is asked of one row.
@@ -60,6 +62,10 @@ fn middle(weights: &[f64], random: &mut Generator) -> f64 {
 }
 
 impl Reference for Sample {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(SampleStatic, SampleDynamic)> {
+        (stored == StoredAs::Plain(DType::F32)).then_some((SampleStatic { vocab: 100 }, SampleDynamic { rows: 2 }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let sizes = [(1, 1), (3, 17), (5, 64), (2, 257), (1, 1000), (0, 9), (4, 5003), (1, 40_009)];
         (0..if depth == Depth::Quick { 64 } else { 640 })

@@ -1,9 +1,11 @@
 //! Softmax in f64, and cases.
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::support::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
 /// Units in the last place of f32 of the row's largest magnitude that a row may be off by (SPEC's Numerics).
@@ -30,6 +32,12 @@ const WIDTHS: [usize; 15] = [17, 1, 64, 513, 2, 127, 1031, 0, 512, 15, 16, 511, 
 const LEADING: [&[usize]; 8] = [&[5], &[2, 3, 2], &[1], &[], &[7, 3], &[0], &[67], &[3, 0]];
 
 impl Reference for Softmax {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(SoftmaxStatic, SoftmaxDynamic)> {
+        let x = stored.plain()?;
+        let rows = leading(0).iter().product();
+        Some((SoftmaxStatic { x, out: x, ..SoftmaxStatic::default() }, SoftmaxDynamic { rows, width: 40 }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let rounds = if depth == Depth::Quick { 120 } else { 1200 };
         let dtype = |n: usize| DType::COMPUTE[n % 3];

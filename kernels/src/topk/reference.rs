@@ -2,15 +2,22 @@
 
 use std::cmp::Ordering;
 
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{TopK, TopKCall, TopKStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use crate::strided::Indices;
 use crate::strided::cases::{lay, shape};
+use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for TopK {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(TopKStatic, TopKCall)> {
+        let fixed = TopKStatic { k: 3, dtype: stored.plain()?, indices: DType::U32 };
+        Some((fixed, TopKCall { rows: 2, width: 40 }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let mut cases = Vec::new();
         let sizes = [

@@ -38,7 +38,9 @@ impl Pool {
         let granule = device.alignment().clamp(SMALLEST_CLASS, 1 << 20).next_power_of_two();
         let slab_bytes = config.slab_bytes.clamp(4 * granule, LARGEST_CLASS).next_multiple_of(granule);
         let config = PoolConfig { slab_bytes, ..config };
-        Self { shared: Arc::new(Shared { device, config, granule, state: Mutex::new(State::new(granule)) }) }
+        let shared = Arc::new(Shared { device, config, granule, state: Mutex::new(State::new(granule)) });
+        apart::remember(&shared);
+        Self { shared }
     }
 
     /// The device.
@@ -84,32 +86,32 @@ impl Pool {
         self.shared.allocate(bytes, tag)
     }
 
+    /// A buffer with memory of its own, of no more than `bytes`, which goes back to the device with the buffer: for what
+    /// is large and lives long, where a size class would be a quarter too large. It counts under `tag` and against the
+    /// pool's limit.
+    ///
+    /// # Errors
+    /// Those of [`Pool::allocate`].
+    pub fn allocate_apart(&self, bytes: usize, tag: &str) -> Result<Buffer> {
+        self.shared.allocate_apart(bytes, tag, |device| device.allocate(bytes))
+    }
+
+    /// [`Pool::allocate_apart`] for what is filled at once: see [`Device::allocate_to_fill`].
+    ///
+    /// # Errors
+    /// Those of [`Pool::allocate`].
+    pub fn allocate_apart_to_fill(&self, bytes: usize, tag: &str) -> Result<Buffer> {
+        self.shared.allocate_apart(bytes, tag, |device| device.allocate_to_fill(bytes))
+    }
+
     /// Counters and sizes now.
     pub fn stats(&self) -> PoolStats {
-        let mut state = self.shared.lock();
-        let events = state.collect_all();
-        debug_assert_eq!(state.inconsistency(), None);
-        let stats = state.stats();
-        unlock_then_drop(state, events);
-        stats
+        self.shared.stats()
     }
 
     /// Totals and live buffers by tag.
     pub fn report(&self) -> MemoryReport {
-        let stats = self.stats();
-        let device = self.shared.device.memory();
-        let limit = self.shared.config.limit_bytes;
-        let (total, free) = device.map_or((limit, limit), |memory| (memory.total.min(limit), memory.available));
-        let obtainable = free.min(limit.saturating_sub(stats.reserved_bytes));
-        MemoryReport {
-            device: self.shared.device.id(),
-            total_bytes: total,
-            used_bytes: stats.active_bytes,
-            available_bytes: stats.pooled_bytes.saturating_add(obtainable),
-            high_water_bytes: stats.peak_bytes,
-            stats,
-            live: self.shared.lock().live(),
-        }
+        self.shared.report()
     }
 
     /// Gives slabs back to the device that have been wholly free for at least `older_than`, and returns their bytes.
@@ -149,21 +151,21 @@ impl fmt::Debug for Pool {
 }
 
 /// Storages and events belong to devices, whose `drop` may take long or come back to this pool.
-fn unlock_then_drop<T>(state: MutexGuard<'_, State>, garbage: T) {
+pub(super) fn unlock_then_drop<T>(state: MutexGuard<'_, State>, garbage: T) {
     drop(state);
     drop(garbage);
 }
 
-struct Shared {
-    device: Arc<dyn Device>,
-    config: PoolConfig,
+pub(super) struct Shared {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) config: PoolConfig,
     /// Every span starts and ends at a multiple of it.
     granule: usize,
     state: Mutex<State>,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing of ours panics between two consistent states; a device's event might.
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -288,7 +290,9 @@ impl Shared {
         size: usize,
     ) -> Result<(MutexGuard<'a, State>, Option<u32>)> {
         let reserved = state.reserved_bytes.checked_add(slab);
-        let Some(reserved) = reserved.filter(|&bytes| bytes <= self.config.limit_bytes) else {
+        let apart = state.apart_bytes;
+        let fits = |bytes: &usize| bytes.checked_add(apart).is_some_and(|bytes| bytes <= self.config.limit_bytes);
+        let Some(reserved) = reserved.filter(fits) else {
             return Ok((state, None));
         };
         state.reserved_bytes = reserved;
@@ -319,14 +323,44 @@ impl Shared {
         }
     }
 
-    fn out_of_memory(&self, state: MutexGuard<'_, State>, asked: usize) -> Error {
+    fn stats(&self) -> PoolStats {
+        let mut state = self.lock();
+        let events = state.collect_all();
+        debug_assert_eq!(state.inconsistency(), None);
+        let stats = state.stats();
+        unlock_then_drop(state, events);
+        stats
+    }
+
+    pub(super) fn report(&self) -> MemoryReport {
+        let stats = self.stats();
+        let device = self.device.memory();
+        let limit = self.config.limit_bytes;
+        let (total, free) = device.map_or((limit, limit), |memory| (memory.total.min(limit), memory.available));
+        let obtainable = free.min(limit.saturating_sub(stats.reserved_bytes + stats.apart_bytes));
+        let (live, most_used) = {
+            let state = self.lock();
+            (state.live(), state.most_used_bytes)
+        };
+        MemoryReport {
+            device: self.device.id(),
+            total_bytes: total,
+            used_bytes: stats.active_bytes + stats.apart_bytes,
+            available_bytes: stats.pooled_bytes.saturating_add(obtainable),
+            high_water_bytes: most_used,
+            stats,
+            live,
+        }
+    }
+
+    pub(super) fn out_of_memory(&self, state: MutexGuard<'_, State>, asked: usize) -> Error {
         let stats = state.stats();
         let live = state.live();
         drop(state);
         let limit = self.config.limit_bytes;
         let (total, free) =
             self.device.memory().map_or((limit, limit), |memory| (memory.total.min(limit), memory.available));
-        let obtainable = free.min(limit.saturating_sub(stats.reserved_bytes));
+        let obtainable = free.min(limit.saturating_sub(stats.reserved_bytes + stats.apart_bytes));
         let mut holders: Vec<String> = live
             .iter()
             .take(5)

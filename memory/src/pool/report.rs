@@ -7,7 +7,7 @@ use crate::{Bytes, DeviceId};
 /// How a [`Pool`](super::Pool) behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Most bytes that the pool takes from its device, live and free together. No limit by default.
+    /// Most bytes that the pool takes from its device, live, free and apart together. No limit by default.
     pub limit_bytes: usize,
     /// Size of the slabs that small requests share, those of up to a quarter of it. 4 MiB by default, which is where
     /// host memory comes in huge pages.
@@ -55,6 +55,9 @@ pub struct PoolStats {
     pub peak_reserved_bytes: usize,
     /// Slabs taken from the device.
     pub slabs: usize,
+    /// Bytes of live buffers that have memory of their own, see [`Pool::allocate_apart`](super::Pool::allocate_apart):
+    /// neither active nor reserved.
+    pub apart_bytes: usize,
     /// Bytes given back to the device by trimming, defragmenting or making room.
     pub released_bytes: u64,
 }

@@ -6,7 +6,7 @@ const NEAREST: usize = 3;
 const COMPARED: usize = 256;
 
 /// The names most like `name`, the nearest first.
-pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a String>) -> Vec<String> {
+pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a String>) -> Vec<String> {
     let mut candidates: Vec<(usize, &String)> = names.map(|other| (most_edits(name, other), other)).collect();
     if candidates.len() > COMPARED {
         candidates.select_nth_unstable(COMPARED);

@@ -12,7 +12,7 @@ use crate::encoder::Encoder;
 use crate::kernels::Place;
 use crate::load::{Loader, Precision, Sizes};
 use crate::plan::{Limits, Plan};
-use crate::scratch::bytes;
+use crate::scratch::{ACTIVATIONS, bytes};
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 
 /// Tokens in a block of the cache.
@@ -133,7 +133,7 @@ impl HiddenStates {
         let (ctx, limits) = (loader.context().clone(), limits(config, kind_of(loader)));
         let decoder = Decoder::load(loader, config, limits)?;
         let cache = KvCache::new(&ctx, cache_shape(config, decoder.precision(), limits.max_rows)?)?;
-        let states = ctx.uninitialised(DType::F32, &[limits.max_rows, config.hidden_size])?;
+        let states = ctx.uninitialised_tagged(ACTIVATIONS, DType::F32, &[limits.max_rows, config.hidden_size])?;
         let batch = Batch::for_limits(&limits, Form::count(config, &decoder.precision()));
         Ok(Self { decoder, cache, batch, states })
     }
@@ -153,7 +153,7 @@ impl HiddenStates {
         if cache.shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
             let (config, precision) = (decoder.config(), decoder.precision());
             Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }
-                .fits(&**ctx.device(), &format!("a text of {tokens} tokens"))?;
+                .fits(ctx, &format!("a text of {tokens} tokens"))?;
             *cache = KvCache::new(ctx, cache_shape(config, precision, tokens)?)?;
         }
         let mut sequences: Vec<_> = texts.iter().map(|text| cache.sequence(text.len())).collect();

@@ -41,7 +41,8 @@ impl Rotary {
     ) -> Result<Self> {
         let table = rotary::Table::build(inv_freq, scale, positions);
         let shape = [positions, inv_freq.len()];
-        let (cos, sin) = (ctx.tensor(&table.cos, &shape)?, ctx.tensor(&table.sin, &shape)?);
+        let of = |values: &[f32]| ctx.tensor_tagged("rotary tables", values, &shape);
+        let (cos, sin) = (of(&table.cos)?, of(&table.sin)?);
         let fixed = RotaryStatic {
             head_dim,
             rotary_dim: 2 * inv_freq.len(),

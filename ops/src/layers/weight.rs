@@ -314,8 +314,8 @@ impl WeightPacker {
         let bytes = format.packed_bytes(n, k, gated).checked_mul(groups);
         let bytes = bytes.ok_or_else(|| refuse("pack", format!("{groups} weights of {n} rows of {k} are too many")))?;
         let shape = PackedShape { format, groups, n, k, gated };
-        // Not from the pool: a weight lives as long as its model, and a size class may be a quarter too large.
-        let buffer = Buffer::allocate_to_fill(ctx.device(), bytes)?;
+        // Not of a slab: a weight lives as long as its model, and a size class may be a quarter too large.
+        let buffer = ctx.pool().allocate_apart_to_fill(bytes, "weights")?;
         Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new(), per_channel: false, order: None })
     }
 

@@ -145,7 +145,7 @@ fn measure(
 type Outcome = (Vec<(&'static str, f64)>, Vec<(&'static str, String)>);
 
 /// Rows in turns, so that what else the machine does meets all alike.
-fn take_turns(trial: &mut dyn AnyTrial, rows: &[&'static str], end: Instant, runs: usize) -> Outcome {
+pub(crate) fn take_turns(trial: &mut dyn AnyTrial, rows: &[&'static str], end: Instant, runs: usize) -> Outcome {
     let mut times: Vec<(&'static str, Vec<f64>)> = rows.iter().map(|&row| (row, Vec::new())).collect();
     let (mut given_up, mut failed) = (Vec::new(), Vec::new());
     for round in 0..runs.max(1) {

@@ -7,7 +7,7 @@ use serde_json::json;
 use sinew::kernels::rates::Peaks;
 use sinew::models::{EmbeddingModel, EncoderConfig};
 
-use super::super::{Machine, Outcome, catch_interrupts, interrupted, peak_rss_bytes, rate_text};
+use super::super::{Machine, Outcome, catch_interrupts, interrupted, peak_rss_bytes, rate_text, report_memory};
 use super::{Bench, median, tokens};
 
 impl Bench {
@@ -34,6 +34,9 @@ impl Bench {
             }
         }
         let peak_rss = peak_rss_bytes();
+        if self.memory_report {
+            report_memory(model.context());
+        }
         let peaks = Peaks::measure(model.context().device())?;
         let precision = model.precision();
         let peak = peaks.flops_per_s(precision.main_compute());

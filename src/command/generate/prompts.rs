@@ -73,7 +73,7 @@ impl Generate {
             let options = GenerateOptions { logprobs: self.logprobs, ..options };
             requests.push((known.unwrap_or(contexts.len() - 1), Request { options, ..Request::new(prompt) }));
         }
-        let options = self.serving.options(self.model.options(longest, &self.stepping)?);
+        let options = self.serving.options(self.model.options(longest, &self.stepping)?)?;
         let mut model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
         catch_interrupts();
         let answer =

@@ -5,7 +5,9 @@ use std::fmt;
 
 use sinew_kernels::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use sinew_kernels::operator::{expect, expect_compute};
+use sinew_kernels::support::StoredAs;
 use sinew_kernels::{Arithmetic, Operands, Operator, Result, Work};
+use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 /// `y[r, c] = x[r, c] + Σ_{i < min(r, width)} x[r, i]`: each row gets the sum of its first `r` elements. Row 0 is
@@ -79,6 +81,10 @@ impl Operator for CausalSum {
 }
 
 impl Reference for CausalSum {
+    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(CausalSumStatic, CausalSumCall)> {
+        Some((CausalSumStatic { dtype: stored.plain()? }, CausalSumCall { rows: 17, width: 16 }))
+    }
+
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let shapes = [(1, 1), (17, 16), (40, 33), (5, 0), (0, 5), (70, 45), (3, 129), (130, 100)];
         let values = [Values::Normal, Values::Integers, Values::Special, Values::Subnormal];

@@ -1,0 +1,129 @@
+//! What settings are for: devices, contexts, options of loading, and the hub.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use sinew_kernels::Registry;
+use sinew_memory::{Cpu, Device, PrivateFolder, level_from_environment, system};
+use sinew_ops::layers::OldKv;
+use sinew_ops::{Context, Policy, TuningCache};
+
+use super::{Settings, WeightDType};
+use crate::{Error, Hub, LoadOptions, Result, WeightOptions};
+
+impl Settings {
+    /// The device.
+    ///
+    /// # Errors
+    /// A device that is not there, threads that do not start, or cores for threads of a device that has none.
+    pub fn open_device(&self) -> Result<Arc<dyn Device>> {
+        let threads = self.threads.map(NonZeroUsize::get);
+        if !self.pin {
+            return Ok(sinew_memory::open(&self.device, threads, self.simd)?);
+        }
+        if !self.device.starts_with("cpu") {
+            return Err(Error::Input("--pin is for the CPU".to_owned()));
+        }
+        // A name such as cpu:7 is refused here.
+        sinew_memory::open(&self.device, Some(1), None)?;
+        let level = self.simd.map_or_else(level_from_environment, Ok)?;
+        Ok(Cpu::pinned(threads.unwrap_or_else(system::available_threads), level)?)
+    }
+
+    /// A context on the device, with Sinew's own kernels, which chooses by what was measured unless it is not to.
+    ///
+    /// # Errors
+    /// Those of [`Settings::open_device`], and a kernel that is not there.
+    pub fn open_context(&self) -> Result<Arc<Context>> {
+        let ctx = self.untuned_context()?;
+        Ok(Arc::new(if self.tuning { ctx.with_tuning(&self.tuning_cache()) } else { ctx }))
+    }
+
+    /// What `sinew tune` measured.
+    pub fn tuning_cache(&self) -> TuningCache {
+        self.tuning_cache.as_ref().map_or_else(TuningCache::of_user, |path| TuningCache::at(PrivateFolder::at(path)))
+    }
+
+    /// A context that chooses by predicted cost alone.
+    ///
+    /// # Errors
+    /// Those of [`Settings::open_context`].
+    pub fn untuned_context(&self) -> Result<Context> {
+        let device = self.open_device()?;
+        let registry = Registry::standard();
+        for name in &self.kernels {
+            if !registry.tables().any(|table| table.row_names().iter().any(|(row, ..)| row == name)) {
+                return Err(Error::Input(format!(
+                    "no kernel is called `{name}`; `sinew explain gemm` lists those of products"
+                )));
+            }
+        }
+        let usual = Policy::of(device.id().kind);
+        let deterministic = self.deterministic.unwrap_or(usual.deterministic);
+        let policy = Policy { prefer: self.kernels.clone(), deterministic };
+        let ctx = Context::new(device, Arc::new(registry), policy)?;
+        Ok(match self.memory_limit {
+            Some(limit) => ctx.with_memory_limit(limit.0),
+            None => ctx,
+        })
+    }
+
+    /// How weights are loaded.
+    ///
+    /// # Errors
+    /// Zero points or a head that stays, where nothing is quantized.
+    pub fn weight_options(&self) -> Result<WeightOptions> {
+        let &Self { dtype, group_size, zero_points, keep_head, activations, load, .. } = self;
+        let quantize = match dtype {
+            WeightDType::Quantized(values) => Some(group_size.quantize(values, zero_points, keep_head)?),
+            _ if zero_points || keep_head => {
+                let line = "--zero-points and --keep-head are for --dtype int8, int4 and fp8";
+                return Err(Error::Input(line.to_owned()));
+            }
+            _ => None,
+        };
+        let dtype = if let WeightDType::Float(dtype) = dtype { Some(dtype) } else { None };
+        Ok(WeightOptions { dtype, quantize, activations, load })
+    }
+
+    /// How a model is loaded that runs one sequence at a time.
+    ///
+    /// # Errors
+    /// Those of [`Settings::weight_options`].
+    pub fn load_options(&self) -> Result<LoadOptions> {
+        let old_kv = self.kv_old.0.map(|dtype| OldKv { dtype, recent: self.kv_recent.get() });
+        Ok(LoadOptions {
+            weights: self.weight_options()?,
+            context: self.context.map(NonZeroUsize::get),
+            prefill_chunk: self.prefill_chunk.get(),
+            block_size: self.block_size.get(),
+            kv: self.kv_dtype.0,
+            old_kv,
+            ..LoadOptions::default()
+        })
+    }
+
+    /// How a model is loaded that serves many sequences.
+    ///
+    /// # Errors
+    /// Those of [`Settings::weight_options`].
+    pub fn serving_options(&self) -> Result<LoadOptions> {
+        Ok(LoadOptions {
+            max_sequences: self.max_sequences.get(),
+            cache_tokens: self.cache_tokens.map(NonZeroUsize::get),
+            swap_tokens: self.swap_tokens,
+            ..self.load_options()?
+        })
+    }
+
+    /// The hub, as the environment has it where nothing is set.
+    pub fn hub(&self) -> Hub {
+        let usual = Hub::from_env();
+        Hub {
+            cache: self.hub_cache.clone().or(usual.cache),
+            endpoint: self.hub_endpoint.as_ref().map_or(usual.endpoint, |url| url.trim_end_matches('/').to_owned()),
+            token: self.hub_token.clone().or(usual.token),
+            offline: self.hub_offline.unwrap_or(usual.offline),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `sinew explain`: of one problem, of a model's steps, or of all that is supported.
+
+mod attention;
+mod elements;
+mod experts;
+mod json;
+mod model;
+mod parse;
+mod products;
+mod rows;
+mod support;
+
+use std::io::Write;
+
+use clap::{Args, Subcommand};
+use sinew::kernels::Operator;
+use sinew::ops::{Context, Explanation};
+
+use super::{Machine, Outcome};
+
+/// Show the kernels that could solve a problem, what each is predicted to cost, and why one is chosen; or with --model
+/// where the time of a model's steps goes, or with --support which dtypes every operator takes on which device.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub struct Explain {
+    #[command(subcommand)]
+    problem: Option<Problem>,
+    #[command(flatten)]
+    model: model::OfModel,
+    /// Print which dtypes every operator takes on every device of this machine.
+    #[arg(long)]
+    support: bool,
+    /// Measure now what an operator's kernels take, in turns, and the device's limits: some seconds.
+    #[arg(long, global = true)]
+    measure: bool,
+    /// Print one JSON object and nothing else.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+/// A problem of an operator; every operator has a name here, and flags that describe its problem.
+#[derive(Debug, Subcommand)]
+enum Problem {
+    Gemm(products::ExplainGemm),
+    #[command(name = "grouped_gemm")]
+    GroupedGemm(products::ExplainGroupedGemm),
+    Attention(attention::ExplainAttention),
+    #[command(name = "kv_append")]
+    KvAppend(attention::ExplainKvAppend),
+    Rotary(attention::ExplainRotary),
+    Norm(rows::ExplainNorm),
+    Softmax(rows::ExplainSoftmax),
+    Activation(rows::ExplainActivation),
+    Reduce(rows::ExplainReduce),
+    #[command(name = "topk")]
+    TopK(rows::ExplainTopK),
+    Sample(rows::ExplainSample),
+    Unary(elements::ExplainUnary),
+    Binary(elements::ExplainBinary),
+    Where(elements::ExplainWhere),
+    Cast(elements::ExplainCast),
+    Gather(elements::ExplainGather),
+    Embedding(elements::ExplainEmbedding),
+    Route(experts::ExplainRoute),
+    Combine(experts::ExplainCombine),
+}
+
+/// Flags that describe a problem of an operator.
+trait Describe {
+    type Operator: Operator;
+
+    /// The problem's static and dynamic part.
+    fn problem(&self, ctx: &Context) -> Outcome<ProblemOf<Self::Operator>>;
+
+    fn explain(&self, ctx: &Context, measure: bool) -> Outcome<Explanation> {
+        let (fixed, call) = self.problem(ctx)?;
+        Ok(match measure {
+            true => ctx.explain_measured::<Self::Operator>(&fixed, &call)?,
+            false => ctx.explain::<Self::Operator>(&fixed, &call)?,
+        })
+    }
+}
+
+type ProblemOf<O> = (<O as Operator>::Static, <O as Operator>::Dynamic);
+
+impl Problem {
+    fn explain(&self, ctx: &Context, measure: bool) -> Outcome<Explanation> {
+        match self {
+            Self::Gemm(problem) => problem.explain(ctx, measure),
+            Self::GroupedGemm(problem) => problem.explain(ctx, measure),
+            Self::Attention(problem) => problem.explain(ctx, measure),
+            Self::KvAppend(problem) => problem.explain(ctx, measure),
+            Self::Rotary(problem) => problem.explain(ctx, measure),
+            Self::Norm(problem) => problem.explain(ctx, measure),
+            Self::Softmax(problem) => problem.explain(ctx, measure),
+            Self::Activation(problem) => problem.explain(ctx, measure),
+            Self::Reduce(problem) => problem.explain(ctx, measure),
+            Self::TopK(problem) => problem.explain(ctx, measure),
+            Self::Sample(problem) => problem.explain(ctx, measure),
+            Self::Unary(problem) => problem.explain(ctx, measure),
+            Self::Binary(problem) => problem.explain(ctx, measure),
+            Self::Where(problem) => problem.explain(ctx, measure),
+            Self::Cast(problem) => problem.explain(ctx, measure),
+            Self::Gather(problem) => problem.explain(ctx, measure),
+            Self::Embedding(problem) => problem.explain(ctx, measure),
+            Self::Route(problem) => problem.explain(ctx, measure),
+            Self::Combine(problem) => problem.explain(ctx, measure),
+        }
+    }
+}
+
+impl Explain {
+    pub fn run(&self, machine: &Machine) -> Outcome {
+        match (&self.problem, &self.model.0, self.support) {
+            (Some(problem), None, false) => {
+                let explanation = problem.explain(&*machine.context()?, self.measure)?;
+                let mut out = std::io::stdout().lock();
+                if self.json {
+                    writeln!(out, "{}", json::explanation(&explanation))?;
+                } else {
+                    write!(out, "{explanation}")?;
+                }
+                Ok(())
+            }
+            (None, Some(steps), false) => steps.run(machine, self.json),
+            (None, None, true) => support::run(self.json),
+            (None, None, false) => {
+                Err("explain what? Name an operator, such as gemm, or give --model or --support".into())
+            }
+            _ => Err("an operator, --model or --support: one of them".into()),
+        }
+    }
+}

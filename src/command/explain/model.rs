@@ -1,0 +1,148 @@
+//! `sinew explain --model`: where the time of a model's steps goes.
+
+use std::io::Write;
+
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use serde_json::{Value, json};
+use sinew::models::{EmbeddingModel, EncoderConfig, Error, LoadOptions, ModelConfig};
+use sinew::ops::{Limits, Profile};
+
+use super::super::bench::tokens;
+use super::super::{Machine, Model, Outcome, Stepping};
+use super::json;
+
+/// A model's steps: of a decoder a prefill and a decode step, of an encoder the embedding of texts.
+#[derive(Debug, Args)]
+pub(super) struct Steps {
+    #[command(flatten)]
+    model: Model,
+    /// Tokens of each prompt or text; the decode step finds them in the cache.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    prompt_tokens: usize,
+    /// Sequences or texts at once.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    batch: usize,
+    /// Runs with and as many without a record, in turns, of which medians are printed.
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    repeat: usize,
+    #[command(flatten)]
+    stepping: Stepping,
+}
+
+/// [`Steps`] where --model is given. Their other options are for it alone.
+#[derive(Debug)]
+pub(super) struct OfModel(pub(super) Option<Steps>);
+
+const MODEL: &str = "model";
+
+impl Args for OfModel {
+    fn augment_args(command: Command) -> Command {
+        let steps = Steps::augment_args(Command::new(MODEL));
+        command.args(steps.get_arguments().cloned().map(|arg| match arg.get_id().as_str() {
+            MODEL => arg.required(false),
+            _ => arg.requires(MODEL),
+        }))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for OfModel {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let steps = matches.contains_id(MODEL).then(|| Steps::from_arg_matches(matches));
+        Ok(Self(steps.transpose()?))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// A step with its name and its profile.
+type Profiled = (&'static str, Profile);
+
+impl Steps {
+    pub(super) fn run(&self, machine: &Machine, json: bool) -> Outcome {
+        if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
+            return Err("prompt tokens, batch and repeat must be at least 1".into());
+        }
+        let steps = match self.model.folder()?.config()? {
+            ModelConfig::Encoder(config) => self.encoder(machine, config)?,
+            _ => self.decoder(machine)?,
+        };
+        let mut out = std::io::stdout().lock();
+        if json {
+            let steps: Vec<Value> = steps.iter().map(|step| self.as_json(step)).collect();
+            writeln!(out, "{}", json!({ "steps": steps }))?;
+            return Ok(());
+        }
+        for (name, profile) in &steps {
+            writeln!(out, "{name}: {} x {} tokens", self.batch, self.prompt_tokens)?;
+            writeln!(out, "{profile}")?;
+        }
+        Ok(())
+    }
+
+    fn as_json(&self, (name, profile): &Profiled) -> Value {
+        let mut value = json::profile(profile);
+        value["step"] = json!(name);
+        value["prompt_tokens"] = json!(self.prompt_tokens);
+        value["batch"] = json!(self.batch);
+        value["repeat"] = json!(self.repeat);
+        value
+    }
+
+    fn decoder(&self, machine: &Machine) -> Outcome<Vec<Profiled>> {
+        // A token for each decode step: recorded and not, and two that are not counted.
+        let steps = self.repeat.saturating_add(1).saturating_mul(2);
+        let (context, config) = (self.prompt_tokens.saturating_add(steps), self.model.folder()?.config()?);
+        let longest = config.as_decoder()?.longest_context();
+        if context > longest {
+            let (prompt, most) = (self.prompt_tokens, longest.saturating_sub(steps));
+            return Err(format!("{prompt} prompt tokens and {steps} steps: --prompt-tokens is at most {most}").into());
+        }
+        let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping)? };
+        let ctx = machine.context()?;
+        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
+        let mut model = self.model.load(ctx.clone(), &checkpoint, &options, None)?;
+        let limits = Limits::measure(ctx.device())?;
+        let vocab = model.decoder().config().vocab_size;
+        let prompts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(vocab, b, self.prompt_tokens)).collect();
+        let mut sequences = Vec::new();
+        let prefill = ctx.profile(limits, self.repeat, || -> Result<(), Error> {
+            sequences.clear();
+            for prompt in &prompts {
+                let mut sequence = model.sequence();
+                model.prefill(&mut sequence, prompt)?;
+                sequences.push(sequence);
+            }
+            Ok(())
+        })?;
+        let next = tokens(vocab, self.prompt_tokens, self.batch);
+        let decode = ctx.profile(limits, self.repeat, || -> Result<(), Error> {
+            model.decode_greedy(&mut sequences, &next)?;
+            Ok(())
+        })?;
+        Ok(vec![("prefill", prefill), ("decode step", decode)])
+    }
+
+    fn encoder(&self, machine: &Machine, config: &EncoderConfig) -> Outcome<Vec<Profiled>> {
+        let longest = config.max_position_embeddings;
+        if self.prompt_tokens > longest {
+            return Err(format!("texts of {} tokens; the model's positions are {longest}", self.prompt_tokens).into());
+        }
+        let ctx = machine.context()?;
+        let (folder, weights) = (self.model.folder()?, self.model.weights()?);
+        let mut model = EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?;
+        let limits = Limits::measure(ctx.device())?;
+        let texts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(config.vocab_size, b, self.prompt_tokens)).collect();
+        let embed = ctx.profile(limits, self.repeat, || -> Result<(), Error> {
+            model.embed_tokens(&texts)?;
+            Ok(())
+        })?;
+        Ok(vec![("embedding", embed)])
+    }
+}

@@ -1,0 +1,228 @@
+//! `sinew explain`: of every operator, of models' steps and of what is supported; and the records that it is made of.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+use sinew::kernels::Registry;
+use sinew::memory::DeviceKind;
+use sinew::models::LoadOptions;
+use sinew::prelude::*;
+
+#[path = "common/command.rs"]
+mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use command::{sinew, stdout};
+use fixtures::fixture;
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&stdout(&sinew(arguments))).expect("the output is one JSON value and nothing else")
+}
+
+fn refused(arguments: &[&str], words: &[&str]) {
+    command::refused(&sinew(arguments), words);
+}
+
+fn list<'v>(value: &'v Value, field: &str) -> &'v Vec<Value> {
+    value[field].as_array().unwrap_or_else(|| panic!("a list of {field}: {value}"))
+}
+
+fn number(value: &Value, field: &str) -> f64 {
+    value[field].as_f64().unwrap_or_else(|| panic!("a number of {field}: {value}"))
+}
+
+#[test]
+fn every_operator_of_the_registry_is_explained_with_every_row_of_the_device() {
+    for table in Registry::standard().tables() {
+        let name = table.operator();
+        let sizes: &[&str] = if name.ends_with("gemm") { &["--n", "96", "--k", "64"] } else { &[] };
+        let value = json(&[&["explain", name, "--json"], sizes].concat());
+        assert_eq!(value["operator"], name);
+        let candidates = list(&value, "candidates");
+        let mut explained: Vec<&str> = candidates.iter().filter_map(|c| c["kernel"].as_str()).collect();
+        let on_cpu = table.row_names().into_iter().filter(|(_, kind, _)| *kind == DeviceKind::CPU);
+        let mut rows: Vec<&str> = on_cpu.map(|(row, ..)| row).collect();
+        explained.sort_unstable();
+        rows.sort_unstable();
+        assert_eq!(explained, rows, "{name}");
+        let chosen: Vec<&Value> = candidates.iter().filter(|c| c["chosen"] == true).collect();
+        assert_eq!(chosen.len(), 1, "{value}");
+        assert!(chosen[0]["why"].as_str().is_some_and(|why| why.starts_with("chosen: ")), "{value}");
+        for candidate in candidates {
+            let refused = candidate["why"].as_str().is_some_and(|why| why.starts_with("refused: "));
+            assert_eq!(candidate["predicted_s"].is_null(), refused, "{candidate}");
+        }
+        assert!(number(&value, "least_s") > 0.0 && number(&value, "share_of_limit") > 0.0, "{value}");
+        assert!(["memory", "arithmetic"].contains(&value["bound"].as_str().unwrap_or_default()), "{value}");
+    }
+}
+
+#[test]
+fn a_problem_is_described_in_the_words_of_its_field() {
+    let decode = ["explain", "attention", "--rows", "1", "--context", "4096", "--heads", "14", "--kv-heads", "2"];
+    let value = json(&[&decode[..], &["--head-dim", "64", "--kv-dtype", "int8", "--json"]].concat());
+    let problem = value["problem"].as_str().expect("a problem");
+    assert!(problem.starts_with("14/2 heads of 64") && problem.contains("kv i8"), "{problem}");
+    assert!(problem.ends_with("1 sequences, 1 tokens, up to 1 queries over 4096 keys"), "{problem}");
+    // Keys and values of two heads, each 64 codes and a scale of 4 bytes; queries in f32 and a result in bf16.
+    assert_eq!(number(&value, "bytes"), (4096 * 2 * 2 * 68 + 14 * 64 * 6) as f64);
+    let text = stdout(&sinew(&["explain", "norm", "--kind", "layer", "--rows", "3", "--width", "80"]));
+    assert!(text.starts_with("norm: layer width 80 ") && text.contains("3 rows"), "{text}");
+    assert!(text.contains("at least ") && text.contains("the choice reaches "), "{text}");
+}
+
+#[test]
+fn every_candidate_is_measured_where_that_is_asked_for() {
+    let value = json(&["explain", "softmax", "--rows", "4", "--width", "300", "--measure", "--json"]);
+    for candidate in list(&value, "candidates") {
+        let [predicted, measured] = ["predicted_s", "measured_s"].map(|field| candidate[field].as_f64());
+        assert_eq!(predicted.is_some(), measured.is_some_and(|seconds| seconds > 0.0), "{candidate}");
+    }
+    assert_eq!(value["limits"]["measured"], true);
+    let large = ["--rows", "1000000", "--width", "1000000"];
+    refused(&[&["explain", "softmax", "--measure"][..], &large].concat(), &["softmax", "too many to measure"]);
+}
+
+#[test]
+fn what_is_no_problem_is_refused_with_what_would_be() {
+    refused(&["explain", "attention", "--heads", "3", "--kv-heads", "2"], &["3 heads", "2 heads of keys"]);
+    refused(&["explain", "attention", "--rows", "9", "--context", "8"], &["9 new tokens", "8 keys"]);
+    refused(&["explain", "rotary", "--rotary-dim", "7"], &["7 of 128", "even"]);
+    refused(&["explain", "route", "--top-k", "9"], &["9 of 8", "--experts"]);
+    refused(&["explain", "topk", "--k", "9", "--width", "8"], &["9 of 8", "--width"]);
+    refused(&["explain", "softmax", "--width", "0"], &["from 1 to"]);
+    refused(&["explain", "norm", "--rows", "99999999999999999999"], &["from 1 to"]);
+    refused(&["explain", "unary", "--function", "squint"], &["squint", "sqrt"]);
+    refused(&["explain", "--batch", "2"], &["--model"]);
+    refused(&["explain", "--json"], &["gemm", "--model", "--support"]);
+    refused(&["explain", "--support", "norm"], &["one of them"]);
+    refused(&["explain", "--model", "/nowhere"], &["/nowhere"]);
+    let demo = demo();
+    refused(&["explain", "--model", &demo, "--prompt-tokens", "250"], &["at most 244"]);
+    refused(&["explain", "--model", &demo, "--repeat", "0"], &["at least 1"]);
+}
+
+/// The bundled model as a folder.
+fn demo() -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo");
+    folder.into_os_string().into_string().expect("the path is UTF-8")
+}
+
+/// Layers of the bundled model.
+const LAYERS: u64 = 4;
+
+/// Launches of each operator.
+fn launches(step: &Value) -> BTreeMap<&str, u64> {
+    let mut counts = BTreeMap::new();
+    for kernel in list(step, "kernels") {
+        let (operator, count) = (kernel["operator"].as_str(), kernel["launches"].as_u64());
+        *counts.entry(operator.expect("an operator")).or_default() += count.expect("a number");
+    }
+    counts
+}
+
+/// What a step's table says of itself holds.
+fn is_whole(step: &Value) {
+    let kernels = list(step, "kernels");
+    let sum: f64 = kernels.iter().map(|kernel| number(kernel, "measured_s")).sum();
+    let [all, between, whole] = ["kernels_s", "between_kernels_s", "recorded_step_s"].map(|field| number(step, field));
+    assert!((sum - all).abs() <= 1e-9 * all, "{step}");
+    assert!(between >= 0.0 && (all + between - whole).abs() <= 1e-9 * whole, "{step}");
+    assert!(number(step, "step_s") > 0.0 && number(step, "kernels_share_of_step") > 0.0, "{step}");
+    for kernel in kernels {
+        let [measured, share, least] = ["measured_s", "share_of_step", "least_s"].map(|field| number(kernel, field));
+        assert!(measured > 0.0 && least > 0.0 && (share - measured / whole).abs() <= 1e-9, "{kernel}");
+        assert!(number(kernel, "predicted_s") > 0.0 && number(kernel, "share_of_limit") > 0.0, "{kernel}");
+        assert!(["memory", "arithmetic"].contains(&kernel["bound"].as_str().unwrap_or_default()), "{kernel}");
+    }
+}
+
+#[test]
+fn a_decoders_steps_are_explained_launch_by_launch() {
+    let demo = demo();
+    let common = ["explain", "--model", &demo, "--prompt-tokens", "20", "--repeat", "2"];
+    let value = json(&[&common[..], &["--json"]].concat());
+    let steps = list(&value, "steps");
+    assert_eq!(
+        steps.iter().map(|step| step["step"].as_str().expect("a name")).collect::<Vec<_>>(),
+        ["prefill", "decode step"]
+    );
+    for step in steps {
+        is_whole(step);
+        let counts = launches(step);
+        assert_eq!([counts["attention"], counts["kv_append"], counts["embedding"]], [LAYERS, LAYERS, 1], "{counts:?}");
+        // As many in each layer, and the head.
+        assert_eq!(counts["gemm"] % LAYERS, 1, "{counts:?}");
+        assert!(counts["gemm"] > 3 * LAYERS, "{counts:?}");
+    }
+    let text = stdout(&sinew(&common));
+    for words in ["prefill: 1 x 20 tokens", "decode step: 1 x 20 tokens", "between kernels", "unrecorded", "attention"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    // Twice as many sequences are twice as many prefills, and one decode step.
+    let value = json(&[&common[..], &["--batch", "2", "--json"]].concat());
+    let counts: Vec<u64> = list(&value, "steps").iter().map(|step| launches(step)["attention"]).collect();
+    assert_eq!(counts, [2 * LAYERS, LAYERS]);
+}
+
+#[test]
+fn an_encoders_step_is_explained() {
+    let model = fixture("bert_hd20_f32_wordpiece");
+    let value = json(&["explain", "--model", &model, "--prompt-tokens", "8", "--repeat", "1", "--json"]);
+    let steps = list(&value, "steps");
+    assert_eq!((steps.len(), &steps[0]["step"]), (1, &Value::from("embedding")));
+    is_whole(&steps[0]);
+    assert_eq!(launches(&steps[0])["attention"], 1);
+}
+
+#[test]
+fn a_record_has_every_launch_and_changes_no_bit() {
+    let ctx = Arc::new(Context::cpu().unwrap());
+    let mut model =
+        sinew::demo::load(ctx.clone(), &LoadOptions { max_sequences: 2, ..LoadOptions::default() }).unwrap();
+    let prompt = [5u32, 6, 7, 8, 9];
+    let (mut plain, mut recorded) = (model.sequence(), model.sequence());
+    let expected: Vec<f32> = model.prefill(&mut plain, &prompt).unwrap().to_vec();
+    let (logits, record) = ctx.record(|| model.prefill(&mut recorded, &prompt).unwrap().to_vec());
+    assert_eq!(
+        logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+        expected.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    );
+    let count = |operator: &str| record.launches.iter().filter(|launched| launched.operator == operator).count() as u64;
+    assert_eq!([count("attention"), count("kv_append"), count("embedding")], [LAYERS, LAYERS, 1]);
+    assert!(record.launched_s() <= record.seconds);
+    // Within a record there may be another, which sees its own part.
+    let ((logits, inner), outer) = ctx.record(|| {
+        model.decode_greedy(std::slice::from_mut(&mut plain), &[3]).unwrap();
+        ctx.record(|| model.decode_greedy(std::slice::from_mut(&mut recorded), &[3]).unwrap().to_vec())
+    });
+    assert_eq!(logits.len(), 1);
+    assert_eq!(outer.launches.len(), 2 * inner.launches.len());
+    // What fails is not there, and afterwards nothing is kept.
+    let x = ctx.tensor(&[1f32, 2.0], &[2]).unwrap();
+    let wide = ctx.tensor(&[1f64, 2.0], &[2]).unwrap();
+    let (failed, record) = ctx.record(|| sinew::ops::softmax(&ctx, &wide).is_err());
+    assert!(failed && record.launches.is_empty());
+    sinew::ops::softmax(&ctx, &x).unwrap();
+    assert!(ctx.record(|| ()).1.launches.is_empty());
+}
+
+#[test]
+fn support_is_printed_for_every_device_of_the_machine() {
+    let value = json(&["explain", "--support", "--json"]);
+    let devices = list(&value, "devices");
+    let cells = list(&devices[0], "cells");
+    assert_eq!(devices[0]["device"], "cpu");
+    let said = |operator: &str, stored: &str| {
+        let cell = cells.iter().find(|cell| cell["operator"] == operator && cell["stored"] == stored);
+        cell.unwrap_or_else(|| panic!("a cell for {operator} of {stored}"))["supported"].clone()
+    };
+    assert_eq!([said("gemm", "bf16"), said("gemm", "int4 blocks"), said("gemm", "f64")], [true, true, false]);
+    assert_eq!([said("attention", "i8"), said("attention", "i16"), said("where", "bool")], [true, false, true]);
+    let text = stdout(&sinew(&["explain", "--support"]));
+    assert!(text.lines().any(|line| line.starts_with("attention ") && line.contains("yes")), "{text}");
+}
