@@ -43,7 +43,8 @@ fn a_tuned_model_gives_the_bits_of_an_untuned_one() {
         let options = LoadOptions { weights, ..LoadOptions::default() };
         let ctx = Arc::new(Context::cpu().unwrap());
         let untuned = logits(&mut demo::load(ctx.clone(), &options).unwrap());
-        let tuned = tune(&ctx, &Budget { time: Duration::from_secs(20), runs: 3 }).unwrap();
+        // As long as it takes, on however slow a machine.
+        let tuned = tune(&ctx, &Budget { time: Duration::from_secs(3600), runs: 1 }).unwrap();
         assert!(tuned.problems.len() > 5 && tuned.left == 0, "{tuned:?}");
         assert!(tuned.problems.iter().all(|problem| problem.failed.is_empty()), "{tuned:?}");
         cache.save(&ctx, &tuned).unwrap();

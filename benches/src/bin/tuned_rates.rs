@@ -65,7 +65,7 @@ fn load(ctx: Arc<Context>, folder: &Folder, weights: &WeightOptions) -> Result<B
         let texts = (0..TEXTS).map(|b| tokens(config.vocab_size, b, TEXT)).collect();
         return Ok(Box::new(Encoder { model: EmbeddingModel::load_on(ctx, folder, weights, &mut |_, _| {})?, texts }));
     }
-    let options = LoadOptions { weights: weights.clone(), context: Some(2 * PROMPT), ..LoadOptions::default() };
+    let options = LoadOptions { weights: *weights, context: Some(2 * PROMPT), ..LoadOptions::default() };
     Ok(Box::new(Decoder(LanguageModel::load_on(ctx, folder, &options, &mut |_, _| {})?)))
 }
 

@@ -21,6 +21,30 @@ unsafe fn first(n: usize) -> __m256i {
     unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
 }
 
+/// Stores the first `n` of eight lanes: in pieces, which take 0.3 to 3 ns on Zen 3, where a masked store takes 13 to 19.
+#[inline(always)]
+unsafe fn store_first(p: *mut f32, v: __m256, n: usize) {
+    debug_assert!(n <= 8);
+    // SAFETY: the caller has AVX2 and names as many values.
+    unsafe {
+        if n == 8 {
+            return _mm256_storeu_ps(p, v);
+        }
+        let (mut p, mut rest) = (p, _mm256_castps256_ps128(v));
+        if n & 4 != 0 {
+            _mm_storeu_ps(p, rest);
+            (p, rest) = (p.add(4), _mm256_extractf128_ps::<1>(v));
+        }
+        if n & 2 != 0 {
+            _mm_storel_epi64(p.cast(), _mm_castps_si128(rest));
+            (p, rest) = (p.add(2), _mm_movehl_ps(rest, rest));
+        }
+        if n & 1 != 0 {
+            _mm_store_ss(p, rest);
+        }
+    }
+}
+
 // Functions rather than closures, which do not inherit the caller's instructions: one that was not inlined made
 // storing bf16 twenty times slower.
 
@@ -170,10 +194,10 @@ unsafe impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_n(p: *mut f32, v: Self::F, n: usize) {
-        // SAFETY: see the impl; masked lanes are not written.
+        // SAFETY: see the impl; lanes from `n` on are not written.
         unsafe {
-            _mm256_maskstore_ps(p, first(n), v.0);
-            _mm256_maskstore_ps(p.wrapping_add(8), first(n.saturating_sub(8)), v.1);
+            store_first(p, v.0, n.min(8));
+            store_first(p.wrapping_add(8), v.1, n.saturating_sub(8));
         }
     }
     #[inline(always)]

@@ -290,6 +290,31 @@ mod tests {
         }
     }
 
+    struct Firsts;
+
+    impl Kernel for Firsts {
+        #[inline(always)]
+        unsafe fn task<S: Simd>(&self, _: usize, _: usize) {
+            let values: [f32; LANES] = std::array::from_fn(|i| i as f32 + 1.0);
+            for n in 0..=LANES {
+                let mut stored = [0f32; LANES];
+                // SAFETY: both arrays hold sixteen values, and the machine has the level.
+                unsafe { S::store_n(stored.as_mut_ptr(), S::load(values.as_ptr()), n) };
+                let expected = std::array::from_fn(|i| if i < n { values[i] } else { 0.0 });
+                assert_eq!(stored, expected, "{n} at {}", S::LEVEL);
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_lanes_are_stored_and_no_others_at_every_level() {
+        let team = Team::new(1).unwrap();
+        for level in SimdLevel::ALL {
+            // SAFETY: the kernel relies on nothing.
+            unsafe { launch(level, &team, 1, &Firsts) };
+        }
+    }
+
     #[test]
     fn pairs_are_rounded_as_each_is_at_every_level() {
         let team = Team::new(1).unwrap();

@@ -139,7 +139,7 @@ fn rows(grid: &mut Grid) -> Result {
                 let formula = NormFormula { kind, weight: Some(dtype), bias, ..NormFormula::default() };
                 let fixed = NormStatic { width, formula, x: F32, out: dtype, ..NormStatic::default() };
                 for rows in [1, 16, 256] {
-                    grid.problem::<Norm>(fixed.clone(), NormDynamic { rows })?;
+                    grid.problem::<Norm>(fixed, NormDynamic { rows })?;
                 }
             }
         }
