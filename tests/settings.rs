@@ -65,7 +65,7 @@ fn every_setting_is_listed_with_what_it_means_and_read_from_variables_and_argume
 fn a_file_decides_before_defaults_and_arguments_before_all() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("settings.toml");
-    std::fs::write(&file, "# mine\nthreads = 1\nkv_dtype = \"int8\"\nkernels = [\"gemm_portable\"]\n")
+    std::fs::write(&file, "# mine\nthreads = 1\nkv_dtype = \"int8\"\nkernels = [\"gemm.cpu.portable\"]\n")
         .expect("written");
     let path = file.to_str().expect("UTF-8");
     let from_file = (("1".to_owned(), format!("{path}:2")), ("int8".to_owned(), format!("{path}:3")));
@@ -77,7 +77,7 @@ fn a_file_decides_before_defaults_and_arguments_before_all() {
     is(setting("threads", &["--threads", "3"], &named), ("3", "--threads"));
     is(setting("threads", &["--set", "threads=4"], &named), ("4", "--set"));
     is(setting("threads", &["--set", "threads=4", "--threads", "3"], &named), ("3", "--threads"));
-    is(setting("kernels", &[], &named), ("gemm_portable", &format!("{path}:4")));
+    is(setting("kernels", &[], &named), ("gemm.cpu.portable", &format!("{path}:4")));
     is(setting("pin", &["--set", "pin=true", "--pin=false"], &[]), ("false", "--pin"));
     std::fs::write(&file, "thread = 1\n").expect("written");
     refused(&run(command().args(["settings", "--settings", path]), ""), &["settings.toml:1", "threads"]);

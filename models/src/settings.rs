@@ -197,7 +197,7 @@ settings! {
     /// What private and gated models are asked for with; auto is what HF_TOKEN says, or the hub's own file.
     hub_token: Option<String> = None, None, "TOKEN";
     /// Take models from folders and the hub's cache only; auto is what HF_HUB_OFFLINE says.
-    hub_offline: Option<bool> = None, Some("offline"), "BOOL";
+    hub_offline: Option<bool> = None, None, "BOOL";
 }
 
 /// Without what is secret.

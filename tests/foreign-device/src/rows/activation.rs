@@ -2,6 +2,7 @@
 
 use sinew_kernels::activation::{Activate, ActivationDynamic, ActivationStatic, Gate};
 use sinew_kernels::{Arithmetic, Launch, Operands, Operator, Result, Row};
+use sinew_tensor::DType;
 
 use super::{cost, no_workspace};
 use crate::KIND;
@@ -17,7 +18,8 @@ pub fn rows() -> Vec<Row<Activate>> {
         device: KIND,
         arithmetic: Arithmetic::named("activation.lagging"),
         admits: |fixed, _| match fixed.gate {
-            Gate::None => Ok(()),
+            Gate::None if [fixed.x, fixed.out].iter().all(|dtype| DType::COMPUTE.contains(dtype)) => Ok(()),
+            Gate::None => Err("f32, f16 and bf16 are supported".into()),
             _ => Err("gates are not supported".into()),
         },
         cost: cost::<Activate>,
