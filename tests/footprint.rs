@@ -57,19 +57,19 @@ fn a_process_takes_what_was_planned() {
     let folder = tempfile::tempdir().expect("a folder");
     MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");
     let few = peaks(folder.path(), &[], 1);
-    let many = peaks(folder.path(), &[], 64);
+    let many = peaks(folder.path(), &[], 32);
     // Not by accident: what more sequences take is counted by itself.
     let [planned, measured] = [0, 1].map(|of| many[of] - few[of]);
-    assert!(measured > 40e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} more");
-    let int8 = peaks(folder.path(), &["--kv-dtype", "int8"], 64);
+    assert!(measured > 20e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} more");
+    let int8 = peaks(folder.path(), &["--kv-dtype", "int8"], 32);
     let [planned, measured] = [0, 1].map(|of| many[of] - int8[of]);
-    assert!(measured > 20e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} less");
+    assert!(measured > 10e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} less");
     for arguments in [
         &["--dtype", "int4"][..],
         &["--dtype", "f32", "--load", "read"],
         &["--kv-old", "int8", "--kv-recent", "64", "--prefill-chunk", "64"],
     ] {
-        peaks(folder.path(), arguments, 4);
+        peaks(folder.path(), arguments, 2);
     }
 }
 
