@@ -56,14 +56,16 @@ fn peaks(folder: &Path, arguments: &[&str], batch: usize) -> [f64; 2] {
 fn a_process_takes_what_was_planned() {
     let folder = tempfile::tempdir().expect("a folder");
     MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");
-    let few = peaks(folder.path(), &[], 1);
-    let many = peaks(folder.path(), &[], 32);
+    peaks(folder.path(), &[], 1);
+    // With so many the peak is that of steps, not of loading.
+    let few = peaks(folder.path(), &[], 16);
+    let many = peaks(folder.path(), &[], 48);
     // Not by accident: what more sequences take is counted by itself.
     let [planned, measured] = [0, 1].map(|of| many[of] - few[of]);
     assert!(measured > 20e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} more");
-    let int8 = peaks(folder.path(), &["--kv-dtype", "int8"], 32);
+    let int8 = peaks(folder.path(), &["--kv-dtype", "int8"], 48);
     let [planned, measured] = [0, 1].map(|of| many[of] - int8[of]);
-    assert!(measured > 10e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} less");
+    assert!(measured > 14e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} less");
     for arguments in [
         &["--dtype", "int4"][..],
         &["--dtype", "f32", "--load", "read"],
