@@ -116,8 +116,8 @@ pub(crate) fn profile<E: From<Error>>(
     repeat: usize,
     mut step: impl FnMut() -> Result<(), E>,
 ) -> Result<Profile, E> {
-    let mut plain = Vec::with_capacity(repeat);
-    let mut records = Vec::with_capacity(repeat);
+    let mut plain = Vec::new();
+    let mut records = Vec::new();
     // The first turn is not counted: kernels are chosen, and caches and clock rates settle in it.
     for turn in 0..=repeat.max(1) {
         let start = Instant::now();

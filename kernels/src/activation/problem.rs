@@ -6,7 +6,7 @@ use sinew_tensor::{DType, MAX_RANK};
 
 use super::Activation;
 use crate::Result;
-use crate::operator::{Operands, Operator, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Work, expect, expect_compute, refuse};
 
 /// `y = act(x)`, or `y = act(gate) · up`, for every element; computed in f32 and rounded once.
 ///
@@ -104,6 +104,7 @@ impl Operator for Activate {
     }
 
     fn check(fixed: &ActivationStatic, call: &ActivationDynamic, operands: Operands<'_>) -> Result<()> {
+        expect_compute(Self::NAME, fixed, [fixed.x, fixed.out])?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         let shape = y.shape();
         if ActivationDynamic::of(shape) != *call {

@@ -14,7 +14,7 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
 use crate::{F32Bits, Result};
 
 /// The rows of [`Softmax`].
@@ -126,6 +126,7 @@ impl Operator for Softmax {
     }
 
     fn check(fixed: &SoftmaxStatic, call: &SoftmaxDynamic, operands: Operands<'_>) -> Result<()> {
+        expect_compute(Self::NAME, fixed, [fixed.x, fixed.out])?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         let shape = y.shape();
         if shape.is_empty() || SoftmaxDynamic::of(shape) != *call {

@@ -110,10 +110,11 @@ fn parse(kept: &[u8]) -> Option<Timings> {
     serde_json::from_slice(kept).ok()
 }
 
-/// A file for each number of threads and level, so that they do not replace each other.
+/// A file for each version, level and number of threads, so that they do not replace each other.
 fn file(ctx: &Context) -> String {
     let hardware = ctx.device().hardware();
-    format!("{}-{}-{}", ctx.device().id(), hardware.simd, hardware.threads).replace(':', "-")
+    let (device, version) = (ctx.device().id(), env!("CARGO_PKG_VERSION"));
+    format!("{device}-{}-{}-{version}", hardware.simd, hardware.threads).replace(':', "-")
 }
 
 /// Everything that the times depend on but the problem.
@@ -125,7 +126,8 @@ fn key_of(ctx: &Context) -> String {
         rows.extend(of_device.map(|(row, _, arithmetic)| format!("{row} {arithmetic}")));
     }
     rows.sort();
-    format!("tuning 1 of sinew {version}: {hardware}, caches {:?}; {}", hardware.caches, rows.join(", "))
+    let build = if cfg!(debug_assertions) { "with debug assertions" } else { "optimised" };
+    format!("tuning 1 of sinew {version}, {build}: {hardware}, caches {:?}; {}", hardware.caches, rows.join(", "))
 }
 
 #[cfg(test)]
