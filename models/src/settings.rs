@@ -134,7 +134,7 @@ const fn count(n: usize) -> NonZeroUsize {
 }
 
 settings! {
-    /// Where to run: cpu, cuda[:N] or wgpu[:N].
+    /// Where to run: cpu, cuda or wgpu, or one of several devices by its number, as cuda:1.
     device: String = "cpu".to_owned(), Some("device"), "NAME";
     /// Threads of the CPU; auto is all that the process may use.
     threads: Option<NonZeroUsize> = None, Some("threads"), "N";
@@ -192,7 +192,7 @@ settings! {
     swap_tokens: usize = 0, Some("swap-tokens"), "N";
     /// The folder of the Hugging Face Hub's cache; auto is what HF_HUB_CACHE and HF_HOME say, or the user's.
     hub_cache: Option<PathBuf> = None, None, "FOLDER";
-    /// The hub's address; auto is what HF_ENDPOINT says, or https://huggingface.co.
+    /// The hub's address; auto is what HF_ENDPOINT says, or huggingface.co.
     hub_endpoint: Option<String> = None, None, "URL";
     /// What private and gated models are asked for with; auto is what HF_TOKEN says, or the hub's own file.
     hub_token: Option<String> = None, None, "TOKEN";
