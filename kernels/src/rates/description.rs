@@ -26,8 +26,7 @@ pub struct Bandwidth {
     pub copy_bytes_per_s: f64,
 }
 
-/// How fast a device is, measured: for people, for shares of a limit, and for predictions in seconds. Which arithmetic a
-/// problem gets never rests on it.
+/// How fast a device is, measured: for people. What kernel a problem gets never rests on it.
 ///
 /// ```no_run
 /// use sinew_kernels::rates::Description;

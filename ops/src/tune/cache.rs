@@ -62,7 +62,7 @@ impl Timings {
     }
 }
 
-/// Where the times of problems are kept: a file for each hardware, version of the library and set of rows, in a folder
+/// Where the times of problems are kept: a file for each device, SIMD level, number of threads and version, in a folder
 /// that nobody but the user can write to.
 ///
 /// What is damaged, of another hardware, version or set of rows, or could have been written by another user, counts as
