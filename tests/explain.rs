@@ -224,6 +224,12 @@ fn support_is_printed_for_every_device_of_the_machine() {
     };
     assert_eq!([said("gemm", "bf16"), said("gemm", "int4 blocks"), said("gemm", "f64")], [true, true, false]);
     assert_eq!([said("attention", "i8"), said("attention", "i16"), said("where", "bool")], [true, false, true]);
+    // Of the machine as it is held down, and of one device where one is named.
+    let held = json(&["explain", "--support", "--json", "--simd", "portable", "--device", "cpu"]);
+    let devices = list(&held, "devices");
+    let kernels = list(&devices[0], "cells").iter().flat_map(|cell| list(cell, "kernels"));
+    let rows: Vec<&str> = kernels.map(|row| row.as_str().unwrap()).collect();
+    assert!(devices.len() == 1 && !rows.is_empty() && rows.iter().all(|row| !row.contains("avx")), "{rows:?}");
     let text = stdout(&sinew(&["explain", "--support"]));
     assert!(text.lines().any(|line| line.starts_with("attention ") && line.contains("yes")), "{text}");
 }

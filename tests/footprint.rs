@@ -123,7 +123,7 @@ fn what_does_not_fit_is_said_with_what_would() {
     let same = |of: &&Value| of["context"] == report["context"];
     let fitting = report["fitting"].as_array().expect("a list").iter().find(same).expect("of the context");
     assert_eq!(fitting["batch"], most);
-    for argument in ["--kv-dtype int8", "--dtype int4"] {
+    for argument in ["--kv-dtype int8", "--kv-old int8 --kv-recent 256", "--dtype int4 --group-size 32"] {
         let saving = find(argument).unwrap_or_else(|| panic!("{argument} saves nothing: {report}"));
         let words: Vec<&str> = argument.split(' ').collect();
         let report = planned(&[&["--batch", "512"], &words[..]].concat());
@@ -131,6 +131,57 @@ fn what_does_not_fit_is_said_with_what_would() {
     }
     let text = run(command().args(["plan", "--budget", "10MiB"]).arg(folder.path()), "");
     let (lines, error) = (String::from_utf8_lossy(&text.stdout), String::from_utf8_lossy(&text.stderr));
-    assert!(lines.contains("none of 256 tokens") && lines.contains("to save        --dtype int4"), "{lines}");
+    assert!(
+        lines.contains("none of 256 tokens") && lines.contains("to save        --dtype int4 --group-size 32"),
+        "{lines}"
+    );
     assert!(error.contains("more than 10.0 MiB") && error.lines().count() == 1, "{error}");
+}
+
+#[test]
+fn a_limit_is_held_against_what_the_pool_is_asked_for_and_a_budget_against_the_whole() {
+    let folder = tempfile::tempdir().expect("a folder");
+    MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");
+    let planned = |arguments: &[&str]| {
+        let output = run(command().args(["plan", "--json"]).args(arguments).arg(folder.path()), "");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(output.status.code(), Some(i32::from(report["fits"] == false)), "{report}");
+        (report, String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (report, _) = planned(&[]);
+    let (pooled, peak) = (number(&report, "pooled_bytes"), number(&report, "peak_bytes"));
+    assert!(pooled < peak);
+    let (enough, less) = (pooled.to_string(), (pooled - 1.0).to_string());
+    assert_eq!(planned(&["--memory-limit", &enough]).0["fits"], true);
+    let (refused, error) = planned(&["--memory-limit", &less]);
+    assert!(refused["fits"] == false && error.contains("more than the limit of"), "{error}");
+    // Whichever is less decides.
+    assert_eq!(planned(&["--memory-limit", &enough, "--budget", "1TB"]).0["fits"], true);
+    assert_eq!(planned(&["--memory-limit", &less, "--budget", "1TB"]).0["fits"], false);
+    assert_eq!(planned(&["--memory-limit", &enough, "--budget", &enough]).0["fits"], false);
+    for saving in refused["to_save"].as_array().expect("a list") {
+        let words = saving["argument"].as_str().expect("arguments").split(' ');
+        let (report, _) = planned(&["--memory-limit", &less].into_iter().chain(words).collect::<Vec<_>>());
+        assert_eq!((&report["peak_bytes"], &report["fits"]), (&saving["peak_bytes"], &saving["fits"]), "{saving}");
+    }
+}
+
+#[test]
+fn advice_can_be_followed_beside_compressed_old_tokens_and_a_cache_of_so_many_tokens() {
+    let folder = tempfile::tempdir().expect("a folder");
+    MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");
+    let planned = |arguments: &[&str]| {
+        let output =
+            run(command().args(["plan", "--json", "--budget", "10MiB"]).args(arguments).arg(folder.path()), "");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|_| panic!("{arguments:?}: {output:?}"))
+    };
+    let report = planned(&["--batch", "512", "--kv-old", "fp8"]);
+    let advice = report["to_save"].as_array().expect("a list").iter().map(|saving| saving["argument"].as_str());
+    let kv = advice.flatten().find(|argument| argument.starts_with("--kv-dtype")).expect("less for keys and values");
+    let words: Vec<&str> = ["--batch", "512"].into_iter().chain(kv.split(' ')).collect();
+    assert!(number(&planned(&words), "peak_bytes") < number(&report, "peak_bytes"));
+    // Blocks for four of 256 tokens, however much memory is left.
+    let output = run(command().args(["plan", "--cache-tokens", "1024"]).arg(folder.path()), "");
+    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(lines.contains("8 of 128 tokens, 4 of 256 tokens"), "{lines}");
 }

@@ -42,7 +42,20 @@ fn a_file_of_prompts_is_answered_as_each_alone_and_in_order() {
         expected.push_str(&format!("--- {}\n{text}\n", number + 1));
     }
     assert_eq!(plain, expected);
-    refused(&sinew(&["generate", "--model", &model, "--prompts-file", "/no/such/file"]), &["/no/such/file"]);
+    let generate = |arguments: &[&str]| sinew(&[&["generate", "--model", &model][..], arguments].concat());
+    refused(&generate(&["--prompts-file", "/no/such/file"]), &["/no/such/file"]);
+    let inside = folder.path().to_str().expect("UTF-8");
+    refused(&generate(&["--prompts-file", inside]), &[inside]);
+    // Which line cannot be answered is said before any is.
+    let long = "word ".repeat(4000);
+    std::fs::write(&file, format!("short\n\n{long}\n")).expect("written");
+    refused(&generate(&["--prompts-file", &file]), &["line 3 of", &file]);
+    std::fs::write(&file, b"short\n\xff\xfe\n").expect("written");
+    refused(&generate(&["--prompts-file", &file]), &["UTF-8", &file]);
+    // What is for many prompts is not taken in silence for one.
+    for argument in ["--cache-tokens", "--max-sequences", "--swap-tokens"] {
+        refused(&generate(&["--prompt", "short", argument, "64"]), &[argument]);
+    }
 }
 
 #[test]

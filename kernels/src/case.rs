@@ -7,7 +7,7 @@ use sinew_memory::{Buffer, DeviceKind};
 use sinew_tensor::{DType, Element, Layout, Tensor};
 
 use crate::Result;
-use crate::operator::{Arithmetic, Operator};
+use crate::operator::{Arithmetic, Operator, refuse};
 use crate::support::StoredAs;
 
 /// What is right, and what to try: the cases of an operator and the f64 reference that its rows are held against.
@@ -305,14 +305,23 @@ impl Generator {
 
     /// An operand of these values; bytes of the buffer that no index names hold NaN.
     pub fn operand(&mut self, dtype: DType, shape: &[usize], lay: Lay, values: Values) -> Result<HostOperand> {
-        let all: Vec<f64> = (0..shape.iter().product()).map(|_| self.value(values, dtype)).collect();
+        let all: Vec<f64> = (0..count(shape)?).map(|_| self.value(values, dtype)).collect();
         host_operand(dtype, shape, lay, all, false)
     }
 
     /// An output of NaNs, so that an element that a row forgets shows.
     pub fn output(&mut self, dtype: DType, shape: &[usize], lay: Lay) -> Result<HostOperand> {
-        host_operand(dtype, shape, lay, vec![f64::NAN; shape.iter().product()], true)
+        host_operand(dtype, shape, lay, vec![f64::NAN; count(shape)?], true)
     }
+}
+
+/// Elements of an operand, which is made as f64 first: more are no case.
+fn count(shape: &[usize]) -> Result<usize> {
+    const MOST: usize = 1 << 27;
+    let elements = shape.iter().try_fold(1usize, |elements, &size| elements.checked_mul(size));
+    elements.filter(|elements| *elements <= MOST).ok_or_else(|| {
+        refuse("case", format!("operands of {shape:?} elements are not made; those of up to {MOST} elements are"))
+    })
 }
 
 /// How many numbers [`Values::Repeating`] takes.

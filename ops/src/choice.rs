@@ -164,18 +164,11 @@ pub(crate) fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dyn
     Ok((rows, refused.into_iter().map(|(name, reason)| (name, reason.to_string())).collect()))
 }
 
-/// The row that would serve a problem if nothing were measured.
-pub(crate) fn predicted<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Option<Row<O>>> {
-    let hardware = ctx.device().hardware();
-    let cost = |row: &Row<O>| (row.cost)(fixed, call, hardware);
+/// The rows that may serve a problem, in the order of choice.
+pub(crate) fn allowed<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Vec<Row<O>>> {
     let (rows, _) = judge::<O>(ctx, fixed, call)?;
-    let may =
-        |verdict: &Verdict| matches!(verdict, Verdict::Takes { preferred } if *preferred == first_is_preferred(&rows));
-    Ok(rows.iter().filter(|(_, verdict)| may(verdict)).map(|(row, _)| *row).min_by(|a, b| cost(a).total_cmp(&cost(b))))
-}
-
-fn first_is_preferred<O: Operator>(rows: &[(Row<O>, Verdict)]) -> bool {
-    matches!(rows.first(), Some((_, Verdict::Takes { preferred: true })))
+    let takes = rows.into_iter().filter(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
+    Ok(takes.map(|(row, _)| row).collect())
 }
 
 /// The first row that may be chosen for calls like `like` and is right, where that has to be seen, on `call`. A row

@@ -98,7 +98,7 @@ impl Context {
     /// # Ok::<(), sinew_ops::Error>(())
     /// ```
     pub fn with_memory_limit(self, bytes: usize) -> Self {
-        let pool = Pool::new(self.device.clone(), PoolConfig { limit_bytes: bytes, ..PoolConfig::default() });
+        let pool = Pool::new(self.device.clone(), PoolConfig::limited(bytes));
         Self { pool, workspace: Mutex::default(), ..self }
     }
 
@@ -385,38 +385,47 @@ impl Context {
         call: &O::Dynamic,
         operands: Operands<'_>,
     ) -> Result<()> {
-        if self.recorder.is_on() {
-            return self.recorder.time(self, row, fixed, call, || self.enqueue(row, fixed, call, operands));
-        }
-        match self.enqueue(row, fixed, call, operands) {
+        match self.attempt(row, fixed, call, operands) {
             Err(error) if !self.tuning.is_empty() => self.fall_back(row, fixed, call, operands, error),
             outcome => outcome,
         }
     }
 
-    /// Runs the row that would serve if nothing were measured, where the one that was measured to be fastest does not
-    /// run. Rows look at all that they are given before they write, so that nothing was done yet. Where neither runs it
-    /// is the operands' fault, and the first error is told.
+    fn attempt<O: Operator>(
+        &self,
+        row: &Row<O>,
+        fixed: &O::Static,
+        call: &O::Dynamic,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        if self.recorder.is_on() {
+            return self.recorder.time(self, row, fixed, call, || self.enqueue(row, fixed, call, operands));
+        }
+        self.enqueue(row, fixed, call, operands)
+    }
+
+    /// Runs the next row that may serve and does, where the one that was measured to be fastest does not run. Rows look
+    /// at all that they are given before they write, so that nothing was done yet. Where none runs it is the operands'
+    /// fault, and the first error is told.
     #[cold]
     fn fall_back<O: Operator>(
         &self,
-        winner: &Row<O>,
+        failed: &Row<O>,
         fixed: &O::Static,
         call: &O::Dynamic,
         operands: Operands<'_>,
         error: Error,
     ) -> Result<()> {
-        match choice::predicted::<O>(self, fixed, &O::bucket(*call)) {
-            Ok(Some(next)) if next.name != winner.name => {
-                if self.enqueue(&next, fixed, call, operands).is_err() {
-                    return Err(error);
-                }
-                self.trust.reject(winner.name, format!("failed, and {} ran in its place: {error}", next.name));
-                self.choices.forget::<O>();
-                Ok(())
-            }
-            _ => Err(error),
-        }
+        let Ok(rows) = choice::allowed::<O>(self, fixed, &O::bucket(*call)) else {
+            return Err(error);
+        };
+        let mut others = rows.iter().filter(|row| row.name != failed.name);
+        let Some(next) = others.find(|row| self.attempt(row, fixed, call, operands).is_ok()) else {
+            return Err(error);
+        };
+        self.trust.reject(failed.name, format!("failed, and {} ran in its place: {error}", next.name));
+        self.choices.forget::<O>();
+        Ok(())
     }
 
     fn enqueue<O: Operator>(

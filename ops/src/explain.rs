@@ -19,7 +19,7 @@ pub struct Candidate {
     pub arithmetic: &'static str,
     /// Predicted seconds, for rows that take the problem.
     pub predicted_s: Option<f64>,
-    /// Measured seconds, where they are known: of the call that stands for those like this one in the tuning cache.
+    /// Measured seconds, where they are known of this very call: the tuning cache has those of one of each kind.
     pub measured_s: Option<f64>,
     /// Bytes of workspace.
     pub workspace: usize,
@@ -80,18 +80,20 @@ impl Candidate {
 pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
     let hardware = ctx.device().hardware();
     let table = ctx.registry().table::<O>()?;
-    let (rows, refused) = choice::judge::<O>(ctx, fixed, &O::bucket(*call))?;
+    let like = O::bucket(*call);
+    let (rows, refused) = choice::judge::<O>(ctx, fixed, &like)?;
     let choice = rows.iter().position(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
-    let measured = ctx.measured::<O>(fixed, &O::bucket(*call));
+    let measured = ctx.measured::<O>(fixed, &like);
     let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
-        let measured_s = measured.and_then(|times| times.seconds(row.name));
+        let of_kind = measured.and_then(|times| times.seconds(row.name));
+        let measured_s = of_kind.filter(|_| like == *call);
         Candidate {
             row: row.name,
             arithmetic: row.arithmetic.name,
             predicted_s: Some((row.cost)(fixed, call, hardware)),
             measured_s,
             workspace: (row.workspace)(fixed, call, hardware),
-            verdict: in_words(verdict, choice == Some(i), measured_s.is_some()),
+            verdict: in_words(verdict, choice == Some(i), of_kind.is_some()),
             chosen: choice == Some(i),
         }
     };
@@ -149,7 +151,8 @@ pub(crate) fn explain_measured<O: Operator>(
         let of_row = times.iter().find(|(row, _)| *row == candidate.row);
         candidate.measured_s = of_row.map(|(_, seconds)| *seconds);
         if let Some((_, failure)) = failed.iter().find(|(row, _)| *row == candidate.row) {
-            candidate.verdict = format!("failed its trial: {failure}");
+            let chosen = if candidate.chosen { "chosen, and " } else { "" };
+            candidate.verdict = format!("{chosen}failed its trial: {failure}");
         }
     }
     Ok(explanation.against(Limits::measure(ctx.device())?, O::compute(fixed)))
@@ -159,9 +162,9 @@ pub(crate) fn explain_measured<O: Operator>(
 fn in_words(verdict: &Verdict, chosen: bool, measured: bool) -> String {
     match verdict {
         Verdict::Takes { preferred: true } if chosen => "chosen: preferred by name".into(),
-        Verdict::Takes { .. } if chosen && measured => "chosen: none was measured to be faster".into(),
+        Verdict::Takes { .. } if chosen && measured => "chosen: none was measured to be clearly faster".into(),
         Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
-        Verdict::Takes { .. } if measured => "not faster, measured".into(),
+        Verdict::Takes { .. } if measured => "not clearly faster, measured".into(),
         Verdict::Takes { .. } => "slower by prediction".into(),
         Verdict::Failed(failure) => failure.clone(),
         Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use sinew_kernels::rates::{ArithmeticPeaks, Peaks};
+use sinew_kernels::rates::{ArithmeticPeaks, Description, Peaks};
 use sinew_kernels::{Compute, Work};
 use sinew_memory::{Device, Hardware};
 
@@ -57,6 +57,19 @@ impl Limits {
             int8_ops_per_s: bf16_flops_per_s,
         };
         Self { memory_bytes_per_s: rates.read_bytes_per_s, arithmetic, measured: false }
+    }
+
+    /// The limits of a device as they were described before, such as by `sinew devices --measure`; of arithmetic on
+    /// GPUs the estimate.
+    pub fn described(hardware: &Hardware, description: &Description) -> Self {
+        let estimated = Self::estimated(hardware);
+        // The last is of all threads.
+        let memory = description.bandwidth.last().map(|of| of.read_bytes_per_s.unwrap_or(of.copy_bytes_per_s));
+        Self {
+            memory_bytes_per_s: memory.unwrap_or(estimated.memory_bytes_per_s),
+            arithmetic: description.arithmetic.unwrap_or(estimated.arithmetic),
+            measured: true,
+        }
     }
 
     /// The limits of a device as [`Peaks`] measures them, in a second or two; of arithmetic on GPUs the estimate.

@@ -158,9 +158,50 @@ fn a_winner_that_fails_makes_way_for_the_next_row() {
     let inputs = [Some(a.view()), Some(b.view()), None, None, None, None, None];
     planned.run(&ctx, &CALL, &inputs, &[d.view_mut().unwrap()]).unwrap();
     assert_eq!(d.to_vec::<f32>().unwrap(), vec![K as f32; M * N]);
+    // While a record is taken as well.
+    let ctx = context(&[broken()], true).with_tuning(&kept.cache);
+    let (_, record) = ctx.record(|| product(&ctx));
+    assert_eq!(record.launches.iter().map(|launched| launched.row).collect::<Vec<_>>(), [usual().name]);
+    assert_eq!(chosen(&ctx), usual().name);
     // What is wrong with the operands is still told, by the row that was asked first.
     let error = planned.run(&ctx, &CALL, &[None; 7], &[d.view_mut().unwrap()]).unwrap_err();
     assert!(error.to_string().contains("missing"), "{error}");
+}
+
+#[test]
+fn a_third_row_serves_where_the_winner_and_the_prediction_fail() {
+    // Before the usual row by prediction, and between it and the winner.
+    let first = Row { name: "gemm.cpu.first", cost: |_, _, _| 0.0, ..broken() };
+    let rows = [first, broken(), twin()];
+    let times = [("gemm.cpu.first", 1e-3), ("gemm.cpu.broken", 1e-9), (usual().name, 2e-3), ("gemm.cpu.twin", 3e-3)];
+    let kept = Cache::poisoned(&context(&rows, true), &times);
+    let ctx = context(&rows, true).with_tuning(&kept.cache);
+    assert_eq!(chosen(&ctx), "gemm.cpu.broken");
+    assert_eq!(product(&ctx), product(&context(&[], true)));
+    // What is tuned tells of those that failed: neither is chosen.
+    let ctx = context(&rows, true);
+    ctx.choose::<Gemm>(&problem(), &CALL).unwrap();
+    let tuned = tune(&ctx, &Budget::default()).unwrap();
+    assert_eq!(tuned.problems[0].predicted, "gemm.cpu.first");
+    let kept = Cache::new();
+    kept.cache.save(&ctx, &tuned).unwrap();
+    let ctx = context(&rows, true).with_tuning(&kept.cache);
+    let runs = [usual().name, "gemm.cpu.twin"];
+    assert!(runs.contains(&tuned.problems[0].winner) && chosen(&ctx) == tuned.problems[0].winner);
+}
+
+#[test]
+fn times_are_shown_of_the_call_that_was_measured_only() {
+    let kept = Cache::poisoned(&context(&[twin()], true), &[(usual().name, 2e-3), ("gemm.cpu.twin", 1e-3)]);
+    let ctx = context(&[twin()], true).with_tuning(&kept.cache);
+    let bucket = <Gemm as sinew_kernels::Operator>::bucket(CALL);
+    let other = [5, 6].map(|m| GemmDynamic { batch: 1, m }).into_iter().find(|call| *call != bucket).unwrap();
+    for (call, measured_s) in [(bucket, Some(1e-3)), (other, None)] {
+        let explanation = ctx.explain::<Gemm>(&problem(), &call).unwrap();
+        let choice = explanation.choice().unwrap();
+        assert_eq!((choice.row, choice.measured_s), ("gemm.cpu.twin", measured_s), "{explanation}");
+        assert!(choice.verdict.contains("measured"), "{explanation}");
+    }
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Devices {
 
     /// How fast a device is: measured now, or what was kept.
     fn speed(&self, device: &Discovered) -> Outcome<Option<Description>> {
-        let folder = PrivateFolder::of_user("devices");
+        let folder = description_folder();
         let opened = match device.found {
             Found::Nothing { .. } => return Ok(None),
             // With the threads that were asked for.
@@ -69,6 +69,11 @@ impl Devices {
             false => Description::kept(&opened, &folder),
         })
     }
+}
+
+/// Where descriptions of devices are kept.
+pub fn description_folder() -> PrivateFolder {
+    PrivateFolder::of_user("devices")
 }
 
 fn gib(bytes: usize) -> String {

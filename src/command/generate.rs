@@ -10,6 +10,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use sinew::models::{GenerateOptions, LanguageModel, Logprobs};
 
+use super::arguments::given;
 use super::sampling::Sampling;
 use super::{
     Machine, Model, Outcome, Serving, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes,
@@ -60,6 +61,9 @@ impl Generate {
         self.sampling.options(config, 0, MAX_NEW_TOKENS)?;
         if let Some(file) = &self.prompts_file {
             return self.run_file(machine, file, MAX_NEW_TOKENS);
+        }
+        if let Some(argument) = given(&["max_sequences", "cache_tokens", "swap_tokens"]) {
+            return Err(format!("{argument} is for many prompts, of --prompts-file; there is one").into());
         }
         let ctx = machine.context()?;
         let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;

@@ -49,6 +49,9 @@ struct Report<'a> {
     device: &'a dyn Device,
     footprint: &'a Footprint,
     budget: usize,
+    fits: bool,
+    /// Whether old keys and values have a form of their own.
+    old_kv: bool,
     /// How many sequences of how many tokens fit.
     fitting: &'a [(usize, usize)],
     savings: &'a [Saving],
@@ -61,7 +64,8 @@ impl Plan {
         let planner = Planner::new(&ctx, &folder, self.load.load())?;
         let options = self.options(&planner)?;
         let footprint = planner.footprint(&options)?;
-        let budget = self.budget.map_or_else(|| ctx.available_memory(), |budget| Ok(budget.0))?;
+        let available = || ctx.device().memory().map(|memory| memory.available);
+        let budget = self.budget.map_or_else(available, |budget| Ok(budget.0))?;
         let mut fitting = Vec::new();
         if let Some(SequenceBytes { context, .. }) = footprint.sequences {
             let longest = folder.config()?.as_decoder()?.longest_context();
@@ -73,19 +77,32 @@ impl Plan {
                 }
             }
         }
-        let fits = footprint.peak() <= budget;
+        let fits = planner.fits(&footprint, budget);
         let savings = if fits { Vec::new() } else { planner.savings(&options, budget)? };
-        let report =
-            Report { device: &**ctx.device(), footprint: &footprint, budget, fitting: &fitting, savings: &savings };
+        let report = Report {
+            device: &**ctx.device(),
+            footprint: &footprint,
+            budget,
+            fits,
+            old_kv: options.old_kv.is_some(),
+            fitting: &fitting,
+            savings: &savings,
+        };
         let mut out = io::stdout().lock();
         match self.json {
             true => writeln!(out, "{}", report.as_json())?,
             false => report.print(&mut out)?,
         }
+        let (peak, pooled, limit) = (footprint.peak(), footprint.pooled(), ctx.pool().config().limit_bytes);
         match fits {
             true => Ok(()),
+            false if peak > budget => {
+                Err(format!("the model takes {}, which is more than {}", Bytes(peak), Bytes(budget)).into())
+            }
             false => {
-                Err(format!("the model takes {}, which is more than {}", Bytes(footprint.peak()), Bytes(budget)).into())
+                let device = ctx.device().id();
+                let taken = format!("the model takes {} of the memory of {device}", Bytes(pooled));
+                Err(format!("{taken}, which is more than the limit of {}", Bytes(limit)).into())
             }
         }
     }
@@ -111,7 +128,7 @@ impl Plan {
 
 impl Report<'_> {
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
-        let Self { device, footprint, budget, fitting, savings } = self;
+        let Self { device, footprint, budget, fitting, savings, .. } = self;
         let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
         let mut line = |what: &str, bytes: usize, note: &str| {
             let text = format!("{what:<14} {:>10}  {note}", Bytes(bytes));
@@ -148,15 +165,15 @@ impl Report<'_> {
             });
             writeln!(out, "{:<14} {}", "sequences", each.collect::<Vec<_>>().join(", "))?;
         }
-        for Saving { change, peak } in *savings {
-            let enough = if peak <= budget { ", which is enough" } else { "" };
-            writeln!(out, "{:<14} {}: {}{enough}", "to save", argument(*change), Bytes(*peak))?;
+        for &Saving { change, peak, fits } in *savings {
+            let enough = if fits { ", which is enough" } else { "" };
+            writeln!(out, "{:<14} {}: {}{enough}", "to save", self.argument(change), Bytes(peak))?;
         }
         Ok(())
     }
 
     fn as_json(&self) -> Value {
-        let Self { device, footprint, budget, fitting, savings } = self;
+        let Self { device, footprint, budget, fits, fitting, savings, .. } = self;
         let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
         let encodings: serde_json::Map<_, _> =
             weights.iter().map(|(encoding, bytes)| (encoding.to_string(), json!(bytes))).collect();
@@ -178,17 +195,37 @@ impl Report<'_> {
             "peak_bytes": footprint.peak(),
             "host_bytes": footprint.host(),
             "budget_bytes": budget,
-            "fits": footprint.peak() <= *budget,
+            "pooled_bytes": footprint.pooled(),
+            "fits": fits,
             "fitting": fitting.iter().map(|(count, tokens)| json!({ "batch": count, "context": tokens })).collect::<Vec<_>>(),
             "to_save": savings
                 .iter()
                 .map(|saving| json!({
-                    "argument": argument(saving.change),
+                    "argument": self.argument(saving.change),
                     "peak_bytes": saving.peak,
-                    "fits": saving.peak <= *budget,
+                    "fits": saving.fits,
                 }))
                 .collect::<Vec<_>>(),
         })
+    }
+
+    /// A change as arguments.
+    fn argument(&self, change: Change) -> String {
+        match change {
+            Change::Sequences(count) => format!("--batch {count}"),
+            Change::Context(tokens) => format!("--context {tokens}"),
+            Change::Kv(dtype) => {
+                let instead =
+                    if self.old_kv { format!(" --kv-old {}", OldKvDType(None).show()) } else { String::new() };
+                format!("--kv-dtype {}{instead}", KvDType(Some(dtype)).show())
+            }
+            Change::OldKv(old) => {
+                format!("--kv-old {} --kv-recent {}", OldKvDType(Some(old.dtype)).show(), old.recent)
+            }
+            Change::Weights(values) => format!("--dtype {} --group-size {}", values.name(), Change::GROUP),
+            Change::PrefillChunk(tokens) => format!("--prefill-chunk {tokens}"),
+            other => format!("{other:?}"),
+        }
     }
 }
 
@@ -196,17 +233,4 @@ impl Report<'_> {
 fn step_bytes(footprint: &Footprint) -> usize {
     let plan = &footprint.plan;
     plan.activations.saturating_add(plan.tables).saturating_add(plan.logits)
-}
-
-/// A change as an argument.
-fn argument(change: Change) -> String {
-    match change {
-        Change::Sequences(count) => format!("--batch {count}"),
-        Change::Context(tokens) => format!("--context {tokens}"),
-        Change::Kv(dtype) => format!("--kv-dtype {}", KvDType(Some(dtype)).show()),
-        Change::OldKv(old) => format!("--kv-old {}", OldKvDType(Some(old.dtype)).show()),
-        Change::Weights(values) => format!("--dtype {}", values.name()),
-        Change::PrefillChunk(tokens) => format!("--prefill-chunk {tokens}"),
-        other => format!("{other:?}"),
-    }
 }

@@ -62,15 +62,22 @@ impl Settings {
     }
 }
 
+/// What says where the user's caches are.
+const CACHES: [&str; 2] = ["XDG_CACHE_HOME", "HOME"];
+
+/// Which of these does.
+fn of_caches() -> String {
+    let says = |name: &&&str| env::var_os(name).is_some_and(|value| Path::new(&value).is_absolute());
+    CACHES.iter().find(says).map_or("default", |name| name).to_owned()
+}
+
 fn lines() -> Outcome<Vec<Line>> {
     let mut lines = FIELDS.iter().map(line).collect::<Outcome<Vec<_>>>()?;
-    const FROM: [&str; 2] = ["XDG_CACHE_HOME", "HOME"];
-    let source = FROM.iter().find(|name| env::var_os(name).is_some_and(|value| !value.is_empty()));
     lines.push(Line {
         name: "kernel_cache",
         value: folder(PrivateFolder::of_user("kernels").folder()),
-        source: source.map_or("default", |name| name).to_owned(),
-        from: FROM.map(str::to_owned).to_vec(),
+        source: of_caches(),
+        from: CACHES.map(str::to_owned).to_vec(),
         doc: "The folder of compiled kernels, which the environment decides.".to_owned(),
     });
     Ok(lines)
@@ -92,6 +99,7 @@ fn line(field: &'static Field) -> Outcome<Line> {
     let argument = field.argument.map_or_else(|| format!("--set {}", field.name), |name| format!("--{name}"));
     let from = vec![argument, field.variable(), "settings.toml".to_owned()];
     let source = match source {
+        Source::Default if field.name == "tuning_cache" => of_caches(),
         Source::Default => "default".to_owned(),
         source => source.to_string(),
     };

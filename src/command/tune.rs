@@ -1,7 +1,7 @@
 //! `sinew tune`.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use clap::Args;
 use serde_json::json;
 use sinew::demo;
 use sinew::models::{EmbeddingModel, Folder, LanguageModel, LoadOptions, ModelConfig};
-use sinew::ops::{Budget, Context, Tuned, TuningCache, tune};
+use sinew::ops::{Budget, Context, Tuned, tune};
 
 use super::arguments::settings;
-use super::{Machine, Outcome, WeightForm, locate};
+use super::{Machine, Outcome, Stepping, WeightForm, locate};
 
 /// Time the kernels that may serve a model's shapes on this machine, and keep the times: from then on the fastest are
 /// chosen, and no bit of a result changes for it. Without --model: the shapes of the bundled model.
@@ -26,6 +26,8 @@ pub struct Tune {
     offline: bool,
     #[command(flatten)]
     form: WeightForm,
+    #[command(flatten)]
+    stepping: Stepping,
     /// Seconds that may be spent on timing.
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = parse_seconds)]
     budget: f64,
@@ -50,13 +52,19 @@ impl Tune {
         let budget = Budget { time: Duration::from_secs_f64(self.budget), ..Budget::default() };
         let tuned = tune(&ctx, &budget)?;
         let cache = settings().tuning_cache();
-        cache.save(&ctx, &tuned).map_err(|error| format!("the times cannot be kept: {error}"))?;
-        self.report(&ctx, &tuned, &cache)
+        let folder = cache.folder().folder();
+        // What was measured is shown, whatever becomes of it.
+        let kept = cache.save(&ctx, &tuned);
+        self.report(&ctx, &tuned, folder.filter(|_| kept.is_ok()))?;
+        kept.map_err(|error| {
+            let place = folder.map(|folder| format!(" in {}", folder.display())).unwrap_or_default();
+            format!("the times cannot be kept{place}: {error}").into()
+        })
     }
 
     /// Runs the model for a moment, so that the context knows what it is asked for.
     fn note(&self, ctx: &Arc<Context>) -> Outcome {
-        let options = LoadOptions { weights: self.form.options(Default::default())?, ..settings().load_options()? };
+        let options = LoadOptions { weights: self.form.options(Default::default())?, ..self.stepping.options()? };
         let Some(name) = &self.model else { return prompt(demo::load(ctx.clone(), &options)?) };
         let folder = Folder::new(locate(name, self.offline)?);
         match folder.config()? {
@@ -75,9 +83,9 @@ impl Tune {
         }
     }
 
-    fn report(&self, ctx: &Context, tuned: &Tuned, cache: &TuningCache) -> Outcome {
+    /// Prints what was measured, and the folder where it is kept, if it is.
+    fn report(&self, ctx: &Context, tuned: &Tuned, folder: Option<&Path>) -> Outcome {
         let mut out = std::io::stdout().lock();
-        let folder = cache.folder().folder();
         if self.json {
             let problems: Vec<_> = tuned
                 .problems
@@ -125,6 +133,7 @@ impl Tune {
         }
         match folder {
             Some(folder) => writeln!(out, "kept in {}", folder.display())?,
+            None if settings().tuning_cache().folder().folder().is_some() => writeln!(out, "not kept")?,
             None => writeln!(out, "not kept: neither XDG_CACHE_HOME nor HOME is set")?,
         }
         Ok(())

@@ -33,7 +33,7 @@ impl Shared {
             unlock_then_drop(state, (storages, events));
             state = self.lock();
             if taken(state.reserved_bytes, state.apart_bytes) > limit {
-                return Err(self.out_of_memory(state, bytes));
+                return Err(self.out_of_memory(state, bytes, false));
             }
         }
         let id = if tag.is_empty() { 0 } else { state.tag(tag) };
@@ -53,7 +53,7 @@ impl Shared {
             }
             Err(Error::OutOfMemory { .. }) => {
                 drop(apart);
-                return Err(self.out_of_memory(self.lock(), bytes));
+                return Err(self.out_of_memory(self.lock(), bytes, false));
             }
             Err(error) => return Err(error),
         };

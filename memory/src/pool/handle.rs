@@ -184,7 +184,7 @@ impl Shared {
 
     fn allocate(self: &Arc<Self>, bytes: usize, tag: &str) -> Result<Buffer> {
         let (Some(rounded), Some(class)) = (self.rounded(bytes), self.class_bytes(bytes)) else {
-            return Err(self.out_of_memory(self.lock(), bytes));
+            return Err(self.out_of_memory(self.lock(), bytes, true));
         };
         let kind = if class <= self.config.slab_bytes / 4 { Kind::Shared } else { Kind::Own };
         let mut state = self.lock();
@@ -265,7 +265,7 @@ impl Shared {
             let is_over = |event: &Arc<dyn Event>| event.synchronize().is_ok() && event.is_complete();
             // One span at a time, so that no more is waited for than is needed.
             if !waiting.iter().any(|events| events.iter().all(is_over)) {
-                return Err(self.out_of_memory(self.lock(), bytes));
+                return Err(self.out_of_memory(self.lock(), bytes, true));
             }
             drop(waiting);
             state = self.lock();
@@ -353,8 +353,10 @@ impl Shared {
         }
     }
 
-    pub(super) fn out_of_memory(&self, state: MutexGuard<'_, State>, asked: usize) -> Error {
+    /// What is told of a request for `asked` bytes, which free `spans` could have served unless it was for memory apart.
+    pub(super) fn out_of_memory(&self, state: MutexGuard<'_, State>, asked: usize, spans: bool) -> Error {
         let stats = state.stats();
+        let (pooled, largest) = if spans { (stats.pooled_bytes, stats.largest_free_block) } else { (0, 0) };
         let live = state.live();
         drop(state);
         let limit = self.config.limit_bytes;
@@ -369,14 +371,17 @@ impl Shared {
         if stats.pending_bytes > 0 {
             holders.push(format!("{} pending on streams", Bytes(stats.pending_bytes)));
         }
+        if !spans && stats.pooled_bytes > 0 {
+            holders.push(format!("{} free in slabs that are in use", Bytes(stats.pooled_bytes)));
+        }
         Error::OutOfMemory {
             device: self.device.id(),
             asked,
-            available: stats.pooled_bytes.saturating_add(obtainable),
+            available: pooled.saturating_add(obtainable),
             total,
             holders: (!holders.is_empty()).then(|| holders.join(", ")),
-            // Rounded down, since the request would be rounded up.
-            fits: stats.largest_free_block.max(obtainable / self.granule * self.granule),
+            // Rounded down where the request would be rounded up.
+            fits: largest.max(if spans { obtainable / self.granule * self.granule } else { obtainable }),
         }
     }
 }

@@ -20,6 +20,22 @@ impl Default for PoolConfig {
     }
 }
 
+impl PoolConfig {
+    /// A pool that takes no more than so many bytes, in slabs of no more than a 32nd of them: what is free in a slab
+    /// that is in use cannot become a buffer with [memory of its own](super::Pool::allocate_apart), and is kept small.
+    ///
+    /// ```
+    /// use sinew_memory::PoolConfig;
+    ///
+    /// assert_eq!(PoolConfig::limited(32 << 20).slab_bytes, 1 << 20);
+    /// assert_eq!(PoolConfig::limited(1 << 40).slab_bytes, PoolConfig::default().slab_bytes);
+    /// ```
+    pub fn limited(bytes: usize) -> Self {
+        let usual = Self::default();
+        Self { limit_bytes: bytes, slab_bytes: usual.slab_bytes.min(bytes / 32) }
+    }
+}
+
 /// What a [`Pool`](super::Pool) did and holds.
 ///
 /// `active_bytes + pending_bytes + pooled_bytes == reserved_bytes`, whenever no allocation is under way.

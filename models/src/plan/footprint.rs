@@ -65,8 +65,13 @@ impl Footprint {
     pub fn peak(&self) -> usize {
         match self.is_host {
             true => sum([self.loading(), self.tokenizer, self.process]).max(self.running()),
-            false => sum([self.plan.total(), self.rounding, self.workspace]),
+            false => self.pooled(),
         }
+    }
+
+    /// Bytes that a [limit](sinew_ops::Context::with_memory_limit) of the device's memory has to leave for it.
+    pub fn pooled(&self) -> usize {
+        sum([self.plan.total(), self.rounding, self.workspace])
     }
 
     /// Bytes of the host's memory beside a device that is not the host; none otherwise.
@@ -79,7 +84,7 @@ impl Footprint {
     }
 
     fn running(&self) -> usize {
-        sum([self.plan.total(), self.rounding, self.workspace, self.tokenizer, self.process])
+        sum([self.pooled(), self.tokenizer, self.process])
     }
 }
 

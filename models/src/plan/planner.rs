@@ -28,7 +28,7 @@ const MOST_SEQUENCES: usize = 1 << 20;
 /// let options = LoadOptions { context: Some(4096), max_sequences: 64, ..LoadOptions::default() };
 /// let (footprint, budget) = (planner.footprint(&options)?, 2 << 30);
 /// println!("{} bytes, {} of them weights", footprint.peak(), footprint.plan.weights);
-/// if footprint.peak() > budget {
+/// if !planner.fits(&footprint, budget) {
 ///     println!("at most {} sequences fit", planner.most_sequences(&options, budget)?);
 ///     for saving in planner.savings(&options, budget)? {
 ///         println!("{:?} would take {} bytes", saving.change, saving.peak);
@@ -72,6 +72,8 @@ pub struct Saving {
     pub change: Change,
     /// The [`peak`](Footprint::peak) then.
     pub peak: usize,
+    /// Whether it [fits](Planner::fits) then.
+    pub fits: bool,
 }
 
 /// What a step, or a pass, has.
@@ -173,12 +175,21 @@ impl<'a> Planner<'a> {
         Ok(most)
     }
 
-    /// The most sequences at once that fit a budget; none where not even one does.
+    /// Whether the peak is within a budget, and what the context is asked for within its
+    /// [limit](Context::with_memory_limit).
+    pub fn fits(&self, footprint: &Footprint, budget: usize) -> bool {
+        footprint.peak() <= budget && footprint.pooled() <= self.ctx.pool().config().limit_bytes
+    }
+
+    /// The most sequences at once that fit a budget, each as long as they may become; none where not even one does.
     ///
     /// # Errors
     /// Those of [`Planner::footprint`].
     pub fn most_sequences(&self, options: &LoadOptions, budget: usize) -> Result<usize> {
-        self.most(MOST_SEQUENCES, budget, |max_sequences| LoadOptions { max_sequences, ..options.clone() })
+        // A cache of so many tokens holds no more, however much memory is left.
+        let context = options.limits(self.config.as_decoder()?)?.context.max(1);
+        let limit = options.cache_tokens.map_or(MOST_SEQUENCES, |tokens| (tokens / context).min(MOST_SEQUENCES));
+        self.most(limit, budget, |max_sequences| LoadOptions { max_sequences, ..options.clone() })
     }
 
     /// The longest context that fits a budget, in whole blocks but for the model's longest; none where not even a block
@@ -203,7 +214,7 @@ impl<'a> Planner<'a> {
         let mut next = 1;
         while too_many - fits > 1 {
             let at = next.clamp(fits + 1, too_many - 1);
-            if self.footprint(&options(at))?.peak() <= budget {
+            if self.fits(&self.footprint(&options(at))?, budget) {
                 fits = at;
             } else {
                 too_many = at;
@@ -222,13 +233,14 @@ impl<'a> Planner<'a> {
         let now = self.footprint(options)?.peak();
         let mut savings = Vec::new();
         for change in self.changes(options, budget)? {
-            let peak = self.footprint(&change.applied(options)?)?.peak();
+            let footprint = self.footprint(&change.applied(options)?)?;
+            let (peak, fits) = (footprint.peak(), self.fits(&footprint, budget));
             if peak <= now - now / 100 {
-                savings.push(Saving { change, peak });
+                savings.push(Saving { change, peak, fits });
             }
         }
         // Kept in their order otherwise: what changes no result is first.
-        savings.sort_by_key(|saving| saving.peak > budget);
+        savings.sort_by_key(|saving| !saving.fits);
         Ok(savings)
     }
 
@@ -267,6 +279,9 @@ impl<'a> Planner<'a> {
 }
 
 impl Change {
+    /// Weights in a group of those that are quantized.
+    pub const GROUP: usize = 32;
+
     /// The options with it.
     ///
     /// # Errors
@@ -280,7 +295,8 @@ impl Change {
             Self::OldKv(old) => LoadOptions { old_kv: Some(old), ..options },
             Self::PrefillChunk(prefill_chunk) => LoadOptions { prefill_chunk, ..options },
             Self::Weights(values) => {
-                let format = BlockFormat::new(values, 32, DType::BF16, false).map_err(sinew_ops::Error::from)?;
+                let format =
+                    BlockFormat::new(values, Self::GROUP, DType::BF16, false).map_err(sinew_ops::Error::from)?;
                 let quantize = Some(Quantize { format, per_channel: false, head: true });
                 LoadOptions { weights: WeightOptions { dtype: None, quantize, ..options.weights }, ..options }
             }

@@ -228,7 +228,7 @@ impl Settings {
 
 /// A text as TOML has it: numbers, true and false as they are.
 fn literal(text: &str) -> String {
-    if text.parse::<i64>().is_ok() || text == "true" || text == "false" {
+    if text.parse::<i64>().is_ok_and(|number| number.to_string() == text) || text == "true" || text == "false" {
         return text.to_owned();
     }
     toml::Value::String(text.to_owned()).to_string()

@@ -15,27 +15,40 @@ use crate::Context;
 /// its place: another measurement may say the opposite.
 const MARGIN: f64 = 0.03;
 
-/// Seconds that rows took for a problem, medians.
+/// Seconds that rows took for a problem, medians; none for rows that failed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Times(BTreeMap<String, f64>);
+pub struct Times(BTreeMap<String, Option<f64>>);
 
 impl Times {
-    pub(super) fn new(times: impl IntoIterator<Item = (&'static str, f64)>) -> Self {
-        Self(times.into_iter().map(|(row, seconds)| (row.to_owned(), seconds)).collect())
+    pub(super) fn new(times: &[(&'static str, f64)], failed: impl IntoIterator<Item = &'static str>) -> Self {
+        let times = times.iter().map(|&(row, seconds)| (row, Some(seconds)));
+        let all = times.chain(failed.into_iter().map(|row| (row, None)));
+        Self(all.map(|(row, seconds)| (row.to_owned(), seconds)).collect())
     }
 
     /// Seconds of a row, where it was measured.
     pub fn seconds(&self, row: &str) -> Option<f64> {
-        self.0.get(row).copied().filter(|seconds| seconds.is_finite() && *seconds > 0.0)
+        self.0.get(row).copied().flatten().filter(|seconds| seconds.is_finite() && *seconds > 0.0)
     }
 
-    /// Which of these rows, the first of which would be chosen if nothing were measured, is faster than that one;
-    /// `None` where none is, or the first was not measured: then there is nothing to hold the others against.
+    /// Whether a row was to be measured, and failed.
+    fn failed(&self, row: &str) -> bool {
+        matches!(self.0.get(row), Some(None))
+    }
+
+    /// Which of these rows, the first of which would be chosen if nothing were measured, is to be chosen in its place:
+    /// one that is faster, or any that did not fail where the first did. `None` where there is none, or the first was
+    /// not measured: then there is nothing to hold the others against.
     pub(crate) fn winner(&self, rows: &[&str]) -> Option<usize> {
-        let first = self.seconds(rows.first()?)?;
-        let others = rows.iter().enumerate().skip(1).filter_map(|(i, row)| Some((i, self.seconds(row)?)));
-        let (winner, least) = others.min_by(|a, b| a.1.total_cmp(&b.1))?;
-        (least < first * (1.0 - MARGIN)).then_some(winner)
+        let runs = rows.iter().position(|row| !self.failed(row))?;
+        let timed = rows.iter().enumerate().filter_map(|(i, row)| Some((i, self.seconds(row)?)));
+        let fastest = timed.min_by(|a, b| a.1.total_cmp(&b.1));
+        let winner = match (self.seconds(rows[runs]), fastest) {
+            (Some(first), Some((fastest, least))) if least < first * (1.0 - MARGIN) => fastest,
+            (None, Some((fastest, _))) if runs > 0 => fastest,
+            _ => runs,
+        };
+        (winner > 0).then_some(winner)
     }
 }
 
@@ -136,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_winner_beats_the_prediction_by_more_than_noise() {
-        let times = |all: &[(&'static str, f64)]| Times::new(all.iter().copied());
+        let times = |all: &[(&'static str, f64)]| Times::new(all, []);
         let rows = ["predicted", "other", "third"];
         assert_eq!(times(&[("predicted", 1.0), ("other", 0.5), ("third", 0.4)]).winner(&rows), Some(2));
         assert_eq!(times(&[("predicted", 1.0), ("other", 0.99)]).winner(&rows), None);
@@ -147,5 +160,22 @@ mod tests {
             assert_eq!(times(&[("predicted", 1.0), ("other", nonsense)]).winner(&rows), None);
         }
         assert_eq!(times(&[]).winner(&[]), None);
+    }
+
+    #[test]
+    fn a_row_that_failed_is_no_winner_and_makes_way() {
+        let rows = ["predicted", "other", "third"];
+        let winner = |times: &[(&'static str, f64)], failed: &[&'static str]| {
+            let times = Times::new(times, failed.iter().copied());
+            let kept = serde_json::to_string(&times).expect("JSON");
+            assert_eq!(serde_json::from_str::<Times>(&kept).expect("times"), times);
+            times.winner(&rows)
+        };
+        assert_eq!(winner(&[("other", 2.0), ("third", 1.0)], &["predicted"]), Some(2));
+        assert_eq!(winner(&[("other", 1.0), ("third", 0.99)], &["predicted"]), Some(1));
+        assert_eq!(winner(&[("third", 1.0)], &["predicted", "other"]), Some(2));
+        assert_eq!(winner(&[], &["predicted"]), Some(1));
+        assert_eq!(winner(&[("predicted", 1.0), ("third", 2.0)], &["other"]), None);
+        assert_eq!(winner(&[], &rows), None);
     }
 }

@@ -135,7 +135,7 @@ fn measure(
     for (row, failure) in &failed {
         tracing::warn!(row, failure, problem = problem.words(), "a kernel failed its trial");
     }
-    let times = Times::new(times);
+    let times = Times::new(&times, failed.iter().map(|(row, _)| *row));
     let winner = rows[times.winner(rows).unwrap_or(0)];
     let (key, words) = (problem.key(), problem.words());
     Ok(TunedProblem { operator, problem: words, predicted: rows[0], winner, times, failed, key })

@@ -14,8 +14,10 @@ use std::io::Write;
 
 use clap::{Args, Subcommand};
 use sinew::kernels::Operator;
-use sinew::ops::{Context, Explanation};
+use sinew::kernels::rates::Description;
+use sinew::ops::{Context, Explanation, Limits};
 
+use super::devices::description_folder;
 use super::{Machine, Outcome};
 
 /// Show the kernels that could solve a problem, what each is predicted to cost, and why one is chosen; or with --model
@@ -74,9 +76,17 @@ trait Describe {
 
     fn explain(&self, ctx: &Context, measure: bool) -> Outcome<Explanation> {
         let (fixed, call) = self.problem(ctx)?;
-        Ok(match measure {
-            true => ctx.explain_measured::<Self::Operator>(&fixed, &call)?,
-            false => ctx.explain::<Self::Operator>(&fixed, &call)?,
+        if measure {
+            return Ok(ctx.explain_measured::<Self::Operator>(&fixed, &call)?);
+        }
+        let explanation = ctx.explain::<Self::Operator>(&fixed, &call)?;
+        // Against what `sinew devices --measure` kept, where it did.
+        Ok(match Description::kept(ctx.device(), &description_folder()) {
+            Some(kept) => {
+                let limits = Limits::described(ctx.device().hardware(), &kept);
+                explanation.against(limits, Self::Operator::compute(&fixed))
+            }
+            None => explanation,
         })
     }
 }

@@ -6,18 +6,27 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sinew::kernels::Registry;
 use sinew::kernels::support::{Cell, Support};
-use sinew::memory::{self, Device, Found, discover};
+use sinew::memory::{self, Device, DeviceKind, Found, discover};
+use sinew::models::Settings;
 
 use super::super::Outcome;
+use super::super::arguments::{given, settings};
 
-/// Asks the kernels about every device of this machine.
+/// Asks the kernels about the device of this run, or every one of this machine where none is named.
 pub(super) fn run(as_json: bool) -> Outcome {
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     let mut absent = Vec::new();
-    for found in discover() {
-        match found.found {
-            Found::Nothing { reason } => absent.push((found.name, reason)),
-            _ => devices.push(memory::open(&found.name, None, None)?),
+    if given(&["device"]).is_some() {
+        devices.push(settings().open_device()?);
+    } else {
+        for found in discover() {
+            match found.found {
+                Found::Nothing { reason } => absent.push((found.name, reason)),
+                _ if found.name == DeviceKind::CPU.to_string() => {
+                    devices.push(Settings { device: found.name, ..settings().clone() }.open_device()?);
+                }
+                _ => devices.push(memory::open(&found.name, None, None)?),
+            }
         }
     }
     let support = Support::of(&Registry::standard(), &devices);

@@ -52,19 +52,24 @@ impl Generate {
         let ctx = machine.context()?;
         let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
         let tokenizer = self.model.tokenizer()?;
-        let mut lines =
-            BufReader::new(File::open(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?);
+        let unreadable = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", file.display());
+        let mut lines = BufReader::new(File::open(file).map_err(|error| unreadable(&error))?);
+        let mut at = 0;
         let (mut requests, mut longest) = (Vec::new(), 1);
         // Lines are answered together that would be with the same rotary embedding alone: as many contexts, for most
         // models one.
         let mut contexts = Vec::<usize>::new();
-        while let Some(line) = read_line(&mut lines, MAX_LINE)? {
+        while let Some(line) = read_line(&mut lines, MAX_LINE).map_err(|error| unreadable(&error))? {
+            at += 1;
             if line.is_empty() {
                 continue;
             }
-            let prompt = tokenizer.encode_prompt(&line, true, decoder.longest_context())?;
+            // All lines are looked at before the first is answered: one that cannot be has its number.
+            let of_line =
+                |error: sinew::models::Error| format!("line {at} of {}: {}", file.display(), error.one_line());
+            let prompt = tokenizer.encode_prompt(&line, true, decoder.longest_context()).map_err(of_line)?;
             let options = self.sampling.options(config, prompt.len(), max_new_tokens)?;
-            let context = decoder.context_for(prompt.len(), options.max_new_tokens)?;
+            let context = decoder.context_for(prompt.len(), options.max_new_tokens).map_err(of_line)?;
             longest = longest.max(context);
             let known = contexts.iter().position(|&known| decoder.rotates_alike(known, context));
             if known.is_none() {
@@ -103,6 +108,14 @@ impl Generate {
                 }
             }
             model = engine.into_model();
+            if interrupted() {
+                break;
+            }
+        }
+        // What was finished behind an answer that was cut off.
+        for (&number, answer) in answers.iter().filter(|(_, answer)| answer.end.is_some()) {
+            failed += usize::from(matches!(answer.end, Some(Err(_))));
+            self.print(&model, number, answer)?;
         }
         match failed {
             0 => Ok(()),
