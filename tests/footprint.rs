@@ -123,7 +123,7 @@ fn what_does_not_fit_is_said_with_what_would() {
     let same = |of: &&Value| of["context"] == report["context"];
     let fitting = report["fitting"].as_array().expect("a list").iter().find(same).expect("of the context");
     assert_eq!(fitting["batch"], most);
-    for argument in ["--kv-dtype int8", "--kv-old int8 --kv-recent 256", "--dtype int4 --group-size 32"] {
+    for argument in ["--kv-dtype int8", "--dtype int4 --group-size 32"] {
         let saving = find(argument).unwrap_or_else(|| panic!("{argument} saves nothing: {report}"));
         let words: Vec<&str> = argument.split(' ').collect();
         let report = planned(&[&["--batch", "512"], &words[..]].concat());

@@ -49,6 +49,8 @@ struct Report<'a> {
     device: &'a dyn Device,
     footprint: &'a Footprint,
     budget: usize,
+    /// What the model may take of its device's memory, where that is limited.
+    limit: Option<usize>,
     fits: bool,
     /// Whether old keys and values have a form of their own.
     old_kv: bool,
@@ -77,12 +79,13 @@ impl Plan {
                 }
             }
         }
-        let fits = planner.fits(&footprint, budget);
+        let (fits, limit) = (planner.fits(&footprint, budget), ctx.pool().config().limit_bytes);
         let savings = if fits { Vec::new() } else { planner.savings(&options, budget)? };
         let report = Report {
             device: &**ctx.device(),
             footprint: &footprint,
             budget,
+            limit: Some(limit).filter(|limit| *limit < usize::MAX),
             fits,
             old_kv: options.old_kv.is_some(),
             fitting: &fitting,
@@ -93,7 +96,7 @@ impl Plan {
             true => writeln!(out, "{}", report.as_json())?,
             false => report.print(&mut out)?,
         }
-        let (peak, pooled, limit) = (footprint.peak(), footprint.pooled(), ctx.pool().config().limit_bytes);
+        let (peak, pooled) = (footprint.peak(), footprint.pooled());
         match fits {
             true => Ok(()),
             false if peak > budget => {
@@ -173,7 +176,7 @@ impl Report<'_> {
     }
 
     fn as_json(&self) -> Value {
-        let Self { device, footprint, budget, fits, fitting, savings, .. } = self;
+        let Self { device, footprint, budget, limit, fits, fitting, savings, .. } = self;
         let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
         let encodings: serde_json::Map<_, _> =
             weights.iter().map(|(encoding, bytes)| (encoding.to_string(), json!(bytes))).collect();
@@ -195,6 +198,7 @@ impl Report<'_> {
             "peak_bytes": footprint.peak(),
             "host_bytes": footprint.host(),
             "budget_bytes": budget,
+            "limit_bytes": limit,
             "pooled_bytes": footprint.pooled(),
             "fits": fits,
             "fitting": fitting.iter().map(|(count, tokens)| json!({ "batch": count, "context": tokens })).collect::<Vec<_>>(),
