@@ -84,6 +84,11 @@ fn every_candidate_is_measured_where_that_is_asked_for() {
     assert_eq!(value["limits"]["measured"], true);
     let large = ["--rows", "1000000", "--width", "1000000"];
     refused(&[&["explain", "softmax", "--measure"][..], &large].concat(), &["softmax", "too many to measure"]);
+    // Little work with operands that no machine holds, and much with small ones.
+    let windowed = ["--context", "16777216", "--rows", "1", "--window", "16"];
+    refused(&[&["explain", "attention", "--measure"][..], &windowed].concat(), &["operands of", "are not made"]);
+    let long = ["--rows", "500000", "--context", "500000", "--heads", "1", "--kv-heads", "1", "--head-dim", "64"];
+    refused(&[&["explain", "attention", "--measure"][..], &long].concat(), &["attention", "too many to measure"]);
 }
 
 #[test]

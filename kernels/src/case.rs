@@ -305,18 +305,18 @@ impl Generator {
 
     /// An operand of these values; bytes of the buffer that no index names hold NaN.
     pub fn operand(&mut self, dtype: DType, shape: &[usize], lay: Lay, values: Values) -> Result<HostOperand> {
-        let all: Vec<f64> = (0..count(shape)?).map(|_| self.value(values, dtype)).collect();
+        let all: Vec<f64> = (0..elements(shape)?).map(|_| self.value(values, dtype)).collect();
         host_operand(dtype, shape, lay, all, false)
     }
 
     /// An output of NaNs, so that an element that a row forgets shows.
     pub fn output(&mut self, dtype: DType, shape: &[usize], lay: Lay) -> Result<HostOperand> {
-        host_operand(dtype, shape, lay, vec![f64::NAN; count(shape)?], true)
+        host_operand(dtype, shape, lay, vec![f64::NAN; elements(shape)?], true)
     }
 }
 
 /// Elements of an operand, which is made as f64 first: more are no case.
-fn count(shape: &[usize]) -> Result<usize> {
+pub(crate) fn elements(shape: &[usize]) -> Result<usize> {
     const MOST: usize = 1 << 27;
     let elements = shape.iter().try_fold(1usize, |elements, &size| elements.checked_mul(size));
     elements.filter(|elements| *elements <= MOST).ok_or_else(|| {

@@ -124,7 +124,8 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
 
 /// Bytes that a problem reads and writes up to which it is measured: operands are made on the host, as f64 at first.
 const MOST_BYTES: f64 = (512 << 20) as f64;
-/// Time for a problem's candidates: each runs a few times even where one takes longer.
+/// Time for a problem's candidates: each runs a few times even where one takes longer. One of which a single run is
+/// predicted to take as long is not run.
 const TRIALS: Duration = Duration::from_secs(5);
 
 /// [`explain`] with the seconds of every candidate, timed now in turns, and measured limits.
@@ -142,7 +143,11 @@ pub(crate) fn explain_measured<O: Operator>(
             format!("{bytes:.0} MB are too many to measure; problems of up to {most:.0} MB are"),
         ));
     }
-    let rows: Vec<&'static str> = explanation.candidates.iter().filter(|c| c.takes()).map(|c| c.row).collect();
+    let short = |c: &&Candidate| c.predicted_s.is_some_and(|seconds| seconds < TRIALS.as_secs_f64());
+    let rows: Vec<&'static str> = explanation.candidates.iter().filter(short).map(|c| c.row).collect();
+    if let (true, Some(least_s)) = (rows.is_empty(), explanation.choice().and_then(|choice| choice.predicted_s)) {
+        return Err(refuse(O::NAME, format!("{least_s:.0} s are predicted, which are too many to measure")));
+    }
     let table = ctx.registry().tables().find(|table| table.operator() == O::NAME);
     let table = table.ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
     let mut trial = table.trial(&(fixed.clone(), *call), ctx.stream())?;

@@ -9,7 +9,7 @@ use super::{
     Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind, OldKv, TILE, reference,
 };
 use crate::case::{
-    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, elements, host_operand,
 };
 use crate::kv_append::scaled::{self, Head};
 use crate::support::StoredAs;
@@ -241,6 +241,7 @@ fn dense(
     let spare = if case.lay == Lay::Broadcast { 0 } else { 3 };
     let shape = [used + spare, fixed.num_kv_heads, fixed.head_dim];
     let width = shape[1] * shape[2];
+    elements(&shape)?;
     let mut one = || {
         let mut values: Vec<f64> = (0..used * width).map(|_| pick.value(case.values, fixed.kv)).collect();
         values.resize(shape[0] * width, f64::NAN);
@@ -273,6 +274,8 @@ fn paged(
 ) -> Result<[HostOperand; 3]> {
     let fixed = &case.fixed;
     let blocks: usize = seen.iter().map(|seen| seen.end.div_ceil(block_size)).sum::<usize>() + 2;
+    let shape = [blocks, fixed.num_kv_heads, block_size, fixed.head_dim];
+    let count = elements(&shape)?;
     let mut free: Vec<usize> = (0..blocks).collect();
     for i in (1..blocks).rev() {
         free.swap(i, pick.below(i + 1));
@@ -307,10 +310,9 @@ fn paged(
         };
         return Ok([one()?, one()?, table]);
     }
-    let shape = [blocks, fixed.num_kv_heads, block_size, fixed.head_dim];
     let mut one = || {
         let per_block = shape[1] * shape[2] * shape[3];
-        let values = (0..blocks * per_block)
+        let values = (0..count)
             .map(|i| {
                 let (block, slot) = (i / per_block, i / shape[3] % block_size);
                 let value = pick.value(case.values, kv);

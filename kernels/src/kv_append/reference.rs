@@ -5,7 +5,7 @@ use sinew_tensor::{DType, PagedLayout};
 
 use super::scaled::{self, Head, largest_code};
 use super::{COS, K_CACHE, K_NEW, KeyRotary, KvAppend, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, elements, host_operand};
 use crate::rotary::reference::turned;
 use crate::rotary::{self, Rotary, RotaryDynamic, Style};
 use crate::support::StoredAs;
@@ -75,13 +75,14 @@ impl Reference for KvAppend {
         let dtype = if pick.below(2) == 0 { DType::I64 } else { DType::U32 };
         let slots = host_operand(dtype, &[tokens], case.lay, slots, false)?;
         let shape = [blocks, fixed.num_kv_heads, fixed.block_size, fixed.head_dim];
+        let count = elements(&shape)?;
         let mut filled = || {
             if PagedLayout::has_scales(fixed.kv) {
                 let mut head = || Head::random(fixed.kv, fixed.head_dim, Values::Special, &mut pick);
                 let heads: Vec<Head> = (0..shape[..3].iter().product()).map(|_| head()).collect();
                 return scaled::operand(cache(case, blocks)?, &heads, case.lay, true);
             }
-            let values = (0..shape.iter().product()).map(|_| pick.value(Values::Special, fixed.kv)).collect();
+            let values = (0..count).map(|_| pick.value(Values::Special, fixed.kv)).collect();
             host_operand(fixed.kv, &shape, case.lay, values, true)
         };
         let outputs = vec![filled()?, filled()?];
