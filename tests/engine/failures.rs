@@ -1,6 +1,7 @@
 //! What goes wrong, and who goes away: nothing is left of them, and the others do not notice.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
 
 use super::*;
 
@@ -215,6 +216,37 @@ fn clients_of_an_engine_that_panics_are_told() {
         assert!(answers.all(|event| matches!(event.what, Happening::Failed(_))));
     }
     handle.finish().expect_err("it panicked");
+}
+
+#[test]
+fn a_handle_refuses_what_its_queue_does_not_hold_at_once_and_answers_the_rest() {
+    const MOST: usize = 3;
+    let (running, is_running) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    // Held in its first step until what would release it is gone.
+    let released = Mutex::new(released);
+    let gate: gate::Gate = Arc::new(move || {
+        running.send(()).expect("the test listens");
+        released.lock().expect("no thread panics").recv().is_ok()
+    });
+    let options = EngineOptions { max_waiting: MOST, ..EngineOptions::default() };
+    let engine = Engine::new(gated(gate, LoadOptions { max_sequences: 1, ..LoadOptions::default() }), options);
+    let handle = EngineHandle::start(engine).expect("a thread");
+    let mut taken = vec![handle.submit(asked(20, 3)).expect("nothing waits")];
+    is_running.recv().expect("it runs");
+    taken.extend((0..MOST).map(|_| handle.submit(asked(20, 3)).expect("there is room to wait")));
+    match handle.submit(asked(20, 3)) {
+        Err(Error::Busy { waiting }) => assert_eq!(waiting, MOST),
+        other => panic!("{other:?}"),
+    }
+    drop(release);
+    for answers in taken {
+        let last = answers.last().expect("an end");
+        assert!(matches!(last.what, Happening::Finished { .. }), "{last:?}");
+    }
+    let again = handle.submit(asked(20, 3)).expect("nothing waits any more");
+    assert_eq!(again.filter(|event| matches!(event.what, Happening::Token { .. })).count(), 3);
+    handle.finish().expect("an engine");
 }
 
 #[test]
