@@ -472,7 +472,7 @@ class Failed(Exception):
     """`sinew` did not do what was asked; the message fits a table."""
 
 
-def sinew(binary, *arguments, timeout=300):
+def sinew(binary, *arguments, timeout=600):
     """Runs the command and returns its stdout, or raises `Failed` with the last line of its stderr."""
     command = [str(binary), *map(str, arguments)]
     try:

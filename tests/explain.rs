@@ -96,6 +96,10 @@ fn what_is_no_problem_is_refused_with_what_would_be() {
     refused(&["explain", "attention", "--heads", "3", "--kv-heads", "2"], &["3 heads", "2 heads of keys"]);
     refused(&["explain", "attention", "--rows", "9", "--context", "8"], &["9 new tokens", "8 keys"]);
     refused(&["explain", "rotary", "--rotary-dim", "7"], &["7 of 128", "even"]);
+    for cap in ["nan", "inf", "0", "-1"] {
+        refused(&["explain", "attention", &format!("--softcap={cap}")], &["--softcap", "finite number above 0"]);
+    }
+    refused(&["explain", "softmax", "--scale", "nan"], &["--scale", "finite"]);
     refused(&["explain", "route", "--top-k", "9"], &["9 of 8", "--experts"]);
     refused(&["explain", "topk", "--k", "9", "--width", "8"], &["9 of 8", "--width"]);
     refused(&["explain", "softmax", "--width", "0"], &["from 1 to"]);

@@ -65,7 +65,7 @@ pub struct ExplainAttention {
     #[arg(long, value_parser = parse::size)]
     window: Option<usize>,
     /// Bound on the scores' magnitude.
-    #[arg(long)]
+    #[arg(long, value_parser = parse::positive)]
     softcap: Option<f32>,
     /// A mask: additive, in f32, or boolean.
     #[arg(long, value_name = "additive|boolean", value_parser = parse_mask)]

@@ -24,6 +24,17 @@ fn number(text: &str, most: usize) -> Result<usize, String> {
     number.ok_or_else(|| format!("expected a number from 1 to {most}"))
 }
 
+/// A factor.
+pub(super) fn finite(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|number: &f32| number.is_finite());
+    number.ok_or_else(|| "expected a finite number".to_owned())
+}
+
+/// A bound above 0.
+pub(super) fn positive(text: &str) -> Result<f32, String> {
+    finite(text).ok().filter(|number| *number > 0.0).ok_or_else(|| "expected a finite number above 0".to_owned())
+}
+
 /// The product of two sizes, which is one too.
 pub(super) fn product(what: &str, a: usize, b: usize) -> Result<usize, String> {
     let product = a.saturating_mul(b);

@@ -87,7 +87,7 @@ pub struct ExplainSoftmax {
     #[arg(long)]
     log: bool,
     /// What rows are multiplied with first.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value = "1", value_parser = parse::finite)]
     scale: f32,
 }
 
