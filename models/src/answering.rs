@@ -1,13 +1,78 @@
-//! An answer as its tokens come: the text that they make, and where it ends.
+//! What is asked of an answer, and an answer as its tokens come: the text that they make, and where it ends.
 
 use std::sync::Arc;
 
 use crate::config::DecoderConfig;
 use crate::error::{Error, Result};
-use crate::language::{Finish, GenerateOptions};
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, SamplingParams};
 use crate::stop::{StopStrings, TextStream};
 use crate::tokenizer::Tokenizer;
+
+/// What to generate and when to stop.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerateOptions {
+    /// The most tokens to generate.
+    pub max_new_tokens: usize,
+    /// No end-of-sequence token comes before so many others. A stop text may.
+    pub min_new_tokens: usize,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// Texts that end the answer; they are not part of it.
+    pub stop: Vec<String>,
+    /// Go on past end-of-sequence tokens, as benchmarks do.
+    pub ignore_eos: bool,
+    /// Report each token's log probability, and those of this many of the most probable. The logits of each step then
+    /// come to the host, also from a device that draws itself.
+    pub logprobs: Option<usize>,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 128,
+            min_new_tokens: 0,
+            sampling: SamplingParams::default(),
+            stop: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+        }
+    }
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// An end-of-sequence token.
+    Eos,
+    /// A stop text.
+    Stop,
+    /// As many tokens as were asked for, or the end of the context.
+    Length,
+    /// The callback asked to end.
+    Cancelled,
+}
+
+impl std::fmt::Display for Finish {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Eos => "eos",
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        })
+    }
+}
+
+impl GenerateOptions {
+    /// Refuses what no model can do.
+    ///
+    /// # Errors
+    /// [`Error::Input`](crate::Error::Input) for sampling parameters outside their ranges, and for an empty stop text.
+    pub fn validate(&self) -> Result<()> {
+        self.sampling.validate()?;
+        StopStrings::new(self.stop.iter().map(String::as_str)).map(drop)
+    }
+}
 
 /// What an answer needs beside the model: how its tokens are drawn, the text that they make, and when it is whole.
 #[derive(Debug, Clone)]

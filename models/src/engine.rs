@@ -27,8 +27,9 @@ mod schedule;
 mod stream;
 mod trace;
 
+use crate::answering::Finish;
 use crate::cache::KvCache;
-use crate::language::{Finish, LanguageModel};
+use crate::language::LanguageModel;
 use crate::sampling::Asked;
 use crate::{Error, Result};
 

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
+use crate::answering::GenerateOptions;
 use crate::config::fields::known_tokens;
 use crate::error::Result;
 use crate::files::{self, Fields, as_count, brief};
 use crate::folder::{FileName, Folder};
-use crate::language::GenerateOptions;
 use crate::sampling::SamplingParams;
 
 const FILE: &str = FileName::GenerationConfig.as_str();

@@ -12,7 +12,8 @@ use sinew_ops::Context;
 use sinew_ops::layers::OldKv;
 use sinew_tensor::{DType, Tensor};
 
-pub use self::answer::{Finish, GenerateOptions, Generation, Session};
+pub use self::answer::{Generation, Session};
+pub use crate::answering::{Finish, GenerateOptions};
 use crate::batch::{Batch, Wanted};
 use crate::cache::{CacheShape, Form, KvCache, Sequence};
 use crate::checkpoint::Checkpoint;

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::{Engine, EngineStats, Happening, Request, RequestId, TraceLine};
-use crate::language::GenerateOptions;
+use crate::answering::GenerateOptions;
 use crate::{Error, Result};
 
 /// What a replay measured.

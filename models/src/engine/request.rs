@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use crate::answering::{Finish, GenerateOptions};
 use crate::config::check_tokens;
-use crate::language::{Finish, GenerateOptions};
 use crate::prompt::check_length;
 use crate::sampling::Logprobs;
 use crate::{Error, Result};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use sinew_ops::Context;
 
 use crate::answering::Answering;
+use crate::answering::GenerateOptions;
 use crate::cache::{KvCache, Sequence};
 use crate::config::DecoderConfig;
 use crate::engine::request::{Event, Happening, Request, RequestId};
-use crate::language::GenerateOptions;
 use crate::sampling::{Asked, History, Logprobs};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};

@@ -1,45 +1,13 @@
-//! Answers: what is asked for, the sequence that is kept between them, and token after token until one is whole.
+//! Answers of a model: the sequence that is kept between them, and token after token until one is whole.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::LanguageModel;
-use crate::answering::Answering;
+use crate::answering::{Answering, Finish, GenerateOptions};
 use crate::cache::Sequence;
 use crate::error::Result;
-use crate::sampling::{History, Logprobs, SamplingParams};
-use crate::stop::StopStrings;
-
-/// What to generate and when to stop.
-#[derive(Debug, Clone, PartialEq)]
-pub struct GenerateOptions {
-    /// The most tokens to generate.
-    pub max_new_tokens: usize,
-    /// No end-of-sequence token comes before so many others. A stop text may.
-    pub min_new_tokens: usize,
-    /// How tokens are drawn.
-    pub sampling: SamplingParams,
-    /// Texts that end the answer; they are not part of it.
-    pub stop: Vec<String>,
-    /// Go on past end-of-sequence tokens, as benchmarks do.
-    pub ignore_eos: bool,
-    /// Report each token's log probability, and those of this many of the most probable. The logits of each step then
-    /// come to the host, also from a device that draws itself.
-    pub logprobs: Option<usize>,
-}
-
-impl Default for GenerateOptions {
-    fn default() -> Self {
-        Self {
-            max_new_tokens: 128,
-            min_new_tokens: 0,
-            sampling: SamplingParams::default(),
-            stop: Vec::new(),
-            ignore_eos: false,
-            logprobs: None,
-        }
-    }
-}
+use crate::sampling::{History, Logprobs};
 
 /// A sequence that is kept between answers, so that the next prompt is run only from where it differs.
 ///
@@ -71,41 +39,6 @@ impl Session {
     fn has(&mut self, tokens: impl Iterator<Item = u32>) {
         self.tokens.clear();
         self.tokens.extend(tokens.take(self.sequence.len()));
-    }
-}
-
-/// Why an answer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
-    /// An end-of-sequence token.
-    Eos,
-    /// A stop text.
-    Stop,
-    /// As many tokens as were asked for, or the end of the context.
-    Length,
-    /// The callback asked to end.
-    Cancelled,
-}
-
-impl std::fmt::Display for Finish {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Eos => "eos",
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::Cancelled => "cancelled",
-        })
-    }
-}
-
-impl GenerateOptions {
-    /// Refuses what no model can do.
-    ///
-    /// # Errors
-    /// [`Error::Input`](crate::Error::Input) for sampling parameters outside their ranges, and for an empty stop text.
-    pub fn validate(&self) -> Result<()> {
-        self.sampling.validate()?;
-        StopStrings::new(self.stop.iter().map(String::as_str)).map(drop)
     }
 }
 
