@@ -52,6 +52,11 @@ fn a_file_of_prompts_is_answered_as_each_alone_and_in_order() {
     refused(&generate(&["--prompts-file", &file]), &["line 3 of", &file]);
     std::fs::write(&file, b"short\n\xff\xfe\n").expect("written");
     refused(&generate(&["--prompts-file", &file]), &["UTF-8", &file]);
+    std::fs::write(&file, "short\n\nThe quick brown fox jumps over the lazy dog and runs away\n").expect("written");
+    refused(&generate(&["--prompts-file", &file, "--cache-tokens", "16"]), &["line 3 of", "room for 16"]);
+    std::fs::write(&file, "short\n").expect("written");
+    let told = generate(&["--prompts-file", &file, "--max-new-tokens", "2", "--memory-report"]);
+    assert!(String::from_utf8_lossy(&told.stderr).contains("kv cache"), "{told:?}");
     // What is for many prompts is not taken in silence for one.
     for argument in ["--cache-tokens", "--max-sequences", "--swap-tokens"] {
         refused(&generate(&["--prompt", "short", argument, "64"]), &[argument]);

@@ -72,6 +72,11 @@ impl Bench {
             return self.run_encoder(machine, config);
         }
         let (prompt, new) = (self.prompt_tokens, self.new_tokens);
+        if self.shared_prefix > prompt {
+            return Err(
+                format!("--shared-prefix {} is more than the {prompt} prompt tokens", self.shared_prefix).into()
+            );
+        }
         let (context, longest) = (prompt.saturating_add(new), config.as_decoder()?.longest_context());
         if context > longest {
             return Err(format!("{prompt} prompt tokens and {new} new tokens; the model's context is {longest}").into());

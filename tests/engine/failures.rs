@@ -75,6 +75,23 @@ fn an_answer_that_fills_the_whole_cache_says_so_and_the_others_go_on() {
 }
 
 #[test]
+fn an_answer_that_fills_the_whole_cache_and_is_outranked_ends_as_well() {
+    let mut engine = small(2, 64);
+    engine.submit(asked(20, 100)).expect("its prompt fits");
+    while engine.cache().stats().table_tokens < 64 {
+        engine.step().expect("a step");
+    }
+    // What it leaves behind is found again in part, and there is no room for the rest.
+    engine.submit(Request { priority: 1, ..asked(5, 2) }).expect("a valid request");
+    let mut ends = Vec::new();
+    for _ in 0..1000 {
+        ends.extend(engine.step().expect("a step").iter().filter(|event| event.is_last()).map(|event| event.request));
+    }
+    assert!(engine.is_idle() && ends.len() == 2, "{ends:?}");
+    assert_eq!(engine.cache().stats().used, 0);
+}
+
+#[test]
 fn a_sequence_of_another_model_is_refused() {
     let mut models = [0, 1].map(|_| model(1, DType::F32, LoadOptions::default()));
     let mut sequences = models.each_ref().map(|model| model.sequence());

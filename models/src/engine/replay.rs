@@ -81,7 +81,8 @@ impl Engine {
         speed: f64,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Replayed> {
-        if !self.is_idle() || !speed.is_finite() || speed <= 0.0 {
+        let ends = trace.iter().all(|line| (line.arrival_s / speed).is_finite());
+        if !self.is_idle() || !speed.is_finite() || speed <= 0.0 || !ends {
             return Err(Error::Input(format!("a replay {speed} times as fast, in an engine with or without requests")));
         }
         let before = self.stats();

@@ -128,6 +128,11 @@ impl Engine {
             let found = stream.found(cache, context)?;
             // What was found was free before, and may have been the room.
             if !self.fits(&stream, found.len(), staying) {
+                if all == 0 {
+                    drop(found);
+                    self.fail(stream);
+                    continue;
+                }
                 insert(&mut self.waiting, stream);
                 break;
             }

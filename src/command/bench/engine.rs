@@ -16,7 +16,7 @@ impl Bench {
         let start = Instant::now();
         for b in 0..self.batch {
             // Of this run alone: what earlier ones left in the cache is of no use.
-            let shared = self.shared_prefix.min(self.prompt_tokens);
+            let shared = self.shared_prefix;
             let mut prompt = tokens(vocab, 7919 * (number + 1), shared);
             prompt.extend(tokens(vocab, 104_729 * (number * self.batch + b + 1), self.prompt_tokens - shared));
             let max_new_tokens = self.new_tokens + 1;

@@ -12,7 +12,7 @@ use sinew::models::{
 };
 
 use super::{Generate, logprobs_json};
-use crate::command::{Machine, Outcome, catch_interrupts, interrupted, read_line};
+use crate::command::{Machine, Outcome, catch_interrupts, interrupted, read_line, report_memory};
 
 /// The longest line of a file of prompts.
 const MAX_LINE: u64 = 64 << 20;
@@ -54,6 +54,8 @@ impl Generate {
         let tokenizer = self.model.tokenizer()?;
         let unreadable = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", file.display());
         let mut lines = BufReader::new(File::open(file).map_err(|error| unreadable(&error))?);
+        let of_line =
+            |at: usize, error: &sinew::models::Error| format!("line {at} of {}: {}", file.display(), error.one_line());
         let mut at = 0;
         let (mut requests, mut longest) = (Vec::new(), 1);
         // Lines are answered together that would be with the same rotary embedding alone: as many contexts, for most
@@ -65,8 +67,7 @@ impl Generate {
                 continue;
             }
             // All lines are looked at before the first is answered: one that cannot be has its number.
-            let of_line =
-                |error: sinew::models::Error| format!("line {at} of {}: {}", file.display(), error.one_line());
+            let of_line = |error: sinew::models::Error| of_line(at, &error);
             let prompt = tokenizer.encode_prompt(&line, true, decoder.longest_context()).map_err(of_line)?;
             let options = self.sampling.options(config, prompt.len(), max_new_tokens)?;
             let context = decoder.context_for(prompt.len(), options.max_new_tokens).map_err(of_line)?;
@@ -76,13 +77,15 @@ impl Generate {
                 contexts.push(context);
             }
             let options = GenerateOptions { logprobs: self.logprobs, ..options };
-            requests.push((known.unwrap_or(contexts.len() - 1), Request { options, ..Request::new(prompt) }));
+            requests.push((known.unwrap_or(contexts.len() - 1), at, Request { options, ..Request::new(prompt) }));
         }
         let options = self.serving.options(self.model.options(longest, &self.stepping)?)?;
         let mut model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
         catch_interrupts();
-        let answer =
-            |(_, request): &(usize, Request)| Answer { prompt_tokens: request.prompt.len(), ..Answer::default() };
+        let answer = |(.., request): &(usize, usize, Request)| Answer {
+            prompt_tokens: request.prompt.len(),
+            ..Answer::default()
+        };
         let mut answers: BTreeMap<usize, Answer> = requests.iter().map(answer).enumerate().collect();
         let mut failed = 0;
         for (group, &context) in contexts.iter().enumerate() {
@@ -92,8 +95,9 @@ impl Generate {
             let max_waiting = requests.len();
             let mut engine = Engine::new(model, EngineOptions { max_waiting, ..EngineOptions::default() });
             let mut numbers: HashMap<RequestId, usize> = HashMap::new();
-            for (number, (_, request)) in requests.iter().enumerate().filter(|(_, (of, _))| *of == group) {
-                numbers.insert(engine.submit(request.clone())?, number);
+            for (number, (_, at, request)) in requests.iter().enumerate().filter(|(_, (of, ..))| *of == group) {
+                let of_line = |error: sinew::models::Error| of_line(*at, &error);
+                numbers.insert(engine.submit(request.clone()).map_err(of_line)?, number);
             }
             while !engine.is_idle() && !interrupted() {
                 for event in engine.step()? {
@@ -116,6 +120,9 @@ impl Generate {
         for (&number, answer) in answers.iter().filter(|(_, answer)| answer.end.is_some()) {
             failed += usize::from(matches!(answer.end, Some(Err(_))));
             self.print(&model, number, answer)?;
+        }
+        if self.memory_report {
+            report_memory(model.context());
         }
         match failed {
             0 => Ok(()),
