@@ -125,6 +125,8 @@ fn a_trace_is_the_same_for_a_seed_and_is_replayed_whole() {
     }
     let report = stdout(&sinew(&replay));
     assert!(report.contains("12 answered, 0 failed") && report.contains("% of prompts found"), "{report}");
+    // So slow that it would never end.
+    refused(&sinew(&["replay", &file, "--model", &model, "--speed", "1e-310"]), &["times as fast"]);
     std::fs::write(&file, r#"{"arrival_s": 0, "prompt_tokens": 40, "new_tokens": 2}"#).expect("written");
     let small = ["replay", &file, "--model", &model, "--max-sequences", "1", "--cache-tokens", "16"];
     let output = sinew(&small);
@@ -171,4 +173,5 @@ fn a_batch_goes_through_the_scheduler_beside_the_plain_one() {
     assert!(json(&[&bench[..], &["--json"]].concat()).get("engine_decode_tokens_per_s").is_none());
     let encoder = fixture("bert_hd20_f16");
     refused(&sinew(&["bench", "--model", &encoder, "--shared-prefix", "8"]), &["models that generate"]);
+    refused(&sinew(&[&bench[..], &["--shared-prefix", "4096"]].concat()), &["--shared-prefix 4096", "prompt tokens"]);
 }

@@ -185,7 +185,11 @@ impl Server {
                     Err(_) => open = false,
                 }
             }
-            while self.engine.waiting.len() < self.engine.options.max_waiting {
+            // No more than may wait, also of those that do not: whoever is answered is not kept from it.
+            for _ in 0..self.engine.options.max_waiting {
+                if self.engine.waiting.len() >= self.engine.options.max_waiting {
+                    break;
+                }
                 match submitted.try_recv() {
                     Ok(request) => self.take(request),
                     Err(TryRecvError::Empty) => break,
