@@ -81,7 +81,7 @@ impl Engine {
         speed: f64,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Replayed> {
-        let ends = trace.iter().all(|line| (line.arrival_s / speed).is_finite());
+        let ends = trace.iter().all(|line| Duration::try_from_secs_f64(line.arrival_s / speed).is_ok());
         if !self.is_idle() || !speed.is_finite() || speed <= 0.0 || !ends {
             return Err(Error::Input(format!("a replay {speed} times as fast, in an engine with or without requests")));
         }
