@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::config::DecoderConfig;
 use crate::error::{Error, Result};
-use crate::sampling::{Sampler, SamplingParams};
+use crate::sampling::{Asked, History, Logprobs, Sampler, SamplingParams};
 use crate::stop::{StopStrings, TextStream};
 use crate::tokenizer::Tokenizer;
 
@@ -77,10 +77,8 @@ impl GenerateOptions {
 /// What an answer needs beside the model: how its tokens are drawn, the text that they make, and when it is whole.
 #[derive(Debug, Clone)]
 pub(crate) struct Answering {
-    /// Draws its tokens.
-    pub sampler: Sampler,
-    /// How many of the most probable tokens are reported with each.
-    pub logprobs: Option<usize>,
+    sampler: Sampler,
+    logprobs: Option<usize>,
     text: Option<TextStream<Arc<Tokenizer>>>,
     /// Tokens that end it.
     ends: Vec<u32>,
@@ -125,6 +123,37 @@ impl Answering {
             ends,
             most: options.max_new_tokens,
         })
+    }
+
+    /// How many of the most probable tokens are reported with each, whose logits the host has to see for that.
+    pub(crate) fn logprobs(&self) -> Option<usize> {
+        self.logprobs
+    }
+
+    /// What is asked of a device that draws itself for the token after so many; nothing where the host has to see the
+    /// logits.
+    pub(crate) fn ask(&mut self, generated: usize) -> Option<Asked> {
+        self.sampler.ask(generated)
+    }
+
+    /// The next token, the one that a device has drawn or else one of `logits`, and its log probability if that is wanted.
+    ///
+    /// # Errors
+    /// Logits of which none is the largest.
+    pub(crate) fn choose(
+        &mut self,
+        drawn: Option<u32>,
+        logits: &[f32],
+        history: History<'_>,
+    ) -> Result<(u32, Option<Logprobs>)> {
+        let token = match drawn {
+            Some(token) => {
+                self.sampler.took();
+                token
+            }
+            None => self.sampler.sample(logits, history)?,
+        };
+        Ok((token, self.logprobs.map(|most| Logprobs::of(logits, token, most))))
     }
 
     /// Takes a token, which is the answer's of number `count`, from 1 on. `last` says that there is no room for another.

@@ -23,8 +23,8 @@ pub use self::form::LayerCache;
 use self::host::Host;
 use self::poison::Poisoned;
 use self::room::blocks_seen;
+use crate::limits::Limits;
 use crate::load::Precision;
-use crate::plan::Limits;
 use crate::{DecoderConfig, Error, Result};
 
 /// How large a cache is: the blocks of each group of layers.
@@ -157,6 +157,8 @@ pub struct KvCache {
     moved: Option<Buffer>,
     host: Option<Host>,
     poisoned: Poisoned,
+    /// The most blocks of all groups that sequences have had at once.
+    peak_used: usize,
 }
 
 /// One sequence's place in the cache. Dropping it frees its blocks.
@@ -193,9 +195,9 @@ impl KvCache {
         };
         let layers = shape.layers.iter().map(layer).collect::<Result<_>>()?;
         let windows = shape.groups.iter().map(|group| group.window).collect();
-        let poisoned = Poisoned::new(&pages);
-        let mut cache = Self { layers, pages, shape, windows, moved: None, host: None, poisoned };
-        cache.poison_free()?;
+        let poisoned = Poisoned::new(&pages, &shape);
+        let mut cache = Self { layers, pages, shape, windows, moved: None, host: None, poisoned, peak_used: 0 };
+        cache.poison_free(ctx)?;
         Ok(cache)
     }
 
@@ -232,7 +234,7 @@ impl KvCache {
         }
         let before = sequence.len();
         sequence.release_unseen()?;
-        self.poison_free()?;
+        self.poison_free(ctx)?;
         for group in 0..sequence.tables.len() {
             let table = &mut sequence.tables[group];
             let grown = match table.append(tokens) {
@@ -251,7 +253,17 @@ impl KvCache {
             }
         }
         sequence.tokens += tokens;
-        self.poison_tails(sequence, before)
+        self.note_used();
+        self.poison_tails(ctx, sequence, before).or_else(|error| {
+            sequence.truncate(before)?;
+            Err(error)
+        })
+    }
+
+    /// Groups are at their fullest at different times, so that their own peaks do not add up.
+    fn note_used(&mut self) {
+        let used = self.pages.iter().map(|pages| pages.config().num_blocks - pages.available_blocks()).sum();
+        self.peak_used = self.peak_used.max(used);
     }
 
     /// Brings the tokens of one block to another, in all layers of a group.
@@ -309,14 +321,15 @@ impl KvCache {
 
     /// Blocks of all groups: used, cached, free and shared, and what was found again.
     pub fn stats(&self) -> PageStats {
-        self.pages.iter().map(PagePool::stats).fold(PageStats::default(), |a, b| PageStats {
+        let none = PageStats { peak_used: self.peak_used, ..PageStats::default() };
+        self.pages.iter().map(PagePool::stats).fold(none, |a, b| PageStats {
             total: a.total + b.total,
             used: a.used + b.used,
             cached: a.cached + b.cached,
             free: a.free + b.free,
             shared: a.shared + b.shared,
             references: a.references + b.references,
-            peak_used: a.peak_used + b.peak_used,
+            peak_used: a.peak_used,
             tables: a.tables + b.tables,
             table_tokens: a.table_tokens + b.table_tokens,
             table_slots: a.table_slots + b.table_slots,

@@ -29,8 +29,8 @@ use crate::batch::Batch;
 use crate::cache::{Form, KvCache, LayerCache};
 use crate::config::{LayerConfig, check_tokens};
 use crate::kernels::push_unlike;
+use crate::limits::{Limits, Plan};
 use crate::load::{Loader, Part, Precision, Sizes, rotaries};
-use crate::plan::{Limits, Plan};
 use crate::scratch::{Rows, Values, sum};
 use crate::{DecoderConfig, Error, Result};
 

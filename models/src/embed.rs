@@ -13,8 +13,8 @@ use self::backbone::Backbone;
 pub(crate) use self::backbone::Pass;
 use crate::checkpoint::Checkpoint;
 use crate::config::check_positions;
+use crate::limits::Plan;
 use crate::load::{Loader, Precision, Progress, Sizes, WeightOptions};
-use crate::plan::Plan;
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
 use crate::{Error, Folder, ModelConfig, Result, Tokenizer};
 

@@ -17,8 +17,8 @@ use sinew_tensor::DType;
 use self::layer::{Activations, Layer, Step};
 use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
 use crate::kernels::push_unlike;
+use crate::limits::Plan;
 use crate::load::{Loader, Part, Precision, Sizes};
-use crate::plan::Plan;
 use crate::scratch::{Values, sum};
 use crate::{EncoderConfig, Error, Result};
 

@@ -1,7 +1,7 @@
 //! Many requests at once: prompts and answers of all of them share steps of one model and one paged cache.
 //!
 //! [`Engine::step`] is one forward pass. Its tokens are one of each sequence that answers, and with what is left of the
-//! budget, which is the model's `prefill_chunk`, parts of prompts (continuous batching with chunked prefill, as Orca,
+//! budget, which is the model's `prefill_chunk` or, where those are more, its `max_sequences`, parts of prompts (continuous batching with chunked prefill, as Orca,
 //! <https://www.usenix.org/conference/osdi22/presentation/yu>, and Sarathi-Serve, <https://arxiv.org/abs/2403.02310>,
 //! describe them). On a CPU what a request is answered does not depend on the others, to the bit.
 //!
@@ -30,7 +30,6 @@ mod trace;
 use crate::answering::Finish;
 use crate::cache::KvCache;
 use crate::language::LanguageModel;
-use crate::sampling::Asked;
 use crate::{Error, Result};
 
 pub use self::handle::{Answers, EngineHandle};
@@ -68,8 +67,12 @@ pub struct EngineStats {
     pub prefilled: u64,
     /// Tokens of answers that were run one by one.
     pub decoded: u64,
-    /// Tokens that were found in the cache, and need not be run.
+    /// Tokens of the prompts that were let in.
+    pub prompted: u64,
+    /// How many of them were found in the cache, and need not be run.
     pub found: u64,
+    /// The same of sequences that made room, and came back to what was left of theirs.
+    pub found_again: u64,
     /// Times that a sequence had to make room.
     pub preemptions: u64,
     /// How many of them went to the host, so that nothing of them is run again.
@@ -79,13 +82,21 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
+    /// The share of prompts that was found in the cache, from 0 to 1. What sequences that made room find of their own is
+    /// none of it.
+    pub fn hit_rate(&self) -> f64 {
+        if self.prompted == 0 { 0.0 } else { self.found as f64 / self.prompted as f64 }
+    }
+
     /// What was done since `before`, and what is held now.
     pub fn since(self, before: &Self) -> Self {
         Self {
             steps: self.steps - before.steps,
             prefilled: self.prefilled - before.prefilled,
             decoded: self.decoded - before.decoded,
+            prompted: self.prompted - before.prompted,
             found: self.found - before.found,
+            found_again: self.found_again - before.found_again,
             preemptions: self.preemptions - before.preemptions,
             swapped: self.swapped - before.swapped,
             finished: self.finished - before.finished,
@@ -128,15 +139,14 @@ pub struct Engine {
     events: Vec<Event>,
     /// What happened between two steps.
     late: Vec<Event>,
-    /// For each row of logits, what a device is asked to draw.
-    asked: Vec<Option<Asked>>,
     next_id: u64,
     stats: EngineStats,
 }
 
 impl Engine {
-    /// An engine that owns its model. A step has at most `max_sequences` sequences and `prefill_chunk` tokens, as the
-    /// model was loaded, and all sequences together at most the tokens of its cache.
+    /// An engine that owns its model. A step has at most `max_sequences` sequences and `prefill_chunk` tokens, or one of
+    /// each sequence where that is more, as the model was loaded; all sequences together have at most the tokens of its
+    /// cache.
     pub fn new(model: LanguageModel, options: EngineOptions) -> Self {
         let most = model.decoder().limits().max_sequences;
         Self {
@@ -148,7 +158,6 @@ impl Engine {
             // A token and an end of each.
             events: Vec::with_capacity(2 * most),
             late: Vec::new(),
-            asked: Vec::with_capacity(most),
             next_id: 0,
             stats: EngineStats::default(),
         }
@@ -182,7 +191,7 @@ impl Engine {
     /// Takes a request. It is let in by one of the next steps.
     ///
     /// # Errors
-    /// [`Error::Busy`] where too many wait; a prompt or options that the model, or the whole cache, could never serve.
+    /// [`Error::Busy`] where too many wait, or have ended of which no step has told; a prompt or options that the model, or the whole cache, could never serve.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let id = RequestId(self.next_id);
         self.submit_as(id, request)?;
@@ -192,7 +201,9 @@ impl Engine {
     fn submit_as(&mut self, id: RequestId, request: Request) -> Result<()> {
         let checks = self.checks();
         checks.check(&request)?;
-        if self.waiting.len() >= self.options.max_waiting {
+        // Answers that end without a step are told by the next, and take room until then: all of as many requests.
+        let (most, each) = (self.options.max_waiting, self.model.decoder().limits().max_sequences);
+        if self.waiting.len() >= most || self.late.len() >= most.saturating_add(1).saturating_mul(each) {
             return Err(Error::Busy { waiting: self.waiting.len() });
         }
         let tokenizer = if request.text { self.model.shared_tokenizer() } else { None };
@@ -265,8 +276,7 @@ impl Engine {
         self.model.head_staged()?;
         self.draw(rows)?;
         self.stats.steps += 1;
-        let decoder = self.model.decoder();
-        let (context, vocab) = (decoder.limits().context, decoder.config().vocab_size);
+        let context = self.model.decoder().limits().context;
         let mut at = 0;
         while at < self.running.len() {
             let stream = &mut self.running[at];
@@ -280,12 +290,8 @@ impl Engine {
                 at += 1;
                 continue;
             };
-            let drawn = self.asked.get(row).is_some_and(Option::is_some).then(|| self.model.drawn()[row]);
-            // Where a device has drawn for all, the host has the logits of none.
-            let logits = match drawn {
-                Some(_) => &[],
-                None => &self.model.fetched(rows)[row * vocab..(row + 1) * vocab],
-            };
+            let logits = self.model.staged_logits();
+            let (drawn, logits) = (logits.drawn(row), logits.row(row));
             // All answers to a prompt read it once, and part here.
             let forks = match stream.forks(self.model.cache(), self.model.decoder().config()) {
                 Ok(forks) => forks,
@@ -309,20 +315,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Has a device that draws itself draw for the sequences that want no more of it, and brings the logits of the others
-    /// to the host.
+    /// Has a device that draws itself draw for the sequences that want no more of it, and brings the logits to the host
+    /// where others do.
     fn draw(&mut self, rows: usize) -> Result<()> {
-        self.asked.clear();
-        if !self.model.draws() {
-            return self.model.fetch(rows);
-        }
-        self.asked.resize(rows, None);
+        let (ctx, logits) = self.model.logits_mut();
+        let (asked, mut wanted) = (logits.ask(rows), false);
         for stream in &mut self.running {
             if let Some(row) = stream.row() {
-                self.asked[row] = stream.ask();
+                asked[row] = stream.ask();
+                wanted |= stream.wants_logits();
             }
         }
-        self.model.draw(&self.asked)?;
-        if self.asked.iter().any(Option::is_none) { self.model.fetch(rows) } else { Ok(()) }
+        logits.draw(ctx, wanted)
     }
 }

@@ -2,115 +2,30 @@
 //! those.
 
 mod answer;
+mod options;
 
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::{Device, DeviceKind, Hardware};
+use sinew_memory::{Device, DeviceKind};
 use sinew_ops::Context;
-use sinew_ops::layers::OldKv;
-use sinew_tensor::{DType, Tensor};
 
 pub use self::answer::{Generation, Session};
+pub use self::options::LoadOptions;
 pub use crate::answering::{Finish, GenerateOptions};
 use crate::batch::{Batch, Wanted};
-use crate::cache::{CacheShape, Form, KvCache, Sequence};
+use crate::cache::{Form, KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::config::check_tokens;
 use crate::decoder::Decoder;
-use crate::draw::Draw;
-use crate::load::{Loader, Precision, Sizes, WeightOptions};
-use crate::plan::{Limits, Plan};
+use crate::limits::Plan;
+use crate::load::{Loader, Sizes};
+use crate::logits::Logits;
 use crate::prompt::check_length;
 use crate::sampling::{Asked, argmax};
-use crate::scratch::bytes;
 use crate::tokenizer::Tokenizer;
 use crate::{DecoderConfig, Error, Folder, Result};
-
-/// How a model is loaded and how large its steps may be.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LoadOptions {
-    /// The weights.
-    pub weights: WeightOptions,
-    /// Tokens of one sequence, prompt and answer; [`DecoderConfig::usual_context`] where it is `None`. A rotary embedding
-    /// that depends on the length of sequences is that of this length for all of them, whatever a prompt or a request of
-    /// an engine needs, until [`LanguageModel::rotate_for`] says else.
-    pub context: Option<usize>,
-    /// Tokens in one step of a prompt.
-    pub prefill_chunk: usize,
-    /// Sequences in one step.
-    pub max_sequences: usize,
-    /// Tokens that the cache has room for, in whole blocks; every sequence at its longest where it is `None`.
-    pub cache_tokens: Option<usize>,
-    /// Tokens that there is room for on the host, of sequences that make room for others in an engine.
-    pub swap_tokens: usize,
-    /// Tokens in a block of the cache.
-    pub block_size: usize,
-    /// Dtype of the cache: f32, f16, bf16, or, on CPUs, int8 or fp8 (e4m3) with a scale for each token and head; that of
-    /// [`Precision::of`] where it is `None`.
-    pub kv: Option<DType>,
-    /// In what form old keys and values are kept, on CPUs: int8 or fp8 (e4m3) with a scale for each token and head, while
-    /// recent ones stay in `kv`. The token at position `p` sees those below `64 · ⌊(p + 1 - recent) / 64⌋` so, whatever
-    /// step it is run in; layers whose window has no more than the recent ones have none. `None` keeps all alike.
-    pub old_kv: Option<OldKv>,
-    /// Rows of logits held at once; a step may have more rows.
-    pub max_logits: usize,
-}
-
-impl Default for LoadOptions {
-    fn default() -> Self {
-        Self {
-            weights: WeightOptions::default(),
-            context: None,
-            prefill_chunk: 512,
-            max_sequences: 1,
-            cache_tokens: None,
-            swap_tokens: 0,
-            block_size: 16,
-            kv: None,
-            old_kv: None,
-            max_logits: 1,
-        }
-    }
-}
-
-impl LoadOptions {
-    /// The precision of a model with these weights and this cache on a device.
-    ///
-    /// # Errors
-    /// Those of [`WeightOptions::precision`], [`Precision::with_kv`] and [`Precision::with_old_kv`].
-    pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
-        let precision = self.weights.precision(checkpoint, hardware)?;
-        precision.with_kv(self.kv, hardware)?.with_old_kv(self.old_kv, hardware)
-    }
-
-    /// How large the steps of a model are.
-    ///
-    /// # Errors
-    /// Sizes of 0, or a context that the model does not have.
-    pub fn limits(&self, config: &DecoderConfig) -> Result<Limits> {
-        let &Self { max_sequences, block_size, .. } = self;
-        let longest = config.longest_context();
-        let context = self.context.unwrap_or(config.usual_context());
-        if context == 0 || context > longest {
-            return Err(Error::Input(format!("a context of {context} tokens; the model has {longest} positions")));
-        }
-        if block_size == 0 || self.prefill_chunk == 0 || max_sequences == 0 {
-            return Err(Error::Input("block size, prefill chunk and sequences must be at least 1".to_owned()));
-        }
-        let max_rows = self.prefill_chunk.min(context).max(max_sequences);
-        let max_logits = self.max_logits.max(max_sequences);
-        Ok(Limits { max_rows, max_sequences, context, block_size, max_logits }.capped())
-    }
-
-    /// The cache.
-    pub(crate) fn cache_shape(&self, config: &DecoderConfig, precision: Precision) -> Result<CacheShape> {
-        let limits = self.limits(config)?;
-        let all = || limits.context.next_multiple_of(limits.block_size).saturating_mul(limits.max_sequences);
-        CacheShape::new(config, &precision, &limits, self.cache_tokens.unwrap_or_else(all))
-    }
-}
 
 /// A decoder with its cache and, where there is one, its tokenizer.
 ///
@@ -141,13 +56,9 @@ pub struct LanguageModel {
     cache: KvCache,
     tokenizer: Option<Arc<Tokenizer>>,
     batch: Batch,
-    logits: Tensor,
-    /// Where the host does not have the logits, tokens are drawn on the device.
-    draw: Option<Draw>,
+    logits: Logits,
     prefill_chunk: usize,
-    /// Host copy of logits that the host does not have: reused, so that a step allocates nothing.
-    row: Vec<f32>,
-    /// Tokens of a step.
+    /// The tokens of a greedy step.
     next: Vec<u32>,
 }
 
@@ -212,16 +123,11 @@ impl LanguageModel {
         if options.swap_tokens > 0 {
             cache = cache.with_host(options.swap_tokens)?;
         }
-        let logits = ctx.uninitialised_tagged("logits", DType::F32, &[limits.max_logits, config.vocab_size])?;
-        let draw = match logits.buffer().host_ptr() {
-            Some(_) => None,
-            None => Some(Draw::new(&ctx, config.vocab_size, limits.max_sequences)?),
-        };
-        let row = Vec::with_capacity(limits.max_logits * config.vocab_size);
+        let logits = Logits::new(&ctx, config.vocab_size, limits.max_logits, limits.max_sequences)?;
         let next = Vec::with_capacity(limits.max_logits);
         let prefill_chunk = options.prefill_chunk.min(limits.context);
         let batch = Batch::for_limits(&limits, Form::count(config, &precision));
-        Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, draw, prefill_chunk, row, next })
+        Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, prefill_chunk, next })
     }
 
     /// What a model would take on a device. The tensors are checked that loading would read, by what the headers say.
@@ -248,7 +154,7 @@ impl LanguageModel {
             let host = if sizes.device == DeviceKind::CPU { shape.host_bytes(options.swap_tokens) } else { 0 };
             shape.bytes().saturating_add(host)
         });
-        Ok(Plan { cache, logits: bytes(DType::F32, &[limits.max_logits, config.vocab_size]), ..plan })
+        Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_logits), ..plan })
     }
 
     /// The context that it runs on.
@@ -319,7 +225,7 @@ impl LanguageModel {
     pub fn prefill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<&[f32]> {
         // Nobody asks for it to end, so that it ends with the logits.
         self.prefill_then(sequence, tokens, &mut || ControlFlow::Continue(()), |model| model.fetch(1))?;
-        Ok(self.fetched(1))
+        Ok(self.logits.rows(1))
     }
 
     /// [`LanguageModel::prefill`], which between two chunks asks whether to go on. Where it is not to, there are no
@@ -334,7 +240,7 @@ impl LanguageModel {
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<&[f32]>> {
         match self.prefill_then(sequence, tokens, go_on, |model| model.fetch(1))? {
-            Some(()) => Ok(Some(self.fetched(1))),
+            Some(()) => Ok(Some(self.logits.rows(1))),
             None => Ok(None),
         }
     }
@@ -389,7 +295,7 @@ impl LanguageModel {
         self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
         self.decode_then(sequences, tokens, |model| model.fetch(rows))?;
-        Ok(self.fetched(rows))
+        Ok(self.logits.rows(rows))
     }
 
     /// One token for each of several sequences, and the most probable next token of each, chosen where the logits are: from
@@ -401,17 +307,13 @@ impl LanguageModel {
         self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
         self.decode_then(sequences, tokens, |model| {
-            model.next.clear();
-            if let Some(draw) = &mut model.draw {
-                let asked = std::iter::repeat_n(Asked::GREEDY, rows);
-                model.next.extend(draw.tokens(&model.ctx, &model.logits, asked)?);
-                return Ok(());
+            let Self { ctx, logits, next, .. } = model;
+            logits.ask(rows).fill(Some(Asked::GREEDY));
+            logits.draw(ctx, false)?;
+            next.clear();
+            for row in 0..rows {
+                next.push(logits.drawn(row).map_or_else(|| argmax(logits.row(row)).map(|best| best.id), Ok)?);
             }
-            model.fetch(rows)?;
-            let mut next = std::mem::take(&mut model.next);
-            let rows = model.fetched(rows).chunks(model.decoder.config().vocab_size);
-            rows.map(argmax).try_for_each(|best| best.map(|best| next.push(best.id)))?;
-            model.next = next;
             Ok(())
         })?;
         Ok(&self.next)
@@ -457,7 +359,7 @@ impl LanguageModel {
                 let rows = start..(start + most).min(chunk.len());
                 self.head(rows.clone())?;
                 self.fetch(rows.len())?;
-                each(self.fetched(rows.len()))?;
+                each(self.logits.rows(rows.len()))?;
             }
         }
         Ok(())
@@ -529,43 +431,24 @@ impl LanguageModel {
         self.head(0..self.batch.wanted().len())
     }
 
-    /// Whether tokens are drawn where the logits are, which the host does not have.
-    pub(crate) fn draws(&self) -> bool {
-        self.draw.is_some()
+    /// What is asked of the first rows of logits, and what comes of it.
+    pub(crate) fn logits_mut(&mut self) -> (&Context, &mut Logits) {
+        (&self.ctx, &mut self.logits)
     }
 
-    /// Draws on the device for each of the first rows of logits: what is asked, or nothing of use.
-    pub(crate) fn draw(&mut self, asked: &[Option<Asked>]) -> Result<()> {
-        let Some(draw) = &mut self.draw else { return Ok(()) };
-        let asked = asked.iter().map(|asked| asked.unwrap_or(Asked::GREEDY));
-        self.next.clear();
-        self.next.extend(draw.tokens(&self.ctx, &self.logits, asked)?);
-        Ok(())
+    /// The logits of the step, as far as they came to the host.
+    pub(crate) fn staged_logits(&self) -> &Logits {
+        &self.logits
     }
 
-    /// The tokens that were [drawn](Self::draw).
-    pub(crate) fn drawn(&self) -> &[u32] {
-        &self.next
+    /// Brings the first rows of logits to the host.
+    fn fetch(&mut self, rows: usize) -> Result<()> {
+        self.logits.fetch(&self.ctx, rows)
     }
 
     /// Computes the logits of some of the rows that the batch wants.
     fn head(&mut self, rows: Range<usize>) -> Result<()> {
-        self.decoder.head(&self.ctx, &self.batch.wanted()[rows], &mut self.logits)
-    }
-
-    /// Brings the first rows of logits to the host, if they are not there.
-    pub(crate) fn fetch(&mut self, rows: usize) -> Result<()> {
-        if self.logits.as_slice::<f32>().is_ok() {
-            return Ok(());
-        }
-        self.row.resize(rows * self.decoder.config().vocab_size, 0.0);
-        Ok(self.logits.download(&**self.ctx.stream(), &mut self.row).map_err(sinew_ops::Error::from)?)
-    }
-
-    /// The rows that were [fetched](Self::fetch).
-    pub(crate) fn fetched(&self, rows: usize) -> &[f32] {
-        let logits = self.logits.as_slice::<f32>().unwrap_or(&self.row);
-        &logits[..rows * self.decoder.config().vocab_size]
+        self.decoder.head(&self.ctx, &self.batch.wanted()[rows], self.logits.tensor_mut())
     }
 }
 

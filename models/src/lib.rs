@@ -52,6 +52,8 @@ pub mod tokenizer;
 mod answering;
 mod files;
 mod kernels;
+mod limits;
+mod logits;
 mod prompt;
 mod scratch;
 

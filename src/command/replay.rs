@@ -109,8 +109,6 @@ impl Replay {
         let Replayed { answered, failed, seconds, prompt_tokens, new_tokens, engine: stats, .. } = replayed;
         let rate = |tokens: usize| (*seconds > 0.0).then(|| tokens as f64 / seconds);
         let cache = engine.cache().stats();
-        let asked = stats.found + stats.prefilled;
-        let hit_rate = if asked == 0 { 0.0 } else { stats.found as f64 / asked as f64 };
         let mut out = std::io::stdout().lock();
         if self.json {
             let times = |p: &Percentiles| json!({ "p50": p.p50, "p95": p.p95, "p99": p.p99 });
@@ -127,7 +125,7 @@ impl Replay {
                 "time_between_tokens_s": times(&replayed.between_tokens),
                 "steps": stats.steps,
                 "found_tokens": stats.found,
-                "hit_rate": hit_rate,
+                "hit_rate": stats.hit_rate(),
                 "evictions": cache.evictions,
                 "preemptions": stats.preemptions,
                 "swapped": stats.swapped,
@@ -156,7 +154,7 @@ impl Replay {
             cache.peak_used,
             cache.total,
             stats.preemptions,
-            100.0 * hit_rate
+            100.0 * stats.hit_rate()
         )?;
         if let Some(why) = &replayed.failure {
             writeln!(out, "failed     first: {why}")?;

@@ -142,7 +142,7 @@ fn a_step_that_failed_is_tried_again_as_if_it_had_not_been() {
                 // Who was let in stays; nothing else has changed.
                 let now = engine.stats();
                 assert_eq!((now.prefilled, now.decoded, now.steps), (before.prefilled, before.decoded, before.steps));
-                assert_eq!(engine.cache().stats().table_tokens, held + now.found - before.found);
+                assert_eq!(engine.cache().stats().table_tokens, held + now.found - before.found, "nobody made room");
             }
         }
     }

@@ -177,3 +177,21 @@ fn nobody_waits_for_what_has_been_run_and_left_behind() {
     assert_eq!((engine.stats().running, engine.stats().found), (2, 0));
     assert_eq!(run(&mut engine).len(), 2);
 }
+
+#[test]
+fn what_a_request_finds_of_its_own_is_no_hit() {
+    // As many as make room for each other, and nothing that begins alike.
+    let mut engine = small(3, 128);
+    let line = |number: usize| TraceLine {
+        arrival_s: 0.0,
+        prompt_tokens: 30 + number,
+        new_tokens: 60,
+        prefix: 0,
+        prefix_tokens: 0,
+    };
+    let go_on = &mut || ControlFlow::Continue(());
+    let replayed = engine.replay(&[line(0), line(1), line(2)], 1.0, go_on).expect("it runs");
+    let stats = replayed.engine;
+    assert!(stats.preemptions > 0 && stats.found_again > 0, "{stats:?}");
+    assert_eq!((stats.prompted, stats.found, stats.hit_rate()), (30 + 31 + 32, 0, 0.0));
+}

@@ -51,6 +51,35 @@ fn a_full_queue_refuses() {
     assert_eq!(run(&mut engine).len(), 2);
 }
 
+#[test]
+fn answers_that_end_without_a_step_are_not_piled_up() {
+    let options = LoadOptions { max_sequences: 2, ..LoadOptions::default() };
+    let mut engine =
+        Engine::new(model(1, DType::F32, options), EngineOptions { max_waiting: 3, ..EngineOptions::default() });
+    let (mut taken, mut told) = (0, 0);
+    for turn in 0..3 {
+        // Nothing is asked of the one, and the other is not waited for.
+        loop {
+            let request = Request { samples: 2, ..asked(5, taken % 2) };
+            match engine.submit(request) {
+                Ok(id) => {
+                    taken += 1;
+                    if engine.stats().waiting > 0 {
+                        assert!(engine.cancel(id));
+                    }
+                }
+                Err(Error::Busy { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+            assert!(taken < 100, "turn {turn}: there is no end to it");
+        }
+        assert!(!engine.is_idle());
+        told += engine.step().expect("a step").len();
+        assert_eq!((told, engine.stats().waiting), (2 * taken, 0), "turn {turn}");
+    }
+    assert!(taken >= 3 * 4, "{taken}");
+}
+
 /// The step in which each request has its first token, and that in which it ends.
 fn steps_of(engine: &mut Engine) -> HashMap<u64, (usize, usize)> {
     let mut steps = HashMap::new();

@@ -71,6 +71,7 @@ impl KvCache {
         };
         let (tables, swaps) = sequence.moved(start.tables)?;
         for (group, swap) in swaps.iter().enumerate() {
+            swap.copies().iter().for_each(|&(_, to)| self.poisoned.take(group, to));
             let layers = self.layers.iter_mut().zip(&host.layers).zip(&self.shape.layers);
             for (((keys, values), on_host), _) in layers.filter(|(_, of)| **of == group) {
                 for (tensor, host) in [keys, values].into_iter().zip(on_host) {
@@ -82,9 +83,7 @@ impl KvCache {
             }
         }
         (sequence.tables, sequence.swapped) = (tables, false);
-        for (group, swap) in swaps.iter().enumerate() {
-            swap.copies().iter().for_each(|&(_, to)| self.poisoned.take(group, to));
-        }
+        self.note_used();
         Ok(swaps.iter().map(|swap| swap.copies().len()).sum())
     }
 }

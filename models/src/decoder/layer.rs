@@ -12,8 +12,8 @@ use super::feed_forward::FeedForward;
 use super::stream::{Output, Stream, input_norm};
 use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
+use crate::limits::Limits;
 use crate::load::{Loader, Part, Precision, Sizes};
-use crate::plan::Limits;
 use crate::scratch::{Heads, Rows, sum};
 use crate::{DecoderConfig, Result};
 

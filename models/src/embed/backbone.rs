@@ -10,8 +10,8 @@ use crate::cache::{CacheShape, Form, KvCache};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::kernels::Place;
+use crate::limits::{Limits, Plan};
 use crate::load::{Loader, Precision, Sizes};
-use crate::plan::{Limits, Plan};
 use crate::scratch::{ACTIVATIONS, bytes};
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 

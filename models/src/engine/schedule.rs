@@ -5,7 +5,7 @@ use sinew_memory::Error as MemoryError;
 use super::Engine;
 use super::stream::Stream;
 use crate::batch::Wanted;
-use crate::plan::Limits;
+use crate::limits::Limits;
 use crate::{Error, Result};
 
 /// Puts a stream in its place by rank, behind those of the same.
@@ -144,7 +144,13 @@ impl Engine {
             let (ctx, cache) = self.model.context_and_cache();
             match stream.enter(&ctx, cache, found) {
                 Ok(found) => {
-                    self.stats.found += found as u64;
+                    match stream.let_in() {
+                        Some(prompt) => {
+                            self.stats.prompted += prompt as u64;
+                            self.stats.found += found as u64;
+                        }
+                        None => self.stats.found_again += found as u64,
+                    }
                     insert(&mut self.running, stream);
                 }
                 Err(error) => {

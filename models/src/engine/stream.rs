@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use sinew_ops::Context;
 
-use crate::answering::Answering;
-use crate::answering::GenerateOptions;
+use crate::answering::{Answering, GenerateOptions};
 use crate::cache::{KvCache, Sequence};
 use crate::config::DecoderConfig;
 use crate::engine::request::{Event, Happening, Request, RequestId};
-use crate::sampling::{Asked, History, Logprobs};
+use crate::sampling::{Asked, History};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -43,6 +42,8 @@ pub(super) struct Stream {
     tokens: Vec<u32>,
     prompt: usize,
     salt: u64,
+    /// Whether it was in the cache before.
+    was_in: bool,
     options: GenerateOptions,
     tokenizer: Option<Arc<Tokenizer>>,
     answering: Answering,
@@ -71,6 +72,7 @@ impl Stream {
             tokens,
             prompt,
             salt,
+            was_in: false,
             options,
             tokenizer,
             answering,
@@ -168,6 +170,11 @@ impl Stream {
         Ok(self.sequence.len())
     }
 
+    /// Notes that it is in the cache; the tokens of its prompt where that is for the first time.
+    pub fn let_in(&mut self) -> Option<usize> {
+        (!std::mem::replace(&mut self.was_in, true)).then_some(self.prompt)
+    }
+
     /// Leaves the cache: to the host where there is room and it answers already, else its tokens are run again. Says
     /// whether it is on the host.
     pub fn leave(&mut self, ctx: &Context, cache: &mut KvCache) -> bool {
@@ -213,12 +220,15 @@ impl Stream {
         (staged - decoded, decoded, self.row.take())
     }
 
-    /// What is asked of a device that draws itself; nothing where the host has to see the logits.
+    /// What is asked of a device that draws itself; nothing where the host has to see the logits, from which other answers
+    /// part.
     pub fn ask(&mut self) -> Option<Asked> {
-        if self.answering.logprobs.is_some() || self.samples > 1 {
-            return None;
-        }
-        self.answering.sampler.ask(self.tokens.len() - self.prompt)
+        if self.samples > 1 { None } else { self.answering.ask(self.tokens.len() - self.prompt) }
+    }
+
+    /// Whether the host has to see the logits in any case.
+    pub fn wants_logits(&self) -> bool {
+        self.answering.logprobs().is_some()
     }
 
     pub fn row(&self) -> Option<usize> {
@@ -271,17 +281,10 @@ impl Stream {
         tell: &mut impl FnMut(Happening),
     ) -> Result<bool> {
         let (prompt, generated) = self.tokens.split_at(self.prompt);
-        let token = match drawn {
-            Some(token) => {
-                self.answering.sampler.took();
-                token
-            }
-            None => self.answering.sampler.sample(logits, History { prompt, generated })?,
-        };
+        let (token, logprobs) = self.answering.choose(drawn, logits, History { prompt, generated })?;
         let piece = self.answering.take(token, generated.len() + 1, self.sequence.len() >= context)?;
         let mut rest = piece.text;
         if piece.token {
-            let logprobs = self.answering.logprobs.map(|most| Logprobs::of(logits, token, most));
             tell(Happening::Token { token, text: std::mem::take(&mut rest), logprobs });
             self.tokens.push(token);
         }

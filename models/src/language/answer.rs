@@ -163,18 +163,8 @@ impl LanguageModel {
     /// The next token by the first row of logits, chosen where they are if that can be, and its log probability if that
     /// is wanted.
     fn choose(&mut self, answering: &mut Answering, history: History<'_>) -> Result<(u32, Option<Logprobs>)> {
-        let (sampler, logprobs) = (&mut answering.sampler, answering.logprobs);
-        if let Some(draw) = &mut self.draw
-            && let Some(asked) = sampler.ask(history.generated.len())
-        {
-            let token = draw.tokens(&self.ctx, &self.logits, std::iter::once(asked))?[0];
-            sampler.took();
-            let Some(most) = logprobs else { return Ok((token, None)) };
-            self.fetch(1)?;
-            return Ok((token, Some(Logprobs::of(self.fetched(1), token, most))));
-        }
-        self.fetch(1)?;
-        let token = sampler.sample(self.fetched(1), history)?;
-        Ok((token, logprobs.map(|most| Logprobs::of(self.fetched(1), token, most))))
+        self.logits.ask(1)[0] = answering.ask(history.generated.len());
+        self.logits.draw(&self.ctx, answering.logprobs().is_some())?;
+        answering.choose(self.logits.drawn(0), self.logits.row(0), history)
     }
 }

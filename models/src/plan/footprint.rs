@@ -3,7 +3,7 @@
 use sinew_memory::{Device, DeviceKind};
 use sinew_ops::layers::Encoding;
 
-use super::Plan;
+use crate::limits::Plan;
 use crate::load::Made;
 use crate::scratch::sum;
 

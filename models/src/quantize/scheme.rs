@@ -18,8 +18,8 @@ use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::error::{Error, Result};
 use crate::folder::Folder;
+use crate::limits::Limits;
 use crate::load::{Asked, Quantize, Sizes, WeightOptions, float_dtype};
-use crate::plan::Limits;
 use crate::quantized::Bits;
 
 /// A format that compressed-tensors has a name for.

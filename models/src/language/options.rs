@@ -1,0 +1,95 @@
+//! How language models are loaded.
+
+use sinew_memory::Hardware;
+use sinew_ops::layers::OldKv;
+use sinew_tensor::DType;
+
+use crate::cache::CacheShape;
+use crate::checkpoint::Checkpoint;
+use crate::limits::Limits;
+use crate::load::{Precision, WeightOptions};
+use crate::{DecoderConfig, Error, Result};
+
+/// How a model is loaded and how large its steps may be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoadOptions {
+    /// The weights.
+    pub weights: WeightOptions,
+    /// Tokens of one sequence, prompt and answer; [`DecoderConfig::usual_context`] where it is `None`. A rotary embedding
+    /// that depends on the length of sequences is that of this length for all of them, whatever a prompt or a request of
+    /// an engine needs, until [`LanguageModel::rotate_for`](crate::LanguageModel::rotate_for) says else.
+    pub context: Option<usize>,
+    /// Tokens in one step of a prompt.
+    pub prefill_chunk: usize,
+    /// Sequences in one step.
+    pub max_sequences: usize,
+    /// Tokens that the cache has room for, in whole blocks; every sequence at its longest where it is `None`.
+    pub cache_tokens: Option<usize>,
+    /// Tokens that there is room for on the host, of sequences that make room for others in an engine.
+    pub swap_tokens: usize,
+    /// Tokens in a block of the cache.
+    pub block_size: usize,
+    /// Dtype of the cache: f32, f16, bf16, or, on CPUs, int8 or fp8 (e4m3) with a scale for each token and head; that of
+    /// [`Precision::of`] where it is `None`.
+    pub kv: Option<DType>,
+    /// In what form old keys and values are kept, on CPUs: int8 or fp8 (e4m3) with a scale for each token and head, while
+    /// recent ones stay in `kv`. The token at position `p` sees those below `64 · ⌊(p + 1 - recent) / 64⌋` so, whatever
+    /// step it is run in; layers whose window has no more than the recent ones have none. `None` keeps all alike.
+    pub old_kv: Option<OldKv>,
+    /// Rows of logits held at once; a step may have more rows.
+    pub max_logits: usize,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            weights: WeightOptions::default(),
+            context: None,
+            prefill_chunk: 512,
+            max_sequences: 1,
+            cache_tokens: None,
+            swap_tokens: 0,
+            block_size: 16,
+            kv: None,
+            old_kv: None,
+            max_logits: 1,
+        }
+    }
+}
+
+impl LoadOptions {
+    /// The precision of a model with these weights and this cache on a device.
+    ///
+    /// # Errors
+    /// Those of [`WeightOptions::precision`], [`Precision::with_kv`] and [`Precision::with_old_kv`].
+    pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
+        let precision = self.weights.precision(checkpoint, hardware)?;
+        precision.with_kv(self.kv, hardware)?.with_old_kv(self.old_kv, hardware)
+    }
+
+    /// How large the steps of a model are.
+    ///
+    /// # Errors
+    /// Sizes of 0, or a context that the model does not have.
+    pub fn limits(&self, config: &DecoderConfig) -> Result<Limits> {
+        let &Self { max_sequences, block_size, .. } = self;
+        let longest = config.longest_context();
+        let context = self.context.unwrap_or(config.usual_context());
+        if context == 0 || context > longest {
+            return Err(Error::Input(format!("a context of {context} tokens; the model has {longest} positions")));
+        }
+        if block_size == 0 || self.prefill_chunk == 0 || max_sequences == 0 {
+            return Err(Error::Input("block size, prefill chunk and sequences must be at least 1".to_owned()));
+        }
+        let max_rows = self.prefill_chunk.min(context).max(max_sequences);
+        let max_logits = self.max_logits.max(max_sequences);
+        Ok(Limits { max_rows, max_sequences, context, block_size, max_logits }.capped())
+    }
+
+    /// The cache.
+    pub(crate) fn cache_shape(&self, config: &DecoderConfig, precision: Precision) -> Result<CacheShape> {
+        let limits = self.limits(config)?;
+        let all = || limits.context.next_multiple_of(limits.block_size).saturating_mul(limits.max_sequences);
+        CacheShape::new(config, &precision, &limits, self.cache_tokens.unwrap_or_else(all))
+    }
+}
