@@ -13,7 +13,8 @@ use command::{command, refused, run, stdout};
 /// A text that is no value of any setting but those that take any.
 const NONSENSE: &str = "no such value";
 /// Settings that take any text, or any list of it.
-const ANY: [&str; 6] = ["device", "kernels", "tuning_cache", "hub_cache", "hub_endpoint", "hub_token"];
+const ANY: [&str; 8] =
+    ["device", "kernels", "tuning_cache", "device_cache", "kernel_cache", "hub_cache", "hub_endpoint", "hub_token"];
 
 fn settings(arguments: &[&str], variables: &[(&str, &str)]) -> Vec<Value> {
     let mut command = command();

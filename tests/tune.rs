@@ -126,6 +126,16 @@ fn a_description_is_measured_once_and_shown_from_then_on() {
         assert_eq!(limits["measured"], known);
         assert_eq!(limits["memory_bytes_per_s"] == measured["bandwidth"][0]["read_bytes_per_s"], known, "{limits}");
     }
+    // In a folder of its own there is nothing yet, and where nothing can be kept that is said.
+    let elsewhere = |place: &str, more: &[&str]| {
+        let set = format!("device_cache={place}");
+        in_folder(folder.path(), &[&["devices", "--json", "--threads", "1", "--set", &set], more].concat())
+    };
+    let place = folder.path().join("elsewhere");
+    let nothing = json(&elsewhere(place.to_str().unwrap(), &[]));
+    assert!(nothing["devices"].as_array().unwrap().iter().all(|device| device.get("measured").is_none()), "{nothing}");
+    let unkept = elsewhere("/dev/null/none", &["--measure"]);
+    assert!(String::from_utf8_lossy(&unkept.stderr).contains("not kept: /dev/null/none"), "{unkept:?}");
     let shown = stdout(&in_folder(folder.path(), &["devices", "--threads", "1"]));
     assert!(shown.contains("start and join") && shown.contains("GFLOP/s"), "{shown}");
 }

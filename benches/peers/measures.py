@@ -28,10 +28,11 @@ def compete(ids, clear, prefill, step, loaded_s):
     status = Path("/proc/self/status").read_text().split()
     put("peak memory", int(status[status.index("VmHWM:") + 1]) * 1024 / 1e6, "MB")
     items = [(f"prefill {PREFILL}", "tokens/s", "", PREFILL, 1, 0)]
-    for batch, steps in [(1, STEPS), (BATCH, BATCH_STEPS)]:
+    # The last as requests of a scheduler, where there is one: of others they are the batch once more.
+    for beginning, batch, steps in [("", 1, STEPS), (f"batch {BATCH}, ", BATCH, BATCH_STEPS),
+                                    (f"{BATCH} requests, ", BATCH, BATCH_STEPS)]:
         for prompt in [SHORT, PREFILL]:
-            what = f"decode after {prompt}" if batch == 1 else f"batch {batch}, decode after {prompt}"
-            items.append((what, "tokens/s", "", prompt, batch, steps))
+            items.append((f"{beginning}decode after {prompt}", "tokens/s", "", prompt, batch, steps))
     last, done = None, 0
 
     def measure(what, unit, library, prompt, batch, steps):

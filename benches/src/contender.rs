@@ -162,11 +162,13 @@ pub struct Generation {
     pub batch: usize,
     /// Steps behind the prompts; 0 where the prompts themselves are timed.
     pub steps: usize,
+    /// Whether the sequences are requests of a scheduler, where there is one.
+    pub requests: bool,
 }
 
 impl Generation {
     /// All of them, from `SHORT PREFILL STEPS BATCH BATCH_STEPS`, as measures.py has them: first the long prompt, then
-    /// steps behind the short one.
+    /// steps behind the short one; at last those of the batch as requests.
     ///
     /// # Errors
     /// Other arguments.
@@ -175,21 +177,25 @@ impl Generation {
         let [short, long, steps, batch, batch_steps] = sizes[..] else {
             return Err("sizes are SHORT PREFILL STEPS BATCH BATCH_STEPS".into());
         };
-        let of = |prompt, batch, steps| Self { prompt, batch, steps };
+        let of = |prompt, batch, steps| Self { prompt, batch, steps, requests: false };
+        let as_requests = |prompt| Self { requests: true, ..of(prompt, batch, batch_steps) };
         Ok(vec![
             of(long, 1, 0),
             of(short, 1, steps),
             of(long, 1, steps),
             of(short, batch, batch_steps),
             of(long, batch, batch_steps),
+            as_requests(short),
+            as_requests(long),
         ])
     }
 
     /// What it is called.
     pub fn item(&self) -> Item {
-        let Self { prompt, batch, steps } = *self;
+        let Self { prompt, batch, steps, requests } = *self;
         let what = match (steps, batch) {
             (0, _) => format!("prefill {prompt}"),
+            _ if requests => format!("{batch} requests, decode after {prompt}"),
             (_, 1) => format!("decode after {prompt}"),
             _ => format!("batch {batch}, decode after {prompt}"),
         };

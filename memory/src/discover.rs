@@ -3,7 +3,25 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Bytes, Caches, Cpu, Device, DeviceKind, Error, Result, SimdLevel, level_from_environment, system};
+use crate::system;
+use crate::{Bytes, Caches, Cpu, Device, DeviceKind, Error, PrivateFolder, Result, SimdLevel, level_from_environment};
+
+/// How a device is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Threads of a CPU; all that the process may use where it is `None`.
+    pub threads: Option<usize>,
+    /// The SIMD level of a CPU; that which [`level_from_environment`] gives where it is `None`.
+    pub simd: Option<SimdLevel>,
+    /// Where the compiled kernels of a GPU are kept.
+    pub kernels: PrivateFolder,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self { threads: None, simd: None, kernels: PrivateFolder::of_user("kernels") }
+    }
+}
 
 /// A device that was looked for: what was found, or why there is none.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,6 +83,8 @@ pub struct Gpu {
     pub compute_capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
+    /// The most memory that the threads of a block share.
+    pub shared_bytes: usize,
     /// Memory in all.
     pub total_bytes: usize,
     /// The newest CUDA version that the driver knows, major and minor.
@@ -150,19 +170,21 @@ pub fn discover() -> Vec<Discovered> {
 
 /// Opens a device: `cpu`, `cuda`, `cuda:1`, `wgpu`, `wgpu:1`.
 ///
-/// `threads` and `simd` are for the CPU: by default all threads that the process may use, and the level that
-/// [`level_from_environment`] gives. Only the kind that is named is touched: `cpu` loads no GPU driver.
+/// Only the kind that is named is touched: `cpu` loads no GPU driver.
 ///
 /// # Errors
 /// [`Error::NoDevice`] where there is no such device or no kernel for it, and why; [`Error::Invalid`] for a number of
 /// threads that cannot be, or an unreadable `SINEW_SIMD`.
 ///
 /// ```
-/// let cpu = sinew_memory::open("cpu", Some(1), None)?;
+/// use sinew_memory::DeviceOptions;
+///
+/// let cpu = sinew_memory::open("cpu", &DeviceOptions { threads: Some(1), ..DeviceOptions::default() })?;
 /// assert_eq!(cpu.hardware().threads, 1);
 /// # Ok::<(), sinew_memory::Error>(())
 /// ```
-pub fn open(name: &str, threads: Option<usize>, simd: Option<SimdLevel>) -> Result<Arc<dyn Device>> {
+pub fn open(name: &str, options: &DeviceOptions) -> Result<Arc<dyn Device>> {
+    let &DeviceOptions { threads, simd, ref kernels } = options;
     let no_device = |reason: String| Error::NoDevice { name: name.to_owned(), reason };
     let unknown = || no_device("devices are cpu, cuda, cuda:N, wgpu and wgpu:N".into());
     let (kind, index) = match name.split_once(':') {
@@ -188,7 +210,7 @@ pub fn open(name: &str, threads: Option<usize>, simd: Option<SimdLevel>) -> Resu
         "cpu" => return Err(no_device("there is one CPU device; write cpu".into())),
         "cuda" => named(DeviceKind::CUDA, cuda::gpus(), Found::Gpu),
         "wgpu" => {
-            return webgpu::open(index).map_err(|error| match error {
+            return webgpu::open(index, kernels).map_err(|error| match error {
                 // As it was asked for: `wgpu` is `wgpu:0`.
                 Error::NoDevice { reason, .. } => no_device(reason),
                 error => error,
@@ -198,7 +220,7 @@ pub fn open(name: &str, threads: Option<usize>, simd: Option<SimdLevel>) -> Resu
     };
     #[cfg(all(feature = "cuda", not(target_os = "macos")))]
     if let Some(Discovered { found: Found::Gpu(_), .. }) = available.get(index) {
-        return cuda::open(u32::try_from(index).unwrap_or(u32::MAX));
+        return cuda::open(u32::try_from(index).unwrap_or(u32::MAX), kernels);
     }
     Err(no_device(match available.get(index).map(|device| &device.found) {
         Some(Found::Nothing { reason }) => reason.clone(),
@@ -245,10 +267,10 @@ mod cuda {
 
     use crate::cuda::CudaDevice;
     pub(super) use crate::cuda::gpus;
-    use crate::{Device, Result};
+    use crate::{Device, PrivateFolder, Result};
 
-    pub fn open(index: u32) -> Result<Arc<dyn Device>> {
-        Ok(CudaDevice::open(index)?)
+    pub fn open(index: u32, kernels: &PrivateFolder) -> Result<Arc<dyn Device>> {
+        Ok(CudaDevice::open(index, kernels.clone())?)
     }
 }
 
@@ -268,11 +290,14 @@ mod cuda {
 
 #[cfg(feature = "wgpu")]
 mod webgpu {
+    use std::sync::Arc;
+
     pub(super) use crate::webgpu::found as adapters;
     use crate::webgpu::{WgpuDevice, WgpuOptions};
+    use crate::{Device, PrivateFolder, Result};
 
-    pub(super) fn open(index: usize) -> crate::Result<std::sync::Arc<dyn crate::Device>> {
-        Ok(WgpuDevice::open(index, &WgpuOptions::default())?)
+    pub(super) fn open(index: usize, kernels: &PrivateFolder) -> Result<Arc<dyn Device>> {
+        Ok(WgpuDevice::open(index, &WgpuOptions { cache: kernels.clone(), ..WgpuOptions::default() })?)
     }
 }
 

@@ -71,13 +71,18 @@ impl PrivateFolder {
     /// Those of `make`.
     pub fn image<E>(&self, name: &str, key: &[&str], make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
         let key = key.join("\0");
-        let file = format!("{name}-{:016x}", checksum(&[key.as_bytes()]));
+        let file = Self::file(name, &key);
         if let Some(image) = self.get(&file, &key) {
             return Ok(image);
         }
         let image = make()?;
         self.keep(&file, &key, &image);
         Ok(image)
+    }
+
+    /// The name of a file for a key, so that contents of others do not replace each other.
+    pub fn file(name: &str, key: &str) -> String {
+        format!("{name}-{:016x}", checksum(&[key.as_bytes()]))
     }
 
     /// What a file holds, if it was kept whole for this key, and nobody else could have written it.

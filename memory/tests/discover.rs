@@ -1,6 +1,10 @@
 //! Discovery, and opening devices by name.
 
-use sinew_memory::{DeviceKind, Error, Found, SimdLevel, discover, open};
+use sinew_memory::{DeviceKind, DeviceOptions, Error, Found, SimdLevel, discover, open};
+
+fn of(threads: Option<usize>, simd: Option<SimdLevel>) -> DeviceOptions {
+    DeviceOptions { threads, simd, ..DeviceOptions::default() }
+}
 
 #[test]
 fn every_kind_of_device_is_found_or_has_a_reason() {
@@ -41,19 +45,19 @@ fn features_that_are_off_are_the_reason() {
 
 #[test]
 fn cpu_opens_with_the_threads_and_the_level_that_are_asked() {
-    let plain = open("cpu", None, None).expect("there is a CPU");
+    let plain = open("cpu", &DeviceOptions::default()).expect("there is a CPU");
     assert_eq!(plain.id().to_string(), "cpu");
-    let capped = open("cpu:0", Some(2), Some(SimdLevel::Portable)).expect("there is a CPU");
+    let capped = open("cpu:0", &of(Some(2), Some(SimdLevel::Portable))).expect("there is a CPU");
     assert_eq!((capped.hardware().threads, capped.hardware().simd), (2, SimdLevel::Portable));
-    assert!(matches!(open("cpu", Some(0), None), Err(Error::Invalid(_))));
-    assert!(matches!(open("cpu", Some(usize::MAX), None), Err(Error::Invalid(_))));
+    assert!(matches!(open("cpu", &of(Some(0), None)), Err(Error::Invalid(_))));
+    assert!(matches!(open("cpu", &of(Some(usize::MAX), None)), Err(Error::Invalid(_))));
 }
 
 #[test]
 fn what_cannot_be_opened_is_one_line_that_says_why() {
     let names = ["", ":", "gpu", "CPU", "cpu:1", "cpu:", "cuda", "cuda:0", "cuda:999", "cuda:-1", "cuda:+1", "cuda:x"];
     for name in names.into_iter().chain(["wgpu:4096", "wgpu:99999999999999999999", "cuda:0:0"]) {
-        let error = open(name, None, None).expect_err("no such device, or no kernels for it");
+        let error = open(name, &DeviceOptions::default()).expect_err("no such device, or no kernels for it");
         let Error::NoDevice { name: said, reason } = &error else { panic!("{error}") };
         assert_eq!(said, name);
         assert!(!reason.is_empty());

@@ -49,7 +49,7 @@ fn what_is_found_opens_by_name() {
     let names: Vec<_> = discover().into_iter().filter(|d| d.kind == DeviceKind::WGPU).map(|d| d.name).collect();
     assert!(!names.is_empty());
     for name in names {
-        let device = open(&name, None, None).unwrap();
+        let device = open(&name, &sinew_memory::DeviceOptions::default()).unwrap();
         assert_eq!((device.id().to_string(), device.location()), (name, Location::Device));
         let offers = device.hardware().accelerator.clone().unwrap();
         assert!(

@@ -155,6 +155,10 @@ settings! {
     tuning: bool = true, Some("tuning"), "BOOL";
     /// The folder of what `sinew tune` measured; auto is the user's.
     tuning_cache: Option<PathBuf> = None, Some("tuning-cache"), "FOLDER";
+    /// The folder of what `sinew devices --measure` measured; auto is the user's.
+    device_cache: Option<PathBuf> = None, None, "FOLDER";
+    /// The folder of compiled kernels of GPUs; auto is the user's.
+    kernel_cache: Option<PathBuf> = None, None, "FOLDER";
     /// Dtype of the weights in memory: auto (as stored), f32, f16, bf16, or int8, int4 or fp8, to which the weights of
     /// products are quantized as they are loaded.
     dtype: WeightDType = WeightDType::AsStored, Some("dtype"), "DTYPE";

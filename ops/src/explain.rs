@@ -152,9 +152,16 @@ pub(crate) fn explain_measured<O: Operator>(
     let table = table.ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
     let mut trial = table.trial(&(fixed.clone(), *call), ctx.stream())?;
     let (times, failed) = take_turns(&mut *trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
+    let seconds = |of: &str| times.iter().find(|(row, _)| *row == of).map(|(_, seconds)| *seconds);
+    let chosen = explanation.choice().and_then(|choice| seconds(choice.row));
+    let faster = |row: &str| {
+        seconds(row).zip(chosen).is_some_and(|(seconds, chosen)| seconds < chosen * (1.0 - crate::tune::MARGIN))
+    };
     for candidate in &mut explanation.candidates {
-        let of_row = times.iter().find(|(row, _)| *row == candidate.row);
-        candidate.measured_s = of_row.map(|(_, seconds)| *seconds);
+        candidate.measured_s = seconds(candidate.row);
+        if candidate.verdict == SLOWER && faster(candidate.row) {
+            candidate.verdict = format!("{SLOWER}, faster as measured now: tuning would choose it");
+        }
         if let Some((_, failure)) = failed.iter().find(|(row, _)| *row == candidate.row) {
             let chosen = if candidate.chosen { "chosen, and " } else { "" };
             candidate.verdict = format!("{chosen}failed its trial: {failure}");
@@ -163,6 +170,9 @@ pub(crate) fn explain_measured<O: Operator>(
     Ok(explanation.against(Limits::measure(ctx.device())?, O::compute(fixed)))
 }
 
+/// Said of a row that may serve, where neither it nor the choice was measured.
+const SLOWER: &str = "slower by prediction";
+
 /// A verdict as it is printed.
 fn in_words(verdict: &Verdict, chosen: bool, measured: bool) -> String {
     match verdict {
@@ -170,7 +180,7 @@ fn in_words(verdict: &Verdict, chosen: bool, measured: bool) -> String {
         Verdict::Takes { .. } if chosen && measured => "chosen: none was measured to be clearly faster".into(),
         Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
         Verdict::Takes { .. } if measured => "not clearly faster, measured".into(),
-        Verdict::Takes { .. } => "slower by prediction".into(),
+        Verdict::Takes { .. } => SLOWER.into(),
         Verdict::Failed(failure) => failure.clone(),
         Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),
         Verdict::OtherArithmetic(family) => format!("another arithmetic than {family}"),

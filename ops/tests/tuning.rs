@@ -235,6 +235,19 @@ fn what_is_not_of_this_version_these_rows_and_this_user_counts_as_nothing() {
     }
 }
 
+#[test]
+fn times_of_two_sets_of_rows_are_kept_beside_each_other() {
+    let kept = Cache::new();
+    let registries = [|| context(&[twin()], true), || context(&[], true)];
+    for registry in registries {
+        kept.cache.save(&registry(), &measured(&registry())).unwrap();
+    }
+    for registry in registries {
+        let explanation = registry().with_tuning(&kept.cache).explain::<Gemm>(&problem(), &CALL).unwrap();
+        assert!(explanation.choice().unwrap().measured_s.is_some(), "{explanation}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn what_others_could_have_written_counts_as_nothing() {

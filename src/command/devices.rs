@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::json;
 use sinew::kernels::rates::Description;
-use sinew::memory::{DeviceKind, Discovered, Found, PrivateFolder, discover, open};
+use sinew::memory::{DeviceKind, Discovered, Found, discover};
 use sinew::models::Settings;
 
 use super::arguments::settings;
-use super::{Machine, Outcome};
+use super::{Machine, Outcome, complain};
 
 /// List the devices of this machine, or why there are none.
 #[derive(Debug, Args)]
@@ -53,27 +53,33 @@ impl Devices {
 
     /// How fast a device is: measured now, or what was kept.
     fn speed(&self, device: &Discovered) -> Outcome<Option<Description>> {
-        let folder = description_folder();
+        let folder = settings().device_cache();
         let opened = match device.found {
             Found::Nothing { .. } => return Ok(None),
-            // With the threads that were asked for.
-            _ if device.kind == DeviceKind::CPU => {
-                Settings { device: device.name.clone(), ..settings().clone() }.open_device()?
-            }
             // A GPU is opened only for what is asked of it.
-            _ if self.measure => open(&device.name, None, None)?,
-            _ => return Ok(None),
+            _ if device.kind != DeviceKind::CPU && !self.measure => return Ok(None),
+            _ => of_device(&device.name).open_device()?,
         };
-        Ok(match self.measure {
-            true => Some(Description::measure_and_keep(&opened, &folder)?),
-            false => Description::kept(&opened, &folder),
-        })
+        if !self.measure {
+            return Ok(Description::kept(&opened, &folder));
+        }
+        let measured = Description::measure_and_keep(&opened, &folder)?;
+        if Description::kept(&opened, &folder).is_none() {
+            let why = folder.folder().map_or_else(
+                || "neither device_cache nor XDG_CACHE_HOME nor HOME is set".to_owned(),
+                |folder| format!("{} cannot be written, or by others as well", folder.display()),
+            );
+            complain(&format!("{}: what was measured is not kept: {why}", device.name));
+        }
+        Ok(Some(measured))
     }
 }
 
-/// Where descriptions of devices are kept.
-pub fn description_folder() -> PrivateFolder {
-    PrivateFolder::of_user("devices")
+/// The settings of this run, of a device: the CPU has the threads that were asked for.
+pub fn of_device(name: &str) -> Settings {
+    let settings = settings().clone();
+    let pin = settings.pin && name == DeviceKind::CPU.to_string();
+    Settings { device: name.to_owned(), pin, ..settings }
 }
 
 fn gib(bytes: usize) -> String {
@@ -100,7 +106,8 @@ fn print(out: &mut impl Write, device: &Discovered) -> io::Result<()> {
             let (major, minor) = gpu.compute_capability;
             let (driver, revision) = gpu.driver_version;
             writeln!(out, "{}: {}, sm_{major}{minor}, {} SMs", device.name, gpu.name, gpu.multiprocessors)?;
-            writeln!(out, "  memory {}, driver for CUDA {driver}.{revision}", gib(gpu.total_bytes))?;
+            let (memory, shared) = (gib(gpu.total_bytes), kib(gpu.shared_bytes));
+            writeln!(out, "  memory {memory}, shared by a block {shared}, driver for CUDA {driver}.{revision}")?;
         }
         Found::Adapter(adapter) => {
             writeln!(out, "{}: {} ({}, {})", device.name, adapter.name, adapter.backend, adapter.device_type)?;
@@ -109,9 +116,10 @@ fn print(out: &mut impl Write, device: &Discovered) -> io::Result<()> {
                 if adapter.subgroups { format!("subgroups {low} to {high}") } else { "no subgroups".into() };
             writeln!(
                 out,
-                "  {}; bindings to {} MiB, f16 {}, {subgroups}",
+                "  {}; bindings to {} MiB, shared by a workgroup {}, f16 {}, {subgroups}",
                 adapter.driver,
                 adapter.max_binding_bytes >> 20,
+                kib(adapter.max_workgroup_bytes as usize),
                 adapter.f16
             )?;
         }
@@ -138,6 +146,7 @@ fn as_json(device: &Discovered) -> serde_json::Value {
             "name": gpu.name,
             "compute_capability": [gpu.compute_capability.0, gpu.compute_capability.1],
             "multiprocessors": gpu.multiprocessors,
+            "shared_bytes": gpu.shared_bytes,
             "memory_bytes": gpu.total_bytes,
             "driver_cuda_version": [gpu.driver_version.0, gpu.driver_version.1],
         }),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
-use sinew::memory::{PrivateFolder, level_from_environment};
+use sinew::memory::level_from_environment;
 use sinew::models::settings::{FIELDS, Field, Source};
 
 use super::arguments::{resolved, settings};
@@ -72,15 +72,7 @@ fn of_caches() -> String {
 }
 
 fn lines() -> Outcome<Vec<Line>> {
-    let mut lines = FIELDS.iter().map(line).collect::<Outcome<Vec<_>>>()?;
-    lines.push(Line {
-        name: "kernel_cache",
-        value: folder(PrivateFolder::of_user("kernels").folder()),
-        source: of_caches(),
-        from: CACHES.map(str::to_owned).to_vec(),
-        doc: "The folder of compiled kernels, which the environment decides.".to_owned(),
-    });
-    Ok(lines)
+    FIELDS.iter().map(line).collect()
 }
 
 fn line(field: &'static Field) -> Outcome<Line> {
@@ -88,6 +80,8 @@ fn line(field: &'static Field) -> Outcome<Line> {
     let hub = settings.hub();
     let value = match field.name {
         "tuning_cache" => folder(settings.tuning_cache().folder().folder()),
+        "device_cache" => folder(settings.device_cache().folder()),
+        "kernel_cache" => folder(settings.kernel_cache().folder()),
         "hub_cache" => folder(hub.cache.as_deref()),
         "hub_endpoint" => hub.endpoint,
         "hub_token" => if hub.token.is_some() { "set" } else { "none" }.to_owned(),
@@ -99,7 +93,7 @@ fn line(field: &'static Field) -> Outcome<Line> {
     let argument = field.argument.map_or_else(|| format!("--set {}", field.name), |name| format!("--{name}"));
     let from = vec![argument, field.variable(), "settings.toml".to_owned()];
     let source = match source {
-        Source::Default if field.name == "tuning_cache" => of_caches(),
+        Source::Default if ["tuning_cache", "device_cache", "kernel_cache"].contains(&field.name) => of_caches(),
         Source::Default => "default".to_owned(),
         source => source.to_string(),
     };

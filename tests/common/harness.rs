@@ -19,7 +19,7 @@ pub(crate) use trials;
 pub fn run(anywhere: Vec<Trial>, by_wgpu: Vec<Trial>) -> ExitCode {
     let missing = match env::var("SINEW_REQUIRE_WGPU").as_deref() {
         Ok("1") => None,
-        _ => sinew_memory::open("wgpu", None, None).err(),
+        _ => sinew_memory::open("wgpu", &sinew_memory::DeviceOptions::default()).err(),
     };
     let by_wgpu = by_wgpu.into_iter().map(|trial| trial.with_ignored_flag(missing.is_some()));
     let conclusion = libtest_mimic::run(&Arguments::from_args(), anywhere.into_iter().chain(by_wgpu).collect());

@@ -40,7 +40,7 @@ pub fn alone_on_wgpu(test: impl FnOnce(&Arc<Context>)) {
 }
 
 fn open() -> Arc<dyn Device> {
-    memory::open("wgpu", None, None).expect("an adapter")
+    memory::open("wgpu", &memory::DeviceOptions::default()).expect("an adapter")
 }
 
 fn run_on(device: Arc<dyn Device>, test: impl FnOnce(&Arc<Context>)) {

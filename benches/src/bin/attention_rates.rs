@@ -16,7 +16,7 @@ use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStati
 use sinew_kernels::case::{Generator, Lay, Values};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Result, Row};
-use sinew_memory::{Buffer, Cpu, Device, Stream};
+use sinew_memory::{Buffer, Cpu, Device, DeviceKind, Stream};
 use sinew_tensor::{DType, PagedLayout, Tensor};
 
 /// Tokens of a block of the cache.
@@ -86,7 +86,7 @@ fn main() -> Result<(), contender::Error> {
     for (name, (fixed, call)) in problems {
         let mut run = Problem::new(&device, fixed, call)?;
         let work = Attention::work(&run.fixed, &call);
-        for row in attention::rows().iter().filter(|row| row.name.contains(&only)) {
+        for row in attention::rows().iter().filter(|row| row.device == DeviceKind::CPU && row.name.contains(&only)) {
             if (row.admits)(&run.fixed, hardware).is_err() {
                 continue;
             }

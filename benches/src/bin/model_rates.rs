@@ -8,14 +8,17 @@
 //! by itself there is `sinew bench`. DTYPE is f32, f16, bf16, int8 or int4, to which weights are quantized in groups of
 //! 32 as they are loaded; with `+int8` behind it their products read int8. `SINEW_SIMD` caps the level.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sinew_benches::contender::{Error, Generation, Item, put, ready, serve, tokens};
+use sinew_benches::contender::{Error, Generation, Item, Measured, put, ready, serve, tokens};
 use sinew_benches::{beside_limits, context, flops_limit, weights};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_memory::{Cpu, system};
-use sinew_models::{EmbeddingModel, EncoderConfig, Folder, LanguageModel, LoadOptions, ModelConfig};
+use sinew_models::engine::RequestId;
+use sinew_models::{EmbeddingModel, EncoderConfig, Engine, EngineOptions, Folder, GenerateOptions, LanguageModel};
+use sinew_models::{LoadOptions, ModelConfig, Request};
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -49,16 +52,24 @@ fn main() -> Result<(), Error> {
 /// Tokens of a sequence.
 const CONTEXT: usize = 1024;
 
-fn decoder(mut model: LanguageModel, all: &[Generation]) -> Result<(), Error> {
+fn decoder(model: LanguageModel, all: &[Generation]) -> Result<(), Error> {
     let vocab = model.decoder().config().vocab_size;
     let meter = Meter::new(model.context().device())?;
+    let mut model = Some(model);
     // What was asked for last, and its sequences, which go on where it is asked for again.
     let (mut last, mut sequences) = (None, Vec::new());
     let items: Vec<Item> = all.iter().map(Generation::item).collect();
     serve(&items, &mut |item| {
         let generation = *all.iter().find(|g| g.item().what == item.what).ok_or("no such item")?;
-        let Generation { prompt, batch, steps } = generation;
-        let again = last;
+        let Generation { prompt, batch, steps, requests } = generation;
+        if requests {
+            (last, sequences) = (None, Vec::new());
+            let mut engine = Engine::new(model.take().ok_or("the model is gone")?, EngineOptions::default());
+            let measured = scheduled(&mut engine, &meter, generation);
+            model = Some(engine.into_model());
+            return measured;
+        }
+        let (model, again) = (model.as_mut().ok_or("the model is gone")?, last);
         let mut prefill = |model: &mut LanguageModel| -> Result<f64, Error> {
             last = Some(generation);
             sequences.clear();
@@ -75,10 +86,10 @@ fn decoder(mut model: LanguageModel, all: &[Generation]) -> Result<(), Error> {
         if steps == 0 {
             let flops = prompt as f64 * config.flops_per_token(prompt as f64 / 2.0) + config.head_flops();
             let least = |peaks: &Peaks| flops / flops_limit(peaks, compute);
-            return beside_limits(&meter, || prefill(&mut model), least, of);
+            return beside_limits(&meter, || prefill(model), least, of);
         }
         if again != Some(generation) {
-            prefill(&mut model)?;
+            prefill(model)?;
         }
         let length = sequences[0].len();
         let bytes = steps as f64 * model.decoder().step_bytes(batch, (length + steps / 2) as f64);
@@ -97,6 +108,43 @@ fn decoder(mut model: LanguageModel, all: &[Generation]) -> Result<(), Error> {
         };
         beside_limits(&meter, work, |peaks| bytes / peaks.memory_bytes_per_s, of)
     })
+}
+
+/// The steps of sequences that are requests of a scheduler.
+fn scheduled(engine: &mut Engine, meter: &Meter, generation: Generation) -> Result<Measured, Error> {
+    let Generation { prompt, batch, steps, .. } = generation;
+    let vocab = engine.model().decoder().config().vocab_size;
+    let mut waiting = HashSet::new();
+    for b in 0..batch {
+        let options = GenerateOptions { max_new_tokens: CONTEXT, ignore_eos: true, ..GenerateOptions::default() };
+        let request = Request { options, text: false, ..Request::new(tokens(vocab, b, prompt)) };
+        waiting.insert(engine.submit(request)?);
+    }
+    let all: Vec<RequestId> = waiting.iter().copied().collect();
+    while !waiting.is_empty() {
+        for event in engine.step()? {
+            waiting.remove(&event.request);
+        }
+    }
+    let bytes = steps as f64 * engine.model().decoder().step_bytes(batch, (prompt + steps / 2) as f64);
+    let work = || {
+        // The first is not counted.
+        engine.step()?;
+        let start = Instant::now();
+        for _ in 0..steps {
+            if engine.step()?.len() < batch {
+                return Err("a request has no token of a step".into());
+            }
+        }
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let of = |seconds: f64| generation.tokens() as f64 / seconds;
+    let measured = beside_limits(meter, work, |peaks| bytes / peaks.memory_bytes_per_s, of)?;
+    for request in all {
+        engine.cancel(request);
+    }
+    engine.step()?;
+    Ok(measured)
 }
 
 fn encoder(mut model: EmbeddingModel, config: &EncoderConfig, length: usize, batches: &[usize]) -> Result<(), Error> {

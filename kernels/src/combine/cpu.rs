@@ -23,7 +23,7 @@ pub(super) fn rows() -> Vec<Row<Combine>> {
 impl Leveled for Combine {
     const PORTABLE: AtLevel = AtLevel { name: "combine.cpu.portable", arithmetic: MUL_ADD, reads: 0.4, computes: 0.1 };
     const AVX2: AtLevel = AtLevel { name: "combine.cpu.avx2", arithmetic: FMA, reads: 0.6, computes: 0.2 };
-    const AVX512: AtLevel = AtLevel { name: "combine.cpu.avx512", arithmetic: FMA, reads: 0.7, computes: 0.2 };
+    const AVX512: AtLevel = AtLevel { name: "combine.cpu.avx512", arithmetic: FMA, reads: 0.7, computes: 0.25 };
 
     unsafe fn run(
         level: SimdLevel,

@@ -77,13 +77,13 @@ impl CudaDevice {
         }))
     }
 
-    /// The device of that number through NVIDIA's driver and compiler, its kernels kept in the user's cache.
+    /// The device of that number through NVIDIA's driver and compiler, its kernels kept in a folder.
     ///
     /// # Errors
     /// No driver, no such device, or calls that fail.
     #[cfg(not(target_os = "macos"))]
-    pub fn open(ordinal: u32) -> Result<Arc<Self>> {
-        Self::new(Arc::new(super::Nvidia::open(ordinal)?), Arc::new(super::Nvrtc), PrivateFolder::of_user("kernels"))
+    pub fn open(ordinal: u32, kernels: PrivateFolder) -> Result<Arc<Self>> {
+        Self::new(Arc::new(super::Nvidia::open(ordinal)?), Arc::new(super::Nvrtc), kernels)
     }
 
     /// The device behind Sinew's own handle, if it is a GPU of NVIDIA's.

@@ -5,7 +5,7 @@
 //! asked for; a test brings others and runs the same device, streams and kernels on the host.
 //!
 //! ```no_run
-//! let device = sinew_memory::open("cuda:0", None, None)?;
+//! let device = sinew_memory::open("cuda:0", &sinew_memory::DeviceOptions::default())?;
 //! let stream = device.clone().stream()?;
 //! # Ok::<(), sinew_memory::Error>(())
 //! ```

@@ -46,11 +46,12 @@ pub(crate) fn gpus() -> Result<Vec<Gpu>, String> {
     let version = u32::try_from(version).unwrap_or(0);
     let describe = |ordinal| {
         let device = result::device::get(ordinal).map_err(failed("cuDeviceGet"))?;
-        let Properties { name, compute_capability, multiprocessors, .. } = properties(device)?;
+        let Properties { name, compute_capability, multiprocessors, shared_bytes, .. } = properties(device)?;
         Ok(Gpu {
             name,
             compute_capability,
             multiprocessors: u32::try_from(multiprocessors).unwrap_or(u32::MAX),
+            shared_bytes,
             // SAFETY: `device` comes from the driver.
             total_bytes: unsafe { result::device::total_mem(device) }.map_err(failed("cuDeviceTotalMem"))?,
             driver_version: (version / 1000, version % 1000 / 10),

@@ -1,10 +1,11 @@
 //! What settings are for: devices, contexts, options of loading, and the hub.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sinew_kernels::Registry;
-use sinew_memory::{Cpu, Device, PrivateFolder, level_from_environment, system};
+use sinew_memory::{Cpu, Device, DeviceOptions, PrivateFolder, level_from_environment, system};
 use sinew_ops::layers::OldKv;
 use sinew_ops::{Context, Policy, TuningCache};
 
@@ -19,13 +20,14 @@ impl Settings {
     pub fn open_device(&self) -> Result<Arc<dyn Device>> {
         let threads = self.threads.map(NonZeroUsize::get);
         if !self.pin {
-            return Ok(sinew_memory::open(&self.device, threads, self.simd)?);
+            let options = DeviceOptions { threads, simd: self.simd, kernels: self.kernel_cache() };
+            return Ok(sinew_memory::open(&self.device, &options)?);
         }
         if !self.device.starts_with("cpu") {
             return Err(Error::Input("--pin is for the CPU".to_owned()));
         }
         // A name such as cpu:7 is refused here.
-        sinew_memory::open(&self.device, Some(1), None)?;
+        sinew_memory::open(&self.device, &DeviceOptions { threads: Some(1), ..DeviceOptions::default() })?;
         let level = self.simd.map_or_else(level_from_environment, Ok)?;
         Ok(Cpu::pinned(threads.unwrap_or_else(system::available_threads), level)?)
     }
@@ -42,6 +44,16 @@ impl Settings {
     /// What `sinew tune` measured.
     pub fn tuning_cache(&self) -> TuningCache {
         self.tuning_cache.as_ref().map_or_else(TuningCache::of_user, |path| TuningCache::at(PrivateFolder::at(path)))
+    }
+
+    /// What `sinew devices --measure` measured.
+    pub fn device_cache(&self) -> PrivateFolder {
+        folder(self.device_cache.as_ref(), "devices")
+    }
+
+    /// Compiled kernels of GPUs.
+    pub fn kernel_cache(&self) -> PrivateFolder {
+        folder(self.kernel_cache.as_ref(), "kernels")
     }
 
     /// A context that chooses by predicted cost alone.
@@ -77,7 +89,7 @@ impl Settings {
         let quantize = match dtype {
             WeightDType::Quantized(values) => Some(group_size.quantize(values, zero_points, keep_head)?),
             _ if zero_points || keep_head => {
-                let line = "--zero-points and --keep-head are for --dtype int8, int4 and fp8";
+                let line = "zero points (--zero-points) and a head that is kept (--keep-head) are for --dtype int8, int4 and fp8";
                 return Err(Error::Input(line.to_owned()));
             }
             _ => None,
@@ -126,4 +138,9 @@ impl Settings {
             offline: self.hub_offline.unwrap_or(usual.offline),
         }
     }
+}
+
+/// That of a setting, or the user's of this name.
+fn folder(set: Option<&PathBuf>, name: &str) -> PrivateFolder {
+    set.map_or_else(|| PrivateFolder::of_user(name), PrivateFolder::at)
 }

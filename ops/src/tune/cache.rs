@@ -13,7 +13,7 @@ use crate::Context;
 
 /// A row that is measured to be faster than the one of the lowest predicted cost by less than this share is not taken in
 /// its place: another measurement may say the opposite.
-const MARGIN: f64 = 0.03;
+pub(crate) const MARGIN: f64 = 0.03;
 
 /// Seconds that rows took for a problem, medians; none for rows that failed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ impl Timings {
     }
 }
 
-/// Where the times of problems are kept: a file for each device, SIMD level, number of threads and version, in a folder
+/// Where the times of problems are kept: a file for each hardware, number of threads, version and set of rows, in a folder
 /// that nobody but the user can write to.
 ///
 /// What is damaged, of another hardware, version or set of rows, or could have been written by another user, counts as
@@ -105,7 +105,8 @@ impl TuningCache {
     /// # Errors
     /// A folder or file that cannot be written.
     pub fn save(&self, ctx: &Context, tuned: &Tuned) -> io::Result<()> {
-        self.0.update(&file(ctx), &key_of(ctx), |kept| {
+        let key = key_of(ctx);
+        self.0.update(&file(ctx, &key), &key, |kept| {
             let mut timings = kept.and_then(|kept| parse(&kept)).unwrap_or_default();
             timings.merge(tuned);
             // Maps of words and numbers cannot fail to be written; were they to, nothing would be kept.
@@ -115,7 +116,8 @@ impl TuningCache {
 
     /// What is kept for a context's device and registry.
     pub(crate) fn timings(&self, ctx: &Context) -> Timings {
-        self.0.get(&file(ctx), &key_of(ctx)).and_then(|kept| parse(&kept)).unwrap_or_default()
+        let key = key_of(ctx);
+        self.0.get(&file(ctx, &key), &key).and_then(|kept| parse(&kept)).unwrap_or_default()
     }
 }
 
@@ -123,11 +125,12 @@ fn parse(kept: &[u8]) -> Option<Timings> {
     serde_json::from_slice(kept).ok()
 }
 
-/// A file for each version, level and number of threads, so that they do not replace each other.
-fn file(ctx: &Context) -> String {
+/// A file for each key, which begins with what people tell them apart by.
+fn file(ctx: &Context, key: &str) -> String {
     let hardware = ctx.device().hardware();
     let (device, version) = (ctx.device().id(), env!("CARGO_PKG_VERSION"));
-    format!("{device}-{}-{}-{version}", hardware.simd, hardware.threads).replace(':', "-")
+    let name = format!("{device}-{}-{}-{version}", hardware.simd, hardware.threads);
+    PrivateFolder::file(&name.replace(':', "-"), key)
 }
 
 /// Everything that the times depend on but the problem.

@@ -13,7 +13,7 @@ use sinew_kernels::trial::AnyTrial;
 
 use crate::{Context, Result};
 
-pub(crate) use cache::Timings;
+pub(crate) use cache::{MARGIN, Timings};
 pub use cache::{Times, TuningCache};
 pub(crate) use problem::{Of, Problem};
 

@@ -17,7 +17,7 @@ use sinew::kernels::Operator;
 use sinew::kernels::rates::Description;
 use sinew::ops::{Context, Explanation, Limits};
 
-use super::devices::description_folder;
+use super::arguments::settings;
 use super::{Machine, Outcome};
 
 /// Show the kernels that could solve a problem, what each is predicted to cost, and why one is chosen; or with --model
@@ -81,7 +81,7 @@ trait Describe {
         }
         let explanation = ctx.explain::<Self::Operator>(&fixed, &call)?;
         // Against what `sinew devices --measure` kept, where it did.
-        Ok(match Description::kept(ctx.device(), &description_folder()) {
+        Ok(match Description::kept(ctx.device(), &settings().device_cache()) {
             Some(kept) => {
                 let limits = Limits::described(ctx.device().hardware(), &kept);
                 explanation.against(limits, Self::Operator::compute(&fixed))

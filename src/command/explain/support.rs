@@ -6,11 +6,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sinew::kernels::Registry;
 use sinew::kernels::support::{Cell, Support};
-use sinew::memory::{self, Device, DeviceKind, Found, discover};
-use sinew::models::Settings;
+use sinew::memory::{Device, Found, discover};
 
 use super::super::Outcome;
 use super::super::arguments::{given, settings};
+use super::super::devices::of_device;
 
 /// Asks the kernels about the device of this run, or every one of this machine where none is named.
 pub(super) fn run(as_json: bool) -> Outcome {
@@ -22,10 +22,7 @@ pub(super) fn run(as_json: bool) -> Outcome {
         for found in discover() {
             match found.found {
                 Found::Nothing { reason } => absent.push((found.name, reason)),
-                _ if found.name == DeviceKind::CPU.to_string() => {
-                    devices.push(Settings { device: found.name, ..settings().clone() }.open_device()?);
-                }
-                _ => devices.push(memory::open(&found.name, None, None)?),
+                _ => devices.push(of_device(&found.name).open_device()?),
             }
         }
     }

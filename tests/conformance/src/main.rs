@@ -87,7 +87,7 @@ fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
             shape.write(folder)?;
         }
     }
-    let device = memory::open(&options.device, None, None)?;
+    let device = memory::open(&options.device, &memory::DeviceOptions::default())?;
     let registry = Arc::new(Registry::standard());
     writeln!(out, "{} UTC", date(SystemTime::now()))?;
     for found in memory::discover().iter().filter(|found| found.kind == device.id().kind) {

@@ -106,7 +106,7 @@ fn main() -> Result<(), Error> {
     let items: Vec<_> = generations.iter().map(Generation::item).collect();
     serve(&items, &mut |item| {
         let generation = *generations.iter().find(|g| g.item().what == item.what).ok_or("no such item")?;
-        let Generation { prompt, batch, steps } = generation;
+        let Generation { prompt, batch, steps, .. } = generation;
         // candle's bf16 takes a third of a second for a step.
         let steps = if dtype == "bf16" { steps.div_ceil(8) } else { steps };
         let timed = Generation { steps, ..generation }.tokens() as f64;
