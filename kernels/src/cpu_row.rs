@@ -1,7 +1,6 @@
 //! What rows of the CPU share: the level that one needs, and the rows of a body that is written once for all levels.
 
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
-use sinew_tensor::DType;
 
 use crate::Result;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
@@ -13,14 +12,6 @@ pub(crate) fn needs(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal
         return Ok(());
     }
     Err(Refusal::of_hardware(format!("needs {level}, the CPU offers {}", hardware.simd)))
-}
-
-/// Refuses dtypes that are not computed in lanes of f32.
-pub(crate) fn takes_lanes(dtypes: impl IntoIterator<Item = DType>) -> Result<(), Refusal> {
-    match dtypes.into_iter().find(|dtype| !DType::COMPUTE.contains(dtype)) {
-        Some(dtype) => Err(format!("takes f32, f16 and bf16, not {dtype}").into()),
-        None => Ok(()),
-    }
 }
 
 /// What the rows of one body differ in. The shares are estimates, of which only the order decides.

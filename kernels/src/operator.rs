@@ -135,6 +135,14 @@ pub fn expect_compute(
     }
 }
 
+/// Refuses dtypes that rows do not compute in lanes of f32.
+pub(crate) fn takes_lanes(dtypes: impl IntoIterator<Item = DType>) -> Result<(), Refusal> {
+    match dtypes.into_iter().find(|dtype| !DType::COMPUTE.contains(dtype)) {
+        Some(dtype) => Err(format!("takes f32, f16 and bf16, not {dtype}").into()),
+        None => Ok(()),
+    }
+}
+
 /// An [`Error::Operands`].
 pub fn refuse(operator: &'static str, reason: impl Into<String>) -> Error {
     Error::Operands { operator, reason: reason.into() }

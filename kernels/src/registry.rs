@@ -208,6 +208,11 @@ impl Registry {
         Ok(())
     }
 
+    /// The table of the operator of this name.
+    pub fn named(&self, operator: &str) -> Option<&dyn AnyTable> {
+        self.tables().find(|table| table.operator() == operator)
+    }
+
     /// All tables, in the order added.
     pub fn tables(&self) -> impl Iterator<Item = &dyn AnyTable> {
         self.order.iter().map(|id| &*self.tables[id])

@@ -392,13 +392,13 @@ impl Decoder {
     }
 }
 
-/// The head, unless it is the embedding. One that the checkpoint has is used whatever the config says.
 /// The head's matrix, which may be the embedding's, as precision wants it.
 fn head_part(own: Option<Part>, embedding: &Part, precision: Precision) -> Part {
     let exact = precision.quantize.is_some_and(|quantize| !quantize.head);
     own.unwrap_or_else(|| embedding.clone()).exact(exact)
 }
 
+/// The head, unless it is the embedding. One that the checkpoint has is used whatever the config says.
 fn own_head(config: &DecoderConfig, contains: impl Fn(&str) -> bool) -> Option<Part> {
     let heads = config.names.heads;
     let name = match heads.iter().find(|name| contains(&format!("{name}.weight"))) {

@@ -16,6 +16,7 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, Tensor};
 
+pub(crate) use self::fill::AT_HAND_BYTES;
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 use self::sizes::layer_norm_names;
@@ -295,9 +296,6 @@ fn widen<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> 
     bytes.as_chunks::<SIZE>().0.iter().map(|&chunk| value(chunk)).collect()
 }
 
-#[cfg(test)]
-mod tests;
-
 /// The rotations of f32 heads at so many positions, with the frequencies of sequences of up to `context` tokens.
 ///
 /// # Errors
@@ -315,3 +313,6 @@ pub(crate) fn rotaries(
     };
     ropes.iter().map(rotary).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,6 +22,11 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Whether a row is preferred.
+    pub fn prefers(&self, row: &str) -> bool {
+        self.prefer.iter().any(|name| name == row)
+    }
+
     /// The usual policy for a kind of device: on GPUs the fastest rows win, whatever their bits depend on.
     pub fn of(device: DeviceKind) -> Self {
         Self { deterministic: device == DeviceKind::CPU, ..Self::default() }
@@ -101,7 +106,7 @@ impl fmt::Debug for Choices {
 fn family<'a, O: Operator>(ctx: &Context, fixed: &O::Static, rows: &[&'a Row<O>]) -> Option<&'a Row<O>> {
     let (anchor, hardware) = (O::anchor(fixed), &ctx.device().hardware().one_thread());
     let own = || rows.iter().copied().filter(|row| !row.arithmetic.foreign && ctx.trust().failure(row.name).is_none());
-    let preferred = own().find(|row| ctx.policy().prefer.iter().any(|name| name == row.name));
+    let preferred = own().find(|row| ctx.policy().prefers(row.name));
     preferred.or_else(|| {
         own().min_by(|a, b| (a.cost)(fixed, &anchor, hardware).total_cmp(&(b.cost)(fixed, &anchor, hardware)))
     })
@@ -120,10 +125,21 @@ pub(crate) enum Verdict {
     OtherArithmetic(&'static str),
 }
 
-/// Rows that solve a problem with a verdict on each, those that may be chosen first, the preferred before others, then
-/// one that was measured to be faster than the one of the lowest predicted cost, then by that; and the rows that refuse
-/// the problem, with their reasons.
-pub(crate) type Judged<O> = (Vec<(Row<O>, Verdict)>, Vec<(&'static str, String)>);
+/// The rows of a device and a problem.
+pub(crate) struct Judged<O: Operator> {
+    /// Those that solve it with a verdict on each, those that may be chosen first, the preferred before others, then one
+    /// that was measured to be faster than the one of the lowest predicted cost, then by that.
+    pub(crate) rows: Vec<(Row<O>, Verdict)>,
+    /// Those that refuse it, with their reasons.
+    pub(crate) refused: Vec<(&'static str, String)>,
+}
+
+impl<O: Operator> Judged<O> {
+    /// Those that may serve it, in the order of choice.
+    pub(crate) fn allowed(&self) -> impl Iterator<Item = &Row<O>> {
+        self.rows.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Takes { .. })).map(|(row, _)| row)
+    }
+}
 
 /// Every row of this kind of device with what decides whether it may serve the problem: what [`choose`] takes the first
 /// of, and [`crate::Explanation`] shows.
@@ -137,7 +153,7 @@ pub(crate) fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dyn
             let verdict = match (ctx.trust().failure(row.name), arithmetic) {
                 (Some(failure), _) => Verdict::Failed(failure),
                 _ if !policy.deterministic || Some(row.arithmetic) == arithmetic => {
-                    Verdict::Takes { preferred: policy.prefer.iter().any(|name| name == row.name) }
+                    Verdict::Takes { preferred: policy.prefers(row.name) }
                 }
                 (_, Some(chosen)) if !row.arithmetic.foreign => Verdict::OtherArithmetic(chosen.name),
                 _ => Verdict::Foreign,
@@ -161,23 +177,16 @@ pub(crate) fn judge<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dyn
             rows[..=winner].rotate_right(1);
         }
     }
-    Ok((rows, refused.into_iter().map(|(name, reason)| (name, reason.to_string())).collect()))
-}
-
-/// The rows that may serve a problem, in the order of choice.
-pub(crate) fn allowed<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Vec<Row<O>>> {
-    let (rows, _) = judge::<O>(ctx, fixed, call)?;
-    let takes = rows.into_iter().filter(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
-    Ok(takes.map(|(row, _)| row).collect())
+    Ok(Judged { rows, refused: refused.into_iter().map(|(name, reason)| (name, reason.to_string())).collect() })
 }
 
 /// The first row that may be chosen for calls like `like` and is right, where that has to be seen, on `call`. A row
 /// that is not takes its arithmetic out of the choice if no other row has it.
 fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, like: &O::Dynamic, call: &O::Dynamic) -> Result<Row<O>> {
     loop {
-        let (rows, refused) = judge::<O>(ctx, fixed, like)?;
-        let Some((row, Verdict::Takes { .. })) = rows.first() else {
-            return Err(no_kernel::<O>(ctx, fixed, rows, refused).into());
+        let judged = judge::<O>(ctx, fixed, like)?;
+        let Some(row) = judged.allowed().next() else {
+            return Err(no_kernel::<O>(ctx, fixed, judged).into());
         };
         if ctx.trust().check(ctx, row, fixed, *call).is_ok() {
             tracing::debug!(operator = O::NAME, row = row.name, problem = %fixed, call = %like, "chosen");
@@ -188,12 +197,7 @@ fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, like: &O::Dynamic, call
     }
 }
 
-fn no_kernel<O: Operator>(
-    ctx: &Context,
-    fixed: &O::Static,
-    rows: Vec<(Row<O>, Verdict)>,
-    refused: Vec<(&'static str, String)>,
-) -> KernelError {
+fn no_kernel<O: Operator>(ctx: &Context, fixed: &O::Static, Judged { rows, refused }: Judged<O>) -> KernelError {
     let judged = rows.into_iter().map(|(row, verdict)| match verdict {
         Verdict::Failed(failure) => format!("{}: {failure}", row.name),
         _ => format!("{}: only with deterministic off", row.name),

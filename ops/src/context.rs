@@ -1,13 +1,14 @@
 //! The context: everything that a call needs besides its operands.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
-use sinew_kernels::{Launch, Operands, Operator, Registry, Row};
-use sinew_memory::{Buffer, Cpu, CpuStream, Device, MemoryReport, Pool, PoolConfig, SimdLevel, Stream, Team};
-use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
+use sinew_kernels::{Operator, Registry, Row};
+use sinew_memory::{Cpu, CpuStream, Device, MemoryReport, Pool, PoolConfig, SimdLevel, Stream, Team};
+use sinew_tensor::{DType, Layout, Tensor};
 
-use crate::choice::{self, Choices};
+use crate::choice::Choices;
 use crate::explain::{self, Explanation};
+use crate::launch::Workspace;
 use crate::profile::{self, Profile};
 use crate::record::{self, Record, Recorder};
 use crate::trust::Trust;
@@ -40,8 +41,7 @@ pub struct Context {
     recorder: Recorder,
     /// What was measured of problems on this hardware.
     tuning: Timings,
-    /// Scratch of the kernel that is running: kernels of one stream run in order, so one is enough.
-    workspace: Mutex<Option<Buffer>>,
+    workspace: Workspace,
 }
 
 impl Context {
@@ -99,7 +99,7 @@ impl Context {
     /// ```
     pub fn with_memory_limit(self, bytes: usize) -> Self {
         let pool = Pool::new(self.device.clone(), PoolConfig::limited(bytes));
-        Self { pool, workspace: Mutex::default(), ..self }
+        Self { pool, workspace: Workspace::default(), ..self }
     }
 
     /// Bytes that it could still take of its device's memory.
@@ -153,6 +153,15 @@ impl Context {
 
     pub(crate) fn choices(&self) -> &Choices {
         &self.choices
+    }
+
+    /// Whether it chooses by what was measured.
+    pub(crate) fn is_tuned(&self) -> bool {
+        !self.tuning.is_empty()
+    }
+
+    pub(crate) fn workspace(&self) -> &Workspace {
+        &self.workspace
     }
 
     /// A tensor on the context's device with a copy of host values.
@@ -317,182 +326,5 @@ impl Context {
         step: impl FnMut() -> Result<(), E>,
     ) -> Result<Profile, E> {
         profile::profile(self, limits, repeat, step)
-    }
-
-    /// Chooses and runs.
-    ///
-    /// # Errors
-    /// No row for the problem, operands that do not fit it, or what the kernel reports.
-    pub fn run<O: Operator>(
-        &self,
-        fixed: &O::Static,
-        call: &O::Dynamic,
-        inputs: &[Option<View<'_>>],
-        outputs: &[ViewMut<'_>],
-    ) -> Result<()> {
-        let row = self.choose::<O>(fixed, call)?;
-        self.launch(&row, fixed, call, Operands { inputs, outputs })
-    }
-
-    /// Plans a problem for a model: rows are chosen now for each of `calls`, the workspace is made large enough for
-    /// them, and running it later allocates nothing.
-    ///
-    /// # Errors
-    /// No row for the problem, or no memory for the workspace.
-    pub fn plan<O: Operator>(&self, fixed: O::Static, calls: &[O::Dynamic]) -> Result<Planned<O>> {
-        // A row that turns out wrong for one call may be what another was given, or have its arithmetic.
-        let rows = loop {
-            let failures = self.trust.failures();
-            let rows = self.choose_all::<O>(&fixed, calls)?;
-            if self.trust.failures() == failures {
-                break rows;
-            }
-        };
-        Ok(Planned { fixed, rows })
-    }
-
-    /// Bytes of workspace that [`Context::plan`] would make room for, for all of `calls` together: they run one after
-    /// the other.
-    ///
-    /// # Errors
-    /// No row for the problem.
-    pub fn workspace_bytes<O: Operator>(&self, fixed: &O::Static, calls: &[O::Dynamic]) -> Result<usize> {
-        calls.iter().try_fold(0, |most, call| {
-            let row = self.choose::<O>(fixed, call)?;
-            Ok(most.max((row.workspace)(fixed, call, self.device.hardware())))
-        })
-    }
-
-    /// The rows for calls like these, with room for their workspaces.
-    fn choose_all<O: Operator>(&self, fixed: &O::Static, calls: &[O::Dynamic]) -> Result<Vec<(O::Dynamic, Row<O>)>> {
-        let mut rows: Vec<(O::Dynamic, Row<O>)> = Vec::new();
-        for call in calls {
-            let row = self.choose::<O>(fixed, call)?;
-            let bytes = (row.workspace)(fixed, call, self.device.hardware());
-            self.reserve(&mut self.lock(), bytes)?;
-            let bucket = O::bucket(*call);
-            if !rows.iter().any(|(b, _)| *b == bucket) {
-                rows.push((bucket, row));
-            }
-        }
-        Ok(rows)
-    }
-
-    fn launch<O: Operator>(
-        &self,
-        row: &Row<O>,
-        fixed: &O::Static,
-        call: &O::Dynamic,
-        operands: Operands<'_>,
-    ) -> Result<()> {
-        match self.attempt(row, fixed, call, operands) {
-            Err(error) if !self.tuning.is_empty() => self.fall_back(row, fixed, call, operands, error),
-            outcome => outcome,
-        }
-    }
-
-    fn attempt<O: Operator>(
-        &self,
-        row: &Row<O>,
-        fixed: &O::Static,
-        call: &O::Dynamic,
-        operands: Operands<'_>,
-    ) -> Result<()> {
-        if self.recorder.is_on() {
-            return self.recorder.time(self, row, fixed, call, || self.enqueue(row, fixed, call, operands));
-        }
-        self.enqueue(row, fixed, call, operands)
-    }
-
-    /// Runs the next row that may serve and does, where the one that was measured to be fastest does not run. Rows look
-    /// at all that they are given before they write, so that nothing was done yet. Where none runs it is the operands'
-    /// fault, and the first error is told.
-    #[cold]
-    fn fall_back<O: Operator>(
-        &self,
-        failed: &Row<O>,
-        fixed: &O::Static,
-        call: &O::Dynamic,
-        operands: Operands<'_>,
-        error: Error,
-    ) -> Result<()> {
-        let Ok(rows) = choice::allowed::<O>(self, fixed, &O::bucket(*call)) else {
-            return Err(error);
-        };
-        let mut others = rows.iter().filter(|row| row.name != failed.name);
-        let Some(next) = others.find(|row| self.attempt(row, fixed, call, operands).is_ok()) else {
-            return Err(error);
-        };
-        self.trust.reject(failed.name, format!("failed, and {} ran in its place: {error}", next.name));
-        self.choices.forget::<O>();
-        Ok(())
-    }
-
-    fn enqueue<O: Operator>(
-        &self,
-        row: &Row<O>,
-        fixed: &O::Static,
-        call: &O::Dynamic,
-        operands: Operands<'_>,
-    ) -> Result<()> {
-        let bytes = (row.workspace)(fixed, call, self.device.hardware());
-        let mut workspace = self.lock();
-        self.reserve(&mut workspace, bytes)?;
-        let launch = Launch::new(&self.stream, workspace.as_mut().filter(|_| bytes > 0))?;
-        tracing::trace!(operator = O::NAME, row = row.name, problem = %fixed, call = %call);
-        Ok(row.launch(&launch, fixed, call, operands)?)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Buffer>> {
-        // A panic while it was held leaves scratch bytes, which no one reads.
-        self.workspace.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    fn reserve(&self, workspace: &mut Option<Buffer>, bytes: usize) -> Result<()> {
-        if bytes > workspace.as_ref().map_or(0, Buffer::len) {
-            *workspace = None;
-            let buffer = self.pool.allocate_tagged(bytes, "workspace")?;
-            buffer.record_use(&self.stream);
-            *workspace = Some(buffer);
-        }
-        Ok(())
-    }
-}
-
-/// A problem whose rows are chosen: what models hold. Running it allocates nothing for calls up to the largest planned.
-#[derive(Debug, Clone)]
-pub struct Planned<O: Operator> {
-    fixed: O::Static,
-    rows: Vec<(O::Dynamic, Row<O>)>,
-}
-
-impl<O: Operator> Planned<O> {
-    /// The static part of the problem.
-    pub fn fixed(&self) -> &O::Static {
-        &self.fixed
-    }
-
-    /// The rows chosen, with the bucket that each serves.
-    pub fn rows(&self) -> &[(O::Dynamic, Row<O>)] {
-        &self.rows
-    }
-
-    /// Enqueues the work.
-    ///
-    /// # Errors
-    /// Operands that do not fit the problem, or what the kernel reports.
-    pub fn run(
-        &self,
-        ctx: &Context,
-        call: &O::Dynamic,
-        inputs: &[Option<View<'_>>],
-        outputs: &[ViewMut<'_>],
-    ) -> Result<()> {
-        let bucket = O::bucket(*call);
-        let row = match self.rows.iter().find(|(b, _)| *b == bucket) {
-            Some((_, row)) => *row,
-            None => ctx.choose::<O>(&self.fixed, call)?,
-        };
-        ctx.launch(&row, &self.fixed, call, Operands { inputs, outputs })
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sinew_kernels::{Compute, Operator, Row, Work};
 
-use crate::choice::{self, Verdict};
+use crate::choice::{self, Judged, Verdict};
 use crate::error::refuse;
 use crate::tune::take_turns;
 use crate::{Bound, Budget, Context, Limits, Result};
@@ -78,11 +78,17 @@ impl Candidate {
 
 /// The candidates for a problem in the order of choice, and after them the rows that refuse it.
 pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
+    explained::<O>(ctx, fixed, call).map(|(explanation, _)| explanation)
+}
+
+/// The same, and how many of the first candidates may serve.
+fn explained<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<(Explanation, usize)> {
     let hardware = ctx.device().hardware();
     let table = ctx.registry().table::<O>()?;
     let like = O::bucket(*call);
-    let (rows, refused) = choice::judge::<O>(ctx, fixed, &like)?;
-    let choice = rows.iter().position(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
+    let judged = choice::judge::<O>(ctx, fixed, &like)?;
+    let allowed = judged.allowed().count();
+    let Judged { rows, refused } = judged;
     let measured = ctx.measured::<O>(fixed, &like);
     let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
         let of_kind = measured.and_then(|times| times.seconds(row.name));
@@ -93,8 +99,8 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
             predicted_s: Some((row.cost)(fixed, call, hardware)),
             measured_s,
             workspace: (row.workspace)(fixed, call, hardware),
-            verdict: in_words(verdict, choice == Some(i), of_kind.is_some()),
-            chosen: choice == Some(i),
+            verdict: in_words(verdict, i == 0, of_kind.is_some()),
+            chosen: i == 0 && allowed > 0,
         }
     };
     let mut candidates: Vec<Candidate> = rows.iter().enumerate().map(|(i, row)| candidate(i, row)).collect();
@@ -110,7 +116,7 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
     }));
     let (work, limits) = (O::work(fixed, call), Limits::estimated(hardware));
     let (least_s, bound) = limits.least(work, O::compute(fixed));
-    Ok(Explanation {
+    let explanation = Explanation {
         operator: O::NAME,
         problem: format!("{fixed}; {call}"),
         hardware: hardware.to_string(),
@@ -119,7 +125,8 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
         least_s,
         bound,
         candidates,
-    })
+    };
+    Ok((explanation, allowed))
 }
 
 /// Bytes that a problem reads and writes up to which it is measured: operands are made on the host, as f64 at first.
@@ -134,7 +141,7 @@ pub(crate) fn explain_measured<O: Operator>(
     fixed: &O::Static,
     call: &O::Dynamic,
 ) -> Result<Explanation> {
-    let mut explanation = explain::<O>(ctx, fixed, call)?;
+    let (mut explanation, allowed) = explained::<O>(ctx, fixed, call)?;
     let bytes = explanation.work.1;
     if bytes > MOST_BYTES {
         let [bytes, most] = [bytes, MOST_BYTES].map(|bytes| bytes / 1e6);
@@ -148,8 +155,7 @@ pub(crate) fn explain_measured<O: Operator>(
     if let (true, Some(least_s)) = (rows.is_empty(), explanation.choice().and_then(|choice| choice.predicted_s)) {
         return Err(refuse(O::NAME, format!("{least_s:.0} s are predicted, which are too many to measure")));
     }
-    let table = ctx.registry().tables().find(|table| table.operator() == O::NAME);
-    let table = table.ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
+    let table = ctx.registry().named(O::NAME).ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
     let mut trial = table.trial(&(fixed.clone(), *call), ctx.stream())?;
     let (times, failed) = take_turns(&mut *trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
     let seconds = |of: &str| times.iter().find(|(row, _)| *row == of).map(|(_, seconds)| *seconds);
@@ -157,10 +163,12 @@ pub(crate) fn explain_measured<O: Operator>(
     let faster = |row: &str| {
         seconds(row).zip(chosen).is_some_and(|(seconds, chosen)| seconds < chosen * (1.0 - crate::tune::MARGIN))
     };
-    for candidate in &mut explanation.candidates {
+    // Of one that is preferred by name no time is asked.
+    let preferred = explanation.choice().is_some_and(|choice| ctx.policy().prefers(choice.row));
+    for (i, candidate) in explanation.candidates.iter_mut().enumerate() {
         candidate.measured_s = seconds(candidate.row);
-        if candidate.verdict == SLOWER && faster(candidate.row) {
-            candidate.verdict = format!("{SLOWER}, faster as measured now: tuning would choose it");
+        if i < allowed && !candidate.chosen && !preferred && faster(candidate.row) {
+            candidate.verdict += "; faster as measured now: tuning would choose it";
         }
         if let Some((_, failure)) = failed.iter().find(|(row, _)| *row == candidate.row) {
             let chosen = if candidate.chosen { "chosen, and " } else { "" };
@@ -170,9 +178,6 @@ pub(crate) fn explain_measured<O: Operator>(
     Ok(explanation.against(Limits::measure(ctx.device())?, O::compute(fixed)))
 }
 
-/// Said of a row that may serve, where neither it nor the choice was measured.
-const SLOWER: &str = "slower by prediction";
-
 /// A verdict as it is printed.
 fn in_words(verdict: &Verdict, chosen: bool, measured: bool) -> String {
     match verdict {
@@ -180,7 +185,7 @@ fn in_words(verdict: &Verdict, chosen: bool, measured: bool) -> String {
         Verdict::Takes { .. } if chosen && measured => "chosen: none was measured to be clearly faster".into(),
         Verdict::Takes { .. } if chosen => "chosen: lowest predicted cost".into(),
         Verdict::Takes { .. } if measured => "not clearly faster, measured".into(),
-        Verdict::Takes { .. } => SLOWER.into(),
+        Verdict::Takes { .. } => "slower by prediction".into(),
         Verdict::Failed(failure) => failure.clone(),
         Verdict::Foreign => "its bits depend on the shape; only with deterministic off".into(),
         Verdict::OtherArithmetic(family) => format!("another arithmetic than {family}"),

@@ -63,10 +63,8 @@ impl Limits {
     /// GPUs the estimate.
     pub fn described(hardware: &Hardware, description: &Description) -> Self {
         let estimated = Self::estimated(hardware);
-        // The last is of all threads.
-        let memory = description.bandwidth.last().map(|of| of.read_bytes_per_s.unwrap_or(of.copy_bytes_per_s));
         Self {
-            memory_bytes_per_s: memory.unwrap_or(estimated.memory_bytes_per_s),
+            memory_bytes_per_s: description.memory_bytes_per_s().unwrap_or(estimated.memory_bytes_per_s),
             arithmetic: description.arithmetic.unwrap_or(estimated.arithmetic),
             measured: true,
         }

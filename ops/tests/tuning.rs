@@ -46,6 +46,19 @@ fn broken() -> Row<Gemm> {
     Row { name: "gemm.cpu.broken", run: |_, _, _, _| Err(no_luck()), ..twin() }
 }
 
+/// One that is predicted to be the fastest, and is slow.
+fn boastful() -> Row<Gemm> {
+    Row {
+        name: "gemm.cpu.boastful",
+        cost: |_, _, _| 0.0,
+        run: |launch, fixed, call, operands| {
+            std::thread::sleep(Duration::from_millis(2));
+            usual().launch(launch, fixed, call, operands)
+        },
+        ..usual()
+    }
+}
+
 fn no_luck() -> KernelError {
     KernelError::Operands { operator: "gemm", reason: "no luck".into() }
 }
@@ -128,6 +141,19 @@ fn the_row_that_was_measured_fastest_is_chosen_and_says_so() {
     registry.add([twin()]);
     let ctx = Context::new(Cpu::get(), Arc::new(registry), policy).unwrap().with_tuning(&kept.cache);
     assert_eq!(chosen(&ctx), usual().name);
+}
+
+#[test]
+fn a_row_that_is_measured_to_be_faster_than_the_choice_is_said_to_be() {
+    let ctx = context(&[boastful()], true);
+    let verdict = |explanation: &sinew_ops::Explanation| {
+        assert_eq!(explanation.choice().unwrap().row, "gemm.cpu.boastful");
+        let of_usual = explanation.candidates.iter().find(|candidate| candidate.row == usual().name);
+        of_usual.unwrap().verdict.clone()
+    };
+    assert_eq!(verdict(&ctx.explain::<Gemm>(&problem(), &CALL).unwrap()), "slower by prediction");
+    let measured = verdict(&ctx.explain_measured::<Gemm>(&problem(), &CALL).unwrap());
+    assert!(measured.contains("faster as measured now"), "{measured}");
 }
 
 #[test]

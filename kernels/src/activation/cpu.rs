@@ -5,9 +5,9 @@ use sinew_tensor::DType;
 
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
+use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::line::Line;
-use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::strided::{Address, Scratch, Walk};
 

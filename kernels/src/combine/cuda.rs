@@ -38,7 +38,7 @@ pub(super) const ROW: Row<Combine> = Row {
     name: "combine.cuda",
     device: DeviceKind::CUDA,
     arithmetic: Arithmetic::named("combine.cuda"),
-    admits: |fixed, _| crate::cpu_row::takes_lanes([fixed.y, fixed.out]),
+    admits: |fixed, _| crate::operator::takes_lanes([fixed.y, fixed.out]),
     cost: |fixed, call, hardware| cuda::cost(Combine::work(fixed, call), hardware, 0.6, 0.5),
     workspace: |_, _, _| 0,
     run,

@@ -3,9 +3,7 @@
 use half::f16;
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::driver::run;
-use super::plan::workspace;
-use super::tile::{Left, Tiles, prefetch_ahead, tiled_row, tiles};
+use super::tile::{Left, Tiles, prefetch_ahead, tiles};
 use super::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::cpu_row::needs;
 use crate::packed::{PANEL, PanelKind};
@@ -13,35 +11,11 @@ use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{LANES, Portable, Simd, Stored};
-use crate::{Arithmetic, Operator, Refusal, Result, Row};
+use crate::{Arithmetic, Operator, Refusal, Result};
 
 pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
 #[cfg(target_arch = "x86_64")]
 pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.fma-chain");
-
-/// The row of one multiply-add chain per output at a level.
-macro_rules! chain {
-    ($name:literal, $arithmetic:expr, $level:expr, $tiles:expr) => {
-        tiled_row!(
-            $name,
-            $arithmetic,
-            |fixed, hardware| admit(fixed, hardware, $level).map(drop),
-            |hardware| rate(hardware, $level),
-            $tiles
-        )
-    };
-}
-
-/// Best first.
-pub(super) fn rows() -> Vec<Row<Gemm>> {
-    vec![
-        #[cfg(target_arch = "x86_64")]
-        chain!("gemm.cpu.avx512", FUSED, SimdLevel::Avx512, &AVX512),
-        #[cfg(target_arch = "x86_64")]
-        chain!("gemm.cpu.avx2", FUSED, SimdLevel::Avx2, &AVX2),
-        chain!("gemm.cpu.portable", MUL_ADD, SimdLevel::Portable, &PORTABLE),
-    ]
-}
 
 /// Refuses machines below a level, and right operands that no panel holds. Says which panels are multiplied.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {

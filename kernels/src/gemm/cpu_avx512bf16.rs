@@ -4,19 +4,15 @@ use std::arch::x86_64::*;
 
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::cpu::{self, cost};
-use super::driver::run;
-use super::plan::workspace;
-use super::tile::{Left, Tiles, prefetch_ahead, tiled_row, tiles};
-use super::{Compute, Gemm, GemmStatic};
+use super::cpu;
+use super::tile::{Left, Tiles, prefetch_ahead, tiles};
+use super::{Compute, GemmStatic};
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 use crate::simd::LANES;
-use crate::{Arithmetic, Refusal, Row};
+use crate::{Arithmetic, Refusal};
 
 pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, flushes_subnormals: true };
-
-pub(super) const ROW: Row<Gemm> = tiled_row!("gemm.cpu.avx512bf16", DOT, admit, rate, &DOTS);
 
 /// Refuses what `vdpbf16ps` does not multiply.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {

@@ -7,12 +7,9 @@ use std::sync::LazyLock;
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
-use super::cpu::cost;
-use super::driver::run;
 use super::groups::{LINE, Products, multiply};
-use super::plan::workspace;
-use super::tile::{Expansion, Left, Tiles, prefetch_ahead, tiled_row, tiles};
-use super::{Compute, Gemm, GemmStatic};
+use super::tile::{Expansion, Left, Tiles, prefetch_ahead, tiles};
+use super::{Compute, GemmStatic};
 use crate::cpu_row::needs;
 use crate::packed::blocks::{self, held_code};
 use crate::packed::{PANEL, PanelKind};
@@ -20,35 +17,11 @@ use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
-use crate::{Arithmetic, Refusal, Row};
+use crate::{Arithmetic, Refusal};
 
 pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
 #[cfg(target_arch = "x86_64")]
 pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.fma-groups");
-
-/// The row of a level.
-macro_rules! row {
-    ($name:literal, $arithmetic:expr, $level:expr, $tiles:expr) => {
-        tiled_row!(
-            $name,
-            $arithmetic,
-            |fixed, hardware| admit(fixed, hardware, $level).map(drop),
-            |hardware| rate(hardware, $level),
-            $tiles
-        )
-    };
-}
-
-/// Best first.
-pub(super) fn rows() -> Vec<Row<Gemm>> {
-    vec![
-        #[cfg(target_arch = "x86_64")]
-        row!("gemm.cpu.avx512.blocks", FUSED, SimdLevel::Avx512, &AVX512),
-        #[cfg(target_arch = "x86_64")]
-        row!("gemm.cpu.avx2.blocks", FUSED, SimdLevel::Avx2, &AVX2),
-        row!("gemm.cpu.portable.blocks", MUL_ADD, SimdLevel::Portable, &PORTABLE),
-    ]
-}
 
 /// Refuses machines below a level, and all but block-quantized weights. Says which are multiplied.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {

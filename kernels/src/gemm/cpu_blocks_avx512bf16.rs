@@ -8,22 +8,17 @@ use half::bf16;
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
-use super::cpu::cost;
 use super::cpu_blocks::{self, less_zeros, table};
-use super::driver::run;
 use super::groups::{LINE, Products, multiply};
-use super::plan::workspace;
-use super::tile::{Expansion, Left, Tiles, prefetch_ahead, tiled_row, tiles};
-use super::{Compute, Gemm, GemmStatic};
+use super::tile::{Expansion, Left, Tiles, prefetch_ahead, tiles};
+use super::{Compute, GemmStatic};
 use crate::packed::PanelKind;
 use crate::packed::blocks;
 use crate::rates::predicted;
 use crate::simd::Avx512;
-use crate::{Arithmetic, Refusal, Row};
+use crate::{Arithmetic, Refusal};
 
 pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", foreign: false, flushes_subnormals: true };
-
-pub(super) const ROW: Row<Gemm> = tiled_row!("gemm.cpu.avx512bf16.blocks", DOT, admit, rate, &DOTS);
 
 /// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
 /// up.

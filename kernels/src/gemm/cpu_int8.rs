@@ -6,46 +6,19 @@ use std::marker::PhantomData;
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::BlockFormat;
 
-use super::cpu::cost;
-use super::driver::run;
 use super::groups::{LINE, Products, multiply};
-use super::plan::workspace;
-use super::tile::{Left, Tiles, tiled_row, tiles};
-use super::{Compute, Gemm, GemmStatic};
+use super::tile::{Left, Tiles, tiles};
+use super::{Compute, GemmStatic};
 use crate::cpu_row::needs;
 use crate::packed::PanelKind;
 use crate::packed::blocks;
 use crate::rates::predicted;
 use crate::simd::{LANES, Portable, Simd};
-use crate::{Arithmetic, Refusal, Row};
+use crate::{Arithmetic, Refusal};
 
 pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.int8-groups.mul-add");
 #[cfg(target_arch = "x86_64")]
 pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.int8-groups");
-
-/// The row of a level.
-macro_rules! row {
-    ($name:literal, $arithmetic:expr, $level:expr, $tiles:expr) => {
-        tiled_row!(
-            $name,
-            $arithmetic,
-            |fixed, hardware| admit(fixed, hardware, $level),
-            |hardware| rate(hardware, $level),
-            $tiles
-        )
-    };
-}
-
-/// Best first.
-pub(super) fn rows() -> Vec<Row<Gemm>> {
-    vec![
-        #[cfg(target_arch = "x86_64")]
-        row!("gemm.cpu.avx512vnni.int8", FUSED, SimdLevel::Avx512Vnni, &x86::VNNI),
-        #[cfg(target_arch = "x86_64")]
-        row!("gemm.cpu.avx2.int8", FUSED, SimdLevel::Avx2, &x86::AVX2),
-        row!("gemm.cpu.portable.int8", MUL_ADD, SimdLevel::Portable, &PORTABLE),
-    ]
-}
 
 /// Operations per second and thread of a level's tiles: as many as in the time of one of f32 arithmetic (measured on
 /// Zen 5: four products of VNNI are one instruction, while AVX2 multiplies even bytes and odd ones apart in 16 bits).

@@ -72,6 +72,7 @@ pub(crate) mod plan;
 pub(crate) mod reference;
 mod rows;
 pub(crate) mod tile;
+pub(crate) mod ways;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
 
@@ -358,7 +359,7 @@ pub(crate) fn takes_rows(fixed: &GemmStatic) -> Result<(), Refusal> {
     }
     let epilogue = &fixed.epilogue;
     let dtypes = [Some(fixed.a), Some(b), Some(fixed.out), epilogue.bias, epilogue.residual_input()];
-    crate::cpu_row::takes_lanes(dtypes.into_iter().flatten())
+    crate::operator::takes_lanes(dtypes.into_iter().flatten())
 }
 
 /// Refuses a left operand that is to be normed or gathered first.
@@ -373,11 +374,7 @@ fn takes_left_as_it_is(fixed: &GemmStatic) -> Result<(), Refusal> {
 /// The rows of [`Gemm`], best first.
 pub fn rows() -> Vec<Row<Gemm>> {
     [
-        #[cfg(target_arch = "x86_64")]
-        vec![cpu_avx512bf16::ROW, cpu_blocks_avx512bf16::ROW],
-        cpu_int8::rows(),
-        cpu_blocks::rows(),
-        cpu::rows(),
+        ways::rows(),
         vec![foreign::ROW],
         #[cfg(feature = "cuda")]
         cuda::rows(),

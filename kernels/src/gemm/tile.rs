@@ -192,7 +192,7 @@ pub(super) use tiles;
 
 /// The row of some tiles, with `cost` at a rate per thread, `workspace` and `run` as the module that names it has them.
 macro_rules! tiled_row {
-    ($name:literal, $arithmetic:expr, $admits:expr, $rate:expr, $tiles:expr) => {
+    ($name:expr, $arithmetic:expr, $admits:expr, $rate:expr, $tiles:expr) => {
         $crate::Row {
             name: $name,
             device: sinew_memory::DeviceKind::CPU,

@@ -6,6 +6,7 @@ use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
 use crate::gemm::order::Order;
 use crate::gemm::tile::{Tiles, tiled_row};
+use crate::gemm::ways::ways;
 use crate::gemm::{cpu, cpu_blocks, cpu_int8, driver, plan};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::{cpu_avx512bf16, cpu_blocks_avx512bf16};
@@ -13,50 +14,34 @@ use crate::operator::{Launch, Operands, Operator, Row, refuse};
 use crate::rates::predicted;
 use crate::strided::Address;
 
-/// The row of a way to multiply at a level.
 macro_rules! row {
-    ($name:literal, $way:ident::$arithmetic:ident, $level:ident, $($tiles:tt)+) => {
+    ($way:literal, $module:ident::$arithmetic:ident, $level:ident, $($tiles:tt)+) => {
         tiled_row!(
-            $name,
-            $way::$arithmetic,
-            |fixed, hardware| $way::admit(&fixed.product(), hardware, SimdLevel::$level).map(drop),
-            |hardware| $way::rate(hardware, SimdLevel::$level),
-            &$way::$($tiles)+
+            concat!("grouped_gemm.cpu.", $way),
+            $module::$arithmetic,
+            |fixed, hardware| $module::admit(&fixed.product(), hardware, SimdLevel::$level).map(drop),
+            |hardware| $module::rate(hardware, SimdLevel::$level),
+            &$module::$($tiles)+
         )
     };
 }
 
-/// The row of a way that has one level.
 #[cfg(target_arch = "x86_64")]
-macro_rules! dot_row {
-    ($name:literal, $way:ident) => {
-        tiled_row!($name, $way::DOT, |fixed, hardware| $way::admit(&fixed.product(), hardware), $way::rate, &$way::DOTS)
+macro_rules! dot {
+    ($way:literal, $module:ident) => {
+        tiled_row!(
+            concat!("grouped_gemm.cpu.", $way),
+            $module::DOT,
+            |fixed, hardware| $module::admit(&fixed.product(), hardware),
+            $module::rate,
+            &$module::DOTS
+        )
     };
 }
 
-/// Best first.
+/// The rows of [`GroupedGemm`].
 pub(super) fn rows() -> Vec<Row<GroupedGemm>> {
-    vec![
-        #[cfg(target_arch = "x86_64")]
-        dot_row!("grouped_gemm.cpu.avx512bf16", cpu_avx512bf16),
-        #[cfg(target_arch = "x86_64")]
-        dot_row!("grouped_gemm.cpu.avx512bf16.blocks", cpu_blocks_avx512bf16),
-        #[cfg(target_arch = "x86_64")]
-        row!("grouped_gemm.cpu.avx512vnni.int8", cpu_int8::FUSED, Avx512Vnni, x86::VNNI),
-        #[cfg(target_arch = "x86_64")]
-        row!("grouped_gemm.cpu.avx2.int8", cpu_int8::FUSED, Avx2, x86::AVX2),
-        row!("grouped_gemm.cpu.portable.int8", cpu_int8::MUL_ADD, Portable, PORTABLE),
-        #[cfg(target_arch = "x86_64")]
-        row!("grouped_gemm.cpu.avx512.blocks", cpu_blocks::FUSED, Avx512, AVX512),
-        #[cfg(target_arch = "x86_64")]
-        row!("grouped_gemm.cpu.avx2.blocks", cpu_blocks::FUSED, Avx2, AVX2),
-        row!("grouped_gemm.cpu.portable.blocks", cpu_blocks::MUL_ADD, Portable, PORTABLE),
-        #[cfg(target_arch = "x86_64")]
-        row!("grouped_gemm.cpu.avx512", cpu::FUSED, Avx512, AVX512),
-        #[cfg(target_arch = "x86_64")]
-        row!("grouped_gemm.cpu.avx2", cpu::FUSED, Avx2, AVX2),
-        row!("grouped_gemm.cpu.portable", cpu::MUL_ADD, Portable, PORTABLE),
-    ]
+    ways!(row, dot)
 }
 
 fn cost(fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, hardware: &Hardware, rate: f64) -> f64 {

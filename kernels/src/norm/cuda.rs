@@ -6,8 +6,8 @@ use sinew_memory::cuda::CudaModule;
 
 use super::{Norm, NormDynamic, NormKind, NormStatic};
 use crate::Result;
-use crate::cpu_row::takes_lanes;
 use crate::cuda::{self, Kernel, LayoutParam};
+use crate::operator::takes_lanes;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
 
 /// The kernels' source.

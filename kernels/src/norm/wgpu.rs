@@ -5,7 +5,7 @@ use sinew_tensor::Layout;
 
 use super::{Norm, NormDynamic, NormKind, NormStatic};
 use crate::Result;
-use crate::cpu_row::takes_lanes;
+use crate::operator::takes_lanes;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::rates::predicted;
 use crate::strided::Walk;

@@ -5,9 +5,9 @@ use sinew_tensor::Layout;
 
 use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic, split};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
+use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::line::Line;
-use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::strided::{self, Address, BLOCK, Scratch, Walk, store_index};
 

@@ -4,9 +4,9 @@ use sinew_memory::SimdLevel;
 
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled, takes_lanes};
+use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::line::Line;
-use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
 use crate::row_tasks::Rows;
 use crate::simd::{self, Kernel, LANES, Simd, math};
 use crate::strided::{BLOCK, Scratch, blocks};

@@ -6,8 +6,8 @@ use sinew_memory::cuda::CudaModule;
 
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use crate::Result;
-use crate::cpu_row::takes_lanes;
 use crate::cuda::{self, Kernel, Strided3};
+use crate::operator::takes_lanes;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::strided::Walk;
 

@@ -11,7 +11,7 @@ use crate::checkpoint::Checkpoint;
 
 /// Bytes of the slices of a weight that are at hand together, a thread packing each, counted in f32: those of a bf16
 /// file are half as large. Their pages are dropped before others are read, so that a weight is never in memory twice.
-const AT_HAND_BYTES: usize = 16 << 20;
+pub(crate) const AT_HAND_BYTES: usize = 16 << 20;
 /// The largest slice.
 const LARGEST_SLICE: usize = 4 << 20;
 /// The least, where there are more threads than leave room for it: dropping the pages of smaller ones would take as long

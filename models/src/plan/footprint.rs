@@ -4,7 +4,7 @@ use sinew_memory::{Device, DeviceKind};
 use sinew_ops::layers::Encoding;
 
 use crate::limits::Plan;
-use crate::load::Made;
+use crate::load::{AT_HAND_BYTES, Made};
 use crate::scratch::sum;
 
 /// What the command itself takes on a CPU once it runs: its code, what is linked to it, the heap, the tables of kernels
@@ -15,9 +15,6 @@ const THREAD_BYTES: usize = 256 << 10;
 /// Bytes of a tokenizer in memory for each byte of its file: the vocabulary both ways, merges, and expressions. 7.2 MB of
 /// 151,643 byte pairs take 43 MB.
 const TOKENIZER_PER_FILE: usize = 6;
-/// Bytes of slices of a checkpoint that are in memory at once while they are packed, see [`Loader`](crate::load::Loader):
-/// as they are stored, and as f32 where they are rounded.
-const STAGED_BYTES: usize = 16 << 20;
 /// A pool rounds a request up by a quarter at most, and by an eighth on average.
 const POOL_ROUNDS: usize = 8;
 
@@ -101,7 +98,7 @@ pub(super) fn tokenizer(file: u64) -> usize {
 /// What is in memory at once, beyond the weights, of a checkpoint of so many bytes. What is read whole may be more than a
 /// slice, but of what comes after it nothing is there yet.
 pub(super) fn staging(made: &[Made], checkpoint: u64) -> usize {
-    let slice = STAGED_BYTES.min(usize::try_from(checkpoint).unwrap_or(usize::MAX));
+    let slice = AT_HAND_BYTES.min(usize::try_from(checkpoint).unwrap_or(usize::MAX));
     let mut so_far = 0usize;
     let most = made.iter().fold(0, |most, made| {
         so_far = so_far.saturating_add(made.bytes);

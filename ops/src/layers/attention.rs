@@ -218,7 +218,7 @@ impl KvAppend {
         }
         let fixed = KvAppendStatic { rotary: Some(rotary.of_keys()), ..self.fixed.clone() };
         // Keys of another dtype than f32 would be rounded once, not twice; and who prefers a kernel for them has it.
-        let preferred = rotary.kernels().iter().any(|&row| ctx.policy().prefer.iter().any(|name| name == row));
+        let preferred = rotary.kernels().iter().any(|&row| ctx.policy().prefers(row));
         let folded = match Self::plan(ctx, &fixed) {
             Ok(plan) if source == DType::F32 && !preferred => Some(plan),
             Ok(_) | Err(Error::Kernel(KernelError::NoKernel { .. })) => None,

@@ -205,7 +205,7 @@ impl NormedLinear {
             folded => Some(folded?),
         };
         // A product whose best row norms nothing keeps it, and a norm the row that is preferred for it.
-        let preferred = alone.kernels().iter().any(|&row| ctx.policy().prefer.iter().any(|name| name == row));
+        let preferred = alone.kernels().iter().any(|&row| ctx.policy().prefers(row));
         Ok(match folded {
             // By arithmetic: which row of it is fastest may have been measured, and must not change what runs.
             Some(folded) if !preferred && arithmetics(&folded.plan) == arithmetics(&linear.plan) => {

@@ -128,7 +128,7 @@ fn measure(
     runs: usize,
 ) -> Result<TunedProblem> {
     let operator = problem.operator();
-    let table = ctx.registry().tables().find(|table| table.operator() == operator);
+    let table = ctx.registry().named(operator);
     let table = table.ok_or_else(|| crate::error::refuse(operator, "it is not in the registry"))?;
     let mut trial = table.trial(&*problem.typed(), ctx.stream())?;
     let (times, failed) = take_turns(&mut *trial, rows, end, runs);

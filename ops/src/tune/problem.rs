@@ -4,7 +4,7 @@ use std::any::Any;
 
 use sinew_kernels::Operator;
 
-use crate::choice::{self, Verdict};
+use crate::choice;
 use crate::{Context, Result};
 
 /// A static problem and the representative of its calls.
@@ -46,10 +46,9 @@ impl<O: Operator> Problem for Of<O> {
             return Ok(Vec::new());
         }
         let hardware = ctx.device().hardware();
-        let (rows, _) = choice::judge::<O>(ctx, fixed, call)?;
-        let takes = rows.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Takes { .. }));
-        let right = takes.filter(|(row, _)| ctx.trust().check(ctx, row, fixed, *call).is_ok());
-        let mut all: Vec<_> = right.map(|(row, _)| (row.name, (row.cost)(fixed, call, hardware))).collect();
+        let judged = choice::judge::<O>(ctx, fixed, call)?;
+        let right = judged.allowed().filter(|row| ctx.trust().check(ctx, row, fixed, *call).is_ok());
+        let mut all: Vec<_> = right.map(|row| (row.name, (row.cost)(fixed, call, hardware))).collect();
         all.sort_by(|a, b| a.1.total_cmp(&b.1));
         Ok(all)
     }

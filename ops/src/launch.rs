@@ -1,0 +1,184 @@
+//! From a problem to a launch: rows are planned or chosen, given their workspace, and run, and another where one that was
+//! measured to be fastest fails.
+
+use std::sync::{Mutex, MutexGuard};
+
+use sinew_kernels::{Launch, Operands, Operator, Row};
+use sinew_memory::Buffer;
+use sinew_tensor::{View, ViewMut};
+
+use crate::choice;
+use crate::{Context, Error, Result};
+
+/// Scratch of the kernel that is running: kernels of one stream run in order, so one is enough.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace(Mutex<Option<Buffer>>);
+
+impl Workspace {
+    /// Scratch of so many bytes at least.
+    fn reserve(&self, ctx: &Context, bytes: usize) -> Result<MutexGuard<'_, Option<Buffer>>> {
+        // A panic while it was held leaves scratch bytes, which no one reads.
+        let mut held = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        if bytes > held.as_ref().map_or(0, Buffer::len) {
+            *held = None;
+            let buffer = ctx.pool().allocate_tagged(bytes, "workspace")?;
+            buffer.record_use(ctx.stream());
+            *held = Some(buffer);
+        }
+        Ok(held)
+    }
+}
+
+/// What a row is to do.
+struct Call<'a, O: Operator> {
+    fixed: &'a O::Static,
+    call: &'a O::Dynamic,
+    operands: Operands<'a>,
+}
+
+impl<O: Operator> Clone for Call<'_, O> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<O: Operator> Copy for Call<'_, O> {}
+
+impl Context {
+    /// Chooses and runs.
+    ///
+    /// # Errors
+    /// No row for the problem, operands that do not fit it, or what the kernel reports.
+    pub fn run<O: Operator>(
+        &self,
+        fixed: &O::Static,
+        call: &O::Dynamic,
+        inputs: &[Option<View<'_>>],
+        outputs: &[ViewMut<'_>],
+    ) -> Result<()> {
+        let row = self.choose::<O>(fixed, call)?;
+        self.launch(&row, Call { fixed, call, operands: Operands { inputs, outputs } })
+    }
+
+    /// Plans a problem for a model: rows are chosen now for each of `calls`, the workspace is made large enough for
+    /// them, and running it later allocates nothing.
+    ///
+    /// # Errors
+    /// No row for the problem, or no memory for the workspace.
+    pub fn plan<O: Operator>(&self, fixed: O::Static, calls: &[O::Dynamic]) -> Result<Planned<O>> {
+        // A row that turns out wrong for one call may be what another was given, or have its arithmetic.
+        let rows = loop {
+            let failures = self.trust().failures();
+            let rows = self.choose_all::<O>(&fixed, calls)?;
+            if self.trust().failures() == failures {
+                break rows;
+            }
+        };
+        Ok(Planned { fixed, rows })
+    }
+
+    /// Bytes of workspace that [`Context::plan`] would make room for, for all of `calls` together: they run one after
+    /// the other.
+    ///
+    /// # Errors
+    /// No row for the problem.
+    pub fn workspace_bytes<O: Operator>(&self, fixed: &O::Static, calls: &[O::Dynamic]) -> Result<usize> {
+        calls.iter().try_fold(0, |most, call| {
+            let row = self.choose::<O>(fixed, call)?;
+            Ok(most.max((row.workspace)(fixed, call, self.device().hardware())))
+        })
+    }
+
+    /// The rows for calls like these, with room for their workspaces.
+    fn choose_all<O: Operator>(&self, fixed: &O::Static, calls: &[O::Dynamic]) -> Result<Vec<(O::Dynamic, Row<O>)>> {
+        let mut rows: Vec<(O::Dynamic, Row<O>)> = Vec::new();
+        for call in calls {
+            let row = self.choose::<O>(fixed, call)?;
+            let bytes = (row.workspace)(fixed, call, self.device().hardware());
+            drop(self.workspace().reserve(self, bytes)?);
+            let bucket = O::bucket(*call);
+            if !rows.iter().any(|(b, _)| *b == bucket) {
+                rows.push((bucket, row));
+            }
+        }
+        Ok(rows)
+    }
+
+    fn launch<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<()> {
+        match self.attempt(row, of) {
+            Err(error) if self.is_tuned() => self.fall_back(row, of, error),
+            outcome => outcome,
+        }
+    }
+
+    fn attempt<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<()> {
+        if self.recorder().is_on() {
+            return self.recorder().time(self, row, of.fixed, of.call, || self.enqueue(row, of));
+        }
+        self.enqueue(row, of)
+    }
+
+    /// Runs the next row that may serve and does, where the one that was measured to be fastest does not run. Rows look
+    /// at all that they are given before they write, so that nothing was done yet. Where none runs it is the operands'
+    /// fault, and the first error is told.
+    #[cold]
+    fn fall_back<O: Operator>(&self, failed: &Row<O>, of: Call<'_, O>, error: Error) -> Result<()> {
+        let Ok(judged) = choice::judge::<O>(self, of.fixed, &O::bucket(*of.call)) else {
+            return Err(error);
+        };
+        let mut others = judged.allowed().filter(|row| row.name != failed.name);
+        let Some(next) = others.find(|row| self.attempt(row, of).is_ok()) else {
+            return Err(error);
+        };
+        self.trust().reject(failed.name, format!("failed, and {} ran in its place: {error}", next.name));
+        self.choices().forget::<O>();
+        Ok(())
+    }
+
+    fn enqueue<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<()> {
+        let Call { fixed, call, operands } = of;
+        let bytes = (row.workspace)(fixed, call, self.device().hardware());
+        let mut workspace = self.workspace().reserve(self, bytes)?;
+        let launch = Launch::new(self.stream(), workspace.as_mut().filter(|_| bytes > 0))?;
+        tracing::trace!(operator = O::NAME, row = row.name, problem = %fixed, call = %call);
+        Ok(row.launch(&launch, fixed, call, operands)?)
+    }
+}
+
+/// A problem whose rows are chosen: what models hold. Running it allocates nothing for calls up to the largest planned.
+#[derive(Debug, Clone)]
+pub struct Planned<O: Operator> {
+    fixed: O::Static,
+    rows: Vec<(O::Dynamic, Row<O>)>,
+}
+
+impl<O: Operator> Planned<O> {
+    /// The static part of the problem.
+    pub fn fixed(&self) -> &O::Static {
+        &self.fixed
+    }
+
+    /// The rows chosen, with the bucket that each serves.
+    pub fn rows(&self) -> &[(O::Dynamic, Row<O>)] {
+        &self.rows
+    }
+
+    /// Enqueues the work.
+    ///
+    /// # Errors
+    /// Operands that do not fit the problem, or what the kernel reports.
+    pub fn run(
+        &self,
+        ctx: &Context,
+        call: &O::Dynamic,
+        inputs: &[Option<View<'_>>],
+        outputs: &[ViewMut<'_>],
+    ) -> Result<()> {
+        let bucket = O::bucket(*call);
+        let row = match self.rows.iter().find(|(b, _)| *b == bucket) {
+            Some((_, row)) => *row,
+            None => ctx.choose::<O>(&self.fixed, call)?,
+        };
+        ctx.launch(&row, Call { fixed: &self.fixed, call, operands: Operands { inputs, outputs } })
+    }
+}
