@@ -103,6 +103,7 @@ fn row<O: Leveled, const LEVEL: usize>() -> Row<O> {
 #[cfg(test)]
 mod tests {
     use sinew_memory::Cpu;
+    use sinew_tensor::DType;
 
     use super::*;
     use crate::norm::{Norm, NormFormula, NormStatic};
