@@ -61,6 +61,34 @@ fn every_operator_of_the_registry_is_explained_with_every_row_of_the_device() {
 }
 
 #[test]
+fn nothing_is_predicted_to_be_faster_than_the_limits_are_estimated_to_allow() {
+    // No cache: what was measured of this machine is not asked.
+    let folder = tempfile::tempdir().expect("a folder");
+    let share = |problem: &[&str]| {
+        let mut command = command::command();
+        command.env("XDG_CACHE_HOME", folder.path()).args(["explain", "--json"]).args(problem);
+        let value: Value = serde_json::from_str(&stdout(&command::run(&mut command, ""))).expect("JSON");
+        assert_eq!(value["limits"]["measured"], false);
+        number(&value, "share_of_limit")
+    };
+    for table in Registry::standard().tables() {
+        let name = table.operator();
+        let sizes: &[&str] = if name.ends_with("gemm") { &["--n", "96", "--k", "64"] } else { &[] };
+        let share = share(&[&[name], sizes].concat());
+        assert!(share > 0.0 && share <= 1.0, "{name}: {share}");
+    }
+    let large = ["gemm", "--m", "512", "--n", "4864", "--k", "896", "--dtype"];
+    for form in [&["f32"][..], &["bf16"], &["int4"], &["int4", "--activations", "int8"], &["int8"], &["fp8"]] {
+        let share = share(&[&large[..], form].concat());
+        assert!(share > 0.0 && share <= 1.0, "{form:?}: {share}");
+    }
+    for (rows, context) in [("1", "4096"), ("512", "512")] {
+        let share = share(&["attention", "--rows", rows, "--context", context, "--dtype", "bf16"]);
+        assert!(share > 0.0 && share <= 1.0, "{rows} rows over {context}: {share}");
+    }
+}
+
+#[test]
 fn a_problem_is_described_in_the_words_of_its_field() {
     let decode = ["explain", "attention", "--rows", "1", "--context", "4096", "--heads", "14", "--kv-heads", "2"];
     let value = json(&[&decode[..], &["--head-dim", "64", "--kv-dtype", "int8", "--json"]].concat());
@@ -146,6 +174,12 @@ fn is_whole(step: &Value) {
         assert!(measured > 0.0 && least > 0.0 && (share - measured / whole).abs() <= 1e-9, "{kernel}");
         assert!(number(kernel, "predicted_s") > 0.0 && number(kernel, "share_of_limit") > 0.0, "{kernel}");
         assert!(["memory", "arithmetic"].contains(&kernel["bound"].as_str().unwrap_or_default()), "{kernel}");
+        let candidates = list(kernel, "candidates");
+        let chosen = candidates.iter().find(|candidate| candidate["chosen"] == true).expect("one is chosen");
+        assert_eq!((&chosen["kernel"], &chosen["arithmetic"]), (&kernel["kernel"], &kernel["arithmetic"]), "{kernel}");
+        let with_reasons =
+            candidates.iter().filter(|candidate| candidate["why"].as_str().is_some_and(|w| !w.is_empty()));
+        assert_eq!(with_reasons.count(), candidates.len(), "{kernel}");
     }
 }
 
@@ -173,6 +207,8 @@ fn a_decoders_steps_are_explained_launch_by_launch() {
     {
         assert!(text.contains(words), "{words}: {text}");
     }
+    let why = stdout(&sinew(&[&common[..], &["--candidates"]].concat()));
+    assert!(why.contains("chosen: ") && why.contains("another arithmetic") && !text.contains("chosen: "), "{why}");
     // Twice as many sequences are twice as many prefills, and one decode step.
     let value = json(&[&common[..], &["--batch", "2", "--json"]].concat());
     let counts: Vec<u64> = list(&value, "steps").iter().map(|step| launches(step)["attention"]).collect();

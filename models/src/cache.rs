@@ -54,12 +54,13 @@ pub struct GroupShape {
 
 impl CacheShape {
     /// Room for `tokens` tokens of sequences within `limits`; of layers with a window, for what `max_sequences` sequences
-    /// see and a step adds.
+    /// see and a step adds, and as many times that as `tokens` are all sequences at their longest: so there is room for
+    /// what windows see of prefixes where the other layers have room for more of those.
     ///
     /// # Errors
     /// No token, or more bytes than can be counted.
     pub fn new(config: &DecoderConfig, precision: &Precision, limits: &Limits, tokens: usize) -> Result<Self> {
-        let &Limits { max_rows, max_sequences, block_size, .. } = limits;
+        let &Limits { max_rows, max_sequences, block_size, context, .. } = limits;
         let all = tokens.div_ceil(block_size);
         if all == 0 {
             return Err(Error::Input("a cache of 0 tokens".to_owned()));
@@ -69,7 +70,9 @@ impl CacheShape {
             Some(window) => {
                 // What a step adds ends in one more.
                 let each = blocks_seen(window, block_size).saturating_add(1);
-                max_sequences.saturating_mul(each).saturating_add(max_rows.div_ceil(block_size)).min(all)
+                let needed = max_sequences.saturating_mul(each).saturating_add(max_rows.div_ceil(block_size));
+                let longest = context.div_ceil(block_size).saturating_mul(max_sequences).max(1);
+                needed.saturating_mul((all / longest).max(1)).min(all)
             }
         })?;
         Ok(Self { remembered: all.min(MOST_REMEMBERED), ..shape })
@@ -406,7 +409,7 @@ impl Sequence {
     }
 
     /// Frees the blocks that no later token sees.
-    fn release_unseen(&mut self) -> Result<()> {
+    pub(crate) fn release_unseen(&mut self) -> Result<()> {
         for (table, &window) in self.tables.iter_mut().zip(&*self.windows) {
             table.release_before(first_seen(self.tokens, window))?;
         }

@@ -155,6 +155,11 @@ impl Context {
         &self.choices
     }
 
+    /// Whether there are times by which rows are chosen for an operator's problem.
+    pub(crate) fn is_timed(&self, operator: &str, key: &str) -> bool {
+        self.tuning.has(operator, key)
+    }
+
     /// Whether it chooses by what was measured.
     pub(crate) fn is_tuned(&self) -> bool {
         !self.tuning.is_empty()

@@ -7,7 +7,7 @@ use sinew_kernels::{Compute, Operator, Row, Work};
 
 use crate::choice::{self, Judged, Verdict};
 use crate::error::refuse;
-use crate::tune::take_turns;
+use crate::tune::{Turns, take_turns};
 use crate::{Bound, Budget, Context, Limits, Result};
 
 /// One row as a candidate for a problem.
@@ -90,6 +90,12 @@ fn explained<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -
     let allowed = judged.allowed().count();
     let Judged { rows, refused } = judged;
     let measured = ctx.measured::<O>(fixed, &like);
+    let failed = |row: &Row<O>| measured.is_some_and(|times| times.failed(row.name));
+    let cost = |row: &Row<O>| (row.cost)(fixed, &like, hardware);
+    let may_serve = &rows[..allowed];
+    let made_way = may_serve.first().is_some_and(|first| {
+        may_serve.iter().any(|(row, _)| failed(row) && !failed(&first.0) && cost(row) < cost(&first.0))
+    });
     let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
         let of_kind = measured.and_then(|times| times.seconds(row.name));
         let measured_s = of_kind.filter(|_| like == *call);
@@ -99,7 +105,14 @@ fn explained<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -
             predicted_s: Some((row.cost)(fixed, call, hardware)),
             measured_s,
             workspace: (row.workspace)(fixed, call, hardware),
-            verdict: in_words(verdict, i == 0, of_kind.is_some()),
+            verdict: match verdict {
+                Verdict::Takes { .. } if failed(row) && i > 0 => "failed when it was tuned".into(),
+                Verdict::Takes { .. } if failed(row) => "chosen: all failed when they were tuned".into(),
+                Verdict::Takes { preferred: false } if i == 0 && made_way => {
+                    "chosen: what is predicted to be faster failed when it was tuned".into()
+                }
+                _ => in_words(verdict, i == 0, of_kind.is_some()),
+            },
             chosen: i == 0 && allowed > 0,
         }
     };
@@ -157,7 +170,7 @@ pub(crate) fn explain_measured<O: Operator>(
     }
     let table = ctx.registry().named(O::NAME).ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
     let mut trial = table.trial(&(fixed.clone(), *call), ctx.stream())?;
-    let (times, failed) = take_turns(&mut *trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
+    let Turns { times, failed, .. } = take_turns(&mut *trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
     let seconds = |of: &str| times.iter().find(|(row, _)| *row == of).map(|(_, seconds)| *seconds);
     let chosen = explanation.choice().and_then(|choice| seconds(choice.row));
     let faster = |row: &str| {

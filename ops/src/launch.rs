@@ -106,6 +106,8 @@ impl Context {
 
     fn launch<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<()> {
         match self.attempt(row, of) {
+            // For want of memory no row is to blame.
+            Err(error @ Error::Memory(_)) => Err(error),
             Err(error) if self.is_tuned() => self.fall_back(row, of, error),
             outcome => outcome,
         }

@@ -1,11 +1,12 @@
 //! Profiles: where the time of a step goes, kernel by kernel, beside what was predicted and the least there is.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use sinew_kernels::Work;
 
-use crate::{Bound, Context, Error, Launched, Limits, Record};
+use crate::{Bound, Context, Error, Explanation, Launched, Limits, Record};
 
 /// The launches of one row for one static problem, together.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +31,8 @@ pub struct Part {
     pub least_s: f64,
     /// Which limit the most of these are.
     pub bound: Bound,
+    /// Why the row was chosen for the first of them.
+    pub explanation: Option<Arc<Explanation>>,
 }
 
 impl Part {
@@ -50,6 +53,9 @@ pub struct Profile {
     pub record: Record,
     /// Seconds of the same step unrecorded: the median of as many, in turns with those.
     pub step_s: f64,
+    /// The launches' seconds as a share of the unrecorded step before them, the median of the turns: how much of it the
+    /// table accounts for.
+    pub accounted: f64,
 }
 
 impl Profile {
@@ -75,6 +81,7 @@ impl Profile {
                         work: Work::default(),
                         least_s: 0.0,
                         bound,
+                        explanation: launched.explanation.clone(),
                     };
                     parts.push((part, 0.0));
                     let last = parts.len() - 1;
@@ -102,11 +109,6 @@ impl Profile {
     pub fn between_s(&self) -> f64 {
         self.record.seconds - self.launched_s()
     }
-
-    /// The launches' seconds as a share of the unrecorded step: how much of it the table accounts for.
-    pub fn accounted(&self) -> f64 {
-        self.launched_s() / self.step_s
-    }
 }
 
 /// Runs a step in turns unrecorded and recorded.
@@ -131,11 +133,15 @@ pub(crate) fn profile<E: From<Error>>(
             records.push(record);
         }
     }
-    plain.sort_by(f64::total_cmp);
+    let median = |mut all: Vec<f64>| {
+        all.sort_by(f64::total_cmp);
+        all[all.len() / 2]
+    };
+    let accounted = median(plain.iter().zip(&records).map(|(step, record)| record.launched_s() / step).collect());
+    let step_s = median(plain);
     records.sort_by(|a, b| a.launched_s().total_cmp(&b.launched_s()));
-    let middle = plain.len() / 2;
-    let hardware = ctx.device().hardware().to_string();
-    Ok(Profile { hardware, limits, record: records.swap_remove(middle), step_s: plain[middle] })
+    let (middle, hardware) = (records.len() / 2, ctx.device().hardware().to_string());
+    Ok(Profile { hardware, limits, record: records.swap_remove(middle), step_s, accounted })
 }
 
 impl fmt::Display for Profile {
@@ -145,19 +151,21 @@ impl fmt::Display for Profile {
         let width = |of: fn(&Part) -> usize, title: &str| parts.iter().map(of).max().unwrap_or(0).max(title.len());
         let operator = width(|part| part.operator.len(), "operator");
         let row = width(|part| part.row.len(), "kernel");
+        let arithmetic = width(|part| part.arithmetic.len(), "arithmetic");
         writeln!(
             f,
-            "{:operator$}  {:row$}  launches  predicted   measured  of step  of limit  bound       problem",
-            "operator", "kernel"
+            "{:operator$}  {:row$}  {:arithmetic$}  launches  predicted   measured  of step  of limit  bound       problem",
+            "operator", "kernel", "arithmetic"
         )?;
         let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         for part in &parts {
             writeln!(
                 f,
-                "{:operator$}  {:row$}  {:8}  {:>9}  {:>9}  {:>7}  {:>8}  {:10}  {}",
+                "{:operator$}  {:row$}  {:arithmetic$}  {:8}  {:>9}  {:>9}  {:>7}  {:>8}  {:10}  {}",
                 part.operator,
                 part.row,
+                part.arithmetic,
                 part.launches,
                 ms(part.predicted_s),
                 ms(part.seconds),
@@ -183,7 +191,7 @@ impl fmt::Display for Profile {
             "step             {:>12}  {} unrecorded, of which the kernels are {}",
             ms(self.record.seconds),
             ms(self.step_s),
-            percent(self.accounted())
+            percent(self.accounted)
         )
     }
 }

@@ -1,13 +1,14 @@
 //! Records: what was launched while a piece of work ran, and how long each launch took.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use sinew_kernels::{Compute, Operator, Row, Work};
 
-use crate::{Context, Result};
+use crate::{Context, Explanation, Result};
 
 /// One launch of a kernel.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +31,8 @@ pub struct Launched {
     pub work: Work,
     /// What operands are rounded to before they are multiplied, which decides the limit of arithmetic.
     pub compute: Compute,
+    /// The candidates and why the row was chosen; that of the first launch with the same static part and alike calls.
+    pub explanation: Option<Arc<Explanation>>,
 }
 
 /// What was launched while a piece of work ran: see [`Context::record`].
@@ -50,8 +53,11 @@ impl Record {
 
 /// A launch as it is kept while the work runs: it is put in words when the work is done.
 trait Kept: Send {
-    fn in_words(&self, ctx: &Context) -> Launched;
+    fn in_words(&self, ctx: &Context, explained: &mut Explained) -> Launched;
 }
+
+/// What was explained, by operator and problem.
+type Explained = HashMap<(&'static str, String), Option<Arc<Explanation>>>;
 
 struct Of<O: Operator> {
     row: Row<O>,
@@ -61,9 +67,13 @@ struct Of<O: Operator> {
 }
 
 impl<O: Operator> Kept for Of<O> {
-    fn in_words(&self, ctx: &Context) -> Launched {
+    fn in_words(&self, ctx: &Context, explained: &mut Explained) -> Launched {
         let Self { row, fixed, call, seconds } = self;
+        let key = (O::NAME, format!("{fixed:?} {:?}", O::bucket(*call)));
+        let explain = || ctx.explain::<O>(fixed, call).ok().map(Arc::new);
+        let explanation = explained.entry(key).or_insert_with(explain).clone();
         Launched {
+            explanation,
             operator: O::NAME,
             row: row.name,
             arithmetic: row.arithmetic.name,
@@ -148,6 +158,7 @@ pub(crate) fn record<T>(ctx: &Context, work: impl FnOnce() -> T) -> (T, Record) 
     let start = Instant::now();
     let result = work();
     let seconds = start.elapsed().as_secs_f64();
-    let launches = recorder.kept()[first..].iter().map(|kept| kept.in_words(ctx)).collect();
+    let mut explained = Explained::new();
+    let launches = recorder.kept()[first..].iter().map(|kept| kept.in_words(ctx, &mut explained)).collect();
     (result, Record { launches, seconds })
 }

@@ -48,15 +48,8 @@ pub struct Limits {
 impl Limits {
     /// The estimates of a device's [`Rates`](sinew_memory::Rates): known at once, and right within a factor.
     pub fn estimated(hardware: &Hardware) -> Self {
-        let (rates, threads) = (&hardware.rates, hardware.threads as f64);
-        let bf16_flops_per_s = rates.bf16_flops_per_s * threads;
-        let arithmetic = ArithmeticPeaks {
-            f32_flops_per_s: rates.f32_flops_per_s * threads,
-            bf16_flops_per_s,
-            // There is no estimate of it; where one is missed so is the other.
-            int8_ops_per_s: bf16_flops_per_s,
-        };
-        Self { memory_bytes_per_s: rates.read_bytes_per_s, arithmetic, measured: false }
+        let (memory_bytes_per_s, arithmetic) = (hardware.rates.read_bytes_per_s, ArithmeticPeaks::estimated(hardware));
+        Self { memory_bytes_per_s, arithmetic, measured: false }
     }
 
     /// The limits of a device as they were described before, such as by `sinew devices --measure`; of arithmetic on

@@ -92,7 +92,8 @@ impl Cache {
         kept.cache.save(ctx, &measured(ctx)).unwrap();
         kept.change(|key, mut contents| {
             for problem in contents["gemm"].as_object_mut().unwrap().values_mut() {
-                *problem = times.iter().map(|&(row, seconds)| (row.to_owned(), Value::from(seconds))).collect();
+                let rows: Value = times.iter().map(|&(row, seconds)| (row.to_owned(), Value::from(seconds))).collect();
+                *problem = serde_json::json!({ "rows": rows, "rounds": 7 });
             }
             (key, contents)
         });
@@ -259,6 +260,48 @@ fn what_is_not_of_this_version_these_rows_and_this_user_counts_as_nothing() {
         let explanation = ctx.with_tuning(&kept.cache).explain::<Gemm>(&problem(), &CALL).unwrap();
         assert!(explanation.choice().unwrap().measured_s.is_some(), "{spoil}: {explanation}");
     }
+}
+
+#[test]
+fn a_row_that_failed_when_it_was_tuned_says_so() {
+    let fast_and_broken = Row { cost: |_, _, _| 0.0, ..broken() };
+    let all = || context(&[fast_and_broken, twin()], true);
+    let kept = Cache::new();
+    kept.cache.save(&all(), &measured(&all())).unwrap();
+    let explanation = all().with_tuning(&kept.cache).explain::<Gemm>(&problem(), &CALL).unwrap();
+    let verdict = |row: &str| {
+        let of_row = explanation.candidates.iter().find(|candidate| candidate.row == row);
+        of_row.unwrap_or_else(|| panic!("{row} in {explanation}")).verdict.clone()
+    };
+    assert_eq!(verdict("gemm.cpu.broken"), "failed when it was tuned");
+    let choice = explanation.choice().unwrap().row;
+    assert_ne!(choice, "gemm.cpu.broken");
+    assert!(verdict(choice).contains("predicted to be faster failed"), "{explanation}");
+}
+
+#[test]
+fn a_few_runs_choose_nothing_and_replace_nothing_and_what_is_known_comes_last() {
+    let rows = [boastful()];
+    let kept = Cache::new();
+    let few = |runs| {
+        let ctx = context(&rows, true).with_tuning(&kept.cache);
+        ctx.choose::<Gemm>(&problem(), &CALL).unwrap();
+        let tuned = tune(&ctx, &Budget { runs, ..Budget::default() }).unwrap();
+        kept.cache.save(&ctx, &tuned).unwrap();
+        (tuned, chosen(&context(&rows, true).with_tuning(&kept.cache)))
+    };
+    assert_eq!(few(2).1, "gemm.cpu.boastful");
+    let (tuned, winner) = few(7);
+    assert_eq!((tuned.problems[0].winner, winner), (usual().name, usual().name));
+    assert_eq!(few(2).1, usual().name);
+    // Of two problems the one that is known comes last, though it is the shorter.
+    let ctx = context(&rows, true).with_tuning(&kept.cache);
+    let longer = GemmStatic { n: 4 * N, ..problem() };
+    for fixed in [&problem(), &longer] {
+        ctx.choose::<Gemm>(fixed, &CALL).unwrap();
+    }
+    let order: Vec<String> = tune(&ctx, &Budget::default()).unwrap().problems.into_iter().map(|p| p.problem).collect();
+    assert!(order[0].starts_with(&longer.to_string()), "{order:?}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ mod warnings;
 
 use std::cell::OnceCell;
 use std::error::Error as StdError;
-use std::io::{BufRead, Read, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -416,11 +416,17 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(()) if interrupted() => ExitCode::from(INTERRUPTED_CODE),
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads has seen enough.
+        Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format!("error: {}", one_line(&*error)));
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// The next line of `input`, without its end; `None` where there is none. What goes on for more than `max` bytes with no

@@ -47,11 +47,12 @@ const TEXT: usize = 128;
 
 impl Tune {
     pub fn run(&self, machine: &Machine) -> Outcome {
-        let ctx = Arc::new(machine.untuned_context()?);
+        let cache = settings().tuning_cache();
+        // Told of what is kept, so that other problems come first.
+        let ctx = Arc::new(machine.untuned_context()?.with_tuning(&cache));
         self.note(&ctx)?;
         let budget = Budget { time: Duration::from_secs_f64(self.budget), ..Budget::default() };
         let tuned = tune(&ctx, &budget)?;
-        let cache = settings().tuning_cache();
         let folder = cache.folder().folder();
         // What was measured is shown, whatever becomes of it.
         let kept = cache.save(&ctx, &tuned);
@@ -96,7 +97,8 @@ impl Tune {
                         "problem": problem.problem,
                         "predicted": problem.predicted,
                         "winner": problem.winner,
-                        "times": problem.times,
+                        "times": problem.times.rows(),
+                        "rounds": problem.times.rounds(),
                         "failed": problem.failed.iter().map(|(row, _)| row).collect::<Vec<_>>(),
                     })
                 })
@@ -129,7 +131,7 @@ impl Tune {
         write!(out, "{all} problems in {seconds:.1} s; another kernel than predicted for {changed}")?;
         match tuned.left {
             0 => writeln!(out)?,
-            left => writeln!(out, "; {left} are left: give a larger --budget")?,
+            left => writeln!(out, "; {left} are left: tune again, or give a larger --budget")?,
         }
         match folder {
             Some(folder) => writeln!(out, "kept in {}", folder.display())?,

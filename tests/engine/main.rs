@@ -121,7 +121,8 @@ fn hear(answers: &mut Answers, event: &Event) {
 fn request() -> impl Strategy<Value = (Request, usize)> {
     let sampling = (prop_oneof![Just(0.0f32), Just(0.9)], 0u64..1000, 0usize..40, prop_oneof![Just(1.0f32), Just(1.3)]);
     // Prompts of one seed begin alike.
-    let lengths = (0u32..5, prop_oneof![1usize..20, 20usize..90], prop_oneof![1usize..12, 12usize..40]);
+    let prompts = prop_oneof![4 => 1usize..20, 4 => 20usize..90, 1 => 500usize..1300];
+    let lengths = (0u32..5, prompts, prop_oneof![1usize..12, 12usize..40]);
     let salt = prop_oneof![3 => Just(0u64), 1 => Just(1)];
     (lengths, sampling, 1usize..4, -2i32..3, salt, prop_oneof![2 => Just(0usize), 1 => 1usize..6]).prop_map(
         |((seed, len, new), (temperature, seed_of_draws, top_k, penalty), samples, priority, salt, gap)| {
@@ -177,7 +178,8 @@ proptest! {
         // Which of the requests is cancelled, and after how many steps.
         cancelled in prop::option::of((0usize..8, 0u32..60)),
     ) {
-        let longest = 90 + 40 + block_size;
+        let needs = |request: &Request| request.prompt.len() + request.options.max_new_tokens;
+        let longest = requests.iter().map(|(request, _)| needs(request)).max().unwrap_or(0) + block_size;
         let cache_tokens = Some(longest + spare);
         let usual = LoadOptions { kv, old_kv, ..LoadOptions::default() };
         let options = LoadOptions { max_sequences, prefill_chunk, block_size, cache_tokens, swap_tokens, ..usual.clone() };
@@ -206,7 +208,7 @@ proptest! {
             }
             engine.step().expect("a step").iter().for_each(|event| hear(&mut answers, event));
             steps += 1;
-            prop_assert!(steps < 20_000, "it goes on");
+            prop_assert!(steps < 50_000, "it goes on");
         }
         for (id, expected) in &mut expected {
             let answer = &answers[id];
@@ -222,29 +224,32 @@ proptest! {
         prop_assert_eq!((stats.waiting, stats.running, stats.finished), (0, 0, expected.len() as u64));
         let cache = engine.cache().stats();
         prop_assert_eq!((cache.used, cache.references, cache.available()), (0, 0, cache.total));
-        *SEEN.lock().expect("adding does not panic") += Seen::of(&stats);
+        *SEEN.lock().expect("adding does not panic") += Seen::of(longest, &stats);
     }
 }
 
 /// What happened in all cases.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
+    /// Tokens of the longest prompt.
+    longest: usize,
     found: u64,
     swapped: u64,
     run_again: u64,
 }
 
 impl Seen {
-    const NOTHING: Self = Self { found: 0, swapped: 0, run_again: 0 };
+    const NOTHING: Self = Self { longest: 0, found: 0, swapped: 0, run_again: 0 };
 
-    fn of(stats: &EngineStats) -> Self {
+    fn of(longest: usize, stats: &EngineStats) -> Self {
         let &EngineStats { found, swapped, preemptions, .. } = stats;
-        Self { found, swapped, run_again: preemptions - swapped }
+        Self { longest, found, swapped, run_again: preemptions - swapped }
     }
 }
 
 impl std::ops::AddAssign for Seen {
     fn add_assign(&mut self, other: Self) {
+        self.longest = self.longest.max(other.longest);
         self.found += other.found;
         self.swapped += other.swapped;
         self.run_again += other.run_again;
@@ -258,6 +263,8 @@ fn an_answer_does_not_depend_on_its_neighbours() {
     answers_are_those_of_requests_alone();
     let seen = *SEEN.lock().expect("adding does not panic");
     println!("{seen:?}");
+    // Beyond the groups of keys that threads share out.
+    assert!(seen.longest > 512, "the test has lost its point: {seen:?}");
     assert!(seen.found > 0 && seen.swapped > 0 && seen.run_again > 0, "the test has lost its point: {seen:?}");
 }
 
@@ -340,9 +347,10 @@ fn what_a_window_has_left_behind_is_free() {
         }
         assert!(most <= full + 3 + 5, "{name}: {most} blocks");
         assert!(most >= full + 3, "{name}: {most} blocks");
-        // The last step takes a block of each group at most. Windows are at their fullest before the others are.
+        // Within steps of the prompt, where windows are at their fullest, but others are not.
         let peak = engine.cache().stats().peak_used;
-        assert!((most..=most + 2).contains(&peak), "{name}: {most} blocks, {peak} at most");
+        let at_once = if full > 0 { full + 3 + 1 } else { 3 + 5 };
+        assert!((most..=at_once).contains(&peak), "{name}: {most} blocks, {peak} at most");
     }
 }
 

@@ -218,3 +218,19 @@ fn nobody_leaves_for_one_who_would_not_fit_then_either() {
     assert_eq!(engine.stats().preemptions, 0, "{:?}", engine.stats());
     assert!(run(&mut engine).iter().all(|(_, end)| end == "length"));
 }
+
+#[test]
+fn who_stood_back_for_what_another_ran_takes_nobodys_place() {
+    // The second waits for what it begins like the first with, and the third has the place beside the first meanwhile.
+    let options = LoadOptions { max_sequences: 2, prefill_chunk: 32, ..LoadOptions::default() };
+    for (priority, preemptions) in [(0, 0), (1, 1)] {
+        let mut engine = Engine::new(model(1, DType::F32, options.clone()), EngineOptions::default());
+        let of =
+            |own, priority| Request { prompt: [prompt(1, 200), prompt(own, 60)].concat(), priority, ..asked(1, 20) };
+        engine.submit(of(2, priority)).expect("a valid request");
+        engine.submit(of(3, priority)).expect("a valid request");
+        engine.submit(asked(250, 20)).expect("a valid request");
+        assert_eq!(run(&mut engine).len(), 3);
+        assert_eq!(engine.stats().preemptions, preemptions, "priority {priority}");
+    }
+}

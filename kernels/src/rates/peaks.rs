@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sinew_memory::{Buffer, Cpu, Device, SimdLevel, Team};
+use sinew_memory::{Buffer, Cpu, Device, DeviceKind, Hardware, SimdLevel, Team};
 
 use super::loops::{self, FEW_SUMS, SUMS};
+use super::predicted;
 use crate::simd::{self, Kernel, Simd};
 use crate::{Compute, Result};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,24 @@ pub struct ArithmeticPeaks {
     /// int8 multiply-adds with i32 sums, each counted as two; the f32 rate where the CPU has no instruction for them.
     pub int8_ops_per_s: f64,
 }
+
+impl ArithmeticPeaks {
+    /// What rows predict their times by where nothing was measured, of all threads: with dot products of bf16 and int8
+    /// where a CPU has instructions for them.
+    pub fn estimated(hardware: &Hardware) -> Self {
+        let threads = hardware.threads as f64;
+        let [f32_flops_per_s, bf16] =
+            [hardware.rates.f32_flops_per_s, hardware.rates.bf16_flops_per_s].map(|rate| rate * threads);
+        let has = |level| hardware.kind == DeviceKind::CPU && hardware.simd >= level;
+        let dots = if has(SimdLevel::Avx512Bf16) { predicted::bf16_rate(hardware) * threads } else { 0.0 };
+        let bf16_flops_per_s = bf16.max(dots);
+        let int8 = if has(SimdLevel::Avx512Vnni) { INT8_PER_F32 * f32_flops_per_s } else { 0.0 };
+        Self { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s: bf16_flops_per_s.max(int8) }
+    }
+}
+
+/// Products of int8 that VNNI takes in the time of one of f32.
+const INT8_PER_F32: f64 = 4.0;
 
 /// Bytes read to measure bandwidth: more than the last-level caches hold that one process gets a share of.
 pub(super) const READ_BYTES: usize = 1 << 30;

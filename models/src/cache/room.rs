@@ -75,10 +75,17 @@ pub(super) fn blocks_seen(window: usize, block_size: usize) -> usize {
     window.saturating_sub(1).div_ceil(block_size).saturating_add(1)
 }
 
-/// Blocks that would be free if these tables were: those to which nothing else refers.
+/// Blocks that would be free if these tables were: those to which nothing else refers. Allocates only for what several
+/// of them share.
 fn freed<'a>(pages: &PagePool, leaving: impl Iterator<Item = &'a BlockTable>) -> usize {
-    let mut blocks: Vec<_> = leaving.flat_map(BlockTable::blocks).copied().collect();
-    blocks.sort_unstable();
-    let own = |same: &&[BlockId]| pages.references(same[0]) as usize == same.len();
-    blocks.chunk_by(|a, b| a == b).filter(own).count()
+    let (mut own, mut shared) = (0, Vec::new());
+    for &block in leaving.flat_map(BlockTable::blocks) {
+        match pages.references(block) {
+            1 => own += 1,
+            references => shared.push((block, references)),
+        }
+    }
+    shared.sort_unstable();
+    let of_these = |same: &&[(BlockId, u32)]| same[0].1 as usize == same.len();
+    own + shared.chunk_by(|a, b| a == b).filter(of_these).count()
 }

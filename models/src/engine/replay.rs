@@ -81,9 +81,16 @@ impl Engine {
         speed: f64,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Replayed> {
-        let ends = trace.iter().all(|line| Duration::try_from_secs_f64(line.arrival_s / speed).is_ok());
-        if !self.is_idle() || !speed.is_finite() || speed <= 0.0 || !ends {
-            return Err(Error::Input(format!("a replay {speed} times as fast, in an engine with or without requests")));
+        if !self.is_idle() {
+            return Err(Error::Input("a replay in an engine that has other requests".to_owned()));
+        }
+        if !speed.is_finite() || speed <= 0.0 {
+            return Err(Error::Input(format!("a replay {speed:e} times as fast")));
+        }
+        let never = |line: &&TraceLine| Duration::try_from_secs_f64(line.arrival_s / speed).is_err();
+        if let Some(line) = trace.iter().find(never) {
+            let late = line.arrival_s;
+            return Err(Error::Input(format!("a request at {late:e} s would never come {speed:e} times as fast")));
         }
         let before = self.stats();
         let vocab_size = self.model.decoder().config().vocab_size;

@@ -106,14 +106,20 @@ impl Engine {
     fn admit(&mut self) -> Result<()> {
         let Limits { block_size, context, .. } = self.model.decoder().limits();
         let mut at = 0;
-        while let Some(next) = self.waiting.get(at) {
+        while let Some(next) = self.waiting.get_mut(at) {
             let cache = self.model.cache();
-            if self.running.iter().any(|leader| next.follows(leader, cache, block_size)) {
+            if next.follows(&self.running, cache, block_size) {
                 at += 1;
                 continue;
             }
+            let next = &self.waiting[at];
             let (all, known) = (self.running.len(), next.known(cache));
             let outranking = self.running.partition_point(|stream| stream.rank() <= next.rank());
+            let outranking = if self.running[outranking..].iter().all(|stream| next.may_displace(stream)) {
+                outranking
+            } else {
+                all
+            };
             let staying = [all, outranking].into_iter().find(|&staying| self.fits(next, known, staying));
             let Some(staying) = staying else {
                 if all > 0 {

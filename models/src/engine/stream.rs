@@ -31,6 +31,14 @@ impl Rank {
     }
 }
 
+/// Whose tokens a stream waits for.
+#[derive(Debug, Clone, Copy)]
+struct Behind {
+    leader: (Rank, usize),
+    /// How many of them it begins with as well, in whole blocks.
+    tokens: usize,
+}
+
 /// One answer on its way: of its tokens the first are in the cache, and the others are to be run.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -44,6 +52,11 @@ pub(super) struct Stream {
     salt: u64,
     /// Whether it was in the cache before.
     was_in: bool,
+    priority: i32,
+    /// While it waits for what another is about to run: that one, and how many tokens they begin with alike.
+    behind: Option<Behind>,
+    /// Whether it has ever waited so.
+    stood_back: bool,
     options: GenerateOptions,
     tokenizer: Option<Arc<Tokenizer>>,
     answering: Answering,
@@ -62,7 +75,7 @@ impl Stream {
         request: Request,
         cache: &KvCache,
     ) -> Result<Self> {
-        let Request { prompt: tokens, options, samples, salt, .. } = request;
+        let Request { prompt: tokens, options, samples, salt, priority, .. } = request;
         let answering = Answering::new(tokenizer.clone(), config, &options)?;
         let (prompt, sequence) = (tokens.len(), cache.sequence(0));
         Ok(Self {
@@ -73,6 +86,9 @@ impl Stream {
             prompt,
             salt,
             was_in: false,
+            priority,
+            behind: None,
+            stood_back: false,
             options,
             tokenizer,
             answering,
@@ -133,15 +149,35 @@ impl Stream {
         self.tokens.len()
     }
 
-    /// Whether `leader` is about to run tokens, in whole blocks, that this one begins with as well.
-    pub fn follows(&self, leader: &Self, cache: &KvCache, block_size: usize) -> bool {
+    /// Whether one of `running` is about to run tokens, in whole blocks, that this one begins with as well. While that goes
+    /// on, tokens are compared once.
+    pub fn follows(&mut self, running: &[Self], cache: &KvCache, block_size: usize) -> bool {
+        if let Some(behind) = &self.behind {
+            let leader = running.iter().find(|leader| (leader.rank, leader.sample) == behind.leader);
+            if leader.is_some_and(|leader| leader.pending() > 1 && leader.sequence.len() < behind.tokens) {
+                return true;
+            }
+        }
+        self.behind = running.iter().find_map(|leader| self.behind(leader, cache, block_size));
+        self.stood_back |= self.behind.is_some();
+        self.behind.is_some()
+    }
+
+    fn behind(&self, leader: &Self, cache: &KvCache, block_size: usize) -> Option<Behind> {
         if leader.salt != self.salt || leader.pending() == 1 || self.sequence.is_swapped() {
-            return false;
+            return None;
         }
         let common = self.start().iter().zip(leader.start()).take_while(|(a, b)| a == b).count();
-        let whole = common / block_size * block_size;
+        let tokens = common / block_size * block_size;
         // What it has run and a window has left behind since, it does not run again.
-        whole > leader.sequence.len() && whole > self.known(cache)
+        let waits = tokens > leader.sequence.len() && tokens > self.known(cache);
+        waits.then_some(Behind { leader: (leader.rank, leader.sample), tokens })
+    }
+
+    /// Whether it may take the place of another that runs, which it outranks: not where that came in while this one stood
+    /// back for what a third ran, unless its priority is higher.
+    pub fn may_displace(&self, other: &Self) -> bool {
+        !self.stood_back || self.priority > other.priority
     }
 
     /// What the cache has of a sequence that is not in it, which others have run, as one that grows without allocating on
@@ -172,6 +208,7 @@ impl Stream {
 
     /// Notes that it is in the cache; the tokens of its prompt where that is for the first time.
     pub fn let_in(&mut self) -> Option<usize> {
+        self.stood_back = false;
         (!std::mem::replace(&mut self.was_in, true)).then_some(self.prompt)
     }
 
@@ -185,10 +222,11 @@ impl Stream {
         swapped
     }
 
-    /// Lets others start with the whole blocks that it has run.
+    /// Lets others start with the whole blocks that it has run, and leaves behind what its windows have passed.
     pub fn publish(&mut self, cache: &KvCache) -> Result<()> {
         let run = self.sequence.len();
-        cache.publish(&mut self.sequence, self.salt, &self.tokens[..run])
+        cache.publish(&mut self.sequence, self.salt, &self.tokens[..run])?;
+        self.sequence.release_unseen()
     }
 
     /// The sequence and the next `count` tokens that it is to run.

@@ -12,6 +12,8 @@ fn other(name: &str) -> &'static str {
         "pin" | "zero_points" | "keep_head" | "hub_offline" => "true",
         "deterministic" | "tuning" => "false",
         "tuning_cache" => "/another/folder",
+        "device_cache" => "/a/folder/of/devices",
+        "kernel_cache" => "/a/folder/of/kernels",
         "simd" => "portable",
         "kernels" => "gemm_portable,another",
         "memory_limit" => "2147483648",
@@ -185,6 +187,8 @@ fn every_setting_takes_effect() {
             "simd" => settings.open_device().expect("a CPU").hardware().simd == SimdLevel::Portable,
             "deterministic" => !settings.open_context().expect("a context").policy().deterministic,
             "tuning_cache" => settings.tuning_cache() != usual.tuning_cache(),
+            "device_cache" => settings.device_cache() != usual.device_cache(),
+            "kernel_cache" => settings.kernel_cache() != usual.kernel_cache(),
             "memory_limit" => settings.open_context().expect("a context").pool().config().limit_bytes == 2 << 30,
             "max_sequences" | "cache_tokens" | "swap_tokens" => settings.serving_options().expect("valid") != serving,
             "hub_cache" | "hub_endpoint" | "hub_token" | "hub_offline" => {

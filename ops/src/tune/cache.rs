@@ -15,36 +15,63 @@ use crate::Context;
 /// its place: another measurement may say the opposite.
 pub(crate) const MARGIN: f64 = 0.03;
 
+/// Rounds in which the row of the lowest predicted cost ran, of fewer than which none takes its place: one or two slow
+/// runs say nothing on a machine that others use.
+const LEAST_ROUNDS: usize = 5;
+
 /// Seconds that rows took for a problem, medians; none for rows that failed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Times(BTreeMap<String, Option<f64>>);
+pub struct Times {
+    rows: BTreeMap<String, Option<f64>>,
+    /// Turns that the rows took.
+    rounds: usize,
+}
 
 impl Times {
-    pub(super) fn new(times: &[(&'static str, f64)], failed: impl IntoIterator<Item = &'static str>) -> Self {
+    pub(super) fn new(
+        times: &[(&'static str, f64)],
+        failed: impl IntoIterator<Item = &'static str>,
+        rounds: usize,
+    ) -> Self {
         let times = times.iter().map(|&(row, seconds)| (row, Some(seconds)));
         let all = times.chain(failed.into_iter().map(|row| (row, None)));
-        Self(all.map(|(row, seconds)| (row.to_owned(), seconds)).collect())
+        Self { rows: all.map(|(row, seconds)| (row.to_owned(), seconds)).collect(), rounds }
     }
 
     /// Seconds of a row, where it was measured.
     pub fn seconds(&self, row: &str) -> Option<f64> {
-        self.0.get(row).copied().flatten().filter(|seconds| seconds.is_finite() && *seconds > 0.0)
+        self.rows.get(row).copied().flatten().filter(|seconds| seconds.is_finite() && *seconds > 0.0)
+    }
+
+    /// Every row with its seconds; those that failed have none.
+    pub fn rows(&self) -> &BTreeMap<String, Option<f64>> {
+        &self.rows
+    }
+
+    /// Turns that the rows took which were not given up.
+    pub fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    /// Whether they are of so many rounds that a row may be chosen by them.
+    pub(crate) fn is_enough(&self) -> bool {
+        self.rounds >= LEAST_ROUNDS
     }
 
     /// Whether a row was to be measured, and failed.
-    fn failed(&self, row: &str) -> bool {
-        matches!(self.0.get(row), Some(None))
+    pub(crate) fn failed(&self, row: &str) -> bool {
+        matches!(self.rows.get(row), Some(None))
     }
 
     /// Which of these rows, the first of which would be chosen if nothing were measured, is to be chosen in its place:
     /// one that is faster, or any that did not fail where the first did. `None` where there is none, or the first was
-    /// not measured: then there is nothing to hold the others against.
+    /// not measured, or [not often](Self::is_enough): then there is nothing to hold the others against.
     pub(crate) fn winner(&self, rows: &[&str]) -> Option<usize> {
         let runs = rows.iter().position(|row| !self.failed(row))?;
         let timed = rows.iter().enumerate().filter_map(|(i, row)| Some((i, self.seconds(row)?)));
         let fastest = timed.min_by(|a, b| a.1.total_cmp(&b.1));
         let winner = match (self.seconds(rows[runs]), fastest) {
-            (Some(first), Some((fastest, least))) if least < first * (1.0 - MARGIN) => fastest,
+            (Some(first), Some((fastest, least))) if self.is_enough() && least < first * (1.0 - MARGIN) => fastest,
             (None, Some((fastest, _))) if runs > 0 => fastest,
             _ => runs,
         };
@@ -66,12 +93,20 @@ impl Timings {
         self.0.get(O::NAME)?.get(&key::<O>(fixed, like))
     }
 
-    /// Takes in others, which go before those that are there: they are newer.
+    /// Takes in others, which go before those that are there, as they are newer; but for those of fewer rounds.
     fn merge(&mut self, other: &Tuned) {
         for problem in &other.problems {
             let of_operator = self.0.entry(problem.operator.to_owned()).or_default();
-            of_operator.insert(problem.key.clone(), problem.times.clone());
+            let kept = of_operator.entry(problem.key.clone()).or_default();
+            if problem.times.rounds >= kept.rounds {
+                kept.clone_from(&problem.times);
+            }
         }
+    }
+
+    /// Whether there are times of a problem by which rows are chosen.
+    pub(crate) fn has(&self, operator: &str, key: &str) -> bool {
+        self.0.get(operator).and_then(|all| all.get(key)).is_some_and(Times::is_enough)
     }
 }
 
@@ -143,16 +178,17 @@ fn key_of(ctx: &Context) -> String {
     }
     rows.sort();
     let build = if cfg!(debug_assertions) { "with debug assertions" } else { "optimised" };
-    format!("tuning 1 of sinew {version}, {build}: {hardware}, caches {:?}; {}", hardware.caches, rows.join(", "))
+    format!("tuning 2 of sinew {version}, {build}: {hardware}, caches {:?}; {}", hardware.caches, rows.join(", "))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::TunedProblem;
     use super::*;
 
     #[test]
     fn a_winner_beats_the_prediction_by_more_than_noise() {
-        let times = |all: &[(&'static str, f64)]| Times::new(all, []);
+        let times = |all: &[(&'static str, f64)]| Times::new(all, [], LEAST_ROUNDS);
         let rows = ["predicted", "other", "third"];
         assert_eq!(times(&[("predicted", 1.0), ("other", 0.5), ("third", 0.4)]).winner(&rows), Some(2));
         assert_eq!(times(&[("predicted", 1.0), ("other", 0.99)]).winner(&rows), None);
@@ -163,13 +199,34 @@ mod tests {
             assert_eq!(times(&[("predicted", 1.0), ("other", nonsense)]).winner(&rows), None);
         }
         assert_eq!(times(&[]).winner(&[]), None);
+        // Of fewer rounds nothing is taken for faster.
+        assert_eq!(Times::new(&[("predicted", 1.0), ("other", 0.1)], [], LEAST_ROUNDS - 1).winner(&rows), None);
+    }
+
+    #[test]
+    fn fewer_rounds_do_not_replace_more() {
+        let tuned = |seconds, rounds| {
+            let times = Times::new(&[("row", seconds)], [], rounds);
+            let (problem, key) = (String::new(), "problem".to_owned());
+            let (operator, predicted, winner, failed) = ("gemm", "row", "row", Vec::new());
+            Tuned {
+                problems: vec![TunedProblem { operator, problem, predicted, winner, times, failed, key }],
+                ..Tuned::default()
+            }
+        };
+        let mut kept = Timings::default();
+        for (seconds, rounds, then) in [(1.0, 2, 1.0), (2.0, 7, 2.0), (3.0, 6, 2.0), (4.0, 7, 4.0)] {
+            kept.merge(&tuned(seconds, rounds));
+            assert_eq!(kept.0["gemm"]["problem"].seconds("row"), Some(then));
+        }
+        assert!(kept.has("gemm", "problem") && !kept.has("gemm", "other") && !kept.has("norm", "problem"));
     }
 
     #[test]
     fn a_row_that_failed_is_no_winner_and_makes_way() {
         let rows = ["predicted", "other", "third"];
         let winner = |times: &[(&'static str, f64)], failed: &[&'static str]| {
-            let times = Times::new(times, failed.iter().copied());
+            let times = Times::new(times, failed.iter().copied(), LEAST_ROUNDS);
             let kept = serde_json::to_string(&times).expect("JSON");
             assert_eq!(serde_json::from_str::<Times>(&kept).expect("times"), times);
             times.winner(&rows)

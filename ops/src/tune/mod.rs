@@ -69,11 +69,24 @@ pub struct TunedProblem {
     key: String,
 }
 
+/// Which problems are measured first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    /// Several rows may serve it.
+    New,
+    /// Of those there are times.
+    Known,
+    /// There is nothing to choose: its time is only told.
+    Single,
+}
+
 /// Times the rows for every problem that a context was asked for: by a model that planned its layers with it, or by
 /// calls. Each row runs once to make ready; then they take turns, and one that is clearly slower is given up early.
 ///
-/// Problems among whose rows there is something to choose come first, the short ones before the long. The context itself
-/// is not changed: make one [`Context::with_tuning`] of the cache that the result is saved to.
+/// Problems come first among whose rows there is something to choose and of which the context has not been told enough
+/// times before ([`Context::with_tuning`]), so that what one budget leaves the next one reaches; of those the short ones
+/// before the long. One row takes the place of another only where both ran often enough that a few slow runs say
+/// nothing. The context itself is not changed: make one with the cache that the result is saved to.
 ///
 /// ```
 /// use sinew_memory::PrivateFolder;
@@ -100,18 +113,25 @@ pub fn tune(ctx: &Context, budget: &Budget) -> Result<Tuned> {
     for problem in ctx.choices().problems() {
         let candidates = problem.candidates(ctx)?;
         if let Some(&(_, predicted_s)) = candidates.first() {
-            problems.push((candidates.len() == 1, predicted_s, problem.key(), problem, candidates));
+            let turn = match candidates.len() {
+                1 => Turn::Single,
+                _ if ctx.is_timed(problem.operator(), &problem.key()) => Turn::Known,
+                _ => Turn::New,
+            };
+            problems.push((turn, predicted_s, problem.key(), problem, candidates));
         }
     }
     problems.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then_with(|| a.2.cmp(&b.2)));
     let mut tuned = Tuned::default();
-    for (i, (_, _, _, problem, candidates)) in problems.iter().enumerate() {
+    for (i, (turn, _, _, problem, candidates)) in problems.iter().enumerate() {
         let left = budget.time.saturating_sub(begun.elapsed());
         if left.is_zero() {
             tuned.left = problems.len() - i;
             break;
         }
-        let share = (left / (problems.len() - i) as u32 * SHARE).min(left);
+        // Those of a later turn have what is left.
+        let alike = problems[i..].iter().take_while(|other| other.0 == *turn).count();
+        let share = (left / alike as u32 * SHARE).min(left);
         let names: Vec<&'static str> = candidates.iter().map(|(name, _)| *name).collect();
         tuned.problems.push(measure(ctx, &**problem, &names, Instant::now() + share, budget.runs)?);
     }
@@ -131,27 +151,36 @@ fn measure(
     let table = ctx.registry().named(operator);
     let table = table.ok_or_else(|| crate::error::refuse(operator, "it is not in the registry"))?;
     let mut trial = table.trial(&*problem.typed(), ctx.stream())?;
-    let (times, failed) = take_turns(&mut *trial, rows, end, runs);
+    let Turns { times, failed, rounds } = take_turns(&mut *trial, rows, end, runs);
     for (row, failure) in &failed {
         tracing::warn!(row, failure, problem = problem.words(), "a kernel failed its trial");
     }
-    let times = Times::new(&times, failed.iter().map(|(row, _)| *row));
+    let times = Times::new(&times, failed.iter().map(|(row, _)| *row), rounds);
     let winner = rows[times.winner(rows).unwrap_or(0)];
     let (key, words) = (problem.key(), problem.words());
     Ok(TunedProblem { operator, problem: words, predicted: rows[0], winner, times, failed, key })
 }
 
-/// Medians of rows, and the failures of others.
-type Outcome = (Vec<(&'static str, f64)>, Vec<(&'static str, String)>);
+/// What rows took in turns.
+pub(crate) struct Turns {
+    /// Medians.
+    pub(crate) times: Vec<(&'static str, f64)>,
+    /// Rows that failed, and how.
+    pub(crate) failed: Vec<(&'static str, String)>,
+    /// How often those ran that were not given up.
+    rounds: usize,
+}
 
-/// Rows in turns, so that what else the machine does meets all alike.
-pub(crate) fn take_turns(trial: &mut dyn AnyTrial, rows: &[&'static str], end: Instant, runs: usize) -> Outcome {
+/// Rows in turns, so that what else the machine does meets all alike. The first is never given up: others are held
+/// against it.
+pub(crate) fn take_turns(trial: &mut dyn AnyTrial, rows: &[&'static str], end: Instant, runs: usize) -> Turns {
     let mut times: Vec<(&'static str, Vec<f64>)> = rows.iter().map(|&row| (row, Vec::new())).collect();
-    let (mut given_up, mut failed) = (Vec::new(), Vec::new());
+    let (mut given_up, mut failed, mut rounds) = (Vec::new(), Vec::new(), 0);
     for round in 0..runs.max(1) {
         if round > 0 && Instant::now() >= end {
             break;
         }
+        rounds += 1;
         times.retain_mut(|(row, of_row)| match trial.time_row(row) {
             Ok(seconds) => {
                 of_row.push(seconds);
@@ -165,17 +194,15 @@ pub(crate) fn take_turns(trial: &mut dyn AnyTrial, rows: &[&'static str], end: I
         let best = |of_row: &[f64]| of_row.iter().copied().fold(f64::INFINITY, f64::min);
         let least = times.iter().map(|(_, of_row)| best(of_row)).fold(f64::INFINITY, f64::min);
         if round + 1 >= FEW_RUNS {
-            given_up.extend(times.extract_if(.., |(_, of_row)| best(of_row) > HOPELESS * least));
-            if times.len() + given_up.len() + failed.len() > 1 && times.len() == 1 && round + 1 > FEW_RUNS {
-                break;
-            }
+            let hopeless = |(row, of_row): &mut (&str, Vec<f64>)| *row != rows[0] && best(of_row) > HOPELESS * least;
+            given_up.extend(times.extract_if(.., hopeless));
         }
     }
     let median = |(row, mut of_row): (&'static str, Vec<f64>)| {
         of_row.sort_by(f64::total_cmp);
         (row, of_row[of_row.len() / 2])
     };
-    (times.into_iter().chain(given_up).map(median).collect(), failed)
+    Turns { times: times.into_iter().chain(given_up).map(median).collect(), failed, rounds }
 }
 
 #[cfg(test)]
@@ -207,8 +234,8 @@ mod tests {
     fn a_row_that_is_clearly_slower_or_fails_is_not_run_again() {
         let (mut trial, names) = counting();
         let end = Instant::now() + Duration::from_secs(3600);
-        let (times, failed) = take_turns(&mut trial, &names, end, 7);
-        assert_eq!(times, [("near", 1.1), ("best", 1.0), ("far", 4.0)]);
+        let Turns { times, failed, rounds } = take_turns(&mut trial, &names, end, 7);
+        assert_eq!((times, rounds), (vec![("near", 1.1), ("best", 1.0), ("far", 4.0)], 7));
         assert_eq!(failed.iter().map(|(row, _)| *row).collect::<Vec<_>>(), ["broken"]);
         assert_eq!(trial.0.iter().map(|row| row.2).collect::<Vec<_>>(), [7, 7, FEW_RUNS, 1]);
     }

@@ -5,17 +5,6 @@ use sinew::ops::{Candidate, Explanation, Limits, Part, Profile};
 
 /// An explanation as one object.
 pub(super) fn explanation(of: &Explanation) -> Value {
-    let candidate = |c: &Candidate| {
-        json!({
-            "kernel": c.row,
-            "arithmetic": c.arithmetic,
-            "predicted_s": c.predicted_s,
-            "measured_s": c.measured_s,
-            "workspace_bytes": c.workspace,
-            "chosen": c.chosen,
-            "why": c.verdict,
-        })
-    };
     let seconds = of.choice().and_then(Candidate::seconds);
     json!({
         "operator": of.operator,
@@ -27,8 +16,23 @@ pub(super) fn explanation(of: &Explanation) -> Value {
         "least_s": of.least_s,
         "bound": of.bound.name(),
         "share_of_limit": seconds.map(|seconds| of.least_s / seconds),
-        "candidates": of.candidates.iter().map(candidate).collect::<Vec<_>>(),
+        "candidates": candidates(of),
     })
+}
+
+fn candidates(of: &Explanation) -> Vec<Value> {
+    let candidate = |c: &Candidate| {
+        json!({
+            "kernel": c.row,
+            "arithmetic": c.arithmetic,
+            "predicted_s": c.predicted_s,
+            "measured_s": c.measured_s,
+            "workspace_bytes": c.workspace,
+            "chosen": c.chosen,
+            "why": c.verdict,
+        })
+    };
+    of.candidates.iter().map(candidate).collect()
 }
 
 /// A profile as one object.
@@ -48,6 +52,7 @@ pub(super) fn profile(of: &Profile) -> Value {
             "least_s": part.least_s,
             "share_of_limit": part.roofline_share(),
             "bound": part.bound.name(),
+            "candidates": part.explanation.as_deref().map(candidates),
         })
     };
     json!({
@@ -58,7 +63,7 @@ pub(super) fn profile(of: &Profile) -> Value {
         "between_kernels_s": of.between_s(),
         "recorded_step_s": of.record.seconds,
         "step_s": of.step_s,
-        "kernels_share_of_step": of.accounted(),
+        "kernels_share_of_step": of.accounted,
     })
 }
 

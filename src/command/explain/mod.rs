@@ -121,6 +121,9 @@ impl Problem {
 
 impl Explain {
     pub fn run(&self, machine: &Machine) -> Outcome {
+        if self.measure && self.problem.is_none() {
+            return Err("--measure is for an operator; --model measures in any case, and --support nothing".into());
+        }
         match (&self.problem, &self.model.0, self.support) {
             (Some(problem), None, false) => {
                 let explanation = problem.explain(&*machine.context()?, self.measure)?;

@@ -25,6 +25,9 @@ pub(super) struct Steps {
     /// Runs with and as many without a record, in turns, of which medians are printed.
     #[arg(long, default_value_t = 5, value_name = "N")]
     repeat: usize,
+    /// Show the candidates for every problem of the steps as well, and why each is chosen or not. --json always has them.
+    #[arg(long)]
+    candidates: bool,
     #[command(flatten)]
     stepping: Stepping,
 }
@@ -82,6 +85,10 @@ impl Steps {
         for (name, profile) in &steps {
             writeln!(out, "{name}: {} x {} tokens", self.batch, self.prompt_tokens)?;
             writeln!(out, "{profile}")?;
+            let parts = if self.candidates { profile.parts() } else { Vec::new() };
+            for explanation in parts.iter().filter_map(|part| part.explanation.as_deref()) {
+                writeln!(out, "{explanation}")?;
+            }
         }
         Ok(())
     }

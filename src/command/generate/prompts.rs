@@ -63,12 +63,14 @@ impl Generate {
         let mut contexts = Vec::<usize>::new();
         while let Some(line) = read_line(&mut lines, MAX_LINE).map_err(|error| unreadable(&error))? {
             at += 1;
+            // Some editors begin files with a mark.
+            let line = if at == 1 { line.trim_start_matches('\u{feff}') } else { &line };
             if line.is_empty() {
                 continue;
             }
             // All lines are looked at before the first is answered: one that cannot be has its number.
             let of_line = |error: sinew::models::Error| of_line(at, &error);
-            let prompt = tokenizer.encode_prompt(&line, true, decoder.longest_context()).map_err(of_line)?;
+            let prompt = tokenizer.encode_prompt(line, true, decoder.longest_context()).map_err(of_line)?;
             let options = self.sampling.options(config, prompt.len(), max_new_tokens)?;
             let context = decoder.context_for(prompt.len(), options.max_new_tokens).map_err(of_line)?;
             longest = longest.max(context);
