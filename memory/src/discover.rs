@@ -307,7 +307,10 @@ mod webgpu {
         Err("built without the `wgpu` feature".into())
     }
 
-    pub(super) fn open(index: usize) -> crate::Result<std::sync::Arc<dyn crate::Device>> {
+    pub(super) fn open(
+        index: usize,
+        _kernels: &crate::PrivateFolder,
+    ) -> crate::Result<std::sync::Arc<dyn crate::Device>> {
         let reason = "built without the `wgpu` feature".into();
         Err(crate::Error::NoDevice { name: format!("wgpu:{index}"), reason })
     }
