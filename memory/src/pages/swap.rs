@@ -94,6 +94,12 @@ impl BlockTable {
             swap.copies.push((block, to));
         }
         (start.first_block, start.num_tokens) = (self.first_block, self.num_tokens);
+        if let Ok(index) = state.index()
+            && !before.is_empty()
+        {
+            // What came before the blocks that were there is not published, whatever the index has of the same words.
+            start.chain = index.shortened(start.chain, self.first_block);
+        }
         let (more_tokens, more_slots) = start.tokens_and_slots();
         state.stats.table_tokens += (more_tokens - tokens) as u64;
         state.stats.table_slots += (more_slots - slots) as u64;

@@ -161,6 +161,31 @@ fn a_window_that_slid_here_and_there_goes_on_with_what_either_has() {
 }
 
 #[test]
+fn what_comes_before_what_was_found_is_published_anew() {
+    let prefixes = PrefixConfig { remembered: 8, ..PrefixConfig::default() };
+    let device = PagePool::with_prefixes(config(12), prefixes).expect("a small pool");
+    let host = pool(12);
+    let words: Vec<u32> = (0..18).collect();
+    let mut table = device.table();
+    table.append(18).expect("room");
+    table.publish(0, &words).expect("whole tokens");
+    let before = table.blocks().to_vec();
+    table.release_before(4).expect("held");
+    drop(table.swap_to(&host).expect("room"));
+    let mut start = device.table();
+    assert_eq!(start.lookup_seen(0, &words, 5).ok(), Some(16));
+    // Of the two blocks before that, one is there still, and one remembered.
+    assert_eq!((device.evict(2), device.stats().remembered), (2, 2));
+    let (mut back, swap) = table.swapped(start).expect("room");
+    assert_eq!((back.first_block(), back.blocks()[2], swap.copies().len()), (1, before[3], 3));
+    drop(swap);
+    let copied = back.blocks().to_vec();
+    assert_eq!(back.publish(0, &words).ok(), Some(16));
+    assert_eq!(back.blocks(), [before[1], copied[1], before[3], copied[3]]);
+    assert_eq!((device.stats().remembered, device.stats().published, device.references(copied[0])), (1, 3, 0));
+}
+
+#[test]
 fn a_swap_that_cannot_be_changes_nothing() {
     let (device, host) = (pool(4), pool(2));
     let mut table = device.table();
