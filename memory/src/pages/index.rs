@@ -77,6 +77,11 @@ impl Index {
         Ok(words / self.words_per_block)
     }
 
+    /// How many words these tokens are.
+    pub fn words_in(&self, tokens: usize) -> usize {
+        tokens.saturating_mul(self.words_per_token)
+    }
+
     pub fn is_published(&self, block: BlockId) -> bool {
         self.nodes[block.0 as usize] != NONE
     }

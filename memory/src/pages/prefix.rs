@@ -198,7 +198,8 @@ impl BlockTable {
         let mut state = pool.lock();
         let index = state.index()?;
         let asked = index.blocks_of(words)?;
-        let mut chain = index.longest(salt, &words[..tokens.min(words.len())], &first_seen)?;
+        let within = index.words_in(tokens).min(words.len());
+        let mut chain = index.longest(salt, &words[..within], &first_seen)?;
         self.blocks.extend(index.last_blocks(chain, chain.blocks - first_seen(chain.blocks)));
         self.blocks.reverse();
         if let Some(full) = self.blocks.iter().position(|&block| state.retain_published(block).is_err()) {

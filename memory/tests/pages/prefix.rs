@@ -266,6 +266,10 @@ fn a_token_may_have_several_words() {
     assert_eq!(pool.matching_tokens(0, &tokens).ok(), Some(4));
     assert_eq!(pool.matching_tokens(0, &[5, 0, 5, 1, 5, 2, 5, 4]).ok(), Some(0));
     assert!(matches!(pool.matching_tokens(0, &[5, 0, 5]), Err(Error::Invalid(_))));
+    for (limit, found) in [(3, 0), (4, 4), (5, 4), (usize::MAX, 4)] {
+        let within = pool.table().lookup_within(0, &tokens, usize::MAX, limit);
+        assert_eq!(within.ok(), Some(found), "of {limit} tokens");
+    }
 }
 
 #[test]
