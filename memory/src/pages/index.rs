@@ -1,7 +1,7 @@
 //! The prefix index: published blocks by the words in them and the block before, and which of them may be evicted.
 
 use super::recency::Recency;
-use super::state::{filled, no_memory};
+use super::state::filled;
 use super::tree::{Entry, NONE, Node, Tree};
 use super::{BlockId, PrefixConfig};
 use crate::{Error, Result};
@@ -29,8 +29,8 @@ pub(super) struct Index {
     words_per_block: usize,
     /// Counts blocks that were cached.
     clock: u64,
-    /// Cached blocks that may be evicted.
-    candidates: Recency,
+    /// Cached blocks that may be evicted: those that go first, and the others.
+    candidates: [Recency; 2],
     /// The most nodes without a block.
     most_remembered: usize,
     pub published: usize,
@@ -50,17 +50,13 @@ impl Index {
                 "{num_blocks} blocks, and {remembered} remembered, of {block_size} tokens of {words_per_token} words"
             )));
         };
-        let mut heap = Vec::new();
-        if heap.try_reserve_exact(num_blocks).is_err() {
-            return Err(no_memory(num_blocks));
-        }
         Ok(Self {
             tree: Tree::new(nodes, words_per_block, words, hash)?,
             nodes: filled(num_blocks, NONE)?,
             words_per_token,
             words_per_block,
             clock: 0,
-            candidates: Recency::new(heap, filled(num_blocks, 0)?),
+            candidates: [Recency::new(num_blocks)?, Recency::new(num_blocks)?],
             most_remembered: remembered,
             published: 0,
             cached: 0,
@@ -121,8 +117,8 @@ impl Index {
     }
 
     /// The longest chain of these words of which all blocks are there from the one on that `first_seen` names for its
-    /// length.
-    pub fn longest(&self, salt: u64, words: &[u32], first_seen: impl Fn(usize) -> usize) -> Result<Chain> {
+    /// length. Where more is known, what would have to be there for that is wanted.
+    pub fn longest(&mut self, salt: u64, words: &[u32], first_seen: impl Fn(usize) -> usize) -> Result<Chain> {
         let blocks = self.blocks_of(words)?;
         let (mut chain, mut longest, mut held_from) = (Chain::new(salt), Chain::new(salt), 0);
         while chain.blocks < blocks
@@ -136,7 +132,27 @@ impl Index {
                 longest = chain;
             }
         }
+        if longest.blocks < chain.blocks {
+            self.want(chain, chain.blocks - first_seen(chain.blocks));
+        }
         Ok(longest)
+    }
+
+    /// The last `count` of a chain are of use for finding it: their blocks do not go first, neither now nor later.
+    pub fn want(&mut self, chain: Chain, count: usize) {
+        let mut at = chain.last.map_or(NONE, |last| last.node);
+        for _ in 0..count {
+            let Some(node) = self.tree.node_mut(at) else { return };
+            node.is_wanted = true;
+            at = node.parent;
+            if node.goes_first {
+                node.goes_first = false;
+                let [first, others] = &mut self.candidates;
+                if first.remove(node.block) {
+                    others.insert(node.cached_at, node.block);
+                }
+            }
+        }
     }
 
     /// Publishes the next of these words behind a chain, where they are not yet, with the block that holds what was
@@ -211,21 +227,22 @@ impl Index {
         chain
     }
 
-    /// The last reference to a published block is gone.
-    pub fn cache(&mut self, block: BlockId) {
+    /// The last reference to a published block is gone, maybe as a window has left it behind.
+    pub fn cache(&mut self, block: BlockId, is_left_behind: bool) {
         self.clock += 1;
         let keeps_ends = self.keeps_ends();
         let Some(node) = self.tree.node_mut(self.nodes[block.0 as usize]) else { return };
         node.cached_at = self.clock;
-        let (parent, candidate) = (node.parent, !keeps_ends || node.cached_children == 0);
-        self.cached += 1;
-        if candidate {
-            self.candidates.insert(self.clock, block.0);
+        node.goes_first = is_left_behind && !node.is_wanted;
+        if !keeps_ends || node.cached_children == 0 {
+            self.candidates[class(node)].insert(self.clock, block.0);
         }
+        let parent = node.parent;
+        self.cached += 1;
         if let Some(parent) = self.tree.node_mut(parent) {
             parent.cached_children += 1;
             if keeps_ends && parent.cached_at != 0 {
-                self.candidates.remove(parent.block);
+                self.candidates[class(parent)].remove(parent.block);
             }
         }
     }
@@ -235,14 +252,14 @@ impl Index {
         let keeps_ends = self.keeps_ends();
         let Some(node) = self.tree.node_mut(self.nodes[block.0 as usize]) else { return };
         debug_assert_ne!(node.cached_at, 0, "not cached");
-        node.cached_at = 0;
+        self.candidates[class(node)].remove(block.0);
+        (node.cached_at, node.goes_first) = (0, false);
         let parent = node.parent;
         self.cached -= 1;
-        self.candidates.remove(block.0);
         if let Some(parent) = self.tree.node_mut(parent) {
             parent.cached_children -= 1;
             if keeps_ends && parent.cached_at != 0 && parent.cached_children == 0 {
-                self.candidates.insert(parent.cached_at, parent.block);
+                self.candidates[class(parent)].insert(parent.cached_at, parent.block);
             }
         }
     }
@@ -255,7 +272,8 @@ impl Index {
     /// Drops the block that is to go first, and reports the blocks that are free by that. What is published behind it is
     /// dropped too, unless its words can be remembered without it.
     pub fn evict(&mut self, mut free: impl FnMut(BlockId)) {
-        let Some(block) = self.candidates.first() else { return };
+        let [first, other] = self.candidates.each_ref().map(Recency::first);
+        let Some(block) = first.or(other) else { return };
         let at = self.nodes[block as usize];
         if self.tree.has_children(at) && self.remembered < self.most_remembered {
             self.uncache(BlockId(block));
@@ -309,4 +327,9 @@ impl Index {
     fn extended(&self, chain: Chain, node: u32) -> Chain {
         Chain { blocks: chain.blocks + 1, last: self.tree.entry(node), ..chain }
     }
+}
+
+/// Which of the candidates a cached block is among, if any.
+fn class(node: &Node) -> usize {
+    usize::from(!node.goes_first)
 }

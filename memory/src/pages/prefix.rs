@@ -19,7 +19,8 @@ pub struct PrefixConfig {
     /// were published, so that what is behind them is still found: for tables of layers with a sliding window, which
     /// need only the last blocks of a prefix ([`BlockTable::lookup_seen`]). Where it is 0, a chain ends where a block
     /// is missing, and of blocks that are not in use the ends of chains are evicted before what they continue; else the
-    /// least recently used are, whatever is behind them.
+    /// least recently used are, whatever is behind them. Before either, those go that a window has
+    /// [left behind](BlockTable::release_before) and that are of no use for finding a prefix.
     pub remembered: usize,
     /// Finds the blocks.
     pub hash: PrefixHash,
@@ -47,7 +48,8 @@ impl PagePool {
         self.matching_seen(salt, words, usize::MAX)
     }
 
-    /// The same of [`BlockTable::lookup_seen`].
+    /// The same of [`BlockTable::lookup_seen`]. Where more of the words is known than can be found, the blocks that a
+    /// window at the end of that would see are wanted: once they are back, they are kept as what a lookup has found.
     ///
     /// # Errors
     /// As [`BlockTable::lookup`].
@@ -160,7 +162,8 @@ impl BlockTable {
 
     /// [`BlockTable::lookup`] for layers in which a token sees `window` positions, its own among them: it takes the
     /// blocks that the token after those found sees, as if the table had [released](BlockTable::release_before) the
-    /// others, and finds prefixes of which the others are gone, but [remembered](PrefixConfig::remembered).
+    /// others, and finds prefixes of which the others are gone, but [remembered](PrefixConfig::remembered). What it takes
+    /// is kept when a window leaves it behind again, and so is what it lacked for more, once that is back.
     ///
     /// ```
     /// use sinew_memory::{PageConfig, PagePool, PrefixConfig};
@@ -207,6 +210,7 @@ impl BlockTable {
             state.release_all(self.blocks.drain(..).take(full));
             chain = Chain::new(salt);
         }
+        state.index()?.want(chain, chain.blocks - first_seen(chain.blocks));
         self.chain = chain;
         self.first_block = first_seen(chain.blocks);
         self.num_tokens = chain.blocks * block_size;

@@ -1,5 +1,8 @@
 //! Blocks in the order in which they were last used.
 
+use super::state::{filled, no_memory};
+use crate::Result;
+
 const NOWHERE: u32 = u32::MAX;
 
 /// A binary heap of blocks, the least recently used first, which knows where each block is: adding one and taking any
@@ -11,9 +14,10 @@ pub(super) struct Recency {
 }
 
 impl Recency {
-    pub fn new(heap: Vec<(u64, u32)>, mut places: Vec<u32>) -> Self {
-        places.fill(NOWHERE);
-        Self { heap, places }
+    pub fn new(num_blocks: usize) -> Result<Self> {
+        let mut heap = Vec::new();
+        heap.try_reserve_exact(num_blocks).map_err(|_| no_memory(num_blocks))?;
+        Ok(Self { heap, places: filled(num_blocks, NOWHERE)? })
     }
 
     /// The block that was used least recently.
@@ -29,11 +33,11 @@ impl Recency {
         self.rise(self.heap.len() - 1);
     }
 
-    /// Takes a block out; one that is not in it makes no difference.
-    pub fn remove(&mut self, block: u32) {
+    /// Takes a block out, and says whether it was in it.
+    pub fn remove(&mut self, block: u32) -> bool {
         let place = std::mem::replace(&mut self.places[block as usize], NOWHERE);
         if place == NOWHERE {
-            return;
+            return false;
         }
         let place = place as usize;
         self.heap.swap_remove(place);
@@ -42,6 +46,7 @@ impl Recency {
             let place = self.rise(place);
             self.sink(place);
         }
+        true
     }
 
     fn rise(&mut self, mut place: usize) -> usize {
@@ -97,16 +102,16 @@ mod tests {
         /// Each step adds a block at a time of its own, or takes it out where it is in.
         #[test]
         fn the_first_is_the_least_recent_whatever_came_and_went(steps in prop::collection::vec((0..BLOCKS as u32, 0..99u64), 0..400)) {
-            let mut recency = Recency::new(Vec::with_capacity(BLOCKS), vec![0; BLOCKS]);
+            let mut recency = Recency::new(BLOCKS).expect("a small one");
             let mut sorted = BTreeSet::new();
             for (block, time) in steps {
                 match sorted.iter().copied().find(|&(_, known)| known == block) {
                     Some(entry) => {
-                        recency.remove(block);
+                        prop_assert!(recency.remove(block));
                         sorted.remove(&entry);
                     }
                     None => {
-                        recency.remove(block);
+                        prop_assert!(!recency.remove(block));
                         recency.insert(time, block);
                         sorted.insert((time, block));
                     }

@@ -83,6 +83,10 @@ impl State {
     }
 
     pub fn release(&mut self, block: BlockId) -> Result<bool> {
+        self.let_go(block, false)
+    }
+
+    fn let_go(&mut self, block: BlockId, is_left_behind: bool) -> Result<bool> {
         let references = self.counted(block)?;
         *references -= 1;
         let left = *references;
@@ -90,7 +94,7 @@ impl State {
         self.stats.references -= 1;
         if left == 0 {
             match &mut self.index {
-                Some(index) if index.is_published(block) => index.cache(block),
+                Some(index) if index.is_published(block) => index.cache(block, is_left_behind),
                 _ => self.free.push(Reverse(block.0)),
             }
         }
@@ -99,8 +103,17 @@ impl State {
 
     /// Releases what a table or a copy holds. It can fail only if somebody released that reference by hand.
     pub fn release_all(&mut self, blocks: impl IntoIterator<Item = BlockId>) {
+        self.let_all_go(blocks, false);
+    }
+
+    /// Releases what the window of a table has left behind.
+    pub fn leave_behind(&mut self, blocks: impl IntoIterator<Item = BlockId>) {
+        self.let_all_go(blocks, true);
+    }
+
+    fn let_all_go(&mut self, blocks: impl IntoIterator<Item = BlockId>, are_left_behind: bool) {
         for block in blocks {
-            if let Err(error) = self.release(block) {
+            if let Err(error) = self.let_go(block, are_left_behind) {
                 tracing::error!(%error, "a block of a table was released by somebody else");
             }
         }

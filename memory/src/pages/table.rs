@@ -23,6 +23,9 @@ use crate::{Error, Result};
 /// - A sliding table is to publish blocks before it releases them, to a pool that remembers those that are evicted
 ///   ([`PrefixConfig::remembered`](crate::PrefixConfig)): it needs only the last ones of a prefix
 ///   ([`BlockTable::lookup_seen`]).
+/// - What a window leaves behind is evicted before all else, unless it is of use for finding a prefix: where a lookup
+///   has found it, or would have, as [`PagePool::matching_seen`] would, had it still been there. So the second sequence
+///   that begins as an earlier one says how far they are alike, and runs that again; the third starts there.
 pub struct BlockTable {
     pub(super) pool: PagePool,
     pub(super) blocks: Vec<BlockId>,
@@ -180,7 +183,8 @@ impl BlockTable {
     }
 
     /// Releases the full blocks that hold only positions below `position`, as a sliding window leaves them behind.
-    /// Returns how many; asking again releases nothing more.
+    /// Returns how many; asking again releases nothing more. Published ones that nothing else refers to are evicted
+    /// before others, unless they are of use for finding a prefix.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a position beyond the next token.
@@ -192,7 +196,7 @@ impl BlockTable {
         let block_size = self.block_size();
         let released = (position / block_size).saturating_sub(self.first_block);
         let mut state = self.pool.lock();
-        state.release_all(self.blocks.drain(..released));
+        state.leave_behind(self.blocks.drain(..released));
         state.stats.table_tokens -= (released * block_size) as u64;
         state.stats.table_slots -= (released * block_size) as u64;
         self.first_block += released;

@@ -35,6 +35,10 @@ pub(super) struct Node {
     pub cached_children: u32,
     /// When its block was cached; 0 while something refers to it, or there is none.
     pub cached_at: u64,
+    /// Whether its cached block goes before those of which this is not so.
+    pub goes_first: bool,
+    /// Whether it is of use for finding a prefix: it was found, or would have been with its bytes.
+    pub is_wanted: bool,
 }
 
 const FREE: Node = Node {
@@ -49,6 +53,8 @@ const FREE: Node = Node {
     block: NONE,
     cached_children: 0,
     cached_at: 0,
+    goes_first: false,
+    is_wanted: false,
 };
 
 /// All its memory is taken when it is made.

@@ -11,6 +11,8 @@ pub struct Key {
     pub parent: u64,
     /// What the block holds.
     pub contents: [u64; BLOCK_SIZE],
+    /// Whether it was found, or missed at the end of what is known of a prefix.
+    is_wanted: bool,
 }
 
 impl Key {
@@ -18,7 +20,8 @@ impl Key {
     pub fn of(salt: u64, contents: &[u64], block: usize) -> Self {
         let start = block * BLOCK_SIZE;
         let parent = if block == 0 { salt } else { contents[start - 1] };
-        Self { parent, contents: contents[start..start + BLOCK_SIZE].try_into().expect("a full block") }
+        let contents = contents[start..start + BLOCK_SIZE].try_into().expect("a full block");
+        Self { parent, contents, is_wanted: false }
     }
 
     /// What stands for all words up to its end.
@@ -32,6 +35,8 @@ pub struct Block {
     pub references: u32,
     pub key: Option<Key>,
     cached_at: u64,
+    /// Whether a window has released it last.
+    left_behind: bool,
 }
 
 impl Block {
@@ -41,6 +46,11 @@ impl Block {
 
     pub fn is_free(&self) -> bool {
         self.references == 0 && self.key.is_none()
+    }
+
+    /// Whether it goes before those of which this is not so.
+    fn goes_first(&self) -> bool {
+        self.left_behind && self.key.is_some_and(|key| !key.is_wanted)
     }
 }
 
@@ -58,6 +68,9 @@ pub struct Model {
     /// Evictions after which the words were remembered, and lookups that went past such.
     pub kept: usize,
     pub bridged: usize,
+    /// Evictions of what a window left behind, and lookups that lacked what is wanted since.
+    pub left_behind: usize,
+    pub lacked: usize,
     peak_used: usize,
 }
 
@@ -74,6 +87,8 @@ impl Model {
             cut: 0,
             kept: 0,
             bridged: 0,
+            left_behind: 0,
+            lacked: 0,
             peak_used: 0,
         }
     }
@@ -105,10 +120,17 @@ impl Model {
     pub fn release(&mut self, BlockId(block): BlockId) {
         let block = &mut self.blocks[block as usize];
         block.references -= 1;
+        block.left_behind = false;
         if block.is_cached() {
             self.clock += 1;
             block.cached_at = self.clock;
         }
+    }
+
+    /// Releases what a window does not see any more.
+    pub fn leave_behind(&mut self, BlockId(block): BlockId) {
+        self.release(BlockId(block));
+        self.blocks[block as usize].left_behind = true;
     }
 
     pub fn is_frozen(&self, BlockId(block): BlockId) -> bool {
@@ -133,8 +155,8 @@ impl Model {
     }
 
     pub fn bring_back(&mut self, key: Key, BlockId(block): BlockId) {
-        self.remembered.retain(|found| found.own() != key.own());
-        self.blocks[block as usize].key = Some(key);
+        let known = self.remembered.iter().position(|found| found.own() == key.own());
+        self.blocks[block as usize].key = Some(known.map_or(key, |known| self.remembered.swap_remove(known)));
     }
 
     /// Forgets what is remembered for nothing.
@@ -151,7 +173,13 @@ impl Model {
         }
     }
 
-    /// The blocks that a lookup finds of a sequence of `asked` blocks, and how many it does not see before them.
+    /// What is known of these is not to go first.
+    pub fn want(&mut self, keys: &[Key]) {
+        let known = self.blocks.iter_mut().filter_map(|block| block.key.as_mut()).chain(&mut self.remembered);
+        known.filter(|known| keys.iter().any(|key| key.own() == known.own())).for_each(|known| known.is_wanted = true);
+    }
+
+    /// The blocks that a lookup finds of a sequence of these, and how many it does not see before them.
     pub fn look_up(&mut self, keys: &[Key], window: usize) -> (usize, Vec<BlockId>) {
         let found: Vec<_> = keys.iter().map(|key| self.find(key)).collect();
         let known =
@@ -162,12 +190,16 @@ impl Model {
         let whole = |blocks: &usize| found[first_seen(*blocks)..*blocks].iter().all(Option::is_some);
         let blocks = (0..=known).rev().find(whole).unwrap_or(0);
         let first = first_seen(blocks);
+        if blocks < known {
+            self.want(&keys[first_seen(known)..known]);
+            self.lacked += 1;
+        }
         self.bridged += usize::from(found[..blocks].iter().any(Option::is_none));
         (first, found[first..blocks].iter().flatten().copied().collect())
     }
 
-    /// Frees the least recently used cached block. Where nothing may be remembered, that is one that no cached one
-    /// continues, and all that continues it goes with it.
+    /// Frees the least recently used cached block, of those that a window left behind if there are any. Where nothing may
+    /// be remembered, that is one that no cached one continues, and all that continues it goes with it.
     pub fn evict(&mut self) -> usize {
         let continues = |block: &Block, parent: u64| block.key.is_some_and(|key| key.parent == parent);
         let is_candidate = |block: &&Block| {
@@ -176,9 +208,10 @@ impl Model {
             block.is_cached() && (self.most_remembered > 0 || !goes_on())
         };
         let victims = self.blocks.iter().zip(0..).filter(|(block, _)| is_candidate(block));
-        let Some((victim, place)) = victims.min_by_key(|(block, _)| block.cached_at) else {
+        let Some((victim, place)) = victims.min_by_key(|(block, _)| (!block.goes_first(), block.cached_at)) else {
             return 0;
         };
+        self.left_behind += usize::from(victim.goes_first());
         let key = victim.key.expect("cached");
         let goes_on = self.blocks.iter().any(|next| continues(next, key.own()))
             || self.remembered.iter().any(|next| next.parent == key.own());

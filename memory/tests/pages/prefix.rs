@@ -6,6 +6,8 @@ use super::{BLOCK_SIZE, config, pool, pool_with_prefixes};
 
 /// Under which all blocks collide.
 const CONSTANT: PrefixHash = |_, _| 7;
+/// Which reaches from the token behind a block to the start of that.
+const WINDOW: usize = BLOCK_SIZE + 1;
 
 fn indexed(num_blocks: usize) -> PagePool {
     pool_with_prefixes(num_blocks, PrefixConfig::default().hash)
@@ -28,6 +30,24 @@ fn published(pool: &PagePool, salt: u64, words: &[u32]) -> BlockTable {
     table.append(words.len()).expect("room");
     assert_eq!(table.publish(salt, words).expect("whole tokens"), words.len() / BLOCK_SIZE * BLOCK_SIZE);
     table
+}
+
+/// How much a sequence of these words finds where a window sees `WINDOW` positions. It runs the rest block by block, and
+/// ends.
+fn run(pool: &PagePool, words: &[u32]) -> usize {
+    let mut table = pool.table();
+    let found = table.lookup_seen(0, words, WINDOW).expect("an empty table");
+    for before in (found..words.len()).step_by(BLOCK_SIZE) {
+        table.release_before((before + 1).saturating_sub(WINDOW)).expect("held");
+        table.append(BLOCK_SIZE).expect("room");
+        table.publish(0, words).expect("whole tokens");
+    }
+    found
+}
+
+/// What is evicted, in order, and is taken.
+fn taken<const N: usize>(pool: &PagePool) -> [BlockId; N] {
+    [(); N].map(|()| pool.allocate().expect("cached"))
 }
 
 /// Words of blocks whose four words are the same.
@@ -253,6 +273,116 @@ fn where_no_more_may_be_remembered_an_eviction_cuts_the_chain() {
     assert_eq!((pool.evict(1), pool.stats().remembered, pool.stats().published), (1, 0, 0));
     assert_eq!(pool.matching_seen(0, &words([1, 2, 3]), 2).ok(), Some(0));
     assert_eq!((table.positions(), pool.stats().used), (8..12, 1));
+}
+
+#[test]
+fn of_prefixes_that_come_in_turn_the_third_of_each_finds_what_the_first_two_share() {
+    for hash in [CONSTANT, PrefixConfig::default().hash] {
+        let pool = remembering(20, 400, hash);
+        let mut tails = 100..;
+        let mut request = |prefix: u32| {
+            let (prefix, tail) = ((0..12).map(|at| 20 * prefix + at), tails.by_ref().take(8));
+            let blocks: Vec<u32> = prefix.chain(tail).collect();
+            run(&pool, &blocks.iter().flat_map(|&word| [word; BLOCK_SIZE]).collect::<Vec<_>>())
+        };
+        for found in [0, 0, 48, 48, 48] {
+            assert_eq!([0, 1, 2, 3].map(&mut request), [found; 4]);
+        }
+        // What passes through makes no difference.
+        let long: Vec<u32> = (1000..1400).collect();
+        assert_eq!((run(&pool, &long), run(&pool, &long[200..])), (0, 0));
+        assert_eq!([0, 1, 2, 3].map(&mut request), [48; 4]);
+        let stats = pool.stats();
+        assert!(stats.evictions > 400 && (stats.used, stats.table_slots) == (0, 0));
+    }
+}
+
+#[test]
+fn what_windows_left_behind_goes_before_all_else_in_the_order_in_which_they_did() {
+    let pool = remembering(7, 8, PrefixConfig::default().hash);
+    let ended = published(&pool, 0, &words([1, 2]));
+    let mut sliding = published(&pool, 0, &words([3, 4, 5]));
+    let mut other = published(&pool, 0, &words([6, 7]));
+    let [a, b, c] = [&ended, &sliding, &other].map(|table| table.blocks().to_vec());
+    let fork = other.fork().expect("few");
+    drop(ended);
+    other.release_before(4).expect("held");
+    sliding.release_before(8).expect("held");
+    // The last reference counts, however others were released.
+    drop(fork);
+    other.release_before(8).expect("held");
+    drop(sliding);
+    assert_eq!(taken(&pool), [b[0], b[1], c[1], a[1], a[0], c[0], b[2]]);
+    assert_eq!(pool.stats().published, 0);
+}
+
+#[test]
+fn what_was_found_is_kept_when_it_is_left_behind() {
+    let pool = remembering(7, 8, PrefixConfig::default().hash);
+    let all = words([1, 2, 3]);
+    let first = published(&pool, 0, &all);
+    let ended = published(&pool, 0, &words([4]));
+    let [a, b] = [&first, &ended].map(|table| table.blocks().to_vec());
+    drop((first, ended));
+    // Nothing of another salt, what a window sees, and nothing beyond a limit.
+    assert_eq!(pool.table().lookup_seen(1, &all, WINDOW).ok(), Some(0));
+    let mut table = pool.table();
+    assert_eq!(table.lookup_within(0, &all, WINDOW, 8).ok(), Some(8));
+    assert_eq!(table.blocks(), [a[1]]);
+    table.release_before(8).expect("held");
+    let mut again = published(&pool, 0, &all);
+    assert_eq!(again.blocks(), a);
+    again.release_before(12).expect("held");
+    assert_eq!(taken(&pool), [4, 5, 6].map(BlockId), "free ones first");
+    assert_eq!(taken(&pool), [a[0], a[2], b[0], a[1]]);
+}
+
+#[test]
+fn what_is_known_and_not_found_is_kept_once_it_is_back() {
+    for hash in [CONSTANT, PrefixConfig::default().hash] {
+        let pool = remembering(6, 8, hash);
+        let all = words([1, 2, 3, 4]);
+        drop(published(&pool, 0, &words([9])));
+        let mut first = published(&pool, 0, &all);
+        let a = first.blocks().to_vec();
+        first.release_before(12).expect("held");
+        assert_eq!((pool.evict(2), pool.stats().remembered), (2, 2));
+        // Of the two blocks before the fourth that a window sees, one is there, and goes no sooner than others now.
+        assert_eq!(pool.matching_seen(0, &all[..12], 2 * BLOCK_SIZE).ok(), Some(0));
+        assert_eq!((pool.evict(1), pool.matching_seen(0, &words([9]), WINDOW).ok()), (1, Some(0)));
+        assert_eq!((pool.evict(1), pool.stats().remembered), (1, 3));
+        // Somebody runs all three again, and leaves them behind; what was never missed goes first.
+        let mut again = published(&pool, 0, &all[..12]);
+        let mut passing = published(&pool, 0, &words([8]));
+        let (b, c) = (again.blocks().to_vec(), passing.blocks().to_vec());
+        again.release_before(12).expect("held");
+        passing.release_before(4).expect("held");
+        drop(first);
+        assert_eq!(taken(&pool), [BlockId(5)], "the free one");
+        assert_eq!(taken(&pool), [b[0], c[0], b[1], b[2], a[3]]);
+    }
+}
+
+#[test]
+fn where_nothing_is_remembered_the_ends_of_chains_go_before_what_windows_left_behind_of_them() {
+    for is_found in [false, true] {
+        let pool = indexed(6);
+        let ended = published(&pool, 0, &words([1, 2]));
+        let all = words([3, 4, 5, 6]);
+        let mut sliding = published(&pool, 0, &all);
+        let (a, b) = (ended.blocks().to_vec(), sliding.blocks().to_vec());
+        drop(ended);
+        sliding.release_before(12).expect("held");
+        sliding.clear();
+        // The end keeps what it continues, until it goes itself or is in use.
+        if is_found {
+            assert_eq!(sliding.lookup_seen(0, &all, WINDOW).ok(), Some(16));
+            assert_eq!(taken(&pool), [b[2], b[1], b[0], a[1], a[0]]);
+        } else {
+            assert_eq!(taken(&pool), [a[1], a[0], b[3], b[2], b[1], b[0]]);
+        }
+        assert_eq!((pool.stats().published, pool.stats().cached), (0, 0));
+    }
 }
 
 #[test]
