@@ -272,10 +272,15 @@ impl Index {
     /// Drops the block that is to go first, and reports the blocks that are free by that. What is published behind it is
     /// dropped too, unless its words can be remembered without it.
     pub fn evict(&mut self, mut free: impl FnMut(BlockId)) {
+        let may_remember = self.remembered < self.most_remembered;
+        let goes_on = |block: u32| self.tree.has_children(self.nodes[block as usize]);
         let [first, other] = self.candidates.each_ref().map(Recency::first);
-        let Some(block) = first.or(other) else { return };
+        // Where no more may be remembered, the first would take with it what is behind, which is mostly still in use. One of
+        // the others makes room then: with the last of an old chain, what is remembered before it is forgotten.
+        let first_alone = first.filter(|&block| may_remember || self.keeps_ends() || !goes_on(block));
+        let Some(block) = first_alone.or(other).or(first) else { return };
         let at = self.nodes[block as usize];
-        if self.tree.has_children(at) && self.remembered < self.most_remembered {
+        if goes_on(block) && may_remember {
             self.uncache(BlockId(block));
             self.nodes[block as usize] = NONE;
             if let Some(node) = self.tree.node_mut(at) {

@@ -199,7 +199,8 @@ impl Model {
     }
 
     /// Frees the least recently used cached block, of those that a window left behind if there are any. Where nothing may
-    /// be remembered, that is one that no cached one continues, and all that continues it goes with it.
+    /// be remembered, that is one that no cached one continues, and all that continues it goes with it. Where no more may
+    /// be than are, what a window left behind stays for what continues it, while there is anything else.
     pub fn evict(&mut self) -> usize {
         let continues = |block: &Block, parent: u64| block.key.is_some_and(|key| key.parent == parent);
         let is_candidate = |block: &&Block| {
@@ -208,14 +209,22 @@ impl Model {
             block.is_cached() && (self.most_remembered > 0 || !goes_on())
         };
         let victims = self.blocks.iter().zip(0..).filter(|(block, _)| is_candidate(block));
-        let Some((victim, place)) = victims.min_by_key(|(block, _)| (!block.goes_first(), block.cached_at)) else {
+        let goes_on = |block: &Block| {
+            let own = block.key.map_or(0, |key| key.own());
+            self.blocks.iter().any(|next| continues(next, own)) || self.remembered.iter().any(|next| next.parent == own)
+        };
+        let by_age = |(block, _): &(&Block, usize)| (!block.goes_first(), block.cached_at);
+        let Some(mut first) = victims.clone().min_by_key(by_age) else {
             return 0;
         };
+        let is_full = self.remembered.len() == self.most_remembered;
+        if is_full && self.most_remembered > 0 && goes_on(first.0) {
+            first = victims.filter(|(block, _)| !block.goes_first()).min_by_key(by_age).unwrap_or(first);
+        }
+        let (victim, place) = first;
         self.left_behind += usize::from(victim.goes_first());
         let key = victim.key.expect("cached");
-        let goes_on = self.blocks.iter().any(|next| continues(next, key.own()))
-            || self.remembered.iter().any(|next| next.parent == key.own());
-        if goes_on && self.remembered.len() < self.most_remembered {
+        if goes_on(victim) && !is_full {
             self.blocks[place].key = None;
             self.remembered.push(key);
             self.evictions += 1;

@@ -386,6 +386,16 @@ fn where_nothing_is_remembered_the_ends_of_chains_go_before_what_windows_left_be
 }
 
 #[test]
+fn where_no_more_may_be_remembered_the_oldest_ends_make_room_for_what_is_run() {
+    let pool = remembering(20, 80, PrefixConfig::default().hash);
+    for pair in 0..10 {
+        let two = [0, 1].map(|at| (1000 * (2 * pair + at)..).take(140).collect::<Vec<u32>>());
+        assert_eq!(two.each_ref().map(|all| run(&pool, &all[..120])), [0, 0], "pair {pair}");
+        assert_eq!(two.each_ref().map(|all| run(&pool, all)), [120, 120], "pair {pair}");
+    }
+}
+
+#[test]
 fn a_token_may_have_several_words() {
     let prefixes = PrefixConfig { words_per_token: 2, ..PrefixConfig::default() };
     let pool = PagePool::with_prefixes(config(4), prefixes).expect("a small pool");
