@@ -51,6 +51,9 @@ struct World {
     refused: usize,
     swapped: usize,
     exchanged: usize,
+    /// Appends that were taken back, and swaps that went on from what was found.
+    taken_back: usize,
+    gone_on: usize,
 }
 
 fn at(block: BlockId, slot: usize) -> usize {
@@ -66,7 +69,9 @@ impl World {
             by_hand: Vec::new(),
         });
         let (sequences, copies) = (Vec::new(), VecDeque::new());
-        Self { random: Random(seed), places, sequences, copies, copied: 0, refused: 0, swapped: 0, exchanged: 0 }
+        let [copied, refused, swapped, exchanged, taken_back, gone_on] = [0; 6];
+        let random = Random(seed);
+        Self { random, places, sequences, copies, copied, refused, swapped, exchanged, taken_back, gone_on }
     }
 
     fn operation(&mut self) {
@@ -79,10 +84,12 @@ impl World {
             560..620 => self.truncate(index),
             620..670 => self.release_before(index),
             670..760 => self.publish(index),
-            760..830 => self.swap(index),
+            760..800 => self.swap(index),
+            800..830 => self.swap_behind(index),
             830..870 => self.drop_sequence(index),
             870..880 => self.clear_table(index),
-            880..960 => self.copy_first(),
+            880..945 => self.copy_first(),
+            945..960 => self.take_back(index),
             960..975 => self.take_by_hand(),
             975..990 => self.give_back_by_hand(),
             990..999 => self.evict(),
@@ -105,22 +112,38 @@ impl World {
         }
         words.truncate(MOST_TOKENS);
         let mut contents = contents(salt, &words);
+        let (table, first_block, blocks) = self.start(place, salt, &words, &contents);
+        let tokens = (first_block + blocks.len()) * BLOCK_SIZE;
+        words.truncate(tokens);
+        contents.truncate(tokens);
+        self.sequences.push(Sequence { place, table, salt, words, contents, blocks, first_block });
+    }
+
+    /// A table that starts with what is found of these words, how many blocks it does not see, and those that it has.
+    fn start(&mut self, place: usize, salt: u64, words: &[u32], contents: &[u64]) -> (BlockTable, usize, Vec<BlockId>) {
         let Place { pool, model, .. } = &mut self.places[place];
-        let keys: Vec<Key> = (0..words.len() / BLOCK_SIZE).map(|block| Key::of(salt, &contents, block)).collect();
+        let keys: Vec<Key> = (0..words.len() / BLOCK_SIZE).map(|block| Key::of(salt, contents, block)).collect();
         let window = if self.random.below(2) == 0 { usize::MAX } else { 1 + self.random.below(3 * BLOCK_SIZE) };
-        let (first_block, blocks) = model.look_up(&keys, window);
+        if self.random.below(2) == 0 {
+            let (first_block, blocks) = model.look_up(&keys, window);
+            let tokens = (first_block + blocks.len()) * BLOCK_SIZE;
+            assert_eq!(pool.matching_seen(salt, words, window).expect("whole tokens"), tokens);
+        }
+        // Now and then no more than others of the sequence might have found.
+        let most = if self.random.below(2) == 0 { usize::MAX } else { self.random.below(words.len() + 2) };
+        let (first_block, blocks) = model.look_up(&keys[..keys.len().min(most / BLOCK_SIZE)], window);
         let found = first_block + blocks.len();
-        let tokens = found * BLOCK_SIZE;
-        assert_eq!(pool.matching_seen(salt, &words, window).expect("whole tokens"), tokens);
         let mut table = pool.table();
-        assert_eq!(table.lookup_seen(salt, &words, window).expect("an empty table"), tokens);
+        let tokens = match most {
+            usize::MAX => table.lookup_seen(salt, words, window),
+            most => table.lookup_within(salt, words, window, most),
+        };
+        assert_eq!(tokens.expect("an empty table"), found * BLOCK_SIZE);
         blocks.iter().for_each(|&block| model.retain(block));
         model.want(&keys[first_block..found]);
         model.hits += found as u64;
         model.misses += (keys.len() - found) as u64;
-        words.truncate(tokens);
-        contents.truncate(tokens);
-        self.sequences.push(Sequence { place, table, salt, words, contents, blocks, first_block });
+        (table, first_block, blocks)
     }
 
     fn append(&mut self, index: usize) {
@@ -278,6 +301,91 @@ impl World {
             }
             Err(error) => panic!("{error}"),
         }
+    }
+
+    /// A swap to where some of the sequence may be found, which is not copied then.
+    fn swap_behind(&mut self, index: usize) {
+        let Sequence { place: from, salt, ref words, ref contents, .. } = self.sequences[index];
+        let (words, contents) = (words.clone(), contents.clone());
+        let to = from ^ usize::from(self.random.below(8) != 0);
+        let (start, unseen, mut found) = self.start(to, salt, &words, &contents);
+        let before = self.places[from].pool.stats();
+        let sequence = &mut self.sequences[index];
+        let swapped = sequence.table.swapped(start);
+        // It lets go of what the sequence has released, also where the rest does not fit.
+        let first = sequence.first_block;
+        let known = unseen + found.len();
+        let released = first.min(known).saturating_sub(unseen);
+        let model = &mut self.places[to].model;
+        found.drain(..released).for_each(|block| model.leave_behind(block));
+        let has = unseen.max(first)..known.max(first);
+        let is_moved = |block: &usize| !has.contains(block);
+        let moved: Vec<usize> = (first..first + sequence.blocks.len()).filter(is_moved).collect();
+        match swapped {
+            Ok((table, swap)) => {
+                let mut blocks = found;
+                let mut copies = Vec::new();
+                for block in moved {
+                    let (from, to) = (sequence.blocks[block - first], model.allocate());
+                    model.retain(to);
+                    blocks.insert(block - first, to);
+                    copies.push((from, to));
+                }
+                assert_eq!(swap.copies(), copies);
+                let old = std::mem::replace(&mut sequence.blocks, blocks);
+                self.gone_on += usize::from(copies.len() < old.len());
+                // The table that was is dropped once this one is made.
+                drop(std::mem::replace(&mut sequence.table, table));
+                sequence.place = to;
+                let model = &mut self.places[from].model;
+                copies.iter().for_each(|copy| model.retain(copy.0));
+                old.into_iter().rev().for_each(|block| model.release(block));
+                self.copies.push_back(Copy::Swap(from, to, swap));
+                self.swapped += 1;
+            }
+            Err(Error::OutOfBlocks { asked, free, .. }) => {
+                assert_eq!((asked, free), (moved.len(), model.available()));
+                assert!(asked > free);
+                found.into_iter().rev().for_each(|block| model.release(block));
+                assert!(to == from || self.places[from].pool.stats() == before, "a refusal changes nothing");
+                self.refused += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Takes back an append whose copy still waits, where nothing else has what was to be written then.
+    fn take_back(&mut self, index: usize) {
+        let waiting = self.random.below(self.copies.len());
+        let Some(&Copy::Block(place, ref copy)) = self.copies.get(waiting) else { return };
+        let (from, to, tokens) = (copy.from(), copy.to(), copy.tokens());
+        let model = &mut self.places[place].model;
+        let is_of = |sequence: &Sequence| sequence.place == place && sequence.blocks.contains(&to);
+        let owner = self.sequences.iter().position(is_of);
+        let kept = owner.map_or(0, |owner| {
+            let Sequence { blocks, first_block, .. } = &self.sequences[owner];
+            let at = blocks.iter().position(|&block| block == to).expect("its own");
+            (first_block + at) * BLOCK_SIZE + tokens
+        });
+        let block = model.blocks[to.0 as usize];
+        let is_alone = block.key.is_none() && block.references == 1 + u32::from(owner.is_some());
+        if !is_alone || owner.is_some_and(|owner| self.sequences[owner].words.len() < kept) {
+            return;
+        }
+        let Some(Copy::Block(_, copy)) = self.copies.remove(waiting) else { unreachable!("found above") };
+        let Sequence { table, words, contents, blocks, first_block, .. } = &mut self.sequences[owner.unwrap_or(index)];
+        assert_eq!(table.take_back(copy).is_ok(), owner.is_some());
+        if owner.is_some() {
+            words.truncate(kept);
+            contents.truncate(kept);
+            blocks.drain(kept.div_ceil(BLOCK_SIZE) - *first_block..).rev().for_each(|block| model.release(block));
+            *blocks.last_mut().expect("half-filled") = from;
+            model.retain(from);
+            model.release(to);
+            self.taken_back += 1;
+        }
+        model.release(from);
+        model.release(to);
     }
 
     fn drop_sequence(&mut self, index: usize) {
@@ -455,7 +563,7 @@ fn run(seed: u64, operations: usize, prefixes: PrefixConfig) {
     world.assert_contents();
     let seconds = start.elapsed().as_secs_f64();
     let [device, _] = world.places.each_ref().map(|place| place.pool.stats());
-    let World { copied, refused, swapped, exchanged, .. } = world;
+    let World { copied, refused, swapped, exchanged, taken_back, gone_on, .. } = world;
     println!("pages: {operations} operations in {seconds:.1} s, every count, reference and token as in the model");
     println!(
         "pages: {copied} copies on write, {swapped} swaps, {refused} refused, {exchanged} exchanged for published ones"
@@ -477,6 +585,8 @@ fn run(seed: u64, operations: usize, prefixes: PrefixConfig) {
         ("swaps", swapped),
         ("refusals", refused),
         ("exchanges", exchanged),
+        ("appends taken back", taken_back),
+        ("swaps behind what was found", gone_on),
         ("evictions of what was left behind", left_behind),
     ] {
         assert!(count > 0, "no {what}: the test has lost its point");
