@@ -195,3 +195,41 @@ fn what_a_request_finds_of_its_own_is_no_hit() {
     assert!(stats.preemptions > 0 && stats.found_again > 0, "{stats:?}");
     assert_eq!((stats.prompted, stats.found, stats.hit_rate()), (30 + 31 + 32, 0, 0.0));
 }
+
+/// Requests that begin alike in turns, behind prompts of their own that begin like nothing: how much of each is found.
+fn found_in_turns(name: &str, options: LoadOptions, prefixes: u32) -> Vec<u64> {
+    const PREFIX: usize = 400;
+    let mut engine = Engine::new(fixture(name, 2, DType::F32, options), EngineOptions::default());
+    let mut found = Vec::new();
+    for turn in 0..4 {
+        let before = engine.stats();
+        for prefix in 0..prefixes {
+            let own = 100 + 20 * turn + prefix;
+            let mut request = asked(1, 3);
+            request.prompt = [prompt(prefix, PREFIX), prompt(own, 40)].concat();
+            engine.submit(request).expect("a valid request");
+            engine.submit(Request { prompt: prompt(own + 100, 300), ..asked(1, 3) }).expect("a valid request");
+            run(&mut engine);
+        }
+        found.push(engine.stats().since(&before).found / u64::from(prefixes));
+    }
+    found
+}
+
+#[test]
+fn prefixes_in_turn_are_found_also_where_windows_have_passed_their_ends() {
+    // A window is several blocks long, as those of models are.
+    let options = LoadOptions { max_sequences: 2, cache_tokens: Some(32_768), block_size: 4, ..LoadOptions::default() };
+    let old = LoadOptions { old_kv: Some(OldKv { dtype: DType::I8, recent: 20 }), ..options.clone() };
+    // The second that begins so shows what they have in common, and from the third on it is there.
+    for (name, options, from) in [
+        (FIXTURES[0], options.clone(), 1),
+        (FIXTURES[1], options.clone(), 2),
+        (FIXTURES[2], options.clone(), 2),
+        (FIXTURES[3], options, 2),
+        (FIXTURES[0], old, 2),
+    ] {
+        let found = found_in_turns(name, options, 8);
+        assert!(found[from..].iter().all(|&found| found == 400), "{name}: {found:?}");
+    }
+}
