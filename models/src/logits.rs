@@ -42,7 +42,8 @@ impl Logits {
 
     /// The tensor `[max_rows, vocab]`, to be written.
     pub fn tensor_mut(&mut self) -> &mut Tensor {
-        (self.copy.clear(), self.drawn.clear());
+        self.copy.clear();
+        self.drawn.clear();
         &mut self.tensor
     }
 
