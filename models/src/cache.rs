@@ -41,6 +41,9 @@ pub struct CacheShape {
 /// Of as many blocks at most the tokens are known without their bytes, which are a few hundred bytes for each.
 const MOST_REMEMBERED: usize = 1 << 16;
 
+/// Tokens of a prefix that is to be found again: of longer ones there is room for fewer in layers that see all.
+const TOKENS_OF_PREFIX: usize = 1024;
+
 /// The blocks of the layers that see equally far back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupShape {
@@ -53,15 +56,18 @@ pub struct GroupShape {
 }
 
 impl CacheShape {
-    /// Room for `tokens` tokens of sequences within `limits`; of layers with a window, for what `max_sequences` sequences
-    /// see and a step adds, and as many times that as `tokens` are all sequences at their longest: so there is room for
-    /// what windows see of prefixes where the other layers have room for more of those.
+    /// Room for `tokens` tokens of sequences within `limits`, or for every sequence at its longest; of layers with a
+    /// window, for what `max_sequences` sequences see and a step adds. Where tokens are asked for, windows have room as
+    /// well for the ends of prefixes, one for each 1,024 of them. More sequences, or longer ones, never take
+    /// less.
     ///
     /// # Errors
     /// No token, or more bytes than can be counted.
-    pub fn new(config: &DecoderConfig, precision: &Precision, limits: &Limits, tokens: usize) -> Result<Self> {
+    pub fn new(config: &DecoderConfig, precision: &Precision, limits: &Limits, tokens: Option<usize>) -> Result<Self> {
         let &Limits { max_rows, max_sequences, block_size, context, .. } = limits;
-        let all = tokens.div_ceil(block_size);
+        let longest = context.div_ceil(block_size).saturating_mul(max_sequences);
+        let all = tokens.map_or(longest, |tokens| tokens.div_ceil(block_size));
+        let prefixes = tokens.map_or(0, |tokens| tokens / TOKENS_OF_PREFIX);
         if all == 0 {
             return Err(Error::Input("a cache of 0 tokens".to_owned()));
         }
@@ -70,9 +76,8 @@ impl CacheShape {
             Some(window) => {
                 // What a step adds ends in one more.
                 let each = blocks_seen(window, block_size).saturating_add(1);
-                let needed = max_sequences.saturating_mul(each).saturating_add(max_rows.div_ceil(block_size));
-                let longest = context.div_ceil(block_size).saturating_mul(max_sequences).max(1);
-                needed.saturating_mul((all / longest).max(1)).min(all)
+                let ends = max_sequences.saturating_add(prefixes).saturating_mul(each);
+                ends.saturating_add(max_rows.div_ceil(block_size)).min(all)
             }
         })?;
         Ok(Self { remembered: all.min(MOST_REMEMBERED), ..shape })

@@ -1,9 +1,9 @@
 //! Many requests at once: prompts and answers of all of them share steps of one model and one paged cache.
 //!
 //! [`Engine::step`] is one forward pass. Its tokens are one of each sequence that answers, and with what is left of the
-//! budget, which is the model's `prefill_chunk` or, where those are more, its `max_sequences`, parts of prompts (continuous batching with chunked prefill, as Orca,
-//! <https://www.usenix.org/conference/osdi22/presentation/yu>, and Sarathi-Serve, <https://arxiv.org/abs/2403.02310>,
-//! describe them). On a CPU what a request is answered does not depend on the others, to the bit.
+//! budget, which is the model's `prefill_chunk` or, where those are more, its `max_sequences`, parts of prompts
+//! (continuous batching with chunked prefill, as Orca, <https://www.usenix.org/conference/osdi22/presentation/yu>, and
+//! Sarathi-Serve, <https://arxiv.org/abs/2403.02310>, describe them). On a CPU what a request is answered does not depend on the others, to the bit.
 //!
 //! | part | what it decides |
 //! |---|---|

@@ -233,3 +233,26 @@ fn prefixes_in_turn_are_found_also_where_windows_have_passed_their_ends() {
         assert!(found[from..].iter().all(|&found| found == 400), "{name}: {found:?}");
     }
 }
+
+#[test]
+fn more_sequences_and_longer_ones_never_take_less() {
+    for name in FIXTURES {
+        for tokens in [None, Some(700), Some(5000), Some(40_000)] {
+            let bytes = |max_sequences, context| {
+                let options = LoadOptions { max_sequences, context: Some(context), ..LoadOptions::default() };
+                let folder = Folder::new(fixtures::fixture_path(name));
+                let config = folder.config().expect("valid").as_decoder().expect("a decoder").clone();
+                let checkpoint = folder.checkpoint(Load::Mmap).expect("the fixture opens");
+                let options = LoadOptions { cache_tokens: tokens, ..options };
+                LanguageModel::plan(&config, &checkpoint, &options, &*Cpu::get()).expect("a plan").cache
+            };
+            for (sequences, context) in [(1, 64), (3, 100), (7, 250)] {
+                let here = bytes(sequences, context);
+                assert!(
+                    bytes(sequences + 1, context) >= here && bytes(sequences, context + 5) >= here,
+                    "{name} {tokens:?}"
+                );
+            }
+        }
+    }
+}

@@ -88,8 +88,6 @@ impl LoadOptions {
 
     /// The cache.
     pub(crate) fn cache_shape(&self, config: &DecoderConfig, precision: Precision) -> Result<CacheShape> {
-        let limits = self.limits(config)?;
-        let all = || limits.context.next_multiple_of(limits.block_size).saturating_mul(limits.max_sequences);
-        CacheShape::new(config, &precision, &limits, self.cache_tokens.unwrap_or_else(all))
+        CacheShape::new(config, &precision, &self.limits(config)?, self.cache_tokens)
     }
 }
