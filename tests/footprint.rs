@@ -1,9 +1,13 @@
 //! What `sinew plan` says of a model's memory is what a process then takes that runs it.
 #![cfg(target_os = "linux")]
 
-use std::path::Path;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
-use serde_json::Value;
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
 
 #[path = "common/command.rs"]
 mod command;
@@ -23,6 +27,16 @@ const WIDE: Llama = Llama { hidden: 4096, width: 40_960, layers: 1, vocab: 512 }
 /// A plan may be wrong by this share of the peak, or by so much.
 const SHARE: f64 = 0.05;
 const SPARE_BYTES: f64 = (64 << 20) as f64;
+/// The same of models that take little beside the process, which is another in each profile: less than what is looked for.
+const SMALL_SPARE_BYTES: f64 = (8 << 20) as f64;
+
+fn bundled() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo")
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
 
 fn json(arguments: &[&str], folder: &Path, before: &str) -> Value {
     let output = run(command().args(arguments).args(["--json", before]).arg(folder), "");
@@ -38,8 +52,55 @@ fn number(report: &Value, name: &str) -> f64 {
     report[name].as_f64().unwrap_or_else(|| panic!("no {name} in {report}"))
 }
 
+/// Words as they are given, each option in the place of an earlier one of its name.
+fn followed<'a>(arguments: &[&'a str], advice: &'a str) -> Vec<&'a str> {
+    let mut options: Vec<Vec<&str>> = Vec::new();
+    for word in arguments.iter().copied().chain(advice.split(' ')) {
+        match options.last_mut() {
+            Some(option) if !word.starts_with("--") => option.push(word),
+            _ => {
+                options.retain(|option| option[0] != word);
+                options.push(vec![word]);
+            }
+        }
+    }
+    options.concat()
+}
+
+/// The advice to what does not fit, each of which was followed and then takes what it says.
+fn advice(folder: &Path, arguments: &[&str]) -> Vec<(String, bool)> {
+    let planned = |arguments: &[&str]| {
+        let output = run(command().args(["plan", "--json"]).args(arguments).arg(folder), "");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|_| panic!("{arguments:?}: {output:?}"))
+    };
+    let report = planned(arguments);
+    assert_eq!(report["fits"], false, "{report}");
+    let savings = report["to_save"].as_array().expect("a list");
+    let follow = |saving: &Value| {
+        let argument = saving["argument"].as_str().expect("an argument").to_owned();
+        let then = planned(&followed(arguments, &argument));
+        assert_eq!((&then["peak_bytes"], &then["fits"]), (&saving["peak_bytes"], &saving["fits"]), "{saving}");
+        assert!(number(&then, "peak_bytes") < number(&report, "peak_bytes"), "{saving}");
+        let fits = saving["fits"] == true;
+        (argument, fits)
+    };
+    savings.iter().map(follow).collect()
+}
+
+/// The number that is advised for an option first of all, and is enough.
+fn advised(folder: &Path, arguments: &[&str], option: &str) -> usize {
+    let advice = advice(folder, arguments);
+    let (argument, fits) = advice.first().expect("advice");
+    assert!(fits, "{advice:?}");
+    argument.strip_prefix(option).and_then(|number| number.trim().parse().ok()).unwrap_or_else(|| panic!("{advice:?}"))
+}
+
 /// The peaks that are planned and measured, of a batch of sequences as long as the model takes.
 fn peaks(folder: &Path, arguments: &[&str], batch: usize) -> [f64; 2] {
+    peaks_within(SPARE_BYTES, folder, arguments, batch)
+}
+
+fn peaks_within(spare: f64, folder: &Path, arguments: &[&str], batch: usize) -> [f64; 2] {
     let (batch, prompt) = (batch.to_string(), (CONTEXT - 4).to_string());
     let context = CONTEXT.to_string();
     let planned = plan(folder, &[&["--context", &context, "--batch", &batch], arguments].concat());
@@ -48,7 +109,7 @@ fn peaks(folder: &Path, arguments: &[&str], batch: usize) -> [f64; 2] {
     let peaks = [number(&planned, "peak_bytes"), number(&measured, "peak_rss_bytes")];
     println!("{arguments:?}, {batch} at once: planned {:.1} MB, measured {:.1} MB", peaks[0] / 1e6, peaks[1] / 1e6);
     assert_eq!(number(&planned, "weight_bytes"), number(&measured, "weight_bytes"));
-    assert!((peaks[0] - peaks[1]).abs() <= SPARE_BYTES.max(SHARE * peaks[1]), "{arguments:?}: {peaks:?}");
+    assert!((peaks[0] - peaks[1]).abs() <= spare.max(SHARE * peaks[1]), "{arguments:?}: {peaks:?}");
     peaks
 }
 
@@ -86,12 +147,148 @@ fn a_quantized_checkpoint_takes_what_was_planned() {
 
 #[test]
 fn the_bundled_model_takes_what_was_planned() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo");
-    let planned = plan(&folder, &["--context", "64"]);
-    let measured = json(&["generate", "--prompt", "add 417+85=", "--max-new-tokens", "8"], &folder, "--model");
-    let peaks = [number(&planned, "peak_bytes"), number(&measured, "peak_rss_bytes")];
-    println!("bundled: planned {:.1} MB, measured {:.1} MB", peaks[0] / 1e6, peaks[1] / 1e6);
-    assert!((peaks[0] - peaks[1]).abs() <= SPARE_BYTES, "{peaks:?}");
+    let folder = bundled();
+    let threads = ["--threads", "2"];
+    let planned = plan(&folder, &["--context", "64", "--threads", "2"]);
+    let generate = ["generate", "--threads", "2", "--prompt", "add 417+85=", "--max-new-tokens", "8"];
+    let measured = json(&generate, &folder, "--model");
+    let [planned, measured] = [number(&planned, "peak_bytes"), number(&measured, "peak_rss_bytes")];
+    println!("bundled: planned {:.1} MB, measured {:.1} MB", planned / 1e6, measured / 1e6);
+    assert!((planned - measured).abs() <= SMALL_SPARE_BYTES, "{planned} and {measured}");
+    // Neither nothing nor a plan without the cache would do.
+    let cache = number(&plan(&folder, &["--context", "128", "--batch", "128"]), "kv_bytes");
+    let [planned, measured] = peaks_within(SMALL_SPARE_BYTES, &folder, &threads, 128);
+    assert!(measured > SMALL_SPARE_BYTES && measured - (planned - cache) > SMALL_SPARE_BYTES, "{planned}, {measured}");
+    // The weights are less than what processes differ by, but two processes do not differ.
+    let of = |dtype| {
+        let arguments = ["--threads", "2", "--kv-dtype", "bf16", "--dtype", dtype];
+        let weights = number(&plan(&folder, &arguments), "weight_bytes");
+        (weights, peaks_within(SMALL_SPARE_BYTES, &folder, &arguments, 32))
+    };
+    let ((wide, wide_peaks), (narrow, narrow_peaks)) = (of("f32"), of("bf16"));
+    let [planned, measured] = [0, 1].map(|of| wide_peaks[of] - narrow_peaks[of]);
+    assert!(wide > 1.9 * narrow && (planned - measured).abs() < 0.5 * (wide - narrow), "{planned} and {measured} more");
+}
+
+/// An encoder with a vocabulary of so many words: the small one's, with more of them.
+fn encoder(folder: &Path, words: usize) {
+    let from = fixture("bert_hd20_f32_wordpiece");
+    for name in ["tokenizer_config.json", "sentence_bert_config.json"] {
+        std::fs::copy(from.join(name), folder.join(name)).expect("copied");
+    }
+    let edit = |name: &str, change: &dyn Fn(&mut Value)| {
+        let text = std::fs::read(from.join(name)).expect("readable");
+        let mut value = serde_json::from_slice(&text).expect("JSON");
+        change(&mut value);
+        std::fs::write(folder.join(name), value.to_string()).expect("written");
+    };
+    edit("config.json", &|config| config["vocab_size"] = json!(words));
+    edit("tokenizer.json", &|tokenizer| {
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().expect("a vocabulary");
+        for id in vocab.len()..words {
+            vocab.insert(format!("word{id}"), json!(id));
+        }
+    });
+    let bytes = std::fs::read(from.join("model.safetensors")).expect("readable");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let table = tensors.tensor("embeddings.word_embeddings.weight").expect("a table");
+    let row = table.data().len() / table.shape()[0];
+    let wide: Vec<u8> = table.data().iter().copied().cycle().take(words * row).collect();
+    let wide = TensorView::new(table.dtype(), vec![words, table.shape()[1]], &wide).expect("a tensor");
+    let all = tensors.iter().map(|(name, tensor)| {
+        let is_table = name == "embeddings.word_embeddings.weight";
+        (name, if is_table { wide.clone() } else { tensor })
+    });
+    let bytes = safetensors::serialize(all, None).expect("safetensors");
+    std::fs::write(folder.join("model.safetensors"), bytes).expect("written");
+}
+
+#[test]
+fn an_encoder_and_its_tokenizer_take_what_was_planned() {
+    /// Of a table, less of the checkpoint is at once than is planned.
+    const SPARE: f64 = (16 << 20) as f64;
+    let folder = tempfile::tempdir().expect("a folder");
+    encoder(folder.path(), 300_000);
+    let planned = plan(folder.path(), &["--threads", "2"]);
+    let [peak, weights, tokenizer] =
+        ["peak_bytes", "weight_bytes", "tokenizer_bytes"].map(|name| number(&planned, name));
+    let mut embed = command();
+    embed.args(["embed", "--threads", "2", "--json", "--file", "-", "--model"]).arg(folder.path());
+    let mut child = embed.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the command starts");
+    let texts = "a text of some words\n".repeat(150);
+    child.stdin.take().expect("a pipe").write_all(texts.as_bytes()).expect("it reads");
+    // It waits with the rest of its answer, which is more than a pipe holds, until that is read.
+    let mut stdout = child.stdout.take().expect("a pipe");
+    stdout.read_exact(&mut [0]).expect("an answer");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("its status");
+    let mut rest = Vec::new();
+    stdout.read_to_end(&mut rest).expect("an answer");
+    assert!(child.wait().expect("it ends").success() && rest.len() > 1 << 17, "{} bytes", rest.len());
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    let measured = kib.and_then(|kib| kib.parse::<f64>().ok()).expect("its peak") * 1024.0;
+    println!("encoder: planned {:.1} MB, measured {:.1} MB", peak / 1e6, measured / 1e6);
+    assert!((peak - measured).abs() <= SPARE, "{peak} and {measured}");
+    // A plan without either would not do.
+    for part in [weights, tokenizer] {
+        assert!(measured - (peak - part) > SPARE, "{part} of {peak} and {measured}");
+    }
+}
+
+#[test]
+fn what_was_asked_for_beside_the_sequences_is_advised_against_where_it_does_not_fit() {
+    let folder = bundled();
+    for option in ["--cache-tokens", "--swap-tokens"] {
+        let of = |tokens: usize| advised(&folder, &[option, &tokens.to_string(), "--budget", "1GiB"], option);
+        let most = of(100_000_000);
+        assert_eq!(most % 16, 0);
+        // A little more is advised against as well: it has to be as much as fits.
+        assert_eq!(of(most + most / 50), most);
+    }
+    assert_eq!(advised(&folder, &["--block-size", "1000000", "--budget", "500MB"], "--block-size"), 16);
+    // Of blocks of their own size, and of both that are asked for.
+    let blocks = ["--cache-tokens", "99999999", "--block-size", "48", "--budget", "100MB"];
+    assert_eq!(advised(&folder, &blocks, "--cache-tokens") % 48, 0);
+    let both = advice(&folder, &["--cache-tokens", "9000000", "--swap-tokens", "9000000", "--budget", "1GiB"]);
+    for argument in ["--cache-tokens auto", "--swap-tokens 0"] {
+        assert!(both.contains(&(argument.to_owned(), false)), "{both:?}");
+    }
+    // Room for all sequences is no more than they need.
+    let none = advice(&folder, &["--cache-tokens", "256", "--budget", "1MiB"]);
+    assert!(none.iter().all(|(argument, _)| !argument.starts_with("--cache-tokens")), "{none:?}");
+    let text = run(command().args(["plan", "--cache-tokens", "100000000", "--budget", "1GiB"]).arg(&folder), "");
+    let lines = String::from_utf8_lossy(&text.stdout);
+    let line = lines.lines().find(|line| line.starts_with("to save")).unwrap_or_else(|| panic!("{lines}"));
+    assert!(line.starts_with("to save        --cache-tokens ") && line.ends_with("which is enough"), "{line}");
+}
+
+#[test]
+fn weights_in_more_bits_than_they_are_stored_in_are_advised_against() {
+    let dtypes = |folder: &Path, arguments: &[&str]| -> Vec<String> {
+        let all = advice(folder, &[&["--budget", "1MiB"], arguments].concat());
+        all.into_iter().filter_map(|(argument, _)| Some(argument.strip_prefix("--dtype ")?.to_owned())).collect()
+    };
+    let (int8, int4) = ("int8 --group-size 32", "int4 --group-size 32");
+    assert_eq!(dtypes(&bundled(), &["--dtype", "f32"]), ["auto", int8, int4]);
+    assert_eq!(dtypes(&bundled(), &[]), [int8, int4]);
+    // Keys and values are kept in the dtype of the weights.
+    let stored_in_f32 = fixture("llama2_mha3_hd12_f32_untied_minimal_config");
+    assert_eq!(dtypes(&stored_in_f32, &["--batch", "2000"])[0], "bf16");
+    assert_eq!(dtypes(&stored_in_f32, &["--batch", "2000", "--dtype", "f32"])[0], "bf16");
+    let quantized = fixture("quantized/gptq_4bit_g128_llama_f16");
+    assert_eq!(dtypes(&quantized, &["--batch", "2000", "--dtype", "f32"])[0], "auto");
+}
+
+#[test]
+fn four_bits_are_advised_where_eight_are_too_many() {
+    let budget = ["--budget", "1MiB"];
+    for asked in
+        [&["--dtype", "int8"][..], &["--dtype", "int8", "--group-size", "64", "--zero-points"], &["--dtype", "fp8"]]
+    {
+        let arguments = [&budget[..], asked].concat();
+        assert_eq!(advice(&bundled(), &arguments), [("--dtype int4".to_owned(), false)], "{asked:?}");
+    }
+    let least = advice(&bundled(), &[&budget[..], &["--dtype", "int4"]].concat());
+    assert_eq!(least, []);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use sinew::memory::{Bytes, Device};
 use sinew::models::plan::{Change, Saving, SequenceBytes};
-use sinew::models::settings::{KvDType, OldKvDType, Value as _};
+use sinew::models::settings::{KvDType, OldKvDType, Value as _, WeightDType};
 use sinew::models::{Folder, Footprint, LoadOptions, Planner};
 
 use super::arguments::given;
@@ -227,7 +227,14 @@ impl Report<'_> {
                 format!("--kv-old {} --kv-recent {}", OldKvDType(Some(old.dtype)).show(), old.recent)
             }
             Change::Weights(values) => format!("--dtype {} --group-size {}", values.name(), Change::GROUP),
+            Change::Dtype(dtype) => {
+                format!("--dtype {}", dtype.map_or(WeightDType::AsStored, WeightDType::Float).show())
+            }
+            Change::Values(values) => format!("--dtype {}", values.name()),
             Change::PrefillChunk(tokens) => format!("--prefill-chunk {tokens}"),
+            Change::CacheTokens(tokens) => format!("--cache-tokens {}", tokens.show()),
+            Change::SwapTokens(tokens) => format!("--swap-tokens {tokens}"),
+            Change::BlockSize(tokens) => format!("--block-size {tokens}"),
             other => format!("{other:?}"),
         }
     }

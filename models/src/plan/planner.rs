@@ -10,7 +10,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 use super::footprint::{self, Footprint, SequenceBytes};
 use crate::embed::EmbeddingModel;
 use crate::folder::FileName;
-use crate::load::{Asked, Made, Precision, Product, Quantize, Sizes};
+use crate::load::{Asked, Made, Precision, Product, Quantize, Sizes, main_dtype};
 use crate::scratch::sum;
 use crate::{Checkpoint, DecoderConfig, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
@@ -59,10 +59,20 @@ pub enum Change {
     Kv(DType),
     /// Old keys and values so.
     OldKv(OldKv),
+    /// Weights in this dtype, or as they are stored.
+    Dtype(Option<DType>),
     /// Weights quantized to such values.
     Weights(BlockValues),
+    /// Weights that are quantized anyway to such values, in the same groups.
+    Values(BlockValues),
     /// So many tokens of a prompt in one step.
     PrefillChunk(usize),
+    /// Room for so many tokens in the cache, or for every sequence at its longest.
+    CacheTokens(Option<usize>),
+    /// Room for so many tokens beside it.
+    SwapTokens(usize),
+    /// So many tokens in a block of the cache.
+    BlockSize(usize),
 }
 
 /// A change, and what comes of it.
@@ -224,8 +234,8 @@ impl<'a> Planner<'a> {
         Ok(fits)
     }
 
-    /// What would take less memory than `options`, by a hundredth at least: what fits a budget first, and then what takes
-    /// the least.
+    /// What would take less memory than `options`, by a hundredth at least: what fits a budget first, and of that what
+    /// changes no result.
     ///
     /// # Errors
     /// Those of [`Planner::footprint`].
@@ -252,6 +262,7 @@ impl<'a> Planner<'a> {
         let precision = options.weights.precision(&self.checkpoint, self.ctx.device().hardware())?;
         let mut changes = Vec::new();
         if !self.embeds {
+            changes.extend(self.less_room(options, budget)?);
             let sequences = self.most_sequences(options, budget)?;
             if sequences > 0 && sequences < options.max_sequences {
                 changes.push(Change::Sequences(sequences));
@@ -271,10 +282,59 @@ impl<'a> Planner<'a> {
                 changes.push(Change::Kv(DType::I8));
             }
         }
-        if on_cpu && options.weights.quantize.is_none() && precision.kept.is_none() {
-            changes.extend([BlockValues::Int8, BlockValues::Int4].map(Change::Weights));
+        changes.extend(self.fewer_bits(&options.weights, &precision));
+        Ok(changes)
+    }
+
+    /// Less room than was asked for beside that of the sequences, and blocks of the usual size.
+    fn less_room(&self, options: &LoadOptions, budget: usize) -> Result<Vec<Change>> {
+        let &LoadOptions { cache_tokens, swap_tokens, block_size, .. } = options;
+        // In whole blocks, as they are allocated.
+        let most = |asked: usize, with: &dyn Fn(usize) -> LoadOptions| {
+            let tokens = |blocks: usize| blocks.saturating_mul(block_size);
+            let blocks = self.most(asked.div_ceil(block_size), budget, |blocks| with(tokens(blocks)))?;
+            Ok::<_, crate::Error>(tokens(blocks))
+        };
+        let mut changes = Vec::new();
+        if let Some(asked) = cache_tokens {
+            let fits = most(asked, &|tokens| LoadOptions { cache_tokens: Some(tokens), ..options.clone() })?.min(asked);
+            if fits < asked {
+                // With less than a sequence no request as long as the context would ever run.
+                let context = options.limits(self.config.as_decoder()?)?.context;
+                changes.push(Change::CacheTokens(Some(fits).filter(|fits| *fits >= context)));
+            }
+        }
+        let fits = most(swap_tokens, &|swap_tokens| LoadOptions { swap_tokens, ..options.clone() })?;
+        if fits < swap_tokens {
+            changes.push(Change::SwapTokens(fits));
+        }
+        let usual = LoadOptions::default().block_size;
+        if block_size > usual {
+            changes.push(Change::BlockSize(usual));
         }
         Ok(changes)
+    }
+
+    /// Weights of fewer bits than those of a precision.
+    fn fewer_bits(&self, weights: &WeightOptions, precision: &Precision) -> Vec<Change> {
+        let on_cpu = self.ctx.device().id().kind == DeviceKind::CPU;
+        if let Some(Quantize { format, .. }) = weights.quantize {
+            let fewer = format.values().bits() > BlockValues::Int4.bits();
+            return if fewer { vec![Change::Values(BlockValues::Int4)] } else { Vec::new() };
+        }
+        let mut changes = Vec::new();
+        let stored = main_dtype(&self.checkpoint).ok();
+        if weights.dtype.is_some() && stored.is_some() {
+            changes.push(Change::Dtype(None));
+        }
+        let stored_wide = stored.is_none_or(|dtype| dtype == DType::F32);
+        if precision.weights == DType::F32 && precision.kept.is_none() && stored_wide {
+            changes.push(Change::Dtype(Some(DType::BF16)));
+        }
+        if on_cpu && precision.kept.is_none() {
+            changes.extend([BlockValues::Int8, BlockValues::Int4].map(Change::Weights));
+        }
+        changes
     }
 }
 
@@ -294,6 +354,19 @@ impl Change {
             Self::Kv(dtype) => LoadOptions { kv: Some(dtype), old_kv: None, ..options },
             Self::OldKv(old) => LoadOptions { old_kv: Some(old), ..options },
             Self::PrefillChunk(prefill_chunk) => LoadOptions { prefill_chunk, ..options },
+            Self::CacheTokens(cache_tokens) => LoadOptions { cache_tokens, ..options },
+            Self::SwapTokens(swap_tokens) => LoadOptions { swap_tokens, ..options },
+            Self::BlockSize(block_size) => LoadOptions { block_size, ..options },
+            Self::Dtype(dtype) => LoadOptions { weights: WeightOptions { dtype, ..options.weights }, ..options },
+            Self::Values(values) => {
+                let of_values = |quantize: Quantize| {
+                    let (group, scale) = (quantize.format.group(), quantize.format.scale_dtype());
+                    let format = BlockFormat::new(values, group, scale, quantize.format.zero_points());
+                    format.map(|format| Quantize { format, ..quantize })
+                };
+                let quantize = options.weights.quantize.map(of_values).transpose().map_err(sinew_ops::Error::from)?;
+                LoadOptions { weights: WeightOptions { quantize, ..options.weights }, ..options }
+            }
             Self::Weights(values) => {
                 let format =
                     BlockFormat::new(values, Self::GROUP, DType::BF16, false).map_err(sinew_ops::Error::from)?;
