@@ -30,6 +30,7 @@ mod trace;
 use crate::answering::Finish;
 use crate::cache::KvCache;
 use crate::language::LanguageModel;
+use crate::runner::Runner;
 use crate::{Error, Result};
 
 pub use self::handle::{Answers, EngineHandle};
@@ -254,7 +255,7 @@ impl Engine {
     pub fn step(&mut self) -> Result<&[Event]> {
         self.events.clear();
         self.events.append(&mut self.late);
-        self.model.begin();
+        self.model.runner.begin();
         let outcome = self.plan().and_then(|planned| match planned.tokens {
             0 => Ok(()),
             _ => self.run(planned.rows),
@@ -272,8 +273,9 @@ impl Engine {
     /// Runs the step that is put together, draws the next token of each of the sequences that it gives logits, and tells
     /// what came of it.
     fn run(&mut self, rows: usize) -> Result<()> {
-        self.model.run_staged()?;
-        self.model.head_staged()?;
+        let runner = &mut self.model.runner;
+        runner.run()?;
+        runner.head(0..rows)?;
         self.draw(rows)?;
         self.stats.steps += 1;
         let context = self.model.decoder().limits().context;
@@ -290,7 +292,7 @@ impl Engine {
                 at += 1;
                 continue;
             };
-            let logits = self.model.staged_logits();
+            let logits = &self.model.runner.logits;
             let (drawn, logits) = (logits.drawn(row), logits.row(row));
             // All answers to a prompt read it once, and part here.
             let forks = match stream.forks(self.model.cache(), self.model.decoder().config()) {
@@ -318,7 +320,7 @@ impl Engine {
     /// Has a device that draws itself draw for the sequences that want no more of it, and brings the logits to the host
     /// where others do.
     fn draw(&mut self, rows: usize) -> Result<()> {
-        let (ctx, logits) = self.model.logits_mut();
+        let Runner { ctx, logits, .. } = &mut self.model.runner;
         let (asked, mut wanted) = (logits.ask(rows), false);
         for stream in &mut self.running {
             if let Some(row) = stream.row() {

@@ -4,7 +4,7 @@
 mod answer;
 mod options;
 
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,12 +17,11 @@ pub use crate::answering::{Finish, GenerateOptions};
 use crate::batch::{Batch, Wanted};
 use crate::cache::{Form, KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
-use crate::config::check_tokens;
 use crate::decoder::Decoder;
 use crate::limits::Plan;
 use crate::load::{Loader, Sizes};
 use crate::logits::Logits;
-use crate::prompt::check_length;
+use crate::runner::{Runner, shrink};
 use crate::sampling::{Asked, argmax};
 use crate::tokenizer::Tokenizer;
 use crate::{DecoderConfig, Error, Folder, Result};
@@ -51,12 +50,9 @@ use crate::{DecoderConfig, Error, Folder, Result};
 /// ```
 #[derive(Debug)]
 pub struct LanguageModel {
-    ctx: Arc<Context>,
-    decoder: Decoder,
-    cache: KvCache,
+    /// Its steps, of which an engine makes its own.
+    pub(crate) runner: Runner,
     tokenizer: Option<Arc<Tokenizer>>,
-    batch: Batch,
-    logits: Logits,
     prefill_chunk: usize,
     /// The tokens of a greedy step.
     next: Vec<u32>,
@@ -127,7 +123,7 @@ impl LanguageModel {
         let next = Vec::with_capacity(limits.max_logits);
         let prefill_chunk = options.prefill_chunk.min(limits.context);
         let batch = Batch::for_limits(&limits, Form::count(config, &precision));
-        Ok(Self { ctx, decoder, cache, tokenizer, batch, logits, prefill_chunk, next })
+        Ok(Self { runner: Runner { ctx, decoder, cache, batch, logits }, tokenizer, prefill_chunk, next })
     }
 
     /// What a model would take on a device. The tensors are checked that loading would read, by what the headers say.
@@ -159,17 +155,17 @@ impl LanguageModel {
 
     /// The context that it runs on.
     pub fn context(&self) -> &Arc<Context> {
-        &self.ctx
+        &self.runner.ctx
     }
 
     /// The decoder.
     pub fn decoder(&self) -> &Decoder {
-        &self.decoder
+        &self.runner.decoder
     }
 
     /// The cache.
     pub fn cache(&self) -> &KvCache {
-        &self.cache
+        &self.runner.cache
     }
 
     /// The tokenizer.
@@ -188,7 +184,7 @@ impl LanguageModel {
     /// A model without a tokenizer, a text that the tokenizer refuses, or [`Error::TooLong`] for one that has more tokens
     /// than the context.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.tokenizer()?.encode_prompt(text, true, self.decoder.limits().context)
+        self.tokenizer()?.encode_prompt(text, true, self.runner.decoder.limits().context)
     }
 
     /// Turns queries and keys from here on as a model that was loaded for `context` tokens: where the rotary embedding
@@ -198,23 +194,24 @@ impl LanguageModel {
     /// # Errors
     /// A context of 0 or beyond the model's, sequences that hold tokens, which were turned otherwise, or out of memory.
     pub fn rotate_for(&mut self, context: usize) -> Result<()> {
-        let most = self.decoder.limits().context;
+        let Runner { ctx, decoder, cache, .. } = &mut self.runner;
+        let most = decoder.limits().context;
         if context == 0 || context > most {
             return Err(Error::Input(format!(
                 "rotary frequencies of {context} tokens; the model was loaded for {most}"
             )));
         }
-        if self.cache.stats().used > 0 {
+        if cache.stats().used > 0 {
             return Err(Error::Input("other rotary frequencies while sequences hold tokens".to_owned()));
         }
-        self.decoder.rotate_for(&self.ctx, context)?;
-        self.cache.forget_prefixes();
+        decoder.rotate_for(ctx, context)?;
+        cache.forget_prefixes();
         Ok(())
     }
 
     /// An empty sequence.
     pub fn sequence(&self) -> Sequence {
-        self.cache.sequence(self.decoder.limits().context)
+        self.runner.sequence()
     }
 
     /// Appends `tokens` to a sequence, in chunks, and returns the logits of the last, `[vocab]`.
@@ -224,8 +221,8 @@ impl LanguageModel {
     /// sequence is as long as before, or empty where a window has left behind by then what it saw.
     pub fn prefill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<&[f32]> {
         // Nobody asks for it to end, so that it ends with the logits.
-        self.prefill_then(sequence, tokens, &mut || ControlFlow::Continue(()), |model| model.fetch(1))?;
-        Ok(self.logits.rows(1))
+        self.prefill_then(sequence, tokens, &mut || ControlFlow::Continue(()), |model| model.runner.fetch(1))?;
+        Ok(self.runner.logits.rows(1))
     }
 
     /// [`LanguageModel::prefill`], which between two chunks asks whether to go on. Where it is not to, there are no
@@ -239,8 +236,8 @@ impl LanguageModel {
         tokens: &[u32],
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<&[f32]>> {
-        match self.prefill_then(sequence, tokens, go_on, |model| model.fetch(1))? {
-            Some(()) => Ok(Some(self.logits.rows(1))),
+        match self.prefill_then(sequence, tokens, go_on, |model| model.runner.fetch(1))? {
+            Some(()) => Ok(Some(self.runner.logits.rows(1))),
             None => Ok(None),
         }
     }
@@ -254,7 +251,7 @@ impl LanguageModel {
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
         take: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<Option<T>> {
-        self.check_prompt(sequence.len(), tokens)?;
+        self.runner.check(sequence.len(), tokens)?;
         let before = sequence.len();
         let outcome = self.prefill_chunks(sequence, tokens, go_on).and_then(|end| match end {
             ControlFlow::Continue(()) => take(self).map(Some),
@@ -276,13 +273,13 @@ impl LanguageModel {
         // The last chunk is not empty: there is a token.
         let (first, last) = tokens.split_at((tokens.len() - 1) / chunk * chunk);
         for part in first.chunks(chunk) {
-            self.forward(std::slice::from_mut(sequence), part, Wanted::None)?;
+            self.runner.forward(std::slice::from_mut(sequence), part, Wanted::None)?;
             if go_on().is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
-        self.forward(std::slice::from_mut(sequence), last, Wanted::Last)?;
-        self.head(0..1)?;
+        self.runner.forward(std::slice::from_mut(sequence), last, Wanted::Last)?;
+        self.runner.head(0..1)?;
         Ok(ControlFlow::Continue(()))
     }
 
@@ -294,8 +291,8 @@ impl LanguageModel {
     pub fn decode(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Result<&[f32]> {
         self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
-        self.decode_then(sequences, tokens, |model| model.fetch(rows))?;
-        Ok(self.logits.rows(rows))
+        self.decode_then(sequences, tokens, |model| model.runner.fetch(rows))?;
+        Ok(self.runner.logits.rows(rows))
     }
 
     /// One token for each of several sequences, and the most probable next token of each, chosen where the logits are: from
@@ -307,7 +304,7 @@ impl LanguageModel {
         self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
         self.decode_then(sequences, tokens, |model| {
-            let Self { ctx, logits, next, .. } = model;
+            let Self { runner: Runner { ctx, logits, .. }, next, .. } = model;
             logits.ask(rows).fill(Some(Asked::GREEDY));
             logits.draw(ctx, false)?;
             next.clear();
@@ -324,7 +321,7 @@ impl LanguageModel {
             return Err(Error::Input(format!("{} tokens for {} sequences", tokens.len(), sequences.len())));
         }
         let mut each = sequences.iter().zip(tokens);
-        each.try_for_each(|(sequence, token)| self.check_prompt(sequence.len(), std::slice::from_ref(token)))
+        each.try_for_each(|(sequence, token)| self.runner.check(sequence.len(), std::slice::from_ref(token)))
     }
 
     /// One token for each of several sequences, and then what is wanted of the logits.
@@ -334,8 +331,8 @@ impl LanguageModel {
         tokens: &[u32],
         take: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        self.forward(sequences, tokens, Wanted::Last)?;
-        let outcome = self.head(0..sequences.len()).and_then(|()| take(self));
+        self.runner.forward(sequences, tokens, Wanted::Last)?;
+        let outcome = self.runner.head(0..sequences.len()).and_then(|()| take(self));
         if outcome.is_err() {
             // The device may report only now what failed in the layers.
             shrink(sequences, 1)?;
@@ -350,23 +347,19 @@ impl LanguageModel {
     /// # Errors
     /// Those of [`LanguageModel::prefill`], and what `each` returns.
     pub fn logits(&mut self, tokens: &[u32], each: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        self.check_prompt(0, tokens)?;
+        self.runner.check(0, tokens)?;
         let mut sequence = self.sequence();
-        let most = self.decoder.limits().max_logits;
+        let most = self.runner.decoder.limits().max_logits;
         for chunk in tokens.chunks(self.prefill_chunk) {
-            self.forward(std::slice::from_mut(&mut sequence), chunk, Wanted::All)?;
+            self.runner.forward(std::slice::from_mut(&mut sequence), chunk, Wanted::All)?;
             for start in (0..chunk.len()).step_by(most) {
                 let rows = start..(start + most).min(chunk.len());
-                self.head(rows.clone())?;
-                self.fetch(rows.len())?;
-                each(self.logits.rows(rows.len()))?;
+                self.runner.head(rows.clone())?;
+                self.runner.fetch(rows.len())?;
+                each(self.runner.logits.rows(rows.len()))?;
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn context_and_cache(&mut self) -> (Arc<Context>, &mut KvCache) {
-        (self.ctx.clone(), &mut self.cache)
     }
 
     pub(crate) fn shared_tokenizer(&self) -> Option<Arc<Tokenizer>> {
@@ -377,82 +370,4 @@ impl LanguageModel {
     pub fn has_tokenizer(&self) -> bool {
         self.tokenizer.is_some()
     }
-
-    pub(crate) fn check_prompt(&self, before: usize, tokens: &[u32]) -> Result<()> {
-        let context = self.decoder.limits().context;
-        if tokens.is_empty() {
-            return check_length(0, context);
-        }
-        check_tokens(tokens, self.decoder.config().vocab_size)?;
-        check_length(before + tokens.len(), context)
-    }
-
-    /// Runs tokens, equally many for every sequence, as one step. After an error every sequence is as long as before.
-    fn forward(&mut self, sequences: &mut [Sequence], tokens: &[u32], wanted: Wanted) -> Result<()> {
-        self.begin();
-        let Some(each) = tokens.len().checked_div(sequences.len()) else { return Ok(()) };
-        let mut staged = 0;
-        let mut outcome = Ok(());
-        for (sequence, tokens) in sequences.iter_mut().zip(tokens.chunks(each)) {
-            outcome = self.stage(sequence, tokens, wanted);
-            if outcome.is_err() {
-                break;
-            }
-            staged += 1;
-        }
-        let outcome = outcome.and_then(|()| self.run_staged());
-        if outcome.is_err() {
-            shrink(&mut sequences[..staged], each)?;
-        }
-        outcome
-    }
-
-    /// Begins to put a step together.
-    pub(crate) fn begin(&mut self) {
-        self.batch.clear();
-    }
-
-    /// Adds tokens of a sequence to the step, and takes room for them in the cache.
-    ///
-    /// # Errors
-    /// A full cache; the sequence is as before.
-    pub(crate) fn stage(&mut self, sequence: &mut Sequence, tokens: &[u32], wanted: Wanted) -> Result<()> {
-        self.cache.append(&self.ctx, sequence, tokens.len())?;
-        self.batch.push(sequence, tokens, wanted)
-    }
-
-    /// Runs the step. After an error its sequences have tokens that the cache does not: they are to be truncated.
-    pub(crate) fn run_staged(&mut self) -> Result<()> {
-        self.decoder.forward(&self.ctx, &mut self.cache, &self.batch)
-    }
-
-    /// The logits of all rows that the step was asked for.
-    pub(crate) fn head_staged(&mut self) -> Result<()> {
-        self.head(0..self.batch.wanted().len())
-    }
-
-    /// What is asked of the first rows of logits, and what comes of it.
-    pub(crate) fn logits_mut(&mut self) -> (&Context, &mut Logits) {
-        (&self.ctx, &mut self.logits)
-    }
-
-    /// The logits of the step, as far as they came to the host.
-    pub(crate) fn staged_logits(&self) -> &Logits {
-        &self.logits
-    }
-
-    /// Brings the first rows of logits to the host.
-    fn fetch(&mut self, rows: usize) -> Result<()> {
-        self.logits.fetch(&self.ctx, rows)
-    }
-
-    /// Computes the logits of some of the rows that the batch wants.
-    fn head(&mut self, rows: Range<usize>) -> Result<()> {
-        self.decoder.head(&self.ctx, &self.batch.wanted()[rows], self.logits.tensor_mut())
-    }
-}
-
-/// Forgets the last `tokens` tokens of every sequence.
-fn shrink(sequences: &mut [Sequence], tokens: usize) -> Result<()> {
-    sequences.iter_mut().try_for_each(|sequence| sequence.truncate(sequence.len() - tokens))
 }

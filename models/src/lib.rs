@@ -55,6 +55,7 @@ mod kernels;
 mod limits;
 mod logits;
 mod prompt;
+mod runner;
 mod scratch;
 
 pub use chat::{ChatTemplate, Conversation};

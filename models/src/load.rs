@@ -1,28 +1,30 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
 mod fill;
+mod matrices;
+mod matrix;
 mod part;
 mod precision;
 mod sizes;
-mod stored;
 
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Encoding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear,
-    PackedWeight, Rotary, WeightPacker,
+    GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight, Rotary,
+    WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
 
 pub(crate) use self::fill::AT_HAND_BYTES;
+use self::matrices::{Becomes, Matrices};
+use self::matrix::check;
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 use self::sizes::layer_norm_names;
 pub(crate) use self::sizes::{Asked, Made, Product, Sizes};
-use self::stored::{Stored, check};
-pub(crate) use self::{precision::float_dtype, stored::packable};
+pub(crate) use self::{matrix::packable, precision::float_dtype};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
@@ -120,7 +122,7 @@ impl<'a> Loader<'a> {
         options: LinearOptions,
     ) -> Result<(Arc<PackedWeight>, LinearOptions)> {
         let bias = if bias { Some(self.biases(parts)?) } else { None };
-        let weight = self.pack(parts, k, options.gated.is_some(), true)?;
+        let weight = self.pack(parts, 1, k, options.gated.is_some(), true)?;
         let compute = self.precision.compute_with(weight.encoding());
         Ok((weight, LinearOptions { bias, compute, ..options }))
     }
@@ -146,16 +148,9 @@ impl<'a> Loader<'a> {
         options: GroupedLinearOptions,
         max_rows: usize,
     ) -> Result<GroupedLinear> {
-        let each = parts.len() / experts.max(1);
-        let rows: Vec<usize> = parts.iter().take(each).map(Part::len).collect();
-        let gated = options.gated.is_some();
-        let stored = Stored::all(self.checkpoint, parts, k)?;
-        let encoding = self.encoding(parts, (&stored, each), true);
-        let packer = WeightPacker::grouped(&self.ctx, encoding, experts, &rows, k, gated)?;
-        let packer = self.as_stored(packer, (&stored, each), k)?.per_channel(self.precision.per_channel());
-        let weight = Arc::new(self.fill(packer, parts, (&stored, each), k)?.finish()?);
-        let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
-        Ok(GroupedLinear::new(&self.ctx, weight, options, max_rows)?)
+        let weight = self.pack(parts, experts, k, options.gated.is_some(), true)?;
+        let compute = self.precision.compute_with(weight.encoding());
+        Ok(GroupedLinear::new(&self.ctx, weight, GroupedLinearOptions { compute, ..options }, max_rows)?)
     }
 
     /// A norm of `kind` with the vectors `[n]` called `{name}.weight` and, for a layer norm, `{name}.bias`, from the
@@ -215,7 +210,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// A tensor that is missing, of another shape or dtype, or out of memory.
     pub fn weight(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
-        self.pack(parts, k, false, true)
+        self.pack(parts, 1, k, false, true)
     }
 
     /// The same whose rows may be looked up as well: their values are in the order of the matrices' columns.
@@ -223,33 +218,33 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// Those of [`Loader::weight`].
     pub fn weight_and_table(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
-        self.pack(parts, k, false, false)
+        self.pack(parts, 1, k, false, false)
     }
 
-    fn pack(&mut self, parts: &[Part], k: usize, gated: bool, may_be_ordered: bool) -> Result<Arc<PackedWeight>> {
-        let rows: Vec<usize> = parts.iter().map(Part::len).collect();
-        let (stored, each) = (Stored::all(self.checkpoint, parts, k)?, parts.len());
-        let encoding = self.encoding(parts, (&stored, each), may_be_ordered);
-        let mut packer = WeightPacker::new(&self.ctx, encoding, &rows, k, gated)?;
-        if may_be_ordered {
-            packer = self.as_stored(packer, (&stored, each), k)?;
-        }
+    fn pack(
+        &mut self,
+        parts: &[Part],
+        groups: usize,
+        k: usize,
+        gated: bool,
+        may_be_ordered: bool,
+    ) -> Result<Arc<PackedWeight>> {
+        let matrices = Matrices::of(self.checkpoint, parts.iter().cloned(), groups, k)?;
+        let becomes = matrices.becomes(&self.precision, self.ctx.device().id().kind, may_be_ordered);
+        let packer = self.packer(&matrices, &becomes, gated)?;
+        Ok(Arc::new(self.fill(packer, &matrices, becomes.as_stored)?.finish()?))
+    }
+
+    /// Room for what matrices become.
+    fn packer(&self, matrices: &Matrices, becomes: &Becomes, gated: bool) -> Result<WeightPacker> {
+        let Becomes { encoding, order, .. } = becomes;
+        let (groups, rows) = (matrices.groups(), matrices.rows());
+        let packer = WeightPacker::grouped(&self.ctx, *encoding, groups, &rows, matrices.k(), gated)?;
         let packer = packer.per_channel(self.precision.per_channel());
-        Ok(Arc::new(self.fill(packer, parts, (&stored, each), k)?.finish()?))
-    }
-
-    /// The same, in the order in which it is stored if it stays in blocks.
-    fn as_stored(&self, packer: WeightPacker, (stored, each): (&[Stored], usize), k: usize) -> Result<WeightPacker> {
-        let in_blocks = stored::common_blocks(stored, each, true) == Some(packer.encoding());
-        match stored::order_of_groups(stored, each, k).filter(|_| in_blocks) {
-            Some(order) => Ok(packer.ordered(&self.ctx, &order)?),
-            None => Ok(packer),
-        }
-    }
-
-    /// What a weight becomes.
-    fn encoding(&self, parts: &[Part], stored: (&[Stored], usize), may_be_ordered: bool) -> Encoding {
-        stored::encoding(&self.precision, self.ctx.device().id().kind, parts, stored, may_be_ordered)
+        Ok(match order {
+            Some(order) => packer.ordered(&self.ctx, order)?,
+            None => packer,
+        })
     }
 
     /// An embedding table `[rows, width]` in the dtype of the weights.
@@ -258,8 +253,8 @@ impl<'a> Loader<'a> {
     /// Those of [`Loader::weight`].
     pub fn table(&mut self, part: Part, width: usize) -> Result<Tensor> {
         let packer = WeightPacker::table(&self.ctx, self.precision.weights, part.len(), width)?;
-        let stored = Stored::all(self.checkpoint, std::slice::from_ref(&part), width)?;
-        Ok(self.fill(packer, &[part], (&stored, 1), width)?.finish_table()?)
+        let matrices = Matrices::of(self.checkpoint, [part], 1, width)?;
+        Ok(self.fill(packer, &matrices, false)?.finish_table()?)
     }
 
     /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.

@@ -6,6 +6,7 @@ use super::Engine;
 use super::stream::Stream;
 use crate::batch::Wanted;
 use crate::limits::Limits;
+use crate::runner::Runner;
 use crate::{Error, Result};
 
 /// Puts a stream in its place by rank, behind those of the same.
@@ -71,7 +72,7 @@ impl Engine {
             let whole = count == stream.pending();
             let (sequence, tokens) = stream.next(count);
             let wanted = if whole { Wanted::Last } else { Wanted::None };
-            match self.model.stage(sequence, tokens, wanted) {
+            match self.model.runner.stage(sequence, tokens, wanted) {
                 Ok(()) => {
                     stream.stage(count, whole.then_some(planned.rows));
                     planned.tokens += count;
@@ -147,8 +148,8 @@ impl Engine {
                 self.preempt(all - 1);
                 continue;
             }
-            let (ctx, cache) = self.model.context_and_cache();
-            match stream.enter(&ctx, cache, found) {
+            let Runner { ctx, cache, .. } = &mut self.model.runner;
+            match stream.enter(ctx, cache, found) {
                 Ok(found) => {
                     match stream.let_in() {
                         Some(prompt) => {
@@ -195,8 +196,8 @@ impl Engine {
     /// A running sequence leaves the cache, and waits by its rank to run its tokens again.
     fn preempt(&mut self, at: usize) {
         let mut stream = self.running.remove(at);
-        let (ctx, cache) = self.model.context_and_cache();
-        self.stats.swapped += u64::from(stream.leave(&ctx, cache));
+        let Runner { ctx, cache, .. } = &mut self.model.runner;
+        self.stats.swapped += u64::from(stream.leave(ctx, cache));
         self.stats.preemptions += 1;
         insert(&mut self.waiting, stream);
     }

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
 
-use super::stored::{Stored, StripRows, common_blocks};
-use super::{Loader, Part};
+use super::Loader;
+use super::matrices::{Matrices, bytes};
+use super::matrix::{Matrix, StripRows};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 
@@ -23,21 +24,20 @@ pub(super) const SLICES_A_TURN: usize = 4;
 /// about as much.
 const STRIP_BYTES: usize = AT_HAND_BYTES / 2;
 
-/// Matrices `[n, k]` that a weight is packed from, or those of a group of several.
+/// What a strip is made of.
 #[derive(Clone, Copy)]
-struct Matrices<'s> {
-    parts: &'s [Part],
-    stored: &'s [Stored],
+struct Filled<'m> {
+    matrices: &'m [Matrix],
     /// Those of the groups before.
     before: usize,
     k: usize,
-    /// Whether their codes are packed as they are.
-    in_blocks: bool,
+    /// Whether their codes are packed as they are stored.
+    as_stored: bool,
 }
 
 impl Loader<'_> {
-    /// Packs matrices `[n, k]`, `each` to a group of a weight that has several, slice by slice, and drops the pages of
-    /// each.
+    /// Packs matrices slice by slice, their codes as they are stored or as the floats that they mean, and drops the pages
+    /// of each.
     ///
     /// A slice of a tensor that lies column after column has values in all of its pages. Of such tensors a strip of
     /// columns is read at a time, of all rows, and the slices that are made of it are packed. Where that cannot be, as
@@ -46,31 +46,27 @@ impl Loader<'_> {
     pub(super) fn fill(
         &mut self,
         mut packer: WeightPacker,
-        parts: &[Part],
-        (stored, each): (&[Stored], usize),
-        k: usize,
+        matrices: &Matrices,
+        as_stored: bool,
     ) -> Result<WeightPacker> {
-        let (checkpoint, threads) = (self.checkpoint, self.ctx.host_threads());
-        let in_blocks = common_blocks(stored, each, packer.is_ordered()) == Some(packer.encoding());
-        let all = Matrices { parts, stored, before: 0, k, in_blocks };
-        if parts.iter().zip(stored).any(|(part, stored)| stored.lies_by_columns(part)) {
-            let groups = parts.chunks(each.max(1)).zip(stored.chunks(each.max(1))).enumerate();
-            for (group, (parts, stored)) in groups {
-                let matrices = Matrices { parts, stored, before: group * each, ..all };
-                for strip in strips(matrices.strip_width(checkpoint, &packer), k) {
+        let (checkpoint, threads, k) = (self.checkpoint, self.ctx.host_threads(), matrices.k());
+        let mut all = Filled { matrices: matrices.all(), before: 0, k, as_stored };
+        if all.matrices.iter().any(Matrix::lies_by_columns) {
+            for (group, of_group) in matrices.by_group().enumerate() {
+                let of_group = Filled { matrices: of_group, ..all };
+                for strip in strips(of_group.strip_width(checkpoint, &packer), k) {
                     let mut slices = slices(&packer, threads, [strip.len(), k]);
                     slices.retain(|slice| slice.group == group);
-                    self.fill_strip(&mut packer, &slices, matrices, strip)?;
+                    self.fill_strip(&mut packer, &slices, of_group, strip)?;
                 }
+                all.before += of_group.matrices.len();
             }
         } else {
             let slices = slices(&packer, threads, [k, k]);
             self.fill_strip(&mut packer, &slices, all, 0..k)?;
         }
         // A page that is touched maps those around it, of slices that were let go of before.
-        for (part, stored) in parts.iter().zip(stored) {
-            stored.release(checkpoint, part, k);
-        }
+        all.matrices.iter().for_each(|matrix| matrix.release(checkpoint));
         Ok(packer)
     }
 
@@ -79,56 +75,51 @@ impl Loader<'_> {
         &mut self,
         packer: &mut WeightPacker,
         slices: &[UnitSlice],
-        matrices: Matrices<'_>,
+        filled: Filled<'_>,
         strip: Range<usize>,
     ) -> Result<()> {
         let (checkpoint, threads) = (self.checkpoint, self.ctx.host_threads());
-        let Matrices { parts, stored, before, k, in_blocks } = matrices;
-        let all = parts.iter().zip(stored);
-        let at_hand =
-            all.map(|(part, stored)| stored.strip(checkpoint, part, strip.clone(), k)).collect::<Result<Vec<_>>>()?;
-        let row_bytes: Vec<usize> = stored.iter().map(|stored| stored.row_bytes(checkpoint, k)).collect();
+        let Filled { matrices, before, k, as_stored } = filled;
+        let all = matrices.iter();
+        let at_hand = all.map(|matrix| matrix.strip(checkpoint, strip.clone())).collect::<Result<Vec<_>>>()?;
+        let row_bytes: Vec<usize> = matrices.iter().map(|matrix| matrix.row_bytes(checkpoint)).collect();
         let pack = |slice: SliceToPack<'_>| -> Result<()> {
-            let rows = slice.slice.rows.iter().map(|(part, rows)| {
-                let (part, start) = (part - before, parts[part - before].rows.start);
-                (part, start + rows.start..start + rows.end)
+            let rows = slice.slice.rows.iter().map(|(matrix, rows)| {
+                let (matrix, start) = (matrix - before, matrices[matrix - before].part.rows.start);
+                (matrix, start + rows.start..start + rows.end)
             });
             let rows: Vec<(usize, Range<usize>)> = rows.collect();
             let pieces = rows
                 .iter()
-                .map(|(part, rows)| at_hand[*part].rows(checkpoint, &parts[*part], rows.clone(), in_blocks))
+                .map(|(matrix, rows)| at_hand[*matrix].rows(checkpoint, rows.clone(), as_stored))
                 .collect::<Result<Vec<_>>>()?;
             slice.pack_strip(strip.clone(), &pieces.iter().map(StripRows::piece).collect::<Vec<_>>())?;
-            for (part, rows) in rows {
-                stored[part].release_rows(checkpoint, &parts[part], rows, k);
+            for (matrix, rows) in rows {
+                matrices[matrix].release_rows(checkpoint, rows);
             }
             Ok(())
         };
         for slices in slices.chunks(SLICES_A_TURN * threads) {
             packer.pack_each(&self.ctx, slices, pack)?;
             let of_slices = slices.iter().flat_map(|slice| &slice.rows);
-            let bytes: usize = of_slices.map(|(part, rows)| rows.len() * row_bytes[part - before]).sum();
+            let bytes: usize = of_slices.map(|(matrix, rows)| rows.len() * row_bytes[matrix - before]).sum();
             self.advance((bytes as u128 * strip.len() as u128 / (k as u128).max(1)) as usize);
         }
-        for (strip, part) in at_hand.iter().zip(parts) {
-            strip.release(checkpoint, part);
-        }
+        at_hand.iter().for_each(|strip| strip.release(checkpoint));
         Ok(())
     }
 }
 
-impl Matrices<'_> {
+impl Filled<'_> {
     /// Columns of a strip.
     fn strip_width(&self, checkpoint: &Checkpoint, packer: &WeightPacker) -> usize {
         let k = self.k;
-        let all = || self.parts.iter().zip(self.stored);
-        let granules = all().map(|(part, stored)| stored.strip_granule(part));
+        let granules = self.matrices.iter().map(Matrix::strip_granule);
         let granule = granules.fold(packer.strip_granule(), common_multiple);
         if granule >= k {
             return k;
         }
-        let bytes = all().map(|(part, stored)| part.of.saturating_mul(stored.row_bytes(checkpoint, k)));
-        let bytes = bytes.fold(0, usize::saturating_add) as u128;
+        let bytes = bytes(self.matrices, checkpoint) as u128;
         let width = (k as u128 * STRIP_BYTES as u128 / bytes.max(1)).min(k as u128) as usize;
         (width / granule * granule).max(granule)
     }

@@ -193,10 +193,10 @@ impl Precision {
         full * of_full as f64 + (seen - full) * self.kv_bytes(window, heads, head_dim) as f64
     }
 
-    /// What a weight of these parts becomes.
-    pub(crate) fn encoding(&self, parts: &[Part]) -> Encoding {
+    /// What a weight of these parts becomes that is made of floats.
+    pub(super) fn encoding<'p>(&self, parts: impl IntoIterator<Item = &'p Part>) -> Encoding {
         match self.quantize {
-            Some(Quantize { format, .. }) if parts.iter().all(Part::may_be_quantized) => Encoding::Blocks(format),
+            Some(Quantize { format, .. }) if parts.into_iter().all(Part::may_be_quantized) => Encoding::Blocks(format),
             _ => Encoding::Float(self.weights),
         }
     }
@@ -208,7 +208,7 @@ impl Precision {
 
     /// What most weights become.
     pub fn main_encoding(&self) -> Encoding {
-        self.kept.unwrap_or_else(|| self.encoding(&[]))
+        self.kept.unwrap_or_else(|| self.encoding([]))
     }
 
     /// How the operands of most products are rounded.

@@ -6,7 +6,8 @@ use sinew_memory::DeviceKind;
 use sinew_ops::layers::{Encoding, Rotary, WeightPacker};
 use sinew_tensor::DType;
 
-use super::stored::{self, Stored, check};
+use super::matrices::Matrices;
+use super::matrix::{Matrix, check};
 use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
@@ -33,8 +34,6 @@ pub(crate) struct Asked {
     pub tables: Vec<String>,
     /// What is made of them, and of vectors.
     pub made: Vec<Made>,
-    /// Bytes of the checkpoint that are read whole before any of what is made next is packed.
-    read_whole: usize,
 }
 
 /// What comes of some tensors.
@@ -58,30 +57,34 @@ pub(crate) struct Product {
 }
 
 impl Sizes<'_> {
-    /// What a weight of these parts becomes, and the bytes of the order of its inputs.
-    fn encoding(&self, parts: &[Part], k: usize, may_be_ordered: bool) -> Result<(Encoding, usize)> {
-        let (all, each) = (Stored::all(self.checkpoint, parts, k)?, parts.len());
-        let encoding = stored::encoding(&self.precision, self.device, parts, (&all, each), may_be_ordered);
+    /// The bytes of what a weight of these parts becomes, of each expert where it is of some.
+    fn product(
+        &self,
+        parts: impl IntoIterator<Item = Part>,
+        experts: Option<usize>,
+        k: usize,
+        gated: bool,
+        may_be_ordered: bool,
+    ) -> Result<usize> {
+        let matrices = Matrices::of(self.checkpoint, parts, experts.unwrap_or(1), k)?;
+        let becomes = matrices.becomes(&self.precision, self.device, may_be_ordered);
+        let (encoding, n) = (becomes.encoding, sum(matrices.rows()));
+        let order = becomes.order.map_or(0, |order| bytes(DType::U32, &[order.len()]));
+        let bytes = WeightPacker::bytes(self.device, encoding, matrices.groups(), n, k, gated).saturating_add(order);
         if let Some(asked) = self.asked {
-            let mut asked = asked.borrow_mut();
-            asked.weights.extend(parts.iter().map(|part| (part.clone(), k, encoding)));
-            let whole = stored::read_whole(self.checkpoint, parts, &all, k);
-            asked.read_whole = asked.read_whole.max(whole);
+            let weights = matrices.all().iter().map(|matrix| (matrix.part.clone(), k, encoding));
+            asked.borrow_mut().weights.extend(weights);
         }
-        let is_ordered = may_be_ordered
-            && all.iter().any(|stored| stored.order().is_some())
-            && stored::common_blocks(&all, each, true) == Some(encoding);
-        Ok((encoding, if is_ordered { bytes(DType::U32, &[k]) } else { 0 }))
+        let product = Some(Product { experts, n, k, gated });
+        Ok(self.made(Made { encoding, bytes, product, read_whole: matrices.read_whole(self.checkpoint) }))
     }
 
     /// Notes what is made, and gives its bytes.
-    fn made(&self, encoding: Encoding, bytes: usize, product: Option<Product>) -> usize {
+    fn made(&self, made: Made) -> usize {
         if let Some(asked) = self.asked {
-            let mut asked = asked.borrow_mut();
-            let read_whole = std::mem::take(&mut asked.read_whole);
-            asked.made.push(Made { encoding, bytes, product, read_whole });
+            asked.borrow_mut().made.push(made);
         }
-        bytes
+        made.bytes
     }
 
     /// Of [`Loader::weight`](super::Loader::weight).
@@ -91,20 +94,15 @@ impl Sizes<'_> {
 
     /// Of [`Loader::weight_and_table`](super::Loader::weight_and_table).
     pub(crate) fn weight_and_table(&self, part: &Part, k: usize) -> Result<usize> {
-        let (encoding, _) = self.encoding(std::slice::from_ref(part), k, false)?;
-        let bytes = WeightPacker::bytes(self.device, encoding, 1, part.len(), k, false);
-        Ok(self.made(encoding, bytes, Some(Product { experts: None, n: part.len(), k, gated: false })))
+        self.product([part.clone()], None, k, false, false)
     }
 
     /// Of [`Loader::linear`](super::Loader::linear).
     pub(crate) fn linear(&self, parts: &[Part], k: usize, bias: bool, gated: bool) -> Result<usize> {
-        let n = sum(parts.iter().map(Part::len));
-        let (encoding, order) = self.encoding(parts, k, true)?;
-        let bytes = WeightPacker::bytes(self.device, encoding, 1, n, k, gated).saturating_add(order);
-        let mut bytes = self.made(encoding, bytes, Some(Product { experts: None, n, k, gated }));
+        let mut bytes = self.product(parts.iter().cloned(), None, k, gated, true)?;
         if bias {
             parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
-            bytes = bytes.saturating_add(self.made_vector(n));
+            bytes = bytes.saturating_add(self.made_vector(sum(parts.iter().map(Part::len))));
         }
         Ok(bytes)
     }
@@ -118,35 +116,17 @@ impl Sizes<'_> {
         k: usize,
         gated: bool,
     ) -> Result<usize> {
-        let (mut rows, mut encoding, mut is_ordered) = (0usize, None, false);
-        let (each, mut gate) = (1 + usize::from(gated), None);
-        for (at, part) in parts.enumerate() {
-            let (one, order) = self.encoding(std::slice::from_ref(&part), k, true)?;
-            // Where experts differ, or a gate and its up in their orders, they are kept as floats.
-            let floats = self.precision.encoding(std::slice::from_ref(&part));
-            let stored = Stored::of(self.checkpoint, &part, k)?;
-            let fits = at % each == 0 || stored.order() == gate.as_deref();
-            gate = stored.order().map(<[u32]>::to_vec);
-            encoding = Some(encoding.map_or(one, |all| if all == one && fits { all } else { floats }));
-            is_ordered |= order > 0;
-            rows = rows.saturating_add(part.len());
-        }
-        let encoding = encoding.unwrap_or(self.precision.main_encoding());
-        let is_ordered = is_ordered && matches!(encoding, Encoding::Blocks(_));
-        let order = if is_ordered { bytes(DType::U32, &[experts, k]) } else { 0 };
-        let n = rows / experts.max(1);
-        let bytes = WeightPacker::bytes(self.device, encoding, experts, n, k, gated).saturating_add(order);
-        Ok(self.made(encoding, bytes, Some(Product { experts: Some(experts), n, k, gated })))
+        self.product(parts, Some(experts), k, gated, true)
     }
 
     /// Of [`Loader::table`](super::Loader::table).
     pub(crate) fn table(&self, part: &Part, width: usize) -> Result<usize> {
-        Stored::of(self.checkpoint, part, width)?;
+        Matrix::of(self.checkpoint, part.clone(), width)?;
         if let Some(asked) = self.asked {
             asked.borrow_mut().tables.push(part.name().to_owned());
         }
         let dtype = self.precision.weights;
-        Ok(self.made(Encoding::Float(dtype), WeightPacker::table_bytes(dtype, part.len(), width), None))
+        Ok(self.floats(dtype, WeightPacker::table_bytes(dtype, part.len(), width)))
     }
 
     /// Of [`Loader::norm`](super::Loader::norm).
@@ -175,7 +155,11 @@ impl Sizes<'_> {
     }
 
     fn made_vector(&self, n: usize) -> usize {
-        self.made(Encoding::Float(DType::F32), bytes(DType::F32, &[n]), None)
+        self.floats(DType::F32, bytes(DType::F32, &[n]))
+    }
+
+    fn floats(&self, dtype: DType, bytes: usize) -> usize {
+        self.made(Made { encoding: Encoding::Float(dtype), bytes, product: None, read_whole: 0 })
     }
 }
 

@@ -3,7 +3,7 @@ use serde_json::json;
 use sinew_kernels::Registry;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::Policy;
-use sinew_ops::layers::{Piece, SliceToPack};
+use sinew_ops::layers::{Encoding, Piece, SliceToPack};
 
 use super::fill::{SLICES_A_TURN, slices};
 use super::*;
@@ -119,14 +119,11 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
     for (method, has_order) in [("gptq", false), ("gptq", true), ("awq", false)] {
         let (checkpoint, parts) = (EXPERTS.checkpoint(method, has_order), EXPERTS.parts());
         let precision = WeightOptions::default().precision(&checkpoint, ctx.device().hardware()).expect("a precision");
-        let stored = Stored::all(&checkpoint, &parts, k).expect("they fit");
+        let matrices = Matrices::of(&checkpoint, parts.clone(), count, k).expect("they fit");
+        let becomes = matrices.becomes(&precision, ctx.device().id().kind, true);
         let mut nothing = |_, _| {};
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &mut nothing);
-        let encoding = loader.encoding(&parts, (&stored, 2), true);
-        let packer = || {
-            let packer = WeightPacker::grouped(&ctx, encoding, count, &[n; 2], k, true).expect("room");
-            loader.as_stored(packer, (&stored, 2), k).expect("room")
-        };
+        let packer = || loader.packer(&matrices, &becomes, true).expect("room");
         let mut whole = packer();
         assert_eq!(whole.is_ordered(), has_order);
         let modules: Vec<_> =
@@ -143,10 +140,38 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
         let slices = whole.slices(16 << 20);
         whole.pack_each(&ctx, &slices, pack).expect("it packs");
         let in_strips = packer();
-        let in_strips = loader.fill(in_strips, &parts, (&stored, 2), k).expect("it packs").finish().expect("a weight");
+        let in_strips = loader.fill(in_strips, &matrices, true).expect("it packs").finish().expect("a weight");
         let whole = whole.finish().expect("a weight");
-        assert!(matches!(encoding, Encoding::Blocks(_)), "{encoding}");
+        assert!(becomes.as_stored && matches!(becomes.encoding, Encoding::Blocks(_)), "{becomes:?}");
         let [found, expected] = [&in_strips, &whole].map(|weight| weight.tensor().to_vec::<u8>().expect("bytes"));
         assert!(found == expected, "{method}, {has_order}");
+    }
+}
+
+#[test]
+fn a_plan_has_what_loading_makes_of_experts() {
+    let ctx = context();
+    let device = ctx.device().id().kind;
+    // Gates and ups in one order, which each expert has its own of or none, and of one expert in two orders.
+    for (method, has_order, apart) in
+        [("gptq", false, false), ("gptq", true, false), ("gptq", true, true), ("awq", false, false)]
+    {
+        let experts = Experts { count: 2, n: 64, k: 512 };
+        let checkpoint = experts.checkpoint(method, has_order);
+        let mut parts = experts.parts();
+        if apart {
+            parts.swap(1, 2);
+        }
+        let precision = WeightOptions::default().precision(&checkpoint, ctx.device().hardware()).expect("a precision");
+        let sizes = Sizes { checkpoint: &checkpoint, precision, device, asked: None };
+        let planned = sizes.grouped(parts.iter().cloned(), experts.count, experts.k, true).expect("they fit");
+        let mut nothing = |_, _| {};
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &mut nothing);
+        let weight = loader.pack(&parts, experts.count, experts.k, true, true).expect("it packs");
+        let order = weight.order().map_or(0, |order| order.shape().iter().product::<usize>() * 4);
+        let in_blocks = matches!(weight.encoding(), Encoding::Blocks(_));
+        assert_eq!((in_blocks, order > 0), (!apart, has_order && !apart), "{method}, {has_order}, {apart}");
+        let bytes: usize = weight.tensor().shape().iter().product();
+        assert_eq!(planned, bytes + order, "{method}, {has_order}, {apart}");
     }
 }

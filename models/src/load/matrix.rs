@@ -1,0 +1,227 @@
+//! A matrix of a checkpoint, and how it is stored.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use sinew_ops::layers::{Encoding, Piece};
+use sinew_tensor::DType;
+
+use super::precision::float_dtype;
+use super::{Part, widen};
+use crate::checkpoint::Checkpoint;
+use crate::quantized::{BlockRows, Rows, StoredModule, Strip as ModuleStrip};
+use crate::{Error, Result};
+
+/// A matrix `[n, k]`, whose tensors have the shape that is asked for.
+pub(super) struct Matrix {
+    pub part: Part,
+    stored: Stored,
+    k: usize,
+}
+
+/// How it is stored.
+enum Stored {
+    /// As a tensor of floats.
+    Tensor(DType),
+    /// Quantized.
+    Module(Box<StoredModule>),
+}
+
+impl Matrix {
+    /// That of a part with rows of `k`.
+    pub(super) fn of(checkpoint: &Checkpoint, part: Part, k: usize) -> Result<Self> {
+        let Some(module) = checkpoint.module(part.name())? else {
+            let stored = Stored::Tensor(check(checkpoint, &part.weight(), &part.shape(k))?);
+            return Ok(Self { part, stored, k });
+        };
+        if part.transposed {
+            let what = format!("{}, which is stored as [inputs, outputs] and quantized,", part.name());
+            return Err(Error::Unsupported { what, supported: "quantized [outputs, inputs]".to_owned() });
+        }
+        same_shape(checkpoint, part.name(), &module.shape(), &part.shape(k))?;
+        Ok(Self { part, stored: Stored::Module(Box::new(module)), k })
+    }
+
+    /// The blocks that it is in.
+    pub(super) fn blocks(&self) -> Option<Encoding> {
+        match &self.stored {
+            Stored::Tensor(_) => None,
+            Stored::Module(module) => Some(module.encoding()).filter(|it| matches!(it, Encoding::Blocks(_))),
+        }
+    }
+
+    /// The order of its columns in blocks, where it is not that in which they are stored.
+    pub(super) fn order(&self) -> Option<&[u32]> {
+        match &self.stored {
+            Stored::Tensor(_) => None,
+            Stored::Module(module) => module.order(),
+        }
+    }
+
+    /// Whether it lies input after input, all outputs of one side by side: rows of it are in all of its pages, and
+    /// columns in some.
+    pub(super) fn lies_by_columns(&self) -> bool {
+        match &self.stored {
+            Stored::Tensor(_) => self.part.transposed,
+            Stored::Module(module) => module.lies_by_columns(),
+        }
+    }
+
+    /// Columns at whose multiples it can be cut into strips; the largest number where it can not.
+    pub(super) fn strip_granule(&self) -> usize {
+        match &self.stored {
+            Stored::Tensor(_) if self.part.transposed => 1,
+            Stored::Tensor(_) => usize::MAX,
+            Stored::Module(module) => module.strip_granule(),
+        }
+    }
+
+    /// Some columns of all its rows: all of them, or such as begin and end between strips.
+    pub(super) fn strip<'a>(&'a self, checkpoint: &'a Checkpoint, columns: Range<usize>) -> Result<Strip<'a>> {
+        let Self { part, k, .. } = self;
+        let values = match &self.stored {
+            Stored::Module(module) => Values::Module(module.strip(checkpoint, columns)?),
+            Stored::Tensor(dtype) if part.transposed => {
+                let line = part.of * dtype.size();
+                let range = columns.start * line..columns.end * line;
+                let (bytes, dtype) = packable(checkpoint.tensor_slice(&part.weight(), range.clone())?.bytes, *dtype);
+                Values::Columns { bytes, dtype, range }
+            }
+            Stored::Tensor(dtype) => Values::Rows { dtype: *dtype, k: *k },
+        };
+        Ok(Strip { part, values })
+    }
+
+    /// Lets go of the pages of rows that were packed, where they have pages of their own.
+    pub(super) fn release_rows(&self, checkpoint: &Checkpoint, rows: Range<usize>) {
+        match &self.stored {
+            Stored::Tensor(_) if self.part.transposed => {}
+            Stored::Tensor(dtype) => {
+                let row_bytes = self.k * dtype.size();
+                checkpoint.release_slice(&self.part.weight(), rows.start * row_bytes..rows.end * row_bytes);
+            }
+            Stored::Module(module) => module.release_rows(checkpoint, rows),
+        }
+    }
+
+    /// Lets go of all its pages, as it was packed.
+    pub(super) fn release(&self, checkpoint: &Checkpoint) {
+        match &self.stored {
+            Stored::Tensor(_) if self.part.transposed => {
+                checkpoint.release_slice(&self.part.weight(), 0..usize::MAX);
+            }
+            Stored::Tensor(_) => self.release_rows(checkpoint, self.part.rows.clone()),
+            Stored::Module(module) => {
+                module.tensors().for_each(|name| checkpoint.release_slice(name, 0..usize::MAX));
+            }
+        }
+    }
+
+    /// Bytes of the checkpoint that a row takes, about.
+    pub(super) fn row_bytes(&self, checkpoint: &Checkpoint) -> usize {
+        match &self.stored {
+            Stored::Tensor(dtype) => self.k * dtype.size(),
+            Stored::Module(module) => {
+                let bytes = module.tensors().filter_map(|name| checkpoint.info(name).ok()).map(|info| info.num_bytes);
+                bytes.sum::<usize>() / module.shape()[0].max(1)
+            }
+        }
+    }
+}
+
+/// Some columns of a matrix.
+pub(super) struct Strip<'a> {
+    part: &'a Part,
+    values: Values<'a>,
+}
+
+enum Values<'a> {
+    /// All of a tensor that lies row after row.
+    Rows { dtype: DType, k: usize },
+    /// Those of a tensor `[k, n]`: the lines of its bytes `range`.
+    Columns { bytes: Cow<'a, [u8]>, dtype: DType, range: Range<usize> },
+    /// Those of a module.
+    Module(ModuleStrip<'a>),
+}
+
+/// Rows of a [`Strip`].
+pub(super) enum StripRows<'a> {
+    Floats(Cow<'a, [u8]>, DType),
+    Columns(&'a [u8], DType, usize),
+    Blocks(BlockRows),
+}
+
+impl Strip<'_> {
+    /// Rows, counted in the tensor: codes where they stay `in_blocks`, and else floats, as they are stored or as the
+    /// format's own code dequantizes them; those of f64 as f32.
+    pub(super) fn rows<'s>(
+        &'s self,
+        checkpoint: &'s Checkpoint,
+        rows: Range<usize>,
+        in_blocks: bool,
+    ) -> Result<StripRows<'s>> {
+        let part = self.part;
+        match &self.values {
+            Values::Rows { dtype, k } => {
+                let row_bytes = k * dtype.size();
+                let range = rows.start * row_bytes..rows.end * row_bytes;
+                let (bytes, dtype) = packable(checkpoint.tensor_slice(&part.weight(), range)?.bytes, *dtype);
+                Ok(StripRows::Floats(bytes, dtype))
+            }
+            Values::Columns { bytes, dtype, .. } => {
+                Ok(StripRows::Columns(bytes.get(rows.start * dtype.size()..).unwrap_or_default(), *dtype, part.of))
+            }
+            Values::Module(module) if in_blocks => match module.rows(rows)? {
+                Rows::Blocks(blocks) => Ok(StripRows::Blocks(blocks)),
+                Rows::Values(bytes, dtype) => Ok(StripRows::Floats(bytes.into(), dtype)),
+            },
+            Values::Module(module) => Ok(StripRows::Floats(module.dequantized(rows)?.into(), module.dtype())),
+        }
+    }
+
+    /// Lets go of the pages of what was read of it.
+    pub(super) fn release(&self, checkpoint: &Checkpoint) {
+        match &self.values {
+            Values::Rows { .. } => {}
+            Values::Columns { range, .. } => checkpoint.release_slice(&self.part.weight(), range.clone()),
+            Values::Module(module) => module.release(),
+        }
+    }
+}
+
+impl StripRows<'_> {
+    /// Them, as a packer takes them.
+    pub(super) fn piece(&self) -> Piece<'_> {
+        match self {
+            Self::Floats(bytes, dtype) => Piece::Rows(bytes, *dtype),
+            Self::Columns(bytes, dtype, columns) => Piece::Columns(bytes, *dtype, *columns),
+            Self::Blocks(blocks) => Piece::Codes(blocks.codes()),
+        }
+    }
+}
+
+/// Values in a dtype that can be packed: those of f64 as f32.
+pub(crate) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
+    if dtype != DType::F64 {
+        return (bytes, dtype);
+    }
+    let values = widen::<8>(&bytes, |b| f64::from_le_bytes(b) as f32);
+    (Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
+}
+
+/// The dtype of a tensor of floats, which must have this shape.
+pub(super) fn check(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> Result<DType> {
+    let info = checkpoint.info(name)?;
+    same_shape(checkpoint, name, info.shape, shape)?;
+    float_dtype(name, info.dtype)
+}
+
+fn same_shape(checkpoint: &Checkpoint, name: &str, found: &[usize], shape: &[usize]) -> Result<()> {
+    if found == shape {
+        return Ok(());
+    }
+    Err(Error::Config {
+        file: checkpoint.name().to_owned(),
+        problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
+    })
+}
