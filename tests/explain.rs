@@ -142,6 +142,69 @@ fn what_is_no_problem_is_refused_with_what_would_be() {
     refused(&["explain", "--model", &demo, "--repeat", "0"], &["at least 1"]);
 }
 
+#[test]
+fn a_product_is_described_with_what_comes_before_and_after_it() {
+    let of = |flags: &[&str]| {
+        let product = ["explain", "gemm", "--m", "3", "--n", "96", "--k", "64", "--simd", "portable", "--json"];
+        let value = json(&[&product[..], flags].concat());
+        value["problem"].as_str().expect("a problem").to_owned()
+    };
+    for (flags, words) in [
+        (&["--batch", "2", "--unpacked", "--input", "f16"][..], &["f16·bf16→f32", "batch=2 m=3"][..]),
+        (&["--gathered", "--activations", "int8", "--dtype", "int4"], &["bf16 gathered·packed(", "→f32 in int8"]),
+        (&["--norm", "layer", "--bias", "bf16", "--activation", "gelu"], &["(layer width 64", "bias(bf16)", "gelu"]),
+        (&["--gated", "silu", "--out", "f32"], &["→f32 in bf16 silu gated"]),
+        (&["--alpha", "0.5", "--residual", "f16", "--beta", "2"], &["alpha=0.5", "residual(f16)", "beta=2"]),
+    ] {
+        let problem = of(flags);
+        assert!(words.iter().all(|word| problem.contains(word)), "{flags:?}: {problem}");
+    }
+    let product = ["explain", "gemm", "--n", "95", "--k", "64"];
+    refused(&[&product[..], &["--gated", "silu"]].concat(), &["95 outputs", "gate and up"]);
+    refused(&[&product[..], &["--residual", "input"]].concat(), &["--residual", "output, f32, f16, bf16"]);
+    refused(&[&product[..], &["--gathered", "--unpacked"]].concat(), &["--gathered", "--unpacked"]);
+    refused(&[&product[..], &["--beta", "2"]].concat(), &["--residual"]);
+    refused(&[&product[..], &["--m", "16777216", "--batch", "2"]].concat(), &["rows", "more than 16777216"]);
+}
+
+#[test]
+fn every_problem_of_a_models_step_is_one_that_flags_describe() {
+    let demo = demo();
+    let of_model = json(&["explain", "--model", &demo, "--prompt-tokens", "20", "--repeat", "1", "--json"]);
+    let decode = list(&of_model, "steps").iter().find(|step| step["step"] == "decode step").expect("a decode step");
+    let gemm = |n: &'static str, k: &'static str, flags: &[&'static str]| {
+        [&["gemm", "--dtype", "bf16", "--n", n, "--k", k][..], flags].concat()
+    };
+    let head = ["--head-dim", "32"];
+    let described: BTreeMap<String, String> = [
+        gemm("320", "192", &["--norm", "rms"]),
+        [&["rotary", "--heads", "6"][..], &head].concat(),
+        [&["kv_append", "--kv-heads", "2", "--rotary-dim", "32"][..], &head].concat(),
+        [&["attention", "--heads", "6", "--kv-heads", "2", "--context", "21"][..], &head].concat(),
+        gemm("192", "192", &["--residual", "output"]),
+        gemm("768", "192", &["--norm", "rms", "--gated", "silu"]),
+        gemm("192", "384", &["--residual", "output"]),
+        gemm("100", "192", &["--norm", "rms"]),
+        ["embedding", "--vocab", "100", "--width", "192", "--out", "f32"].to_vec(),
+        // The rows that logits are asked of.
+        ["embedding", "--vocab", "26", "--width", "192", "--dtype", "f32", "--out", "f32", "--unpacked"].to_vec(),
+    ]
+    .into_iter()
+    .map(|flags| {
+        let value = json(&[&["explain", "--json"], &flags[..]].concat());
+        let chosen = list(&value, "candidates").iter().find(|candidate| candidate["chosen"] == true).expect("one");
+        let words = |value: &Value| value.as_str().expect("words").to_owned();
+        (words(&value["problem"]), words(&chosen["kernel"]))
+    })
+    .collect();
+    for kernel in list(decode, "kernels") {
+        let problem = kernel["problem"].as_str().expect("a problem");
+        let found = described.iter().find(|(whole, _)| whole.starts_with(problem));
+        let (_, chosen) = found.unwrap_or_else(|| panic!("{problem} is none of {described:#?}"));
+        assert_eq!(kernel["kernel"], chosen.as_str(), "{problem}");
+    }
+}
+
 /// The bundled model as a folder.
 fn demo() -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo");

@@ -43,11 +43,14 @@ pub struct ExplainNorm {
     #[arg(long, default_value = "f32", value_parser = parse::float)]
     weight: DType,
     /// Dtype of a residual that the rows are added to first.
-    #[arg(long, value_parser = parse::float)]
+    #[arg(long, value_parser = parse::float, conflicts_with = "in_place")]
     residual: Option<DType>,
+    /// The rows are overwritten.
+    #[arg(long, conflicts_with = "out")]
+    in_place: bool,
 }
 
-fn parse_norm(text: &str) -> Result<NormKind, String> {
+pub(super) fn parse_norm(text: &str) -> Result<NormKind, String> {
     let name = |kind| if kind == NormKind::Rms { "rms" } else { "layer" };
     parse::one_of(text, [NormKind::Rms, NormKind::Layer], name)
 }
@@ -63,7 +66,7 @@ impl Describe for ExplainNorm {
             x: self.dtype,
             out: self.out.unwrap_or(self.dtype),
             residual: self.residual,
-            in_place: false,
+            in_place: self.in_place,
         };
         Ok((fixed, NormDynamic { rows: self.shape.rows }))
     }
