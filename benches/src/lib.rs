@@ -34,7 +34,7 @@ pub fn runs(registry: &Registry, device: &Arc<dyn Device>) -> Result<Vec<Run>> {
 /// # Errors
 /// A device that cannot make a stream.
 pub fn context(device: &Arc<dyn Device>) -> sinew_ops::Result<Context> {
-    Context::new(device.clone(), Arc::new(Registry::standard()), Policy::of(device.id().kind))
+    Context::on(device.clone(), Policy::of(device.id().kind))
 }
 
 /// What `of` makes of the seconds that `work` says it took, and of the `least` that the limits allow, which are

@@ -42,11 +42,6 @@ pub enum Wanted {
 }
 
 impl Batch {
-    /// An empty batch, which grows as tokens come.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// An empty batch with room for any step within `limits` in caches of so many groups of layers.
     pub fn for_limits(limits: &Limits, groups: usize) -> Self {
         let &Limits { max_rows: rows, max_sequences: sequences, context, block_size, .. } = limits;
@@ -207,7 +202,7 @@ mod tests {
         let group = |window| Ok(GroupShape { window, layout, is_old: false });
         let shape = CacheShape::of_groups([None, Some(3), None].into_iter().map(group));
         let mut cache = KvCache::new(&ctx, shape.expect("two groups")).expect("a small cache");
-        let mut batch = Batch::new();
+        let mut batch = Batch::default();
         let mut tables = vec![9; 3];
         // Reused: nothing of the batch before is left.
         for _ in 0..2 {

@@ -4,7 +4,7 @@
 //! stranger's: it reads nothing but what it is given, and its steps, the sizes of all values that it makes, its time
 //! and its text are bounded. What it writes is what transformers' `apply_chat_template` gives for it, byte for byte.
 
-mod engine;
+mod environment;
 mod json;
 mod meter;
 mod python;
@@ -131,7 +131,7 @@ impl ChatTemplate {
         variables.insert("tools".to_owned(), conversation.tools.clone().map_or(Value::Null, Value::Array));
         variables.insert("documents".to_owned(), Value::Null);
         variables.insert("add_generation_prompt".to_owned(), conversation.add_generation_prompt.into());
-        engine::render(source, &variables).map_err(failed)
+        environment::render(source, &variables).map_err(failed)
     }
 
     /// The template for conversations with or without tools.

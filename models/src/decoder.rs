@@ -15,22 +15,22 @@ mod dense;
 mod experts;
 mod feed_forward;
 mod layer;
-mod stream;
+mod residual;
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Add, Embedding, LinearOptions, Norm, NormedLinear, Rotary, RowGather, Scale, Sequences, Softcap,
+    Add, Embedding, LinearOptions, Norm, NormedLinear, Place, Rotary, RowGather, Scale, Sequences, Softcap,
 };
 use sinew_tensor::{DType, Layout, Tensor, View};
 
 use self::layer::{Activations, Layer, Step};
-use self::stream::input_norm;
+use self::residual::input_norm;
 use crate::batch::Batch;
 use crate::cache::{Form, KvCache, LayerCache};
 use crate::config::{LayerConfig, check_tokens};
-use crate::kernels::push_unlike;
 use crate::limits::{Limits, Plan};
 use crate::load::{Loader, Part, Precision, Sizes, rotaries};
+use crate::places::push_unlike;
 use crate::scratch::{Rows, Values, sum};
 use crate::{DecoderConfig, Error, Result};
 
@@ -106,7 +106,7 @@ impl Decoder {
     ///
     /// # Errors
     /// Tensors that are missing or of another shape than the config says, or out of memory.
-    pub fn load(loader: &mut Loader<'_>, config: &DecoderConfig, limits: Limits) -> Result<Self> {
+    pub(crate) fn load(loader: &mut Loader<'_>, config: &DecoderConfig, limits: Limits) -> Result<Self> {
         let ctx = loader.context().clone();
         let (ctx, precision) = (&*ctx, loader.precision());
         let (hidden, vocab, rows) = (config.hidden_size, config.vocab_size, limits.max_rows);
@@ -280,7 +280,7 @@ impl Decoder {
     }
 
     /// The rows that serve this decoder: a name of the place, and the rows chosen there for one row and for many.
-    pub fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub fn kernels(&self) -> Vec<Place> {
         let mut all = vec![("embedding", self.embedding.kernels())];
         all.extend(self.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
         // Layers differ in windows and in being experts or not.
@@ -297,7 +297,7 @@ impl Decoder {
     ///
     /// # Errors
     /// A token that is not in the vocabulary, a batch beyond the limits, or a failed device.
-    pub fn forward(&mut self, ctx: &Context, cache: &mut KvCache, batch: &Batch) -> Result<()> {
+    pub(crate) fn forward(&mut self, ctx: &Context, cache: &mut KvCache, batch: &Batch) -> Result<()> {
         self.check(batch)?;
         let rows = batch.tokens().len();
         self.steps.latest = 0;
@@ -328,7 +328,7 @@ impl Decoder {
     ///
     /// # Errors
     /// Rows that the pass did not have, more than the limit, or a failed device.
-    pub fn head(&mut self, ctx: &Context, rows: &[u32], logits: &mut Tensor) -> Result<()> {
+    pub(crate) fn head(&mut self, ctx: &Context, rows: &[u32], logits: &mut Tensor) -> Result<()> {
         let n = rows.len();
         self.gather(ctx, rows)?;
         let End::Logits(head, softcap) = &self.end else {
@@ -351,7 +351,7 @@ impl Decoder {
     ///
     /// # Errors
     /// Rows that the pass did not have, a decoder with a head, or a failed device.
-    pub fn hidden(&mut self, ctx: &Context, rows: &[u32], states: &mut Tensor) -> Result<()> {
+    pub(crate) fn hidden(&mut self, ctx: &Context, rows: &[u32], states: &mut Tensor) -> Result<()> {
         let n = rows.len();
         self.gather(ctx, rows)?;
         let End::States(norm) = &self.end else {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use sinew_memory::{Device, DeviceKind};
 use sinew_ops::Context;
+use sinew_ops::layers::Place;
 
 use self::backbone::Backbone;
 pub(crate) use self::backbone::Pass;
@@ -93,11 +94,11 @@ impl EmbeddingModel {
         })?;
         let max_tokens = folder.text_limits()?.limit(model.text_positions());
         let checkpoint = folder.checkpoint(options.load)?;
-        ctx.prefetch()?;
         let device = &**ctx.device();
         let precision = options.precision(&checkpoint, device.hardware())?;
-        Self::plan(model, &checkpoint, options, device)?.fits(&ctx, "embeddings")?;
+        Self::plan(model, &checkpoint, options, device)?.refuse_beyond_memory(&ctx, "embeddings")?;
         let tokenizer = folder.tokenizer()?;
+        ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
         let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
@@ -136,7 +137,7 @@ impl EmbeddingModel {
 
     /// The rows that serve its encoder or decoder: a name of the place, and the rows chosen there for one row and for
     /// many.
-    pub fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub fn kernels(&self) -> Vec<Place> {
         self.backbone.kernels()
     }
 

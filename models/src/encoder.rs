@@ -11,14 +11,14 @@
 mod layer;
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Add, Embedding, Norm, NormOptions, Rotary, Sequences};
+use sinew_ops::layers::{Add, Embedding, Norm, NormOptions, Place, Rotary, Sequences};
 use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
 use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
-use crate::kernels::push_unlike;
 use crate::limits::Plan;
 use crate::load::{Loader, Part, Precision, Sizes};
+use crate::places::push_unlike;
 use crate::scratch::{Values, sum};
 use crate::{EncoderConfig, Error, Result};
 
@@ -183,7 +183,7 @@ impl Encoder {
     }
 
     /// The rows that serve this encoder: a name of the place, and the rows chosen there for one row and for many.
-    pub fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub fn kernels(&self) -> Vec<Place> {
         let mut all = vec![("embedding", self.word.kernels())];
         all.extend(self.learned_positions.iter().map(|(table, ..)| ("positions", table.kernels())));
         all.extend(self.token_types.iter().map(|(table, _)| ("token types", table.kernels())));

@@ -3,7 +3,8 @@
 //! [`Engine::step`] is one forward pass. Its tokens are one of each sequence that answers, and with what is left of the
 //! budget, which is the model's `prefill_chunk` or, where those are more, its `max_sequences`, parts of prompts
 //! (continuous batching with chunked prefill, as Orca, <https://www.usenix.org/conference/osdi22/presentation/yu>, and
-//! Sarathi-Serve, <https://arxiv.org/abs/2403.02310>, describe them). On a CPU what a request is answered does not depend on the others, to the bit.
+//! Sarathi-Serve, <https://arxiv.org/abs/2403.02310>, describe them). On a CPU what a request is answered does not depend
+//! on the others, to the bit.
 //!
 //! | part | what it decides |
 //! |---|---|
@@ -30,7 +31,6 @@ mod trace;
 use crate::answering::Finish;
 use crate::cache::KvCache;
 use crate::language::LanguageModel;
-use crate::runner::Runner;
 use crate::{Error, Result};
 
 pub use self::handle::{Answers, EngineHandle};
@@ -192,7 +192,8 @@ impl Engine {
     /// Takes a request. It is let in by one of the next steps.
     ///
     /// # Errors
-    /// [`Error::Busy`] where too many wait, or have ended of which no step has told; a prompt or options that the model, or the whole cache, could never serve.
+    /// [`Error::Busy`] where too many wait, or have ended of which no step has told; a prompt or options that the model, or
+    /// the whole cache, could never serve.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let id = RequestId(self.next_id);
         self.submit_as(id, request)?;
@@ -273,9 +274,9 @@ impl Engine {
     /// Runs the step that is put together, draws the next token of each of the sequences that it gives logits, and tells
     /// what came of it.
     fn run(&mut self, rows: usize) -> Result<()> {
-        let runner = &mut self.model.runner;
+        let LanguageModel { runner, logits, .. } = &mut self.model;
         runner.run()?;
-        runner.head(0..rows)?;
+        runner.head(0..rows, logits)?;
         self.draw(rows)?;
         self.stats.steps += 1;
         let context = self.model.decoder().limits().context;
@@ -292,7 +293,7 @@ impl Engine {
                 at += 1;
                 continue;
             };
-            let logits = &self.model.runner.logits;
+            let logits = &self.model.logits;
             let (drawn, logits) = (logits.drawn(row), logits.row(row));
             // All answers to a prompt read it once, and part here.
             let forks = match stream.forks(self.model.cache(), self.model.decoder().config()) {
@@ -320,14 +321,16 @@ impl Engine {
     /// Has a device that draws itself draw for the sequences that want no more of it, and brings the logits to the host
     /// where others do.
     fn draw(&mut self, rows: usize) -> Result<()> {
-        let Runner { ctx, logits, .. } = &mut self.model.runner;
-        let (asked, mut wanted) = (logits.ask(rows), false);
-        for stream in &mut self.running {
-            if let Some(row) = stream.row() {
-                asked[row] = stream.ask();
-                wanted |= stream.wants_logits();
+        let LanguageModel { runner, logits, .. } = &mut self.model;
+        logits.draw(runner.context(), rows, |asked| {
+            let mut wanted = false;
+            for stream in &mut self.running {
+                if let Some(row) = stream.row() {
+                    asked[row] = stream.ask();
+                    wanted |= stream.wants_logits();
+                }
             }
-        }
-        logits.draw(ctx, wanted)
+            wanted
+        })
     }
 }

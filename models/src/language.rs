@@ -14,8 +14,8 @@ use sinew_ops::Context;
 pub use self::answer::{Generation, Session};
 pub use self::options::LoadOptions;
 pub use crate::answering::{Finish, GenerateOptions};
-use crate::batch::{Batch, Wanted};
-use crate::cache::{Form, KvCache, Sequence};
+use crate::batch::Wanted;
+use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::limits::Plan;
@@ -50,8 +50,8 @@ use crate::{DecoderConfig, Error, Folder, Result};
 /// ```
 #[derive(Debug)]
 pub struct LanguageModel {
-    /// Its steps, of which an engine makes its own.
     pub(crate) runner: Runner,
+    pub(crate) logits: Logits,
     tokenizer: Option<Arc<Tokenizer>>,
     prefill_chunk: usize,
     /// The tokens of a greedy step.
@@ -110,7 +110,7 @@ impl LanguageModel {
         let precision = options.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
         let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
-        Self::plan(config, checkpoint, options, device)?.fits(&ctx, &purpose)?;
+        Self::plan(config, checkpoint, options, device)?.refuse_beyond_memory(&ctx, &purpose)?;
         let tokenizer = tokenizer()?;
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
@@ -122,8 +122,7 @@ impl LanguageModel {
         let logits = Logits::new(&ctx, config.vocab_size, limits.max_logits, limits.max_sequences)?;
         let next = Vec::with_capacity(limits.max_logits);
         let prefill_chunk = options.prefill_chunk.min(limits.context);
-        let batch = Batch::for_limits(&limits, Form::count(config, &precision));
-        Ok(Self { runner: Runner { ctx, decoder, cache, batch, logits }, tokenizer, prefill_chunk, next })
+        Ok(Self { runner: Runner::new(ctx, decoder, cache), logits, tokenizer, prefill_chunk, next })
     }
 
     /// What a model would take on a device. The tensors are checked that loading would read, by what the headers say.
@@ -155,17 +154,17 @@ impl LanguageModel {
 
     /// The context that it runs on.
     pub fn context(&self) -> &Arc<Context> {
-        &self.runner.ctx
+        self.runner.context()
     }
 
     /// The decoder.
     pub fn decoder(&self) -> &Decoder {
-        &self.runner.decoder
+        self.runner.decoder()
     }
 
     /// The cache.
     pub fn cache(&self) -> &KvCache {
-        &self.runner.cache
+        self.runner.cache()
     }
 
     /// The tokenizer.
@@ -184,7 +183,7 @@ impl LanguageModel {
     /// A model without a tokenizer, a text that the tokenizer refuses, or [`Error::TooLong`] for one that has more tokens
     /// than the context.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.tokenizer()?.encode_prompt(text, true, self.runner.decoder.limits().context)
+        self.tokenizer()?.encode_prompt(text, true, self.runner.decoder().limits().context)
     }
 
     /// Turns queries and keys from here on as a model that was loaded for `context` tokens: where the rotary embedding
@@ -194,19 +193,13 @@ impl LanguageModel {
     /// # Errors
     /// A context of 0 or beyond the model's, sequences that hold tokens, which were turned otherwise, or out of memory.
     pub fn rotate_for(&mut self, context: usize) -> Result<()> {
-        let Runner { ctx, decoder, cache, .. } = &mut self.runner;
-        let most = decoder.limits().context;
+        let most = self.runner.decoder().limits().context;
         if context == 0 || context > most {
             return Err(Error::Input(format!(
                 "rotary frequencies of {context} tokens; the model was loaded for {most}"
             )));
         }
-        if cache.stats().used > 0 {
-            return Err(Error::Input("other rotary frequencies while sequences hold tokens".to_owned()));
-        }
-        decoder.rotate_for(ctx, context)?;
-        cache.forget_prefixes();
-        Ok(())
+        self.runner.rotate_for(context)
     }
 
     /// An empty sequence.
@@ -221,8 +214,8 @@ impl LanguageModel {
     /// sequence is as long as before, or empty where a window has left behind by then what it saw.
     pub fn prefill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<&[f32]> {
         // Nobody asks for it to end, so that it ends with the logits.
-        self.prefill_then(sequence, tokens, &mut || ControlFlow::Continue(()), |model| model.runner.fetch(1))?;
-        Ok(self.runner.logits.rows(1))
+        self.prefill_then(sequence, tokens, &mut || ControlFlow::Continue(()), |model| model.fetch(1))?;
+        Ok(self.logits.rows(1))
     }
 
     /// [`LanguageModel::prefill`], which between two chunks asks whether to go on. Where it is not to, there are no
@@ -236,8 +229,8 @@ impl LanguageModel {
         tokens: &[u32],
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<&[f32]>> {
-        match self.prefill_then(sequence, tokens, go_on, |model| model.runner.fetch(1))? {
-            Some(()) => Ok(Some(self.runner.logits.rows(1))),
+        match self.prefill_then(sequence, tokens, go_on, |model| model.fetch(1))? {
+            Some(()) => Ok(Some(self.logits.rows(1))),
             None => Ok(None),
         }
     }
@@ -279,7 +272,7 @@ impl LanguageModel {
             }
         }
         self.runner.forward(std::slice::from_mut(sequence), last, Wanted::Last)?;
-        self.runner.head(0..1)?;
+        self.runner.head(0..1, &mut self.logits)?;
         Ok(ControlFlow::Continue(()))
     }
 
@@ -291,8 +284,8 @@ impl LanguageModel {
     pub fn decode(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Result<&[f32]> {
         self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
-        self.decode_then(sequences, tokens, |model| model.runner.fetch(rows))?;
-        Ok(self.runner.logits.rows(rows))
+        self.decode_then(sequences, tokens, |model| model.fetch(rows))?;
+        Ok(self.logits.rows(rows))
     }
 
     /// One token for each of several sequences, and the most probable next token of each, chosen where the logits are: from
@@ -304,9 +297,11 @@ impl LanguageModel {
         self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
         self.decode_then(sequences, tokens, |model| {
-            let Self { runner: Runner { ctx, logits, .. }, next, .. } = model;
-            logits.ask(rows).fill(Some(Asked::GREEDY));
-            logits.draw(ctx, false)?;
+            let Self { runner, logits, next, .. } = model;
+            logits.draw(runner.context(), rows, |asked| {
+                asked.fill(Some(Asked::GREEDY));
+                false
+            })?;
             next.clear();
             for row in 0..rows {
                 next.push(logits.drawn(row).map_or_else(|| argmax(logits.row(row)).map(|best| best.id), Ok)?);
@@ -332,7 +327,7 @@ impl LanguageModel {
         take: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
         self.runner.forward(sequences, tokens, Wanted::Last)?;
-        let outcome = self.runner.head(0..sequences.len()).and_then(|()| take(self));
+        let outcome = self.runner.head(0..sequences.len(), &mut self.logits).and_then(|()| take(self));
         if outcome.is_err() {
             // The device may report only now what failed in the layers.
             shrink(sequences, 1)?;
@@ -349,14 +344,14 @@ impl LanguageModel {
     pub fn logits(&mut self, tokens: &[u32], each: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
         self.runner.check(0, tokens)?;
         let mut sequence = self.sequence();
-        let most = self.runner.decoder.limits().max_logits;
+        let most = self.runner.decoder().limits().max_logits;
         for chunk in tokens.chunks(self.prefill_chunk) {
             self.runner.forward(std::slice::from_mut(&mut sequence), chunk, Wanted::All)?;
             for start in (0..chunk.len()).step_by(most) {
                 let rows = start..(start + most).min(chunk.len());
-                self.runner.head(rows.clone())?;
-                self.runner.fetch(rows.len())?;
-                each(self.runner.logits.rows(rows.len()))?;
+                self.runner.head(rows.clone(), &mut self.logits)?;
+                self.fetch(rows.len())?;
+                each(self.logits.rows(rows.len()))?;
             }
         }
         Ok(())
@@ -369,5 +364,10 @@ impl LanguageModel {
     /// Whether the model came with a tokenizer.
     pub fn has_tokenizer(&self) -> bool {
         self.tokenizer.is_some()
+    }
+
+    /// Brings the first rows of logits to the host.
+    fn fetch(&mut self, rows: usize) -> Result<()> {
+        self.logits.fetch(self.runner.context(), rows)
     }
 }

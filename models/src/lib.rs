@@ -13,18 +13,17 @@
 //! | [`sampling`] | the next token from its logits |
 //! | [`generation_config`] | how a checkpoint wants its answers drawn |
 //! | [`load`] | tensors to packed weights |
-//! | [`quantized`] | weights of 4 and 8 bits as GPTQ, AWQ, compressed-tensors, FP8 and MXFP4 store them |
+//! | [`quantized`] | weights of 4 and 8 bits as GPTQ, AWQ, bitsandbytes, compressed-tensors, FP8 and MXFP4 store them |
 //! | [`quantize`] | quantized checkpoints, written |
 //! | [`plan`] | the memory that a model takes |
 //! | [`settings`] | what decides how models are loaded and run, from a file, the environment and arguments |
-//! | [`cache`], [`batch`] | the paged KV cache, and the tokens of one step |
+//! | [`cache`] | the paged KV cache |
 //! | [`decoder`], [`encoder`] | the two families of architectures |
 //! | [`pooling`] | what follows the model in an embedding model: pooling, normalisation, prompts |
 //! | [`language`], [`embed`] | generation and embeddings |
 //! | [`engine`] | many requests at once, in steps that they share |
 
 pub mod architectures;
-pub mod batch;
 pub mod cache;
 pub mod chat;
 pub mod checkpoint;
@@ -50,10 +49,11 @@ pub mod stop;
 pub mod tokenizer;
 
 mod answering;
+mod batch;
 mod files;
-mod kernels;
 mod limits;
 mod logits;
+mod places;
 mod prompt;
 mod runner;
 mod scratch;

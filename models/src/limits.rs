@@ -76,7 +76,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Input`], which says what takes how much.
-    pub fn fits(&self, ctx: &Context, purpose: &str) -> Result<()> {
+    pub fn refuse_beyond_memory(&self, ctx: &Context, purpose: &str) -> Result<()> {
         let available = ctx.available_memory()?;
         if self.total() <= available {
             return Ok(());

@@ -47,18 +47,15 @@ impl Logits {
         &mut self.tensor
     }
 
-    /// What is asked of each of the first `rows` rows: nothing, until it is written here.
-    pub fn ask(&mut self, rows: usize) -> &mut [Option<Asked>] {
+    /// Has a device that draws itself draw from the first `rows` rows, and brings them to the host where that is to draw
+    /// from one. `ask` writes what is asked of the device for each, nothing where it leaves that to the host, and says
+    /// whether the host wants them in any case.
+    pub fn draw(&mut self, ctx: &Context, rows: usize, ask: impl FnOnce(&mut [Option<Asked>]) -> bool) -> Result<()> {
+        self.drawn.clear();
         self.asked.clear();
         self.asked.resize(rows, None);
-        &mut self.asked
-    }
-
-    /// Has a device that draws itself draw what is [asked](Self::ask), and brings the rows to the host where nothing is
-    /// asked of one, or where they are `wanted` there in any case.
-    pub fn draw(&mut self, ctx: &Context, wanted: bool) -> Result<()> {
-        self.drawn.clear();
-        let (Some(draw), rows) = (&mut self.draw, self.asked.len()) else { return Ok(()) };
+        let wanted = ask(&mut self.asked);
+        let Some(draw) = &mut self.draw else { return Ok(()) };
         if self.asked.iter().any(Option::is_some) {
             // Of the others it draws something, which nobody takes.
             let all = self.asked.iter().map(|asked| asked.unwrap_or(Asked::GREEDY));

@@ -1,30 +1,68 @@
-//! Steps of a decoder on a paged cache: what is put together runs as one forward pass, and gives logits.
+//! Steps of a decoder on a paged cache: what is put together runs as one forward pass.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use sinew_ops::Context;
+use sinew_tensor::Tensor;
 
-use crate::Result;
 use crate::batch::{Batch, Wanted};
-use crate::cache::{KvCache, Sequence};
+use crate::cache::{CacheShape, Form, KvCache, Sequence};
 use crate::config::check_tokens;
 use crate::decoder::Decoder;
 use crate::logits::Logits;
 use crate::prompt::check_length;
+use crate::{Error, Result};
 
-/// A decoder with its cache, the step that is put together, and the logits of the last.
+/// A decoder, its cache, and the step that is put together.
 #[derive(Debug)]
 pub(crate) struct Runner {
-    pub ctx: Arc<Context>,
-    pub decoder: Decoder,
-    pub cache: KvCache,
-    pub batch: Batch,
-    pub logits: Logits,
+    ctx: Arc<Context>,
+    decoder: Decoder,
+    cache: KvCache,
+    batch: Batch,
 }
 
 impl Runner {
-    /// An empty sequence.
+    /// Steps within the limits that a decoder was loaded for.
+    pub(crate) fn new(ctx: Arc<Context>, decoder: Decoder, cache: KvCache) -> Self {
+        let forms = Form::count(decoder.config(), &decoder.precision());
+        let batch = Batch::for_limits(&decoder.limits(), forms);
+        Self { ctx, decoder, cache, batch }
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.ctx
+    }
+
+    pub(crate) fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    pub(crate) fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    /// Another cache in the place of the one that there is, while no sequence holds tokens.
+    pub(crate) fn replace_cache(&mut self, shape: CacheShape) -> Result<()> {
+        self.cache = KvCache::new(&self.ctx, shape)?;
+        Ok(())
+    }
+
+    /// Turns queries and keys from here on as a model that was loaded for `context` tokens.
+    ///
+    /// # Errors
+    /// Sequences that hold tokens, which were turned otherwise, or out of memory.
+    pub(crate) fn rotate_for(&mut self, context: usize) -> Result<()> {
+        if self.cache.stats().used > 0 {
+            return Err(Error::Input("other rotary frequencies while sequences hold tokens".to_owned()));
+        }
+        self.decoder.rotate_for(&self.ctx, context)?;
+        self.cache.forget_prefixes();
+        Ok(())
+    }
+
+    /// An empty sequence of up to the context's tokens.
     pub(crate) fn sequence(&self) -> Sequence {
         self.cache.sequence(self.decoder.limits().context)
     }
@@ -53,6 +91,11 @@ impl Runner {
         self.batch.push(sequence, tokens, wanted)
     }
 
+    /// Rows of which the step is asked for logits or states.
+    pub(crate) fn wanted(&self) -> usize {
+        self.batch.wanted().len()
+    }
+
     /// Runs the step. After an error its sequences have tokens that the cache does not: they are to be truncated.
     pub(crate) fn run(&mut self) -> Result<()> {
         self.decoder.forward(&self.ctx, &mut self.cache, &self.batch)
@@ -79,13 +122,29 @@ impl Runner {
     }
 
     /// Computes the logits of some of the rows that the step was asked for.
-    pub(crate) fn head(&mut self, rows: Range<usize>) -> Result<()> {
-        self.decoder.head(&self.ctx, &self.batch.wanted()[rows], self.logits.tensor_mut())
+    pub(crate) fn head(&mut self, rows: Range<usize>, logits: &mut Logits) -> Result<()> {
+        self.decoder.head(&self.ctx, &self.batch.wanted()[rows], logits.tensor_mut())
     }
 
-    /// Brings the first rows of logits to the host.
-    pub(crate) fn fetch(&mut self, rows: usize) -> Result<()> {
-        self.logits.fetch(&self.ctx, rows)
+    /// Writes the hidden states of all rows that the step was asked for, of a decoder without a head.
+    pub(crate) fn hidden(&mut self, states: &mut Tensor) -> Result<()> {
+        self.decoder.hidden(&self.ctx, self.batch.wanted(), states)
+    }
+
+    /// Moves a sequence to the host.
+    ///
+    /// # Errors
+    /// Those of [`KvCache::swap_out`].
+    pub(crate) fn swap_out(&mut self, sequence: &mut Sequence) -> Result<()> {
+        self.cache.swap_out(&self.ctx, sequence)
+    }
+
+    /// Moves a sequence back from the host, behind what was found of its tokens.
+    ///
+    /// # Errors
+    /// Those of [`KvCache::swap_in`].
+    pub(crate) fn swap_in(&mut self, sequence: &mut Sequence, found: Sequence) -> Result<usize> {
+        self.cache.swap_in(&self.ctx, sequence, found)
     }
 }
 

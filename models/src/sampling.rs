@@ -22,11 +22,11 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use self::filters::{collect_top_k, keep_min_p, keep_top_p, softmax};
-use self::logits::Changed;
+use self::processors::Changed;
 use crate::error::{Error, Result};
 
 mod filters;
-mod logits;
+mod processors;
 
 /// How the next token is chosen. The default is greedy.
 ///

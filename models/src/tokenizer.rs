@@ -96,8 +96,8 @@ impl Tokenizer {
     }
 
     /// As [`encode`](Self::encode) with special tokens, leaving out the end of the text where all would be more than
-    /// `max_tokens`; or its beginning, where `truncation_side` in `tokenizer_config.json` is `left`. The special tokens stay: `[CLS] a b c d [SEP]` becomes `[CLS] a b [SEP]`. No more of a long text is
-    /// tokenized than these tokens take.
+    /// `max_tokens`; or its beginning, where `truncation_side` in `tokenizer_config.json` is `left`. The special tokens
+    /// stay: `[CLS] a b c d [SEP]` becomes `[CLS] a b [SEP]`. No more of a long text is tokenized than these tokens take.
     ///
     /// # Errors
     ///

@@ -54,7 +54,7 @@ trait AnyChosen: Any + Send {
 impl<O: Operator> AnyChosen for Chosen<O> {
     fn problems(&self) -> Vec<Box<dyn Problem>> {
         let of = |(fixed, call): &(O::Static, O::Dynamic)| -> Box<dyn Problem> {
-            Box::new(tune::Of::<O>(fixed.clone(), *call))
+            Box::new(tune::ProblemOf::<O>(fixed.clone(), *call))
         };
         self.keys().map(of).collect()
     }

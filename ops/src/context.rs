@@ -50,7 +50,31 @@ impl Context {
     /// # Errors
     /// A device that cannot make a stream.
     pub fn cpu() -> Result<Self> {
-        Self::new(sinew_memory::Cpu::get(), Arc::new(Registry::standard()), Policy::default())
+        Self::on(sinew_memory::Cpu::get(), Policy::default())
+    }
+
+    /// A device with Sinew's own rows.
+    ///
+    /// ```
+    /// use sinew_memory::Cpu;
+    /// use sinew_ops::{Context, Policy};
+    ///
+    /// let prefer = vec!["gemm.cpu.portable".to_owned()];
+    /// assert!(Context::on(Cpu::get(), Policy { prefer, ..Policy::default() }).is_ok());
+    /// let prefer = vec!["gemm.abacus".to_owned()];
+    /// assert!(Context::on(Cpu::get(), Policy { prefer, ..Policy::default() }).is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// A device that cannot make a stream, or a policy that prefers what no row is called.
+    pub fn on(device: Arc<dyn Device>, policy: Policy) -> Result<Self> {
+        let registry = Registry::standard();
+        let is_row =
+            |name: &String| registry.tables().any(|table| table.row_names().iter().any(|(row, ..)| row == name));
+        if let Some(name) = policy.prefer.iter().find(|name| !is_row(name)) {
+            return Err(Error::NoSuchKernel { name: name.clone() });
+        }
+        Self::new(device, Arc::new(registry), policy)
     }
 
     /// A context on any device with any registry: rows and operators added outside are chosen like Sinew's own.

@@ -18,6 +18,12 @@ pub enum Error {
     /// Memory failed.
     #[error(transparent)]
     Memory(#[from] sinew_memory::Error),
+    /// A kernel that is preferred by name, and is not there.
+    #[error("no kernel is called `{name}`; `sinew explain gemm` lists those of products")]
+    NoSuchKernel {
+        /// The name.
+        name: String,
+    },
     /// Operands that the operator cannot take.
     #[error("{operator}: {reason}")]
     Operands {

@@ -39,7 +39,7 @@ pub struct Explanation {
     /// The hardware that decided.
     pub hardware: String,
     /// The least floating-point operations and bytes.
-    pub work: (f64, f64),
+    pub work: Work,
     /// What the device does at most.
     pub limits: Limits,
     /// The least seconds that these leave for the work.
@@ -58,8 +58,7 @@ impl Explanation {
 
     /// The same held against other limits, such as measured ones.
     pub fn against(self, limits: Limits, compute: Compute) -> Self {
-        let (flops, bytes) = self.work;
-        let (least_s, bound) = limits.least(Work { flops, bytes }, compute);
+        let (least_s, bound) = limits.least(self.work, compute);
         Self { limits, least_s, bound, ..self }
     }
 }
@@ -133,7 +132,7 @@ fn explained<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -
         operator: O::NAME,
         problem: format!("{fixed}; {call}"),
         hardware: hardware.to_string(),
-        work: (work.flops, work.bytes),
+        work,
         limits,
         least_s,
         bound,
@@ -155,7 +154,7 @@ pub(crate) fn explain_measured<O: Operator>(
     call: &O::Dynamic,
 ) -> Result<Explanation> {
     let (mut explanation, allowed) = explained::<O>(ctx, fixed, call)?;
-    let bytes = explanation.work.1;
+    let bytes = explanation.work.bytes;
     if bytes > MOST_BYTES {
         let [bytes, most] = [bytes, MOST_BYTES].map(|bytes| bytes / 1e6);
         return Err(refuse(
@@ -208,7 +207,7 @@ fn in_words(verdict: &Verdict, chosen: bool, measured: bool) -> String {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.operator, self.problem)?;
-        writeln!(f, "on {}; {:.3} GFLOP, {:.3} MB", self.hardware, self.work.0 / 1e9, self.work.1 / 1e6)?;
+        writeln!(f, "on {}; {:.3} GFLOP, {:.3} MB", self.hardware, self.work.flops / 1e9, self.work.bytes / 1e6)?;
         let us = |seconds: Option<f64>| seconds.map_or_else(|| "-".into(), |s| format!("{:.1} µs", s * 1e6));
         writeln!(f, "at least {} by {}: {}", us(Some(self.least_s)), self.bound, self.limits)?;
         let width = self.candidates.iter().map(|c| c.row.len()).max().unwrap_or(0);

@@ -59,14 +59,14 @@ trait Kept: Send {
 /// What was explained, by operator and problem.
 type Explained = HashMap<(&'static str, String), Option<Arc<Explanation>>>;
 
-struct Of<O: Operator> {
+struct KeptLaunch<O: Operator> {
     row: Row<O>,
     fixed: O::Static,
     call: O::Dynamic,
     seconds: f64,
 }
 
-impl<O: Operator> Kept for Of<O> {
+impl<O: Operator> Kept for KeptLaunch<O> {
     fn in_words(&self, ctx: &Context, explained: &mut Explained) -> Launched {
         let Self { row, fixed, call, seconds } = self;
         let key = (O::NAME, format!("{fixed:?} {:?}", O::bucket(*call)));
@@ -115,7 +115,7 @@ impl Recorder {
         launch()?;
         ctx.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
-        self.kept().push(Box::new(Of::<O> { row: *row, fixed: fixed.clone(), call: *call, seconds }));
+        self.kept().push(Box::new(KeptLaunch::<O> { row: *row, fixed: fixed.clone(), call: *call, seconds }));
         Ok(())
     }
 

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use sinew::models::checkpoint::TensorInfo;
 use sinew::models::config::LayerConfig;
 use sinew::models::{
-    Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, one_line, printable,
+    Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, WeightOptions, one_line,
+    printable,
 };
 use sinew::ops::layers::Encoding;
 
@@ -76,7 +77,7 @@ impl Inspect {
         checkpoint: &Checkpoint,
     ) -> Outcome<sinew::models::Result<Needs>> {
         let device = &*machine.device()?;
-        let weights = self.form.options(Load::Read)?;
+        let weights = WeightOptions { load: Load::Read, ..self.form.options()? };
         if EmbeddingModel::describes(folder)? {
             if given(&["context", "kv_dtype", "kv_old"]).is_some() {
                 return Err(

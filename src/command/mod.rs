@@ -195,8 +195,8 @@ impl Room {
 }
 
 impl WeightForm {
-    fn options(&self, load: Load) -> Outcome<WeightOptions> {
-        Ok(WeightOptions { load, ..settings().weight_options()? })
+    fn options(&self) -> Outcome<WeightOptions> {
+        Ok(settings().weight_options()?)
     }
 }
 
@@ -215,7 +215,7 @@ impl LoadForm {
 
 impl Model {
     fn weights(&self) -> Outcome<WeightOptions> {
-        self.form.options(self.load.load())
+        self.form.options()
     }
 
     fn options(&self, context: usize, stepping: &Stepping) -> Outcome<LoadOptions> {

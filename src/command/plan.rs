@@ -121,7 +121,7 @@ impl Plan {
         }
         let room = self.room.options(self.stepping.options()?)?;
         Ok(LoadOptions {
-            weights: self.form.options(self.load.load())?,
+            weights: self.form.options()?,
             context: self.length.tokens(),
             max_sequences: self.batch,
             ..room

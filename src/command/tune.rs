@@ -65,7 +65,7 @@ impl Tune {
 
     /// Runs the model for a moment, so that the context knows what it is asked for.
     fn note(&self, ctx: &Arc<Context>) -> Outcome {
-        let options = LoadOptions { weights: self.form.options(Default::default())?, ..self.stepping.options()? };
+        let options = LoadOptions { weights: self.form.options()?, ..self.stepping.options()? };
         let Some(name) = &self.model else { return prompt(demo::load(ctx.clone(), &options)?) };
         let folder = Folder::new(locate(name, self.offline)?);
         match folder.config()? {

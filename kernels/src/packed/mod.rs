@@ -247,7 +247,8 @@ impl Format {
     /// Packs a weight, rounding, quantizing or widening in registers.
     ///
     /// # Errors
-    /// Pieces that are shorter than said, pieces of floats with pieces of codes, a gated weight of an odd number of rows, or another number of packed bytes.
+    /// Pieces that are shorter than said, pieces of floats with pieces of codes, a gated weight of an odd number of rows, or
+    /// another number of packed bytes.
     pub fn pack(&self, team: &Team, level: SimdLevel, weights: &Weights<'_>, packed: &mut [u8]) -> Result<()> {
         self.pack_strip(team, level, weights, 0..weights.k, weights.k, packed)
     }

@@ -1,9 +1,9 @@
 //! A feed-forward sublayer that is one for all tokens.
 
-use sinew_ops::layers::{LinearOptions, NormedLinear};
+use sinew_ops::layers::{LinearOptions, NormedLinear, Place};
 
 use super::layer::{Activations, Step, norm_bytes};
-use super::stream::{Output, input_norm};
+use super::residual::{Output, input_norm};
 use crate::config::Up;
 use crate::load::{Loader, Part, Sizes};
 use crate::scratch::sum;
@@ -69,7 +69,7 @@ impl Dense {
     }
 
     /// The rows chosen for its parts.
-    pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub(super) fn kernels(&self) -> Vec<Place> {
         let mut all = self.up.kernels(["mlp norm", self.up_name]);
         all.extend(self.down.kernels(["down", "mlp output norm"]));
         all

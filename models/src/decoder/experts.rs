@@ -8,13 +8,13 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, Route,
+    Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, Place, Route,
     RouteOptions, Routing,
 };
 use sinew_tensor::{DType, View};
 
 use super::layer::{Activations, Step, norm_bytes};
-use super::stream::{Stream, input_norm};
+use super::residual::{Stream, input_norm};
 use crate::config::ExpertsConfig;
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::scratch::{Rows, sum};
@@ -177,7 +177,7 @@ impl Experts {
     }
 
     /// The rows chosen for its parts.
-    pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub(super) fn kernels(&self) -> Vec<Place> {
         // Router and experts read one input, which is therefore normed by itself.
         let mut all: Vec<_> = self.input.norm.iter().map(|norm| ("experts' norm", norm.kernels())).collect();
         all.extend([

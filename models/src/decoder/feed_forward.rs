@@ -6,6 +6,7 @@ use super::layer::{Activations, Step};
 use crate::Result;
 use crate::config::{DecoderConfig, FeedForward as Kind, LayerConfig};
 use crate::load::{Loader, Sizes};
+use sinew_ops::layers::Place;
 
 /// What follows attention in a layer.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ impl FeedForward {
     }
 
     /// The rows chosen for its parts.
-    pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub(super) fn kernels(&self) -> Vec<Place> {
         match self {
             Self::Dense(dense) => dense.kernels(),
             Self::Experts(experts) => experts.kernels(),

@@ -2,14 +2,14 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Inputs, KvAppend, LinearOptions, Norm, NormedLinear, OldInputs, Rotary, Sequences,
-    Turn,
+    Attention, AttentionOptions, Inputs, KvAppend, LinearOptions, Norm, NormedLinear, OldInputs, Place, Rotary,
+    Sequences, Turn,
 };
 use sinew_tensor::{DType, View};
 
 use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
-use super::stream::{Output, Stream, input_norm};
+use super::residual::{Output, Stream, input_norm};
 use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
 use crate::limits::Limits;
@@ -231,7 +231,7 @@ impl Layer {
     }
 
     /// The rows chosen for its parts.
-    pub(super) fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub(super) fn kernels(&self) -> Vec<Place> {
         let mut all = self.qkv.kernels(["attention norm", "qkv"]);
         if let Some([(q, _), (k, _)]) = &self.qk_norm {
             all.extend([("query norm", q.kernels()), ("key norm", k.kernels())]);

@@ -2,16 +2,17 @@
 
 use sinew_memory::DeviceKind;
 use sinew_ops::Context;
+use sinew_ops::layers::Place;
 use sinew_tensor::{DType, Layout, Tensor};
 
 use super::{MAX_TEXTS, pass_tokens};
-use crate::batch::{Batch, Wanted};
-use crate::cache::{CacheShape, Form, KvCache};
+use crate::batch::Wanted;
+use crate::cache::{CacheShape, KvCache};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::kernels::Place;
 use crate::limits::{Limits, Plan};
 use crate::load::{Loader, Precision, Sizes};
+use crate::runner::Runner;
 use crate::scratch::{ACTIVATIONS, bytes};
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 
@@ -28,10 +29,8 @@ pub(super) enum Backbone {
 /// A decoder without a head.
 #[derive(Debug)]
 pub(super) struct HiddenStates {
-    decoder: Decoder,
-    /// As large as the longest text so far needed, and empty between passes.
-    cache: KvCache,
-    batch: Batch,
+    /// Its cache is as large as the longest text so far needed, and empty between passes.
+    runner: Runner,
     /// Normed hidden states of a step, `[max_rows, hidden_size]`.
     states: Tensor,
 }
@@ -82,21 +81,21 @@ impl Backbone {
     pub(super) fn hidden_size(&self) -> usize {
         match self {
             Self::Encoder(encoder) => encoder.config().hidden_size,
-            Self::Decoder(states) => states.decoder.config().hidden_size,
+            Self::Decoder(states) => states.runner.decoder().config().hidden_size,
         }
     }
 
     pub(super) fn precision(&self) -> Precision {
         match self {
             Self::Encoder(encoder) => encoder.precision(),
-            Self::Decoder(states) => states.decoder.precision(),
+            Self::Decoder(states) => states.runner.decoder().precision(),
         }
     }
 
     pub(super) fn kernels(&self) -> Vec<Place> {
         match self {
             Self::Encoder(encoder) => encoder.kernels(),
-            Self::Decoder(states) => states.decoder.kernels(),
+            Self::Decoder(states) => states.runner.decoder().kernels(),
         }
     }
 
@@ -104,7 +103,7 @@ impl Backbone {
     pub(super) fn longest(&self) -> usize {
         match self {
             Self::Encoder(encoder) => encoder.config().max_position_embeddings,
-            Self::Decoder(states) => states.decoder.limits().context,
+            Self::Decoder(states) => states.runner.decoder().limits().context,
         }
     }
 
@@ -123,7 +122,7 @@ impl Backbone {
                 });
                 Ok(rows.collect())
             }
-            Self::Decoder(states) => states.run(ctx, texts, last),
+            Self::Decoder(states) => states.run(texts, last),
         }
     }
 }
@@ -134,8 +133,7 @@ impl HiddenStates {
         let decoder = Decoder::load(loader, config, limits)?;
         let cache = KvCache::new(&ctx, cache_shape(config, decoder.precision(), limits.max_rows)?)?;
         let states = ctx.uninitialised_tagged(ACTIVATIONS, DType::F32, &[limits.max_rows, config.hidden_size])?;
-        let batch = Batch::for_limits(&limits, Form::count(config, &decoder.precision()));
-        Ok(Self { decoder, cache, batch, states })
+        Ok(Self { runner: Runner::new(ctx, decoder, cache), states })
     }
 
     fn plan(config: &DecoderConfig, sizes: &Sizes<'_>) -> Result<Plan> {
@@ -146,22 +144,22 @@ impl HiddenStates {
         Ok(Plan { cache, activations: plan.activations.saturating_add(states), ..plan })
     }
 
-    fn run(&mut self, ctx: &Context, texts: &[&[u32]], last: bool) -> Result<Vec<Vec<f32>>> {
-        let Self { decoder, cache, batch, states } = self;
-        let (most, width) = (decoder.limits().max_rows, decoder.config().hidden_size);
+    fn run(&mut self, texts: &[&[u32]], last: bool) -> Result<Vec<Vec<f32>>> {
+        let Self { runner, states } = self;
+        let (most, width) = (runner.decoder().limits().max_rows, runner.decoder().config().hidden_size);
         let tokens: usize = texts.iter().map(|text| text.len()).sum();
-        if cache.shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
-            let (config, precision) = (decoder.config(), decoder.precision());
+        if runner.cache().shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
+            let (config, precision) = (runner.decoder().config(), runner.decoder().precision());
             Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }
-                .fits(ctx, &format!("a text of {tokens} tokens"))?;
-            *cache = KvCache::new(ctx, cache_shape(config, precision, tokens)?)?;
+                .refuse_beyond_memory(runner.context(), &format!("a text of {tokens} tokens"))?;
+            runner.replace_cache(cache_shape(config, precision, tokens)?)?;
         }
-        let mut sequences: Vec<_> = texts.iter().map(|text| cache.sequence(text.len())).collect();
+        let mut sequences: Vec<_> = texts.iter().map(|text| runner.cache().sequence(text.len())).collect();
         let mut of_texts = vec![Vec::new(); texts.len()];
         // All texts in one step, or one text in several.
         let steps = tokens.div_ceil(most);
         for step in 0..steps {
-            batch.clear();
+            runner.begin();
             let mut ends = Vec::with_capacity(texts.len());
             for (sequence, text) in sequences.iter_mut().zip(texts) {
                 let part = match steps {
@@ -173,14 +171,13 @@ impl HiddenStates {
                     true if step + 1 == steps => Wanted::Last,
                     true => Wanted::None,
                 };
-                cache.append(ctx, sequence, part.len())?;
-                batch.push(sequence, part, wanted)?;
-                ends.push(batch.wanted().len());
+                runner.stage(sequence, part, wanted)?;
+                ends.push(runner.wanted());
             }
-            decoder.forward(ctx, cache, batch)?;
-            let n = batch.wanted().len();
-            decoder.hidden(ctx, batch.wanted(), states)?;
-            let rows: Vec<f32> = states.with_layout(Layout::contiguous(&[n, width])?)?.to_vec_on(&**ctx.stream())?;
+            runner.run()?;
+            runner.hidden(states)?;
+            let layout = Layout::contiguous(&[runner.wanted(), width])?;
+            let rows: Vec<f32> = states.with_layout(layout)?.to_vec_on(&**runner.context().stream())?;
             let mut start = 0;
             for (of_text, end) in of_texts.iter_mut().zip(ends) {
                 of_text.extend_from_slice(&rows[start * width..end * width]);

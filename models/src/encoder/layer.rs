@@ -2,13 +2,12 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Compute, Inputs, Linear, LinearOptions, Norm, NormedLinear, Rotary, Sequences,
+    Attention, AttentionOptions, Compute, Inputs, Linear, LinearOptions, Norm, NormedLinear, Place, Rotary, Sequences,
 };
 use sinew_tensor::{DType, View};
 
 use super::{norm, norm_bytes, norm_options};
 use crate::config::EncoderLayerConfig;
-use crate::kernels::Place;
 use crate::load::{Loader, Part, Precision, Sizes};
 use crate::scratch::{Heads, Rows, sum};
 use crate::{EncoderConfig, Result};

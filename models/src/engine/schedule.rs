@@ -6,7 +6,6 @@ use super::Engine;
 use super::stream::Stream;
 use crate::batch::Wanted;
 use crate::limits::Limits;
-use crate::runner::Runner;
 use crate::{Error, Result};
 
 /// Puts a stream in its place by rank, behind those of the same.
@@ -148,8 +147,7 @@ impl Engine {
                 self.preempt(all - 1);
                 continue;
             }
-            let Runner { ctx, cache, .. } = &mut self.model.runner;
-            match stream.enter(ctx, cache, found) {
+            match stream.enter(&mut self.model.runner, found) {
                 Ok(found) => {
                     match stream.let_in() {
                         Some(prompt) => {
@@ -196,8 +194,7 @@ impl Engine {
     /// A running sequence leaves the cache, and waits by its rank to run its tokens again.
     fn preempt(&mut self, at: usize) {
         let mut stream = self.running.remove(at);
-        let Runner { ctx, cache, .. } = &mut self.model.runner;
-        self.stats.swapped += u64::from(stream.leave(ctx, cache));
+        self.stats.swapped += u64::from(stream.leave(&mut self.model.runner));
         self.stats.preemptions += 1;
         insert(&mut self.waiting, stream);
     }

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use sinew_ops::Context;
-
 use crate::answering::{Answering, GenerateOptions};
 use crate::cache::{KvCache, Sequence};
 use crate::config::DecoderConfig;
 use crate::engine::request::{Event, Happening, Request, RequestId};
+use crate::runner::Runner;
 use crate::sampling::{Asked, History};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -197,9 +196,9 @@ impl Stream {
     ///
     /// # Errors
     /// No room for what was swapped out, or a failed device; it is as before.
-    pub fn enter(&mut self, ctx: &Context, cache: &mut KvCache, found: Sequence) -> Result<usize> {
+    pub fn enter(&mut self, runner: &mut Runner, found: Sequence) -> Result<usize> {
         if self.sequence.is_swapped() {
-            cache.swap_in(ctx, &mut self.sequence, found)?;
+            runner.swap_in(&mut self.sequence, found)?;
             return Ok(0);
         }
         self.sequence = found;
@@ -214,10 +213,10 @@ impl Stream {
 
     /// Leaves the cache: to the host where there is room and it answers already, else its tokens are run again. Says
     /// whether it is on the host.
-    pub fn leave(&mut self, ctx: &Context, cache: &mut KvCache) -> bool {
-        let swapped = self.decodes() && cache.swap_out(ctx, &mut self.sequence).is_ok();
+    pub fn leave(&mut self, runner: &mut Runner) -> bool {
+        let swapped = self.decodes() && runner.swap_out(&mut self.sequence).is_ok();
         if !swapped {
-            self.sequence = cache.sequence(0);
+            self.sequence = runner.cache().sequence(0);
         }
         swapped
     }

@@ -7,7 +7,6 @@ use super::LanguageModel;
 use crate::answering::{Answering, Finish, GenerateOptions};
 use crate::cache::Sequence;
 use crate::error::Result;
-use crate::runner::Runner;
 use crate::sampling::{History, Logprobs};
 
 /// A sequence that is kept between answers, so that the next prompt is run only from where it differs.
@@ -96,9 +95,9 @@ impl LanguageModel {
         options: &GenerateOptions,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation> {
-        let mut answering = Answering::new(self.tokenizer.clone(), self.runner.decoder.config(), options)?;
+        let mut answering = Answering::new(self.tokenizer.clone(), self.runner.decoder().config(), options)?;
         self.runner.check(0, prompt)?;
-        let room = options.max_new_tokens.min(self.runner.decoder.limits().context.saturating_sub(prompt.len()) + 1);
+        let room = options.max_new_tokens.min(self.runner.decoder().limits().context.saturating_sub(prompt.len()) + 1);
         let mut answer = Generation {
             tokens: Vec::with_capacity(room),
             text: String::new(),
@@ -137,7 +136,7 @@ impl LanguageModel {
         };
         let first = Instant::now();
         loop {
-            let last = sequence.len() >= self.runner.decoder.limits().context;
+            let last = sequence.len() >= self.runner.decoder().limits().context;
             let piece = answering.take(token, answer.tokens.len() + 1, last)?;
             if piece.token {
                 answer.tokens.push(token);
@@ -164,9 +163,11 @@ impl LanguageModel {
     /// The next token by the first row of logits, chosen where they are if that can be, and its log probability if that
     /// is wanted.
     fn choose(&mut self, answering: &mut Answering, history: History<'_>) -> Result<(u32, Option<Logprobs>)> {
-        let Runner { ctx, logits, .. } = &mut self.runner;
-        logits.ask(1)[0] = answering.ask(history.generated.len());
-        logits.draw(ctx, answering.logprobs().is_some())?;
+        let Self { runner, logits, .. } = self;
+        logits.draw(runner.context(), 1, |asked| {
+            asked[0] = answering.ask(history.generated.len());
+            answering.logprobs().is_some()
+        })?;
         answering.choose(logits.drawn(0), logits.row(0), history)
     }
 }

@@ -137,7 +137,7 @@ impl Sizes<'_> {
         }
     }
 
-    /// Of [`Loader::norm`](super::Loader::norm).
+    /// Of the two vectors of a layer norm.
     pub(crate) fn layer_norm(&self, name: &str, n: usize) -> Result<usize> {
         let [weight, bias] = layer_norm_names(self.checkpoint, name);
         Ok(self.vector(&weight, n)?.saturating_add(self.vector(&bias, n)?))

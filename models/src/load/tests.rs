@@ -1,6 +1,5 @@
 use safetensors::tensor::TensorView;
 use serde_json::json;
-use sinew_kernels::Registry;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::Policy;
 use sinew_ops::layers::{Encoding, Piece, SliceToPack};
@@ -26,7 +25,7 @@ fn checkpoint<S: AsRef<str>>(tensors: &[(S, safetensors::Dtype, Vec<usize>, Vec<
 
 fn context() -> Arc<Context> {
     let cpu = Cpu::with(2, SimdLevel::detected()).expect("threads");
-    Arc::new(Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).expect("a context"))
+    Arc::new(Context::on(cpu, Policy::default()).expect("a context"))
 }
 
 fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
@@ -115,7 +114,7 @@ impl Experts {
 
 #[test]
 fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
-    let (ctx, Experts { count, n, k }) = (context(), EXPERTS);
+    let (ctx, Experts { count, k, .. }) = (context(), EXPERTS);
     for (method, has_order) in [("gptq", false), ("gptq", true), ("awq", false)] {
         let (checkpoint, parts) = (EXPERTS.checkpoint(method, has_order), EXPERTS.parts());
         let precision = WeightOptions::default().precision(&checkpoint, ctx.device().hardware()).expect("a precision");

@@ -4,7 +4,6 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sinew_kernels::Registry;
 use sinew_memory::{Cpu, Device, DeviceOptions, PrivateFolder, level_from_environment, system};
 use sinew_ops::layers::OldKv;
 use sinew_ops::{Context, Policy, TuningCache};
@@ -62,18 +61,10 @@ impl Settings {
     /// Those of [`Settings::open_context`].
     pub fn untuned_context(&self) -> Result<Context> {
         let device = self.open_device()?;
-        let registry = Registry::standard();
-        for name in &self.kernels {
-            if !registry.tables().any(|table| table.row_names().iter().any(|(row, ..)| row == name)) {
-                return Err(Error::Input(format!(
-                    "no kernel is called `{name}`; `sinew explain gemm` lists those of products"
-                )));
-            }
-        }
         let usual = Policy::of(device.id().kind);
         let deterministic = self.deterministic.unwrap_or(usual.deterministic);
         let policy = Policy { prefer: self.kernels.clone(), deterministic };
-        let ctx = Context::new(device, Arc::new(registry), policy)?;
+        let ctx = Context::on(device, policy)?;
         Ok(match self.memory_limit {
             Some(limit) => ctx.with_memory_limit(limit.0),
             None => ctx,

@@ -8,7 +8,7 @@ use sinew_kernels::{Compute, Error as KernelError};
 use sinew_tensor::{DType, View, ViewMut};
 
 use super::rotary::{Rotary, Turn};
-use super::{names, row_counts, size};
+use super::{Place, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Error, Planned, Result};
 
@@ -314,7 +314,7 @@ impl KvAppend {
 
     /// Kernels chosen, each with the name that is given for its place: those that turn keys by themselves, if any do,
     /// and those of the append.
-    pub fn kernels(&self, [turn, append]: [&'static str; 2]) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub fn kernels(&self, [turn, append]: [&'static str; 2]) -> Vec<Place> {
         let mut all = Vec::new();
         if let Keys::Apart(kernels) = &self.keys {
             all.push((turn, kernels.clone()));

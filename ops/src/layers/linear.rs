@@ -9,7 +9,7 @@ use sinew_kernels::packed::Format;
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
 use super::weight::format_of;
-use super::{Encoding, Norm, NormOptions, PackedWeight, arithmetics, bytes, names, row_counts, size};
+use super::{Encoding, Norm, NormOptions, PackedWeight, Place, arithmetics, bytes, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Error, Planned, Result};
 
@@ -247,7 +247,7 @@ impl NormedLinear {
 
     /// Kernels chosen, for few rows first, each with the name that is given for its place: those of a norm that runs by
     /// itself, if one does, and those of the product.
-    pub fn kernels(&self, [norm, product]: [&'static str; 2]) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub fn kernels(&self, [norm, product]: [&'static str; 2]) -> Vec<Place> {
         let mut all = Vec::new();
         if let InputNorm::Apart(alone) = &self.norm {
             all.push((norm, alone.kernels()));

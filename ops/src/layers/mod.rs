@@ -46,10 +46,17 @@ pub(crate) fn bytes(tensor: &Tensor) -> usize {
     tensor.layout().elements() * tensor.dtype().size()
 }
 
+/// The name of a place in a model, and the rows chosen there for one row of input and for many.
+pub type Place = (&'static str, Vec<&'static str>);
+
 /// Names of the rows of a plan, without repetition.
 pub(crate) fn names<O: sinew_kernels::Operator>(plan: &crate::Planned<O>) -> Vec<&'static str> {
-    let mut names: Vec<&'static str> = plan.rows().iter().map(|(_, row)| row.name).collect();
-    names.dedup();
+    let mut names = Vec::new();
+    for (_, row) in plan.rows() {
+        if !names.contains(&row.name) {
+            names.push(row.name);
+        }
+    }
     names
 }
 

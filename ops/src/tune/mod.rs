@@ -15,7 +15,7 @@ use crate::{Context, Result};
 
 pub(crate) use cache::{MARGIN, Timings};
 pub use cache::{Times, TuningCache};
-pub(crate) use problem::{Of, Problem};
+pub(crate) use problem::{Problem, ProblemOf};
 
 /// How long [`tune`] may take.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -25,9 +25,9 @@ pub(crate) trait Problem {
 }
 
 /// A problem of an operator.
-pub(crate) struct Of<O: Operator>(pub O::Static, pub O::Dynamic);
+pub(crate) struct ProblemOf<O: Operator>(pub O::Static, pub O::Dynamic);
 
-impl<O: Operator> Problem for Of<O> {
+impl<O: Operator> Problem for ProblemOf<O> {
     fn operator(&self) -> &'static str {
         O::NAME
     }

@@ -6,7 +6,6 @@ use sinew::kernels::gemm::{Epilogue, Gemm, GemmDynamic, GemmStatic, InputNorm, R
 use sinew::kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use sinew::kernels::norm::{NormFormula, NormKind};
 use sinew::kernels::packed::Format;
-use sinew::models::Load;
 use sinew::models::load::Precision;
 use sinew::ops::Context;
 use sinew::tensor::DType;
@@ -124,7 +123,7 @@ pub struct ExplainGroupedGemm {
 
 /// What a loaded model of such weights computes with, bf16 where none are named.
 pub(super) fn precision(form: &WeightForm, ctx: &Context) -> Outcome<Precision> {
-    let weights = form.options(Load::default())?;
+    let weights = form.options()?;
     let of = Precision::of(weights.dtype.unwrap_or(DType::BF16), ctx.device().hardware())?;
     Ok(Precision { quantize: weights.quantize, activations_of_quantized: weights.activations, ..of })
 }

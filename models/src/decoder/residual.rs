@@ -1,7 +1,7 @@
 //! The residual stream, what sublayers read of it, and what they add to it.
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Add, Linear, LinearOptions, Norm, NormOptions};
+use sinew_ops::layers::{Add, Linear, LinearOptions, Norm, NormOptions, Place};
 use sinew_tensor::{DType, View};
 
 use crate::load::{Loader, Part};
@@ -104,7 +104,7 @@ impl Output {
     }
 
     /// The rows chosen for its product and norm, by the names that are given for their places.
-    pub(super) fn kernels(&self, [product, norm]: [&'static str; 2]) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub(super) fn kernels(&self, [product, norm]: [&'static str; 2]) -> Vec<Place> {
         let mut all = vec![(product, self.product.kernels())];
         all.extend(self.norm.as_ref().map(|added| (norm, added.norm.kernels())));
         all
