@@ -15,7 +15,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     a = parser.parse_args()
-    round_robin.build("-p", "sinew-benches", "--bin", "attention-rates")
+    round_robin.build("--workspace", "--bin", "attention-rates")
     contenders = {
         "sinew": [ROOT / "target/release/attention-rates", "--serve", "--threads", a.threads],
         "torch": [sys.executable, HERE / "attention_torch.py", a.threads],

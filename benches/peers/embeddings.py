@@ -47,7 +47,7 @@ def main():
     a = parser.parse_args()
     if a.as_torch:
         return pytorch(a)
-    round_robin.build("-p", "sinew-benches", "--bin", "model-rates")
+    round_robin.build("--workspace", "--bin", "model-rates")
     contenders = {
         "sinew": [ROOT / "target/release/model-rates", a.model, "f32", a.threads, TOKENS, *BATCHES],
         "torch": [sys.executable, __file__, *sys.argv[1:], "--as-torch"],

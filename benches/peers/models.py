@@ -9,10 +9,10 @@ for llama.cpp. A contender that is not there is left out, and said so. Memory ha
 in the page cache when a contender loads, and half as much memory again as its weights take has just been touched.
 `prefill 512` is a prompt of that length, `decode after N` steps of a token behind N and those of the turns before,
 sixteen in a turn (two for candle in bf16, which is that slow), `batch 8` the sum over 8 sequences, eight steps in a
-turn; in `8 requests` Sinew's scheduler runs them. Sinew measures the limits around each of its turns. In int8 and int4 Sinew quantizes the checkpoint as it loads,
-in groups of 32, and llama.cpp has it as Q8_0 and Q4_0; both take as many bits. `--activations int8` is Sinew's alone.
-`SINEW_SIMD=avx2` caps Sinew alone. llama.cpp builds a vocabulary as it loads, which it cannot be loaded without; the
-others load no tokenizer.
+turn; in `8 requests` Sinew's scheduler runs them. Sinew measures the limits around each of its turns. In int8 and int4
+Sinew quantizes the checkpoint as it loads, in groups of 32, and llama.cpp has it as Q8_0 and Q4_0; both take as many
+bits. `--activations int8` is Sinew's alone. `SINEW_SIMD=avx2` caps Sinew alone. llama.cpp builds a vocabulary as it
+loads, which it cannot be loaded without; the others load no tokenizer.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main():
     if "llama" in wanted and not gguf.exists():
         print("llama is left out: its form of the checkpoint could not be made", file=sys.stderr)
         wanted.remove("llama")
-    round_robin.build("-p", "sinew-benches", "--bin", "model-rates")
+    round_robin.build("--workspace", "--bin", "model-rates")
     if "candle" in wanted:
         rust = ["--manifest-path", HERE / "rust/Cargo.toml", "--features", "candle"]
         round_robin.build(*rust, "--bin", "candle_models")

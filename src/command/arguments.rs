@@ -1,7 +1,6 @@
 //! Arguments of settings, made from the table of settings: a command says which it takes.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args};
@@ -13,29 +12,28 @@ use super::Outcome;
 /// What the ids of such arguments begin with.
 const PREFIX: &str = "setting.";
 
-/// What this run of the command goes by: said once, when its arguments are known.
-static RESOLVED: OnceLock<Resolved> = OnceLock::new();
+/// Where to run, which every command may be told.
+const MACHINE: &[&str] =
+    &["device", "threads", "pin", "simd", "kernels", "deterministic", "memory_limit", "tuning", "tuning_cache"];
+/// In what form weights are kept in memory.
+pub const WEIGHTS: &[&str] = &["dtype", "group_size", "zero_points", "keep_head", "activations"];
+/// How a decoder is stepped, which changes no result, and in what form it keeps keys and values.
+pub const STEPPING: &[&str] = &["prefill_chunk", "block_size", "kv_dtype", "kv_old", "kv_recent"];
+/// In what form keys and values are kept.
+pub const CACHE_FORM: &[&str] = &["kv_dtype", "kv_old", "kv_recent"];
+/// How many sequences a model serves at once.
+pub const SERVING: &[&str] = &["max_sequences", "cache_tokens", "swap_tokens"];
+/// Room for tokens beside that of a batch.
+pub const ROOM: &[&str] = &["cache_tokens", "swap_tokens"];
 
-/// What was resolved: defaults, before it was.
-pub fn resolved() -> &'static Resolved {
-    RESOLVED.get_or_init(Resolved::new)
-}
-
-/// The settings of this run.
-pub fn settings() -> &'static Settings {
-    resolved().settings()
-}
-
-/// Which of these settings an argument of this run has set, as it is written.
-pub fn given(names: &[&str]) -> Option<String> {
-    names.iter().find_map(|name| match resolved().source(name) {
-        Source::Argument(argument) => Some(argument.clone()),
-        _ => None,
-    })
+/// The arguments of some settings, for a command that goes by them.
+pub fn of_settings(names: &[&str]) -> impl Iterator<Item = Arg> {
+    names.iter().filter_map(|name| argument(name))
 }
 
 /// Where settings come from, besides their own arguments.
 #[derive(Debug, Args)]
+#[command(args = of_settings(MACHINE).map(|arg| arg.global(true)))]
 pub struct Origins {
     /// File of settings in TOML; by default the one that SINEW_SETTINGS names, or ~/.config/sinew/settings.toml.
     #[arg(long, global = true, value_name = "FILE")]
@@ -47,7 +45,7 @@ pub struct Origins {
 
 impl Origins {
     /// Resolves the settings of this run: file, environment, arguments.
-    pub fn resolve(&self, matches: &ArgMatches) -> Outcome {
+    pub fn resolve(&self, matches: &ArgMatches) -> Outcome<Resolved> {
         let mut resolved = Resolved::of_user(self.settings.as_deref(), &|name| std::env::var_os(name))?;
         for set in &self.set {
             let (name, value) =
@@ -58,9 +56,7 @@ impl Origins {
         if matches!(resolved.source("kv_recent"), Source::Argument(_)) && resolved.settings().kv_old.0.is_none() {
             return Err("--kv-recent is for --kv-old int8 and fp8".into());
         }
-        // Once in a process.
-        let _ = RESOLVED.set(resolved);
-        Ok(())
+        Ok(resolved)
     }
 }
 
@@ -81,8 +77,11 @@ fn add(matches: &ArgMatches, resolved: &mut Resolved) -> Outcome {
     }
 }
 
+/// Where arguments of settings stand in a command's help.
+const AFTER: usize = 500;
+
 /// The argument of a setting.
-pub fn argument(name: &str, global: bool) -> Option<Arg> {
+fn argument(name: &str) -> Option<Arg> {
     let field = Field::named(name)?;
     let usual = Settings::default();
     let (value, doc) = (field.show(&usual), field.doc());
@@ -97,7 +96,8 @@ pub fn argument(name: &str, global: bool) -> Option<Arg> {
         .long(field.argument?)
         .value_name(field.value)
         .help(help)
-        .global(global)
+        // Behind the command's own.
+        .display_order(AFTER)
         .value_parser(check);
     Some(match value.as_str() {
         // A flag, which may be taken back.
@@ -107,32 +107,3 @@ pub fn argument(name: &str, global: bool) -> Option<Arg> {
         _ => arg,
     })
 }
-
-/// Declares what stands for the arguments of some settings among those of a command.
-macro_rules! setting_arguments {
-    ($(#[doc = $doc:literal])+ $name:ident, global: $global:literal, [$($field:literal),* $(,)?]) => {
-        $(#[doc = $doc])+
-        #[derive(Debug, Clone)]
-        struct $name;
-
-        impl clap::Args for $name {
-            fn augment_args(command: clap::Command) -> clap::Command {
-                command.args([$($field),*].into_iter().filter_map(|name| arguments::argument(name, $global)))
-            }
-            fn augment_args_for_update(command: clap::Command) -> clap::Command {
-                Self::augment_args(command)
-            }
-        }
-
-        impl clap::FromArgMatches for $name {
-            fn from_arg_matches(_: &clap::ArgMatches) -> Result<Self, clap::Error> {
-                Ok(Self)
-            }
-            fn update_from_arg_matches(&mut self, _: &clap::ArgMatches) -> Result<(), clap::Error> {
-                Ok(())
-            }
-        }
-    };
-}
-
-pub(super) use setting_arguments;

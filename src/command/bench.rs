@@ -12,13 +12,15 @@ use serde_json::json;
 use sinew::kernels::rates::Peaks;
 use sinew::models::{LanguageModel, LoadOptions, ModelConfig};
 
-use super::{
-    Machine, Model, Outcome, Stepping, catch_interrupts, interrupted, peak_rss_bytes, rate_text, report_memory,
-};
+use super::arguments::{STEPPING, of_settings};
+use super::interrupts::{catch_interrupts, interrupted};
+use super::output::{peak_rss_bytes, rate_text, report_memory};
+use super::{Model, Outcome, Run};
 
 /// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored. Of an encoder: the speed of
 /// embedding --batch texts of --prompt-tokens tokens.
 #[derive(Debug, Args)]
+#[command(args = of_settings(STEPPING))]
 pub struct Bench {
     #[command(flatten)]
     model: Model,
@@ -34,8 +36,6 @@ pub struct Bench {
     /// Runs, of which medians are printed.
     #[arg(long, default_value_t = 5, value_name = "N")]
     repeat: usize,
-    #[command(flatten)]
-    stepping: Stepping,
     /// Run the batch through the scheduler of many requests as well, in turns with the plain batch.
     #[arg(long)]
     engine: bool,
@@ -51,7 +51,7 @@ pub struct Bench {
 }
 
 /// Seconds of one run.
-struct Run {
+struct Measured {
     first_token: f64,
     prefill: f64,
     decode: f64,
@@ -60,16 +60,16 @@ struct Run {
 }
 
 impl Bench {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
             return Err("prompt tokens, batch and repeat must be at least 1".into());
         }
-        let config = self.model.folder()?.config()?;
+        let config = self.model.folder(run)?.config()?;
         if let ModelConfig::Encoder(config) = config {
             if self.through_scheduler() {
                 return Err("--engine and --shared-prefix are for models that generate".into());
             }
-            return self.run_encoder(machine, config);
+            return self.run_encoder(run, config);
         }
         let (prompt, new) = (self.prompt_tokens, self.new_tokens);
         if self.shared_prefix > prompt {
@@ -81,11 +81,11 @@ impl Bench {
         if context > longest {
             return Err(format!("{prompt} prompt tokens and {new} new tokens; the model's context is {longest}").into());
         }
-        let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping)? };
+        let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..run.load_options()? };
         let start = Instant::now();
-        let ctx = machine.context()?;
-        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
-        let mut model = self.model.load(ctx, &checkpoint, &options, None)?;
+        let ctx = run.context()?;
+        let checkpoint = self.model.checkpoint(run, &ctx)?;
+        let mut model = self.model.load(run, ctx, &checkpoint, &options, None)?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
 
@@ -120,7 +120,7 @@ impl Bench {
     }
 
     /// Ends early, with times of no use, where Ctrl-C was pressed.
-    fn once(&self, model: &mut LanguageModel) -> Outcome<Run> {
+    fn once(&self, model: &mut LanguageModel) -> Outcome<Measured> {
         let vocab = model.decoder().config().vocab_size;
         let mut sequences: Vec<_> = (0..self.batch).map(|_| model.sequence()).collect();
         let start = Instant::now();
@@ -146,21 +146,21 @@ impl Bench {
             row.iter_mut().zip(&steps).for_each(|(token, tokens)| *token = tokens[step]);
             model.decode_greedy(&mut sequences, &row)?;
         }
-        Ok(Run { first_token, prefill, decode: start.elapsed().as_secs_f64(), found: 0 })
+        Ok(Measured { first_token, prefill, decode: start.elapsed().as_secs_f64(), found: 0 })
     }
 
     fn report(
         &self,
         model: &LanguageModel,
         load_s: f64,
-        [runs, engine_runs]: [&[Run]; 2],
+        [runs, engine_runs]: [&[Measured]; 2],
         peak_rss: usize,
         peaks: &Peaks,
     ) -> Outcome {
         let decoder = model.decoder();
         let config = decoder.config();
         let batch = self.batch as f64;
-        let rates = |runs: &[Run]| {
+        let rates = |runs: &[Measured]| {
             let prefill = median(runs.iter().map(|r| batch * self.prompt_tokens as f64 / r.prefill));
             let decode = || median(runs.iter().map(|r| batch * self.new_tokens as f64 / r.decode));
             (prefill, (self.new_tokens > 0).then(decode))

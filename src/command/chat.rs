@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use clap::Args;
 use sinew::models::{
-    ChatTemplate, Conversation, Error, Finish, Generation, GenerationConfig, LanguageModel, LoadOptions, Session,
-    one_line,
+    ChatTemplate, Conversation, Error, Finish, Generation, GenerationConfig, LanguageModel, Session, one_line,
 };
 
+use super::arguments::{STEPPING, of_settings};
+use super::input::read_line;
+use super::interrupts::{await_interrupts, interrupted};
+use super::output::{complain, megabytes, peak_rss_bytes, rate, rate_text};
 use super::sampling::Sampling;
-use super::{
-    Length, Machine, Model, Outcome, Stepping, await_interrupts, complain, interrupted, megabytes, peak_rss_bytes,
-    rate, rate_text, read_line,
-};
+use super::{Model, Outcome, Run};
 
 const HELP: &str = "\
 /reset  forget the conversation
@@ -28,6 +28,7 @@ const MAX_LINE_BYTES: u64 = 4 << 20;
 
 /// Talk with a model: a line of input is a message, and /help lists what else there is.
 #[derive(Debug, Args)]
+#[command(args = of_settings(&["context"]), args = of_settings(STEPPING))]
 pub struct Chat {
     #[command(flatten)]
     model: Model,
@@ -35,11 +36,7 @@ pub struct Chat {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     #[command(flatten)]
-    length: Length,
-    #[command(flatten)]
     sampling: Sampling,
-    #[command(flatten)]
-    stepping: Stepping,
 }
 
 /// A conversation under way.
@@ -65,23 +62,22 @@ struct Total {
 }
 
 impl Chat {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         // Before anything is loaded.
-        let folder = self.model.folder()?;
+        let folder = self.model.folder(run)?;
         self.sampling.check_vocabulary(folder.config()?.as_decoder()?.vocab_size)?;
         let Some(template) = folder.chat_template()? else {
-            let model = self.model.model.display();
+            let model = self.model.name.display();
             return Err(format!("{model} has no chat template, neither as a file nor in tokenizer_config.json").into());
         };
         let config = folder.generation_config()?;
         self.sampling.options(config, 0, 0)?;
         // A first turn, for a template that no turn gets through.
         template.render(&self.beginning().with("user", "Hello!"))?;
-        let ctx = machine.context()?;
-        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
-        let tokenizer = self.model.tokenizer()?;
-        let options = LoadOptions { context: self.length.tokens(), ..self.model.options(0, &self.stepping)? };
-        let model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
+        let ctx = run.context()?;
+        let checkpoint = self.model.checkpoint(run, &ctx)?;
+        let tokenizer = self.model.tokenizer(run)?;
+        let model = self.model.load(run, ctx, &checkpoint, &run.load_options()?, Some(tokenizer))?;
         let session = model.session();
         let (conversation, total) = (self.beginning(), Total::default());
         let mut talk = Talk { command: self, template, config, model, session, conversation, total };

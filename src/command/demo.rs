@@ -7,11 +7,13 @@ use std::time::Duration;
 use sinew::demo;
 use sinew::models::{GenerateOptions, LoadOptions};
 
-use super::{Machine, Outcome, catch_interrupts, interrupted, megabytes, peak_rss_bytes};
+use super::interrupts::{catch_interrupts, interrupted};
+use super::output::{megabytes, peak_rss_bytes};
+use super::{Outcome, Run};
 
-pub fn run(machine: &Machine) -> Outcome {
+pub fn run(run: &Run) -> Outcome {
     catch_interrupts();
-    let ctx = machine.context()?;
+    let ctx = run.context()?;
     let mut model = demo::load(ctx.clone(), &LoadOptions::default())?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "The bundled model answers. Your own: sinew generate --model PATH --prompt TEXT\n")?;

@@ -8,8 +8,8 @@ use sinew::kernels::rates::Description;
 use sinew::memory::{DeviceKind, Discovered, Found, discover};
 use sinew::models::Settings;
 
-use super::arguments::settings;
-use super::{Machine, Outcome, complain};
+use super::output::complain;
+use super::{Outcome, Run};
 
 /// List the devices of this machine, or why there are none.
 #[derive(Debug, Args)]
@@ -24,14 +24,14 @@ pub struct Devices {
 }
 
 impl Devices {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         // What cannot be opened is an error here as everywhere.
-        machine.context()?;
+        run.context()?;
         let devices = discover();
         let mut out = std::io::stdout().lock();
         let mut all = Vec::new();
         for device in &devices {
-            let speed = self.speed(device)?;
+            let speed = self.speed(run, device)?;
             if self.json {
                 let mut value = as_json(device);
                 if let (Some(fields), Some(speed)) = (value.as_object_mut(), &speed) {
@@ -52,13 +52,13 @@ impl Devices {
     }
 
     /// How fast a device is: measured now, or what was kept.
-    fn speed(&self, device: &Discovered) -> Outcome<Option<Description>> {
-        let folder = settings().device_cache();
+    fn speed(&self, run: &Run, device: &Discovered) -> Outcome<Option<Description>> {
+        let folder = run.settings().device_cache();
         let opened = match device.found {
             Found::Nothing { .. } => return Ok(None),
             // A GPU is opened only for what is asked of it.
             _ if device.kind != DeviceKind::CPU && !self.measure => return Ok(None),
-            _ => of_device(&device.name).open_device()?,
+            _ => of_device(run, &device.name).open_device()?,
         };
         if !self.measure {
             return Ok(Description::kept(&opened, &folder));
@@ -76,8 +76,8 @@ impl Devices {
 }
 
 /// The settings of this run, of a device: the CPU has the threads that were asked for.
-pub fn of_device(name: &str) -> Settings {
-    let settings = settings().clone();
+pub fn of_device(run: &Run, name: &str) -> Settings {
+    let settings = run.settings().clone();
     let pin = settings.pin && name == DeviceKind::CPU.to_string();
     Settings { device: name.to_owned(), pin, ..settings }
 }

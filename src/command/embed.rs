@@ -9,7 +9,10 @@ use clap::Args;
 use serde_json::json;
 use sinew::models::EmbeddingModel;
 
-use super::{LOADING, Machine, Model, Outcome, catch_interrupts, interrupted, progress_bar, read_line};
+use super::input::read_line;
+use super::interrupts::{catch_interrupts, interrupted};
+use super::output::{LOADING, progress_bar};
+use super::{Model, Outcome, Run};
 
 /// Texts between two looks at whether Ctrl-C was pressed, and the bytes of them that are no reason to stop early.
 const TEXTS_AT_ONCE: usize = 1024;
@@ -41,16 +44,17 @@ pub struct Embed {
 }
 
 impl Embed {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         let mut texts = Texts { given: self.texts.iter(), lines: self.file.as_deref().map(Lines::open).transpose()? };
         // Before anything is loaded: a file that is damaged is so at its beginning, most of the time.
         let mut some = texts.some()?;
-        let ctx = machine.context()?;
+        let ctx = run.context()?;
         let bar = progress_bar(LOADING);
-        let model = EmbeddingModel::load_on(ctx, self.model.folder()?, &self.model.weights()?, &mut |done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
-        });
+        let model =
+            EmbeddingModel::load_on(ctx, self.model.folder(run)?, &run.weight_options()?, &mut |done, total| {
+                bar.set_length(total);
+                bar.set_position(done);
+            });
         bar.finish_and_clear();
         let mut model = model?;
         catch_interrupts();

@@ -8,17 +8,18 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use sinew::models::{GenerateOptions, LanguageModel, Logprobs};
+use sinew::models::{GenerateOptions, LanguageModel, LoadOptions, Logprobs};
 
-use super::arguments::given;
+use super::arguments::{SERVING, STEPPING, of_settings};
+use super::input::{Tokens, parse_tokens};
+use super::interrupts::{catch_interrupts, interrupted};
+use super::output::{peak_rss_bytes, rate, rate_text, report_memory};
 use super::sampling::Sampling;
-use super::{
-    Machine, Model, Outcome, Serving, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens, peak_rss_bytes,
-    rate, rate_text, report_memory,
-};
+use super::{Model, Outcome, Run};
 
 /// Generate text or tokens.
 #[derive(Debug, Args)]
+#[command(args = of_settings(SERVING), args = of_settings(STEPPING))]
 pub struct Generate {
     #[command(flatten)]
     model: Model,
@@ -28,8 +29,6 @@ pub struct Generate {
     /// A file with a prompt on each line, which are answered together and in order; with --json a line for each.
     #[arg(long, value_name = "FILE", conflicts_with = "tokens")]
     prompts_file: Option<PathBuf>,
-    #[command(flatten)]
-    serving: Serving,
     /// The tokens to continue, as 1,2,3; for models without a tokenizer.
     #[arg(long, value_parser = parse_tokens)]
     tokens: Option<Tokens>,
@@ -39,8 +38,6 @@ pub struct Generate {
     /// before bias, penalties and temperature.
     #[arg(long, value_name = "N", requires = "json")]
     logprobs: Option<usize>,
-    #[command(flatten)]
-    stepping: Stepping,
     /// Say on standard error who holds the device's memory at the end, by what it is for.
     #[arg(long)]
     memory_report: bool,
@@ -50,25 +47,25 @@ pub struct Generate {
 }
 
 impl Generate {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         /// Where neither an option nor the checkpoint says how many.
         const MAX_NEW_TOKENS: usize = 128;
         // Before anything is loaded.
-        let folder = self.model.folder()?;
+        let folder = self.model.folder(run)?;
         let decoder = folder.config()?.as_decoder()?;
         self.sampling.check_vocabulary(decoder.vocab_size)?;
         let config = folder.generation_config()?;
         self.sampling.options(config, 0, MAX_NEW_TOKENS)?;
         if let Some(file) = &self.prompts_file {
-            return self.run_file(machine, file, MAX_NEW_TOKENS);
+            return self.run_file(run, file, MAX_NEW_TOKENS);
         }
-        if let Some(argument) = given(&["max_sequences", "cache_tokens", "swap_tokens"]) {
+        if let Some(argument) = run.given(&["max_sequences", "cache_tokens", "swap_tokens"]) {
             return Err(format!("{argument} is for many prompts, of --prompts-file; there is one").into());
         }
-        let ctx = machine.context()?;
-        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
+        let ctx = run.context()?;
+        let checkpoint = self.model.checkpoint(run, &ctx)?;
         let prompt = match (&self.prompt, &self.tokens) {
-            (Some(text), _) => self.model.tokenizer()?.encode_prompt(text, true, decoder.longest_context())?,
+            (Some(text), _) => self.model.tokenizer(run)?.encode_prompt(text, true, decoder.longest_context())?,
             (None, Some(tokens)) => {
                 folder.config()?.check_tokens(&tokens.0)?;
                 tokens.0.clone()
@@ -78,8 +75,8 @@ impl Generate {
         let options = self.sampling.options(config, prompt.len(), MAX_NEW_TOKENS)?;
         let options = GenerateOptions { logprobs: self.logprobs, ..options };
         let context = decoder.context_for(prompt.len(), options.max_new_tokens)?;
-        let mut model =
-            self.model.load(ctx, &checkpoint, &self.model.options(context, &self.stepping)?, folder.tokenizer()?)?;
+        let loading = LoadOptions { context: Some(context), ..run.load_options()? };
+        let mut model = self.model.load(run, ctx, &checkpoint, &loading, folder.tokenizer()?)?;
         catch_interrupts();
         let stream = !self.json;
         let mut out = std::io::stdout().lock();

@@ -14,11 +14,13 @@ use sinew::models::{
 };
 use sinew::ops::layers::Encoding;
 
-use super::arguments::given;
-use super::{CacheForm, Length, Machine, Outcome, WeightForm, locate, megabytes};
+use super::arguments::{CACHE_FORM, WEIGHTS, of_settings};
+use super::output::megabytes;
+use super::{Outcome, Run};
 
 /// Show the tensors of a model, its architecture, and the memory that it would need; nothing but headers is read.
 #[derive(Debug, Args)]
+#[command(args = of_settings(WEIGHTS), args = of_settings(&["context"]), args = of_settings(CACHE_FORM))]
 pub struct Inspect {
     /// Folder, safetensors file, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(value_name = "PATH|ID")]
@@ -26,20 +28,14 @@ pub struct Inspect {
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
     #[arg(long)]
     offline: bool,
-    #[command(flatten)]
-    form: WeightForm,
-    #[command(flatten)]
-    length: Length,
-    #[command(flatten)]
-    cache: CacheForm,
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
 }
 
 impl Inspect {
-    pub fn run(&self, machine: &Machine) -> Outcome {
-        let path = locate(&self.model, self.offline)?;
+    pub fn run(&self, run: &Run) -> Outcome {
+        let path = run.locate(&self.model, self.offline)?;
         let folder = Folder::new(path);
         let checkpoint = folder.checkpoint(Load::Read)?;
         // A file alone has no config, which is no fault of it.
@@ -51,7 +47,7 @@ impl Inspect {
         };
         let (needs, refused) = match config {
             None => (None, refused),
-            Some(config) => match self.needs(machine, &folder, config, &checkpoint)? {
+            Some(config) => match self.needs(run, &folder, config, &checkpoint)? {
                 Ok(needs) => (Some(needs), None),
                 Err(error) => (None, Some(error)),
             },
@@ -71,15 +67,15 @@ impl Inspect {
     /// be refused; an error is in what was asked for.
     fn needs(
         &self,
-        machine: &Machine,
+        run: &Run,
         folder: &Folder,
         config: &ModelConfig,
         checkpoint: &Checkpoint,
     ) -> Outcome<sinew::models::Result<Needs>> {
-        let device = &*machine.device()?;
-        let weights = WeightOptions { load: Load::Read, ..self.form.options()? };
+        let device = &*run.device()?;
+        let weights = WeightOptions { load: Load::Read, ..run.weight_options()? };
         if EmbeddingModel::describes(folder)? {
-            if given(&["context", "kv_dtype", "kv_old"]).is_some() {
+            if run.given(&["context", "kv_dtype", "kv_old"]).is_some() {
                 return Err(
                     "--context, --kv-dtype and --kv-old are for models that generate; this one embeds texts".into()
                 );
@@ -90,8 +86,7 @@ impl Inspect {
             }));
         }
         let config = config.as_decoder()?;
-        let (kv, old_kv) = self.cache.options()?;
-        let options = LoadOptions { weights, context: self.length.tokens(), kv, old_kv, ..LoadOptions::default() };
+        let options = LoadOptions { weights, ..run.load_options()? };
         let context = options.limits(config)?.context;
         Ok(options.precision(checkpoint, device.hardware()).and_then(|precision| {
             let plan = LanguageModel::plan(config, checkpoint, &options, device)?;

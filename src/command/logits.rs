@@ -8,7 +8,10 @@ use clap::Args;
 use sinew::models::{EmbeddingModel, Error, LoadOptions};
 use sinew::tensor::{DType, safetensors};
 
-use super::{Machine, Model, Outcome, Stepping, Tokens, catch_interrupts, interrupted, parse_tokens};
+use super::arguments::{STEPPING, of_settings};
+use super::input::{Tokens, parse_tokens};
+use super::interrupts::{catch_interrupts, interrupted};
+use super::{Model, Outcome, Run};
 
 /// Rows of logits held on the device at once.
 const MAX_LOGITS: usize = 64;
@@ -18,6 +21,7 @@ const MAX_LOGITS: usize = 64;
 /// Language models give `logits`, f32 `[1, seq, vocab]`; encoders, and decoders with the `modules.json` of an embedding
 /// model, `last_hidden_state`, f32 `[1, seq, hidden]`.
 #[derive(Debug, Args)]
+#[command(args = of_settings(STEPPING))]
 pub struct Logits {
     #[command(flatten)]
     model: Model,
@@ -27,27 +31,25 @@ pub struct Logits {
     /// The file to write.
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
-    #[command(flatten)]
-    stepping: Stepping,
     /// Print the kernels that served and the steps that ran.
     #[arg(long)]
     kernels: bool,
 }
 
 impl Logits {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         let tokens = &self.tokens.0;
         // Before anything is computed: a rename would put a file in the place of a device.
         if fs::metadata(&self.output).is_ok_and(|kind| !kind.is_file()) {
             return Err(format!("cannot write {}: it is not a regular file", self.output.display()).into());
         }
-        let folder = self.model.folder()?;
+        let folder = self.model.folder(run)?;
         if EmbeddingModel::describes(folder)? {
             folder.config()?.check_text(tokens)?;
             // Where nothing can be written, nothing need be loaded.
             drop(self.create("last_hidden_state", 1)?);
-            let weights = self.model.weights()?;
-            let mut model = EmbeddingModel::load_on(machine.context()?, folder, &weights, &mut |_, _| {})?;
+            let weights = run.weight_options()?;
+            let mut model = EmbeddingModel::load_on(run.context()?, folder, &weights, &mut |_, _| {})?;
             catch_interrupts();
             let states = model.hidden_states(tokens)?;
             if interrupted() {
@@ -58,12 +60,12 @@ impl Logits {
             return Ok(file.finish()?);
         }
         let context = folder.config()?.as_decoder()?.context_for(tokens.len(), 0)?;
-        let options = LoadOptions { max_logits: MAX_LOGITS, ..self.model.options(context, &self.stepping)? };
+        let options = LoadOptions { max_logits: MAX_LOGITS, context: Some(context), ..run.load_options()? };
         folder.config()?.check_tokens(tokens)?;
-        let ctx = machine.context()?;
-        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
+        let ctx = run.context()?;
+        let checkpoint = self.model.checkpoint(run, &ctx)?;
         drop(self.create("logits", 1)?);
-        let mut model = self.model.load(ctx, &checkpoint, &options, None)?;
+        let mut model = self.model.load(run, ctx, &checkpoint, &options, None)?;
         // Before the file: it must not stay behind half written.
         catch_interrupts();
         let mut file = self.create("logits", model.decoder().config().vocab_size)?;

@@ -10,12 +10,13 @@ use sinew::models::plan::{Change, Saving, SequenceBytes};
 use sinew::models::settings::{KvDType, OldKvDType, Value as _, WeightDType};
 use sinew::models::{Folder, Footprint, LoadOptions, Planner};
 
-use super::arguments::given;
-use super::{Length, LoadForm, Machine, Outcome, Room, Stepping, WeightForm, locate};
+use super::arguments::{ROOM, STEPPING, WEIGHTS, of_settings};
+use super::{Outcome, Run};
 
 /// Show the memory that a model takes before it is read: weights, keys and values, workspace, and the peak; the largest
 /// batch that fits, and what to change where it does not.
 #[derive(Debug, Args)]
+#[command(args = of_settings(WEIGHTS), args = of_settings(&["load"]), args = of_settings(&["context"]), args = of_settings(ROOM), args = of_settings(STEPPING))]
 pub struct Plan {
     /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(value_name = "PATH|ID")]
@@ -23,19 +24,9 @@ pub struct Plan {
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
     #[arg(long)]
     offline: bool,
-    #[command(flatten)]
-    form: WeightForm,
-    #[command(flatten)]
-    load: LoadForm,
-    #[command(flatten)]
-    length: Length,
     /// Sequences at once.
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch: usize,
-    #[command(flatten)]
-    room: Room,
-    #[command(flatten)]
-    stepping: Stepping,
     /// What it has to fit, as 2GiB or 500MB; what is free on the device by default.
     #[arg(long, value_name = "BYTES")]
     budget: Option<Bytes>,
@@ -60,11 +51,11 @@ struct Report<'a> {
 }
 
 impl Plan {
-    pub fn run(&self, machine: &Machine) -> Outcome {
-        let folder = Folder::new(locate(&self.model, self.offline)?);
-        let ctx = machine.context()?;
-        let planner = Planner::new(&ctx, &folder, self.load.load())?;
-        let options = self.options(&planner)?;
+    pub fn run(&self, run: &Run) -> Outcome {
+        let folder = Folder::new(run.locate(&self.model, self.offline)?);
+        let ctx = run.context()?;
+        let planner = Planner::new(&ctx, &folder, run.settings().load)?;
+        let options = self.options(run, &planner)?;
         let footprint = planner.footprint(&options)?;
         let available = || ctx.device().memory().map(|memory| memory.available);
         let budget = self.budget.map_or_else(available, |budget| Ok(budget.0))?;
@@ -110,22 +101,16 @@ impl Plan {
         }
     }
 
-    fn options(&self, planner: &Planner<'_>) -> Outcome<LoadOptions> {
+    fn options(&self, run: &Run, planner: &Planner<'_>) -> Outcome<LoadOptions> {
         let of_sequences = ["context", "cache_tokens", "swap_tokens", "kv_dtype", "kv_old"];
-        if planner.embeds() && (self.batch != 1 || given(&of_sequences).is_some()) {
+        if planner.embeds() && (self.batch != 1 || run.given(&of_sequences).is_some()) {
             return Err(
                 "--context, --batch, --cache-tokens, --swap-tokens, --kv-dtype and --kv-old are for models that \
                         generate; this one embeds texts"
                     .into(),
             );
         }
-        let room = self.room.options(self.stepping.options()?)?;
-        Ok(LoadOptions {
-            weights: self.form.options()?,
-            context: self.length.tokens(),
-            max_sequences: self.batch,
-            ..room
-        })
+        Ok(LoadOptions { max_sequences: self.batch, ..run.serving_options()? })
     }
 }
 

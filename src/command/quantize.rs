@@ -10,7 +10,10 @@ use sinew::models::settings::{GroupSize, Value as _, WeightDType};
 use sinew::models::{Error, Folder, quantize};
 use sinew::tensor::BlockValues;
 
-use super::{LoadForm, Machine, Outcome, catch_interrupts, interrupted, locate, megabytes, progress_bar};
+use super::arguments::of_settings;
+use super::interrupts::{catch_interrupts, interrupted};
+use super::output::{megabytes, progress_bar};
+use super::{Outcome, Run};
 
 /// Write a model as a quantized checkpoint in the format compressed-tensors, which vLLM, transformers and Sinew read.
 ///
@@ -20,6 +23,7 @@ use super::{LoadForm, Machine, Outcome, catch_interrupts, interrupted, locate, m
 /// tied to the embedding stays as it is, and so do routers of experts. No more than a slice of a weight is in memory.
 /// Embeddings, norms and biases keep the dtype of their file.
 #[derive(Debug, Args)]
+#[command(args = of_settings(&["load"]))]
 pub struct Quantize {
     /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(long, value_name = "PATH|ID")]
@@ -43,8 +47,6 @@ pub struct Quantize {
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
     #[arg(long)]
     offline: bool,
-    #[command(flatten)]
-    load: LoadForm,
     /// Print one JSON object and nothing else.
     #[arg(long)]
     json: bool,
@@ -58,15 +60,15 @@ fn parse_values(text: &str) -> Result<BlockValues, String> {
 }
 
 impl Quantize {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         let usual = if self.dtype.is_integer() { GroupSize::Of(32) } else { GroupSize::Channel };
         let group = self.group_size.unwrap_or(usual);
         let how = group.quantize(self.dtype, self.zero_points, self.keep_head)?;
-        let ctx = machine.context()?;
-        let folder = Folder::new(locate(&self.model, self.offline)?);
+        let ctx = run.context()?;
+        let folder = Folder::new(run.locate(&self.model, self.offline)?);
         catch_interrupts();
         let bar = progress_bar("quantizing {bar:32} {bytes}/{total_bytes} {bytes_per_sec}");
-        let written = quantize::quantize(&ctx, &folder, &self.output, how, self.load.load(), &mut |done, total| {
+        let written = quantize::quantize(&ctx, &folder, &self.output, how, run.settings().load, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
             if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

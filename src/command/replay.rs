@@ -7,9 +7,12 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 use sinew::models::engine::{Percentiles, Replayed, TraceLine, TraceOptions};
-use sinew::models::{Engine, EngineOptions};
+use sinew::models::{Engine, EngineOptions, LoadOptions};
 
-use super::{Machine, Model, Outcome, Serving, Stepping, catch_interrupts, interrupted, peak_rss_bytes, rate_text};
+use super::arguments::{SERVING, STEPPING, of_settings};
+use super::interrupts::{catch_interrupts, interrupted};
+use super::output::{peak_rss_bytes, rate_text};
+use super::{Model, Outcome, Run};
 
 /// Write a trace of requests at random, a line of JSON for each.
 #[derive(Debug, Args)]
@@ -65,16 +68,13 @@ impl Trace {
 
 /// Run a trace of requests as they came, and measure how long each waited.
 #[derive(Debug, Args)]
+#[command(args = of_settings(STEPPING), args = of_settings(SERVING))]
 pub struct Replay {
     /// A file with one request on each line, as `sinew trace` writes it: {"arrival_s": 0.5, "prompt_tokens": 12,
     /// "new_tokens": 4, "prefix": 3, "prefix_tokens": 8}. Requests of one prefix begin with the same tokens.
     trace: PathBuf,
     #[command(flatten)]
     model: Model,
-    #[command(flatten)]
-    stepping: Stepping,
-    #[command(flatten)]
-    serving: Serving,
     /// Times as fast as the trace was recorded.
     #[arg(long, default_value_t = 1.0, value_name = "F")]
     speed: f64,
@@ -84,16 +84,16 @@ pub struct Replay {
 }
 
 impl Replay {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         let text =
             std::fs::read(&self.trace).map_err(|error| format!("cannot read {}: {error}", self.trace.display()))?;
         let trace = TraceLine::parse_all(&text)?;
         let longest = trace.iter().map(|line| line.prompt_tokens.saturating_add(line.new_tokens)).max();
         let Some(longest) = longest else { return Err("the trace has no requests".into()) };
-        let ctx = machine.context()?;
-        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
-        let options = self.serving.options(self.model.options(longest, &self.stepping)?)?;
-        let model = self.model.load(ctx, &checkpoint, &options, None)?;
+        let ctx = run.context()?;
+        let checkpoint = self.model.checkpoint(run, &ctx)?;
+        let options = LoadOptions { context: Some(longest), ..run.serving_options()? };
+        let model = self.model.load(run, ctx, &checkpoint, &options, None)?;
         let mut engine = Engine::new(model, EngineOptions::default());
         catch_interrupts();
         let mut go_on = || if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };

@@ -9,8 +9,7 @@ use serde_json::json;
 use sinew::memory::level_from_environment;
 use sinew::models::settings::{FIELDS, Field, Source};
 
-use super::arguments::{resolved, settings};
-use super::{Machine, Outcome};
+use super::{Outcome, Run};
 
 /// List every setting, its value, and what decides it.
 #[derive(Debug, Args)]
@@ -35,15 +34,15 @@ struct Line {
 }
 
 impl Settings {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         // What cannot be opened is an error here as everywhere.
-        machine.context()?;
+        run.context()?;
         let mut out = std::io::stdout().lock();
         if self.toml {
-            write!(out, "{}", settings().to_toml())?;
+            write!(out, "{}", run.settings().to_toml())?;
             return Ok(());
         }
-        let lines = lines()?;
+        let lines = FIELDS.iter().map(|field| line(run, field)).collect::<Outcome<Vec<_>>>()?;
         if self.json {
             let all: Vec<_> = lines
                 .iter()
@@ -71,12 +70,8 @@ fn of_caches() -> String {
     CACHES.iter().find(says).map_or("default", |name| name).to_owned()
 }
 
-fn lines() -> Outcome<Vec<Line>> {
-    FIELDS.iter().map(line).collect()
-}
-
-fn line(field: &'static Field) -> Outcome<Line> {
-    let (resolved, settings) = (resolved(), settings());
+fn line(run: &Run, field: &'static Field) -> Outcome<Line> {
+    let (resolved, settings) = (run.resolved(), run.settings());
     let hub = settings.hub();
     let value = match field.name {
         "tuning_cache" => folder(settings.tuning_cache().folder().folder()),

@@ -11,12 +11,13 @@ use sinew::demo;
 use sinew::models::{EmbeddingModel, Folder, LanguageModel, LoadOptions, ModelConfig};
 use sinew::ops::{Budget, Context, Tuned, tune};
 
-use super::arguments::settings;
-use super::{Machine, Outcome, Stepping, WeightForm, locate};
+use super::arguments::{STEPPING, WEIGHTS, of_settings};
+use super::{Outcome, Run};
 
 /// Time the kernels that may serve a model's shapes on this machine, and keep the times: from then on the fastest are
 /// chosen, and no bit of a result changes for it. Without --model: the shapes of the bundled model.
 #[derive(Debug, Args)]
+#[command(args = of_settings(WEIGHTS), args = of_settings(STEPPING))]
 pub struct Tune {
     /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(long, value_name = "PATH|ID")]
@@ -24,10 +25,6 @@ pub struct Tune {
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
     #[arg(long)]
     offline: bool,
-    #[command(flatten)]
-    form: WeightForm,
-    #[command(flatten)]
-    stepping: Stepping,
     /// Seconds that may be spent on timing.
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = parse_seconds)]
     budget: f64,
@@ -46,17 +43,17 @@ const PROMPT: usize = 512;
 const TEXT: usize = 128;
 
 impl Tune {
-    pub fn run(&self, machine: &Machine) -> Outcome {
-        let cache = settings().tuning_cache();
+    pub fn run(&self, run: &Run) -> Outcome {
+        let cache = run.settings().tuning_cache();
         // Told of what is kept, so that other problems come first.
-        let ctx = Arc::new(machine.untuned_context()?.with_tuning(&cache));
-        self.note(&ctx)?;
+        let ctx = Arc::new(run.untuned_context()?.with_tuning(&cache));
+        self.note(run, &ctx)?;
         let budget = Budget { time: Duration::from_secs_f64(self.budget), ..Budget::default() };
         let tuned = tune(&ctx, &budget)?;
         let folder = cache.folder().folder();
         // What was measured is shown, whatever becomes of it.
         let kept = cache.save(&ctx, &tuned);
-        self.report(&ctx, &tuned, folder.filter(|_| kept.is_ok()))?;
+        self.report(run, &ctx, &tuned, folder.filter(|_| kept.is_ok()))?;
         kept.map_err(|error| {
             let place = folder.map(|folder| format!(" in {}", folder.display())).unwrap_or_default();
             format!("the times cannot be kept{place}: {error}").into()
@@ -64,10 +61,10 @@ impl Tune {
     }
 
     /// Runs the model for a moment, so that the context knows what it is asked for.
-    fn note(&self, ctx: &Arc<Context>) -> Outcome {
-        let options = LoadOptions { weights: self.form.options()?, ..self.stepping.options()? };
+    fn note(&self, run: &Run, ctx: &Arc<Context>) -> Outcome {
+        let options = run.load_options()?;
         let Some(name) = &self.model else { return prompt(demo::load(ctx.clone(), &options)?) };
-        let folder = Folder::new(locate(name, self.offline)?);
+        let folder = Folder::new(run.locate(name, self.offline)?);
         match folder.config()? {
             ModelConfig::Encoder(config) => {
                 let mut model = EmbeddingModel::load_on(ctx.clone(), &folder, &options.weights, &mut |_, _| {})?;
@@ -85,7 +82,7 @@ impl Tune {
     }
 
     /// Prints what was measured, and the folder where it is kept, if it is.
-    fn report(&self, ctx: &Context, tuned: &Tuned, folder: Option<&Path>) -> Outcome {
+    fn report(&self, run: &Run, ctx: &Context, tuned: &Tuned, folder: Option<&Path>) -> Outcome {
         let mut out = std::io::stdout().lock();
         if self.json {
             let problems: Vec<_> = tuned
@@ -135,7 +132,7 @@ impl Tune {
         }
         match folder {
             Some(folder) => writeln!(out, "kept in {}", folder.display())?,
-            None if settings().tuning_cache().folder().folder().is_some() => writeln!(out, "not kept")?,
+            None if run.settings().tuning_cache().folder().folder().is_some() => writeln!(out, "not kept")?,
             None => writeln!(out, "not kept: neither XDG_CACHE_HOME nor HOME is set")?,
         }
         Ok(())

@@ -7,18 +7,20 @@ use serde_json::json;
 use sinew::kernels::rates::Peaks;
 use sinew::models::{EmbeddingModel, EncoderConfig};
 
-use super::super::{Machine, Outcome, catch_interrupts, interrupted, peak_rss_bytes, rate_text, report_memory};
 use super::{Bench, median, tokens};
+use crate::command::interrupts::{catch_interrupts, interrupted};
+use crate::command::output::{peak_rss_bytes, rate_text, report_memory};
+use crate::command::{Outcome, Run};
 
 impl Bench {
-    pub(super) fn run_encoder(&self, machine: &Machine, config: &EncoderConfig) -> Outcome {
+    pub(super) fn run_encoder(&self, run: &Run, config: &EncoderConfig) -> Outcome {
         let longest = config.max_position_embeddings;
         if self.prompt_tokens > longest {
             return Err(format!("texts of {} tokens; the model's positions are {longest}", self.prompt_tokens).into());
         }
         let start = Instant::now();
         let mut model =
-            EmbeddingModel::load_on(machine.context()?, self.model.folder()?, &self.model.weights()?, &mut |_, _| {})?;
+            EmbeddingModel::load_on(run.context()?, self.model.folder(run)?, &run.weight_options()?, &mut |_, _| {})?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
         let texts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(config.vocab_size, b, self.prompt_tokens)).collect();

@@ -5,12 +5,14 @@ use std::time::Instant;
 
 use sinew::models::{Engine, EngineOptions, GenerateOptions, Happening, LanguageModel, Request};
 
-use super::{Bench, Outcome, Run, interrupted, tokens};
+use super::{Bench, Measured, tokens};
+use crate::command::Outcome;
+use crate::command::interrupts::interrupted;
 
 impl Bench {
     /// One run of the batch as requests of an engine, which come at once. Its prefill ends with the first token of all;
     /// its decode is what is left then, at the rate of whole batches.
-    pub(super) fn through_engine(&self, model: LanguageModel, number: usize) -> Outcome<(LanguageModel, Run)> {
+    pub(super) fn through_engine(&self, model: LanguageModel, number: usize) -> Outcome<(LanguageModel, Measured)> {
         let vocab = model.decoder().config().vocab_size;
         let mut engine = Engine::new(model, EngineOptions { max_waiting: self.batch, ..EngineOptions::default() });
         let start = Instant::now();
@@ -44,6 +46,6 @@ impl Bench {
         // As long as all tokens would have taken at the rate of those that were left.
         let decode = (end - prefill) * (self.batch * self.new_tokens) as f64 / left as f64;
         let found = engine.stats().found;
-        Ok((engine.into_model(), Run { first_token, prefill, decode, found }))
+        Ok((engine.into_model(), Measured { first_token, prefill, decode, found }))
     }
 }

@@ -10,7 +10,7 @@ use sinew::models::settings::{OldKvDType, Value as _};
 use sinew::ops::Context;
 use sinew::tensor::{DType, PagedLayout};
 
-use super::super::Outcome;
+use super::super::{Outcome, Run};
 use super::{Describe, ProblemOf, parse};
 
 /// Attention of new tokens over the keys of their sequences.
@@ -89,7 +89,7 @@ fn parse_old_kv(text: &str) -> Result<DType, String> {
 impl Describe for ExplainAttention {
     type Operator = Attention;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Attention>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Attention>> {
         let kv_heads = self.kv_heads.unwrap_or(self.heads);
         if !self.heads.is_multiple_of(kv_heads) {
             return Err(format!("{} heads are no multiple of {kv_heads} heads of keys", self.heads).into());
@@ -170,7 +170,7 @@ fn rotary_dim(rotary_dim: usize, head_dim: usize) -> Outcome<usize> {
 impl Describe for ExplainRotary {
     type Operator = Rotary;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Rotary>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Rotary>> {
         let (head_dim, x) = (self.head_dim, self.dtype);
         let fixed = RotaryStatic {
             head_dim,
@@ -216,7 +216,7 @@ pub struct ExplainKvAppend {
 impl Describe for ExplainKvAppend {
     type Operator = KvAppend;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<KvAppend>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<KvAppend>> {
         let turned = self.rotary_dim.map(|turned| rotary_dim(turned, self.head_dim)).transpose()?;
         let fixed = KvAppendStatic {
             num_kv_heads: self.kv_heads,

@@ -10,7 +10,8 @@ use sinew::kernels::gather::{Gather, GatherCall, GatherStatic};
 use sinew::ops::Context;
 use sinew::tensor::DType;
 
-use super::super::{Outcome, WeightForm};
+use super::super::arguments::{WEIGHTS, of_settings};
+use super::super::{Outcome, Run};
 use super::products::{format, precision};
 use super::{Describe, ProblemOf, parse};
 
@@ -45,7 +46,7 @@ fn parse_unary(text: &str) -> Result<UnaryFunction, String> {
 impl Describe for ExplainUnary {
     type Operator = Unary;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Unary>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Unary>> {
         let (function, input) = (self.function, self.span.dtype);
         let usual = if function == UnaryFunction::Not { DType::Bool } else { input };
         let fixed = UnaryStatic { function, input, output: self.out.unwrap_or(usual) };
@@ -76,7 +77,7 @@ fn parse_binary(text: &str) -> Result<BinaryFunction, String> {
 impl Describe for ExplainBinary {
     type Operator = Binary;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Binary>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Binary>> {
         let (function, a) = (self.function, self.span.dtype);
         let output = self.out.unwrap_or(if function.compares() { DType::Bool } else { a });
         let fixed = BinaryStatic { function, a, b: self.other.unwrap_or(a), output };
@@ -94,7 +95,7 @@ pub struct ExplainWhere {
 impl Describe for ExplainWhere {
     type Operator = Where;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Where>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Where>> {
         Ok((WhereStatic { dtype: self.span.dtype }, Elements(self.span.elements)))
     }
 }
@@ -112,7 +113,7 @@ pub struct ExplainCast {
 impl Describe for ExplainCast {
     type Operator = Cast;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Cast>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Cast>> {
         let input = self.span.dtype;
         Ok((CastStatic { input, output: self.out.unwrap_or(input) }, Elements(self.span.elements)))
     }
@@ -134,7 +135,7 @@ pub struct ExplainGather {
 impl Describe for ExplainGather {
     type Operator = Gather;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Gather>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Gather>> {
         let call = GatherCall { elements: self.span.elements, size: self.size };
         Ok((GatherStatic { dtype: self.span.dtype, dim: self.dim }, call))
     }
@@ -142,6 +143,7 @@ impl Describe for ExplainGather {
 
 /// Rows of an embedding table, which is a packed weight or an ordinary tensor.
 #[derive(Debug, Args)]
+#[command(args = of_settings(WEIGHTS))]
 pub struct ExplainEmbedding {
     /// Ids.
     #[arg(long, default_value = "1", value_parser = parse::size)]
@@ -152,8 +154,6 @@ pub struct ExplainEmbedding {
     /// Values of a row.
     #[arg(long, default_value = "4096", value_parser = parse::size)]
     width: usize,
-    #[command(flatten)]
-    form: WeightForm,
     /// The table is an ordinary tensor.
     #[arg(long)]
     unpacked: bool,
@@ -165,8 +165,8 @@ pub struct ExplainEmbedding {
 impl Describe for ExplainEmbedding {
     type Operator = Embedding;
 
-    fn problem(&self, ctx: &Context) -> Outcome<ProblemOf<Embedding>> {
-        let precision = precision(&self.form, ctx)?;
+    fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<Embedding>> {
+        let precision = precision(run, ctx)?;
         let table = match format(&precision, ctx)? {
             Some(format) if !self.unpacked => TableKind::Packed(format),
             _ => TableKind::Strided(precision.weights),

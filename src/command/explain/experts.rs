@@ -6,7 +6,7 @@ use sinew::kernels::route::{Route, RouteDynamic, RouteStatic};
 use sinew::ops::Context;
 use sinew::tensor::DType;
 
-use super::super::Outcome;
+use super::super::{Outcome, Run};
 use super::{Describe, ProblemOf, parse};
 
 /// Which experts each token goes to.
@@ -29,7 +29,7 @@ pub struct ExplainRoute {
 impl Describe for ExplainRoute {
     type Operator = Route;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Route>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Route>> {
         if self.top_k > self.experts {
             return Err(format!("{} of {} experts: --top-k is at most --experts", self.top_k, self.experts).into());
         }
@@ -65,7 +65,7 @@ pub struct ExplainCombine {
 impl Describe for ExplainCombine {
     type Operator = Combine;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Combine>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Combine>> {
         parse::product("rows", self.tokens, self.top_k)?;
         let Self { top_k, width, dtype: y, out, accumulate, .. } = *self;
         let fixed = CombineStatic { width, top_k, y, out: out.unwrap_or(y), accumulate };

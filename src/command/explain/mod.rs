@@ -17,8 +17,7 @@ use sinew::kernels::Operator;
 use sinew::kernels::rates::Description;
 use sinew::ops::{Context, Explanation, Limits};
 
-use super::arguments::settings;
-use super::{Machine, Outcome};
+use super::{Outcome, Run};
 
 /// Show the kernels that could solve a problem, what each is predicted to cost, and why one is chosen; or with --model
 /// where the time of a model's steps goes, or with --support which dtypes every operator takes on which device.
@@ -72,16 +71,16 @@ trait Describe {
     type Operator: Operator;
 
     /// The problem's static and dynamic part.
-    fn problem(&self, ctx: &Context) -> Outcome<ProblemOf<Self::Operator>>;
+    fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<Self::Operator>>;
 
-    fn explain(&self, ctx: &Context, measure: bool) -> Outcome<Explanation> {
-        let (fixed, call) = self.problem(ctx)?;
+    fn explain(&self, run: &Run, ctx: &Context, measure: bool) -> Outcome<Explanation> {
+        let (fixed, call) = self.problem(run, ctx)?;
         if measure {
             return Ok(ctx.explain_measured::<Self::Operator>(&fixed, &call)?);
         }
         let explanation = ctx.explain::<Self::Operator>(&fixed, &call)?;
         // Against what `sinew devices --measure` kept, where it did.
-        Ok(match Description::kept(ctx.device(), &settings().device_cache()) {
+        Ok(match Description::kept(ctx.device(), &run.settings().device_cache()) {
             Some(kept) => {
                 let limits = Limits::described(ctx.device().hardware(), &kept);
                 explanation.against(limits, Self::Operator::compute(&fixed))
@@ -94,39 +93,39 @@ trait Describe {
 type ProblemOf<O> = (<O as Operator>::Static, <O as Operator>::Dynamic);
 
 impl Problem {
-    fn explain(&self, ctx: &Context, measure: bool) -> Outcome<Explanation> {
+    fn explain(&self, run: &Run, ctx: &Context, measure: bool) -> Outcome<Explanation> {
         match self {
-            Self::Gemm(problem) => problem.explain(ctx, measure),
-            Self::GroupedGemm(problem) => problem.explain(ctx, measure),
-            Self::Attention(problem) => problem.explain(ctx, measure),
-            Self::KvAppend(problem) => problem.explain(ctx, measure),
-            Self::Rotary(problem) => problem.explain(ctx, measure),
-            Self::Norm(problem) => problem.explain(ctx, measure),
-            Self::Softmax(problem) => problem.explain(ctx, measure),
-            Self::Activation(problem) => problem.explain(ctx, measure),
-            Self::Reduce(problem) => problem.explain(ctx, measure),
-            Self::TopK(problem) => problem.explain(ctx, measure),
-            Self::Sample(problem) => problem.explain(ctx, measure),
-            Self::Unary(problem) => problem.explain(ctx, measure),
-            Self::Binary(problem) => problem.explain(ctx, measure),
-            Self::Where(problem) => problem.explain(ctx, measure),
-            Self::Cast(problem) => problem.explain(ctx, measure),
-            Self::Gather(problem) => problem.explain(ctx, measure),
-            Self::Embedding(problem) => problem.explain(ctx, measure),
-            Self::Route(problem) => problem.explain(ctx, measure),
-            Self::Combine(problem) => problem.explain(ctx, measure),
+            Self::Gemm(problem) => problem.explain(run, ctx, measure),
+            Self::GroupedGemm(problem) => problem.explain(run, ctx, measure),
+            Self::Attention(problem) => problem.explain(run, ctx, measure),
+            Self::KvAppend(problem) => problem.explain(run, ctx, measure),
+            Self::Rotary(problem) => problem.explain(run, ctx, measure),
+            Self::Norm(problem) => problem.explain(run, ctx, measure),
+            Self::Softmax(problem) => problem.explain(run, ctx, measure),
+            Self::Activation(problem) => problem.explain(run, ctx, measure),
+            Self::Reduce(problem) => problem.explain(run, ctx, measure),
+            Self::TopK(problem) => problem.explain(run, ctx, measure),
+            Self::Sample(problem) => problem.explain(run, ctx, measure),
+            Self::Unary(problem) => problem.explain(run, ctx, measure),
+            Self::Binary(problem) => problem.explain(run, ctx, measure),
+            Self::Where(problem) => problem.explain(run, ctx, measure),
+            Self::Cast(problem) => problem.explain(run, ctx, measure),
+            Self::Gather(problem) => problem.explain(run, ctx, measure),
+            Self::Embedding(problem) => problem.explain(run, ctx, measure),
+            Self::Route(problem) => problem.explain(run, ctx, measure),
+            Self::Combine(problem) => problem.explain(run, ctx, measure),
         }
     }
 }
 
 impl Explain {
-    pub fn run(&self, machine: &Machine) -> Outcome {
+    pub fn run(&self, run: &Run) -> Outcome {
         if self.measure && self.problem.is_none() {
             return Err("--measure is for an operator; --model measures in any case, and --support nothing".into());
         }
         match (&self.problem, &self.model.0, self.support) {
             (Some(problem), None, false) => {
-                let explanation = problem.explain(&*machine.context()?, self.measure)?;
+                let explanation = problem.explain(run, &*run.context()?, self.measure)?;
                 let mut out = std::io::stdout().lock();
                 if self.json {
                     writeln!(out, "{}", json::explanation(&explanation))?;
@@ -135,8 +134,8 @@ impl Explain {
                 }
                 Ok(())
             }
-            (None, Some(steps), false) => steps.run(machine, self.json),
-            (None, None, true) => support::run(self.json),
+            (None, Some(steps), false) => steps.run(run, self.json),
+            (None, None, true) => support::run(run, self.json),
             (None, None, false) => {
                 Err("explain what? Name an operator, such as gemm, or give --model or --support".into())
             }

@@ -8,11 +8,13 @@ use sinew::models::{EmbeddingModel, EncoderConfig, Error, LoadOptions, ModelConf
 use sinew::ops::{Limits, Profile};
 
 use super::super::bench::tokens;
-use super::super::{Machine, Model, Outcome, Stepping};
 use super::json;
+use crate::command::arguments::{STEPPING, of_settings};
+use crate::command::{Model, Outcome, Run};
 
 /// A model's steps: of a decoder a prefill and a decode step, of an encoder the embedding of texts.
 #[derive(Debug, Args)]
+#[command(args = of_settings(STEPPING))]
 pub(super) struct Steps {
     #[command(flatten)]
     model: Model,
@@ -28,8 +30,6 @@ pub(super) struct Steps {
     /// Show the candidates for every problem of the steps as well, and why each is chosen or not. --json always has them.
     #[arg(long)]
     candidates: bool,
-    #[command(flatten)]
-    stepping: Stepping,
 }
 
 /// [`Steps`] where --model is given. Their other options are for it alone.
@@ -68,13 +68,13 @@ impl FromArgMatches for OfModel {
 type Profiled = (&'static str, Profile);
 
 impl Steps {
-    pub(super) fn run(&self, machine: &Machine, json: bool) -> Outcome {
+    pub(super) fn run(&self, run: &Run, json: bool) -> Outcome {
         if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
             return Err("prompt tokens, batch and repeat must be at least 1".into());
         }
-        let steps = match self.model.folder()?.config()? {
-            ModelConfig::Encoder(config) => self.encoder(machine, config)?,
-            _ => self.decoder(machine)?,
+        let steps = match self.model.folder(run)?.config()? {
+            ModelConfig::Encoder(config) => self.encoder(run, config)?,
+            _ => self.decoder(run)?,
         };
         let mut out = std::io::stdout().lock();
         if json {
@@ -102,19 +102,19 @@ impl Steps {
         value
     }
 
-    fn decoder(&self, machine: &Machine) -> Outcome<Vec<Profiled>> {
+    fn decoder(&self, run: &Run) -> Outcome<Vec<Profiled>> {
         // A token for each decode step: recorded and not, and two that are not counted.
         let steps = self.repeat.saturating_add(1).saturating_mul(2);
-        let (context, config) = (self.prompt_tokens.saturating_add(steps), self.model.folder()?.config()?);
+        let (context, config) = (self.prompt_tokens.saturating_add(steps), self.model.folder(run)?.config()?);
         let longest = config.as_decoder()?.longest_context();
         if context > longest {
             let (prompt, most) = (self.prompt_tokens, longest.saturating_sub(steps));
             return Err(format!("{prompt} prompt tokens and {steps} steps: --prompt-tokens is at most {most}").into());
         }
-        let options = LoadOptions { max_sequences: self.batch, ..self.model.options(context, &self.stepping)? };
-        let ctx = machine.context()?;
-        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
-        let mut model = self.model.load(ctx.clone(), &checkpoint, &options, None)?;
+        let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..run.load_options()? };
+        let ctx = run.context()?;
+        let checkpoint = self.model.checkpoint(run, &ctx)?;
+        let mut model = self.model.load(run, ctx.clone(), &checkpoint, &options, None)?;
         let limits = Limits::measure(ctx.device())?;
         let vocab = model.decoder().config().vocab_size;
         let prompts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(vocab, b, self.prompt_tokens)).collect();
@@ -136,13 +136,13 @@ impl Steps {
         Ok(vec![("prefill", prefill), ("decode step", decode)])
     }
 
-    fn encoder(&self, machine: &Machine, config: &EncoderConfig) -> Outcome<Vec<Profiled>> {
+    fn encoder(&self, run: &Run, config: &EncoderConfig) -> Outcome<Vec<Profiled>> {
         let longest = config.max_position_embeddings;
         if self.prompt_tokens > longest {
             return Err(format!("texts of {} tokens; the model's positions are {longest}", self.prompt_tokens).into());
         }
-        let ctx = machine.context()?;
-        let (folder, weights) = (self.model.folder()?, self.model.weights()?);
+        let ctx = run.context()?;
+        let (folder, weights) = (self.model.folder(run)?, run.weight_options()?);
         let mut model = EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?;
         let limits = Limits::measure(ctx.device())?;
         let texts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(config.vocab_size, b, self.prompt_tokens)).collect();

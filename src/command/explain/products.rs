@@ -10,11 +10,13 @@ use sinew::models::load::Precision;
 use sinew::ops::Context;
 use sinew::tensor::DType;
 
-use super::super::{Outcome, WeightForm};
+use super::super::arguments::{WEIGHTS, of_settings};
+use super::super::{Outcome, Run};
 use super::{Describe, ProblemOf, parse, rows};
 
 /// A product of activations and a packed weight: `[m, k] x [n, k]ᵀ`.
 #[derive(Debug, Args)]
+#[command(args = of_settings(WEIGHTS))]
 pub struct ExplainGemm {
     /// Products of as many matrices each, which share a packed weight.
     #[arg(long, default_value = "1", value_parser = parse::size)]
@@ -28,8 +30,6 @@ pub struct ExplainGemm {
     /// Inputs.
     #[arg(long, value_parser = parse::size)]
     k: usize,
-    #[command(flatten)]
-    form: WeightForm,
     /// The right-hand side is an ordinary tensor instead of a packed weight.
     #[arg(long)]
     unpacked: bool,
@@ -98,6 +98,7 @@ fn check_halves(n: usize, gated: Option<Activation>) -> Outcome {
 
 /// Products of the rows of each group, such as an expert's, with a weight of its own.
 #[derive(Debug, Args)]
+#[command(args = of_settings(WEIGHTS))]
 pub struct ExplainGroupedGemm {
     /// Rows of all groups.
     #[arg(long, default_value = "8", value_parser = parse::size)]
@@ -111,8 +112,6 @@ pub struct ExplainGroupedGemm {
     /// Inputs.
     #[arg(long, value_parser = parse::size)]
     k: usize,
-    #[command(flatten)]
-    form: WeightForm,
     /// The activation by which the first half of the outputs gates the second.
     #[arg(long, value_name = "silu|gelu|…")]
     gated: Option<Activation>,
@@ -122,8 +121,8 @@ pub struct ExplainGroupedGemm {
 }
 
 /// What a loaded model of such weights computes with, bf16 where none are named.
-pub(super) fn precision(form: &WeightForm, ctx: &Context) -> Outcome<Precision> {
-    let weights = form.options()?;
+pub(super) fn precision(run: &Run, ctx: &Context) -> Outcome<Precision> {
+    let weights = run.weight_options()?;
     let of = Precision::of(weights.dtype.unwrap_or(DType::BF16), ctx.device().hardware())?;
     Ok(Precision { quantize: weights.quantize, activations_of_quantized: weights.activations, ..of })
 }
@@ -140,8 +139,8 @@ pub(super) fn format(precision: &Precision, ctx: &Context) -> Outcome<Option<&'s
 impl Describe for ExplainGemm {
     type Operator = Gemm;
 
-    fn problem(&self, ctx: &Context) -> Outcome<ProblemOf<Gemm>> {
-        let precision = precision(&self.form, ctx)?;
+    fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<Gemm>> {
+        let precision = precision(run, ctx)?;
         let b = match format(&precision, ctx)? {
             Some(format) if !self.unpacked => Rhs::Packed(format),
             _ => Rhs::Strided(precision.weights),
@@ -174,8 +173,8 @@ fn formula(kind: NormKind) -> NormFormula {
 impl Describe for ExplainGroupedGemm {
     type Operator = GroupedGemm;
 
-    fn problem(&self, ctx: &Context) -> Outcome<ProblemOf<GroupedGemm>> {
-        let precision = precision(&self.form, ctx)?;
+    fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<GroupedGemm>> {
+        let precision = precision(run, ctx)?;
         let encoding = precision.main_encoding();
         let format = format(&precision, ctx)?;
         let format = format.ok_or_else(|| format!("{} keeps no weights as {encoding}", ctx.device().id()))?;

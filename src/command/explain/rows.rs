@@ -11,7 +11,7 @@ use sinew::kernels::topk::{TopK, TopKCall, TopKStatic};
 use sinew::ops::Context;
 use sinew::tensor::DType;
 
-use super::super::Outcome;
+use super::super::{Outcome, Run};
 use super::{Describe, ProblemOf, parse};
 
 /// Rows of a width.
@@ -58,7 +58,7 @@ pub(super) fn parse_norm(text: &str) -> Result<NormKind, String> {
 impl Describe for ExplainNorm {
     type Operator = Norm;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Norm>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Norm>> {
         let bias = (self.kind == NormKind::Layer).then_some(self.weight);
         let fixed = NormStatic {
             width: self.shape.width,
@@ -97,7 +97,7 @@ pub struct ExplainSoftmax {
 impl Describe for ExplainSoftmax {
     type Operator = Softmax;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Softmax>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Softmax>> {
         let (x, out) = (self.dtype, self.out.unwrap_or(self.dtype));
         let fixed = SoftmaxStatic { x, out, mask: self.mask, scale: F32Bits::new(self.scale), log: self.log };
         Ok((fixed, SoftmaxDynamic { rows: self.shape.rows, width: self.shape.width }))
@@ -131,7 +131,7 @@ fn parse_gate(text: &str) -> Result<Gate, String> {
 impl Describe for ExplainActivation {
     type Operator = Activate;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Activate>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Activate>> {
         let (x, out) = (self.dtype, self.out.unwrap_or(self.dtype));
         let fixed = ActivationStatic { activation: self.function, gate: self.gate, x, out };
         Ok((fixed, ActivationDynamic { rows: self.shape.rows, width: self.shape.width }))
@@ -161,7 +161,7 @@ fn parse_reduce(text: &str) -> Result<ReduceFunction, String> {
 impl Describe for ExplainReduce {
     type Operator = Reduce;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Reduce>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Reduce>> {
         let (function, input) = (self.function, self.dtype);
         let float = DType::COMPUTE.contains(&input) || input == DType::F64;
         let counts = function.finds() || (function == ReduceFunction::Sum && !float);
@@ -190,7 +190,7 @@ pub struct ExplainTopK {
 impl Describe for ExplainTopK {
     type Operator = TopK;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<TopK>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<TopK>> {
         let Shape { rows, width } = self.shape;
         if self.k > width {
             return Err(format!("the top {} of {width} elements: --k is at most --width", self.k).into());
@@ -214,7 +214,7 @@ pub struct ExplainSample {
 impl Describe for ExplainSample {
     type Operator = Sample;
 
-    fn problem(&self, _: &Context) -> Outcome<ProblemOf<Sample>> {
+    fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Sample>> {
         Ok((SampleStatic { vocab: self.vocab }, SampleDynamic { rows: self.rows }))
     }
 }

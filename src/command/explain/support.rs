@@ -8,21 +8,20 @@ use sinew::kernels::Registry;
 use sinew::kernels::support::{Cell, Support};
 use sinew::memory::{Device, Found, discover};
 
-use super::super::Outcome;
-use super::super::arguments::{given, settings};
 use super::super::devices::of_device;
+use super::super::{Outcome, Run};
 
 /// Asks the kernels about the device of this run, or every one of this machine where none is named.
-pub(super) fn run(as_json: bool) -> Outcome {
+pub(super) fn run(run: &Run, as_json: bool) -> Outcome {
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     let mut absent = Vec::new();
-    if given(&["device"]).is_some() {
-        devices.push(settings().open_device()?);
+    if run.given(&["device"]).is_some() {
+        devices.push(run.settings().open_device()?);
     } else {
         for found in discover() {
             match found.found {
                 Found::Nothing { reason } => absent.push((found.name, reason)),
-                _ => devices.push(of_device(&found.name).open_device()?),
+                _ => devices.push(of_device(run, &found.name).open_device()?),
             }
         }
     }

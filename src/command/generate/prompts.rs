@@ -8,11 +8,14 @@ use std::path::Path;
 use serde_json::json;
 use sinew::models::engine::RequestId;
 use sinew::models::{
-    Engine, EngineOptions, Event, Finish, GenerateOptions, Happening, LanguageModel, Logprobs, Request,
+    Engine, EngineOptions, Event, Finish, GenerateOptions, Happening, LanguageModel, LoadOptions, Logprobs, Request,
 };
 
 use super::{Generate, logprobs_json};
-use crate::command::{Machine, Outcome, catch_interrupts, interrupted, read_line, report_memory};
+use crate::command::input::read_line;
+use crate::command::interrupts::{catch_interrupts, interrupted};
+use crate::command::output::report_memory;
+use crate::command::{Outcome, Run};
 
 /// The longest line of a file of prompts.
 const MAX_LINE: u64 = 64 << 20;
@@ -46,12 +49,12 @@ impl Answer {
 
 impl Generate {
     /// Answers the lines of a file, `max_new_tokens` where neither an option nor the checkpoint says how many.
-    pub(super) fn run_file(&self, machine: &Machine, file: &Path, max_new_tokens: usize) -> Outcome {
-        let folder = self.model.folder()?;
+    pub(super) fn run_file(&self, run: &Run, file: &Path, max_new_tokens: usize) -> Outcome {
+        let folder = self.model.folder(run)?;
         let (decoder, config) = (folder.config()?.as_decoder()?, folder.generation_config()?);
-        let ctx = machine.context()?;
-        let checkpoint = self.model.checkpoint(&ctx, &self.stepping)?;
-        let tokenizer = self.model.tokenizer()?;
+        let ctx = run.context()?;
+        let checkpoint = self.model.checkpoint(run, &ctx)?;
+        let tokenizer = self.model.tokenizer(run)?;
         let unreadable = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", file.display());
         let mut lines = BufReader::new(File::open(file).map_err(|error| unreadable(&error))?);
         let of_line =
@@ -81,8 +84,8 @@ impl Generate {
             let options = GenerateOptions { logprobs: self.logprobs, ..options };
             requests.push((known.unwrap_or(contexts.len() - 1), at, Request { options, ..Request::new(prompt) }));
         }
-        let options = self.serving.options(self.model.options(longest, &self.stepping)?)?;
-        let mut model = self.model.load(ctx, &checkpoint, &options, Some(tokenizer))?;
+        let options = LoadOptions { context: Some(longest), ..run.serving_options()? };
+        let mut model = self.model.load(run, ctx, &checkpoint, &options, Some(tokenizer))?;
         catch_interrupts();
         let answer = |(.., request): &(usize, usize, Request)| Answer {
             prompt_tokens: request.prompt.len(),
