@@ -83,6 +83,10 @@ fn lines_of_other_lengths_do_not_change_the_rotary_embedding_of_one() {
         let common = ["--model", model, "--max-new-tokens", "7", "--dtype", "f32", "--json", "--logprobs", "1"];
         let many = stdout(&sinew(&[&["generate", "--prompts-file", file][..], &common].concat()));
         assert_eq!(many.lines().count(), lines.len());
+        // A line that could never be answered is named before any is, also those of another embedding.
+        let small = sinew(&[&["generate", "--prompts-file", file, "--cache-tokens", "32"][..], &common].concat());
+        assert!(small.stdout.is_empty(), "{small:?}");
+        refused(&small, &["line 2 of", "room for 32"]);
         for (number, (line, prompt)) in many.lines().zip(&lines).enumerate() {
             let line: Value = serde_json::from_str(line).expect("JSON");
             let alone = json(&[&["generate", "--prompt", prompt][..], &common].concat());
@@ -146,15 +150,22 @@ fn damaged_traces_are_one_line_that_names_theirs() {
         (r#"{"arrival_s": -1, "prompt_tokens": 3, "new_tokens": 2}"#, "line 2"),
         (r#"{"arrival_s": 0, "prompt_tokens": 0, "new_tokens": 2}"#, "at least 1 token"),
         (r#"{"arrival_s": 0, "prompt_tokens": 3, "new_tokens": 2, "prefix_tokens": 4}"#, "no prefix longer"),
-        (r#"{"arrival_s": 0, "prompt_tokens": 18446744073709551615, "new_tokens": 2}"#, "context"),
         ("x", "line 2"),
     ] {
         std::fs::write(&file, format!("{good}\n{bad}\n")).expect("written");
         refused(&sinew(&["replay", &path, "--model", &model]), &[words]);
     }
+    // One that is longer than the model takes fails, and the others are answered.
+    for tokens in ["18446744073709551615", "255", "300"] {
+        let long = format!(r#"{{"arrival_s": 0, "prompt_tokens": {tokens}, "new_tokens": 2}}"#);
+        std::fs::write(&file, format!("\u{feff}{long}\n{good}\n")).expect("written");
+        let result = json(&["replay", &path, "--model", &model, "--json"]);
+        assert_eq!((&result["answered"], &result["failed"]), (&1.into(), &1.into()), "{result}");
+        assert!(result["failure"].as_str().is_some_and(|why| why.contains("the model has 256")), "{result}");
+    }
     std::fs::write(&file, "\n").expect("written");
     refused(&sinew(&["replay", &path, "--model", &model]), &["no requests"]);
-    refused(&sinew(&["trace", "--rate", "0"]), &["0 requests a second"]);
+    refused(&sinew(&["trace", "--rate", "0"]), &["0e0 requests a second"]);
     refused(&sinew(&["trace", "--min-prompt", "9", "--max-prompt", "8"]), &["from 9 to 8"]);
 }
 

@@ -189,6 +189,14 @@ impl Engine {
         self.waiting.is_empty() && self.running.is_empty() && self.late.is_empty()
     }
 
+    /// Refuses a request that [`Engine::submit`] would refuse however little waits.
+    ///
+    /// # Errors
+    /// A prompt or options that the model, or the whole cache, could never serve.
+    pub fn check(&self, request: &Request) -> Result<()> {
+        self.checks().check(request)
+    }
+
     /// Takes a request. It is let in by one of the next steps.
     ///
     /// # Errors
@@ -201,12 +209,11 @@ impl Engine {
     }
 
     fn submit_as(&mut self, id: RequestId, request: Request) -> Result<()> {
-        let checks = self.checks();
-        checks.check(&request)?;
+        self.check(&request)?;
         // Answers that end without a step are told by the next, and take room until then: all of as many requests.
         let (most, each) = (self.options.max_waiting, self.model.decoder().limits().max_sequences);
         if self.waiting.len() >= most || self.late.len() >= most.saturating_add(1).saturating_mul(each) {
-            return Err(Error::Busy { waiting: self.waiting.len() });
+            return Err(Error::Busy { waiting: self.waiting.len().saturating_add(self.late.len()) });
         }
         let tokenizer = if request.text { self.model.shared_tokenizer() } else { None };
         let rank = Rank::new(self.stats.steps, request.priority, self.options.patience, id);
@@ -267,8 +274,22 @@ impl Engine {
             self.late.append(&mut self.events);
             return Err(error);
         }
-        self.stats.finished += self.events.iter().filter(|event| event.is_last()).count() as u64;
+        self.count_finished();
         Ok(&self.events)
+    }
+
+    fn count_finished(&mut self) {
+        self.stats.finished += self.events.iter().filter(|event| event.is_last()).count() as u64;
+    }
+
+    /// After a step that failed: ends all that runs and waits, of which the events tell, behind what has ended before.
+    fn abandon(&mut self, why: &str) {
+        self.events.clear();
+        self.events.append(&mut self.late);
+        for streams in [&mut self.running, &mut self.waiting] {
+            streams.drain(..).for_each(|stream| stream.fail(why, &mut self.events));
+        }
+        self.count_finished();
     }
 
     /// Runs the step that is put together, draws the next token of each of the sequences that it gives logits, and tells

@@ -129,7 +129,7 @@ pub enum Error {
     /// An engine has more requests than it lets wait.
     #[error("{waiting} requests wait already; try again when some are answered")]
     Busy {
-        /// How many.
+        /// How many; what has ended and is not yet told of is among them.
         waiting: usize,
     },
 

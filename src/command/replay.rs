@@ -88,8 +88,13 @@ impl Replay {
         let text =
             std::fs::read(&self.trace).map_err(|error| format!("cannot read {}: {error}", self.trace.display()))?;
         let trace = TraceLine::parse_all(&text)?;
-        let longest = trace.iter().map(|line| line.prompt_tokens.saturating_add(line.new_tokens)).max();
-        let Some(longest) = longest else { return Err("the trace has no requests".into()) };
+        if trace.is_empty() {
+            return Err("the trace has no requests".into());
+        }
+        // Those that are longer fail one by one.
+        let most = self.model.folder(run)?.config()?.as_decoder()?.longest_context();
+        let lengths = trace.iter().map(|line| line.prompt_tokens.saturating_add(line.new_tokens));
+        let longest = lengths.filter(|&tokens| tokens <= most).max().unwrap_or(most);
         let ctx = run.context()?;
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let options = LoadOptions { context: Some(longest), ..run.serving_options()? };

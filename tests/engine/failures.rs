@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -178,6 +179,97 @@ fn a_thread_tells_its_clients_of_a_failed_step_and_goes_on() {
     let served = served.last().expect("an end");
     assert!(matches!(served.what, Happening::Finished { finish: Finish::Length, .. }), "{served:?}");
     assert_eq!((engine.stats().finished, engine.cache().stats().used), (2, 0));
+}
+
+#[test]
+fn requests_that_were_taken_are_answered_also_behind_a_step_that_failed_with_all_that_may_wait() {
+    const MOST: usize = 2;
+    let (running, is_running) = mpsc::channel();
+    let (release, released) = mpsc::channel::<bool>();
+    let released = Mutex::new(released);
+    let gate: gate::Gate = Arc::new(move || {
+        // The last steps find nobody who waits for them or tells them what to do.
+        let _ = running.send(());
+        released.lock().expect("no step panics").recv_timeout(Duration::from_secs(60)).unwrap_or(false)
+    });
+    let options = EngineOptions { max_waiting: MOST, ..EngineOptions::default() };
+    let engine = Engine::new(gated(gate, LoadOptions { max_sequences: 1, ..LoadOptions::default() }), options);
+    let handle = EngineHandle::start(engine).expect("a thread");
+    let submit = || handle.submit(asked(20, 3)).expect("there is room to wait");
+    let mut taken = vec![submit()];
+    is_running.recv().expect("it runs");
+    taken.extend((0..MOST).map(|_| submit()));
+    // After its first step, in which the gate is passed more than once, the thread takes those who wait.
+    while handle.stats().steps == 0 {
+        release.send(false).expect("a step waits for it");
+        is_running.recv().expect("it runs on");
+    }
+    taken.extend((0..MOST).map(|_| submit()));
+    release.send(true).expect("a step waits for it");
+    drop(release);
+    for (number, answers) in taken.into_iter().enumerate() {
+        let last = answers.last().expect("an end");
+        match &last.what {
+            Happening::Failed(error) if number <= MOST => assert!(error.to_string().contains("wants it to fail")),
+            Happening::Finished { finish: Finish::Length, .. } if number > MOST => {}
+            other => panic!("{number}: {other:?}"),
+        }
+    }
+    assert_eq!(handle.finish().expect("the thread ends").stats().finished, 1 + 2 * MOST as u64);
+}
+
+#[test]
+fn what_has_ended_before_a_step_that_failed_is_told_by_the_next() {
+    let fails = Arc::new(AtomicBool::new(false));
+    let of_gate = fails.clone();
+    let gate: gate::Gate = Arc::new(move || of_gate.swap(false, Ordering::Relaxed));
+    let mut engine =
+        Engine::new(gated(gate, LoadOptions { max_sequences: 2, ..LoadOptions::default() }), EngineOptions::default());
+    let [first, _] = [20, 30].map(|len| engine.submit(asked(len, 5)).expect("a valid request"));
+    engine.step().expect("a step");
+    assert!(engine.cancel(first));
+    fails.store(true, Ordering::Relaxed);
+    engine.step().expect_err("the gate fails");
+    let cancelled = |event: &Event| {
+        event.request == first && matches!(event.what, Happening::Finished { finish: Finish::Cancelled, .. })
+    };
+    assert!(engine.step().expect("a step").iter().any(cancelled));
+    assert_eq!(engine.stats().finished, 1);
+    assert_eq!(run(&mut engine), [(1, "length".to_owned())]);
+}
+
+#[test]
+fn a_replay_submits_when_a_time_has_come_and_counts_from_there() {
+    const STEP: Duration = Duration::from_millis(20);
+    let gate: gate::Gate = Arc::new(|| {
+        std::thread::sleep(STEP);
+        false
+    });
+    let mut engine = Engine::new(gated(gate, LoadOptions::default()), EngineOptions::default());
+    let line = |arrival_s| TraceLine { arrival_s, prompt_tokens: 9, new_tokens: 3, prefix: 0, prefix_tokens: 0 };
+    let start = Instant::now();
+    // At 0.25 s and 0.5 s.
+    let go_on = &mut || ControlFlow::Continue(());
+    let replayed = engine.replay(&[line(4000.0), line(8000.0)], 16_000.0, go_on).expect("it runs");
+    let (elapsed, step) = (start.elapsed().as_secs_f64(), STEP.as_secs_f64());
+    assert_eq!(replayed.answered, 2);
+    assert!(elapsed >= 0.5 + 3.0 * step, "{elapsed}");
+    // From the first one's coming to the last one's end, and from each one's coming on.
+    assert!(replayed.seconds >= 0.25 + 3.0 * step && replayed.seconds <= elapsed - 0.25, "{replayed:?} {elapsed}");
+    for times in [&replayed.first_token, &replayed.between_tokens] {
+        assert!(times.p50 >= step && times.p99 <= elapsed - 0.25, "{replayed:?} {elapsed}");
+    }
+}
+
+#[test]
+fn a_queue_without_a_bound_takes_no_memory_for_it() {
+    let engine = Engine::new(
+        model(1, DType::F32, LoadOptions::default()),
+        EngineOptions { max_waiting: usize::MAX, ..EngineOptions::default() },
+    );
+    let handle = EngineHandle::start(engine).expect("a thread");
+    let last = handle.submit(asked(5, 2)).expect("a valid request").last().expect("an end");
+    assert!(matches!(last.what, Happening::Finished { finish: Finish::Length, .. }), "{last:?}");
 }
 
 #[test]

@@ -196,8 +196,9 @@ fn what_a_request_finds_of_its_own_is_no_hit() {
     assert_eq!((stats.prompted, stats.found, stats.hit_rate()), (30 + 31 + 32, 0, 0.0));
 }
 
-/// Requests that begin alike in turns, behind prompts of their own that begin like nothing: how much of each is found.
-fn found_in_turns(name: &str, options: LoadOptions, prefixes: u32) -> Vec<u64> {
+/// Requests that begin alike in turns, with `rest` tokens of their own behind that, and prompts between them that begin like
+/// nothing: how much of each is found.
+fn found_in_turns(name: &str, options: LoadOptions, prefixes: u32, rest: usize) -> Vec<u64> {
     const PREFIX: usize = 400;
     let mut engine = Engine::new(fixture(name, 2, DType::F32, options), EngineOptions::default());
     let mut found = Vec::new();
@@ -206,7 +207,7 @@ fn found_in_turns(name: &str, options: LoadOptions, prefixes: u32) -> Vec<u64> {
         for prefix in 0..prefixes {
             let own = 100 + 20 * turn + prefix;
             let mut request = asked(1, 3);
-            request.prompt = [prompt(prefix, PREFIX), prompt(own, 40)].concat();
+            request.prompt = [prompt(prefix, PREFIX), prompt(own, rest)].concat();
             engine.submit(request).expect("a valid request");
             engine.submit(Request { prompt: prompt(own + 100, 300), ..asked(1, 3) }).expect("a valid request");
             run(&mut engine);
@@ -229,8 +230,27 @@ fn prefixes_in_turn_are_found_also_where_windows_have_passed_their_ends() {
         (FIXTURES[3], options, 2),
         (FIXTURES[0], old, 2),
     ] {
-        let found = found_in_turns(name, options, 8);
+        let found = found_in_turns(name, options, 8, 40);
         assert!(found[from..].iter().all(|&found| found == 400), "{name}: {found:?}");
+    }
+}
+
+#[test]
+fn prefixes_in_turn_are_found_also_where_a_window_is_no_longer_than_a_block() {
+    // Where a sequence ends inside a block, the window has left behind all that is published of it.
+    let of_blocks = |block_size| {
+        let options =
+            LoadOptions { max_sequences: 2, cache_tokens: Some(32_768), block_size, ..LoadOptions::default() };
+        let old = LoadOptions { old_kv: Some(OldKv { dtype: DType::I8, recent: 1 }), ..options.clone() };
+        [(FIXTURES[1], options.clone()), (FIXTURES[2], options.clone()), (FIXTURES[3], options), (FIXTURES[0], old)]
+    };
+    for block_size in [8, 16, 80] {
+        for rest in [10, 37, 45, 60] {
+            for (name, options) in of_blocks(block_size) {
+                let found = found_in_turns(name, options, 8, rest);
+                assert!(found[2..].iter().all(|&found| found == 400), "{name}, {block_size}, {rest}: {found:?}");
+            }
+        }
     }
 }
 

@@ -144,14 +144,9 @@ impl Index {
         for _ in 0..count {
             let Some(node) = self.tree.node_mut(at) else { return };
             node.is_wanted = true;
-            at = node.parent;
-            if node.goes_first {
-                node.goes_first = false;
-                let [first, others] = &mut self.candidates;
-                if first.remove(node.block) {
-                    others.insert(node.cached_at, node.block);
-                }
-            }
+            let parent = node.parent;
+            self.rank(at);
+            at = parent;
         }
     }
 
@@ -168,6 +163,7 @@ impl Index {
         }
         let words = &words[self.tree.range(chain.blocks)];
         let node = self.tree.add(chain.last, chain.salt, words, block.map_or(NONE, |block| block.0))?;
+        self.rank(chain.last.map_or(NONE, |last| last.node));
         match block {
             Some(block) => {
                 self.nodes[block.0 as usize] = node;
@@ -198,6 +194,7 @@ impl Index {
         {
             chain.blocks -= 1;
             chain.last = self.tree.entry(parent);
+            self.rank(parent);
         }
         chain
     }
@@ -232,12 +229,12 @@ impl Index {
         self.clock += 1;
         let keeps_ends = self.keeps_ends();
         let Some(node) = self.tree.node_mut(self.nodes[block.0 as usize]) else { return };
-        node.cached_at = self.clock;
-        node.goes_first = is_left_behind && !node.is_wanted;
+        (node.cached_at, node.is_left_behind) = (self.clock, is_left_behind);
         if !keeps_ends || node.cached_children == 0 {
             self.candidates[class(node)].insert(self.clock, block.0);
         }
         let parent = node.parent;
+        self.rank(self.nodes[block.0 as usize]);
         self.cached += 1;
         if let Some(parent) = self.tree.node_mut(parent) {
             parent.cached_children += 1;
@@ -247,13 +244,31 @@ impl Index {
         }
     }
 
+    /// Says of a node whether its cached block goes before those of others: a window has left it behind, nobody was
+    /// looking for it, and something is published behind it. The last of a chain stays until its turn comes: all before it
+    /// that is only remembered is known by it alone.
+    fn rank(&mut self, at: u32) {
+        let has_children = self.tree.has_children(at);
+        let Some(node) = self.tree.node_mut(at) else { return };
+        let goes_first = node.is_left_behind && !node.is_wanted && has_children;
+        if goes_first == node.goes_first {
+            return;
+        }
+        let before = class(node);
+        node.goes_first = goes_first;
+        let (block, cached_at, now) = (node.block, node.cached_at, class(node));
+        if block != NONE && self.candidates[before].remove(block) {
+            self.candidates[now].insert(cached_at, block);
+        }
+    }
+
     /// A cached block is used again, or leaves the index.
     pub fn uncache(&mut self, block: BlockId) {
         let keeps_ends = self.keeps_ends();
         let Some(node) = self.tree.node_mut(self.nodes[block.0 as usize]) else { return };
         debug_assert_ne!(node.cached_at, 0, "not cached");
         self.candidates[class(node)].remove(block.0);
-        (node.cached_at, node.goes_first) = (0, false);
+        (node.cached_at, node.is_left_behind, node.goes_first) = (0, false, false);
         let parent = node.parent;
         self.cached -= 1;
         if let Some(parent) = self.tree.node_mut(parent) {
@@ -273,14 +288,13 @@ impl Index {
     /// dropped too, unless its words can be remembered without it.
     pub fn evict(&mut self, mut free: impl FnMut(BlockId)) {
         let may_remember = self.remembered < self.most_remembered;
-        let goes_on = |block: u32| self.tree.has_children(self.nodes[block as usize]);
         let [first, other] = self.candidates.each_ref().map(Recency::first);
         // Where no more may be remembered, the first would take with it what is behind, which is mostly still in use. One of
         // the others makes room then: with the last of an old chain, what is remembered before it is forgotten.
-        let first_alone = first.filter(|&block| may_remember || self.keeps_ends() || !goes_on(block));
+        let first_alone = first.filter(|_| may_remember || self.keeps_ends());
         let Some(block) = first_alone.or(other).or(first) else { return };
         let at = self.nodes[block as usize];
-        if goes_on(block) && may_remember {
+        if self.tree.has_children(at) && may_remember {
             self.uncache(BlockId(block));
             self.nodes[block as usize] = NONE;
             if let Some(node) = self.tree.node_mut(at) {
@@ -327,6 +341,7 @@ impl Index {
         while let Some(before) = self.forget(parent) {
             parent = before;
         }
+        self.rank(parent);
     }
 
     fn extended(&self, chain: Chain, node: u32) -> Chain {

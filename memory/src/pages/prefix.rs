@@ -20,8 +20,8 @@ pub struct PrefixConfig {
     /// need only the last blocks of a prefix ([`BlockTable::lookup_seen`]). Where it is 0, a chain ends where a block
     /// is missing, and of blocks that are not in use the ends of chains are evicted before what they continue; else the
     /// least recently used are, whatever is behind them. Before either, those go that a window has
-    /// [left behind](BlockTable::release_before) and that are of no use for finding a prefix; where no more may be
-    /// remembered, not while something is published behind them, unless nothing else can go.
+    /// [left behind](BlockTable::release_before) and that are of no use for finding a prefix, as the ends of chains are
+    /// while they are there; where no more may be remembered, only if nothing else can go.
     pub remembered: usize,
     /// Finds the blocks.
     pub hash: PrefixHash,

@@ -23,9 +23,10 @@ use crate::{Error, Result};
 /// - A sliding table is to publish blocks before it releases them, to a pool that remembers those that are evicted
 ///   ([`PrefixConfig::remembered`](crate::PrefixConfig)): it needs only the last ones of a prefix
 ///   ([`BlockTable::lookup_seen`]).
-/// - What a window leaves behind is evicted before all else, unless it is of use for finding a prefix: where a lookup
-///   has found it, or would have, as [`PagePool::matching_seen`] would, had it still been there. So the second sequence
-///   that begins as an earlier one says how far they are alike, and runs that again; the third starts there.
+/// - What a window leaves behind is evicted before all else, unless it is of use for finding a prefix: the end of a chain,
+///   or where a lookup has found it, or would have, as [`PagePool::matching_seen`] would, had it still been there. So the
+///   second sequence that begins as an earlier one says how far they are alike, and runs that again; the third starts
+///   there.
 pub struct BlockTable {
     pub(super) pool: PagePool,
     pub(super) blocks: Vec<BlockId>,

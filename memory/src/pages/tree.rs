@@ -35,6 +35,8 @@ pub(super) struct Node {
     pub cached_children: u32,
     /// When its block was cached; 0 while something refers to it, or there is none.
     pub cached_at: u64,
+    /// Whether a window has left its cached block behind.
+    pub is_left_behind: bool,
     /// Whether its cached block goes before those of which this is not so.
     pub goes_first: bool,
     /// Whether it is of use for finding a prefix: it was found, or would have been with its bytes.
@@ -53,6 +55,7 @@ const FREE: Node = Node {
     block: NONE,
     cached_children: 0,
     cached_at: 0,
+    is_left_behind: false,
     goes_first: false,
     is_wanted: false,
 };

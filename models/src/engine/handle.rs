@@ -1,8 +1,8 @@
 //! An engine on a thread of its own.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -29,7 +29,9 @@ use crate::{Error, Result};
 pub struct EngineHandle {
     checks: Checks,
     most: usize,
-    requests: Option<SyncSender<Submitted>>,
+    /// Requests that are submitted and not yet taken by the thread, at most so many.
+    coming: Arc<AtomicUsize>,
+    requests: Option<Sender<Submitted>>,
     next_id: AtomicU64,
     stats: Arc<Mutex<EngineStats>>,
     thread: Option<JoinHandle<Engine>>,
@@ -71,14 +73,14 @@ impl EngineHandle {
         let checks = engine.checks();
         let most = engine.options.max_waiting;
         let next_id = AtomicU64::new(engine.next_id);
-        let (requests, submitted) = sync_channel(most);
+        let ((requests, submitted), coming) = (channel(), Arc::new(AtomicUsize::new(0)));
         let stats = Arc::new(Mutex::new(engine.stats()));
-        let server = Server { engine, clients: HashMap::new(), stats: stats.clone() };
+        let server = Server { engine, coming: coming.clone(), clients: HashMap::new(), stats: stats.clone() };
         let thread = std::thread::Builder::new()
             .name("sinew-engine".to_owned())
             .spawn(move || server.serve(&submitted))
             .map_err(|error| Error::Input(format!("no thread for an engine: {error}")))?;
-        Ok(Self { checks, most, requests: Some(requests), next_id, stats, thread: Some(thread) })
+        Ok(Self { checks, most, coming, requests: Some(requests), next_id, stats, thread: Some(thread) })
     }
 
     /// Takes a request, without waiting for the step that is under way.
@@ -93,11 +95,13 @@ impl EngineHandle {
         let client = Client { events: sender, cancelled: cancelled.clone(), left: request.samples };
         let ended_none = vec![false; request.samples];
         let Some(requests) = &self.requests else { return Err(ended()) };
-        match requests.try_send(Submitted { id, request, client }) {
-            Ok(()) => Ok(Answers { id, events, cancelled, ended: ended_none }),
-            Err(TrySendError::Full(_)) => Err(Error::Busy { waiting: self.most }),
-            Err(TrySendError::Disconnected(_)) => Err(ended()),
+        // Not a bounded channel, which has memory for all that could ever wait from its beginning on.
+        let one_more = |coming: usize| (coming < self.most).then(|| coming + 1);
+        if self.coming.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
+            return Err(Error::Busy { waiting: self.most });
         }
+        requests.send(Submitted { id, request, client }).map_err(|_| ended())?;
+        Ok(Answers { id, events, cancelled, ended: ended_none })
     }
 
     /// Counts after the latest step.
@@ -171,6 +175,8 @@ impl Drop for Answers {
 /// What the thread works with.
 struct Server {
     engine: Engine,
+    /// Requests that are submitted and not yet taken.
+    coming: Arc<AtomicUsize>,
     clients: HashMap<RequestId, Client>,
     stats: Arc<Mutex<EngineStats>>,
 }
@@ -210,6 +216,7 @@ impl Server {
     }
 
     fn take(&mut self, Submitted { id, request, client }: Submitted) {
+        self.coming.fetch_sub(1, Ordering::Relaxed);
         match self.engine.submit_as(id, request) {
             Ok(()) => {
                 self.clients.insert(id, client);
@@ -226,24 +233,18 @@ impl Server {
     }
 
     fn step(&mut self) {
-        let failed = match self.engine.step() {
-            Ok(_) => None,
-            Err(error) => Some(error.one_line()),
-        };
+        let failed = self.engine.step().err().map(|error| error.one_line());
         if let Some(why) = failed {
             // What a device has failed at once it is not asked again.
-            for streams in [&mut self.engine.running, &mut self.engine.waiting] {
-                streams.drain(..).for_each(|stream| stream.fail(&why, &mut self.engine.late));
-            }
+            self.engine.abandon(&why);
         }
         for event in self.engine.events.drain(..) {
             let Some(client) = self.clients.get_mut(&event.request) else { continue };
             let (id, last) = (event.request, event.is_last());
             client.left -= usize::from(last);
             let left = client.left;
-            if client.events.send(event).is_err() {
-                client.cancelled.store(true, Ordering::Relaxed);
-            }
+            // Whoever does not listen any more has cancelled it.
+            let _ = client.events.send(event);
             if left == 0 {
                 self.clients.remove(&id);
             }

@@ -93,7 +93,7 @@ impl Engine {
             return Err(Error::Input(format!("a request at {late:e} s would never come {speed:e} times as fast")));
         }
         let before = self.stats();
-        let vocab_size = self.model.decoder().config().vocab_size;
+        let (vocab_size, context) = (self.model.decoder().config().vocab_size, self.model.decoder().limits().context);
         let start = Instant::now();
         let (mut first, mut between) = (Vec::new(), Vec::new());
         let mut all: HashMap<RequestId, Waiting> = HashMap::new();
@@ -107,6 +107,12 @@ impl Engine {
                     break;
                 }
                 lines.next();
+                let tokens = line.prompt_tokens.saturating_add(line.new_tokens);
+                if tokens > context {
+                    failed += 1;
+                    failure.get_or_insert_with(|| format!("a context of {tokens} tokens; the model has {context}"));
+                    continue;
+                }
                 let options =
                     GenerateOptions { max_new_tokens: line.new_tokens, ignore_eos: true, ..GenerateOptions::default() };
                 let prompt = line.prompt(number as u64, vocab_size);

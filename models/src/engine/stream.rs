@@ -21,8 +21,8 @@ pub(super) struct Rank {
 
 impl Rank {
     pub fn new(step: u64, priority: i32, patience: u32, request: RequestId) -> Self {
-        // A run does not have 2^63 steps, and 2^31 levels of 2^32 steps are fewer.
-        Self { came: step as i64 - i64::from(priority) * i64::from(patience), request }
+        // A run does not have 2^63 steps.
+        Self { came: (step as i64).saturating_sub(i64::from(priority) * i64::from(patience)), request }
     }
 
     pub fn request(&self) -> RequestId {

@@ -59,6 +59,8 @@ impl TraceLine {
     /// # Errors
     /// A line that is not such a request, or a time that is not one.
     pub fn parse_all(text: &[u8]) -> Result<Vec<Self>> {
+        // Some editors begin files with a mark.
+        let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
         let lines = text.split(|&byte| byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
         let parse = |(number, line): (usize, &[u8])| {
             let wrong = |what: String| Error::Input(format!("line {} of the trace: {what}", number + 1));
@@ -85,14 +87,14 @@ impl TraceLine {
     pub fn generate(options: &TraceOptions) -> Result<Vec<Self>> {
         let &TraceOptions { requests, rate, prompt_tokens, new_tokens, prefixes, prefix_tokens, seed } = options;
         if !rate.is_finite() || rate <= 0.0 {
-            return Err(Error::Input(format!("{rate} requests a second")));
+            return Err(Error::Input(format!("{rate:e} requests a second")));
         }
         for (least, most) in [prompt_tokens, new_tokens] {
             if least == 0 || least > most {
                 return Err(Error::Input(format!("lengths from {least} to {most} tokens")));
             }
         }
-        if prompt_tokens.1.checked_add(prefix_tokens).is_none() {
+        if prefixes > 0 && prompt_tokens.1.checked_add(prefix_tokens).is_none() {
             return Err(Error::Input(format!("prompts of {} tokens behind {prefix_tokens}", prompt_tokens.1)));
         }
         let mut all = Vec::new();
@@ -116,7 +118,7 @@ impl TraceLine {
             Self { arrival_s, prompt_tokens: prefix_tokens + own, new_tokens, prefix, prefix_tokens }
         }));
         if !arrival_s.is_finite() {
-            return Err(Error::Input(format!("{rate} requests a second: the last would never come")));
+            return Err(Error::Input(format!("{rate:e} requests a second: the last would never come")));
         }
         Ok(all)
     }

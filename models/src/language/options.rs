@@ -81,7 +81,8 @@ impl LoadOptions {
         if block_size == 0 || self.prefill_chunk == 0 || max_sequences == 0 {
             return Err(Error::Input("block size, prefill chunk and sequences must be at least 1".to_owned()));
         }
-        let max_rows = self.prefill_chunk.min(context).max(max_sequences);
+        // No more than all sequences have at their longest.
+        let max_rows = self.prefill_chunk.min(context.saturating_mul(max_sequences)).max(max_sequences);
         let max_logits = self.max_logits.max(max_sequences);
         Ok(Limits { max_rows, max_sequences, context, block_size, max_logits }.capped())
     }

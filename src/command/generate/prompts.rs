@@ -85,7 +85,12 @@ impl Generate {
             requests.push((known.unwrap_or(contexts.len() - 1), at, Request { options, ..Request::new(prompt) }));
         }
         let options = LoadOptions { context: Some(longest), ..run.serving_options()? };
-        let mut model = self.model.load(run, ctx, &checkpoint, &options, Some(tokenizer))?;
+        let model = self.model.load(run, ctx, &checkpoint, &options, Some(tokenizer))?;
+        let engine = Engine::new(model, EngineOptions::default());
+        for (_, at, request) in &requests {
+            engine.check(request).map_err(|error| of_line(*at, &error))?;
+        }
+        let mut model = engine.into_model();
         catch_interrupts();
         let answer = |(.., request): &(usize, usize, Request)| Answer {
             prompt_tokens: request.prompt.len(),
