@@ -161,7 +161,7 @@ fn damaged_traces_are_one_line_that_names_theirs() {
         std::fs::write(&file, format!("\u{feff}{long}\n{good}\n")).expect("written");
         let result = json(&["replay", &path, "--model", &model, "--json"]);
         assert_eq!((&result["answered"], &result["failed"]), (&1.into(), &1.into()), "{result}");
-        assert!(result["failure"].as_str().is_some_and(|why| why.contains("the model has 256")), "{result}");
+        assert!(result["failure"].as_str().is_some_and(|why| why.contains("the model was loaded for 5")), "{result}");
     }
     std::fs::write(&file, "\n").expect("written");
     refused(&sinew(&["replay", &path, "--model", &model]), &["no requests"]);

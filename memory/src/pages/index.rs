@@ -244,13 +244,13 @@ impl Index {
         }
     }
 
-    /// Says of a node whether its cached block goes before those of others: a window has left it behind, nobody was
-    /// looking for it, and something is published behind it. The last of a chain stays until its turn comes: all before it
-    /// that is only remembered is known by it alone.
+    /// Says of a node whether its cached block goes before those of others: a window has left it behind, and nobody was
+    /// looking for it. The last of a chain stays until its turn comes where words may be remembered: all before it that is
+    /// only remembered is known by it alone.
     fn rank(&mut self, at: u32) {
-        let has_children = self.tree.has_children(at);
+        let may_go = self.keeps_ends() || self.tree.has_children(at);
         let Some(node) = self.tree.node_mut(at) else { return };
-        let goes_first = node.is_left_behind && !node.is_wanted && has_children;
+        let goes_first = node.is_left_behind && !node.is_wanted && may_go;
         if goes_first == node.goes_first {
             return;
         }

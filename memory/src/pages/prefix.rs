@@ -21,7 +21,7 @@ pub struct PrefixConfig {
     /// is missing, and of blocks that are not in use the ends of chains are evicted before what they continue; else the
     /// least recently used are, whatever is behind them. Before either, those go that a window has
     /// [left behind](BlockTable::release_before) and that are of no use for finding a prefix, as the ends of chains are
-    /// while they are there; where no more may be remembered, only if nothing else can go.
+    /// where words may be remembered; where no more may be, only if nothing else can go.
     pub remembered: usize,
     /// Finds the blocks.
     pub hash: PrefixHash,

@@ -47,11 +47,6 @@ impl Block {
     pub fn is_free(&self) -> bool {
         self.references == 0 && self.key.is_none()
     }
-
-    /// Whether it goes before those of which this is not so.
-    fn goes_first(&self) -> bool {
-        self.left_behind && self.key.is_some_and(|key| !key.is_wanted)
-    }
 }
 
 pub struct Model {
@@ -198,6 +193,19 @@ impl Model {
         (first, found[first..blocks].iter().flatten().copied().collect())
     }
 
+    /// Whether something is known of what comes behind a block.
+    fn goes_on(&self, block: &Block) -> bool {
+        let own = block.key.map_or(0, |key| key.own());
+        let mut keys = self.blocks.iter().filter_map(|block| block.key).chain(self.remembered.iter().copied());
+        keys.any(|next| next.parent == own)
+    }
+
+    /// Whether a cached block goes before those of which this is not so.
+    fn goes_first(&self, block: &Block) -> bool {
+        let may_go = self.most_remembered == 0 || self.goes_on(block);
+        block.left_behind && block.key.is_some_and(|key| !key.is_wanted) && may_go
+    }
+
     /// Frees the least recently used cached block, of those that a window left behind if there are any. Where nothing may
     /// be remembered, that is one that no cached one continues, and all that continues it goes with it. Where no more may
     /// be than are, what a window left behind stays for what continues it, while there is anything else.
@@ -209,22 +217,18 @@ impl Model {
             block.is_cached() && (self.most_remembered > 0 || !goes_on())
         };
         let victims = self.blocks.iter().zip(0..).filter(|(block, _)| is_candidate(block));
-        let goes_on = |block: &Block| {
-            let own = block.key.map_or(0, |key| key.own());
-            self.blocks.iter().any(|next| continues(next, own)) || self.remembered.iter().any(|next| next.parent == own)
-        };
-        let by_age = |(block, _): &(&Block, usize)| (!block.goes_first(), block.cached_at);
+        let by_age = |(block, _): &(&Block, usize)| (!self.goes_first(block), block.cached_at);
         let Some(mut first) = victims.clone().min_by_key(by_age) else {
             return 0;
         };
         let is_full = self.remembered.len() == self.most_remembered;
-        if is_full && self.most_remembered > 0 && goes_on(first.0) {
-            first = victims.filter(|(block, _)| !block.goes_first()).min_by_key(by_age).unwrap_or(first);
+        if is_full && self.most_remembered > 0 {
+            first = victims.filter(|(block, _)| !self.goes_first(block)).min_by_key(by_age).unwrap_or(first);
         }
         let (victim, place) = first;
-        self.left_behind += usize::from(victim.goes_first());
-        let key = victim.key.expect("cached");
-        if goes_on(victim) && !is_full {
+        let (key, goes_on) = (victim.key.expect("cached"), self.goes_on(victim));
+        self.left_behind += usize::from(self.goes_first(victim));
+        if goes_on && !is_full {
             self.blocks[place].key = None;
             self.remembered.push(key);
             self.evictions += 1;

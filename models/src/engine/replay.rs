@@ -110,7 +110,7 @@ impl Engine {
                 let tokens = line.prompt_tokens.saturating_add(line.new_tokens);
                 if tokens > context {
                     failed += 1;
-                    failure.get_or_insert_with(|| format!("a context of {tokens} tokens; the model has {context}"));
+                    failure.get_or_insert_with(|| format!("a request of {tokens} tokens; the model was loaded for {context}"));
                     continue;
                 }
                 let options =
