@@ -7,7 +7,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use common::{harness, on_wgpu};
-use sinew::kernels::Registry;
 use sinew::models::{Engine, EngineOptions, GenerateOptions, Happening, Request};
 use sinew::ops::Policy;
 use sinew::prelude::*;
@@ -38,7 +37,7 @@ fn answers_are_those_of_requests_alone_whoever_makes_room() {
     on_wgpu(|shared| {
         let device = shared.device().clone();
         let policy = Policy { deterministic: true, ..Policy::of(device.id().kind) };
-        let ctx = Context::new(device, Arc::new(Registry::standard()), policy).expect("a context");
+        let ctx = Context::on(device, policy).expect("a context");
         let ctx = Arc::new(ctx);
         for (name, logprobs) in [
             // In its steps the host sees logits of all, of some, and of none.

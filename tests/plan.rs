@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sinew::kernels::Registry;
 use sinew::memory::{Cpu, Device, DeviceId, Hardware, Location, MemoryInfo, Result, Storage, Stream};
 use sinew::models::load::Quantize;
 use sinew::models::{Folder, Load, OldKv};
@@ -54,7 +53,7 @@ impl Device for Counting {
 fn context(device: &Arc<Counting>) -> Arc<Context> {
     let device: Arc<dyn Device> = device.clone();
     let policy = Policy::of(device.id().kind);
-    Arc::new(Context::new(device, Arc::new(Registry::standard()), policy).expect("a context"))
+    Arc::new(Context::on(device, policy).expect("a context"))
 }
 
 /// What a model asks of its device, until it is dropped: what kernels work on stays with the context.

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sinew::kernels::Registry;
 use sinew::memory::Cpu;
 use sinew::models::decoder::Steps;
 use sinew::models::{Load, OldKv};
@@ -36,7 +35,7 @@ fn model(dtype: DType, threads: usize, options: LoadOptions) -> LanguageModel {
     config.max_position_embeddings = POSITIONS;
     let checkpoint = folder.checkpoint(Load::Mmap).expect("the fixture opens");
     let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
-    let ctx = Context::new(device, Arc::new(Registry::standard()), Policy::default()).expect("a context");
+    let ctx = Context::on(device, Policy::default()).expect("a context");
     let weights = WeightOptions { dtype: Some(dtype), ..WeightOptions::default() };
     let options = LoadOptions { weights, ..options };
     LanguageModel::from_parts(Arc::new(ctx), &config, &checkpoint, None, &options, &mut |_, _| {})
@@ -193,7 +192,7 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others_and_with_ker
         let (vocab, length) = (config.vocab_size, config.longest_context().min(MOST));
         let load_with = |policy, prefill_chunk, block_size, max_sequences, threads| {
             let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
-            let ctx = Context::new(device, Arc::new(Registry::standard()), policy).expect("a context");
+            let ctx = Context::on(device, policy).expect("a context");
             let context = Some(length);
             let weights = WeightOptions::default();
             let options = LoadOptions {

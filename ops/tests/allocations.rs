@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sinew_kernels::Registry;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::layers::{
     Activation, Attention, AttentionOptions, Combine, CombineOptions, Compute, Dispatch, Embedding, GroupedLinear,
@@ -250,7 +249,7 @@ fn a_planned_step_allocates_nothing() {
     for threads in [1, 2] {
         for level in SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected()) {
             let cpu = Cpu::with(threads, level).unwrap();
-            let ctx = Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).unwrap();
+            let ctx = Context::on(cpu, Policy::default()).unwrap();
             let layers = Layers::new(&ctx).unwrap();
             for rows in [1, 3, ROWS] {
                 let mut buffers = Buffers::new(&ctx, rows).unwrap();

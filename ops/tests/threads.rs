@@ -1,7 +1,6 @@
 //! The arithmetic of a problem, and with it the bits, does not depend on the number of threads.
 
-use std::sync::Arc;
-
+use sinew_kernels::Operator;
 use sinew_kernels::activation::Activate;
 use sinew_kernels::attention::Attention;
 use sinew_kernels::case::{Depth, Reference};
@@ -10,7 +9,6 @@ use sinew_kernels::norm::Norm;
 use sinew_kernels::reduce::Reduce;
 use sinew_kernels::rotary::Rotary;
 use sinew_kernels::softmax::Softmax;
-use sinew_kernels::{Operator, Registry};
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::{Context, Policy};
 
@@ -36,7 +34,7 @@ fn the_arithmetic_is_the_same_on_any_number_of_threads() {
     for level in SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected()) {
         let context = |threads| {
             let cpu = Cpu::with(threads, level).expect("threads start");
-            Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).expect("a context")
+            Context::on(cpu, Policy::default()).expect("a context")
         };
         let contexts = THREADS.map(context);
         same_on_all::<Gemm>(&contexts);

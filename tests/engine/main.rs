@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use proptest::test_runner::Config;
-use sinew::kernels::Registry;
 use sinew::memory::Cpu;
 use sinew::models::engine::{EngineStats, TraceLine, TraceOptions};
 use sinew::models::{Engine, EngineHandle, EngineOptions, Error, Event, Finish, GenerateOptions, Happening, Load};
@@ -44,7 +43,7 @@ fn model(threads: usize, dtype: DType, options: LoadOptions) -> LanguageModel {
 
 fn fixture(name: &str, threads: usize, dtype: DType, options: LoadOptions) -> LanguageModel {
     let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
-    let ctx = Context::new(device, Arc::new(Registry::standard()), Policy::default()).expect("a context");
+    let ctx = Context::on(device, Policy::default()).expect("a context");
     fixture_on(Arc::new(ctx), name, dtype, options)
 }
 

@@ -110,7 +110,9 @@ impl Engine {
                 let tokens = line.prompt_tokens.saturating_add(line.new_tokens);
                 if tokens > context {
                     failed += 1;
-                    failure.get_or_insert_with(|| format!("a request of {tokens} tokens; the model was loaded for {context}"));
+                    failure.get_or_insert_with(|| {
+                        format!("a request of {tokens} tokens; the model was loaded for {context}")
+                    });
                     continue;
                 }
                 let options =

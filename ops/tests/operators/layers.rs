@@ -101,7 +101,7 @@ fn weight(
 fn slices_are_packed_at_once_as_one_by_one() {
     const K: usize = 5;
     let (cpu, n) = (Cpu::with(3, SimdLevel::detected()).unwrap(), 1000);
-    let ctx = Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).unwrap();
+    let ctx = Context::on(cpu, Policy::default()).unwrap();
     let bytes: Vec<u8> = values(1, n * K).into_iter().flat_map(f32::to_le_bytes).collect();
     let packer = || WeightPacker::new(&ctx, DType::BF16, &[600, 400], K, false).unwrap();
     let pack = |slice: SliceToPack<'_>| {
@@ -206,7 +206,7 @@ fn normed_as_apart(ctx: &Context, apart: bool) {
 fn a_linear_layer_of_a_norm_has_the_bits_of_both() {
     for level in SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected()) {
         let cpu = Cpu::with(2, level).unwrap();
-        normed_as_apart(&Context::new(cpu, Arc::new(Registry::standard()), Policy::default()).unwrap(), false);
+        normed_as_apart(&Context::on(cpu, Policy::default()).unwrap(), false);
     }
 }
 

@@ -11,7 +11,8 @@ use crate::command::interrupts::interrupted;
 
 impl Bench {
     /// One run of the batch as requests of an engine, which come at once. Its prefill ends with the first token of all;
-    /// its decode is what is left then, at the rate of whole batches.
+    /// its decode is all tokens at the rate of the steps from there on in which every request has one, or of what is left
+    /// where there are none such: long prompts take several steps, and who has begun earlier ends earlier.
     pub(super) fn through_engine(&self, model: LanguageModel, number: usize) -> Outcome<(LanguageModel, Measured)> {
         let vocab = model.decoder().config().vocab_size;
         let mut engine = Engine::new(model, EngineOptions { max_waiting: self.batch, ..EngineOptions::default() });
@@ -27,12 +28,19 @@ impl Bench {
         }
         let (mut begun, mut left) = (HashSet::new(), self.batch * (self.new_tokens + 1));
         let (mut first_token, mut prefill) = (0.0, None);
+        let (mut whole, mut any_ended) = (None, false);
         while !engine.is_idle() && !interrupted() {
+            let (before, all_run) = (left, prefill.is_some() && !any_ended);
             for event in engine.step()? {
                 if matches!(event.what, Happening::Token { .. }) {
                     left -= 1;
                     begun.insert(event.request);
                 }
+                any_ended |= event.is_last();
+            }
+            if all_run {
+                let (_, tokens) = whole.unwrap_or((0.0, 0));
+                whole = Some((start.elapsed().as_secs_f64(), tokens + before - left));
             }
             if first_token == 0.0 && !begun.is_empty() {
                 first_token = start.elapsed().as_secs_f64();
@@ -43,8 +51,8 @@ impl Bench {
         }
         let end = start.elapsed().as_secs_f64();
         let (prefill, left) = prefill.unwrap_or((end, 0));
-        // As long as all tokens would have taken at the rate of those that were left.
-        let decode = (end - prefill) * (self.batch * self.new_tokens) as f64 / left as f64;
+        let (end, counted) = whole.unwrap_or((end, left));
+        let decode = (end - prefill) * (self.batch * self.new_tokens) as f64 / counted as f64;
         let found = engine.stats().found;
         Ok((engine.into_model(), Measured { first_token, prefill, decode, found }))
     }

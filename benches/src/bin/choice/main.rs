@@ -11,12 +11,10 @@
 
 mod grid;
 
-use std::sync::Arc;
-
 use sinew_benches::context;
+use sinew_kernels::Row;
 use sinew_kernels::case::{Lay, Reference};
 use sinew_kernels::trial::Trial;
-use sinew_kernels::{Registry, Row};
 use sinew_memory::Cpu;
 use sinew_ops::{Context, Policy};
 
@@ -58,7 +56,7 @@ impl Grid {
     fn new(only: String) -> Result<Self> {
         let device = Cpu::get();
         let policy = Policy { deterministic: false, ..Policy::default() };
-        let open = Context::new(device.clone(), Arc::new(Registry::standard()), policy)?;
+        let open = Context::on(device.clone(), policy)?;
         Ok(Self { open, deterministic: context(&device)?, only, scores: Default::default() })
     }
 
