@@ -143,6 +143,36 @@ fn what_is_no_problem_is_refused_with_what_would_be() {
 }
 
 #[test]
+fn what_is_not_defined_is_served_by_no_kernel() {
+    for problem in [
+        &["unary", "--function", "exp", "--dtype", "i64"][..],
+        &["unary", "--function", "sign", "--dtype", "bool"],
+        &["binary", "--dtype", "u32", "--other", "i32", "--function", "sub"],
+        &["reduce", "--function", "mean", "--dtype", "f32", "--out", "bool"],
+        &["reduce", "--function", "amax", "--dtype", "bool", "--out", "u8"],
+        &["topk", "--width", "100", "--k", "3", "--indices", "f16"],
+    ] {
+        refused(&[&["explain"][..], problem].concat(), &[problem[0]]);
+        refused(&[&["explain", "--measure"][..], problem].concat(), &[problem[0]]);
+    }
+    refused(&["explain", "gather", "--dim", "18446744073709551615"], &["--dim", "from 0 to 7"]);
+    refused(&["explain", "gemm", "--n", "64", "--k", "64", "--dtype", "int4", "--unpacked"], &["--unpacked"]);
+    refused(&["explain", "embedding", "--unpacked", "--dtype", "int8"], &["--unpacked"]);
+    refused(&["explain", "gemm", "--n", "64", "--k", "64", "--activations", "int8"], &["--activations", "int4"]);
+}
+
+#[test]
+fn the_choice_is_the_one_of_the_costs_that_are_shown() {
+    for (width, k) in [("1000000", "500000"), ("724254", "107872"), ("151936", "50"), ("100", "3")] {
+        let value = json(&["explain", "topk", "--width", width, "--k", k, "--json"]);
+        let cost = |c: &Value| c["predicted_s"].as_f64();
+        let least = list(&value, "candidates").iter().filter_map(cost).fold(f64::INFINITY, f64::min);
+        let chosen = list(&value, "candidates").iter().find(|c| c["chosen"] == true).expect("one is chosen");
+        assert!(cost(chosen).is_some_and(|chosen| chosen <= 1.15 * least), "{value}");
+    }
+}
+
+#[test]
 fn a_product_is_described_with_what_comes_before_and_after_it() {
     let of = |flags: &[&str]| {
         let product = ["explain", "gemm", "--m", "3", "--n", "96", "--k", "64", "--simd", "portable", "--json"];

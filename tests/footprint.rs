@@ -293,6 +293,20 @@ fn four_bits_are_advised_where_eight_are_too_many() {
 }
 
 #[test]
+fn advice_that_is_enough_is_given_however_little_it_saves() {
+    let smallest = ["--dtype", "int4", "--prefill-chunk", "64", "--kv-dtype", "int8"];
+    let whole = number(&plan(&bundled(), &smallest), "pooled_bytes");
+    let limit = format!("{}", whole as u64 - 60_000);
+    let arguments = [&smallest[..], &["--memory-limit", &limit]].concat();
+    let advice = advice(&bundled(), &arguments);
+    assert!(advice.iter().any(|(argument, fits)| argument.starts_with("--context ") && *fits), "{advice:?}");
+    // What takes recent tokens in full is taken back with what they are recent beside.
+    let recent = ["--batch", "200", "--kv-old", "fp8", "--kv-recent", "7", "--budget", "1MiB"];
+    let advice = self::advice(&bundled(), &recent);
+    assert!(advice.iter().any(|(argument, _)| argument == "--kv-dtype int8 --kv-old none"), "{advice:?}");
+}
+
+#[test]
 fn what_does_not_fit_is_said_with_what_would() {
     let folder = tempfile::tempdir().expect("a folder");
     MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");

@@ -37,6 +37,14 @@ pub trait Operator: Sized + Send + Sync + 'static {
     /// [`Error::Operands`], naming the operand, what it is and what was expected.
     fn check(fixed: &Self::Static, call: &Self::Dynamic, operands: Operands<'_>) -> Result<()>;
 
+    /// Checks what is known of a problem without operands: that the operator is defined for its dtypes.
+    ///
+    /// # Errors
+    /// What is not defined.
+    fn defined(_fixed: &Self::Static) -> Result<()> {
+        Ok(())
+    }
+
     /// The least work that solves the problem, for cost models and rooflines.
     fn work(fixed: &Self::Static, call: &Self::Dynamic) -> Work;
 

@@ -76,8 +76,8 @@ impl Cpu {
 /// [`Error::Invalid`] where the variable names no level.
 pub fn level_from_environment() -> Result<SimdLevel> {
     match std::env::var("SINEW_SIMD") {
-        Ok(name) => Ok(name.parse::<SimdLevel>()?.min(SimdLevel::detected())),
-        Err(_) => Ok(SimdLevel::detected()),
+        Ok(name) if name != "auto" => Ok(name.parse::<SimdLevel>()?.min(SimdLevel::detected())),
+        _ => Ok(SimdLevel::detected()),
     }
 }
 

@@ -115,7 +115,11 @@ impl PrivateFolder {
                 fs::TryLockError::WouldBlock if begun.elapsed() < PATIENCE => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                error => return Err(error.into()),
+                fs::TryLockError::WouldBlock => {
+                    let why = format!("another process has been writing it for {} s", PATIENCE.as_secs());
+                    return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+                }
+                fs::TryLockError::Error(error) => return Err(error),
             }
         }
         let contents = change(self.get(file, key));

@@ -82,6 +82,7 @@ pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::D
 
 /// The same, and how many of the first candidates may serve.
 fn explained<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<(Explanation, usize)> {
+    O::defined(fixed)?;
     let hardware = ctx.device().hardware();
     let table = ctx.registry().table::<O>()?;
     let like = O::bucket(*call);

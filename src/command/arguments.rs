@@ -53,7 +53,10 @@ impl Origins {
             resolved.add_argument(name.trim(), value.trim(), "--set")?;
         }
         add(matches, &mut resolved)?;
-        if matches!(resolved.source("kv_recent"), Source::Argument(_)) && resolved.settings().kv_old.0.is_none() {
+        let is_argument = |name| matches!(resolved.source(name), Source::Argument(_));
+        // Of an argument that takes old keys back, those before it are none the worse.
+        let has_none = resolved.settings().kv_old.0.is_none() && !is_argument("kv_old");
+        if is_argument("kv_recent") && has_none {
             return Err("--kv-recent is for --kv-old int8 and fp8".into());
         }
         Ok(resolved)

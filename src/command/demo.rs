@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use sinew::demo;
-use sinew::models::{GenerateOptions, LoadOptions};
+use sinew::models::GenerateOptions;
 
 use super::interrupts::{catch_interrupts, interrupted};
 use super::output::{megabytes, peak_rss_bytes};
@@ -14,7 +14,7 @@ use super::{Outcome, Run};
 pub fn run(run: &Run) -> Outcome {
     catch_interrupts();
     let ctx = run.context()?;
-    let mut model = demo::load(ctx.clone(), &LoadOptions::default())?;
+    let mut model = demo::load(ctx.clone(), &run.load_options()?)?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "The bundled model answers. Your own: sinew generate --model PATH --prompt TEXT\n")?;
     let (mut tokens, mut time) = (0, Duration::ZERO);

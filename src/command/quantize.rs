@@ -82,7 +82,7 @@ impl Quantize {
         let mut out = std::io::stdout().lock();
         if self.json {
             let summary = json!({
-                "output": self.output,
+                "output": self.output.display().to_string(),
                 "modules": modules,
                 "kept": kept,
                 "bytes_before": bytes_before,

@@ -94,7 +94,9 @@ impl Replay {
         // Those that are longer fail one by one.
         let most = self.model.folder(run)?.config()?.as_decoder()?.longest_context();
         let lengths = trace.iter().map(|line| line.prompt_tokens.saturating_add(line.new_tokens));
-        let longest = lengths.filter(|&tokens| tokens <= most).max().unwrap_or(most);
+        let Some(longest) = lengths.filter(|&tokens| tokens <= most).max() else {
+            return Err(format!("no request of the trace is as short as the model's {most} tokens").into());
+        };
         let ctx = run.context()?;
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let options = LoadOptions { context: Some(longest), ..run.serving_options()? };

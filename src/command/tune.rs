@@ -105,7 +105,7 @@ impl Tune {
                 "problems": problems,
                 "left": tuned.left,
                 "seconds": tuned.seconds,
-                "folder": folder,
+                "folder": folder.map(|folder| folder.display().to_string()),
             });
             writeln!(out, "{line}")?;
             return Ok(());

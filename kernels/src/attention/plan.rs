@@ -96,7 +96,7 @@ impl Plan {
     }
 
     fn sequence_bytes(&self) -> usize {
-        lines((self.sequences + 1) * size_of::<Sequence>())
+        lines(self.sequences.saturating_add(1).saturating_mul(size_of::<Sequence>()))
     }
 
     /// f32 values of a partial result.

@@ -188,8 +188,12 @@ impl Operator for Binary {
         BinaryCall::new(Elements::TYPICAL.0)
     }
 
+    fn defined(fixed: &BinaryStatic) -> Result<()> {
+        fixed.check()
+    }
+
     fn check(fixed: &BinaryStatic, call: &BinaryCall, operands: Operands<'_>) -> Result<()> {
-        fixed.check()?;
+        Self::defined(fixed)?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         expect_elements(Self::NAME, y, call.elements)?;
         expect(Self::NAME, "y", y, fixed.output, y.shape())?;

@@ -159,8 +159,12 @@ impl Operator for Unary {
         Elements::TYPICAL
     }
 
+    fn defined(fixed: &UnaryStatic) -> Result<()> {
+        fixed.check()
+    }
+
     fn check(fixed: &UnaryStatic, call: &Elements, operands: Operands<'_>) -> Result<()> {
-        fixed.check()?;
+        Self::defined(fixed)?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         expect_elements(Self::NAME, y, call.0)?;
         expect(Self::NAME, "y", y, fixed.output, y.shape())?;

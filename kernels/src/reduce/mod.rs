@@ -162,8 +162,12 @@ impl Operator for Reduce {
         ReduceCall { rows: 64, width: 1024 }
     }
 
+    fn defined(fixed: &ReduceStatic) -> Result<()> {
+        fixed.check()
+    }
+
     fn check(fixed: &ReduceStatic, call: &ReduceCall, operands: Operands<'_>) -> Result<()> {
-        fixed.check()?;
+        Self::defined(fixed)?;
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         expect(Self::NAME, "x", x, fixed.input, x.shape())?;

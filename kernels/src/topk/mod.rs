@@ -85,20 +85,26 @@ impl Operator for TopK {
     type Static = TopKStatic;
     type Dynamic = TopKCall;
 
-    fn bucket(_: TopKCall) -> TopKCall {
-        TopKCall { rows: 1, width: 1 << 15 }
+    fn bucket(call: TopKCall) -> TopKCall {
+        // No narrower: as many are to be found.
+        let up = |n: usize| n.checked_next_power_of_two().unwrap_or(n);
+        TopKCall { rows: up(call.rows), width: up(call.width) }
     }
 
     fn anchor(_: &TopKStatic) -> TopKCall {
         TopKCall { rows: 1, width: 1 << 15 }
     }
 
+    fn defined(fixed: &TopKStatic) -> Result<()> {
+        expect_compute(Self::NAME, fixed, [fixed.dtype])?;
+        Indices::check_dtype(Self::NAME, "indices", fixed.indices)
+    }
+
     fn check(fixed: &TopKStatic, call: &TopKCall, operands: Operands<'_>) -> Result<()> {
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let values = operands.output(Self::NAME, Self::VALUES, "values")?;
         let indices = operands.output(Self::NAME, Self::INDICES, "indices")?;
-        expect_compute(Self::NAME, fixed, [fixed.dtype])?;
-        Indices::check_dtype(Self::NAME, "indices", fixed.indices)?;
+        Self::defined(fixed)?;
         expect(Self::NAME, "x", x, fixed.dtype, x.shape())?;
         expect(Self::NAME, "values", values, fixed.dtype, values.shape())?;
         expect(Self::NAME, "indices", indices, fixed.indices, values.shape())?;

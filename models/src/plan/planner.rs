@@ -234,18 +234,20 @@ impl<'a> Planner<'a> {
         Ok(fits)
     }
 
-    /// What would take less memory than `options`, by a hundredth at least: what fits a budget first, and of that what
+    /// What would take less memory than `options`, enough of it or by a hundredth at least: what fits a budget first, and of that what
     /// changes no result.
     ///
     /// # Errors
     /// Those of [`Planner::footprint`].
     pub fn savings(&self, options: &LoadOptions, budget: usize) -> Result<Vec<Saving>> {
-        let now = self.footprint(options)?.peak();
+        let now = self.footprint(options)?;
+        let (fits_now, now) = (self.fits(&now, budget), now.peak());
         let mut savings = Vec::new();
         for change in self.changes(options, budget)? {
             let footprint = self.footprint(&change.applied(options)?)?;
             let (peak, fits) = (footprint.peak(), self.fits(&footprint, budget));
-            if peak <= now - now / 100 {
+            // However little, if it is enough.
+            if (fits && !fits_now) || peak <= now - now / 100 {
                 savings.push(Saving { change, peak, fits });
             }
         }

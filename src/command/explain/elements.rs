@@ -12,7 +12,7 @@ use sinew::tensor::DType;
 
 use super::super::arguments::{WEIGHTS, of_settings};
 use super::super::{Outcome, Run};
-use super::products::{format, precision};
+use super::products::{format, precision, refuse_unpacked};
 use super::{Describe, ProblemOf, parse};
 
 /// How many, and of what.
@@ -125,7 +125,7 @@ pub struct ExplainGather {
     #[command(flatten)]
     span: Span,
     /// The dimension.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = parse::dimension)]
     dim: usize,
     /// Elements of the input along it.
     #[arg(long, default_value = "1024", value_parser = parse::size)]
@@ -167,6 +167,7 @@ impl Describe for ExplainEmbedding {
 
     fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<Embedding>> {
         let precision = precision(run, ctx)?;
+        refuse_unpacked(self.unpacked, &precision)?;
         let table = match format(&precision, ctx)? {
             Some(format) if !self.unpacked => TableKind::Packed(format),
             _ => TableKind::Strided(precision.weights),

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use sinew::tensor::DType;
+use sinew::tensor::{DType, MAX_RANK};
 
 /// The most that a size may be: larger ones are of no tensor, and their products would not be numbers.
 const MOST: usize = 1 << 24;
@@ -22,6 +22,13 @@ pub(super) fn elements(text: &str) -> Result<usize, String> {
 fn number(text: &str, most: usize) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| (1..=most).contains(number));
     number.ok_or_else(|| format!("expected a number from 1 to {most}"))
+}
+
+/// A dimension of a tensor.
+pub(super) fn dimension(text: &str) -> Result<usize, String> {
+    let most = MAX_RANK - 1;
+    let number = text.parse().ok().filter(|number| *number <= most);
+    number.ok_or_else(|| format!("expected a number from 0 to {most}"))
 }
 
 /// A factor.

@@ -123,8 +123,19 @@ pub struct ExplainGroupedGemm {
 /// What a loaded model of such weights computes with, bf16 where none are named.
 pub(super) fn precision(run: &Run, ctx: &Context) -> Outcome<Precision> {
     let weights = run.weight_options()?;
+    if weights.activations.is_some() && weights.quantize.is_none() {
+        return Err("--activations is for weights that are quantized: --dtype int8, int4 or fp8".into());
+    }
     let of = Precision::of(weights.dtype.unwrap_or(DType::BF16), ctx.device().hardware())?;
     Ok(Precision { quantize: weights.quantize, activations_of_quantized: weights.activations, ..of })
+}
+
+/// Ordinary tensors hold no quantized values.
+pub(super) fn refuse_unpacked(unpacked: bool, precision: &Precision) -> Outcome {
+    match precision.quantize {
+        Some(_) if unpacked => Err("--unpacked is for f32, f16 and bf16: quantized weights are packed".into()),
+        _ => Ok(()),
+    }
 }
 
 /// The format in which the device keeps such weights, where it has one.
@@ -141,6 +152,7 @@ impl Describe for ExplainGemm {
 
     fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<Gemm>> {
         let precision = precision(run, ctx)?;
+        refuse_unpacked(self.unpacked, &precision)?;
         let b = match format(&precision, ctx)? {
             Some(format) if !self.unpacked => Rhs::Packed(format),
             _ => Rhs::Strided(precision.weights),
