@@ -163,6 +163,8 @@ fn damaged_traces_are_one_line_that_names_theirs() {
         assert_eq!((&result["answered"], &result["failed"]), (&1.into(), &1.into()), "{result}");
         assert!(result["failure"].as_str().is_some_and(|why| why.contains("the model was loaded for 5")), "{result}");
     }
+    std::fs::write(&file, r#"{"arrival_s": 0, "prompt_tokens": 300, "new_tokens": 2}"#).expect("written");
+    refused(&sinew(&["replay", &path, "--model", &model]), &["no request", "256 tokens"]);
     std::fs::write(&file, "\n").expect("written");
     refused(&sinew(&["replay", &path, "--model", &model]), &["no requests"]);
     refused(&sinew(&["trace", "--rate", "0"]), &["0e0 requests a second"]);

@@ -70,7 +70,7 @@ impl Cpu {
     }
 }
 
-/// The level that `SINEW_SIMD` asks for, or the machine's.
+/// The level that `SINEW_SIMD` asks for; the machine's where it is not set, or `auto`.
 ///
 /// # Errors
 /// [`Error::Invalid`] where the variable names no level.

@@ -244,7 +244,7 @@ impl Index {
         }
     }
 
-    /// Says of a node whether its cached block goes before those of others: a window has left it behind, and nobody was
+    /// Notes whether a node's cached block goes before those of others: a window has left it behind, and nobody was
     /// looking for it. The last of a chain stays until its turn comes where words may be remembered: all before it that is
     /// only remembered is known by it alone.
     fn rank(&mut self, at: u32) {

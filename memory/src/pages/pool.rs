@@ -39,8 +39,9 @@ pub struct PageConfig {
 /// The free block with the lowest number is handed out first, so the blocks a workload gets depend on nothing but what
 /// is free. When none is, the least recently used cached block is evicted of which no continuation is cached, or any where
 /// words may be [remembered](PrefixConfig::remembered); what [windows left behind](BlockTable::release_before) and no
-/// lookup has asked for goes before all others, but for the ends of chains where words may be remembered. What was published behind it leaves the index too, unless its words are
-/// remembered: cached blocks are free then, used ones stay with who uses them.
+/// lookup has asked for goes before all others, but for the ends of chains where words may be remembered. What was
+/// published behind it leaves the index too, unless its words are remembered: cached blocks are free then, used ones stay
+/// with who uses them.
 ///
 /// Clones are handles to the same pool, and all methods may be called from any thread.
 ///

@@ -70,7 +70,8 @@ struct Waiting {
 
 impl Engine {
     /// Runs a trace: each request is submitted when its time has come, `speed` times as fast as it was recorded, and is
-    /// answered with as many tokens as it says, whatever they are. Requests wait outside as long as `max_waiting` do.
+    /// answered with as many tokens as it says, whatever they are; one of more tokens than the model's context fails, and
+    /// the others are answered. Requests wait outside as long as `max_waiting` do.
     /// Between steps it asks whether to go on.
     ///
     /// # Errors

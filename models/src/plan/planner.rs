@@ -234,8 +234,8 @@ impl<'a> Planner<'a> {
         Ok(fits)
     }
 
-    /// What would take less memory than `options`, enough of it or by a hundredth at least: what fits a budget first, and of that what
-    /// changes no result.
+    /// What would take less memory than `options`, enough of it or by a hundredth at least: what fits a budget first, and of
+    /// that what changes no result.
     ///
     /// # Errors
     /// Those of [`Planner::footprint`].
