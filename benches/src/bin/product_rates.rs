@@ -1,7 +1,7 @@
 //! How fast matrix products are, next to this machine's limits, measured in the same run.
 //!
 //! ```text
-//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [ROW [PROBLEM]]]
+//! cargo run --release -p sinew-benches --bin product-rates [-- [--threads N] [--seconds S] [ROW [PROBLEM]]]
 //! product-rates [--threads N] --serve M,N,K
 //! product-rates --shapes
 //! ```
@@ -47,27 +47,36 @@ const DECODE: [[usize; 3]; 8] = [
 ];
 /// `[batch, m, n, k]` of products of activations: scores and values of 14 heads.
 const BATCHED: [[usize; 4]; 3] = [[14, 512, 512, 64], [14, 512, 64, 512], [14, 1, 4096, 64]];
-/// Seconds for one measurement.
+/// Seconds for one measurement, unless it is told.
 const SECONDS: f64 = 0.25;
 
-#[derive(Default)]
 struct Arguments {
     serve: Option<Product>,
     shapes: bool,
     threads: Option<usize>,
+    seconds: f64,
     row: String,
     problem: String,
 }
 
 impl Arguments {
     fn read() -> Result<Self> {
-        let (mut read, mut names) = (Self::default(), Vec::new());
+        let mut read = Self {
+            serve: None,
+            shapes: false,
+            threads: None,
+            seconds: SECONDS,
+            row: String::new(),
+            problem: String::new(),
+        };
+        let mut names = Vec::new();
         let mut all = std::env::args().skip(1);
         while let Some(argument) = all.next() {
             match argument.as_str() {
                 "--shapes" => read.shapes = true,
                 "--serve" => read.serve = Some(Product::parse(&all.next().ok_or("--serve takes M,N,K")?)?),
                 "--threads" => read.threads = Some(all.next().ok_or("--threads takes a number")?.parse()?),
+                "--seconds" => read.seconds = all.next().ok_or("--seconds takes a number")?.parse()?,
                 _ => names.push(argument),
             }
         }
@@ -146,7 +155,7 @@ fn main() -> Result<()> {
             let call = GemmDynamic { batch, m };
             let admitted = (row.admits)(fixed, device.hardware()).is_ok();
             if admitted && format!("{call} {fixed}").contains(&arguments.problem) {
-                report(row, &device, &peaks, fixed, call)?;
+                report(row, &device, &peaks, fixed, call, arguments.seconds)?;
             }
             Ok(())
         };
@@ -267,10 +276,10 @@ impl Problem {
         Ok(self.row.launch(&launch, &self.fixed, &self.call, Operands { inputs: &inputs, outputs: &outputs })?)
     }
 
-    /// Seconds of a run, the median.
-    fn median(&mut self) -> Result<f64> {
+    /// Seconds of a run, the median of so many seconds' runs.
+    fn median(&mut self, seconds: f64) -> Result<f64> {
         let (mut times, start) = (Vec::new(), Instant::now());
-        while times.len() < 5 || start.elapsed().as_secs_f64() < SECONDS {
+        while times.len() < 5 || start.elapsed().as_secs_f64() < seconds {
             let once = Instant::now();
             self.run(times.len() % self.weights.len())?;
             times.push(once.elapsed().as_secs_f64());
@@ -286,8 +295,9 @@ fn report(
     peaks: &Peaks,
     fixed: &GemmStatic,
     call: GemmDynamic,
+    seconds: f64,
 ) -> Result<()> {
-    let median = Problem::new(row, device, fixed, call)?.median()?;
+    let median = Problem::new(row, device, fixed, call)?.median(seconds)?;
     println!(
         "{:<62} {:<22} {:>9.3} {:>8.1} {:>7.1} {:>6.0}%",
         format!("{call} {fixed}"),
