@@ -212,12 +212,11 @@ pub(crate) mod x86 {
     use super::*;
     use crate::simd::{Avx2, Avx512};
 
-    /// 12 rows of two registers of sums, as for bf16.
-    pub static VNNI: Tiles = Tiles::new(
-        SimdLevel::Avx512,
-        Left::Quads,
-        tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
-    );
+    /// 6 rows keep the sums of all groups in registers, beside those of the group: a third faster than 12 rows of groups of 32
+    /// on Zen 5. For eight rows a panel is read once only.
+    pub static VNNI: Tiles =
+        Tiles::new(SimdLevel::Avx512, Left::Quads, tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
+            .cutting_many_into(6);
 
     /// 4 rows of half a panel take 8 of 16 registers, its weights four.
     pub static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));

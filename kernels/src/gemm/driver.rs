@@ -152,11 +152,12 @@ impl Product<'_> {
                     flush(slabs, tiles, packed);
                     (slabs, tiles, packed) = (0, 0, 0);
                 }
-                let slab = Slab { right, group, row, count, tile: tiles, at: packed * plan.row_bytes };
+                let of_tile = self.tiles.height(count);
+                let slab = Slab { right, group, row, count, of_tile, tile: tiles, at: packed * plan.row_bytes };
                 // SAFETY: there are fewer than the list has room for.
                 unsafe { list.add(slabs).write(slab) };
                 slabs += 1;
-                tiles += count.div_ceil(plan.tile);
+                tiles += count.div_ceil(of_tile);
                 packed += height;
             }
         }
@@ -296,8 +297,8 @@ impl Multiply<'_> {
                 };
                 // SAFETY: passed on.
                 let bias = unsafe { finish.panel_bias::<S>(panel) };
-                for tile in (0..slab.count).step_by(plan.tile) {
-                    let rows = (slab.count - tile).min(plan.tile);
+                for tile in (0..slab.count).step_by(slab.of_tile) {
+                    let rows = (slab.count - tile).min(slab.of_tile);
                     let Tile { height, run, .. } = *tiles.fit(rows, expansion);
                     let sums = if plan.block < padded {
                         all_sums.wrapping_add(((panel - first) * plan.slab + tile) * PANEL)

@@ -163,7 +163,8 @@ struct Sums<S: Simd, const R: usize, const H: usize> {
 }
 
 impl<S: Simd, const R: usize, const H: usize> Sums<S, R, H> {
-    const KEPT: bool = R <= H;
+    /// Besides these there are a group's, its weights or scales, and a broadcast.
+    const KEPT: bool = R <= H || 2 * R * H + 2 * H + 1 <= S::VECTORS;
 
     #[inline(always)]
     unsafe fn new(at: *mut f32, carry: bool) -> Self {

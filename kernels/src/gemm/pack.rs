@@ -1,5 +1,7 @@
 //! How A's rows are packed into tiles.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use sinew_tensor::{BlockFormat, DType};
 
@@ -26,6 +28,8 @@ pub(super) struct Slab {
     pub group: usize,
     pub row: usize,
     pub count: usize,
+    /// Rows of its tiles but the last.
+    pub of_tile: usize,
     /// Tiles of the slabs before it, and where its own go, in bytes.
     pub tile: usize,
     pub at: usize,
@@ -149,10 +153,9 @@ struct Reading<'a> {
 impl PackRows<'_> {
     #[inline(always)]
     unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
-        let full = self.tiles.full().height;
         let slab = &self.slabs[self.slabs.partition_point(|slab| slab.tile <= task) - 1];
-        let first = (task - slab.tile) * full;
-        let valid = (slab.count - first).min(full);
+        let first = (task - slab.tile) * slab.of_tile;
+        let valid = (slab.count - first).min(slab.of_tile);
         let height = self.tiles.fit(valid, None).height;
         let padded = self.panels.padded_k(self.k);
         let left = self.tiles.left;
@@ -294,34 +297,67 @@ impl PackRows<'_> {
         format: BlockFormat,
         to: *mut u8,
     ) {
-        let (values, Reading { norm, order }) = (format.values(), reading);
-        debug_assert!(format.group() <= G);
-        for k in (0..self.k).step_by(format.group()) {
-            let n = (self.k - k).min(format.group());
-            let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
-            // SAFETY: passed on; the tile holds the group, zeros where there is no line.
-            unsafe {
-                let to = to.add(Left::Quads.bytes(self.panels, k) * height).cast::<i32>();
-                if lines.len() < height {
-                    to.write_bytes(0, (2 + steps) * height);
+        let (values, group, to) = (format.values(), format.group(), to.cast::<i32>());
+        debug_assert!(group <= G);
+        let groups = self.k.div_ceil(group);
+        // Words of 32 bits from a group to the next.
+        let stride = Left::Quads.bytes(self.panels, group) / 4 * height;
+        if lines.len() < height {
+            // SAFETY: those are the tile's.
+            unsafe { to.write_bytes(0, Left::Quads.bytes(self.panels, self.k) / 4 * height) };
+        }
+        let mut x = [[0.0; G]; LANES];
+        for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
+            for first in (0..groups).step_by(LANES) {
+                let count = (groups - first).min(LANES);
+                for (i, x) in x.iter_mut().enumerate().take(count) {
+                    let k = (first + i) * group;
+                    // SAFETY: passed on.
+                    unsafe { self.group::<S, T, G>(*line, k..(k + group).min(self.k), *scale, reading, x) };
                 }
-                for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
-                    let mut row = [0.0; G];
-                    for at in (0..n).step_by(LANES) {
-                        let vectors = norm.map(|norm| norm.vectors::<S>(k + at, self.values(k + at), order));
-                        S::store(row.as_mut_ptr().add(at), self.load::<S, T>(*line, k + at, *scale, vectors, order));
-                    }
-                    let quantized = Quantized::<G>::of::<S>(&row, n);
-                    to.add(r).cast::<f32>().write(quantized.scale);
-                    // What every weight is too large by, times the values, is taken off before.
-                    let sum: i32 = quantized.values.iter().map(|&value| i32::from(value)).sum();
-                    to.add(height + r).write(-i32::from(blocks::offset(values)) * sum);
-                    for (step, &quad) in blocks::in_quads(values, &quantized.values)[..steps].iter().enumerate() {
-                        to.add((2 + step) * height + r).write(quad);
+                // SAFETY: passed on; the tile holds the groups.
+                unsafe {
+                    let quantized = Quantized::<G>::of::<S>(&x, count);
+                    let mut to = to.add(first * stride + r);
+                    for i in 0..count {
+                        to.cast::<f32>().write(quantized.scales[i]);
+                        // What every weight is too large by, times the values, is taken off before.
+                        to.add(height).write(-i32::from(blocks::offset(values)) * quantized.sums[i] as i32);
+                        let n = (self.k - (first + i) * group).min(group);
+                        let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
+                        let quads = blocks::in_quads(values, &quantized.values[i]);
+                        for (step, &quad) in quads.iter().enumerate().take(steps) {
+                            to.add((2 + step) * height).write(quad);
+                        }
+                        to = to.add(stride);
                     }
                 }
             }
         }
+    }
+
+    /// The values `k` of a row in `x`, and zeros behind them.
+    #[inline(always)]
+    unsafe fn group<S: Simd, T: Stored, const G: usize>(
+        &self,
+        line: *const T,
+        k: Range<usize>,
+        scale: Scale,
+        reading: Reading<'_>,
+        x: &mut [f32; G],
+    ) {
+        // No constant number of times: written out, the loop takes more variables than there are registers.
+        let vectors = k.len().div_ceil(LANES);
+        for i in 0..vectors {
+            let at = k.start + i * LANES;
+            // SAFETY: passed on; vectors are inside the group.
+            unsafe {
+                let vectors = reading.norm.map(|norm| norm.vectors::<S>(at, self.values(at), reading.order));
+                let loaded = self.load::<S, T>(line, at, scale, vectors, reading.order);
+                S::store(x.as_mut_ptr().add(i * LANES), loaded);
+            }
+        }
+        x[vectors * LANES..].fill(0.0);
     }
 
     /// Values `k..k + 16` of a row in an order, normed where there are the norm's vectors; zeros behind its end.

@@ -9,8 +9,10 @@ use crate::packed::{PANEL, PanelKind};
 
 /// Second-level caches where the system does not tell.
 const L2: usize = 1 << 20;
-/// Values of K in a block where a panel is read a few times only: all but the first find it in a cache and give memory
-/// no work, so their turns are to be short.
+/// Rows that count as few, of which no more are read than weights are; or those of two tiles, where these are more.
+const FEW_ROWS: usize = 16;
+/// Values of K in a block of these: all tiles but the first find it in a cache and give memory no work, so their turns are
+/// to be short.
 const SKINNY_BLOCK: usize = 128;
 /// A slab of A has at least this many rows, however long they are: below it, reading the panels again would cost more
 /// than A's coming from the next cache.
@@ -46,7 +48,6 @@ pub(super) struct Plan {
     pub together: usize,
     /// Slabs at most at a time, smaller ones counted.
     pub slabs: usize,
-    pub tile: usize,
     /// Values of K in a block.
     pub block: usize,
     /// Panels of the right operand, and how they hold it.
@@ -76,14 +77,15 @@ impl Plan {
         hardware: &Hardware,
     ) -> Self {
         let padded = kind.padded_k(fixed.k);
-        let tile = tiles.full().height;
         let (groups, rows) = if shared { (1, call.batch.saturating_mul(call.m)) } else { (call.batch, call.m) };
+        let tile = tiles.height(rows);
         let cache = if hardware.caches.l2 == 0 { L2 } else { hardware.caches.l2 } / 2;
         let strided = matches!(fixed.b, Rhs::Strided(_));
         let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
         let row_bytes = tiles.left.bytes(kind, padded);
         let widest = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile).max(tile);
-        let skinny = widest <= 2 * tile;
+        let few = (2 * tile).max(FEW_ROWS).next_multiple_of(tile);
+        let skinny = widest <= few;
         let unit = if strided { UNIT } else { 1 };
         // As much as the threads' caches hold, or a part of the one that they share: fewer forks, after each of which
         // threads wait for the last task, and to each thread slabs of its own. Where that is all rows, slabs are alike.
@@ -112,7 +114,7 @@ impl Plan {
             None => 0,
         };
         // Of more rows never less, or a call would need more workspace than one of more rows.
-        let carried = if block < padded { widest.saturating_mul(unit) } else { widest.min(2 * tile) };
+        let carried = if block < padded { widest.saturating_mul(unit) } else { widest.min(few) };
         Self {
             groups,
             rows,
@@ -121,7 +123,6 @@ impl Plan {
             slab,
             together,
             slabs: together,
-            tile,
             block,
             panels: fixed.outputs().panels(),
             kind,

@@ -73,8 +73,10 @@ pub(crate) struct Tiles {
     pub level: SimdLevel,
     /// How A is packed.
     pub left: Left,
-    /// From the lowest to the full one.
+    /// From the lowest to the highest.
     tiles: &'static [Tile],
+    /// What more rows than the highest tile's are cut into: its own height, or a lower one that is faster.
+    many: usize,
     /// How panels of blocks are looked up once for many tiles, where that is faster than in each.
     pub expansion: Option<Expansion>,
 }
@@ -133,7 +135,7 @@ impl Tiles {
             i += 1;
         }
         assert!(tiles[tiles.len() - 1].height <= MAX_TILE, "no tile is higher than what holds it");
-        Self { level, left, tiles, expansion: None }
+        Self { level, left, tiles, many: tiles[tiles.len() - 1].height, expansion: None }
     }
 
     /// The same with panels that may be expanded.
@@ -150,17 +152,24 @@ impl Tiles {
         Self { expansion: Some(expansion), ..self }
     }
 
-    /// The full tile.
-    #[inline(always)]
-    pub fn full(&self) -> &'static Tile {
-        &self.tiles[self.tiles.len() - 1]
+    /// The same, with more rows than the highest tile's cut into tiles of `height`.
+    pub const fn cutting_many_into(self, height: usize) -> Self {
+        assert!(height <= self.many, "there are tiles as high");
+        Self { many: height, ..self }
     }
 
-    /// The lowest tile that holds `rows` rows, which are at most those of a full one: that of panels as they are, or as
+    /// Rows of the tiles that `rows` rows are cut into, the last of which may have fewer.
+    #[inline(always)]
+    pub fn height(&self, rows: usize) -> usize {
+        let highest = self.tiles[self.tiles.len() - 1].height;
+        if rows <= highest { highest } else { self.many }
+    }
+
+    /// The lowest tile that holds `rows` rows, which are at most those of the highest: that of panels as they are, or as
     /// they are expanded.
     #[inline(always)]
     pub fn fit(&self, rows: usize, expansion: Option<&Expansion>) -> &'static Tile {
-        debug_assert!(rows <= self.full().height);
+        debug_assert!(rows <= self.height(rows));
         let tiles = expansion.map_or(self.tiles, |expansion| expansion.tiles);
         tiles.iter().find(|tile| tile.height >= rows).unwrap_or(&tiles[tiles.len() - 1])
     }
@@ -168,12 +177,12 @@ impl Tiles {
     /// The expansion of panels for a slab of so many rows, if it is worth it: they are read for more than two tiles.
     #[inline(always)]
     pub fn expansion_for(&self, rows: usize) -> Option<&Expansion> {
-        self.expansion.as_ref().filter(|_| rows > 2 * self.full().height)
+        self.expansion.as_ref().filter(|_| rows > 2 * self.height(rows))
     }
 
     /// Rows that the tiles of `rows` rows have.
     pub fn packed_rows(&self, rows: usize) -> usize {
-        let full = self.full().height;
+        let full = self.height(rows);
         let rest = rows % full;
         rows - rest + if rest == 0 { 0 } else { self.fit(rest, None).height }
     }

@@ -14,42 +14,65 @@ use crate::simd::{LANES, Simd, SmallFloat, Stored};
 /// Groups whose values are all below this are zeros: their scale's inverse would not be an f32.
 pub(crate) const LEAST: f32 = 1e-30;
 
-/// A group of activations in int8, of at most `G` values.
+/// Sixteen groups of activations in int8, each of at most `G` values: so many, since what is asked of the lanes of one
+/// vector is asked of all groups at once after a transposition.
 pub(crate) struct Quantized<const G: usize> {
-    /// What the values are multiplied with; NaN where one of them was not finite.
-    pub scale: f32,
+    /// What the values of each group are multiplied with; NaN where one of them was not finite.
+    pub scales: [f32; LANES],
+    /// The values' sums.
+    pub sums: [f32; LANES],
     /// -127 to 127.
-    pub values: [i8; G],
+    pub values: [[i8; G]; LANES],
 }
 
 impl<const G: usize> Quantized<G> {
-    /// Rounds a group of `n` values, behind which are zeros.
+    /// Rounds the first `count` groups of `x`, at most sixteen. Behind a group's values are zeros.
     ///
     /// # Safety
     /// Those of [`Simd`].
     #[inline(always)]
-    pub unsafe fn of<S: Simd>(x: &[f32; G], n: usize) -> Self {
-        let mut quantized = Self { scale: 0.0, values: [0; G] };
-        let vectors = n.div_ceil(LANES);
-        // SAFETY: passed on; vectors are inside the group.
+    pub unsafe fn of<S: Simd>(x: &[[f32; G]; LANES], count: usize) -> Self {
+        let mut quantized = Self { scales: [0.0; LANES], sums: [0.0; LANES], values: [[0; G]; LANES] };
+        let mut inverses = [0.0; LANES];
+        // SAFETY: passed on; vectors are inside their groups.
         unsafe {
-            let (mut largest, mut finite) = (S::splat(0.0), S::splat(0.0));
-            for at in (0..vectors).map(|i| i * LANES) {
-                let x = S::load(x.as_ptr().add(at));
-                largest = S::max(S::abs(x), largest);
-                finite = S::add(finite, S::mul(x, S::splat(0.0)));
+            let zero = S::splat(0.0);
+            // The largest of each lane; NaN where one is not finite.
+            let mut all = [zero; LANES];
+            for (lanes, x) in all.iter_mut().zip(x).take(count) {
+                let (mut largest, mut finite) = (zero, zero);
+                for x in x.as_chunks::<LANES>().0 {
+                    let x = S::load(x.as_ptr());
+                    largest = S::max(S::abs(x), largest);
+                    finite = S::fma(x, zero, finite);
+                }
+                *lanes = S::add(largest, finite);
             }
-            let (largest, finite) = (S::reduce_max(largest), S::reduce_add(finite));
-            if finite != 0.0 {
-                quantized.scale = f32::NAN;
-            } else if largest >= LEAST {
-                quantized.scale = largest / 127.0;
-                let inverse = S::splat(127.0 / largest);
-                for at in (0..vectors).map(|i| i * LANES) {
-                    let rounded = S::round(S::mul(S::load(x.as_ptr().add(at)), inverse));
-                    S::store_i8(quantized.values.as_mut_ptr().add(at), rounded);
+            let (mut largest, mut finite) = (zero, zero);
+            for lanes in S::transpose(all) {
+                largest = S::max(lanes, largest);
+                finite = S::fma(lanes, zero, finite);
+            }
+            let (least, most) = (S::splat(LEAST), S::splat(127.0));
+            let scales = S::select_lt(largest, least, zero, S::div(largest, most));
+            S::store(quantized.scales.as_mut_ptr(), S::add(scales, finite));
+            S::store(inverses.as_mut_ptr(), S::select_lt(largest, least, zero, S::div(most, largest)));
+
+            let mut sums = [zero; LANES];
+            for (group, sum) in sums.iter_mut().enumerate().take(count) {
+                if quantized.scales[group].is_nan() {
+                    continue;
+                }
+                let inverse = S::splat(inverses[group]);
+                let values = quantized.values[group].as_chunks_mut::<LANES>().0;
+                for (x, values) in x[group].as_chunks::<LANES>().0.iter().zip(values) {
+                    let rounded = S::round(S::mul(S::load(x.as_ptr()), inverse));
+                    S::store_i8(values.as_mut_ptr(), rounded);
+                    *sum = S::add(*sum, rounded);
                 }
             }
+            let sums = S::transpose(sums).into_iter().fold(zero, |sum, lanes| S::add(sum, lanes));
+            S::store(quantized.sums.as_mut_ptr(), sums);
         }
         quantized
     }

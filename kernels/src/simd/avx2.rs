@@ -165,6 +165,7 @@ unsafe impl Simd for Avx2 {
     type F = Pair;
     const LEVEL: SimdLevel = SimdLevel::Avx2;
     const FUSED: bool = true;
+    const VECTORS: usize = 8;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {

@@ -44,6 +44,7 @@ unsafe impl Simd for Avx512 {
     type F = __m512;
     const LEVEL: SimdLevel = SimdLevel::Avx512;
     const FUSED: bool = true;
+    const VECTORS: usize = 32;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {

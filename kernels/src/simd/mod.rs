@@ -40,6 +40,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     const LEVEL: SimdLevel;
     /// Whether `fma` rounds once.
     const FUSED: bool;
+    /// Vectors of sixteen lanes that its registers hold.
+    const VECTORS: usize;
 
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::F;

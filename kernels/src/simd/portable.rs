@@ -36,6 +36,7 @@ unsafe impl Simd for Portable {
     type F = F16Lanes;
     const LEVEL: SimdLevel = SimdLevel::Portable;
     const FUSED: bool = false;
+    const VECTORS: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
