@@ -16,6 +16,7 @@ use fixtures::{copy, fixture, fixture_path, with_field};
 
 const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 const NO_TOKENIZER: &str = "qwen3_gqa3_hd20_f32_untied_biases_old_config";
+const EMBEDDING: &str = "qwen3_embedding_no_prefix_gqa3_hd20_bf16";
 const ENCODER: &str = "bert_hd20_f32_wordpiece";
 
 fn json(arguments: &[&str]) -> Value {
@@ -361,8 +362,12 @@ fn bench_past_the_context_says_prompt_and_new_tokens() {
 }
 
 #[test]
-fn bench_of_an_encoder_is_the_speed_of_embedding() {
-    let model = fixture(ENCODER);
+fn bench_of_a_model_that_embeds_texts_is_the_speed_of_embedding() {
+    [ENCODER, EMBEDDING].into_iter().for_each(bench_embeds);
+}
+
+fn bench_embeds(model: &str) {
+    let model = fixture(model);
     let common = ["bench", "--model", &model, "--prompt-tokens", "9", "--batch", "3", "--repeat", "1"];
     let value = json(&[&common[..], &["--json"]].concat());
     for key in ["encode_tokens_per_s", "encode_share_of_limit", "texts_per_s", "load_s", "peak_rss_bytes"] {
@@ -371,6 +376,11 @@ fn bench_of_an_encoder_is_the_speed_of_embedding() {
     assert!(stdout(&sinew(&common)).contains("texts/s"));
     let long = [&common[..4], &["99999"]].concat();
     refused(&long, &["99999 tokens", "positions"]);
+    let most = usize::MAX.to_string();
+    for batch in ["65537", "4294967296", &most] {
+        let absurd = ["bench", "--model", &model, "--prompt-tokens", "8", "--batch", batch];
+        refused(&absurd, &[&format!("--batch {batch}"), "at most 65536 texts of 8 tokens"]);
+    }
 }
 
 #[test]

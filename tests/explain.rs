@@ -117,6 +117,11 @@ fn every_candidate_is_measured_where_that_is_asked_for() {
     refused(&[&["explain", "attention", "--measure"][..], &windowed].concat(), &["operands of", "are not made"]);
     let long = ["--rows", "500000", "--context", "500000", "--heads", "1", "--kv-heads", "1", "--head-dim", "64"];
     refused(&[&["explain", "attention", "--measure"][..], &long].concat(), &["attention", "too many to measure"]);
+    // Most of its weights are read by no row.
+    for [groups, n, k] in [["1000000", "1024", "1024"], ["16777216", "1", "1"]] {
+        let groups = ["explain", "grouped_gemm", "--measure", "--groups", groups, "--n", n, "--k", k];
+        refused(&groups, &["operands of", "are not made"]);
+    }
 }
 
 #[test]
@@ -316,6 +321,18 @@ fn an_encoders_step_is_explained() {
     assert_eq!((steps.len(), &steps[0]["step"]), (1, &Value::from("embedding")));
     is_whole(&steps[0]);
     assert_eq!(launches(&steps[0])["attention"], 1);
+}
+
+#[test]
+fn a_decoder_that_embeds_texts_is_explained_as_such() {
+    let model = fixture("qwen3_embedding_no_prefix_gqa3_hd20_bf16");
+    let value = json(&["explain", "--model", &model, "--prompt-tokens", "8", "--repeat", "1", "--json"]);
+    let steps = list(&value, "steps");
+    assert_eq!((steps.len(), &steps[0]["step"]), (1, &Value::from("embedding")));
+    is_whole(&steps[0]);
+    let too_many = ["explain", "--model", &model, "--batch", "4294967296", "--prompt-tokens", "8"];
+    refused(&too_many, &["--batch 4294967296", "at most 65536 texts of 8 tokens"]);
+    refused(&["explain", "--model", &model, "--prompt-tokens", "99999"], &["99999 tokens", "positions"]);
 }
 
 #[test]

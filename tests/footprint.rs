@@ -395,5 +395,27 @@ fn advice_can_be_followed_beside_compressed_old_tokens_and_a_cache_of_so_many_to
     // Blocks for four of 256 tokens, however much memory is left.
     let output = run(command().args(["plan", "--cache-tokens", "1024"]).arg(folder.path()), "");
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(lines.contains("8 of 128 tokens, 4 of 256 tokens"), "{lines}");
+    assert!(lines.contains("8 of 128 tokens, 4 of 256 tokens; --cache-tokens 1024 has room for no more"), "{lines}");
+    let capped = planned(&["--cache-tokens", "1024", "--batch", "100000"]);
+    assert_eq!(capped["fits"], false, "{capped}");
+    let arguments = ["plan", "--budget", "1GiB", "--cache-tokens", "1024", "--batch", "10000000"];
+    let lines = String::from_utf8_lossy(&run(command().args(arguments).arg(folder.path()), "").stdout).into_owned();
+    let advice = lines.lines().find(|line| line.contains("--batch ")).unwrap_or_else(|| panic!("{lines}"));
+    assert!(advice.contains("--batch 4: ") && advice.ends_with("--cache-tokens 1024 has room for no more"), "{advice}");
+    // Where memory is what ends it, nothing is said of the cache.
+    let output =
+        run(command().args(["plan", "--cache-tokens", "100000000", "--budget", "400MB"]).arg(folder.path()), "");
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("room for no more"), "{output:?}");
+}
+
+#[test]
+fn more_sequences_than_can_be_counted_are_no_overflow() {
+    let most = usize::MAX.to_string();
+    for more in [&[][..], &["--context", "1"], &["--cache-tokens", &most], &["--swap-tokens", &most]] {
+        let output = run(command().args(["plan", "--batch", &most]).args(more).arg(bundled()), "");
+        let (lines, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{more:?}: {error}");
+        assert!(error.starts_with("error: the model takes ") && error.lines().count() == 1, "{more:?}: {error}");
+        assert!(lines.contains("--batch ") || !more.is_empty(), "{lines}");
+    }
 }

@@ -19,7 +19,7 @@ mod command;
 #[path = "common/fixtures.rs"]
 mod fixtures;
 
-use command::{refused, sinew, stdout};
+use command::{command, refused, run, sinew, stdout};
 use fixtures::{bits, copy, fixture, fixture_path, with_field};
 
 const SHARDED: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
@@ -303,6 +303,22 @@ fn the_command_writes_a_folder_that_loads() {
     refused(&sinew(&["quantize", "--model", output, "--output", again, "--dtype", "int8"]), &["quantized already"]);
     let fp8 = ["quantize", "--model", &fixture(TIED), "--output", again, "--dtype", "fp8"];
     assert!(stdout(&sinew(&fp8)).starts_with("14 modules quantized, 1 as they are"));
+}
+
+#[cfg(unix)]
+#[test]
+fn folders_whose_names_are_no_utf_8_are_read_and_written() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let place = tempfile::tempdir().expect("a folder");
+    let [source, output] = [&b"s\xffurce"[..], b"int8\xfe"].map(|name| place.path().join(OsStr::from_bytes(name)));
+    std::os::unix::fs::symlink(fixture_path(TIED), &source).expect("a link");
+    let mut command = command();
+    command.args(["quantize", "--dtype", "int8", "--group-size", "channel", "--json", "--model"]).arg(source);
+    let summary: Value = serde_json::from_str(&stdout(&run(command.arg("--output").arg(&output), ""))).expect("JSON");
+    assert!(summary["output"].as_str().expect("a text").ends_with("int8\u{fffd}"), "{summary}");
+    assert!(output.join("config.json").is_file());
 }
 
 #[test]

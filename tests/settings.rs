@@ -7,8 +7,11 @@ use sinew::models::settings::FIELDS;
 
 #[path = "common/command.rs"]
 mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
 
-use command::{command, refused, run, stdout};
+use command::{command, refused, run, sinew, stdout};
+use fixtures::fixture;
 
 /// A text that is no value of any setting but those that take any.
 const NONSENSE: &str = "no such value";
@@ -76,7 +79,7 @@ fn a_file_decides_before_defaults_and_arguments_before_all() {
     let named = [("SINEW_SETTINGS", path), ("SINEW_THREADS", "2")];
     is(setting("threads", &[], &named), ("2", "SINEW_THREADS"));
     is(setting("threads", &["--threads", "3"], &named), ("3", "--threads"));
-    is(setting("threads", &["--set", "threads=4"], &named), ("4", "--set"));
+    is(setting("threads", &["--set", "threads=4"], &named), ("4", "--set threads"));
     is(setting("threads", &["--set", "threads=4", "--threads", "3"], &named), ("3", "--threads"));
     is(setting("kernels", &[], &named), ("gemm.cpu.portable", &format!("{path}:4")));
     is(setting("pin", &["--set", "pin=true", "--pin=false"], &[]), ("false", "--pin"));
@@ -120,6 +123,204 @@ fn what_is_set_is_what_a_model_is_loaded_with() {
     };
     assert_eq!(stdout(&generate("100MiB")).trim(), "502");
     refused(&generate("2MiB"), &["weights", "are free on cpu"]);
+}
+
+/// What serves the largest products of a run.
+fn product_kernel(arguments: &[&str], variables: &[(&str, &str)]) -> String {
+    let mut command = command();
+    command.args(["explain", "gemm", "--m", "64", "--n", "512", "--k", "512", "--dtype", "f32", "--json"]);
+    command.env_remove("SINEW_SIMD").args(arguments).envs(variables.iter().copied());
+    let report: Value = serde_json::from_str(&stdout(&run(&mut command, ""))).expect("JSON");
+    let chosen = report["candidates"].as_array().expect("a list").iter().find(|candidate| candidate["chosen"] == true);
+    chosen.expect("one is chosen")["kernel"].as_str().expect("a name").to_owned()
+}
+
+#[test]
+fn the_level_is_taken_back_by_an_argument_also_on_the_device() {
+    let usual = product_kernel(&[], &[]);
+    let capped = [("SINEW_SIMD", "portable")];
+    assert_eq!(product_kernel(&["--simd", "portable"], &[]), product_kernel(&[], &capped));
+    for back in [&["--simd", "auto"][..], &["--set", "simd=auto"], &["--simd", "auto", "--pin"]] {
+        assert_eq!(product_kernel(back, &capped), usual, "{back:?}");
+        let device = stdout(&run(command().arg("devices").args(back).envs(capped), ""));
+        assert_eq!(device.contains("SIMD portable"), usual.contains("portable"), "{device}");
+        if !back.contains(&"--pin") {
+            assert_eq!(setting("simd", back, &capped).0, setting("simd", back, &[]).0);
+        }
+    }
+    let device = stdout(&run(command().args(["devices", "--simd", "portable"]), ""));
+    assert!(device.contains("SIMD portable"), "{device}");
+}
+
+/// What is refused, with what is said of it.
+type Refused<'a> = (&'a [&'a str], &'a [&'a str]);
+
+#[test]
+fn arguments_that_decide_nothing_are_refused_and_say_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = folder.path().join("out").into_os_string().into_string().expect("UTF-8");
+    let file = fixture("bert_hd20_f32_wordpiece/model.safetensors");
+    let [encoder, embedding, decoder] =
+        ["bert_hd20_f32_wordpiece", "qwen3_embedding_no_prefix_gqa3_hd20_bf16", "llama3_rope_gqa3_hd20_bf16_tied_bpe"]
+            .map(fixture);
+    let check = |command: &[&str], (arguments, words): Refused<'_>| {
+        refused(&sinew(&[command, arguments].concat()), words);
+    };
+    // What is for models that generate, of those that embed texts.
+    let stepping: [Refused<'_>; 6] = [
+        (&["--kv-dtype", "int8"], &["--kv-dtype", "embeds texts"]),
+        (&["--kv-old", "int8", "--kv-recent", "7"], &["--kv-old", "embeds texts"]),
+        (&["--block-size", "8"], &["--block-size", "embeds texts"]),
+        (&["--prefill-chunk", "8"], &["--prefill-chunk", "embeds texts"]),
+        (&["--set", "block_size=8"], &["--set block_size", "embeds texts"]),
+        (&["--set", "kv_dtype=int8"], &["--set kv_dtype", "embeds texts"]),
+    ];
+    for model in [&*encoder, &embedding] {
+        for command in [
+            &["bench", "--model", model, "--prompt-tokens", "4"][..],
+            &["tune", "--model", model, "--budget", "0.1"],
+            &["explain", "--model", model, "--prompt-tokens", "4"],
+            &["logits", "--model", model, "--tokens", "1", "--output", &output],
+            &["plan", model],
+            &["inspect", model],
+        ] {
+            stepping.iter().for_each(|refused| check(command, *refused));
+        }
+        check(&["plan", model], (&["--batch", "2"], &["--batch", "embeds texts"]));
+        check(&["plan", model], (&["--cache-tokens", "64"], &["--cache-tokens", "embeds texts"]));
+        check(&["embed", "--model", model, "a text"], (stepping[5].0, &["--set kv_dtype", "`sinew embed`"]));
+    }
+    // Of quantizing, where nothing is quantized.
+    for command in [
+        &["generate", "--model", &decoder, "--tokens", "1"][..],
+        &["plan", &decoder],
+        &["inspect", &decoder, "--dtype", "f32"],
+        &["embed", "--model", &encoder, "a text"],
+        &["explain", "gemm", "--n", "64", "--k", "64"],
+        &["explain", "grouped_gemm", "--n", "64", "--k", "64", "--dtype", "f16"],
+        &["explain", "embedding"],
+        &[],
+    ] {
+        check(command, (&["--set", "group_size=64"], &["--set group_size", "--dtype int8, int4 or fp8"]));
+        check(command, (&["--set", "zero_points=true"], &["--set zero_points", "--dtype int8, int4 or fp8"]));
+    }
+    check(&["plan", &decoder], (&["--group-size", "64"], &["--group-size", "quantized"]));
+    check(&["plan", &decoder], (&["--keep-head"], &["--keep-head", "quantized"]));
+    // What a command has by another name, or not at all.
+    let quantize = ["quantize", "--model", &decoder, "--output", &output, "--dtype", "int8"];
+    for (command, refused) in [
+        (&["plan", &decoder][..], (&["--set", "max_sequences=64"][..], &["--set max_sequences", "--batch"][..])),
+        (&["bench", "--model", &decoder], (&["--set", "max_sequences=64"], &["--set max_sequences", "--batch"])),
+        (&["bench", "--model", &decoder], (&["--set", "context=64"], &["--set context", "`sinew bench`"])),
+        (&quantize, (&["--set", "group_size=64"], &["--set group_size", "--group-size"])),
+        (&quantize, (&["--set", "zero_points=true"], &["--set zero_points", "--zero-points"])),
+        (&["explain", "softmax"], (&["--set", "dtype=f16"], &["--set dtype", "`sinew explain softmax`", "--dtype"])),
+        (&["explain", "--support"], (&["--set", "dtype=f16"], &["--set dtype", "--support"])),
+        (&["trace"], (&["--set", "dtype=f16"], &["--set dtype", "`sinew trace`"])),
+        (&["devices"], (&["--set", "load=read"], &["--set load", "`sinew devices`"])),
+        (&["inspect", &file], (&["--dtype", "f16"], &["--dtype", "config.json"])),
+        (&["tune", "--budget", "0.1"], (&["--load", "read"], &["--load", "bundled"])),
+        (&[], (&["--set", "load=read"], &["--set load", "`sinew`"])),
+        (
+            &["generate", "--model", &decoder, "--prompt", "x"],
+            (&["--set", "max_sequences=4"], &["--set max_sequences", "many prompts"]),
+        ),
+    ] {
+        check(command, refused);
+    }
+    assert!(folder.path().read_dir().expect("a folder").next().is_none(), "a file was written");
+}
+
+#[test]
+fn what_files_and_variables_say_serves_other_commands_as_well() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("settings.toml");
+    let all = "kv_dtype = \"int8\"\nblock_size = 0x8\nmax_sequences = 4\ncontext = 64\ngroup_size = 64\n\
+               zero_points = true\nkeep_head = true\nload = \"read\"\nkv_recent = 7\n";
+    std::fs::write(&file, all).expect("written");
+    let [encoder, decoder] = ["bert_hd20_f32_wordpiece", "llama3_rope_gqa3_hd20_bf16_tied_bpe"].map(fixture);
+    for arguments in [
+        &["plan", &encoder][..],
+        &["inspect", &encoder],
+        &["embed", "--model", &encoder, "a text"],
+        &["bench", "--model", &encoder, "--prompt-tokens", "4", "--repeat", "1"],
+        &["generate", "--model", &decoder, "--tokens", "1", "--max-new-tokens", "1"],
+        &["plan", &decoder],
+        &["explain", "gemm", "--n", "64", "--k", "64"],
+        &["trace", "--requests", "1"],
+    ] {
+        stdout(&run(command().args(arguments).env("SINEW_SETTINGS", &file).env("SINEW_SWAP_TOKENS", "64"), ""));
+    }
+    stdout(&run(command().args(["explain", "gemm", "--n", "64", "--k", "64"]).env("SINEW_ACTIVATIONS", "int8"), ""));
+}
+
+#[test]
+fn names_that_there_are_not_are_refused_by_every_command() {
+    let [model, file] =
+        ["llama3_rope_gqa3_hd20_bf16_tied_bpe", "bert_hd20_f32_wordpiece/model.safetensors"].map(fixture);
+    for arguments in [
+        &["inspect", &model][..],
+        &["inspect", &file],
+        &["explain", "--support"],
+        &["trace", "--requests", "1"],
+        &["devices"],
+        &["settings"],
+        &["plan", &model],
+        &[],
+    ] {
+        for (name, value) in [("kernels", "gemm.abacus"), ("device", "abacus")] {
+            let set = format!("{name}={value}");
+            let source = format!("--set {name}");
+            refused(&sinew(&[arguments, &["--set", &set]].concat()), &[&source, value]);
+            let variable = format!("SINEW_{}", name.to_uppercase());
+            refused(&run(command().args(arguments).env(&variable, value), ""), &[&variable, value]);
+        }
+    }
+    // Where nothing is asked of a device, it need not be there.
+    stdout(&sinew(&["trace", "--requests", "1", "--device", "cuda:99"]));
+    // What is supported is asked of the device that is named, by whatever.
+    let support: Value = serde_json::from_str(&stdout(&run(
+        command().args(["explain", "--support", "--json"]).env("SINEW_DEVICE", "cpu"),
+        "",
+    )))
+    .expect("JSON");
+    assert_eq!((&support["absent"], support["devices"].as_array().map(Vec::len)), (&Value::Array(vec![]), Some(1)));
+}
+
+#[test]
+fn a_value_that_is_refused_is_named_with_its_setting_and_what_it_may_be() {
+    let set = |text: &str, words: &[&str]| refused(&sinew(&["settings", "--set", text]), words);
+    set("block_size=0", &["--set block_size", "`0`", "whole numbers from 1 on"]);
+    set("kv_recent=0", &["--set kv_recent", "`0`", "whole numbers from 1 on"]);
+    set("kv_recent=5", &["--set kv_recent", "--kv-old int8 or fp8"]);
+    set("kv_dtype=int9", &["--set kv_dtype", "`int9`", "fp8"]);
+    set("blocksize=8", &["blocksize", "block_size"]);
+    set("threads", &["--set threads", "name=value"]);
+    refused(&sinew(&["settings", "--kv-recent", "5"]), &["--kv-recent", "--kv-old int8 or fp8"]);
+    assert_eq!(setting("kv_recent", &["--kv-old", "int8", "--set", "kv_recent=5"], &[]).1, "--set kv_recent");
+}
+
+#[test]
+fn the_bundled_model_obeys_settings() {
+    let bare = |arguments: &[&str], variables: &[(&str, &str)]| {
+        run(command().env_remove("SINEW_SIMD").args(arguments).envs(variables.iter().copied()), "")
+    };
+    let usual = stdout(&bare(&[], &[]));
+    let line = |text: &str, word: &str| text.lines().find(|line| line.starts_with(word)).expect(word).to_owned();
+    let (weights, products) = (line(&usual, "memory "), line(&usual, "kernel "));
+    let portable = stdout(&bare(&["--simd", "portable"], &[]));
+    assert!(
+        portable.lines().filter(|line| line.starts_with("kernel ")).all(|line| !line.contains("avx")),
+        "{portable}"
+    );
+    let int8 = stdout(&bare(&["--set", "dtype=int8"], &[]));
+    assert_ne!((line(&int8, "memory "), line(&int8, "kernel ")), (weights.clone(), products));
+    let cache = |text: &str| line(text, "memory ").split(", ").nth(1).expect("the cache").to_owned();
+    let half = stdout(&bare(&[], &[("SINEW_KV_DTYPE", "int8")]));
+    assert_ne!(cache(&half), cache(&usual));
+    assert_eq!(cache(&stdout(&bare(&["--set", "kv_dtype=int8"], &[]))), cache(&half));
+    refused(&bare(&["--set", "memory_limit=1MiB"], &[]), &["weights", "are free on cpu"]);
+    assert_ne!(cache(&stdout(&bare(&["--set", "context=64"], &[]))), cache(&usual));
 }
 
 #[test]

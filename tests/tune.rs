@@ -13,8 +13,11 @@ use sinew::prelude::*;
 
 #[path = "common/command.rs"]
 mod command;
+#[path = "common/fixtures.rs"]
+mod fixtures;
 
 use command::{command, refused, run, stdout};
+use fixtures::fixture;
 
 /// The command with the user's caches in a folder, tuned.
 fn in_folder(folder: &Path, arguments: &[&str]) -> Output {
@@ -98,6 +101,61 @@ fn the_command_keeps_times_where_the_users_caches_are() {
     refused(&in_folder(folder.path(), &["tune", "--budget", "0"]), &["budget", "0.1"]);
     let maybe = run(command().env("SINEW_TUNING", "maybe").arg("devices"), "");
     refused(&maybe, &["SINEW_TUNING", "maybe", "on or off"]);
+}
+
+#[test]
+fn a_decoder_that_embeds_texts_is_tuned_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("qwen3_embedding_no_prefix_gqa3_hd20_bf16");
+    let tuned = json(&in_folder(folder.path(), &["tune", "--model", &model, "--budget", "60", "--json"]));
+    let problems = tuned["problems"].as_array().unwrap();
+    let is = |problem: &Value, operator: &str, words: &str| {
+        problem["operator"] == operator && problem["problem"].as_str().unwrap().contains(words)
+    };
+    // Its vocabulary is read, and no logits are made of it.
+    assert!(problems.iter().any(|problem| is(problem, "embedding", "1003 rows")), "{tuned}");
+    assert!(problems.iter().all(|problem| !is(problem, "gemm", "n=1003 ")), "{tuned}");
+}
+
+#[test]
+fn times_that_another_process_keeps_from_being_kept_are_shown_and_said() {
+    let folder = tempfile::tempdir().unwrap();
+    stdout(&in_folder(folder.path(), &["tune", "--budget", "0.1"]));
+    let kept = folder.path().join("sinew/tuning");
+    let locks: Vec<_> = std::fs::read_dir(&kept)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "lock"))
+        .collect();
+    assert_eq!(locks.len(), 1);
+    let lock = std::fs::File::options().write(true).open(&locks[0]).unwrap();
+    lock.lock().unwrap();
+    let output = in_folder(folder.path(), &["tune", "--budget", "0.1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let (shown, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(shown.contains("problems in") && shown.ends_with("not kept\n"), "{shown}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    for words in ["the times cannot be kept in", "sinew/tuning", "another process has been writing it for"] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    drop(lock);
+    assert!(stdout(&in_folder(folder.path(), &["tune", "--budget", "0.1"])).contains("kept in"));
+}
+
+#[cfg(unix)]
+#[test]
+fn folders_whose_names_are_no_utf_8_are_tuned_for_and_kept_in() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let [model, caches] = [&b"m\xffdel"[..], b"caches\xfe"].map(|name| folder.path().join(OsStr::from_bytes(name)));
+    std::os::unix::fs::symlink(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo"), &model).unwrap();
+    let mut command = command();
+    command.env("SINEW_TUNING", "on").env("XDG_CACHE_HOME", &caches).args(["tune", "--budget", "0.1", "--json"]);
+    let tuned = json(&run(command.arg("--model").arg(&model), ""));
+    assert!(tuned["folder"].as_str().unwrap().contains("caches\u{fffd}/sinew/tuning"), "{}", tuned["folder"]);
+    assert!(caches.join("sinew/tuning").is_dir());
 }
 
 #[test]

@@ -168,6 +168,47 @@ pub fn discover() -> Vec<Discovered> {
     std::iter::once(host).chain(gpus).chain(adapters).collect()
 }
 
+/// Kinds of devices that have names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Cpu,
+    Cuda,
+    Wgpu,
+}
+
+/// The kind that a name of a device begins with, and the number behind it.
+fn split(name: &str) -> Result<(Kind, usize)> {
+    let no_device = |reason: String| Error::NoDevice { name: name.to_owned(), reason };
+    let (kind, digits) = name.split_once(':').map_or((name, None), |(kind, digits)| (kind, Some(digits)));
+    let known = match kind {
+        "cpu" => Kind::Cpu,
+        "cuda" => Kind::Cuda,
+        "wgpu" => Kind::Wgpu,
+        _ => return Err(no_device("devices are cpu, cuda, cuda:N, wgpu and wgpu:N".into())),
+    };
+    let index = digits.map_or(Ok(0), |digits| {
+        let index = digits.parse::<usize>().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        index.ok_or_else(|| no_device(format!("`{digits}` is no device number; write {kind}:0")))
+    })?;
+    match (known, index) {
+        (Kind::Cpu, 1..) => Err(no_device("there is one CPU device; write cpu".into())),
+        of_name => Ok(of_name),
+    }
+}
+
+/// Refuses what is no name of a device, without looking for any: whether there is one of a name, [`open`] says.
+///
+/// # Errors
+/// [`Error::NoDevice`], with the names that there are.
+///
+/// ```
+/// assert!(sinew_memory::check_name("cuda:1").is_ok());
+/// assert!(sinew_memory::check_name("abacus").is_err());
+/// ```
+pub fn check_name(name: &str) -> Result<()> {
+    split(name).map(|_| ())
+}
+
 /// Opens a device: `cpu`, `cuda`, `cuda:1`, `wgpu`, `wgpu:1`.
 ///
 /// Only the kind that is named is touched: `cpu` loads no GPU driver.
@@ -186,37 +227,27 @@ pub fn discover() -> Vec<Discovered> {
 pub fn open(name: &str, options: &DeviceOptions) -> Result<Arc<dyn Device>> {
     let &DeviceOptions { threads, simd, ref kernels } = options;
     let no_device = |reason: String| Error::NoDevice { name: name.to_owned(), reason };
-    let unknown = || no_device("devices are cpu, cuda, cuda:N, wgpu and wgpu:N".into());
-    let (kind, index) = match name.split_once(':') {
-        None => (name, 0),
-        Some((kind, _)) if !["cpu", "cuda", "wgpu"].contains(&kind) => return Err(unknown()),
-        Some((kind, digits)) => {
-            let index = digits.parse::<usize>().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
-            let reason = || no_device(format!("`{digits}` is no device number; write {kind}:0"));
-            (kind, index.ok_or_else(reason)?)
-        }
-    };
+    let (kind, index) = split(name)?;
     let available = match kind {
-        "cpu" if index == 0 => {
-            let level = match simd {
-                Some(level) => level,
-                None => level_from_environment()?,
-            };
+        Kind::Cpu => {
+            let asked = simd.map(|level| level.min(SimdLevel::detected()));
+            let usual = level_from_environment();
+            let is_usual = usual.as_ref().is_ok_and(|usual| asked.is_none_or(|asked| asked == *usual));
+            let level = asked.map_or(usual, Ok)?;
             return match threads {
-                None if simd.is_none() => Ok(Cpu::get()),
+                // One team of threads for all that ask for the usual level.
+                None if is_usual => Ok(Cpu::get()),
                 threads => Cpu::with(threads.unwrap_or_else(system::available_threads), level),
             };
         }
-        "cpu" => return Err(no_device("there is one CPU device; write cpu".into())),
-        "cuda" => named(DeviceKind::CUDA, cuda::gpus(), Found::Gpu),
-        "wgpu" => {
+        Kind::Cuda => named(DeviceKind::CUDA, cuda::gpus(), Found::Gpu),
+        Kind::Wgpu => {
             return webgpu::open(index, kernels).map_err(|error| match error {
                 // As it was asked for: `wgpu` is `wgpu:0`.
                 Error::NoDevice { reason, .. } => no_device(reason),
                 error => error,
             });
         }
-        _ => return Err(unknown()),
     };
     #[cfg(all(feature = "cuda", not(target_os = "macos")))]
     if let Some(Discovered { found: Found::Gpu(_), .. }) = available.get(index) {

@@ -35,7 +35,7 @@ pub use buffer::{Buffer, Home, Husk, Reclaim, Span};
 pub use bytes::Bytes;
 pub use cpu::{Cpu, CpuStream, level_from_environment};
 pub use device::{Device, DeviceId, DeviceKind, Location, MemoryInfo, Storage};
-pub use discover::{Adapter, DeviceOptions, Discovered, Found, Gpu, Host, discover, open};
+pub use discover::{Adapter, DeviceOptions, Discovered, Found, Gpu, Host, check_name, discover, open};
 pub use error::{Error, Result};
 pub use hardware::{Accelerator, Caches, Hardware, Rates, SimdLevel};
 pub use host::HOST_ALIGNMENT;

@@ -73,11 +73,7 @@ impl ModelConfig {
     ///
     /// [`Error::Input`].
     pub fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
-        let vocab_size = match self {
-            ModelConfig::Decoder(config) => config.vocab_size,
-            ModelConfig::Encoder(config) => config.vocab_size,
-        };
-        check_tokens(tokens, vocab_size)
+        check_tokens(tokens, self.vocab_size())
     }
 
     /// Refuses a text that is no text of an embedding model: with tokens that it has no row for, or more of them than it
@@ -91,11 +87,28 @@ impl ModelConfig {
         check_positions(tokens.len(), self.text_positions())
     }
 
+    /// Tokens of the vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            ModelConfig::Decoder(config) => config.vocab_size,
+            ModelConfig::Encoder(config) => config.vocab_size,
+        }
+    }
+
     /// The most tokens of a text that is embedded.
-    pub(crate) fn text_positions(&self) -> usize {
+    pub fn text_positions(&self) -> usize {
         match self {
             ModelConfig::Encoder(config) => config.max_position_embeddings,
             ModelConfig::Decoder(config) => config.trained_context(),
+        }
+    }
+
+    /// Floating-point operations of one token of a text of so many that is embedded, a multiply-add being two.
+    pub fn text_flops_per_token(&self, tokens: usize) -> f64 {
+        match self {
+            ModelConfig::Encoder(config) => config.flops_per_token(tokens as f64),
+            // Each sees those before it: half of them on average.
+            ModelConfig::Decoder(config) => config.flops_per_token(tokens as f64 / 2.0),
         }
     }
 

@@ -26,7 +26,7 @@ use crate::load::Activations;
 pub struct Field {
     /// The field of [`Settings`], and the key in a file.
     pub name: &'static str,
-    /// The argument of the command without its dashes, where it has one of its own; `--set name=value` sets any.
+    /// The argument of the command without its dashes, where it has one of its own; `--set name=value` sets others, too.
     pub argument: Option<&'static str>,
     /// What its value is called where arguments are listed.
     pub value: &'static str,

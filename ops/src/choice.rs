@@ -1,15 +1,15 @@
 //! Choice: which row of a table serves a problem, and why.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Mutex;
 
-use sinew_kernels::{Error as KernelError, Operator, Row};
+use sinew_kernels::{Error as KernelError, Operator, Registry, Row};
 use sinew_memory::DeviceKind;
 
 use crate::tune::{self, Problem};
-use crate::{Context, Result};
+use crate::{Context, Error, Result};
 
 /// What the choice of kernels may and must do.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +25,29 @@ impl Policy {
     /// Whether a row is preferred.
     pub fn prefers(&self, row: &str) -> bool {
         self.prefer.iter().any(|name| name == row)
+    }
+
+    /// Refuses to prefer what none of Sinew's own rows is called, on whatever device.
+    ///
+    /// ```
+    /// use sinew_ops::Policy;
+    ///
+    /// assert!(Policy::check_names(&["gemm.cpu.portable".to_owned()]).is_ok());
+    /// assert!(Policy::check_names(&["gemm.abacus".to_owned()]).is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKernel`].
+    pub fn check_names(prefer: &[String]) -> Result<()> {
+        if prefer.is_empty() {
+            return Ok(());
+        }
+        let registry = Registry::standard();
+        let rows: HashSet<&str> = registry.tables().flat_map(|table| table.row_names()).map(|(row, ..)| row).collect();
+        match prefer.iter().find(|name| !rows.contains(name.as_str())) {
+            Some(name) => Err(Error::NoSuchKernel { name: name.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// The usual policy for a kind of device: on GPUs the fastest rows win, whatever their bits depend on.

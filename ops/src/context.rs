@@ -68,13 +68,8 @@ impl Context {
     /// # Errors
     /// A device that cannot make a stream, or a policy that prefers what no row is called.
     pub fn on(device: Arc<dyn Device>, policy: Policy) -> Result<Self> {
-        let registry = Registry::standard();
-        let is_row =
-            |name: &String| registry.tables().any(|table| table.row_names().iter().any(|(row, ..)| row == name));
-        if let Some(name) = policy.prefer.iter().find(|name| !is_row(name)) {
-            return Err(Error::NoSuchKernel { name: name.clone() });
-        }
-        Self::new(device, Arc::new(registry), policy)
+        Policy::check_names(&policy.prefer)?;
+        Self::new(device, Arc::new(Registry::standard()), policy)
     }
 
     /// A context on any device with any registry: rows and operators added outside are chosen like Sinew's own.

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Args};
-use sinew::models::Settings;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use sinew::models::settings::{Field, Resolved, Source};
+use sinew::models::{Settings, printable};
 
-use super::Outcome;
+use super::{Outcome, demo};
 
 /// What the ids of such arguments begin with.
 const PREFIX: &str = "setting.";
@@ -17,16 +17,20 @@ const MACHINE: &[&str] =
     &["device", "threads", "pin", "simd", "kernels", "deterministic", "memory_limit", "tuning", "tuning_cache"];
 /// In what form weights are kept in memory.
 pub const WEIGHTS: &[&str] = &["dtype", "group_size", "zero_points", "keep_head", "activations"];
+/// How weights are quantized.
+pub const QUANTIZING: &[&str] = &["group_size", "zero_points", "keep_head"];
 /// How a decoder is stepped, which changes no result, and in what form it keeps keys and values.
 pub const STEPPING: &[&str] = &["prefill_chunk", "block_size", "kv_dtype", "kv_old", "kv_recent"];
-/// In what form keys and values are kept.
-pub const CACHE_FORM: &[&str] = &["kv_dtype", "kv_old", "kv_recent"];
 /// How many sequences a model serves at once.
 pub const SERVING: &[&str] = &["max_sequences", "cache_tokens", "swap_tokens"];
+/// What is for models that generate.
+pub const GENERATING: &[&[&str]] = &[&["context"], STEPPING, SERVING];
+/// All but where to run.
+pub const OF_MODELS: &[&[&str]] = &[WEIGHTS, &["load", "context"], STEPPING, SERVING];
 /// Room for tokens beside that of a batch.
 pub const ROOM: &[&str] = &["cache_tokens", "swap_tokens"];
 
-/// The arguments of some settings, for a command that goes by them.
+/// The arguments of some settings, for a command that goes by them: `--set` sets no others that have arguments.
 pub fn of_settings(names: &[&str]) -> impl Iterator<Item = Arg> {
     names.iter().filter_map(|name| argument(name))
 }
@@ -38,30 +42,77 @@ pub struct Origins {
     /// File of settings in TOML; by default the one that SINEW_SETTINGS names, or ~/.config/sinew/settings.toml.
     #[arg(long, global = true, value_name = "FILE")]
     settings: Option<PathBuf>,
-    /// Set any setting, as `sinew settings` lists them.
+    /// Set a setting that the command goes by, as `sinew settings` lists them.
     #[arg(long, global = true, value_name = "NAME=VALUE")]
     set: Vec<String>,
 }
 
 impl Origins {
-    /// Resolves the settings of this run: file, environment, arguments.
-    pub fn resolve(&self, matches: &ArgMatches) -> Outcome<Resolved> {
+    /// Resolves the settings of this run: file, environment, arguments. `command` is what `matches` are of.
+    pub fn resolve(&self, command: &Command, matches: &ArgMatches) -> Outcome<Resolved> {
         let mut resolved = Resolved::of_user(self.settings.as_deref(), &|name| std::env::var_os(name))?;
+        let called = Called::new(command, matches);
         for set in &self.set {
             let (name, value) =
                 set.split_once('=').ok_or_else(|| format!("--set {set}: write it as --set name=value"))?;
-            resolved.add_argument(name.trim(), value.trim(), "--set")?;
+            let (name, value) = (name.trim(), value.trim());
+            resolved.add_argument(name, value, &format!("--set {}", printable(name)))?;
+            called.check_concern(name)?;
         }
         add(matches, &mut resolved)?;
-        let is_argument = |name| matches!(resolved.source(name), Source::Argument(_));
+        resolved.check_names()?;
         // Of an argument that takes old keys back, those before it are none the worse.
-        let has_none = resolved.settings().kv_old.0.is_none() && !is_argument("kv_old");
-        if is_argument("kv_recent") && has_none {
-            return Err("--kv-recent is for --kv-old int8 and fp8".into());
+        let takes_back = matches!(resolved.source("kv_old"), Source::Argument(_));
+        if let Source::Argument(argument) = resolved.source("kv_recent")
+            && resolved.settings().kv_old.0.is_none()
+            && !takes_back
+        {
+            return Err(format!("{argument} is for old tokens that are kept otherwise: --kv-old int8 or fp8").into());
         }
         Ok(resolved)
     }
 }
+
+/// A command that runs.
+struct Called<'c> {
+    command: &'c Command,
+    /// The words that call it.
+    words: String,
+    is_bare: bool,
+}
+
+impl<'c> Called<'c> {
+    /// The innermost command of these matches, which are of `command`.
+    fn new(mut command: &'c Command, mut matches: &ArgMatches) -> Self {
+        let (mut words, mut is_bare) = (command.get_name().to_owned(), true);
+        while let Some((name, inner)) = matches.subcommand()
+            && let Some(found) = command.find_subcommand(name)
+        {
+            (command, matches, is_bare) = (found, inner, false);
+            words = format!("{words} {name}");
+        }
+        Self { command, words, is_bare }
+    }
+
+    /// Refuses to set what the command does not go by: it has no argument for that. Settings without arguments, and
+    /// where to run, are for all.
+    fn check_concern(&self, name: &str) -> Outcome {
+        let Some(argument) = Field::named(name).and_then(|field| field.argument) else { return Ok(()) };
+        let id = id(name);
+        let has = |is: &dyn Fn(&Arg) -> bool| self.command.get_arguments().any(is);
+        let of_bundled = || demo::SETTINGS.iter().copied().flatten().any(|of| *of == name);
+        if MACHINE.contains(&name) || has(&|arg| *arg.get_id() == *id) || self.is_bare && of_bundled() {
+            return Ok(());
+        }
+        let other = INSTEAD.iter().find(|(setting, _)| *setting == name).map(|(_, argument)| *argument);
+        let own = [Some(argument), other].into_iter().flatten().find(|own| has(&|arg| arg.get_long() == Some(*own)));
+        let instead = own.map(|own| format!(", which has --{own}")).unwrap_or_default();
+        Err(format!("--set {name} decides nothing in `{}`{instead}", self.words).into())
+    }
+}
+
+/// Arguments of commands that say by another name what a setting says elsewhere.
+const INSTEAD: &[(&str, &str)] = &[("max_sequences", "batch")];
 
 /// Takes in the arguments of settings that a command and its subcommands were given.
 fn add(matches: &ArgMatches, resolved: &mut Resolved) -> Outcome {
@@ -80,6 +131,11 @@ fn add(matches: &ArgMatches, resolved: &mut Resolved) -> Outcome {
     }
 }
 
+/// The id of a setting's argument.
+fn id(name: &str) -> String {
+    format!("{PREFIX}{name}")
+}
+
 /// Where arguments of settings stand in a command's help.
 const AFTER: usize = 500;
 
@@ -95,7 +151,7 @@ fn argument(name: &str) -> Option<Arg> {
     let check = move |text: &str| -> Result<String, String> {
         field.set(&mut Settings::default(), text).map(|()| text.to_owned())
     };
-    let arg = Arg::new(format!("{PREFIX}{name}"))
+    let arg = Arg::new(id(name))
         .long(field.argument?)
         .value_name(field.value)
         .help(help)

@@ -1,6 +1,6 @@
 //! `sinew bench`.
 
-mod encoder;
+mod embedding;
 mod engine;
 
 use std::io::Write;
@@ -10,15 +10,15 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::json;
 use sinew::kernels::rates::Peaks;
-use sinew::models::{LanguageModel, LoadOptions, ModelConfig};
+use sinew::models::{EmbeddingModel, LanguageModel, LoadOptions, ModelConfig};
 
 use super::arguments::{STEPPING, of_settings};
 use super::interrupts::{catch_interrupts, interrupted};
 use super::output::{peak_rss_bytes, rate_text, report_memory};
 use super::{Model, Outcome, Run};
 
-/// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored. Of an encoder: the speed of
-/// embedding --batch texts of --prompt-tokens tokens.
+/// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored. Of an embedding model: the speed
+/// of embedding --batch texts of --prompt-tokens tokens.
 #[derive(Debug, Args)]
 #[command(args = of_settings(STEPPING))]
 pub struct Bench {
@@ -64,12 +64,14 @@ impl Bench {
         if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
             return Err("prompt tokens, batch and repeat must be at least 1".into());
         }
-        let config = self.model.folder(run)?.config()?;
-        if let ModelConfig::Encoder(config) = config {
+        let folder = self.model.folder(run)?;
+        let config = folder.config()?;
+        if EmbeddingModel::describes(folder)? {
+            run.refuse_generating()?;
             if self.through_scheduler() {
                 return Err("--engine and --shared-prefix are for models that generate".into());
             }
-            return self.run_encoder(run, config);
+            return self.run_embedding(run, config);
         }
         let (prompt, new) = (self.prompt_tokens, self.new_tokens);
         if self.shared_prefix > prompt {
@@ -254,6 +256,25 @@ impl Bench {
 pub(super) fn tokens(vocab_size: usize, first: usize, count: usize) -> Vec<u32> {
     let token = |i: usize| ((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocab_size as u64;
     (first..first + count).map(|i| token(i) as u32).collect()
+}
+
+/// Texts, and their tokens, that are embedded at once where that is measured: what is made of more fills a machine.
+const MOST_TEXTS: usize = 1 << 16;
+const MOST_TEXT_TOKENS: usize = 1 << 24;
+
+/// A batch of texts for an embedding model.
+pub(super) fn texts(config: &ModelConfig, batch: usize, tokens_each: usize) -> Outcome<Vec<Vec<u32>>> {
+    let longest = config.text_positions();
+    if tokens_each > longest {
+        return Err(format!("texts of {tokens_each} tokens; the model's positions are {longest}").into());
+    }
+    let most = MOST_TEXTS.min(MOST_TEXT_TOKENS / tokens_each.max(1)).max(1);
+    if batch > most {
+        return Err(
+            format!("--batch {batch}: at most {most} texts of {tokens_each} tokens are measured at once").into()
+        );
+    }
+    Ok((0..batch).map(|b| tokens(config.vocab_size(), b, tokens_each)).collect())
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -27,10 +27,14 @@ impl Devices {
     pub fn run(&self, run: &Run) -> Outcome {
         // What cannot be opened is an error here as everywhere.
         run.context()?;
-        let devices = discover();
+        let mut devices = discover();
         let mut out = std::io::stdout().lock();
         let mut all = Vec::new();
-        for device in &devices {
+        for device in &mut devices {
+            // As it is used, whatever the environment says.
+            if let Found::Host(host) = &mut device.found {
+                host.simd = run.settings().simd_level();
+            }
             let speed = self.speed(run, device)?;
             if self.json {
                 let mut value = as_json(device);

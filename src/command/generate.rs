@@ -59,9 +59,7 @@ impl Generate {
         if let Some(file) = &self.prompts_file {
             return self.run_file(run, file, MAX_NEW_TOKENS);
         }
-        if let Some(argument) = run.given(&["max_sequences", "cache_tokens", "swap_tokens"]) {
-            return Err(format!("{argument} is for many prompts, of --prompts-file; there is one").into());
-        }
+        run.refuse(&[SERVING], "is for many prompts, of --prompts-file; there is one")?;
         let ctx = run.context()?;
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let prompt = match (&self.prompt, &self.tokens) {

@@ -14,13 +14,13 @@ use sinew::models::{
 };
 use sinew::ops::layers::Encoding;
 
-use super::arguments::{CACHE_FORM, WEIGHTS, of_settings};
+use super::arguments::{OF_MODELS, STEPPING, WEIGHTS, of_settings};
 use super::output::megabytes;
 use super::{Outcome, Run};
 
 /// Show the tensors of a model, its architecture, and the memory that it would need; nothing but headers is read.
 #[derive(Debug, Args)]
-#[command(args = of_settings(WEIGHTS), args = of_settings(&["context"]), args = of_settings(CACHE_FORM))]
+#[command(args = of_settings(WEIGHTS), args = of_settings(&["context"]), args = of_settings(STEPPING))]
 pub struct Inspect {
     /// Folder, safetensors file, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(value_name = "PATH|ID")]
@@ -40,6 +40,9 @@ impl Inspect {
         let checkpoint = folder.checkpoint(Load::Read)?;
         // A file alone has no config, which is no fault of it.
         let config = (!folder.path().is_file()).then(|| folder.config());
+        if config.is_none() {
+            run.refuse(OF_MODELS, "is for folders: what a model needs is told by its config.json")?;
+        }
         let tensors: Vec<_> = checkpoint.infos().collect();
         let (config, refused) = match config.transpose() {
             Ok(config) => (config, None),
@@ -75,11 +78,7 @@ impl Inspect {
         let device = &*run.device()?;
         let weights = WeightOptions { load: Load::Read, ..run.weight_options()? };
         if EmbeddingModel::describes(folder)? {
-            if run.given(&["context", "kv_dtype", "kv_old"]).is_some() {
-                return Err(
-                    "--context, --kv-dtype and --kv-old are for models that generate; this one embeds texts".into()
-                );
-            }
+            run.refuse_generating()?;
             return Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
                 let plan = EmbeddingModel::plan(config, checkpoint, &weights, device)?;
                 Ok(Needs { plan, encoding: precision.main_encoding(), sequence: None })

@@ -45,6 +45,7 @@ impl Logits {
         }
         let folder = self.model.folder(run)?;
         if EmbeddingModel::describes(folder)? {
+            run.refuse_generating()?;
             folder.config()?.check_text(tokens)?;
             // Where nothing can be written, nothing need be loaded.
             drop(self.create("last_hidden_state", 1)?);

@@ -83,7 +83,9 @@ enum Command {
 
 /// Runs the command and turns its outcome into an exit code.
 pub fn main() -> ExitCode {
-    let parsed = Cli::command().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let mut command = Cli::command();
+    let parsed = command.try_get_matches_from_mut(std::env::args_os());
+    let parsed = parsed.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     let (cli, matches) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => {
@@ -104,7 +106,7 @@ pub fn main() -> ExitCode {
         }
     };
     warnings::show();
-    let run = match cli.origins.resolve(&matches) {
+    let run = match cli.origins.resolve(&command, &matches) {
         Ok(resolved) => Run::new(resolved),
         Err(error) => {
             complain(&format!("error: {}", one_line(&*error)));

@@ -45,6 +45,8 @@ struct Report<'a> {
     fits: bool,
     /// Whether old keys and values have a form of their own.
     old_kv: bool,
+    /// Tokens that the cache has room for, where that is not as many as all sequences can have.
+    room: Option<usize>,
     /// How many sequences of how many tokens fit.
     fitting: &'a [(usize, usize)],
     savings: &'a [Saving],
@@ -79,6 +81,7 @@ impl Plan {
             limit: Some(limit).filter(|limit| *limit < usize::MAX),
             fits,
             old_kv: options.old_kv.is_some(),
+            room: options.cache_tokens,
             fitting: &fitting,
             savings: &savings,
         };
@@ -102,13 +105,11 @@ impl Plan {
     }
 
     fn options(&self, run: &Run, planner: &Planner<'_>) -> Outcome<LoadOptions> {
-        let of_sequences = ["context", "cache_tokens", "swap_tokens", "kv_dtype", "kv_old"];
-        if planner.embeds() && (self.batch != 1 || run.given(&of_sequences).is_some()) {
-            return Err(
-                "--context, --batch, --cache-tokens, --swap-tokens, --kv-dtype and --kv-old are for models that \
-                        generate; this one embeds texts"
-                    .into(),
-            );
+        if planner.embeds() {
+            run.refuse_generating()?;
+            if self.batch != 1 {
+                return Err("--batch is for models that generate; this one embeds texts".into());
+            }
         }
         Ok(LoadOptions { max_sequences: self.batch, ..run.serving_options()? })
     }
@@ -151,13 +152,24 @@ impl Report<'_> {
                 0 => format!("none of {tokens} tokens"),
                 _ => format!("{count} of {tokens} tokens"),
             });
-            writeln!(out, "{:<14} {}", "sequences", each.collect::<Vec<_>>().join(", "))?;
+            let full = fitting.iter().find_map(|&(count, tokens)| self.if_full(count, tokens)).unwrap_or_default();
+            writeln!(out, "{:<14} {}{full}", "sequences", each.collect::<Vec<_>>().join(", "))?;
         }
         for &Saving { change, peak, fits } in *savings {
             let enough = if fits { ", which is enough" } else { "" };
-            writeln!(out, "{:<14} {}: {}{enough}", "to save", self.argument(change), Bytes(peak))?;
+            let full = match (change, sequences) {
+                (Change::Sequences(count), Some(of)) => self.if_full(count, of.context).unwrap_or_default(),
+                _ => String::new(),
+            };
+            writeln!(out, "{:<14} {}: {}{enough}{full}", "to save", self.argument(change), Bytes(peak))?;
         }
         Ok(())
+    }
+
+    /// What is said where so many sequences of so many tokens fill the cache, whatever memory is left.
+    fn if_full(&self, count: usize, tokens: usize) -> Option<String> {
+        let room = self.room.filter(|room| count > 0 && room / tokens.max(1) == count)?;
+        Some(format!("; --cache-tokens {room} has room for no more"))
     }
 
     fn as_json(&self) -> Value {

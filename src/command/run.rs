@@ -1,14 +1,16 @@
 //! What a command runs with: its settings, and what is opened by them.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::memory::Device;
-use sinew::models::settings::{Resolved, Source};
+use sinew::models::settings::{Resolved, Source, WeightDType};
 use sinew::models::{LoadOptions, Settings, WeightOptions};
 use sinew::ops::Context;
 
 use super::Outcome;
+use super::arguments::{GENERATING, QUANTIZING};
 use super::output::progress_bar;
 
 /// The settings of one run of the command: of a file, the environment and arguments.
@@ -29,12 +31,22 @@ impl Run {
         self.0.settings()
     }
 
-    /// Which of these settings an argument has set, as it is written.
-    pub fn given(&self, names: &[&str]) -> Option<&str> {
-        names.iter().find_map(|name| match self.0.source(name) {
+    /// Refuses settings that arguments have set and that decide nothing here; `why` goes on from the argument, as it was
+    /// written. What files and variables say is for other commands as well.
+    pub fn refuse(&self, settings: &[&[&str]], why: &str) -> Outcome {
+        let argument = |name: &&str| match self.0.source(name) {
             Source::Argument(argument) => Some(argument.as_str()),
             _ => None,
-        })
+        };
+        match settings.iter().copied().flatten().find_map(argument) {
+            Some(argument) => Err(format!("{argument} {why}").into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses what is for models that generate, where one embeds texts.
+    pub fn refuse_generating(&self) -> Outcome {
+        self.refuse(GENERATING, "is for models that generate; this one embeds texts")
     }
 
     pub fn device(&self) -> Outcome<Arc<dyn Device>> {
@@ -51,17 +63,27 @@ impl Run {
     }
 
     pub fn weight_options(&self) -> Outcome<WeightOptions> {
-        Ok(self.settings().weight_options()?)
+        Ok(self.of_weights()?.weight_options()?)
+    }
+
+    /// The settings, without those of quantizing where nothing is quantized: then no argument may ask for any.
+    fn of_weights(&self) -> Outcome<Cow<'_, Settings>> {
+        let settings = self.settings();
+        if matches!(settings.dtype, WeightDType::Quantized(_)) {
+            return Ok(Cow::Borrowed(settings));
+        }
+        self.refuse(&[QUANTIZING], "is for weights that are quantized as they are loaded: --dtype int8, int4 or fp8")?;
+        Ok(Cow::Owned(Settings { zero_points: false, keep_head: false, ..settings.clone() }))
     }
 
     /// How a decoder is loaded that runs one sequence.
     pub fn load_options(&self) -> Outcome<LoadOptions> {
-        Ok(self.settings().load_options()?)
+        Ok(self.of_weights()?.load_options()?)
     }
 
     /// How a decoder is loaded that serves many.
     pub fn serving_options(&self) -> Outcome<LoadOptions> {
-        Ok(self.settings().serving_options()?)
+        Ok(self.of_weights()?.serving_options()?)
     }
 
     /// The folder of a model: a path, or what the hub and its cache have under an id.

@@ -6,13 +6,14 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
-use sinew::memory::level_from_environment;
 use sinew::models::settings::{FIELDS, Field, Source};
 
+use super::arguments::{OF_MODELS, of_settings};
 use super::{Outcome, Run};
 
 /// List every setting, its value, and what decides it.
 #[derive(Debug, Args)]
+#[command(args = OF_MODELS.iter().copied().flat_map(of_settings))]
 pub struct Settings {
     /// Print one JSON object and nothing else.
     #[arg(long)]
@@ -42,7 +43,7 @@ impl Settings {
             write!(out, "{}", run.settings().to_toml())?;
             return Ok(());
         }
-        let lines = FIELDS.iter().map(|field| line(run, field)).collect::<Outcome<Vec<_>>>()?;
+        let lines: Vec<Line> = FIELDS.iter().map(|field| line(run, field)).collect();
         if self.json {
             let all: Vec<_> = lines
                 .iter()
@@ -70,7 +71,7 @@ fn of_caches() -> String {
     CACHES.iter().find(says).map_or("default", |name| name).to_owned()
 }
 
-fn line(run: &Run, field: &'static Field) -> Outcome<Line> {
+fn line(run: &Run, field: &'static Field) -> Line {
     let (resolved, settings) = (run.resolved(), run.settings());
     let hub = settings.hub();
     let value = match field.name {
@@ -81,7 +82,7 @@ fn line(run: &Run, field: &'static Field) -> Outcome<Line> {
         "hub_endpoint" => hub.endpoint,
         "hub_token" => if hub.token.is_some() { "set" } else { "none" }.to_owned(),
         "hub_offline" => hub.offline.to_string(),
-        "simd" => settings.simd.map_or_else(level_from_environment, Ok)?.to_string(),
+        "simd" => settings.simd_level().to_string(),
         _ => field.show(settings),
     };
     let source = resolved.source(field.name);
@@ -92,7 +93,7 @@ fn line(run: &Run, field: &'static Field) -> Outcome<Line> {
         Source::Default => "default".to_owned(),
         source => source.to_string(),
     };
-    Ok(Line { name: field.name, value, source, from, doc: field.doc() })
+    Line { name: field.name, value, source, from, doc: field.doc() }
 }
 
 fn folder(path: Option<&Path>) -> String {

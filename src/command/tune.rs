@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use sinew::demo;
-use sinew::models::{EmbeddingModel, Folder, LanguageModel, LoadOptions, ModelConfig};
+use sinew::models::{EmbeddingModel, Folder, LanguageModel, LoadOptions};
 use sinew::ops::{Budget, Context, Tuned, tune};
 
 use super::arguments::{STEPPING, WEIGHTS, of_settings};
@@ -17,7 +17,7 @@ use super::{Outcome, Run};
 /// Time the kernels that may serve a model's shapes on this machine, and keep the times: from then on the fastest are
 /// chosen, and no bit of a result changes for it. Without --model: the shapes of the bundled model.
 #[derive(Debug, Args)]
-#[command(args = of_settings(WEIGHTS), args = of_settings(STEPPING))]
+#[command(args = of_settings(WEIGHTS), args = of_settings(&["load"]), args = of_settings(STEPPING))]
 pub struct Tune {
     /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(long, value_name = "PATH|ID")]
@@ -38,7 +38,7 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "seconds are a number from 0.1 to 86400".to_owned())
 }
 
-/// Tokens of the prompt that shapes are taken from, and of the texts of an encoder.
+/// Tokens of the prompt that shapes are taken from, and of the text of an embedding model.
 const PROMPT: usize = 512;
 const TEXT: usize = 128;
 
@@ -63,22 +63,23 @@ impl Tune {
     /// Runs the model for a moment, so that the context knows what it is asked for.
     fn note(&self, run: &Run, ctx: &Arc<Context>) -> Outcome {
         let options = run.load_options()?;
-        let Some(name) = &self.model else { return prompt(demo::load(ctx.clone(), &options)?) };
+        let Some(name) = &self.model else {
+            run.refuse(&[&["load"]], "is for --model: the bundled model is in no file")?;
+            return prompt(demo::load(ctx.clone(), &options)?);
+        };
         let folder = Folder::new(run.locate(name, self.offline)?);
-        match folder.config()? {
-            ModelConfig::Encoder(config) => {
-                let mut model = EmbeddingModel::load_on(ctx.clone(), &folder, &options.weights, &mut |_, _| {})?;
-                let tokens = TEXT.min(config.max_position_embeddings);
-                let text: Vec<u32> = (0..tokens).map(|i| (i % config.vocab_size) as u32).collect();
-                model.embed_tokens(&[text])?;
-                Ok(())
-            }
-            config => {
-                let config = config.as_decoder()?;
-                let options = LoadOptions { context: Some(config.longest_context().min(2 * PROMPT)), ..options };
-                prompt(LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {})?)
-            }
+        let config = folder.config()?;
+        if EmbeddingModel::describes(&folder)? {
+            run.refuse_generating()?;
+            let mut model = EmbeddingModel::load_on(ctx.clone(), &folder, &options.weights, &mut |_, _| {})?;
+            let tokens = TEXT.min(config.text_positions());
+            let text: Vec<u32> = (0..tokens).map(|i| (i % config.vocab_size()) as u32).collect();
+            model.embed_tokens(&[text])?;
+            return Ok(());
         }
+        let context = config.as_decoder()?.longest_context().min(2 * PROMPT);
+        let options = LoadOptions { context: Some(context), ..options };
+        prompt(LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {})?)
     }
 
     /// Prints what was measured, and the folder where it is kept, if it is.

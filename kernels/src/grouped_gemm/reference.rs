@@ -6,7 +6,7 @@ use sinew_tensor::{DType, Layout, Tensor};
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::activation::Activation;
 use crate::case::{
-    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, host_operand,
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, elements, host_operand,
 };
 use crate::gemm::Compute;
 use crate::gemm::cases::{packed, share, shuffled, values_with};
@@ -47,6 +47,10 @@ fn shared_out(groups: usize, rows: usize, generator: &mut Generator) -> Vec<usiz
 
 /// All groups' weights, packed one behind another; values are `[groups, N, K]`.
 fn weights(generator: &mut Generator, fixed: &GroupedGemmStatic, values: Values) -> Result<HostOperand> {
+    elements(&[fixed.groups, fixed.n, fixed.k])?;
+    // Small ones are padded to whole tiles.
+    let packed_bytes = fixed.format.packed_bytes(fixed.n, fixed.k, fixed.gated.is_some());
+    elements(&[fixed.groups, packed_bytes / size_of::<f64>()])?;
     let (mut bytes, mut all) = (Vec::new(), Vec::new());
     for _ in 0..fixed.groups {
         let one = packed(generator, fixed.format, [fixed.n, fixed.k], fixed.gated.is_some(), values)?;

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sinew_memory::{Cpu, Device, DeviceOptions, PrivateFolder, level_from_environment, system};
+use sinew_memory::{Cpu, Device, DeviceOptions, PrivateFolder, SimdLevel, system};
 use sinew_ops::layers::OldKv;
 use sinew_ops::{Context, Policy, TuningCache};
 
@@ -12,6 +12,13 @@ use super::{Settings, WeightDType};
 use crate::{Error, Hub, LoadOptions, Result, WeightOptions};
 
 impl Settings {
+    /// The SIMD level of the CPU: the machine's, if no lower one is set. The environment is not asked: what it says is in
+    /// what was [resolved](super::Resolved).
+    pub fn simd_level(&self) -> SimdLevel {
+        let machine = SimdLevel::detected();
+        self.simd.map_or(machine, |level| level.min(machine))
+    }
+
     /// The device.
     ///
     /// # Errors
@@ -19,7 +26,7 @@ impl Settings {
     pub fn open_device(&self) -> Result<Arc<dyn Device>> {
         let threads = self.threads.map(NonZeroUsize::get);
         if !self.pin {
-            let options = DeviceOptions { threads, simd: self.simd, kernels: self.kernel_cache() };
+            let options = DeviceOptions { threads, simd: Some(self.simd_level()), kernels: self.kernel_cache() };
             return Ok(sinew_memory::open(&self.device, &options)?);
         }
         if !self.device.starts_with("cpu") {
@@ -27,8 +34,7 @@ impl Settings {
         }
         // A name such as cpu:7 is refused here.
         sinew_memory::open(&self.device, &DeviceOptions { threads: Some(1), ..DeviceOptions::default() })?;
-        let level = self.simd.map_or_else(level_from_environment, Ok)?;
-        Ok(Cpu::pinned(threads.unwrap_or_else(system::available_threads), level)?)
+        Ok(Cpu::pinned(threads.unwrap_or_else(system::available_threads), self.simd_level())?)
     }
 
     /// A context on the device, with Sinew's own kernels, which chooses by what was measured unless it is not to.

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use sinew_memory::check_name;
+use sinew_ops::Policy;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -110,6 +112,16 @@ impl Resolved {
         at.map_or(&Source::Default, |at| &self.sources[at])
     }
 
+    /// Refuses names of devices and kernels that there are not, whatever they come from, before any device is opened.
+    ///
+    /// # Errors
+    /// Such a name, with what decided it and what there is.
+    pub fn check_names(&self) -> Result<()> {
+        let by = |name: &str, error: &dyn fmt::Display| Error::Input(format!("{}: {error}", self.source(name)));
+        check_name(&self.settings.device).map_err(|error| by("device", &error))?;
+        Policy::check_names(&self.settings.kernels).map_err(|error| by("kernels", &error))
+    }
+
     /// What a file in TOML says goes before what is known; `path` is what sources call it.
     ///
     /// # Errors
@@ -197,7 +209,11 @@ fn unknown(name: &str) -> String {
 fn plain(value: &Spanned<DeValue<'_>>) -> std::result::Result<String, String> {
     Ok(match value.get_ref() {
         DeValue::String(text) => text.clone().into_owned(),
-        DeValue::Integer(number) => number.to_string(),
+        DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
+            Ok(number) => number.to_string(),
+            // Too long for any setting, which says what it takes instead.
+            Err(_) => number.to_string(),
+        },
         DeValue::Boolean(is) => is.to_string(),
         DeValue::Array(values) => {
             let all = values.iter().map(plain).collect::<std::result::Result<Vec<_>, _>>()?;

@@ -133,6 +133,42 @@ fn what_is_wrong_is_named_with_its_place_and_what_would_work() {
 }
 
 #[test]
+fn whole_numbers_of_a_file_may_have_any_base() {
+    for (text, threads) in [("0x1F", 31), ("0o17", 15), ("0b1_01", 5), ("1_000", 1000), ("+7", 7)] {
+        let mut resolved = Resolved::new();
+        resolved.add_toml(Path::new("a.toml"), &format!("threads = {text}\n")).expect(text);
+        assert_eq!(resolved.settings().threads.map(NonZeroUsize::get), Some(threads), "{text}");
+    }
+    for text in ["0x0", "-0x1", "-3", "0xffff_ffff_ffff_ffff_f", "99999999999999999999999999999999999999999"] {
+        let error = Resolved::new().add_toml(Path::new("a.toml"), &format!("threads = {text}")).expect_err(text);
+        assert!(error.to_string().starts_with("a.toml:1: "), "{error}");
+    }
+}
+
+#[test]
+fn names_that_there_are_not_are_refused_with_what_decided_them() {
+    let refused = |variable: &str, value: &str| {
+        let mut resolved = Resolved::new();
+        resolved.add_environment(&|name| (name == variable).then(|| value.into())).expect("any text");
+        resolved.check_names().expect_err("refused").to_string()
+    };
+    let device = refused("SINEW_DEVICE", "abacus");
+    assert!(device.starts_with("SINEW_DEVICE: ") && device.contains("cuda:N"), "{device}");
+    let kernel = refused("SINEW_KERNELS", "gemm.cpu.portable,gemm.abacus");
+    assert!(kernel.starts_with("SINEW_KERNELS: ") && kernel.contains("`gemm.abacus`"), "{kernel}");
+    for (name, value) in
+        [("device", "cpu:0"), ("device", "cuda:7"), ("device", "wgpu"), ("kernels", "gemm.cpu.portable")]
+    {
+        let mut resolved = Resolved::new();
+        resolved.add_argument(name, value, "--it").expect("any text");
+        resolved.check_names().expect("a name, whether or not it is here");
+    }
+    for device in ["cpu:1", "cuda:x", "cuda:", ""] {
+        assert!(sinew_memory::check_name(device).is_err(), "{device}");
+    }
+}
+
+#[test]
 fn a_file_is_that_which_is_named_or_the_users() {
     let folder = tempfile::tempdir().expect("a folder");
     let (home, named, chosen) = (folder.path().join("home"), folder.path().join("named"), folder.path().join("chosen"));

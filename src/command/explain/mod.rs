@@ -17,6 +17,7 @@ use sinew::kernels::Operator;
 use sinew::kernels::rates::Description;
 use sinew::ops::{Context, Explanation, Limits};
 
+use super::arguments::OF_MODELS;
 use super::{Outcome, Run};
 
 /// Show the kernels that could solve a problem, what each is predicted to cost, and why one is chosen; or with --model
@@ -135,7 +136,10 @@ impl Explain {
                 Ok(())
             }
             (None, Some(steps), false) => steps.run(run, self.json),
-            (None, None, true) => support::run(run, self.json),
+            (None, None, true) => {
+                run.refuse(OF_MODELS, "is for --model or an operator; --support is of all that there is")?;
+                support::run(run, self.json)
+            }
             (None, None, false) => {
                 Err("explain what? Name an operator, such as gemm, or give --model or --support".into())
             }

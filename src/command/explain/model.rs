@@ -4,15 +4,15 @@ use std::io::Write;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use serde_json::{Value, json};
-use sinew::models::{EmbeddingModel, EncoderConfig, Error, LoadOptions, ModelConfig};
+use sinew::models::{EmbeddingModel, Error, Folder, LoadOptions};
 use sinew::ops::{Limits, Profile};
 
-use super::super::bench::tokens;
+use super::super::bench::{texts, tokens};
 use super::json;
 use crate::command::arguments::{STEPPING, of_settings};
 use crate::command::{Model, Outcome, Run};
 
-/// A model's steps: of a decoder a prefill and a decode step, of an encoder the embedding of texts.
+/// A model's steps: a prefill and a decode step, or of an embedding model the embedding of texts.
 #[derive(Debug, Args)]
 #[command(args = of_settings(STEPPING))]
 pub(super) struct Steps {
@@ -72,9 +72,10 @@ impl Steps {
         if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
             return Err("prompt tokens, batch and repeat must be at least 1".into());
         }
-        let steps = match self.model.folder(run)?.config()? {
-            ModelConfig::Encoder(config) => self.encoder(run, config)?,
-            _ => self.decoder(run)?,
+        let folder = self.model.folder(run)?;
+        let steps = match EmbeddingModel::describes(folder)? {
+            true => self.embedding(run, folder)?,
+            false => self.decoder(run)?,
         };
         let mut out = std::io::stdout().lock();
         if json {
@@ -136,16 +137,12 @@ impl Steps {
         Ok(vec![("prefill", prefill), ("decode step", decode)])
     }
 
-    fn encoder(&self, run: &Run, config: &EncoderConfig) -> Outcome<Vec<Profiled>> {
-        let longest = config.max_position_embeddings;
-        if self.prompt_tokens > longest {
-            return Err(format!("texts of {} tokens; the model's positions are {longest}", self.prompt_tokens).into());
-        }
-        let ctx = run.context()?;
-        let (folder, weights) = (self.model.folder(run)?, run.weight_options()?);
+    fn embedding(&self, run: &Run, folder: &Folder) -> Outcome<Vec<Profiled>> {
+        run.refuse_generating()?;
+        let texts = texts(folder.config()?, self.batch, self.prompt_tokens)?;
+        let (ctx, weights) = (run.context()?, run.weight_options()?);
         let mut model = EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?;
         let limits = Limits::measure(ctx.device())?;
-        let texts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(config.vocab_size, b, self.prompt_tokens)).collect();
         let embed = ctx.profile(limits, self.repeat, || -> Result<(), Error> {
             model.embed_tokens(&texts)?;
             Ok(())

@@ -123,8 +123,8 @@ pub struct ExplainGroupedGemm {
 /// What a loaded model of such weights computes with, bf16 where none are named.
 pub(super) fn precision(run: &Run, ctx: &Context) -> Outcome<Precision> {
     let weights = run.weight_options()?;
-    if weights.activations.is_some() && weights.quantize.is_none() {
-        return Err("--activations is for weights that are quantized: --dtype int8, int4 or fp8".into());
+    if weights.quantize.is_none() {
+        run.refuse(&[&["activations"]], "is for weights that are quantized: --dtype int8, int4 or fp8")?;
     }
     let of = Precision::of(weights.dtype.unwrap_or(DType::BF16), ctx.device().hardware())?;
     Ok(Precision { quantize: weights.quantize, activations_of_quantized: weights.activations, ..of })

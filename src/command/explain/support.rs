@@ -7,15 +7,16 @@ use serde_json::{Value, json};
 use sinew::kernels::Registry;
 use sinew::kernels::support::{Cell, Support};
 use sinew::memory::{Device, Found, discover};
+use sinew::models::settings::Source;
 
 use super::super::devices::of_device;
 use super::super::{Outcome, Run};
 
-/// Asks the kernels about the device of this run, or every one of this machine where none is named.
+/// Asks the kernels about the device of this run, or every one of this machine where nothing names one.
 pub(super) fn run(run: &Run, as_json: bool) -> Outcome {
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     let mut absent = Vec::new();
-    if run.given(&["device"]).is_some() {
+    if run.resolved().source("device") != &Source::Default {
         devices.push(run.settings().open_device()?);
     } else {
         for found in discover() {

@@ -1,29 +1,25 @@
-//! `sinew bench` of an encoder: texts of equal length, in one call.
+//! `sinew bench` of an embedding model: texts of equal length, in one call.
 
 use std::io::Write;
 use std::time::Instant;
 
 use serde_json::json;
 use sinew::kernels::rates::Peaks;
-use sinew::models::{EmbeddingModel, EncoderConfig};
+use sinew::models::{EmbeddingModel, ModelConfig};
 
-use super::{Bench, median, tokens};
+use super::{Bench, median, texts};
 use crate::command::interrupts::{catch_interrupts, interrupted};
 use crate::command::output::{peak_rss_bytes, rate_text, report_memory};
 use crate::command::{Outcome, Run};
 
 impl Bench {
-    pub(super) fn run_encoder(&self, run: &Run, config: &EncoderConfig) -> Outcome {
-        let longest = config.max_position_embeddings;
-        if self.prompt_tokens > longest {
-            return Err(format!("texts of {} tokens; the model's positions are {longest}", self.prompt_tokens).into());
-        }
+    pub(super) fn run_embedding(&self, run: &Run, config: &ModelConfig) -> Outcome {
+        let texts = texts(config, self.batch, self.prompt_tokens)?;
         let start = Instant::now();
         let mut model =
             EmbeddingModel::load_on(run.context()?, self.model.folder(run)?, &run.weight_options()?, &mut |_, _| {})?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
-        let texts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(config.vocab_size, b, self.prompt_tokens)).collect();
         let mut seconds = Vec::new();
         for counted in std::iter::once(false).chain(std::iter::repeat_n(true, self.repeat)) {
             let start = Instant::now();
@@ -43,7 +39,7 @@ impl Bench {
         let precision = model.precision();
         let peak = peaks.flops_per_s(precision.main_compute());
         let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
-        let share = peak.map(|peak| rate * config.flops_per_token(self.prompt_tokens as f64) / peak);
+        let share = peak.map(|peak| rate * config.text_flops_per_token(self.prompt_tokens) / peak);
         let device = model.context().device();
         let (threads, encoding) = (device.hardware().threads, precision.main_encoding());
         let mut out = std::io::stdout().lock();
