@@ -171,10 +171,17 @@ fn a_sum_too_long_for_any_workspace_is_refused() {
 fn fewer_rows_of_a_packed_weight_need_no_more_workspace() {
     let cpu = Cpu::with(2, SimdLevel::detected()).unwrap();
     let table = Table::<Gemm>::new(gemm::rows());
-    for (dtype, k) in [DType::BF16, DType::F32].into_iter().flat_map(|d| [100, 896, 1024, 4864].map(|k| (d, k))) {
-        let format = Format::of(dtype, DeviceKind::CPU).unwrap();
-        let compute = if dtype == DType::BF16 { Compute::Bf16 } else { Compute::F32 };
-        let fixed = GemmStatic::new(512, k, dtype, Rhs::Packed(format), dtype, compute);
+    let int4 = BlockFormat::new(BlockValues::Int4, 32, DType::BF16, true).unwrap();
+    let weights: [(Encoding, Compute); 5] = [
+        (DType::BF16.into(), Compute::Bf16),
+        (DType::F32.into(), Compute::F32),
+        (int4.into(), Compute::Int8),
+        (int4.into(), Compute::Bf16),
+        (BlockFormat::INT8.into(), Compute::Int8),
+    ];
+    for ((encoding, compute), k) in weights.into_iter().flat_map(|of| [100, 896, 1024, 4864].map(|k| (of, k))) {
+        let format = Format::of(encoding, DeviceKind::CPU).unwrap();
+        let fixed = GemmStatic::new(512, k, DType::BF16, Rhs::Packed(format), DType::F32, compute);
         for row in table.candidates(&fixed, cpu.hardware()).0 {
             let mut least = usize::MAX;
             for m in (1..1100).rev() {

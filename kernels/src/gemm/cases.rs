@@ -111,6 +111,11 @@ const SHAPES: &[[usize; 4]] = &[
     [1, 0, 33, 5],
     [1, 5, 0, 5],
     [0, 5, 7, 5],
+    [1, 7, 33, 300],
+    [1, 9, 40, 300],
+    [1, 11, 33, 520],
+    [1, 16, 64, 1100],
+    [1, 19, 33, 260],
 ];
 
 /// Larger ones, for which K or M is blocked.
@@ -155,11 +160,11 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
         let [batch, m, n, k] = SHAPES[t % SHAPES.len()];
         let dtype = |turn: usize| DType::COMPUTE[turn % 3];
         let formula = NormFormula {
-            kind: if t % 2 == 0 { NormKind::Rms } else { NormKind::Layer },
+            kind: if (t + t / 4) % 2 == 0 { NormKind::Rms } else { NormKind::Layer },
             eps: F32Bits::new(1e-6),
             weight: (t % 7 != 3).then(|| dtype(t / 4)),
             weight_offset: F32Bits::new(if t % 5 == 2 { 1.0 } else { 0.0 }),
-            bias: (t % 4 == 1 || t % 8 == 6).then(|| dtype(t / 5)),
+            bias: (t / 3 % 4 == 1 || t % 8 == 6).then(|| dtype(t / 5)),
         };
         let norm = InputNorm { formula, to: dtype(t / 2 + t / 9) };
         let mut epilogue = epilogues[t % epilogues.len()];
@@ -181,7 +186,7 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
             };
             let values = if let Rhs::Packed(format) = b { values_with(format, values) } else { values };
             let fixed = GemmStatic { b, compute, ..fixed.clone() };
-            let gathered = matches!(b, Rhs::Packed(_)) && t / 2 % 2 == 0;
+            let gathered = matches!(b, Rhs::Packed(_)) && (t / 2 + t / 8) % 2 == 0;
             let fixed = GemmStatic { gathered, ..fixed };
             cases.push(Case { fixed, call, lay, values, seed });
         }

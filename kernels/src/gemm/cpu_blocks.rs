@@ -260,6 +260,7 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
     type Sums = [[S::F; H]; R];
     const LEFT: Left = Left::Singles;
     const STEPS: usize = C::PER_WORD;
+    const LOADED: usize = H + 2;
     const LIGHT: bool = false;
 
     #[inline(always)]

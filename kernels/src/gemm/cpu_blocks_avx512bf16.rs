@@ -58,6 +58,8 @@ fn codes(values: BlockValues) -> &'static [[u8; 256]; 2] {
 trait Pairs: Copy {
     /// Pairs of a word.
     const COUNT: usize;
+    /// Registers of what looks them up.
+    const TABLES: usize;
     unsafe fn new(values: BlockValues) -> Self;
     unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N];
 }
@@ -68,6 +70,7 @@ struct Nibbles(__m512i);
 
 impl Pairs for Nibbles {
     const COUNT: usize = 4;
+    const TABLES: usize = 1;
 
     #[inline(always)]
     unsafe fn new(values: BlockValues) -> Self {
@@ -99,6 +102,7 @@ struct Bytes([[__m512i; 4]; 2]);
 
 impl Pairs for Bytes {
     const COUNT: usize = 2;
+    const TABLES: usize = 8;
 
     #[inline(always)]
     unsafe fn new(values: BlockValues) -> Self {
@@ -131,6 +135,7 @@ struct Integers;
 
 impl Pairs for Integers {
     const COUNT: usize = 2;
+    const TABLES: usize = 4;
 
     #[inline(always)]
     unsafe fn new(_: BlockValues) -> Self {
@@ -168,6 +173,7 @@ struct Expanded;
 
 impl Pairs for Expanded {
     const COUNT: usize = 1;
+    const TABLES: usize = 0;
 
     #[inline(always)]
     unsafe fn new(_: BlockValues) -> Self {
@@ -316,6 +322,7 @@ impl<P: Pairs, const N: usize, const R: usize> Products<R, 2> for Dots<P, N> {
     type Sums = [[__m512; 2]; R];
     const LEFT: Left = Left::Pairs;
     const STEPS: usize = N;
+    const LOADED: usize = 2 * N + P::TABLES;
     const LIGHT: bool = false;
 
     #[inline(always)]

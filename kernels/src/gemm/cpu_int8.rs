@@ -144,6 +144,7 @@ impl<D: Dots, const N: usize, const R: usize, const H: usize> Products<R, H> for
     type Sums = [[D::Sums; H]; R];
     const LEFT: Left = Left::Quads;
     const STEPS: usize = N;
+    const LOADED: usize = N * H + 1;
     const LIGHT: bool = true;
 
     #[inline(always)]
@@ -213,7 +214,7 @@ pub(crate) mod x86 {
     use crate::simd::{Avx2, Avx512};
 
     /// 6 rows keep the sums of all groups in registers, beside those of the group: a third faster than 12 rows of groups of 32
-    /// on Zen 5. For eight rows a panel is read once only.
+    /// on Zen 5. For seven or eight rows a panel is read once only.
     pub static VNNI: Tiles =
         Tiles::new(SimdLevel::Avx512, Left::Quads, tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
             .cutting_many_into(6);

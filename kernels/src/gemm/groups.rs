@@ -25,6 +25,8 @@ pub(super) trait Products<const R: usize, const H: usize>: Copy {
     const LEFT: Left;
     /// Steps in a line of words.
     const STEPS: usize;
+    /// Vectors that a line's weights take, and what looks them up.
+    const LOADED: usize;
     /// Whether words are multiplied as they are: then memory is hardly waited for.
     const LIGHT: bool;
     /// What sums start from.
@@ -79,7 +81,7 @@ unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const
     for first in (0..2).step_by(H) {
         // SAFETY: passed on; what is read and written is inside what the contract names.
         unsafe {
-            let sums = Sums::<P::S, R, H>::new(sums.add(first * LANES), carry);
+            let sums = Sums::<P, R, H>::new(sums.add(first * LANES), carry);
             let mut groups = Groups::<P, ZEROS, R, H> { products, format, first, a: a.cast(), b, sums };
             for done in (0..steps).step_by(group) {
                 groups.next((steps - done).min(group));
@@ -97,7 +99,7 @@ struct Groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usi
     first: usize,
     a: *const f32,
     b: *const u8,
-    sums: Sums<P::S, R, H>,
+    sums: Sums<P, R, H>,
 }
 
 impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize> Groups<P, ZEROS, R, H> {
@@ -157,25 +159,25 @@ unsafe fn vectors<S: Simd, const ZEROS: bool, const H: usize>(
 }
 
 /// Sums of all groups: of few rows in registers, else in memory, so that those of a group have the registers.
-struct Sums<S: Simd, const R: usize, const H: usize> {
+struct Sums<P: Products<R, H>, const R: usize, const H: usize> {
     at: *mut f32,
-    kept: [[S::F; H]; R],
+    kept: [[<P::S as Simd>::F; H]; R],
 }
 
-impl<S: Simd, const R: usize, const H: usize> Sums<S, R, H> {
-    /// Besides these there are a group's, its weights or scales, and a broadcast.
-    const KEPT: bool = R <= H || 2 * R * H + 2 * H + 1 <= S::VECTORS;
+impl<P: Products<R, H>, const R: usize, const H: usize> Sums<P, R, H> {
+    /// Of few rows, or where registers hold a group's sums, a line's weights and a broadcast besides.
+    const KEPT: bool = R <= H || 2 * R * H + P::LOADED + 1 <= P::S::VECTORS;
 
     #[inline(always)]
     unsafe fn new(at: *mut f32, carry: bool) -> Self {
         // SAFETY: passed on.
         unsafe {
-            let mut kept = [[S::splat(0.0); H]; R];
+            let mut kept = [[P::S::splat(0.0); H]; R];
             for (r, kept) in kept.iter_mut().enumerate() {
                 for (h, kept) in kept.iter_mut().enumerate() {
                     match (carry, Self::KEPT) {
-                        (true, true) => *kept = S::load(at.add(r * PANEL + h * LANES)),
-                        (false, false) => S::store(at.add(r * PANEL + h * LANES), *kept),
+                        (true, true) => *kept = P::S::load(at.add(r * PANEL + h * LANES)),
+                        (false, false) => P::S::store(at.add(r * PANEL + h * LANES), *kept),
                         _ => {}
                     }
                 }
@@ -185,7 +187,7 @@ impl<S: Simd, const R: usize, const H: usize> Sums<S, R, H> {
     }
 
     #[inline(always)]
-    unsafe fn add(&mut self, group: [[S::F; H]; R], scales: [S::F; H]) {
+    unsafe fn add(&mut self, group: [[<P::S as Simd>::F; H]; R], scales: [<P::S as Simd>::F; H]) {
         // Else the compiler keeps them in registers all the same.
         let at = if Self::KEPT { self.at } else { std::hint::black_box(self.at) };
         for (r, x) in group.into_iter().enumerate() {
@@ -193,10 +195,10 @@ impl<S: Simd, const R: usize, const H: usize> Sums<S, R, H> {
                 // SAFETY: passed on.
                 unsafe {
                     if Self::KEPT {
-                        self.kept[r][h] = S::fma(x, scales[h], self.kept[r][h]);
+                        self.kept[r][h] = P::S::fma(x, scales[h], self.kept[r][h]);
                     } else {
                         let at = at.add(r * PANEL + h * LANES);
-                        S::store(at, S::fma(x, scales[h], S::load(at)));
+                        P::S::store(at, P::S::fma(x, scales[h], P::S::load(at)));
                     }
                 }
             }
@@ -208,7 +210,7 @@ impl<S: Simd, const R: usize, const H: usize> Sums<S, R, H> {
         for (r, kept) in self.kept.iter().enumerate().filter(|_| Self::KEPT) {
             for (h, &kept) in kept.iter().enumerate() {
                 // SAFETY: passed on.
-                unsafe { S::store(self.at.add(r * PANEL + h * LANES), kept) };
+                unsafe { P::S::store(self.at.add(r * PANEL + h * LANES), kept) };
             }
         }
     }

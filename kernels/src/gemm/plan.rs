@@ -9,10 +9,10 @@ use crate::packed::{PANEL, PanelKind};
 
 /// Second-level caches where the system does not tell.
 const L2: usize = 1 << 20;
-/// Rows that count as few, of which no more are read than weights are; or those of two tiles, where these are more.
+/// Rows that are few, if they are more than those of two tiles: memory gives weights more slowly than they are multiplied.
 const FEW_ROWS: usize = 16;
-/// Values of K in a block of these: all tiles but the first find it in a cache and give memory no work, so their turns are
-/// to be short.
+/// Values of K in a block of few rows: all tiles but the first find the panel in a cache and give memory no work, so their
+/// turns are to be short.
 const SKINNY_BLOCK: usize = 128;
 /// A slab of A has at least this many rows, however long they are: below it, reading the panels again would cost more
 /// than A's coming from the next cache.
@@ -113,7 +113,7 @@ impl Plan {
             None if strided => kind.bytes(block),
             None => 0,
         };
-        // Of more rows never less, or a call would need more workspace than one of more rows.
+        // Of more rows never less, or a call with a packed weight would need more workspace than one of more rows.
         let carried = if block < padded { widest.saturating_mul(unit) } else { widest.min(few) };
         Self {
             groups,

@@ -126,7 +126,7 @@ pub(crate) type Loop =
     unsafe fn(panels: PanelKind, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
 
 impl Tiles {
-    /// Tiles from the lowest to the full one. In a `static`, tiles that do not fit do not compile.
+    /// Tiles from the lowest to the highest. In a `static`, tiles that do not fit do not compile.
     pub const fn new(level: SimdLevel, left: Left, tiles: &'static [Tile]) -> Self {
         assert!(!tiles.is_empty() && tiles[0].height > 0, "there is a tile for one row");
         let mut i = 1;
@@ -154,14 +154,23 @@ impl Tiles {
 
     /// The same, with more rows than the highest tile's cut into tiles of `height`.
     pub const fn cutting_many_into(self, height: usize) -> Self {
-        assert!(height <= self.many, "there are tiles as high");
+        let mut i = 0;
+        while self.tiles[i].height != height {
+            i += 1;
+            assert!(i < self.tiles.len(), "there is a tile of that height");
+        }
         Self { many: height, ..self }
+    }
+
+    #[inline(always)]
+    fn highest(&self) -> usize {
+        self.tiles[self.tiles.len() - 1].height
     }
 
     /// Rows of the tiles that `rows` rows are cut into, the last of which may have fewer.
     #[inline(always)]
     pub fn height(&self, rows: usize) -> usize {
-        let highest = self.tiles[self.tiles.len() - 1].height;
+        let highest = self.highest();
         if rows <= highest { highest } else { self.many }
     }
 
@@ -169,7 +178,7 @@ impl Tiles {
     /// they are expanded.
     #[inline(always)]
     pub fn fit(&self, rows: usize, expansion: Option<&Expansion>) -> &'static Tile {
-        debug_assert!(rows <= self.height(rows));
+        debug_assert!(rows <= self.highest());
         let tiles = expansion.map_or(self.tiles, |expansion| expansion.tiles);
         tiles.iter().find(|tile| tile.height >= rows).unwrap_or(&tiles[tiles.len() - 1])
     }

@@ -17,7 +17,7 @@ use crate::{Arithmetic, Result};
 
 /// Groups, rows, N and K: fewer rows than groups and many more, one group and many, sizes that are no multiples of
 /// anything, and nothing at all.
-const SHAPES: [[usize; 4]; 14] = [
+const SHAPES: [[usize; 4]; 16] = [
     [1, 1, 1, 1],
     [8, 8, 64, 64],
     [4, 2, 33, 100],
@@ -32,6 +32,8 @@ const SHAPES: [[usize; 4]; 14] = [
     [40, 90, 20, 48],
     [2, 260, 48, 600],
     [7, 31, 130, 8],
+    [2, 10, 33, 300],
+    [3, 420, 33, 5500],
 ];
 
 /// Numbers of rows that add up to `rows`: some groups get none, and one as many as the others together.
