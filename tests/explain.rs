@@ -103,6 +103,21 @@ fn a_problem_is_described_in_the_words_of_its_field() {
 }
 
 #[test]
+fn no_share_of_memory_is_claimed_of_what_a_cache_holds() {
+    for operator in
+        [&["binary", "--elements", "65536"][..], &["unary", "--elements", "4096"], &["cast", "--elements", "4096"]]
+    {
+        let text = stdout(&sinew(&[&["explain"], operator, &["--measure"]].concat()));
+        assert!(text.contains("by memory, unless a cache holds the operands"), "{text}");
+        let last = text.lines().last().expect("a line");
+        let share = last.strip_prefix("the choice reaches ").and_then(|rest| rest.split(' ').next());
+        let share = share.map(|share| share.parse::<f64>().expect("a number"));
+        assert_eq!(share.is_none(), last.ends_with("a cache holds its operands"), "{text}");
+        assert!(share.is_none_or(|share| share <= 100.0), "{text}");
+    }
+}
+
+#[test]
 fn every_candidate_is_measured_where_that_is_asked_for() {
     let value = json(&["explain", "softmax", "--rows", "4", "--width", "300", "--measure", "--json"]);
     for candidate in list(&value, "candidates") {

@@ -210,7 +210,8 @@ impl fmt::Display for Explanation {
         writeln!(f, "{}: {}", self.operator, self.problem)?;
         writeln!(f, "on {}; {:.3} GFLOP, {:.3} MB", self.hardware, self.work.flops / 1e9, self.work.bytes / 1e6)?;
         let us = |seconds: Option<f64>| seconds.map_or_else(|| "-".into(), |s| format!("{:.1} µs", s * 1e6));
-        writeln!(f, "at least {} by {}: {}", us(Some(self.least_s)), self.bound, self.limits)?;
+        let unless = if self.bound == Bound::Memory { ", unless a cache holds the operands" } else { "" };
+        writeln!(f, "at least {} by {}{unless}: {}", us(Some(self.least_s)), self.bound, self.limits)?;
         let width = self.candidates.iter().map(|c| c.row.len()).max().unwrap_or(0);
         let arithmetic = self.candidates.iter().map(|c| c.arithmetic.len()).max().unwrap_or(0);
         let measured = self.candidates.iter().any(|c| c.measured_s.is_some());
@@ -225,7 +226,12 @@ impl fmt::Display for Explanation {
         }
         if let Some(seconds) = self.choice().and_then(Candidate::seconds) {
             let how = if self.choice().is_some_and(|c| c.measured_s.is_some()) { "measured" } else { "predicted" };
-            writeln!(f, "the choice reaches {:.0} % of the limit ({how})", 100.0 * self.least_s / seconds)?;
+            let share = self.least_s / seconds;
+            if share > 1.0 && self.bound == Bound::Memory {
+                writeln!(f, "the choice takes less than memory would ({how}): a cache holds its operands")?;
+            } else {
+                writeln!(f, "the choice reaches {:.0} % of the limit ({how})", 100.0 * share)?;
+            }
         }
         Ok(())
     }

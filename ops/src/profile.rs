@@ -160,6 +160,9 @@ impl fmt::Display for Profile {
         let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         for part in &parts {
+            // Memory need not give what lies in a cache.
+            let cached = part.bound == Bound::Memory && part.roofline_share() > 1.0;
+            let of_limit = if cached { "in cache".to_owned() } else { percent(part.roofline_share()) };
             writeln!(
                 f,
                 "{:operator$}  {:row$}  {:arithmetic$}  {:8}  {:>9}  {:>9}  {:>7}  {:>8}  {:10}  {}",
@@ -170,7 +173,7 @@ impl fmt::Display for Profile {
                 ms(part.predicted_s),
                 ms(part.seconds),
                 percent(part.seconds / self.record.seconds),
-                percent(part.roofline_share()),
+                of_limit,
                 part.bound,
                 part.problem
             )?;

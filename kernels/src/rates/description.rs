@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use sinew_memory::{Buffer, Bytes, Cpu, Device, PrivateFolder, Team};
 use sinew_tensor::DType;
 
-use super::peaks::{READ_BYTES, SETTLE, TRIES, copy_rate, copy_within, cpu, read_rate};
+use super::peaks::{SETTLE, TRIES, copy_rate, copy_within, cpu, read_rate, read_span};
 use super::{ArithmeticPeaks, Peaks};
 use crate::accuracy::Run;
 use crate::case::{Case, Lay, Values};
@@ -102,7 +102,7 @@ impl Description {
         let Some(cpu) = cpu(device) else { return measure_gpu(device) };
         let arithmetic = Peaks::measure(device)?.arithmetic;
         let (most, level) = (cpu.team().threads(), cpu.hardware().simd);
-        let mut span = Buffer::allocate(device, READ_BYTES)?;
+        let mut span = read_span(device)?;
         let mut bandwidth = Vec::new();
         for threads in counts(most) {
             let some = Cpu::with(threads, level)?;

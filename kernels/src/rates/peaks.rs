@@ -51,8 +51,10 @@ impl ArithmeticPeaks {
 /// Products of int8 that VNNI takes in the time of one of f32.
 const INT8_PER_F32: f64 = 4.0;
 
-/// Bytes read to measure bandwidth: more than the last-level caches hold that one process gets a share of.
-pub(super) const READ_BYTES: usize = 1 << 30;
+/// Bytes read to measure bandwidth, at most: more than the last-level caches hold that one process gets a share of.
+const READ_BYTES: usize = 1 << 30;
+/// As often as this those that the last-level cache holds are read, however little memory is free.
+const READ_CACHES: usize = 4;
 /// Tries, of which the fastest counts: a limit is what the machine can do, not what its neighbours leave.
 pub(super) const TRIES: usize = 5;
 /// Seconds that tries go on for at least: a team's threads may begin on one core.
@@ -69,7 +71,8 @@ const COPY_BYTES: usize = 256 << 20;
 const COPIES: usize = 4;
 
 impl Peaks {
-    /// Measures a device; a CPU at its SIMD level and with its threads. Takes one to two seconds and 1 GiB.
+    /// Measures a device; a CPU at its SIMD level and with its threads. Takes one to two seconds and 1 GiB, or half of what
+    /// is free.
     ///
     /// # Errors
     /// Out of memory, or a failed device.
@@ -107,16 +110,16 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// A meter of a device; of a CPU it holds 1 GiB.
+    /// A meter of a device; of a CPU it holds 1 GiB, or half of what is free.
     ///
     /// # Errors
     /// Out of memory.
     pub fn new(device: &Arc<dyn Device>) -> Result<Self> {
-        let span = cpu(device).map(|_| Buffer::allocate(device, READ_BYTES)).transpose()?;
+        let span = cpu(device).map(|_| read_span(device)).transpose()?;
         Ok(Self { device: device.clone(), span })
     }
 
-    /// The limits of this moment: of a CPU in 30 ms for each kind of arithmetic and one read of 1 GiB.
+    /// The limits of this moment: of a CPU in 30 ms for each kind of arithmetic and one read of what the meter holds.
     ///
     /// # Errors
     /// Out of memory, or a failed device.
@@ -163,6 +166,13 @@ impl Meter {
         let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s });
         Ok(Peaks { memory_bytes_per_s, arithmetic })
     }
+}
+
+/// What a CPU reads: no more than half of what is free, so that there is room beside a model that just fits.
+pub(super) fn read_span(device: &Arc<dyn Device>) -> Result<Buffer> {
+    let caches = READ_CACHES * device.hardware().caches.l3;
+    let bytes = READ_BYTES.min((device.memory()?.available / 2).max(caches));
+    Ok(Buffer::allocate(device, bytes.next_multiple_of(size_of::<f32>()))?)
 }
 
 /// The highest rate at which a CPU's threads together read a span, in bytes per second.
