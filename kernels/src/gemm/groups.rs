@@ -166,7 +166,7 @@ struct Sums<P: Products<R, H>, const R: usize, const H: usize> {
 
 impl<P: Products<R, H>, const R: usize, const H: usize> Sums<P, R, H> {
     /// Of few rows, or where registers hold a group's sums, a line's weights and a broadcast besides.
-    const KEPT: bool = R <= H || 2 * R * H + P::LOADED + 1 <= P::S::VECTORS;
+    const KEPT: bool = R <= H || 2 * R * H + P::LOADED < P::S::VECTORS;
 
     #[inline(always)]
     unsafe fn new(at: *mut f32, carry: bool) -> Self {
