@@ -9,8 +9,6 @@ use crate::packed::{PANEL, PanelKind};
 
 /// Second-level caches where the system does not tell.
 const L2: usize = 1 << 20;
-/// Rows that are few, if they are more than those of two tiles: memory gives weights more slowly than they are multiplied.
-const FEW_ROWS: usize = 16;
 /// Values of K in a block of few rows: all tiles but the first find the panel in a cache and give memory no work, so their
 /// turns are to be short.
 const SKINNY_BLOCK: usize = 128;
@@ -84,7 +82,8 @@ impl Plan {
         let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
         let row_bytes = tiles.left.bytes(kind, padded);
         let widest = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile).max(tile);
-        let few = (2 * tile).max(FEW_ROWS).next_multiple_of(tile);
+        // Rows that are few: those of two tiles of the highest.
+        let few = (2 * tiles.highest()).next_multiple_of(tile);
         let skinny = widest <= few;
         let unit = if strided { UNIT } else { 1 };
         // As much as the threads' caches hold, or a part of the one that they share: fewer forks, after each of which

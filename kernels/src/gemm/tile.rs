@@ -162,8 +162,9 @@ impl Tiles {
         Self { many: height, ..self }
     }
 
+    /// Rows of the highest tile.
     #[inline(always)]
-    fn highest(&self) -> usize {
+    pub fn highest(&self) -> usize {
         self.tiles[self.tiles.len() - 1].height
     }
 
