@@ -266,7 +266,7 @@ class Parity:
         self.table.line([case.name, dtype, rule, verdict.error, verdict.allowed], verdict.passed)
 
     def judge(self, case):
-        """Each dtype whose rule can be asked of this checkpoint, `auto`, and chunking."""
+        """Each dtype whose rule can be asked of this checkpoint, `auto`, and chunking where there is a cache."""
         folder = self.folder(case)
         tokens = common.tokens_for(case, folder, SEQUENCE)
         exact = common.run(case, folder, tokens, "f32")
@@ -276,7 +276,7 @@ class Parity:
         for dtype in [*yardsticks, "auto"]:
             yardstick = yardsticks[case.dtype if dtype == "auto" else dtype]
             self.line(case, dtype, "logits", lambda: common.judge(self.outputs(case, tokens, dtype), exact, yardstick))
-        if not case.is_encoder:
+        if case.output == "logits":
             self.line(case, "auto", f"chunk {CHUNK}", lambda: self.same_bits(case, tokens))
 
     def same_bits(self, case, tokens):
