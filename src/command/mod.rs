@@ -94,10 +94,6 @@ pub fn main() -> ExitCode {
                 let _ = error.print();
                 return ExitCode::SUCCESS;
             }
-            if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-                complain("error: a subcommand is missing; see --help");
-                return ExitCode::from(2);
-            }
             // The first paragraph says what is wrong; the usage behind it is a `--help` away.
             let text = error.render().to_string();
             let what: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();

@@ -23,7 +23,6 @@ use super::{Outcome, Run};
 /// Show the kernels that could solve a problem, what each is predicted to cost, and why one is chosen; or with --model
 /// where the time of a model's steps goes, or with --support which dtypes every operator takes on which device.
 #[derive(Debug, Args)]
-#[command(arg_required_else_help = true)]
 pub struct Explain {
     #[command(subcommand)]
     problem: Option<Problem>,
@@ -141,7 +140,7 @@ impl Explain {
                 support::run(run, self.json)
             }
             (None, None, false) => {
-                Err("explain what? Name an operator, such as gemm, or give --model or --support".into())
+                Err("explain what? Name an operator, such as gemm, or give --model or --support; see --help".into())
             }
             _ => Err("an operator, --model or --support: one of them".into()),
         }
