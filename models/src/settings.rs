@@ -3,7 +3,7 @@
 //! From the table come the fields of [`Settings`] with their documentation, the keys of a settings file in TOML, the
 //! variables `SINEW_…` of the environment, the arguments of the command, and what `sinew settings` prints: a field cannot
 //! be in one and not in another. What decides is, the last first: an argument, a variable, the file, the default
-//! ([`Resolved`]).
+//! ([`Resolved`]). A variable that is but a slip away from one of these ([`meant_by`]) is what the command warns of.
 
 mod apply;
 mod resolve;

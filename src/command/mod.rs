@@ -94,6 +94,11 @@ pub fn main() -> ExitCode {
                 let _ = error.print();
                 return ExitCode::SUCCESS;
             }
+            // Of `explain` alone: every other command says itself what it lacks.
+            if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                complain(&format!("error: {}; see --help", explain::MISSING));
+                return ExitCode::from(2);
+            }
             // The first paragraph says what is wrong; the usage behind it is a `--help` away.
             let text = error.render().to_string();
             let what: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();

@@ -159,7 +159,7 @@ impl Run {
             None => demo::config()?.as_decoder()?.longest_context(),
         };
         if let Some(context) = settings.context.filter(|context| context.get() > longest) {
-            let why = format!("is a context of {context} tokens; the model has {longest} positions");
+            let why = format!("asks for {context} tokens; the model has {longest} positions");
             self.refuse(&[&["context"]], &why)?;
             // What is for all models is as much as this one has.
             settings.context = NonZeroUsize::new(longest);

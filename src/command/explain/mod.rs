@@ -23,6 +23,7 @@ use super::{Outcome, Run};
 /// Show the kernels that could solve a problem, what each is predicted to cost, and why one is chosen; or with --model
 /// where the time of a model's steps goes, or with --support which dtypes every operator takes on which device.
 #[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
 pub struct Explain {
     #[command(subcommand)]
     problem: Option<Problem>,
@@ -38,6 +39,9 @@ pub struct Explain {
     #[arg(long, global = true)]
     json: bool,
 }
+
+/// What is said where nothing is named.
+pub const MISSING: &str = "explain what? Name an operator, such as gemm, or give --model or --support";
 
 /// A problem of an operator; every operator has a name here, and flags that describe its problem.
 #[derive(Debug, Subcommand)]
@@ -139,9 +143,7 @@ impl Explain {
                 run.refuse(OF_MODELS, "is for --model or an operator; --support is of all that there is")?;
                 support::run(run, self.json)
             }
-            (None, None, false) => {
-                Err("explain what? Name an operator, such as gemm, or give --model or --support; see --help".into())
-            }
+            (None, None, false) => Err(MISSING.into()),
             _ => Err("an operator, --model or --support: one of them".into()),
         }
     }
