@@ -360,8 +360,16 @@ fn errors_name_what_said_so() {
     refused(&with(&recent, &old_is_int8), &["--kv-recent is for", "--kv-dtype is fp8"]);
     let unpacked = ["explain", "gemm", "--n", "64", "--k", "64", "--unpacked"];
     refused(&with(&unpacked, &[("SINEW_DTYPE", "int4")]), &["--unpacked", "SINEW_DTYPE is int4"]);
+    let (folder, mut arguments) = (tempfile::tempdir().expect("a folder"), unpacked.to_vec());
+    let file = folder.path().join("settings.toml");
+    std::fs::write(&file, "dtype = \"int4\"").expect("written");
+    arguments.extend(["--settings", file.to_str().expect("UTF-8")]);
+    refused(&sinew(&arguments), &["--unpacked", "dtype in", "settings.toml:1 is int4"]);
     let full = stdout(&with(&["plan", &decoder], &[("SINEW_CACHE_TOKENS", "256")]));
-    assert!(full.contains("SINEW_CACHE_TOKENS is 256: no more") && !full.contains("--cache-tokens"), "{full}");
+    assert!(
+        full.contains("SINEW_CACHE_TOKENS is 256, which has room for no more") && !full.contains("--cache-tokens"),
+        "{full}"
+    );
 }
 
 #[test]

@@ -180,8 +180,8 @@ impl Report<'_> {
     fn if_full(&self, count: usize, tokens: usize) -> Option<String> {
         let (_, said) = self.room.as_ref().filter(|(room, _)| room / tokens.max(1) == count)?;
         Some(match count {
-            0 => format!("; {said}: no sequence of {tokens} tokens has room, one takes --cache-tokens {tokens}"),
-            _ => format!("; {said}: no more have room"),
+            0 => format!("; {said}, which has room for none of {tokens} tokens: one takes --cache-tokens {tokens}"),
+            _ => format!("; {said}, which has room for no more"),
         })
     }
 

@@ -68,7 +68,10 @@ impl Run {
     /// What a setting is, and what has set it, as `--dtype is int4`.
     pub fn said(&self, name: &str) -> String {
         let value = Field::named(name).map(|field| field.show(self.settings())).unwrap_or_default();
-        format!("{} is {value}", self.0.source(name))
+        match self.0.source(name) {
+            Source::File(..) => format!("{name} in {} is {value}", self.0.source(name)),
+            source => format!("{source} is {value}"),
+        }
     }
 
     pub fn device(&self) -> Outcome<Arc<dyn Device>> {
