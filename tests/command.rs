@@ -282,7 +282,8 @@ fn old_tokens_are_kept_in_the_dtype_that_is_asked_for() {
         refused(&[&["logits", "--output", "none"], &common[..], more].concat(), words);
     }
     let scaled = ["--model", &model, "--tokens", "1", "--kv-dtype", "fp8", "--kv-old", "int8"];
-    refused(&[&["logits", "--output", "none"], &scaled[..]].concat(), &["recent ones in f32, f16 and bf16"]);
+    let words = ["--kv-old is for a KV cache in f32, f16 or bf16", "--kv-dtype is fp8"];
+    refused(&[&["logits", "--output", "none"], &scaled[..]].concat(), &words);
 }
 
 #[test]

@@ -193,6 +193,25 @@ fn the_choice_is_the_one_of_the_costs_that_are_shown() {
 }
 
 #[test]
+fn of_costs_that_are_equal_none_is_said_to_be_lower() {
+    // All of a row is kept: no level has less to do.
+    let value = json(&["explain", "topk", "--width", "16777216", "--k", "16777216", "--json"]);
+    let able: Vec<&Value> = list(&value, "candidates").iter().filter(|c| c["predicted_s"].is_number()).collect();
+    assert!(able.iter().all(|c| c["predicted_s"] == able[0]["predicted_s"]), "{value}");
+    for (i, candidate) in able.iter().enumerate() {
+        let expected = if i == 0 { "chosen: none is predicted to be faster" } else { "as fast by prediction" };
+        assert_eq!(candidate["why"], if able.len() == 1 { "chosen: lowest predicted cost" } else { expected });
+    }
+}
+
+#[test]
+fn where_nothing_is_named_it_is_said_what_could_be() {
+    for arguments in [&["explain"][..], &["explain", "--json"]] {
+        refused(arguments, &["gemm", "--model", "--support"]);
+    }
+}
+
+#[test]
 fn a_product_is_described_with_what_comes_before_and_after_it() {
     let of = |flags: &[&str]| {
         let product = ["explain", "gemm", "--m", "3", "--n", "96", "--k", "64", "--simd", "portable", "--json"];

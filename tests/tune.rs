@@ -104,6 +104,14 @@ fn the_command_keeps_times_where_the_users_caches_are() {
 }
 
 #[test]
+fn times_are_not_kept_in_a_home_that_is_no_absolute_path_and_that_is_said() {
+    let mut command = command();
+    command.env("SINEW_TUNING", "on").env_remove("XDG_CACHE_HOME").env("HOME", "here");
+    let shown = stdout(&run(command.args(["tune", "--budget", "0.1"]), ""));
+    assert!(shown.ends_with("not kept: neither XDG_CACHE_HOME nor HOME is an absolute path\n"), "{shown}");
+}
+
+#[test]
 fn a_decoder_that_embeds_texts_is_tuned_as_such() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("qwen3_embedding_no_prefix_gqa3_hd20_bf16");

@@ -27,9 +27,9 @@ pub struct Bench {
     /// Tokens of each prompt.
     #[arg(long, default_value_t = 512, value_name = "N")]
     prompt_tokens: usize,
-    /// Tokens to generate after each prompt.
-    #[arg(long, default_value_t = 64, value_name = "N")]
-    new_tokens: usize,
+    /// Tokens to generate after each prompt [default: 64].
+    #[arg(long, value_name = "N")]
+    new_tokens: Option<usize>,
     /// Sequences at once.
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch: usize,
@@ -50,6 +50,9 @@ pub struct Bench {
     json: bool,
 }
 
+/// Tokens that are generated where nothing says how many.
+const NEW_TOKENS: usize = 64;
+
 /// Seconds of one run.
 struct Measured {
     first_token: f64,
@@ -68,12 +71,12 @@ impl Bench {
         let config = folder.config()?;
         if EmbeddingModel::describes(folder)? {
             run.refuse_generating()?;
-            if self.through_scheduler() {
-                return Err("--engine and --shared-prefix are for models that generate".into());
+            if self.through_scheduler() || self.new_tokens.is_some() {
+                return Err("--new-tokens, --engine and --shared-prefix are for models that generate".into());
             }
             return self.run_embedding(run, config);
         }
-        let (prompt, new) = (self.prompt_tokens, self.new_tokens);
+        let (prompt, new) = (self.prompt_tokens, self.new_tokens());
         if self.shared_prefix > prompt {
             return Err(
                 format!("--shared-prefix {} is more than the {prompt} prompt tokens", self.shared_prefix).into()
@@ -83,9 +86,10 @@ impl Bench {
         if context > longest {
             return Err(format!("{prompt} prompt tokens and {new} new tokens; the model's context is {longest}").into());
         }
-        let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..run.load_options()? };
         let start = Instant::now();
         let ctx = run.context()?;
+        let options = run.load_options(Some(folder), &**ctx.device())?;
+        let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..options };
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let mut model = self.model.load(run, ctx, &checkpoint, &options, None)?;
         let load_s = start.elapsed().as_secs_f64();
@@ -117,6 +121,10 @@ impl Bench {
         self.report(&model, load_s, [&runs, &engine_runs], peak_rss, &peaks)
     }
 
+    fn new_tokens(&self) -> usize {
+        self.new_tokens.unwrap_or(NEW_TOKENS)
+    }
+
     fn through_scheduler(&self) -> bool {
         self.engine || self.shared_prefix > 0
     }
@@ -138,10 +146,10 @@ impl Bench {
             }
         }
         let prefill = start.elapsed().as_secs_f64();
-        let steps: Vec<_> = (0..self.batch).map(|b| tokens(vocab, 1000 + 70 * b, self.new_tokens)).collect();
+        let steps: Vec<_> = (0..self.batch).map(|b| tokens(vocab, 1000 + 70 * b, self.new_tokens())).collect();
         let mut row = vec![0; self.batch];
         let start = Instant::now();
-        for step in 0..self.new_tokens {
+        for step in 0..self.new_tokens() {
             if interrupted() {
                 break;
             }
@@ -164,8 +172,8 @@ impl Bench {
         let batch = self.batch as f64;
         let rates = |runs: &[Measured]| {
             let prefill = median(runs.iter().map(|r| batch * self.prompt_tokens as f64 / r.prefill));
-            let decode = || median(runs.iter().map(|r| batch * self.new_tokens as f64 / r.decode));
-            (prefill, (self.new_tokens > 0).then(decode))
+            let decode = || median(runs.iter().map(|r| batch * self.new_tokens() as f64 / r.decode));
+            (prefill, (self.new_tokens() > 0).then(decode))
         };
         let (prefill_rate, decode_rate) = rates(runs);
         let engine = self.through_scheduler().then(|| rates(engine_runs));
@@ -179,7 +187,7 @@ impl Bench {
         let peak = peaks.flops_per_s(decoder.precision().main_compute());
         let prefill_share = peak.map(|peak| prefill_rate * (flops_per_token + head) / peak);
         let kv_per_token = model.cache().bytes_per_token();
-        let length = self.prompt_tokens as f64 + self.new_tokens as f64 / 2.0;
+        let length = self.prompt_tokens as f64 + self.new_tokens() as f64 / 2.0;
         let decode_limit = batch * peaks.memory_bytes_per_s / decoder.step_bytes(self.batch, length);
         let device = model.context().device();
         let threads = device.hardware().threads;
@@ -201,7 +209,7 @@ impl Bench {
                 "device": device.id().to_string(),
                 "dtype": encoding.to_string(),
                 "prompt_tokens": self.prompt_tokens,
-                "new_tokens": self.new_tokens,
+                "new_tokens": self.new_tokens(),
                 "batch": self.batch,
                 "repeat": self.repeat,
                 "limit_memory_bytes_per_s": peaks.memory_bytes_per_s,

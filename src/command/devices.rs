@@ -70,7 +70,7 @@ impl Devices {
         let measured = Description::measure_and_keep(&opened, &folder)?;
         if Description::kept(&opened, &folder).is_none() {
             let why = folder.folder().map_or_else(
-                || "neither device_cache nor XDG_CACHE_HOME nor HOME is set".to_owned(),
+                || "device_cache is not set, and neither XDG_CACHE_HOME nor HOME is an absolute path".to_owned(),
                 |folder| format!("{} cannot be written, or by others as well", folder.display()),
             );
             complain(&format!("{}: what was measured is not kept: {why}", device.name));

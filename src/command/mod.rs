@@ -94,8 +94,9 @@ pub fn main() -> ExitCode {
                 let _ = error.print();
                 return ExitCode::SUCCESS;
             }
+            // Of `explain` alone: every other command says itself what it lacks.
             if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-                complain("error: a subcommand is missing; see --help");
+                complain(&format!("error: {}; see --help", explain::MISSING));
                 return ExitCode::from(2);
             }
             // The first paragraph says what is wrong; the usage behind it is a `--help` away.

@@ -230,7 +230,12 @@ impl fmt::Display for Description {
             let [f32, bf16] = [f32_flops_per_s, bf16_flops_per_s].map(giga);
             writeln!(f, "products: f32 {f32} GFLOP/s, bf16 {bf16} GFLOP/s")?;
         }
-        write!(f, "start and join: {:.1} µs", self.fork_join_s * 1e6)
+        match self.bandwidth.as_slice() {
+            [Bandwidth { threads: 1, read_bytes_per_s: Some(_), .. }] => {
+                write!(f, "start and join: none, the one thread does all")
+            }
+            _ => write!(f, "start and join: {:.1} µs", self.fork_join_s * 1e6),
+        }
     }
 }
 
@@ -251,7 +256,7 @@ mod tests {
         let folder = PrivateFolder::at(folder.path());
         let [one, two] = [1, 2].map(|threads| Cpu::with(threads, SimdLevel::Portable).unwrap());
         assert_eq!(Description::kept(&one, &folder), None);
-        let rate = Bandwidth { threads: 1, read_bytes_per_s: Some(2.5e9), copy_bytes_per_s: 1.0 / 3.0 };
+        let rate = Bandwidth { threads: 2, read_bytes_per_s: Some(2.5e9), copy_bytes_per_s: 1.0 / 3.0 };
         let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s: 1e9, bf16_flops_per_s: 2e9, int8_ops_per_s: 4e9 });
         let made = Description { bandwidth: vec![rate], arithmetic, products: None, fork_join_s: 1.7e-6 };
         folder.keep(&file(&one), &key(&one), &serde_json::to_vec(&made).unwrap());
@@ -264,5 +269,8 @@ mod tests {
         assert_eq!(Description::kept(&two, &folder), None);
         let text = made.to_string();
         assert!(text.contains("read 2.3 GiB/s") && text.contains("int8 4 GOP/s") && text.ends_with("1.7 µs"), "{text}");
+        // A thread alone starts and joins no other.
+        let alone = Description { bandwidth: vec![Bandwidth { threads: 1, ..rate }], ..made }.to_string();
+        assert!(alone.contains("read 2.3 GiB/s") && !alone.contains("µs"), "{alone}");
     }
 }

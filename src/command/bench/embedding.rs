@@ -16,8 +16,9 @@ impl Bench {
     pub(super) fn run_embedding(&self, run: &Run, config: &ModelConfig) -> Outcome {
         let texts = texts(config, self.batch, self.prompt_tokens)?;
         let start = Instant::now();
-        let mut model =
-            EmbeddingModel::load_on(run.context()?, self.model.folder(run)?, &run.weight_options()?, &mut |_, _| {})?;
+        let (ctx, folder) = (run.context()?, self.model.folder(run)?);
+        let weights = run.weight_options(Some(folder), &**ctx.device())?;
+        let mut model = EmbeddingModel::load_on(ctx, folder, &weights, &mut |_, _| {})?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
         let mut seconds = Vec::new();
