@@ -96,7 +96,7 @@ impl EmbeddingModel {
         let device = &**ctx.device();
         let precision = options.precision(&checkpoint, device.hardware())?;
         Self::plan(model, &checkpoint, options, device)?.refuse_beyond_memory(&ctx, "embeddings", |_| {
-            let options = LoadOptions { weights: options.clone(), ..LoadOptions::default() };
+            let options = LoadOptions { weights: *options, ..LoadOptions::default() };
             Planner::of(&ctx, model, &checkpoint, true).would_fit(&options)
         })?;
         let tokenizer = folder.tokenizer()?;
