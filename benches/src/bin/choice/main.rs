@@ -150,7 +150,7 @@ mod tests {
         let rows = [named("best"), named("near"), named("miss"), named("hopeless")];
         let mut runs = Vec::new();
         // Every third run is disturbed.
-        let seconds = |run: usize, steady: f64| if run % 3 == 0 { 10.0 } else { steady };
+        let seconds = |run: usize, steady: f64| if run.is_multiple_of(3) { 10.0 } else { steady };
         let all = time(&rows, |row| {
             let run = runs.iter().filter(|name| **name == row.name).count();
             runs.push(row.name);
