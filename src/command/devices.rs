@@ -60,8 +60,10 @@ impl Devices {
         let folder = run.settings().device_cache();
         let opened = match device.found {
             Found::Nothing { .. } => return Ok(None),
-            // A GPU is opened only for what is asked of it.
-            _ if device.kind != DeviceKind::CPU && !self.measure => return Ok(None),
+            // A GPU is not opened to be looked at.
+            _ if device.kind != DeviceKind::CPU && !self.measure => {
+                return Ok(Description::kept_of_found(device, &folder));
+            }
             _ => of_device(run, &device.name).open_device()?,
         };
         if !self.measure {

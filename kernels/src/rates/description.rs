@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use sinew_memory::{Buffer, Bytes, Cpu, Device, PrivateFolder, Team};
+use sinew_memory::{Buffer, Bytes, Cpu, Device, Discovered, PrivateFolder, Team};
 use sinew_tensor::DType;
 
 use super::peaks::{SETTLE, TRIES, copy_rate, copy_within, cpu, read_rate, read_span};
@@ -80,6 +80,13 @@ impl Description {
     /// What this version of the library kept of a device of this name, SIMD level and number of threads.
     pub fn kept(device: &Arc<dyn Device>, folder: &PrivateFolder) -> Option<Self> {
         serde_json::from_slice(&folder.get(&file(device), &key(device))?).ok()
+    }
+
+    /// What was kept of a GPU or an adapter that was only found, as it would be of the opened device. Of a CPU nothing:
+    /// it is opened with a SIMD level and a number of threads, which costs nothing.
+    pub fn kept_of_found(found: &Discovered, folder: &PrivateFolder) -> Option<Self> {
+        let (file, key) = (gpu_file(&found.name), key_of(&found.hardware_words()?));
+        serde_json::from_slice(&folder.get(&file, &key)?).ok()
     }
 
     /// Measures anew, and keeps that in place of what was kept.
@@ -201,13 +208,28 @@ fn product_rate(device: &Arc<dyn Device>, dtype: DType, compute: Compute) -> Res
 
 /// A file for each device that can be told from others.
 fn file(device: &Arc<dyn Device>) -> String {
-    let hardware = device.hardware();
-    format!("{}-{:?}-{}", device.id(), hardware.simd, hardware.threads).to_lowercase().replace(':', "-")
+    let (name, hardware) = (device.id().to_string(), device.hardware());
+    match cpu(device) {
+        Some(_) => format!("{name}-{:?}-{}", hardware.simd, hardware.threads).to_lowercase(),
+        None => gpu_file(&name),
+    }
 }
 
+fn gpu_file(name: &str) -> String {
+    name.replace(':', "-")
+}
+
+/// Of GPUs nothing but what is known of them before they are opened.
 fn key(device: &Arc<dyn Device>) -> String {
-    let (version, hardware) = (env!("CARGO_PKG_VERSION"), device.hardware());
-    format!("description 1 of sinew {version}: {hardware}, caches {:?}", hardware.caches)
+    let hardware = device.hardware();
+    match cpu(device) {
+        Some(_) => key_of(&format!("{hardware}, caches {:?}", hardware.caches)),
+        None => key_of(&hardware.to_string()),
+    }
+}
+
+fn key_of(hardware: &str) -> String {
+    format!("description 1 of sinew {}: {hardware}", env!("CARGO_PKG_VERSION"))
 }
 
 /// A line for each kind of limit.

@@ -4,10 +4,9 @@ use std::io::Write;
 use std::time::Instant;
 
 use serde_json::json;
-use sinew::kernels::rates::Peaks;
 use sinew::models::{EmbeddingModel, ModelConfig};
 
-use super::{Bench, median, texts};
+use super::{Bench, limits, median, texts};
 use crate::command::interrupts::{catch_interrupts, interrupted};
 use crate::command::output::{peak_rss_bytes, rate_text, report_memory};
 use crate::command::{Outcome, Run};
@@ -36,9 +35,8 @@ impl Bench {
         if self.memory_report {
             report_memory(model.context());
         }
-        let peaks = Peaks::measure(model.context().device())?;
         let precision = model.precision();
-        let peak = peaks.flops_per_s(precision.main_compute());
+        let peak = limits(model.context()).and_then(|peaks| peaks.flops_per_s(precision.main_compute()));
         let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
         let share = peak.map(|peak| rate * config.text_flops_per_token(self.prompt_tokens) / peak);
         let device = model.context().device();
