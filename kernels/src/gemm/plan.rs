@@ -12,8 +12,10 @@ const L2: usize = 1 << 20;
 /// Values of K in a block of few rows: all tiles but the first find the panel in a cache and give memory no work, so their
 /// turns are to be short.
 const SKINNY_BLOCK: usize = 128;
-/// A slab of A has at least this many rows, however long they are: below it, reading the panels again would cost more
-/// than A's coming from the next cache.
+/// Rows that a slab of A has where the second cache holds fewer, if they take no more than a part of the third: A is read
+/// in order, as fast from there, and a slab that the second cache holds almost is read more slowly than either, with
+/// the panels once more for each. Fewer than the least are not worth that at all.
+const LONG_SLAB: usize = 360;
 const MIN_SLAB: usize = 96;
 /// The same where panels are packed again for each slab: packing a value takes as long as some hundred multiply-adds.
 const MIN_SLAB_UNPACKED: usize = 512;
@@ -79,8 +81,12 @@ impl Plan {
         let tile = tiles.height(rows);
         let cache = if hardware.caches.l2 == 0 { L2 } else { hardware.caches.l2 } / 2;
         let strided = matches!(fixed.b, Rhs::Strided(_));
-        let least = if strided { MIN_SLAB_UNPACKED } else { MIN_SLAB };
+        let shared_cache = hardware.caches.l3 / SHARE_OF_L3;
         let row_bytes = tiles.left.bytes(kind, padded);
+        let least = match strided {
+            true => MIN_SLAB_UNPACKED,
+            false => (shared_cache / row_bytes.max(1)).clamp(MIN_SLAB, LONG_SLAB),
+        };
         let widest = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile).max(tile);
         // Rows that are few: those of two tiles of the highest.
         let few = (2 * tiles.highest()).next_multiple_of(tile);
@@ -90,7 +96,6 @@ impl Plan {
         // threads wait for the last task, and to each thread slabs of its own. Where that is all rows, slabs are alike.
         let of_rows = rows.div_ceil(widest).max(1);
         let all = groups.max(1).saturating_mul(of_rows);
-        let shared_cache = hardware.caches.l3 / SHARE_OF_L3;
         let held = match widest.saturating_mul(row_bytes) {
             0 => 1,
             bytes => (cache * hardware.threads).max(shared_cache) / bytes,
