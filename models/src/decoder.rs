@@ -24,12 +24,13 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, Layout, Tensor, View};
 
 use self::layer::{Activations, Layer, Step};
-use self::residual::input_norm;
+use self::residual::{input_norm, norm_over};
 use crate::batch::Batch;
 use crate::cache::{Form, KvCache, LayerCache};
+use crate::checkpoint::Checkpoint;
 use crate::config::{LayerConfig, check_tokens};
 use crate::limits::{Limits, Plan};
-use crate::load::{Loader, Part, Precision, Sizes, rotaries};
+use crate::load::{Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
 use crate::places::push_unlike;
 use crate::scratch::{Rows, Values, sum};
 use crate::{DecoderConfig, Error, Result};
@@ -40,13 +41,7 @@ pub struct Decoder {
     config: DecoderConfig,
     precision: Precision,
     limits: Limits,
-    embedding: Embedding,
-    scale: Option<Scale>,
-    positions: Option<(Embedding, Add)>,
-    ropes: Vec<Rotary>,
-    layers: Vec<Layer>,
-    gather: RowGather,
-    end: End,
+    parts: Parts,
     inputs: StepInputs,
     activations: Activations,
     /// Residual streams of the rows whose logits are asked for.
@@ -54,13 +49,25 @@ pub struct Decoder {
     steps: Steps,
 }
 
+/// What a decoder is made of.
+#[derive(Debug)]
+struct Parts<S: Stage = Loaded> {
+    end: End<S>,
+    embedding: S::Of<Embedding>,
+    scale: Option<S::Of<Scale>>,
+    positions: Option<(S::Of<Embedding>, S::Of<Add>)>,
+    ropes: Vec<Rotary>,
+    layers: Vec<Layer<S>>,
+    gather: S::Of<RowGather>,
+}
+
 /// What rows of the residual stream become after the last layer.
 #[derive(Debug)]
-enum End {
+enum End<S: Stage = Loaded> {
     /// Logits: the head of the rows normed, capped.
-    Logits(Box<NormedLinear>, Option<Softcap>),
+    Logits(Box<S::Of<NormedLinear>>, Option<S::Of<Softcap>>),
     /// The rows normed.
-    States(Box<Norm>),
+    States(Box<S::Of<Norm>>),
 }
 
 impl End {
@@ -108,66 +115,16 @@ impl Decoder {
     /// Tensors that are missing or of another shape than the config says, or out of memory.
     pub(crate) fn load(loader: &mut Loader<'_>, config: &DecoderConfig, limits: Limits) -> Result<Self> {
         let ctx = loader.context().clone();
-        let (ctx, precision) = (&*ctx, loader.precision());
-        let (hidden, vocab, rows) = (config.hidden_size, config.vocab_size, limits.max_rows);
-        let limits = limits.capped();
-
-        let names = config.names;
-        let embedding_name = format!("{}.weight", names.embedding);
-        let prefix = loader.prefix(&embedding_name, names.prefixes)?;
-        let embedding = Part::whole(format!("{prefix}{}", names.embedding), vocab);
-        let norm_name = format!("{prefix}{}", names.norm);
-        let (end, embedding) = match limits.max_logits {
-            0 => {
-                let norm = loader.norm(&norm_name, hidden, config.norm, config.norm_eps, [DType::F32; 2], rows)?;
-                (End::States(Box::new(norm)), Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?)
-            }
-            most => {
-                let own = own_head(config, |name| loader.contains(name));
-                let tied = own.is_none();
-                let head = [head_part(own, &embedding, precision)];
-                let head = match tied {
-                    true => loader.weight_and_table(&head, hidden)?,
-                    false => loader.weight(&head, hidden)?,
-                };
-                let embedding = match tied {
-                    true => Embedding::packed(ctx, head.clone(), DType::F32)?,
-                    false => Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?,
-                };
-                let (norm, dtype) = input_norm(loader, config, Some(norm_name))?;
-                let compute = precision.compute_with(head.encoding());
-                let options = LinearOptions::new(dtype, DType::F32, compute);
-                let product = NormedLinear::new(ctx, norm, head, options, most)?;
-                let softcap = config.logit_softcap.map(|cap| Softcap::new(ctx, DType::F32, cap)).transpose()?;
-                (End::Logits(Box::new(product), softcap), embedding)
-            }
-        };
-        let positions = match config.learned_positions {
-            true => {
-                let part = Part::whole(format!("{prefix}{}", names.positions), config.max_position_embeddings);
-                let table = Embedding::table(ctx, loader.table(part, hidden)?, DType::F32)?;
-                Some((table, Add::new(ctx, DType::F32)?))
-            }
-            false => None,
-        };
-        let scale = config.embedding_scale.map(|scale| Scale::new(ctx, DType::F32, scale)).transpose()?;
-        let ropes = loader.ropes(&config.ropes, config.head_dim, limits.context)?;
-        let layers = (0..config.num_hidden_layers())
-            .map(|index| Layer::load(loader, config, &ropes, prefix, index, &limits))
-            .collect::<Result<_>>()?;
-        loader.finish(names.spare);
+        let (ctx, precision, limits) = (&*ctx, loader.precision(), limits.capped());
+        let (hidden, rows) = (config.hidden_size, limits.max_rows);
+        let parts = Parts::make(loader, config, &limits)?;
+        loader.finish(config.names.spare);
         Ok(Self {
             config: config.clone(),
             precision,
             limits,
-            embedding,
-            scale,
+            parts,
             inputs: StepInputs::new(ctx, &limits, config, &precision)?,
-            positions,
-            ropes,
-            layers,
-            gather: RowGather::new(ctx, DType::F32, rows, hidden)?,
-            end,
             activations: Activations::new(ctx, config, precision, rows)?,
             wanted: Rows::new(ctx, DType::F32, limits.max_wanted(), hidden)?,
             steps: Steps::default(),
@@ -178,39 +135,17 @@ impl Decoder {
     ///
     /// # Errors
     /// Those of [`Decoder::load`] for tensors.
-    pub(crate) fn plan(config: &DecoderConfig, sizes: &Sizes<'_>, limits: &Limits) -> Result<Plan> {
-        let (names, hidden, checkpoint) = (config.names, config.hidden_size, sizes.checkpoint);
-        let prefix = checkpoint.prefix_of(&format!("{}.weight", names.embedding), names.prefixes)?;
-        let embedding = Part::whole(format!("{prefix}{}", names.embedding), config.vocab_size);
-        let embeddings = match (limits.max_logits, own_head(config, |name| checkpoint.contains(name))) {
-            (0, _) => sizes.table(&embedding, hidden)?,
-            (_, own) => {
-                let tied = own.is_none();
-                let head = head_part(own, &embedding, sizes.precision);
-                match tied {
-                    true => sizes.weight_and_table(&head, hidden)?,
-                    false => sum([sizes.weight(&head, hidden)?, sizes.table(&embedding, hidden)?]),
-                }
-            }
-        };
-        let positions = match config.learned_positions {
-            true => {
-                let part = Part::whole(format!("{prefix}{}", names.positions), config.max_position_embeddings);
-                sizes.table(&part, hidden)?
-            }
-            false => 0,
-        };
-        let layers = (0..config.num_hidden_layers()).map(|index| Layer::bytes(sizes, config, prefix, index));
-        let layers = sum(layers.collect::<Result<Vec<_>>>()?);
-        let norm = sizes.norm(config.norm, &format!("{prefix}{}", names.norm), hidden)?;
+    pub(crate) fn plan(config: &DecoderConfig, sizes: &mut Sizes<'_>, limits: &Limits) -> Result<Plan> {
+        Parts::make(sizes, config, limits)?;
+        let precision = sizes.precision();
         Ok(Plan {
-            weights: sum([embeddings, positions, layers, norm]),
+            weights: sizes.weight_bytes(),
             activations: sum([
-                StepInputs::bytes(limits, config, &sizes.precision),
-                Activations::bytes(config, sizes.precision, limits.max_rows),
-                Rows::bytes(DType::F32, limits.max_wanted(), hidden),
+                StepInputs::bytes(limits, config, &precision),
+                Activations::bytes(config, precision, limits.max_rows),
+                Rows::bytes(DType::F32, limits.max_wanted(), config.hidden_size),
             ]),
-            tables: sizes.ropes(&config.ropes, config.head_dim, limits.context),
+            tables: sizes.ropes,
             ..Plan::default()
         })
     }
@@ -252,7 +187,7 @@ impl Decoder {
     /// Out of memory for their tables.
     pub(crate) fn rotate_for(&mut self, ctx: &Context, context: usize) -> Result<()> {
         let DecoderConfig { ropes, head_dim, .. } = &self.config;
-        self.ropes = rotaries(ctx, ropes, *head_dim, context, self.limits.context)?;
+        self.parts.ropes = rotaries(ctx, ropes, *head_dim, context, self.limits.context)?;
         Ok(())
     }
 
@@ -263,29 +198,29 @@ impl Decoder {
 
     /// Bytes of its weights: packed ones, embedding tables, biases and the weights of norms.
     pub fn weight_bytes(&self) -> usize {
-        let layers: usize = self.layers.iter().map(Layer::weight_bytes).sum();
-        let positions = self.positions.as_ref().map_or(0, |(table, _)| table.own_bytes());
-        layers + self.end.weight_bytes() + self.embedding.own_bytes() + positions
+        let layers: usize = self.parts.layers.iter().map(Layer::weight_bytes).sum();
+        let positions = self.parts.positions.as_ref().map_or(0, |(table, _)| table.own_bytes());
+        layers + self.parts.end.weight_bytes() + self.parts.embedding.own_bytes() + positions
     }
 
     /// Bytes that a step of one token for each of so many sequences reads at most: weights but for rows of embedding
     /// tables, of experts no more than there are tokens for, and the keys and values of `length` tokens of each
     /// sequence, or of as many as a layer's window has.
     pub fn step_bytes(&self, sequences: usize, length: f64) -> f64 {
-        let layers: usize = self.layers.iter().map(|layer| layer.step_bytes(sequences)).sum();
+        let layers: usize = self.parts.layers.iter().map(|layer| layer.step_bytes(sequences)).sum();
         let (heads, head_dim) = (self.config.num_key_value_heads, self.config.head_dim);
         let read = |layer: &LayerConfig| self.precision.kv_bytes_read(layer.window, length, heads, head_dim);
         let read: f64 = self.config.layers.iter().map(read).sum();
-        (layers + self.end.weight_bytes()) as f64 + sequences as f64 * read
+        (layers + self.parts.end.weight_bytes()) as f64 + sequences as f64 * read
     }
 
     /// The rows that serve this decoder: a name of the place, and the rows chosen there for one row and for many.
     pub fn kernels(&self) -> Vec<Place> {
-        let mut all = vec![("embedding", self.embedding.kernels())];
-        all.extend(self.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
+        let mut all = vec![("embedding", self.parts.embedding.kernels())];
+        all.extend(self.parts.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
         // Layers differ in windows and in being experts or not.
-        push_unlike(&mut all, self.layers.iter().flat_map(Layer::kernels));
-        match &self.end {
+        push_unlike(&mut all, self.parts.layers.iter().flat_map(Layer::kernels));
+        match &self.parts.end {
             End::Logits(head, _) => all.extend(head.kernels(["last norm", "head"])),
             End::States(norm) => all.push(("last norm", norm.kernels())),
         }
@@ -306,16 +241,16 @@ impl Decoder {
         }
         self.inputs.upload(ctx, batch)?;
         let x = &mut self.activations;
-        self.embedding.run(ctx, self.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
-        if let Some(scale) = &self.scale {
+        self.parts.embedding.run(ctx, self.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
+        if let Some(scale) = &self.parts.scale {
             scale.run(ctx, x.stream.hidden.write(rows)?)?;
         }
-        if let (Some((table, add)), Some(ids)) = (&self.positions, &self.inputs.position_ids) {
+        if let (Some((table, add)), Some(ids)) = (&self.parts.positions, &self.inputs.position_ids) {
             table.run(ctx, ids.read()?, x.stream.added.write(rows)?)?;
             add.run(ctx, x.stream.hidden.write(rows)?, x.stream.added.read(rows)?)?;
         }
-        for (layer, mut of_layer) in self.layers.iter().zip(cache.layers_mut()) {
-            let step = self.inputs.step(ctx, batch, &self.ropes, &of_layer)?;
+        for (layer, mut of_layer) in self.parts.layers.iter().zip(cache.layers_mut()) {
+            let step = self.inputs.step(ctx, batch, &self.parts.ropes, &of_layer)?;
             layer.run(&step, &mut of_layer, x)?;
         }
         let Steps { count, largest, .. } = self.steps;
@@ -331,7 +266,7 @@ impl Decoder {
     pub(crate) fn head(&mut self, ctx: &Context, rows: &[u32], logits: &mut Tensor) -> Result<()> {
         let n = rows.len();
         self.gather(ctx, rows)?;
-        let End::Logits(head, softcap) = &self.end else {
+        let End::Logits(head, softcap) = &self.parts.end else {
             return Err(Error::Input("logits of a decoder that was loaded without a head".to_owned()));
         };
         if n == 0 {
@@ -354,7 +289,7 @@ impl Decoder {
     pub(crate) fn hidden(&mut self, ctx: &Context, rows: &[u32], states: &mut Tensor) -> Result<()> {
         let n = rows.len();
         self.gather(ctx, rows)?;
-        let End::States(norm) = &self.end else {
+        let End::States(norm) = &self.parts.end else {
             return Err(Error::Input("hidden states of a decoder that was loaded for logits".to_owned()));
         };
         if n == 0 {
@@ -375,7 +310,7 @@ impl Decoder {
         }
         self.inputs.wanted.upload(ctx, rows)?;
         let hidden = self.activations.stream.hidden.read(self.limits.max_rows)?;
-        Ok(self.gather.run(ctx, hidden, self.inputs.wanted.read()?, self.wanted.write(n)?)?)
+        Ok(self.parts.gather.run(ctx, hidden, self.inputs.wanted.read()?, self.wanted.write(n)?)?)
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
@@ -392,20 +327,58 @@ impl Decoder {
     }
 }
 
-/// The head's matrix, which may be the embedding's, as precision wants it.
-fn head_part(own: Option<Part>, embedding: &Part, precision: Precision) -> Part {
-    let exact = precision.quantize.is_some_and(|quantize| !quantize.head);
-    own.unwrap_or_else(|| embedding.clone()).exact(exact)
+impl<S: Stage> Parts<S> {
+    fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, limits: &Limits) -> Result<Self> {
+        let (names, hidden, vocab, rows) = (config.names, config.hidden_size, config.vocab_size, limits.max_rows);
+        let precision = maker.precision();
+        let prefix = maker.checkpoint().prefix_of(&format!("{}.weight", names.embedding), names.prefixes)?;
+        let at = |name: &str| format!("{prefix}{name}");
+        let embedding = Part::whole(at(names.embedding), vocab);
+        let (end, embedding) = match limits.max_logits {
+            0 => {
+                let norm = maker.norm(norm_over(config, at(names.norm), hidden, DType::F32), rows)?;
+                (End::States(Box::new(norm)), maker.table(embedding, hidden)?)
+            }
+            most => {
+                let (norm, dtype) = input_norm(config, precision, Some(at(names.norm)));
+                let options = LinearOptions::new(dtype, DType::F32, precision.compute);
+                let exact = precision.quantize.is_some_and(|quantize| !quantize.head);
+                let (head, embedding) = match own_head(config, maker.checkpoint()) {
+                    None => maker.tied(norm, embedding.exact(exact), hidden, options, most)?,
+                    Some(name) => {
+                        let head = [Part::whole(name, vocab).exact(exact)];
+                        let head = maker.normed_linear(norm, &head, hidden, false, options, most)?;
+                        (head, maker.table(embedding, hidden)?)
+                    }
+                };
+                let softcap = config.logit_softcap.map(|cap| maker.planned(|ctx| Softcap::new(ctx, DType::F32, cap)));
+                (End::Logits(Box::new(head), softcap.transpose()?), embedding)
+            }
+        };
+        let positions = match config.learned_positions {
+            true => {
+                let table = Part::whole(at(names.positions), config.max_position_embeddings);
+                Some((maker.table(table, hidden)?, maker.planned(|ctx| Add::new(ctx, DType::F32))?))
+            }
+            false => None,
+        };
+        let scale = config.embedding_scale.map(|scale| maker.planned(|ctx| Scale::new(ctx, DType::F32, scale)));
+        let ropes = maker.ropes(&config.ropes, config.head_dim, limits.context)?;
+        let layers = (0..config.num_hidden_layers())
+            .map(|index| Layer::make(maker, config, &ropes, prefix, index, limits))
+            .collect::<Result<_>>()?;
+        let gather = maker.planned(|ctx| RowGather::new(ctx, DType::F32, rows, hidden))?;
+        Ok(Self { end, embedding, scale: scale.transpose()?, positions, ropes, layers, gather })
+    }
 }
 
-/// The head, unless it is the embedding. One that the checkpoint has is used whatever the config says.
-fn own_head(config: &DecoderConfig, contains: impl Fn(&str) -> bool) -> Option<Part> {
+/// What the head is called, unless it is the embedding. One that the checkpoint has is used whatever the config says.
+fn own_head(config: &DecoderConfig, checkpoint: &Checkpoint) -> Option<&'static str> {
     let heads = config.names.heads;
-    let name = match heads.iter().find(|name| contains(&format!("{name}.weight"))) {
-        None if config.tie_word_embeddings => return None,
-        found => found.or(heads.first()).copied().unwrap_or_default(),
-    };
-    Some(Part::whole(name, config.vocab_size))
+    match heads.iter().find(|name| checkpoint.contains(&format!("{name}.weight"))) {
+        None if config.tie_word_embeddings => None,
+        found => Some(found.or(heads.first()).copied().unwrap_or_default()),
+    }
 }
 
 impl StepInputs {

@@ -116,11 +116,11 @@ impl EmbeddingModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
-        Backbone::plan(config, &Sizes { checkpoint, precision, device: device.id().kind, asked: None })
+        Backbone::plan(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
     }
 
     /// The same of what loading makes of a checkpoint, and the workspace that attention would make room for.
-    pub(crate) fn plan_of(ctx: &Context, config: &ModelConfig, sizes: &Sizes<'_>) -> Result<(Plan, Pass)> {
+    pub(crate) fn plan_of(ctx: &Context, config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<(Plan, Pass)> {
         let plan = Backbone::plan(config, sizes)?;
         Ok((plan, Backbone::pass(ctx, config, sizes)?))
     }

@@ -19,7 +19,7 @@ use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::limits::Plan;
-use crate::load::{Loader, Sizes};
+use crate::load::{Loader, Maker, Sizes};
 use crate::logits::Logits;
 use crate::runner::{Runner, shrink};
 use crate::sampling::{Asked, argmax};
@@ -137,16 +137,16 @@ impl LanguageModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
-        Self::plan_of(config, &Sizes { checkpoint, precision, device: device.id().kind, asked: None }, options)
+        Self::plan_of(config, &mut Sizes::new(checkpoint, precision, device.id().kind), options)
     }
 
     /// The same of what loading makes of a checkpoint.
-    pub(crate) fn plan_of(config: &DecoderConfig, sizes: &Sizes<'_>, options: &LoadOptions) -> Result<Plan> {
+    pub(crate) fn plan_of(config: &DecoderConfig, sizes: &mut Sizes<'_>, options: &LoadOptions) -> Result<Plan> {
         let limits = options.limits(config)?;
         let plan = Decoder::plan(config, sizes, &limits)?;
-        let cache = options.cache_shape(config, sizes.precision).map_or(usize::MAX, |shape| {
+        let cache = options.cache_shape(config, sizes.precision()).map_or(usize::MAX, |shape| {
             // What is swapped out is in the same memory on a CPU.
-            let host = if sizes.device == DeviceKind::CPU { shape.host_bytes(options.swap_tokens) } else { 0 };
+            let host = if sizes.device() == DeviceKind::CPU { shape.host_bytes(options.swap_tokens) } else { 0 };
             shape.bytes().saturating_add(host)
         });
         Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_logits), ..plan })

@@ -11,7 +11,7 @@ use crate::cache::{CacheShape, KvCache};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::limits::{Limits, Plan};
-use crate::load::{Loader, Precision, Sizes};
+use crate::load::{Loader, Maker, Precision, Sizes};
 use crate::runner::Runner;
 use crate::scratch::{ACTIVATIONS, bytes};
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
@@ -56,9 +56,12 @@ impl Backbone {
     }
 
     /// What it would take; a decoder's cache grows where one text is longer than a pass.
-    pub(super) fn plan(config: &ModelConfig, sizes: &Sizes<'_>) -> Result<Plan> {
+    pub(super) fn plan(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
         match config {
-            ModelConfig::Encoder(config) => Encoder::plan(config, sizes, pass_rows(config, sizes.device), MAX_TEXTS),
+            ModelConfig::Encoder(config) => {
+                let rows = pass_rows(config, sizes.device());
+                Encoder::plan(config, sizes, rows, MAX_TEXTS)
+            }
             ModelConfig::Decoder(config) => HiddenStates::plan(config, sizes),
         }
     }
@@ -67,12 +70,12 @@ impl Backbone {
     pub(super) fn pass(ctx: &Context, config: &ModelConfig, sizes: &Sizes<'_>) -> Result<Pass> {
         Ok(match config {
             ModelConfig::Encoder(config) => {
-                let rows = pass_rows(config, sizes.device);
-                Pass { rows, attention: Encoder::attention_workspace(ctx, config, sizes.precision, rows)? }
+                let rows = pass_rows(config, sizes.device());
+                Pass { rows, attention: Encoder::attention_workspace(ctx, config, sizes.precision(), rows)? }
             }
             ModelConfig::Decoder(config) => {
-                let limits = limits(config, sizes.device);
-                let attention = Decoder::attention_workspace(ctx, config, sizes.precision, &limits)?;
+                let limits = limits(config, sizes.device());
+                let attention = Decoder::attention_workspace(ctx, config, sizes.precision(), &limits)?;
                 Pass { rows: limits.max_rows, attention }
             }
         })
@@ -136,11 +139,11 @@ impl HiddenStates {
         Ok(Self { runner: Runner::new(ctx, decoder, cache), states })
     }
 
-    fn plan(config: &DecoderConfig, sizes: &Sizes<'_>) -> Result<Plan> {
-        let limits = limits(config, sizes.device);
+    fn plan(config: &DecoderConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
+        let limits = limits(config, sizes.device());
         let plan = Decoder::plan(config, sizes, &limits)?;
         let states = bytes(DType::F32, &[limits.max_rows, config.hidden_size]);
-        let cache = cache_bytes(config, sizes.precision, limits.max_rows);
+        let cache = cache_bytes(config, sizes.precision(), limits.max_rows);
         Ok(Plan { cache, activations: plan.activations.saturating_add(states), ..plan })
     }
 

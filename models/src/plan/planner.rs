@@ -1,7 +1,5 @@
 //! Plans of a model in a folder: how much memory a process takes with it, what fits, and what would save how much.
 
-use std::cell::RefCell;
-
 use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::{Activation, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, OldKv};
@@ -10,7 +8,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 use super::footprint::{self, Footprint, SequenceBytes};
 use crate::embed::EmbeddingModel;
 use crate::folder::FileName;
-use crate::load::{Asked, Made, Precision, Product, Quantize, Sizes, main_dtype};
+use crate::load::{Made, Precision, Product, Quantize, Sizes, main_dtype};
 use crate::scratch::sum;
 use crate::{Checkpoint, DecoderConfig, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
@@ -120,21 +118,18 @@ impl<'a> Planner<'a> {
     pub fn footprint(&self, options: &LoadOptions) -> Result<Footprint> {
         let device = &**self.ctx.device();
         let hardware = device.hardware();
-        let asked = RefCell::new(Asked::default());
-        let sizes = |precision| Sizes {
-            checkpoint: &self.checkpoint,
-            precision,
-            device: device.id().kind,
-            asked: Some(&asked),
+        let precision = match self.embeds {
+            true => options.weights.precision(&self.checkpoint, hardware)?,
+            false => options.precision(&self.checkpoint, hardware)?,
         };
+        let mut sizes = Sizes::new(&self.checkpoint, precision, device.id().kind);
         let (plan, step, attention, cache, sequences) = if self.embeds {
-            let precision = options.weights.precision(&self.checkpoint, hardware)?;
-            let (plan, pass) = EmbeddingModel::plan_of(self.ctx, self.config, &sizes(precision))?;
+            let (plan, pass) = EmbeddingModel::plan_of(self.ctx, self.config, &mut sizes)?;
             (plan, Step::of(self.config, precision, pass.rows), pass.attention, plan.cache, None)
         } else {
             let config = self.config.as_decoder()?;
-            let (precision, limits) = (options.precision(&self.checkpoint, hardware)?, options.limits(config)?);
-            let plan = LanguageModel::plan_of(config, &sizes(precision), options)?;
+            let limits = options.limits(config)?;
+            let plan = LanguageModel::plan_of(config, &mut sizes, options)?;
             let attention = crate::decoder::Decoder::attention_workspace(self.ctx, config, precision, &limits)?;
             let swapped = if footprint::is_host(device) { options.swap_tokens } else { 0 };
             let held =
@@ -142,14 +137,13 @@ impl<'a> Planner<'a> {
             let sequences = sequence_bytes(config, options, precision)?;
             (plan, Step::of(self.config, precision, limits.max_rows), attention, held, Some(sequences))
         };
-        let asked = asked.into_inner();
-        let workspace = self.products_workspace(&asked.made, &step)?.max(attention);
+        let workspace = self.products_workspace(&sizes.made, &step)?.max(attention);
         Ok(Footprint {
-            weights: footprint::by_encoding(&asked.made),
+            weights: footprint::by_encoding(&sizes.made),
             sequences,
             workspace,
-            rounding: footprint::rounding(device, &plan, &asked.made, cache, workspace),
-            staging: footprint::staging(&asked.made, self.checkpoint.num_bytes()),
+            rounding: footprint::rounding(device, &plan, &sizes.made, cache, workspace),
+            staging: footprint::staging(&sizes.made, self.checkpoint.num_bytes()),
             tokenizer: footprint::tokenizer(self.tokenizer),
             process: footprint::process(device),
             is_host: footprint::is_host(device),
