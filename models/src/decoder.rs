@@ -32,7 +32,7 @@ use crate::config::{LayerConfig, check_tokens};
 use crate::limits::{Limits, Plan};
 use crate::load::{Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
 use crate::places::push_unlike;
-use crate::scratch::{Rows, Values, sum};
+use crate::scratch::{Rows, Values};
 use crate::{DecoderConfig, Error, Result};
 
 /// A decoder whose weights are packed and whose every step is planned: running one allocates nothing.
@@ -42,10 +42,6 @@ pub struct Decoder {
     precision: Precision,
     limits: Limits,
     parts: Parts,
-    inputs: StepInputs,
-    activations: Activations,
-    /// Residual streams of the rows whose logits are asked for.
-    wanted: Rows,
     steps: Steps,
 }
 
@@ -59,6 +55,10 @@ struct Parts<S: Stage = Loaded> {
     ropes: Vec<Rotary>,
     layers: Vec<Layer<S>>,
     gather: S::Of<RowGather>,
+    inputs: StepInputs<S>,
+    activations: Activations<S>,
+    /// Residual streams of the rows whose logits are asked for.
+    wanted: S::Of<Rows>,
 }
 
 /// What rows of the residual stream become after the last layer.
@@ -82,19 +82,19 @@ impl End {
 
 /// What the host gives to a step.
 #[derive(Debug)]
-struct StepInputs {
-    tokens: Values,
-    positions: Values,
+struct StepInputs<S: Stage = Loaded> {
+    tokens: S::Of<Values>,
+    positions: S::Of<Values>,
     /// The same as rows of a table, where there is one.
-    position_ids: Option<Values>,
-    query_start: Values,
-    kv_len: Values,
+    position_ids: Option<S::Of<Values>>,
+    query_start: S::Of<Values>,
+    kv_len: S::Of<Values>,
     /// For each group of layers, the slots and the block tables.
-    places: Vec<[Values; 2]>,
-    wanted: Values,
+    places: Vec<[S::Of<Values>; 2]>,
+    wanted: S::Of<Values>,
     /// Block tables on the host: kept, so that a step allocates nothing.
-    laid_out: Vec<u32>,
-    ids: Vec<u32>,
+    laid_out: S::Of<Vec<u32>>,
+    ids: S::Of<Vec<u32>>,
 }
 
 /// The forward passes that a decoder has run.
@@ -114,21 +114,10 @@ impl Decoder {
     /// # Errors
     /// Tensors that are missing or of another shape than the config says, or out of memory.
     pub(crate) fn load(loader: &mut Loader<'_>, config: &DecoderConfig, limits: Limits) -> Result<Self> {
-        let ctx = loader.context().clone();
-        let (ctx, precision, limits) = (&*ctx, loader.precision(), limits.capped());
-        let (hidden, rows) = (config.hidden_size, limits.max_rows);
+        let limits = limits.capped();
         let parts = Parts::make(loader, config, &limits)?;
         loader.finish(config.names.spare);
-        Ok(Self {
-            config: config.clone(),
-            precision,
-            limits,
-            parts,
-            inputs: StepInputs::new(ctx, &limits, config, &precision)?,
-            activations: Activations::new(ctx, config, precision, rows)?,
-            wanted: Rows::new(ctx, DType::F32, limits.max_wanted(), hidden)?,
-            steps: Steps::default(),
-        })
+        Ok(Self { config: config.clone(), precision: loader.precision(), limits, parts, steps: Steps::default() })
     }
 
     /// What it would take: all but cache and logits.
@@ -137,33 +126,7 @@ impl Decoder {
     /// Those of [`Decoder::load`] for tensors.
     pub(crate) fn plan(config: &DecoderConfig, sizes: &mut Sizes<'_>, limits: &Limits) -> Result<Plan> {
         Parts::make(sizes, config, limits)?;
-        let precision = sizes.precision();
-        Ok(Plan {
-            weights: sizes.weight_bytes(),
-            activations: sum([
-                StepInputs::bytes(limits, config, &precision),
-                Activations::bytes(config, precision, limits.max_rows),
-                Rows::bytes(DType::F32, limits.max_wanted(), config.hidden_size),
-            ]),
-            tables: sizes.ropes,
-            ..Plan::default()
-        })
-    }
-
-    /// Bytes of workspace that attention would make room for.
-    ///
-    /// # Errors
-    /// No kernel for it on the context's device.
-    pub(crate) fn attention_workspace(
-        ctx: &Context,
-        config: &DecoderConfig,
-        precision: Precision,
-        limits: &Limits,
-    ) -> Result<usize> {
-        config
-            .layers
-            .iter()
-            .try_fold(0, |most, layer| Ok(most.max(Layer::attention_workspace(ctx, config, layer, precision, limits)?)))
+        Ok(sizes.plan())
     }
 
     /// The description that it was loaded from.
@@ -239,18 +202,18 @@ impl Decoder {
         if rows == 0 {
             return Ok(());
         }
-        self.inputs.upload(ctx, batch)?;
-        let x = &mut self.activations;
-        self.parts.embedding.run(ctx, self.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
+        self.parts.inputs.upload(ctx, batch)?;
+        let x = &mut self.parts.activations;
+        self.parts.embedding.run(ctx, self.parts.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
         if let Some(scale) = &self.parts.scale {
             scale.run(ctx, x.stream.hidden.write(rows)?)?;
         }
-        if let (Some((table, add)), Some(ids)) = (&self.parts.positions, &self.inputs.position_ids) {
+        if let (Some((table, add)), Some(ids)) = (&self.parts.positions, &self.parts.inputs.position_ids) {
             table.run(ctx, ids.read()?, x.stream.added.write(rows)?)?;
             add.run(ctx, x.stream.hidden.write(rows)?, x.stream.added.read(rows)?)?;
         }
         for (layer, mut of_layer) in self.parts.layers.iter().zip(cache.layers_mut()) {
-            let step = self.inputs.step(ctx, batch, &self.parts.ropes, &of_layer)?;
+            let step = self.parts.inputs.step(ctx, batch, &self.parts.ropes, &of_layer)?;
             layer.run(&step, &mut of_layer, x)?;
         }
         let Steps { count, largest, .. } = self.steps;
@@ -273,8 +236,8 @@ impl Decoder {
             return Ok(());
         }
         let layout = Layout::contiguous(&[n, self.config.vocab_size])?;
-        let normed = self.activations.normed.write(n)?;
-        head.run(ctx, self.wanted.read(n)?, Some(normed), logits.view_mut()?.with_layout(layout)?)?;
+        let normed = self.parts.activations.normed.write(n)?;
+        head.run(ctx, self.parts.wanted.read(n)?, Some(normed), logits.view_mut()?.with_layout(layout)?)?;
         match softcap {
             Some(softcap) => Ok(softcap.run(ctx, logits, &layout)?),
             None => Ok(()),
@@ -296,7 +259,7 @@ impl Decoder {
             return Ok(());
         }
         let out = states.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.hidden_size])?)?;
-        Ok(norm.run(ctx, self.wanted.read(n)?, out)?)
+        Ok(norm.run(ctx, self.parts.wanted.read(n)?, out)?)
     }
 
     /// Brings some rows of the residual stream together in `wanted`.
@@ -308,9 +271,9 @@ impl Decoder {
         if n == 0 {
             return Ok(());
         }
-        self.inputs.wanted.upload(ctx, rows)?;
-        let hidden = self.activations.stream.hidden.read(self.limits.max_rows)?;
-        Ok(self.parts.gather.run(ctx, hidden, self.inputs.wanted.read()?, self.wanted.write(n)?)?)
+        self.parts.inputs.wanted.upload(ctx, rows)?;
+        let hidden = self.parts.activations.stream.hidden.read(self.limits.max_rows)?;
+        Ok(self.parts.gather.run(ctx, hidden, self.parts.inputs.wanted.read()?, self.parts.wanted.write(n)?)?)
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
@@ -367,8 +330,18 @@ impl<S: Stage> Parts<S> {
         let layers = (0..config.num_hidden_layers())
             .map(|index| Layer::make(maker, config, &ropes, prefix, index, limits))
             .collect::<Result<_>>()?;
-        let gather = maker.planned(|ctx| RowGather::new(ctx, DType::F32, rows, hidden))?;
-        Ok(Self { end, embedding, scale: scale.transpose()?, positions, ropes, layers, gather })
+        Ok(Self {
+            end,
+            embedding,
+            scale: scale.transpose()?,
+            positions,
+            ropes,
+            layers,
+            gather: maker.planned(|ctx| RowGather::new(ctx, DType::F32, rows, hidden))?,
+            inputs: StepInputs::make(maker, config, limits)?,
+            activations: Activations::make(maker, config, rows)?,
+            wanted: maker.rows(DType::F32, limits.max_wanted(), hidden)?,
+        })
     }
 }
 
@@ -381,55 +354,29 @@ fn own_head(config: &DecoderConfig, checkpoint: &Checkpoint) -> Option<&'static 
     }
 }
 
-impl StepInputs {
-    fn new(ctx: &Context, limits: &Limits, config: &DecoderConfig, precision: &Precision) -> Result<Self> {
-        let values = |(dtype, most)| Values::new(ctx, dtype, most);
-        let [tokens, positions, query_start, kv_len, wanted] = Self::values(limits);
-        let (places, ids) = (Self::places(limits), Self::ids(limits, config));
-        let groups = Form::count(config, precision);
+impl<S: Stage> StepInputs<S> {
+    fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, limits: &Limits) -> Result<Self> {
+        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
+        let blocks = max_sequences.saturating_mul(context.div_ceil(block_size));
+        let ids = if config.learned_positions { max_rows } else { 0 };
+        let groups = Form::count(config, &maker.precision());
         Ok(Self {
-            tokens: values(tokens)?,
-            positions: values(positions)?,
-            position_ids: ids.map(values).transpose()?,
-            query_start: values(query_start)?,
-            kv_len: values(kv_len)?,
-            places: (0..groups).map(|_| Ok([values(places[0])?, values(places[1])?])).collect::<Result<_>>()?,
-            wanted: values(wanted)?,
-            laid_out: Vec::with_capacity(places[1].1),
-            ids: Vec::with_capacity(ids.map_or(0, |(_, most)| most)),
+            tokens: maker.values(DType::U32, max_rows)?,
+            positions: maker.values(DType::I32, max_rows)?,
+            position_ids: config.learned_positions.then(|| maker.values(DType::U32, ids)).transpose()?,
+            query_start: maker.values(DType::I32, max_sequences.saturating_add(1))?,
+            kv_len: maker.values(DType::I32, max_sequences)?,
+            places: (0..groups)
+                .map(|_| Ok([maker.values(DType::I64, max_rows)?, maker.values(DType::U32, blocks)?]))
+                .collect::<Result<_>>()?,
+            wanted: maker.values(DType::U32, limits.max_wanted())?,
+            laid_out: maker.planned(|_| Ok(Vec::with_capacity(blocks)))?,
+            ids: maker.planned(|_| Ok(Vec::with_capacity(ids)))?,
         })
     }
+}
 
-    /// Bytes of its numbers.
-    fn bytes(limits: &Limits, config: &DecoderConfig, precision: &Precision) -> usize {
-        let bytes = |(dtype, most)| Values::bytes(dtype, most);
-        let places = sum(Self::places(limits).map(bytes)).saturating_mul(Form::count(config, precision));
-        sum(Self::values(limits).into_iter().chain(Self::ids(limits, config)).map(bytes)).saturating_add(places)
-    }
-
-    /// What `tokens`, `positions`, `query_start`, `kv_len` and `wanted` are, and how many.
-    fn values(limits: &Limits) -> [(DType, usize); 5] {
-        let &Limits { max_rows, max_sequences, .. } = limits;
-        [
-            (DType::U32, max_rows),
-            (DType::I32, max_rows),
-            (DType::I32, max_sequences.saturating_add(1)),
-            (DType::I32, max_sequences),
-            (DType::U32, limits.max_wanted()),
-        ]
-    }
-
-    /// The same of slots and block tables.
-    fn places(limits: &Limits) -> [(DType, usize); 2] {
-        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
-        [(DType::I64, max_rows), (DType::U32, max_sequences.saturating_mul(context.div_ceil(block_size)))]
-    }
-
-    /// The same of `position_ids`.
-    fn ids(limits: &Limits, config: &DecoderConfig) -> Option<(DType, usize)> {
-        config.learned_positions.then_some((DType::U32, limits.max_rows))
-    }
-
+impl StepInputs {
     fn upload(&mut self, ctx: &Context, batch: &Batch) -> Result<()> {
         self.tokens.upload(ctx, batch.tokens())?;
         self.positions.upload(ctx, batch.positions())?;

@@ -11,7 +11,6 @@ use sinew_ops::Context;
 use sinew_ops::layers::Place;
 
 use self::backbone::Backbone;
-pub(crate) use self::backbone::Pass;
 use crate::checkpoint::Checkpoint;
 use crate::config::check_positions;
 use crate::limits::Plan;
@@ -116,13 +115,12 @@ impl EmbeddingModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
-        Backbone::plan(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
+        Self::plan_of(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
     }
 
-    /// The same of what loading makes of a checkpoint, and the workspace that attention would make room for.
-    pub(crate) fn plan_of(ctx: &Context, config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<(Plan, Pass)> {
-        let plan = Backbone::plan(config, sizes)?;
-        Ok((plan, Backbone::pass(ctx, config, sizes)?))
+    /// The same of what loading makes of a checkpoint.
+    pub(crate) fn plan_of(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
+        Backbone::plan(config, sizes)
     }
 
     /// The context that it runs on.

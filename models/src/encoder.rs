@@ -19,7 +19,7 @@ use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
 use crate::limits::Plan;
 use crate::load::{Loaded, Loader, Maker, NormSpec, Part, Precision, Sizes, Stage};
 use crate::places::push_unlike;
-use crate::scratch::{Values, sum};
+use crate::scratch::Values;
 use crate::{EncoderConfig, Error, Result};
 
 /// An encoder whose weights are packed and whose every pass is planned.
@@ -28,8 +28,6 @@ pub struct Encoder {
     config: EncoderConfig,
     precision: Precision,
     parts: Parts,
-    inputs: PassInputs,
-    activations: Activations,
     max_rows: usize,
     max_sequences: usize,
 }
@@ -45,19 +43,21 @@ struct Parts<S: Stage = Loaded> {
     ropes: Vec<Rotary>,
     layers: Vec<Layer<S>>,
     final_norm: Option<S::Of<Norm>>,
+    inputs: PassInputs<S>,
+    activations: Activations<S>,
 }
 
 /// What the host gives to a pass.
 #[derive(Debug)]
-struct PassInputs {
-    tokens: Values,
-    positions: Values,
+struct PassInputs<S: Stage = Loaded> {
+    tokens: S::Of<Values>,
+    positions: S::Of<Values>,
     /// Rows of the table of positions, where there is one.
-    position_ids: Option<Values>,
+    position_ids: Option<S::Of<Values>>,
     /// The same of token types.
-    token_types: Option<Values>,
-    query_start: Values,
-    kv_len: Values,
+    token_types: Option<S::Of<Values>>,
+    query_start: S::Of<Values>,
+    kv_len: S::Of<Values>,
 }
 
 impl Encoder {
@@ -71,18 +71,9 @@ impl Encoder {
         max_rows: usize,
         max_sequences: usize,
     ) -> Result<Self> {
-        let ctx = loader.context().clone();
-        let parts = Parts::make(loader, config, max_rows)?;
+        let parts = Parts::make(loader, config, max_rows, max_sequences)?;
         loader.finish(config.names.spare);
-        Ok(Self {
-            config: config.clone(),
-            precision: loader.precision(),
-            parts,
-            inputs: PassInputs::new(&ctx, config, max_rows, max_sequences)?,
-            activations: Activations::new(&ctx, config, max_rows)?,
-            max_rows,
-            max_sequences,
-        })
+        Ok(Self { config: config.clone(), precision: loader.precision(), parts, max_rows, max_sequences })
     }
 
     /// What it would take.
@@ -95,29 +86,8 @@ impl Encoder {
         max_rows: usize,
         max_sequences: usize,
     ) -> Result<Plan> {
-        Parts::make(sizes, config, max_rows)?;
-        let inputs = PassInputs::bytes(config, max_rows, max_sequences);
-        Ok(Plan {
-            weights: sizes.weight_bytes(),
-            activations: sum([inputs, Activations::bytes(config, max_rows)]),
-            tables: sizes.ropes,
-            ..Plan::default()
-        })
-    }
-
-    /// Bytes of workspace that attention would make room for in passes of so many tokens.
-    ///
-    /// # Errors
-    /// No kernel for it on the context's device.
-    pub(crate) fn attention_workspace(
-        ctx: &Context,
-        config: &EncoderConfig,
-        precision: Precision,
-        max_rows: usize,
-    ) -> Result<usize> {
-        config.layers.iter().try_fold(0, |most, layer| {
-            Ok(most.max(Layer::attention_workspace(ctx, config, layer, precision, max_rows)?))
-        })
+        Parts::make(sizes, config, max_rows, max_sequences)?;
+        Ok(sizes.plan())
     }
 
     /// The description that it was loaded from.
@@ -162,28 +132,29 @@ impl Encoder {
         }
         self.upload(ctx, texts, n)?;
         let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+        let Parts { word, positions, token_types, add, embedding_norm, ropes, layers, final_norm, inputs, activations } =
+            &mut self.parts;
         let sequences = Sequences {
-            query_start: self.inputs.query_start.read()?,
-            kv_len: self.inputs.kv_len.read()?,
+            query_start: inputs.query_start.read()?,
+            kv_len: inputs.kv_len.read()?,
             block_table: None,
             max_query: longest,
             max_kv: longest,
         };
 
-        let (parts, inputs) = (&self.parts, &self.inputs);
-        let Activations { hidden, middle, scratch } = &mut self.activations;
-        parts.word.run(ctx, inputs.tokens.read()?, middle.write(n)?)?;
-        let positions = parts.positions.iter().zip(&inputs.position_ids);
-        for (table, rows) in positions.chain(parts.token_types.iter().zip(&inputs.token_types)) {
+        let Activations { hidden, middle, scratch } = activations;
+        word.run(ctx, inputs.tokens.read()?, middle.write(n)?)?;
+        let positions = positions.iter().zip(&inputs.position_ids);
+        for (table, rows) in positions.chain(token_types.iter().zip(&inputs.token_types)) {
             table.run(ctx, rows.read()?, hidden.write(n)?)?;
-            parts.add.run(ctx, middle.write(n)?, hidden.read(n)?)?;
+            add.run(ctx, middle.write(n)?, hidden.read(n)?)?;
         }
-        parts.embedding_norm.run(ctx, middle.read(n)?, hidden.write(n)?)?;
-        let step = Step { ctx, n, ropes: &parts.ropes, positions: inputs.positions.read()?, sequences };
-        for layer in &parts.layers {
+        embedding_norm.run(ctx, middle.read(n)?, hidden.write(n)?)?;
+        let step = Step { ctx, n, ropes, positions: inputs.positions.read()?, sequences };
+        for layer in layers.iter() {
             layer.run(&step, hidden, middle, scratch)?;
         }
-        match &parts.final_norm {
+        match final_norm {
             None => hidden.to_vec(ctx, n),
             Some(norm) => {
                 norm.run(ctx, hidden.read(n)?, middle.write(n)?)?;
@@ -216,22 +187,22 @@ impl Encoder {
             query_start.push(tokens.len() as i32);
             kv_len.push(text.len() as i32);
         }
-        if let (Some(rows), Some(learned)) = (&mut self.inputs.position_ids, self.config.learned_positions) {
+        if let (Some(rows), Some(learned)) = (&mut self.parts.inputs.position_ids, self.config.learned_positions) {
             let of = texts.iter().flat_map(|text| learned_rows(text, learned));
             rows.upload(ctx, &of.collect::<Vec<_>>())?;
         }
-        if let Some(types) = &mut self.inputs.token_types {
+        if let Some(types) = &mut self.parts.inputs.token_types {
             types.upload(ctx, &vec![0u32; n])?;
         }
-        self.inputs.tokens.upload(ctx, &tokens)?;
-        self.inputs.positions.upload(ctx, &positions)?;
-        self.inputs.query_start.upload(ctx, &query_start)?;
-        self.inputs.kv_len.upload(ctx, &kv_len)
+        self.parts.inputs.tokens.upload(ctx, &tokens)?;
+        self.parts.inputs.positions.upload(ctx, &positions)?;
+        self.parts.inputs.query_start.upload(ctx, &query_start)?;
+        self.parts.inputs.kv_len.upload(ctx, &kv_len)
     }
 }
 
 impl<S: Stage> Parts<S> {
-    fn make<M: Maker<S>>(maker: &mut M, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
+    fn make<M: Maker<S>>(maker: &mut M, config: &EncoderConfig, max_rows: usize, max_sequences: usize) -> Result<Self> {
         let (names, context) = (config.names, config.max_position_embeddings);
         let prefix = maker.checkpoint().prefix_of(&format!("{}.weight", names.word), names.prefixes)?;
         let at = |name: &str| format!("{prefix}{name}");
@@ -256,33 +227,23 @@ impl<S: Stage> Parts<S> {
                 true => Some(maker.norm(norm(config, at(names.final_norm)), max_rows)?),
                 false => None,
             },
+            inputs: PassInputs::make(maker, config, max_rows, max_sequences)?,
+            activations: Activations::make(maker, config, max_rows)?,
         })
     }
 }
 
-impl PassInputs {
-    fn new(ctx: &Context, config: &EncoderConfig, max_rows: usize, max_sequences: usize) -> Result<Self> {
-        let ids = |wanted: bool| wanted.then(|| Values::new(ctx, DType::U32, max_rows)).transpose();
+impl<S: Stage> PassInputs<S> {
+    fn make(maker: &mut impl Maker<S>, config: &EncoderConfig, max_rows: usize, max_sequences: usize) -> Result<Self> {
+        let mut values = |dtype, most| maker.values(dtype, most);
         Ok(Self {
-            tokens: Values::new(ctx, DType::U32, max_rows)?,
-            positions: Values::new(ctx, DType::I32, max_rows)?,
-            position_ids: ids(config.learned_positions.is_some())?,
-            token_types: ids(config.type_vocab_size > 0)?,
-            query_start: Values::new(ctx, DType::I32, max_sequences + 1)?,
-            kv_len: Values::new(ctx, DType::I32, max_sequences)?,
+            tokens: values(DType::U32, max_rows)?,
+            positions: values(DType::I32, max_rows)?,
+            position_ids: config.learned_positions.map(|_| values(DType::U32, max_rows)).transpose()?,
+            token_types: (config.type_vocab_size > 0).then(|| values(DType::U32, max_rows)).transpose()?,
+            query_start: values(DType::I32, max_sequences.saturating_add(1))?,
+            kv_len: values(DType::I32, max_sequences)?,
         })
-    }
-
-    /// Bytes of its numbers.
-    fn bytes(config: &EncoderConfig, max_rows: usize, max_sequences: usize) -> usize {
-        let ids = usize::from(config.learned_positions.is_some()) + usize::from(config.type_vocab_size > 0);
-        sum([
-            Values::bytes(DType::U32, max_rows).saturating_mul(ids),
-            Values::bytes(DType::U32, max_rows),
-            Values::bytes(DType::I32, max_rows),
-            Values::bytes(DType::I32, max_sequences.saturating_add(1)),
-            Values::bytes(DType::I32, max_sequences),
-        ])
     }
 }
 

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use sinew_ops::Context;
 use sinew_ops::layers::{
     Attention, AttentionOptions, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
-    NormOptions, NormedLinear, PackedWeight, Rotary, WeightPacker,
+    NormOptions, NormedLinear, PackedWeight, Rotary, Routing, WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
 
@@ -25,11 +25,12 @@ use self::matrices::{Becomes, Matrices};
 use self::matrix::check;
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
-pub(crate) use self::sizes::{Made, Product, Sizes};
+pub(crate) use self::sizes::{Made, Sizes};
 pub(crate) use self::{matrix::packable, precision::float_dtype};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
+use crate::scratch::{Rows, Values};
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -242,6 +243,18 @@ impl Maker<Loaded> for Loader<'_> {
 
     fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
         rotaries(&self.ctx, ropes, head_dim, context, context)
+    }
+
+    fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<Rows> {
+        Rows::new(&self.ctx, dtype, max_rows, width)
+    }
+
+    fn values(&mut self, dtype: DType, most: usize) -> Result<Values> {
+        Values::new(&self.ctx, dtype, most)
+    }
+
+    fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<Routing> {
+        Ok(Routing::new(&self.ctx, experts, top_k, max_tokens)?)
     }
 
     fn planned<T: Debug>(&mut self, plan: impl FnOnce(&Context) -> sinew_ops::Result<T>) -> Result<T> {

@@ -17,7 +17,7 @@ use super::layer::{Activations, Step};
 use super::residual::{Stream, input_norm};
 use crate::config::ExpertsConfig;
 use crate::load::{Loaded, Maker, Part, Precision, Stage};
-use crate::scratch::{Rows, sum};
+use crate::scratch::Rows;
 use crate::{DecoderConfig, Error, Result};
 
 /// The router and the experts of a layer.
@@ -37,49 +37,34 @@ pub(super) struct Experts<S: Stage = Loaded> {
 
 /// What the experts of a step work on; every layer uses the same.
 #[derive(Debug)]
-pub(super) struct ExpertActivations {
+pub(super) struct ExpertActivations<S: Stage = Loaded> {
     /// Of the router, `[tokens, experts]`.
-    scores: Rows,
-    routing: Routing,
+    scores: S::Of<Rows>,
+    routing: S::Of<Routing>,
     /// Tokens sorted by expert, each as often as it has experts.
-    sorted: Rows,
-    gated: Rows,
-    outputs: Rows,
+    sorted: S::Of<Rows>,
+    gated: S::Of<Rows>,
+    outputs: S::Of<Rows>,
 }
 
-impl ExpertActivations {
-    pub(super) fn new(
-        ctx: &Context,
+impl<S: Stage> ExpertActivations<S> {
+    pub(super) fn make(
+        maker: &mut impl Maker<S>,
         config: &DecoderConfig,
         experts: ExpertsConfig,
-        precision: Precision,
-        rows: usize,
+        max_rows: usize,
     ) -> Result<Self> {
-        let ExpertsConfig { count, per_token, .. } = experts;
-        let [sorted, gated, outputs] = Self::sorted(config, experts, precision);
-        let rows_of = |(dtype, width)| Rows::new(ctx, dtype, rows * per_token, width);
-        Ok(Self {
-            scores: Rows::new(ctx, DType::F32, rows, count)?,
-            routing: Routing::new(ctx, count, per_token, rows)?,
-            sorted: rows_of(sorted)?,
-            gated: rows_of(gated)?,
-            outputs: rows_of(outputs)?,
-        })
-    }
-
-    /// Bytes of its rows.
-    pub(super) fn bytes(config: &DecoderConfig, experts: ExpertsConfig, precision: Precision, rows: usize) -> usize {
-        let ExpertsConfig { count, per_token, .. } = experts;
-        let sorted = Self::sorted(config, experts, precision)
-            .map(|(dtype, width)| Rows::bytes(dtype, rows.saturating_mul(per_token), width));
-        sum([Rows::bytes(DType::F32, rows, count), Routing::bytes(count, per_token, rows), sum(sorted)])
-    }
-
-    /// What rows that are sorted by expert are: `sorted`, `gated` and `outputs`.
-    fn sorted(config: &DecoderConfig, experts: ExpertsConfig, precision: Precision) -> [(DType, usize); 3] {
-        let (hidden, activations) = (config.hidden_size, precision.activations);
+        let ExpertsConfig { count, per_token, width, .. } = experts;
+        let (hidden, activations) = (config.hidden_size, maker.precision().activations);
         let input = if config.names.mlp_norm.is_some() { activations } else { DType::F32 };
-        [(input, hidden), (activations, experts.width), (DType::F32, hidden)]
+        let sorted = max_rows.saturating_mul(per_token);
+        Ok(Self {
+            scores: maker.rows(DType::F32, max_rows, count)?,
+            routing: maker.routing(count, per_token, max_rows)?,
+            sorted: maker.rows(input, sorted, hidden)?,
+            gated: maker.rows(activations, sorted, width)?,
+            outputs: maker.rows(DType::F32, sorted, hidden)?,
+        })
     }
 }
 

@@ -14,7 +14,7 @@ use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
 use crate::limits::Limits;
 use crate::load::{Loaded, Maker, Part, Precision, Stage};
-use crate::scratch::{Heads, Rows, sum};
+use crate::scratch::{Heads, Rows};
 use crate::{DecoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.
@@ -38,13 +38,13 @@ pub(super) struct Layer<S: Stage = Loaded> {
 
 /// Activations of one step; every layer uses the same.
 #[derive(Debug)]
-pub(super) struct Activations {
-    pub(super) stream: Stream,
-    pub(super) normed: Rows,
-    qkv: Rows,
-    attended: Rows,
-    pub(super) gated: Rows,
-    pub(super) experts: Option<ExpertActivations>,
+pub(super) struct Activations<S: Stage = Loaded> {
+    pub(super) stream: Stream<S>,
+    pub(super) normed: S::Of<Rows>,
+    qkv: S::Of<Rows>,
+    attended: S::Of<Rows>,
+    pub(super) gated: S::Of<Rows>,
+    pub(super) experts: Option<ExpertActivations<S>>,
 }
 
 /// What all layers of one step share.
@@ -62,40 +62,21 @@ pub(super) struct Step<'a> {
     pub(super) old: Option<[View<'a>; 2]>,
 }
 
-impl Activations {
-    pub(super) fn new(ctx: &Context, config: &DecoderConfig, precision: Precision, rows: usize) -> Result<Self> {
-        let [normed, qkv, attended, gated] = Self::rows(config, precision);
-        let rows_of = |(dtype, width)| Rows::new(ctx, dtype, rows, width);
+impl<S: Stage> Activations<S> {
+    pub(super) fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, max_rows: usize) -> Result<Self> {
+        let (heads, kv_heads, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+        let activations = maker.precision().activations;
         Ok(Self {
-            stream: Stream::new(ctx, config, rows)?,
-            normed: rows_of(normed)?,
-            qkv: rows_of(qkv)?,
-            attended: rows_of(attended)?,
-            gated: rows_of(gated)?,
+            stream: Stream::make(maker, config, max_rows)?,
+            normed: maker.rows(activations, max_rows, config.hidden_size)?,
+            qkv: maker.rows(DType::F32, max_rows, (heads + 2 * kv_heads) * d)?,
+            attended: maker.rows(activations, max_rows, heads * d)?,
+            gated: maker.rows(activations, max_rows, config.dense_width())?,
             experts: config
                 .experts()
-                .map(|experts| ExpertActivations::new(ctx, config, experts, precision, rows))
+                .map(|experts| ExpertActivations::make(maker, config, experts, max_rows))
                 .transpose()?,
         })
-    }
-
-    /// Bytes of its rows.
-    pub(super) fn bytes(config: &DecoderConfig, precision: Precision, rows: usize) -> usize {
-        let own = Self::rows(config, precision).map(|(dtype, width)| Rows::bytes(dtype, rows, width));
-        let experts = config.experts().map(|experts| ExpertActivations::bytes(config, experts, precision, rows));
-        sum([Stream::bytes(config, rows), sum(own), experts.unwrap_or(0)])
-    }
-
-    /// What `normed`, `qkv`, `attended` and `gated` are rows of.
-    fn rows(config: &DecoderConfig, precision: Precision) -> [(DType, usize); 4] {
-        let (heads, kv_heads, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-        let activations = precision.activations;
-        [
-            (activations, config.hidden_size),
-            (DType::F32, (heads + 2 * kv_heads) * d),
-            (activations, heads * d),
-            (activations, config.dense_width()),
-        ]
     }
 }
 
@@ -152,18 +133,6 @@ impl<S: Stage> Layer<S> {
 }
 
 impl Layer {
-    /// Bytes of workspace that attention of such a layer would make room for.
-    pub(super) fn attention_workspace(
-        ctx: &Context,
-        config: &DecoderConfig,
-        layer: &LayerConfig,
-        precision: Precision,
-        limits: &Limits,
-    ) -> Result<usize> {
-        let options = attention_options(config, layer, precision, limits);
-        Ok(Attention::workspace(ctx, options, limits.max_rows, limits.context)?)
-    }
-
     /// `h += attention(h)`, then `h += feed_forward(h)`; or both of one `h`.
     pub(super) fn run(&self, step: &Step<'_>, cache: &mut LayerCache<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;

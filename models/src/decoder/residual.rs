@@ -6,15 +6,15 @@ use sinew_tensor::{DType, View};
 
 use crate::config::NormKind;
 use crate::load::{Loaded, Maker, NormSpec, Part, Precision, Stage};
-use crate::scratch::{Rows, sum};
+use crate::scratch::Rows;
 use crate::{DecoderConfig, Result};
 
 /// The residual stream, in f32.
 #[derive(Debug)]
-pub(super) struct Stream {
-    pub(super) hidden: Rows,
+pub(super) struct Stream<S: Stage = Loaded> {
+    pub(super) hidden: S::Of<Rows>,
     /// What is normed before it is added, or added at the start; without rows in architectures that have neither.
-    pub(super) added: Rows,
+    pub(super) added: S::Of<Rows>,
 }
 
 /// The product that ends a sublayer, added to the stream as it is or normed.
@@ -25,23 +25,12 @@ pub(super) struct Output<S: Stage = Loaded> {
     norm: Option<(S::Of<Norm>, S::Of<Add>)>,
 }
 
-impl Stream {
-    pub(super) fn new(ctx: &Context, config: &DecoderConfig, rows: usize) -> Result<Self> {
-        Ok(Self {
-            hidden: Rows::new(ctx, DType::F32, rows, config.hidden_size)?,
-            added: Rows::new(ctx, DType::F32, Self::added_rows(config, rows), config.hidden_size)?,
-        })
-    }
-
-    /// Bytes of its rows.
-    pub(super) fn bytes(config: &DecoderConfig, rows: usize) -> usize {
-        sum([rows, Self::added_rows(config, rows)].map(|rows| Rows::bytes(DType::F32, rows, config.hidden_size)))
-    }
-
-    fn added_rows(config: &DecoderConfig, rows: usize) -> usize {
-        let names = config.names;
+impl<S: Stage> Stream<S> {
+    pub(super) fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, max_rows: usize) -> Result<Self> {
+        let (names, hidden) = (config.names, config.hidden_size);
         let norms = names.attention_output_norm.is_some() || names.mlp_output_norm.is_some();
-        if norms || config.learned_positions { rows } else { 0 }
+        let added = if norms || config.learned_positions { max_rows } else { 0 };
+        Ok(Self { hidden: maker.rows(DType::F32, max_rows, hidden)?, added: maker.rows(DType::F32, added, hidden)? })
     }
 }
 

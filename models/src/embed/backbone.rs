@@ -35,15 +35,6 @@ pub(super) struct HiddenStates {
     states: Tensor,
 }
 
-/// How large a pass is.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Pass {
-    /// Tokens at most.
-    pub rows: usize,
-    /// Bytes of workspace that its attention makes room for.
-    pub attention: usize,
-}
-
 impl Backbone {
     pub(super) fn load(loader: &mut Loader<'_>, config: &ModelConfig) -> Result<Self> {
         match config {
@@ -64,21 +55,6 @@ impl Backbone {
             }
             ModelConfig::Decoder(config) => HiddenStates::plan(config, sizes),
         }
-    }
-
-    /// How large a pass is.
-    pub(super) fn pass(ctx: &Context, config: &ModelConfig, sizes: &Sizes<'_>) -> Result<Pass> {
-        Ok(match config {
-            ModelConfig::Encoder(config) => {
-                let rows = pass_rows(config, sizes.device());
-                Pass { rows, attention: Encoder::attention_workspace(ctx, config, sizes.precision(), rows)? }
-            }
-            ModelConfig::Decoder(config) => {
-                let limits = limits(config, sizes.device());
-                let attention = Decoder::attention_workspace(ctx, config, sizes.precision(), &limits)?;
-                Pass { rows: limits.max_rows, attention }
-            }
-        })
     }
 
     pub(super) fn hidden_size(&self) -> usize {

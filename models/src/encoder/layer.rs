@@ -8,8 +8,8 @@ use sinew_tensor::{DType, View};
 
 use super::norm;
 use crate::config::EncoderLayerConfig;
-use crate::load::{Loaded, Maker, Part, Precision, Stage};
-use crate::scratch::{Heads, Rows, sum};
+use crate::load::{Loaded, Maker, Part, Stage};
+use crate::scratch::{Heads, Rows};
 use crate::{EncoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.
@@ -30,20 +30,20 @@ pub(super) struct Layer<S: Stage = Loaded> {
 
 /// Activations of one pass; every layer uses the same.
 #[derive(Debug)]
-pub(super) struct Activations {
+pub(super) struct Activations<S: Stage = Loaded> {
     /// The residual stream between layers.
-    pub(super) hidden: Rows,
+    pub(super) hidden: S::Of<Rows>,
     /// What a norm made of it.
-    pub(super) middle: Rows,
-    pub(super) scratch: Scratch,
+    pub(super) middle: S::Of<Rows>,
+    pub(super) scratch: Scratch<S>,
 }
 
 /// Activations within attention and feed-forward.
 #[derive(Debug)]
-pub(super) struct Scratch {
-    qkv: Rows,
-    attended: Rows,
-    up: Rows,
+pub(super) struct Scratch<S: Stage = Loaded> {
+    qkv: S::Of<Rows>,
+    attended: S::Of<Rows>,
+    up: S::Of<Rows>,
 }
 
 /// What all layers of one pass share.
@@ -58,23 +58,12 @@ pub(super) struct Step<'a> {
     pub(super) positions: View<'a>,
 }
 
-impl Activations {
-    pub(super) fn new(ctx: &Context, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
-        let rows = |width: usize| Rows::new(ctx, DType::F32, max_rows, width);
-        let [hidden, middle, qkv, attended, up] = Self::widths(config);
-        let scratch = Scratch { qkv: rows(qkv)?, attended: rows(attended)?, up: rows(up)? };
-        Ok(Self { hidden: rows(hidden)?, middle: rows(middle)?, scratch })
-    }
-
-    /// Bytes of its rows.
-    pub(super) fn bytes(config: &EncoderConfig, max_rows: usize) -> usize {
-        sum(Self::widths(config).map(|width| Rows::bytes(DType::F32, max_rows, width)))
-    }
-
-    /// Of `hidden`, `middle`, `qkv`, `attended` and `up`.
-    fn widths(config: &EncoderConfig) -> [usize; 5] {
+impl<S: Stage> Activations<S> {
+    pub(super) fn make(maker: &mut impl Maker<S>, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
+        let mut rows = |width: usize| maker.rows(DType::F32, max_rows, width);
         let hidden = config.hidden_size;
-        [hidden, hidden, 3 * hidden, hidden, config.intermediate_size]
+        let scratch = Scratch { qkv: rows(3 * hidden)?, attended: rows(hidden)?, up: rows(config.intermediate_size)? };
+        Ok(Self { hidden: rows(hidden)?, middle: rows(hidden)?, scratch })
     }
 }
 
@@ -133,18 +122,6 @@ impl<S: Stage> Layer<S> {
 }
 
 impl Layer {
-    /// Bytes of workspace that attention of such a layer would make room for.
-    pub(super) fn attention_workspace(
-        ctx: &Context,
-        config: &EncoderConfig,
-        layer: &EncoderLayerConfig,
-        precision: Precision,
-        rows: usize,
-    ) -> Result<usize> {
-        let options = attention_options(config, layer, precision.compute);
-        Ok(Attention::workspace(ctx, options, rows, config.max_position_embeddings)?)
-    }
-
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<Place> {
         let mut all = self.qkv.kernels(["attention norm", "qkv"]);

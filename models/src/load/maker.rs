@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use sinew_ops::Context;
 use sinew_ops::layers::{
     Attention, AttentionOptions, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
-    NormedLinear, Rotary,
+    NormedLinear, Rotary, Routing,
 };
 use sinew_tensor::DType;
 
@@ -13,6 +13,7 @@ use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
+use crate::scratch::{Rows, Values};
 
 /// Whether the parts of a model are there.
 pub(crate) trait Stage: Debug {
@@ -126,7 +127,25 @@ pub(crate) trait Maker<S: Stage> {
     /// Out of memory for their tables, or no kernel.
     fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>>;
 
-    /// What is planned for the context, and holds nothing.
+    /// Activations `[max_rows, width]`.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<S::Of<Rows>>;
+
+    /// At most so many numbers that the host gives to a step.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn values(&mut self, dtype: DType, most: usize) -> Result<S::Of<Values>>;
+
+    /// Where up to `max_tokens` tokens go, each to `top_k` experts.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<S::Of<Routing>>;
+
+    /// What holds nothing on the device.
     ///
     /// # Errors
     /// Those of `plan`.

@@ -4,7 +4,10 @@ use std::fmt::Debug;
 
 use sinew_memory::DeviceKind;
 use sinew_ops::Context;
-use sinew_ops::layers::{AttentionOptions, Encoding, GroupedLinearOptions, LinearOptions, Rotary, WeightPacker};
+use sinew_ops::layers::{
+    Attention, AttentionOptions, Encoding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Rotary, Routing,
+    WeightPacker,
+};
 use sinew_tensor::DType;
 
 use super::maker::{Counted, Maker, NormSpec};
@@ -14,7 +17,8 @@ use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::RopeConfig;
-use crate::scratch::{bytes, sum};
+use crate::limits::Plan;
+use crate::scratch::{Rows, Values, bytes, sum};
 
 /// What a [`Loader`](super::Loader) would make of a checkpoint, for plans: every tensor is checked as loading checks
 /// it, and the bytes of what it becomes are counted; the largest number where they are more.
@@ -29,8 +33,14 @@ pub(crate) struct Sizes<'a> {
     pub tables: Vec<String>,
     /// What is made of them, and of vectors.
     pub made: Vec<Made>,
+    /// Bytes of what a step works on and is given.
+    activations: usize,
     /// Bytes of rotary embeddings by position.
-    pub ropes: usize,
+    ropes: usize,
+    /// Where what products and attention work in is counted too, the context that kernels are chosen for.
+    ctx: Option<&'a Context>,
+    /// Bytes of that: they work in one room, one after the other.
+    pub workspace: usize,
 }
 
 /// What comes of some tensors.
@@ -38,26 +48,20 @@ pub(crate) struct Sizes<'a> {
 pub(crate) struct Made {
     pub encoding: Encoding,
     pub bytes: usize,
-    /// Where it is the weight of a product.
-    pub product: Option<Product>,
     /// Bytes of the checkpoint that are read whole before any of it is packed.
     pub read_whole: usize,
-}
-
-/// The weight of a product: one of each expert, where it is of experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Product {
-    pub experts: Option<usize>,
-    pub n: usize,
-    pub k: usize,
-    pub gated: bool,
 }
 
 impl<'a> Sizes<'a> {
     /// Of a checkpoint on a kind of device.
     pub(crate) fn new(checkpoint: &'a Checkpoint, precision: Precision, device: DeviceKind) -> Self {
         let (weights, tables, made) = Default::default();
-        Self { checkpoint, precision, device, weights, tables, made, ropes: 0 }
+        Self { checkpoint, precision, device, weights, tables, made, activations: 0, ropes: 0, ctx: None, workspace: 0 }
+    }
+
+    /// The same, and what kernels of a context work in.
+    pub(crate) fn with_workspace(self, ctx: &'a Context) -> Self {
+        Self { ctx: Some(ctx), ..self }
     }
 
     /// The kind of device.
@@ -65,29 +69,53 @@ impl<'a> Sizes<'a> {
         self.device
     }
 
-    /// Bytes of all that was made.
-    pub(crate) fn weight_bytes(&self) -> usize {
-        sum(self.made.iter().map(|made| made.bytes))
+    /// Bytes of all that was counted.
+    pub(crate) fn plan(&self) -> Plan {
+        let weights = sum(self.made.iter().map(|made| made.bytes));
+        Plan { weights, activations: self.activations, tables: self.ropes, ..Plan::default() }
     }
 
-    /// The weight of a product of these parts, one of each expert where it is of some.
+    fn works_on(&mut self, bytes: usize) {
+        self.activations = self.activations.saturating_add(bytes);
+    }
+
+    /// The weight of a product of these parts, in so many groups; how its values are held, and the outputs of a group.
     pub(super) fn product(
         &mut self,
         parts: impl IntoIterator<Item = Part>,
-        experts: Option<usize>,
+        groups: usize,
         k: usize,
         gated: bool,
         may_be_ordered: bool,
-    ) -> Result<()> {
-        let matrices = Matrices::of(self.checkpoint, parts, experts.unwrap_or(1), k)?;
+    ) -> Result<(Encoding, usize)> {
+        let matrices = Matrices::of(self.checkpoint, parts, groups, k)?;
         let becomes = matrices.becomes(&self.precision, self.device, may_be_ordered);
         let (encoding, n) = (becomes.encoding, sum(matrices.rows()));
         let order = becomes.order.map_or(0, |order| bytes(DType::U32, &[order.len()]));
-        let bytes = WeightPacker::bytes(self.device, encoding, matrices.groups(), n, k, gated).saturating_add(order);
+        let bytes = WeightPacker::bytes(self.device, encoding, groups, n, k, gated).saturating_add(order);
         self.weights.extend(matrices.all().iter().map(|matrix| (matrix.part.clone(), k, encoding)));
-        let product = Some(Product { experts, n, k, gated });
-        self.made.push(Made { encoding, bytes, product, read_whole: matrices.read_whole(self.checkpoint) });
+        self.made.push(Made { encoding, bytes, read_whole: matrices.read_whole(self.checkpoint) });
+        Ok((encoding, n))
+    }
+
+    /// What a kernel works in.
+    fn works_in(&mut self, bytes: impl FnOnce(&Context) -> sinew_ops::Result<usize>) -> Result<()> {
+        if let Some(ctx) = self.ctx {
+            self.workspace = self.workspace.max(bytes(ctx)?);
+        }
         Ok(())
+    }
+
+    /// What a product with a weight of so many outputs works in.
+    fn linear_works_in(
+        &mut self,
+        (encoding, n): (Encoding, usize),
+        k: usize,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<()> {
+        let options = LinearOptions { compute: self.precision.compute_with(encoding), ..options };
+        self.works_in(|ctx| Linear::workspace(ctx, encoding, [n, k], &options, max_rows))
     }
 
     fn vector(&mut self, name: &str, n: usize) -> Result<()> {
@@ -101,7 +129,7 @@ impl<'a> Sizes<'a> {
     }
 
     fn floats(&mut self, dtype: DType, bytes: usize) {
-        self.made.push(Made { encoding: Encoding::Float(dtype), bytes, product: None, read_whole: 0 });
+        self.made.push(Made { encoding: Encoding::Float(dtype), bytes, read_whole: 0 });
     }
 }
 
@@ -129,12 +157,13 @@ impl Maker<Counted> for Sizes<'_> {
         bias.map_or(Ok(()), |bias| self.vector(&bias, norm.n))
     }
 
-    fn linear(&mut self, parts: &[Part], k: usize, bias: bool, options: LinearOptions, _: usize) -> Result<()> {
+    fn linear(&mut self, parts: &[Part], k: usize, bias: bool, options: LinearOptions, rows: usize) -> Result<()> {
         if bias {
             parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
             self.made_vector(sum(parts.iter().map(Part::len)));
         }
-        self.product(parts.iter().cloned(), None, k, options.gated.is_some(), true)
+        let weight = self.product(parts.iter().cloned(), 1, k, options.gated.is_some(), true)?;
+        self.linear_works_in(weight, k, options, rows)
     }
 
     fn normed_linear(
@@ -155,11 +184,12 @@ impl Maker<Counted> for Sizes<'_> {
         norm: Option<NormSpec>,
         part: Part,
         k: usize,
-        _: LinearOptions,
+        options: LinearOptions,
         rows: usize,
     ) -> Result<((), ())> {
         norm.map_or(Ok(()), |norm| self.norm(norm, rows))?;
-        self.product([part], None, k, false, false)?;
+        let weight = self.product([part], 1, k, false, false)?;
+        self.linear_works_in(weight, k, options, rows)?;
         Ok(((), ()))
     }
 
@@ -169,19 +199,36 @@ impl Maker<Counted> for Sizes<'_> {
         experts: usize,
         k: usize,
         options: GroupedLinearOptions,
-        _: usize,
+        max_rows: usize,
     ) -> Result<()> {
-        self.product(parts, Some(experts), k, options.gated.is_some(), true)
+        let (encoding, n) = self.product(parts, experts, k, options.gated.is_some(), true)?;
+        let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
+        self.works_in(|ctx| GroupedLinear::workspace(ctx, encoding, [experts, n, k], options, max_rows))
     }
 
-    fn attention(&mut self, _: AttentionOptions, _: usize, _: usize) -> Result<()> {
-        Ok(())
+    fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<()> {
+        self.works_in(|ctx| Attention::workspace(ctx, options, max_rows, max_kv))
     }
 
     fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
         let of = |rope: &RopeConfig| Rotary::bytes(rope.rotary_dim(head_dim).div_ceil(2), context);
         self.ropes = sum(ropes.iter().map(of)).saturating_add(self.ropes);
         Ok(Vec::new())
+    }
+
+    fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<()> {
+        self.works_on(Rows::bytes(dtype, max_rows, width));
+        Ok(())
+    }
+
+    fn values(&mut self, dtype: DType, most: usize) -> Result<()> {
+        self.works_on(Values::bytes(dtype, most));
+        Ok(())
+    }
+
+    fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<()> {
+        self.works_on(Routing::bytes(experts, top_k, max_tokens));
+        Ok(())
     }
 
     fn planned<T: Debug>(&mut self, _: impl FnOnce(&Context) -> sinew_ops::Result<T>) -> Result<()> {

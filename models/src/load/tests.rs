@@ -163,7 +163,7 @@ fn a_plan_has_what_loading_makes_of_experts() {
         }
         let precision = WeightOptions::default().precision(&checkpoint, ctx.device().hardware()).expect("a precision");
         let mut sizes = Sizes::new(&checkpoint, precision, device);
-        sizes.product(parts.clone(), Some(experts.count), experts.k, true, true).expect("they fit");
+        sizes.product(parts.clone(), experts.count, experts.k, true, true).expect("they fit");
         let mut nothing = |_, _| {};
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &mut nothing);
         let weight = loader.pack(parts, experts.count, experts.k, true, true).expect("it packs");
@@ -171,6 +171,6 @@ fn a_plan_has_what_loading_makes_of_experts() {
         let in_blocks = matches!(weight.encoding(), Encoding::Blocks(_));
         assert_eq!((in_blocks, order > 0), (!apart, has_order && !apart), "{method}, {has_order}, {apart}");
         let bytes: usize = weight.tensor().shape().iter().product();
-        assert_eq!(sizes.weight_bytes(), bytes + order, "{method}, {has_order}, {apart}");
+        assert_eq!(sizes.plan().weights, bytes + order, "{method}, {has_order}, {apart}");
     }
 }

@@ -2,13 +2,13 @@
 
 use sinew_memory::DeviceKind;
 use sinew_ops::Context;
-use sinew_ops::layers::{Activation, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, OldKv};
+use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
 use crate::embed::EmbeddingModel;
 use crate::folder::FileName;
-use crate::load::{Made, Precision, Product, Quantize, Sizes, main_dtype};
+use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::scratch::sum;
 use crate::{Checkpoint, DecoderConfig, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
@@ -84,16 +84,6 @@ pub struct Saving {
     pub fits: bool,
 }
 
-/// What a step, or a pass, has.
-struct Step {
-    precision: Precision,
-    rows: usize,
-    /// Dtype of what products read.
-    input: DType,
-    /// Experts that a row goes to.
-    experts: usize,
-}
-
 impl<'a> Planner<'a> {
     /// A planner of the model in a folder, whose headers are read.
     ///
@@ -122,61 +112,30 @@ impl<'a> Planner<'a> {
             true => options.weights.precision(&self.checkpoint, hardware)?,
             false => options.precision(&self.checkpoint, hardware)?,
         };
-        let mut sizes = Sizes::new(&self.checkpoint, precision, device.id().kind);
-        let (plan, step, attention, cache, sequences) = if self.embeds {
-            let (plan, pass) = EmbeddingModel::plan_of(self.ctx, self.config, &mut sizes)?;
-            (plan, Step::of(self.config, precision, pass.rows), pass.attention, plan.cache, None)
+        let mut sizes = Sizes::new(&self.checkpoint, precision, device.id().kind).with_workspace(self.ctx);
+        let (plan, cache, sequences) = if self.embeds {
+            let plan = EmbeddingModel::plan_of(self.config, &mut sizes)?;
+            (plan, plan.cache, None)
         } else {
             let config = self.config.as_decoder()?;
-            let limits = options.limits(config)?;
             let plan = LanguageModel::plan_of(config, &mut sizes, options)?;
-            let attention = crate::decoder::Decoder::attention_workspace(self.ctx, config, precision, &limits)?;
             let swapped = if footprint::is_host(device) { options.swap_tokens } else { 0 };
             let held =
                 options.cache_shape(config, precision).map_or(plan.cache, |shape| shape.held_bytes(device, swapped));
-            let sequences = sequence_bytes(config, options, precision)?;
-            (plan, Step::of(self.config, precision, limits.max_rows), attention, held, Some(sequences))
+            (plan, held, Some(sequence_bytes(config, options, precision)?))
         };
-        let workspace = self.products_workspace(&sizes.made, &step)?.max(attention);
+        let (made, workspace) = (sizes.made, sizes.workspace);
         Ok(Footprint {
-            weights: footprint::by_encoding(&sizes.made),
+            weights: footprint::by_encoding(&made),
             sequences,
             workspace,
-            rounding: footprint::rounding(device, &plan, &sizes.made, cache, workspace),
-            staging: footprint::staging(&sizes.made, self.checkpoint.num_bytes()),
+            rounding: footprint::rounding(device, &plan, &made, cache, workspace),
+            staging: footprint::staging(&made, self.checkpoint.num_bytes()),
             tokenizer: footprint::tokenizer(self.tokenizer),
             process: footprint::process(device),
             is_host: footprint::is_host(device),
             plan,
         })
-    }
-
-    /// What products make room for.
-    fn products_workspace(&self, made: &[Made], step: &Step) -> Result<usize> {
-        let mut known: Vec<&Made> = Vec::new();
-        let mut most = 0;
-        for made in made {
-            let Some(Product { experts, n, k, gated }) = made.product else { continue };
-            if known.iter().any(|known| (known.product, known.encoding) == (made.product, made.encoding)) {
-                continue;
-            }
-            known.push(made);
-            let &Step { precision, rows, input, experts: per_row } = step;
-            let (compute, gated) = (precision.compute_with(made.encoding), gated.then_some(Activation::Silu));
-            let bytes = match experts {
-                Some(experts) => {
-                    let options =
-                        GroupedLinearOptions { gated, ..GroupedLinearOptions::new(input, DType::F32, compute) };
-                    GroupedLinear::workspace(self.ctx, made.encoding, [experts, n, k], options, rows * per_row)?
-                }
-                None => {
-                    let options = LinearOptions { gated, ..LinearOptions::new(input, DType::F32, compute) };
-                    Linear::workspace(self.ctx, made.encoding, [n, k], &options, rows)?
-                }
-            };
-            most = most.max(bytes);
-        }
-        Ok(most)
     }
 
     /// Whether the peak is within a budget, and what the context is asked for within its
@@ -370,16 +329,6 @@ impl Change {
                 LoadOptions { weights: WeightOptions { dtype: None, quantize, ..options.weights }, ..options }
             }
         })
-    }
-}
-
-impl Step {
-    fn of(config: &ModelConfig, precision: Precision, rows: usize) -> Self {
-        let (input, experts) = match config {
-            ModelConfig::Encoder(_) => (DType::F32, None),
-            ModelConfig::Decoder(config) => (precision.activations, config.experts()),
-        };
-        Self { precision, rows, input, experts: experts.map_or(1, |experts| experts.per_token) }
     }
 }
 
