@@ -28,9 +28,9 @@ use self::residual::{input_norm, norm_over};
 use crate::batch::Batch;
 use crate::cache::{Form, KvCache, LayerCache};
 use crate::checkpoint::Checkpoint;
-use crate::config::{LayerConfig, check_tokens};
+use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
 use crate::limits::{Limits, Plan};
-use crate::load::{Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
+use crate::load::{Held, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
 use crate::places::push_unlike;
 use crate::scratch::{Rows, Values};
 use crate::{DecoderConfig, Error, Result};
@@ -42,6 +42,7 @@ pub struct Decoder {
     precision: Precision,
     limits: Limits,
     parts: Parts,
+    held: Held,
     steps: Steps,
 }
 
@@ -68,16 +69,6 @@ enum End<S: Stage = Loaded> {
     Logits(Box<S::Of<NormedLinear>>, Option<S::Of<Softcap>>),
     /// The rows normed.
     States(Box<S::Of<Norm>>),
-}
-
-impl End {
-    /// Bytes of the norm's weights and of the head.
-    fn weight_bytes(&self) -> usize {
-        match self {
-            Self::Logits(head, _) => head.weight_bytes(),
-            Self::States(norm) => norm.weight_bytes(),
-        }
-    }
 }
 
 /// What the host gives to a step.
@@ -117,7 +108,8 @@ impl Decoder {
         let limits = limits.capped();
         let parts = Parts::make(loader, config, &limits)?;
         loader.finish(config.names.spare);
-        Ok(Self { config: config.clone(), precision: loader.precision(), limits, parts, steps: Steps::default() })
+        let (precision, held) = (loader.precision(), loader.held());
+        Ok(Self { config: config.clone(), precision, limits, parts, held, steps: Steps::default() })
     }
 
     /// What it would take: all but cache and logits.
@@ -125,7 +117,7 @@ impl Decoder {
     /// # Errors
     /// Those of [`Decoder::load`] for tensors.
     pub(crate) fn plan(config: &DecoderConfig, sizes: &mut Sizes<'_>, limits: &Limits) -> Result<Plan> {
-        Parts::make(sizes, config, limits)?;
+        Parts::make(sizes, config, &limits.capped())?;
         Ok(sizes.plan())
     }
 
@@ -161,20 +153,21 @@ impl Decoder {
 
     /// Bytes of its weights: packed ones, embedding tables, biases and the weights of norms.
     pub fn weight_bytes(&self) -> usize {
-        let layers: usize = self.parts.layers.iter().map(Layer::weight_bytes).sum();
-        let positions = self.parts.positions.as_ref().map_or(0, |(table, _)| table.own_bytes());
-        layers + self.parts.end.weight_bytes() + self.parts.embedding.own_bytes() + positions
+        let Held { tables, experts, others } = self.held;
+        tables + experts + others
     }
 
     /// Bytes that a step of one token for each of so many sequences reads at most: weights but for rows of embedding
     /// tables, of experts no more than there are tokens for, and the keys and values of `length` tokens of each
     /// sequence, or of as many as a layer's window has.
     pub fn step_bytes(&self, sequences: usize, length: f64) -> f64 {
-        let layers: usize = self.parts.layers.iter().map(|layer| layer.step_bytes(sequences)).sum();
+        let Held { experts, others, .. } = self.held;
+        let used = |of: ExpertsConfig| experts / of.count * sequences.saturating_mul(of.per_token).min(of.count);
+        let weights = others + self.config.experts().map_or(0, used);
         let (heads, head_dim) = (self.config.num_key_value_heads, self.config.head_dim);
         let read = |layer: &LayerConfig| self.precision.kv_bytes_read(layer.window, length, heads, head_dim);
         let read: f64 = self.config.layers.iter().map(read).sum();
-        (layers + self.parts.end.weight_bytes()) as f64 + sequences as f64 * read
+        weights as f64 + sequences as f64 * read
     }
 
     /// The rows that serve this decoder: a name of the place, and the rows chosen there for one row and for many.

@@ -43,13 +43,25 @@ pub struct Loader<'a> {
     progress: Progress<'a>,
     done: u64,
     total: u64,
+    held: Held,
+}
+
+/// Bytes of the weights that were loaded: packed ones, embedding tables, biases and the weights of norms.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Held {
+    /// Of tables of embeddings alone, of which a step reads rows.
+    pub tables: usize,
+    /// Of experts, of which a step reads some.
+    pub experts: usize,
+    /// Of all else.
+    pub others: usize,
 }
 
 impl<'a> Loader<'a> {
     /// A loader of `checkpoint`.
     pub fn new(ctx: Arc<Context>, checkpoint: &'a Checkpoint, precision: Precision, progress: Progress<'a>) -> Self {
         let total = checkpoint.num_bytes();
-        Self { ctx, checkpoint, precision, progress, done: 0, total }
+        Self { ctx, checkpoint, precision, progress, done: 0, total, held: Held::default() }
     }
 
     /// The context.
@@ -60,6 +72,11 @@ impl<'a> Loader<'a> {
     /// The precision.
     pub fn precision(&self) -> Precision {
         self.precision
+    }
+
+    /// The bytes of what was loaded so far.
+    pub(crate) fn held(&self) -> Held {
+        self.held
     }
 
     fn advance(&mut self, bytes: usize) {
@@ -175,12 +192,16 @@ impl Maker<Loaded> for Loader<'_> {
         let packer = WeightPacker::table(&self.ctx, self.precision.weights, part.len(), width)?;
         let matrices = Matrices::of(self.checkpoint, [part], 1, width)?;
         let table = self.fill(packer, &matrices, false)?.finish_table()?;
-        Ok(Embedding::table(&self.ctx, table, DType::F32)?)
+        let embedding = Embedding::table(&self.ctx, table, DType::F32)?;
+        self.held.tables += embedding.own_bytes();
+        Ok(embedding)
     }
 
     fn norm(&mut self, norm: NormSpec, max_rows: usize) -> Result<Norm> {
         let options = self.norm_options(norm)?;
-        Ok(Norm::new(&self.ctx, options, max_rows)?)
+        let norm = Norm::new(&self.ctx, options, max_rows)?;
+        self.held.others += norm.weight_bytes();
+        Ok(norm)
     }
 
     fn linear(
@@ -192,7 +213,9 @@ impl Maker<Loaded> for Loader<'_> {
         max_rows: usize,
     ) -> Result<Linear> {
         let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
-        Ok(Linear::new(&self.ctx, weight, options, max_rows)?)
+        let linear = Linear::new(&self.ctx, weight, options, max_rows)?;
+        self.held.others += linear.weight_bytes();
+        Ok(linear)
     }
 
     fn normed_linear(
@@ -206,7 +229,9 @@ impl Maker<Loaded> for Loader<'_> {
     ) -> Result<NormedLinear> {
         let norm = norm.map(|norm| self.norm_options(norm)).transpose()?;
         let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
-        Ok(NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?)
+        let linear = NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?;
+        self.held.others += linear.weight_bytes();
+        Ok(linear)
     }
 
     fn tied(
@@ -221,7 +246,9 @@ impl Maker<Loaded> for Loader<'_> {
         let weight = self.pack([part], 1, k, false, false)?;
         let embedding = Embedding::packed(&self.ctx, weight.clone(), DType::F32)?;
         let options = LinearOptions { compute: self.precision.compute_with(weight.encoding()), ..options };
-        Ok((NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?, embedding))
+        let linear = NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?;
+        self.held.others += linear.weight_bytes();
+        Ok((linear, embedding))
     }
 
     fn grouped(
@@ -234,7 +261,9 @@ impl Maker<Loaded> for Loader<'_> {
     ) -> Result<GroupedLinear> {
         let weight = self.pack(parts, experts, k, options.gated.is_some(), true)?;
         let compute = self.precision.compute_with(weight.encoding());
-        Ok(GroupedLinear::new(&self.ctx, weight, GroupedLinearOptions { compute, ..options }, max_rows)?)
+        let linear = GroupedLinear::new(&self.ctx, weight, GroupedLinearOptions { compute, ..options }, max_rows)?;
+        self.held.experts += linear.weight_bytes();
+        Ok(linear)
     }
 
     fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<Attention> {

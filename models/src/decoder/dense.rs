@@ -65,9 +65,4 @@ impl Dense {
         all.extend(self.down.kernels(["down", "mlp output norm"]));
         all
     }
-
-    /// Bytes of its weights.
-    pub(super) fn weight_bytes(&self) -> usize {
-        self.up.weight_bytes() + self.down.weight_bytes()
-    }
 }

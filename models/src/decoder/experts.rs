@@ -31,7 +31,6 @@ pub(super) struct Experts<S: Stage = Loaded> {
     gate_up: S::Of<GroupedLinear>,
     down: S::Of<GroupedLinear>,
     combine: S::Of<Combine>,
-    count: usize,
     per_token: usize,
 }
 
@@ -104,7 +103,6 @@ impl<S: Stage> Experts<S> {
             gate_up: maker.grouped(gate_up, count, hidden, gated, sorted)?,
             down: maker.grouped(down, count, width, product, sorted)?,
             combine: maker.planned(|ctx| Combine::new(ctx, combine, rows))?,
-            count,
             per_token,
         })
     }
@@ -144,26 +142,6 @@ impl Experts {
             ("experts' down", self.down.kernels()),
         ]);
         all
-    }
-
-    /// Bytes of its weights.
-    pub(super) fn weight_bytes(&self) -> usize {
-        self.shared_bytes() + self.expert_bytes()
-    }
-
-    /// Bytes of weights that a step of `rows` tokens reads at most: each token goes through a few experts.
-    pub(super) fn step_bytes(&self, rows: usize) -> usize {
-        let used = rows.saturating_mul(self.per_token).min(self.count);
-        self.shared_bytes() + self.expert_bytes() / self.count * used
-    }
-
-    /// Of what every token goes through.
-    fn shared_bytes(&self) -> usize {
-        self.norm.as_ref().map_or(0, Norm::weight_bytes) + self.router.weight_bytes()
-    }
-
-    fn expert_bytes(&self) -> usize {
-        self.gate_up.weight_bytes() + self.down.weight_bytes()
     }
 }
 

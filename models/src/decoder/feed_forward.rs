@@ -47,20 +47,4 @@ impl FeedForward {
             Self::Experts(experts) => experts.kernels(),
         }
     }
-
-    /// Bytes of its weights.
-    pub(super) fn weight_bytes(&self) -> usize {
-        match self {
-            Self::Dense(dense) => dense.weight_bytes(),
-            Self::Experts(experts) => experts.weight_bytes(),
-        }
-    }
-
-    /// Bytes of weights that a step of `rows` tokens reads at most.
-    pub(super) fn step_bytes(&self, rows: usize) -> usize {
-        match self {
-            Self::Dense(dense) => dense.weight_bytes(),
-            Self::Experts(experts) => experts.step_bytes(rows),
-        }
-    }
 }

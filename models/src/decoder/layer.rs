@@ -185,21 +185,6 @@ impl Layer {
         all.extend(self.feed_forward.kernels());
         all
     }
-
-    /// Bytes of its weights.
-    pub(super) fn weight_bytes(&self) -> usize {
-        self.attention_bytes() + self.feed_forward.weight_bytes()
-    }
-
-    /// Bytes of weights that a step of `rows` tokens reads at most.
-    pub(super) fn step_bytes(&self, rows: usize) -> usize {
-        self.attention_bytes() + self.feed_forward.step_bytes(rows)
-    }
-
-    fn attention_bytes(&self) -> usize {
-        let qk_norm: usize = self.qk_norm.iter().flatten().map(|(norm, _)| norm.weight_bytes()).sum();
-        self.qkv.weight_bytes() + qk_norm + self.output.weight_bytes()
-    }
 }
 
 /// The matrices of queries, keys and values, in the order of [`Heads::qkv`].

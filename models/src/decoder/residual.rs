@@ -92,9 +92,4 @@ impl Output {
         all.extend(self.norm.as_ref().map(|(added, _)| (norm, added.kernels())));
         all
     }
-
-    /// Bytes of its weights.
-    pub(super) fn weight_bytes(&self) -> usize {
-        self.product.weight_bytes() + self.norm.as_ref().map_or(0, |(norm, _)| norm.weight_bytes())
-    }
 }
