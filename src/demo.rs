@@ -20,12 +20,20 @@ pub const PROMPTS: &[(&str, &str)] = &[
     ("sort 52918=", "12589"),
 ];
 
+/// The description of the bundled model.
+///
+/// # Errors
+/// None: it is known to be well formed.
+pub fn config() -> Result<ModelConfig> {
+    ModelConfig::from_json(CONFIG)
+}
+
 /// The bundled model on a context.
 ///
 /// # Errors
 /// Out of memory, or a device without the kernels.
 pub fn load(ctx: Arc<Context>, options: &LoadOptions) -> Result<LanguageModel> {
-    let config = ModelConfig::from_json(CONFIG)?;
+    let config = config()?;
     let config = config.as_decoder()?;
     let checkpoint = Checkpoint::from_bytes(WEIGHTS)?;
     let tokenizer = Tokenizer::from_bytes(TOKENIZER)?;

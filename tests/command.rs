@@ -282,7 +282,8 @@ fn old_tokens_are_kept_in_the_dtype_that_is_asked_for() {
         refused(&[&["logits", "--output", "none"], &common[..], more].concat(), words);
     }
     let scaled = ["--model", &model, "--tokens", "1", "--kv-dtype", "fp8", "--kv-old", "int8"];
-    refused(&[&["logits", "--output", "none"], &scaled[..]].concat(), &["recent ones in f32, f16 and bf16"]);
+    let words = ["--kv-old is for a KV cache in f32, f16 or bf16", "--kv-dtype is fp8"];
+    refused(&[&["logits", "--output", "none"], &scaled[..]].concat(), &words);
 }
 
 #[test]
@@ -352,6 +353,46 @@ fn bench_prints_the_contract() {
     let scaled = json(&[&scaled[..], &["--kv-dtype", "int8", "--json"]].concat());
     let of_token = |value: &Value| value["kv_bytes_per_token"].as_u64().expect("a number");
     assert_eq!(80 * of_token(&scaled), 24 * of_token(&value));
+}
+
+/// The command with as little address space as leaves no room to measure the machine.
+#[cfg(target_os = "linux")]
+fn in_little_memory(arguments: &[&str]) -> Output {
+    /// Kilobytes: enough for a small model, and less than half of what is free.
+    const LIMIT: &str = "500000";
+    let inner = command();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -v \"$0\" && exec \"$@\"", LIMIT]).arg(inner.get_program()).args(arguments);
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    command::run(&mut shell, "")
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_is_not_lost_where_the_limits_cannot_be_measured() {
+    for (model, rate, share) in [
+        (NO_TOKENIZER, "decode_tokens_per_s", "decode_share_of_limit"),
+        (EMBEDDING, "encode_tokens_per_s", "encode_share_of_limit"),
+    ] {
+        let model = fixture(model);
+        let bench =
+            ["bench", "--model", &model, "--prompt-tokens", "8", "--repeat", "1", "--threads", "1", "--load", "read"];
+        let generating: &[&str] = if share.starts_with("decode") { &["--new-tokens", "4"] } else { &[] };
+        let bench = [&bench[..], generating].concat();
+        let output = in_little_memory(&[&bench[..], &["--json"]].concat());
+        let value: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        assert!(value[rate].as_f64().is_some_and(|rate| rate > 0.0), "{value}");
+        assert!(value.get(share).is_some_and(Value::is_null), "{value}");
+        assert!(value.get("limit_flops_per_s").is_some_and(Value::is_null), "{value}");
+        let warning = String::from_utf8_lossy(&output.stderr);
+        assert!(warning.starts_with("warning: no shares of limits") && warning.contains("out of memory"), "{warning}");
+        assert!(stdout(&in_little_memory(&bench)).contains("    - % of - GFLOP/s"));
+    }
 }
 
 #[test]

@@ -34,6 +34,12 @@ fn number(value: &Value, field: &str) -> f64 {
     value[field].as_f64().unwrap_or_else(|| panic!("a number of {field}: {value}"))
 }
 
+/// Whether the limits of memory and of arithmetic were measured.
+fn measured(limits: &Value) -> [bool; 2] {
+    ["memory_measured", "arithmetic_measured"]
+        .map(|field| limits[field].as_bool().unwrap_or_else(|| panic!("{field}: {limits}")))
+}
+
 #[test]
 fn every_operator_of_the_registry_is_explained_with_every_row_of_the_device() {
     for table in Registry::standard().tables() {
@@ -68,7 +74,7 @@ fn nothing_is_predicted_to_be_faster_than_the_limits_are_estimated_to_allow() {
         let mut command = command::command();
         command.env("XDG_CACHE_HOME", folder.path()).args(["explain", "--json"]).args(problem);
         let value: Value = serde_json::from_str(&stdout(&command::run(&mut command, ""))).expect("JSON");
-        assert_eq!(value["limits"]["measured"], false);
+        assert_eq!(measured(&value["limits"]), [false; 2]);
         number(&value, "share_of_limit")
     };
     for table in Registry::standard().tables() {
@@ -124,7 +130,7 @@ fn every_candidate_is_measured_where_that_is_asked_for() {
         let [predicted, measured] = ["predicted_s", "measured_s"].map(|field| candidate[field].as_f64());
         assert_eq!(predicted.is_some(), measured.is_some_and(|seconds| seconds > 0.0), "{candidate}");
     }
-    assert_eq!(value["limits"]["measured"], true);
+    assert_eq!(measured(&value["limits"]), [true; 2]);
     let large = ["--rows", "1000000", "--width", "1000000"];
     refused(&[&["explain", "softmax", "--measure"][..], &large].concat(), &["softmax", "too many to measure"]);
     // Little work with operands that no machine holds, and much with small ones.
@@ -189,6 +195,25 @@ fn the_choice_is_the_one_of_the_costs_that_are_shown() {
         let least = list(&value, "candidates").iter().filter_map(cost).fold(f64::INFINITY, f64::min);
         let chosen = list(&value, "candidates").iter().find(|c| c["chosen"] == true).expect("one is chosen");
         assert!(cost(chosen).is_some_and(|chosen| chosen <= 1.15 * least), "{value}");
+    }
+}
+
+#[test]
+fn of_costs_that_are_equal_none_is_said_to_be_lower() {
+    // All of a row is kept: no level has less to do.
+    let value = json(&["explain", "topk", "--width", "16777216", "--k", "16777216", "--json"]);
+    let able: Vec<&Value> = list(&value, "candidates").iter().filter(|c| c["predicted_s"].is_number()).collect();
+    assert!(able.iter().all(|c| c["predicted_s"] == able[0]["predicted_s"]), "{value}");
+    for (i, candidate) in able.iter().enumerate() {
+        let expected = if i == 0 { "chosen: none is predicted to be faster" } else { "as fast by prediction" };
+        assert_eq!(candidate["why"], if able.len() == 1 { "chosen: lowest predicted cost" } else { expected });
+    }
+}
+
+#[test]
+fn where_nothing_is_named_it_is_said_what_could_be() {
+    for arguments in [&["explain"][..], &["explain", "--json"]] {
+        refused(arguments, &["gemm", "--model", "--support"]);
     }
 }
 
@@ -328,6 +353,36 @@ fn a_decoders_steps_are_explained_launch_by_launch() {
     assert_eq!(counts, [2 * LAYERS, LAYERS]);
 }
 
+/// The share of the step that is said to be the kernels' is theirs, as recorded, of the step without a record.
+fn accounts_for_the_unrecorded_step(step: &Value) {
+    assert_eq!(step["repeat"], 1, "of more turns it is the median of theirs");
+    let [kernels, unrecorded, share] =
+        ["kernels_s", "step_s", "kernels_share_of_step"].map(|field| number(step, field));
+    assert!((share - kernels / unrecorded).abs() <= 1e-9 * share, "{step}");
+    assert!(unrecorded != number(step, "recorded_step_s"), "{step}");
+}
+
+#[test]
+fn the_kernels_of_a_models_steps_are_held_against_steps_that_are_not_recorded() {
+    let common = ["explain", "--prompt-tokens", "20", "--repeat", "1", "--json", "--model"];
+    let value = json(&[&common[..], &[&demo()]].concat());
+    list(&value, "steps").iter().for_each(accounts_for_the_unrecorded_step);
+    // The table has the launches of such a step, all of them and no others.
+    let ctx = Arc::new(Context::cpu().unwrap());
+    let mut model = sinew::demo::load(ctx.clone(), &LoadOptions::default()).unwrap();
+    let mut sequence = model.sequence();
+    let (_, prefill) = ctx.record(|| model.prefill(&mut sequence, &[1; 20]).map(|_| ()).unwrap());
+    let sequences = std::slice::from_mut(&mut sequence);
+    let (_, decode) = ctx.record(|| model.decode_greedy(sequences, &[1]).map(|_| ()).unwrap());
+    for (step, record) in list(&value, "steps").iter().zip([prefill, decode]) {
+        let mut counts = BTreeMap::new();
+        for launched in &record.launches {
+            *counts.entry(launched.operator).or_default() += 1;
+        }
+        assert_eq!(launches(step), counts, "{step}");
+    }
+}
+
 #[test]
 fn an_encoders_step_is_explained() {
     let model = fixture("bert_hd20_f32_wordpiece");
@@ -335,6 +390,7 @@ fn an_encoders_step_is_explained() {
     let steps = list(&value, "steps");
     assert_eq!((steps.len(), &steps[0]["step"]), (1, &Value::from("embedding")));
     is_whole(&steps[0]);
+    accounts_for_the_unrecorded_step(&steps[0]);
     assert_eq!(launches(&steps[0])["attention"], 1);
 }
 

@@ -8,6 +8,7 @@ use std::process::Stdio;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
+use sinew::memory::Bytes;
 
 #[path = "common/command.rs"]
 mod command;
@@ -260,6 +261,48 @@ fn what_was_asked_for_beside_the_sequences_is_advised_against_where_it_does_not_
     let lines = String::from_utf8_lossy(&text.stdout);
     let line = lines.lines().find(|line| line.starts_with("to save")).unwrap_or_else(|| panic!("{lines}"));
     assert!(line.starts_with("to save        --cache-tokens ") && line.ends_with("which is enough"), "{line}");
+    // How much less it is, and what it then is.
+    let [before, after] = [100_000_000, most_of_cache(line)].map(|tokens: usize| {
+        let arguments = ["plan", "--json", "--cache-tokens", &tokens.to_string(), "--budget", "1GiB"];
+        let output = run(command().args(arguments).arg(&folder), "");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        report["peak_bytes"].as_u64().expect("a number") as usize
+    });
+    let words = format!(": {} less, a peak of {}, which", Bytes(before - after), Bytes(after));
+    assert!(line.contains(&words), "{line} without {words}");
+}
+
+/// The tokens of a line that advises `--cache-tokens`.
+fn most_of_cache(line: &str) -> usize {
+    let tokens = line.split("--cache-tokens ").nth(1).and_then(|rest| rest.split(':').next());
+    tokens.and_then(|tokens| tokens.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
+
+#[test]
+fn a_cache_that_holds_no_sequence_is_said_with_what_would_hold_one() {
+    let text = |arguments: &[&str]| {
+        let output = run(command().args(["plan"]).args(arguments).arg(bundled()), "");
+        stdout(&output).lines().find(|line| line.starts_with("sequences")).expect("a line").to_owned()
+    };
+    let none = text(&["--cache-tokens", "1"]);
+    assert!(
+        none.contains("none of 128 tokens, none of 256 tokens; --cache-tokens is 1, which has room for none of 256"),
+        "{none}"
+    );
+    assert!(none.ends_with("one takes --cache-tokens 256"), "{none}");
+    assert!(
+        text(&["--cache-tokens", "256"])
+            .ends_with("1 of 256 tokens; --cache-tokens is 256, which has room for no more")
+    );
+    // One that is half as long has room, and that is not what was asked for.
+    let half = text(&["--cache-tokens", "255"]);
+    assert!(
+        half.contains("1 of 128 tokens, none of 256")
+            && half.contains("room for none of 256 tokens: one takes --cache-tokens 256"),
+        "{half}"
+    );
+    assert_eq!(plan(&bundled(), &["--cache-tokens", "1"])["cache_tokens"], 1);
+    assert!(!text(&[]).contains("room"));
 }
 
 #[test]
@@ -395,13 +438,19 @@ fn advice_can_be_followed_beside_compressed_old_tokens_and_a_cache_of_so_many_to
     // Blocks for four of 256 tokens, however much memory is left.
     let output = run(command().args(["plan", "--cache-tokens", "1024"]).arg(folder.path()), "");
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(lines.contains("8 of 128 tokens, 4 of 256 tokens; --cache-tokens 1024 has room for no more"), "{lines}");
+    assert!(
+        lines.contains("8 of 128 tokens, 4 of 256 tokens; --cache-tokens is 1024, which has room for no more"),
+        "{lines}"
+    );
     let capped = planned(&["--cache-tokens", "1024", "--batch", "100000"]);
     assert_eq!(capped["fits"], false, "{capped}");
     let arguments = ["plan", "--budget", "1GiB", "--cache-tokens", "1024", "--batch", "10000000"];
     let lines = String::from_utf8_lossy(&run(command().args(arguments).arg(folder.path()), "").stdout).into_owned();
     let advice = lines.lines().find(|line| line.contains("--batch ")).unwrap_or_else(|| panic!("{lines}"));
-    assert!(advice.contains("--batch 4: ") && advice.ends_with("--cache-tokens 1024 has room for no more"), "{advice}");
+    assert!(
+        advice.contains("--batch 4: ") && advice.ends_with("--cache-tokens is 1024, which has room for no more"),
+        "{advice}"
+    );
     // Where memory is what ends it, nothing is said of the cache.
     let output =
         run(command().args(["plan", "--cache-tokens", "100000000", "--budget", "400MB"]).arg(folder.path()), "");

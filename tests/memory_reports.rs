@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew::memory::MemoryReport;
+use sinew::memory::{Bytes, MemoryReport};
 use sinew::models::{Load, OldKv};
 use sinew::prelude::*;
 
@@ -81,7 +81,8 @@ fn a_model_that_runs_out_of_memory_says_what_holds_it_and_what_would_fit() {
     };
     // Less than is planned is refused before anything is loaded.
     let refused = load(total - 1).expect_err("too little").to_string();
-    assert!(refused.contains("weights") && refused.contains(&format!("{} bytes are free", total - 1)), "{refused}");
+    let free = format!("{0} of {0} are free on cpu; ", Bytes(total - 1));
+    assert!(refused.contains("weights") && refused.contains(&free), "{refused}");
     // The plan fits, and what is free in the slabs that a pool takes may be missing: that is seen on the way. More never
     // serves where less did.
     let mut served = false;
@@ -100,4 +101,62 @@ fn a_model_that_runs_out_of_memory_says_what_holds_it_and_what_would_fit() {
         }
     }
     assert!(served);
+}
+
+#[test]
+fn a_model_that_is_refused_says_who_holds_the_rest_and_what_would_fit() {
+    let options = LoadOptions { max_sequences: 400, context: Some(250), ..LoadOptions::default() };
+    let plan = planned(&options);
+    let limit = plan.total() / 2;
+    let ctx = Arc::new(Context::cpu().expect("a context").with_memory_limit(limit));
+    let load = |options: &LoadOptions| LanguageModel::load_on(ctx.clone(), &folder(), options, &mut |_, _| {});
+    let refused = load(&options).expect_err("too little").to_string();
+    let asked = format!(
+        "the model takes {} for 400 sequences of 250 tokens (weights {}, KV cache {}, ",
+        Bytes(plan.total()),
+        Bytes(plan.weights),
+        Bytes(plan.cache)
+    );
+    assert!(refused.starts_with(&asked), "{refused}");
+    assert!(!refused.contains("held by") && !refused.contains("bytes"), "{refused}");
+    // What is said to fit does, and all but as much as would fit is said.
+    let number = |words: [&str; 2]| -> usize {
+        let (_, rest) = refused.split_once(words[0]).unwrap_or_else(|| panic!("no `{}` in: {refused}", words[0]));
+        rest.split_once(words[1]).expect("a number").0.parse().expect("a number")
+    };
+    let (sequences, context) =
+        (number(["what would fit: ", " sequences at once"]), number(["a context of ", " tokens"]));
+    for fits in [
+        LoadOptions { max_sequences: sequences, ..options.clone() },
+        LoadOptions { context: Some(context), ..options.clone() },
+    ] {
+        let model = load(&fits).expect("what is said to fit fits");
+        assert!(planned(&fits).total() > limit * 3 / 4, "{fits:?}: {refused}");
+        drop(model);
+        ctx.pool().defragment();
+    }
+    // With half of it taken, that is said, and less would fit.
+    let held = ctx.uninitialised_tagged("results", DType::F32, &[limit / 8]).expect("memory");
+    let less = load(&options).expect_err("still less").to_string();
+    let holder = format!("the rest is held by results {}", Bytes(bytes(&ctx.memory_report(), "results")));
+    assert!(less.contains(&holder) && !less.contains(&format!("{sequences} sequences at once")), "{less}");
+    drop(held);
+    // Of a budget in which nothing fits the least is told.
+    let ctx = Arc::new(Context::cpu().expect("a context").with_memory_limit(1 << 10));
+    let none = LanguageModel::load_on(ctx, &folder(), &options, &mut |_, _| {}).expect_err("nothing").to_string();
+    assert!(none.contains("no one change would make it fit: keys and values in i8 would take "), "{none}");
+}
+
+#[test]
+fn what_embeds_texts_and_is_too_large_says_so_as_well() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/bert_hd20_f32_wordpiece");
+    let (folder, options) = (Folder::new(&path), WeightOptions::default());
+    let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
+    let config = folder.config().expect("a config");
+    let plan = EmbeddingModel::plan(config, &checkpoint, &options, &*Cpu::get()).expect("a plan");
+    let ctx = Arc::new(Context::cpu().expect("a context").with_memory_limit(plan.total() - 1));
+    let refused = EmbeddingModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect_err("too little").to_string();
+    assert!(refused.contains(&format!("for embeddings (weights {}", Bytes(plan.weights))), "{refused}");
+    // Its weights are so few that no other dtype of them would help.
+    assert!(refused.ends_with("are free on cpu; there is nothing to change that would make it fit"), "{refused}");
 }

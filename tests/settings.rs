@@ -206,6 +206,23 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
     }
     check(&["plan", &decoder], (&["--group-size", "64"], &["--group-size", "quantized"]));
     check(&["plan", &decoder], (&["--keep-head"], &["--keep-head", "quantized"]));
+    // Integers that products read are for weights that are integers, and so are zero points.
+    for command in [
+        &["plan", &decoder, "--dtype", "fp8"][..],
+        &["plan", &fixture("quantized/fp8_tensor_weight_scale_llama_bf16")],
+        &["plan", &decoder],
+        &["inspect", &decoder],
+        &["embed", "--model", &encoder, "a text", "--dtype", "fp8"],
+        &["tune", "--budget", "0.1", "--dtype", "fp8"],
+        &["explain", "gemm", "--n", "64", "--k", "64", "--dtype", "fp8"],
+        &["generate", "--model", &decoder, "--tokens", "1", "--dtype", "fp8"],
+        &["generate", "--model", &decoder, "--tokens", "1"],
+    ] {
+        check(command, (&["--activations", "int8"], &["--activations", "integers", "int8 or int4"]));
+    }
+    let in_fp8 = ["generate", "--model", &decoder, "--tokens", "1", "--dtype", "fp8"];
+    check(&in_fp8, (&["--zero-points"], &["--zero-points", "int8 and int4"]));
+    check(&["plan", &decoder], (&["--activations", "bf16"], &["--activations", "quantized"]));
     // What a command has by another name, or not at all.
     let quantize = ["quantize", "--model", &decoder, "--output", &output, "--dtype", "int8"];
     for (command, refused) in [
@@ -221,6 +238,23 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         (&["inspect", &file], (&["--dtype", "f16"], &["--dtype", "config.json"])),
         (&["tune", "--budget", "0.1"], (&["--load", "read"], &["--load", "bundled"])),
         (&[], (&["--set", "load=read"], &["--set load", "`sinew`"])),
+        (&["explain", "gemm", "--n", "64", "--k", "64", "--dtype", "int8"], (&["--keep-head"], &["--keep-head"])),
+        (
+            &["explain", "grouped_gemm", "--n", "64", "--k", "64", "--dtype", "int8"],
+            (&["--keep-head"], &["--keep-head"]),
+        ),
+        (&["explain", "embedding", "--dtype", "int8"], (&["--keep-head"], &["--keep-head"])),
+        (&["explain", "embedding", "--dtype", "int8"], (&["--activations", "int8"], &["--activations"])),
+        (
+            &["explain", "gemm", "--n", "64", "--k", "64", "--dtype", "int8"],
+            (&["--set", "keep_head=true"], &["--set keep_head", "`sinew explain gemm`"]),
+        ),
+        (
+            &["explain", "embedding", "--dtype", "int8"],
+            (&["--set", "activations=int8"], &["--set activations", "`sinew explain embedding`"]),
+        ),
+        (&["bench", "--model", &encoder], (&["--new-tokens", "4"], &["--new-tokens", "models that generate"])),
+        (&["tune", "--budget", "0.1"], (&["--offline"], &["--model"])),
         (
             &["generate", "--model", &decoder, "--prompt", "x"],
             (&["--set", "max_sequences=4"], &["--set max_sequences", "many prompts"]),
@@ -239,19 +273,178 @@ fn what_files_and_variables_say_serves_other_commands_as_well() {
                zero_points = true\nkeep_head = true\nload = \"read\"\nkv_recent = 7\n";
     std::fs::write(&file, all).expect("written");
     let [encoder, decoder] = ["bert_hd20_f32_wordpiece", "llama3_rope_gqa3_hd20_bf16_tied_bpe"].map(fixture);
-    for arguments in [
-        &["plan", &encoder][..],
-        &["inspect", &encoder],
-        &["embed", "--model", &encoder, "a text"],
-        &["bench", "--model", &encoder, "--prompt-tokens", "4", "--repeat", "1"],
-        &["generate", "--model", &decoder, "--tokens", "1", "--max-new-tokens", "1"],
+    let [output, prompts, tuning] = ["logits", "prompts", "tuning"].map(|name| folder.path().join(name));
+    std::fs::write(&prompts, "add 1+1=\ncopy a=\n").expect("written");
+    let [output, prompts, tuning] = [&output, &prompts, &tuning].map(|path| path.to_str().expect("UTF-8"));
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo").into_os_string().into_string().expect("UTF-8");
+    let in_fp8 = fixture("quantized/fp8_tensor_weight_scale_llama_bf16");
+    let quick = [
+        &[][..],
+        &["plan", &encoder],
         &["plan", &decoder],
+        &["plan", &decoder, "--dtype", "fp8", "--kv-dtype", "fp8"],
+        &["plan", &in_fp8],
+        &["inspect", &encoder],
+        &["inspect", &decoder],
+        &["embed", "--model", &encoder, "a text"],
+        &["logits", "--model", &encoder, "--tokens", "1", "--output", output],
+        &["logits", "--model", &decoder, "--tokens", "1", "--output", output],
+        &["generate", "--model", &decoder, "--tokens", "1", "--max-new-tokens", "1"],
+        &["generate", "--model", &decoder, "--tokens", "1", "--max-new-tokens", "1", "--kv-dtype", "int8"],
+        &["generate", "--model", &in_fp8, "--tokens", "1", "--max-new-tokens", "1"],
+        &["generate", "--model", &bundled, "--prompts-file", prompts, "--max-new-tokens", "2", "--dtype", "fp8"],
         &["explain", "gemm", "--n", "64", "--k", "64"],
+        &["explain", "gemm", "--n", "64", "--k", "64", "--dtype", "fp8"],
+        &["explain", "grouped_gemm", "--n", "64", "--k", "64", "--dtype", "int8"],
+        &["explain", "embedding", "--dtype", "int8"],
         &["trace", "--requests", "1"],
-    ] {
-        stdout(&run(command().args(arguments).env("SINEW_SETTINGS", &file).env("SINEW_SWAP_TOKENS", "64"), ""));
+        &["settings"],
+    ];
+    // Those that measure the machine.
+    let slow = [
+        &["bench", "--model", &encoder, "--prompt-tokens", "4", "--repeat", "1"][..],
+        &["bench", "--model", &decoder, "--prompt-tokens", "4", "--new-tokens", "2", "--repeat", "1"],
+        &["explain", "--model", &encoder, "--prompt-tokens", "4", "--repeat", "1"],
+        &["explain", "--model", &decoder, "--prompt-tokens", "4", "--repeat", "1"],
+        &["tune", "--budget", "0.1", "--tuning-cache", tuning],
+    ];
+    let all = [("SINEW_SWAP_TOKENS", "64"), ("SINEW_ACTIVATIONS", "int8"), ("SINEW_KV_OLD", "int8")];
+    for arguments in quick.iter().chain(&slow) {
+        let mut command = command();
+        command.args(*arguments).env("SINEW_SETTINGS", &file).envs(all).env("SINEW_CONTEXT", "1000000");
+        stdout(&run(&mut command, ""));
     }
-    stdout(&run(command().args(["explain", "gemm", "--n", "64", "--k", "64"]).env("SINEW_ACTIVATIONS", "int8"), ""));
+    for (name, value) in [
+        ("SINEW_ACTIVATIONS", "int8"),
+        ("SINEW_ACTIVATIONS", "bf16"),
+        ("SINEW_ZERO_POINTS", "true"),
+        ("SINEW_KEEP_HEAD", "true"),
+        ("SINEW_KV_OLD", "int8"),
+        ("SINEW_CONTEXT", "1000000"),
+    ] {
+        for arguments in quick {
+            println!("{name}={value}");
+            stdout(&run(command().args(arguments).env(name, value), ""));
+        }
+    }
+}
+
+#[test]
+fn a_default_context_beyond_a_model_is_the_models_and_an_argument_is_refused() {
+    let decoder = fixture("llama3_rope_gqa3_hd20_bf16_tied_bpe");
+    let plan = |variable: &str| -> Value {
+        let output = run(command().args(["plan", "--json", &decoder]).env("SINEW_CONTEXT", variable), "");
+        serde_json::from_str(&stdout(&output)).expect("JSON")
+    };
+    assert_eq!(plan("1000000")["context"], 256);
+    assert_eq!(plan("255")["context"], 255);
+    for arguments in [&["--context", "1000000"][..], &["--set", "context=1000000"]] {
+        let source = arguments.join(" ").replace("=1000000", "").replace(" 1000000", "");
+        refused(&sinew(&[&["plan", &decoder], arguments].concat()), &[&source, "1000000", "256 positions"]);
+    }
+}
+
+#[test]
+fn errors_name_what_said_so() {
+    let decoder = fixture("llama3_rope_gqa3_hd20_bf16_tied_bpe");
+    let with = |arguments: &[&str], variables: &[(&str, &str)]| {
+        run(command().args(arguments).envs(variables.iter().copied()), "")
+    };
+    let kv_is_int8 = [("SINEW_KV_DTYPE", "int8")];
+    refused(
+        &with(&["plan", &decoder, "--kv-old", "int8"], &kv_is_int8),
+        &["--kv-old is for", "SINEW_KV_DTYPE is int8"],
+    );
+    let old_is_int8 = [("SINEW_KV_OLD", "int8")];
+    let recent = ["plan", &decoder, "--kv-dtype", "fp8", "--kv-recent", "7"];
+    refused(&with(&recent, &old_is_int8), &["--kv-recent is for", "--kv-dtype is fp8"]);
+    let unpacked = ["explain", "gemm", "--n", "64", "--k", "64", "--unpacked"];
+    refused(&with(&unpacked, &[("SINEW_DTYPE", "int4")]), &["--unpacked", "SINEW_DTYPE is int4"]);
+    let (folder, mut arguments) = (tempfile::tempdir().expect("a folder"), unpacked.to_vec());
+    let file = folder.path().join("settings.toml");
+    std::fs::write(&file, "dtype = \"int4\"").expect("written");
+    arguments.extend(["--settings", file.to_str().expect("UTF-8")]);
+    refused(&sinew(&arguments), &["--unpacked", "dtype in", "settings.toml:1 is int4"]);
+    let full = stdout(&with(&["plan", &decoder], &[("SINEW_CACHE_TOKENS", "256")]));
+    assert!(
+        full.contains("SINEW_CACHE_TOKENS is 256, which has room for no more") && !full.contains("--cache-tokens"),
+        "{full}"
+    );
+}
+
+#[test]
+fn what_a_gpu_does_not_take_is_named_by_who_asked_and_what_is_for_cpus_alone_yields() {
+    let devices: Value = serde_json::from_str(&stdout(&sinew(&["devices", "--json"]))).expect("JSON");
+    let has = |device: &Value| device["kind"] == "wgpu" && device.get("none").is_none();
+    if !devices["devices"].as_array().expect("a list").iter().any(has) {
+        assert_ne!(std::env::var("SINEW_REQUIRE_WGPU").as_deref(), Ok("1"), "{devices}");
+        println!("skipped: it needs a wgpu adapter");
+        return;
+    }
+    let (decoder, folder) = (fixture("llama3_rope_gqa3_hd20_bf16_tied_bpe"), tempfile::tempdir().expect("a folder"));
+    let file = folder.path().join("settings.toml");
+    let on_gpu = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = command();
+        command.args(arguments).env("SINEW_DEVICE", "wgpu").envs(variables.iter().copied());
+        run(&mut command, "")
+    };
+    let generate = ["generate", "--model", &decoder, "--tokens", "1", "--max-new-tokens", "1"];
+    for variable in [("SINEW_PIN", "true"), ("SINEW_KV_OLD", "int8"), ("SINEW_ACTIVATIONS", "int8")] {
+        stdout(&on_gpu(&["plan", &decoder], &[variable]));
+        stdout(&on_gpu(&generate, &[variable]));
+    }
+    stdout(&on_gpu(&["explain", "--support"], &[("SINEW_PIN", "true")]));
+    refused(&on_gpu(&["plan", &decoder, "--kv-old", "int8"], &[]), &["--kv-old is for CPUs"]);
+    refused(&on_gpu(&["plan", &decoder, "--pin"], &[]), &["--pin is for the CPU"]);
+    for (name, value) in [("dtype", "int8"), ("kv_dtype", "int8")] {
+        let (variable, dashed) = (format!("SINEW_{}", name.to_uppercase()), format!("--{}", name.replace('_', "-")));
+        std::fs::write(&file, format!("# mine\n{name} = \"{value}\"\n")).expect("written");
+        let path = file.to_str().expect("UTF-8");
+        for (arguments, variables, source) in [
+            (&[][..], &[(&*variable, value)][..], &*variable),
+            (&["--settings", path], &[], "settings.toml:2"),
+            (&[&dashed, value], &[], &dashed),
+        ] {
+            let output = on_gpu(&[&["plan", &decoder], arguments].concat(), variables);
+            refused(&output, &[source, "on a GPU"]);
+            let line = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(line.contains("--"), source == dashed, "{line}");
+        }
+    }
+}
+
+#[test]
+fn variables_that_are_almost_settings_are_warned_of_and_others_are_not() {
+    let with = |name: &str| {
+        let output = run(command().args(["trace", "--requests", "1"]).env(name, "1"), "");
+        stdout(&output);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (name, meant) in [
+        ("SINEW_THREAD", "SINEW_THREADS"),
+        ("SINEW_KVDTYPE", "SINEW_KV_DTYPE"),
+        ("SINEW_KERNEL", "SINEW_KERNELS"),
+        ("SINEW_SETTING", "SINEW_SETTINGS"),
+        ("SINEW_BLOCK_SIZ\u{1b}", "SINEW_BLOCK_SIZE"),
+    ] {
+        let warned = with(name);
+        assert_eq!(warned.lines().count(), 1, "{warned}");
+        assert!(warned.starts_with("warning: SINEW_") && warned.contains(&format!("is {meant}")), "{warned}");
+        assert!(!warned.trim_end().contains(char::is_control), "{warned:?}");
+    }
+    for name in ["SINEW_SOMETHING", "SINEW_DEPTH", "SINEW_REQUIRE_WGPU", "SINEW_THREADS", "SINEWTHREAD"] {
+        assert_eq!(with(name), "", "{name}");
+    }
+}
+
+#[test]
+fn control_characters_of_values_do_not_reach_the_terminal() {
+    let set = ["settings", "--set", "hub_endpoint=http://a\u{1b}[31m"];
+    let shown = stdout(&sinew(&set));
+    let line = shown.lines().find(|line| line.starts_with("hub_endpoint")).expect("it is listed");
+    assert!(line.contains(r"http://a\u{1b}[31m") && !line.contains('\u{1b}'), "{line:?}");
+    let file = stdout(&sinew(&[&set[..], &["--toml"]].concat()));
+    assert!(!file.contains('\u{1b}'), "{file:?}");
 }
 
 #[test]

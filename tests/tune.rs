@@ -104,6 +104,14 @@ fn the_command_keeps_times_where_the_users_caches_are() {
 }
 
 #[test]
+fn times_are_not_kept_in_a_home_that_is_no_absolute_path_and_that_is_said() {
+    let mut command = command();
+    command.env("SINEW_TUNING", "on").env_remove("XDG_CACHE_HOME").env("HOME", "here");
+    let shown = stdout(&run(command.args(["tune", "--budget", "0.1"]), ""));
+    assert!(shown.ends_with("not kept: neither XDG_CACHE_HOME nor HOME is an absolute path\n"), "{shown}");
+}
+
+#[test]
 fn a_decoder_that_embeds_texts_is_tuned_as_such() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("qwen3_embedding_no_prefix_gqa3_hd20_bf16");
@@ -178,11 +186,25 @@ fn a_description_is_measured_once_and_shown_from_then_on() {
     assert!(positive(&measured["fork_join_s"]), "{measured}");
     assert_eq!(cpu(&["devices", "--json", "--threads", "1"]), measured);
     assert!(cpu(&["devices", "--json", "--threads", "2"]).is_null());
+    // Of more threads each power of two and all, whether there are as many cores or not.
+    let of_three = cpu(&["devices", "--json", "--threads", "3", "--measure"]);
+    let bandwidth = of_three["bandwidth"].as_array().unwrap();
+    let threads: Vec<u64> = bandwidth.iter().map(|entry| entry["threads"].as_u64().unwrap()).collect();
+    assert_eq!(threads, [1, 2, 3]);
+    for entry in bandwidth {
+        assert!(positive(&entry["read_bytes_per_s"]) && positive(&entry["copy_bytes_per_s"]), "{entry}");
+    }
+    assert_eq!(cpu(&["devices", "--json", "--threads", "3"]), of_three);
+    assert_eq!(cpu(&["devices", "--json", "--threads", "1"]), measured);
+    let shown = stdout(&in_folder(folder.path(), &["devices", "--threads", "3"]));
+    assert!((1..=3).all(|threads| shown.contains(&format!("memory with {threads} threads: read "))), "{shown}");
+    let explained = json(&in_folder(folder.path(), &["explain", "softmax", "--json", "--threads", "3"]));
+    assert_eq!(explained["limits"]["memory_bytes_per_s"], bandwidth[2]["read_bytes_per_s"]);
     // What is explained is held against it from then on.
     for (threads, known) in [("1", true), ("2", false)] {
         let explained = json(&in_folder(folder.path(), &["explain", "softmax", "--json", "--threads", threads]));
         let limits = &explained["limits"];
-        assert_eq!(limits["measured"], known);
+        assert_eq!([&limits["memory_measured"], &limits["arithmetic_measured"]], [known; 2]);
         assert_eq!(limits["memory_bytes_per_s"] == measured["bandwidth"][0]["read_bytes_per_s"], known, "{limits}");
     }
     // In a folder of its own there is nothing yet, and where nothing can be kept that is said.

@@ -127,13 +127,7 @@ impl<O: Operator> Trial<O> {
     /// # Errors
     /// What the kernel or the device reports.
     pub fn time(&mut self, row: &Row<O>) -> Result<f64> {
-        let mut once = self.run(row, 1)?;
-        // A single short run is no measure of how many fill the time: caches and code may be cold.
-        if once < 10.0 * RUN_SECONDS {
-            once = once.min(self.run(row, 1)?);
-        }
-        let repeats = (RUN_SECONDS / once.max(f64::MIN_POSITIVE)).ceil() as usize;
-        Ok(self.run(row, repeats.clamp(1, MOST_REPEATS))? * self.whole)
+        Ok(time(|repeats| self.run(row, repeats))? * self.whole)
     }
 
     /// The mean of so many runs one after another.
@@ -157,6 +151,17 @@ impl<O: Operator> Trial<O> {
     }
 }
 
+/// What counts of `run`, which returns the mean seconds of so many runs: those after the ones that make ready.
+fn time(mut run: impl FnMut(usize) -> Result<f64>) -> Result<f64> {
+    let mut once = run(1)?;
+    // A single short run is no measure of how many fill the time: caches and code may be cold.
+    if once < 10.0 * RUN_SECONDS {
+        once = once.min(run(1)?);
+    }
+    let repeats = (RUN_SECONDS / once.max(f64::MIN_POSITIVE)).ceil() as usize;
+    run(repeats.clamp(1, MOST_REPEATS))
+}
+
 /// A trial without its operator's types.
 pub trait AnyTrial {
     /// Names of the rows that take the problem.
@@ -175,5 +180,41 @@ impl<O: Operator> AnyTrial for Trial<O> {
     fn time_row(&mut self, name: &str) -> Result<f64> {
         let row = self.rows.iter().copied().find(|row| row.name == name);
         self.time(&row.ok_or_else(|| refuse(O::NAME, format!("no row {name} takes {}", self.fixed)))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What counts of runs that take so long one after another, and how many each was of.
+    fn timed(seconds: &[f64]) -> (f64, Vec<usize>) {
+        let (mut runs, mut left) = (Vec::new(), seconds.iter().copied());
+        let counted = time(|repeats| {
+            runs.push(repeats);
+            Ok(left.next().expect("it has ended"))
+        });
+        assert_eq!(left.next(), None);
+        (counted.unwrap(), runs)
+    }
+
+    #[test]
+    fn runs_that_make_ready_do_not_count() {
+        // The first compiles.
+        assert_eq!(timed(&[3.0, 0.5]), (0.5, vec![1, 1]));
+        // The first finds caches cold, and the second says how many are needed.
+        assert_eq!(timed(&[1.9e-3, RUN_SECONDS / 4.0, 7e-5]), (7e-5, vec![1, 1, 4]));
+        assert_eq!(timed(&[1e-9, 2e-9, 3e-9]), (3e-9, vec![1, 1, MOST_REPEATS]));
+        assert_eq!(timed(&[0.0, 0.0, 1e-9]), (1e-9, vec![1, 1, MOST_REPEATS]));
+    }
+
+    #[test]
+    fn a_run_that_fails_ends_a_trial() {
+        let mut runs = 0;
+        let failed = time(|_| {
+            runs += 1;
+            Err(refuse("gemm", "it always fails"))
+        });
+        assert_eq!((failed.is_err(), runs), (true, 1));
     }
 }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::system;
-use crate::{Bytes, Caches, Cpu, Device, DeviceKind, Error, PrivateFolder, Result, SimdLevel, level_from_environment};
+use crate::{
+    Bytes, Caches, Cpu, Device, DeviceKind, Error, Hardware, PrivateFolder, Result, SimdLevel, level_from_environment,
+};
 
 /// How a device is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,6 +116,30 @@ pub struct Adapter {
     pub subgroups: bool,
     /// Smallest and largest subgroup, in threads.
     pub subgroup_size: (u32, u32),
+}
+
+impl Discovered {
+    /// The [`Hardware`] of a GPU or an adapter in words, as it is once the device is [opened](open): what is kept of a
+    /// device is found by them without opening it. `None` of what cannot be told before that: a CPU is opened with as
+    /// many threads as are asked for.
+    ///
+    /// ```
+    /// assert_eq!(sinew_memory::discover()[0].hardware_words(), None);
+    /// ```
+    pub fn hardware_words(&self) -> Option<String> {
+        match &self.found {
+            // As many as the driver says, and one where it says none.
+            Found::Gpu(gpu) => {
+                Some(Hardware::of_gpu(&gpu.name, gpu.compute_capability, gpu.multiprocessors.max(1) as usize))
+            }
+            Found::Adapter(adapter) => {
+                let (least, most) = adapter.subgroup_size;
+                let subgroups = adapter.subgroups.then_some((least as usize, most as usize));
+                Some(Hardware::of_adapter(&adapter.name, adapter.f16, subgroups))
+            }
+            Found::Host(_) | Found::Nothing { .. } => None,
+        }
+    }
 }
 
 impl fmt::Display for Discovered {
@@ -344,5 +370,45 @@ mod webgpu {
     ) -> crate::Result<std::sync::Arc<dyn crate::Device>> {
         let reason = "built without the `wgpu` feature".into();
         Err(crate::Error::NoDevice { name: format!("wgpu:{index}"), reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Accelerator, Rates};
+
+    #[test]
+    fn a_gpu_is_called_the_same_before_and_after_it_is_opened() {
+        let gpu = Gpu {
+            name: "Some GPU".into(),
+            compute_capability: (9, 0),
+            multiprocessors: 132,
+            shared_bytes: 1 << 17,
+            total_bytes: 1 << 36,
+            driver_version: (13, 0),
+        };
+        let opened = Hardware {
+            kind: DeviceKind::CUDA,
+            name: gpu.name.clone(),
+            simd: SimdLevel::Portable,
+            threads: 132,
+            caches: Caches { l1d: 1, l2: 2, l3: 0 },
+            rates: Rates { read_bytes_per_s: 1.0, f32_flops_per_s: 1.0, bf16_flops_per_s: 1.0, launch_s: 1.0 },
+            accelerator: Some(Accelerator {
+                compute_capability: Some((9, 0)),
+                f16: true,
+                bf16_products: true,
+                subgroup_size: Some((32, 32)),
+                workgroup_bytes: 1,
+                workgroup_threads: 1,
+                max_binding_bytes: 1,
+                max_bindings: 1,
+            }),
+        };
+        let found = Discovered { kind: DeviceKind::CUDA, name: "cuda:0".into(), found: Found::Gpu(gpu) };
+        assert_eq!(found.hardware_words(), Some(opened.to_string()));
+        let nothing = Found::Nothing { reason: "no driver".into() };
+        assert_eq!(Discovered { found: nothing, ..found }.hardware_words(), None);
     }
 }

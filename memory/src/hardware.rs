@@ -161,14 +161,10 @@ impl fmt::Display for Hardware {
         let Self { name, simd, threads, accelerator, .. } = self;
         match accelerator {
             None => write!(f, "{name}, {simd}, {threads} threads"),
-            Some(Accelerator { compute_capability: Some((major, minor)), .. }) => {
-                write!(f, "{name}, compute {major}.{minor}, {threads} multiprocessors")
+            Some(Accelerator { compute_capability: Some(capability), .. }) => {
+                f.write_str(&Self::of_gpu(name, *capability, *threads))
             }
-            Some(Accelerator { f16, subgroup_size, .. }) => {
-                f.write_str(name)?;
-                f.write_str(if *f16 { ", f16" } else { "" })?;
-                subgroup_size.map_or(Ok(()), |(least, most)| write!(f, ", subgroups of {least} to {most}"))
-            }
+            Some(Accelerator { f16, subgroup_size, .. }) => f.write_str(&Self::of_adapter(name, *f16, *subgroup_size)),
         }
     }
 }
@@ -180,6 +176,17 @@ impl Hardware {
     /// Bytes per second that `threads` threads together read where one alone reads `alone`: an estimate.
     pub(crate) fn read_rate(alone: f64, threads: usize) -> f64 {
         alone * threads.clamp(1, READERS) as f64
+    }
+
+    /// An NVIDIA GPU in the words of hardware, opened or not.
+    pub(crate) fn of_gpu(name: &str, (major, minor): (u32, u32), multiprocessors: usize) -> String {
+        format!("{name}, compute {major}.{minor}, {multiprocessors} multiprocessors")
+    }
+
+    /// The same of an adapter.
+    pub(crate) fn of_adapter(name: &str, f16: bool, subgroups: Option<(usize, usize)>) -> String {
+        let subgroups = subgroups.map_or_else(String::new, |(least, most)| format!(", subgroups of {least} to {most}"));
+        format!("{name}{}{subgroups}", if f16 { ", f16" } else { "" })
     }
 
     /// One thread of the same machine: what a choice that must not depend on the number of threads is made by.

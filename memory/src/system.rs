@@ -63,17 +63,18 @@ pub fn available_threads() -> usize {
 /// Where the control groups of this process are mounted, innermost first: version 2, else version 1's `controller`.
 ///
 /// A container usually sees its own group as the root of the mount; outside one the path in `/proc/self/cgroup` leads
-/// there. Limits of every group on the way up apply.
+/// there. Limits of every group on the way up apply. `root` is what stands before `/proc` and `/sys`: nothing, but in
+/// tests.
 #[cfg(target_os = "linux")]
-fn cgroups(controller: &str) -> Vec<String> {
+fn cgroups(root: &str, controller: &str) -> Vec<String> {
     let mut folders = Vec::new();
-    let text = read("/proc/self/cgroup").unwrap_or_default();
+    let text = read(&format!("{root}/proc/self/cgroup")).unwrap_or_default();
     for line in text.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
         let mount = match controllers {
-            "" => "/sys/fs/cgroup".to_owned(),
-            list if list.split(',').any(|c| c == controller) => format!("/sys/fs/cgroup/{controller}"),
+            "" => format!("{root}/sys/fs/cgroup"),
+            list if list.split(',').any(|c| c == controller) => format!("{root}/sys/fs/cgroup/{controller}"),
             _ => continue,
         };
         let mut path = path.trim_end_matches('/');
@@ -89,7 +90,7 @@ fn cgroups(controller: &str) -> Vec<String> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn cgroups(_controller: &str) -> Vec<String> {
+fn cgroups(_root: &str, _controller: &str) -> Vec<String> {
     Vec::new()
 }
 
@@ -101,8 +102,12 @@ const NO_LIMIT: usize = 1 << 60;
 /// Pages of files that the kernel can drop at once do not count as used; a mapped checkpoint would otherwise look like
 /// memory that is gone.
 pub fn cgroup_memory() -> Option<(usize, usize)> {
+    cgroup_memory_at("")
+}
+
+fn cgroup_memory_at(root: &str) -> Option<(usize, usize)> {
     let number = |path: String| read(&path)?.parse::<usize>().ok();
-    cgroups("memory")
+    cgroups(root, "memory")
         .into_iter()
         .filter_map(|folder| {
             let limit = number(format!("{folder}/memory.max"))
@@ -130,11 +135,15 @@ fn droppable(stat: &str) -> usize {
 
 /// The container's CPU quota in cores, where there is one: the tightest of nested ones.
 pub fn cgroup_cpus() -> Option<f64> {
+    cgroup_cpus_at("")
+}
+
+fn cgroup_cpus_at(root: &str) -> Option<f64> {
     let cores = |quota: &str, period: &str| {
         let (quota, period) = (quota.parse::<f64>().ok()?, period.parse::<f64>().ok()?);
         (period > 0.0 && quota > 0.0).then_some(quota / period)
     };
-    let quotas = cgroups("cpu").into_iter().filter_map(|folder| match read(&format!("{folder}/cpu.max")) {
+    let quotas = cgroups(root, "cpu").into_iter().filter_map(|folder| match read(&format!("{folder}/cpu.max")) {
         Some(text) => text.split_once(' ').and_then(|(quota, period)| cores(quota, period)),
         None => cores(&read(&format!("{folder}/cpu.cfs_quota_us"))?, &read(&format!("{folder}/cpu.cfs_period_us"))?),
     });
@@ -149,15 +158,19 @@ pub fn logical_cores() -> usize {
 
 /// Total and available memory, with the container's limit applied.
 pub fn memory() -> MemoryInfo {
+    memory_at("")
+}
+
+fn memory_at(root: &str) -> MemoryInfo {
     let field = |text: &str, name: &str| {
         let line = text.lines().find(|line| line.starts_with(name))?;
         sized(&line.split_once(':')?.1.trim().replace(' ', ""))
     };
-    let text = read("/proc/meminfo").unwrap_or_default();
+    let text = read(&format!("{root}/proc/meminfo")).unwrap_or_default();
     // Where nothing can be read nothing is refused: the allocator itself will say no.
     let mut total = field(&text, "MemTotal").unwrap_or(usize::MAX);
     let mut available = field(&text, "MemAvailable").unwrap_or(usize::MAX);
-    if let Some((limit, used)) = cgroup_memory() {
+    if let Some((limit, used)) = cgroup_memory_at(root) {
         total = total.min(limit);
         available = available.min(limit.saturating_sub(used));
     }
@@ -194,6 +207,97 @@ pub(crate) fn coarse_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A machine's files in a folder of their own.
+    #[cfg(target_os = "linux")]
+    fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, String) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path().to_str().expect("its name is UTF-8").to_owned();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("folders");
+            fs::write(path, text).expect("the file is written");
+        }
+        (folder, root)
+    }
+
+    #[cfg(target_os = "linux")]
+    const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal:  8192 kB\nMemFree:  16 kB\nMemAvailable:  6144 kB\n");
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn without_a_limit_all_memory_of_the_machine_counts() {
+        let no_group = machine(&[MEMINFO]);
+        let of_max = machine(&[
+            MEMINFO,
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/memory.max", "max\n"),
+            ("sys/fs/cgroup/memory.current", "4096\n"),
+            ("sys/fs/cgroup/cpu.max", "max 100000\n"),
+        ]);
+        let version_1 = machine(&[
+            MEMINFO,
+            ("proc/self/cgroup", "4:memory:/\n2:cpu,cpuacct:/\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "4096\n"),
+            ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n"),
+            ("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n"),
+        ]);
+        for (_folder, root) in [no_group, of_max, version_1] {
+            assert_eq!((cgroup_memory_at(&root), cgroup_cpus_at(&root)), (None, None));
+            assert_eq!(memory_at(&root), MemoryInfo { total: 8 << 20, available: 6 << 20 });
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn of_nested_groups_the_tightest_limit_applies() {
+        let (_folder, root) = machine(&[
+            MEMINFO,
+            ("proc/self/cgroup", "0::/pod/own\n"),
+            ("sys/fs/cgroup/pod/own/memory.max", "4194304\n"),
+            ("sys/fs/cgroup/pod/own/memory.current", "2097152\n"),
+            ("sys/fs/cgroup/pod/own/memory.stat", "anon 1048576\ninactive_file 524288\nactive_file 524288\n"),
+            ("sys/fs/cgroup/pod/own/cpu.max", "max 100000\n"),
+            // Larger, and nearly full.
+            ("sys/fs/cgroup/pod/memory.max", "6291456\n"),
+            ("sys/fs/cgroup/pod/memory.current", "5242880\n"),
+            ("sys/fs/cgroup/pod/cpu.max", "150000 100000\n"),
+            ("sys/fs/cgroup/memory.max", "max\n"),
+            ("sys/fs/cgroup/memory.current", "6291456\n"),
+            ("sys/fs/cgroup/cpu.max", "300000 100000\n"),
+        ]);
+        assert_eq!(cgroup_memory_at(&root), Some((6 << 20, 5 << 20)));
+        assert_eq!(memory_at(&root), MemoryInfo { total: 6 << 20, available: 1 << 20 });
+        assert_eq!(cgroup_cpus_at(&root), Some(1.5));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn limits_of_version_1_are_read_where_its_controllers_are_mounted() {
+        let (_folder, root) = machine(&[
+            MEMINFO,
+            ("proc/self/cgroup", "9:cpuset:/elsewhere\n4:memory:/box\n2:cpu,cpuacct:/box\n"),
+            ("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "3145728\n"),
+            ("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "2097152\n"),
+            ("sys/fs/cgroup/memory/box/memory.stat", "inactive_file 1\ntotal_inactive_file 1048576\n"),
+            ("sys/fs/cgroup/cpu/box/cpu.cfs_quota_us", "50000\n"),
+            ("sys/fs/cgroup/cpu/box/cpu.cfs_period_us", "100000\n"),
+            // Of another controller.
+            ("sys/fs/cgroup/cpuset/elsewhere/memory.limit_in_bytes", "4096\n"),
+        ]);
+        assert_eq!(cgroup_memory_at(&root), Some((3 << 20, 1 << 20)));
+        assert_eq!(memory_at(&root), MemoryInfo { total: 3 << 20, available: 2 << 20 });
+        assert_eq!(cgroup_cpus_at(&root), Some(0.5));
+        // More is used than the limit was lowered to.
+        let (_folder, root) = machine(&[
+            MEMINFO,
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/memory.max", "1048576\n"),
+            ("sys/fs/cgroup/memory.current", "2097152\n"),
+        ]);
+        assert_eq!(memory_at(&root), MemoryInfo { total: 1 << 20, available: 0 });
+    }
 
     #[test]
     fn file_pages_do_not_count_as_used_memory() {

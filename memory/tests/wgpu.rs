@@ -46,11 +46,12 @@ fn run_add(stream: &WgpuStream, buffer: &Buffer, by: u32) -> Result<(), Error> {
 }
 
 fn what_is_found_opens_by_name() {
-    let names: Vec<_> = discover().into_iter().filter(|d| d.kind == DeviceKind::WGPU).map(|d| d.name).collect();
-    assert!(!names.is_empty());
-    for name in names {
-        let device = open(&name, &sinew_memory::DeviceOptions::default()).unwrap();
-        assert_eq!((device.id().to_string(), device.location()), (name, Location::Device));
+    let found: Vec<_> = discover().into_iter().filter(|d| d.kind == DeviceKind::WGPU).collect();
+    assert!(!found.is_empty());
+    for found in found {
+        let device = open(&found.name, &sinew_memory::DeviceOptions::default()).unwrap();
+        assert_eq!(found.hardware_words(), Some(device.hardware().to_string()));
+        assert_eq!((device.id().to_string(), device.location()), (found.name, Location::Device));
         let offers = device.hardware().accelerator.clone().unwrap();
         assert!(
             offers.workgroup_bytes >= 16 << 10 && offers.max_bindings >= 8 && offers.max_binding_bytes >= 128 << 20

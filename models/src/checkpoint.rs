@@ -18,7 +18,7 @@ use sinew_memory::MappedFile;
 
 pub(crate) use self::index::{INDEX, shards_of_index};
 use self::index::{read_index, weight_map};
-pub(crate) use self::nearest::nearest;
+pub(crate) use self::nearest::{edit_distance, nearest};
 use self::shard::{MAX_HEADERS_BYTES, Shard};
 use crate::error::{Error, Result};
 use crate::files;

@@ -10,13 +10,13 @@ use sinew_memory::{Device, DeviceKind};
 use sinew_ops::Context;
 use sinew_ops::layers::Place;
 
-use self::backbone::Backbone;
+pub(crate) use self::backbone::Backbone;
 use crate::checkpoint::Checkpoint;
 use crate::config::check_positions;
 use crate::limits::Plan;
 use crate::load::{Loader, Precision, Progress, Sizes, WeightOptions};
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
-use crate::{Error, Folder, ModelConfig, Result, Tokenizer};
+use crate::{Error, Folder, LoadOptions, ModelConfig, Planner, Result, Tokenizer};
 
 /// Texts to vectors.
 ///
@@ -95,7 +95,10 @@ impl EmbeddingModel {
         let checkpoint = folder.checkpoint(options.load)?;
         let device = &**ctx.device();
         let precision = options.precision(&checkpoint, device.hardware())?;
-        Self::plan(model, &checkpoint, options, device)?.refuse_beyond_memory(&ctx, "embeddings")?;
+        Self::plan(model, &checkpoint, options, device)?.refuse_beyond_memory(&ctx, "embeddings", |_| {
+            let options = LoadOptions { weights: *options, ..LoadOptions::default() };
+            Planner::of(&ctx, model, &checkpoint, true).would_fit(&options)
+        })?;
         let tokenizer = folder.tokenizer()?;
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
@@ -115,12 +118,7 @@ impl EmbeddingModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
-        Self::plan_of(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
-    }
-
-    /// The same of what loading makes of a checkpoint.
-    pub(crate) fn plan_of(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
-        Backbone::plan(config, sizes)
+        Backbone::plan(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
     }
 
     /// The context that it runs on.

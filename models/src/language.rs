@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::{Device, DeviceKind};
+use sinew_memory::Device;
 use sinew_ops::Context;
 
 pub use self::answer::{Generation, Session};
@@ -19,12 +19,12 @@ use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::limits::Plan;
-use crate::load::{Loader, Maker, Sizes};
+use crate::load::{Loader, Sizes};
 use crate::logits::Logits;
 use crate::runner::{Runner, shrink};
 use crate::sampling::{Asked, argmax};
 use crate::tokenizer::Tokenizer;
-use crate::{DecoderConfig, Error, Folder, Result};
+use crate::{DecoderConfig, Error, Folder, ModelConfig, Planner, Result};
 
 /// A decoder with its cache and, where there is one, its tokenizer.
 ///
@@ -110,7 +110,11 @@ impl LanguageModel {
         let precision = options.precision(checkpoint, device.hardware())?;
         let limits = options.limits(config)?;
         let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
-        Self::plan(config, checkpoint, options, device)?.refuse_beyond_memory(&ctx, &purpose)?;
+        let plan = Self::plan(config, checkpoint, options, device)?;
+        plan.refuse_beyond_memory(&ctx, &purpose, |_| {
+            let config = ModelConfig::Decoder(config.clone());
+            Planner::of(&ctx, &config, checkpoint, false).would_fit(options)
+        })?;
         let tokenizer = tokenizer()?;
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
@@ -137,19 +141,7 @@ impl LanguageModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
-        Self::plan_of(config, &mut Sizes::new(checkpoint, precision, device.id().kind), options)
-    }
-
-    /// The same of what loading makes of a checkpoint.
-    pub(crate) fn plan_of(config: &DecoderConfig, sizes: &mut Sizes<'_>, options: &LoadOptions) -> Result<Plan> {
-        let limits = options.limits(config)?;
-        let plan = Decoder::plan(config, sizes, &limits)?;
-        let cache = options.cache_shape(config, sizes.precision()).map_or(usize::MAX, |shape| {
-            // What is swapped out is in the same memory on a CPU.
-            let host = if sizes.device() == DeviceKind::CPU { shape.host_bytes(options.swap_tokens) } else { 0 };
-            shape.bytes().saturating_add(host)
-        });
-        Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_logits), ..plan })
+        options.plan(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
     }
 
     /// The context that it runs on.

@@ -3,6 +3,7 @@
 //! What a model is made of is declared once, and given to what loads it and to what counts its bytes. Bytes that are too
 //! many to count are [`usize::MAX`].
 
+use sinew_memory::Bytes;
 use sinew_ops::Context;
 
 use crate::scratch::sum;
@@ -72,11 +73,17 @@ impl Plan {
     }
 
     /// Refuses what the free memory of a context's device, or its limit, cannot hold, before any of it is allocated;
-    /// `purpose` says for how much work it would be.
+    /// `purpose` says for how much work it would be, and `would_fit`, which is asked where it is refused, what would not
+    /// be.
     ///
     /// # Errors
-    /// [`Error::Input`], which says what takes how much.
-    pub fn refuse_beyond_memory(&self, ctx: &Context, purpose: &str) -> Result<()> {
+    /// [`Error::Input`], which says what takes how much, what holds the rest, and what would fit.
+    pub(crate) fn refuse_beyond_memory(
+        &self,
+        ctx: &Context,
+        purpose: &str,
+        would_fit: impl FnOnce(usize) -> Result<String>,
+    ) -> Result<()> {
         let available = ctx.available_memory()?;
         if self.total() <= available {
             return Ok(());
@@ -95,17 +102,50 @@ impl Plan {
             .map(|(what, bytes)| format!("{what} {}", counted(*bytes)))
             .collect();
         Err(Error::Input(format!(
-            "the model takes {} for {purpose} ({}); {available} bytes are free on {}",
+            "the model takes {} for {purpose} ({}); {}; {}",
             counted(self.total()),
             parts.join(", "),
-            ctx.device().id()
+            free(ctx, available)?,
+            would_fit(available)?
         )))
     }
+}
+
+/// How much of a device's memory is free, or of what a context may take of it, and what holds the rest.
+fn free(ctx: &Context, available: usize) -> Result<String> {
+    let (report, limit) = (ctx.memory_report(), ctx.pool().config().limit_bytes);
+    let total = ctx.device().memory()?.total.min(limit);
+    let pooled = report.stats.pooled_bytes;
+    let of_tags = report.live.iter().map(|usage| (usage.tag.as_str(), usage.bytes));
+    let others = total.saturating_sub(sum([available, report.used_bytes, pooled]));
+    // Of a limit nobody else takes anything: what is missing is rounded up.
+    let others = if total < limit { others } else { 0 };
+    let holders = of_tags.chain([("free buffers", pooled), ("others", others)]).filter(|(_, bytes)| *bytes > 0);
+    let holders: Vec<String> = holders.map(|(holder, bytes)| format!("{holder} {}", Bytes(bytes))).collect();
+    let rest = if holders.is_empty() { String::new() } else { format!(", the rest is held by {}", holders.join(", ")) };
+    Ok(format!("{} of {} are free on {}{rest}", Bytes(available), Bytes(total), ctx.device().id()))
 }
 
 fn counted(bytes: usize) -> String {
     match bytes {
         usize::MAX => "more bytes than can be counted".to_owned(),
-        _ => format!("{bytes} bytes"),
+        _ => Bytes(bytes).to_string(),
     }
+}
+
+/// The largest number up to `limit` of which `fits` holds, or 0; more of it never takes less.
+pub(crate) fn most_that_fits(limit: usize, mut fits: impl FnMut(usize) -> Result<bool>) -> Result<usize> {
+    let (mut most, mut too_many) = (0, limit.saturating_add(1));
+    // Doubled until it is too many, as most limits are far away.
+    let mut next = 1;
+    while too_many - most > 1 {
+        let at = next.clamp(most + 1, too_many - 1);
+        if fits(at)? {
+            most = at;
+        } else {
+            too_many = at;
+        }
+        next = if too_many > limit { most.saturating_mul(2) } else { most.midpoint(too_many) };
+    }
+    Ok(most)
 }

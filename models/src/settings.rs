@@ -3,7 +3,7 @@
 //! From the table come the fields of [`Settings`] with their documentation, the keys of a settings file in TOML, the
 //! variables `SINEW_…` of the environment, the arguments of the command, and what `sinew settings` prints: a field cannot
 //! be in one and not in another. What decides is, the last first: an argument, a variable, the file, the default
-//! ([`Resolved`]).
+//! ([`Resolved`]). A variable that is but a slip away from one of these ([`meant_by`]) is what the command warns of.
 
 mod apply;
 mod resolve;
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use sinew_memory::{Bytes, SimdLevel};
 
-pub use self::resolve::{FILE_VARIABLE, Resolved, Source};
+pub use self::resolve::{FILE_VARIABLE, Resolved, Source, meant_by};
 pub use self::value::{GroupSize, KvDType, OldKvDType, Value, WeightDType};
 use crate::checkpoint::Load;
 use crate::load::Activations;
@@ -32,6 +32,8 @@ pub struct Field {
     pub value: &'static str,
     /// Whether its value is not for other eyes.
     pub secret: bool,
+    /// Whether its value is a list.
+    pub list: bool,
     lines: &'static str,
     show: fn(&Settings) -> String,
     set: fn(&mut Settings, &str) -> Result<(), String>,
@@ -60,6 +62,12 @@ impl Field {
     /// What values there are.
     pub fn set(&self, settings: &mut Settings, text: &str) -> Result<(), String> {
         (self.set)(settings, text)
+    }
+
+    /// Sets it to its default.
+    pub fn reset(&self, settings: &mut Settings) {
+        // What is shown of a value is read again.
+        let _ = self.set(settings, &self.show(&Settings::default()));
     }
 
     /// The field of this name.
@@ -103,6 +111,7 @@ macro_rules! settings {
             argument: $argument,
             value: $value,
             secret: is_secret(stringify!($name)),
+            list: <$type as Value>::LIST,
             lines: concat!($($doc, "\n"),+),
             show: |settings| settings.$name.show(),
             set: |settings, text| {

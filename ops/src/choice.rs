@@ -94,6 +94,11 @@ impl Choices {
         Ok(self.with::<O, _>(|chosen| *chosen.entry(key).or_insert(row)))
     }
 
+    /// Has a problem's calls like `call` served by a row from now on.
+    pub(crate) fn replace<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic, row: Row<O>) {
+        self.with::<O, _>(|chosen| chosen.insert((fixed.clone(), O::bucket(*call)), row));
+    }
+
     /// Every problem that a row was chosen for, with the representative of its calls.
     pub(crate) fn problems(&self) -> Vec<Box<dyn Problem>> {
         let all = self.0.lock().unwrap_or_else(|e| e.into_inner());
@@ -125,10 +130,15 @@ impl fmt::Debug for Choices {
 
 /// The arithmetic of a static problem under a deterministic policy: that of the row which is cheapest for the
 /// operator's anchor call on one thread, so that the bits are the same on any number. Every later choice moves among
-/// rows of that arithmetic. A row that was wrong on the device has no say.
+/// rows of that arithmetic. A row that was found wrong on the device has no say; one that failed as it was launched
+/// does, while others have its arithmetic: what was run before has those bits.
 fn family<'a, O: Operator>(ctx: &Context, fixed: &O::Static, rows: &[&'a Row<O>]) -> Option<&'a Row<O>> {
     let (anchor, hardware) = (O::anchor(fixed), &ctx.device().hardware().one_thread());
-    let own = || rows.iter().copied().filter(|row| !row.arithmetic.foreign && ctx.trust().failure(row.name).is_none());
+    let serves = |row: &Row<O>| {
+        let mut alike = rows.iter().filter(|other| other.arithmetic == row.arithmetic);
+        ctx.trust().wrong(row.name).is_none() && alike.any(|other| ctx.trust().failure(other.name).is_none())
+    };
+    let own = || rows.iter().copied().filter(|row| !row.arithmetic.foreign && serves(row));
     let preferred = own().find(|row| ctx.policy().prefers(row.name));
     preferred.or_else(|| {
         own().min_by(|a, b| (a.cost)(fixed, &anchor, hardware).total_cmp(&(b.cost)(fixed, &anchor, hardware)))

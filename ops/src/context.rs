@@ -126,9 +126,13 @@ impl Context {
     /// # Errors
     /// A device that does not say.
     pub fn available_memory(&self) -> Result<usize> {
+        Ok(self.device.memory()?.available.min(self.memory_limit_left()))
+    }
+
+    /// Bytes that its [limit](Self::with_memory_limit) leaves of what it may take, whatever is free on the device.
+    pub fn memory_limit_left(&self) -> usize {
         let (stats, limit) = (self.pool.stats(), self.pool.config().limit_bytes);
-        let left = limit.saturating_sub(stats.reserved_bytes.saturating_add(stats.apart_bytes));
-        Ok(self.device.memory()?.available.min(left))
+        limit.saturating_sub(stats.reserved_bytes.saturating_add(stats.apart_bytes))
     }
 
     /// Who holds its memory: live buffers by what they are for, what is free, and how scattered that is. Models call

@@ -96,6 +96,10 @@ fn explained<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -
     let made_way = may_serve.first().is_some_and(|first| {
         may_serve.iter().any(|(row, _)| failed(row) && !failed(&first.0) && cost(row) < cost(&first.0))
     });
+    // As cheap as the choice, and not it.
+    let ties =
+        |row: &Row<O>| may_serve.first().is_some_and(|(first, _)| first.name != row.name && cost(first) == cost(row));
+    let tied = may_serve.iter().any(|(row, _)| ties(row));
     let candidate = |i: usize, (row, verdict): &(Row<O>, Verdict)| {
         let of_kind = measured.and_then(|times| times.seconds(row.name));
         let measured_s = of_kind.filter(|_| like == *call);
@@ -111,6 +115,10 @@ fn explained<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -
                 Verdict::Takes { preferred: false } if i == 0 && made_way => {
                     "chosen: what is predicted to be faster failed when it was tuned".into()
                 }
+                Verdict::Takes { preferred: false } if i == 0 && tied && of_kind.is_none() => {
+                    "chosen: none is predicted to be faster".into()
+                }
+                Verdict::Takes { .. } if i > 0 && ties(row) && of_kind.is_none() => "as fast by prediction".into(),
                 _ => in_words(verdict, i == 0, of_kind.is_some()),
             },
             chosen: i == 0 && allowed > 0,

@@ -1,7 +1,8 @@
 //! From a problem to a launch: rows are planned or chosen, given their workspace, and run, and another where one that was
 //! measured to be fastest fails.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use sinew_kernels::{Launch, Operands, Operator, Row};
 use sinew_memory::Buffer;
@@ -57,7 +58,8 @@ impl Context {
         outputs: &[ViewMut<'_>],
     ) -> Result<()> {
         let row = self.choose::<O>(fixed, call)?;
-        self.launch(&row, Call { fixed, call, operands: Operands { inputs, outputs } })
+        self.launch(&row, Call { fixed, call, operands: Operands { inputs, outputs } })?;
+        Ok(())
     }
 
     /// Plans a problem for a model: rows are chosen now for each of `calls`, the workspace is made large enough for
@@ -74,7 +76,7 @@ impl Context {
                 break rows;
             }
         };
-        Ok(Planned { fixed, rows })
+        Ok(Planned { fixed, rows, moved: Arc::new(Moved::default()) })
     }
 
     /// Bytes of workspace that [`Context::plan`] would make room for, for all of `calls` together: they run one after
@@ -104,12 +106,14 @@ impl Context {
         Ok(rows)
     }
 
-    fn launch<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<()> {
+    /// The row that ran in the place of `row`, where that failed.
+    fn launch<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<Option<Row<O>>> {
         match self.attempt(row, of) {
+            Ok(()) => Ok(None),
             // For want of memory no row is to blame.
             Err(error @ Error::Memory(_)) => Err(error),
-            Err(error) if self.is_tuned() => self.fall_back(row, of, error),
-            outcome => outcome,
+            Err(error) if self.is_tuned() => self.fall_back(row, of, error).map(Some),
+            Err(error) => Err(error),
         }
     }
 
@@ -120,21 +124,30 @@ impl Context {
         self.enqueue(row, of)
     }
 
-    /// Runs the next row that may serve and does, where the one that was measured to be fastest does not run. Rows look
-    /// at all that they are given before they write, so that nothing was done yet. Where none runs it is the operands'
-    /// fault, and the first error is told.
+    /// Runs the next row that may serve and does, where the one that was measured to be fastest does not run; while the
+    /// policy is deterministic one of its arithmetic. Rows look at all that they are given before they write, so that
+    /// nothing was done yet. Where none runs it is the operands' fault, and the first error is told.
     #[cold]
-    fn fall_back<O: Operator>(&self, failed: &Row<O>, of: Call<'_, O>, error: Error) -> Result<()> {
+    fn fall_back<O: Operator>(&self, failed: &Row<O>, of: Call<'_, O>, error: Error) -> Result<Row<O>> {
+        let problem = of.fixed.to_string();
+        let same_bits = |row: &Row<O>| !self.policy().deterministic || row.arithmetic == failed.arithmetic;
+        let serves = |row: &Row<O>| row.name != failed.name && same_bits(row) && self.attempt(row, of).is_ok();
+        // Another plan of the problem has found out.
+        if self.trust().is_rejected(failed.name, &problem)
+            && let Some(known) = self.choose::<O>(of.fixed, of.call).ok().filter(&serves)
+        {
+            return Ok(known);
+        }
         let Ok(judged) = choice::judge::<O>(self, of.fixed, &O::bucket(*of.call)) else {
             return Err(error);
         };
-        let mut others = judged.allowed().filter(|row| row.name != failed.name);
-        let Some(next) = others.find(|row| self.attempt(row, of).is_ok()) else {
+        let Some(next) = judged.allowed().copied().find(serves) else {
             return Err(error);
         };
-        self.trust().reject(failed.name, format!("failed, and {} ran in its place: {error}", next.name));
-        self.choices().forget::<O>();
-        Ok(())
+        let failure = format!("failed, and {} ran in its place: {error}", next.name);
+        self.trust().reject(failed.name, &problem, failure);
+        self.choices().replace::<O>(of.fixed, of.call, next);
+        Ok(next)
     }
 
     fn enqueue<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<()> {
@@ -152,6 +165,40 @@ impl Context {
 pub struct Planned<O: Operator> {
     fixed: O::Static,
     rows: Vec<(O::Dynamic, Row<O>)>,
+    moved: Arc<Moved<O>>,
+}
+
+/// Rows that took the place of planned ones that failed, with the bucket that each serves: almost always none.
+#[derive(Debug)]
+struct Moved<O: Operator> {
+    any: AtomicBool,
+    rows: Mutex<Vec<(O::Dynamic, Row<O>)>>,
+}
+
+impl<O: Operator> Default for Moved<O> {
+    fn default() -> Self {
+        Self { any: AtomicBool::new(false), rows: Mutex::new(Vec::new()) }
+    }
+}
+
+impl<O: Operator> Moved<O> {
+    fn get(&self, bucket: &O::Dynamic) -> Option<Row<O>> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        self.rows().iter().find(|(b, _)| b == bucket).map(|(_, row)| *row)
+    }
+
+    fn set(&self, bucket: O::Dynamic, row: Row<O>) {
+        let mut rows = self.rows();
+        rows.retain(|(b, _)| *b != bucket);
+        rows.push((bucket, row));
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Vec<(O::Dynamic, Row<O>)>> {
+        self.rows.lock().unwrap_or_else(|e| e.into_inner())
+    }
 }
 
 impl<O: Operator> Planned<O> {
@@ -165,7 +212,8 @@ impl<O: Operator> Planned<O> {
         &self.rows
     }
 
-    /// Enqueues the work.
+    /// Enqueues the work. Where a row fails that was measured to be fastest, another runs in its place, and from then on
+    /// at once.
     ///
     /// # Errors
     /// Operands that do not fit the problem, or what the kernel reports.
@@ -177,10 +225,15 @@ impl<O: Operator> Planned<O> {
         outputs: &[ViewMut<'_>],
     ) -> Result<()> {
         let bucket = O::bucket(*call);
-        let row = match self.rows.iter().find(|(b, _)| *b == bucket) {
-            Some((_, row)) => *row,
+        let planned = || self.rows.iter().find(|(b, _)| *b == bucket).map(|(_, row)| *row);
+        let row = match self.moved.get(&bucket).or_else(planned) {
+            Some(row) => row,
             None => ctx.choose::<O>(&self.fixed, call)?,
         };
-        ctx.launch(&row, Call { fixed: &self.fixed, call, operands: Operands { inputs, outputs } })
+        let call = Call { fixed: &self.fixed, call, operands: Operands { inputs, outputs } };
+        if let Some(next) = ctx.launch(&row, call)? {
+            self.moved.set(bucket, next);
+        }
+        Ok(())
     }
 }

@@ -133,6 +133,11 @@ pub(crate) fn profile<E: From<Error>>(
             records.push(record);
         }
     }
+    Ok(of_turns(ctx.device().hardware().to_string(), limits, plain, records))
+}
+
+/// The profile of turns, each an unrecorded step and the record of the next.
+fn of_turns(hardware: String, limits: Limits, plain: Vec<f64>, mut records: Vec<Record>) -> Profile {
     let median = |mut all: Vec<f64>| {
         all.sort_by(f64::total_cmp);
         all[all.len() / 2]
@@ -140,8 +145,8 @@ pub(crate) fn profile<E: From<Error>>(
     let accounted = median(plain.iter().zip(&records).map(|(step, record)| record.launched_s() / step).collect());
     let step_s = median(plain);
     records.sort_by(|a, b| a.launched_s().total_cmp(&b.launched_s()));
-    let (middle, hardware) = (records.len() / 2, ctx.device().hardware().to_string());
-    Ok(Profile { hardware, limits, record: records.swap_remove(middle), step_s, accounted })
+    let middle = records.len() / 2;
+    Profile { hardware, limits, record: records.swap_remove(middle), step_s, accounted }
 }
 
 impl fmt::Display for Profile {
@@ -196,5 +201,64 @@ impl fmt::Display for Profile {
             ms(self.step_s),
             percent(self.accounted)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sinew_kernels::Compute;
+
+    use super::*;
+    use crate::matmul;
+
+    /// A record of launches that took so long, in a step that took as much as ten of them.
+    fn record(seconds: &[f64]) -> Record {
+        let launched = |&seconds: &f64| Launched {
+            operator: "gemm",
+            row: "gemm.cpu.row",
+            arithmetic: "gemm",
+            problem: "a product".into(),
+            call: "m=1".into(),
+            seconds,
+            predicted_s: 1.0,
+            work: Work { flops: 1.0, bytes: 1.0 },
+            compute: Compute::F32,
+            explanation: None,
+        };
+        let launches: Vec<Launched> = seconds.iter().map(launched).collect();
+        Record { seconds: 10.0 * seconds.iter().sum::<f64>(), launches }
+    }
+
+    #[test]
+    fn what_a_table_accounts_for_is_its_launches_beside_the_unrecorded_step() {
+        let limits = Limits::estimated(sinew_memory::Cpu::get().hardware());
+        let records = vec![record(&[3.0, 1.0]), record(&[1.0, 1.0]), record(&[6.0])];
+        let profile = of_turns("a machine".into(), limits, vec![5.0, 4.0, 6.0], records);
+        // Of the turns 4 of 5, 2 of 4 and 6 of 6; nothing is taken of how long the recorded steps took.
+        assert_eq!((profile.accounted, profile.step_s), (0.8, 5.0));
+        assert_eq!((profile.launched_s(), profile.record.launches.len()), (4.0, 2));
+        assert_eq!(profile.between_s(), 36.0);
+        let parts = profile.parts();
+        assert_eq!((parts.len(), parts[0].launches, parts[0].seconds), (1, 2, 4.0));
+        assert!(profile.to_string().contains("5000.000 ms unrecorded, of which the kernels are 80.0 %"), "{profile}");
+    }
+
+    #[test]
+    fn steps_are_timed_without_the_recorder_and_launched_alike_with_it() {
+        let ctx = Context::cpu().unwrap();
+        let x = ctx.tensor(&[1.0f32; 16 * 16], &[16, 16]).unwrap();
+        let mut recorded = Vec::new();
+        let limits = Limits::estimated(ctx.device().hardware());
+        let profile = profile(&ctx, limits, 3, || {
+            recorded.push(ctx.recorder().is_on());
+            let y = matmul(&x, &x).run(&ctx)?;
+            crate::softmax(&ctx, &matmul(&y, &x).run(&ctx)?).map(drop)
+        });
+        let profile = profile.unwrap();
+        // One turn of both is not counted.
+        assert_eq!(recorded, [false, true].repeat(4));
+        let launched: Vec<&str> = profile.record.launches.iter().map(|launched| launched.operator).collect();
+        assert_eq!(launched, ["gemm", "gemm", "softmax"]);
+        assert_eq!(profile.parts().iter().map(|part| part.launches).sum::<usize>(), 3);
     }
 }

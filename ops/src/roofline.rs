@@ -41,26 +41,23 @@ pub struct Limits {
     pub memory_bytes_per_s: f64,
     /// Operations per second, a multiply-add being two.
     pub arithmetic: ArithmeticPeaks,
-    /// Whether they were measured: else they are the estimates that predictions rest on.
-    pub measured: bool,
+    /// Whether memory's was measured: else it is the estimate that predictions rest on.
+    pub memory_measured: bool,
+    /// Whether those of arithmetic were: on GPUs they never are.
+    pub arithmetic_measured: bool,
 }
 
 impl Limits {
     /// The estimates of a device's [`Rates`](sinew_memory::Rates): known at once, and right within a factor.
     pub fn estimated(hardware: &Hardware) -> Self {
         let (memory_bytes_per_s, arithmetic) = (hardware.rates.read_bytes_per_s, ArithmeticPeaks::estimated(hardware));
-        Self { memory_bytes_per_s, arithmetic, measured: false }
+        Self { memory_bytes_per_s, arithmetic, memory_measured: false, arithmetic_measured: false }
     }
 
     /// The limits of a device as they were described before, such as by `sinew devices --measure`; of arithmetic on
-    /// GPUs the estimate.
+    /// GPUs the estimate: what products reach there is no limit.
     pub fn described(hardware: &Hardware, description: &Description) -> Self {
-        let estimated = Self::estimated(hardware);
-        Self {
-            memory_bytes_per_s: description.memory_bytes_per_s().unwrap_or(estimated.memory_bytes_per_s),
-            arithmetic: description.arithmetic.unwrap_or(estimated.arithmetic),
-            measured: true,
-        }
+        Self::estimated(hardware).with(description.memory_bytes_per_s(), description.arithmetic)
     }
 
     /// The limits of a device as [`Peaks`] measures them, in a second or two; of arithmetic on GPUs the estimate.
@@ -68,9 +65,18 @@ impl Limits {
     /// # Errors
     /// Out of memory, or a failed device.
     pub fn measure(device: &Arc<dyn Device>) -> Result<Self> {
-        let peaks = Peaks::measure(device)?;
-        let arithmetic = peaks.arithmetic.unwrap_or(Self::estimated(device.hardware()).arithmetic);
-        Ok(Self { memory_bytes_per_s: peaks.memory_bytes_per_s, arithmetic, measured: true })
+        let Peaks { memory_bytes_per_s, arithmetic } = Peaks::measure(device)?;
+        Ok(Self::estimated(device.hardware()).with(Some(memory_bytes_per_s), arithmetic))
+    }
+
+    /// Those that were measured in the place of estimates.
+    fn with(self, memory_bytes_per_s: Option<f64>, arithmetic: Option<ArithmeticPeaks>) -> Self {
+        Self {
+            memory_bytes_per_s: memory_bytes_per_s.unwrap_or(self.memory_bytes_per_s),
+            arithmetic: arithmetic.unwrap_or(self.arithmetic),
+            memory_measured: memory_bytes_per_s.is_some(),
+            arithmetic_measured: arithmetic.is_some(),
+        }
     }
 
     /// Operations per second of arithmetic with operands of a kind.
@@ -102,7 +108,50 @@ impl fmt::Display for Limits {
         let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s } = self.arithmetic;
         let [memory, f32, bf16, int8] =
             [self.memory_bytes_per_s, f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s].map(|rate| rate / 1e9);
-        let how = if self.measured { "measured" } else { "estimated" };
+        let how = match (self.memory_measured, self.arithmetic_measured) {
+            (true, true) => "measured",
+            (false, false) => "estimated",
+            (true, false) => "memory measured, arithmetic estimated",
+            (false, true) => "memory estimated, arithmetic measured",
+        };
         write!(f, "{memory:.1} GB/s; GFLOP/s: f32 {f32:.0}, bf16 {bf16:.0}, int8 {int8:.0} ({how})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sinew_kernels::rates::Bandwidth;
+    use sinew_memory::Cpu;
+
+    use super::*;
+
+    #[test]
+    fn limits_say_of_each_half_whether_it_was_measured() {
+        let arithmetic = ArithmeticPeaks { f32_flops_per_s: 3e9, bf16_flops_per_s: 5e9, int8_ops_per_s: 7e9 };
+        let of_memory = Bandwidth { threads: 1, read_bytes_per_s: None, copy_bytes_per_s: 2e9 };
+        let cpu = Cpu::get();
+        let (hardware, estimated) = (cpu.hardware(), Limits::estimated(cpu.hardware()));
+        let of_gpu = Description { bandwidth: vec![of_memory], arithmetic: None, products: None, fork_join_s: 1e-6 };
+        let of_cpu = Description { arithmetic: Some(arithmetic), ..of_gpu.clone() };
+        let of_none = Description { bandwidth: Vec::new(), ..of_cpu.clone() };
+        for (limits, memory, arithmetic, how) in [
+            (estimated, estimated.memory_bytes_per_s, estimated.arithmetic, "(estimated)"),
+            (Limits::described(hardware, &of_cpu), 2e9, arithmetic, "(measured)"),
+            (
+                Limits::described(hardware, &of_gpu),
+                2e9,
+                estimated.arithmetic,
+                "(memory measured, arithmetic estimated)",
+            ),
+            (
+                Limits::described(hardware, &of_none),
+                estimated.memory_bytes_per_s,
+                arithmetic,
+                "(memory estimated, arithmetic measured)",
+            ),
+        ] {
+            assert_eq!((limits.memory_bytes_per_s, limits.arithmetic), (memory, arithmetic), "{limits}");
+            assert!(limits.to_string().ends_with(how), "{limits}");
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! Trust: rows of devices where no recorded run has shown them right are checked there before they are used; those that
-//! fail are not used again.
+//! fail are not used again, nor are those that fail as they are launched.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -8,10 +8,22 @@ use sinew_kernels::{Operator, Row, accuracy};
 
 use crate::Context;
 
-/// What came of checks, by the rows' names. A row that was wrong once is not chosen again; what was planned with it
-/// before keeps it.
+/// What is known to be wrong with rows. One that was wrong once is not chosen again; what was planned with it before
+/// keeps it, until it fails there.
 #[derive(Debug, Default)]
-pub(crate) struct Trust(Mutex<HashMap<&'static str, Result<(), String>>>);
+pub(crate) struct Trust {
+    /// What came of checks, by the rows' names.
+    checked: Mutex<HashMap<&'static str, Result<(), String>>>,
+    rejected: Mutex<Vec<Rejected>>,
+}
+
+/// A row that failed where another did not.
+#[derive(Debug)]
+struct Rejected {
+    row: &'static str,
+    problem: String,
+    failure: String,
+}
 
 impl Trust {
     /// Checks a row over a few of its operator's cases at its first use, and on the problem that it is to solve at the
@@ -41,23 +53,44 @@ impl Trust {
         so_far.clone()
     }
 
-    /// Notes that a row failed where another did not.
-    pub(crate) fn reject(&self, row: &'static str, failure: String) {
+    /// Notes that a row failed on a problem where another did not, and says so the first time.
+    pub(crate) fn reject(&self, row: &'static str, problem: &str, failure: String) {
+        if self.is_rejected(row, problem) {
+            return;
+        }
         tracing::warn!(row, failure, "a kernel is not used");
-        self.outcomes().insert(row, Err(failure));
+        self.rejections().push(Rejected { row, problem: problem.to_owned(), failure });
     }
 
-    /// What was wrong with a row.
+    /// Whether a row failed on a problem where another did not.
+    pub(crate) fn is_rejected(&self, row: &str, problem: &str) -> bool {
+        self.rejections().iter().any(|rejected| rejected.row == row && rejected.problem == problem)
+    }
+
+    /// What was wrong with a row, as it was checked or launched.
     pub(crate) fn failure(&self, row: &str) -> Option<String> {
+        let of_launch = || {
+            let all = self.rejections();
+            all.iter().find(|rejected| rejected.row == row).map(|rejected| rejected.failure.clone())
+        };
+        self.wrong(row).or_else(of_launch)
+    }
+
+    /// What a check found wrong with a row.
+    pub(crate) fn wrong(&self, row: &str) -> Option<String> {
         self.outcomes().get(row)?.clone().err()
     }
 
-    /// How many rows were wrong.
+    /// How many rows were found wrong by checks.
     pub(crate) fn failures(&self) -> usize {
         self.outcomes().values().filter(|outcome| outcome.is_err()).count()
     }
 
     fn outcomes(&self) -> MutexGuard<'_, HashMap<&'static str, Result<(), String>>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        self.checked.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn rejections(&self) -> MutexGuard<'_, Vec<Rejected>> {
+        self.rejected.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

@@ -4,13 +4,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
 use sinew_kernels::gemm::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew_kernels::{Arithmetic, Error as KernelError, Registry, Row};
 use sinew_memory::{Cpu, PrivateFolder};
-use sinew_ops::{Budget, Context, Policy, Tuned, TuningCache, matmul, tune};
+use sinew_ops::{Budget, Context, Planned, Policy, Tuned, TuningCache, matmul, tune};
 use sinew_tensor::{DType, Tensor};
 
 /// As many rows as stand for those like them.
@@ -194,6 +195,110 @@ fn a_winner_that_fails_makes_way_for_the_next_row() {
     // What is wrong with the operands is still told, by the row that was asked first.
     let error = planned.run(&ctx, &CALL, &[None; 7], &[d.view_mut().unwrap()]).unwrap_err();
     assert!(error.to_string().contains("missing"), "{error}");
+}
+
+/// Warnings that are given while `work` runs, on this thread.
+fn warnings(work: impl FnOnce()) -> usize {
+    struct Counter(Arc<AtomicUsize>);
+
+    impl tracing::Subscriber for Counter {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            *metadata.level() == tracing::Level::WARN
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    let count = Arc::new(AtomicUsize::new(0));
+    tracing::subscriber::with_default(Counter(count.clone()), work);
+    count.load(Ordering::Relaxed)
+}
+
+#[test]
+fn a_plan_whose_winner_fails_keeps_what_it_fell_back_to() {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    static COSTS: AtomicUsize = AtomicUsize::new(0);
+    // Its cost is asked whenever rows are judged, and after that it is run.
+    let counted = Row {
+        cost: |_, _, _| {
+            COSTS.fetch_add(1, Ordering::Relaxed);
+            1e9
+        },
+        run: |_, _, _, _| {
+            RUNS.fetch_add(1, Ordering::Relaxed);
+            Err(no_luck())
+        },
+        ..broken()
+    };
+    let kept = Cache::poisoned(&context(&[counted], true), &[(usual().name, 1e-3), ("gemm.cpu.broken", 1e-9)]);
+    let ctx = context(&[counted], true).with_tuning(&kept.cache);
+    // As the layers of a model: each has a plan of its own for the same problem.
+    let plans = [(); 3].map(|()| ctx.plan::<Gemm>(problem(), &[CALL]).unwrap());
+    let copy = plans[0].clone();
+    assert_eq!(plans[0].rows()[0].1.name, "gemm.cpu.broken");
+    let a = ctx.tensor(&[1.0f32; M * K], &[1, M, K]).unwrap();
+    let b = ctx.tensor(&[1.0f32; K * N], &[1, K, N]).unwrap();
+    let mut d = ctx.tensor(&[0.0f32; M * N], &[1, M, N]).unwrap();
+    let inputs = [Some(a.view()), Some(b.view()), None, None, None, None, None];
+    let counts = || [&RUNS, &COSTS].map(|count| count.swap(0, Ordering::Relaxed));
+    counts();
+    let mut run = |plan: &Planned<Gemm>| {
+        let ((), record) = ctx.record(|| plan.run(&ctx, &CALL, &inputs, &[d.view_mut().unwrap()]).unwrap());
+        assert_eq!(record.launches.iter().map(|launched| launched.row).collect::<Vec<_>>(), [usual().name]);
+        assert_eq!(d.to_vec::<f32>().unwrap(), vec![K as f32; M * N]);
+    };
+    assert_eq!(warnings(|| run(&plans[0])), 1);
+    let [runs, costs] = counts();
+    assert!(runs == 1 && costs > 0, "{runs} runs, {costs} costs");
+    // Explaining the record asks for costs as well: runs without one.
+    let again = |plan: &Planned<Gemm>| {
+        for _ in 0..3 {
+            let mut d = ctx.tensor(&[0.0f32; M * N], &[1, M, N]).unwrap();
+            plan.run(&ctx, &CALL, &inputs, &[d.view_mut().unwrap()]).unwrap();
+            assert_eq!(d.to_vec::<f32>().unwrap(), vec![K as f32; M * N]);
+        }
+        counts()
+    };
+    assert_eq!(warnings(|| assert_eq!(again(&plans[0]), [0, 0])), 0);
+    assert_eq!(warnings(|| assert_eq!(again(&copy), [0, 0])), 0);
+    // The others find out once each, and from the first what to run.
+    for plan in &plans[1..] {
+        assert_eq!(warnings(|| assert_eq!(again(plan), [1, 0])), 0);
+    }
+    // So does whoever has no plan.
+    let values = product(&ctx);
+    assert_eq!((values, counts()[0]), (product(&context(&[], true)), 0));
+}
+
+#[test]
+fn what_fell_back_keeps_its_arithmetic_in_every_call() {
+    let named = |row: Row<Gemm>| Row { arithmetic: Arithmetic::named("gemm.other"), ..row };
+    // What decides the arithmetic is predicted to be fastest, and fails; the other of its arithmetic to be slowest.
+    let first = named(Row { name: "gemm.cpu.first", cost: |_, _, _| 0.0, ..broken() });
+    let rows = [first, named(twin())];
+    let kept = Cache::poisoned(&context(&rows, true), &[("gemm.cpu.first", 1e-9), ("gemm.cpu.twin", 1e-3)]);
+    let ctx = context(&rows, true).with_tuning(&kept.cache);
+    assert_eq!(chosen(&ctx), "gemm.cpu.first");
+    product(&ctx);
+    assert_eq!(chosen(&ctx), "gemm.cpu.twin");
+    for m in [1, 3, 100] {
+        assert_eq!(ctx.choose::<Gemm>(&problem(), &GemmDynamic { batch: 1, m }).unwrap().name, "gemm.cpu.twin");
+    }
+    // Where no other has its arithmetic none of another takes its place.
+    let kept = Cache::poisoned(&context(&[first], true), &[("gemm.cpu.first", 1e-9)]);
+    let ctx = context(&[first], true).with_tuning(&kept.cache);
+    let x = ctx.tensor(&[1.0f32; M * K], &[M, K]).unwrap();
+    let y = ctx.tensor(&[1.0f32; K * N], &[K, N]).unwrap();
+    let error = matmul(&x, &y).run(&ctx).unwrap_err();
+    assert!(error.to_string().contains("no luck"), "{error}");
 }
 
 #[test]

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
-use sinew::models::settings::{Field, Resolved, Source};
+use sinew::models::settings::{Field, Resolved, Source, meant_by};
 use sinew::models::{Settings, printable};
 
+use super::output::complain;
 use super::{Outcome, demo};
 
 /// What the ids of such arguments begin with.
@@ -17,6 +18,8 @@ const MACHINE: &[&str] =
     &["device", "threads", "pin", "simd", "kernels", "deterministic", "memory_limit", "tuning", "tuning_cache"];
 /// In what form weights are kept in memory.
 pub const WEIGHTS: &[&str] = &["dtype", "group_size", "zero_points", "keep_head", "activations"];
+/// Of one weight alone.
+pub const WEIGHT: &[&str] = &["dtype", "group_size", "zero_points"];
 /// How weights are quantized.
 pub const QUANTIZING: &[&str] = &["group_size", "zero_points", "keep_head"];
 /// How a decoder is stepped, which changes no result, and in what form it keeps keys and values.
@@ -50,6 +53,7 @@ pub struct Origins {
 impl Origins {
     /// Resolves the settings of this run: file, environment, arguments. `command` is what `matches` are of.
     pub fn resolve(&self, command: &Command, matches: &ArgMatches) -> Outcome<Resolved> {
+        warn_of_slips();
         let mut resolved = Resolved::of_user(self.settings.as_deref(), &|name| std::env::var_os(name))?;
         let called = Called::new(command, matches);
         for set in &self.set {
@@ -70,6 +74,17 @@ impl Origins {
             return Err(format!("{argument} is for old tokens that are kept otherwise: --kv-old int8 or fp8").into());
         }
         Ok(resolved)
+    }
+}
+
+/// Warns of variables that are named almost as settings are. What else begins as they do may be some other program's.
+fn warn_of_slips() {
+    let mut names: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
+    names.sort();
+    for name in names {
+        if let Some(meant) = meant_by(&name) {
+            complain(&format!("warning: {} is no setting, and says nothing; the nearest is {meant}", printable(&name)));
+        }
     }
 }
 

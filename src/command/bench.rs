@@ -10,11 +10,12 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::json;
 use sinew::kernels::rates::Peaks;
-use sinew::models::{EmbeddingModel, LanguageModel, LoadOptions, ModelConfig};
+use sinew::models::{EmbeddingModel, LanguageModel, LoadOptions, ModelConfig, one_line};
+use sinew::ops::Context;
 
 use super::arguments::{STEPPING, of_settings};
 use super::interrupts::{catch_interrupts, interrupted};
-use super::output::{peak_rss_bytes, rate_text, report_memory};
+use super::output::{complain, peak_rss_bytes, rate_text, report_memory};
 use super::{Model, Outcome, Run};
 
 /// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored. Of an embedding model: the speed
@@ -27,9 +28,9 @@ pub struct Bench {
     /// Tokens of each prompt.
     #[arg(long, default_value_t = 512, value_name = "N")]
     prompt_tokens: usize,
-    /// Tokens to generate after each prompt.
-    #[arg(long, default_value_t = 64, value_name = "N")]
-    new_tokens: usize,
+    /// Tokens to generate after each prompt [default: 64].
+    #[arg(long, value_name = "N")]
+    new_tokens: Option<usize>,
     /// Sequences at once.
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch: usize,
@@ -50,6 +51,9 @@ pub struct Bench {
     json: bool,
 }
 
+/// Tokens that are generated where nothing says how many.
+const NEW_TOKENS: usize = 64;
+
 /// Seconds of one run.
 struct Measured {
     first_token: f64,
@@ -68,12 +72,12 @@ impl Bench {
         let config = folder.config()?;
         if EmbeddingModel::describes(folder)? {
             run.refuse_generating()?;
-            if self.through_scheduler() {
-                return Err("--engine and --shared-prefix are for models that generate".into());
+            if self.through_scheduler() || self.new_tokens.is_some() {
+                return Err("--new-tokens, --engine and --shared-prefix are for models that generate".into());
             }
             return self.run_embedding(run, config);
         }
-        let (prompt, new) = (self.prompt_tokens, self.new_tokens);
+        let (prompt, new) = (self.prompt_tokens, self.new_tokens());
         if self.shared_prefix > prompt {
             return Err(
                 format!("--shared-prefix {} is more than the {prompt} prompt tokens", self.shared_prefix).into()
@@ -83,9 +87,10 @@ impl Bench {
         if context > longest {
             return Err(format!("{prompt} prompt tokens and {new} new tokens; the model's context is {longest}").into());
         }
-        let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..run.load_options()? };
         let start = Instant::now();
         let ctx = run.context()?;
+        let options = run.load_options(Some(folder), &**ctx.device())?;
+        let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..options };
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let mut model = self.model.load(run, ctx, &checkpoint, &options, None)?;
         let load_s = start.elapsed().as_secs_f64();
@@ -113,8 +118,12 @@ impl Bench {
         if self.memory_report {
             report_memory(model.context());
         }
-        let peaks = Peaks::measure(model.context().device())?;
-        self.report(&model, load_s, [&runs, &engine_runs], peak_rss, &peaks)
+        let peaks = limits(model.context());
+        self.report(&model, load_s, [&runs, &engine_runs], peak_rss, peaks.as_ref())
+    }
+
+    fn new_tokens(&self) -> usize {
+        self.new_tokens.unwrap_or(NEW_TOKENS)
     }
 
     fn through_scheduler(&self) -> bool {
@@ -138,10 +147,10 @@ impl Bench {
             }
         }
         let prefill = start.elapsed().as_secs_f64();
-        let steps: Vec<_> = (0..self.batch).map(|b| tokens(vocab, 1000 + 70 * b, self.new_tokens)).collect();
+        let steps: Vec<_> = (0..self.batch).map(|b| tokens(vocab, 1000 + 70 * b, self.new_tokens())).collect();
         let mut row = vec![0; self.batch];
         let start = Instant::now();
-        for step in 0..self.new_tokens {
+        for step in 0..self.new_tokens() {
             if interrupted() {
                 break;
             }
@@ -157,15 +166,15 @@ impl Bench {
         load_s: f64,
         [runs, engine_runs]: [&[Measured]; 2],
         peak_rss: usize,
-        peaks: &Peaks,
+        peaks: Option<&Peaks>,
     ) -> Outcome {
         let decoder = model.decoder();
         let config = decoder.config();
         let batch = self.batch as f64;
         let rates = |runs: &[Measured]| {
             let prefill = median(runs.iter().map(|r| batch * self.prompt_tokens as f64 / r.prefill));
-            let decode = || median(runs.iter().map(|r| batch * self.new_tokens as f64 / r.decode));
-            (prefill, (self.new_tokens > 0).then(decode))
+            let decode = || median(runs.iter().map(|r| batch * self.new_tokens() as f64 / r.decode));
+            (prefill, (self.new_tokens() > 0).then(decode))
         };
         let (prefill_rate, decode_rate) = rates(runs);
         let engine = self.through_scheduler().then(|| rates(engine_runs));
@@ -176,11 +185,13 @@ impl Bench {
         // Limits: arithmetic for prefill, bytes for decode.
         let flops_per_token = config.flops_per_token(self.prompt_tokens as f64 / 2.0);
         let head = config.head_flops() / self.prompt_tokens as f64;
-        let peak = peaks.flops_per_s(decoder.precision().main_compute());
+        let peak = peaks.and_then(|peaks| peaks.flops_per_s(decoder.precision().main_compute()));
         let prefill_share = peak.map(|peak| prefill_rate * (flops_per_token + head) / peak);
         let kv_per_token = model.cache().bytes_per_token();
-        let length = self.prompt_tokens as f64 + self.new_tokens as f64 / 2.0;
-        let decode_limit = batch * peaks.memory_bytes_per_s / decoder.step_bytes(self.batch, length);
+        let length = self.prompt_tokens as f64 + self.new_tokens() as f64 / 2.0;
+        let memory = peaks.map(|peaks| peaks.memory_bytes_per_s);
+        let decode_limit = memory.map(|memory| batch * memory / decoder.step_bytes(self.batch, length));
+        let decode_share = decode_rate.zip(decode_limit).map(|(rate, limit)| rate / limit);
         let device = model.context().device();
         let threads = device.hardware().threads;
         let encoding = decoder.precision().main_encoding();
@@ -190,7 +201,7 @@ impl Bench {
                 "prefill_tokens_per_s": prefill_rate,
                 "prefill_share_of_limit": prefill_share,
                 "decode_tokens_per_s": decode_rate,
-                "decode_share_of_limit": decode_rate.map(|rate| rate / decode_limit),
+                "decode_share_of_limit": decode_share,
                 "load_s": load_s,
                 "time_to_first_token_s": first_token_s,
                 "peak_rss_bytes": peak_rss,
@@ -201,10 +212,10 @@ impl Bench {
                 "device": device.id().to_string(),
                 "dtype": encoding.to_string(),
                 "prompt_tokens": self.prompt_tokens,
-                "new_tokens": self.new_tokens,
+                "new_tokens": self.new_tokens(),
                 "batch": self.batch,
                 "repeat": self.repeat,
-                "limit_memory_bytes_per_s": peaks.memory_bytes_per_s,
+                "limit_memory_bytes_per_s": memory,
                 "limit_flops_per_s": peak,
             });
             if let Some((prefill, decode)) = engine {
@@ -227,10 +238,10 @@ impl Bench {
         )?;
         writeln!(
             out,
-            "decode   {:>9} tokens/s  {:>5} % of {:.1} GB/s",
+            "decode   {:>9} tokens/s  {:>5} % of {} GB/s",
             rate_text(decode_rate),
-            rate_text(decode_rate.map(|rate| 100.0 * rate / decode_limit)),
-            peaks.memory_bytes_per_s / 1e9
+            rate_text(decode_share.map(|share| 100.0 * share)),
+            rate_text(memory.map(|memory| memory / 1e9))
         )?;
         if let Some((prefill, decode)) = engine {
             writeln!(
@@ -250,6 +261,16 @@ impl Bench {
         )?;
         Ok(())
     }
+}
+
+/// The limits that a run is held against. Where they cannot be measured, as where the model leaves no memory for it, that
+/// is said, and what was run is printed without them.
+fn limits(ctx: &Context) -> Option<Peaks> {
+    let failed = |error: &_| {
+        let device = ctx.device().id();
+        complain(&format!("warning: no shares of limits: those of {device} cannot be measured: {}", one_line(error)));
+    };
+    Peaks::measure(ctx.device()).inspect_err(|error| failed(error)).ok()
 }
 
 /// Any spread of tokens will do: the speed does not depend on them.

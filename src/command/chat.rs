@@ -77,7 +77,8 @@ impl Chat {
         let ctx = run.context()?;
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let tokenizer = self.model.tokenizer(run)?;
-        let model = self.model.load(run, ctx, &checkpoint, &run.load_options()?, Some(tokenizer))?;
+        let options = run.load_options(Some(folder), &**ctx.device())?;
+        let model = self.model.load(run, ctx, &checkpoint, &options, Some(tokenizer))?;
         let session = model.session();
         let (conversation, total) = (self.beginning(), Total::default());
         let mut talk = Talk { command: self, template, config, model, session, conversation, total };

@@ -60,8 +60,10 @@ impl Devices {
         let folder = run.settings().device_cache();
         let opened = match device.found {
             Found::Nothing { .. } => return Ok(None),
-            // A GPU is opened only for what is asked of it.
-            _ if device.kind != DeviceKind::CPU && !self.measure => return Ok(None),
+            // A GPU is not opened to be looked at.
+            _ if device.kind != DeviceKind::CPU && !self.measure => {
+                return Ok(Description::kept_of_found(device, &folder));
+            }
             _ => of_device(run, &device.name).open_device()?,
         };
         if !self.measure {
@@ -70,7 +72,7 @@ impl Devices {
         let measured = Description::measure_and_keep(&opened, &folder)?;
         if Description::kept(&opened, &folder).is_none() {
             let why = folder.folder().map_or_else(
-                || "neither device_cache nor XDG_CACHE_HOME nor HOME is set".to_owned(),
+                || "device_cache is not set, and neither XDG_CACHE_HOME nor HOME is an absolute path".to_owned(),
                 |folder| format!("{} cannot be written, or by others as well", folder.display()),
             );
             complain(&format!("{}: what was measured is not kept: {why}", device.name));

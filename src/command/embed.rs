@@ -50,11 +50,12 @@ impl Embed {
         let mut some = texts.some()?;
         let ctx = run.context()?;
         let bar = progress_bar(LOADING);
-        let model =
-            EmbeddingModel::load_on(ctx, self.model.folder(run)?, &run.weight_options()?, &mut |done, total| {
-                bar.set_length(total);
-                bar.set_position(done);
-            });
+        let folder = self.model.folder(run)?;
+        let weights = run.weight_options(Some(folder), &**ctx.device())?;
+        let model = EmbeddingModel::load_on(ctx, folder, &weights, &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        });
         bar.finish_and_clear();
         let mut model = model?;
         catch_interrupts();

@@ -76,7 +76,7 @@ impl Inspect {
         checkpoint: &Checkpoint,
     ) -> Outcome<sinew::models::Result<Needs>> {
         let device = &*run.device()?;
-        let weights = WeightOptions { load: Load::Read, ..run.weight_options()? };
+        let weights = WeightOptions { load: Load::Read, ..run.weight_options(Some(folder), device)? };
         if EmbeddingModel::describes(folder)? {
             run.refuse_generating()?;
             return Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
@@ -85,7 +85,7 @@ impl Inspect {
             }));
         }
         let config = config.as_decoder()?;
-        let options = LoadOptions { weights, ..run.load_options()? };
+        let options = LoadOptions { weights, ..run.load_options(Some(folder), device)? };
         let context = options.limits(config)?.context;
         Ok(options.precision(checkpoint, device.hardware()).and_then(|precision| {
             let plan = LanguageModel::plan(config, checkpoint, &options, device)?;

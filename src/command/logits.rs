@@ -49,8 +49,9 @@ impl Logits {
             folder.config()?.check_text(tokens)?;
             // Where nothing can be written, nothing need be loaded.
             drop(self.create("last_hidden_state", 1)?);
-            let weights = run.weight_options()?;
-            let mut model = EmbeddingModel::load_on(run.context()?, folder, &weights, &mut |_, _| {})?;
+            let ctx = run.context()?;
+            let weights = run.weight_options(Some(folder), &**ctx.device())?;
+            let mut model = EmbeddingModel::load_on(ctx, folder, &weights, &mut |_, _| {})?;
             catch_interrupts();
             let states = model.hidden_states(tokens)?;
             if interrupted() {
@@ -61,9 +62,10 @@ impl Logits {
             return Ok(file.finish()?);
         }
         let context = folder.config()?.as_decoder()?.context_for(tokens.len(), 0)?;
-        let options = LoadOptions { max_logits: MAX_LOGITS, context: Some(context), ..run.load_options()? };
         folder.config()?.check_tokens(tokens)?;
         let ctx = run.context()?;
+        let options = run.load_options(Some(folder), &**ctx.device())?;
+        let options = LoadOptions { max_logits: MAX_LOGITS, context: Some(context), ..options };
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         drop(self.create("logits", 1)?);
         let mut model = self.model.load(run, ctx, &checkpoint, &options, None)?;

@@ -28,13 +28,12 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use sinew::memory::{self, Bytes};
 use sinew::models::one_line;
 
 use self::arguments::Origins;
 use self::interrupts::{INTERRUPTED_CODE, interrupted};
 use self::model::Model;
-use self::output::complain;
+use self::output::{complain, leaks};
 use self::run::Run;
 
 /// What a command returns: an error is printed with its causes, in one line.
@@ -94,8 +93,9 @@ pub fn main() -> ExitCode {
                 let _ = error.print();
                 return ExitCode::SUCCESS;
             }
+            // Of `explain` alone: every other command says itself what it lacks.
             if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-                complain("error: a subcommand is missing; see --help");
+                complain(&format!("error: {}; see --help", explain::MISSING));
                 return ExitCode::from(2);
             }
             // The first paragraph says what is wrong; the usage behind it is a `--help` away.
@@ -130,11 +130,12 @@ pub fn main() -> ExitCode {
         Some(Command::Devices(command)) => command.run(&run),
         Some(Command::Explain(command)) => command.run(&run),
     };
-    for report in memory::leaks() {
-        let live: Vec<String> =
-            report.live.iter().map(|usage| format!("{} {}", usage.tag, Bytes(usage.bytes))).collect();
-        complain(&format!("warning: buffers of {} are left: {}", report.device, live.join(", ")));
-    }
+    end(outcome)
+}
+
+/// Says what was not given back, and what went wrong.
+fn end(outcome: Outcome) -> ExitCode {
+    leaks().iter().for_each(|leak| complain(leak));
     match outcome {
         Ok(()) if interrupted() => ExitCode::from(INTERRUPTED_CODE),
         Ok(()) => ExitCode::SUCCESS,
@@ -149,4 +150,42 @@ pub fn main() -> ExitCode {
 
 fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use sinew::prelude::{Context, DType};
+
+    use super::*;
+
+    /// Asks the test below, run in a process of its own, for what it has to leave behind.
+    const LEAK: &str = "SINEW_TEST_LEAK";
+
+    #[test]
+    fn what_is_not_given_back_is_said_as_the_command_ends() {
+        if let Ok(tag) = std::env::var(LEAK) {
+            let ctx = Context::cpu().expect("a context");
+            let buffer = ctx.uninitialised_tagged("given back", DType::F32, &[64]).expect("memory");
+            drop(buffer);
+            if !tag.is_empty() {
+                std::mem::forget(ctx.uninitialised_tagged(&tag, DType::F32, &[1 << 20]).expect("memory"));
+            }
+            drop(ctx);
+            assert_eq!(end(Ok(())), ExitCode::SUCCESS);
+            return;
+        }
+        let said = |tag: &str| {
+            let mut child = Command::new(std::env::current_exe().expect("these tests"));
+            child.args(["--exact", "command::tests::what_is_not_given_back_is_said_as_the_command_ends"]);
+            let output = child.arg("--nocapture").env(LEAK, tag).output().expect("it runs");
+            assert!(output.status.success(), "{output:?}");
+            assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+            String::from_utf8(output.stderr).expect("the output is UTF-8")
+        };
+        let left = "warning: buffers of cpu are left: forgotten 4.0 MiB\n";
+        assert_eq!(said("forgotten").contains(left), cfg!(debug_assertions));
+        assert!(!said("").contains("are left"));
+    }
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use sinew::memory;
+use sinew::memory::{self, Bytes, MemoryReport};
 use sinew::models::printable;
 use sinew::ops::Context;
 
@@ -29,6 +29,15 @@ pub fn peak_rss_bytes() -> usize {
 pub fn report_memory(ctx: &Context) {
     // Where it cannot be said, nothing is lost but the report.
     let _ = write!(std::io::stderr(), "{}", ctx.memory_report());
+}
+
+/// What is left of devices' memory where all should be gone: in builds with debug assertions a line for each pool.
+pub fn leaks() -> Vec<String> {
+    let in_words = |report: &MemoryReport| {
+        let live = report.live.iter().map(|usage| format!("{} {}", usage.tag, Bytes(usage.bytes)));
+        format!("warning: buffers of {} are left: {}", report.device, live.collect::<Vec<_>>().join(", "))
+    };
+    memory::leaks().iter().map(in_words).collect()
 }
 
 /// Tokens in a second, where there is anything to divide.

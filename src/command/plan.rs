@@ -45,8 +45,8 @@ struct Report<'a> {
     fits: bool,
     /// Whether old keys and values have a form of their own.
     old_kv: bool,
-    /// Tokens that the cache has room for, where that is not as many as all sequences can have.
-    room: Option<usize>,
+    /// Tokens that the cache has room for, where that is not as many as all sequences can have, and what says so.
+    room: Option<(usize, String)>,
     /// How many sequences of how many tokens fit.
     fitting: &'a [(usize, usize)],
     savings: &'a [Saving],
@@ -57,7 +57,7 @@ impl Plan {
         let folder = Folder::new(run.locate(&self.model, self.offline)?);
         let ctx = run.context()?;
         let planner = Planner::new(&ctx, &folder, run.settings().load)?;
-        let options = self.options(run, &planner)?;
+        let options = self.options(run, &planner, &folder, &**ctx.device())?;
         let footprint = planner.footprint(&options)?;
         let available = || ctx.device().memory().map(|memory| memory.available);
         let budget = self.budget.map_or_else(available, |budget| Ok(budget.0))?;
@@ -81,7 +81,7 @@ impl Plan {
             limit: Some(limit).filter(|limit| *limit < usize::MAX),
             fits,
             old_kv: options.old_kv.is_some(),
-            room: options.cache_tokens,
+            room: options.cache_tokens.map(|tokens| (tokens, run.said("cache_tokens"))),
             fitting: &fitting,
             savings: &savings,
         };
@@ -104,14 +104,15 @@ impl Plan {
         }
     }
 
-    fn options(&self, run: &Run, planner: &Planner<'_>) -> Outcome<LoadOptions> {
+    fn options(&self, run: &Run, planner: &Planner<'_>, folder: &Folder, device: &dyn Device) -> Outcome<LoadOptions> {
         if planner.embeds() {
             run.refuse_generating()?;
             if self.batch != 1 {
                 return Err("--batch is for models that generate; this one embeds texts".into());
             }
+            return Ok(LoadOptions { weights: run.weight_options(Some(folder), device)?, ..LoadOptions::default() });
         }
-        Ok(LoadOptions { max_sequences: self.batch, ..run.serving_options()? })
+        Ok(LoadOptions { max_sequences: self.batch, ..run.serving_options(Some(folder), device)? })
     }
 }
 
@@ -152,24 +153,36 @@ impl Report<'_> {
                 0 => format!("none of {tokens} tokens"),
                 _ => format!("{count} of {tokens} tokens"),
             });
-            let full = fitting.iter().find_map(|&(count, tokens)| self.if_full(count, tokens)).unwrap_or_default();
+            // First whether there is room for what was asked for.
+            let asked = |of: &&(usize, usize)| sequences.is_some_and(|sequences| sequences.context == of.1);
+            let mut contexts = fitting.iter().filter(asked).chain(*fitting);
+            let full = contexts.find_map(|&(count, tokens)| self.if_full(count, tokens)).unwrap_or_default();
             writeln!(out, "{:<14} {}{full}", "sequences", each.collect::<Vec<_>>().join(", "))?;
         }
         for &Saving { change, peak, fits } in *savings {
+            let less = match footprint.peak().saturating_sub(peak) {
+                0 => String::new(),
+                less => format!("{} less, ", Bytes(less)),
+            };
             let enough = if fits { ", which is enough" } else { "" };
             let full = match (change, sequences) {
                 (Change::Sequences(count), Some(of)) => self.if_full(count, of.context).unwrap_or_default(),
                 _ => String::new(),
             };
-            writeln!(out, "{:<14} {}: {}{enough}{full}", "to save", self.argument(change), Bytes(peak))?;
+            let peak = Bytes(peak);
+            writeln!(out, "{:<14} {}: {less}a peak of {peak}{enough}{full}", "to save", self.argument(change))?;
         }
         Ok(())
     }
 
-    /// What is said where so many sequences of so many tokens fill the cache, whatever memory is left.
+    /// What is said where the cache has room for no more than so many sequences of so many tokens, whatever memory is
+    /// left.
     fn if_full(&self, count: usize, tokens: usize) -> Option<String> {
-        let room = self.room.filter(|room| count > 0 && room / tokens.max(1) == count)?;
-        Some(format!("; --cache-tokens {room} has room for no more"))
+        let (_, said) = self.room.as_ref().filter(|(room, _)| room / tokens.max(1) == count)?;
+        Some(match count {
+            0 => format!("; {said}, which has room for none of {tokens} tokens: one takes --cache-tokens {tokens}"),
+            _ => format!("; {said}, which has room for no more"),
+        })
     }
 
     fn as_json(&self) -> Value {
@@ -186,6 +199,7 @@ impl Report<'_> {
             "kv_bytes_per_sequence": sequences.map(|s| s.of_sequence),
             "context": sequences.map(|s| s.context),
             "batch": sequences.map(|s| s.count),
+            "cache_tokens": self.room.as_ref().map(|(tokens, _)| tokens),
             "activation_bytes": step_bytes(footprint),
             "workspace_bytes": workspace,
             "staging_bytes": staging,

@@ -99,7 +99,8 @@ impl Replay {
         };
         let ctx = run.context()?;
         let checkpoint = self.model.checkpoint(run, &ctx)?;
-        let options = LoadOptions { context: Some(longest), ..run.serving_options()? };
+        let options = run.serving_options(Some(self.model.folder(run)?), &**ctx.device())?;
+        let options = LoadOptions { context: Some(longest), ..options };
         let model = self.model.load(run, ctx, &checkpoint, &options, None)?;
         let mut engine = Engine::new(model, EngineOptions::default());
         catch_interrupts();

@@ -1,13 +1,17 @@
 //! What a command runs with: its settings, and what is opened by them.
 
-use std::borrow::Cow;
+use std::fmt::Display;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sinew::memory::Device;
-use sinew::models::settings::{Resolved, Source, WeightDType};
-use sinew::models::{LoadOptions, Settings, WeightOptions};
+use sinew::demo;
+use sinew::memory::{Device, DeviceKind};
+use sinew::models::load::{Activations, Precision};
+use sinew::models::settings::{Field, Resolved, Source, WeightDType};
+use sinew::models::{Folder, LoadOptions, Settings, WeightOptions};
 use sinew::ops::Context;
+use sinew::tensor::{DType, PagedLayout};
 
 use super::Outcome;
 use super::arguments::{GENERATING, QUANTIZING};
@@ -49,41 +53,121 @@ impl Run {
         self.refuse(GENERATING, "is for models that generate; this one embeds texts")
     }
 
+    /// Takes settings back that decide nothing here: [`refuse`](Self::refuse) is for those that arguments have set.
+    fn take_back(&self, settings: &mut Settings, names: &[&str], why: &str) -> Outcome {
+        self.refuse(&[names], why)?;
+        names.iter().filter_map(|name| Field::named(name)).for_each(|field| field.reset(settings));
+        Ok(())
+    }
+
+    /// An error that is in what a setting says, with what has set it.
+    pub fn by(&self, name: &str, error: &dyn Display) -> String {
+        format!("{}: {error}", self.0.source(name))
+    }
+
+    /// What a setting is, and what has set it, as `--dtype is int4`.
+    pub fn said(&self, name: &str) -> String {
+        let value = Field::named(name).map(|field| field.show(self.settings())).unwrap_or_default();
+        match self.0.source(name) {
+            Source::File(..) => format!("{name} in {} is {value}", self.0.source(name)),
+            source => format!("{source} is {value}"),
+        }
+    }
+
     pub fn device(&self) -> Outcome<Arc<dyn Device>> {
-        Ok(self.settings().open_device()?)
+        Ok(self.of_machine()?.open_device()?)
     }
 
     pub fn context(&self) -> Outcome<Arc<Context>> {
-        Ok(self.settings().open_context()?)
+        Ok(self.of_machine()?.open_context()?)
     }
 
     /// One that chooses by predicted cost alone.
     pub fn untuned_context(&self) -> Outcome<Context> {
-        Ok(self.settings().untuned_context()?)
+        Ok(self.of_machine()?.untuned_context()?)
     }
 
-    pub fn weight_options(&self) -> Outcome<WeightOptions> {
-        Ok(self.of_weights()?.weight_options()?)
-    }
-
-    /// The settings, without those of quantizing where nothing is quantized: then no argument may ask for any.
-    fn of_weights(&self) -> Outcome<Cow<'_, Settings>> {
-        let settings = self.settings();
-        if matches!(settings.dtype, WeightDType::Quantized(_)) {
-            return Ok(Cow::Borrowed(settings));
+    /// The settings, without those that decide nothing on the device.
+    fn of_machine(&self) -> Outcome<Settings> {
+        let mut settings = self.settings().clone();
+        if settings.pin && !settings.device.starts_with("cpu") {
+            self.take_back(&mut settings, &["pin"], "is for the CPU, which has threads")?;
         }
-        self.refuse(&[QUANTIZING], "is for weights that are quantized as they are loaded: --dtype int8, int4 or fp8")?;
-        Ok(Cow::Owned(Settings { zero_points: false, keep_head: false, ..settings.clone() }))
+        Ok(settings)
     }
 
-    /// How a decoder is loaded that runs one sequence.
-    pub fn load_options(&self) -> Outcome<LoadOptions> {
-        Ok(self.of_weights()?.load_options()?)
+    /// How the weights of the model in a folder are loaded on a device; without one they are floats, as those of the
+    /// bundled model.
+    pub fn weight_options(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<WeightOptions> {
+        Ok(self.of_weights(stored, device)?.weight_options()?)
     }
 
-    /// How a decoder is loaded that serves many.
-    pub fn serving_options(&self) -> Outcome<LoadOptions> {
-        Ok(self.of_weights()?.serving_options()?)
+    /// The settings, without those that decide nothing with such weights.
+    fn of_weights(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<Settings> {
+        let (mut settings, hardware) = (self.settings().clone(), device.hardware());
+        match settings.dtype {
+            WeightDType::Quantized(values) if settings.zero_points && !values.is_integer() => {
+                self.take_back(&mut settings, &["zero_points"], "is for --dtype int8 and int4")?;
+            }
+            WeightDType::Quantized(_) => {}
+            _ => {
+                let why = "is for weights that are quantized as they are loaded: --dtype int8, int4 or fp8";
+                self.take_back(&mut settings, QUANTIZING, why)?;
+            }
+        }
+        let weights = settings.weight_options()?;
+        if let Some(quantize) = weights.quantize {
+            quantize.check_device(hardware).map_err(|error| self.by("dtype", &error))?;
+        }
+        if let Some(activations) = weights.activations {
+            let checkpoint = stored.map(|folder| folder.checkpoint(settings.load)).transpose()?;
+            if !weights.takes_activations(checkpoint.as_ref(), hardware)? {
+                let why = match activations {
+                    Activations::Bf16 => "is for weights that are quantized: --dtype int8, int4 or fp8",
+                    Activations::Int8 => "in int8 is for weights that are quantized to integers: --dtype int8 or int4",
+                };
+                self.take_back(&mut settings, &["activations"], why)?;
+            }
+        }
+        Ok(settings)
+    }
+
+    /// How the decoder in a folder is loaded on a device that runs one sequence; the bundled one without a folder.
+    pub fn load_options(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<LoadOptions> {
+        Ok(self.of_decoder(stored, device)?.load_options()?)
+    }
+
+    /// How one is loaded that serves many.
+    pub fn serving_options(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<LoadOptions> {
+        Ok(self.of_decoder(stored, device)?.serving_options()?)
+    }
+
+    /// The settings, without those that decide nothing with such a decoder.
+    fn of_decoder(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<Settings> {
+        const OLD: &[&str] = &["kv_old", "kv_recent"];
+        let (mut settings, hardware) = (self.of_weights(stored, device)?, device.hardware());
+        if settings.kv_old.0.is_some() {
+            if settings.kv_dtype.0.is_some_and(PagedLayout::has_scales) {
+                let why = format!("is for a KV cache in f32, f16 or bf16; {}", self.said("kv_dtype"));
+                self.take_back(&mut settings, OLD, &why)?;
+            } else if device.id().kind != DeviceKind::CPU {
+                self.take_back(&mut settings, OLD, "is for CPUs: elsewhere all tokens are kept alike")?;
+            }
+        }
+        // Of whatever weights.
+        let precision = Precision::of(DType::F32, hardware)?;
+        precision.with_kv(settings.kv_dtype.0, hardware).map_err(|error| self.by("kv_dtype", &error))?;
+        let longest = match stored {
+            Some(folder) => folder.config()?.as_decoder()?.longest_context(),
+            None => demo::config()?.as_decoder()?.longest_context(),
+        };
+        if let Some(context) = settings.context.filter(|context| context.get() > longest) {
+            let why = format!("asks for {context} tokens; the model has {longest} positions");
+            self.refuse(&[&["context"]], &why)?;
+            // What is for all models is as much as this one has.
+            settings.context = NonZeroUsize::new(longest);
+        }
+        Ok(settings)
     }
 
     /// The folder of a model: a path, or what the hub and its cache have under an id.

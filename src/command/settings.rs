@@ -6,6 +6,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
+use sinew::models::printable;
 use sinew::models::settings::{FIELDS, Field, Source};
 
 use super::arguments::{OF_MODELS, of_settings};
@@ -56,6 +57,7 @@ impl Settings {
             return Ok(());
         }
         for Line { name, value, source, from, .. } in lines {
+            let [value, source] = [value, source].map(|text| printable(&text));
             writeln!(out, "{name:<14} {value}  [{source}; from {}]", from.join(", "))?;
         }
         Ok(())

@@ -23,7 +23,7 @@ pub struct Tune {
     #[arg(long, value_name = "PATH|ID")]
     model: Option<PathBuf>,
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
-    #[arg(long)]
+    #[arg(long, requires = "model")]
     offline: bool,
     /// Seconds that may be spent on timing.
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS", value_parser = parse_seconds)]
@@ -62,23 +62,24 @@ impl Tune {
 
     /// Runs the model for a moment, so that the context knows what it is asked for.
     fn note(&self, run: &Run, ctx: &Arc<Context>) -> Outcome {
-        let options = run.load_options()?;
+        let device = &**ctx.device();
         let Some(name) = &self.model else {
             run.refuse(&[&["load"]], "is for --model: the bundled model is in no file")?;
-            return prompt(demo::load(ctx.clone(), &options)?);
+            return prompt(demo::load(ctx.clone(), &run.load_options(None, device)?)?);
         };
         let folder = Folder::new(run.locate(name, self.offline)?);
         let config = folder.config()?;
         if EmbeddingModel::describes(&folder)? {
             run.refuse_generating()?;
-            let mut model = EmbeddingModel::load_on(ctx.clone(), &folder, &options.weights, &mut |_, _| {})?;
+            let weights = run.weight_options(Some(&folder), device)?;
+            let mut model = EmbeddingModel::load_on(ctx.clone(), &folder, &weights, &mut |_, _| {})?;
             let tokens = TEXT.min(config.text_positions());
             let text: Vec<u32> = (0..tokens).map(|i| (i % config.vocab_size()) as u32).collect();
             model.embed_tokens(&[text])?;
             return Ok(());
         }
         let context = config.as_decoder()?.longest_context().min(2 * PROMPT);
-        let options = LoadOptions { context: Some(context), ..options };
+        let options = LoadOptions { context: Some(context), ..run.load_options(Some(&folder), device)? };
         prompt(LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {})?)
     }
 
@@ -134,7 +135,7 @@ impl Tune {
         match folder {
             Some(folder) => writeln!(out, "kept in {}", folder.display())?,
             None if run.settings().tuning_cache().folder().folder().is_some() => writeln!(out, "not kept")?,
-            None => writeln!(out, "not kept: neither XDG_CACHE_HOME nor HOME is set")?,
+            None => writeln!(out, "not kept: neither XDG_CACHE_HOME nor HOME is an absolute path")?,
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use sinew_memory::{Buffer, Bytes, Cpu, Device, PrivateFolder, Team};
+use sinew_memory::{Buffer, Bytes, Cpu, Device, Discovered, PrivateFolder, Team};
 use sinew_tensor::DType;
 
 use super::peaks::{SETTLE, TRIES, copy_rate, copy_within, cpu, read_rate, read_span};
@@ -80,6 +80,13 @@ impl Description {
     /// What this version of the library kept of a device of this name, SIMD level and number of threads.
     pub fn kept(device: &Arc<dyn Device>, folder: &PrivateFolder) -> Option<Self> {
         serde_json::from_slice(&folder.get(&file(device), &key(device))?).ok()
+    }
+
+    /// What was kept of a GPU or an adapter that was only found, as it would be of the opened device. Of a CPU nothing:
+    /// it is opened with a SIMD level and a number of threads, which costs nothing.
+    pub fn kept_of_found(found: &Discovered, folder: &PrivateFolder) -> Option<Self> {
+        let (file, key) = (gpu_file(&found.name), key_of(&found.hardware_words()?));
+        serde_json::from_slice(&folder.get(&file, &key)?).ok()
     }
 
     /// Measures anew, and keeps that in place of what was kept.
@@ -201,13 +208,28 @@ fn product_rate(device: &Arc<dyn Device>, dtype: DType, compute: Compute) -> Res
 
 /// A file for each device that can be told from others.
 fn file(device: &Arc<dyn Device>) -> String {
-    let hardware = device.hardware();
-    format!("{}-{:?}-{}", device.id(), hardware.simd, hardware.threads).to_lowercase().replace(':', "-")
+    let (name, hardware) = (device.id().to_string(), device.hardware());
+    match cpu(device) {
+        Some(_) => format!("{name}-{:?}-{}", hardware.simd, hardware.threads).to_lowercase(),
+        None => gpu_file(&name),
+    }
 }
 
+fn gpu_file(name: &str) -> String {
+    name.replace(':', "-")
+}
+
+/// Of GPUs nothing but what is known of them before they are opened.
 fn key(device: &Arc<dyn Device>) -> String {
-    let (version, hardware) = (env!("CARGO_PKG_VERSION"), device.hardware());
-    format!("description 1 of sinew {version}: {hardware}, caches {:?}", hardware.caches)
+    let hardware = device.hardware();
+    match cpu(device) {
+        Some(_) => key_of(&format!("{hardware}, caches {:?}", hardware.caches)),
+        None => key_of(&hardware.to_string()),
+    }
+}
+
+fn key_of(hardware: &str) -> String {
+    format!("description 1 of sinew {}: {hardware}", env!("CARGO_PKG_VERSION"))
 }
 
 /// A line for each kind of limit.
@@ -230,7 +252,12 @@ impl fmt::Display for Description {
             let [f32, bf16] = [f32_flops_per_s, bf16_flops_per_s].map(giga);
             writeln!(f, "products: f32 {f32} GFLOP/s, bf16 {bf16} GFLOP/s")?;
         }
-        write!(f, "start and join: {:.1} µs", self.fork_join_s * 1e6)
+        match self.bandwidth.as_slice() {
+            [Bandwidth { threads: 1, read_bytes_per_s: Some(_), .. }] => {
+                write!(f, "start and join: none, the one thread does all")
+            }
+            _ => write!(f, "start and join: {:.1} µs", self.fork_join_s * 1e6),
+        }
     }
 }
 
@@ -251,7 +278,7 @@ mod tests {
         let folder = PrivateFolder::at(folder.path());
         let [one, two] = [1, 2].map(|threads| Cpu::with(threads, SimdLevel::Portable).unwrap());
         assert_eq!(Description::kept(&one, &folder), None);
-        let rate = Bandwidth { threads: 1, read_bytes_per_s: Some(2.5e9), copy_bytes_per_s: 1.0 / 3.0 };
+        let rate = Bandwidth { threads: 2, read_bytes_per_s: Some(2.5e9), copy_bytes_per_s: 1.0 / 3.0 };
         let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s: 1e9, bf16_flops_per_s: 2e9, int8_ops_per_s: 4e9 });
         let made = Description { bandwidth: vec![rate], arithmetic, products: None, fork_join_s: 1.7e-6 };
         folder.keep(&file(&one), &key(&one), &serde_json::to_vec(&made).unwrap());
@@ -264,5 +291,8 @@ mod tests {
         assert_eq!(Description::kept(&two, &folder), None);
         let text = made.to_string();
         assert!(text.contains("read 2.3 GiB/s") && text.contains("int8 4 GOP/s") && text.ends_with("1.7 µs"), "{text}");
+        // A thread alone starts and joins no other.
+        let alone = Description { bandwidth: vec![Bandwidth { threads: 1, ..rate }], ..made }.to_string();
+        assert!(alone.contains("read 2.3 GiB/s") && !alone.contains("µs"), "{alone}");
     }
 }

@@ -170,9 +170,13 @@ impl Meter {
 
 /// What a CPU reads: no more than half of what is free, so that there is room beside a model that just fits.
 pub(super) fn read_span(device: &Arc<dyn Device>) -> Result<Buffer> {
-    let caches = READ_CACHES * device.hardware().caches.l3;
-    let bytes = READ_BYTES.min((device.memory()?.available / 2).max(caches));
-    Ok(Buffer::allocate(device, bytes.next_multiple_of(size_of::<f32>()))?)
+    let bytes = span_bytes(device.memory()?.available, device.hardware().caches.l3);
+    Ok(Buffer::allocate(device, bytes)?)
+}
+
+fn span_bytes(available: usize, l3: usize) -> usize {
+    let bytes = READ_BYTES.min((available / 2).max(READ_CACHES * l3));
+    bytes.next_multiple_of(size_of::<f32>())
 }
 
 /// The highest rate at which a CPU's threads together read a span, in bytes per second.
@@ -283,7 +287,55 @@ impl Kernel for Reader {
 
 #[cfg(test)]
 mod tests {
+    use sinew_memory::{Caches, DeviceId, Location, MemoryInfo, Storage, Stream};
+
     use super::*;
+
+    /// The host, of whose memory little is free.
+    #[derive(Debug)]
+    struct Full {
+        cpu: Arc<dyn Device>,
+        hardware: Hardware,
+        available: usize,
+    }
+
+    impl Device for Full {
+        fn id(&self) -> DeviceId {
+            self.cpu.id()
+        }
+        fn hardware(&self) -> &Hardware {
+            &self.hardware
+        }
+        fn memory(&self) -> sinew_memory::Result<MemoryInfo> {
+            Ok(MemoryInfo { total: READ_BYTES, available: self.available })
+        }
+        fn alignment(&self) -> usize {
+            self.cpu.alignment()
+        }
+        fn location(&self) -> Location {
+            self.cpu.location()
+        }
+        fn allocate(&self, bytes: usize) -> sinew_memory::Result<Arc<dyn Storage>> {
+            self.cpu.allocate(bytes)
+        }
+        fn stream(self: Arc<Self>) -> sinew_memory::Result<Arc<dyn Stream>> {
+            self.cpu.clone().stream()
+        }
+    }
+
+    #[test]
+    fn half_of_what_is_free_is_left_while_memory_is_measured() {
+        const MIB: usize = 1 << 20;
+        let cpu = Cpu::get();
+        let hardware = Hardware { caches: Caches { l3: MIB, ..cpu.hardware().caches }, ..cpu.hardware().clone() };
+        // However little is free, what is read is more than a cache holds.
+        for (available, span) in [(30 * MIB, 15 * MIB), (30 * MIB + 6, 15 * MIB + 4), (6 * MIB, 4 * MIB)] {
+            let device: Arc<dyn Device> = Arc::new(Full { cpu: cpu.clone(), hardware: hardware.clone(), available });
+            assert_eq!(read_span(&device).unwrap().len(), span, "{available} bytes are free");
+        }
+        // Of much memory no more than is enough, and of large caches neither.
+        assert_eq!([span_bytes(usize::MAX, MIB), span_bytes(MIB, READ_BYTES)], [READ_BYTES; 2]);
+    }
 
     #[test]
     fn slow_dot_products_do_not_lower_the_limit_of_bf16() {

@@ -35,8 +35,8 @@ fn most_edits(a: &str, b: &str) -> usize {
     a.len().max(b.len()) - start
 }
 
-/// Levenshtein's distance in bytes, which serves for the ASCII names of tensors.
-fn edit_distance(a: &str, b: &str) -> usize {
+/// Levenshtein's distance in bytes, which serves for the ASCII names of tensors and settings.
+pub(crate) fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b) = (tail(a), tail(b));
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {

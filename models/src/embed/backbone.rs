@@ -10,7 +10,7 @@ use crate::batch::Wanted;
 use crate::cache::{CacheShape, KvCache};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::limits::{Limits, Plan};
+use crate::limits::{Limits, Plan, most_that_fits};
 use crate::load::{Loader, Maker, Precision, Sizes};
 use crate::runner::Runner;
 use crate::scratch::{ACTIVATIONS, bytes};
@@ -21,14 +21,14 @@ const BLOCK_SIZE: usize = 16;
 
 /// Texts as tokens to hidden states.
 #[derive(Debug)]
-pub(super) enum Backbone {
+pub(crate) enum Backbone {
     Encoder(Box<Encoder>),
     Decoder(Box<HiddenStates>),
 }
 
 /// A decoder without a head.
 #[derive(Debug)]
-pub(super) struct HiddenStates {
+pub(crate) struct HiddenStates {
     /// Its cache is as large as the longest text so far needed, and empty between passes.
     runner: Runner,
     /// Normed hidden states of a step, `[max_rows, hidden_size]`.
@@ -47,7 +47,7 @@ impl Backbone {
     }
 
     /// What it would take; a decoder's cache grows where one text is longer than a pass.
-    pub(super) fn plan(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
+    pub(crate) fn plan(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
         match config {
             ModelConfig::Encoder(config) => {
                 let rows = pass_rows(config, sizes.device());
@@ -129,8 +129,14 @@ impl HiddenStates {
         let tokens: usize = texts.iter().map(|text| text.len()).sum();
         if runner.cache().shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
             let (config, precision) = (runner.decoder().config(), runner.decoder().precision());
-            Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }
-                .refuse_beyond_memory(runner.context(), &format!("a text of {tokens} tokens"))?;
+            Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }.refuse_beyond_memory(
+                runner.context(),
+                &format!("a text of {tokens} tokens"),
+                |available| {
+                    let fits = |tokens| Ok(cache_bytes(config, precision, tokens) <= available);
+                    Ok(format!("what would fit: {} tokens", most_that_fits(tokens, fits)?))
+                },
+            )?;
             runner.replace_cache(cache_shape(config, precision, tokens)?)?;
         }
         let mut sequences: Vec<_> = texts.iter().map(|text| runner.cache().sequence(text.len())).collect();

@@ -1,13 +1,15 @@
 //! How language models are loaded.
 
-use sinew_memory::Hardware;
+use sinew_memory::{DeviceKind, Hardware};
 use sinew_ops::layers::OldKv;
 use sinew_tensor::DType;
 
 use crate::cache::CacheShape;
 use crate::checkpoint::Checkpoint;
-use crate::limits::Limits;
-use crate::load::{Precision, WeightOptions};
+use crate::decoder::Decoder;
+use crate::limits::{Limits, Plan};
+use crate::load::{Maker, Precision, Sizes, WeightOptions};
+use crate::logits::Logits;
 use crate::{DecoderConfig, Error, Result};
 
 /// How a model is loaded and how large its steps may be.
@@ -85,6 +87,18 @@ impl LoadOptions {
         let max_rows = self.prefill_chunk.min(context.saturating_mul(max_sequences)).max(max_sequences);
         let max_logits = self.max_logits.max(max_sequences);
         Ok(Limits { max_rows, max_sequences, context, block_size, max_logits }.capped())
+    }
+
+    /// What loading makes of a checkpoint of such sizes.
+    pub(crate) fn plan(&self, config: &DecoderConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
+        let limits = self.limits(config)?;
+        let plan = Decoder::plan(config, sizes, &limits)?;
+        let cache = self.cache_shape(config, sizes.precision()).map_or(usize::MAX, |shape| {
+            // What is swapped out is in the same memory on a CPU.
+            let host = if sizes.device() == DeviceKind::CPU { shape.host_bytes(self.swap_tokens) } else { 0 };
+            shape.bytes().saturating_add(host)
+        });
+        Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_logits), ..plan })
     }
 
     /// The cache.

@@ -46,15 +46,14 @@ impl WeightOptions {
     /// The precision of a model with these weights on a device.
     ///
     /// # Errors
-    /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, or activations of quantized
-    /// weights where none are.
+    /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, or activations that none of
+    /// the weights [takes](Self::takes_activations).
     pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
         let keeps_blocks = self.dtype.is_none() && self.quantize.is_none();
-        let quantized = self.quantize.is_some() || keeps_blocks && checkpoint.quantization().is_some();
-        if let (Some(activations), false) = (self.activations, quantized) {
+        if let (Some(activations), false) = (self.activations, self.takes_activations(Some(checkpoint), hardware)?) {
             return Err(Error::Unsupported {
-                what: format!("activations in {activations:?} with weights that are not quantized"),
-                supported: "quantized weights; others read what their dtype says".to_owned(),
+                what: format!("activations in {activations:?} with weights that are not quantized so"),
+                supported: "bf16 for quantized weights, int8 for those whose codes are integers".to_owned(),
             });
         }
         let dtype = match (self.dtype, self.quantize) {
@@ -62,19 +61,49 @@ impl WeightOptions {
             (None, Some(_)) => DType::BF16,
             (None, None) => main_dtype(checkpoint)?,
         };
-        // Only CPUs have formats for blocks.
-        if let (Some(Quantize { format, .. }), Some(_)) = (self.quantize, &hardware.accelerator) {
-            return Err(Error::Unsupported {
-                what: format!("weights as {} on a GPU", Encoding::Blocks(format)),
-                supported: "f32, f16 and bf16 there, quantized ones on CPUs".to_owned(),
-            });
+        if let Some(quantize) = self.quantize {
+            quantize.check_device(hardware)?;
         }
         let kept = match keeps_blocks && hardware.accelerator.is_none() {
-            true => first_blocks(checkpoint)?,
+            true => first_blocks(checkpoint, &|_| true)?,
             false => None,
         };
         let precision = Precision::of(dtype, hardware)?;
         Ok(Precision { quantize: self.quantize, kept, activations_of_quantized: self.activations, ..precision })
+    }
+
+    /// Whether the [activations](Self::activations) that are asked for decide anything with weights of a checkpoint, or
+    /// with floats where there is none: what products with quantized weights read, in int8 those whose codes are integers.
+    ///
+    /// # Errors
+    /// Tensors that say how others are quantized, and are missing or damaged.
+    pub fn takes_activations(&self, checkpoint: Option<&Checkpoint>, hardware: &Hardware) -> Result<bool> {
+        let Some(activations) = self.activations else { return Ok(false) };
+        let takes = |format: BlockFormat| activations == Activations::Bf16 || format.values().is_integer();
+        match (self.quantize, self.dtype, checkpoint) {
+            (Some(Quantize { format, .. }), ..) => Ok(takes(format)),
+            // Elsewhere they are floats once they are loaded.
+            (None, None, Some(checkpoint)) if hardware.accelerator.is_none() => {
+                Ok(first_blocks(checkpoint, &takes)?.is_some())
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+impl Quantize {
+    /// Refuses a device that keeps no such weights: only CPUs have formats for blocks.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn check_device(&self, hardware: &Hardware) -> Result<()> {
+        match hardware.accelerator {
+            None => Ok(()),
+            Some(_) => Err(Error::Unsupported {
+                what: format!("weights as {} on a GPU", Encoding::Blocks(self.format)),
+                supported: "f32, f16 and bf16 there, quantized ones on CPUs".to_owned(),
+            }),
+        }
     }
 }
 
@@ -226,13 +255,15 @@ impl Precision {
     }
 }
 
-/// The blocks of the first module of a checkpoint that is in any.
-fn first_blocks(checkpoint: &Checkpoint) -> Result<Option<Encoding>> {
+/// The blocks of the first module of a checkpoint that is in such.
+fn first_blocks(checkpoint: &Checkpoint, such: &dyn Fn(BlockFormat) -> bool) -> Result<Option<Encoding>> {
     if checkpoint.quantization().is_none() {
         return Ok(None);
     }
     for module in checkpoint.names().filter_map(|name| Some(name.rsplit_once('.')?.0)) {
-        if let Some(encoding @ Encoding::Blocks(_)) = checkpoint.module(module)?.map(|module| module.encoding()) {
+        if let Some(encoding @ Encoding::Blocks(format)) = checkpoint.module(module)?.map(|module| module.encoding())
+            && such(format)
+        {
             return Ok(Some(encoding));
         }
     }

@@ -1,16 +1,20 @@
 //! Plans of a model in a folder: how much memory a process takes with it, what fits, and what would save how much.
 
-use sinew_memory::DeviceKind;
+use std::fmt;
+use std::ops::Deref;
+
+use sinew_memory::{Bytes, DeviceKind};
 use sinew_ops::Context;
 use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
-use crate::embed::EmbeddingModel;
+use crate::embed::{Backbone, EmbeddingModel};
 use crate::folder::FileName;
+use crate::limits::most_that_fits;
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::scratch::sum;
-use crate::{Checkpoint, DecoderConfig, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Result, WeightOptions};
+use crate::{Checkpoint, DecoderConfig, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
 /// Sequences that nobody would run at once, where the search for the most ends.
 const MOST_SEQUENCES: usize = 1 << 20;
@@ -38,11 +42,28 @@ const MOST_SEQUENCES: usize = 1 << 20;
 pub struct Planner<'a> {
     ctx: &'a Context,
     config: &'a ModelConfig,
-    checkpoint: Checkpoint,
+    checkpoint: Held<'a>,
     /// Whether it turns texts into vectors.
     embeds: bool,
     /// Bytes of the tokenizer's file.
     tokenizer: u64,
+}
+
+/// A checkpoint of the planner's own, or of who loads it.
+#[derive(Debug)]
+enum Held<'a> {
+    Own(Checkpoint),
+    Lent(&'a Checkpoint),
+}
+
+impl Deref for Held<'_> {
+    type Target = Checkpoint;
+    fn deref(&self) -> &Checkpoint {
+        match self {
+            Self::Own(checkpoint) => checkpoint,
+            Self::Lent(checkpoint) => checkpoint,
+        }
+    }
 }
 
 /// What could be loaded otherwise to take less memory.
@@ -93,7 +114,12 @@ impl<'a> Planner<'a> {
         let config = folder.config()?;
         let tokenizer = std::fs::metadata(folder.path_of(FileName::Tokenizer)).map_or(0, |file| file.len());
         let embeds = EmbeddingModel::describes(folder)?;
-        Ok(Self { ctx, config, checkpoint: folder.checkpoint(load)?, embeds, tokenizer })
+        Ok(Self { ctx, config, checkpoint: Held::Own(folder.checkpoint(load)?), embeds, tokenizer })
+    }
+
+    /// A planner of a checkpoint that is being loaded, beside its tokenizer.
+    pub(crate) fn of(ctx: &'a Context, config: &'a ModelConfig, checkpoint: &'a Checkpoint, embeds: bool) -> Self {
+        Self { ctx, config, checkpoint: Held::Lent(checkpoint), embeds, tokenizer: 0 }
     }
 
     /// Whether the model turns texts into vectors: then nothing but the weights is asked of options.
@@ -114,11 +140,11 @@ impl<'a> Planner<'a> {
         };
         let mut sizes = Sizes::new(&self.checkpoint, precision, device.id().kind).with_workspace(self.ctx);
         let (plan, cache, sequences) = if self.embeds {
-            let plan = EmbeddingModel::plan_of(self.config, &mut sizes)?;
+            let plan = Backbone::plan(self.config, &mut sizes)?;
             (plan, plan.cache, None)
         } else {
             let config = self.config.as_decoder()?;
-            let plan = LanguageModel::plan_of(config, &mut sizes, options)?;
+            let plan = options.plan(config, &mut sizes)?;
             let swapped = if footprint::is_host(device) { options.swap_tokens } else { 0 };
             let held =
                 options.cache_shape(config, precision).map_or(plan.cache, |shape| shape.held_bytes(device, swapped));
@@ -141,7 +167,7 @@ impl<'a> Planner<'a> {
     /// Whether the peak is within a budget, and what the context is asked for within its
     /// [limit](Context::with_memory_limit).
     pub fn fits(&self, footprint: &Footprint, budget: usize) -> bool {
-        footprint.peak() <= budget && footprint.pooled() <= self.ctx.pool().config().limit_bytes
+        footprint.peak() <= budget && footprint.pooled() <= self.ctx.memory_limit_left()
     }
 
     /// The most sequences at once that fit a budget, each as long as they may become; none where not even one does.
@@ -172,19 +198,28 @@ impl<'a> Planner<'a> {
 
     /// The largest number up to `limit` of which the options fit; more of it never takes less.
     fn most(&self, limit: usize, budget: usize, options: impl Fn(usize) -> LoadOptions) -> Result<usize> {
-        let (mut fits, mut too_many) = (0, limit.saturating_add(1));
-        // Doubled until it is too many, as most limits are far away.
-        let mut next = 1;
-        while too_many - fits > 1 {
-            let at = next.clamp(fits + 1, too_many - 1);
-            if self.fits(&self.footprint(&options(at))?, budget) {
-                fits = at;
-            } else {
-                too_many = at;
-            }
-            next = if too_many > limit { fits.saturating_mul(2) } else { fits.midpoint(too_many) };
+        most_that_fits(limit, |at| Ok(self.fits(&self.footprint(&options(at))?, budget)))
+    }
+
+    /// What of what would take less memory fits into what is free now, in words.
+    pub(crate) fn would_fit(&self, options: &LoadOptions) -> Result<String> {
+        /// Ways out that are named.
+        const NAMED: usize = 4;
+        let device = &**self.ctx.device();
+        // This process is there already.
+        let process = if footprint::is_host(device) { footprint::process(device) } else { 0 };
+        let savings = self.savings(options, device.memory()?.available.saturating_add(process))?;
+        let fit: Vec<String> =
+            savings.iter().filter(|saving| saving.fits).take(NAMED).map(|saving| saving.change.to_string()).collect();
+        if !fit.is_empty() {
+            return Ok(format!("what would fit: {}", fit.join(", or ")));
         }
-        Ok(fits)
+        Ok(match savings.iter().min_by_key(|saving| saving.peak) {
+            Some(least) => {
+                format!("no one change would make it fit: {} would take {}", least.change, Bytes(least.peak))
+            }
+            None => "there is nothing to change that would make it fit".to_owned(),
+        })
     }
 
     /// What would take less memory than `options`, enough of it or by a hundredth at least: what fits a budget first, and of
@@ -329,6 +364,28 @@ impl Change {
                 LoadOptions { weights: WeightOptions { dtype: None, quantize, ..options.weights }, ..options }
             }
         })
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Sequences(1) => f.write_str("1 sequence at once"),
+            Self::Sequences(count) => write!(f, "{count} sequences at once"),
+            Self::Context(tokens) => write!(f, "a context of {tokens} tokens"),
+            Self::Kv(dtype) => write!(f, "keys and values in {dtype}"),
+            Self::OldKv(OldKv { dtype, recent }) => {
+                write!(f, "keys and values in {dtype} but for the {recent} recent ones")
+            }
+            Self::Dtype(None) => f.write_str("weights as they are stored"),
+            Self::Dtype(Some(dtype)) => write!(f, "weights in {dtype}"),
+            Self::Weights(values) | Self::Values(values) => write!(f, "weights in {}", values.name()),
+            Self::PrefillChunk(tokens) => write!(f, "{tokens} tokens of a prompt in one step"),
+            Self::CacheTokens(None) => f.write_str("a cache for every sequence at its longest and no more"),
+            Self::CacheTokens(Some(tokens)) => write!(f, "a cache of {tokens} tokens"),
+            Self::SwapTokens(tokens) => write!(f, "room for {tokens} tokens beside the cache"),
+            Self::BlockSize(tokens) => write!(f, "blocks of {tokens} tokens in the cache"),
+        }
     }
 }
 

@@ -30,7 +30,7 @@ impl Settings {
             return Ok(sinew_memory::open(&self.device, &options)?);
         }
         if !self.device.starts_with("cpu") {
-            return Err(Error::Input("--pin is for the CPU".to_owned()));
+            return Err(Error::Input(format!("the setting pin is for the CPU, not for {}", self.device)));
         }
         // A name such as cpu:7 is refused here.
         sinew_memory::open(&self.device, &DeviceOptions { threads: Some(1), ..DeviceOptions::default() })?;
@@ -86,7 +86,7 @@ impl Settings {
         let quantize = match dtype {
             WeightDType::Quantized(values) => Some(group_size.quantize(values, zero_points, keep_head)?),
             _ if zero_points || keep_head => {
-                let line = "zero points (--zero-points) and a head that is kept (--keep-head) are for --dtype int8, int4 and fp8";
+                let line = "the settings zero_points and keep_head are for weights of dtype int8, int4 and fp8";
                 return Err(Error::Input(line.to_owned()));
             }
             _ => None,

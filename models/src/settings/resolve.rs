@@ -1,6 +1,5 @@
 //! What decides a setting: the default, a file, a variable of the environment, or an argument.
 
-use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::{FIELDS, Field, Settings};
-use crate::checkpoint::nearest;
+use crate::checkpoint::{edit_distance, nearest};
 use crate::hub::variables;
 use crate::{Error, Result, files};
 
@@ -138,7 +137,16 @@ impl Resolved {
                 return Err(config(line, unknown(key.get_ref())));
             };
             let of_field = |problem: String| config(line, format!("{}: {problem}", field.name));
-            let text = plain(value).map_err(of_field)?;
+            let text = match value.get_ref() {
+                DeValue::Array(_) if !field.list => {
+                    Err(format!("expected is one value, {}, and no list: {}", field.value, field.doc()))
+                }
+                DeValue::Array(values) => {
+                    values.iter().map(plain).collect::<std::result::Result<Vec<_>, _>>().map(|all| all.join(","))
+                }
+                _ => plain(value),
+            };
+            let text = text.map_err(of_field)?;
             self.set(field, &text, Source::File(path.to_owned(), line)).map_err(of_field)?;
         }
         Ok(())
@@ -205,6 +213,30 @@ fn unknown(name: &str) -> String {
     format!("there is no setting `{}`; the nearest are {}", crate::printable(name), nearest.join(", "))
 }
 
+/// The setting's variable that a variable of such a name was meant to be, if it is but a slip away from one: others
+/// that begin with `SINEW_` may be some other program's.
+///
+/// ```
+/// use sinew_models::settings::meant_by;
+///
+/// assert_eq!(meant_by("SINEW_THREAD").as_deref(), Some("SINEW_THREADS"));
+/// assert_eq!(meant_by("SINEW_THREADS"), None);
+/// assert_eq!(meant_by("SINEW_SOMETHING"), None);
+/// ```
+pub fn meant_by(variable: &str) -> Option<String> {
+    /// Letters that may be wrong; in short names, half of which they would be, one.
+    const SLIP: usize = 2;
+    const PREFIX: &str = "SINEW_";
+    let name = variable.strip_prefix(PREFIX)?;
+    let known: Vec<String> = FIELDS.iter().map(Field::variable).chain([FILE_VARIABLE.to_owned()]).collect();
+    if known.iter().any(|known| known == variable) {
+        return None;
+    }
+    let slip = if name.len() < 2 * SLIP + 1 { 1 } else { SLIP };
+    let (edits, known) = known.into_iter().map(|known| (edit_distance(variable, &known), known)).min()?;
+    (edits <= slip).then_some(known)
+}
+
 /// A value as the text that a setting takes.
 fn plain(value: &Spanned<DeValue<'_>>) -> std::result::Result<String, String> {
     Ok(match value.get_ref() {
@@ -215,10 +247,6 @@ fn plain(value: &Spanned<DeValue<'_>>) -> std::result::Result<String, String> {
             Err(_) => number.to_string(),
         },
         DeValue::Boolean(is) => is.to_string(),
-        DeValue::Array(values) => {
-            let all = values.iter().map(plain).collect::<std::result::Result<Vec<_>, _>>()?;
-            Cow::<str>::from(all.join(",")).into_owned()
-        }
         _ => return Err("a value is a text, a whole number, true, false, or a list of such".to_owned()),
     })
 }

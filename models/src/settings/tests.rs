@@ -123,6 +123,18 @@ fn what_is_wrong_is_named_with_its_place_and_what_would_work() {
     assert!(file("threads = 0").contains("whole numbers from 1 on"));
     assert!(file("threads = 1.5").contains("whole number"));
     assert!(file("[threads]\nn = 1").contains("a value is"));
+    for text in [
+        "threads = [2]",
+        "\ndevice = [\"cpu\"]",
+        "pin = [true]",
+        "kv_dtype = []",
+        "kernels = [[\"gemm.cpu.portable\"]]",
+    ] {
+        let problem = file(text);
+        let (line, name) = (1 + text.matches('\n').count(), text.trim().split(' ').next().expect("a name"));
+        assert!(problem.starts_with(&format!("a.toml:{line}: {name}: ")), "{problem}");
+    }
+    assert!(file("threads = [2]").contains("one value, N, and no list"));
     assert!(file("a b").starts_with("a.toml:1: "));
     assert!(file("pin = true\npin = false").starts_with("a.toml:2: "));
     let variable = |asked: &str| (asked == "SINEW_SIMD").then(|| "avx3".into());
@@ -130,6 +142,40 @@ fn what_is_wrong_is_named_with_its_place_and_what_would_work() {
     assert!(problem.contains("SINEW_SIMD") && problem.contains("avx2"), "{problem}");
     let argument = Resolved::new().add_argument("thread", "1", "--set").expect_err("refused").to_string();
     assert!(argument.contains("--set") && argument.contains("threads"), "{argument}");
+}
+
+#[test]
+fn a_variable_is_meant_to_be_another_where_it_is_a_slip_away() {
+    let meant = |name: &str| meant_by(name);
+    for field in FIELDS {
+        let variable = field.variable();
+        assert_eq!(meant(&variable), None);
+        let (shorter, longer) = (&variable[..variable.len() - 1], format!("{variable}S"));
+        assert!(meant(shorter).is_some() && meant(&longer).is_some(), "{variable}");
+    }
+    // Two letters that changed places.
+    assert_eq!(meant("SINEW_THRAEDS").as_deref(), Some("SINEW_THREADS"));
+    // What tests and benches of this repository read, and what is somebody else's.
+    for name in [
+        "BLESS",
+        "CI_WORK",
+        "DEPTH",
+        "FUZZ",
+        "FUZZ_FROM",
+        "MINILM",
+        "OPERATIONS",
+        "REQUESTS",
+        "REQUIRE_GXX",
+        "REQUIRE_WGPU",
+        "ROWS",
+        "SETTINGS",
+        "HOME",
+        "LOG",
+        "",
+    ] {
+        assert_eq!(meant(&format!("SINEW_{name}")), None, "{name}");
+    }
+    assert_eq!(meant("OTHER_THREAD"), None);
 }
 
 #[test]

@@ -12,6 +12,8 @@ use crate::load::{Activations, Quantize};
 
 /// What a setting holds. What [`show`](Self::show) gives, [`parse`](Self::parse) takes.
 pub trait Value: Sized {
+    /// Whether it is a list, whose parts are between commas.
+    const LIST: bool = false;
     /// The value of a text.
     ///
     /// # Errors
@@ -76,6 +78,7 @@ impl Value for String {
 
 /// Names between commas.
 impl Value for Vec<String> {
+    const LIST: bool = true;
     fn parse(text: &str) -> Result<Self, String> {
         Ok(text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
     }

@@ -240,6 +240,44 @@ mod tests {
         assert_eq!(trial.0.iter().map(|row| row.2).collect::<Vec<_>>(), [7, 7, FEW_RUNS, 1]);
     }
 
+    /// Rows with a time for each run.
+    struct Varying(Vec<(&'static str, Vec<f64>)>);
+
+    impl AnyTrial for Varying {
+        fn names(&self) -> Vec<&'static str> {
+            self.0.iter().map(|(name, _)| *name).collect()
+        }
+        fn time_row(&mut self, name: &str) -> Result<f64, sinew_kernels::Error> {
+            Ok(self.0.iter_mut().find(|(row, _)| *row == name).expect("a row of the trial").1.remove(0))
+        }
+    }
+
+    #[test]
+    fn what_counts_of_a_row_is_the_median_of_its_runs() {
+        // Of each the mean, the least and the last say else.
+        let steady = ("steady", vec![3.0, 3.0, 3.0, 3.0, 3.0]);
+        let disturbed = ("disturbed", vec![2.0, 90.0, 2.5, 1.9, 80.0]);
+        let mut trial = Varying(vec![steady, disturbed]);
+        let names = trial.names();
+        let end = Instant::now() + Duration::from_secs(3600);
+        let Turns { times, rounds, .. } = take_turns(&mut trial, &names, end, 5);
+        assert_eq!((times, rounds), (vec![("steady", 3.0), ("disturbed", 2.5)], 5));
+    }
+
+    #[test]
+    fn a_row_is_given_up_by_its_best_run_and_the_predicted_one_never() {
+        let once = ("once", vec![9.0, 1.0, 1.2, 1.2]);
+        let slow = ("slow", vec![9.0, 9.0, 9.0, 9.0]);
+        for rows in [[once.clone(), slow.clone()], [slow, once]] {
+            let mut trial = Varying(rows.to_vec());
+            let names = trial.names();
+            take_turns(&mut trial, &names, Instant::now() + Duration::from_secs(3600), 4);
+            let left = |row: &str| trial.0.iter().find(|(name, _)| *name == row).expect("a row").1.len();
+            let given_up_after = if names[0] == "slow" { 4 } else { FEW_RUNS };
+            assert_eq!([left("once"), left("slow")], [0, 4 - given_up_after]);
+        }
+    }
+
     #[test]
     fn after_its_time_a_problem_gets_one_round_and_no_more() {
         let (mut trial, names) = counting();

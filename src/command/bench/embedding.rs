@@ -4,10 +4,9 @@ use std::io::Write;
 use std::time::Instant;
 
 use serde_json::json;
-use sinew::kernels::rates::Peaks;
 use sinew::models::{EmbeddingModel, ModelConfig};
 
-use super::{Bench, median, texts};
+use super::{Bench, limits, median, texts};
 use crate::command::interrupts::{catch_interrupts, interrupted};
 use crate::command::output::{peak_rss_bytes, rate_text, report_memory};
 use crate::command::{Outcome, Run};
@@ -16,8 +15,9 @@ impl Bench {
     pub(super) fn run_embedding(&self, run: &Run, config: &ModelConfig) -> Outcome {
         let texts = texts(config, self.batch, self.prompt_tokens)?;
         let start = Instant::now();
-        let mut model =
-            EmbeddingModel::load_on(run.context()?, self.model.folder(run)?, &run.weight_options()?, &mut |_, _| {})?;
+        let (ctx, folder) = (run.context()?, self.model.folder(run)?);
+        let weights = run.weight_options(Some(folder), &**ctx.device())?;
+        let mut model = EmbeddingModel::load_on(ctx, folder, &weights, &mut |_, _| {})?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();
         let mut seconds = Vec::new();
@@ -35,9 +35,8 @@ impl Bench {
         if self.memory_report {
             report_memory(model.context());
         }
-        let peaks = Peaks::measure(model.context().device())?;
         let precision = model.precision();
-        let peak = peaks.flops_per_s(precision.main_compute());
+        let peak = limits(model.context()).and_then(|peaks| peaks.flops_per_s(precision.main_compute()));
         let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
         let share = peak.map(|peak| rate * config.text_flops_per_token(self.prompt_tokens) / peak);
         let device = model.context().device();

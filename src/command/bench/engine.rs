@@ -22,11 +22,11 @@ impl Bench {
             let shared = self.shared_prefix;
             let mut prompt = tokens(vocab, 7919 * (number + 1), shared);
             prompt.extend(tokens(vocab, 104_729 * (number * self.batch + b + 1), self.prompt_tokens - shared));
-            let max_new_tokens = self.new_tokens + 1;
+            let max_new_tokens = self.new_tokens() + 1;
             let options = GenerateOptions { max_new_tokens, ignore_eos: true, ..GenerateOptions::default() };
             engine.submit(Request { options, text: false, ..Request::new(prompt) })?;
         }
-        let (mut begun, mut left) = (HashSet::new(), self.batch * (self.new_tokens + 1));
+        let (mut begun, mut left) = (HashSet::new(), self.batch * (self.new_tokens() + 1));
         let (mut first_token, mut prefill) = (0.0, None);
         let (mut whole, mut any_ended) = (None, false);
         while !engine.is_idle() && !interrupted() {
@@ -52,7 +52,7 @@ impl Bench {
         let end = start.elapsed().as_secs_f64();
         let (prefill, left) = prefill.unwrap_or((end, 0));
         let (end, counted) = whole.unwrap_or((end, left));
-        let decode = (end - prefill) * (self.batch * self.new_tokens) as f64 / counted as f64;
+        let decode = (end - prefill) * (self.batch * self.new_tokens()) as f64 / counted as f64;
         let found = engine.stats().found;
         Ok((engine.into_model(), Measured { first_token, prefill, decode, found }))
     }

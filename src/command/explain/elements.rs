@@ -10,7 +10,7 @@ use sinew::kernels::gather::{Gather, GatherCall, GatherStatic};
 use sinew::ops::Context;
 use sinew::tensor::DType;
 
-use super::super::arguments::{WEIGHTS, of_settings};
+use super::super::arguments::{WEIGHT, of_settings};
 use super::super::{Outcome, Run};
 use super::products::{format, precision, refuse_unpacked};
 use super::{Describe, ProblemOf, parse};
@@ -143,7 +143,7 @@ impl Describe for ExplainGather {
 
 /// Rows of an embedding table, which is a packed weight or an ordinary tensor.
 #[derive(Debug, Args)]
-#[command(args = of_settings(WEIGHTS))]
+#[command(args = of_settings(WEIGHT))]
 pub struct ExplainEmbedding {
     /// Ids.
     #[arg(long, default_value = "1", value_parser = parse::size)]
@@ -167,8 +167,8 @@ impl Describe for ExplainEmbedding {
 
     fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<Embedding>> {
         let precision = precision(run, ctx)?;
-        refuse_unpacked(self.unpacked, &precision)?;
-        let table = match format(&precision, ctx)? {
+        refuse_unpacked(self.unpacked, run, &precision)?;
+        let table = match format(run, &precision, ctx)? {
             Some(format) if !self.unpacked => TableKind::Packed(format),
             _ => TableKind::Strided(precision.weights),
         };

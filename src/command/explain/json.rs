@@ -73,6 +73,7 @@ fn limits(of: &Limits) -> Value {
         "f32_flops_per_s": of.arithmetic.f32_flops_per_s,
         "bf16_flops_per_s": of.arithmetic.bf16_flops_per_s,
         "int8_ops_per_s": of.arithmetic.int8_ops_per_s,
-        "measured": of.measured,
+        "memory_measured": of.memory_measured,
+        "arithmetic_measured": of.arithmetic_measured,
     })
 }

@@ -40,6 +40,9 @@ pub struct Explain {
     json: bool,
 }
 
+/// What is said where nothing is named.
+pub const MISSING: &str = "explain what? Name an operator, such as gemm, or give --model or --support";
+
 /// A problem of an operator; every operator has a name here, and flags that describe its problem.
 #[derive(Debug, Subcommand)]
 enum Problem {
@@ -140,9 +143,7 @@ impl Explain {
                 run.refuse(OF_MODELS, "is for --model or an operator; --support is of all that there is")?;
                 support::run(run, self.json)
             }
-            (None, None, false) => {
-                Err("explain what? Name an operator, such as gemm, or give --model or --support".into())
-            }
+            (None, None, false) => Err(MISSING.into()),
             _ => Err("an operator, --model or --support: one of them".into()),
         }
     }

@@ -112,8 +112,9 @@ impl Steps {
             let (prompt, most) = (self.prompt_tokens, longest.saturating_sub(steps));
             return Err(format!("{prompt} prompt tokens and {steps} steps: --prompt-tokens is at most {most}").into());
         }
-        let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..run.load_options()? };
         let ctx = run.context()?;
+        let options = run.load_options(Some(self.model.folder(run)?), &**ctx.device())?;
+        let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..options };
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let mut model = self.model.load(run, ctx.clone(), &checkpoint, &options, None)?;
         let limits = Limits::measure(ctx.device())?;
@@ -140,7 +141,8 @@ impl Steps {
     fn embedding(&self, run: &Run, folder: &Folder) -> Outcome<Vec<Profiled>> {
         run.refuse_generating()?;
         let texts = texts(folder.config()?, self.batch, self.prompt_tokens)?;
-        let (ctx, weights) = (run.context()?, run.weight_options()?);
+        let ctx = run.context()?;
+        let weights = run.weight_options(Some(folder), &**ctx.device())?;
         let mut model = EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?;
         let limits = Limits::measure(ctx.device())?;
         let embed = ctx.profile(limits, self.repeat, || -> Result<(), Error> {

@@ -10,13 +10,13 @@ use sinew::models::load::Precision;
 use sinew::ops::Context;
 use sinew::tensor::DType;
 
-use super::super::arguments::{WEIGHTS, of_settings};
+use super::super::arguments::{WEIGHT, of_settings};
 use super::super::{Outcome, Run};
 use super::{Describe, ProblemOf, parse, rows};
 
 /// A product of activations and a packed weight: `[m, k] x [n, k]ᵀ`.
 #[derive(Debug, Args)]
-#[command(args = of_settings(WEIGHTS))]
+#[command(args = of_settings(WEIGHT), args = of_settings(&["activations"]))]
 pub struct ExplainGemm {
     /// Products of as many matrices each, which share a packed weight.
     #[arg(long, default_value = "1", value_parser = parse::size)]
@@ -98,7 +98,7 @@ fn check_halves(n: usize, gated: Option<Activation>) -> Outcome {
 
 /// Products of the rows of each group, such as an expert's, with a weight of its own.
 #[derive(Debug, Args)]
-#[command(args = of_settings(WEIGHTS))]
+#[command(args = of_settings(WEIGHT), args = of_settings(&["activations"]))]
 pub struct ExplainGroupedGemm {
     /// Rows of all groups.
     #[arg(long, default_value = "8", value_parser = parse::size)]
@@ -122,27 +122,29 @@ pub struct ExplainGroupedGemm {
 
 /// What a loaded model of such weights computes with, bf16 where none are named.
 pub(super) fn precision(run: &Run, ctx: &Context) -> Outcome<Precision> {
-    let weights = run.weight_options()?;
-    if weights.quantize.is_none() {
-        run.refuse(&[&["activations"]], "is for weights that are quantized: --dtype int8, int4 or fp8")?;
-    }
+    let weights = run.weight_options(None, &**ctx.device())?;
     let of = Precision::of(weights.dtype.unwrap_or(DType::BF16), ctx.device().hardware())?;
     Ok(Precision { quantize: weights.quantize, activations_of_quantized: weights.activations, ..of })
 }
 
 /// Ordinary tensors hold no quantized values.
-pub(super) fn refuse_unpacked(unpacked: bool, precision: &Precision) -> Outcome {
+pub(super) fn refuse_unpacked(unpacked: bool, run: &Run, precision: &Precision) -> Outcome {
     match precision.quantize {
-        Some(_) if unpacked => Err("--unpacked is for f32, f16 and bf16: quantized weights are packed".into()),
+        Some(_) if unpacked => {
+            let said = run.said("dtype");
+            Err(format!("--unpacked is for f32, f16 and bf16: quantized weights are packed, and {said}").into())
+        }
         _ => Ok(()),
     }
 }
 
 /// The format in which the device keeps such weights, where it has one.
-pub(super) fn format(precision: &Precision, ctx: &Context) -> Outcome<Option<&'static Format>> {
+pub(super) fn format(run: &Run, precision: &Precision, ctx: &Context) -> Outcome<Option<&'static Format>> {
     let (encoding, device) = (precision.main_encoding(), ctx.device().id());
     match Format::of(encoding, device.kind) {
-        None if precision.quantize.is_some() => Err(format!("{device} keeps no weights as {encoding}").into()),
+        None if precision.quantize.is_some() => {
+            Err(run.by("dtype", &format!("{device} keeps no weights as {encoding}")).into())
+        }
         format => Ok(format),
     }
 }
@@ -152,8 +154,8 @@ impl Describe for ExplainGemm {
 
     fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<Gemm>> {
         let precision = precision(run, ctx)?;
-        refuse_unpacked(self.unpacked, &precision)?;
-        let b = match format(&precision, ctx)? {
+        refuse_unpacked(self.unpacked, run, &precision)?;
+        let b = match format(run, &precision, ctx)? {
             Some(format) if !self.unpacked => Rhs::Packed(format),
             _ => Rhs::Strided(precision.weights),
         };
@@ -188,7 +190,7 @@ impl Describe for ExplainGroupedGemm {
     fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<GroupedGemm>> {
         let precision = precision(run, ctx)?;
         let encoding = precision.main_encoding();
-        let format = format(&precision, ctx)?;
+        let format = format(run, &precision, ctx)?;
         let format = format.ok_or_else(|| format!("{} keeps no weights as {encoding}", ctx.device().id()))?;
         check_halves(self.n, self.gated)?;
         let fixed = GroupedGemmStatic {

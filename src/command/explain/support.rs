@@ -17,7 +17,7 @@ pub(super) fn run(run: &Run, as_json: bool) -> Outcome {
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     let mut absent = Vec::new();
     if run.resolved().source("device") != &Source::Default {
-        devices.push(run.settings().open_device()?);
+        devices.push(run.device()?);
     } else {
         for found in discover() {
             match found.found {
