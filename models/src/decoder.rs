@@ -24,14 +24,15 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, Layout, Tensor, View};
 
 use self::layer::{Activations, Layer, Step};
-use self::residual::input_norm;
+use self::residual::{input_norm, norm_over};
 use crate::batch::Batch;
 use crate::cache::{Form, KvCache, LayerCache};
-use crate::config::{LayerConfig, check_tokens};
+use crate::checkpoint::Checkpoint;
+use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
 use crate::limits::{Limits, Plan};
-use crate::load::{Loader, Part, Precision, Sizes, rotaries};
+use crate::load::{Held, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
 use crate::places::push_unlike;
-use crate::scratch::{Rows, Values, sum};
+use crate::scratch::{Rows, Values};
 use crate::{DecoderConfig, Error, Result};
 
 /// A decoder whose weights are packed and whose every step is planned: running one allocates nothing.
@@ -40,54 +41,51 @@ pub struct Decoder {
     config: DecoderConfig,
     precision: Precision,
     limits: Limits,
-    embedding: Embedding,
-    scale: Option<Scale>,
-    positions: Option<(Embedding, Add)>,
-    ropes: Vec<Rotary>,
-    layers: Vec<Layer>,
-    gather: RowGather,
-    end: End,
-    inputs: StepInputs,
-    activations: Activations,
-    /// Residual streams of the rows whose logits are asked for.
-    wanted: Rows,
+    parts: Parts,
+    held: Held,
     steps: Steps,
+}
+
+/// What a decoder is made of.
+#[derive(Debug)]
+struct Parts<S: Stage = Loaded> {
+    end: End<S>,
+    embedding: S::Of<Embedding>,
+    scale: Option<S::Of<Scale>>,
+    positions: Option<(S::Of<Embedding>, S::Of<Add>)>,
+    ropes: Vec<Rotary>,
+    layers: Vec<Layer<S>>,
+    gather: S::Of<RowGather>,
+    inputs: StepInputs<S>,
+    activations: Activations<S>,
+    /// Residual streams of the rows whose logits are asked for.
+    wanted: S::Of<Rows>,
 }
 
 /// What rows of the residual stream become after the last layer.
 #[derive(Debug)]
-enum End {
+enum End<S: Stage = Loaded> {
     /// Logits: the head of the rows normed, capped.
-    Logits(Box<NormedLinear>, Option<Softcap>),
+    Logits(Box<S::Of<NormedLinear>>, Option<S::Of<Softcap>>),
     /// The rows normed.
-    States(Box<Norm>),
-}
-
-impl End {
-    /// Bytes of the norm's weights and of the head.
-    fn weight_bytes(&self) -> usize {
-        match self {
-            Self::Logits(head, _) => head.weight_bytes(),
-            Self::States(norm) => norm.weight_bytes(),
-        }
-    }
+    States(Box<S::Of<Norm>>),
 }
 
 /// What the host gives to a step.
 #[derive(Debug)]
-struct StepInputs {
-    tokens: Values,
-    positions: Values,
+struct StepInputs<S: Stage = Loaded> {
+    tokens: S::Of<Values>,
+    positions: S::Of<Values>,
     /// The same as rows of a table, where there is one.
-    position_ids: Option<Values>,
-    query_start: Values,
-    kv_len: Values,
+    position_ids: Option<S::Of<Values>>,
+    query_start: S::Of<Values>,
+    kv_len: S::Of<Values>,
     /// For each group of layers, the slots and the block tables.
-    places: Vec<[Values; 2]>,
-    wanted: Values,
+    places: Vec<[S::Of<Values>; 2]>,
+    wanted: S::Of<Values>,
     /// Block tables on the host: kept, so that a step allocates nothing.
-    laid_out: Vec<u32>,
-    ids: Vec<u32>,
+    laid_out: S::Of<Vec<u32>>,
+    ids: S::Of<Vec<u32>>,
 }
 
 /// The forward passes that a decoder has run.
@@ -107,128 +105,20 @@ impl Decoder {
     /// # Errors
     /// Tensors that are missing or of another shape than the config says, or out of memory.
     pub(crate) fn load(loader: &mut Loader<'_>, config: &DecoderConfig, limits: Limits) -> Result<Self> {
-        let ctx = loader.context().clone();
-        let (ctx, precision) = (&*ctx, loader.precision());
-        let (hidden, vocab, rows) = (config.hidden_size, config.vocab_size, limits.max_rows);
         let limits = limits.capped();
-
-        let names = config.names;
-        let embedding_name = format!("{}.weight", names.embedding);
-        let prefix = loader.prefix(&embedding_name, names.prefixes)?;
-        let embedding = Part::whole(format!("{prefix}{}", names.embedding), vocab);
-        let norm_name = format!("{prefix}{}", names.norm);
-        let (end, embedding) = match limits.max_logits {
-            0 => {
-                let norm = loader.norm(&norm_name, hidden, config.norm, config.norm_eps, [DType::F32; 2], rows)?;
-                (End::States(Box::new(norm)), Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?)
-            }
-            most => {
-                let own = own_head(config, |name| loader.contains(name));
-                let tied = own.is_none();
-                let head = [head_part(own, &embedding, precision)];
-                let head = match tied {
-                    true => loader.weight_and_table(&head, hidden)?,
-                    false => loader.weight(&head, hidden)?,
-                };
-                let embedding = match tied {
-                    true => Embedding::packed(ctx, head.clone(), DType::F32)?,
-                    false => Embedding::table(ctx, loader.table(embedding, hidden)?, DType::F32)?,
-                };
-                let (norm, dtype) = input_norm(loader, config, Some(norm_name))?;
-                let compute = precision.compute_with(head.encoding());
-                let options = LinearOptions::new(dtype, DType::F32, compute);
-                let product = NormedLinear::new(ctx, norm, head, options, most)?;
-                let softcap = config.logit_softcap.map(|cap| Softcap::new(ctx, DType::F32, cap)).transpose()?;
-                (End::Logits(Box::new(product), softcap), embedding)
-            }
-        };
-        let positions = match config.learned_positions {
-            true => {
-                let part = Part::whole(format!("{prefix}{}", names.positions), config.max_position_embeddings);
-                let table = Embedding::table(ctx, loader.table(part, hidden)?, DType::F32)?;
-                Some((table, Add::new(ctx, DType::F32)?))
-            }
-            false => None,
-        };
-        let scale = config.embedding_scale.map(|scale| Scale::new(ctx, DType::F32, scale)).transpose()?;
-        let ropes = loader.ropes(&config.ropes, config.head_dim, limits.context)?;
-        let layers = (0..config.num_hidden_layers())
-            .map(|index| Layer::load(loader, config, &ropes, prefix, index, &limits))
-            .collect::<Result<_>>()?;
-        loader.finish(names.spare);
-        Ok(Self {
-            config: config.clone(),
-            precision,
-            limits,
-            embedding,
-            scale,
-            inputs: StepInputs::new(ctx, &limits, config, &precision)?,
-            positions,
-            ropes,
-            layers,
-            gather: RowGather::new(ctx, DType::F32, rows, hidden)?,
-            end,
-            activations: Activations::new(ctx, config, precision, rows)?,
-            wanted: Rows::new(ctx, DType::F32, limits.max_wanted(), hidden)?,
-            steps: Steps::default(),
-        })
+        let parts = Parts::make(loader, config, &limits)?;
+        loader.finish(config.names.spare);
+        let (precision, held) = (loader.precision(), loader.held());
+        Ok(Self { config: config.clone(), precision, limits, parts, held, steps: Steps::default() })
     }
 
     /// What it would take: all but cache and logits.
     ///
     /// # Errors
     /// Those of [`Decoder::load`] for tensors.
-    pub(crate) fn plan(config: &DecoderConfig, sizes: &Sizes<'_>, limits: &Limits) -> Result<Plan> {
-        let (names, hidden, checkpoint) = (config.names, config.hidden_size, sizes.checkpoint);
-        let prefix = checkpoint.prefix_of(&format!("{}.weight", names.embedding), names.prefixes)?;
-        let embedding = Part::whole(format!("{prefix}{}", names.embedding), config.vocab_size);
-        let embeddings = match (limits.max_logits, own_head(config, |name| checkpoint.contains(name))) {
-            (0, _) => sizes.table(&embedding, hidden)?,
-            (_, own) => {
-                let tied = own.is_none();
-                let head = head_part(own, &embedding, sizes.precision);
-                match tied {
-                    true => sizes.weight_and_table(&head, hidden)?,
-                    false => sum([sizes.weight(&head, hidden)?, sizes.table(&embedding, hidden)?]),
-                }
-            }
-        };
-        let positions = match config.learned_positions {
-            true => {
-                let part = Part::whole(format!("{prefix}{}", names.positions), config.max_position_embeddings);
-                sizes.table(&part, hidden)?
-            }
-            false => 0,
-        };
-        let layers = (0..config.num_hidden_layers()).map(|index| Layer::bytes(sizes, config, prefix, index));
-        let layers = sum(layers.collect::<Result<Vec<_>>>()?);
-        let norm = sizes.norm(config.norm, &format!("{prefix}{}", names.norm), hidden)?;
-        Ok(Plan {
-            weights: sum([embeddings, positions, layers, norm]),
-            activations: sum([
-                StepInputs::bytes(limits, config, &sizes.precision),
-                Activations::bytes(config, sizes.precision, limits.max_rows),
-                Rows::bytes(DType::F32, limits.max_wanted(), hidden),
-            ]),
-            tables: sizes.ropes(&config.ropes, config.head_dim, limits.context),
-            ..Plan::default()
-        })
-    }
-
-    /// Bytes of workspace that attention would make room for.
-    ///
-    /// # Errors
-    /// No kernel for it on the context's device.
-    pub(crate) fn attention_workspace(
-        ctx: &Context,
-        config: &DecoderConfig,
-        precision: Precision,
-        limits: &Limits,
-    ) -> Result<usize> {
-        config
-            .layers
-            .iter()
-            .try_fold(0, |most, layer| Ok(most.max(Layer::attention_workspace(ctx, config, layer, precision, limits)?)))
+    pub(crate) fn plan(config: &DecoderConfig, sizes: &mut Sizes<'_>, limits: &Limits) -> Result<Plan> {
+        Parts::make(sizes, config, &limits.capped())?;
+        Ok(sizes.plan())
     }
 
     /// The description that it was loaded from.
@@ -252,7 +142,7 @@ impl Decoder {
     /// Out of memory for their tables.
     pub(crate) fn rotate_for(&mut self, ctx: &Context, context: usize) -> Result<()> {
         let DecoderConfig { ropes, head_dim, .. } = &self.config;
-        self.ropes = rotaries(ctx, ropes, *head_dim, context, self.limits.context)?;
+        self.parts.ropes = rotaries(ctx, ropes, *head_dim, context, self.limits.context)?;
         Ok(())
     }
 
@@ -263,29 +153,30 @@ impl Decoder {
 
     /// Bytes of its weights: packed ones, embedding tables, biases and the weights of norms.
     pub fn weight_bytes(&self) -> usize {
-        let layers: usize = self.layers.iter().map(Layer::weight_bytes).sum();
-        let positions = self.positions.as_ref().map_or(0, |(table, _)| table.own_bytes());
-        layers + self.end.weight_bytes() + self.embedding.own_bytes() + positions
+        let Held { tables, experts, others } = self.held;
+        tables + experts + others
     }
 
     /// Bytes that a step of one token for each of so many sequences reads at most: weights but for rows of embedding
     /// tables, of experts no more than there are tokens for, and the keys and values of `length` tokens of each
     /// sequence, or of as many as a layer's window has.
     pub fn step_bytes(&self, sequences: usize, length: f64) -> f64 {
-        let layers: usize = self.layers.iter().map(|layer| layer.step_bytes(sequences)).sum();
+        let Held { experts, others, .. } = self.held;
+        let used = |of: ExpertsConfig| experts / of.count * sequences.saturating_mul(of.per_token).min(of.count);
+        let weights = others + self.config.experts().map_or(0, used);
         let (heads, head_dim) = (self.config.num_key_value_heads, self.config.head_dim);
         let read = |layer: &LayerConfig| self.precision.kv_bytes_read(layer.window, length, heads, head_dim);
         let read: f64 = self.config.layers.iter().map(read).sum();
-        (layers + self.end.weight_bytes()) as f64 + sequences as f64 * read
+        weights as f64 + sequences as f64 * read
     }
 
     /// The rows that serve this decoder: a name of the place, and the rows chosen there for one row and for many.
     pub fn kernels(&self) -> Vec<Place> {
-        let mut all = vec![("embedding", self.embedding.kernels())];
-        all.extend(self.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
+        let mut all = vec![("embedding", self.parts.embedding.kernels())];
+        all.extend(self.parts.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
         // Layers differ in windows and in being experts or not.
-        push_unlike(&mut all, self.layers.iter().flat_map(Layer::kernels));
-        match &self.end {
+        push_unlike(&mut all, self.parts.layers.iter().flat_map(Layer::kernels));
+        match &self.parts.end {
             End::Logits(head, _) => all.extend(head.kernels(["last norm", "head"])),
             End::States(norm) => all.push(("last norm", norm.kernels())),
         }
@@ -304,18 +195,18 @@ impl Decoder {
         if rows == 0 {
             return Ok(());
         }
-        self.inputs.upload(ctx, batch)?;
-        let x = &mut self.activations;
-        self.embedding.run(ctx, self.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
-        if let Some(scale) = &self.scale {
+        self.parts.inputs.upload(ctx, batch)?;
+        let x = &mut self.parts.activations;
+        self.parts.embedding.run(ctx, self.parts.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
+        if let Some(scale) = &self.parts.scale {
             scale.run(ctx, x.stream.hidden.write(rows)?)?;
         }
-        if let (Some((table, add)), Some(ids)) = (&self.positions, &self.inputs.position_ids) {
+        if let (Some((table, add)), Some(ids)) = (&self.parts.positions, &self.parts.inputs.position_ids) {
             table.run(ctx, ids.read()?, x.stream.added.write(rows)?)?;
             add.run(ctx, x.stream.hidden.write(rows)?, x.stream.added.read(rows)?)?;
         }
-        for (layer, mut of_layer) in self.layers.iter().zip(cache.layers_mut()) {
-            let step = self.inputs.step(ctx, batch, &self.ropes, &of_layer)?;
+        for (layer, mut of_layer) in self.parts.layers.iter().zip(cache.layers_mut()) {
+            let step = self.parts.inputs.step(ctx, batch, &self.parts.ropes, &of_layer)?;
             layer.run(&step, &mut of_layer, x)?;
         }
         let Steps { count, largest, .. } = self.steps;
@@ -331,15 +222,15 @@ impl Decoder {
     pub(crate) fn head(&mut self, ctx: &Context, rows: &[u32], logits: &mut Tensor) -> Result<()> {
         let n = rows.len();
         self.gather(ctx, rows)?;
-        let End::Logits(head, softcap) = &self.end else {
+        let End::Logits(head, softcap) = &self.parts.end else {
             return Err(Error::Input("logits of a decoder that was loaded without a head".to_owned()));
         };
         if n == 0 {
             return Ok(());
         }
         let layout = Layout::contiguous(&[n, self.config.vocab_size])?;
-        let normed = self.activations.normed.write(n)?;
-        head.run(ctx, self.wanted.read(n)?, Some(normed), logits.view_mut()?.with_layout(layout)?)?;
+        let normed = self.parts.activations.normed.write(n)?;
+        head.run(ctx, self.parts.wanted.read(n)?, Some(normed), logits.view_mut()?.with_layout(layout)?)?;
         match softcap {
             Some(softcap) => Ok(softcap.run(ctx, logits, &layout)?),
             None => Ok(()),
@@ -354,14 +245,14 @@ impl Decoder {
     pub(crate) fn hidden(&mut self, ctx: &Context, rows: &[u32], states: &mut Tensor) -> Result<()> {
         let n = rows.len();
         self.gather(ctx, rows)?;
-        let End::States(norm) = &self.end else {
+        let End::States(norm) = &self.parts.end else {
             return Err(Error::Input("hidden states of a decoder that was loaded for logits".to_owned()));
         };
         if n == 0 {
             return Ok(());
         }
         let out = states.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.hidden_size])?)?;
-        Ok(norm.run(ctx, self.wanted.read(n)?, out)?)
+        Ok(norm.run(ctx, self.parts.wanted.read(n)?, out)?)
     }
 
     /// Brings some rows of the residual stream together in `wanted`.
@@ -373,9 +264,9 @@ impl Decoder {
         if n == 0 {
             return Ok(());
         }
-        self.inputs.wanted.upload(ctx, rows)?;
-        let hidden = self.activations.stream.hidden.read(self.limits.max_rows)?;
-        Ok(self.gather.run(ctx, hidden, self.inputs.wanted.read()?, self.wanted.write(n)?)?)
+        self.parts.inputs.wanted.upload(ctx, rows)?;
+        let hidden = self.parts.activations.stream.hidden.read(self.limits.max_rows)?;
+        Ok(self.parts.gather.run(ctx, hidden, self.parts.inputs.wanted.read()?, self.parts.wanted.write(n)?)?)
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
@@ -392,71 +283,93 @@ impl Decoder {
     }
 }
 
-/// The head's matrix, which may be the embedding's, as precision wants it.
-fn head_part(own: Option<Part>, embedding: &Part, precision: Precision) -> Part {
-    let exact = precision.quantize.is_some_and(|quantize| !quantize.head);
-    own.unwrap_or_else(|| embedding.clone()).exact(exact)
+impl<S: Stage> Parts<S> {
+    fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, limits: &Limits) -> Result<Self> {
+        let (names, hidden, vocab, rows) = (config.names, config.hidden_size, config.vocab_size, limits.max_rows);
+        let precision = maker.precision();
+        let prefix = maker.checkpoint().prefix_of(&format!("{}.weight", names.embedding), names.prefixes)?;
+        let at = |name: &str| format!("{prefix}{name}");
+        let embedding = Part::whole(at(names.embedding), vocab);
+        let (end, embedding) = match limits.max_logits {
+            0 => {
+                let norm = maker.norm(norm_over(config, at(names.norm), hidden, DType::F32), rows)?;
+                (End::States(Box::new(norm)), maker.table(embedding, hidden)?)
+            }
+            most => {
+                let (norm, dtype) = input_norm(config, precision, Some(at(names.norm)));
+                let options = LinearOptions::new(dtype, DType::F32, precision.compute);
+                let exact = precision.quantize.is_some_and(|quantize| !quantize.head);
+                let (head, embedding) = match own_head(config, maker.checkpoint()) {
+                    None => maker.tied(norm, embedding.exact(exact), hidden, options, most)?,
+                    Some(name) => {
+                        let head = [Part::whole(name, vocab).exact(exact)];
+                        let head = maker.normed_linear(norm, &head, hidden, false, options, most)?;
+                        (head, maker.table(embedding, hidden)?)
+                    }
+                };
+                let softcap = config.logit_softcap.map(|cap| maker.planned(|ctx| Softcap::new(ctx, DType::F32, cap)));
+                (End::Logits(Box::new(head), softcap.transpose()?), embedding)
+            }
+        };
+        let positions = match config.learned_positions {
+            true => {
+                let table = Part::whole(at(names.positions), config.max_position_embeddings);
+                Some((maker.table(table, hidden)?, maker.planned(|ctx| Add::new(ctx, DType::F32))?))
+            }
+            false => None,
+        };
+        let scale = config.embedding_scale.map(|scale| maker.planned(|ctx| Scale::new(ctx, DType::F32, scale)));
+        let ropes = maker.ropes(&config.ropes, config.head_dim, limits.context)?;
+        let layers = (0..config.num_hidden_layers())
+            .map(|index| Layer::make(maker, config, &ropes, prefix, index, limits))
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            end,
+            embedding,
+            scale: scale.transpose()?,
+            positions,
+            ropes,
+            layers,
+            gather: maker.planned(|ctx| RowGather::new(ctx, DType::F32, rows, hidden))?,
+            inputs: StepInputs::make(maker, config, limits)?,
+            activations: Activations::make(maker, config, rows)?,
+            wanted: maker.rows(DType::F32, limits.max_wanted(), hidden)?,
+        })
+    }
 }
 
-/// The head, unless it is the embedding. One that the checkpoint has is used whatever the config says.
-fn own_head(config: &DecoderConfig, contains: impl Fn(&str) -> bool) -> Option<Part> {
+/// What the head is called, unless it is the embedding. One that the checkpoint has is used whatever the config says.
+fn own_head(config: &DecoderConfig, checkpoint: &Checkpoint) -> Option<&'static str> {
     let heads = config.names.heads;
-    let name = match heads.iter().find(|name| contains(&format!("{name}.weight"))) {
-        None if config.tie_word_embeddings => return None,
-        found => found.or(heads.first()).copied().unwrap_or_default(),
-    };
-    Some(Part::whole(name, config.vocab_size))
+    match heads.iter().find(|name| checkpoint.contains(&format!("{name}.weight"))) {
+        None if config.tie_word_embeddings => None,
+        found => Some(found.or(heads.first()).copied().unwrap_or_default()),
+    }
+}
+
+impl<S: Stage> StepInputs<S> {
+    fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, limits: &Limits) -> Result<Self> {
+        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
+        let blocks = max_sequences.saturating_mul(context.div_ceil(block_size));
+        let ids = if config.learned_positions { max_rows } else { 0 };
+        let groups = Form::count(config, &maker.precision());
+        Ok(Self {
+            tokens: maker.values(DType::U32, max_rows)?,
+            positions: maker.values(DType::I32, max_rows)?,
+            position_ids: config.learned_positions.then(|| maker.values(DType::U32, ids)).transpose()?,
+            query_start: maker.values(DType::I32, max_sequences.saturating_add(1))?,
+            kv_len: maker.values(DType::I32, max_sequences)?,
+            places: (0..groups)
+                .map(|_| Ok([maker.values(DType::I64, max_rows)?, maker.values(DType::U32, blocks)?]))
+                .collect::<Result<_>>()?,
+            wanted: maker.values(DType::U32, limits.max_wanted())?,
+            laid_out: maker.planned(|_| Ok(Vec::with_capacity(blocks)))?,
+            ids: maker.planned(|_| Ok(Vec::with_capacity(ids)))?,
+        })
+    }
 }
 
 impl StepInputs {
-    fn new(ctx: &Context, limits: &Limits, config: &DecoderConfig, precision: &Precision) -> Result<Self> {
-        let values = |(dtype, most)| Values::new(ctx, dtype, most);
-        let [tokens, positions, query_start, kv_len, wanted] = Self::values(limits);
-        let (places, ids) = (Self::places(limits), Self::ids(limits, config));
-        let groups = Form::count(config, precision);
-        Ok(Self {
-            tokens: values(tokens)?,
-            positions: values(positions)?,
-            position_ids: ids.map(values).transpose()?,
-            query_start: values(query_start)?,
-            kv_len: values(kv_len)?,
-            places: (0..groups).map(|_| Ok([values(places[0])?, values(places[1])?])).collect::<Result<_>>()?,
-            wanted: values(wanted)?,
-            laid_out: Vec::with_capacity(places[1].1),
-            ids: Vec::with_capacity(ids.map_or(0, |(_, most)| most)),
-        })
-    }
-
-    /// Bytes of its numbers.
-    fn bytes(limits: &Limits, config: &DecoderConfig, precision: &Precision) -> usize {
-        let bytes = |(dtype, most)| Values::bytes(dtype, most);
-        let places = sum(Self::places(limits).map(bytes)).saturating_mul(Form::count(config, precision));
-        sum(Self::values(limits).into_iter().chain(Self::ids(limits, config)).map(bytes)).saturating_add(places)
-    }
-
-    /// What `tokens`, `positions`, `query_start`, `kv_len` and `wanted` are, and how many.
-    fn values(limits: &Limits) -> [(DType, usize); 5] {
-        let &Limits { max_rows, max_sequences, .. } = limits;
-        [
-            (DType::U32, max_rows),
-            (DType::I32, max_rows),
-            (DType::I32, max_sequences.saturating_add(1)),
-            (DType::I32, max_sequences),
-            (DType::U32, limits.max_wanted()),
-        ]
-    }
-
-    /// The same of slots and block tables.
-    fn places(limits: &Limits) -> [(DType, usize); 2] {
-        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
-        [(DType::I64, max_rows), (DType::U32, max_sequences.saturating_mul(context.div_ceil(block_size)))]
-    }
-
-    /// The same of `position_ids`.
-    fn ids(limits: &Limits, config: &DecoderConfig) -> Option<(DType, usize)> {
-        config.learned_positions.then_some((DType::U32, limits.max_rows))
-    }
-
     fn upload(&mut self, ctx: &Context, batch: &Batch) -> Result<()> {
         self.tokens.upload(ctx, batch.tokens())?;
         self.positions.upload(ctx, batch.positions())?;

@@ -118,7 +118,7 @@ impl EmbeddingModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
-        Backbone::plan(config, &Sizes { checkpoint, precision, device: device.id().kind, asked: None })
+        Backbone::plan(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
     }
 
     /// The context that it runs on.

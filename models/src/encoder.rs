@@ -11,15 +11,15 @@
 mod layer;
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Add, Embedding, Norm, NormOptions, Place, Rotary, Sequences};
+use sinew_ops::layers::{Add, Embedding, Norm, Place, Rotary, Sequences};
 use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
 use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
 use crate::limits::Plan;
-use crate::load::{Loader, Part, Precision, Sizes};
+use crate::load::{Loaded, Loader, Maker, NormSpec, Part, Precision, Sizes, Stage};
 use crate::places::push_unlike;
-use crate::scratch::{Values, sum};
+use crate::scratch::Values;
 use crate::{EncoderConfig, Error, Result};
 
 /// An encoder whose weights are packed and whose every pass is planned.
@@ -27,28 +27,37 @@ use crate::{EncoderConfig, Error, Result};
 pub struct Encoder {
     config: EncoderConfig,
     precision: Precision,
-    word: Embedding,
-    /// The table, and the rows of it that tokens have.
-    learned_positions: Option<(Embedding, Values, LearnedPositions)>,
-    token_types: Option<(Embedding, Values)>,
-    add: Add,
-    embedding_norm: Norm,
-    ropes: Vec<Rotary>,
-    layers: Vec<Layer>,
-    final_norm: Option<Norm>,
-    inputs: PassInputs,
-    activations: Activations,
+    parts: Parts,
     max_rows: usize,
     max_sequences: usize,
 }
 
+/// What an encoder is made of.
+#[derive(Debug)]
+struct Parts<S: Stage = Loaded> {
+    word: S::Of<Embedding>,
+    positions: Option<S::Of<Embedding>>,
+    token_types: Option<S::Of<Embedding>>,
+    add: S::Of<Add>,
+    embedding_norm: S::Of<Norm>,
+    ropes: Vec<Rotary>,
+    layers: Vec<Layer<S>>,
+    final_norm: Option<S::Of<Norm>>,
+    inputs: PassInputs<S>,
+    activations: Activations<S>,
+}
+
 /// What the host gives to a pass.
 #[derive(Debug)]
-struct PassInputs {
-    tokens: Values,
-    positions: Values,
-    query_start: Values,
-    kv_len: Values,
+struct PassInputs<S: Stage = Loaded> {
+    tokens: S::Of<Values>,
+    positions: S::Of<Values>,
+    /// Rows of the table of positions, where there is one.
+    position_ids: Option<S::Of<Values>>,
+    /// The same of token types.
+    token_types: Option<S::Of<Values>>,
+    query_start: S::Of<Values>,
+    kv_len: S::Of<Values>,
 }
 
 impl Encoder {
@@ -62,52 +71,9 @@ impl Encoder {
         max_rows: usize,
         max_sequences: usize,
     ) -> Result<Self> {
-        let ctx = loader.context().clone();
-        let names = config.names;
-        let prefix = loader.prefix(&format!("{}.weight", names.word), names.prefixes)?;
-        let mut table = |name: &str, rows: usize| -> Result<Embedding> {
-            let table = loader.table(Part::whole(format!("{prefix}{name}"), rows), config.hidden_size)?;
-            Ok(Embedding::table(&ctx, table, DType::F32)?)
-        };
-        let word = table(names.word, config.vocab_size)?;
-        let context = config.max_position_embeddings;
-        let learned_positions = match config.learned_positions {
-            None => None,
-            Some(learned) => {
-                let table = table(names.positions, learned.first as usize + context)?;
-                Some((table, Values::new(&ctx, DType::U32, max_rows)?, learned))
-            }
-        };
-        let token_types = match config.type_vocab_size {
-            0 => None,
-            rows => Some((table(names.token_types, rows)?, Values::new(&ctx, DType::U32, max_rows)?)),
-        };
-        let embedding_norm = norm(loader, config, &format!("{prefix}{}", names.embedding_norm), max_rows)?;
-        let ropes = loader.ropes(&config.ropes, config.head_dim, context)?;
-        let layers = (0..config.layers.len())
-            .map(|index| Layer::load(loader, config, prefix, index, max_rows))
-            .collect::<Result<_>>()?;
-        let final_norm = match config.norm_first {
-            true => Some(norm(loader, config, &format!("{prefix}{}", names.final_norm), max_rows)?),
-            false => None,
-        };
-        loader.finish(names.spare);
-        Ok(Self {
-            config: config.clone(),
-            precision: loader.precision(),
-            word,
-            learned_positions,
-            token_types,
-            add: Add::new(&ctx, DType::F32)?,
-            embedding_norm,
-            ropes,
-            layers,
-            final_norm,
-            inputs: PassInputs::new(&ctx, max_rows, max_sequences)?,
-            activations: Activations::new(&ctx, config, max_rows)?,
-            max_rows,
-            max_sequences,
-        })
+        let parts = Parts::make(loader, config, max_rows, max_sequences)?;
+        loader.finish(config.names.spare);
+        Ok(Self { config: config.clone(), precision: loader.precision(), parts, max_rows, max_sequences })
     }
 
     /// What it would take.
@@ -116,55 +82,12 @@ impl Encoder {
     /// Those of [`Encoder::load`] for tensors.
     pub(crate) fn plan(
         config: &EncoderConfig,
-        sizes: &Sizes<'_>,
+        sizes: &mut Sizes<'_>,
         max_rows: usize,
         max_sequences: usize,
     ) -> Result<Plan> {
-        let names = config.names;
-        let prefix = sizes.checkpoint.prefix_of(&format!("{}.weight", names.word), names.prefixes)?;
-        let at = |name: &str| format!("{prefix}{name}");
-        let table = |name: &str, rows: usize| match rows {
-            0 => Ok(0),
-            _ => sizes.table(&Part::whole(at(name), rows), config.hidden_size),
-        };
-        let context = config.max_position_embeddings;
-        let learned = config.learned_positions.map_or(0, |learned| learned.first as usize + context);
-        let tables = [
-            table(names.word, config.vocab_size)?,
-            table(names.positions, learned)?,
-            table(names.token_types, config.type_vocab_size)?,
-        ];
-        let embedding_norm = norm_bytes(sizes, config, &at(names.embedding_norm))?;
-        let layers = (0..config.layers.len()).map(|index| Layer::bytes(sizes, config, prefix, index));
-        let layers = sum(layers.collect::<Result<Vec<_>>>()?);
-        let final_norm = match config.norm_first {
-            true => norm_bytes(sizes, config, &at(names.final_norm))?,
-            false => 0,
-        };
-        // Rows of the tables of positions and of types.
-        let ids = usize::from(config.learned_positions.is_some()) + usize::from(config.type_vocab_size > 0);
-        let ids = Values::bytes(DType::U32, max_rows).saturating_mul(ids);
-        Ok(Plan {
-            weights: sum([sum(tables), embedding_norm, layers, final_norm]),
-            activations: sum([PassInputs::bytes(max_rows, max_sequences), ids, Activations::bytes(config, max_rows)]),
-            tables: sizes.ropes(&config.ropes, config.head_dim, context),
-            ..Plan::default()
-        })
-    }
-
-    /// Bytes of workspace that attention would make room for in passes of so many tokens.
-    ///
-    /// # Errors
-    /// No kernel for it on the context's device.
-    pub(crate) fn attention_workspace(
-        ctx: &Context,
-        config: &EncoderConfig,
-        precision: Precision,
-        max_rows: usize,
-    ) -> Result<usize> {
-        config.layers.iter().try_fold(0, |most, layer| {
-            Ok(most.max(Layer::attention_workspace(ctx, config, layer, precision, max_rows)?))
-        })
+        Parts::make(sizes, config, max_rows, max_sequences)?;
+        Ok(sizes.plan())
     }
 
     /// The description that it was loaded from.
@@ -184,14 +107,15 @@ impl Encoder {
 
     /// The rows that serve this encoder: a name of the place, and the rows chosen there for one row and for many.
     pub fn kernels(&self) -> Vec<Place> {
-        let mut all = vec![("embedding", self.word.kernels())];
-        all.extend(self.learned_positions.iter().map(|(table, ..)| ("positions", table.kernels())));
-        all.extend(self.token_types.iter().map(|(table, _)| ("token types", table.kernels())));
-        all.extend([("sum", self.add.kernels()), ("embedding norm", self.embedding_norm.kernels())]);
-        all.extend(self.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
+        let parts = &self.parts;
+        let mut all = vec![("embedding", parts.word.kernels())];
+        all.extend(parts.positions.iter().map(|table| ("positions", table.kernels())));
+        all.extend(parts.token_types.iter().map(|table| ("token types", table.kernels())));
+        all.extend([("sum", parts.add.kernels()), ("embedding norm", parts.embedding_norm.kernels())]);
+        all.extend(parts.ropes.first().map(|rotary| ("rotary", rotary.kernels())));
         // Layers differ in windows, and the first in its norm.
-        push_unlike(&mut all, self.layers.iter().flat_map(Layer::kernels));
-        all.extend(self.final_norm.iter().map(|norm| ("last norm", norm.kernels())));
+        push_unlike(&mut all, parts.layers.iter().flat_map(Layer::kernels));
+        all.extend(parts.final_norm.iter().map(|norm| ("last norm", norm.kernels())));
         all
     }
 
@@ -208,28 +132,29 @@ impl Encoder {
         }
         self.upload(ctx, texts, n)?;
         let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+        let Parts { word, positions, token_types, add, embedding_norm, ropes, layers, final_norm, inputs, activations } =
+            &mut self.parts;
         let sequences = Sequences {
-            query_start: self.inputs.query_start.read()?,
-            kv_len: self.inputs.kv_len.read()?,
+            query_start: inputs.query_start.read()?,
+            kv_len: inputs.kv_len.read()?,
             block_table: None,
             max_query: longest,
             max_kv: longest,
         };
 
-        let Activations { hidden, middle, scratch } = &mut self.activations;
-        self.word.run(ctx, self.inputs.tokens.read()?, middle.write(n)?)?;
-        let learned = self.learned_positions.as_ref().map(|(table, rows, _)| (table, rows));
-        let token_types = self.token_types.as_ref().map(|(table, rows)| (table, rows));
-        for (table, rows) in learned.into_iter().chain(token_types) {
+        let Activations { hidden, middle, scratch } = activations;
+        word.run(ctx, inputs.tokens.read()?, middle.write(n)?)?;
+        let positions = positions.iter().zip(&inputs.position_ids);
+        for (table, rows) in positions.chain(token_types.iter().zip(&inputs.token_types)) {
             table.run(ctx, rows.read()?, hidden.write(n)?)?;
-            self.add.run(ctx, middle.write(n)?, hidden.read(n)?)?;
+            add.run(ctx, middle.write(n)?, hidden.read(n)?)?;
         }
-        self.embedding_norm.run(ctx, middle.read(n)?, hidden.write(n)?)?;
-        let step = Step { ctx, n, ropes: &self.ropes, positions: self.inputs.positions.read()?, sequences };
-        for layer in &self.layers {
+        embedding_norm.run(ctx, middle.read(n)?, hidden.write(n)?)?;
+        let step = Step { ctx, n, ropes, positions: inputs.positions.read()?, sequences };
+        for layer in layers.iter() {
             layer.run(&step, hidden, middle, scratch)?;
         }
-        match &self.final_norm {
+        match final_norm {
             None => hidden.to_vec(ctx, n),
             Some(norm) => {
                 norm.run(ctx, hidden.read(n)?, middle.write(n)?)?;
@@ -262,38 +187,63 @@ impl Encoder {
             query_start.push(tokens.len() as i32);
             kv_len.push(text.len() as i32);
         }
-        if let Some((_, rows, learned)) = &mut self.learned_positions {
-            let of = texts.iter().flat_map(|text| learned_rows(text, *learned));
+        if let (Some(rows), Some(learned)) = (&mut self.parts.inputs.position_ids, self.config.learned_positions) {
+            let of = texts.iter().flat_map(|text| learned_rows(text, learned));
             rows.upload(ctx, &of.collect::<Vec<_>>())?;
         }
-        if let Some((_, types)) = &mut self.token_types {
+        if let Some(types) = &mut self.parts.inputs.token_types {
             types.upload(ctx, &vec![0u32; n])?;
         }
-        self.inputs.tokens.upload(ctx, &tokens)?;
-        self.inputs.positions.upload(ctx, &positions)?;
-        self.inputs.query_start.upload(ctx, &query_start)?;
-        self.inputs.kv_len.upload(ctx, &kv_len)
+        self.parts.inputs.tokens.upload(ctx, &tokens)?;
+        self.parts.inputs.positions.upload(ctx, &positions)?;
+        self.parts.inputs.query_start.upload(ctx, &query_start)?;
+        self.parts.inputs.kv_len.upload(ctx, &kv_len)
     }
 }
 
-impl PassInputs {
-    fn new(ctx: &Context, max_rows: usize, max_sequences: usize) -> Result<Self> {
+impl<S: Stage> Parts<S> {
+    fn make<M: Maker<S>>(maker: &mut M, config: &EncoderConfig, max_rows: usize, max_sequences: usize) -> Result<Self> {
+        let (names, context) = (config.names, config.max_position_embeddings);
+        let prefix = maker.checkpoint().prefix_of(&format!("{}.weight", names.word), names.prefixes)?;
+        let at = |name: &str| format!("{prefix}{name}");
+        let table = |maker: &mut M, name: &str, rows| maker.table(Part::whole(at(name), rows), config.hidden_size);
         Ok(Self {
-            tokens: Values::new(ctx, DType::U32, max_rows)?,
-            positions: Values::new(ctx, DType::I32, max_rows)?,
-            query_start: Values::new(ctx, DType::I32, max_sequences + 1)?,
-            kv_len: Values::new(ctx, DType::I32, max_sequences)?,
+            word: table(maker, names.word, config.vocab_size)?,
+            positions: config
+                .learned_positions
+                .map(|learned| table(maker, names.positions, learned.first as usize + context))
+                .transpose()?,
+            token_types: match config.type_vocab_size {
+                0 => None,
+                rows => Some(table(maker, names.token_types, rows)?),
+            },
+            add: maker.planned(|ctx| Add::new(ctx, DType::F32))?,
+            embedding_norm: maker.norm(norm(config, at(names.embedding_norm)), max_rows)?,
+            ropes: maker.ropes(&config.ropes, config.head_dim, context)?,
+            layers: (0..config.layers.len())
+                .map(|index| Layer::make(maker, config, prefix, index, max_rows))
+                .collect::<Result<_>>()?,
+            final_norm: match config.norm_first {
+                true => Some(maker.norm(norm(config, at(names.final_norm)), max_rows)?),
+                false => None,
+            },
+            inputs: PassInputs::make(maker, config, max_rows, max_sequences)?,
+            activations: Activations::make(maker, config, max_rows)?,
         })
     }
+}
 
-    /// Bytes of its numbers.
-    fn bytes(max_rows: usize, max_sequences: usize) -> usize {
-        sum([
-            Values::bytes(DType::U32, max_rows),
-            Values::bytes(DType::I32, max_rows),
-            Values::bytes(DType::I32, max_sequences.saturating_add(1)),
-            Values::bytes(DType::I32, max_sequences),
-        ])
+impl<S: Stage> PassInputs<S> {
+    fn make(maker: &mut impl Maker<S>, config: &EncoderConfig, max_rows: usize, max_sequences: usize) -> Result<Self> {
+        let mut values = |dtype, most| maker.values(dtype, most);
+        Ok(Self {
+            tokens: values(DType::U32, max_rows)?,
+            positions: values(DType::I32, max_rows)?,
+            position_ids: config.learned_positions.map(|_| values(DType::U32, max_rows)).transpose()?,
+            token_types: (config.type_vocab_size > 0).then(|| values(DType::U32, max_rows)).transpose()?,
+            query_start: values(DType::I32, max_sequences.saturating_add(1))?,
+            kv_len: values(DType::I32, max_sequences)?,
+        })
     }
 }
 
@@ -309,25 +259,8 @@ fn learned_rows(text: &[u32], learned: LearnedPositions) -> impl Iterator<Item =
     })
 }
 
-fn norm(loader: &mut Loader<'_>, config: &EncoderConfig, name: &str, max_rows: usize) -> Result<Norm> {
-    let options = norm_options(loader, config, name)?;
-    Ok(Norm::new(loader.context(), options, max_rows)?)
-}
-
-/// What a norm is made of.
-fn norm_options(loader: &mut Loader<'_>, config: &EncoderConfig, name: &str) -> Result<NormOptions> {
-    let (width, eps) = (config.hidden_size, config.layer_norm_eps);
-    if config.norm_bias {
-        return loader.norm_options(name, width, NormKind::Layer, eps, [DType::F32; 2]);
-    }
-    let weight = loader.vector(&format!("{name}.weight"), width)?;
-    Ok(NormOptions::layer(eps, weight, None, DType::F32, DType::F32))
-}
-
-/// Bytes of the vectors of [`norm`].
-fn norm_bytes(sizes: &Sizes<'_>, config: &EncoderConfig, name: &str) -> Result<usize> {
-    match config.norm_bias {
-        true => sizes.layer_norm(name, config.hidden_size),
-        false => sizes.vector(&format!("{name}.weight"), config.hidden_size),
-    }
+/// The norm called `name`.
+fn norm(config: &EncoderConfig, name: String) -> NormSpec {
+    let (n, eps, bias) = (config.hidden_size, config.layer_norm_eps, config.norm_bias);
+    NormSpec { name, n, kind: NormKind::Layer, bias, eps, dtypes: [DType::F32; 2] }
 }

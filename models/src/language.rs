@@ -141,7 +141,7 @@ impl LanguageModel {
         device: &dyn Device,
     ) -> Result<Plan> {
         let precision = options.precision(checkpoint, device.hardware())?;
-        options.plan(config, &Sizes { checkpoint, precision, device: device.id().kind, asked: None })
+        options.plan(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
     }
 
     /// The context that it runs on.

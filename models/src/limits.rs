@@ -1,7 +1,7 @@
 //! How large the steps of a model are, and the memory that it takes on its device for them.
 //!
-//! What allocates says how much: each struct that holds tensors has a function beside its `new` or `load` that counts
-//! their bytes, and a model adds them up. Bytes that are too many to count are [`usize::MAX`].
+//! What a model is made of is declared once, and given to what loads it and to what counts its bytes. Bytes that are too
+//! many to count are [`usize::MAX`].
 
 use sinew_memory::Bytes;
 use sinew_ops::Context;

@@ -1,33 +1,36 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
 mod fill;
+mod maker;
 mod matrices;
 mod matrix;
 mod part;
 mod precision;
 mod sizes;
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight, Rotary,
-    WeightPacker,
+    Attention, AttentionOptions, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
+    NormOptions, NormedLinear, PackedWeight, Rotary, Routing, WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
 
 pub(crate) use self::fill::AT_HAND_BYTES;
+pub(crate) use self::maker::{Loaded, Maker, NormSpec, Stage};
 use self::matrices::{Becomes, Matrices};
 use self::matrix::check;
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
-use self::sizes::layer_norm_names;
-pub(crate) use self::sizes::{Asked, Made, Product, Sizes};
+pub(crate) use self::sizes::{Made, Sizes};
 pub(crate) use self::{matrix::packable, precision::float_dtype};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
+use crate::scratch::{Rows, Values};
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -40,13 +43,25 @@ pub struct Loader<'a> {
     progress: Progress<'a>,
     done: u64,
     total: u64,
+    held: Held,
+}
+
+/// Bytes of the weights that were loaded: packed ones, embedding tables, biases and the weights of norms.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Held {
+    /// Of tables of embeddings alone, of which a step reads rows.
+    pub tables: usize,
+    /// Of experts, of which a step reads some.
+    pub experts: usize,
+    /// Of all else.
+    pub others: usize,
 }
 
 impl<'a> Loader<'a> {
     /// A loader of `checkpoint`.
     pub fn new(ctx: Arc<Context>, checkpoint: &'a Checkpoint, precision: Precision, progress: Progress<'a>) -> Self {
         let total = checkpoint.num_bytes();
-        Self { ctx, checkpoint, precision, progress, done: 0, total }
+        Self { ctx, checkpoint, precision, progress, done: 0, total, held: Held::default() }
     }
 
     /// The context.
@@ -59,58 +74,14 @@ impl<'a> Loader<'a> {
         self.precision
     }
 
-    /// The first of `prefixes` under which the checkpoint has `name`; checkpoints saved from a bare model lack the
-    /// wrapper's prefix.
-    ///
-    /// # Errors
-    /// The tensor is there under none of them.
-    pub fn prefix(&self, name: &str, prefixes: &[&'static str]) -> Result<&'static str> {
-        self.checkpoint.prefix_of(name, prefixes)
-    }
-
-    /// Whether the checkpoint has a tensor.
-    pub fn contains(&self, name: &str) -> bool {
-        self.checkpoint.contains(name)
+    /// The bytes of what was loaded so far.
+    pub(crate) fn held(&self) -> Held {
+        self.held
     }
 
     fn advance(&mut self, bytes: usize) {
         self.done += bytes as u64;
         (self.progress)(self.done, self.total);
-    }
-
-    /// A linear layer for up to `max_rows` rows, whose parts are stacked: tensors `{name}.weight` and, with `bias`,
-    /// `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated activation
-    /// needs one pass.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn linear(
-        &mut self,
-        parts: &[Part],
-        k: usize,
-        bias: bool,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<Linear> {
-        let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
-        Ok(Linear::new(&self.ctx, weight, options, max_rows)?)
-    }
-
-    /// The same of what may be normed first.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn normed_linear(
-        &mut self,
-        norm: Option<NormOptions>,
-        parts: &[Part],
-        k: usize,
-        bias: bool,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<NormedLinear> {
-        let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
-        Ok(NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?)
     }
 
     /// The weight of a linear layer, and `options` with its bias.
@@ -122,7 +93,7 @@ impl<'a> Loader<'a> {
         options: LinearOptions,
     ) -> Result<(Arc<PackedWeight>, LinearOptions)> {
         let bias = if bias { Some(self.biases(parts)?) } else { None };
-        let weight = self.pack(parts, 1, k, options.gated.is_some(), true)?;
+        let weight = self.pack(parts.iter().cloned(), 1, k, options.gated.is_some(), true)?;
         let compute = self.precision.compute_with(weight.encoding());
         Ok((weight, LinearOptions { bias, compute, ..options }))
     }
@@ -130,106 +101,46 @@ impl<'a> Loader<'a> {
     fn biases(&mut self, parts: &[Part]) -> Result<Tensor> {
         let mut values = Vec::new();
         for part in parts {
-            values.extend_from_slice(&self.values(&part.bias(), part.of)?[part.rows.clone()]);
+            let of_tensor = self.values(&part.bias(), part.of)?;
+            part.pieces().into_iter().for_each(|piece| values.extend_from_slice(&of_tensor[piece.rows]));
         }
-        Ok(self.ctx.tensor_tagged("weights", &values, &[values.len()])?)
+        self.vector(&values)
     }
 
-    /// A linear layer of `experts` experts for up to `max_rows` rows: `parts` are those of the first expert, then those
-    /// of the next, as [`linear`](Self::linear) has them.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn grouped(
-        &mut self,
-        parts: &[Part],
-        experts: usize,
-        k: usize,
-        options: GroupedLinearOptions,
-        max_rows: usize,
-    ) -> Result<GroupedLinear> {
-        let weight = self.pack(parts, experts, k, options.gated.is_some(), true)?;
-        let compute = self.precision.compute_with(weight.encoding());
-        Ok(GroupedLinear::new(&self.ctx, weight, GroupedLinearOptions { compute, ..options }, max_rows)?)
+    /// What a norm is made of.
+    fn norm_options(&mut self, norm: NormSpec) -> Result<NormOptions> {
+        let (weight, bias) = norm.vectors(self.checkpoint);
+        let NormSpec { n, kind, eps, dtypes: [input, output], .. } = norm;
+        let mut weight = self.values(&weight, n)?;
+        if kind == NormKind::RmsOffset {
+            weight.iter_mut().for_each(|weight| *weight += 1.0);
+        }
+        let weight = self.vector(&weight)?;
+        let bias = bias.map(|bias| self.values(&bias, n)).transpose()?;
+        let bias = bias.map(|bias| self.vector(&bias)).transpose()?;
+        Ok(match kind {
+            NormKind::Rms | NormKind::RmsOffset => NormOptions::rms(eps, weight, input, output),
+            NormKind::Layer => NormOptions::layer(eps, weight, bias, input, output),
+        })
     }
 
-    /// A norm of `kind` with the vectors `[n]` called `{name}.weight` and, for a layer norm, `{name}.bias`, from the
-    /// first dtype to the second.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn norm(
-        &mut self,
-        name: &str,
-        n: usize,
-        kind: NormKind,
-        eps: f64,
-        dtypes: [DType; 2],
-        max_rows: usize,
-    ) -> Result<Norm> {
-        let options = self.norm_options(name, n, kind, eps, dtypes)?;
-        Ok(Norm::new(&self.ctx, options, max_rows)?)
+    /// Norm weights and biases, which are f32: they are small and read by every row.
+    fn vector(&self, values: &[f32]) -> Result<Tensor> {
+        Ok(self.ctx.tensor_tagged("weights", values, &[values.len()])?)
     }
 
-    /// What such a norm is made of.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn norm_options(
-        &mut self,
-        name: &str,
-        n: usize,
-        kind: NormKind,
-        eps: f64,
-        [input, output]: [DType; 2],
-    ) -> Result<NormOptions> {
-        let offset = match kind {
-            NormKind::Rms => 0.0,
-            NormKind::RmsOffset => 1.0,
-            NormKind::Layer => {
-                let [weight, bias] = layer_norm_names(self.checkpoint, name);
-                let (weight, bias) = (self.vector(&weight, n)?, self.vector(&bias, n)?);
-                return Ok(NormOptions::layer(eps, weight, bias, input, output));
-            }
-        };
-        let weight: Vec<f32> = self.values(&format!("{name}.weight"), n)?.iter().map(|w| w + offset).collect();
-        let weight = self.ctx.tensor_tagged("weights", &weight, &[n])?;
-        Ok(NormOptions::rms(eps, weight, input, output))
-    }
-
-    /// The rotations of f32 heads in sequences of up to `context` tokens.
-    ///
-    /// # Errors
-    /// Out of memory for their tables, or no kernel.
-    pub fn ropes(&self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
-        rotaries(&self.ctx, ropes, head_dim, context, context)
-    }
-
-    /// A packed weight from matrices `[n, k]` that are stacked along `n`, for products.
-    ///
-    /// # Errors
-    /// A tensor that is missing, of another shape or dtype, or out of memory.
-    pub fn weight(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
-        self.pack(parts, 1, k, false, true)
-    }
-
-    /// The same whose rows may be looked up as well: their values are in the order of the matrices' columns.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn weight_and_table(&mut self, parts: &[Part], k: usize) -> Result<Arc<PackedWeight>> {
-        self.pack(parts, 1, k, false, false)
-    }
-
+    /// A packed weight of so many groups from matrices `[n, k]`, those of a group stacked along `n`. Rows of one that may
+    /// not be ordered can be looked up as well: their values are in the order of the matrices' columns.
     fn pack(
         &mut self,
-        parts: &[Part],
+        parts: impl IntoIterator<Item = Part>,
         groups: usize,
         k: usize,
         gated: bool,
         may_be_ordered: bool,
     ) -> Result<Arc<PackedWeight>> {
-        let matrices = Matrices::of(self.checkpoint, parts.iter().cloned(), groups, k)?;
+        let pieces = parts.into_iter().flat_map(|part| part.pieces());
+        let matrices = Matrices::of(self.checkpoint, pieces, groups, k)?;
         let becomes = matrices.becomes(&self.precision, self.ctx.device().id().kind, may_be_ordered);
         let packer = self.packer(&matrices, &becomes, gated)?;
         Ok(Arc::new(self.fill(packer, &matrices, becomes.as_stored)?.finish()?))
@@ -245,25 +156,6 @@ impl<'a> Loader<'a> {
             Some(order) => packer.ordered(&self.ctx, order)?,
             None => packer,
         })
-    }
-
-    /// An embedding table `[rows, width]` in the dtype of the weights.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn table(&mut self, part: Part, width: usize) -> Result<Tensor> {
-        let packer = WeightPacker::table(&self.ctx, self.precision.weights, part.len(), width)?;
-        let matrices = Matrices::of(self.checkpoint, [part], 1, width)?;
-        Ok(self.fill(packer, &matrices, false)?.finish_table()?)
-    }
-
-    /// A vector `[n]` as f32: norm weights and biases, which are small and read by every row.
-    ///
-    /// # Errors
-    /// Those of [`Loader::weight`].
-    pub fn vector(&mut self, name: &str, n: usize) -> Result<Tensor> {
-        let values = self.values(name, n)?;
-        Ok(self.ctx.tensor_tagged("weights", &values, &[n])?)
     }
 
     fn values(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
@@ -284,6 +176,118 @@ impl<'a> Loader<'a> {
     pub fn finish(&mut self, spare: &[&str]) {
         self.checkpoint.report_unused(spare);
         (self.progress)(self.total, self.total);
+    }
+}
+
+impl Maker<Loaded> for Loader<'_> {
+    fn checkpoint(&self) -> &Checkpoint {
+        self.checkpoint
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn table(&mut self, part: Part, width: usize) -> Result<Embedding> {
+        let packer = WeightPacker::table(&self.ctx, self.precision.weights, part.len(), width)?;
+        let matrices = Matrices::of(self.checkpoint, [part], 1, width)?;
+        let table = self.fill(packer, &matrices, false)?.finish_table()?;
+        let embedding = Embedding::table(&self.ctx, table, DType::F32)?;
+        self.held.tables += embedding.own_bytes();
+        Ok(embedding)
+    }
+
+    fn norm(&mut self, norm: NormSpec, max_rows: usize) -> Result<Norm> {
+        let options = self.norm_options(norm)?;
+        let norm = Norm::new(&self.ctx, options, max_rows)?;
+        self.held.others += norm.weight_bytes();
+        Ok(norm)
+    }
+
+    fn linear(
+        &mut self,
+        parts: &[Part],
+        k: usize,
+        bias: bool,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<Linear> {
+        let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
+        let linear = Linear::new(&self.ctx, weight, options, max_rows)?;
+        self.held.others += linear.weight_bytes();
+        Ok(linear)
+    }
+
+    fn normed_linear(
+        &mut self,
+        norm: Option<NormSpec>,
+        parts: &[Part],
+        k: usize,
+        bias: bool,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<NormedLinear> {
+        let norm = norm.map(|norm| self.norm_options(norm)).transpose()?;
+        let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
+        let linear = NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?;
+        self.held.others += linear.weight_bytes();
+        Ok(linear)
+    }
+
+    fn tied(
+        &mut self,
+        norm: Option<NormSpec>,
+        part: Part,
+        k: usize,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<(NormedLinear, Embedding)> {
+        let norm = norm.map(|norm| self.norm_options(norm)).transpose()?;
+        let weight = self.pack([part], 1, k, false, false)?;
+        let embedding = Embedding::packed(&self.ctx, weight.clone(), DType::F32)?;
+        let options = LinearOptions { compute: self.precision.compute_with(weight.encoding()), ..options };
+        let linear = NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?;
+        self.held.others += linear.weight_bytes();
+        Ok((linear, embedding))
+    }
+
+    fn grouped(
+        &mut self,
+        parts: impl Iterator<Item = Part>,
+        experts: usize,
+        k: usize,
+        options: GroupedLinearOptions,
+        max_rows: usize,
+    ) -> Result<GroupedLinear> {
+        let weight = self.pack(parts, experts, k, options.gated.is_some(), true)?;
+        let compute = self.precision.compute_with(weight.encoding());
+        let linear = GroupedLinear::new(&self.ctx, weight, GroupedLinearOptions { compute, ..options }, max_rows)?;
+        self.held.experts += linear.weight_bytes();
+        Ok(linear)
+    }
+
+    fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<Attention> {
+        Ok(Attention::new(&self.ctx, options, max_rows, max_kv)?)
+    }
+
+    fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
+        rotaries(&self.ctx, ropes, head_dim, context, context)
+    }
+
+    fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<Rows> {
+        Rows::new(&self.ctx, dtype, max_rows, width)
+    }
+
+    fn values(&mut self, dtype: DType, most: usize) -> Result<Values> {
+        Values::new(&self.ctx, dtype, most)
+    }
+
+    fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<Routing> {
+        Ok(Routing::new(&self.ctx, experts, top_k, max_tokens)?)
+    }
+
+    fn planned<T: Debug>(&mut self, plan: impl FnOnce(&Context) -> sinew_ops::Result<T>) -> Result<T> {
+        Ok(plan(&self.ctx)?)
     }
 }
 

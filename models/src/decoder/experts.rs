@@ -13,116 +13,78 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, View};
 
-use super::layer::{Activations, Step, norm_bytes};
+use super::layer::{Activations, Step};
 use super::residual::{Stream, input_norm};
 use crate::config::ExpertsConfig;
-use crate::load::{Loader, Part, Precision, Sizes};
-use crate::scratch::{Rows, sum};
+use crate::load::{Loaded, Maker, Part, Precision, Stage};
+use crate::scratch::Rows;
 use crate::{DecoderConfig, Error, Result};
 
 /// The router and the experts of a layer.
 #[derive(Debug)]
-pub(super) struct Experts {
-    input: Input,
-    router: Linear,
-    route: Route,
-    dispatch: Dispatch,
-    gate_up: GroupedLinear,
-    down: GroupedLinear,
-    combine: Combine,
-    count: usize,
+pub(super) struct Experts<S: Stage = Loaded> {
+    /// Of what router and experts read; the stream itself without one.
+    norm: Option<S::Of<Norm>>,
+    router: S::Of<Linear>,
+    route: S::Of<Route>,
+    dispatch: S::Of<Dispatch>,
+    gate_up: S::Of<GroupedLinear>,
+    down: S::Of<GroupedLinear>,
+    combine: S::Of<Combine>,
     per_token: usize,
-}
-
-/// What router and experts read: the stream, or the stream normed.
-#[derive(Debug)]
-struct Input {
-    norm: Option<Norm>,
-    /// Of what it gives.
-    dtype: DType,
 }
 
 /// What the experts of a step work on; every layer uses the same.
 #[derive(Debug)]
-pub(super) struct ExpertActivations {
+pub(super) struct ExpertActivations<S: Stage = Loaded> {
     /// Of the router, `[tokens, experts]`.
-    scores: Rows,
-    routing: Routing,
+    scores: S::Of<Rows>,
+    routing: S::Of<Routing>,
     /// Tokens sorted by expert, each as often as it has experts.
-    sorted: Rows,
-    gated: Rows,
-    outputs: Rows,
+    sorted: S::Of<Rows>,
+    gated: S::Of<Rows>,
+    outputs: S::Of<Rows>,
 }
 
-impl Input {
-    fn load(loader: &mut Loader<'_>, config: &DecoderConfig, norm: Option<String>, rows: usize) -> Result<Self> {
-        let (norm, dtype) = input_norm(loader, config, norm)?;
-        let norm = norm.map(|norm| Norm::new(loader.context(), norm, rows)).transpose()?;
-        Ok(Self { norm, dtype })
-    }
-
-    /// The first `n` rows of the stream, normed into `normed` if they are.
-    fn read<'a>(&self, ctx: &Context, n: usize, stream: &'a Stream, normed: &'a mut Rows) -> Result<View<'a>> {
-        let Some(norm) = &self.norm else { return stream.hidden.read(n) };
-        norm.run(ctx, stream.hidden.read(n)?, normed.write(n)?)?;
-        normed.read(n)
-    }
-}
-
-impl ExpertActivations {
-    pub(super) fn new(
-        ctx: &Context,
+impl<S: Stage> ExpertActivations<S> {
+    pub(super) fn make(
+        maker: &mut impl Maker<S>,
         config: &DecoderConfig,
         experts: ExpertsConfig,
-        precision: Precision,
-        rows: usize,
+        max_rows: usize,
     ) -> Result<Self> {
-        let ExpertsConfig { count, per_token, .. } = experts;
-        let [sorted, gated, outputs] = Self::sorted(config, experts, precision);
-        let rows_of = |(dtype, width)| Rows::new(ctx, dtype, rows * per_token, width);
-        Ok(Self {
-            scores: Rows::new(ctx, DType::F32, rows, count)?,
-            routing: Routing::new(ctx, count, per_token, rows)?,
-            sorted: rows_of(sorted)?,
-            gated: rows_of(gated)?,
-            outputs: rows_of(outputs)?,
-        })
-    }
-
-    /// Bytes of its rows.
-    pub(super) fn bytes(config: &DecoderConfig, experts: ExpertsConfig, precision: Precision, rows: usize) -> usize {
-        let ExpertsConfig { count, per_token, .. } = experts;
-        let sorted = Self::sorted(config, experts, precision)
-            .map(|(dtype, width)| Rows::bytes(dtype, rows.saturating_mul(per_token), width));
-        sum([Rows::bytes(DType::F32, rows, count), Routing::bytes(count, per_token, rows), sum(sorted)])
-    }
-
-    /// What rows that are sorted by expert are: `sorted`, `gated` and `outputs`.
-    fn sorted(config: &DecoderConfig, experts: ExpertsConfig, precision: Precision) -> [(DType, usize); 3] {
-        let (hidden, activations) = (config.hidden_size, precision.activations);
+        let ExpertsConfig { count, per_token, width, .. } = experts;
+        let (hidden, activations) = (config.hidden_size, maker.precision().activations);
         let input = if config.names.mlp_norm.is_some() { activations } else { DType::F32 };
-        [(input, hidden), (activations, experts.width), (DType::F32, hidden)]
+        let sorted = max_rows.saturating_mul(per_token);
+        Ok(Self {
+            scores: maker.rows(DType::F32, max_rows, count)?,
+            routing: maker.routing(count, per_token, max_rows)?,
+            sorted: maker.rows(input, sorted, hidden)?,
+            gated: maker.rows(activations, sorted, width)?,
+            outputs: maker.rows(DType::F32, sorted, hidden)?,
+        })
     }
 }
 
-impl Experts {
-    pub(super) fn load(
-        loader: &mut Loader<'_>,
+impl<S: Stage> Experts<S> {
+    /// Makes those of a layer whose tensors are called `at(..)`.
+    pub(super) fn make(
+        maker: &mut impl Maker<S>,
         config: &DecoderConfig,
         experts: ExpertsConfig,
         at: &dyn Fn(&str) -> String,
         rows: usize,
     ) -> Result<Self> {
-        let Precision { activations, compute, .. } = loader.precision();
+        let precision = maker.precision();
+        let Precision { activations, compute, .. } = precision;
         let ExpertsConfig { count, per_token, width, renormalize } = experts;
-        let (names, hidden, ctx) = (config.names, config.hidden_size, loader.context().clone());
+        let (names, hidden, sorted) = (config.names, config.hidden_size, rows.saturating_mul(per_token));
         let of = &names.experts;
-        let gate_up: Vec<Part> = parts(config, count, &[of.gate, of.up], width, at).collect();
-        let down: Vec<Part> = parts(config, count, &[of.down], hidden, at).collect();
 
-        let input = Input::load(loader, config, names.mlp_norm.map(at), rows)?;
-        let dtype = input.dtype;
-        let router = [router(config, experts, at)];
+        let (norm, dtype) = input_norm(config, precision, names.mlp_norm.map(at));
+        // Small, and choices turn by its rounding.
+        let router = Part::whole(at(of.router), count).exact(true);
         let gated = GroupedLinearOptions {
             gated: Some(config.hidden_act),
             ..GroupedLinearOptions::new(dtype, activations, compute)
@@ -130,19 +92,23 @@ impl Experts {
         let product = GroupedLinearOptions::new(activations, DType::F32, compute);
         let combine =
             CombineOptions { width: hidden, top_k: per_token, input: DType::F32, output: DType::F32, accumulate: true };
+        let options = RouteOptions { experts: count, top_k: per_token, renormalize };
+        let gate_up = parts(config, count, [of.gate, of.up], width, at);
+        let down = parts(config, count, [of.down], hidden, at);
         Ok(Self {
-            router: loader.linear(&router, hidden, false, LinearOptions::new(dtype, DType::F32, compute), rows)?,
-            route: Route::new(&ctx, RouteOptions { experts: count, top_k: per_token, renormalize }, rows)?,
-            dispatch: Dispatch::new(&ctx, dtype, hidden)?,
-            gate_up: loader.grouped(&gate_up, count, hidden, gated, rows * per_token)?,
-            down: loader.grouped(&down, count, width, product, rows * per_token)?,
-            combine: Combine::new(&ctx, combine, rows)?,
-            input,
-            count,
+            norm: norm.map(|norm| maker.norm(norm, rows)).transpose()?,
+            router: maker.linear(&[router], hidden, false, LinearOptions::new(dtype, DType::F32, compute), rows)?,
+            route: maker.planned(|ctx| Route::new(ctx, options, rows))?,
+            dispatch: maker.planned(|ctx| Dispatch::new(ctx, dtype, hidden))?,
+            gate_up: maker.grouped(gate_up, count, hidden, gated, sorted)?,
+            down: maker.grouped(down, count, width, product, sorted)?,
+            combine: maker.planned(|ctx| Combine::new(ctx, combine, rows))?,
             per_token,
         })
     }
+}
 
+impl Experts {
     /// Adds what it makes of the stream to it.
     pub(super) fn run(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;
@@ -150,7 +116,7 @@ impl Experts {
             return Err(Error::Input("a layer of experts in a model without room for them".to_owned()));
         };
         let sorted = n * self.per_token;
-        let input = self.input.read(ctx, n, &x.stream, &mut x.normed)?;
+        let input = self.input(ctx, n, &x.stream, &mut x.normed)?;
         self.router.run(ctx, input, e.scores.write(n)?)?;
         self.route.run(ctx, e.scores.read(n)?, &mut e.routing)?;
         self.dispatch.run(ctx, input, &e.routing, e.sorted.write(sorted)?)?;
@@ -159,27 +125,17 @@ impl Experts {
         Ok(self.combine.run(ctx, e.outputs.read(sorted)?, &e.routing, x.stream.hidden.write(n)?)?)
     }
 
-    /// Bytes of the weights that it loads.
-    pub(super) fn bytes(
-        sizes: &Sizes<'_>,
-        config: &DecoderConfig,
-        experts: ExpertsConfig,
-        at: &dyn Fn(&str) -> String,
-    ) -> Result<usize> {
-        let (ExpertsConfig { count, width, .. }, hidden) = (experts, config.hidden_size);
-        let of = &config.names.experts;
-        Ok(sum([
-            norm_bytes(sizes, config, [config.names.mlp_norm, None], at)?,
-            sizes.weight(&router(config, experts, at), hidden)?,
-            sizes.grouped(parts(config, count, &[of.gate, of.up], width, at), count, hidden, true)?,
-            sizes.grouped(parts(config, count, &[of.down], hidden, at), count, width, false)?,
-        ]))
+    /// What router and experts read of the first `n` rows of the stream: them, or what they are normed to in `normed`.
+    fn input<'a>(&self, ctx: &Context, n: usize, stream: &'a Stream, normed: &'a mut Rows) -> Result<View<'a>> {
+        let Some(norm) = &self.norm else { return stream.hidden.read(n) };
+        norm.run(ctx, stream.hidden.read(n)?, normed.write(n)?)?;
+        normed.read(n)
     }
 
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<Place> {
         // Router and experts read one input, which is therefore normed by itself.
-        let mut all: Vec<_> = self.input.norm.iter().map(|norm| ("experts' norm", norm.kernels())).collect();
+        let mut all: Vec<_> = self.norm.iter().map(|norm| ("experts' norm", norm.kernels())).collect();
         all.extend([
             ("router", self.router.kernels()),
             ("experts' gate and up", self.gate_up.kernels()),
@@ -187,42 +143,16 @@ impl Experts {
         ]);
         all
     }
-
-    /// Bytes of its weights.
-    pub(super) fn weight_bytes(&self) -> usize {
-        self.shared_bytes() + self.expert_bytes()
-    }
-
-    /// Bytes of weights that a step of `rows` tokens reads at most: each token goes through a few experts.
-    pub(super) fn step_bytes(&self, rows: usize) -> usize {
-        let used = rows.saturating_mul(self.per_token).min(self.count);
-        self.shared_bytes() + self.expert_bytes() / self.count * used
-    }
-
-    /// Of what every token goes through.
-    fn shared_bytes(&self) -> usize {
-        self.input.norm.as_ref().map_or(0, Norm::weight_bytes) + self.router.weight_bytes()
-    }
-
-    fn expert_bytes(&self) -> usize {
-        self.gate_up.weight_bytes() + self.down.weight_bytes()
-    }
-}
-
-/// The matrix that chooses experts: small, and choices turn by its rounding.
-fn router(config: &DecoderConfig, experts: ExpertsConfig, at: &dyn Fn(&str) -> String) -> Part {
-    Part::whole(at(config.names.experts.router), experts.count).exact(true)
 }
 
 /// The matrices called `names` of each expert, `n` rows of each.
-fn parts<'a>(
-    config: &'a DecoderConfig,
+fn parts<const N: usize>(
+    config: &DecoderConfig,
     experts: usize,
-    names: &'a [&str],
+    names: [&'static str; N],
     n: usize,
-    at: &'a dyn Fn(&str) -> String,
-) -> impl Iterator<Item = Part> + 'a {
+    at: &dyn Fn(&str) -> String,
+) -> impl Iterator<Item = Part> {
     let expert = config.names.experts.expert;
-    let part = move |e: usize, name: &str| Part::whole(at(&format!("{expert}{e}.{name}")), n);
-    (0..experts).flat_map(move |e| names.iter().map(move |name| part(e, name)))
+    (0..experts).flat_map(move |e| names.map(|name| Part::whole(at(&format!("{expert}{e}.{name}")), n)))
 }

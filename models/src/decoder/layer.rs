@@ -9,27 +9,27 @@ use sinew_tensor::{DType, View};
 
 use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
-use super::residual::{Output, Stream, input_norm};
+use super::residual::{Output, Stream, input_norm, norm_over};
 use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
 use crate::limits::Limits;
-use crate::load::{Loader, Part, Precision, Sizes};
-use crate::scratch::{Heads, Rows, sum};
+use crate::load::{Loaded, Maker, Part, Precision, Stage};
+use crate::scratch::{Heads, Rows};
 use crate::{DecoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.
 #[derive(Debug)]
-pub(super) struct Layer {
+pub(super) struct Layer<S: Stage = Loaded> {
     /// Of the stream, or of the stream normed.
-    qkv: NormedLinear,
+    qkv: S::Of<NormedLinear>,
     /// Norms of queries and of keys, each over these heads of a row of `qkv`.
-    qk_norm: Option<[(Norm, Heads); 2]>,
+    qk_norm: Option<[(S::Of<Norm>, Heads); 2]>,
     /// Which of the decoder's rotary embeddings turns queries and keys.
     rope: Option<usize>,
-    pub(super) append: KvAppend,
-    pub(super) attention: Attention,
-    pub(super) output: Output,
-    pub(super) feed_forward: FeedForward,
+    append: S::Of<KvAppend>,
+    attention: S::Of<Attention>,
+    output: Output<S>,
+    feed_forward: FeedForward<S>,
     /// Of queries, keys and values in a row of `qkv`.
     heads: [Heads; 3],
     /// Whether the feed-forward layer reads the stream before attention is added.
@@ -38,13 +38,13 @@ pub(super) struct Layer {
 
 /// Activations of one step; every layer uses the same.
 #[derive(Debug)]
-pub(super) struct Activations {
-    pub(super) stream: Stream,
-    pub(super) normed: Rows,
-    qkv: Rows,
-    attended: Rows,
-    pub(super) gated: Rows,
-    pub(super) experts: Option<ExpertActivations>,
+pub(super) struct Activations<S: Stage = Loaded> {
+    pub(super) stream: Stream<S>,
+    pub(super) normed: S::Of<Rows>,
+    qkv: S::Of<Rows>,
+    attended: S::Of<Rows>,
+    pub(super) gated: S::Of<Rows>,
+    pub(super) experts: Option<ExpertActivations<S>>,
 }
 
 /// What all layers of one step share.
@@ -62,134 +62,77 @@ pub(super) struct Step<'a> {
     pub(super) old: Option<[View<'a>; 2]>,
 }
 
-impl Activations {
-    pub(super) fn new(ctx: &Context, config: &DecoderConfig, precision: Precision, rows: usize) -> Result<Self> {
-        let [normed, qkv, attended, gated] = Self::rows(config, precision);
-        let rows_of = |(dtype, width)| Rows::new(ctx, dtype, rows, width);
+impl<S: Stage> Activations<S> {
+    pub(super) fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, max_rows: usize) -> Result<Self> {
+        let (heads, kv_heads, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+        let activations = maker.precision().activations;
         Ok(Self {
-            stream: Stream::new(ctx, config, rows)?,
-            normed: rows_of(normed)?,
-            qkv: rows_of(qkv)?,
-            attended: rows_of(attended)?,
-            gated: rows_of(gated)?,
+            stream: Stream::make(maker, config, max_rows)?,
+            normed: maker.rows(activations, max_rows, config.hidden_size)?,
+            qkv: maker.rows(DType::F32, max_rows, (heads + 2 * kv_heads) * d)?,
+            attended: maker.rows(activations, max_rows, heads * d)?,
+            gated: maker.rows(activations, max_rows, config.dense_width())?,
             experts: config
                 .experts()
-                .map(|experts| ExpertActivations::new(ctx, config, experts, precision, rows))
+                .map(|experts| ExpertActivations::make(maker, config, experts, max_rows))
                 .transpose()?,
         })
     }
-
-    /// Bytes of its rows.
-    pub(super) fn bytes(config: &DecoderConfig, precision: Precision, rows: usize) -> usize {
-        let own = Self::rows(config, precision).map(|(dtype, width)| Rows::bytes(dtype, rows, width));
-        let experts = config.experts().map(|experts| ExpertActivations::bytes(config, experts, precision, rows));
-        sum([Stream::bytes(config, rows), sum(own), experts.unwrap_or(0)])
-    }
-
-    /// What `normed`, `qkv`, `attended` and `gated` are rows of.
-    fn rows(config: &DecoderConfig, precision: Precision) -> [(DType, usize); 4] {
-        let (heads, kv_heads, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-        let activations = precision.activations;
-        [
-            (activations, config.hidden_size),
-            (DType::F32, (heads + 2 * kv_heads) * d),
-            (activations, heads * d),
-            (activations, config.dense_width()),
-        ]
-    }
 }
 
-impl Layer {
-    /// Loads, packs and plans the layer `index` of the weights under `prefix`.
-    pub(super) fn load(
-        loader: &mut Loader<'_>,
+impl<S: Stage> Layer<S> {
+    /// Makes the layer `index` of the weights under `prefix`.
+    pub(super) fn make(
+        maker: &mut impl Maker<S>,
         config: &DecoderConfig,
         ropes: &[Rotary],
         prefix: &str,
         index: usize,
         limits: &Limits,
     ) -> Result<Self> {
-        let precision = loader.precision();
+        let precision = maker.precision();
         let Precision { compute, kv, .. } = precision;
-        let (names, layer, rows) = (config.names, &config.layers[index], limits.max_rows);
+        let (names, hidden, layer, rows) = (config.names, config.hidden_size, &config.layers[index], limits.max_rows);
         let (num_heads, num_kv_heads, head_dim) =
             (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
         let at = |name: &str| format!("{prefix}{}{index}.{name}", names.layer);
 
-        let ctx = loader.context().clone();
-        let (norm, dtype) = input_norm(loader, config, names.attention_norm.map(at))?;
-        let product = LinearOptions::new(dtype, DType::F32, compute);
-        let options = attention_options(config, layer, precision, limits);
-        let output = output_part(config, &at);
-        let append = KvAppend::new(&ctx, num_kv_heads, head_dim, DType::F32, kv, limits.block_size)?;
-        let append = match layer.rope {
-            Some(rope) => append.turning(&ctx, &ropes[rope])?,
-            None => append,
-        };
-        let append = match precision.old_kv_of(layer.window) {
-            Some(old) => append.with_old(&ctx, old.dtype)?,
-            None => append,
+        let (norm, dtype) = input_norm(config, precision, names.attention_norm.map(at));
+        let qkv = LinearOptions::new(dtype, DType::F32, compute);
+        let output = Part::whole(at(names.attention_output), hidden).transposed(names.transposed);
+        let append = |ctx: &Context| {
+            let append = KvAppend::new(ctx, num_kv_heads, head_dim, DType::F32, kv, limits.block_size)?;
+            let append = match layer.rope {
+                Some(rope) => append.turning(ctx, &ropes[rope])?,
+                None => append,
+            };
+            match precision.old_kv_of(layer.window) {
+                Some(old) => append.with_old(ctx, old.dtype),
+                None => Ok(append),
+            }
         };
         Ok(Self {
-            qkv: loader.normed_linear(
-                norm,
-                &qkv_parts(config, &at),
-                config.hidden_size,
-                config.qkv_bias,
-                product,
-                rows,
-            )?,
-            qk_norm: config.qk_norm.map(|over| load_qk_norms(loader, config, over, &at, rows)).transpose()?,
+            append: maker.planned(append)?,
+            qkv: maker.normed_linear(norm, &qkv_parts(config, &at), hidden, config.qkv_bias, qkv, rows)?,
+            qk_norm: config.qk_norm.map(|over| make_qk_norms(maker, config, over, &at, rows)).transpose()?,
             rope: layer.rope,
-            append,
-            attention: Attention::new(&ctx, options, rows, limits.context)?,
-            output: Output::load(
-                loader,
+            attention: maker.attention(attention_options(config, layer, precision, limits), rows, limits.context)?,
+            output: Output::make(
+                maker,
                 config,
                 output,
                 (num_heads * head_dim, config.o_bias),
                 names.attention_output_norm.map(at),
                 rows,
             )?,
-            feed_forward: FeedForward::load(loader, config, layer, &at, rows)?,
+            feed_forward: FeedForward::make(maker, config, layer, &at, rows)?,
             heads: Heads::qkv(num_heads, num_kv_heads, head_dim),
             parallel: config.parallel_residual,
         })
     }
+}
 
-    /// Bytes of the weights that the layer `index` loads.
-    pub(super) fn bytes(sizes: &Sizes<'_>, config: &DecoderConfig, prefix: &str, index: usize) -> Result<usize> {
-        let (names, hidden) = (config.names, config.hidden_size);
-        let at = |name: &str| format!("{prefix}{}{index}.{name}", names.layer);
-        let qk_norms = match config.qk_norm {
-            None => 0,
-            Some(over) => {
-                let [q, k] = qk_norms(config, over).map(|(name, heads)| (at(name), heads.head_dim));
-                sum([sizes.norm(config.norm, &q.0, q.1)?, sizes.norm(config.norm, &k.0, k.1)?])
-            }
-        };
-        let inputs = config.num_attention_heads * config.head_dim;
-        Ok(sum([
-            norm_bytes(sizes, config, [names.attention_norm, names.attention_output_norm], &at)?,
-            sizes.linear(&qkv_tensors(config, &at), hidden, config.qkv_bias, false)?,
-            qk_norms,
-            sizes.linear(&[output_part(config, &at)], inputs, config.o_bias, false)?,
-            FeedForward::bytes(sizes, config, &config.layers[index], &at)?,
-        ]))
-    }
-
-    /// Bytes of workspace that attention of such a layer would make room for.
-    pub(super) fn attention_workspace(
-        ctx: &Context,
-        config: &DecoderConfig,
-        layer: &LayerConfig,
-        precision: Precision,
-        limits: &Limits,
-    ) -> Result<usize> {
-        let options = attention_options(config, layer, precision, limits);
-        Ok(Attention::workspace(ctx, options, limits.max_rows, limits.context)?)
-    }
-
+impl Layer {
     /// `h += attention(h)`, then `h += feed_forward(h)`; or both of one `h`.
     pub(super) fn run(&self, step: &Step<'_>, cache: &mut LayerCache<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;
@@ -242,82 +185,37 @@ impl Layer {
         all.extend(self.feed_forward.kernels());
         all
     }
-
-    /// Bytes of its weights.
-    pub(super) fn weight_bytes(&self) -> usize {
-        self.attention_bytes() + self.feed_forward.weight_bytes()
-    }
-
-    /// Bytes of weights that a step of `rows` tokens reads at most.
-    pub(super) fn step_bytes(&self, rows: usize) -> usize {
-        self.attention_bytes() + self.feed_forward.step_bytes(rows)
-    }
-
-    fn attention_bytes(&self) -> usize {
-        let qk_norm: usize = self.qk_norm.iter().flatten().map(|(norm, _)| norm.weight_bytes()).sum();
-        self.qkv.weight_bytes() + qk_norm + self.output.weight_bytes()
-    }
 }
 
-/// Bytes of those of some norms over the stream that the architecture has.
-pub(super) fn norm_bytes(
-    sizes: &Sizes<'_>,
-    config: &DecoderConfig,
-    names: [Option<&str>; 2],
-    at: &dyn Fn(&str) -> String,
-) -> Result<usize> {
-    let norms = names.into_iter().flatten().map(|name| sizes.norm(config.norm, &at(name), config.hidden_size));
-    Ok(sum(norms.collect::<Result<Vec<_>>>()?))
-}
-
-/// The tensors of queries, keys and values, whole.
-fn qkv_tensors(config: &DecoderConfig, at: &dyn Fn(&str) -> String) -> Vec<Part> {
-    let [q, kv] = [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * config.head_dim);
-    let tensor = |name: &str, n: usize| Part::whole(at(name), n).transposed(config.names.transposed);
-    match &config.names.qkv {
-        Qkv::Separate(names) => names.iter().zip([q, kv, kv]).map(|(name, n)| tensor(name, n)).collect(),
-        Qkv::Stacked(name) => vec![tensor(name, q + 2 * kv)],
-        Qkv::ByHead(name) => vec![tensor(name, 3 * q)],
-    }
-}
-
-/// The matrices of queries, keys and values in the order of [`Heads::qkv`].
+/// The matrices of queries, keys and values, in the order of [`Heads::qkv`].
 fn qkv_parts(config: &DecoderConfig, at: &dyn Fn(&str) -> String) -> Vec<Part> {
-    let Qkv::ByHead(name) = &config.names.qkv else { return qkv_tensors(config, at) };
-    let all = Part::split(&at(name), &vec![config.head_dim; 3 * config.num_attention_heads]);
-    let of = |of: usize| all.iter().skip(of).step_by(3).map(|part| part.clone().transposed(config.names.transposed));
-    (0..3).flat_map(of).collect()
+    let [q, kv] = [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * config.head_dim);
+    let part = |name: &str, n: usize| Part::whole(at(name), n).transposed(config.names.transposed);
+    match &config.names.qkv {
+        Qkv::Separate(names) => names.iter().zip([q, kv, kv]).map(|(name, n)| part(name, n)).collect(),
+        Qkv::Stacked(name) => vec![part(name, q + 2 * kv)],
+        Qkv::ByHead(name) => vec![part(name, 3 * q).alternating(3, config.head_dim)],
+    }
 }
 
-fn output_part(config: &DecoderConfig, at: &dyn Fn(&str) -> String) -> Part {
-    Part::whole(at(config.names.attention_output), config.hidden_size).transposed(config.names.transposed)
-}
-
-/// What the norms of queries and of keys are called, and the heads that each is over.
-fn qk_norms(config: &DecoderConfig, over: QkNorm) -> [(&'static str, Heads); 2] {
-    let [q, k, _] = Heads::qkv(config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-    let [q_name, k_name] = config.names.qk_norms;
-    let heads = |heads: Heads| match over {
-        QkNorm::Head => heads,
-        QkNorm::Token => heads.joined(),
-    };
-    [(q_name, heads(q)), (k_name, heads(k))]
-}
-
-fn load_qk_norms(
-    loader: &mut Loader<'_>,
+/// The norms of queries and of keys, and the heads that each is over.
+fn make_qk_norms<S: Stage>(
+    maker: &mut impl Maker<S>,
     config: &DecoderConfig,
     over: QkNorm,
     at: &dyn Fn(&str) -> String,
     rows: usize,
-) -> Result<[(Norm, Heads); 2]> {
-    let mut load = |(name, heads): (&str, Heads)| -> Result<_> {
-        let dtypes = [DType::F32; 2];
-        let norm = loader.norm(&at(name), heads.head_dim, config.norm, config.norm_eps, dtypes, rows)?;
-        Ok((norm, heads))
+) -> Result<[(S::Of<Norm>, Heads); 2]> {
+    let [q, k, _] = Heads::qkv(config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+    let mut make = |name: &str, heads: Heads| -> Result<_> {
+        let heads = match over {
+            QkNorm::Head => heads,
+            QkNorm::Token => heads.joined(),
+        };
+        Ok((maker.norm(norm_over(config, at(name), heads.head_dim, DType::F32), rows)?, heads))
     };
-    let [q, k] = qk_norms(config, over);
-    Ok([load(q)?, load(k)?])
+    let [q_name, k_name] = config.names.qk_norms;
+    Ok([make(q_name, q)?, make(k_name, k)?])
 }
 
 fn attention_options(

@@ -1,117 +1,95 @@
 //! The residual stream, what sublayers read of it, and what they add to it.
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Add, Linear, LinearOptions, Norm, NormOptions, Place};
+use sinew_ops::layers::{Add, Linear, LinearOptions, Norm, Place};
 use sinew_tensor::{DType, View};
 
-use crate::load::{Loader, Part};
-use crate::scratch::{Rows, sum};
+use crate::config::NormKind;
+use crate::load::{Loaded, Maker, NormSpec, Part, Precision, Stage};
+use crate::scratch::Rows;
 use crate::{DecoderConfig, Result};
 
 /// The residual stream, in f32.
 #[derive(Debug)]
-pub(super) struct Stream {
-    pub(super) hidden: Rows,
+pub(super) struct Stream<S: Stage = Loaded> {
+    pub(super) hidden: S::Of<Rows>,
     /// What is normed before it is added, or added at the start; without rows in architectures that have neither.
-    pub(super) added: Rows,
-}
-
-/// A norm of what is then added to the stream.
-#[derive(Debug)]
-pub(super) struct AddedNorm {
-    norm: Norm,
-    add: Add,
+    pub(super) added: S::Of<Rows>,
 }
 
 /// The product that ends a sublayer, added to the stream as it is or normed.
 #[derive(Debug)]
-pub(super) struct Output {
-    product: Linear,
-    norm: Option<AddedNorm>,
+pub(super) struct Output<S: Stage = Loaded> {
+    product: S::Of<Linear>,
+    /// The norm of what is added, and the addition.
+    norm: Option<(S::Of<Norm>, S::Of<Add>)>,
 }
 
-impl Stream {
-    pub(super) fn new(ctx: &Context, config: &DecoderConfig, rows: usize) -> Result<Self> {
-        Ok(Self {
-            hidden: Rows::new(ctx, DType::F32, rows, config.hidden_size)?,
-            added: Rows::new(ctx, DType::F32, Self::added_rows(config, rows), config.hidden_size)?,
-        })
-    }
-
-    /// Bytes of its rows.
-    pub(super) fn bytes(config: &DecoderConfig, rows: usize) -> usize {
-        sum([rows, Self::added_rows(config, rows)].map(|rows| Rows::bytes(DType::F32, rows, config.hidden_size)))
-    }
-
-    fn added_rows(config: &DecoderConfig, rows: usize) -> usize {
-        let names = config.names;
+impl<S: Stage> Stream<S> {
+    pub(super) fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, max_rows: usize) -> Result<Self> {
+        let (names, hidden) = (config.names, config.hidden_size);
         let norms = names.attention_output_norm.is_some() || names.mlp_output_norm.is_some();
-        if norms || config.learned_positions { rows } else { 0 }
+        let added = if norms || config.learned_positions { max_rows } else { 0 };
+        Ok(Self { hidden: maker.rows(DType::F32, max_rows, hidden)?, added: maker.rows(DType::F32, added, hidden)? })
     }
+}
+
+/// The norm called `name` over `n` values in f32, and the dtype of what it gives.
+pub(super) fn norm_over(config: &DecoderConfig, name: String, n: usize, output: DType) -> NormSpec {
+    let kind = config.norm;
+    NormSpec { name, n, kind, bias: kind == NormKind::Layer, eps: config.norm_eps, dtypes: [DType::F32, output] }
 }
 
 /// The norm called `name` of what a sublayer reads, and the dtype of that; of the stream itself without a name.
 pub(super) fn input_norm(
-    loader: &mut Loader<'_>,
     config: &DecoderConfig,
+    precision: Precision,
     name: Option<String>,
-) -> Result<(Option<NormOptions>, DType)> {
-    let Some(name) = name else { return Ok((None, DType::F32)) };
-    let activations = loader.precision().activations;
-    let dtypes = [DType::F32, activations];
-    let norm = loader.norm_options(&name, config.hidden_size, config.norm, config.norm_eps, dtypes)?;
-    Ok((Some(norm), activations))
+) -> (Option<NormSpec>, DType) {
+    let norm = name.map(|name| norm_over(config, name, config.hidden_size, precision.activations));
+    let dtype = norm.as_ref().map_or(DType::F32, |norm| norm.dtypes[1]);
+    (norm, dtype)
 }
 
-impl AddedNorm {
-    pub(super) fn load(loader: &mut Loader<'_>, config: &DecoderConfig, name: &str, rows: usize) -> Result<Self> {
-        let norm = loader.norm(name, config.hidden_size, config.norm, config.norm_eps, [DType::F32; 2], rows)?;
-        Ok(Self { norm, add: Add::new(loader.context(), DType::F32)? })
-    }
-
-    /// `h += norm(b)`, where `b` is [`Stream::added`].
-    pub(super) fn run(&self, ctx: &Context, n: usize, stream: &mut Stream) -> Result<()> {
-        self.norm.run_in_place(ctx, stream.added.write(n)?)?;
-        Ok(self.add.run(ctx, stream.hidden.write(n)?, stream.added.read(n)?)?)
-    }
-}
-
-impl Output {
+impl<S: Stage> Output<S> {
     /// The product of the matrix `part` with `k` inputs, and the norm called `norm`, if there is one.
-    pub(super) fn load(
-        loader: &mut Loader<'_>,
+    pub(super) fn make(
+        maker: &mut impl Maker<S>,
         config: &DecoderConfig,
         part: Part,
         (k, bias): (usize, bool),
         norm: Option<String>,
         rows: usize,
     ) -> Result<Self> {
-        let precision = loader.precision();
+        let precision = maker.precision();
         let product = LinearOptions::new(precision.activations, DType::F32, precision.compute);
         // Without a norm the stream is the product's own output.
         let product = if norm.is_some() { product } else { product.accumulate() };
-        Ok(Self {
-            product: loader.linear(&[part], k, bias, product, rows)?,
-            norm: norm.map(|name| AddedNorm::load(loader, config, &name, rows)).transpose()?,
-        })
+        let product = maker.linear(&[part], k, bias, product, rows)?;
+        let norm = match norm {
+            Some(name) => {
+                let norm = maker.norm(norm_over(config, name, config.hidden_size, DType::F32), rows)?;
+                Some((norm, maker.planned(|ctx| Add::new(ctx, DType::F32))?))
+            }
+            None => None,
+        };
+        Ok(Self { product, norm })
     }
+}
 
+impl Output {
     /// Adds what comes of `n` rows of `x` to the stream.
     pub(super) fn run(&self, ctx: &Context, n: usize, x: View<'_>, stream: &mut Stream) -> Result<()> {
-        let Some(norm) = &self.norm else { return Ok(self.product.run(ctx, x, stream.hidden.write(n)?)?) };
+        let Some((norm, add)) = &self.norm else { return Ok(self.product.run(ctx, x, stream.hidden.write(n)?)?) };
         self.product.run(ctx, x, stream.added.write(n)?)?;
-        norm.run(ctx, n, stream)
+        norm.run_in_place(ctx, stream.added.write(n)?)?;
+        Ok(add.run(ctx, stream.hidden.write(n)?, stream.added.read(n)?)?)
     }
 
     /// The rows chosen for its product and norm, by the names that are given for their places.
     pub(super) fn kernels(&self, [product, norm]: [&'static str; 2]) -> Vec<Place> {
         let mut all = vec![(product, self.product.kernels())];
-        all.extend(self.norm.as_ref().map(|added| (norm, added.norm.kernels())));
+        all.extend(self.norm.as_ref().map(|(added, _)| (norm, added.kernels())));
         all
-    }
-
-    /// Bytes of its weights.
-    pub(super) fn weight_bytes(&self) -> usize {
-        self.product.weight_bytes() + self.norm.as_ref().map_or(0, |added| added.norm.weight_bytes())
     }
 }

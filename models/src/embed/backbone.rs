@@ -11,7 +11,7 @@ use crate::cache::{CacheShape, KvCache};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::limits::{Limits, Plan, most_that_fits};
-use crate::load::{Loader, Precision, Sizes};
+use crate::load::{Loader, Maker, Precision, Sizes};
 use crate::runner::Runner;
 use crate::scratch::{ACTIVATIONS, bytes};
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
@@ -35,15 +35,6 @@ pub(crate) struct HiddenStates {
     states: Tensor,
 }
 
-/// How large a pass is.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Pass {
-    /// Tokens at most.
-    pub rows: usize,
-    /// Bytes of workspace that its attention makes room for.
-    pub attention: usize,
-}
-
 impl Backbone {
     pub(super) fn load(loader: &mut Loader<'_>, config: &ModelConfig) -> Result<Self> {
         match config {
@@ -56,26 +47,14 @@ impl Backbone {
     }
 
     /// What it would take; a decoder's cache grows where one text is longer than a pass.
-    pub(crate) fn plan(config: &ModelConfig, sizes: &Sizes<'_>) -> Result<Plan> {
+    pub(crate) fn plan(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
         match config {
-            ModelConfig::Encoder(config) => Encoder::plan(config, sizes, pass_rows(config, sizes.device), MAX_TEXTS),
+            ModelConfig::Encoder(config) => {
+                let rows = pass_rows(config, sizes.device());
+                Encoder::plan(config, sizes, rows, MAX_TEXTS)
+            }
             ModelConfig::Decoder(config) => HiddenStates::plan(config, sizes),
         }
-    }
-
-    /// How large a pass is.
-    pub(crate) fn pass(ctx: &Context, config: &ModelConfig, sizes: &Sizes<'_>) -> Result<Pass> {
-        Ok(match config {
-            ModelConfig::Encoder(config) => {
-                let rows = pass_rows(config, sizes.device);
-                Pass { rows, attention: Encoder::attention_workspace(ctx, config, sizes.precision, rows)? }
-            }
-            ModelConfig::Decoder(config) => {
-                let limits = limits(config, sizes.device);
-                let attention = Decoder::attention_workspace(ctx, config, sizes.precision, &limits)?;
-                Pass { rows: limits.max_rows, attention }
-            }
-        })
     }
 
     pub(super) fn hidden_size(&self) -> usize {
@@ -136,11 +115,11 @@ impl HiddenStates {
         Ok(Self { runner: Runner::new(ctx, decoder, cache), states })
     }
 
-    fn plan(config: &DecoderConfig, sizes: &Sizes<'_>) -> Result<Plan> {
-        let limits = limits(config, sizes.device);
+    fn plan(config: &DecoderConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
+        let limits = limits(config, sizes.device());
         let plan = Decoder::plan(config, sizes, &limits)?;
         let states = bytes(DType::F32, &[limits.max_rows, config.hidden_size]);
-        let cache = cache_bytes(config, sizes.precision, limits.max_rows);
+        let cache = cache_bytes(config, sizes.precision(), limits.max_rows);
         Ok(Plan { cache, activations: plan.activations.saturating_add(states), ..plan })
     }
 

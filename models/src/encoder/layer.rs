@@ -6,44 +6,44 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, View};
 
-use super::{norm, norm_bytes, norm_options};
+use super::norm;
 use crate::config::EncoderLayerConfig;
-use crate::load::{Loader, Part, Precision, Sizes};
-use crate::scratch::{Heads, Rows, sum};
+use crate::load::{Loaded, Maker, Part, Stage};
+use crate::scratch::{Heads, Rows};
 use crate::{EncoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.
 #[derive(Debug)]
-pub(super) struct Layer {
-    qkv: NormedLinear,
+pub(super) struct Layer<S: Stage = Loaded> {
+    qkv: S::Of<NormedLinear>,
     /// Which of the encoder's rotary embeddings turns queries and keys.
     rope: Option<usize>,
-    attention: Attention,
-    output: Linear,
-    up: NormedLinear,
-    down: Linear,
+    attention: S::Of<Attention>,
+    output: S::Of<Linear>,
+    up: S::Of<NormedLinear>,
+    down: S::Of<Linear>,
     /// After attention and after feed-forward on the residual stream itself, where they do not come before each.
-    after: Option<[Norm; 2]>,
+    after: Option<[S::Of<Norm>; 2]>,
     /// Of queries, keys and values in a row of `qkv`.
     heads: [Heads; 3],
 }
 
 /// Activations of one pass; every layer uses the same.
 #[derive(Debug)]
-pub(super) struct Activations {
+pub(super) struct Activations<S: Stage = Loaded> {
     /// The residual stream between layers.
-    pub(super) hidden: Rows,
+    pub(super) hidden: S::Of<Rows>,
     /// What a norm made of it.
-    pub(super) middle: Rows,
-    pub(super) scratch: Scratch,
+    pub(super) middle: S::Of<Rows>,
+    pub(super) scratch: Scratch<S>,
 }
 
 /// Activations within attention and feed-forward.
 #[derive(Debug)]
-pub(super) struct Scratch {
-    qkv: Rows,
-    attended: Rows,
-    up: Rows,
+pub(super) struct Scratch<S: Stage = Loaded> {
+    qkv: S::Of<Rows>,
+    attended: S::Of<Rows>,
+    up: S::Of<Rows>,
 }
 
 /// What all layers of one pass share.
@@ -58,61 +58,28 @@ pub(super) struct Step<'a> {
     pub(super) positions: View<'a>,
 }
 
-/// The matrices of a layer.
-struct Parts {
-    qkv: Vec<Part>,
-    output: [Part; 1],
-    up: Vec<Part>,
-    down: [Part; 1],
-}
-
-impl Parts {
-    /// Those whose names in the layer are made whole by `at`.
-    fn new(config: &EncoderConfig, at: &dyn Fn(&str) -> String) -> Self {
-        let (names, hidden, width) = (config.names, config.hidden_size, config.intermediate_size);
-        let of_each = 3 / names.qkv.len();
-        Self {
-            qkv: names.qkv.iter().map(|name| Part::whole(at(name), of_each * hidden)).collect(),
-            output: [Part::whole(at(names.output), hidden)],
-            // Gate first.
-            up: Part::split(&at(names.up), &[width; 2][..if config.gated { 2 } else { 1 }]),
-            down: [Part::whole(at(names.down), hidden)],
-        }
-    }
-}
-
-impl Activations {
-    pub(super) fn new(ctx: &Context, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
-        let rows = |width: usize| Rows::new(ctx, DType::F32, max_rows, width);
-        let [hidden, middle, qkv, attended, up] = Self::widths(config);
-        let scratch = Scratch { qkv: rows(qkv)?, attended: rows(attended)?, up: rows(up)? };
-        Ok(Self { hidden: rows(hidden)?, middle: rows(middle)?, scratch })
-    }
-
-    /// Bytes of its rows.
-    pub(super) fn bytes(config: &EncoderConfig, max_rows: usize) -> usize {
-        sum(Self::widths(config).map(|width| Rows::bytes(DType::F32, max_rows, width)))
-    }
-
-    /// Of `hidden`, `middle`, `qkv`, `attended` and `up`.
-    fn widths(config: &EncoderConfig) -> [usize; 5] {
+impl<S: Stage> Activations<S> {
+    pub(super) fn make(maker: &mut impl Maker<S>, config: &EncoderConfig, max_rows: usize) -> Result<Self> {
+        let mut rows = |width: usize| maker.rows(DType::F32, max_rows, width);
         let hidden = config.hidden_size;
-        [hidden, hidden, 3 * hidden, hidden, config.intermediate_size]
+        let scratch = Scratch { qkv: rows(3 * hidden)?, attended: rows(hidden)?, up: rows(config.intermediate_size)? };
+        Ok(Self { hidden: rows(hidden)?, middle: rows(hidden)?, scratch })
     }
 }
 
-impl Layer {
-    pub(super) fn load(
-        loader: &mut Loader<'_>,
+impl<S: Stage> Layer<S> {
+    /// Makes the layer `index` of the weights under `prefix`.
+    pub(super) fn make(
+        maker: &mut impl Maker<S>,
         config: &EncoderConfig,
         prefix: &str,
         index: usize,
         rows: usize,
     ) -> Result<Self> {
-        let compute = loader.precision().compute;
-        let (hidden, width) = (config.hidden_size, config.intermediate_size);
+        let compute = maker.precision().compute;
+        let (names, hidden, width) = (config.names, config.hidden_size, config.intermediate_size);
         let (num_heads, head_dim) = (config.num_attention_heads, config.head_dim);
-        let names = config.names;
+        let (of_attention, of_mlp) = (config.attention_bias, config.mlp_bias);
         let at = |name: &str| format!("{prefix}{}.{index}.{name}", names.layer);
         let product = LinearOptions::new(DType::F32, DType::F32, compute);
         // The residual stream is the product's own output: x += W·y.
@@ -121,61 +88,40 @@ impl Layer {
             true => LinearOptions { gated: Some(config.hidden_act), ..product.clone() },
             false => LinearOptions { activation: Some(config.hidden_act), ..product.clone() },
         };
-        let attention = attention_options(config, &config.layers[index], compute);
-        let Parts { qkv, output, up, down } = Parts::new(config, &at);
-        let mut before = |name| config.norm_first.then(|| norm_options(loader, config, &at(name))).transpose();
-        // The first layer's attention reads what the embedding's norm gave.
-        let attention_norm = if index == 0 { None } else { before(names.attention_norm)? };
-        let mlp_norm = before(names.mlp_norm)?;
-        let mut after = |name| norm(loader, config, &at(name), rows);
-        let after = match config.norm_first {
-            true => None,
-            false => Some([after(names.attention_norm)?, after(names.mlp_norm)?]),
+        let [attention_norm, mlp_norm] = [names.attention_norm, names.mlp_norm].map(|name| norm(config, at(name)));
+        let (before, after) = match config.norm_first {
+            // The first layer's attention reads what the embedding's norm gave.
+            true => ([Some(attention_norm).filter(|_| index > 0), Some(mlp_norm)], None),
+            false => ([None, None], Some([attention_norm, mlp_norm])),
         };
-        let ctx = loader.context().clone();
+        let [before_attention, before_mlp] = before;
+        let of_each = 3 / names.qkv.len();
+        let qkv: Vec<Part> = names.qkv.iter().map(|name| Part::whole(at(name), of_each * hidden)).collect();
+        let output = Part::whole(at(names.output), hidden);
+        // Gate first.
+        let up = Part::split(&at(names.up), &[width; 2][..if config.gated { 2 } else { 1 }]);
+        let down = Part::whole(at(names.down), hidden);
         Ok(Self {
-            qkv: loader.normed_linear(attention_norm, &qkv, hidden, config.attention_bias, product, rows)?,
+            qkv: maker.normed_linear(before_attention, &qkv, hidden, of_attention, product, rows)?,
             rope: config.layers[index].rope,
-            attention: Attention::new(&ctx, attention, rows, config.max_position_embeddings)?,
-            output: loader.linear(&output, hidden, config.attention_bias, into_residual.clone(), rows)?,
-            up: loader.normed_linear(mlp_norm, &up, hidden, config.mlp_bias, activated, rows)?,
-            down: loader.linear(&down, width, config.mlp_bias, into_residual, rows)?,
-            after,
+            attention: maker.attention(
+                attention_options(config, &config.layers[index], compute),
+                rows,
+                config.max_position_embeddings,
+            )?,
+            output: maker.linear(&[output], hidden, of_attention, into_residual.clone(), rows)?,
+            up: maker.normed_linear(before_mlp, &up, hidden, of_mlp, activated, rows)?,
+            down: maker.linear(&[down], width, of_mlp, into_residual, rows)?,
+            after: match after {
+                Some([attention, mlp]) => Some([maker.norm(attention, rows)?, maker.norm(mlp, rows)?]),
+                None => None,
+            },
             heads: Heads::qkv(num_heads, num_heads, head_dim),
         })
     }
+}
 
-    /// Bytes of workspace that attention of such a layer would make room for.
-    pub(super) fn attention_workspace(
-        ctx: &Context,
-        config: &EncoderConfig,
-        layer: &EncoderLayerConfig,
-        precision: Precision,
-        rows: usize,
-    ) -> Result<usize> {
-        let options = attention_options(config, layer, precision.compute);
-        Ok(Attention::workspace(ctx, options, rows, config.max_position_embeddings)?)
-    }
-
-    /// Bytes of the weights that the layer `index` loads.
-    pub(super) fn bytes(sizes: &Sizes<'_>, config: &EncoderConfig, prefix: &str, index: usize) -> Result<usize> {
-        let (names, hidden, width) = (config.names, config.hidden_size, config.intermediate_size);
-        let at = |name: &str| format!("{prefix}{}.{index}.{name}", names.layer);
-        let attention_norm = match config.norm_first && index == 0 {
-            true => 0,
-            false => norm_bytes(sizes, config, &at(names.attention_norm))?,
-        };
-        let Parts { qkv, output, up, down } = Parts::new(config, &at);
-        Ok(sum([
-            attention_norm,
-            norm_bytes(sizes, config, &at(names.mlp_norm))?,
-            sizes.linear(&qkv, hidden, config.attention_bias, false)?,
-            sizes.linear(&output, hidden, config.attention_bias, false)?,
-            sizes.linear(&up, hidden, config.mlp_bias, config.gated)?,
-            sizes.linear(&down, width, config.mlp_bias, false)?,
-        ]))
-    }
-
+impl Layer {
     /// The rows chosen for its parts.
     pub(super) fn kernels(&self) -> Vec<Place> {
         let mut all = self.qkv.kernels(["attention norm", "qkv"]);

@@ -8,7 +8,7 @@ use crate::cache::CacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::limits::{Limits, Plan};
-use crate::load::{Precision, Sizes, WeightOptions};
+use crate::load::{Maker, Precision, Sizes, WeightOptions};
 use crate::logits::Logits;
 use crate::{DecoderConfig, Error, Result};
 
@@ -90,12 +90,12 @@ impl LoadOptions {
     }
 
     /// What loading makes of a checkpoint of such sizes.
-    pub(crate) fn plan(&self, config: &DecoderConfig, sizes: &Sizes<'_>) -> Result<Plan> {
+    pub(crate) fn plan(&self, config: &DecoderConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
         let limits = self.limits(config)?;
         let plan = Decoder::plan(config, sizes, &limits)?;
-        let cache = self.cache_shape(config, sizes.precision).map_or(usize::MAX, |shape| {
+        let cache = self.cache_shape(config, sizes.precision()).map_or(usize::MAX, |shape| {
             // What is swapped out is in the same memory on a CPU.
-            let host = if sizes.device == DeviceKind::CPU { shape.host_bytes(self.swap_tokens) } else { 0 };
+            let host = if sizes.device() == DeviceKind::CPU { shape.host_bytes(self.swap_tokens) } else { 0 };
             shape.bytes().saturating_add(host)
         });
         Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_logits), ..plan })

@@ -1,39 +1,46 @@
 //! What loading makes of a checkpoint, counted before it does.
 
-use std::cell::RefCell;
+use std::fmt::Debug;
 
 use sinew_memory::DeviceKind;
-use sinew_ops::layers::{Encoding, Rotary, WeightPacker};
+use sinew_ops::Context;
+use sinew_ops::layers::{
+    Attention, AttentionOptions, Encoding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Rotary, Routing,
+    WeightPacker,
+};
 use sinew_tensor::DType;
 
+use super::maker::{Counted, Maker, NormSpec};
 use super::matrices::Matrices;
 use super::matrix::{Matrix, check};
 use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
-use crate::config::{NormKind, RopeConfig};
-use crate::scratch::{bytes, sum};
+use crate::config::RopeConfig;
+use crate::limits::Plan;
+use crate::scratch::{Rows, Values, bytes, sum};
 
 /// What a [`Loader`](super::Loader) would make of a checkpoint, for plans: every tensor is checked as loading checks
 /// it, and the bytes of what it becomes are counted; the largest number where they are more.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct Sizes<'a> {
-    pub checkpoint: &'a Checkpoint,
-    pub precision: Precision,
-    pub device: DeviceKind,
-    /// Where what is asked for is noted, if it is wanted.
-    pub asked: Option<&'a RefCell<Asked>>,
-}
-
-/// The matrices that a model asks a checkpoint for.
-#[derive(Debug, Default)]
-pub(crate) struct Asked {
-    /// Those of products, with their inputs and what they would become.
+    checkpoint: &'a Checkpoint,
+    precision: Precision,
+    device: DeviceKind,
+    /// The matrices of products that were asked for, with their inputs and what they would become.
     pub weights: Vec<(Part, usize, Encoding)>,
     /// The names of embedding tables.
     pub tables: Vec<String>,
     /// What is made of them, and of vectors.
     pub made: Vec<Made>,
+    /// Bytes of what a step works on and is given.
+    activations: usize,
+    /// Bytes of rotary embeddings by position.
+    ropes: usize,
+    /// Where what products and attention work in is counted too, the context that kernels are chosen for.
+    ctx: Option<&'a Context>,
+    /// Bytes of that: they work in one room, one after the other.
+    pub workspace: usize,
 }
 
 /// What comes of some tensors.
@@ -41,132 +48,190 @@ pub(crate) struct Asked {
 pub(crate) struct Made {
     pub encoding: Encoding,
     pub bytes: usize,
-    /// Where it is the weight of a product.
-    pub product: Option<Product>,
     /// Bytes of the checkpoint that are read whole before any of it is packed.
     pub read_whole: usize,
 }
 
-/// The weight of a product: one of each expert, where it is of experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Product {
-    pub experts: Option<usize>,
-    pub n: usize,
-    pub k: usize,
-    pub gated: bool,
-}
+impl<'a> Sizes<'a> {
+    /// Of a checkpoint on a kind of device.
+    pub(crate) fn new(checkpoint: &'a Checkpoint, precision: Precision, device: DeviceKind) -> Self {
+        let (weights, tables, made) = Default::default();
+        Self { checkpoint, precision, device, weights, tables, made, activations: 0, ropes: 0, ctx: None, workspace: 0 }
+    }
 
-impl Sizes<'_> {
-    /// The bytes of what a weight of these parts becomes, of each expert where it is of some.
-    fn product(
-        &self,
+    /// The same, and what kernels of a context work in.
+    pub(crate) fn with_workspace(self, ctx: &'a Context) -> Self {
+        Self { ctx: Some(ctx), ..self }
+    }
+
+    /// The kind of device.
+    pub(crate) fn device(&self) -> DeviceKind {
+        self.device
+    }
+
+    /// Bytes of all that was counted.
+    pub(crate) fn plan(&self) -> Plan {
+        let weights = sum(self.made.iter().map(|made| made.bytes));
+        Plan { weights, activations: self.activations, tables: self.ropes, ..Plan::default() }
+    }
+
+    fn works_on(&mut self, bytes: usize) {
+        self.activations = self.activations.saturating_add(bytes);
+    }
+
+    /// The weight of a product of these parts, in so many groups; how its values are held, and the outputs of a group.
+    pub(super) fn product(
+        &mut self,
         parts: impl IntoIterator<Item = Part>,
-        experts: Option<usize>,
+        groups: usize,
         k: usize,
         gated: bool,
         may_be_ordered: bool,
-    ) -> Result<usize> {
-        let matrices = Matrices::of(self.checkpoint, parts, experts.unwrap_or(1), k)?;
+    ) -> Result<(Encoding, usize)> {
+        let matrices = Matrices::of(self.checkpoint, parts, groups, k)?;
         let becomes = matrices.becomes(&self.precision, self.device, may_be_ordered);
         let (encoding, n) = (becomes.encoding, sum(matrices.rows()));
         let order = becomes.order.map_or(0, |order| bytes(DType::U32, &[order.len()]));
-        let bytes = WeightPacker::bytes(self.device, encoding, matrices.groups(), n, k, gated).saturating_add(order);
-        if let Some(asked) = self.asked {
-            let weights = matrices.all().iter().map(|matrix| (matrix.part.clone(), k, encoding));
-            asked.borrow_mut().weights.extend(weights);
+        let bytes = WeightPacker::bytes(self.device, encoding, groups, n, k, gated).saturating_add(order);
+        self.weights.extend(matrices.all().iter().map(|matrix| (matrix.part.clone(), k, encoding)));
+        self.made.push(Made { encoding, bytes, read_whole: matrices.read_whole(self.checkpoint) });
+        Ok((encoding, n))
+    }
+
+    /// What a kernel works in.
+    fn works_in(&mut self, bytes: impl FnOnce(&Context) -> sinew_ops::Result<usize>) -> Result<()> {
+        if let Some(ctx) = self.ctx {
+            self.workspace = self.workspace.max(bytes(ctx)?);
         }
-        let product = Some(Product { experts, n, k, gated });
-        Ok(self.made(Made { encoding, bytes, product, read_whole: matrices.read_whole(self.checkpoint) }))
+        Ok(())
     }
 
-    /// Notes what is made, and gives its bytes.
-    fn made(&self, made: Made) -> usize {
-        if let Some(asked) = self.asked {
-            asked.borrow_mut().made.push(made);
-        }
-        made.bytes
-    }
-
-    /// Of [`Loader::weight`](super::Loader::weight).
-    pub(crate) fn weight(&self, part: &Part, k: usize) -> Result<usize> {
-        self.linear(std::slice::from_ref(part), k, false, false)
-    }
-
-    /// Of [`Loader::weight_and_table`](super::Loader::weight_and_table).
-    pub(crate) fn weight_and_table(&self, part: &Part, k: usize) -> Result<usize> {
-        self.product([part.clone()], None, k, false, false)
-    }
-
-    /// Of [`Loader::linear`](super::Loader::linear).
-    pub(crate) fn linear(&self, parts: &[Part], k: usize, bias: bool, gated: bool) -> Result<usize> {
-        let mut bytes = self.product(parts.iter().cloned(), None, k, gated, true)?;
-        if bias {
-            parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
-            bytes = bytes.saturating_add(self.made_vector(sum(parts.iter().map(Part::len))));
-        }
-        Ok(bytes)
-    }
-
-    /// Of [`Loader::grouped`](super::Loader::grouped). There may be as many parts as a file claims to have: none is made
-    /// after one that is not there.
-    pub(crate) fn grouped(
-        &self,
-        parts: impl Iterator<Item = Part>,
-        experts: usize,
+    /// What a product with a weight of so many outputs works in.
+    fn linear_works_in(
+        &mut self,
+        (encoding, n): (Encoding, usize),
         k: usize,
-        gated: bool,
-    ) -> Result<usize> {
-        self.product(parts, Some(experts), k, gated, true)
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<()> {
+        let options = LinearOptions { compute: self.precision.compute_with(encoding), ..options };
+        self.works_in(|ctx| Linear::workspace(ctx, encoding, [n, k], &options, max_rows))
     }
 
-    /// Of [`Loader::table`](super::Loader::table).
-    pub(crate) fn table(&self, part: &Part, width: usize) -> Result<usize> {
-        Matrix::of(self.checkpoint, part.clone(), width)?;
-        if let Some(asked) = self.asked {
-            asked.borrow_mut().tables.push(part.name().to_owned());
-        }
-        let dtype = self.precision.weights;
-        Ok(self.floats(dtype, WeightPacker::table_bytes(dtype, part.len(), width)))
-    }
-
-    /// Of [`Loader::norm`](super::Loader::norm).
-    pub(crate) fn norm(&self, kind: NormKind, name: &str, n: usize) -> Result<usize> {
-        match kind {
-            NormKind::Rms | NormKind::RmsOffset => self.vector(&format!("{name}.weight"), n),
-            NormKind::Layer => self.layer_norm(name, n),
-        }
-    }
-
-    /// Of the two vectors of a layer norm.
-    pub(crate) fn layer_norm(&self, name: &str, n: usize) -> Result<usize> {
-        let [weight, bias] = layer_norm_names(self.checkpoint, name);
-        Ok(self.vector(&weight, n)?.saturating_add(self.vector(&bias, n)?))
-    }
-
-    /// Of the tables of [`Loader::ropes`](super::Loader::ropes).
-    pub(crate) fn ropes(&self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> usize {
-        sum(ropes.iter().map(|rope| Rotary::bytes(rope.rotary_dim(head_dim).div_ceil(2), context)))
-    }
-
-    /// Of [`Loader::vector`](super::Loader::vector).
-    pub(crate) fn vector(&self, name: &str, n: usize) -> Result<usize> {
+    fn vector(&mut self, name: &str, n: usize) -> Result<()> {
         check(self.checkpoint, name, &[n])?;
-        Ok(self.made_vector(n))
+        self.made_vector(n);
+        Ok(())
     }
 
-    fn made_vector(&self, n: usize) -> usize {
-        self.floats(DType::F32, bytes(DType::F32, &[n]))
+    fn made_vector(&mut self, n: usize) {
+        self.floats(DType::F32, bytes(DType::F32, &[n]));
     }
 
-    fn floats(&self, dtype: DType, bytes: usize) -> usize {
-        self.made(Made { encoding: Encoding::Float(dtype), bytes, product: None, read_whole: 0 })
+    fn floats(&mut self, dtype: DType, bytes: usize) {
+        self.made.push(Made { encoding: Encoding::Float(dtype), bytes, read_whole: 0 });
     }
 }
 
-/// What the two vectors of a layer norm are called: checkpoints converted from TensorFlow have gamma and beta.
-pub(super) fn layer_norm_names(checkpoint: &Checkpoint, name: &str) -> [String; 2] {
-    [("weight", "gamma"), ("bias", "beta")].map(|(new, old)| {
-        let new = format!("{name}.{new}");
-        if checkpoint.contains(&new) { new } else { format!("{name}.{old}") }
-    })
+impl Maker<Counted> for Sizes<'_> {
+    fn checkpoint(&self) -> &Checkpoint {
+        self.checkpoint
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn table(&mut self, part: Part, width: usize) -> Result<()> {
+        let dtype = self.precision.weights;
+        let bytes = WeightPacker::table_bytes(dtype, part.len(), width);
+        self.tables.push(part.name().to_owned());
+        Matrix::of(self.checkpoint, part, width)?;
+        self.floats(dtype, bytes);
+        Ok(())
+    }
+
+    fn norm(&mut self, norm: NormSpec, _: usize) -> Result<()> {
+        let (weight, bias) = norm.vectors(self.checkpoint);
+        self.vector(&weight, norm.n)?;
+        bias.map_or(Ok(()), |bias| self.vector(&bias, norm.n))
+    }
+
+    fn linear(&mut self, parts: &[Part], k: usize, bias: bool, options: LinearOptions, rows: usize) -> Result<()> {
+        if bias {
+            parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
+            self.made_vector(sum(parts.iter().map(Part::len)));
+        }
+        let weight = self.product(parts.iter().cloned(), 1, k, options.gated.is_some(), true)?;
+        self.linear_works_in(weight, k, options, rows)
+    }
+
+    fn normed_linear(
+        &mut self,
+        norm: Option<NormSpec>,
+        parts: &[Part],
+        k: usize,
+        bias: bool,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<()> {
+        norm.map_or(Ok(()), |norm| self.norm(norm, max_rows))?;
+        self.linear(parts, k, bias, options, max_rows)
+    }
+
+    fn tied(
+        &mut self,
+        norm: Option<NormSpec>,
+        part: Part,
+        k: usize,
+        options: LinearOptions,
+        rows: usize,
+    ) -> Result<((), ())> {
+        norm.map_or(Ok(()), |norm| self.norm(norm, rows))?;
+        let weight = self.product([part], 1, k, false, false)?;
+        self.linear_works_in(weight, k, options, rows)?;
+        Ok(((), ()))
+    }
+
+    fn grouped(
+        &mut self,
+        parts: impl Iterator<Item = Part>,
+        experts: usize,
+        k: usize,
+        options: GroupedLinearOptions,
+        max_rows: usize,
+    ) -> Result<()> {
+        let (encoding, n) = self.product(parts, experts, k, options.gated.is_some(), true)?;
+        let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
+        self.works_in(|ctx| GroupedLinear::workspace(ctx, encoding, [experts, n, k], options, max_rows))
+    }
+
+    fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<()> {
+        self.works_in(|ctx| Attention::workspace(ctx, options, max_rows, max_kv))
+    }
+
+    fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
+        let of = |rope: &RopeConfig| Rotary::bytes(rope.rotary_dim(head_dim).div_ceil(2), context);
+        self.ropes = sum(ropes.iter().map(of)).saturating_add(self.ropes);
+        Ok(Vec::new())
+    }
+
+    fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<()> {
+        self.works_on(Rows::bytes(dtype, max_rows, width));
+        Ok(())
+    }
+
+    fn values(&mut self, dtype: DType, most: usize) -> Result<()> {
+        self.works_on(Values::bytes(dtype, most));
+        Ok(())
+    }
+
+    fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<()> {
+        self.works_on(Routing::bytes(experts, top_k, max_tokens));
+        Ok(())
+    }
+
+    fn planned<T: Debug>(&mut self, _: impl FnOnce(&Context) -> sinew_ops::Result<T>) -> Result<()> {
+        Ok(())
+    }
 }

@@ -41,7 +41,7 @@ fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
     let threads = loader.context().host_threads();
     let slices = slices(&packer, threads, [k, k]).len();
     assert!(slices > SLICES_A_TURN * threads, "{slices} slices are packed in one turn");
-    let weight = loader.weight(&[part], k).expect("the weight packs");
+    let weight = loader.pack([part], 1, k, false, true).expect("the weight packs");
     weight.tensor().to_vec().expect("values")
 }
 
@@ -162,15 +162,15 @@ fn a_plan_has_what_loading_makes_of_experts() {
             parts.swap(1, 2);
         }
         let precision = WeightOptions::default().precision(&checkpoint, ctx.device().hardware()).expect("a precision");
-        let sizes = Sizes { checkpoint: &checkpoint, precision, device, asked: None };
-        let planned = sizes.grouped(parts.iter().cloned(), experts.count, experts.k, true).expect("they fit");
+        let mut sizes = Sizes::new(&checkpoint, precision, device);
+        sizes.product(parts.clone(), experts.count, experts.k, true, true).expect("they fit");
         let mut nothing = |_, _| {};
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &mut nothing);
-        let weight = loader.pack(&parts, experts.count, experts.k, true, true).expect("it packs");
+        let weight = loader.pack(parts, experts.count, experts.k, true, true).expect("it packs");
         let order = weight.order().map_or(0, |order| order.shape().iter().product::<usize>() * 4);
         let in_blocks = matches!(weight.encoding(), Encoding::Blocks(_));
         assert_eq!((in_blocks, order > 0), (!apart, has_order && !apart), "{method}, {has_order}, {apart}");
         let bytes: usize = weight.tensor().shape().iter().product();
-        assert_eq!(planned, bytes + order, "{method}, {has_order}, {apart}");
+        assert_eq!(sizes.plan().weights, bytes + order, "{method}, {has_order}, {apart}");
     }
 }

@@ -1,19 +1,18 @@
 //! Plans of a model in a folder: how much memory a process takes with it, what fits, and what would save how much.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::ops::Deref;
 
 use sinew_memory::{Bytes, DeviceKind};
 use sinew_ops::Context;
-use sinew_ops::layers::{Activation, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, OldKv};
+use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
 use crate::embed::{Backbone, EmbeddingModel};
 use crate::folder::FileName;
 use crate::limits::most_that_fits;
-use crate::load::{Asked, Made, Precision, Product, Quantize, Sizes, main_dtype};
+use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::scratch::sum;
 use crate::{Checkpoint, DecoderConfig, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
@@ -106,16 +105,6 @@ pub struct Saving {
     pub fits: bool,
 }
 
-/// What a step, or a pass, has.
-struct Step {
-    precision: Precision,
-    rows: usize,
-    /// Dtype of what products read.
-    input: DType,
-    /// Experts that a row goes to.
-    experts: usize,
-}
-
 impl<'a> Planner<'a> {
     /// A planner of the model in a folder, whose headers are read.
     ///
@@ -145,70 +134,34 @@ impl<'a> Planner<'a> {
     pub fn footprint(&self, options: &LoadOptions) -> Result<Footprint> {
         let device = &**self.ctx.device();
         let hardware = device.hardware();
-        let asked = RefCell::new(Asked::default());
-        let sizes = |precision| Sizes {
-            checkpoint: &self.checkpoint,
-            precision,
-            device: device.id().kind,
-            asked: Some(&asked),
+        let precision = match self.embeds {
+            true => options.weights.precision(&self.checkpoint, hardware)?,
+            false => options.precision(&self.checkpoint, hardware)?,
         };
-        let (plan, step, attention, cache, sequences) = if self.embeds {
-            let precision = options.weights.precision(&self.checkpoint, hardware)?;
-            let sizes = sizes(precision);
-            let (plan, pass) = (Backbone::plan(self.config, &sizes)?, Backbone::pass(self.ctx, self.config, &sizes)?);
-            (plan, Step::of(self.config, precision, pass.rows), pass.attention, plan.cache, None)
+        let mut sizes = Sizes::new(&self.checkpoint, precision, device.id().kind).with_workspace(self.ctx);
+        let (plan, cache, sequences) = if self.embeds {
+            let plan = Backbone::plan(self.config, &mut sizes)?;
+            (plan, plan.cache, None)
         } else {
             let config = self.config.as_decoder()?;
-            let (precision, limits) = (options.precision(&self.checkpoint, hardware)?, options.limits(config)?);
-            let plan = options.plan(config, &sizes(precision))?;
-            let attention = crate::decoder::Decoder::attention_workspace(self.ctx, config, precision, &limits)?;
+            let plan = options.plan(config, &mut sizes)?;
             let swapped = if footprint::is_host(device) { options.swap_tokens } else { 0 };
             let held =
                 options.cache_shape(config, precision).map_or(plan.cache, |shape| shape.held_bytes(device, swapped));
-            let sequences = sequence_bytes(config, options, precision)?;
-            (plan, Step::of(self.config, precision, limits.max_rows), attention, held, Some(sequences))
+            (plan, held, Some(sequence_bytes(config, options, precision)?))
         };
-        let asked = asked.into_inner();
-        let workspace = self.products_workspace(&asked.made, &step)?.max(attention);
+        let (made, workspace) = (sizes.made, sizes.workspace);
         Ok(Footprint {
-            weights: footprint::by_encoding(&asked.made),
+            weights: footprint::by_encoding(&made),
             sequences,
             workspace,
-            rounding: footprint::rounding(device, &plan, &asked.made, cache, workspace),
-            staging: footprint::staging(&asked.made, self.checkpoint.num_bytes()),
+            rounding: footprint::rounding(device, &plan, &made, cache, workspace),
+            staging: footprint::staging(&made, self.checkpoint.num_bytes()),
             tokenizer: footprint::tokenizer(self.tokenizer),
             process: footprint::process(device),
             is_host: footprint::is_host(device),
             plan,
         })
-    }
-
-    /// What products make room for.
-    fn products_workspace(&self, made: &[Made], step: &Step) -> Result<usize> {
-        let mut known: Vec<&Made> = Vec::new();
-        let mut most = 0;
-        for made in made {
-            let Some(Product { experts, n, k, gated }) = made.product else { continue };
-            if known.iter().any(|known| (known.product, known.encoding) == (made.product, made.encoding)) {
-                continue;
-            }
-            known.push(made);
-            let &Step { precision, rows, input, experts: per_row } = step;
-            let (compute, gated) = (precision.compute_with(made.encoding), gated.then_some(Activation::Silu));
-            let bytes = match experts {
-                Some(experts) => {
-                    let options =
-                        GroupedLinearOptions { gated, ..GroupedLinearOptions::new(input, DType::F32, compute) };
-                    GroupedLinear::workspace(self.ctx, made.encoding, [experts, n, k], options, rows * per_row)?
-                }
-                None => {
-                    let options = LinearOptions { gated, ..LinearOptions::new(input, DType::F32, compute) };
-                    Linear::workspace(self.ctx, made.encoding, [n, k], &options, rows)?
-                }
-            };
-            most = most.max(bytes);
-        }
-        Ok(most)
     }
 
     /// Whether the peak is within a budget, and what the context is asked for within its
@@ -433,16 +386,6 @@ impl fmt::Display for Change {
             Self::SwapTokens(tokens) => write!(f, "room for {tokens} tokens beside the cache"),
             Self::BlockSize(tokens) => write!(f, "blocks of {tokens} tokens in the cache"),
         }
-    }
-}
-
-impl Step {
-    fn of(config: &ModelConfig, precision: Precision, rows: usize) -> Self {
-        let (input, experts) = match config {
-            ModelConfig::Encoder(_) => (DType::F32, None),
-            ModelConfig::Decoder(config) => (precision.activations, config.experts()),
-        };
-        Self { precision, rows, input, experts: experts.map_or(1, |experts| experts.per_token) }
     }
 }
 

@@ -1,6 +1,5 @@
 //! What compressed-tensors can say of a format, and which modules are rounded to it.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use safetensors::Dtype;
@@ -19,7 +18,7 @@ use crate::encoder::Encoder;
 use crate::error::{Error, Result};
 use crate::folder::Folder;
 use crate::limits::Limits;
-use crate::load::{Asked, Quantize, Sizes, WeightOptions, float_dtype};
+use crate::load::{Quantize, Sizes, WeightOptions, float_dtype};
 use crate::quantized::Bits;
 
 /// A format that compressed-tensors has a name for.
@@ -207,7 +206,7 @@ fn has_experts(config: &ModelConfig) -> bool {
 }
 
 /// What would do where a group does not.
-fn supported_groups(asked: &Asked) -> String {
+fn supported_groups(asked: &Sizes<'_>) -> String {
     let divides = |group: &usize| asked.weights.iter().all(|(_, k, _)| k.is_multiple_of(*group));
     match [128, 64, 32].into_iter().find(divides) {
         Some(group) => format!("a group size of {group}, or `channel`"),
@@ -216,29 +215,28 @@ fn supported_groups(asked: &Asked) -> String {
 }
 
 /// What a model asks the checkpoint for when it is loaded and quantized.
-fn asked(
+fn asked<'a>(
     ctx: &Context,
     folder: &Folder,
     config: &ModelConfig,
-    checkpoint: &Checkpoint,
+    checkpoint: &'a Checkpoint,
     how: Quantize,
-) -> Result<Asked> {
+) -> Result<Sizes<'a>> {
     // A tied head is the embedding, which stays as it is.
     let head = how.head && !matches!(config, ModelConfig::Decoder(config) if config.tie_word_embeddings);
     let weights = WeightOptions { quantize: Some(Quantize { head, ..how }), ..WeightOptions::default() };
     let precision = weights.precision(checkpoint, ctx.device().hardware())?;
-    let asked = RefCell::new(Asked::default());
-    let sizes = Sizes { checkpoint, precision, device: DeviceKind::CPU, asked: Some(&asked) };
+    let mut sizes = Sizes::new(checkpoint, precision, DeviceKind::CPU);
     match config {
-        ModelConfig::Encoder(config) => Encoder::plan(config, &sizes, 1, 1)?,
+        ModelConfig::Encoder(config) => Encoder::plan(config, &mut sizes, 1, 1)?,
         ModelConfig::Decoder(config) => {
             // An embedding model has no use for a head.
             let max_logits = usize::from(!EmbeddingModel::describes(folder)?);
             let limits = Limits { max_rows: 1, max_sequences: 1, context: 1, block_size: 1, max_logits };
-            Decoder::plan(config, &sizes, &limits)?
+            Decoder::plan(config, &mut sizes, &limits)?
         }
     };
-    Ok(asked.into_inner())
+    Ok(sizes)
 }
 
 /// The modules that are not quantized: the matrices of the checkpoint that are no embedding tables, and heads that are
@@ -249,7 +247,7 @@ fn asked(
 fn kept(
     config: &ModelConfig,
     checkpoint: &Checkpoint,
-    asked: &Asked,
+    asked: &Sizes<'_>,
     quantized: &BTreeMap<String, Module>,
 ) -> Result<Names> {
     let (words, prefixes) = match config {

@@ -1,0 +1,179 @@
+//! What a model's parts are declared to.
+
+use std::fmt::Debug;
+
+use sinew_ops::Context;
+use sinew_ops::layers::{
+    Attention, AttentionOptions, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
+    NormedLinear, Rotary, Routing,
+};
+use sinew_tensor::DType;
+
+use super::{Part, Precision};
+use crate::Result;
+use crate::checkpoint::Checkpoint;
+use crate::config::{NormKind, RopeConfig};
+use crate::scratch::{Rows, Values};
+
+/// Whether the parts of a model are there.
+pub(crate) trait Stage: Debug {
+    /// What a part is then.
+    type Of<T: Debug>: Debug;
+}
+
+/// They are loaded.
+#[derive(Debug)]
+pub(crate) struct Loaded;
+
+/// They are counted, and nothing is left of them.
+#[derive(Debug)]
+pub(crate) struct Counted;
+
+impl Stage for Loaded {
+    type Of<T: Debug> = T;
+}
+
+impl Stage for Counted {
+    type Of<T: Debug> = ();
+}
+
+/// Makes a model of its parts, which the model names one after the other: a [`Loader`](super::Loader) loads them, and
+/// [`Sizes`](super::Sizes) count them. What a model consists of is said once, to whichever it is given.
+pub(crate) trait Maker<S: Stage> {
+    /// Where the tensors are.
+    fn checkpoint(&self) -> &Checkpoint;
+
+    /// The precision.
+    fn precision(&self) -> Precision;
+
+    /// An embedding whose table `[rows, width]` is in the dtype of the weights.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape or dtype, or out of memory; so of all that have tensors.
+    fn table(&mut self, part: Part, width: usize) -> Result<S::Of<Embedding>>;
+
+    /// A norm for up to `max_rows` rows.
+    ///
+    /// # Errors
+    /// Those of [`table`](Self::table).
+    fn norm(&mut self, norm: NormSpec, max_rows: usize) -> Result<S::Of<Norm>>;
+
+    /// A linear layer for up to `max_rows` rows, whose parts are stacked: tensors `{name}.weight` and, with `bias`,
+    /// `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated activation
+    /// needs one pass.
+    ///
+    /// # Errors
+    /// Those of [`table`](Self::table).
+    fn linear(
+        &mut self,
+        parts: &[Part],
+        k: usize,
+        bias: bool,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<S::Of<Linear>>;
+
+    /// The same of what may be normed first.
+    ///
+    /// # Errors
+    /// Those of [`table`](Self::table).
+    fn normed_linear(
+        &mut self,
+        norm: Option<NormSpec>,
+        parts: &[Part],
+        k: usize,
+        bias: bool,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<S::Of<NormedLinear>>;
+
+    /// The same of a matrix that is an embedding as well, which is held once.
+    ///
+    /// # Errors
+    /// Those of [`table`](Self::table).
+    fn tied(
+        &mut self,
+        norm: Option<NormSpec>,
+        part: Part,
+        k: usize,
+        options: LinearOptions,
+        max_rows: usize,
+    ) -> Result<(S::Of<NormedLinear>, S::Of<Embedding>)>;
+
+    /// A linear layer of `experts` experts for up to `max_rows` rows: `parts` are those of the first expert, then those
+    /// of the next, as [`linear`](Self::linear) has them. There may be as many as a file claims to have: none is made
+    /// after one that is not there.
+    ///
+    /// # Errors
+    /// Those of [`table`](Self::table).
+    fn grouped(
+        &mut self,
+        parts: impl Iterator<Item = Part>,
+        experts: usize,
+        k: usize,
+        options: GroupedLinearOptions,
+        max_rows: usize,
+    ) -> Result<S::Of<GroupedLinear>>;
+
+    /// Attention of up to `max_rows` rows over up to `max_kv` keys.
+    ///
+    /// # Errors
+    /// No kernel for it.
+    fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<S::Of<Attention>>;
+
+    /// The rotations of f32 heads in sequences of up to `context` tokens; none where they are counted.
+    ///
+    /// # Errors
+    /// Out of memory for their tables, or no kernel.
+    fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>>;
+
+    /// Activations `[max_rows, width]`.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<S::Of<Rows>>;
+
+    /// At most so many numbers that the host gives to a step.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn values(&mut self, dtype: DType, most: usize) -> Result<S::Of<Values>>;
+
+    /// Where up to `max_tokens` tokens go, each to `top_k` experts.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<S::Of<Routing>>;
+
+    /// What holds nothing on the device.
+    ///
+    /// # Errors
+    /// Those of `plan`.
+    fn planned<T: Debug>(&mut self, plan: impl FnOnce(&Context) -> sinew_ops::Result<T>) -> Result<S::Of<T>>;
+}
+
+/// A norm, and what its vectors `[n]` are called.
+#[derive(Debug, Clone)]
+pub(crate) struct NormSpec {
+    /// Less `.weight` and `.bias`.
+    pub name: String,
+    pub n: usize,
+    pub kind: NormKind,
+    /// Whether it has a bias, which only a layer norm may have.
+    pub bias: bool,
+    pub eps: f64,
+    /// Of what it reads, and of what it gives.
+    pub dtypes: [DType; 2],
+}
+
+impl NormSpec {
+    /// The names of its weight and its bias. Where a layer norm has both, checkpoints converted from TensorFlow have
+    /// gamma and beta.
+    pub(super) fn vectors(&self, checkpoint: &Checkpoint) -> (String, Option<String>) {
+        let name = |new: &str, old: &str| {
+            let new = format!("{}.{new}", self.name);
+            if !self.bias || checkpoint.contains(&new) { new } else { format!("{}.{old}", self.name) }
+        };
+        (name("weight", "gamma"), self.bias.then(|| name("bias", "beta")))
+    }
+}
