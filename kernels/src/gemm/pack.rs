@@ -141,14 +141,22 @@ unsafe fn value_sums<S: Simd>(row: S::F, pairs: bool) -> S::F {
     }
 }
 
-/// Packs `steps` steps, a multiple of sixteen, of a tile of `H` rows that are packed as they lie. Returns how many.
+/// Packs the first steps of a tile of `H` rows that are packed as they lie: of the `lying` that its rows have sixteen at a
+/// time, as long as what is stored with the last of them stays within the tile's `steps`. Returns how many.
 ///
 /// # Safety
-/// Those of [`Simd`]; the first `H` lines have the steps, and the tile has at least one more.
+/// Those of [`Simd`]; the first `H` lines have the steps that lie, and `to` has those of the tile.
 #[inline(always)]
-unsafe fn pack_lying<S: Simd, T, const H: usize>(lines: &[*const T; MAX_TILE], steps: usize, to: *mut f32) -> usize {
-    for step in (0..steps).step_by(LANES) {
-        // SAFETY: passed on; what a store writes behind a step is overwritten by the next one's.
+unsafe fn pack_lying<S: Simd, T, const H: usize>(
+    lines: &[*const T; MAX_TILE],
+    lying: usize,
+    steps: usize,
+    to: *mut f32,
+) -> usize {
+    let behind = LANES.div_ceil(H) - 1;
+    let whole = lying.min(steps.saturating_sub(behind)) / LANES * LANES;
+    for step in (0..whole).step_by(LANES) {
+        // SAFETY: passed on; what is stored behind a step is the tile's, and overwritten by the next steps.
         unsafe {
             let mut rows = [S::splat(0.0); LANES];
             for (row, line) in rows.iter_mut().zip(lines).take(H) {
@@ -161,7 +169,7 @@ unsafe fn pack_lying<S: Simd, T, const H: usize>(lines: &[*const T; MAX_TILE], s
             }
         }
     }
-    steps
+    whole
 }
 
 /// How the rows of a slab are read.
@@ -233,15 +241,12 @@ impl PackRows<'_> {
         // SAFETY: passed on; the tile's bytes are in the workspace.
         let (mut sums, end) =
             unsafe { ([S::splat(0.0); MAX_TILE], to.add(left.bytes(self.panels, padded) * height).cast::<f32>()) };
-        let whole = match as_it_is && summed.is_none() && valid == height {
-            true => (self.k / per_step).min(steps.saturating_sub(1)) / LANES * LANES,
-            false => 0,
-        };
+        let lying = if as_it_is && summed.is_none() && valid == height { self.k / per_step } else { 0 };
         // Of the heights that most rows have there is a loop without conditions, which takes half the time.
         let packed = match height {
-            // SAFETY: the lines hold K values, and the tile has steps behind these.
-            6 => unsafe { pack_lying::<S, T, 6>(&lines, whole, to.cast()) },
-            12 => unsafe { pack_lying::<S, T, 12>(&lines, whole, to.cast()) },
+            // SAFETY: the lines hold K values, and the tile its steps.
+            6 => unsafe { pack_lying::<S, T, 6>(&lines, lying, steps, to.cast()) },
+            12 => unsafe { pack_lying::<S, T, 12>(&lines, lying, steps, to.cast()) },
             _ => 0,
         };
         for step in (packed..steps).step_by(LANES) {
@@ -427,5 +432,75 @@ impl PackRows<'_> {
     #[inline(always)]
     fn values(&self, k: usize) -> usize {
         self.k.saturating_sub(k).min(LANES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sinew_memory::{Cpu, Team};
+    use sinew_tensor::{Element, Tensor};
+
+    use super::super::cpu;
+    use super::*;
+
+    /// A tile of all heights is where its rows are, at any length, and what follows it is another thread's.
+    fn packs<T: Element + Stored>(tiles: &'static Tiles, panels: PanelKind, value: impl Fn(usize) -> T) {
+        const BEHIND: usize = 64;
+        let (left, here) = (tiles.left, Team::new(1).unwrap());
+        for k in 1..=100 {
+            let (steps, per_step) = (panels.padded_k(k) / left.per_step(), left.per_step());
+            for count in 1..=tiles.highest() {
+                let values: Vec<T> = (0..count * k).map(&value).collect();
+                let tensor = Tensor::from_slice(&Cpu::get(), &values, &[1, count, k]).unwrap();
+                let height = tiles.fit(count, None).height;
+                let mut packed = vec![f32::NAN.to_bits(); steps * height + BEHIND];
+                let slab = Slab { right: 0, group: 0, row: 0, count, of_tile: tiles.height(count), tile: 0, at: 0 };
+                let pack = PackRows {
+                    rows: Rows::new(&tensor.view(), count).unwrap(),
+                    norm: None,
+                    order: None,
+                    slabs: &[slab],
+                    k,
+                    panels,
+                    round: false,
+                    tiles,
+                    to: packed.as_mut_ptr().cast(),
+                };
+                // SAFETY: the rows are the tensor's, and there is room for their tile.
+                unsafe { simd::launch(tiles.level, &here, 1, &pack) };
+                let size = size_of::<T>();
+                for (step, words) in packed[..steps * height].chunks(height).enumerate() {
+                    let mut expected = vec![0; height * 4];
+                    for row in 0..count {
+                        for i in (0..per_step).filter(|i| step * per_step + i < k) {
+                            let value = &values[row * k + step * per_step + i..][..1];
+                            // SAFETY: floats have bytes.
+                            let bytes = unsafe { std::slice::from_raw_parts(value.as_ptr().cast::<u8>(), size) };
+                            expected[row * 4 + i * size..][..size].copy_from_slice(bytes);
+                        }
+                    }
+                    let words: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                    assert_eq!(words, expected, "{count} rows of {k}, step {step}");
+                }
+                assert!(packed[steps * height..].iter().all(|&word| word == f32::NAN.to_bits()), "{count} rows of {k}");
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_are_packed_within_their_bounds() {
+        let levels = [
+            &cpu::PORTABLE,
+            #[cfg(target_arch = "x86_64")]
+            &cpu::AVX2,
+            #[cfg(target_arch = "x86_64")]
+            &cpu::AVX512,
+        ];
+        for tiles in levels {
+            packs(tiles, PanelKind::F32, |i| i as f32 + 0.5);
+        }
+        // How pairs are packed says nothing of what multiplies them.
+        #[cfg(target_arch = "x86_64")]
+        packs(&super::super::cpu_avx512bf16::DOTS, PanelKind::Bf16, |i| bf16::from_f32(i as f32));
     }
 }
