@@ -347,6 +347,9 @@ fn advice_that_is_enough_is_given_however_little_it_saves() {
     let recent = ["--batch", "200", "--kv-old", "fp8", "--kv-recent", "7", "--budget", "1MiB"];
     let advice = self::advice(&bundled(), &recent);
     assert!(advice.iter().any(|(argument, _)| argument == "--kv-dtype int8 --kv-old none"), "{advice:?}");
+    // Tokens that are all recent are held twice, for nothing.
+    let all_recent = ["--batch", "200", "--kv-old", "int8", "--kv-recent", "100000", "--budget", "1MiB"];
+    assert!(self::advice(&bundled(), &all_recent).iter().any(|(argument, _)| argument == "--kv-old none"));
 }
 
 #[test]

@@ -189,3 +189,27 @@ fn what_old_tokens_cannot_be_is_refused_in_words() {
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
     }
 }
+
+#[test]
+fn a_batch_of_long_prompts_has_room_where_each_holds_what_it_sees() {
+    for name in FIXTURES {
+        for block_size in [8, 16, 64] {
+            let options = LoadOptions {
+                old_kv: old(DType::I8, 16),
+                prefill_chunk: 64,
+                max_sequences: 4,
+                context: Some(234),
+                block_size,
+                ..LoadOptions::default()
+            };
+            let mut model = load(name, &options).expect("it loads");
+            let mut batch: Vec<Sequence> = (0..4).map(|_| model.sequence()).collect();
+            for sequence in &mut batch {
+                model.prefill(sequence, &tokens(230)).expect("there is room for a prompt");
+            }
+            for _ in 0..4 {
+                model.decode(&mut batch, &[1, 2, 3, 4]).expect("there is room for a step");
+            }
+        }
+    }
+}

@@ -242,8 +242,10 @@ impl LanguageModel {
             ControlFlow::Continue(()) => take(self).map(Some),
             ControlFlow::Break(()) => Ok(None),
         });
-        if outcome.is_err() {
-            sequence.shorten(before);
+        match outcome {
+            // Until it goes on, the cache has no room for more than it sees.
+            Ok(_) => sequence.release_unseen()?,
+            Err(_) => sequence.shorten(before),
         }
         outcome
     }

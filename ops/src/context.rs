@@ -179,8 +179,8 @@ impl Context {
     }
 
     /// Whether there are times by which rows are chosen for an operator's problem.
-    pub(crate) fn is_timed(&self, operator: &str, key: &str) -> bool {
-        self.tuning.has(operator, key)
+    pub(crate) fn is_timed(&self, operator: &str, key: &str, rows: impl Iterator<Item = &'static str>) -> bool {
+        self.tuning.has(operator, key, rows)
     }
 
     /// Whether it chooses by what was measured.

@@ -153,6 +153,10 @@ impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = self.parts();
         writeln!(f, "on {}; at most {}", self.hardware, self.limits)?;
+        let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
+        if parts.is_empty() {
+            return writeln!(f, "no kernel ran in a step of {}", ms(self.step_s));
+        }
         let width = |of: fn(&Part) -> usize, title: &str| parts.iter().map(of).max().unwrap_or(0).max(title.len());
         let operator = width(|part| part.operator.len(), "operator");
         let row = width(|part| part.row.len(), "kernel");
@@ -162,7 +166,6 @@ impl fmt::Display for Profile {
             "{:operator$}  {:row$}  {:arithmetic$}  launches  predicted   measured  of step  of limit  bound       problem",
             "operator", "kernel", "arithmetic"
         )?;
-        let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         for part in &parts {
             // Memory need not give what lies in a cache.
@@ -260,5 +263,14 @@ mod tests {
         let launched: Vec<&str> = profile.record.launches.iter().map(|launched| launched.operator).collect();
         assert_eq!(launched, ["gemm", "gemm", "softmax"]);
         assert_eq!(profile.parts().iter().map(|part| part.launches).sum::<usize>(), 3);
+    }
+
+    #[test]
+    fn a_step_without_kernels_is_said_to_have_none() {
+        let ctx = Context::cpu().unwrap();
+        let limits = Limits::estimated(ctx.device().hardware());
+        let profile = profile::<Error>(&ctx, limits, 1, || Ok(())).unwrap();
+        let words = profile.to_string();
+        assert!(words.contains("no kernel ran") && !words.contains("NaN"), "{words}");
     }
 }

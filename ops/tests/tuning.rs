@@ -1,6 +1,7 @@
 //! What was measured chooses among rows that give the same bits, and nothing that was not measured here, by this version
 //! and with these rows, does.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -464,6 +465,25 @@ fn times_that_are_saved_at_the_same_time_are_all_kept() {
 }
 
 #[test]
+fn times_of_rows_that_one_policy_leaves_out_outlive_its_tuning() {
+    let kept = Cache::new();
+    let measured = |ctx: &Context| {
+        let explanation = ctx.explain::<Gemm>(&problem(), &CALL).unwrap();
+        let timed = explanation.candidates.iter().filter(|row| row.measured_s.is_some());
+        timed.map(|row| row.row).collect::<BTreeSet<_>>()
+    };
+    let tuned_by = |deterministic: bool| {
+        let ctx = context(&[], deterministic);
+        ctx.choose::<Gemm>(&problem(), &CALL).unwrap();
+        kept.cache.save(&ctx, &tune(&ctx, &Budget::default()).unwrap()).unwrap();
+        measured(&context(&[], false).with_tuning(&kept.cache))
+    };
+    let of_all = tuned_by(false);
+    assert!(of_all.len() > 1, "the test has lost its point: {of_all:?}");
+    assert_eq!(tuned_by(true), of_all);
+}
+
+#[test]
 fn every_problem_is_measured_once_while_there_is_time_and_none_after_it() {
     let ctx = context(&[twin(), broken()], true);
     for m in [1, 2, 5, 6] {
@@ -480,5 +500,7 @@ fn every_problem_is_measured_once_while_there_is_time_and_none_after_it() {
     }
     let none = tune(&ctx, &Budget { time: Duration::ZERO, ..Budget::default() }).unwrap();
     assert_eq!((none.problems.len(), none.left), (0, 3));
+    let endless = tune(&ctx, &Budget { time: Duration::MAX, ..Budget::default() }).unwrap();
+    assert_eq!((endless.problems.len(), endless.left), (3, 0));
     assert!(tuned.seconds < 60.0, "{} s", tuned.seconds);
 }

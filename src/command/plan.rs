@@ -234,7 +234,8 @@ impl Report<'_> {
                     if self.old_kv { format!(" --kv-old {}", OldKvDType(None).show()) } else { String::new() };
                 format!("--kv-dtype {}{instead}", KvDType(Some(dtype)).show())
             }
-            Change::OldKv(old) => {
+            Change::OldKv(None) => format!("--kv-old {}", OldKvDType(None).show()),
+            Change::OldKv(Some(old)) => {
                 format!("--kv-old {} --kv-recent {}", OldKvDType(Some(old.dtype)).show(), old.recent)
             }
             Change::Weights(values) => format!("--dtype {} --group-size {}", values.name(), Change::GROUP),

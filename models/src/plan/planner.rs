@@ -76,8 +76,8 @@ pub enum Change {
     Context(usize),
     /// Keys and values in this dtype.
     Kv(DType),
-    /// Old keys and values so.
-    OldKv(OldKv),
+    /// Old keys and values so, or as all others are.
+    OldKv(Option<OldKv>),
     /// Weights in this dtype, or as they are stored.
     Dtype(Option<DType>),
     /// Weights quantized to such values.
@@ -214,9 +214,15 @@ impl<'a> Planner<'a> {
         if !fit.is_empty() {
             return Ok(format!("what would fit: {}", fit.join(", or ")));
         }
-        Ok(match savings.iter().min_by_key(|saving| saving.peak) {
-            Some(least) => {
-                format!("no one change would make it fit: {} would take {}", least.change, Bytes(least.peak))
+        // As what does not fit is counted: without what the process takes beside the model.
+        let pooled = savings.iter().map(|saving| {
+            let footprint = self.footprint(&saving.change.applied(options)?)?;
+            Ok((saving.change, footprint.pooled()))
+        });
+        let pooled = pooled.collect::<Result<Vec<_>>>()?;
+        Ok(match pooled.iter().min_by_key(|(_, bytes)| *bytes) {
+            Some(&(change, bytes)) => {
+                format!("no one change would make it fit: {change} would take {}", Bytes(bytes))
             }
             None => "there is nothing to change that would make it fit".to_owned(),
         })
@@ -266,9 +272,11 @@ impl<'a> Planner<'a> {
             }
             let kv = options.kv.unwrap_or(precision.kv);
             if on_cpu && !PagedLayout::has_scales(kv) && options.old_kv.is_none() {
-                changes.push(Change::OldKv(OldKv { dtype: DType::I8, recent: 256 }));
+                changes.push(Change::OldKv(Some(OldKv { dtype: DType::I8, recent: 256 })));
                 changes.push(Change::Kv(DType::I8));
             } else if on_cpu && options.old_kv.is_some() {
+                // Recent tokens are held twice.
+                changes.push(Change::OldKv(None));
                 changes.push(Change::Kv(DType::I8));
             }
         }
@@ -342,7 +350,7 @@ impl Change {
             Self::Sequences(max_sequences) => LoadOptions { max_sequences, ..options },
             Self::Context(context) => LoadOptions { context: Some(context), ..options },
             Self::Kv(dtype) => LoadOptions { kv: Some(dtype), old_kv: None, ..options },
-            Self::OldKv(old) => LoadOptions { old_kv: Some(old), ..options },
+            Self::OldKv(old_kv) => LoadOptions { old_kv, ..options },
             Self::PrefillChunk(prefill_chunk) => LoadOptions { prefill_chunk, ..options },
             Self::CacheTokens(cache_tokens) => LoadOptions { cache_tokens, ..options },
             Self::SwapTokens(swap_tokens) => LoadOptions { swap_tokens, ..options },
@@ -374,7 +382,8 @@ impl fmt::Display for Change {
             Self::Sequences(count) => write!(f, "{count} sequences at once"),
             Self::Context(tokens) => write!(f, "a context of {tokens} tokens"),
             Self::Kv(dtype) => write!(f, "keys and values in {dtype}"),
-            Self::OldKv(OldKv { dtype, recent }) => {
+            Self::OldKv(None) => f.write_str("keys and values all alike"),
+            Self::OldKv(Some(OldKv { dtype, recent })) => {
                 write!(f, "keys and values in {dtype} but for the {recent} recent ones")
             }
             Self::Dtype(None) => f.write_str("weights as they are stored"),

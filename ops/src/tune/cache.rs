@@ -38,6 +38,18 @@ impl Times {
         Self { rows: all.map(|(row, seconds)| (row.to_owned(), seconds)).collect(), rounds }
     }
 
+    /// Takes in others of the same problem, which go before those that are there, as they are newer; but for those of fewer
+    /// rounds. Rows that they are not about, such as those that their policy left out, keep what was known of them.
+    fn merge(&mut self, other: &Times) {
+        if other.rounds < self.rounds {
+            return;
+        }
+        if self.rows.keys().all(|row| other.rows.contains_key(row)) {
+            self.rounds = other.rounds;
+        }
+        self.rows.extend(other.rows.clone());
+    }
+
     /// Seconds of a row, where it was measured.
     pub fn seconds(&self, row: &str) -> Option<f64> {
         self.rows.get(row).copied().flatten().filter(|seconds| seconds.is_finite() && *seconds > 0.0)
@@ -93,20 +105,18 @@ impl Timings {
         self.0.get(O::NAME)?.get(&key::<O>(fixed, like))
     }
 
-    /// Takes in others, which go before those that are there, as they are newer; but for those of fewer rounds.
+    /// Takes in others: see [`Times::merge`].
     fn merge(&mut self, other: &Tuned) {
         for problem in &other.problems {
             let of_operator = self.0.entry(problem.operator.to_owned()).or_default();
-            let kept = of_operator.entry(problem.key.clone()).or_default();
-            if problem.times.rounds >= kept.rounds {
-                kept.clone_from(&problem.times);
-            }
+            of_operator.entry(problem.key.clone()).or_default().merge(&problem.times);
         }
     }
 
-    /// Whether there are times of a problem by which rows are chosen.
-    pub(crate) fn has(&self, operator: &str, key: &str) -> bool {
-        self.0.get(operator).and_then(|all| all.get(key)).is_some_and(Times::is_enough)
+    /// Whether there is of each of these rows of a problem what they are chosen by.
+    pub(crate) fn has(&self, operator: &str, key: &str, mut rows: impl Iterator<Item = &'static str>) -> bool {
+        let times = self.0.get(operator).and_then(|all| all.get(key));
+        times.is_some_and(|times| times.is_enough() && rows.all(|row| times.rows.contains_key(row)))
     }
 }
 
@@ -219,7 +229,21 @@ mod tests {
             kept.merge(&tuned(seconds, rounds));
             assert_eq!(kept.0["gemm"]["problem"].seconds("row"), Some(then));
         }
-        assert!(kept.has("gemm", "problem") && !kept.has("gemm", "other") && !kept.has("norm", "problem"));
+        let has = |operator, key, row| kept.has(operator, key, [row].into_iter());
+        assert!(has("gemm", "problem", "row") && !has("gemm", "problem", "another"));
+        assert!(!has("gemm", "other", "row") && !has("norm", "problem", "row"));
+    }
+
+    #[test]
+    fn rows_that_others_are_not_about_keep_their_times() {
+        let mut kept = Times::new(&[("row", 1.0), ("of another arithmetic", 2.0)], ["failed"], 9);
+        kept.merge(&Times::new(&[("row", 3.0), ("new", 4.0)], [], 8));
+        assert_eq!((kept.seconds("row"), kept.seconds("new"), kept.rounds), (Some(1.0), None, 9));
+        kept.merge(&Times::new(&[("row", 3.0), ("new", 4.0)], [], 12));
+        assert_eq!((kept.seconds("row"), kept.seconds("new")), (Some(3.0), Some(4.0)));
+        // Of fewer rounds than the newer ones.
+        assert_eq!((kept.seconds("of another arithmetic"), kept.rounds), (Some(2.0), 9));
+        assert!(kept.failed("failed"));
     }
 
     #[test]

@@ -39,6 +39,8 @@ const FEW_RUNS: usize = 2;
 const HOPELESS: f64 = 1.5;
 /// A problem's share of the time that is left: what small ones leave goes to those behind them.
 const SHARE: u32 = 2;
+/// Longer budgets are as good as none, and times that far ahead can be counted.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What [`tune`] measured.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -115,8 +117,10 @@ pub fn tune(ctx: &Context, budget: &Budget) -> Result<Tuned> {
         if let Some(&(_, predicted_s)) = candidates.first() {
             let turn = match candidates.len() {
                 1 => Turn::Single,
-                _ if ctx.is_timed(problem.operator(), &problem.key()) => Turn::Known,
-                _ => Turn::New,
+                _ => {
+                    let rows = candidates.iter().map(|(name, _)| *name);
+                    if ctx.is_timed(problem.operator(), &problem.key(), rows) { Turn::Known } else { Turn::New }
+                }
             };
             problems.push((turn, predicted_s, problem.key(), problem, candidates));
         }
@@ -124,7 +128,7 @@ pub fn tune(ctx: &Context, budget: &Budget) -> Result<Tuned> {
     problems.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then_with(|| a.2.cmp(&b.2)));
     let mut tuned = Tuned::default();
     for (i, (turn, _, _, problem, candidates)) in problems.iter().enumerate() {
-        let left = budget.time.saturating_sub(begun.elapsed());
+        let left = budget.time.min(LONGEST).saturating_sub(begun.elapsed());
         if left.is_zero() {
             tuned.left = problems.len() - i;
             break;
