@@ -22,7 +22,7 @@ pub(crate) use self::form::Form;
 pub use self::form::LayerCache;
 use self::host::Host;
 use self::poison::Poisoned;
-use self::room::blocks_seen;
+use self::room::blocks_between_steps;
 use crate::limits::Limits;
 use crate::load::Precision;
 use crate::{DecoderConfig, Error, Result};
@@ -74,8 +74,7 @@ impl CacheShape {
         let shape = Self::of_blocks(config, precision, block_size, |window| match window {
             None => all,
             Some(window) => {
-                // What a step adds ends in one more.
-                let each = blocks_seen(window, block_size).saturating_add(1);
+                let each = blocks_between_steps(window, block_size);
                 let ends = max_sequences.saturating_add(prefixes).saturating_mul(each);
                 ends.saturating_add(max_rows.div_ceil(block_size)).min(all)
             }
@@ -411,6 +410,18 @@ impl Sequence {
         if self.truncate(tokens).is_err() {
             self.clear();
         }
+    }
+
+    /// Frees the blocks that no later token sees where they are more than the cache has room for until the sequence goes
+    /// on. A step of a few tokens can be taken back still.
+    pub(crate) fn leave_room(&mut self) -> Result<()> {
+        for (table, &window) in self.tables.iter_mut().zip(&*self.windows) {
+            let block_size = table.pool().config().block_size;
+            if window.is_some_and(|window| table.blocks().len() > blocks_between_steps(window, block_size)) {
+                table.release_before(first_seen(self.tokens, window))?;
+            }
+        }
+        Ok(())
     }
 
     /// Frees the blocks that no later token sees.

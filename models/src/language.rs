@@ -243,8 +243,7 @@ impl LanguageModel {
             ControlFlow::Break(()) => Ok(None),
         });
         match outcome {
-            // Until it goes on, the cache has no room for more than it sees.
-            Ok(_) => sequence.release_unseen()?,
+            Ok(_) => sequence.leave_room()?,
             Err(_) => sequence.shorten(before),
         }
         outcome

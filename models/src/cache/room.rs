@@ -75,6 +75,11 @@ pub(super) fn blocks_seen(window: usize, block_size: usize) -> usize {
     window.saturating_sub(1).div_ceil(block_size).saturating_add(1)
 }
 
+/// The most blocks of a window that a sequence holds while others run: what a token sees, and where a step ends one more.
+pub(super) fn blocks_between_steps(window: usize, block_size: usize) -> usize {
+    blocks_seen(window, block_size).saturating_add(1)
+}
+
 /// Blocks that would be free if these tables were: those to which nothing else refers. Allocates only for what several
 /// of them share.
 fn freed<'a>(pages: &PagePool, leaving: impl Iterator<Item = &'a BlockTable>) -> usize {
