@@ -39,15 +39,17 @@ impl Times {
     }
 
     /// Takes in others of the same problem, which go before those that are there, as they are newer; but for those of fewer
-    /// rounds. Rows that they are not about, such as those that their policy left out, keep what was known of them.
+    /// rounds. Rows that they are not about, such as those that their policy left out, keep what was known of them, if that
+    /// was [enough](Self::is_enough): else all would count as measured so few times.
     fn merge(&mut self, other: &Times) {
         if other.rounds < self.rounds {
             return;
         }
-        if self.rows.keys().all(|row| other.rows.contains_key(row)) {
-            self.rounds = other.rounds;
+        if !self.is_enough() || self.rows.keys().all(|row| other.rows.contains_key(row)) {
+            self.clone_from(other);
+        } else {
+            self.rows.extend(other.rows.clone());
         }
-        self.rows.extend(other.rows.clone());
     }
 
     /// Seconds of a row, where it was measured.
@@ -244,6 +246,10 @@ mod tests {
         // Of fewer rounds than the newer ones.
         assert_eq!((kept.seconds("of another arithmetic"), kept.rounds), (Some(2.0), 9));
         assert!(kept.failed("failed"));
+        // Of too few rounds nothing stays that would hold the newer ones down to as few.
+        let mut few = Times::new(&[("row", 1.0), ("of another arithmetic", 2.0)], [], LEAST_ROUNDS - 1);
+        few.merge(&Times::new(&[("row", 3.0)], [], LEAST_ROUNDS));
+        assert!(few.is_enough() && few.rows().len() == 1);
     }
 
     #[test]
