@@ -4,6 +4,7 @@ use sinew_tensor::{BlockFormat, DType};
 
 use super::tile::{Left, prefetch_ahead};
 use crate::packed::{PANEL, PanelKind, blocks};
+use crate::rates::cores;
 use crate::simd::{self, LANES, Reach, Simd};
 
 /// Bytes of a line of words of 32 bits.
@@ -27,7 +28,7 @@ pub(super) trait Products<const R: usize, const H: usize>: Copy {
     const STEPS: usize;
     /// Vectors that a line's weights take, and what looks them up.
     const LOADED: usize;
-    /// Whether words are multiplied as they are: then memory is hardly waited for.
+    /// Whether words are multiplied as they are: then some cores' own prefetchers are best left to themselves.
     const LIGHT: bool;
     /// What sums start from.
     unsafe fn start(self, header: *const f32) -> Self::Sums;
@@ -78,11 +79,12 @@ unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const
     carry: bool,
 ) {
     let group = format.group() / P::LEFT.per_step();
+    let asks = R > 1 || !P::LIGHT || cores::known().asks_ahead;
     for first in (0..2).step_by(H) {
         // SAFETY: passed on; what is read and written is inside what the contract names.
         unsafe {
             let sums = Sums::<P, R, H>::new(sums.add(first * LANES), carry);
-            let mut groups = Groups::<P, ZEROS, R, H> { products, format, first, a: a.cast(), b, sums };
+            let mut groups = Groups::<P, ZEROS, R, H> { products, format, asks, first, a: a.cast(), b, sums };
             for done in (0..steps).step_by(group) {
                 groups.next((steps - done).min(group));
             }
@@ -95,6 +97,8 @@ unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const
 struct Groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize> {
     products: P,
     format: BlockFormat,
+    /// Whether words are asked for ahead.
+    asks: bool,
     /// The first of the panel's vectors.
     first: usize,
     a: *const f32,
@@ -106,19 +110,18 @@ impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize> Group
     /// Adds the next group, of `here` steps.
     #[inline(always)]
     unsafe fn next(&mut self, here: usize) {
-        let Self { products, format, first, a: row_header, b, .. } = *self;
+        let Self { products, format, asks, first, a: row_header, b, .. } = *self;
         // SAFETY: passed on.
         unsafe {
-            if R == 1 && P::LIGHT {
-                // A loop this short is best left to the core's own prefetchers; but the panel's words pass through the
-                // first cache, and push a long row out of it.
+            if !asks {
+                // The panel's words pass through the first cache all the same, and push a long row out of it.
                 simd::prefetch(row_header.cast::<u8>().wrapping_add(ROW_AHEAD), Reach::Near);
             }
             let mut s = products.start(row_header);
             let mut a = row_header.add(P::LEFT.header(PanelKind::Blocks(format)) * R);
             let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
             for _ in 0..here / P::STEPS {
-                if R > 1 || !P::LIGHT {
+                if asks {
                     prefetch_ahead(words, H * LINE / 2, false);
                 }
                 s = products.add_line(s, a, words);

@@ -88,8 +88,9 @@ impl Plan {
             false => (shared_cache / row_bytes.max(1)).clamp(MIN_SLAB, LONG_SLAB),
         };
         let widest = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile).max(tile);
-        // Rows that are few: those of two tiles of the highest.
-        let few = (2 * tiles.highest()).next_multiple_of(tile);
+        let expandable = tiles.expansion.is_some() && kind.blocks().is_some() && !strided;
+        // Rows that are few: those of three tiles of the highest, or of two where panels are expanded for more.
+        let few = (if expandable { 2 } else { 3 } * tiles.highest()).next_multiple_of(tile);
         let skinny = widest <= few;
         let unit = if strided { UNIT } else { 1 };
         // As much as the threads' caches hold, or a part of the one that they share: fewer forks, after each of which

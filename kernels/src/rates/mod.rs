@@ -1,6 +1,6 @@
 //! How fast a device is: its limits, measured, what is kept of them, and what rows predict of themselves by estimates.
 
-mod bf16_dots;
+pub(crate) mod cores;
 mod description;
 mod loops;
 mod peaks;

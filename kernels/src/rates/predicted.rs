@@ -2,7 +2,7 @@
 
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::bf16_dots::bf16_ratio;
+use super::cores;
 use crate::Work;
 
 /// f32 operations per second and thread that a level reaches on hardware whose best level is another.
@@ -12,7 +12,7 @@ pub(crate) fn f32_rate(hardware: &Hardware, level: SimdLevel) -> f64 {
 
 /// Operations per second and thread of bf16 dot products, on hardware that has them.
 pub(crate) fn bf16_rate(hardware: &Hardware) -> f64 {
-    hardware.rates.f32_flops_per_s * bf16_ratio()
+    hardware.rates.f32_flops_per_s * cores::known().bf16_ratio
 }
 
 /// Seconds of a row that computes at `rate` operations per second and thread, or at the memory's rate where that takes
