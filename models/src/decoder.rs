@@ -67,8 +67,8 @@ struct Parts<S: Stage = Loaded> {
 enum End<S: Stage = Loaded> {
     /// Logits: the head of the rows normed, capped.
     Logits(Box<S::Of<NormedLinear>>, Option<S::Of<Softcap>>),
-    /// The rows normed.
-    States(Box<S::Of<Norm>>),
+    /// The rows normed, and the room for them.
+    States(Box<S::Of<Norm>>, S::Of<Rows>),
 }
 
 /// What the host gives to a step.
@@ -178,7 +178,7 @@ impl Decoder {
         push_unlike(&mut all, self.parts.layers.iter().flat_map(Layer::kernels));
         match &self.parts.end {
             End::Logits(head, _) => all.extend(head.kernels(["last norm", "head"])),
-            End::States(norm) => all.push(("last norm", norm.kernels())),
+            End::States(norm, _) => all.push(("last norm", norm.kernels())),
         }
         all
     }
@@ -237,22 +237,22 @@ impl Decoder {
         }
     }
 
-    /// Writes the last hidden states, normed, of some rows of the latest forward pass, in the order of `rows`, to the
-    /// first rows of `states`, f32 `[.., hidden_size]`. Only for a decoder without a head.
+    /// The last hidden states, normed, of some rows of the latest forward pass, in the order of `rows`, as values
+    /// `[.., hidden_size]`. Only for a decoder without a head.
     ///
     /// # Errors
     /// Rows that the pass did not have, a decoder with a head, or a failed device.
-    pub(crate) fn hidden(&mut self, ctx: &Context, rows: &[u32], states: &mut Tensor) -> Result<()> {
+    pub(crate) fn hidden(&mut self, ctx: &Context, rows: &[u32]) -> Result<Vec<f32>> {
         let n = rows.len();
         self.gather(ctx, rows)?;
-        let End::States(norm) = &self.parts.end else {
+        let End::States(norm, states) = &mut self.parts.end else {
             return Err(Error::Input("hidden states of a decoder that was loaded for logits".to_owned()));
         };
         if n == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let out = states.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.hidden_size])?)?;
-        Ok(norm.run(ctx, self.parts.wanted.read(n)?, out)?)
+        norm.run(ctx, self.parts.wanted.read(n)?, states.write(n)?)?;
+        states.to_vec(ctx, n)
     }
 
     /// Brings some rows of the residual stream together in `wanted`.
@@ -291,11 +291,12 @@ impl<S: Stage> Parts<S> {
         let at = |name: &str| format!("{prefix}{name}");
         let embedding = Part::whole(at(names.embedding), vocab);
         let (end, embedding) = match limits.max_logits {
-            0 => {
+            None => {
                 let norm = maker.norm(norm_over(config, at(names.norm), hidden, DType::F32), rows)?;
-                (End::States(Box::new(norm)), maker.table(embedding, hidden)?)
+                let states = maker.rows(DType::F32, rows, hidden)?;
+                (End::States(Box::new(norm), states), maker.table(embedding, hidden)?)
             }
-            most => {
+            Some(most) => {
                 let (norm, dtype) = input_norm(config, precision, Some(at(names.norm)));
                 let options = LinearOptions::new(dtype, DType::F32, precision.compute);
                 let exact = precision.quantize.is_some_and(|quantize| !quantize.head);

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use sinew_ops::Context;
-use sinew_tensor::Tensor;
 
 use crate::batch::{Batch, Wanted};
 use crate::cache::{CacheShape, Form, KvCache, Sequence};
@@ -126,9 +125,9 @@ impl Runner {
         self.decoder.head(&self.ctx, &self.batch.wanted()[rows], logits.tensor_mut())
     }
 
-    /// Writes the hidden states of all rows that the step was asked for, of a decoder without a head.
-    pub(crate) fn hidden(&mut self, states: &mut Tensor) -> Result<()> {
-        self.decoder.hidden(&self.ctx, self.batch.wanted(), states)
+    /// The hidden states of all rows that the step was asked for, of a decoder without a head.
+    pub(crate) fn hidden(&mut self) -> Result<Vec<f32>> {
+        self.decoder.hidden(&self.ctx, self.batch.wanted())
     }
 
     /// Moves a sequence to the host.
