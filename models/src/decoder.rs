@@ -30,7 +30,7 @@ use crate::cache::{Form, KvCache, LayerCache};
 use crate::checkpoint::Checkpoint;
 use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
 use crate::limits::{Limits, Plan};
-use crate::load::{Held, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
+use crate::load::{Held, LinearSpec, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
 use crate::places::push_unlike;
 use crate::scratch::{Rows, Values};
 use crate::{DecoderConfig, Error, Result};
@@ -300,11 +300,17 @@ impl<S: Stage> Parts<S> {
                 let (norm, dtype) = input_norm(config, precision, Some(at(names.norm)));
                 let options = LinearOptions::new(dtype, DType::F32, precision.compute);
                 let exact = precision.quantize.is_some_and(|quantize| !quantize.head);
+                let head = |part: Part| LinearSpec {
+                    parts: vec![part.exact(exact)],
+                    k: hidden,
+                    bias: false,
+                    options,
+                    max_rows: most,
+                };
                 let (head, embedding) = match own_head(config, maker.checkpoint()) {
-                    None => maker.tied(norm, embedding.exact(exact), hidden, options, most)?,
+                    None => maker.tied(norm, head(embedding))?,
                     Some(name) => {
-                        let head = [Part::whole(name, vocab).exact(exact)];
-                        let head = maker.normed_linear(norm, &head, hidden, false, options, most)?;
+                        let head = maker.normed_linear(norm, head(Part::whole(name, vocab)))?;
                         (head, maker.table(embedding, hidden)?)
                     }
                 };

@@ -16,7 +16,7 @@ use sinew_tensor::{DType, View};
 use super::layer::{Activations, Step};
 use super::residual::{Stream, input_norm};
 use crate::config::ExpertsConfig;
-use crate::load::{Loaded, Maker, Part, Precision, Stage};
+use crate::load::{GroupedSpec, LinearSpec, Loaded, Maker, Part, Precision, Stage};
 use crate::scratch::Rows;
 use crate::{DecoderConfig, Error, Result};
 
@@ -84,7 +84,13 @@ impl<S: Stage> Experts<S> {
 
         let (norm, dtype) = input_norm(config, precision, names.mlp_norm.map(at));
         // Small, and choices turn by its rounding.
-        let router = Part::whole(at(of.router), count).exact(true);
+        let router = LinearSpec {
+            parts: vec![Part::whole(at(of.router), count).exact(true)],
+            k: hidden,
+            bias: false,
+            options: LinearOptions::new(dtype, DType::F32, compute),
+            max_rows: rows,
+        };
         let gated = GroupedLinearOptions {
             gated: Some(config.hidden_act),
             ..GroupedLinearOptions::new(dtype, activations, compute)
@@ -93,15 +99,17 @@ impl<S: Stage> Experts<S> {
         let combine =
             CombineOptions { width: hidden, top_k: per_token, input: DType::F32, output: DType::F32, accumulate: true };
         let options = RouteOptions { experts: count, top_k: per_token, renormalize };
-        let gate_up = parts(config, count, [of.gate, of.up], width, at);
-        let down = parts(config, count, [of.down], hidden, at);
+        let parts_up = parts(config, count, [of.gate, of.up], width, at);
+        let parts_down = parts(config, count, [of.down], hidden, at);
+        let gate_up = GroupedSpec { parts: parts_up, experts: count, k: hidden, options: gated, max_rows: sorted };
+        let down = GroupedSpec { parts: parts_down, experts: count, k: width, options: product, max_rows: sorted };
         Ok(Self {
             norm: norm.map(|norm| maker.norm(norm, rows)).transpose()?,
-            router: maker.linear(&[router], hidden, false, LinearOptions::new(dtype, DType::F32, compute), rows)?,
+            router: maker.linear(router)?,
             route: maker.planned(|ctx| Route::new(ctx, options, rows))?,
             dispatch: maker.planned(|ctx| Dispatch::new(ctx, dtype, hidden))?,
-            gate_up: maker.grouped(gate_up, count, hidden, gated, sorted)?,
-            down: maker.grouped(down, count, width, product, sorted)?,
+            gate_up: maker.grouped(gate_up)?,
+            down: maker.grouped(down)?,
             combine: maker.planned(|ctx| Combine::new(ctx, combine, rows))?,
             per_token,
         })

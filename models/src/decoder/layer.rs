@@ -13,7 +13,7 @@ use super::residual::{Output, Stream, input_norm, norm_over};
 use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
 use crate::limits::Limits;
-use crate::load::{Loaded, Maker, Part, Precision, Stage};
+use crate::load::{LinearSpec, Loaded, Maker, Part, Precision, Stage};
 use crate::scratch::{Heads, Rows};
 use crate::{DecoderConfig, Result};
 
@@ -98,7 +98,13 @@ impl<S: Stage> Layer<S> {
         let at = |name: &str| format!("{prefix}{}{index}.{name}", names.layer);
 
         let (norm, dtype) = input_norm(config, precision, names.attention_norm.map(at));
-        let qkv = LinearOptions::new(dtype, DType::F32, compute);
+        let qkv = LinearSpec {
+            parts: qkv_parts(config, &at),
+            k: hidden,
+            bias: config.qkv_bias,
+            options: LinearOptions::new(dtype, DType::F32, compute),
+            max_rows: rows,
+        };
         let output = Part::whole(at(names.attention_output), hidden).transposed(names.transposed);
         let append = |ctx: &Context| {
             let append = KvAppend::new(ctx, num_kv_heads, head_dim, DType::F32, kv, limits.block_size)?;
@@ -113,7 +119,7 @@ impl<S: Stage> Layer<S> {
         };
         Ok(Self {
             append: maker.planned(append)?,
-            qkv: maker.normed_linear(norm, &qkv_parts(config, &at), hidden, config.qkv_bias, qkv, rows)?,
+            qkv: maker.normed_linear(norm, qkv)?,
             qk_norm: config.qk_norm.map(|over| make_qk_norms(maker, config, over, &at, rows)).transpose()?,
             rope: layer.rope,
             attention: maker.attention(attention_options(config, layer, precision, limits), rows, limits.context)?,

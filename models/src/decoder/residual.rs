@@ -5,7 +5,7 @@ use sinew_ops::layers::{Add, Linear, LinearOptions, Norm, Place};
 use sinew_tensor::{DType, View};
 
 use crate::config::NormKind;
-use crate::load::{Loaded, Maker, NormSpec, Part, Precision, Stage};
+use crate::load::{LinearSpec, Loaded, Maker, NormSpec, Part, Precision, Stage};
 use crate::scratch::Rows;
 use crate::{DecoderConfig, Result};
 
@@ -62,10 +62,10 @@ impl<S: Stage> Output<S> {
         rows: usize,
     ) -> Result<Self> {
         let precision = maker.precision();
-        let product = LinearOptions::new(precision.activations, DType::F32, precision.compute);
+        let options = LinearOptions::new(precision.activations, DType::F32, precision.compute);
         // Without a norm the stream is the product's own output.
-        let product = if norm.is_some() { product } else { product.accumulate() };
-        let product = maker.linear(&[part], k, bias, product, rows)?;
+        let options = if norm.is_some() { options } else { options.accumulate() };
+        let product = maker.linear(LinearSpec { parts: vec![part], k, bias, options, max_rows: rows })?;
         let norm = match norm {
             Some(name) => {
                 let norm = maker.norm(norm_over(config, name, config.hidden_size, DType::F32), rows)?;
