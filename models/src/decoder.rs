@@ -197,13 +197,13 @@ impl Decoder {
         }
         self.parts.inputs.upload(ctx, batch)?;
         let x = &mut self.parts.activations;
-        self.parts.embedding.run(ctx, self.parts.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
+        self.parts.embedding.run(ctx, self.parts.inputs.tokens.read()?, x.residual.hidden.write(rows)?)?;
         if let Some(scale) = &self.parts.scale {
-            scale.run(ctx, x.stream.hidden.write(rows)?)?;
+            scale.run(ctx, x.residual.hidden.write(rows)?)?;
         }
         if let (Some((table, add)), Some(ids)) = (&self.parts.positions, &self.parts.inputs.position_ids) {
-            table.run(ctx, ids.read()?, x.stream.added.write(rows)?)?;
-            add.run(ctx, x.stream.hidden.write(rows)?, x.stream.added.read(rows)?)?;
+            table.run(ctx, ids.read()?, x.residual.added.write(rows)?)?;
+            add.run(ctx, x.residual.hidden.write(rows)?, x.residual.added.read(rows)?)?;
         }
         for (layer, mut of_layer) in self.parts.layers.iter().zip(cache.layers_mut()) {
             let step = self.parts.inputs.step(ctx, batch, &self.parts.ropes, &of_layer)?;
@@ -265,7 +265,7 @@ impl Decoder {
             return Ok(());
         }
         self.parts.inputs.wanted.upload(ctx, rows)?;
-        let hidden = self.parts.activations.stream.hidden.read(self.limits.max_rows)?;
+        let hidden = self.parts.activations.residual.hidden.read(self.limits.max_rows)?;
         Ok(self.parts.gather.run(ctx, hidden, self.parts.inputs.wanted.read()?, self.parts.wanted.write(n)?)?)
     }
 

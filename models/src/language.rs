@@ -146,7 +146,7 @@ impl LanguageModel {
 
     /// The context that it runs on.
     pub fn context(&self) -> &Arc<Context> {
-        self.runner.context()
+        self.runner.staging.context()
     }
 
     /// The decoder.
@@ -156,7 +156,7 @@ impl LanguageModel {
 
     /// The cache.
     pub fn cache(&self) -> &KvCache {
-        self.runner.cache()
+        self.runner.staging.cache()
     }
 
     /// The tokenizer.
@@ -291,7 +291,7 @@ impl LanguageModel {
         let rows = sequences.len();
         self.decode_then(sequences, tokens, |model| {
             let Self { runner, logits, next, .. } = model;
-            logits.draw(runner.context(), rows, |asked| {
+            logits.draw(runner.staging.context(), rows, |asked| {
                 asked.fill(Some(Asked::GREEDY));
                 false
             })?;
@@ -361,6 +361,6 @@ impl LanguageModel {
 
     /// Brings the first rows of logits to the host.
     fn fetch(&mut self, rows: usize) -> Result<()> {
-        self.logits.fetch(self.runner.context(), rows)
+        self.logits.fetch(self.runner.staging.context(), rows)
     }
 }

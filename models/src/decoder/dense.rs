@@ -56,8 +56,8 @@ impl Dense {
     /// Adds what it makes of the stream to it.
     pub(super) fn run(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;
-        self.up.run(ctx, x.stream.hidden.read(n)?, Some(x.normed.write(n)?), x.gated.write(n)?)?;
-        self.down.run(ctx, n, x.gated.read(n)?, &mut x.stream)
+        self.up.run(ctx, x.residual.hidden.read(n)?, Some(x.normed.write(n)?), x.gated.write(n)?)?;
+        self.down.run(ctx, n, x.gated.read(n)?, &mut x.residual)
     }
 
     /// The rows chosen for its parts.

@@ -14,7 +14,7 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, View};
 
 use super::layer::{Activations, Step};
-use super::residual::{Stream, input_norm};
+use super::residual::{Residual, input_norm};
 use crate::config::ExpertsConfig;
 use crate::load::{GroupedSpec, LinearSpec, Loaded, Maker, Part, Precision, Stage};
 use crate::scratch::Rows;
@@ -124,19 +124,19 @@ impl Experts {
             return Err(Error::Input("a layer of experts in a model without room for them".to_owned()));
         };
         let sorted = n * self.per_token;
-        let input = self.input(ctx, n, &x.stream, &mut x.normed)?;
+        let input = self.input(ctx, n, &x.residual, &mut x.normed)?;
         self.router.run(ctx, input, e.scores.write(n)?)?;
         self.route.run(ctx, e.scores.read(n)?, &mut e.routing)?;
         self.dispatch.run(ctx, input, &e.routing, e.sorted.write(sorted)?)?;
         self.gate_up.run(ctx, e.sorted.read(sorted)?, e.routing.offsets(), e.gated.write(sorted)?)?;
         self.down.run(ctx, e.gated.read(sorted)?, e.routing.offsets(), e.outputs.write(sorted)?)?;
-        Ok(self.combine.run(ctx, e.outputs.read(sorted)?, &e.routing, x.stream.hidden.write(n)?)?)
+        Ok(self.combine.run(ctx, e.outputs.read(sorted)?, &e.routing, x.residual.hidden.write(n)?)?)
     }
 
     /// What router and experts read of the first `n` rows of the stream: them, or what they are normed to in `normed`.
-    fn input<'a>(&self, ctx: &Context, n: usize, stream: &'a Stream, normed: &'a mut Rows) -> Result<View<'a>> {
-        let Some(norm) = &self.norm else { return stream.hidden.read(n) };
-        norm.run(ctx, stream.hidden.read(n)?, normed.write(n)?)?;
+    fn input<'a>(&self, ctx: &Context, n: usize, residual: &'a Residual, normed: &'a mut Rows) -> Result<View<'a>> {
+        let Some(norm) = &self.norm else { return residual.hidden.read(n) };
+        norm.run(ctx, residual.hidden.read(n)?, normed.write(n)?)?;
         normed.read(n)
     }
 

@@ -109,24 +109,24 @@ impl Backbone {
 fn hidden_states(runner: &mut Runner, texts: &[&[u32]], last: bool) -> Result<Vec<Vec<f32>>> {
     let (most, width) = (runner.decoder().limits().max_rows, runner.decoder().config().hidden_size);
     let tokens: usize = texts.iter().map(|text| text.len()).sum();
-    if runner.cache().shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
+    if runner.staging.cache().shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
         let (config, precision) = (runner.decoder().config(), runner.decoder().precision());
         Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }.refuse_beyond_memory(
-            runner.context(),
+            runner.staging.context(),
             &format!("a text of {tokens} tokens"),
             |available| {
                 let fits = |tokens| Ok(cache_bytes(config, precision, tokens) <= available);
                 Ok(format!("what would fit: {} tokens", most_that_fits(tokens, fits)?))
             },
         )?;
-        runner.replace_cache(cache_shape(config, precision, tokens)?)?;
+        runner.staging.replace_cache(cache_shape(config, precision, tokens)?)?;
     }
-    let mut sequences: Vec<_> = texts.iter().map(|text| runner.cache().sequence(text.len())).collect();
+    let mut sequences: Vec<_> = texts.iter().map(|text| runner.staging.cache().sequence(text.len())).collect();
     let mut of_texts = vec![Vec::new(); texts.len()];
     // All texts in one step, or one text in several.
     let steps = tokens.div_ceil(most);
     for step in 0..steps {
-        runner.begin();
+        runner.staging.begin();
         let mut ends = Vec::with_capacity(texts.len());
         for (sequence, text) in sequences.iter_mut().zip(texts) {
             let part = match steps {
@@ -138,8 +138,8 @@ fn hidden_states(runner: &mut Runner, texts: &[&[u32]], last: bool) -> Result<Ve
                 true if step + 1 == steps => Wanted::Last,
                 true => Wanted::None,
             };
-            runner.stage(sequence, part, wanted)?;
-            ends.push(runner.wanted());
+            runner.staging.stage(sequence, part, wanted)?;
+            ends.push(runner.staging.wanted());
         }
         runner.run()?;
         let rows = runner.hidden()?;

@@ -53,33 +53,18 @@ pub(crate) trait Maker<S: Stage> {
     fn table(&mut self, part: Part, width: usize) -> Result<S::Of<Embedding>>;
 
     /// A norm for up to `max_rows` rows.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
     fn norm(&mut self, norm: NormSpec, max_rows: usize) -> Result<S::Of<Norm>>;
 
     /// A linear layer.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
     fn linear(&mut self, linear: LinearSpec) -> Result<S::Of<Linear>>;
 
     /// One of what may be normed first.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
     fn normed_linear(&mut self, norm: Option<NormSpec>, linear: LinearSpec) -> Result<S::Of<NormedLinear>>;
 
     /// One whose matrix is an embedding as well, which is held once.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
     fn tied(&mut self, norm: Option<NormSpec>, linear: LinearSpec) -> Result<(S::Of<NormedLinear>, S::Of<Embedding>)>;
 
     /// A linear layer of experts. There may be as many as a file claims to have: none is made after one that is not there.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
     fn grouped(&mut self, grouped: GroupedSpec<impl Iterator<Item = Part>>) -> Result<S::Of<GroupedLinear>>;
 
     /// Attention of up to `max_rows` rows over up to `max_kv` keys.
