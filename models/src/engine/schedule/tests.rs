@@ -84,7 +84,7 @@ fn who_outranks_takes_the_place_of_who_runs_and_both_are_answered() {
     let of = |id: u64| steps.events.iter().filter(move |event| event.request == RequestId(id));
     for id in [0, 1] {
         assert_eq!(of(id).filter(|event| matches!(event.what, Happening::Token { .. })).count(), ANSWER, "{id}");
-        assert!(matches!(of(id).last().expect("an event").what, Happening::Finished { .. }), "{id}");
+        assert!(matches!(of(id).next_back().expect("an event").what, Happening::Finished { .. }), "{id}");
     }
 }
 
