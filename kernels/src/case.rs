@@ -8,7 +8,7 @@ use sinew_tensor::{DType, Element, Layout, Tensor};
 
 use crate::Result;
 use crate::operator::{Arithmetic, Operator, refuse};
-use crate::support::StoredAs;
+use crate::stored::StoredAs;
 
 /// What is right, and what to try: the cases of an operator and the f64 reference that its rows are held against.
 ///

@@ -8,6 +8,7 @@ pub mod activation;
 pub mod attention;
 pub mod case;
 pub mod cast;
+mod cell;
 pub mod combine;
 mod cpu_row;
 #[cfg(feature = "cuda")]
@@ -34,8 +35,10 @@ pub mod sample;
 pub mod simd;
 pub mod softmax;
 mod standard;
+mod stored;
 mod strided;
 pub mod support;
+mod table;
 pub mod topk;
 pub mod trial;
 #[cfg(feature = "wgpu")]
@@ -45,6 +48,7 @@ pub use case::Reference;
 pub use error::{Error, Result};
 pub use operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, Work};
 pub use options::{Compute, F32Bits};
-pub use registry::{AnyTable, Preparation, Registry, Table};
+pub use registry::{AnyTable, Preparation, Registry};
 #[cfg(feature = "cuda")]
 pub use standard::CUDA_MODULES;
+pub use table::Table;

@@ -1,4 +1,4 @@
-//! Tables of rows, and the registry of all tables.
+//! The registry of all tables.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -8,41 +8,12 @@ use sinew_memory::{Device, DeviceKind, Hardware, Stream};
 
 use crate::accuracy::{self, RowReport, Run};
 use crate::case::{Depth, Reference};
-use crate::operator::{Operator, Refusal, Row, refuse};
-use crate::support::{self, Cell, StoredAs};
+use crate::cell::{self, Cell};
+use crate::operator::{Operator, Row, refuse};
+use crate::stored::StoredAs;
+use crate::table::Table;
 use crate::trial::{AnyTrial, Trial};
 use crate::{Error, Result};
-
-/// The rows of one operator.
-#[derive(Clone, Debug)]
-pub struct Table<O: Operator> {
-    rows: Vec<Row<O>>,
-}
-
-impl<O: Operator> Table<O> {
-    /// A table of these rows.
-    pub fn new(rows: impl Into<Vec<Row<O>>>) -> Self {
-        Self { rows: rows.into() }
-    }
-
-    /// Every row, in the order added.
-    pub fn rows(&self) -> &[Row<O>] {
-        &self.rows
-    }
-
-    /// The rows that take a problem on this hardware, and why the others of this kind of device do not.
-    pub fn candidates(&self, fixed: &O::Static, hardware: &Hardware) -> (Vec<&Row<O>>, Vec<(&'static str, Refusal)>) {
-        let mut admitted = Vec::new();
-        let mut refused = Vec::new();
-        for row in self.rows.iter().filter(|row| row.device == hardware.kind) {
-            match (row.admits)(fixed, hardware) {
-                Ok(()) => admitted.push(row),
-                Err(reason) => refused.push((row.name, reason)),
-            }
-        }
-        (admitted, refused)
-    }
-}
 
 /// A table without its operator's types: what walks all tables.
 pub trait AnyTable: Send + Sync {
@@ -98,10 +69,10 @@ impl<O: Reference> AnyTable for Table<O> {
         }
     }
     fn support(&self, hardware: &Hardware) -> Vec<Cell> {
-        support::cells(self, hardware)
+        cell::cells(self, hardware)
     }
     fn try_stored(&self, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
-        support::try_stored(&self.rows, stored, device)
+        cell::try_stored(&self.rows, stored, device)
     }
     fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Box<dyn AnyTrial>> {
         let problem = problem.downcast_ref::<(O::Static, O::Dynamic)>();
@@ -140,7 +111,7 @@ impl Registry {
         let id = TypeId::of::<O>();
         let table = self.tables.entry(id).or_insert_with(|| {
             self.order.push(id);
-            Box::new(Table::<O> { rows: Vec::new() })
+            Box::new(Table::<O>::new([]))
         });
         if let Some(table) = table.as_any_mut().downcast_mut::<Table<O>>() {
             table.rows.extend(rows);

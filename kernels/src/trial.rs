@@ -6,10 +6,11 @@ use std::time::Instant;
 use sinew_memory::{Buffer, Stream};
 use sinew_tensor::{Tensor, View, ViewMut};
 
+use crate::Result;
 use crate::accuracy::place;
 use crate::case::{Case, Lay, Reference, Values};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
-use crate::{Result, Table};
+use crate::table::Table;
 
 /// Bytes of a weight that is timed: a part of those that are larger, of which the time is in proportion.
 const WEIGHT_BYTES: usize = 8 << 20;

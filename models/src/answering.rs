@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::config::DecoderConfig;
 use crate::error::{Error, Result};
 use crate::sampling::{Asked, History, Logprobs, Sampler, SamplingParams};
 use crate::stop::{StopStrings, TextStream};
@@ -98,16 +97,12 @@ pub(crate) struct Piece {
 }
 
 impl Answering {
-    /// The beginning of an answer, with text where there is a tokenizer.
+    /// The beginning of an answer that ends with one of the tokens `eos`, with text where there is a tokenizer.
     ///
     /// # Errors
     /// Options out of their ranges, or stop texts where there is no tokenizer to find them.
-    pub(crate) fn new(
-        tokenizer: Option<Arc<Tokenizer>>,
-        config: &DecoderConfig,
-        options: &GenerateOptions,
-    ) -> Result<Self> {
-        let ends = if options.ignore_eos { Vec::new() } else { config.eos_token_ids.clone() };
+    pub(crate) fn new(tokenizer: Option<Arc<Tokenizer>>, eos: &[u32], options: &GenerateOptions) -> Result<Self> {
+        let ends = if options.ignore_eos { Vec::new() } else { eos.to_vec() };
         let mut sampling = options.sampling.clone();
         if options.min_new_tokens > 0 {
             sampling.not_before.extend(ends.iter().map(|&id| (id, options.min_new_tokens)));

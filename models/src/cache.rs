@@ -132,6 +132,16 @@ impl CacheShape {
         self.bytes_of(|layout| layout.blocks_for(tokens))
     }
 
+    /// The same of one token; in layers where old tokens have a form of their own, of an old one.
+    pub(crate) fn bytes_per_token(&self) -> usize {
+        let of_layer = |(at, &group): (usize, &usize)| {
+            let is_recent = self.layers.get(at + 1).is_some_and(|&next| self.groups[next].is_old);
+            let layout = &self.groups[group].layout;
+            if is_recent { 0 } else { 2 * layout.bytes_per_block() / layout.block_size() }
+        };
+        self.layers.iter().enumerate().map(of_layer).sum()
+    }
+
     /// Bytes of a device's memory that it takes, with room for `host_tokens` tokens beside it.
     pub(crate) fn held_bytes(&self, device: &dyn Device, host_tokens: usize) -> usize {
         let of_layer = |&group: &usize| {
@@ -317,13 +327,7 @@ impl KvCache {
 
     /// Bytes that one token takes in all layers; of those where old tokens have a form of their own, what an old one takes.
     pub fn bytes_per_token(&self) -> usize {
-        let layers = &self.shape.layers;
-        let of_layer = |(at, &group): (usize, &usize)| {
-            let is_recent = layers.get(at + 1).is_some_and(|&next| self.shape.groups[next].is_old);
-            let layout = &self.shape.groups[group].layout;
-            if is_recent { 0 } else { 2 * layout.bytes_per_block() / layout.block_size() }
-        };
-        layers.iter().enumerate().map(of_layer).sum()
+        self.shape.bytes_per_token()
     }
 
     /// Blocks of all groups: used, cached, free and shared, and what was found again.

@@ -30,7 +30,7 @@ use crate::cache::{Form, KvCache, LayerCache};
 use crate::checkpoint::Checkpoint;
 use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
 use crate::limits::{Limits, Plan};
-use crate::load::{Held, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
+use crate::load::{Held, LinearSpec, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
 use crate::places::push_unlike;
 use crate::scratch::{Rows, Values};
 use crate::{DecoderConfig, Error, Result};
@@ -67,8 +67,8 @@ struct Parts<S: Stage = Loaded> {
 enum End<S: Stage = Loaded> {
     /// Logits: the head of the rows normed, capped.
     Logits(Box<S::Of<NormedLinear>>, Option<S::Of<Softcap>>),
-    /// The rows normed.
-    States(Box<S::Of<Norm>>),
+    /// The rows normed, and the room for them.
+    States(Box<S::Of<Norm>>, S::Of<Rows>),
 }
 
 /// What the host gives to a step.
@@ -178,7 +178,7 @@ impl Decoder {
         push_unlike(&mut all, self.parts.layers.iter().flat_map(Layer::kernels));
         match &self.parts.end {
             End::Logits(head, _) => all.extend(head.kernels(["last norm", "head"])),
-            End::States(norm) => all.push(("last norm", norm.kernels())),
+            End::States(norm, _) => all.push(("last norm", norm.kernels())),
         }
         all
     }
@@ -197,13 +197,13 @@ impl Decoder {
         }
         self.parts.inputs.upload(ctx, batch)?;
         let x = &mut self.parts.activations;
-        self.parts.embedding.run(ctx, self.parts.inputs.tokens.read()?, x.stream.hidden.write(rows)?)?;
+        self.parts.embedding.run(ctx, self.parts.inputs.tokens.read()?, x.residual.hidden.write(rows)?)?;
         if let Some(scale) = &self.parts.scale {
-            scale.run(ctx, x.stream.hidden.write(rows)?)?;
+            scale.run(ctx, x.residual.hidden.write(rows)?)?;
         }
         if let (Some((table, add)), Some(ids)) = (&self.parts.positions, &self.parts.inputs.position_ids) {
-            table.run(ctx, ids.read()?, x.stream.added.write(rows)?)?;
-            add.run(ctx, x.stream.hidden.write(rows)?, x.stream.added.read(rows)?)?;
+            table.run(ctx, ids.read()?, x.residual.added.write(rows)?)?;
+            add.run(ctx, x.residual.hidden.write(rows)?, x.residual.added.read(rows)?)?;
         }
         for (layer, mut of_layer) in self.parts.layers.iter().zip(cache.layers_mut()) {
             let step = self.parts.inputs.step(ctx, batch, &self.parts.ropes, &of_layer)?;
@@ -237,22 +237,22 @@ impl Decoder {
         }
     }
 
-    /// Writes the last hidden states, normed, of some rows of the latest forward pass, in the order of `rows`, to the
-    /// first rows of `states`, f32 `[.., hidden_size]`. Only for a decoder without a head.
+    /// The last hidden states, normed, of some rows of the latest forward pass, in the order of `rows`, as values
+    /// `[.., hidden_size]`. Only for a decoder without a head.
     ///
     /// # Errors
     /// Rows that the pass did not have, a decoder with a head, or a failed device.
-    pub(crate) fn hidden(&mut self, ctx: &Context, rows: &[u32], states: &mut Tensor) -> Result<()> {
+    pub(crate) fn hidden(&mut self, ctx: &Context, rows: &[u32]) -> Result<Vec<f32>> {
         let n = rows.len();
         self.gather(ctx, rows)?;
-        let End::States(norm) = &self.parts.end else {
+        let End::States(norm, states) = &mut self.parts.end else {
             return Err(Error::Input("hidden states of a decoder that was loaded for logits".to_owned()));
         };
         if n == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let out = states.view_mut()?.with_layout(Layout::contiguous(&[n, self.config.hidden_size])?)?;
-        Ok(norm.run(ctx, self.parts.wanted.read(n)?, out)?)
+        norm.run(ctx, self.parts.wanted.read(n)?, states.write(n)?)?;
+        states.to_vec(ctx, n)
     }
 
     /// Brings some rows of the residual stream together in `wanted`.
@@ -265,7 +265,7 @@ impl Decoder {
             return Ok(());
         }
         self.parts.inputs.wanted.upload(ctx, rows)?;
-        let hidden = self.parts.activations.stream.hidden.read(self.limits.max_rows)?;
+        let hidden = self.parts.activations.residual.hidden.read(self.limits.max_rows)?;
         Ok(self.parts.gather.run(ctx, hidden, self.parts.inputs.wanted.read()?, self.parts.wanted.write(n)?)?)
     }
 
@@ -291,19 +291,26 @@ impl<S: Stage> Parts<S> {
         let at = |name: &str| format!("{prefix}{name}");
         let embedding = Part::whole(at(names.embedding), vocab);
         let (end, embedding) = match limits.max_logits {
-            0 => {
+            None => {
                 let norm = maker.norm(norm_over(config, at(names.norm), hidden, DType::F32), rows)?;
-                (End::States(Box::new(norm)), maker.table(embedding, hidden)?)
+                let states = maker.rows(DType::F32, rows, hidden)?;
+                (End::States(Box::new(norm), states), maker.table(embedding, hidden)?)
             }
-            most => {
+            Some(most) => {
                 let (norm, dtype) = input_norm(config, precision, Some(at(names.norm)));
                 let options = LinearOptions::new(dtype, DType::F32, precision.compute);
                 let exact = precision.quantize.is_some_and(|quantize| !quantize.head);
+                let head = |part: Part| LinearSpec {
+                    parts: vec![part.exact(exact)],
+                    k: hidden,
+                    bias: false,
+                    options,
+                    max_rows: most,
+                };
                 let (head, embedding) = match own_head(config, maker.checkpoint()) {
-                    None => maker.tied(norm, embedding.exact(exact), hidden, options, most)?,
+                    None => maker.tied(norm, head(embedding))?,
                     Some(name) => {
-                        let head = [Part::whole(name, vocab).exact(exact)];
-                        let head = maker.normed_linear(norm, &head, hidden, false, options, most)?;
+                        let head = maker.normed_linear(norm, head(Part::whole(name, vocab)))?;
                         (head, maker.table(embedding, hidden)?)
                     }
                 };

@@ -9,7 +9,7 @@
 //! | part | what it decides |
 //! |---|---|
 //! | `request` | what is asked for, and what comes back |
-//! | `stream` | one answer on its way: its tokens, its sequence |
+//! | `job` | one answer on its way: its tokens, its sequence |
 //! | `schedule` | who runs in a step, who waits, who makes room |
 //! | `handle` | the same on a thread, with a stream of events for each request |
 //! | `trace`, `replay` | requests as they came, run again and timed |
@@ -22,10 +22,10 @@
 //! those that ran them have ended, until their room is needed (as in vLLM, <https://arxiv.org/abs/2309.06180>).
 
 mod handle;
+mod job;
 mod replay;
 mod request;
 mod schedule;
-mod stream;
 mod trace;
 
 use crate::answering::Finish;
@@ -34,10 +34,11 @@ use crate::language::LanguageModel;
 use crate::{Error, Result};
 
 pub use self::handle::{Answers, EngineHandle};
+use self::job::{Job, Rank};
 pub use self::replay::{Percentiles, Replayed};
 use self::request::Checks;
 pub use self::request::{Event, Happening, Request, RequestId};
-use self::stream::{Rank, Stream};
+use self::schedule::Schedule;
 pub use self::trace::{TraceLine, TraceOptions};
 
 /// How an engine treats requests.
@@ -131,17 +132,13 @@ impl EngineStats {
 pub struct Engine {
     model: LanguageModel,
     options: EngineOptions,
-    /// In order of rank.
-    waiting: Vec<Stream>,
-    /// In order of rank.
-    running: Vec<Stream>,
-    /// A sequence in `running` that could not take a step for want of blocks.
-    starved: Option<Rank>,
+    schedule: Schedule,
     events: Vec<Event>,
     /// What happened between two steps.
     late: Vec<Event>,
     next_id: u64,
-    stats: EngineStats,
+    /// Answers that ended.
+    finished: u64,
 }
 
 impl Engine {
@@ -149,18 +146,16 @@ impl Engine {
     /// each sequence where that is more, as the model was loaded; all sequences together have at most the tokens of its
     /// cache.
     pub fn new(model: LanguageModel, options: EngineOptions) -> Self {
-        let most = model.decoder().limits().max_sequences;
+        let limits = model.decoder().limits();
         Self {
             model,
             options: EngineOptions { max_waiting: options.max_waiting.max(1), ..options },
-            waiting: Vec::new(),
-            running: Vec::with_capacity(most),
-            starved: None,
+            schedule: Schedule::new(limits),
             // A token and an end of each.
-            events: Vec::with_capacity(2 * most),
+            events: Vec::with_capacity(2 * limits.max_sequences),
             late: Vec::new(),
             next_id: 0,
-            stats: EngineStats::default(),
+            finished: 0,
         }
     }
 
@@ -181,12 +176,26 @@ impl Engine {
 
     /// Counts since the engine was made.
     pub fn stats(&self) -> EngineStats {
-        EngineStats { waiting: self.waiting.len(), running: self.running.len(), ..self.stats }
+        EngineStats { finished: self.finished, ..self.schedule.stats() }
     }
 
     /// Whether nothing is to be done: no request waits or runs, and no event is to be told.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty() && self.late.is_empty()
+        let EngineStats { waiting, running, .. } = self.stats();
+        waiting == 0 && running == 0 && self.late.is_empty()
+    }
+
+    /// Whether as many wait as may.
+    fn is_full(&self) -> bool {
+        self.stats().waiting >= self.max_waiting()
+    }
+
+    fn max_waiting(&self) -> usize {
+        self.options.max_waiting
+    }
+
+    fn next_id(&self) -> RequestId {
+        RequestId(self.next_id)
     }
 
     /// Refuses a request that [`Engine::submit`] would refuse however little waits.
@@ -203,7 +212,7 @@ impl Engine {
     /// [`Error::Busy`] where too many wait, or have ended of which no step has told; a prompt or options that the model, or
     /// the whole cache, could never serve.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
-        let id = RequestId(self.next_id);
+        let id = self.next_id();
         self.submit_as(id, request)?;
         Ok(id)
     }
@@ -211,21 +220,21 @@ impl Engine {
     fn submit_as(&mut self, id: RequestId, request: Request) -> Result<()> {
         self.check(&request)?;
         // Answers that end without a step are told by the next, and take room until then: all of as many requests.
-        let (most, each) = (self.options.max_waiting, self.model.decoder().limits().max_sequences);
-        if self.waiting.len() >= most || self.late.len() >= most.saturating_add(1).saturating_mul(each) {
-            return Err(Error::Busy { waiting: self.waiting.len().saturating_add(self.late.len()) });
+        let (most, each) = (self.max_waiting(), self.model.decoder().limits().max_sequences);
+        let EngineStats { waiting, steps, .. } = self.stats();
+        if self.is_full() || self.late.len() >= most.saturating_add(1).saturating_mul(each) {
+            return Err(Error::Busy { waiting: waiting.saturating_add(self.late.len()) });
         }
         let tokenizer = if request.text { self.model.shared_tokenizer() } else { None };
-        let rank = Rank::new(self.stats.steps, request.priority, self.options.patience, id);
-        let stream = Stream::new(rank, tokenizer, self.model.decoder().config(), request, self.model.cache())?;
+        let rank = Rank::new(steps, request.priority, self.options.patience, id);
+        let eos = &self.model.decoder().config().eos_token_ids;
+        let job = Job::new(rank, tokenizer, eos, request, self.model.cache())?;
         self.next_id = self.next_id.max(id.0 + 1);
-        if stream.wants_nothing() {
-            for sample in 0..stream.samples() {
-                self.late.push(Event::finished(id, sample, Finish::Length, String::new()));
-            }
-            return Ok(());
+        if job.wants_nothing() {
+            job.finish(Finish::Length, &mut self.late);
+        } else {
+            self.schedule.add(job);
         }
-        schedule::insert(&mut self.waiting, stream);
         Ok(())
     }
 
@@ -243,16 +252,7 @@ impl Engine {
     /// Ends a request; the next step tells of it. Says whether it was still there.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         let before = self.late.len();
-        for streams in [&mut self.waiting, &mut self.running] {
-            streams.retain(|stream| {
-                if stream.rank().request() == request {
-                    for sample in stream.sample()..stream.sample() + stream.samples() {
-                        self.late.push(Event::finished(request, sample, Finish::Cancelled, String::new()));
-                    }
-                }
-                stream.rank().request() != request
-            });
-        }
+        self.schedule.take_out(Some(request)).for_each(|job| job.finish(Finish::Cancelled, &mut self.late));
         self.late.len() > before
     }
 
@@ -263,13 +263,13 @@ impl Engine {
     pub fn step(&mut self) -> Result<&[Event]> {
         self.events.clear();
         self.events.append(&mut self.late);
-        self.model.runner.begin();
-        let outcome = self.plan().and_then(|planned| match planned.tokens {
+        let planned = self.schedule.next_step(&mut self.model.runner.staging, &mut self.events);
+        let outcome = planned.and_then(|planned| match planned.tokens {
             0 => Ok(()),
             _ => self.run(planned.rows),
         });
         if let Err(error) = outcome {
-            self.running.iter_mut().try_for_each(Stream::unstage)?;
+            self.schedule.unstage()?;
             // What has ended meanwhile is told by the next step.
             self.late.append(&mut self.events);
             return Err(error);
@@ -279,79 +279,55 @@ impl Engine {
     }
 
     fn count_finished(&mut self) {
-        self.stats.finished += self.events.iter().filter(|event| event.is_last()).count() as u64;
+        self.finished += self.events.iter().filter(|event| event.is_last()).count() as u64;
     }
 
-    /// After a step that failed: ends all that runs and waits, of which the events tell, behind what has ended before.
-    fn abandon(&mut self, why: &str) {
-        self.events.clear();
-        self.events.append(&mut self.late);
-        for streams in [&mut self.running, &mut self.waiting] {
-            streams.drain(..).for_each(|stream| stream.fail(why, &mut self.events));
+    /// A step, or where that fails the end of all that runs and waits: what a device has failed at once it is not asked
+    /// again. What came of it is handed out.
+    fn step_or_end(&mut self) -> impl Iterator<Item = Event> {
+        if let Err(error) = self.step() {
+            self.events.append(&mut self.late);
+            let why = error.one_line();
+            self.schedule.take_out(None).for_each(|job| job.fail(&why, &mut self.events));
+            self.count_finished();
         }
-        self.count_finished();
+        self.events.drain(..)
     }
 
     /// Runs the step that is put together, draws the next token of each of the sequences that it gives logits, and tells
     /// what came of it.
     fn run(&mut self, rows: usize) -> Result<()> {
-        let LanguageModel { runner, logits, .. } = &mut self.model;
+        let Self { model: LanguageModel { runner, logits, .. }, schedule, events, .. } = self;
         runner.run()?;
         runner.head(0..rows, logits)?;
-        self.draw(rows)?;
-        self.stats.steps += 1;
-        let context = self.model.decoder().limits().context;
-        let mut at = 0;
-        while at < self.running.len() {
-            let stream = &mut self.running[at];
-            let (prefilled, decoded, row) = stream.run();
-            if prefilled + decoded > 0 {
-                stream.publish(self.model.cache())?;
-            }
-            self.stats.prefilled += prefilled as u64;
-            self.stats.decoded += decoded as u64;
-            let Some(row) = row else {
-                at += 1;
-                continue;
-            };
-            let logits = &self.model.logits;
-            let (drawn, logits) = (logits.drawn(row), logits.row(row));
-            // All answers to a prompt read it once, and part here.
-            let forks = match stream.forks(self.model.cache(), self.model.decoder().config()) {
-                Ok(forks) => forks,
-                Err(error) => {
-                    self.running.remove(at).fail(&error.one_line(), &mut self.events);
-                    continue;
-                }
-            };
-            if stream.answer(drawn, logits, context, &mut self.events) {
-                self.running.remove(at);
-            } else {
-                at += 1;
-            }
-            for mut fork in forks {
-                if !fork.answer(None, logits, context, &mut self.events) {
-                    self.running.insert(at, fork);
-                    at += 1;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Has a device that draws itself draw for the sequences that want no more of it, and brings the logits to the host
-    /// where others do.
-    fn draw(&mut self, rows: usize) -> Result<()> {
-        let LanguageModel { runner, logits, .. } = &mut self.model;
-        logits.draw(runner.context(), rows, |asked| {
+        // A device that draws itself does for the sequences that want no more of the logits.
+        logits.draw(runner.staging.context(), rows, |asked| {
             let mut wanted = false;
-            for stream in &mut self.running {
-                if let Some(row) = stream.row() {
-                    asked[row] = stream.ask();
-                    wanted |= stream.wants_logits();
-                }
+            for (row, job) in schedule.rows() {
+                asked[row] = job.ask();
+                wanted |= job.wants_logits();
             }
             wanted
+        })?;
+        let (cache, decoder) = (runner.staging.cache(), runner.decoder());
+        let (context, eos) = (decoder.limits().context, &decoder.config().eos_token_ids);
+        schedule.advance(cache, |job, row, parted| {
+            let (drawn, logits) = (logits.drawn(row), logits.row(row));
+            // All answers to a prompt read it once, and part here.
+            let forks = match job.forks(cache, eos) {
+                Ok(forks) => forks,
+                Err(error) => {
+                    job.fail(&error.one_line(), events);
+                    return true;
+                }
+            };
+            let is_whole = job.answer(drawn, logits, context, events);
+            for mut fork in forks {
+                if !fork.answer(None, logits, context, events) {
+                    parted.push(fork);
+                }
+            }
+            is_whole
         })
     }
 }

@@ -123,8 +123,8 @@ impl LanguageModel {
         if options.swap_tokens > 0 {
             cache = cache.with_host(options.swap_tokens)?;
         }
-        let logits = Logits::new(&ctx, config.vocab_size, limits.max_logits, limits.max_sequences)?;
-        let next = Vec::with_capacity(limits.max_logits);
+        let logits = Logits::new(&ctx, config.vocab_size, limits.max_wanted(), limits.max_sequences)?;
+        let next = Vec::with_capacity(limits.max_wanted());
         let prefill_chunk = options.prefill_chunk.min(limits.context);
         Ok(Self { runner: Runner::new(ctx, decoder, cache), logits, tokenizer, prefill_chunk, next })
     }
@@ -146,7 +146,7 @@ impl LanguageModel {
 
     /// The context that it runs on.
     pub fn context(&self) -> &Arc<Context> {
-        self.runner.context()
+        self.runner.staging.context()
     }
 
     /// The decoder.
@@ -156,7 +156,7 @@ impl LanguageModel {
 
     /// The cache.
     pub fn cache(&self) -> &KvCache {
-        self.runner.cache()
+        self.runner.staging.cache()
     }
 
     /// The tokenizer.
@@ -291,7 +291,7 @@ impl LanguageModel {
         let rows = sequences.len();
         self.decode_then(sequences, tokens, |model| {
             let Self { runner, logits, next, .. } = model;
-            logits.draw(runner.context(), rows, |asked| {
+            logits.draw(runner.staging.context(), rows, |asked| {
                 asked.fill(Some(Asked::GREEDY));
                 false
             })?;
@@ -337,7 +337,7 @@ impl LanguageModel {
     pub fn logits(&mut self, tokens: &[u32], each: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
         self.runner.check(0, tokens)?;
         let mut sequence = self.sequence();
-        let most = self.runner.decoder().limits().max_logits;
+        let most = self.runner.decoder().limits().max_wanted();
         for chunk in tokens.chunks(self.prefill_chunk) {
             self.runner.forward(std::slice::from_mut(&mut sequence), chunk, Wanted::All)?;
             for start in (0..chunk.len()).step_by(most) {
@@ -361,6 +361,6 @@ impl LanguageModel {
 
     /// Brings the first rows of logits to the host.
     fn fetch(&mut self, rows: usize) -> Result<()> {
-        self.logits.fetch(self.runner.context(), rows)
+        self.logits.fetch(self.runner.staging.context(), rows)
     }
 }

@@ -20,19 +20,19 @@ pub struct Limits {
     pub context: usize,
     /// Tokens in a block of the cache.
     pub block_size: usize,
-    /// Rows of logits at once; 0 loads no head, for models of which only hidden states are asked.
-    pub max_logits: usize,
+    /// Rows of logits at once; without any no head is loaded, for models of which only hidden states are asked.
+    pub max_logits: Option<usize>,
 }
 
 impl Limits {
     /// The same with no more rows of logits than a step has rows.
     pub(crate) fn capped(self) -> Self {
-        Self { max_logits: self.max_logits.min(self.max_rows), ..self }
+        Self { max_logits: self.max_logits.map(|most| most.min(self.max_rows)), ..self }
     }
 
     /// Rows of a step that are asked for at once.
     pub(crate) fn max_wanted(&self) -> usize {
-        if self.max_logits == 0 { self.max_rows } else { self.max_logits }
+        self.max_logits.unwrap_or(self.max_rows)
     }
 }
 

@@ -20,7 +20,7 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, Tensor};
 
 pub(crate) use self::fill::AT_HAND_BYTES;
-pub(crate) use self::maker::{Loaded, Maker, NormSpec, Stage};
+pub(crate) use self::maker::{GroupedSpec, LinearSpec, Loaded, Maker, NormSpec, Stage};
 use self::matrices::{Becomes, Matrices};
 use self::matrix::check;
 pub use self::part::Part;
@@ -84,18 +84,31 @@ impl<'a> Loader<'a> {
         (self.progress)(self.done, self.total);
     }
 
-    /// The weight of a linear layer, and `options` with its bias.
+    /// The weight of a linear layer, and its options with its bias.
     fn weight_and_bias(
         &mut self,
-        parts: &[Part],
-        k: usize,
-        bias: bool,
-        options: LinearOptions,
+        linear: LinearSpec,
+        may_be_ordered: bool,
     ) -> Result<(Arc<PackedWeight>, LinearOptions)> {
-        let bias = if bias { Some(self.biases(parts)?) } else { None };
-        let weight = self.pack(parts.iter().cloned(), 1, k, options.gated.is_some(), true)?;
+        let LinearSpec { parts, k, bias, options, .. } = linear;
+        let bias = if bias { Some(self.biases(&parts)?) } else { None };
+        let weight = self.pack(parts, 1, k, options.gated.is_some(), may_be_ordered)?;
         let compute = self.precision.compute_with(weight.encoding());
         Ok((weight, LinearOptions { bias, compute, ..options }))
+    }
+
+    /// One of what may be normed first, and its weight.
+    fn after_norm(
+        &mut self,
+        norm: Option<NormSpec>,
+        linear: LinearSpec,
+        may_be_ordered: bool,
+    ) -> Result<(NormedLinear, Arc<PackedWeight>)> {
+        let (norm, max_rows) = (norm.map(|norm| self.norm_options(norm)).transpose()?, linear.max_rows);
+        let (weight, options) = self.weight_and_bias(linear, may_be_ordered)?;
+        let linear = NormedLinear::new(&self.ctx, norm, weight.clone(), options, max_rows)?;
+        self.held.others += linear.weight_bytes();
+        Ok((linear, weight))
     }
 
     fn biases(&mut self, parts: &[Part]) -> Result<Tensor> {
@@ -204,61 +217,25 @@ impl Maker<Loaded> for Loader<'_> {
         Ok(norm)
     }
 
-    fn linear(
-        &mut self,
-        parts: &[Part],
-        k: usize,
-        bias: bool,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<Linear> {
-        let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
+    fn linear(&mut self, linear: LinearSpec) -> Result<Linear> {
+        let max_rows = linear.max_rows;
+        let (weight, options) = self.weight_and_bias(linear, true)?;
         let linear = Linear::new(&self.ctx, weight, options, max_rows)?;
         self.held.others += linear.weight_bytes();
         Ok(linear)
     }
 
-    fn normed_linear(
-        &mut self,
-        norm: Option<NormSpec>,
-        parts: &[Part],
-        k: usize,
-        bias: bool,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<NormedLinear> {
-        let norm = norm.map(|norm| self.norm_options(norm)).transpose()?;
-        let (weight, options) = self.weight_and_bias(parts, k, bias, options)?;
-        let linear = NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?;
-        self.held.others += linear.weight_bytes();
-        Ok(linear)
+    fn normed_linear(&mut self, norm: Option<NormSpec>, linear: LinearSpec) -> Result<NormedLinear> {
+        Ok(self.after_norm(norm, linear, true)?.0)
     }
 
-    fn tied(
-        &mut self,
-        norm: Option<NormSpec>,
-        part: Part,
-        k: usize,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<(NormedLinear, Embedding)> {
-        let norm = norm.map(|norm| self.norm_options(norm)).transpose()?;
-        let weight = self.pack([part], 1, k, false, false)?;
-        let embedding = Embedding::packed(&self.ctx, weight.clone(), DType::F32)?;
-        let options = LinearOptions { compute: self.precision.compute_with(weight.encoding()), ..options };
-        let linear = NormedLinear::new(&self.ctx, norm, weight, options, max_rows)?;
-        self.held.others += linear.weight_bytes();
-        Ok((linear, embedding))
+    fn tied(&mut self, norm: Option<NormSpec>, linear: LinearSpec) -> Result<(NormedLinear, Embedding)> {
+        let (linear, weight) = self.after_norm(norm, linear, false)?;
+        Ok((linear, Embedding::packed(&self.ctx, weight, DType::F32)?))
     }
 
-    fn grouped(
-        &mut self,
-        parts: impl Iterator<Item = Part>,
-        experts: usize,
-        k: usize,
-        options: GroupedLinearOptions,
-        max_rows: usize,
-    ) -> Result<GroupedLinear> {
+    fn grouped(&mut self, grouped: GroupedSpec<impl Iterator<Item = Part>>) -> Result<GroupedLinear> {
+        let GroupedSpec { parts, experts, k, options, max_rows } = grouped;
         let weight = self.pack(parts, experts, k, options.gated.is_some(), true)?;
         let compute = self.precision.compute_with(weight.encoding());
         let linear = GroupedLinear::new(&self.ctx, weight, GroupedLinearOptions { compute, ..options }, max_rows)?;

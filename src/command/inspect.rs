@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 use sinew::models::checkpoint::TensorInfo;
-use sinew::models::config::LayerConfig;
+use sinew::models::plan::SequenceBytes;
 use sinew::models::{
     Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, WeightOptions, one_line,
     printable,
@@ -86,17 +86,11 @@ impl Inspect {
         }
         let config = config.as_decoder()?;
         let options = LoadOptions { weights, ..run.load_options(Some(folder), device)? };
-        let context = options.limits(config)?.context;
+        options.limits(config)?;
         Ok(options.precision(checkpoint, device.hardware()).and_then(|precision| {
             let plan = LanguageModel::plan(config, checkpoint, &options, device)?;
-            let (heads, head_dim) = (config.num_key_value_heads, config.head_dim);
-            let of_layer = |layer: &LayerConfig| precision.kv_bytes(layer.window, heads, head_dim);
-            let kv_per_token = config.layers.iter().map(of_layer).sum();
-            Ok(Needs {
-                plan,
-                encoding: precision.main_encoding(),
-                sequence: Some(SequenceNeeds { context, kv_per_token }),
-            })
+            let sequence = Some(SequenceBytes::of(config, &options, precision)?);
+            Ok(Needs { plan, encoding: precision.main_encoding(), sequence })
         }))
     }
 }
@@ -117,14 +111,7 @@ struct Needs {
     plan: Plan,
     encoding: Encoding,
     /// Of a decoder that generates.
-    sequence: Option<SequenceNeeds>,
-}
-
-/// What one sequence takes of the cache.
-struct SequenceNeeds {
-    context: usize,
-    /// Keys and values of one token in all layers.
-    kv_per_token: usize,
+    sequence: Option<SequenceBytes>,
 }
 
 /// Tensors and bytes for each dtype in the files.
@@ -162,11 +149,9 @@ fn print(out: &mut impl Write, tensors: &Tensors<'_>, findings: &Findings<'_>) -
     let Some(Needs { plan, encoding, sequence }) = needs else { return Ok(()) };
     writeln!(out, "weights       {} in {encoding}", megabytes(plan.weights))?;
     match sequence {
-        Some(SequenceNeeds { context, kv_per_token }) => writeln!(
-            out,
-            "KV cache      {kv_per_token} bytes per token, {} for {context} tokens",
-            megabytes(plan.cache)
-        )?,
+        Some(SequenceBytes { context, of_token, .. }) => {
+            writeln!(out, "KV cache      {of_token} bytes per token, {} for {context} tokens", megabytes(plan.cache))?
+        }
         None if plan.cache > 0 => writeln!(out, "KV cache      {}", megabytes(plan.cache))?,
         None => {}
     }
@@ -210,8 +195,8 @@ fn as_json(checkpoint: &Checkpoint, tensors: &Tensors<'_>, findings: &Findings<'
         "totals": totals,
         "needs": needs.as_ref().map(|needs| json!({
             "dtype": needs.encoding.to_string(),
-            "context": needs.sequence.as_ref().map(|sequence| sequence.context),
-            "kv_bytes_per_token": needs.sequence.as_ref().map(|sequence| sequence.kv_per_token),
+            "context": needs.sequence.map(|sequence| sequence.context),
+            "kv_bytes_per_token": needs.sequence.map(|sequence| sequence.of_token),
             "weight_bytes": needs.plan.weights,
             "kv_bytes": needs.plan.cache,
             "activation_bytes": needs.plan.activations,

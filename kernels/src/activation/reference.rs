@@ -7,7 +7,7 @@ use sinew_tensor::DType;
 
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
-use crate::support::StoredAs;
+use crate::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// [`Activation::reference`].

@@ -12,7 +12,7 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, elements, host_operand,
 };
 use crate::kv_append::scaled::{self, Head};
-use crate::support::StoredAs;
+use crate::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Sequences, tokens, and the most queries and keys of a sequence: single keys, a tile and its neighbours, several

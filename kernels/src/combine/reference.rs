@@ -5,8 +5,8 @@ use sinew_tensor::DType;
 
 use super::{Combine, CombineDynamic, CombineStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
+use crate::stored::StoredAs;
 use crate::strided::cases::lay;
-use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for Combine {

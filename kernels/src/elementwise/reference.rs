@@ -8,8 +8,8 @@ use super::{
     WhereStatic,
 };
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
+use crate::stored::StoredAs;
 use crate::strided::cases::{kind, lay, shape, spread, wrapped};
-use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Units in the last place of f32 that the approximated functions may be wrong by: [`crate::simd::math::exp`] is

@@ -7,7 +7,7 @@ use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind}
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::gemm::cases::packed;
 use crate::packed::formats;
-use crate::support::StoredAs;
+use crate::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for Embedding {

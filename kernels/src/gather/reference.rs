@@ -5,9 +5,9 @@ use sinew_tensor::{DType, Layout};
 
 use super::{Gather, GatherCall, GatherStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
+use crate::stored::StoredAs;
 use crate::strided::Indices;
 use crate::strided::cases::{kind, lay};
-use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Shapes of the output; no two have as many elements.

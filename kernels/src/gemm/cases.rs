@@ -11,7 +11,7 @@ use crate::case::{
 };
 use crate::norm::{NormFormula, NormKind};
 use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PANEL, PanelKind, Source, Weights, formats};
-use crate::support::StoredAs;
+use crate::stored::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
 /// A packed weight with the values `[N, K]` that it holds.

@@ -12,7 +12,7 @@ use crate::gemm::Compute;
 use crate::gemm::cases::{packed, share, shuffled, values_with};
 use crate::gemm::reference::{gathered, packed_sum};
 use crate::packed::{BF16, Encoding, F16, F32, Format, formats};
-use crate::support::StoredAs;
+use crate::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Groups, rows, N and K: fewer rows than groups and many more, one group and many, sizes that are no multiples of

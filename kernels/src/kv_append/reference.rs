@@ -8,7 +8,7 @@ use super::{COS, K_CACHE, K_NEW, KeyRotary, KvAppend, KvAppendDynamic, KvAppendS
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, elements, host_operand};
 use crate::rotary::reference::turned;
 use crate::rotary::{self, Rotary, RotaryDynamic, Style};
-use crate::support::StoredAs;
+use crate::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 const TOKENS: [usize; 7] = [1, 7, 0, 33, 2, 150, 16];

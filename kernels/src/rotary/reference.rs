@@ -5,7 +5,7 @@ use sinew_tensor::DType;
 
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, Table, X};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
-use crate::support::StoredAs;
+use crate::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Units in the last place of f32 that a row may be off, at the larger magnitude of a pair: three roundings of half an

@@ -7,8 +7,8 @@ use sinew_tensor::DType;
 
 use super::{Route, RouteDynamic, RouteStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
+use crate::stored::StoredAs;
 use crate::strided::cases::lay;
-use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// The experts of a token.

@@ -7,9 +7,9 @@ use sinew_tensor::DType;
 
 use super::{TopK, TopKCall, TopKStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
+use crate::stored::StoredAs;
 use crate::strided::Indices;
 use crate::strided::cases::{lay, shape};
-use crate::support::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for TopK {

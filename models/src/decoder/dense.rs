@@ -5,7 +5,7 @@ use sinew_ops::layers::{LinearOptions, NormedLinear, Place};
 use super::layer::{Activations, Step};
 use super::residual::{Output, input_norm};
 use crate::config::Up;
-use crate::load::{Loaded, Maker, Part, Stage};
+use crate::load::{LinearSpec, Loaded, Maker, Part, Stage};
 use crate::{DecoderConfig, Result};
 
 /// `down · act(up · x)`, or `down · (act(gate · x) ⊙ up · x)`.
@@ -30,22 +30,23 @@ impl<S: Stage> Dense<S> {
         let (names, hidden, bias) = (config.names, config.hidden_size, config.mlp_bias);
         let precision = maker.precision();
         let (norm, dtype) = input_norm(config, precision, names.mlp_norm.map(at));
-        let product = LinearOptions::new(dtype, precision.activations, precision.compute);
+        let options = LinearOptions::new(dtype, precision.activations, precision.compute);
         let act = Some(config.hidden_act);
         let part = |name: &str, n: usize| Part::whole(at(name), n).transposed(names.transposed);
-        let (up_name, product) = match names.is_gated() {
-            true => ("gate and up", LinearOptions { gated: act, ..product }),
-            false => ("up", LinearOptions { activation: act, ..product }),
+        let (up_name, options) = match names.is_gated() {
+            true => ("gate and up", LinearOptions { gated: act, ..options }),
+            false => ("up", LinearOptions { activation: act, ..options }),
         };
-        let up: Vec<Part> = match &names.up {
+        let parts = match &names.up {
             Up::Gated(parts) => parts.iter().map(|name| part(name, width)).collect(),
             Up::Stacked(name) => Part::split(&at(name), &[width, width]),
             Up::Plain(name) => vec![part(name, width)],
         };
+        let up = LinearSpec { parts, k: hidden, bias, options, max_rows: rows };
         let down = part(names.down, hidden);
         Ok(Self {
             up_name,
-            up: maker.normed_linear(norm, &up, hidden, bias, product, rows)?,
+            up: maker.normed_linear(norm, up)?,
             down: Output::make(maker, config, down, (width, bias), names.mlp_output_norm.map(at), rows)?,
         })
     }
@@ -55,8 +56,8 @@ impl Dense {
     /// Adds what it makes of the stream to it.
     pub(super) fn run(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
         let &Step { ctx, rows: n, .. } = step;
-        self.up.run(ctx, x.stream.hidden.read(n)?, Some(x.normed.write(n)?), x.gated.write(n)?)?;
-        self.down.run(ctx, n, x.gated.read(n)?, &mut x.stream)
+        self.up.run(ctx, x.residual.hidden.read(n)?, Some(x.normed.write(n)?), x.gated.write(n)?)?;
+        self.down.run(ctx, n, x.gated.read(n)?, &mut x.residual)
     }
 
     /// The rows chosen for its parts.

@@ -14,9 +14,9 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, View};
 
 use super::layer::{Activations, Step};
-use super::residual::{Stream, input_norm};
+use super::residual::{Residual, input_norm};
 use crate::config::ExpertsConfig;
-use crate::load::{Loaded, Maker, Part, Precision, Stage};
+use crate::load::{GroupedSpec, LinearSpec, Loaded, Maker, Part, Precision, Stage};
 use crate::scratch::Rows;
 use crate::{DecoderConfig, Error, Result};
 
@@ -84,7 +84,13 @@ impl<S: Stage> Experts<S> {
 
         let (norm, dtype) = input_norm(config, precision, names.mlp_norm.map(at));
         // Small, and choices turn by its rounding.
-        let router = Part::whole(at(of.router), count).exact(true);
+        let router = LinearSpec {
+            parts: vec![Part::whole(at(of.router), count).exact(true)],
+            k: hidden,
+            bias: false,
+            options: LinearOptions::new(dtype, DType::F32, compute),
+            max_rows: rows,
+        };
         let gated = GroupedLinearOptions {
             gated: Some(config.hidden_act),
             ..GroupedLinearOptions::new(dtype, activations, compute)
@@ -93,15 +99,17 @@ impl<S: Stage> Experts<S> {
         let combine =
             CombineOptions { width: hidden, top_k: per_token, input: DType::F32, output: DType::F32, accumulate: true };
         let options = RouteOptions { experts: count, top_k: per_token, renormalize };
-        let gate_up = parts(config, count, [of.gate, of.up], width, at);
-        let down = parts(config, count, [of.down], hidden, at);
+        let parts_up = parts(config, count, [of.gate, of.up], width, at);
+        let parts_down = parts(config, count, [of.down], hidden, at);
+        let gate_up = GroupedSpec { parts: parts_up, experts: count, k: hidden, options: gated, max_rows: sorted };
+        let down = GroupedSpec { parts: parts_down, experts: count, k: width, options: product, max_rows: sorted };
         Ok(Self {
             norm: norm.map(|norm| maker.norm(norm, rows)).transpose()?,
-            router: maker.linear(&[router], hidden, false, LinearOptions::new(dtype, DType::F32, compute), rows)?,
+            router: maker.linear(router)?,
             route: maker.planned(|ctx| Route::new(ctx, options, rows))?,
             dispatch: maker.planned(|ctx| Dispatch::new(ctx, dtype, hidden))?,
-            gate_up: maker.grouped(gate_up, count, hidden, gated, sorted)?,
-            down: maker.grouped(down, count, width, product, sorted)?,
+            gate_up: maker.grouped(gate_up)?,
+            down: maker.grouped(down)?,
             combine: maker.planned(|ctx| Combine::new(ctx, combine, rows))?,
             per_token,
         })
@@ -116,19 +124,19 @@ impl Experts {
             return Err(Error::Input("a layer of experts in a model without room for them".to_owned()));
         };
         let sorted = n * self.per_token;
-        let input = self.input(ctx, n, &x.stream, &mut x.normed)?;
+        let input = self.input(ctx, n, &x.residual, &mut x.normed)?;
         self.router.run(ctx, input, e.scores.write(n)?)?;
         self.route.run(ctx, e.scores.read(n)?, &mut e.routing)?;
         self.dispatch.run(ctx, input, &e.routing, e.sorted.write(sorted)?)?;
         self.gate_up.run(ctx, e.sorted.read(sorted)?, e.routing.offsets(), e.gated.write(sorted)?)?;
         self.down.run(ctx, e.gated.read(sorted)?, e.routing.offsets(), e.outputs.write(sorted)?)?;
-        Ok(self.combine.run(ctx, e.outputs.read(sorted)?, &e.routing, x.stream.hidden.write(n)?)?)
+        Ok(self.combine.run(ctx, e.outputs.read(sorted)?, &e.routing, x.residual.hidden.write(n)?)?)
     }
 
     /// What router and experts read of the first `n` rows of the stream: them, or what they are normed to in `normed`.
-    fn input<'a>(&self, ctx: &Context, n: usize, stream: &'a Stream, normed: &'a mut Rows) -> Result<View<'a>> {
-        let Some(norm) = &self.norm else { return stream.hidden.read(n) };
-        norm.run(ctx, stream.hidden.read(n)?, normed.write(n)?)?;
+    fn input<'a>(&self, ctx: &Context, n: usize, residual: &'a Residual, normed: &'a mut Rows) -> Result<View<'a>> {
+        let Some(norm) = &self.norm else { return residual.hidden.read(n) };
+        norm.run(ctx, residual.hidden.read(n)?, normed.write(n)?)?;
         normed.read(n)
     }
 

@@ -9,11 +9,11 @@ use sinew_tensor::{DType, View};
 
 use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
-use super::residual::{Output, Stream, input_norm, norm_over};
+use super::residual::{Output, Residual, input_norm, norm_over};
 use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
 use crate::limits::Limits;
-use crate::load::{Loaded, Maker, Part, Precision, Stage};
+use crate::load::{LinearSpec, Loaded, Maker, Part, Precision, Stage};
 use crate::scratch::{Heads, Rows};
 use crate::{DecoderConfig, Result};
 
@@ -39,7 +39,7 @@ pub(super) struct Layer<S: Stage = Loaded> {
 /// Activations of one step; every layer uses the same.
 #[derive(Debug)]
 pub(super) struct Activations<S: Stage = Loaded> {
-    pub(super) stream: Stream<S>,
+    pub(super) residual: Residual<S>,
     pub(super) normed: S::Of<Rows>,
     qkv: S::Of<Rows>,
     attended: S::Of<Rows>,
@@ -67,7 +67,7 @@ impl<S: Stage> Activations<S> {
         let (heads, kv_heads, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
         let activations = maker.precision().activations;
         Ok(Self {
-            stream: Stream::make(maker, config, max_rows)?,
+            residual: Residual::make(maker, config, max_rows)?,
             normed: maker.rows(activations, max_rows, config.hidden_size)?,
             qkv: maker.rows(DType::F32, max_rows, (heads + 2 * kv_heads) * d)?,
             attended: maker.rows(activations, max_rows, heads * d)?,
@@ -98,7 +98,13 @@ impl<S: Stage> Layer<S> {
         let at = |name: &str| format!("{prefix}{}{index}.{name}", names.layer);
 
         let (norm, dtype) = input_norm(config, precision, names.attention_norm.map(at));
-        let qkv = LinearOptions::new(dtype, DType::F32, compute);
+        let qkv = LinearSpec {
+            parts: qkv_parts(config, &at),
+            k: hidden,
+            bias: config.qkv_bias,
+            options: LinearOptions::new(dtype, DType::F32, compute),
+            max_rows: rows,
+        };
         let output = Part::whole(at(names.attention_output), hidden).transposed(names.transposed);
         let append = |ctx: &Context| {
             let append = KvAppend::new(ctx, num_kv_heads, head_dim, DType::F32, kv, limits.block_size)?;
@@ -113,7 +119,7 @@ impl<S: Stage> Layer<S> {
         };
         Ok(Self {
             append: maker.planned(append)?,
-            qkv: maker.normed_linear(norm, &qkv_parts(config, &at), hidden, config.qkv_bias, qkv, rows)?,
+            qkv: maker.normed_linear(norm, qkv)?,
             qk_norm: config.qk_norm.map(|over| make_qk_norms(maker, config, over, &at, rows)).transpose()?,
             rope: layer.rope,
             attention: maker.attention(attention_options(config, layer, precision, limits), rows, limits.context)?,
@@ -140,7 +146,7 @@ impl Layer {
         if self.parallel {
             self.feed_forward.run(step, x)?;
         }
-        self.output.run(ctx, n, x.attended.read(n)?, &mut x.stream)?;
+        self.output.run(ctx, n, x.attended.read(n)?, &mut x.residual)?;
         if !self.parallel {
             self.feed_forward.run(step, x)?;
         }
@@ -151,7 +157,7 @@ impl Layer {
         let &Step { ctx, rows: n, ropes, positions, slots, sequences, old } = step;
         let (keys, values) = &mut *cache.cache;
         let [q, k, v] = self.heads;
-        self.qkv.run(ctx, x.stream.hidden.read(n)?, Some(x.normed.write(n)?), x.qkv.write(n)?)?;
+        self.qkv.run(ctx, x.residual.hidden.read(n)?, Some(x.normed.write(n)?), x.qkv.write(n)?)?;
         for (norm, heads) in self.qk_norm.iter().flatten() {
             norm.run_in_place(ctx, x.qkv.write_heads(n, *heads)?)?;
         }

@@ -5,13 +5,13 @@ use sinew_ops::layers::{Add, Linear, LinearOptions, Norm, Place};
 use sinew_tensor::{DType, View};
 
 use crate::config::NormKind;
-use crate::load::{Loaded, Maker, NormSpec, Part, Precision, Stage};
+use crate::load::{LinearSpec, Loaded, Maker, NormSpec, Part, Precision, Stage};
 use crate::scratch::Rows;
 use crate::{DecoderConfig, Result};
 
 /// The residual stream, in f32.
 #[derive(Debug)]
-pub(super) struct Stream<S: Stage = Loaded> {
+pub(super) struct Residual<S: Stage = Loaded> {
     pub(super) hidden: S::Of<Rows>,
     /// What is normed before it is added, or added at the start; without rows in architectures that have neither.
     pub(super) added: S::Of<Rows>,
@@ -25,7 +25,7 @@ pub(super) struct Output<S: Stage = Loaded> {
     norm: Option<(S::Of<Norm>, S::Of<Add>)>,
 }
 
-impl<S: Stage> Stream<S> {
+impl<S: Stage> Residual<S> {
     pub(super) fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, max_rows: usize) -> Result<Self> {
         let (names, hidden) = (config.names, config.hidden_size);
         let norms = names.attention_output_norm.is_some() || names.mlp_output_norm.is_some();
@@ -62,10 +62,10 @@ impl<S: Stage> Output<S> {
         rows: usize,
     ) -> Result<Self> {
         let precision = maker.precision();
-        let product = LinearOptions::new(precision.activations, DType::F32, precision.compute);
+        let options = LinearOptions::new(precision.activations, DType::F32, precision.compute);
         // Without a norm the stream is the product's own output.
-        let product = if norm.is_some() { product } else { product.accumulate() };
-        let product = maker.linear(&[part], k, bias, product, rows)?;
+        let options = if norm.is_some() { options } else { options.accumulate() };
+        let product = maker.linear(LinearSpec { parts: vec![part], k, bias, options, max_rows: rows })?;
         let norm = match norm {
             Some(name) => {
                 let norm = maker.norm(norm_over(config, name, config.hidden_size, DType::F32), rows)?;
@@ -79,11 +79,11 @@ impl<S: Stage> Output<S> {
 
 impl Output {
     /// Adds what comes of `n` rows of `x` to the stream.
-    pub(super) fn run(&self, ctx: &Context, n: usize, x: View<'_>, stream: &mut Stream) -> Result<()> {
-        let Some((norm, add)) = &self.norm else { return Ok(self.product.run(ctx, x, stream.hidden.write(n)?)?) };
-        self.product.run(ctx, x, stream.added.write(n)?)?;
-        norm.run_in_place(ctx, stream.added.write(n)?)?;
-        Ok(add.run(ctx, stream.hidden.write(n)?, stream.added.read(n)?)?)
+    pub(super) fn run(&self, ctx: &Context, n: usize, x: View<'_>, residual: &mut Residual) -> Result<()> {
+        let Some((norm, add)) = &self.norm else { return Ok(self.product.run(ctx, x, residual.hidden.write(n)?)?) };
+        self.product.run(ctx, x, residual.added.write(n)?)?;
+        norm.run_in_place(ctx, residual.added.write(n)?)?;
+        Ok(add.run(ctx, residual.hidden.write(n)?, residual.added.read(n)?)?)
     }
 
     /// The rows chosen for its product and norm, by the names that are given for their places.

@@ -3,7 +3,6 @@
 use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::Place;
-use sinew_tensor::{DType, Layout, Tensor};
 
 use super::{MAX_TEXTS, pass_tokens};
 use crate::batch::Wanted;
@@ -13,7 +12,6 @@ use crate::encoder::Encoder;
 use crate::limits::{Limits, Plan, most_that_fits};
 use crate::load::{Loader, Maker, Precision, Sizes};
 use crate::runner::Runner;
-use crate::scratch::{ACTIVATIONS, bytes};
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 
 /// Tokens in a block of the cache.
@@ -23,16 +21,8 @@ const BLOCK_SIZE: usize = 16;
 #[derive(Debug)]
 pub(crate) enum Backbone {
     Encoder(Box<Encoder>),
-    Decoder(Box<HiddenStates>),
-}
-
-/// A decoder without a head.
-#[derive(Debug)]
-pub(crate) struct HiddenStates {
-    /// Its cache is as large as the longest text so far needed, and empty between passes.
-    runner: Runner,
-    /// Normed hidden states of a step, `[max_rows, hidden_size]`.
-    states: Tensor,
+    /// Of a decoder without a head. Its cache is as large as the longest text so far needed, and empty between passes.
+    Decoder(Box<Runner>),
 }
 
 impl Backbone {
@@ -42,7 +32,12 @@ impl Backbone {
                 let rows = pass_rows(config, kind_of(loader));
                 Ok(Self::Encoder(Box::new(Encoder::load(loader, config, rows, MAX_TEXTS)?)))
             }
-            ModelConfig::Decoder(config) => Ok(Self::Decoder(Box::new(HiddenStates::load(loader, config)?))),
+            ModelConfig::Decoder(config) => {
+                let (ctx, limits) = (loader.context().clone(), limits(config, kind_of(loader)));
+                let decoder = Decoder::load(loader, config, limits)?;
+                let cache = KvCache::new(&ctx, cache_shape(config, decoder.precision(), limits.max_rows)?)?;
+                Ok(Self::Decoder(Box::new(Runner::new(ctx, decoder, cache))))
+            }
         }
     }
 
@@ -53,28 +48,32 @@ impl Backbone {
                 let rows = pass_rows(config, sizes.device());
                 Encoder::plan(config, sizes, rows, MAX_TEXTS)
             }
-            ModelConfig::Decoder(config) => HiddenStates::plan(config, sizes),
+            ModelConfig::Decoder(config) => {
+                let limits = limits(config, sizes.device());
+                let plan = Decoder::plan(config, sizes, &limits)?;
+                Ok(Plan { cache: cache_bytes(config, sizes.precision(), limits.max_rows), ..plan })
+            }
         }
     }
 
     pub(super) fn hidden_size(&self) -> usize {
         match self {
             Self::Encoder(encoder) => encoder.config().hidden_size,
-            Self::Decoder(states) => states.runner.decoder().config().hidden_size,
+            Self::Decoder(runner) => runner.decoder().config().hidden_size,
         }
     }
 
     pub(super) fn precision(&self) -> Precision {
         match self {
             Self::Encoder(encoder) => encoder.precision(),
-            Self::Decoder(states) => states.runner.decoder().precision(),
+            Self::Decoder(runner) => runner.decoder().precision(),
         }
     }
 
     pub(super) fn kernels(&self) -> Vec<Place> {
         match self {
             Self::Encoder(encoder) => encoder.kernels(),
-            Self::Decoder(states) => states.runner.decoder().kernels(),
+            Self::Decoder(runner) => runner.decoder().kernels(),
         }
     }
 
@@ -82,7 +81,7 @@ impl Backbone {
     pub(super) fn longest(&self) -> usize {
         match self {
             Self::Encoder(encoder) => encoder.config().max_position_embeddings,
-            Self::Decoder(states) => states.runner.decoder().limits().context,
+            Self::Decoder(runner) => runner.decoder().limits().context,
         }
     }
 
@@ -101,76 +100,56 @@ impl Backbone {
                 });
                 Ok(rows.collect())
             }
-            Self::Decoder(states) => states.run(texts, last),
+            Self::Decoder(runner) => hidden_states(runner, texts, last),
         }
     }
 }
 
-impl HiddenStates {
-    fn load(loader: &mut Loader<'_>, config: &DecoderConfig) -> Result<Self> {
-        let (ctx, limits) = (loader.context().clone(), limits(config, kind_of(loader)));
-        let decoder = Decoder::load(loader, config, limits)?;
-        let cache = KvCache::new(&ctx, cache_shape(config, decoder.precision(), limits.max_rows)?)?;
-        let states = ctx.uninitialised_tagged(ACTIVATIONS, DType::F32, &[limits.max_rows, config.hidden_size])?;
-        Ok(Self { runner: Runner::new(ctx, decoder, cache), states })
+/// What [`Backbone::run`] gives of a decoder.
+fn hidden_states(runner: &mut Runner, texts: &[&[u32]], last: bool) -> Result<Vec<Vec<f32>>> {
+    let (most, width) = (runner.decoder().limits().max_rows, runner.decoder().config().hidden_size);
+    let tokens: usize = texts.iter().map(|text| text.len()).sum();
+    if runner.staging.cache().shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
+        let (config, precision) = (runner.decoder().config(), runner.decoder().precision());
+        Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }.refuse_beyond_memory(
+            runner.staging.context(),
+            &format!("a text of {tokens} tokens"),
+            |available| {
+                let fits = |tokens| Ok(cache_bytes(config, precision, tokens) <= available);
+                Ok(format!("what would fit: {} tokens", most_that_fits(tokens, fits)?))
+            },
+        )?;
+        runner.staging.replace_cache(cache_shape(config, precision, tokens)?)?;
     }
-
-    fn plan(config: &DecoderConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
-        let limits = limits(config, sizes.device());
-        let plan = Decoder::plan(config, sizes, &limits)?;
-        let states = bytes(DType::F32, &[limits.max_rows, config.hidden_size]);
-        let cache = cache_bytes(config, sizes.precision(), limits.max_rows);
-        Ok(Plan { cache, activations: plan.activations.saturating_add(states), ..plan })
-    }
-
-    fn run(&mut self, texts: &[&[u32]], last: bool) -> Result<Vec<Vec<f32>>> {
-        let Self { runner, states } = self;
-        let (most, width) = (runner.decoder().limits().max_rows, runner.decoder().config().hidden_size);
-        let tokens: usize = texts.iter().map(|text| text.len()).sum();
-        if runner.cache().shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
-            let (config, precision) = (runner.decoder().config(), runner.decoder().precision());
-            Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }.refuse_beyond_memory(
-                runner.context(),
-                &format!("a text of {tokens} tokens"),
-                |available| {
-                    let fits = |tokens| Ok(cache_bytes(config, precision, tokens) <= available);
-                    Ok(format!("what would fit: {} tokens", most_that_fits(tokens, fits)?))
-                },
-            )?;
-            runner.replace_cache(cache_shape(config, precision, tokens)?)?;
+    let mut sequences: Vec<_> = texts.iter().map(|text| runner.staging.cache().sequence(text.len())).collect();
+    let mut of_texts = vec![Vec::new(); texts.len()];
+    // All texts in one step, or one text in several.
+    let steps = tokens.div_ceil(most);
+    for step in 0..steps {
+        runner.staging.begin();
+        let mut ends = Vec::with_capacity(texts.len());
+        for (sequence, text) in sequences.iter_mut().zip(texts) {
+            let part = match steps {
+                1 => text,
+                _ => &text[step * most..text.len().min((step + 1) * most)],
+            };
+            let wanted = match last {
+                false => Wanted::All,
+                true if step + 1 == steps => Wanted::Last,
+                true => Wanted::None,
+            };
+            runner.staging.stage(sequence, part, wanted)?;
+            ends.push(runner.staging.wanted());
         }
-        let mut sequences: Vec<_> = texts.iter().map(|text| runner.cache().sequence(text.len())).collect();
-        let mut of_texts = vec![Vec::new(); texts.len()];
-        // All texts in one step, or one text in several.
-        let steps = tokens.div_ceil(most);
-        for step in 0..steps {
-            runner.begin();
-            let mut ends = Vec::with_capacity(texts.len());
-            for (sequence, text) in sequences.iter_mut().zip(texts) {
-                let part = match steps {
-                    1 => text,
-                    _ => &text[step * most..text.len().min((step + 1) * most)],
-                };
-                let wanted = match last {
-                    false => Wanted::All,
-                    true if step + 1 == steps => Wanted::Last,
-                    true => Wanted::None,
-                };
-                runner.stage(sequence, part, wanted)?;
-                ends.push(runner.wanted());
-            }
-            runner.run()?;
-            runner.hidden(states)?;
-            let layout = Layout::contiguous(&[runner.wanted(), width])?;
-            let rows: Vec<f32> = states.with_layout(layout)?.to_vec_on(&**runner.context().stream())?;
-            let mut start = 0;
-            for (of_text, end) in of_texts.iter_mut().zip(ends) {
-                of_text.extend_from_slice(&rows[start * width..end * width]);
-                start = end;
-            }
+        runner.run()?;
+        let rows = runner.hidden()?;
+        let mut start = 0;
+        for (of_text, end) in of_texts.iter_mut().zip(ends) {
+            of_text.extend_from_slice(&rows[start * width..end * width]);
+            start = end;
         }
-        Ok(of_texts)
     }
+    Ok(of_texts)
 }
 
 /// Tokens of an encoder's pass: several texts, or the longest.
@@ -189,7 +168,7 @@ fn limits(config: &DecoderConfig, device: DeviceKind) -> Limits {
         max_sequences: MAX_TEXTS,
         context: config.trained_context(),
         block_size: BLOCK_SIZE,
-        max_logits: 0,
+        max_logits: None,
     }
 }
 

@@ -8,7 +8,7 @@ use sinew_tensor::{DType, View};
 
 use super::norm;
 use crate::config::EncoderLayerConfig;
-use crate::load::{Loaded, Maker, Part, Stage};
+use crate::load::{LinearSpec, Loaded, Maker, Part, Stage};
 use crate::scratch::{Heads, Rows};
 use crate::{EncoderConfig, Result};
 
@@ -97,21 +97,22 @@ impl<S: Stage> Layer<S> {
         let [before_attention, before_mlp] = before;
         let of_each = 3 / names.qkv.len();
         let qkv: Vec<Part> = names.qkv.iter().map(|name| Part::whole(at(name), of_each * hidden)).collect();
-        let output = Part::whole(at(names.output), hidden);
+        let output = vec![Part::whole(at(names.output), hidden)];
         // Gate first.
         let up = Part::split(&at(names.up), &[width; 2][..if config.gated { 2 } else { 1 }]);
-        let down = Part::whole(at(names.down), hidden);
+        let down = vec![Part::whole(at(names.down), hidden)];
+        let linear = |parts, k, bias, options| LinearSpec { parts, k, bias, options, max_rows: rows };
         Ok(Self {
-            qkv: maker.normed_linear(before_attention, &qkv, hidden, of_attention, product, rows)?,
+            qkv: maker.normed_linear(before_attention, linear(qkv, hidden, of_attention, product))?,
             rope: config.layers[index].rope,
             attention: maker.attention(
                 attention_options(config, &config.layers[index], compute),
                 rows,
                 config.max_position_embeddings,
             )?,
-            output: maker.linear(&[output], hidden, of_attention, into_residual.clone(), rows)?,
-            up: maker.normed_linear(before_mlp, &up, hidden, of_mlp, activated, rows)?,
-            down: maker.linear(&[down], width, of_mlp, into_residual, rows)?,
+            output: maker.linear(linear(output, hidden, of_attention, into_residual.clone()))?,
+            up: maker.normed_linear(before_mlp, linear(up, hidden, of_mlp, activated))?,
+            down: maker.linear(linear(down, width, of_mlp, into_residual))?,
             after: match after {
                 Some([attention, mlp]) => Some([maker.norm(attention, rows)?, maker.norm(mlp, rows)?]),
                 None => None,

@@ -70,9 +70,7 @@ impl EngineHandle {
     /// # Errors
     /// The system has no thread to give.
     pub fn start(engine: Engine) -> Result<Self> {
-        let checks = engine.checks();
-        let most = engine.options.max_waiting;
-        let next_id = AtomicU64::new(engine.next_id);
+        let (checks, most, next_id) = (engine.checks(), engine.max_waiting(), AtomicU64::new(engine.next_id().0));
         let ((requests, submitted), coming) = (channel(), Arc::new(AtomicUsize::new(0)));
         let stats = Arc::new(Mutex::new(engine.stats()));
         let server = Server { engine, coming: coming.clone(), clients: HashMap::new(), stats: stats.clone() };
@@ -192,8 +190,8 @@ impl Server {
                 }
             }
             // No more than may wait, also of those that do not: whoever is answered is not kept from it.
-            for _ in 0..self.engine.options.max_waiting {
-                if self.engine.waiting.len() >= self.engine.options.max_waiting {
+            for _ in 0..self.engine.max_waiting() {
+                if self.engine.is_full() {
                     break;
                 }
                 match submitted.try_recv() {
@@ -233,12 +231,7 @@ impl Server {
     }
 
     fn step(&mut self) {
-        let failed = self.engine.step().err().map(|error| error.one_line());
-        if let Some(why) = failed {
-            // What a device has failed at once it is not asked again.
-            self.engine.abandon(&why);
-        }
-        for event in self.engine.events.drain(..) {
+        for event in self.engine.step_or_end() {
             let Some(client) = self.clients.get_mut(&event.request) else { continue };
             let (id, last) = (event.request, event.is_last());
             client.left -= usize::from(last);

@@ -94,7 +94,8 @@ impl Engine {
             return Err(Error::Input(format!("a request at {late:e} s would never come {speed:e} times as fast")));
         }
         let before = self.stats();
-        let (vocab_size, context) = (self.model.decoder().config().vocab_size, self.model.decoder().limits().context);
+        let decoder = self.model().decoder();
+        let (vocab_size, context) = (decoder.config().vocab_size, decoder.limits().context);
         let start = Instant::now();
         let (mut first, mut between) = (Vec::new(), Vec::new());
         let mut all: HashMap<RequestId, Waiting> = HashMap::new();
@@ -104,7 +105,7 @@ impl Engine {
         while (lines.peek().is_some() || !self.is_idle()) && go_on().is_continue() {
             while let Some(&(number, line)) = lines.peek() {
                 let came = line.arrival_s / speed;
-                if came > start.elapsed().as_secs_f64() || self.waiting.len() >= self.options.max_waiting {
+                if came > start.elapsed().as_secs_f64() || self.is_full() {
                     break;
                 }
                 lines.next();
@@ -139,9 +140,9 @@ impl Engine {
                 std::thread::sleep(Duration::from_secs_f64(wait));
                 continue;
             }
-            self.step()?;
+            let events = self.step()?;
             let now = start.elapsed().as_secs_f64();
-            for event in &self.events {
+            for event in events {
                 let Some(request) = all.get_mut(&event.request) else { continue };
                 match &event.what {
                     Happening::Token { .. } => {

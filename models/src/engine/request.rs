@@ -78,10 +78,6 @@ pub enum Happening {
 }
 
 impl Event {
-    pub(super) fn finished(request: RequestId, sample: usize, finish: Finish, text: String) -> Self {
-        Self { request, sample, what: Happening::Finished { finish, text } }
-    }
-
     /// Whether nothing more comes of this answer.
     pub fn is_last(&self) -> bool {
         !matches!(self.what, Happening::Token { .. })

@@ -95,7 +95,8 @@ impl LanguageModel {
         options: &GenerateOptions,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation> {
-        let mut answering = Answering::new(self.tokenizer.clone(), self.runner.decoder().config(), options)?;
+        let eos = &self.runner.decoder().config().eos_token_ids;
+        let mut answering = Answering::new(self.tokenizer.clone(), eos, options)?;
         self.runner.check(0, prompt)?;
         let room = options.max_new_tokens.min(self.runner.decoder().limits().context.saturating_sub(prompt.len()) + 1);
         let mut answer = Generation {
@@ -164,7 +165,7 @@ impl LanguageModel {
     /// is wanted.
     fn choose(&mut self, answering: &mut Answering, history: History<'_>) -> Result<(u32, Option<Logprobs>)> {
         let Self { runner, logits, .. } = self;
-        logits.draw(runner.context(), 1, |asked| {
+        logits.draw(runner.staging.context(), 1, |asked| {
             asked[0] = answering.ask(history.generated.len());
             answering.logprobs().is_some()
         })?;

@@ -85,7 +85,7 @@ impl LoadOptions {
         }
         // No more than all sequences have at their longest.
         let max_rows = self.prefill_chunk.min(context.saturating_mul(max_sequences)).max(max_sequences);
-        let max_logits = self.max_logits.max(max_sequences);
+        let max_logits = Some(self.max_logits.max(max_sequences));
         Ok(Limits { max_rows, max_sequences, context, block_size, max_logits }.capped())
     }
 
@@ -98,7 +98,7 @@ impl LoadOptions {
             let host = if sizes.device() == DeviceKind::CPU { shape.host_bytes(self.swap_tokens) } else { 0 };
             shape.bytes().saturating_add(host)
         });
-        Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_logits), ..plan })
+        Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_wanted()), ..plan })
     }
 
     /// The cache.

@@ -53,67 +53,19 @@ pub(crate) trait Maker<S: Stage> {
     fn table(&mut self, part: Part, width: usize) -> Result<S::Of<Embedding>>;
 
     /// A norm for up to `max_rows` rows.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
     fn norm(&mut self, norm: NormSpec, max_rows: usize) -> Result<S::Of<Norm>>;
 
-    /// A linear layer for up to `max_rows` rows, whose parts are stacked: tensors `{name}.weight` and, with `bias`,
-    /// `{name}.bias`. Where `options` are gated the parts are gate and up, interleaved so that the gated activation
-    /// needs one pass.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
-    fn linear(
-        &mut self,
-        parts: &[Part],
-        k: usize,
-        bias: bool,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<S::Of<Linear>>;
+    /// A linear layer.
+    fn linear(&mut self, linear: LinearSpec) -> Result<S::Of<Linear>>;
 
-    /// The same of what may be normed first.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
-    fn normed_linear(
-        &mut self,
-        norm: Option<NormSpec>,
-        parts: &[Part],
-        k: usize,
-        bias: bool,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<S::Of<NormedLinear>>;
+    /// One of what may be normed first.
+    fn normed_linear(&mut self, norm: Option<NormSpec>, linear: LinearSpec) -> Result<S::Of<NormedLinear>>;
 
-    /// The same of a matrix that is an embedding as well, which is held once.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
-    fn tied(
-        &mut self,
-        norm: Option<NormSpec>,
-        part: Part,
-        k: usize,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<(S::Of<NormedLinear>, S::Of<Embedding>)>;
+    /// One whose matrix is an embedding as well, which is held once.
+    fn tied(&mut self, norm: Option<NormSpec>, linear: LinearSpec) -> Result<(S::Of<NormedLinear>, S::Of<Embedding>)>;
 
-    /// A linear layer of `experts` experts for up to `max_rows` rows: `parts` are those of the first expert, then those
-    /// of the next, as [`linear`](Self::linear) has them. There may be as many as a file claims to have: none is made
-    /// after one that is not there.
-    ///
-    /// # Errors
-    /// Those of [`table`](Self::table).
-    fn grouped(
-        &mut self,
-        parts: impl Iterator<Item = Part>,
-        experts: usize,
-        k: usize,
-        options: GroupedLinearOptions,
-        max_rows: usize,
-    ) -> Result<S::Of<GroupedLinear>>;
+    /// A linear layer of experts. There may be as many as a file claims to have: none is made after one that is not there.
+    fn grouped(&mut self, grouped: GroupedSpec<impl Iterator<Item = Part>>) -> Result<S::Of<GroupedLinear>>;
 
     /// Attention of up to `max_rows` rows over up to `max_kv` keys.
     ///
@@ -150,6 +102,29 @@ pub(crate) trait Maker<S: Stage> {
     /// # Errors
     /// Those of `plan`.
     fn planned<T: Debug>(&mut self, plan: impl FnOnce(&Context) -> sinew_ops::Result<T>) -> Result<S::Of<T>>;
+}
+
+/// A linear layer for up to `max_rows` rows.
+#[derive(Debug)]
+pub(crate) struct LinearSpec {
+    /// Matrices `[n, k]` that are stacked. Where the options are gated they are gate and up, interleaved so that the gated
+    /// activation needs one pass.
+    pub parts: Vec<Part>,
+    pub k: usize,
+    /// Whether each has a bias.
+    pub bias: bool,
+    pub options: LinearOptions,
+    pub max_rows: usize,
+}
+
+/// A linear layer of experts for up to `max_rows` rows.
+pub(crate) struct GroupedSpec<P> {
+    /// Those of the first expert as a [`LinearSpec`] has them, then those of the next.
+    pub parts: P,
+    pub experts: usize,
+    pub k: usize,
+    pub options: GroupedLinearOptions,
+    pub max_rows: usize,
 }
 
 /// A norm, and what its vectors `[n]` are called.

@@ -207,19 +207,13 @@ impl Precision {
         self.old_kv.filter(|old| window.is_none_or(|window| window > old.recent))
     }
 
-    /// Bytes of the keys and values that a layer with such a window keeps of one token: those of an old one, where it has
-    /// another form. A recent one then takes its full dtype beside it.
-    pub fn kv_bytes(&self, window: Option<usize>, num_key_value_heads: usize, head_dim: usize) -> usize {
-        let dtype = self.old_kv_of(window).map_or(self.kv, |old| old.dtype);
-        2 * num_key_value_heads * PagedLayout::head_bytes(dtype, head_dim)
-    }
-
-    /// Bytes of the keys and values that a token reads in such a layer, of `length` tokens up to itself, at most.
+    /// Bytes of the keys and values that a token reads in a layer with such a window, of `length` tokens up to itself, at most.
     pub(crate) fn kv_bytes_read(&self, window: Option<usize>, length: f64, heads: usize, head_dim: usize) -> f64 {
         let seen = window.map_or(length, |window| length.min(window as f64));
-        let full = self.old_kv_of(window).map_or(seen, |old| seen.min(old.most_recent() as f64));
-        let of_full = 2 * heads * PagedLayout::head_bytes(self.kv, head_dim);
-        full * of_full as f64 + (seen - full) * self.kv_bytes(window, heads, head_dim) as f64
+        let bytes = |dtype| (2 * heads * PagedLayout::head_bytes(dtype, head_dim)) as f64;
+        let Some(old) = self.old_kv_of(window) else { return seen * bytes(self.kv) };
+        let full = seen.min(old.most_recent() as f64);
+        full * bytes(self.kv) + (seen - full) * bytes(old.dtype)
     }
 
     /// What a weight of these parts becomes that is made of floats.

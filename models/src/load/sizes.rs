@@ -10,7 +10,7 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::DType;
 
-use super::maker::{Counted, Maker, NormSpec};
+use super::maker::{Counted, GroupedSpec, LinearSpec, Maker, NormSpec};
 use super::matrices::Matrices;
 use super::matrix::{Matrix, check};
 use super::{Part, Precision};
@@ -106,14 +106,15 @@ impl<'a> Sizes<'a> {
         Ok(())
     }
 
-    /// What a product with a weight of so many outputs works in.
-    fn linear_works_in(
-        &mut self,
-        (encoding, n): (Encoding, usize),
-        k: usize,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<()> {
+    /// A linear layer of what may be normed first.
+    fn after_norm(&mut self, norm: Option<NormSpec>, linear: LinearSpec, may_be_ordered: bool) -> Result<()> {
+        let LinearSpec { parts, k, bias, options, max_rows } = linear;
+        norm.map_or(Ok(()), |norm| self.norm(norm, max_rows))?;
+        if bias {
+            parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
+            self.made_vector(sum(parts.iter().map(Part::len)));
+        }
+        let (encoding, n) = self.product(parts, 1, k, options.gated.is_some(), may_be_ordered)?;
         let options = LinearOptions { compute: self.precision.compute_with(encoding), ..options };
         self.works_in(|ctx| Linear::workspace(ctx, encoding, [n, k], &options, max_rows))
     }
@@ -157,50 +158,20 @@ impl Maker<Counted> for Sizes<'_> {
         bias.map_or(Ok(()), |bias| self.vector(&bias, norm.n))
     }
 
-    fn linear(&mut self, parts: &[Part], k: usize, bias: bool, options: LinearOptions, rows: usize) -> Result<()> {
-        if bias {
-            parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
-            self.made_vector(sum(parts.iter().map(Part::len)));
-        }
-        let weight = self.product(parts.iter().cloned(), 1, k, options.gated.is_some(), true)?;
-        self.linear_works_in(weight, k, options, rows)
+    fn linear(&mut self, linear: LinearSpec) -> Result<()> {
+        self.after_norm(None, linear, true)
     }
 
-    fn normed_linear(
-        &mut self,
-        norm: Option<NormSpec>,
-        parts: &[Part],
-        k: usize,
-        bias: bool,
-        options: LinearOptions,
-        max_rows: usize,
-    ) -> Result<()> {
-        norm.map_or(Ok(()), |norm| self.norm(norm, max_rows))?;
-        self.linear(parts, k, bias, options, max_rows)
+    fn normed_linear(&mut self, norm: Option<NormSpec>, linear: LinearSpec) -> Result<()> {
+        self.after_norm(norm, linear, true)
     }
 
-    fn tied(
-        &mut self,
-        norm: Option<NormSpec>,
-        part: Part,
-        k: usize,
-        options: LinearOptions,
-        rows: usize,
-    ) -> Result<((), ())> {
-        norm.map_or(Ok(()), |norm| self.norm(norm, rows))?;
-        let weight = self.product([part], 1, k, false, false)?;
-        self.linear_works_in(weight, k, options, rows)?;
-        Ok(((), ()))
+    fn tied(&mut self, norm: Option<NormSpec>, linear: LinearSpec) -> Result<((), ())> {
+        Ok((self.after_norm(norm, linear, false)?, ()))
     }
 
-    fn grouped(
-        &mut self,
-        parts: impl Iterator<Item = Part>,
-        experts: usize,
-        k: usize,
-        options: GroupedLinearOptions,
-        max_rows: usize,
-    ) -> Result<()> {
+    fn grouped(&mut self, grouped: GroupedSpec<impl Iterator<Item = Part>>) -> Result<()> {
+        let GroupedSpec { parts, experts, k, options, max_rows } = grouped;
         let (encoding, n) = self.product(parts, experts, k, options.gated.is_some(), true)?;
         let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
         self.works_in(|ctx| GroupedLinear::workspace(ctx, encoding, [experts, n, k], options, max_rows))

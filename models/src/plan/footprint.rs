@@ -3,9 +3,11 @@
 use sinew_memory::{Device, DeviceKind};
 use sinew_ops::layers::Encoding;
 
+use crate::cache::CacheShape;
 use crate::limits::Plan;
-use crate::load::{AT_HAND_BYTES, Made};
+use crate::load::{AT_HAND_BYTES, Made, Precision};
 use crate::scratch::sum;
+use crate::{DecoderConfig, LoadOptions, Result};
 
 /// What the command itself takes on a CPU once it runs: its code, what is linked to it, the heap, the tables of kernels
 /// and what the headers of a checkpoint say. Measured with the bundled model, whose parts are subtracted.
@@ -55,6 +57,23 @@ pub struct SequenceBytes {
     pub context: usize,
     /// Sequences at once.
     pub count: usize,
+}
+
+impl SequenceBytes {
+    /// What those of a decoder take that is loaded so.
+    ///
+    /// # Errors
+    /// Those of [`LoadOptions::limits`].
+    pub fn of(config: &DecoderConfig, options: &LoadOptions, precision: Precision) -> Result<Self> {
+        let limits = options.limits(config)?;
+        let one = LoadOptions { max_sequences: 1, cache_tokens: None, swap_tokens: 0, ..options.clone() };
+        Ok(Self {
+            of_token: CacheShape::of_blocks(config, &precision, 1, |_| 1)?.bytes_per_token(),
+            of_sequence: one.cache_shape(config, precision).map_or(usize::MAX, |shape| shape.bytes()),
+            context: limits.context,
+            count: limits.max_sequences,
+        })
+    }
 }
 
 impl Footprint {

@@ -13,8 +13,7 @@ use crate::embed::{Backbone, EmbeddingModel};
 use crate::folder::FileName;
 use crate::limits::most_that_fits;
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
-use crate::scratch::sum;
-use crate::{Checkpoint, DecoderConfig, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
+use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
 /// Sequences that nobody would run at once, where the search for the most ends.
 const MOST_SEQUENCES: usize = 1 << 20;
@@ -148,7 +147,7 @@ impl<'a> Planner<'a> {
             let swapped = if footprint::is_host(device) { options.swap_tokens } else { 0 };
             let held =
                 options.cache_shape(config, precision).map_or(plan.cache, |shape| shape.held_bytes(device, swapped));
-            (plan, held, Some(sequence_bytes(config, options, precision)?))
+            (plan, held, Some(SequenceBytes::of(config, options, precision)?))
         };
         let (made, workspace) = (sizes.made, sizes.workspace);
         Ok(Footprint {
@@ -396,18 +395,4 @@ impl fmt::Display for Change {
             Self::BlockSize(tokens) => write!(f, "blocks of {tokens} tokens in the cache"),
         }
     }
-}
-
-fn sequence_bytes(config: &DecoderConfig, options: &LoadOptions, precision: Precision) -> Result<SequenceBytes> {
-    let limits = options.limits(config)?;
-    let of_layer = |layer: &crate::config::LayerConfig| {
-        precision.kv_bytes(layer.window, config.num_key_value_heads, config.head_dim)
-    };
-    let one = LoadOptions { max_sequences: 1, cache_tokens: None, swap_tokens: 0, ..options.clone() };
-    Ok(SequenceBytes {
-        of_token: sum(config.layers.iter().map(of_layer)),
-        of_sequence: one.cache_shape(config, precision).map_or(usize::MAX, |shape| shape.bytes()),
-        context: limits.context,
-        count: limits.max_sequences,
-    })
 }

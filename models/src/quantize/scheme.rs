@@ -231,7 +231,7 @@ fn asked<'a>(
         ModelConfig::Encoder(config) => Encoder::plan(config, &mut sizes, 1, 1)?,
         ModelConfig::Decoder(config) => {
             // An embedding model has no use for a head.
-            let max_logits = usize::from(!EmbeddingModel::describes(folder)?);
+            let max_logits = (!EmbeddingModel::describes(folder)?).then_some(1);
             let limits = Limits { max_rows: 1, max_sequences: 1, context: 1, block_size: 1, max_logits };
             Decoder::plan(config, &mut sizes, &limits)?
         }

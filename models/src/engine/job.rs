@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::answering::{Answering, GenerateOptions};
+use crate::answering::{Answering, Finish, GenerateOptions};
 use crate::cache::{KvCache, Sequence};
-use crate::config::DecoderConfig;
 use crate::engine::request::{Event, Happening, Request, RequestId};
-use crate::runner::Runner;
+use crate::runner::Staging;
 use crate::sampling::{Asked, History};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -30,7 +29,7 @@ impl Rank {
     }
 }
 
-/// Whose tokens a stream waits for.
+/// Whose tokens a job waits for.
 #[derive(Debug, Clone, Copy)]
 struct Behind {
     leader: (Rank, usize),
@@ -40,7 +39,7 @@ struct Behind {
 
 /// One answer on its way: of its tokens the first are in the cache, and the others are to be run.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct Job {
     rank: Rank,
     sample: usize,
     /// Answers that part from it when the prompt is run, itself among them.
@@ -66,16 +65,16 @@ pub(super) struct Stream {
     row: Option<usize>,
 }
 
-impl Stream {
+impl Job {
     pub fn new(
         rank: Rank,
         tokenizer: Option<Arc<Tokenizer>>,
-        config: &DecoderConfig,
+        eos: &[u32],
         request: Request,
         cache: &KvCache,
     ) -> Result<Self> {
         let Request { prompt: tokens, options, samples, salt, priority, .. } = request;
-        let answering = Answering::new(tokenizer.clone(), config, &options)?;
+        let answering = Answering::new(tokenizer.clone(), eos, &options)?;
         let (prompt, sequence) = (tokens.len(), cache.sequence(0));
         Ok(Self {
             rank,
@@ -196,9 +195,9 @@ impl Stream {
     ///
     /// # Errors
     /// No room for what was swapped out, or a failed device; it is as before.
-    pub fn enter(&mut self, runner: &mut Runner, found: Sequence) -> Result<usize> {
+    pub fn enter(&mut self, staging: &mut Staging, found: Sequence) -> Result<usize> {
         if self.sequence.is_swapped() {
-            runner.swap_in(&mut self.sequence, found)?;
+            staging.swap_in(&mut self.sequence, found)?;
             return Ok(0);
         }
         self.sequence = found;
@@ -213,10 +212,10 @@ impl Stream {
 
     /// Leaves the cache: to the host where there is room and it answers already, else its tokens are run again. Says
     /// whether it is on the host.
-    pub fn leave(&mut self, runner: &mut Runner) -> bool {
-        let swapped = self.decodes() && runner.swap_out(&mut self.sequence).is_ok();
+    pub fn leave(&mut self, staging: &mut Staging) -> bool {
+        let swapped = self.decodes() && staging.swap_out(&mut self.sequence).is_ok();
         if !swapped {
-            self.sequence = runner.cache().sequence(0);
+            self.sequence = staging.cache().sequence(0);
         }
         swapped
     }
@@ -273,7 +272,7 @@ impl Stream {
     }
 
     /// The other answers to its prompt, each with the tokens so far.
-    pub fn forks(&mut self, cache: &KvCache, config: &DecoderConfig) -> Result<Vec<Self>> {
+    pub fn forks(&mut self, cache: &KvCache, eos: &[u32]) -> Result<Vec<Self>> {
         let others = self.sample + 1..self.sample + self.samples;
         let forks = others
             .map(|sample| {
@@ -285,7 +284,7 @@ impl Stream {
                     sample,
                     samples: 1,
                     tokens,
-                    answering: Answering::new(self.tokenizer.clone(), config, &options)?,
+                    answering: Answering::new(self.tokenizer.clone(), eos, &options)?,
                     options,
                     tokenizer: self.tokenizer.clone(),
                     sequence: cache.fork(&self.sequence)?,
@@ -331,11 +330,18 @@ impl Stream {
         Ok(piece.finish.is_some())
     }
 
-    /// Ends it, and what would have parted from it.
-    pub fn fail(self, why: &str, events: &mut Vec<Event>) {
-        let request = self.rank.request;
-        for sample in self.sample..self.sample + self.samples {
-            events.push(Event { request, sample, what: Happening::Failed(Error::Input(why.to_owned())) });
-        }
+    /// Tells that it failed, and what would have parted from it.
+    pub fn fail(&self, why: &str, events: &mut Vec<Event>) {
+        self.end(|| Happening::Failed(Error::Input(why.to_owned())), events);
+    }
+
+    /// Tells that it ended before the next token, and what would have parted from it.
+    pub fn finish(&self, finish: Finish, events: &mut Vec<Event>) {
+        self.end(|| Happening::Finished { finish, text: String::new() }, events);
+    }
+
+    fn end(&self, what: impl Fn() -> Happening, events: &mut Vec<Event>) {
+        let samples = self.sample..self.sample + self.samples;
+        events.extend(samples.map(|sample| Event { request: self.rank.request, sample, what: what() }));
     }
 }
