@@ -413,6 +413,14 @@ fn a_limit_is_held_against_what_the_pool_is_asked_for_and_a_budget_against_the_w
     assert_eq!(planned(&["--memory-limit", &enough]).0["fits"], true);
     let (refused, error) = planned(&["--memory-limit", &less]);
     assert!(refused["fits"] == false && error.contains("more than the limit of"), "{error}");
+    // What is said to be more reads as more, however little it is.
+    assert!(error.contains(&format!("takes {enough} B of")) && error.contains(&format!("of {less} B")), "{error}");
+    let (all, too_little) = (peak.to_string(), (peak - 1.0).to_string());
+    assert_eq!(planned(&["--budget", &all]).0["fits"], true);
+    let output = run(command().args(["plan", "--budget", &too_little]).arg(folder.path()), "");
+    let (lines, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(error.contains(&format!("takes {all} B, which is more than {too_little} B")), "{error}");
+    assert!(lines.contains(&format!("{all} B  of {too_little} B on cpu")), "{lines}");
     // Whichever is less decides.
     assert_eq!(planned(&["--memory-limit", &enough, "--budget", "1TB"]).0["fits"], true);
     assert_eq!(planned(&["--memory-limit", &less, "--budget", "1TB"]).0["fits"], false);

@@ -290,6 +290,10 @@ fn the_limit_holds_and_the_error_says_who_has_the_memory() {
         assert!(text.contains(part), "`{part}` is not in `{text}`");
     }
     drop(pool.allocate(fits).expect("what would fit"));
+    // A little more reads as more.
+    let text = pool.allocate(fits + 1).expect_err("over the limit").to_string();
+    let words = format!("{} B asked, {fits} B of 64.0 MiB free", fits + 1);
+    assert!(text.contains(&words) && text.contains(&format!("at most {fits} B")), "`{words}` is not in `{text}`");
     drop(weights);
     // 10 MiB of the 40 that are pooled.
     let _more = pool.allocate(10 * MIB).expect("room again");

@@ -94,12 +94,13 @@ impl Plan {
         match fits {
             true => Ok(()),
             false if peak > budget => {
-                Err(format!("the model takes {}, which is more than {}", Bytes(peak), Bytes(budget)).into())
+                let (peak, [budget]) = Bytes(peak).beside([budget]);
+                Err(format!("the model takes {peak}, which is more than {budget}").into())
             }
             false => {
-                let device = ctx.device().id();
-                let taken = format!("the model takes {} of the memory of {device}", Bytes(pooled));
-                Err(format!("{taken}, which is more than the limit of {}", Bytes(limit)).into())
+                let (device, (pooled, [limit])) = (ctx.device().id(), Bytes(pooled).beside([limit]));
+                let taken = format!("the model takes {pooled} of the memory of {device}");
+                Err(format!("{taken}, which is more than the limit of {limit}").into())
             }
         }
     }
@@ -120,10 +121,10 @@ impl Report<'_> {
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let Self { device, footprint, budget, fitting, savings, .. } = self;
         let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
-        let mut line = |what: &str, bytes: usize, note: &str| {
-            let text = format!("{what:<14} {:>10}  {note}", Bytes(bytes));
-            writeln!(out, "{}", text.trim_end())
+        let mut in_words = |what: &str, bytes: &str, note: &str| {
+            writeln!(out, "{}", format!("{what:<14} {bytes:>10}  {note}").trim_end())
         };
+        let mut line = |what: &str, bytes: usize, note: &str| in_words(what, &Bytes(bytes).to_string(), note);
         let encodings: Vec<String> =
             weights.iter().map(|(encoding, bytes)| format!("{} {encoding}", Bytes(*bytes))).collect();
         line("weights", plan.weights, &encodings.join(", "))?;
@@ -144,9 +145,10 @@ impl Report<'_> {
         let threads = device.hardware().threads;
         let note = format!("{threads} threads; {} of it the tokenizer", Bytes(*tokenizer));
         line("process", process.saturating_add(*tokenizer), &note)?;
-        line("peak", footprint.peak(), &format!("of {} on {}", Bytes(*budget), device.id()))?;
+        let (peak, [of]) = Bytes(footprint.peak()).beside([*budget]);
+        in_words("peak", &peak, &format!("of {of} on {}", device.id()))?;
         if footprint.host() > 0 {
-            line("host", footprint.host(), "beside it")?;
+            in_words("host", &Bytes(footprint.host()).to_string(), "beside it")?;
         }
         if !fitting.is_empty() {
             let each = fitting.iter().map(|(count, tokens)| match count {
@@ -169,7 +171,8 @@ impl Report<'_> {
                 (Change::Sequences(count), Some(of)) => self.if_full(count, of.context).unwrap_or_default(),
                 _ => String::new(),
             };
-            let peak = Bytes(peak);
+            // What is not enough reads as more than there is.
+            let peak = if fits { Bytes(peak).to_string() } else { Bytes(peak).beside([*budget]).0 };
             writeln!(out, "{:<14} {}: {less}a peak of {peak}{enough}{full}", "to save", self.argument(change))?;
         }
         Ok(())
