@@ -433,6 +433,36 @@ fn a_limit_is_held_against_what_the_pool_is_asked_for_and_a_budget_against_the_w
 }
 
 #[test]
+fn a_plan_says_what_it_is_held_against_and_what_says_so_where_it_fits_as_well() {
+    let lines = |arguments: &[&str]| stdout(&run(command().arg("plan").args(arguments).arg(bundled()), ""));
+    let given = ["--budget", "3GiB", "--memory-limit", "2GiB"];
+    let report = plan(&bundled(), &given);
+    let sources = ["budget_source", "limit_source"].map(|name| report[name].as_str());
+    assert_eq!(sources, [Some("--budget"), Some("--memory-limit")]);
+    assert_eq!(
+        (number(&report, "budget_bytes"), number(&report, "limit_bytes")),
+        (3.0 * 1024f64.powi(3), 2.0 * 1024f64.powi(3))
+    );
+    let held =
+        format!("limit             2.0 GiB  --memory-limit; {} of", Bytes(number(&report, "pooled_bytes") as usize));
+    let text = lines(&given);
+    assert!(text.contains("budget            3.0 GiB  --budget\n") && text.contains(&held), "{text}");
+    // Of neither the machine or its container says it.
+    let report = plan(&bundled(), &[]);
+    let words = match report["budget_source"].as_str() {
+        Some("machine") => "what the machine has left",
+        Some("cgroup") => "what the cgroup's limit leaves",
+        other => panic!("{other:?}"),
+    };
+    let text = lines(&[]);
+    assert!(text.lines().any(|line| line.starts_with("budget ") && line.ends_with(words)), "{text}");
+    assert!(
+        report["limit_bytes"].is_null() && report["limit_source"].is_null() && !text.contains("limit   "),
+        "{text}"
+    );
+}
+
+#[test]
 fn advice_can_be_followed_beside_compressed_old_tokens_and_a_cache_of_so_many_tokens() {
     let folder = tempfile::tempdir().expect("a folder");
     MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");

@@ -116,7 +116,11 @@ fn what_is_set_is_what_a_model_is_loaded_with() {
     assert_eq!(plan(&[], &[("SINEW_KV_DTYPE", "int8")])["kv_bytes_per_token"], int8["kv_bytes_per_token"]);
     assert_eq!(plan(&["--set", "kv_dtype=int8"], &[])["kv_bytes_per_token"], int8["kv_bytes_per_token"]);
     assert_eq!(plan(&[], &[("SINEW_CONTEXT", "64")])["context"], 64);
-    assert_eq!(plan(&[], &[("SINEW_MEMORY_LIMIT", "500MB")])["limit_bytes"], 500_000_000);
+    let limited = plan(&[], &[("SINEW_MEMORY_LIMIT", "500MB")]);
+    assert_eq!(
+        (&limited["limit_bytes"], &limited["limit_source"]),
+        (&500_000_000.into(), &"SINEW_MEMORY_LIMIT".into())
+    );
     let generate = |limit: &str| {
         let arguments = ["generate", "--prompt", "add 417+85=", "--max-new-tokens", "8", "--memory-limit", limit];
         run(command().args(arguments).arg("--model").arg(&model), "")

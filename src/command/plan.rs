@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use sinew::memory::{Bytes, Device};
+use sinew::memory::system::{MemoryBound, memory_and_bound};
+use sinew::memory::{Bytes, Device, DeviceKind};
 use sinew::models::plan::{Change, Saving, SequenceBytes};
 use sinew::models::settings::{KvDType, OldKvDType, Value as _, WeightDType};
 use sinew::models::{Folder, Footprint, LoadOptions, Planner};
@@ -35,13 +36,44 @@ pub struct Plan {
     json: bool,
 }
 
+/// What says how much the model has to fit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Argument,
+    /// What is free on the device, of the host as one of these says.
+    Host(MemoryBound),
+    Device,
+}
+
+impl Origin {
+    /// As programs read it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Argument => "--budget",
+            Self::Host(MemoryBound::Machine) => "machine",
+            Self::Host(MemoryBound::Cgroup) => "cgroup",
+            Self::Device => "device",
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Argument => self.name(),
+            Self::Host(MemoryBound::Machine) => "what the machine has left",
+            Self::Host(MemoryBound::Cgroup) => "what the cgroup's limit leaves",
+            Self::Device => "what is free on the device",
+        }
+    }
+}
+
 /// What is printed.
 struct Report<'a> {
     device: &'a dyn Device,
     footprint: &'a Footprint,
     budget: usize,
-    /// What the model may take of its device's memory, where that is limited.
-    limit: Option<usize>,
+    origin: Origin,
+    /// What the model may take of its device's memory, where that is limited, and what says so.
+    limit: Option<(usize, String)>,
     fits: bool,
     /// Whether old keys and values have a form of their own.
     old_kv: bool,
@@ -59,8 +91,7 @@ impl Plan {
         let planner = Planner::new(&ctx, &folder, run.settings().load)?;
         let options = self.options(run, &planner, &folder, &**ctx.device())?;
         let footprint = planner.footprint(&options)?;
-        let available = || ctx.device().memory().map(|memory| memory.available);
-        let budget = self.budget.map_or_else(available, |budget| Ok(budget.0))?;
+        let (budget, origin) = self.budget(&**ctx.device())?;
         let mut fitting = Vec::new();
         if let Some(SequenceBytes { context, .. }) = footprint.sequences {
             let longest = folder.config()?.as_decoder()?.longest_context();
@@ -78,7 +109,8 @@ impl Plan {
             device: &**ctx.device(),
             footprint: &footprint,
             budget,
-            limit: Some(limit).filter(|limit| *limit < usize::MAX),
+            origin,
+            limit: (limit < usize::MAX).then(|| (limit, run.resolved().source("memory_limit").to_string())),
             fits,
             old_kv: options.old_kv.is_some(),
             room: options.cache_tokens.map(|tokens| (tokens, run.said("cache_tokens"))),
@@ -105,6 +137,18 @@ impl Plan {
         }
     }
 
+    /// What the model has to fit, and what says so.
+    fn budget(&self, device: &dyn Device) -> Outcome<(usize, Origin)> {
+        if let Some(Bytes(budget)) = self.budget {
+            return Ok((budget, Origin::Argument));
+        }
+        if device.id().kind == DeviceKind::CPU {
+            let (memory, bound) = memory_and_bound();
+            return Ok((memory.available, Origin::Host(bound)));
+        }
+        Ok((device.memory()?.available, Origin::Device))
+    }
+
     fn options(&self, run: &Run, planner: &Planner<'_>, folder: &Folder, device: &dyn Device) -> Outcome<LoadOptions> {
         if planner.embeds() {
             run.refuse_generating()?;
@@ -119,7 +163,7 @@ impl Plan {
 
 impl Report<'_> {
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
-        let Self { device, footprint, budget, fitting, savings, .. } = self;
+        let Self { device, footprint, budget, origin, limit, fitting, savings, .. } = self;
         let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
         let mut in_words = |what: &str, bytes: &str, note: &str| {
             writeln!(out, "{}", format!("{what:<14} {bytes:>10}  {note}").trim_end())
@@ -149,6 +193,11 @@ impl Report<'_> {
         in_words("peak", &peak, &format!("of {of} on {}", device.id()))?;
         if footprint.host() > 0 {
             in_words("host", &Bytes(footprint.host()).to_string(), "beside it")?;
+        }
+        in_words("budget", &of, origin.words())?;
+        if let Some((limit, source)) = limit {
+            let (pooled, [limit]) = Bytes(footprint.pooled()).beside([*limit]);
+            in_words("limit", &limit, &format!("{source}; {pooled} of the peak are held against it"))?;
         }
         if !fitting.is_empty() {
             let each = fitting.iter().map(|(count, tokens)| match count {
@@ -189,7 +238,7 @@ impl Report<'_> {
     }
 
     fn as_json(&self) -> Value {
-        let Self { device, footprint, budget, limit, fits, fitting, savings, .. } = self;
+        let Self { device, footprint, budget, origin, limit, fits, fitting, savings, .. } = self;
         let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
         let encodings: serde_json::Map<_, _> =
             weights.iter().map(|(encoding, bytes)| (encoding.to_string(), json!(bytes))).collect();
@@ -212,7 +261,9 @@ impl Report<'_> {
             "peak_bytes": footprint.peak(),
             "host_bytes": footprint.host(),
             "budget_bytes": budget,
-            "limit_bytes": limit,
+            "budget_source": origin.name(),
+            "limit_bytes": limit.as_ref().map(|(limit, _)| limit),
+            "limit_source": limit.as_ref().map(|(_, source)| source),
             "pooled_bytes": footprint.pooled(),
             "fits": fits,
             "fitting": fitting.iter().map(|(count, tokens)| json!({ "batch": count, "context": tokens })).collect::<Vec<_>>(),
