@@ -105,6 +105,8 @@ impl Context {
     }
 
     /// The same that takes no more than so many bytes of its device's memory: weights, caches and activations together.
+    /// What it has handed out counts: where that is more already, it stays, and nothing more is taken until enough of it
+    /// is gone. The last limit holds.
     ///
     /// ```
     /// use sinew_ops::Context;
@@ -116,9 +118,10 @@ impl Context {
     /// assert!(refused.to_string().contains("results 4.0 MiB"), "{refused}");
     /// # Ok::<(), sinew_ops::Error>(())
     /// ```
+    #[must_use]
     pub fn with_memory_limit(self, bytes: usize) -> Self {
-        let pool = Pool::new(self.device.clone(), PoolConfig::limited(bytes));
-        Self { pool, workspace: Workspace::default(), ..self }
+        self.pool.limit(bytes);
+        self
     }
 
     /// Bytes that it could still take of its device's memory.

@@ -24,7 +24,7 @@ impl Shared {
         make: impl FnOnce(&Arc<dyn Device>) -> Result<Arc<dyn Storage>>,
     ) -> Result<Buffer> {
         let mut state = self.lock();
-        let limit = self.config.limit_bytes;
+        let limit = state.config.limit_bytes;
         let taken = |reserved: usize, apart: usize| reserved.saturating_add(apart).saturating_add(bytes);
         if taken(state.reserved_bytes, state.apart_bytes) > limit {
             // What is free in slabs is of no use here.
