@@ -312,10 +312,12 @@ impl Context {
         explain::explain_measured::<O>(self, fixed, call)
     }
 
-    /// Runs `work` and records every launch of this context meanwhile: operator, row, problem, and how long it took.
+    /// Runs `work` and records every launch of this context that this thread makes meanwhile: operator, row, problem, and
+    /// how long it took.
     ///
-    /// Each launch is waited for, so that on a GPU the work takes longer than it does unrecorded. While nothing is
-    /// recorded a launch costs one relaxed load more and allocates nothing.
+    /// Each launch is waited for, so that on a GPU the work takes longer than it does unrecorded. What other threads launch
+    /// is none of it, though it shares the stream, so that times are those of a busy device. While nothing is recorded a
+    /// launch costs one relaxed load more and allocates nothing.
     ///
     /// ```
     /// use sinew_ops::{Context, matmul, softmax};

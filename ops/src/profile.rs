@@ -209,6 +209,9 @@ impl fmt::Display for Profile {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
     use sinew_kernels::Compute;
 
     use super::*;
@@ -263,6 +266,39 @@ mod tests {
         let launched: Vec<&str> = profile.record.launches.iter().map(|launched| launched.operator).collect();
         assert_eq!(launched, ["gemm", "gemm", "softmax"]);
         assert_eq!(profile.parts().iter().map(|part| part.launches).sum::<usize>(), 3);
+    }
+
+    #[test]
+    fn a_record_has_the_launches_of_its_own_thread_and_no_others() {
+        let ctx = Context::cpu().unwrap();
+        let x = ctx.tensor(&[1.0f32; 16 * 16], &[16, 16]).unwrap();
+        let operators = |record: Record| record.launches.iter().map(|launched| launched.operator).collect::<Vec<_>>();
+        // Two threads record at once, and a third launches while they do.
+        let together = Barrier::new(3);
+        let around = |work: &dyn Fn()| {
+            together.wait();
+            work();
+            together.wait();
+        };
+        let product = || drop(matmul(&x, &x).run(&ctx).unwrap());
+        let softmax = || drop(crate::softmax(&ctx, &x).unwrap());
+        let record = |work: &dyn Fn()| operators(ctx.record(|| around(work)).1);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| record(&|| [(); 3].iter().for_each(|()| product())));
+            let second = scope.spawn(|| record(&softmax));
+            around(&|| {
+                assert!(!ctx.recorder().is_on());
+                product();
+            });
+            assert_eq!((first.join().unwrap(), second.join().unwrap()), (vec!["gemm"; 3], vec!["softmax"]));
+        });
+        // One within another has its part, and afterwards nothing is kept.
+        let (inner, outer) = ctx.record(|| {
+            product();
+            ctx.record(softmax).1
+        });
+        assert_eq!((operators(inner), operators(outer)), (vec!["softmax"], vec!["gemm", "softmax"]));
+        assert!(!ctx.recorder().is_on());
     }
 
     #[test]
