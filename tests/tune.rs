@@ -15,6 +15,9 @@ use sinew::prelude::*;
 mod command;
 #[path = "common/fixtures.rs"]
 mod fixtures;
+#[cfg(target_os = "linux")]
+#[path = "common/llama.rs"]
+mod llama;
 
 use command::{command, refused, run, stdout};
 use fixtures::fixture;
@@ -82,7 +85,7 @@ fn the_command_keeps_times_where_the_users_caches_are() {
     let folder = tempfile::tempdir().unwrap();
     let tuned = json(&in_folder(folder.path(), &["tune", "--budget", "2", "--json"]));
     let problems = tuned["problems"].as_array().unwrap();
-    assert!(!problems.is_empty());
+    assert!(!problems.is_empty() && tuned["interrupted"] == false);
     for problem in problems {
         assert!(problem["times"][problem["winner"].as_str().unwrap()].as_f64().unwrap() > 0.0, "{problem}");
     }
@@ -101,6 +104,44 @@ fn the_command_keeps_times_where_the_users_caches_are() {
     refused(&in_folder(folder.path(), &["tune", "--budget", "0"]), &["budget", "0.1"]);
     let maybe = run(command().env("SINEW_TUNING", "maybe").arg("devices"), "");
     refused(&maybe, &["SINEW_TUNING", "maybe", "on or off"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_tuning_keeps_what_it_measured() {
+    use command::interrupted;
+    use llama::{Llama, Stored};
+
+    // Of which the larger products take seconds.
+    const MODEL: Llama = Llama { hidden: 2048, width: 8192, layers: 1, vocab: 8192 };
+    let [folder, model] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    MODEL.write(model.path(), Stored::Bf16).unwrap();
+    let mut tune = command();
+    tune.env("SINEW_TUNING", "on").env("XDG_CACHE_HOME", folder.path());
+    tune.args(["tune", "--budget", "3600", "--json", "--model"]).arg(model.path());
+    let (output, time) = interrupted(&mut tune);
+    assert!(output.status.code() == Some(130) && time.as_secs() < 60, "{output:?} after {time:?}");
+    let tuned: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let problems = tuned["problems"].as_array().unwrap();
+    assert!(!problems.is_empty() && tuned["left"].as_u64() > Some(0) && tuned["interrupted"] == true, "{tuned}");
+    assert_eq!(tuned["folder"].as_str().unwrap(), folder.path().join("sinew/tuning").to_str().unwrap());
+    // The next one goes on behind it: what is known comes last.
+    let next = json(&in_folder(
+        folder.path(),
+        &["tune", "--budget", "0.1", "--json", "--model", model.path().to_str().unwrap()],
+    ));
+    let names = |tuned: &Value| -> Vec<String> {
+        let all = tuned["problems"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|problem| problem["times"].as_object().unwrap().len() > 1);
+        all.map(|problem| problem["problem"].to_string()).collect()
+    };
+    let (before, after) = (names(&tuned), names(&next));
+    assert!(!before.is_empty() && !after.is_empty(), "{before:?}, {after:?}");
+    assert!(after.iter().all(|problem| !before.contains(problem)), "{before:?}, {after:?}");
+    assert_eq!(next["interrupted"], false);
 }
 
 #[test]
