@@ -29,7 +29,7 @@ impl Bytes {
     /// assert_eq!(Bytes(3 << 20).beside([1 << 20]), ("3.0 MiB".to_owned(), ["1.0 MiB".to_owned()]));
     /// let (asked, [free, total]) = Bytes(1100 << 20).beside([1099 << 20, 8 << 30]);
     /// assert_eq!(format!("{asked} of {free}, {total} in all"), "1.074 GiB of 1.073 GiB, 8.0 GiB in all");
-    /// assert_eq!(Bytes(5000).beside([4999]), ("5000 B".to_owned(), ["4999 B".to_owned()]));
+    /// assert_eq!(Bytes(5 << 20).beside([(5 << 20) - 1]), ("5242880 B".to_owned(), ["5242879 B".to_owned()]));
     /// ```
     pub fn beside<const N: usize>(self, others: [usize; N]) -> (String, [String; N]) {
         /// As many are read at a glance.

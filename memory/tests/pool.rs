@@ -298,10 +298,15 @@ fn a_limit_that_is_set_later_counts_what_is_there() {
     assert!(pool.allocate_apart(1, "").is_err());
     drop(more);
     drop(pool.allocate(MIB).expect("room for so much"));
+    // What comes free while there is more than the limit is given back before anything is handed out.
+    pool.limit(8 * MIB);
+    drop(weights);
+    let small = pool.allocate(8 * MIB).expect("as much as the limit");
+    assert!(device.taken() == 8 * MIB && pool.allocate(1).is_err());
+    drop(small);
     // What a limit holds back, a higher one does not.
     pool.limit(usize::MAX);
     drop(pool.allocate(64 * MIB).expect("no limit"));
-    drop(weights);
     assert_adds_up(&pool.stats());
 }
 

@@ -205,6 +205,10 @@ impl Shared {
             return Err(self.out_of_memory(self.lock(), bytes, true));
         };
         let mut state = self.lock();
+        // A limit that was set below what there was: what has come free since is no longer the pool's to hand out.
+        if state.reserved_bytes.saturating_add(state.apart_bytes) > state.config.limit_bytes {
+            state = self.without_free_slabs(state);
+        }
         let kind = if class <= state.config.slab_bytes / 4 { Kind::Shared } else { Kind::Own };
         let events = if state.pending.is_empty() { Vec::new() } else { state.collect_front() };
         let found = state.take(kind, class);
@@ -288,6 +292,14 @@ impl Shared {
             drop(waiting);
             state = self.lock();
         }
+    }
+
+    /// Gives slabs that are wholly free back to the device.
+    pub(super) fn without_free_slabs<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let events = state.collect_all();
+        let (storages, _) = state.release_free_slabs(Duration::ZERO);
+        unlock_then_drop(state, (storages, events));
+        self.lock()
     }
 
     fn relock_after_dropping<'a, T>(&'a self, state: MutexGuard<'a, State>, garbage: Vec<T>) -> MutexGuard<'a, State> {
