@@ -99,8 +99,9 @@ fn a_model_that_runs_out_of_memory_says_what_holds_it_and_what_would_fit() {
     };
     // Less than is planned is refused before anything is loaded.
     let refused = load(total - 1).expect_err("too little").to_string();
-    let free = format!("{0} B of {0} B are free on cpu; ", total - 1);
-    assert!(refused.starts_with(&format!("the model takes {total} B for ")) && refused.contains(&free), "{refused}");
+    let (taken, [free]) = Bytes(total).beside([total - 1]);
+    assert!(taken != free && refused.starts_with(&format!("the model takes {taken} for ")), "{refused}");
+    assert!(refused.contains(&format!("{free} of {free} are free on cpu; ")), "{refused}");
     assert!(refused.contains("weights"), "{refused}");
     // The plan fits, and what is free in the slabs that a pool takes may be missing: that is seen on the way. More never
     // serves where less did.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 use std::process::Output;
+#[cfg(target_os = "linux")]
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,40 +110,52 @@ fn the_command_keeps_times_where_the_users_caches_are() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn an_interrupted_tuning_keeps_what_it_measured() {
+fn a_tuning_that_is_interrupted_or_killed_keeps_what_it_measured() {
     use command::interrupted;
     use llama::{Llama, Stored};
 
     // Of which the larger products take seconds.
     const MODEL: Llama = Llama { hidden: 2048, width: 8192, layers: 1, vocab: 8192 };
-    let [folder, model] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [folder, another, model] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     MODEL.write(model.path(), Stored::Bf16).unwrap();
-    let mut tune = command();
-    tune.env("SINEW_TUNING", "on").env("XDG_CACHE_HOME", folder.path());
-    tune.args(["tune", "--budget", "3600", "--json", "--model"]).arg(model.path());
-    let (output, time) = interrupted(&mut tune);
+    let tune = |folder: &Path, budget: &str| {
+        let mut tune = command();
+        tune.env("SINEW_TUNING", "on").env("XDG_CACHE_HOME", folder);
+        tune.args(["tune", "--threads", "2", "--budget", budget, "--json", "--model"]).arg(model.path());
+        tune
+    };
+    let (output, time) = interrupted(&mut tune(folder.path(), "3600"));
     assert!(output.status.code() == Some(130) && time.as_secs() < 60, "{output:?} after {time:?}");
     let tuned: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let problems = tuned["problems"].as_array().unwrap();
-    assert!(!problems.is_empty() && tuned["left"].as_u64() > Some(0) && tuned["interrupted"] == true, "{tuned}");
+    assert!(tuned["left"].as_u64() > Some(0) && tuned["interrupted"] == true, "{tuned}");
     assert_eq!(tuned["folder"].as_str().unwrap(), folder.path().join("sinew/tuning").to_str().unwrap());
     // The next one goes on behind it: what is known comes last.
-    let next = json(&in_folder(
-        folder.path(),
-        &["tune", "--budget", "0.1", "--json", "--model", model.path().to_str().unwrap()],
-    ));
+    let next = json(&run(&mut tune(folder.path(), "0.1"), ""));
     let names = |tuned: &Value| -> Vec<String> {
-        let all = tuned["problems"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|problem| problem["times"].as_object().unwrap().len() > 1);
-        all.map(|problem| problem["problem"].to_string()).collect()
+        let problems = tuned["problems"].as_array().unwrap().iter();
+        let chosen = problems.filter(|problem| problem["times"].as_object().unwrap().len() > 1);
+        chosen.map(|problem| problem["problem"].to_string()).collect()
     };
     let (before, after) = (names(&tuned), names(&next));
     assert!(!before.is_empty() && !after.is_empty(), "{before:?}, {after:?}");
     assert!(after.iter().all(|problem| !before.contains(problem)), "{before:?}, {after:?}");
     assert_eq!(next["interrupted"], false);
+    // What has no time to say a last word has said the others.
+    let mut child = tune(another.path(), "3600").stdout(Stdio::null()).spawn().unwrap();
+    let is_times = |path: &Path| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        !name.ends_with(".lock") && !name.starts_with("unfinished")
+    };
+    let kept = || {
+        let files = std::fs::read_dir(another.path().join("sinew/tuning")).into_iter().flatten();
+        files.map(|entry| entry.unwrap().path()).any(|path| is_times(&path))
+    };
+    while !kept() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended, and kept nothing before that");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().code(), None, "it ended by itself");
 }
 
 #[test]

@@ -120,12 +120,11 @@ pub fn tune(ctx: &Context, budget: &Budget) -> Result<Tuned> {
 /// ```
 /// use std::ops::ControlFlow;
 /// use sinew_memory::PrivateFolder;
-/// use sinew_ops::{Budget, Context, TuningCache, softmax, tune_while};
+/// use sinew_ops::{Budget, Context, TuningCache, log_softmax, softmax, tune_while};
 ///
 /// let ctx = Context::cpu()?;
-/// for width in [128, 256] {
-///     softmax(&ctx, &ctx.tensor(&vec![0.5f32; width], &[1, width])?)?;
-/// }
+/// let x = ctx.tensor(&[0.5f32; 512], &[4, 128])?;
+/// (softmax(&ctx, &x)?, log_softmax(&ctx, &x)?);
 /// let cache = TuningCache::at(PrivateFolder::none()); // or TuningCache::of_user()
 /// let tuned = tune_while(&ctx, &Budget::default(), &mut |so_far| {
 ///     cache.save(&ctx, so_far).expect("nothing is written here");
