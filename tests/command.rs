@@ -11,6 +11,8 @@ mod command;
 #[path = "common/fixtures.rs"]
 mod fixtures;
 
+#[cfg(target_os = "linux")]
+use command::interrupted;
 use command::{command, sinew, stdout};
 use fixtures::{copy, fixture, fixture_path, with_field};
 
@@ -583,29 +585,6 @@ fn control_characters_of_a_file_do_not_reach_the_terminal() {
     assert!(!stderr.trim_end_matches('\n').chars().any(char::is_control), "{stderr:?}");
 }
 
-/// Starts a command, sends SIGINT once it catches that, and gives its exit code and the time that it took to end.
-#[cfg(target_os = "linux")]
-fn interrupted(arguments: &[&str]) -> (Option<i32>, std::time::Duration) {
-    use std::time::{Duration, Instant};
-    let mut child = command().args(arguments).stdout(Stdio::null()).spawn().expect("the command starts");
-    let catches = |pid: u32| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a mask of signals");
-        u64::from_str_radix(caught.trim(), 16).expect("a mask in hexadecimal") & 0b10 != 0
-    };
-    while !catches(child.id()) {
-        assert!(child.try_wait().expect("the child is ours").is_none(), "{arguments:?} ended by itself");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    // Into the work itself.
-    std::thread::sleep(Duration::from_millis(300));
-    let start = Instant::now();
-    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status();
-    assert!(kill.expect("a shell").success(), "{arguments:?} ended by itself");
-    let status = child.wait().expect("the child is ours");
-    (status.code(), start.elapsed())
-}
-
 #[cfg(target_os = "linux")]
 #[test]
 fn an_interrupt_ends_after_the_running_chunk_and_leaves_no_file() {
@@ -621,8 +600,9 @@ fn an_interrupt_ends_after_the_running_chunk_and_leaves_no_file() {
     let logits = ["logits", "--tokens", &tokens, "--output", output];
     let bench = ["bench", "--prompt-tokens", &count, "--new-tokens", "0", "--repeat", "1"];
     for arguments in [&logits[..], &bench] {
-        let (code, time) = interrupted(&[arguments, &chunk].concat());
+        let (output, time) = interrupted(command().args(arguments).args(chunk));
         // All chunks take many times as long.
+        let code = output.status.code();
         assert!(code == Some(130) && time.as_secs() < 10, "{}: {code:?} after {time:?}", arguments[0]);
     }
     assert_eq!(std::fs::read_dir(folder.path()).expect("the folder is there").count(), 0);

@@ -15,7 +15,8 @@ use sinew::memory::{DeviceKind, DeviceOptions, PrivateFolder, discover, open};
 use sinew::ops::Limits;
 
 fn shown(folder: &Path, arguments: &[&str]) -> String {
-    stdout(&run(command().env("XDG_CACHE_HOME", folder).args(["--threads", "1"]).args(arguments), ""))
+    // Of the CPU, whichever device is asked for.
+    stdout(&run(command().env("XDG_CACHE_HOME", folder).env("SINEW_THREADS", "1").args(arguments), ""))
 }
 
 fn json(folder: &Path, arguments: &[&str]) -> Value {

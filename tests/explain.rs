@@ -306,7 +306,10 @@ fn is_whole(step: &Value) {
     let [all, between, whole] = ["kernels_s", "between_kernels_s", "recorded_step_s"].map(|field| number(step, field));
     assert!((sum - all).abs() <= 1e-9 * all, "{step}");
     assert!(between >= 0.0 && (all + between - whole).abs() <= 1e-9 * whole, "{step}");
-    assert!(number(step, "step_s") > 0.0 && number(step, "kernels_share_of_step") > 0.0, "{step}");
+    // Of the same turn.
+    let [unrecorded, share] = ["step_s", "kernels_share_of_step"].map(|field| number(step, field));
+    assert!(unrecorded > 0.0 && share > 0.0 && (share - all / unrecorded).abs() <= 1e-9 * share, "{step}");
+    assert!(unrecorded != whole, "{step}");
     for kernel in kernels {
         let [measured, share, least] = ["measured_s", "share_of_step", "least_s"].map(|field| number(kernel, field));
         assert!(measured > 0.0 && least > 0.0 && (share - measured / whole).abs() <= 1e-9, "{kernel}");
@@ -353,20 +356,55 @@ fn a_decoders_steps_are_explained_launch_by_launch() {
     assert_eq!(counts, [2 * LAYERS, LAYERS]);
 }
 
-/// The share of the step that is said to be the kernels' is theirs, as recorded, of the step without a record.
-fn accounts_for_the_unrecorded_step(step: &Value) {
-    assert_eq!(step["repeat"], 1, "of more turns it is the median of theirs");
-    let [kernels, unrecorded, share] =
-        ["kernels_s", "step_s", "kernels_share_of_step"].map(|field| number(step, field));
-    assert!((share - kernels / unrecorded).abs() <= 1e-9 * share, "{step}");
-    assert!(unrecorded != number(step, "recorded_step_s"), "{step}");
+#[test]
+fn the_lines_of_a_steps_table_add_up() {
+    let text = stdout(&sinew(&["explain", "--model", &demo(), "--prompt-tokens", "20", "--repeat", "3"]));
+    let ms = |line: &str, from: &str| -> f64 {
+        let rest = line.split_once(from).unwrap_or_else(|| panic!("no `{from}` in {line}")).1;
+        rest.trim_start().split_once(" ms").and_then(|(ms, _)| ms.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+    };
+    let lines = |from: &str| -> Vec<String> {
+        let all: Vec<String> = text.lines().filter(|line| line.starts_with(from)).map(str::to_owned).collect();
+        assert_eq!(all.len(), 2, "{text}");
+        all
+    };
+    for ((kernels, between), step) in lines("kernels  ").iter().zip(lines("between kernels ")).zip(lines("step  ")) {
+        let [launched, rest, whole] = [ms(kernels, "kernels"), ms(&between, "between kernels"), ms(&step, "step")];
+        // Each is rounded.
+        assert!((launched + rest - whole).abs() < 0.002, "{kernels}\n{between}\n{step}");
+        let unrecorded = step.split_once(" ms  ").map(|(_, rest)| ms(rest, "")).expect("the unrecorded step");
+        let share = step.rsplit_once("the kernels are ").and_then(|(_, share)| share.strip_suffix(" %"));
+        let share: f64 = share.and_then(|share| share.parse().ok()).expect("a share");
+        assert!(
+            (share - 100.0 * launched / unrecorded).abs() < 0.2 + share * 0.001 / unrecorded.min(launched),
+            "{step}"
+        );
+    }
+}
+
+#[test]
+fn a_prompt_of_the_usual_length_is_as_long_as_the_model_has_room_for() {
+    let of = |model: &str, more: &[&str]| {
+        let value = json(&[&["explain", "--repeat", "1", "--json", "--model", model], more].concat());
+        list(&value, "steps").iter().map(|step| step["prompt_tokens"].clone()).collect::<Vec<_>>()
+    };
+    // Two turns of two steps behind it, of 256 positions.
+    assert_eq!(of(&demo(), &[]), [252, 252]);
+    assert_eq!(of(&demo(), &["--prompt-tokens", "7"]), [7, 7]);
+    let encoder = fixture("bert_hd20_f32_wordpiece");
+    let positions: Value =
+        serde_json::from_slice(&std::fs::read(Path::new(&encoder).join("config.json")).unwrap()).unwrap();
+    assert_eq!(of(&encoder, &[]), [positions["max_position_embeddings"].clone()]);
+    // What is asked for is not shortened.
+    refused(&["explain", "--model", &demo(), "--repeat", "1", "--prompt-tokens", "253"], &["--prompt-tokens", "252"]);
+    refused(&["explain", "--model", &demo(), "--repeat", "127"], &["--repeat 127", "256 steps", "context is 256"]);
 }
 
 #[test]
 fn the_kernels_of_a_models_steps_are_held_against_steps_that_are_not_recorded() {
     let common = ["explain", "--prompt-tokens", "20", "--repeat", "1", "--json", "--model"];
     let value = json(&[&common[..], &[&demo()]].concat());
-    list(&value, "steps").iter().for_each(accounts_for_the_unrecorded_step);
+    list(&value, "steps").iter().for_each(is_whole);
     // The table has the launches of such a step, all of them and no others.
     let ctx = Arc::new(Context::cpu().unwrap());
     let mut model = sinew::demo::load(ctx.clone(), &LoadOptions::default()).unwrap();
@@ -390,7 +428,6 @@ fn an_encoders_step_is_explained() {
     let steps = list(&value, "steps");
     assert_eq!((steps.len(), &steps[0]["step"]), (1, &Value::from("embedding")));
     is_whole(&steps[0]);
-    accounts_for_the_unrecorded_step(&steps[0]);
     assert_eq!(launches(&steps[0])["attention"], 1);
 }
 

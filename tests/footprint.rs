@@ -413,6 +413,14 @@ fn a_limit_is_held_against_what_the_pool_is_asked_for_and_a_budget_against_the_w
     assert_eq!(planned(&["--memory-limit", &enough]).0["fits"], true);
     let (refused, error) = planned(&["--memory-limit", &less]);
     assert!(refused["fits"] == false && error.contains("more than the limit of"), "{error}");
+    // What is said to be more reads as more, however little it is.
+    assert!(error.contains(&format!("takes {enough} B of")) && error.contains(&format!("of {less} B")), "{error}");
+    let (all, too_little) = (peak.to_string(), (peak - 1.0).to_string());
+    assert_eq!(planned(&["--budget", &all]).0["fits"], true);
+    let output = run(command().args(["plan", "--budget", &too_little]).arg(folder.path()), "");
+    let (lines, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(error.contains(&format!("takes {all} B, which is more than {too_little} B")), "{error}");
+    assert!(lines.contains(&format!("{all} B  of {too_little} B on cpu")), "{lines}");
     // Whichever is less decides.
     assert_eq!(planned(&["--memory-limit", &enough, "--budget", "1TB"]).0["fits"], true);
     assert_eq!(planned(&["--memory-limit", &less, "--budget", "1TB"]).0["fits"], false);
@@ -422,6 +430,36 @@ fn a_limit_is_held_against_what_the_pool_is_asked_for_and_a_budget_against_the_w
         let (report, _) = planned(&["--memory-limit", &less].into_iter().chain(words).collect::<Vec<_>>());
         assert_eq!((&report["peak_bytes"], &report["fits"]), (&saving["peak_bytes"], &saving["fits"]), "{saving}");
     }
+}
+
+#[test]
+fn a_plan_says_what_it_is_held_against_and_what_says_so_where_it_fits_as_well() {
+    let lines = |arguments: &[&str]| stdout(&run(command().arg("plan").args(arguments).arg(bundled()), ""));
+    let given = ["--budget", "3GiB", "--memory-limit", "2GiB"];
+    let report = plan(&bundled(), &given);
+    let sources = ["budget_source", "limit_source"].map(|name| report[name].as_str());
+    assert_eq!(sources, [Some("--budget"), Some("--memory-limit")]);
+    assert_eq!(
+        (number(&report, "budget_bytes"), number(&report, "limit_bytes")),
+        (3.0 * 1024f64.powi(3), 2.0 * 1024f64.powi(3))
+    );
+    let held =
+        format!("limit             2.0 GiB  --memory-limit; {} of", Bytes(number(&report, "pooled_bytes") as usize));
+    let text = lines(&given);
+    assert!(text.contains("budget            3.0 GiB  --budget\n") && text.contains(&held), "{text}");
+    // Of neither the machine or its container says it.
+    let report = plan(&bundled(), &[]);
+    let words = match report["budget_source"].as_str() {
+        Some("machine") => "what the machine has left",
+        Some("cgroup") => "what the cgroup's limit leaves",
+        other => panic!("{other:?}"),
+    };
+    let text = lines(&[]);
+    assert!(text.lines().any(|line| line.starts_with("budget ") && line.ends_with(words)), "{text}");
+    assert!(
+        report["limit_bytes"].is_null() && report["limit_source"].is_null() && !text.contains("limit   "),
+        "{text}"
+    );
 }
 
 #[test]

@@ -72,6 +72,24 @@ fn a_model_s_memory_is_reported_by_what_it_is_for_until_it_is_gone() {
 }
 
 #[test]
+fn a_limit_counts_what_a_context_has_handed_out_before_it() {
+    let ctx = Context::cpu().expect("a context");
+    let held = ctx.uninitialised_tagged("results", DType::F32, &[1 << 20]).expect("memory");
+    let ctx = ctx.with_memory_limit(8 << 20);
+    assert_eq!((bytes(&ctx.memory_report(), "results"), ctx.memory_limit_left()), (4 << 20, 4 << 20));
+    let refused = ctx.uninitialised(DType::F32, &[5 << 18]).expect_err("4 MiB are left").to_string();
+    assert!(refused.contains("5.0 MiB asked, 4.0 MiB of 8.0 MiB free; held by results 4.0 MiB"), "{refused}");
+    // Less than there is already: it stays, and there is no more until it is gone.
+    let ctx = ctx.with_memory_limit(3 << 20);
+    assert_eq!(ctx.memory_limit_left(), 0);
+    let refused = ctx.uninitialised(DType::F32, &[1]).expect_err("nothing is left").to_string();
+    assert!(refused.contains("0 B of 3.0 MiB free; held by results 4.0 MiB"), "{refused}");
+    drop(held);
+    ctx.uninitialised(DType::F32, &[1 << 19]).expect("there are 3 MiB again");
+    assert!(ctx.uninitialised(DType::F32, &[1 << 20]).is_err());
+}
+
+#[test]
 fn a_model_that_runs_out_of_memory_says_what_holds_it_and_what_would_fit() {
     let options = LoadOptions::default();
     let total = planned(&options).total();
@@ -81,8 +99,10 @@ fn a_model_that_runs_out_of_memory_says_what_holds_it_and_what_would_fit() {
     };
     // Less than is planned is refused before anything is loaded.
     let refused = load(total - 1).expect_err("too little").to_string();
-    let free = format!("{0} of {0} are free on cpu; ", Bytes(total - 1));
-    assert!(refused.contains("weights") && refused.contains(&free), "{refused}");
+    let (taken, [free]) = Bytes(total).beside([total - 1]);
+    assert!(taken != free && refused.starts_with(&format!("the model takes {taken} for ")), "{refused}");
+    assert!(refused.contains(&format!("{free} of {free} are free on cpu; ")), "{refused}");
+    assert!(refused.contains("weights"), "{refused}");
     // The plan fits, and what is free in the slabs that a pool takes may be missing: that is seen on the way. More never
     // serves where less did.
     let mut served = false;

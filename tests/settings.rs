@@ -116,7 +116,11 @@ fn what_is_set_is_what_a_model_is_loaded_with() {
     assert_eq!(plan(&[], &[("SINEW_KV_DTYPE", "int8")])["kv_bytes_per_token"], int8["kv_bytes_per_token"]);
     assert_eq!(plan(&["--set", "kv_dtype=int8"], &[])["kv_bytes_per_token"], int8["kv_bytes_per_token"]);
     assert_eq!(plan(&[], &[("SINEW_CONTEXT", "64")])["context"], 64);
-    assert_eq!(plan(&[], &[("SINEW_MEMORY_LIMIT", "500MB")])["limit_bytes"], 500_000_000);
+    let limited = plan(&[], &[("SINEW_MEMORY_LIMIT", "500MB")]);
+    assert_eq!(
+        (&limited["limit_bytes"], &limited["limit_source"]),
+        (&500_000_000.into(), &"SINEW_MEMORY_LIMIT".into())
+    );
     let generate = |limit: &str| {
         let arguments = ["generate", "--prompt", "add 417+85=", "--max-new-tokens", "8", "--memory-limit", limit];
         run(command().args(arguments).arg("--model").arg(&model), "")
@@ -235,6 +239,12 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         (&["explain", "--support"], (&["--set", "dtype=f16"], &["--set dtype", "--support"])),
         (&["trace"], (&["--set", "dtype=f16"], &["--set dtype", "`sinew trace`"])),
         (&["devices"], (&["--set", "load=read"], &["--set load", "`sinew devices`"])),
+        (&["devices"], (&["--memory-limit", "1GiB"], &["--memory-limit", "of a model"])),
+        (&["devices"], (&["--tuning=false"], &["--tuning", "of a model"])),
+        (&["devices"], (&["--set", "deterministic=true"], &["--set deterministic", "of a model"])),
+        (&["explain", "softmax"], (&["--memory-limit", "1GiB"], &["--memory-limit", "is for models"])),
+        (&["explain", "--support"], (&["--memory-limit", "1GiB"], &["--memory-limit", "--support"])),
+        (&["explain", "--support"], (&["--kernel", "gemm.cpu.portable"], &["--kernel", "--support"])),
         (&["inspect", &file], (&["--dtype", "f16"], &["--dtype", "config.json"])),
         (&["tune", "--budget", "0.1"], (&["--load", "read"], &["--load", "bundled"])),
         (&[], (&["--set", "load=read"], &["--set load", "`sinew`"])),
@@ -389,13 +399,18 @@ fn what_a_gpu_does_not_take_is_named_by_who_asked_and_what_is_for_cpus_alone_yie
         run(&mut command, "")
     };
     let generate = ["generate", "--model", &decoder, "--tokens", "1", "--max-new-tokens", "1"];
-    for variable in [("SINEW_PIN", "true"), ("SINEW_KV_OLD", "int8"), ("SINEW_ACTIVATIONS", "int8")] {
+    for variable in
+        [("SINEW_PIN", "true"), ("SINEW_THREADS", "2"), ("SINEW_KV_OLD", "int8"), ("SINEW_ACTIVATIONS", "int8")]
+    {
         stdout(&on_gpu(&["plan", &decoder], &[variable]));
         stdout(&on_gpu(&generate, &[variable]));
     }
     stdout(&on_gpu(&["explain", "--support"], &[("SINEW_PIN", "true")]));
     refused(&on_gpu(&["plan", &decoder, "--kv-old", "int8"], &[]), &["--kv-old is for CPUs"]);
-    refused(&on_gpu(&["plan", &decoder, "--pin"], &[]), &["--pin is for the CPU"]);
+    for argument in [&["--pin"][..], &["--threads", "2"], &["--simd", "portable"]] {
+        let refusal = format!("{} is for the CPU, not for wgpu", argument[0]);
+        refused(&on_gpu(&[&["plan", &decoder], argument].concat(), &[]), &[&refusal]);
+    }
     for (name, value) in [("dtype", "int8"), ("kv_dtype", "int8")] {
         let (variable, dashed) = (format!("SINEW_{}", name.to_uppercase()), format!("--{}", name.replace('_', "-")));
         std::fs::write(&file, format!("# mine\n{name} = \"{value}\"\n")).expect("written");

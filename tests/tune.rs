@@ -2,6 +2,8 @@
 
 use std::path::Path;
 use std::process::Output;
+#[cfg(target_os = "linux")]
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +17,9 @@ use sinew::prelude::*;
 mod command;
 #[path = "common/fixtures.rs"]
 mod fixtures;
+#[cfg(target_os = "linux")]
+#[path = "common/llama.rs"]
+mod llama;
 
 use command::{command, refused, run, stdout};
 use fixtures::fixture;
@@ -82,7 +87,7 @@ fn the_command_keeps_times_where_the_users_caches_are() {
     let folder = tempfile::tempdir().unwrap();
     let tuned = json(&in_folder(folder.path(), &["tune", "--budget", "2", "--json"]));
     let problems = tuned["problems"].as_array().unwrap();
-    assert!(!problems.is_empty());
+    assert!(!problems.is_empty() && tuned["interrupted"] == false);
     for problem in problems {
         assert!(problem["times"][problem["winner"].as_str().unwrap()].as_f64().unwrap() > 0.0, "{problem}");
     }
@@ -101,6 +106,56 @@ fn the_command_keeps_times_where_the_users_caches_are() {
     refused(&in_folder(folder.path(), &["tune", "--budget", "0"]), &["budget", "0.1"]);
     let maybe = run(command().env("SINEW_TUNING", "maybe").arg("devices"), "");
     refused(&maybe, &["SINEW_TUNING", "maybe", "on or off"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_tuning_that_is_interrupted_or_killed_keeps_what_it_measured() {
+    use command::interrupted;
+    use llama::{Llama, Stored};
+
+    // Of which the larger products take seconds.
+    const MODEL: Llama = Llama { hidden: 2048, width: 8192, layers: 1, vocab: 8192 };
+    let [folder, another, model] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    MODEL.write(model.path(), Stored::Bf16).unwrap();
+    let tune = |folder: &Path, budget: &str| {
+        let mut tune = command();
+        tune.env("SINEW_TUNING", "on").env("XDG_CACHE_HOME", folder);
+        tune.args(["tune", "--threads", "2", "--budget", budget, "--json", "--model"]).arg(model.path());
+        tune
+    };
+    let (output, time) = interrupted(&mut tune(folder.path(), "3600"));
+    assert!(output.status.code() == Some(130) && time.as_secs() < 60, "{output:?} after {time:?}");
+    let tuned: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(tuned["left"].as_u64() > Some(0) && tuned["interrupted"] == true, "{tuned}");
+    assert_eq!(tuned["folder"].as_str().unwrap(), folder.path().join("sinew/tuning").to_str().unwrap());
+    // The next one goes on behind it: what is known comes last.
+    let next = json(&run(&mut tune(folder.path(), "0.1"), ""));
+    let names = |tuned: &Value| -> Vec<String> {
+        let problems = tuned["problems"].as_array().unwrap().iter();
+        let chosen = problems.filter(|problem| problem["times"].as_object().unwrap().len() > 1);
+        chosen.map(|problem| problem["problem"].to_string()).collect()
+    };
+    let (before, after) = (names(&tuned), names(&next));
+    assert!(!before.is_empty() && !after.is_empty(), "{before:?}, {after:?}");
+    assert!(after.iter().all(|problem| !before.contains(problem)), "{before:?}, {after:?}");
+    assert_eq!(next["interrupted"], false);
+    // What has no time to say a last word has said the others.
+    let mut child = tune(another.path(), "3600").stdout(Stdio::null()).spawn().unwrap();
+    let is_times = |path: &Path| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        !name.ends_with(".lock") && !name.starts_with("unfinished")
+    };
+    let kept = || {
+        let files = std::fs::read_dir(another.path().join("sinew/tuning")).into_iter().flatten();
+        files.map(|entry| entry.unwrap().path()).any(|path| is_times(&path))
+    };
+    while !kept() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended, and kept nothing before that");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().code(), None, "it ended by itself");
 }
 
 #[test]

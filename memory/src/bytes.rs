@@ -19,19 +19,54 @@ use crate::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub usize);
 
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Bytes {
+    /// This number and those that it is held against, each in words of which none that differs from it reads the same:
+    /// with one decimal, as each prints alone, or with as many as that takes, or in bytes.
+    ///
+    /// ```
+    /// use sinew_memory::Bytes;
+    ///
+    /// assert_eq!(Bytes(3 << 20).beside([1 << 20]), ("3.0 MiB".to_owned(), ["1.0 MiB".to_owned()]));
+    /// let (asked, [free, total]) = Bytes(1100 << 20).beside([1099 << 20, 8 << 30]);
+    /// assert_eq!(format!("{asked} of {free}, {total} in all"), "1.074 GiB of 1.073 GiB, 8.0 GiB in all");
+    /// assert_eq!(Bytes(5 << 20).beside([(5 << 20) - 1]), ("5242880 B".to_owned(), ["5242879 B".to_owned()]));
+    /// ```
+    pub fn beside<const N: usize>(self, others: [usize; N]) -> (String, [String; N]) {
+        /// As many are read at a glance.
+        const MOST_DECIMALS: usize = 3;
+        // `None` are bytes.
+        let least = |other: &usize| {
+            let differs =
+                |&decimals: &usize| *other == self.0 || Self(*other).rounded(decimals) != self.rounded(decimals);
+            (1..=MOST_DECIMALS).find(differs)
+        };
+        let words = |bytes: Self, decimals: Option<usize>| match decimals {
+            Some(decimals) => bytes.rounded(decimals),
+            None => format!("{} B", bytes.0),
+        };
+        let finest = others.iter().map(least).try_fold(1, |most, decimals| Some(most.max(decimals?)));
+        (words(self, finest), others.map(|other| words(Self(other), least(&other))))
+    }
+
+    fn rounded(self, decimals: usize) -> String {
         const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
         if self.0 < 1 << 10 {
-            return f.pad(&format!("{} B", self.0));
+            return format!("{} B", self.0);
         }
-        // One decimal is shown, so that 1023.96 KiB is 1.0 MiB.
+        // What is shown of 1023.96 KiB with one decimal is 1.0 MiB.
+        let next = 1024.0 - 0.5 * 0.1f64.powi(decimals as i32);
         let (mut value, mut unit) = (self.0 as f64 / 1024.0, 0);
-        while value >= 1023.95 && unit + 1 < UNITS.len() {
+        while value >= next && unit + 1 < UNITS.len() {
             value /= 1024.0;
             unit += 1;
         }
-        f.pad(&format!("{value:.1} {}", UNITS[unit]))
+        format!("{value:.decimals$} {}", UNITS[unit])
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.rounded(1))
     }
 }
 

@@ -12,12 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A device has less free memory than an allocation asks for.
-    #[error(
-        "out of memory on {device}: {} asked, {} of {} free{}; at most {} ({fits} bytes) would fit",
-        Bytes(*asked), Bytes(*available), Bytes(*total),
-        holders.as_deref().map(|h| format!("; held by {h}")).unwrap_or_default(),
-        Bytes(*fits)
-    )]
+    #[error("out of memory on {device}: {}", out_of_memory(*asked, [*available, *total, *fits], holders.as_deref()))]
     OutOfMemory {
         /// The device that was asked.
         device: DeviceId,
@@ -127,6 +122,14 @@ pub enum Error {
     /// An argument breaks a stated rule.
     #[error("{0}")]
     Invalid(String),
+}
+
+/// What was asked reads as another number than what is free and what would fit.
+fn out_of_memory(asked: usize, others: [usize; 3], holders: Option<&str>) -> String {
+    let bytes = others[2];
+    let (asked, [available, total, fits]) = Bytes(asked).beside(others);
+    let holders = holders.map(|holders| format!("; held by {holders}")).unwrap_or_default();
+    format!("{asked} asked, {available} of {total} free{holders}; at most {fits} ({bytes} bytes) would fit")
 }
 
 impl Error {

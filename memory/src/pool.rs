@@ -110,6 +110,7 @@ struct Tag {
 }
 
 struct State {
+    config: PoolConfig,
     granule: usize,
     /// The bin of the largest class, in which spans are searched for the best fit.
     last_bin: usize,
@@ -142,9 +143,10 @@ struct State {
 }
 
 impl State {
-    fn new(granule: usize) -> Self {
+    fn new(config: PoolConfig, granule: usize) -> Self {
         let bins = || Bins { heads: [NONE; BINS], occupied: 0 };
         Self {
+            config,
             granule,
             last_bin: bin((LARGEST_CLASS / granule) as u64),
             nodes: Vec::new(),

@@ -156,12 +156,34 @@ pub fn logical_cores() -> usize {
     if cores == 0 { available_threads() } else { cores }
 }
 
+/// What says how much memory is available.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryBound {
+    /// What the machine has left.
+    Machine,
+    /// What the limit of the container leaves, where that is less.
+    Cgroup,
+}
+
 /// Total and available memory, with the container's limit applied.
 pub fn memory() -> MemoryInfo {
+    memory_and_bound().0
+}
+
+/// [`memory`], and which of machine and container says how much is available.
+///
+/// ```
+/// use sinew_memory::system::{MemoryBound, cgroup_memory, memory_and_bound};
+///
+/// let (memory, bound) = memory_and_bound();
+/// assert!(memory.available <= memory.total);
+/// assert!(bound == MemoryBound::Machine || cgroup_memory().is_some());
+/// ```
+pub fn memory_and_bound() -> (MemoryInfo, MemoryBound) {
     memory_at("")
 }
 
-fn memory_at(root: &str) -> MemoryInfo {
+fn memory_at(root: &str) -> (MemoryInfo, MemoryBound) {
     let field = |text: &str, name: &str| {
         let line = text.lines().find(|line| line.starts_with(name))?;
         sized(&line.split_once(':')?.1.trim().replace(' ', ""))
@@ -170,11 +192,15 @@ fn memory_at(root: &str) -> MemoryInfo {
     // Where nothing can be read nothing is refused: the allocator itself will say no.
     let mut total = field(&text, "MemTotal").unwrap_or(usize::MAX);
     let mut available = field(&text, "MemAvailable").unwrap_or(usize::MAX);
+    let mut bound = MemoryBound::Machine;
     if let Some((limit, used)) = cgroup_memory_at(root) {
         total = total.min(limit);
-        available = available.min(limit.saturating_sub(used));
+        let left = limit.saturating_sub(used);
+        if left < available {
+            (available, bound) = (left, MemoryBound::Cgroup);
+        }
     }
-    MemoryInfo { total, available }
+    (MemoryInfo { total, available }, bound)
 }
 
 /// The largest resident size this process has had, in bytes; 0 where the system does not say.
@@ -245,7 +271,8 @@ mod tests {
         ]);
         for (_folder, root) in [no_group, of_max, version_1] {
             assert_eq!((cgroup_memory_at(&root), cgroup_cpus_at(&root)), (None, None));
-            assert_eq!(memory_at(&root), MemoryInfo { total: 8 << 20, available: 6 << 20 });
+            let memory = MemoryInfo { total: 8 << 20, available: 6 << 20 };
+            assert_eq!(memory_at(&root), (memory, MemoryBound::Machine));
         }
     }
 
@@ -268,7 +295,8 @@ mod tests {
             ("sys/fs/cgroup/cpu.max", "300000 100000\n"),
         ]);
         assert_eq!(cgroup_memory_at(&root), Some((6 << 20, 5 << 20)));
-        assert_eq!(memory_at(&root), MemoryInfo { total: 6 << 20, available: 1 << 20 });
+        let memory = MemoryInfo { total: 6 << 20, available: 1 << 20 };
+        assert_eq!(memory_at(&root), (memory, MemoryBound::Cgroup));
         assert_eq!(cgroup_cpus_at(&root), Some(1.5));
     }
 
@@ -287,7 +315,8 @@ mod tests {
             ("sys/fs/cgroup/cpuset/elsewhere/memory.limit_in_bytes", "4096\n"),
         ]);
         assert_eq!(cgroup_memory_at(&root), Some((3 << 20, 1 << 20)));
-        assert_eq!(memory_at(&root), MemoryInfo { total: 3 << 20, available: 2 << 20 });
+        let memory = MemoryInfo { total: 3 << 20, available: 2 << 20 };
+        assert_eq!(memory_at(&root), (memory, MemoryBound::Cgroup));
         assert_eq!(cgroup_cpus_at(&root), Some(0.5));
         // More is used than the limit was lowered to.
         let (_folder, root) = machine(&[
@@ -296,7 +325,17 @@ mod tests {
             ("sys/fs/cgroup/memory.max", "1048576\n"),
             ("sys/fs/cgroup/memory.current", "2097152\n"),
         ]);
-        assert_eq!(memory_at(&root), MemoryInfo { total: 1 << 20, available: 0 });
+        let memory = MemoryInfo { total: 1 << 20, available: 0 };
+        assert_eq!(memory_at(&root), (memory, MemoryBound::Cgroup));
+        // A limit that leaves more than the machine has says nothing of what is available.
+        let (_folder, root) = machine(&[
+            MEMINFO,
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/memory.max", "8388608\n"),
+            ("sys/fs/cgroup/memory.current", "1048576\n"),
+        ]);
+        let memory = MemoryInfo { total: 8 << 20, available: 6 << 20 };
+        assert_eq!(memory_at(&root), (memory, MemoryBound::Machine));
     }
 
     #[test]

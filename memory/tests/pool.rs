@@ -277,6 +277,40 @@ fn there_are_classes_from_below_4_kib_to_512_mib() {
 }
 
 #[test]
+fn a_limit_that_is_set_later_counts_what_is_there() {
+    let device = Lagging::new(usize::MAX);
+    let pool = Pool::new(device.clone(), PoolConfig::default());
+    let weights = pool.allocate_tagged(40 * MIB, "weights").expect("no limit");
+    let apart = pool.allocate_apart(8 * MIB, "kv-cache").expect("no limit");
+    drop(pool.allocate(16 * MIB).expect("no limit"));
+    assert_eq!(device.taken(), 64 * MIB);
+    // What is free goes back; what is live is more than the limit, and stays.
+    pool.limit(44 * MIB);
+    assert_eq!((device.taken(), pool.config().limit_bytes), (48 * MIB, 44 * MIB));
+    for refused in [pool.allocate(1), pool.allocate_apart(1, "")] {
+        let error = refused.expect_err("over the limit");
+        let Error::OutOfMemory { available, total, fits, .. } = &error else { panic!("{error}") };
+        assert_eq!((*available, *total, *fits), (0, 44 * MIB, 0));
+        assert!(error.to_string().contains("weights 40.0 MiB in 1 buffers, kv-cache 8.0 MiB"), "{error}");
+    }
+    drop(apart);
+    let more = pool.allocate_apart(4 * MIB, "").expect("room for so much");
+    assert!(pool.allocate_apart(1, "").is_err());
+    drop(more);
+    drop(pool.allocate(MIB).expect("room for so much"));
+    // What comes free while there is more than the limit is given back before anything is handed out.
+    pool.limit(8 * MIB);
+    drop(weights);
+    let small = pool.allocate(8 * MIB).expect("as much as the limit");
+    assert!(device.taken() == 8 * MIB && pool.allocate(1).is_err());
+    drop(small);
+    // What a limit holds back, a higher one does not.
+    pool.limit(usize::MAX);
+    drop(pool.allocate(64 * MIB).expect("no limit"));
+    assert_adds_up(&pool.stats());
+}
+
+#[test]
 fn the_limit_holds_and_the_error_says_who_has_the_memory() {
     let device = Lagging::new(usize::MAX);
     let pool = pool(&device, 64 * MIB);
@@ -290,6 +324,10 @@ fn the_limit_holds_and_the_error_says_who_has_the_memory() {
         assert!(text.contains(part), "`{part}` is not in `{text}`");
     }
     drop(pool.allocate(fits).expect("what would fit"));
+    // A little more reads as more.
+    let text = pool.allocate(fits + 1).expect_err("over the limit").to_string();
+    let words = format!("{} B asked, {fits} B of 64.0 MiB free", fits + 1);
+    assert!(text.contains(&words) && text.contains(&format!("at most {fits} B")), "`{words}` is not in `{text}`");
     drop(weights);
     // 10 MiB of the 40 that are pooled.
     let _more = pool.allocate(10 * MIB).expect("room again");

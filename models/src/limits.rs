@@ -103,16 +103,17 @@ impl Plan {
             .collect();
         Err(Error::Input(format!(
             "the model takes {} for {purpose} ({}); {}; {}",
-            counted(self.total()),
+            held_against(self.total(), available),
             parts.join(", "),
-            free(ctx, available)?,
+            free(ctx, self.total(), available)?,
             would_fit(available)?
         )))
     }
 }
 
-/// How much of a device's memory is free, or of what a context may take of it, and what holds the rest.
-fn free(ctx: &Context, available: usize) -> Result<String> {
+/// How much of a device's memory is free where so much was `asked`, or of what a context may take of it, and what holds
+/// the rest.
+fn free(ctx: &Context, asked: usize, available: usize) -> Result<String> {
     let (report, limit) = (ctx.memory_report(), ctx.pool().config().limit_bytes);
     let total = ctx.device().memory()?.total.min(limit);
     let pooled = report.stats.pooled_bytes;
@@ -123,13 +124,22 @@ fn free(ctx: &Context, available: usize) -> Result<String> {
     let holders = of_tags.chain([("free buffers", pooled), ("others", others)]).filter(|(_, bytes)| *bytes > 0);
     let holders: Vec<String> = holders.map(|(holder, bytes)| format!("{holder} {}", Bytes(bytes))).collect();
     let rest = if holders.is_empty() { String::new() } else { format!(", the rest is held by {}", holders.join(", ")) };
-    Ok(format!("{} of {} are free on {}{rest}", Bytes(available), Bytes(total), ctx.device().id()))
+    let (_, [available, total]) = Bytes(asked).beside([available, total]);
+    Ok(format!("{available} of {total} are free on {}{rest}", ctx.device().id()))
 }
 
 fn counted(bytes: usize) -> String {
     match bytes {
         usize::MAX => "more bytes than can be counted".to_owned(),
         _ => Bytes(bytes).to_string(),
+    }
+}
+
+/// A number of bytes that is more than is available.
+pub(crate) fn held_against(bytes: usize, available: usize) -> String {
+    match bytes {
+        usize::MAX => counted(bytes),
+        _ => Bytes(bytes).beside([available]).0,
     }
 }
 

@@ -105,6 +105,8 @@ impl Context {
     }
 
     /// The same that takes no more than so many bytes of its device's memory: weights, caches and activations together.
+    /// What it has handed out counts: where that is more already, it stays, and nothing more is taken until enough of it
+    /// is gone. The last limit holds.
     ///
     /// ```
     /// use sinew_ops::Context;
@@ -116,9 +118,10 @@ impl Context {
     /// assert!(refused.to_string().contains("results 4.0 MiB"), "{refused}");
     /// # Ok::<(), sinew_ops::Error>(())
     /// ```
+    #[must_use]
     pub fn with_memory_limit(self, bytes: usize) -> Self {
-        let pool = Pool::new(self.device.clone(), PoolConfig::limited(bytes));
-        Self { pool, workspace: Workspace::default(), ..self }
+        self.pool.limit(bytes);
+        self
     }
 
     /// Bytes that it could still take of its device's memory.
@@ -309,10 +312,12 @@ impl Context {
         explain::explain_measured::<O>(self, fixed, call)
     }
 
-    /// Runs `work` and records every launch of this context meanwhile: operator, row, problem, and how long it took.
+    /// Runs `work` and records every launch of this context that this thread makes meanwhile: operator, row, problem, and
+    /// how long it took.
     ///
-    /// Each launch is waited for, so that on a GPU the work takes longer than it does unrecorded. While nothing is
-    /// recorded a launch costs one relaxed load more and allocates nothing.
+    /// Each launch is waited for, so that on a GPU the work takes longer than it does unrecorded. What other threads launch
+    /// is none of it, though it shares the stream, so that times are those of a busy device. While nothing is recorded a
+    /// launch costs one relaxed load more and allocates nothing.
     ///
     /// ```
     /// use sinew_ops::{Context, matmul, softmax};

@@ -61,4 +61,4 @@ pub use reduce::{Reduce, argmax, argmin, max, mean, min, sum};
 pub use roofline::{Bound, Limits};
 pub use rotary::{RotaryTable, Rotate, rotary};
 pub use softmax::{log_softmax, log_softmax_into, softmax, softmax_into};
-pub use tune::{Budget, Times, Tuned, TunedProblem, TuningCache, tune};
+pub use tune::{Budget, Times, Tuned, TunedProblem, TuningCache, tune, tune_while};

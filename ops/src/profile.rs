@@ -43,19 +43,19 @@ impl Part {
 }
 
 /// Where the time of a step goes. Printed as a table.
+///
+/// All of it is of one turn: a step unrecorded and the same recorded right after it. Of those that were taken it is the one
+/// whose [share](Self::accounted) is the median, so that what else the machine did meets both alike.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// The hardware.
     pub hardware: String,
     /// Its limits.
     pub limits: Limits,
-    /// The step whose launches took the median time of those that were recorded.
+    /// The recorded step.
     pub record: Record,
-    /// Seconds of the same step unrecorded: the median of as many, in turns with those.
+    /// Seconds of the unrecorded step.
     pub step_s: f64,
-    /// The launches' seconds as a share of the unrecorded step before them, the median of the turns: how much of it the
-    /// table accounts for.
-    pub accounted: f64,
 }
 
 impl Profile {
@@ -109,6 +109,11 @@ impl Profile {
     pub fn between_s(&self) -> f64 {
         self.record.seconds - self.launched_s()
     }
+
+    /// The launches' seconds as a share of the unrecorded step: how much of it the table accounts for.
+    pub fn accounted(&self) -> f64 {
+        self.launched_s() / self.step_s
+    }
 }
 
 /// Runs a step in turns unrecorded and recorded.
@@ -118,8 +123,7 @@ pub(crate) fn profile<E: From<Error>>(
     repeat: usize,
     mut step: impl FnMut() -> Result<(), E>,
 ) -> Result<Profile, E> {
-    let mut plain = Vec::new();
-    let mut records = Vec::new();
+    let mut turns = Vec::new();
     // The first turn is not counted: kernels are chosen, and caches and clock rates settle in it.
     for turn in 0..=repeat.max(1) {
         let start = Instant::now();
@@ -129,24 +133,18 @@ pub(crate) fn profile<E: From<Error>>(
         let (done, record) = ctx.record(&mut step);
         done?;
         if turn > 0 {
-            plain.push(seconds);
-            records.push(record);
+            let hardware = ctx.device().hardware().to_string();
+            turns.push(Profile { hardware, limits, record, step_s: seconds });
         }
     }
-    Ok(of_turns(ctx.device().hardware().to_string(), limits, plain, records))
+    Ok(median(turns))
 }
 
-/// The profile of turns, each an unrecorded step and the record of the next.
-fn of_turns(hardware: String, limits: Limits, plain: Vec<f64>, mut records: Vec<Record>) -> Profile {
-    let median = |mut all: Vec<f64>| {
-        all.sort_by(f64::total_cmp);
-        all[all.len() / 2]
-    };
-    let accounted = median(plain.iter().zip(&records).map(|(step, record)| record.launched_s() / step).collect());
-    let step_s = median(plain);
-    records.sort_by(|a, b| a.launched_s().total_cmp(&b.launched_s()));
-    let middle = records.len() / 2;
-    Profile { hardware, limits, record: records.swap_remove(middle), step_s, accounted }
+/// Of turns that which accounts for the median share.
+fn median(mut turns: Vec<Profile>) -> Profile {
+    turns.sort_by(|a, b| a.accounted().total_cmp(&b.accounted()));
+    let middle = turns.len() / 2;
+    turns.swap_remove(middle)
 }
 
 impl fmt::Display for Profile {
@@ -202,13 +200,16 @@ impl fmt::Display for Profile {
             "step             {:>12}  {} unrecorded, of which the kernels are {}",
             ms(self.record.seconds),
             ms(self.step_s),
-            percent(self.accounted)
+            percent(self.accounted())
         )
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
     use sinew_kernels::Compute;
 
     use super::*;
@@ -235,10 +236,17 @@ mod tests {
     #[test]
     fn what_a_table_accounts_for_is_its_launches_beside_the_unrecorded_step() {
         let limits = Limits::estimated(sinew_memory::Cpu::get().hardware());
-        let records = vec![record(&[3.0, 1.0]), record(&[1.0, 1.0]), record(&[6.0])];
-        let profile = of_turns("a machine".into(), limits, vec![5.0, 4.0, 6.0], records);
-        // Of the turns 4 of 5, 2 of 4 and 6 of 6; nothing is taken of how long the recorded steps took.
-        assert_eq!((profile.accounted, profile.step_s), (0.8, 5.0));
+        let turn = |(step_s, launches): (f64, &[f64])| Profile {
+            hardware: "a machine".into(),
+            limits,
+            record: record(launches),
+            step_s,
+        };
+        // Of the turns 4 of 5, 1 of 2 and 6 of 6; nothing is taken of how long the recorded steps took, and of no two turns
+        // are the parts mixed: neither that step nor these launches took the median time.
+        let turns: [(f64, &[f64]); 3] = [(5.0, &[3.0, 1.0]), (2.0, &[0.5, 0.5]), (3.0, &[3.0])];
+        let profile = median(turns.map(turn).to_vec());
+        assert_eq!((profile.accounted(), profile.step_s), (0.8, 5.0));
         assert_eq!((profile.launched_s(), profile.record.launches.len()), (4.0, 2));
         assert_eq!(profile.between_s(), 36.0);
         let parts = profile.parts();
@@ -263,6 +271,39 @@ mod tests {
         let launched: Vec<&str> = profile.record.launches.iter().map(|launched| launched.operator).collect();
         assert_eq!(launched, ["gemm", "gemm", "softmax"]);
         assert_eq!(profile.parts().iter().map(|part| part.launches).sum::<usize>(), 3);
+    }
+
+    #[test]
+    fn a_record_has_the_launches_of_its_own_thread_and_no_others() {
+        let ctx = Context::cpu().unwrap();
+        let x = ctx.tensor(&[1.0f32; 16 * 16], &[16, 16]).unwrap();
+        let operators = |record: Record| record.launches.iter().map(|launched| launched.operator).collect::<Vec<_>>();
+        // Two threads record at once, and a third launches while they do.
+        let together = Barrier::new(3);
+        let around = |work: &dyn Fn()| {
+            together.wait();
+            work();
+            together.wait();
+        };
+        let product = || drop(matmul(&x, &x).run(&ctx).unwrap());
+        let softmax = || drop(crate::softmax(&ctx, &x).unwrap());
+        let record = |work: &dyn Fn()| operators(ctx.record(|| around(work)).1);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| record(&|| [(); 3].iter().for_each(|()| product())));
+            let second = scope.spawn(|| record(&softmax));
+            around(&|| {
+                assert!(!ctx.recorder().is_on());
+                product();
+            });
+            assert_eq!((first.join().unwrap(), second.join().unwrap()), (vec!["gemm"; 3], vec!["softmax"]));
+        });
+        // One within another has its part, and afterwards nothing is kept.
+        let (inner, outer) = ctx.record(|| {
+            product();
+            ctx.record(softmax).1
+        });
+        assert_eq!((operators(inner), operators(outer)), (vec!["softmax"], vec!["gemm", "softmax"]));
+        assert!(!ctx.recorder().is_on());
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use sinew_kernels::{Compute, Operator, Row, Work};
@@ -52,7 +53,7 @@ impl Record {
 }
 
 /// A launch as it is kept while the work runs: it is put in words when the work is done.
-trait Kept: Send {
+trait Kept: Send + Sync {
     fn in_words(&self, ctx: &Context, explained: &mut Explained) -> Launched;
 }
 
@@ -87,18 +88,26 @@ impl<O: Operator> Kept for KeptLaunch<O> {
     }
 }
 
-/// What a context keeps of its launches while records are taken.
+/// What a context keeps of its launches while records are taken, of each thread its own.
 #[derive(Default)]
 pub(crate) struct Recorder {
-    /// Records that are being taken.
+    /// Records that are being taken, on whatever thread.
     taking: AtomicUsize,
-    launches: Mutex<Vec<Box<dyn Kept>>>,
+    threads: Mutex<HashMap<ThreadId, OfThread>>,
+}
+
+/// What is kept of a thread.
+#[derive(Default)]
+struct OfThread {
+    /// Records that it takes, one within another.
+    taking: usize,
+    launches: Vec<Arc<dyn Kept>>,
 }
 
 impl Recorder {
-    /// Whether launches are to be kept.
+    /// Whether launches of this thread are to be kept.
     pub(crate) fn is_on(&self) -> bool {
-        self.taking.load(Ordering::Relaxed) > 0
+        self.taking.load(Ordering::Relaxed) > 0 && self.threads().contains_key(&thread::current().id())
     }
 
     /// Runs a launch alone on the stream, and keeps how long it took. One that fails is not kept.
@@ -115,13 +124,14 @@ impl Recorder {
         launch()?;
         ctx.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
-        self.kept().push(Box::new(KeptLaunch::<O> { row: *row, fixed: fixed.clone(), call: *call, seconds }));
+        let kept = KeptLaunch::<O> { row: *row, fixed: fixed.clone(), call: *call, seconds };
+        self.threads().entry(thread::current().id()).or_default().launches.push(Arc::new(kept));
         Ok(())
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<Box<dyn Kept>>> {
+    fn threads(&self) -> MutexGuard<'_, HashMap<ThreadId, OfThread>> {
         // What a panic left is whole: launches are pushed one by one.
-        self.launches.lock().unwrap_or_else(|e| e.into_inner())
+        self.threads.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -131,34 +141,51 @@ impl fmt::Debug for Recorder {
     }
 }
 
-/// A record that is being taken. The last one that ends forgets what was kept.
-struct Taking<'a>(&'a Recorder);
+/// A record that is being taken on a thread. The last one of it that ends forgets what was kept.
+struct Taking<'a> {
+    recorder: &'a Recorder,
+    thread: ThreadId,
+    /// Launches that were kept before it.
+    before: usize,
+}
 
 impl<'a> Taking<'a> {
     fn begin(recorder: &'a Recorder) -> Self {
         recorder.taking.fetch_add(1, Ordering::Relaxed);
-        Self(recorder)
+        let thread = thread::current().id();
+        let mut threads = recorder.threads();
+        let of_thread = threads.entry(thread).or_default();
+        of_thread.taking += 1;
+        Self { recorder, thread, before: of_thread.launches.len() }
+    }
+
+    /// What was launched since it began.
+    fn launches(&self) -> Vec<Arc<dyn Kept>> {
+        let threads = self.recorder.threads();
+        threads.get(&self.thread).map_or_else(Vec::new, |of_thread| of_thread.launches[self.before..].to_vec())
     }
 }
 
 impl Drop for Taking<'_> {
     fn drop(&mut self) {
-        let mut kept = self.0.kept();
-        if self.0.taking.fetch_sub(1, Ordering::Relaxed) == 1 {
-            kept.clear();
+        let mut threads = self.recorder.threads();
+        if let Some(of_thread) = threads.get_mut(&self.thread) {
+            of_thread.taking -= 1;
+            if of_thread.taking == 0 {
+                threads.remove(&self.thread);
+            }
         }
+        self.recorder.taking.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Runs `work` and records what it launches.
 pub(crate) fn record<T>(ctx: &Context, work: impl FnOnce() -> T) -> (T, Record) {
-    let recorder = ctx.recorder();
-    let _taking = Taking::begin(recorder);
-    let first = recorder.kept().len();
+    let taking = Taking::begin(ctx.recorder());
     let start = Instant::now();
     let result = work();
     let seconds = start.elapsed().as_secs_f64();
     let mut explained = Explained::new();
-    let launches = recorder.kept()[first..].iter().map(|kept| kept.in_words(ctx, &mut explained)).collect();
+    let launches = taking.launches().iter().map(|kept| kept.in_words(ctx, &mut explained)).collect();
     (result, Record { launches, seconds })
 }

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +14,7 @@ use serde_json::Value;
 use sinew_kernels::gemm::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew_kernels::{Arithmetic, Error as KernelError, Registry, Row};
 use sinew_memory::{Cpu, PrivateFolder};
-use sinew_ops::{Budget, Context, Planned, Policy, Tuned, TuningCache, matmul, tune};
+use sinew_ops::{Budget, Context, Planned, Policy, Tuned, TuningCache, matmul, tune, tune_while};
 use sinew_tensor::{DType, Tensor};
 
 /// As many rows as stand for those like them.
@@ -461,6 +463,42 @@ fn times_that_are_saved_at_the_same_time_are_all_kept() {
     for n in all {
         let explanation = ctx.explain::<Gemm>(&fixed(n), &CALL).unwrap();
         assert!(explanation.choice().unwrap().measured_s.is_some(), "{explanation}");
+    }
+}
+
+#[test]
+fn a_tuning_that_is_broken_off_or_dies_leaves_what_it_measured() {
+    let fixed = |n: usize| GemmStatic { n, ..problem() };
+    let all = [1, 2, 3];
+    for dies in [false, true] {
+        let kept = Cache::new();
+        let ctx = context(&[], true);
+        for n in all {
+            ctx.choose::<Gemm>(&fixed(n), &CALL).unwrap();
+        }
+        let mut left = Vec::new();
+        let tuning = catch_unwind(AssertUnwindSafe(|| {
+            tune_while(&ctx, &Budget::default(), &mut |so_far| {
+                kept.cache.save(&ctx, so_far).unwrap();
+                left.push(so_far.left);
+                match so_far.problems.len() {
+                    1 => ControlFlow::Continue(()),
+                    _ if dies => panic!("between two problems"),
+                    _ => ControlFlow::Break(()),
+                }
+            })
+            .unwrap()
+        }));
+        assert_eq!((tuning.is_err(), &left[..]), (dies, &[2, 1][..]));
+        if let Ok(tuned) = tuning {
+            assert_eq!((tuned.problems.len(), tuned.left), (2, 1));
+        }
+        let ctx = context(&[], true).with_tuning(&kept.cache);
+        let is_known = |n: &usize| {
+            let explanation = ctx.explain::<Gemm>(&fixed(*n), &CALL).unwrap();
+            explanation.choice().unwrap().measured_s.is_some()
+        };
+        assert_eq!(all.iter().filter(|n| is_known(n)).count(), 2);
     }
 }
 

@@ -16,6 +16,12 @@ const PREFIX: &str = "setting.";
 /// Where to run, which every command may be told.
 const MACHINE: &[&str] =
     &["device", "threads", "pin", "simd", "kernels", "deterministic", "memory_limit", "tuning", "tuning_cache"];
+/// What decides nothing on other devices than the CPU: what the host does for those it does with all its threads.
+pub const OF_CPU: &[&str] = &["threads", "pin", "simd"];
+/// How kernels are chosen.
+pub const CHOOSING: &[&str] = &["kernels", "deterministic", "tuning", "tuning_cache"];
+/// How much memory there is for a model.
+pub const MEMORY: &[&str] = &["memory_limit"];
 /// In what form weights are kept in memory.
 pub const WEIGHTS: &[&str] = &["dtype", "group_size", "zero_points", "keep_head", "activations"];
 /// Of one weight alone.

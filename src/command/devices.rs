@@ -8,6 +8,7 @@ use sinew::kernels::rates::Description;
 use sinew::memory::{DeviceKind, Discovered, Found, discover};
 use sinew::models::Settings;
 
+use super::arguments::{CHOOSING, MEMORY};
 use super::output::complain;
 use super::{Outcome, Run};
 
@@ -25,6 +26,7 @@ pub struct Devices {
 
 impl Devices {
     pub fn run(&self, run: &Run) -> Outcome {
+        run.refuse(&[MEMORY, CHOOSING], "is for what runs kernels of a model or of an operator")?;
         // What cannot be opened is an error here as everywhere.
         run.context()?;
         let mut devices = discover();

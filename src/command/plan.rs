@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use sinew::memory::{Bytes, Device};
+use sinew::memory::system::{MemoryBound, memory_and_bound};
+use sinew::memory::{Bytes, Device, DeviceKind};
 use sinew::models::plan::{Change, Saving, SequenceBytes};
 use sinew::models::settings::{KvDType, OldKvDType, Value as _, WeightDType};
 use sinew::models::{Folder, Footprint, LoadOptions, Planner};
@@ -35,13 +36,44 @@ pub struct Plan {
     json: bool,
 }
 
+/// What says how much the model has to fit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Argument,
+    /// What is free on the device, of the host as one of these says.
+    Host(MemoryBound),
+    Device,
+}
+
+impl Origin {
+    /// As programs read it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Argument => "--budget",
+            Self::Host(MemoryBound::Machine) => "machine",
+            Self::Host(MemoryBound::Cgroup) => "cgroup",
+            Self::Device => "device",
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Argument => self.name(),
+            Self::Host(MemoryBound::Machine) => "what the machine has left",
+            Self::Host(MemoryBound::Cgroup) => "what the cgroup's limit leaves",
+            Self::Device => "what is free on the device",
+        }
+    }
+}
+
 /// What is printed.
 struct Report<'a> {
     device: &'a dyn Device,
     footprint: &'a Footprint,
     budget: usize,
-    /// What the model may take of its device's memory, where that is limited.
-    limit: Option<usize>,
+    origin: Origin,
+    /// What the model may take of its device's memory, where that is limited, and what says so.
+    limit: Option<(usize, String)>,
     fits: bool,
     /// Whether old keys and values have a form of their own.
     old_kv: bool,
@@ -59,8 +91,7 @@ impl Plan {
         let planner = Planner::new(&ctx, &folder, run.settings().load)?;
         let options = self.options(run, &planner, &folder, &**ctx.device())?;
         let footprint = planner.footprint(&options)?;
-        let available = || ctx.device().memory().map(|memory| memory.available);
-        let budget = self.budget.map_or_else(available, |budget| Ok(budget.0))?;
+        let (budget, origin) = self.budget(&**ctx.device())?;
         let mut fitting = Vec::new();
         if let Some(SequenceBytes { context, .. }) = footprint.sequences {
             let longest = folder.config()?.as_decoder()?.longest_context();
@@ -78,7 +109,8 @@ impl Plan {
             device: &**ctx.device(),
             footprint: &footprint,
             budget,
-            limit: Some(limit).filter(|limit| *limit < usize::MAX),
+            origin,
+            limit: (limit < usize::MAX).then(|| (limit, run.resolved().source("memory_limit").to_string())),
             fits,
             old_kv: options.old_kv.is_some(),
             room: options.cache_tokens.map(|tokens| (tokens, run.said("cache_tokens"))),
@@ -94,14 +126,27 @@ impl Plan {
         match fits {
             true => Ok(()),
             false if peak > budget => {
-                Err(format!("the model takes {}, which is more than {}", Bytes(peak), Bytes(budget)).into())
+                let (peak, [budget]) = Bytes(peak).beside([budget]);
+                Err(format!("the model takes {peak}, which is more than {budget}").into())
             }
             false => {
-                let device = ctx.device().id();
-                let taken = format!("the model takes {} of the memory of {device}", Bytes(pooled));
-                Err(format!("{taken}, which is more than the limit of {}", Bytes(limit)).into())
+                let (device, (pooled, [limit])) = (ctx.device().id(), Bytes(pooled).beside([limit]));
+                let taken = format!("the model takes {pooled} of the memory of {device}");
+                Err(format!("{taken}, which is more than the limit of {limit}").into())
             }
         }
+    }
+
+    /// What the model has to fit, and what says so.
+    fn budget(&self, device: &dyn Device) -> Outcome<(usize, Origin)> {
+        if let Some(Bytes(budget)) = self.budget {
+            return Ok((budget, Origin::Argument));
+        }
+        if device.id().kind == DeviceKind::CPU {
+            let (memory, bound) = memory_and_bound();
+            return Ok((memory.available, Origin::Host(bound)));
+        }
+        Ok((device.memory()?.available, Origin::Device))
     }
 
     fn options(&self, run: &Run, planner: &Planner<'_>, folder: &Folder, device: &dyn Device) -> Outcome<LoadOptions> {
@@ -118,12 +163,12 @@ impl Plan {
 
 impl Report<'_> {
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
-        let Self { device, footprint, budget, fitting, savings, .. } = self;
+        let Self { device, footprint, budget, origin, limit, fitting, savings, .. } = self;
         let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
-        let mut line = |what: &str, bytes: usize, note: &str| {
-            let text = format!("{what:<14} {:>10}  {note}", Bytes(bytes));
-            writeln!(out, "{}", text.trim_end())
+        let mut in_words = |what: &str, bytes: &str, note: &str| {
+            writeln!(out, "{}", format!("{what:<14} {bytes:>10}  {note}").trim_end())
         };
+        let mut line = |what: &str, bytes: usize, note: &str| in_words(what, &Bytes(bytes).to_string(), note);
         let encodings: Vec<String> =
             weights.iter().map(|(encoding, bytes)| format!("{} {encoding}", Bytes(*bytes))).collect();
         line("weights", plan.weights, &encodings.join(", "))?;
@@ -144,9 +189,15 @@ impl Report<'_> {
         let threads = device.hardware().threads;
         let note = format!("{threads} threads; {} of it the tokenizer", Bytes(*tokenizer));
         line("process", process.saturating_add(*tokenizer), &note)?;
-        line("peak", footprint.peak(), &format!("of {} on {}", Bytes(*budget), device.id()))?;
+        let (peak, [of]) = Bytes(footprint.peak()).beside([*budget]);
+        in_words("peak", &peak, &format!("of {of} on {}", device.id()))?;
         if footprint.host() > 0 {
-            line("host", footprint.host(), "beside it")?;
+            in_words("host", &Bytes(footprint.host()).to_string(), "beside it")?;
+        }
+        in_words("budget", &of, origin.words())?;
+        if let Some((limit, source)) = limit {
+            let (pooled, [limit]) = Bytes(footprint.pooled()).beside([*limit]);
+            in_words("limit", &limit, &format!("{source}; {pooled} of the peak are held against it"))?;
         }
         if !fitting.is_empty() {
             let each = fitting.iter().map(|(count, tokens)| match count {
@@ -169,7 +220,8 @@ impl Report<'_> {
                 (Change::Sequences(count), Some(of)) => self.if_full(count, of.context).unwrap_or_default(),
                 _ => String::new(),
             };
-            let peak = Bytes(peak);
+            // What is not enough reads as more than there is.
+            let peak = if fits { Bytes(peak).to_string() } else { Bytes(peak).beside([*budget]).0 };
             writeln!(out, "{:<14} {}: {less}a peak of {peak}{enough}{full}", "to save", self.argument(change))?;
         }
         Ok(())
@@ -186,7 +238,7 @@ impl Report<'_> {
     }
 
     fn as_json(&self) -> Value {
-        let Self { device, footprint, budget, limit, fits, fitting, savings, .. } = self;
+        let Self { device, footprint, budget, origin, limit, fits, fitting, savings, .. } = self;
         let Footprint { plan, weights, sequences, workspace, rounding, staging, tokenizer, process, .. } = footprint;
         let encodings: serde_json::Map<_, _> =
             weights.iter().map(|(encoding, bytes)| (encoding.to_string(), json!(bytes))).collect();
@@ -209,7 +261,9 @@ impl Report<'_> {
             "peak_bytes": footprint.peak(),
             "host_bytes": footprint.host(),
             "budget_bytes": budget,
-            "limit_bytes": limit,
+            "budget_source": origin.name(),
+            "limit_bytes": limit.as_ref().map(|(limit, _)| limit),
+            "limit_source": limit.as_ref().map(|(_, source)| source),
             "pooled_bytes": footprint.pooled(),
             "fits": fits,
             "fitting": fitting.iter().map(|(count, tokens)| json!({ "batch": count, "context": tokens })).collect::<Vec<_>>(),

@@ -14,7 +14,7 @@ use sinew::ops::Context;
 use sinew::tensor::{DType, PagedLayout};
 
 use super::Outcome;
-use super::arguments::{GENERATING, QUANTIZING};
+use super::arguments::{GENERATING, OF_CPU, QUANTIZING};
 use super::output::progress_bar;
 
 /// The settings of one run of the command: of a file, the environment and arguments.
@@ -90,8 +90,9 @@ impl Run {
     /// The settings, without those that decide nothing on the device.
     fn of_machine(&self) -> Outcome<Settings> {
         let mut settings = self.settings().clone();
-        if settings.pin && !settings.device.starts_with("cpu") {
-            self.take_back(&mut settings, &["pin"], "is for the CPU, which has threads")?;
+        if !settings.device.starts_with("cpu") {
+            let why = format!("is for the CPU, not for {}", settings.device);
+            self.take_back(&mut settings, OF_CPU, &why)?;
         }
         Ok(settings)
     }

@@ -1,6 +1,7 @@
 //! `sinew tune`.
 
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +10,15 @@ use clap::Args;
 use serde_json::json;
 use sinew::demo;
 use sinew::models::{EmbeddingModel, Folder, LanguageModel, LoadOptions};
-use sinew::ops::{Budget, Context, Tuned, tune};
+use sinew::ops::{Budget, Context, Tuned, tune_while};
 
 use super::arguments::{STEPPING, WEIGHTS, of_settings};
+use super::interrupts::{catch_interrupts, interrupted};
 use super::{Outcome, Run};
 
 /// Time the kernels that may serve a model's shapes on this machine, and keep the times: from then on the fastest are
-/// chosen, and no bit of a result changes for it. Without --model: the shapes of the bundled model.
+/// chosen, and no bit of a result changes for it. They are kept as it goes: Ctrl-C ends it after the problem at hand.
+/// Without --model: the shapes of the bundled model.
 #[derive(Debug, Args)]
 #[command(args = of_settings(WEIGHTS), args = of_settings(&["load"]), args = of_settings(STEPPING))]
 pub struct Tune {
@@ -49,10 +52,18 @@ impl Tune {
         let ctx = Arc::new(run.untuned_context()?.with_tuning(&cache));
         self.note(run, &ctx)?;
         let budget = Budget { time: Duration::from_secs_f64(self.budget), ..Budget::default() };
-        let tuned = tune(&ctx, &budget)?;
+        catch_interrupts();
+        // As it goes: what is measured is not lost with what comes after it.
+        let mut kept = Ok(());
+        let tuned = tune_while(&ctx, &budget, &mut |so_far| {
+            if kept.is_ok() {
+                kept = cache.save(&ctx, so_far);
+            }
+            if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
         let folder = cache.folder().folder();
-        // What was measured is shown, whatever becomes of it.
-        let kept = cache.save(&ctx, &tuned);
+        // Whatever was in the way may be gone. What was measured is shown in any case.
+        let kept = kept.or_else(|_| cache.save(&ctx, &tuned));
         self.report(run, &ctx, &tuned, folder.filter(|_| kept.is_ok()))?;
         kept.map_err(|error| {
             let place = folder.map(|folder| format!(" in {}", folder.display())).unwrap_or_default();
@@ -106,6 +117,7 @@ impl Tune {
                 "hardware": ctx.device().hardware().to_string(),
                 "problems": problems,
                 "left": tuned.left,
+                "interrupted": interrupted(),
                 "seconds": tuned.seconds,
                 "folder": folder.map(|folder| folder.display().to_string()),
             });
@@ -130,6 +142,7 @@ impl Tune {
         write!(out, "{all} problems in {seconds:.1} s; another kernel than predicted for {changed}")?;
         match tuned.left {
             0 => writeln!(out)?,
+            left if interrupted() => writeln!(out, "; interrupted, {left} are left: tune again")?,
             left => writeln!(out, "; {left} are left: tune again, or give a larger --budget")?,
         }
         match folder {

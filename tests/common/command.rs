@@ -3,9 +3,11 @@
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
+#[cfg(target_os = "linux")]
+use std::time::{Duration, Instant};
 
-/// The command, without what the environment says of hubs and what was tuned on this machine. Vulkan drivers ask Wayland for a display, which complains on
-/// standard error where there is no folder of the session.
+/// The command, without what the environment says of hubs and what was tuned on this machine. Vulkan drivers ask Wayland
+/// for a display, which complains on standard error where there is no folder of the session.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sinew"));
     command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
@@ -61,4 +63,27 @@ pub fn refused(output: &Output, words: &[&str]) {
         assert!(stderr.contains(word), "`{word}` is not in: {stderr}");
     }
     assert!(output.stdout.is_empty(), "it wrote to standard output");
+}
+
+/// Starts a command, sends SIGINT once it catches that and is at work, and gives what it printed and the time that it took
+/// to end.
+#[cfg(target_os = "linux")]
+pub fn interrupted(command: &mut Command) -> (Output, Duration) {
+    println!("sinew {:?}", command.get_args());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let catches = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a mask of signals");
+        u64::from_str_radix(caught.trim(), 16).expect("a mask in hexadecimal") & 0b10 != 0
+    };
+    while !catches(child.id()) {
+        assert!(child.try_wait().expect("the child is ours").is_none(), "it ended by itself");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Into the work itself.
+    std::thread::sleep(Duration::from_millis(300));
+    let start = Instant::now();
+    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status();
+    assert!(kill.expect("a shell").success(), "it ended by itself");
+    (child.wait_with_output().expect("the command ends"), start.elapsed())
 }

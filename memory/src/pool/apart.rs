@@ -1,10 +1,9 @@
 //! Buffers with memory of their own, which a pool counts and limits; and what is left of pools when all should be gone.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
 
 use super::MemoryReport;
-use super::handle::{Shared, unlock_then_drop};
+use super::handle::Shared;
 use crate::{Buffer, Device, Error, Event, Home, Husk, Reclaim, Result, Span, Storage};
 
 /// Counts a buffer for as long as it lives.
@@ -24,14 +23,11 @@ impl Shared {
         make: impl FnOnce(&Arc<dyn Device>) -> Result<Arc<dyn Storage>>,
     ) -> Result<Buffer> {
         let mut state = self.lock();
-        let limit = self.config.limit_bytes;
+        let limit = state.config.limit_bytes;
         let taken = |reserved: usize, apart: usize| reserved.saturating_add(apart).saturating_add(bytes);
         if taken(state.reserved_bytes, state.apart_bytes) > limit {
             // What is free in slabs is of no use here.
-            let events = state.collect_all();
-            let (storages, _) = state.release_free_slabs(Duration::ZERO);
-            unlock_then_drop(state, (storages, events));
-            state = self.lock();
+            state = self.without_free_slabs(state);
             if taken(state.reserved_bytes, state.apart_bytes) > limit {
                 return Err(self.out_of_memory(state, bytes, false));
             }

@@ -36,9 +36,8 @@ impl Pool {
     pub fn new(device: Arc<dyn Device>, config: PoolConfig) -> Self {
         // Devices align to powers of two; a larger granule than the largest class would leave no classes.
         let granule = device.alignment().clamp(SMALLEST_CLASS, 1 << 20).next_power_of_two();
-        let slab_bytes = config.slab_bytes.clamp(4 * granule, LARGEST_CLASS).next_multiple_of(granule);
-        let config = PoolConfig { slab_bytes, ..config };
-        let shared = Arc::new(Shared { device, config, granule, state: Mutex::new(State::new(granule)) });
+        let state = Mutex::new(State::new(config.in_granules(granule), granule));
+        let shared = Arc::new(Shared { device, granule, state });
         apart::remember(&shared);
         Self { shared }
     }
@@ -50,7 +49,27 @@ impl Pool {
 
     /// How it behaves.
     pub fn config(&self) -> PoolConfig {
-        self.shared.config
+        self.shared.lock().config
+    }
+
+    /// From now on takes no more than so many bytes from its device, live, free and apart together, as a pool that is
+    /// [made](PoolConfig::limited) with that limit. What it has counts, and free slabs go back to the device at once. Where
+    /// live buffers are more than that, they stay whole, and nothing more is taken until enough of them is given back.
+    ///
+    /// ```
+    /// use sinew_memory::{Cpu, Pool, PoolConfig};
+    ///
+    /// let pool = Pool::new(Cpu::get(), PoolConfig::default());
+    /// let held = pool.allocate(8 << 20)?;
+    /// pool.limit(12 << 20);
+    /// assert!(pool.allocate(8 << 20).is_err());
+    /// drop(held);
+    /// assert!(pool.allocate(8 << 20).is_ok());
+    /// # Ok::<(), sinew_memory::Error>(())
+    /// ```
+    pub fn limit(&self, bytes: usize) {
+        self.shared.lock().config = PoolConfig::limited(bytes).in_granules(self.shared.granule);
+        self.trim(Duration::ZERO);
     }
 
     /// The size classes of this pool in bytes, smallest first.
@@ -158,7 +177,6 @@ pub(super) fn unlock_then_drop<T>(state: MutexGuard<'_, State>, garbage: T) {
 
 pub(super) struct Shared {
     pub(super) device: Arc<dyn Device>,
-    pub(super) config: PoolConfig,
     /// Every span starts and ends at a multiple of it.
     granule: usize,
     state: Mutex<State>,
@@ -186,8 +204,12 @@ impl Shared {
         let (Some(rounded), Some(class)) = (self.rounded(bytes), self.class_bytes(bytes)) else {
             return Err(self.out_of_memory(self.lock(), bytes, true));
         };
-        let kind = if class <= self.config.slab_bytes / 4 { Kind::Shared } else { Kind::Own };
         let mut state = self.lock();
+        // A limit that was set below what there was: what has come free since is no longer the pool's to hand out.
+        if state.reserved_bytes.saturating_add(state.apart_bytes) > state.config.limit_bytes {
+            state = self.without_free_slabs(state);
+        }
+        let kind = if class <= state.config.slab_bytes / 4 { Kind::Shared } else { Kind::Own };
         let events = if state.pending.is_empty() { Vec::new() } else { state.collect_front() };
         let found = state.take(kind, class);
         let (mut state, node) = match found {
@@ -231,7 +253,7 @@ impl Shared {
                 state.hits += 1;
                 return Ok((state, node));
             }
-            let mut sizes = [self.config.slab_bytes, class];
+            let mut sizes = [state.config.slab_bytes, class];
             if kind == Kind::Own {
                 sizes[0] = class;
             }
@@ -272,6 +294,14 @@ impl Shared {
         }
     }
 
+    /// Gives slabs that are wholly free back to the device.
+    pub(super) fn without_free_slabs<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let events = state.collect_all();
+        let (storages, _) = state.release_free_slabs(Duration::ZERO);
+        unlock_then_drop(state, (storages, events));
+        self.lock()
+    }
+
     fn relock_after_dropping<'a, T>(&'a self, state: MutexGuard<'a, State>, garbage: Vec<T>) -> MutexGuard<'a, State> {
         if garbage.is_empty() {
             return state;
@@ -290,8 +320,8 @@ impl Shared {
         size: usize,
     ) -> Result<(MutexGuard<'a, State>, Option<u32>)> {
         let reserved = state.reserved_bytes.checked_add(slab);
-        let apart = state.apart_bytes;
-        let fits = |bytes: &usize| bytes.checked_add(apart).is_some_and(|bytes| bytes <= self.config.limit_bytes);
+        let (apart, limit) = (state.apart_bytes, state.config.limit_bytes);
+        let fits = |bytes: &usize| bytes.checked_add(apart).is_some_and(|bytes| bytes <= limit);
         let Some(reserved) = reserved.filter(fits) else {
             return Ok((state, None));
         };
@@ -335,13 +365,12 @@ impl Shared {
     pub(super) fn report(&self) -> MemoryReport {
         let stats = self.stats();
         let device = self.device.memory();
-        let limit = self.config.limit_bytes;
+        let (live, most_used, limit) = {
+            let state = self.lock();
+            (state.live(), state.most_used_bytes, state.config.limit_bytes)
+        };
         let (total, free) = device.map_or((limit, limit), |memory| (memory.total.min(limit), memory.available));
         let obtainable = free.min(limit.saturating_sub(stats.reserved_bytes + stats.apart_bytes));
-        let (live, most_used) = {
-            let state = self.lock();
-            (state.live(), state.most_used_bytes)
-        };
         MemoryReport {
             device: self.device.id(),
             total_bytes: total,
@@ -357,9 +386,8 @@ impl Shared {
     pub(super) fn out_of_memory(&self, state: MutexGuard<'_, State>, asked: usize, spans: bool) -> Error {
         let stats = state.stats();
         let (pooled, largest) = if spans { (stats.pooled_bytes, stats.largest_free_block) } else { (0, 0) };
-        let live = state.live();
+        let (live, limit) = (state.live(), state.config.limit_bytes);
         drop(state);
-        let limit = self.config.limit_bytes;
         let (total, free) =
             self.device.memory().map_or((limit, limit), |memory| (memory.total.min(limit), memory.available));
         let obtainable = free.min(limit.saturating_sub(stats.reserved_bytes + stats.apart_bytes));

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::LARGEST_CLASS;
 use crate::{Bytes, DeviceId};
 
 /// How a [`Pool`](super::Pool) behaves.
@@ -33,6 +34,12 @@ impl PoolConfig {
     pub fn limited(bytes: usize) -> Self {
         let usual = Self::default();
         Self { limit_bytes: bytes, slab_bytes: usual.slab_bytes.min(bytes / 32) }
+    }
+
+    /// The same with slabs that spans of such a granule fill.
+    pub(super) fn in_granules(self, granule: usize) -> Self {
+        let slab_bytes = self.slab_bytes.clamp(4 * granule, LARGEST_CLASS).next_multiple_of(granule);
+        Self { slab_bytes, ..self }
     }
 }
 

@@ -243,7 +243,7 @@ impl Precision {
     pub fn compute_with(&self, weight: Encoding) -> Compute {
         match (weight, self.activations_of_quantized) {
             (Encoding::Blocks(format), Some(Activations::Int8)) if format.values().is_integer() => Compute::Int8,
-            (Encoding::Blocks(_), Some(_)) => Compute::Bf16,
+            (Encoding::Blocks(_), Some(Activations::Bf16)) => Compute::Bf16,
             _ => self.compute,
         }
     }

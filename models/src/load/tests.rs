@@ -2,7 +2,8 @@ use safetensors::tensor::TensorView;
 use serde_json::json;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::Policy;
-use sinew_ops::layers::{Encoding, Piece, SliceToPack};
+use sinew_ops::layers::{Compute, Encoding, Piece, SliceToPack};
+use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::fill::{SLICES_A_TURN, slices};
 use super::*;
@@ -172,5 +173,23 @@ fn a_plan_has_what_loading_makes_of_experts() {
         assert_eq!((in_blocks, order > 0), (!apart, has_order && !apart), "{method}, {has_order}, {apart}");
         let bytes: usize = weight.tensor().shape().iter().product();
         assert_eq!(sizes.plan().weights, bytes + order, "{method}, {has_order}, {apart}");
+    }
+}
+
+#[test]
+fn products_that_asked_for_activations_say_nothing_of_stay_as_they_are() {
+    let hardware = Cpu::get().hardware().clone();
+    let blocks = |values| Encoding::Blocks(BlockFormat::new(values, 32, DType::BF16, false).expect("a format"));
+    let [int4, fp8] = [BlockValues::Int4, BlockValues::F8E4M3].map(blocks);
+    let float = Encoding::Float(DType::BF16);
+    for (stored, usual) in [(DType::F16, Compute::F32), (DType::F32, Compute::F32), (DType::BF16, Compute::Bf16)] {
+        let of = |activations| {
+            let precision = Precision::of(stored, &hardware).expect("a dtype of weights");
+            let precision = Precision { activations_of_quantized: activations, ..precision };
+            [int4, fp8, float].map(|weight| precision.compute_with(weight))
+        };
+        assert_eq!(of(None), [usual; 3], "{stored}");
+        assert_eq!(of(Some(Activations::Bf16)), [Compute::Bf16, Compute::Bf16, usual], "{stored}");
+        assert_eq!(of(Some(Activations::Int8)), [Compute::Int8, usual, usual], "{stored}");
     }
 }

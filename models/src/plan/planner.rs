@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use sinew_memory::{Bytes, DeviceKind};
+use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
@@ -11,7 +11,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 use super::footprint::{self, Footprint, SequenceBytes};
 use crate::embed::{Backbone, EmbeddingModel};
 use crate::folder::FileName;
-use crate::limits::most_that_fits;
+use crate::limits::{held_against, most_that_fits};
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
@@ -221,7 +221,8 @@ impl<'a> Planner<'a> {
         let pooled = pooled.collect::<Result<Vec<_>>>()?;
         Ok(match pooled.iter().min_by_key(|(_, bytes)| *bytes) {
             Some(&(change, bytes)) => {
-                format!("no one change would make it fit: {change} would take {}", Bytes(bytes))
+                let bytes = held_against(bytes, self.ctx.available_memory()?);
+                format!("no one change would make it fit: {change} would take {bytes}")
             }
             None => "there is nothing to change that would make it fit".to_owned(),
         })

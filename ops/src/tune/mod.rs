@@ -7,6 +7,7 @@
 mod cache;
 mod problem;
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use sinew_kernels::trial::AnyTrial;
@@ -110,6 +111,32 @@ enum Turn {
 /// # Errors
 /// A device that fails, or has no memory for operands. A row that fails is none: it is told in the result.
 pub fn tune(ctx: &Context, budget: &Budget) -> Result<Tuned> {
+    tune_while(ctx, budget, &mut |_| ControlFlow::Continue(()))
+}
+
+/// [`tune`], which after every problem gives `go_on` what it has measured so far, and ends where that breaks off. What is
+/// saved there is kept, whatever happens to those that come after it.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use sinew_memory::PrivateFolder;
+/// use sinew_ops::{Budget, Context, TuningCache, log_softmax, softmax, tune_while};
+///
+/// let ctx = Context::cpu()?;
+/// let x = ctx.tensor(&[0.5f32; 512], &[4, 128])?;
+/// (softmax(&ctx, &x)?, log_softmax(&ctx, &x)?);
+/// let cache = TuningCache::at(PrivateFolder::none()); // or TuningCache::of_user()
+/// let tuned = tune_while(&ctx, &Budget::default(), &mut |so_far| {
+///     cache.save(&ctx, so_far).expect("nothing is written here");
+///     ControlFlow::Break(())
+/// })?;
+/// assert_eq!((tuned.problems.len(), tuned.left), (1, 1));
+/// # Ok::<(), sinew_ops::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`tune`].
+pub fn tune_while(ctx: &Context, budget: &Budget, go_on: &mut dyn FnMut(&Tuned) -> ControlFlow<()>) -> Result<Tuned> {
     let begun = Instant::now();
     let mut problems = Vec::new();
     for problem in ctx.choices().problems() {
@@ -126,11 +153,10 @@ pub fn tune(ctx: &Context, budget: &Budget) -> Result<Tuned> {
         }
     }
     problems.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then_with(|| a.2.cmp(&b.2)));
-    let mut tuned = Tuned::default();
+    let mut tuned = Tuned { left: problems.len(), ..Tuned::default() };
     for (i, (turn, _, _, problem, candidates)) in problems.iter().enumerate() {
         let left = budget.time.min(LONGEST).saturating_sub(begun.elapsed());
         if left.is_zero() {
-            tuned.left = problems.len() - i;
             break;
         }
         // Those of a later turn have what is left.
@@ -138,8 +164,11 @@ pub fn tune(ctx: &Context, budget: &Budget) -> Result<Tuned> {
         let share = (left / alike as u32 * SHARE).min(left);
         let names: Vec<&'static str> = candidates.iter().map(|(name, _)| *name).collect();
         tuned.problems.push(measure(ctx, &**problem, &names, Instant::now() + share, budget.runs)?);
+        (tuned.left, tuned.seconds) = (tuned.left - 1, begun.elapsed().as_secs_f64());
+        if go_on(&tuned).is_break() {
+            break;
+        }
     }
-    tuned.seconds = begun.elapsed().as_secs_f64();
     Ok(tuned)
 }
 

@@ -63,7 +63,7 @@ pub(super) fn profile(of: &Profile) -> Value {
         "between_kernels_s": of.between_s(),
         "recorded_step_s": of.record.seconds,
         "step_s": of.step_s,
-        "kernels_share_of_step": of.accounted,
+        "kernels_share_of_step": of.accounted(),
     })
 }
 

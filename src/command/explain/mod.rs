@@ -17,7 +17,7 @@ use sinew::kernels::Operator;
 use sinew::kernels::rates::Description;
 use sinew::ops::{Context, Explanation, Limits};
 
-use super::arguments::OF_MODELS;
+use super::arguments::{CHOOSING, MEMORY, OF_MODELS};
 use super::{Outcome, Run};
 
 /// Show the kernels that could solve a problem, what each is predicted to cost, and why one is chosen; or with --model
@@ -129,6 +129,7 @@ impl Explain {
         }
         match (&self.problem, &self.model.0, self.support) {
             (Some(problem), None, false) => {
+                run.refuse(&[MEMORY], "is for models: no operator is held to it alone")?;
                 let explanation = problem.explain(run, &*run.context()?, self.measure)?;
                 let mut out = std::io::stdout().lock();
                 if self.json {
@@ -140,7 +141,8 @@ impl Explain {
             }
             (None, Some(steps), false) => steps.run(run, self.json),
             (None, None, true) => {
-                run.refuse(OF_MODELS, "is for --model or an operator; --support is of all that there is")?;
+                let why = "is for --model or an operator; --support is of all that there is";
+                run.refuse(&[OF_MODELS, &[MEMORY, CHOOSING]].concat(), why)?;
                 support::run(run, self.json)
             }
             (None, None, false) => Err(MISSING.into()),

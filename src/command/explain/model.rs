@@ -18,9 +18,10 @@ use crate::command::{Model, Outcome, Run};
 pub(super) struct Steps {
     #[command(flatten)]
     model: Model,
-    /// Tokens of each prompt or text; the decode step finds them in the cache.
-    #[arg(long, default_value_t = 512, value_name = "N")]
-    prompt_tokens: usize,
+    /// Tokens of each prompt or text; the decode step finds them in the cache [default: 512, or as many as the model has
+    /// positions for].
+    #[arg(long, value_name = "N")]
+    prompt_tokens: Option<usize>,
     /// Sequences or texts at once.
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch: usize,
@@ -64,12 +65,19 @@ impl FromArgMatches for OfModel {
     }
 }
 
-/// A step with its name and its profile.
-type Profiled = (&'static str, Profile);
+/// Tokens of a prompt or text where nothing says how many.
+const PROMPT_TOKENS: usize = 512;
+
+/// A step with its name, the tokens of each prompt or text, and its profile.
+struct Profiled {
+    name: &'static str,
+    prompt_tokens: usize,
+    profile: Profile,
+}
 
 impl Steps {
     pub(super) fn run(&self, run: &Run, json: bool) -> Outcome {
-        if self.prompt_tokens == 0 || self.batch == 0 || self.repeat == 0 {
+        if self.prompt_tokens == Some(0) || self.batch == 0 || self.repeat == 0 {
             return Err("prompt tokens, batch and repeat must be at least 1".into());
         }
         let folder = self.model.folder(run)?;
@@ -83,8 +91,8 @@ impl Steps {
             writeln!(out, "{}", json!({ "steps": steps }))?;
             return Ok(());
         }
-        for (name, profile) in &steps {
-            writeln!(out, "{name}: {} x {} tokens", self.batch, self.prompt_tokens)?;
+        for Profiled { name, prompt_tokens, profile } in &steps {
+            writeln!(out, "{name}: {} x {prompt_tokens} tokens", self.batch)?;
             writeln!(out, "{profile}")?;
             let parts = if self.candidates { profile.parts() } else { Vec::new() };
             for explanation in parts.iter().filter_map(|part| part.explanation.as_deref()) {
@@ -94,10 +102,15 @@ impl Steps {
         Ok(())
     }
 
-    fn as_json(&self, (name, profile): &Profiled) -> Value {
+    /// As many tokens as are asked for, or as are usual where there is room for them.
+    fn prompt_tokens(&self, room: usize) -> usize {
+        self.prompt_tokens.unwrap_or(PROMPT_TOKENS.min(room))
+    }
+
+    fn as_json(&self, Profiled { name, prompt_tokens, profile }: &Profiled) -> Value {
         let mut value = json::profile(profile);
         value["step"] = json!(name);
-        value["prompt_tokens"] = json!(self.prompt_tokens);
+        value["prompt_tokens"] = json!(prompt_tokens);
         value["batch"] = json!(self.batch);
         value["repeat"] = json!(self.repeat);
         value
@@ -106,12 +119,18 @@ impl Steps {
     fn decoder(&self, run: &Run) -> Outcome<Vec<Profiled>> {
         // A token for each decode step: recorded and not, and two that are not counted.
         let steps = self.repeat.saturating_add(1).saturating_mul(2);
-        let (context, config) = (self.prompt_tokens.saturating_add(steps), self.model.folder(run)?.config()?);
-        let longest = config.as_decoder()?.longest_context();
-        if context > longest {
-            let (prompt, most) = (self.prompt_tokens, longest.saturating_sub(steps));
-            return Err(format!("{prompt} prompt tokens and {steps} steps: --prompt-tokens is at most {most}").into());
+        let longest = self.model.folder(run)?.config()?.as_decoder()?.longest_context();
+        let room = longest.saturating_sub(steps);
+        if room == 0 {
+            let repeat = self.repeat;
+            return Err(format!("--repeat {repeat} takes {steps} steps; the model's context is {longest}").into());
         }
+        let prompt_tokens = self.prompt_tokens(room);
+        if prompt_tokens > room {
+            let what = format!("{prompt_tokens} prompt tokens and {steps} steps");
+            return Err(format!("{what}: --prompt-tokens is at most {room}").into());
+        }
+        let context = prompt_tokens + steps;
         let ctx = run.context()?;
         let options = run.load_options(Some(self.model.folder(run)?), &**ctx.device())?;
         let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..options };
@@ -119,7 +138,7 @@ impl Steps {
         let mut model = self.model.load(run, ctx.clone(), &checkpoint, &options, None)?;
         let limits = Limits::measure(ctx.device())?;
         let vocab = model.decoder().config().vocab_size;
-        let prompts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(vocab, b, self.prompt_tokens)).collect();
+        let prompts: Vec<Vec<u32>> = (0..self.batch).map(|b| tokens(vocab, b, prompt_tokens)).collect();
         let mut sequences = Vec::new();
         let prefill = ctx.profile(limits, self.repeat, || -> Result<(), Error> {
             sequences.clear();
@@ -130,25 +149,28 @@ impl Steps {
             }
             Ok(())
         })?;
-        let next = tokens(vocab, self.prompt_tokens, self.batch);
+        let next = tokens(vocab, prompt_tokens, self.batch);
         let decode = ctx.profile(limits, self.repeat, || -> Result<(), Error> {
             model.decode_greedy(&mut sequences, &next)?;
             Ok(())
         })?;
-        Ok(vec![("prefill", prefill), ("decode step", decode)])
+        let profiled = |(name, profile)| Profiled { name, prompt_tokens, profile };
+        Ok([("prefill", prefill), ("decode step", decode)].map(profiled).into())
     }
 
     fn embedding(&self, run: &Run, folder: &Folder) -> Outcome<Vec<Profiled>> {
         run.refuse_generating()?;
-        let texts = texts(folder.config()?, self.batch, self.prompt_tokens)?;
+        let config = folder.config()?;
+        let prompt_tokens = self.prompt_tokens(config.text_positions());
+        let texts = texts(config, self.batch, prompt_tokens)?;
         let ctx = run.context()?;
         let weights = run.weight_options(Some(folder), &**ctx.device())?;
         let mut model = EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?;
         let limits = Limits::measure(ctx.device())?;
-        let embed = ctx.profile(limits, self.repeat, || -> Result<(), Error> {
+        let profile = ctx.profile(limits, self.repeat, || -> Result<(), Error> {
             model.embed_tokens(&texts)?;
             Ok(())
         })?;
-        Ok(vec![("embedding", embed)])
+        Ok(vec![Profiled { name: "embedding", prompt_tokens, profile }])
     }
 }
