@@ -355,21 +355,25 @@ pub(crate) fn argmax(logits: &[f32]) -> Result<Candidate> {
     const LANES: usize = 32;
     let refused = |problem: String| Err(Error::Logits(problem));
     let mut max = [f32::NEG_INFINITY; LANES];
-    let mut finite = [true; LANES];
+    // As wide as what is compared, or the compiler packs each comparison into a byte.
+    let mut finite = [1u32; LANES];
     for chunk in logits.chunks(LANES) {
         for ((max, finite), &logit) in max.iter_mut().zip(&mut finite).zip(chunk) {
             // False for NaN and for plus infinity.
-            *finite &= logit < f32::INFINITY;
+            *finite &= u32::from(logit < f32::INFINITY);
             *max = if logit > *max { logit } else { *max };
         }
     }
-    if finite.contains(&false) {
+    if finite.contains(&0) {
         let bad = logits.iter().enumerate().find(|(_, l)| l.is_nan() || **l == f32::INFINITY);
         let (id, logit) = bad.unwrap_or((0, &f32::NAN));
         return refused(format!("token {id} has logit {logit}"));
     }
     let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    match logits.iter().position(|&logit| logit == max) {
+    // By chunks, in which no comparison waits for the one before.
+    let held = |chunk: &[f32]| chunk.iter().fold(0, |held, &logit| held | u32::from(logit == max)) != 0;
+    let first = logits.chunks(LANES).position(held).unwrap_or_default() * LANES;
+    match logits.iter().skip(first).position(|&logit| logit == max).map(|id| first + id) {
         None => refused("there are none".to_owned()),
         Some(_) if max == f32::NEG_INFINITY => refused(format!("all {} are minus infinity", logits.len())),
         Some(id) => Ok(Candidate {

@@ -85,23 +85,33 @@ impl NormedRows {
     /// Those of [`Simd`]; both have these values, and the order has them.
     #[inline(always)]
     pub unsafe fn vectors<S: Simd>(&self, k: usize, n: usize, order: Option<*const u32>) -> Vectors<'_, S> {
-        let load = |line: Line| match order {
-            // SAFETY: passed on.
-            Some(order) => unsafe { line.load_at::<S>(order.wrapping_add(k), n) },
-            // SAFETY: passed on.
-            None => unsafe { line.skip(k).load::<S>(n) },
-        };
         // SAFETY: passed on.
         unsafe {
             let weight = match self.weight {
-                Some(line) => load(line),
+                Some(line) => load::<S>(line, k, n, order),
                 None => S::splat(1.0),
             };
             let bias = match self.bias {
-                Some(line) => load(line),
+                Some(line) => load::<S>(line, k, n, order),
                 None => S::splat(0.0),
             };
             Vectors { norm: self, weight: S::add(weight, S::splat(self.formula.offset)), bias }
+        }
+    }
+}
+
+/// The first `n` of sixteen values of a line from `k` on. Not a closure: called twice, one would be compiled by itself,
+/// without the level's instructions.
+///
+/// # Safety
+/// Those of [`NormedRows::vectors`].
+#[inline(always)]
+unsafe fn load<S: Simd>(line: Line, k: usize, n: usize, order: Option<*const u32>) -> S::F {
+    // SAFETY: passed on.
+    unsafe {
+        match order {
+            Some(order) => line.load_at::<S>(order.wrapping_add(k), n),
+            None => line.skip(k).load::<S>(n),
         }
     }
 }

@@ -50,6 +50,21 @@ fn greedy_takes_the_largest_logit_and_the_lowest_id_among_equals() {
 }
 
 #[test]
+fn greedy_finds_the_largest_logit_wherever_it_lies() {
+    let mut greedy = sampler(SamplingParams::default());
+    for len in [31, 32, 33, 100] {
+        for at in 0..len {
+            let mut logits = vec![-1.0; len];
+            (logits[at], logits[len - 1]) = (1.0, 1.0);
+            assert_eq!(greedy.sample(&logits, &[]).expect("chosen"), at as u32, "of {len}");
+            logits[at] = f32::NAN;
+            let line = greedy.sample(&logits, &[]).expect_err("NaN").one_line();
+            assert!(line.contains(&format!("token {at} has")), "{line}");
+        }
+    }
+}
+
+#[test]
 fn logits_without_a_choice_are_errors() {
     for params in [SamplingParams::default(), warm(), SamplingParams { top_k: 1, ..warm() }] {
         let mut sampler = sampler(params);
