@@ -433,6 +433,46 @@ fn a_limit_is_held_against_what_the_pool_is_asked_for_and_a_budget_against_the_w
 }
 
 #[test]
+fn what_a_plan_says_fits_a_limit_runs_within_it_and_takes_most_of_it() {
+    let names = [
+        "gemma2_gqa3_hd12_f32_old_config",
+        "gpt2_hd10_bf16_scaled_by_layer_alone",
+        "olmo3_yarn_on_full_layers_mha3_hd12_f32_old_config",
+        "qwen3_moe_6experts_mlp_only_hd12_f16_untied",
+        "quantized/awq_g128_qwen2_f16",
+    ];
+    let folders = names.map(fixture).into_iter().chain([bundled()]);
+    for folder in folders {
+        for options in [&[][..], &["--dtype", "int4"], &["--kv-dtype", "int8", "--threads", "1"]] {
+            for (context, prompt, new) in [("20", 12, "8"), ("48", 40, "8")] {
+                let limit =
+                    number(&plan(&folder, &[options, &["--context", context]].concat()), "pooled_bytes").to_string();
+                let tokens = vec!["1"; prompt].join(",");
+                let asked = ["--tokens", &tokens, "--max-new-tokens", new, "--memory-limit", &limit];
+                let output = run(command().arg("generate").arg("--model").arg(&folder).args(asked).args(options), "");
+                assert!(output.status.success(), "{folder:?} {options:?} within {limit}: {output:?}");
+            }
+        }
+    }
+    for name in ["bert_hd20_f16", "bert_hd20_f32_wordpiece"] {
+        let limit = number(&plan(&fixture(name), &[]), "pooled_bytes").to_string();
+        let output =
+            run(command().arg("embed").arg("--model").arg(fixture(name)).args(["--memory-limit", &limit, "a"]), "");
+        assert!(output.status.success(), "{name} within {limit}: {output:?}");
+    }
+    // What is far less is refused, by what the pages of its weights take.
+    let folder = tempfile::tempdir().expect("a folder");
+    MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");
+    let report = plan(folder.path(), &["--context", "64"]);
+    let generated = |limit: f64| {
+        let asked = ["--tokens", "1,2,3,4", "--max-new-tokens", "60", "--memory-limit", &limit.to_string()];
+        run(command().arg("generate").arg("--model").arg(folder.path()).args(asked), "").status.success()
+    };
+    let pooled = number(&report, "pooled_bytes");
+    assert!(generated(pooled) && !generated(0.94 * pooled), "{report}");
+}
+
+#[test]
 fn a_plan_says_what_it_is_held_against_and_what_says_so_where_it_fits_as_well() {
     let lines = |arguments: &[&str]| stdout(&run(command().arg("plan").args(arguments).arg(bundled()), ""));
     let given = ["--budget", "3GiB", "--memory-limit", "2GiB"];
@@ -443,8 +483,10 @@ fn a_plan_says_what_it_is_held_against_and_what_says_so_where_it_fits_as_well() 
         (number(&report, "budget_bytes"), number(&report, "limit_bytes")),
         (3.0 * 1024f64.powi(3), 2.0 * 1024f64.powi(3))
     );
-    let held =
-        format!("limit             2.0 GiB  --memory-limit; {} of", Bytes(number(&report, "pooled_bytes") as usize));
+    let held = format!(
+        "limit             2.0 GiB  --memory-limit; it has to leave {}",
+        Bytes(number(&report, "pooled_bytes") as usize)
+    );
     let text = lines(&given);
     assert!(text.contains("budget            3.0 GiB  --budget\n") && text.contains(&held), "{text}");
     // Of neither the machine or its container says it.

@@ -197,7 +197,7 @@ impl Report<'_> {
         in_words("budget", &of, origin.words())?;
         if let Some((limit, source)) = limit {
             let (pooled, [limit]) = Bytes(footprint.pooled()).beside([*limit]);
-            in_words("limit", &limit, &format!("{source}; {pooled} of the peak are held against it"))?;
+            in_words("limit", &limit, &format!("{source}; it has to leave {pooled}"))?;
         }
         if !fitting.is_empty() {
             let each = fitting.iter().map(|(count, tokens)| match count {

@@ -11,6 +11,7 @@ struct Apart {
     shared: Arc<Shared>,
     /// Its place among the tags, which keep theirs while they have buffers.
     tag: u32,
+    /// That the device holds for it.
     bytes: usize,
 }
 
@@ -22,25 +23,26 @@ impl Shared {
         tag: &str,
         make: impl FnOnce(&Arc<dyn Device>) -> Result<Arc<dyn Storage>>,
     ) -> Result<Buffer> {
+        let held = self.device.held_bytes(bytes);
         let mut state = self.lock();
         let limit = state.config.limit_bytes;
-        let taken = |reserved: usize, apart: usize| reserved.saturating_add(apart).saturating_add(bytes);
+        let taken = |reserved: usize, apart: usize| reserved.saturating_add(apart).saturating_add(held);
         if taken(state.reserved_bytes, state.apart_bytes) > limit {
             // What is free in slabs is of no use here.
             state = self.without_free_slabs(state);
             if taken(state.reserved_bytes, state.apart_bytes) > limit {
-                return Err(self.out_of_memory(state, bytes, false));
+                return Err(self.out_of_memory(state, held, false));
             }
         }
         let id = if tag.is_empty() { 0 } else { state.tag(tag) };
         let counted = &mut state.tags[id as usize];
         counted.buffers += 1;
-        counted.bytes += bytes;
-        state.apart_bytes += bytes;
+        counted.bytes += held;
+        state.apart_bytes += held;
         state.most_used_bytes = state.most_used_bytes.max(state.active_bytes + state.apart_bytes);
         drop(state);
         // From here on it is counted until it is dropped, which an error does.
-        let apart = Arc::new(Apart { shared: self.clone(), tag: id, bytes });
+        let apart = Arc::new(Apart { shared: self.clone(), tag: id, bytes: held });
         let storage = match make(&self.device) {
             Ok(storage) if storage.len() >= bytes => storage,
             Ok(storage) => {
@@ -49,7 +51,7 @@ impl Shared {
             }
             Err(Error::OutOfMemory { .. }) => {
                 drop(apart);
-                return Err(self.out_of_memory(self.lock(), bytes, false));
+                return Err(self.out_of_memory(self.lock(), held, false));
             }
             Err(error) => return Err(error),
         };

@@ -78,8 +78,8 @@ pub struct PoolStats {
     pub peak_reserved_bytes: usize,
     /// Slabs taken from the device.
     pub slabs: usize,
-    /// Bytes of live buffers that have memory of their own, see [`Pool::allocate_apart`](super::Pool::allocate_apart):
-    /// neither active nor reserved.
+    /// Bytes that the device holds for live buffers that have memory of their own, see
+    /// [`Pool::allocate_apart`](super::Pool::allocate_apart): neither active nor reserved.
     pub apart_bytes: usize,
     /// Bytes given back to the device by trimming, defragmenting or making room.
     pub released_bytes: u64,

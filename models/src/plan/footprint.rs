@@ -19,6 +19,11 @@ const THREAD_BYTES: usize = 256 << 10;
 const TOKENIZER_PER_FILE: usize = 6;
 /// A pool rounds a request up by a quarter at most, and by an eighth on average.
 const POOL_ROUNDS: usize = 8;
+/// The part of a pool's buffers that may be free between them, and the least and the most of that: some small buffers' own
+/// rounding, and a slab that is begun.
+const POOL_SCATTERS: usize = 2;
+const LEAST_SCATTERED: usize = 64 << 10;
+const MOST_SCATTERED: usize = 4 << 20;
 
 /// Bytes that a process takes which loads a model and runs it, by what they are for, from headers alone.
 ///
@@ -36,6 +41,8 @@ pub struct Footprint {
     pub workspace: usize,
     /// What is rounded up: to large pages, and to what a pool hands out.
     pub rounding: usize,
+    /// What a pool may need beyond that where requests come at their worst.
+    pub margin: usize,
     /// Of the checkpoint at once, while its weights are packed.
     pub staging: usize,
     /// The tokenizer.
@@ -81,12 +88,18 @@ impl Footprint {
     pub fn peak(&self) -> usize {
         match self.is_host {
             true => sum([self.loading(), self.tokenizer, self.process]).max(self.running()),
-            false => self.pooled(),
+            false => self.of_device(),
         }
     }
 
-    /// Bytes that a [limit](sinew_ops::Context::with_memory_limit) of the device's memory has to leave for it.
+    /// Bytes that a [limit](sinew_ops::Context::with_memory_limit) of the device's memory has to leave for it: with so
+    /// many it runs.
     pub fn pooled(&self) -> usize {
+        self.of_device().saturating_add(self.margin)
+    }
+
+    /// Bytes of the device's memory, as they are expected.
+    fn of_device(&self) -> usize {
         sum([self.plan.total(), self.rounding, self.workspace])
     }
 
@@ -100,7 +113,7 @@ impl Footprint {
     }
 
     fn running(&self) -> usize {
-        sum([self.pooled(), self.tokenizer, self.process])
+        sum([self.of_device(), self.tokenizer, self.process])
     }
 }
 
@@ -142,8 +155,18 @@ pub(super) fn by_encoding(made: &[Made]) -> Vec<(Encoding, usize)> {
 /// What is rounded up: weights and the cache to pages, and the rest to what a pool hands out.
 pub(super) fn rounding(device: &dyn Device, plan: &Plan, made: &[Made], cache: usize, workspace: usize) -> usize {
     let of_weights = made.iter().map(|made| device.held_bytes(made.bytes).saturating_sub(made.bytes));
-    let pooled = sum([plan.activations, plan.tables, plan.logits, workspace]);
-    sum([sum(of_weights), cache.saturating_sub(plan.cache), pooled / POOL_ROUNDS])
+    sum([sum(of_weights), cache.saturating_sub(plan.cache), in_slabs(plan, workspace) / POOL_ROUNDS])
+}
+
+/// What a pool rounds up beyond its average, and what is free in its slabs.
+pub(super) fn margin(plan: &Plan, workspace: usize) -> usize {
+    let in_slabs = in_slabs(plan, workspace);
+    sum([in_slabs / POOL_ROUNDS, (in_slabs / POOL_SCATTERS).clamp(LEAST_SCATTERED, MOST_SCATTERED)])
+}
+
+/// What has no memory of its own.
+fn in_slabs(plan: &Plan, workspace: usize) -> usize {
+    sum([plan.activations, plan.tables, plan.logits, workspace])
 }
 
 /// Whether a device's memory is that of the process.

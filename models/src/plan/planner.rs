@@ -155,6 +155,7 @@ impl<'a> Planner<'a> {
             sequences,
             workspace,
             rounding: footprint::rounding(device, &plan, &made, cache, workspace),
+            margin: footprint::margin(&plan, workspace),
             staging: footprint::staging(&made, self.checkpoint.num_bytes()),
             tokenizer: footprint::tokenizer(self.tokenizer),
             process: footprint::process(device),
