@@ -26,7 +26,8 @@ pub struct Devices {
 
 impl Devices {
     pub fn run(&self, run: &Run) -> Outcome {
-        run.refuse(&[MEMORY, CHOOSING], "is for what runs kernels of a model or of an operator")?;
+        run.refuse(&[MEMORY], "is for models: no device is held to it alone")?;
+        run.refuse(&[CHOOSING], "is for what runs kernels of a model or of an operator")?;
         // What cannot be opened is an error here as everywhere.
         run.context()?;
         let mut devices = discover();
