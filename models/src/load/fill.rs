@@ -9,6 +9,7 @@ use super::matrices::{Matrices, bytes};
 use super::matrix::{Matrix, StripRows};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
+use crate::quantized::common_multiple;
 
 /// Bytes of the slices of a weight that are at hand together, a thread packing each, counted in f32: those of a bf16
 /// file are half as large. Their pages are dropped before others are read, so that a weight is never in memory twice.
@@ -134,13 +135,4 @@ pub(super) fn slices(packer: &WeightPacker, threads: usize, [columns, k]: [usize
 /// All columns in strips of some width.
 fn strips(width: usize, k: usize) -> impl Iterator<Item = Range<usize>> {
     (0..k).step_by(width.max(1)).map(move |start| start..k.min(start.saturating_add(width)))
-}
-
-/// The least number that both divide; the largest where that is more.
-fn common_multiple(a: usize, b: usize) -> usize {
-    let (mut divisor, mut rest) = (a, b);
-    while rest > 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    (a / divisor.max(1)).saturating_mul(b)
 }

@@ -226,6 +226,15 @@ pub(super) fn signed_bytes(word: u32) -> [u8; 4] {
     (word ^ 0x8080_8080).to_le_bytes()
 }
 
+/// The least number that both divide; the largest where that is more.
+pub(crate) fn common_multiple(a: usize, b: usize) -> usize {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    (a / divisor.max(1)).saturating_mul(b)
+}
+
 /// The words of a tensor of I32.
 pub(super) fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
     bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word))
@@ -323,7 +332,7 @@ impl StoredModule {
         // A scale of a whole row is in every strip, and is the least of it.
         let group = if self.groups.count == 1 { 1 } else { self.groups.size };
         match self.codes.layout {
-            CodesLayout::WordsOfK(bits) => group.checked_next_multiple_of(bits.per_word()).unwrap_or(usize::MAX),
+            CodesLayout::WordsOfK(bits) => common_multiple(group, bits.per_word()),
             _ => group,
         }
     }

@@ -379,6 +379,38 @@ fn groups_that_do_not_divide_a_row_end_with_it() {
 }
 
 #[test]
+fn groups_that_are_no_whole_words_are_cut_between_both() {
+    for (bits, size, granule) in [(4, 20, 40), (4, 36, 72), (4, 84, 168), (8, 18, 36), (8, 50, 100), (8, 12, 12)] {
+        let (per_word, k, n) = (32 / bits, 840, 16);
+        let groups = k / size + usize::from(k % size > 0);
+        // Code `i + row`, less its bits beyond, in groups of one scale and zero point each.
+        let code = |row: usize, i: usize| (i * 7 + row) % (1 << bits);
+        let word = |row: usize, at: usize| {
+            (0..per_word).fold(0u32, |word, i| word | (code(row, at * per_word + i) as u32) << (i * bits))
+        };
+        let words: Vec<u32> = (0..k / per_word).flat_map(|at| (0..n).map(move |row| word(row, at))).collect();
+        let scales: Vec<f32> = (0..groups * n).map(|i| 1.0 + i as f32).collect();
+        let zero = |group: usize| group % 3;
+        let ones = if bits == 4 { 0x1111_1111u32 } else { 0x0101_0101 };
+        let zeros: Vec<u32> = (0..groups * n / per_word).map(|at| zero(at / (n / per_word)) as u32 * ones).collect();
+        let checkpoint = checkpoint(&[
+            i32s("m.qweight", &[k / per_word, n], &words),
+            i32s("m.qzeros", &[groups, n / per_word], &zeros),
+            f16s("m.scales", &[groups, n], &scales),
+        ]);
+        let module = gptq(bits, size as i64, "gptq_v2").module(&checkpoint, "m").expect("fits").expect("quantized");
+        assert_eq!(module.strip_granule(), granule, "groups of {size}");
+        let value = |row: usize, i: usize| {
+            let scale = f16::from_f32(scales[i / size * n + row]).to_f32();
+            f16::from_f32(scale * (code(row, i) as f32 - zero(i / size) as f32)).to_le_bytes()
+        };
+        let value = &value;
+        let expected: Vec<u8> = (0..n).flat_map(|row| (0..k).flat_map(move |i| value(row, i))).collect();
+        check_module(&module, &checkpoint, &expected, &format!("{bits} bits in groups of {size}"));
+    }
+}
+
+#[test]
 fn groups_become_the_packed_groups_of_which_they_are_made_up() {
     let cases = [(16, None), (32, Some(32)), (96, Some(32)), (64, Some(64)), (192, Some(64)), (256, Some(128))];
     let k = 384usize;
