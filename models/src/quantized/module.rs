@@ -392,7 +392,7 @@ impl StoredModule {
 
 impl Stored<ZerosLayout> {
     /// Whether all are in the middle, which stands for 0.
-    fn are_middle(&self, checkpoint: &Checkpoint) -> Result<bool> {
+    pub fn are_middle(&self, checkpoint: &Checkpoint) -> Result<bool> {
         let bytes = checkpoint.tensor(&self.tensor)?.bytes;
         let are_middle = match self.layout {
             ZerosLayout::Words(bits, added) => words(&bytes).all(|word| word.wrapping_add(added) == bits.middle()),
