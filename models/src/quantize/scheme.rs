@@ -254,7 +254,7 @@ fn kept(
         ModelConfig::Decoder(DecoderConfig { names, .. }) => (names.embedding, names.prefixes),
         ModelConfig::Encoder(EncoderConfig { names, .. }) => (names.word, names.prefixes),
     };
-    let prefix = checkpoint.prefix_of(&format!("{words}.weight"), prefixes)?;
+    let prefix = checkpoint.prefix_of(words, prefixes)?;
     let words = format!("{prefix}{words}");
     let is_kept = |module: &&str| {
         !quantized.contains_key(*module) && *module != words && !asked.tables.iter().any(|table| table == module)
