@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
+use sinew_ops::layers::{Encoding, SliceToPack, UnitSlice, WeightPacker};
 
 use super::Loader;
 use super::matrices::{Matrices, bytes};
@@ -83,6 +83,7 @@ impl Loader<'_> {
         let Filled { matrices, before, k, as_stored } = filled;
         let all = matrices.iter();
         let at_hand = all.map(|matrix| matrix.strip(checkpoint, strip.clone())).collect::<Result<Vec<_>>>()?;
+        let quantizes = matches!(packer.encoding(), Encoding::Blocks(_));
         let row_bytes: Vec<usize> = matrices.iter().map(|matrix| matrix.row_bytes(checkpoint)).collect();
         let pack = |slice: SliceToPack<'_>| -> Result<()> {
             let rows = slice.slice.rows.iter().map(|(matrix, rows)| {
@@ -92,7 +93,14 @@ impl Loader<'_> {
             let rows: Vec<(usize, Range<usize>)> = rows.collect();
             let pieces = rows
                 .iter()
-                .map(|(matrix, rows)| at_hand[*matrix].rows(checkpoint, rows.clone(), as_stored))
+                .map(|(matrix, rows)| {
+                    let of_matrix = at_hand[*matrix].rows(checkpoint, rows.clone(), as_stored)?;
+                    if quantizes {
+                        let weight = matrices[*matrix].part.weight();
+                        of_matrix.check_finite(checkpoint, &weight, rows.len())?;
+                    }
+                    Ok(of_matrix)
+                })
                 .collect::<Result<Vec<_>>>()?;
             slice.pack_strip(strip.clone(), &pieces.iter().map(StripRows::piece).collect::<Vec<_>>())?;
             for (matrix, rows) in rows {
