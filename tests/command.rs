@@ -349,7 +349,11 @@ fn bench_prints_the_contract() {
         assert!(value[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {value}");
     }
     assert_eq!(value["device"], "cpu");
-    assert_eq!(value["dtype"], "f32");
+    assert_eq!((&value["dtype"], &value["activations"]), (&json!("f32"), &json!("f32")));
+    let quantized = ["bench", "--model", &model, "--prompt-tokens", "8", "--new-tokens", "2", "--repeat", "1"];
+    let quantized = [&quantized[..], &["--dtype", "int8", "--group-size", "channel", "--activations", "int8"]].concat();
+    assert_eq!(json(&[&quantized[..], &["--json"]].concat())["activations"], "int8");
+    assert!(stdout(&sinew(&quantized)).contains(", activations int8\n"));
     // Of 20 values each with a scale, or of 80 bytes.
     let scaled = ["bench", "--model", &model, "--prompt-tokens", "8", "--new-tokens", "2", "--repeat", "1"];
     let scaled = json(&[&scaled[..], &["--kv-dtype", "int8", "--json"]].concat());

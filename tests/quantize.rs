@@ -121,8 +121,19 @@ fn while_loading(folder: &Path, how: Quantize) -> Vec<u32> {
     outputs(folder, WeightOptions { dtype, quantize: Some(how), ..WeightOptions::default() })
 }
 
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Writes all tensors of a folder.
+fn save(folder: &Path, tensors: &Tensors) {
+    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
+    });
+    let file = safetensors::serialize(views, None).expect("a file");
+    fs::write(folder.join("model.safetensors"), file).expect("written");
+}
+
 /// All tensors of a folder.
-fn tensors(folder: &Path) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
+fn tensors(folder: &Path) -> Tensors {
     let checkpoint = Checkpoint::open(folder, Load::Mmap).expect("a checkpoint");
     let of = |name: &str| {
         let tensor = checkpoint.tensor(name).expect("it is there");
@@ -209,6 +220,114 @@ fn every_format_gives_the_logits_of_quantizing_while_loading() {
 }
 
 #[test]
+fn a_quantized_head_is_used_whatever_the_config_says() {
+    let source = model();
+    let (folder, _) = written(source.path(), how(BlockValues::Int4, Some(32), false, true));
+    let expected = outputs(folder.path(), WeightOptions::default());
+    with_field(folder.path(), "tie_word_embeddings", &json!(true));
+    assert!(outputs(folder.path(), WeightOptions::default()) == expected);
+}
+
+#[test]
+fn quantized_embeddings_are_looked_up_and_multiplied_by() {
+    let (embedding, head) = ("model.embed_tokens.", "lm_head.");
+    let how = how(BlockValues::Int4, Some(32), false, true);
+    let source = model();
+    let (folder, _) = written(source.path(), how);
+    let mut section = config(folder.path())["quantization_config"].take();
+    section["config_groups"]["group_0"]["targets"] = json!(["Linear", "Embedding"]);
+    with_field(folder.path(), "quantization_config", &section);
+    // The head becomes the embedding, beside itself.
+    for path in [source.path(), folder.path()] {
+        let mut all = tensors(path);
+        all.retain(|name, _| !name.starts_with(embedding));
+        let of_head = all.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(head)?, tensor)));
+        let of_head: Tensors = of_head.map(|(end, tensor)| (format!("{embedding}{end}"), tensor.clone())).collect();
+        all.extend(of_head);
+        save(path, &all);
+    }
+    assert!(tensors(folder.path()).contains_key("model.embed_tokens.weight_packed"));
+    let found = outputs(folder.path(), WeightOptions::default());
+    let stored = Folder::new(folder.path()).checkpoint(Load::Mmap).expect("a checkpoint");
+    let module = stored.module("model.embed_tokens").expect("it fits").expect("it is quantized");
+    let floats = module.dequantized(&stored, 0..module.shape()[0]).expect("floats");
+    let mut dense = tensors(folder.path());
+    dense.retain(|name, _| !name.starts_with(embedding));
+    dense.insert(format!("{embedding}weight"), (Dtype::BF16, module.shape().to_vec(), floats));
+    let plain = tempfile::tempdir().expect("a folder");
+    fs::copy(folder.path().join("config.json"), plain.path().join("config.json")).expect("copied");
+    save(plain.path(), &dense);
+    assert!(outputs(plain.path(), WeightOptions::default()) == found);
+    // And in the place of itself.
+    for path in [source.path(), folder.path()] {
+        let mut all = tensors(path);
+        all.retain(|name, _| !name.starts_with(head));
+        save(path, &all);
+        with_field(path, "tie_word_embeddings", &json!(true));
+    }
+    let quantized = while_loading(source.path(), how);
+    for targets in [json!(["Linear", "Embedding"]), json!(["re:.*"])] {
+        section["config_groups"]["group_0"]["targets"] = targets;
+        with_field(folder.path(), "quantization_config", &section);
+        assert!(outputs(folder.path(), WeightOptions::default()) == quantized);
+    }
+    section["config_groups"]["group_0"]["targets"] = json!(["Linear"]);
+    with_field(folder.path(), "quantization_config", &section);
+    let refused = LanguageModel::load(folder.path(), &LoadOptions::default()).expect_err("no target").one_line();
+    assert!(refused.contains("embed_tokens") && refused.contains("no target"), "{refused}");
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_not_quantized() {
+    let mut place = 0;
+    for (name, value) in
+        [("mlp.down_proj", f32::NAN), ("self_attn.k_proj", f32::INFINITY), ("mlp.up_proj", -f32::INFINITY)]
+    {
+        let source = model();
+        let weight = format!("model.layers.1.{name}.weight");
+        let mut all = tensors(source.path());
+        let bytes = &mut all.get_mut(&weight).expect("it is there").2;
+        // In another row and column each time.
+        place += 2 * 131;
+        bytes[place..place + 2].copy_from_slice(&value.to_le_bytes()[2..]);
+        save(source.path(), &all);
+        outputs(source.path(), WeightOptions::default());
+        for (values, zero_points) in
+            [(BlockValues::Int4, true), (BlockValues::Int8, false), (BlockValues::F8E4M3, false)]
+        {
+            let how = how(values, None, zero_points, true);
+            let words = [weight.as_str(), "cannot be quantized"];
+            let weights = WeightOptions { quantize: Some(how), ..WeightOptions::default() };
+            let options = LoadOptions { weights, ..LoadOptions::default() };
+            let loading = LanguageModel::load(source.path(), &options).expect_err("not finite").one_line();
+            let output = tempfile::tempdir().expect("a folder");
+            let (ctx, folder, go_on) =
+                (Context::cpu().expect("the CPU is there"), Folder::new(source.path()), &mut |_, _| {
+                    ControlFlow::Continue(())
+                });
+            let writing = quantize(&ctx, &folder, output.path(), how, Load::Mmap, go_on).expect_err("not finite");
+            for error in [loading, writing.one_line()] {
+                assert!(words.iter().all(|word| error.contains(word)), "{error}");
+            }
+            assert!(names_in(output.path()).is_empty());
+        }
+    }
+    // A tensor that lies column after column.
+    let source = copy("gpt2_no_prefix_hd12_f32_with_masks_old_config");
+    let mut all = tensors(source.path());
+    let name = all.keys().find(|name| name.ends_with("mlp.c_fc.weight")).expect("it is there").clone();
+    let bytes = &mut all.get_mut(&name).expect("it is there").2;
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    save(source.path(), &all);
+    let weights =
+        WeightOptions { quantize: Some(how(BlockValues::Int8, None, false, true)), ..WeightOptions::default() };
+    let options = LoadOptions { weights, ..LoadOptions::default() };
+    let error = LanguageModel::load(source.path(), &options).expect_err("not finite").one_line();
+    assert!(error.contains(&name) && error.contains("cannot be quantized"), "{error}");
+}
+
+#[test]
 fn every_architecture_gives_the_outputs_of_quantizing_while_loading() {
     let kept_head: &[&str] = &["lm_head"];
     let images = [
@@ -288,6 +407,7 @@ fn the_command_writes_a_folder_that_loads() {
         ["quantize", "--model", &fixture(TIED), "--output", output, "--dtype", "int4", "--group-size", "channel"];
     let summary: Value = serde_json::from_str(&stdout(&sinew(&[&common[..], &["--json"]].concat()))).expect("JSON");
     assert_eq!((&summary["modules"], &summary["kept"]), (&json!(14), &json!(["lm_head"])));
+    assert_eq!(summary["tied_head_kept"], true);
     assert!(summary["bytes_after"].as_u64() < summary["bytes_before"].as_u64());
     assert_eq!(names_in(place.path()), ["int4"]);
     let text = |model: &str, more: &[&str]| {
@@ -302,7 +422,13 @@ fn the_command_writes_a_folder_that_loads() {
     let again = again.to_str().expect("UTF-8");
     refused(&sinew(&["quantize", "--model", output, "--output", again, "--dtype", "int8"]), &["quantized already"]);
     let fp8 = ["quantize", "--model", &fixture(TIED), "--output", again, "--dtype", "fp8"];
-    assert!(stdout(&sinew(&fp8)).starts_with("14 modules quantized, 1 as they are"));
+    let text = stdout(&sinew(&fp8));
+    assert!(text.starts_with("14 modules quantized, 1 as they are"), "{text}");
+    assert!(text.contains("the head is tied to the embedding") && text.contains("--dtype fp8"), "{text}");
+    let kept = place.path().join("kept");
+    let kept = ["quantize", "--model", &fixture(TIED), "--output", kept.to_str().expect("UTF-8"), "--dtype", "fp8"];
+    let text = stdout(&sinew(&[&kept[..], &["--keep-head"]].concat()));
+    assert!(!text.contains("the head is tied"), "{text}");
 }
 
 #[cfg(unix)]

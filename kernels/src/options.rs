@@ -50,3 +50,13 @@ pub enum Compute {
     /// products of tensors both operands, in groups of 128 values along K. Matrix products only.
     Int8,
 }
+
+impl fmt::Display for Compute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        })
+    }
+}

@@ -82,7 +82,7 @@ pub struct TensorInfo<'a> {
 /// # let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &data).unwrap();
 /// # let file = safetensors::serialize([("model.norm.weight", view)], None).unwrap();
 /// let checkpoint = Checkpoint::from_bytes(file)?;
-/// let prefix = checkpoint.prefix_of("norm.weight", &["model.", ""])?;
+/// let prefix = checkpoint.prefix_of("norm", &["model.", ""])?;
 /// let tensor = checkpoint.tensor(&format!("{prefix}norm.weight"))?;
 /// assert_eq!(tensor.shape, [2]);
 /// assert_eq!(tensor.bytes[..4], 1.0f32.to_le_bytes());
@@ -253,18 +253,28 @@ impl Checkpoint {
         }
     }
 
-    /// The first of `prefixes` for which `prefix + name` is a tensor: the same weights are called
+    /// Whether the module `name` has a weight, as a tensor of floats or quantized.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Quantization::module`].
+    pub fn has_weight(&self, name: &str) -> Result<bool> {
+        Ok(self.contains(&format!("{name}.weight")) || self.module(name)?.is_some())
+    }
+
+    /// The first of `prefixes` for which the module `prefix + name` has a weight: the same weights are called
     /// `model.norm.weight` or `norm.weight` depending on the class that saved them.
     ///
     /// # Errors
     ///
-    /// [`Error::MissingTensor`] when no prefix leads to a tensor.
+    /// [`Error::MissingTensor`] when no prefix leads to one, and those of [`has_weight`](Self::has_weight).
     pub fn prefix_of<'p>(&self, name: &str, prefixes: &[&'p str]) -> Result<&'p str> {
-        let found = prefixes.iter().find(|prefix| self.contains(&format!("{prefix}{name}")));
-        match found {
-            Some(prefix) => Ok(prefix),
-            None => Err(self.missing(&format!("{}{name}", prefixes.first().unwrap_or(&"")))),
+        for prefix in prefixes {
+            if self.has_weight(&format!("{prefix}{name}"))? {
+                return Ok(prefix);
+            }
         }
+        Err(self.missing(&format!("{}{name}.weight", prefixes.first().unwrap_or(&""))))
     }
 
     /// Lets go of the pages behind the bytes in `range` of the tensor called `name`, counted from its first, once they

@@ -287,7 +287,7 @@ impl<S: Stage> Parts<S> {
     fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, limits: &Limits) -> Result<Self> {
         let (names, hidden, vocab, rows) = (config.names, config.hidden_size, config.vocab_size, limits.max_rows);
         let precision = maker.precision();
-        let prefix = maker.checkpoint().prefix_of(&format!("{}.weight", names.embedding), names.prefixes)?;
+        let prefix = maker.checkpoint().prefix_of(names.embedding, names.prefixes)?;
         let at = |name: &str| format!("{prefix}{name}");
         let embedding = Part::whole(at(names.embedding), vocab);
         let (end, embedding) = match limits.max_logits {
@@ -307,7 +307,7 @@ impl<S: Stage> Parts<S> {
                     options,
                     max_rows: most,
                 };
-                let (head, embedding) = match own_head(config, maker.checkpoint()) {
+                let (head, embedding) = match own_head(config, maker.checkpoint())? {
                     None => maker.tied(norm, head(embedding))?,
                     Some(name) => {
                         let head = maker.normed_linear(norm, head(Part::whole(name, vocab)))?;
@@ -346,12 +346,14 @@ impl<S: Stage> Parts<S> {
 }
 
 /// What the head is called, unless it is the embedding. One that the checkpoint has is used whatever the config says.
-fn own_head(config: &DecoderConfig, checkpoint: &Checkpoint) -> Option<&'static str> {
+fn own_head(config: &DecoderConfig, checkpoint: &Checkpoint) -> Result<Option<&'static str>> {
     let heads = config.names.heads;
-    match heads.iter().find(|name| checkpoint.contains(&format!("{name}.weight"))) {
-        None if config.tie_word_embeddings => None,
-        found => Some(found.or(heads.first()).copied().unwrap_or_default()),
+    for head in heads {
+        if checkpoint.has_weight(head)? {
+            return Ok(Some(head));
+        }
     }
+    Ok((!config.tie_word_embeddings).then(|| heads.first().copied().unwrap_or_default()))
 }
 
 impl<S: Stage> StepInputs<S> {

@@ -204,7 +204,7 @@ impl Encoder {
 impl<S: Stage> Parts<S> {
     fn make<M: Maker<S>>(maker: &mut M, config: &EncoderConfig, max_rows: usize, max_sequences: usize) -> Result<Self> {
         let (names, context) = (config.names, config.max_position_embeddings);
-        let prefix = maker.checkpoint().prefix_of(&format!("{}.weight", names.word), names.prefixes)?;
+        let prefix = maker.checkpoint().prefix_of(names.word, names.prefixes)?;
         let at = |name: &str| format!("{prefix}{name}");
         let table = |maker: &mut M, name: &str, rows| maker.table(Part::whole(at(name), rows), config.hidden_size);
         Ok(Self {

@@ -44,6 +44,8 @@ pub struct Quantized {
     pub modules: usize,
     /// Modules whose weights are as they were: `ignore` of the `quantization_config`.
     pub kept: Vec<String>,
+    /// Whether the head is one of them though loading with the same `how` rounds it: the config ties it to the embedding.
+    pub tied_head_kept: bool,
     /// Bytes of all tensors of the original.
     pub bytes_before: u64,
     /// Bytes of all tensors that were written.
@@ -77,7 +79,7 @@ pub struct Quantized {
 /// # Errors
 /// A model that cannot be loaded, is quantized already, has nothing to quantize or weights that compressed-tensors has no
 /// words for; a format that it has none for; an output that is there; a file that cannot be read or written;
-/// [`Error::Cancelled`] where `progress` ended it.
+/// weights that are infinite or no numbers; [`Error::Cancelled`] where `progress` ended it.
 pub fn quantize(
     ctx: &Context,
     folder: &Folder,
@@ -105,6 +107,7 @@ pub fn quantize(
     let mut quantized = Quantized {
         modules: modules.quantized.len(),
         kept: modules.kept.into_iter().collect(),
+        tied_head_kept: modules.tied_head_kept,
         bytes_before: checkpoint.num_bytes(),
         bytes_after: 0,
     };

@@ -32,7 +32,7 @@ use self::compressed::Compressed;
 pub(crate) use self::compressed::{words_of_codes, words_of_zeros};
 use self::fp8::Fp8;
 use self::gptq::Gptq;
-pub(crate) use self::module::Bits;
+pub(crate) use self::module::{Bits, common_multiple};
 pub use self::module::{BlockRows, Rows, StoredModule};
 pub(crate) use self::strip::Strip;
 use crate::checkpoint::Checkpoint;

@@ -185,7 +185,8 @@ impl Bench {
         // Limits: arithmetic for prefill, bytes for decode.
         let flops_per_token = config.flops_per_token(self.prompt_tokens as f64 / 2.0);
         let head = config.head_flops() / self.prompt_tokens as f64;
-        let peak = peaks.and_then(|peaks| peaks.flops_per_s(decoder.precision().main_compute()));
+        let compute = decoder.precision().main_compute();
+        let peak = peaks.and_then(|peaks| peaks.flops_per_s(compute));
         let prefill_share = peak.map(|peak| prefill_rate * (flops_per_token + head) / peak);
         let kv_per_token = model.cache().bytes_per_token();
         let length = self.prompt_tokens as f64 + self.new_tokens() as f64 / 2.0;
@@ -211,6 +212,7 @@ impl Bench {
                 "threads": threads,
                 "device": device.id().to_string(),
                 "dtype": encoding.to_string(),
+                "activations": compute.to_string(),
                 "prompt_tokens": self.prompt_tokens,
                 "new_tokens": self.new_tokens(),
                 "batch": self.batch,
@@ -229,7 +231,7 @@ impl Bench {
             return Ok(());
         }
         let hardware = device.hardware();
-        writeln!(out, "{}: {hardware}; weights {encoding}", device.id())?;
+        writeln!(out, "{}: {hardware}; weights {encoding}, activations {compute}", device.id())?;
         writeln!(
             out,
             "prefill  {prefill_rate:9.1} tokens/s  {:>5} % of {} GFLOP/s",

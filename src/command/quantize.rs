@@ -78,13 +78,14 @@ impl Quantize {
             Err(Error::Cancelled) if interrupted() => return Ok(()),
             written => written?,
         };
-        let quantize::Quantized { modules, kept, bytes_before, bytes_after } = &written;
+        let quantize::Quantized { modules, kept, tied_head_kept, bytes_before, bytes_after } = &written;
         let mut out = std::io::stdout().lock();
         if self.json {
             let summary = json!({
                 "output": self.output.display().to_string(),
                 "modules": modules,
                 "kept": kept,
+                "tied_head_kept": tied_head_kept,
                 "bytes_before": bytes_before,
                 "bytes_after": bytes_after,
             });
@@ -92,6 +93,14 @@ impl Quantize {
         } else {
             let [before, after] = [bytes_before, bytes_after].map(|&bytes| megabytes(bytes as usize));
             writeln!(out, "{modules} modules quantized, {} as they are: {before} to {after}", kept.len())?;
+            if *tied_head_kept {
+                let dtype = WeightDType::Quantized(self.dtype).show();
+                writeln!(
+                    out,
+                    "the head is tied to the embedding and stays as it is; loading the original with --dtype {dtype} \
+                     quantizes it"
+                )?;
+            }
         }
         Ok(())
     }

@@ -215,12 +215,7 @@ impl fmt::Display for GemmStatic {
             Rhs::Strided(dtype) => write!(f, "{dtype}")?,
             Rhs::Packed(format) => write!(f, "packed({})", format.name())?,
         }
-        let compute = match self.compute {
-            Compute::F32 => "f32",
-            Compute::Bf16 => "bf16",
-            Compute::Int8 => "int8",
-        };
-        write!(f, "→{} in {compute}{}", self.out, self.epilogue)
+        write!(f, "→{} in {}{}", self.out, self.compute, self.epilogue)
     }
 }
 

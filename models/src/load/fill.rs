@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
-use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
+use sinew_ops::layers::{Encoding, SliceToPack, UnitSlice, WeightPacker};
 
 use super::Loader;
 use super::matrices::{Matrices, bytes};
 use super::matrix::{Matrix, StripRows};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
+use crate::quantized::common_multiple;
 
 /// Bytes of the slices of a weight that are at hand together, a thread packing each, counted in f32: those of a bf16
 /// file are half as large. Their pages are dropped before others are read, so that a weight is never in memory twice.
@@ -82,6 +83,7 @@ impl Loader<'_> {
         let Filled { matrices, before, k, as_stored } = filled;
         let all = matrices.iter();
         let at_hand = all.map(|matrix| matrix.strip(checkpoint, strip.clone())).collect::<Result<Vec<_>>>()?;
+        let quantizes = matches!(packer.encoding(), Encoding::Blocks(_));
         let row_bytes: Vec<usize> = matrices.iter().map(|matrix| matrix.row_bytes(checkpoint)).collect();
         let pack = |slice: SliceToPack<'_>| -> Result<()> {
             let rows = slice.slice.rows.iter().map(|(matrix, rows)| {
@@ -91,7 +93,14 @@ impl Loader<'_> {
             let rows: Vec<(usize, Range<usize>)> = rows.collect();
             let pieces = rows
                 .iter()
-                .map(|(matrix, rows)| at_hand[*matrix].rows(checkpoint, rows.clone(), as_stored))
+                .map(|(matrix, rows)| {
+                    let of_matrix = at_hand[*matrix].rows(checkpoint, rows.clone(), as_stored)?;
+                    if quantizes {
+                        let weight = matrices[*matrix].part.weight();
+                        of_matrix.check_finite(checkpoint, &weight, rows.len())?;
+                    }
+                    Ok(of_matrix)
+                })
                 .collect::<Result<Vec<_>>>()?;
             slice.pack_strip(strip.clone(), &pieces.iter().map(StripRows::piece).collect::<Vec<_>>())?;
             for (matrix, rows) in rows {
@@ -134,13 +143,4 @@ pub(super) fn slices(packer: &WeightPacker, threads: usize, [columns, k]: [usize
 /// All columns in strips of some width.
 fn strips(width: usize, k: usize) -> impl Iterator<Item = Range<usize>> {
     (0..k).step_by(width.max(1)).map(move |start| start..k.min(start.saturating_add(width)))
-}
-
-/// The least number that both divide; the largest where that is more.
-fn common_multiple(a: usize, b: usize) -> usize {
-    let (mut divisor, mut rest) = (a, b);
-    while rest > 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    (a / divisor.max(1)).saturating_mul(b)
 }

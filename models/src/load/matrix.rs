@@ -190,6 +190,19 @@ impl Strip<'_> {
 }
 
 impl StripRows<'_> {
+    /// Refuses those of so many rows of a tensor that cannot be quantized.
+    pub(super) fn check_finite(&self, checkpoint: &Checkpoint, tensor: &str, rows: usize) -> Result<()> {
+        match self {
+            Self::Floats(bytes, dtype) => check_finite(checkpoint, tensor, bytes, *dtype),
+            Self::Columns(bytes, dtype, columns) => {
+                let (line, of_rows) = (columns * dtype.size(), rows * dtype.size());
+                let lines = bytes.chunks(line.max(1)).map(|line| &line[..line.len().min(of_rows)]);
+                lines.into_iter().try_for_each(|line| check_finite(checkpoint, tensor, line, *dtype))
+            }
+            Self::Blocks(_) => Ok(()),
+        }
+    }
+
     /// Them, as a packer takes them.
     pub(super) fn piece(&self) -> Piece<'_> {
         match self {
@@ -197,6 +210,29 @@ impl StripRows<'_> {
             Self::Columns(bytes, dtype, columns) => Piece::Columns(bytes, *dtype, *columns),
             Self::Blocks(blocks) => Piece::Codes(blocks.codes()),
         }
+    }
+}
+
+/// Refuses values of which no scale can be made.
+pub(crate) fn check_finite(checkpoint: &Checkpoint, tensor: &str, bytes: &[u8], dtype: DType) -> Result<()> {
+    /// Whether the exponent of any has all bits set.
+    fn any_full<const SIZE: usize>(bytes: &[u8], is_full: impl Fn([u8; SIZE]) -> bool) -> bool {
+        bytes.as_chunks().0.iter().fold(false, |any, &value| any | is_full(value))
+    }
+    let any = match dtype {
+        DType::F16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7c00 == 0x7c00),
+        DType::BF16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7f80 == 0x7f80),
+        _ => any_full(bytes, |value| u32::from_le_bytes(value) & 0x7f80_0000 == 0x7f80_0000),
+    };
+    match any {
+        false => Ok(()),
+        true => Err(Error::Checkpoint {
+            file: checkpoint.name().to_owned(),
+            problem: format!(
+                "tensor `{}` has values that are infinite or no numbers, which cannot be quantized",
+                tensor.escape_debug()
+            ),
+        }),
     }
 }
 

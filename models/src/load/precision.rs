@@ -254,7 +254,9 @@ fn first_blocks(checkpoint: &Checkpoint, such: &dyn Fn(BlockFormat) -> bool) -> 
     if checkpoint.quantization().is_none() {
         return Ok(None);
     }
-    for module in checkpoint.names().filter_map(|name| Some(name.rsplit_once('.')?.0)) {
+    // MXFP4 names tensors by the module and an end without a dot.
+    let names = checkpoint.names();
+    for module in names.filter_map(|name| name.strip_suffix("_blocks").or_else(|| Some(name.rsplit_once('.')?.0))) {
         if let Some(encoding @ Encoding::Blocks(format)) = checkpoint.module(module)?.map(|module| module.encoding())
             && such(format)
         {

@@ -53,6 +53,8 @@ pub(super) struct Modules {
     pub quantized: BTreeMap<String, Module>,
     /// Those that stay as they are.
     pub kept: Names,
+    /// Whether a head that would be quantized is one of them, as it is tied to the embedding.
+    pub tied_head_kept: bool,
 }
 
 impl Scheme {
@@ -196,7 +198,9 @@ impl Modules {
             }
         }
         let kept = kept(config, checkpoint, &asked, &quantized)?;
-        Ok(Self { quantized, kept })
+        let is_tied = matches!(config, ModelConfig::Decoder(config) if config.tie_word_embeddings);
+        let tied_head_kept = scheme.how.head && is_tied && !EmbeddingModel::describes(folder)?;
+        Ok(Self { quantized, kept, tied_head_kept })
     }
 }
 
@@ -254,7 +258,7 @@ fn kept(
         ModelConfig::Decoder(DecoderConfig { names, .. }) => (names.embedding, names.prefixes),
         ModelConfig::Encoder(EncoderConfig { names, .. }) => (names.word, names.prefixes),
     };
-    let prefix = checkpoint.prefix_of(&format!("{words}.weight"), prefixes)?;
+    let prefix = checkpoint.prefix_of(words, prefixes)?;
     let words = format!("{prefix}{words}");
     let is_kept = |module: &&str| {
         !quantized.contains_key(*module) && *module != words && !asked.tables.iter().any(|table| table == module)

@@ -14,7 +14,7 @@ use sinew_ops::layers::{Codes, RowQuantizer};
 use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_POINT};
 use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::error::{Error, Result};
-use crate::load::packable;
+use crate::load::{check_finite, packable};
 use crate::quantized::{words_of_codes, words_of_zeros};
 
 /// Bytes of the original that are at hand at once.
@@ -155,6 +155,7 @@ impl<'a> Job<'a> {
             let range = first * row_bytes..(first + count) * row_bytes;
             let slice = self.checkpoint.tensor_slice(&weight, range.clone())?.bytes;
             let (slice, dtype) = packable(slice, dtype);
+            check_finite(self.checkpoint, &weight, &slice, dtype)?;
             let Codes { format, codes, scales, zeros } = self.quantizer.quantize(self.ctx, &slice, dtype, count, k)?;
             // Per channel all groups of a row have the same.
             let (size, held) = (format.scale_dtype().size(), k.div_ceil(format.group()));

@@ -94,7 +94,10 @@ impl Compressed {
             dtype => dtype,
         };
         match weights.format {
-            Format::Float8 => fp8::module(&probe, codes, scales, weights.scales, Some(dtype)),
+            Format::Float8 => {
+                check_zeros_of_floats(&probe, weights)?;
+                fp8::module(&probe, codes, scales, weights.scales, Some(dtype))
+            }
             Format::Int8 => integers(&probe, codes, scales, weights, Bits::Eight, dtype),
             Format::Pack(bits) => integers(&probe, codes, scales, weights, bits, dtype),
         }
@@ -170,7 +173,12 @@ fn integers(
                 probe.check_shape(&zeros, &[shape[0].div_ceil(bits.per_word()), groups.count])?;
                 ZerosLayout::WordsOfRows(bits)
             };
-            Some(Stored { tensor: zeros.name, layout })
+            let zeros = Stored { tensor: zeros.name, layout };
+            if weights.symmetric && !zeros.are_middle(probe.checkpoint)? {
+                let name = zeros.tensor.escape_debug();
+                return Err(probe.problem(format!("`{name}` has others than 0, and the config says `symmetric`")));
+            }
+            Some(zeros)
         }
     };
     let parts = Parts {
@@ -185,6 +193,19 @@ fn integers(
         others,
     };
     StoredModule::new(probe, parts)
+}
+
+/// Refuses floats with zero points, which are not read, but for those that change nothing.
+fn check_zeros_of_floats(probe: &Probe<'_>, weights: Weights) -> Result<()> {
+    let zeros = match probe.find("weight_zero_point") {
+        None if weights.symmetric => return Ok(()),
+        _ => probe.tensor("weight_zero_point", &[&[Dtype::I8, Dtype::F8_E4M3], &SCALES[..]].concat())?,
+    };
+    if probe.checkpoint.tensor(&zeros.name)?.bytes.iter().all(|&byte| byte == 0) {
+        return Ok(());
+    }
+    let name = zeros.name.escape_debug();
+    Err(probe.problem(format!("`{name}` has others than 0, with which no floats are read")))
 }
 
 /// `[out, in]` of packed values: what `weight_shape` says, as the last word of a row may not be full.

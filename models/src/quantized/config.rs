@@ -133,6 +133,7 @@ fn gptq(fields: &Fields<'_>) -> Result<Gptq> {
     let scheme = Scheme {
         bits: fields.required("bits", bits(fields, "bits")?)?,
         group: fields.required("group_size", group_size(fields, "group_size")?)?,
+        act_order: act_order(fields)?.unwrap_or(false),
     };
     let mut dynamic = Vec::new();
     if let Some(section) = fields.section("dynamic")? {
@@ -141,6 +142,14 @@ fn gptq(fields: &Fields<'_>) -> Result<Gptq> {
         }
     }
     Ok(Gptq { scheme, version_1: format == "gptq", dynamic })
+}
+
+/// Whether columns are in groups in the order in which they were quantized.
+fn act_order(fields: &Fields<'_>) -> Result<Option<bool>> {
+    Ok(match fields.flag("static_groups")? {
+        Some(true) => Some(false),
+        _ => fields.flag("desc_act")?,
+    })
 }
 
 /// An entry of `dynamic`: an expression, after `-:` for modules that are left out, or after `+:` or nothing for those
@@ -157,6 +166,7 @@ fn read_dynamic<'a>(section: &Fields<'a>, key: &'a str, scheme: Scheme) -> Resul
         Some(over) => Scheme {
             bits: bits(&over, "bits")?.unwrap_or(scheme.bits),
             group: group_size(&over, "group_size")?.unwrap_or(scheme.group),
+            act_order: act_order(&over)?.unwrap_or(scheme.act_order),
         },
     };
     Ok((pattern, Dynamic::As(scheme)))

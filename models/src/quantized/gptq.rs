@@ -2,7 +2,7 @@
 //!
 //! With `n = 32 / bits` values to a word and `G` groups: `qweight` I32 `[in / n, out]`, packed along `in`; `qzeros` I32
 //! `[G, out / n]`, packed along `out`; `scales` `[G, out]`; `g_idx` I32 `[in]`, the group of each input, which is
-//! `i / group_size` without act-order, as where it is missing. `w[o, i] = scales[g, o] · (q[i, o] − z[g, o])` in the
+//! `i / group_size` without act-order, where it may be missing. `w[o, i] = scales[g, o] · (q[i, o] − z[g, o])` in the
 //! scales' dtype (GPTQModel's `TorchLinear.dequantize_weight`).
 //!
 //! Zero points of version 1 are stored less 1. GPTQModel subtracts that from whole words, with borrows from one zero
@@ -34,6 +34,8 @@ pub(super) struct Scheme {
     pub bits: Bits,
     /// `None`: a scale for each row.
     pub group: Option<usize>,
+    /// Whether columns are in groups by `g_idx`: `desc_act` without `static_groups`.
+    pub act_order: bool,
 }
 
 /// What `dynamic` says of the modules that match.
@@ -51,7 +53,7 @@ impl Gptq {
     pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
         let probe = Probe { checkpoint, module: name, format: "GPTQ" };
         let Some(codes) = probe.find("qweight") else { return Ok(None) };
-        let Scheme { bits, group } = self.scheme_of(&probe)?;
+        let Scheme { bits, group, act_order } = self.scheme_of(&probe)?;
         let format = format!("GPTQ, {} bits", bits.count());
         let probe = Probe { format: &format, ..probe };
         probe.check_dtype(&codes, &[Dtype::I32])?;
@@ -73,6 +75,10 @@ impl Gptq {
             let of_columns = probe.group_index(&index, k, groups.size, groups.count)?;
             groups = groups.scattered(of_columns);
             others.push(index.name);
+        } else if act_order && groups.count > 1 {
+            let module = name.escape_debug();
+            let problem = format!("`desc_act` says that columns are in groups by `{module}.g_idx`, which is missing");
+            return Err(probe.problem(problem));
         }
         let scale = scale_dtype(scales.dtype);
         let added = if self.version_1 { bits.ones() } else { 0 };

@@ -226,6 +226,15 @@ pub(super) fn signed_bytes(word: u32) -> [u8; 4] {
     (word ^ 0x8080_8080).to_le_bytes()
 }
 
+/// The least number that both divide; the largest where that is more.
+pub(crate) fn common_multiple(a: usize, b: usize) -> usize {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    (a / divisor.max(1)).saturating_mul(b)
+}
+
 /// The words of a tensor of I32.
 pub(super) fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
     bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word))
@@ -323,7 +332,7 @@ impl StoredModule {
         // A scale of a whole row is in every strip, and is the least of it.
         let group = if self.groups.count == 1 { 1 } else { self.groups.size };
         match self.codes.layout {
-            CodesLayout::WordsOfK(bits) => group.checked_next_multiple_of(bits.per_word()).unwrap_or(usize::MAX),
+            CodesLayout::WordsOfK(bits) => common_multiple(group, bits.per_word()),
             _ => group,
         }
     }
@@ -383,7 +392,7 @@ impl StoredModule {
 
 impl Stored<ZerosLayout> {
     /// Whether all are in the middle, which stands for 0.
-    fn are_middle(&self, checkpoint: &Checkpoint) -> Result<bool> {
+    pub fn are_middle(&self, checkpoint: &Checkpoint) -> Result<bool> {
         let bytes = checkpoint.tensor(&self.tensor)?.bytes;
         let are_middle = match self.layout {
             ZerosLayout::Words(bits, added) => words(&bytes).all(|word| word.wrapping_add(added) == bits.middle()),

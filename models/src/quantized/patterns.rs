@@ -9,14 +9,19 @@ use crate::error::{Error, Result};
 /// A module's name, a regular expression, or a class.
 #[derive(Debug, Clone)]
 pub(super) enum Pattern {
-    /// The class of all that is multiplied by, or the whole name of a module: what has no `re:` in front.
+    /// A class, or the whole name of a module: what has no `re:` in front.
     Name(String),
     /// Matched from a name's beginning, not to its end, as Python's `re.match` does.
     Expression { text: String, regex: Regex },
 }
 
-/// The class whose modules have weights that are quantized.
-const LINEAR: &str = "Linear";
+/// The class of a module whose weight is quantized. A checkpoint does not say which are tables of embeddings, but by their
+/// names, which are those of few architectures.
+fn class(name: &str) -> &'static str {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let is_table = last.ends_with("_embeddings") || ["embed_tokens", "embed_in", "wte", "wpe"].contains(&last);
+    if is_table { "Embedding" } else { "Linear" }
+}
 
 /// Letters and classes of an expression, as often as they are repeated; published ones have tens.
 const MAX_SIZE: usize = 4096;
@@ -60,11 +65,11 @@ impl Pattern {
         Ok(Self::Expression { text: text.to_owned(), regex })
     }
 
-    /// Whether, and how, it means the module `name`, whose class is `Linear`.
+    /// Whether, and how, it means the module `name`.
     pub fn matched(&self, name: &str) -> Result<Option<Match>> {
         Ok(match self {
             Self::Name(of) if of == name => Some(Match::Name),
-            Self::Name(of) => (of == LINEAR).then_some(Match::Class),
+            Self::Name(of) => (of == class(name)).then_some(Match::Class),
             Self::Expression { regex, text } => {
                 let matches = regex.is_match(name).map_err(|error| Error::Unsupported {
                     what: format!(

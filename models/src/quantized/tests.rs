@@ -13,7 +13,7 @@ use crate::checkpoint::Load;
 use crate::error::{Error, Result};
 use crate::load::main_dtype;
 
-const FIXTURES: [&str; 21] = [
+const FIXTURES: [&str; 22] = [
     "awq_g128_qwen2_f16",
     "awq_g32_not_all_llama_f16",
     "ct_fp8_channel_regex_llama_bf16",
@@ -33,6 +33,7 @@ const FIXTURES: [&str; 21] = [
     "gptq_8bit_g64_qwen2_f16",
     "gptq_v2_4bit_g32_asym_untied_llama_f16",
     "modelopt_fp8_qwen2_bf16",
+    "mxfp4_llama_bf16",
     "nf4_nested_llama_bf16",
     "nf4_not_all_qwen2_f16",
 ];
@@ -379,6 +380,38 @@ fn groups_that_do_not_divide_a_row_end_with_it() {
 }
 
 #[test]
+fn groups_that_are_no_whole_words_are_cut_between_both() {
+    for (bits, size, granule) in [(4, 20, 40), (4, 36, 72), (4, 84, 168), (8, 18, 36), (8, 50, 100), (8, 12, 12)] {
+        let (per_word, k, n) = (32 / bits, 840, 16);
+        let groups = k / size + usize::from(k % size > 0);
+        // Code `i + row`, less its bits beyond, in groups of one scale and zero point each.
+        let code = |row: usize, i: usize| (i * 7 + row) % (1 << bits);
+        let word = |row: usize, at: usize| {
+            (0..per_word).fold(0u32, |word, i| word | (code(row, at * per_word + i) as u32) << (i * bits))
+        };
+        let words: Vec<u32> = (0..k / per_word).flat_map(|at| (0..n).map(move |row| word(row, at))).collect();
+        let scales: Vec<f32> = (0..groups * n).map(|i| 1.0 + i as f32).collect();
+        let zero = |group: usize| group % 3;
+        let ones = if bits == 4 { 0x1111_1111u32 } else { 0x0101_0101 };
+        let zeros: Vec<u32> = (0..groups * n / per_word).map(|at| zero(at / (n / per_word)) as u32 * ones).collect();
+        let checkpoint = checkpoint(&[
+            i32s("m.qweight", &[k / per_word, n], &words),
+            i32s("m.qzeros", &[groups, n / per_word], &zeros),
+            f16s("m.scales", &[groups, n], &scales),
+        ]);
+        let module = gptq(bits, size as i64, "gptq_v2").module(&checkpoint, "m").expect("fits").expect("quantized");
+        assert_eq!(module.strip_granule(), granule, "groups of {size}");
+        let value = |row: usize, i: usize| {
+            let scale = f16::from_f32(scales[i / size * n + row]).to_f32();
+            f16::from_f32(scale * (code(row, i) as f32 - zero(i / size) as f32)).to_le_bytes()
+        };
+        let value = &value;
+        let expected: Vec<u8> = (0..n).flat_map(|row| (0..k).flat_map(move |i| value(row, i))).collect();
+        check_module(&module, &checkpoint, &expected, &format!("{bits} bits in groups of {size}"));
+    }
+}
+
+#[test]
 fn groups_become_the_packed_groups_of_which_they_are_made_up() {
     let cases = [(16, None), (32, Some(32)), (96, Some(32)), (64, Some(64)), (192, Some(64)), (256, Some(128))];
     let k = 384usize;
@@ -569,6 +602,25 @@ fn tensors_that_do_not_bear_the_config_out_are_refused_by_their_names() {
     refused(&q, &[weight(), zeros(), scales(), i32s("m.g_idx", &[64], &[0; 64])], &["m.g_idx", "[64]", "[128]"]);
     refused(&q, &[i32s("m.qweight", &[16, 4], &[0; 64]), zeros(), scales()], &["4 outputs"]);
     refused(&q, &[i32s("m.qweight", &[0, usize::MAX >> 8], &[]), zeros(), scales()], &["expected a matrix"]);
+    let of_columns = |fields: Value| {
+        let mut config = json!({ "quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": true });
+        fields.as_object().expect("fields").iter().for_each(|(name, value)| config[name] = value.clone());
+        quantization(config).expect("known")
+    };
+    let two = || [weight(), i32s("m.qzeros", &[2, 1], &[0; 2]), f16s("m.scales", &[2, 8], &[1.0; 16])];
+    for fields in [json!({}), json!({ "dynamic": { "other": { "desc_act": false }, "m": { "bits": 4 } } })] {
+        refused(&of_columns(fields), &two(), &["desc_act", "`m.g_idx`, which is missing"]);
+    }
+    for fields in [
+        json!({ "desc_act": false }),
+        json!({ "static_groups": true }),
+        json!({ "dynamic": { "m": { "desc_act": false } } }),
+    ] {
+        let module = of_columns(fields.clone()).module(&checkpoint(&two()), "m").expect("fits");
+        assert!(module.is_some_and(|module| module.order().is_none()), "{fields}");
+    }
+    let whole_rows = [weight(), zeros(), scales()];
+    assert!(of_columns(json!({ "group_size": -1 })).module(&checkpoint(&whole_rows), "m").expect("fits").is_some());
     let q = packed("pack-quantized", 4, json!({ "strategy": "channel" }));
     let plain = Made("m.weight", Dtype::I8, vec![8, 8], vec![0; 64]);
     refused(&q, &[plain], &["m.weight", "weight_packed"]);
@@ -578,6 +630,60 @@ fn tensors_that_do_not_bear_the_config_out_are_refused_by_their_names() {
     refused(&q, &[words(), scale()], &["actorder", "weight_g_idx"]);
     let q = packed("pack-quantized", 4, json!({ "group_size": 32, "symmetric": false }));
     refused(&q, &[words(), scale()], &["m.weight_zero_point"]);
+}
+
+#[test]
+fn zero_points_that_the_config_denies_are_refused_unless_they_are_none() {
+    let words = || i32s("m.weight_packed", &[2, 8], &[0x9999_9999; 16]);
+    let scale = || f16s("m.weight_scale", &[2, 1], &[1.0; 2]);
+    let bytes = |dtype, zeros: [u8; 2]| Made("m.weight_zero_point", dtype, vec![2, 1], zeros.to_vec());
+    let floats = || Made("m.weight", Dtype::F8_E4M3, vec![2, 8], vec![0x38; 16]);
+    let denied = &["module `m`", "m.weight_zero_point", "others than 0"];
+    let fits = |q: &Quantization, tensors: &[Made]| {
+        let stored = checkpoint(tensors);
+        let module = q.module(&stored, "m").expect("fits").expect("quantized");
+        assert!(values(&module, &stored).iter().all(|&value| value == 1.0));
+    };
+    let q = packed("pack-quantized", 4, json!({ "strategy": "channel" }));
+    fits(&q, &[words(), scale(), i32s("m.weight_zero_point", &[1, 1], &[0x8888_8888])]);
+    fits(&q, &[words(), scale(), bytes(Dtype::I8, [0, 0])]);
+    refused(&q, &[words(), scale(), i32s("m.weight_zero_point", &[1, 1], &[0x8888_8889])], denied);
+    refused(&q, &[words(), scale(), bytes(Dtype::I8, [0, 1])], denied);
+    let q = |symmetric: bool| {
+        let weights = json!({ "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": symmetric });
+        let groups = json!({ "g": { "targets": ["Linear"], "weights": weights } });
+        let config = json!({ "quant_method": "compressed-tensors", "format": "float-quantized" });
+        let mut config = config;
+        config["config_groups"] = groups;
+        quantization(config).expect("known")
+    };
+    fits(&q(true), &[floats(), scale()]);
+    refused(&q(false), &[floats(), scale()], &["there is no `m.weight_zero_point`"]);
+    for symmetric in [true, false] {
+        fits(&q(symmetric), &[floats(), scale(), bytes(Dtype::F8_E4M3, [0, 0])]);
+        refused(&q(symmetric), &[floats(), scale(), bytes(Dtype::I8, [0, 3])], denied);
+    }
+}
+
+#[test]
+fn tables_of_embeddings_are_of_a_class_of_their_own() {
+    let scheme = |target: &str, bits: usize| json!({ "targets": [target], "weights": { "num_bits": bits, "type": "int", "strategy": "channel" } });
+    let config = |groups: Value| {
+        quantization(
+            json!({ "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups }),
+        )
+        .expect("known")
+    };
+    for (name, expected) in [("model.embed_tokens", 32), ("lm_head", 64), ("embed_out", 64)] {
+        let [packed, scale] = ["weight_packed", "weight_scale"].map(|tensor| format!("{name}.{tensor}").leak() as &str);
+        let tensors = checkpoint(&[i32s(packed, &[2, 8], &[0; 16]), f16s(scale, &[2, 1], &[1.0, 2.0])]);
+        let both = config(json!({ "x": scheme("Linear", 4), "y": scheme("Embedding", 8) }));
+        let module = both.module(&tensors, name).expect("fits").expect("quantized");
+        assert_eq!(module.shape()[1], expected, "{name}");
+        let other = config(json!({ "x": scheme(if expected == 64 { "Embedding" } else { "Linear" }, 4) }));
+        assert!(other.module(&tensors, name).is_err(), "{name}");
+        assert!(config(json!({ "x": scheme("re:.*", 4) })).module(&tensors, name).is_ok(), "{name}");
+    }
 }
 
 #[test]

@@ -36,7 +36,8 @@ impl Bench {
             report_memory(model.context());
         }
         let precision = model.precision();
-        let peak = limits(model.context()).and_then(|peaks| peaks.flops_per_s(precision.main_compute()));
+        let compute = precision.main_compute();
+        let peak = limits(model.context()).and_then(|peaks| peaks.flops_per_s(compute));
         let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
         let share = peak.map(|peak| rate * config.text_flops_per_token(self.prompt_tokens) / peak);
         let device = model.context().device();
@@ -52,6 +53,7 @@ impl Bench {
                 "threads": threads,
                 "device": device.id().to_string(),
                 "dtype": encoding.to_string(),
+                "activations": compute.to_string(),
                 "prompt_tokens": self.prompt_tokens,
                 "batch": self.batch,
                 "repeat": self.repeat,
@@ -61,7 +63,7 @@ impl Bench {
             return Ok(());
         }
         let hardware = device.hardware();
-        writeln!(out, "{}: {hardware}; weights {encoding}", device.id())?;
+        writeln!(out, "{}: {hardware}; weights {encoding}, activations {compute}", device.id())?;
         writeln!(
             out,
             "encode   {rate:9.1} tokens/s  {:>5} % of {} GFLOP/s; {:.1} texts/s",
