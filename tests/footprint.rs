@@ -444,7 +444,7 @@ fn what_a_plan_says_fits_a_limit_runs_within_it_and_takes_most_of_it() {
     let folders = names.map(fixture).into_iter().chain([bundled()]);
     for folder in folders {
         for options in [&[][..], &["--dtype", "int4"], &["--kv-dtype", "int8", "--threads", "1"]] {
-            for (context, prompt, new) in [("20", 12, "8"), ("48", 40, "8")] {
+            for (context, prompt, new) in [("20", 12, "8"), ("32", 24, "8")] {
                 let limit =
                     number(&plan(&folder, &[options, &["--context", context]].concat()), "pooled_bytes").to_string();
                 let tokens = vec!["1"; prompt].join(",");
@@ -454,22 +454,21 @@ fn what_a_plan_says_fits_a_limit_runs_within_it_and_takes_most_of_it() {
             }
         }
     }
-    for name in ["bert_hd20_f16", "bert_hd20_f32_wordpiece"] {
-        let limit = number(&plan(&fixture(name), &[]), "pooled_bytes").to_string();
-        let output =
-            run(command().arg("embed").arg("--model").arg(fixture(name)).args(["--memory-limit", &limit, "a"]), "");
-        assert!(output.status.success(), "{name} within {limit}: {output:?}");
-    }
+    let encoder = fixture("bert_hd20_f32_wordpiece");
+    let limit = number(&plan(&encoder, &[]), "pooled_bytes").to_string();
+    let output = run(command().arg("embed").arg("--model").arg(&encoder).args(["--memory-limit", &limit, "a"]), "");
+    assert!(output.status.success(), "within {limit}: {output:?}");
     // What is far less is refused, by what the pages of its weights take.
     let folder = tempfile::tempdir().expect("a folder");
     MODEL.write(folder.path(), Stored::Bf16).expect("the checkpoint is written");
     let report = plan(folder.path(), &["--context", "64"]);
     let generated = |limit: f64| {
         let asked = ["--tokens", "1,2,3,4", "--max-new-tokens", "60", "--memory-limit", &limit.to_string()];
-        run(command().arg("generate").arg("--model").arg(folder.path()).args(asked), "").status.success()
+        run(command().arg("generate").arg("--model").arg(folder.path()).args(asked), "")
     };
     let pooled = number(&report, "pooled_bytes");
-    assert!(generated(pooled) && !generated(0.94 * pooled), "{report}");
+    let (within, beyond) = (generated(pooled), generated((0.94 * pooled).floor()));
+    assert!(within.status.success() && !beyond.status.success(), "{report} {within:?} {beyond:?}");
 }
 
 #[test]

@@ -239,7 +239,7 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         (&["explain", "--support"], (&["--set", "dtype=f16"], &["--set dtype", "--support"])),
         (&["trace"], (&["--set", "dtype=f16"], &["--set dtype", "`sinew trace`"])),
         (&["devices"], (&["--set", "load=read"], &["--set load", "`sinew devices`"])),
-        (&["devices"], (&["--memory-limit", "1GiB"], &["--memory-limit", "of a model"])),
+        (&["devices"], (&["--memory-limit", "1GiB"], &["--memory-limit", "for models"])),
         (&["devices"], (&["--tuning=false"], &["--tuning", "of a model"])),
         (&["devices"], (&["--set", "deterministic=true"], &["--set deterministic", "of a model"])),
         (&["explain", "softmax"], (&["--memory-limit", "1GiB"], &["--memory-limit", "is for models"])),

@@ -1,6 +1,6 @@
 //! What a process takes that loads a model and runs it: the model's plan, and what comes with it.
 
-use sinew_memory::{Device, DeviceKind};
+use sinew_memory::{Device, DeviceKind, PoolConfig};
 use sinew_ops::layers::Encoding;
 
 use crate::cache::CacheShape;
@@ -158,10 +158,12 @@ pub(super) fn rounding(device: &dyn Device, plan: &Plan, made: &[Made], cache: u
     sum([sum(of_weights), cache.saturating_sub(plan.cache), in_slabs(plan, workspace) / POOL_ROUNDS])
 }
 
-/// What a pool rounds up beyond its average, and what is free in its slabs.
+/// What a pool rounds up beyond its average, and what is free in its slabs: at least most of one that is begun.
 pub(super) fn margin(plan: &Plan, workspace: usize) -> usize {
     let in_slabs = in_slabs(plan, workspace);
-    sum([in_slabs / POOL_ROUNDS, (in_slabs / POOL_SCATTERS).clamp(LEAST_SCATTERED, MOST_SCATTERED)])
+    let slab = PoolConfig::limited(plan.total().saturating_add(workspace)).slab_bytes;
+    let scattered = (in_slabs / POOL_SCATTERS).clamp(LEAST_SCATTERED, MOST_SCATTERED);
+    sum([in_slabs / POOL_ROUNDS, scattered.max(slab)])
 }
 
 /// What has no memory of its own.
