@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Lagging, LaggingStream, Random, assert_filled, fill, operations};
-use sinew_memory::{Buffer, Device, Error, Event, Pool, PoolConfig, PoolStats, Stream};
+use sinew_memory::{Buffer, Cpu, Device, Error, Event, Pool, PoolConfig, PoolStats, Stream};
 
 const MIB: usize = 1 << 20;
 
@@ -274,6 +274,21 @@ fn there_are_classes_from_below_4_kib_to_512_mib() {
             assert_eq!(pool.class_bytes(pair[0] + 1), Some(pair[1]));
         }
     }
+}
+
+#[test]
+fn memory_of_its_own_counts_as_much_as_the_device_holds_for_it() {
+    let cpu = Cpu::get();
+    let asked = 5 * MIB;
+    let held = cpu.held_bytes(asked);
+    assert!(held > asked, "large host memory is in huge pages");
+    let pool = Pool::new(cpu, PoolConfig::limited(2 * held - 1));
+    let buffer = pool.allocate_apart(asked, "weights").expect("half of the limit");
+    assert_eq!((buffer.len(), pool.stats().apart_bytes, pool.report().live[0].bytes), (asked, held, held));
+    assert!(pool.allocate_apart(asked, "").is_err(), "both would hold more than the limit");
+    drop(buffer);
+    assert_eq!(pool.stats().apart_bytes, 0);
+    assert!(pool.allocate_apart(asked, "").is_ok());
 }
 
 #[test]

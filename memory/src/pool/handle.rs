@@ -107,7 +107,7 @@ impl Pool {
 
     /// A buffer with memory of its own, of no more than `bytes`, which goes back to the device with the buffer: for what
     /// is large and lives long, where a size class would be a quarter too large. It counts under `tag` and against the
-    /// pool's limit.
+    /// pool's limit, as much as the [device holds](Device::held_bytes) for it.
     ///
     /// # Errors
     /// Those of [`Pool::allocate`].
