@@ -26,10 +26,10 @@ pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.fma-groups");
 /// Refuses machines below a level, and all but block-quantized weights. Says which are multiplied.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
     needs(level, hardware)?;
-    match fixed.panel_kind() {
-        Some(PanelKind::Blocks(_)) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
-        Some(PanelKind::Blocks(format)) => Ok(format),
-        _ => Err("multiplies block-quantized weights only".into()),
+    match fixed.panel_kind().and_then(PanelKind::blocks) {
+        Some(_) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
+        Some(format) => Ok(format),
+        None => Err("multiplies block-quantized weights only".into()),
     }
 }
 
@@ -90,9 +90,7 @@ macro_rules! groups_at {
             sums: *mut f32,
             carry: bool,
         ) {
-            let PanelKind::Blocks(format) = panels else {
-                return debug_assert!(false, "the rows admit blocks only");
-            };
+            let format = panels.admitted_blocks();
             // SAFETY: passed on; the codes are the format's.
             unsafe {
                 match format.values() {
@@ -116,18 +114,14 @@ macro_rules! groups_at {
             sums: *mut f32,
             carry: bool,
         ) {
-            let PanelKind::Blocks(format) = panels else {
-                return debug_assert!(false, "the rows admit blocks only");
-            };
+            let format = panels.admitted_blocks();
             // SAFETY: passed on.
             unsafe { multiply::<_, R, H>(Fma::<$simd, Expanded>::of(format), format, a, b, steps, sums, carry) };
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn $expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
-            let PanelKind::Blocks(format) = panels else {
-                return debug_assert!(false, "the rows admit blocks only");
-            };
+            let format = panels.admitted_blocks();
             // SAFETY: passed on; the codes are the format's.
             unsafe {
                 match format.values() {

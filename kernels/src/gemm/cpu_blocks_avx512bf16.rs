@@ -242,9 +242,7 @@ unsafe fn dot<const R: usize>(
     sums: *mut f32,
     carry: bool,
 ) {
-    let PanelKind::Blocks(format) = panels else {
-        return debug_assert!(false, "the row admits blocks only");
-    };
+    let format = panels.admitted_blocks();
     // SAFETY: passed on; the codes are the format's, and floats of a byte were admitted where there is VBMI.
     unsafe {
         match format.values() {
@@ -266,17 +264,13 @@ unsafe fn dot_expanded<const R: usize>(
     sums: *mut f32,
     carry: bool,
 ) {
-    let PanelKind::Blocks(format) = panels else {
-        return debug_assert!(false, "the row admits blocks only");
-    };
+    let format = panels.admitted_blocks();
     // SAFETY: passed on.
     unsafe { multiply::<_, R, 2>(Dots::<_, 1>(Expanded), format, a, b, steps, sums, carry) };
 }
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
-    let PanelKind::Blocks(format) = panels else {
-        return debug_assert!(false, "the row admits blocks only");
-    };
+    let format = panels.admitted_blocks();
     // SAFETY: as for `dot`.
     unsafe {
         match format.values() {

@@ -55,9 +55,7 @@ macro_rules! groups_by {
             sums: *mut f32,
             carry: bool,
         ) {
-            let PanelKind::Blocks(format) = panels else {
-                return debug_assert!(false, "the rows admit blocks only");
-            };
+            let format = panels.admitted_blocks();
             // SAFETY: passed on; the number of quads is that of the format.
             unsafe {
                 match blocks::quads(format.values()).len() {
