@@ -11,8 +11,7 @@ use super::rows::Rows;
 use super::tile::{Left, MAX_TILE, Tiles};
 use crate::line::Line;
 use crate::norm::lanes::Scale;
-use crate::packed::blocks::{self, MAX_GROUP};
-use crate::packed::{PanelKind, Quantized};
+use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, Quantized, blocks};
 use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
 
 /// Values that rows are asked for ahead of where they are packed: twelve rows at once are more than a core's own
@@ -206,11 +205,13 @@ impl PackRows<'_> {
             }
         }
         if let (Left::Quads, Some(format)) = (left, self.panels.blocks()) {
+            const LEAST: usize = GROUP_SIZES[0];
+            const MIDDLE: usize = GROUP_SIZES[1];
             // SAFETY: passed on; rows without a line count as zeros.
             return unsafe {
                 match format.group() {
-                    ..=32 => self.quads::<S, T, 32>(&lines[..valid], reading, &scales, height, format, to),
-                    33..=64 => self.quads::<S, T, 64>(&lines[..valid], reading, &scales, height, format, to),
+                    LEAST => self.quads::<S, T, LEAST>(&lines[..valid], reading, &scales, height, format, to),
+                    MIDDLE => self.quads::<S, T, MIDDLE>(&lines[..valid], reading, &scales, height, format, to),
                     _ => self.quads::<S, T, MAX_GROUP>(&lines[..valid], reading, &scales, height, format, to),
                 }
             };
