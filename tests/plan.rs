@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew::memory::{Cpu, Device, DeviceId, Hardware, Location, MemoryInfo, Result, Storage, Stream};
 use sinew::models::load::Quantize;
-use sinew::models::{Folder, Load, OldKv};
+use sinew::models::{Folder, Load, OldKv, Planner};
 use sinew::ops::Policy;
 use sinew::prelude::*;
 use sinew::tensor::{BlockFormat, BlockValues};
@@ -124,13 +124,12 @@ fn every_model_takes_what_its_plan_says() {
 fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3_rope_gqa3_hd20_bf16_tied_bpe");
     let folder = Folder::new(path);
-    let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
-    let config = folder.config().expect("a config").as_decoder().expect("a decoder");
-    let few = LoadOptions::default();
-    let plan = LanguageModel::plan(config, &checkpoint, &few, &*Cpu::get()).expect("a plan");
+    let (few, ctx) = (LoadOptions::default(), context(&Counting::new(usize::MAX)));
+    let planner = Planner::new(&ctx, &folder, Load::Mmap).expect("a planner");
+    let pooled = planner.footprint(&few).expect("a footprint").pooled();
     let many = LoadOptions { max_sequences: usize::MAX / 2, ..few.clone() };
     for (available, options, words) in [
-        (plan.total() - 1, &few, &["weights", "KV cache", "activations", "rotary tables", "logits", "free"][..]),
+        (pooled - 1, &few, &["weights", "KV cache", "activations", "rotary tables", "logits", "rounding", "free"][..]),
         (usize::MAX - 1, &many, &["more bytes than can be counted", "free"]),
     ] {
         let device = Counting::new(available);
@@ -139,7 +138,7 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
         assert!(words.iter().all(|word| line.contains(word)) && line.lines().count() == 1, "{line}");
         assert_eq!(device.allocated.load(Ordering::Relaxed), 0);
     }
-    let device = Counting::new(plan.total());
+    let device = Counting::new(pooled);
     LanguageModel::load_on(context(&device), &folder, &few, &mut |_, _| {}).expect("it fits");
 }
 

@@ -93,12 +93,9 @@ impl EmbeddingModel {
         })?;
         let max_tokens = folder.text_limits()?.limit(model.text_positions());
         let checkpoint = folder.checkpoint(options.load)?;
-        let device = &**ctx.device();
-        let precision = options.precision(&checkpoint, device.hardware())?;
-        Self::plan(model, &checkpoint, options, device)?.refuse_beyond_memory(&ctx, "embeddings", |_| {
-            let options = LoadOptions { weights: *options, ..LoadOptions::default() };
-            Planner::of(&ctx, model, &checkpoint, true).would_fit(&options)
-        })?;
+        let precision = options.precision(&checkpoint, ctx.device().hardware())?;
+        let loaded = LoadOptions { weights: *options, ..LoadOptions::default() };
+        Planner::of(&ctx, model, &checkpoint, true).refuse_beyond_memory(&loaded, "embeddings")?;
         let tokenizer = folder.tokenizer()?;
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);

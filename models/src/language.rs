@@ -106,15 +106,11 @@ impl LanguageModel {
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
-        let device = &**ctx.device();
-        let precision = options.precision(checkpoint, device.hardware())?;
+        let precision = options.precision(checkpoint, ctx.device().hardware())?;
         let limits = options.limits(config)?;
         let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
-        let plan = Self::plan(config, checkpoint, options, device)?;
-        plan.refuse_beyond_memory(&ctx, &purpose, |_| {
-            let config = ModelConfig::Decoder(config.clone());
-            Planner::of(&ctx, &config, checkpoint, false).would_fit(options)
-        })?;
+        let model = ModelConfig::Decoder(config.clone());
+        Planner::of(&ctx, &model, checkpoint, false).refuse_beyond_memory(options, &purpose)?;
         let tokenizer = tokenizer()?;
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);

@@ -68,47 +68,50 @@ pub struct Plan {
 impl Plan {
     /// All of them.
     pub fn total(&self) -> usize {
-        let &Self { weights, cache, activations, tables, logits } = self;
-        sum([weights, cache, activations, tables, logits])
+        sum(self.parts().map(|(_, bytes)| bytes))
     }
 
-    /// Refuses what the free memory of a context's device, or its limit, cannot hold, before any of it is allocated;
-    /// `purpose` says for how much work it would be, and `would_fit`, which is asked where it is refused, what would not
-    /// be.
-    ///
-    /// # Errors
-    /// [`Error::Input`], which says what takes how much, what holds the rest, and what would fit.
-    pub(crate) fn refuse_beyond_memory(
-        &self,
-        ctx: &Context,
-        purpose: &str,
-        would_fit: impl FnOnce(usize) -> Result<String>,
-    ) -> Result<()> {
-        let available = ctx.available_memory()?;
-        if self.total() <= available {
-            return Ok(());
-        }
+    /// Each with its name.
+    pub(crate) fn parts(&self) -> [Taken; 5] {
         let &Self { weights, cache, activations, tables, logits } = self;
-        let parts = [
+        [
             ("weights", weights),
             ("KV cache", cache),
             ("activations", activations),
             ("rotary tables", tables),
             ("logits", logits),
-        ];
-        let parts: Vec<String> = parts
-            .iter()
-            .filter(|(_, bytes)| *bytes > 0)
-            .map(|(what, bytes)| format!("{what} {}", counted(*bytes)))
-            .collect();
-        Err(Error::Input(format!(
-            "the model takes {} for {purpose} ({}); {}; {}",
-            held_against(self.total(), available),
-            parts.join(", "),
-            free(ctx, self.total(), available)?,
-            would_fit(available)?
-        )))
+        ]
     }
+}
+
+/// What takes so many bytes.
+pub(crate) type Taken = (&'static str, usize);
+
+/// Refuses parts of a model that the free memory of a context's device, or its limit, cannot hold together, before any of
+/// them is allocated; `purpose` says for how much work they would be, and `would_fit`, which is asked where they are
+/// refused, what would not be.
+///
+/// # Errors
+/// [`Error::Input`], which says what takes how much, what holds the rest, and what would fit.
+pub(crate) fn refuse_beyond_memory(
+    ctx: &Context,
+    parts: &[Taken],
+    purpose: &str,
+    would_fit: impl FnOnce(usize) -> Result<String>,
+) -> Result<()> {
+    let (available, total) = (ctx.available_memory()?, sum(parts.iter().map(|(_, bytes)| *bytes)));
+    if total <= available {
+        return Ok(());
+    }
+    let parts = parts.iter().filter(|(_, bytes)| *bytes > 0);
+    let parts: Vec<String> = parts.map(|(what, bytes)| format!("{what} {}", counted(*bytes))).collect();
+    Err(Error::Input(format!(
+        "the model takes {} for {purpose} ({}); {}; {}",
+        held_against(total, available),
+        parts.join(", "),
+        free(ctx, total, available)?,
+        would_fit(available)?
+    )))
 }
 
 /// How much of a device's memory is free where so much was `asked`, or of what a context may take of it, and what holds

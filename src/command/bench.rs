@@ -16,7 +16,7 @@ use sinew::ops::Context;
 use super::arguments::{STEPPING, of_settings};
 use super::interrupts::{catch_interrupts, interrupted};
 use super::output::{complain, peak_rss_bytes, rate_text, report_memory};
-use super::{Model, Outcome, Run};
+use super::{Model, Outcome, PROMPT_TOKENS, Run};
 
 /// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored. Of an embedding model: the speed
 /// of embedding --batch texts of --prompt-tokens tokens.
@@ -26,7 +26,7 @@ pub struct Bench {
     #[command(flatten)]
     model: Model,
     /// Tokens of each prompt.
-    #[arg(long, default_value_t = 512, value_name = "N")]
+    #[arg(long, default_value_t = PROMPT_TOKENS, value_name = "N")]
     prompt_tokens: usize,
     /// Tokens to generate after each prompt [default: 64].
     #[arg(long, value_name = "N")]

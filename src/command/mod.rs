@@ -36,6 +36,9 @@ use self::model::Model;
 use self::output::{complain, leaks};
 use self::run::Run;
 
+/// Tokens of a prompt where nothing says how many.
+const PROMPT_TOKENS: usize = 512;
+
 /// What a command returns: an error is printed with its causes, in one line.
 type Outcome<T = ()> = Result<T, Box<dyn StdError>>;
 

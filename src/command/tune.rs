@@ -14,7 +14,7 @@ use sinew::ops::{Budget, Context, Tuned, tune_while};
 
 use super::arguments::{STEPPING, WEIGHTS, of_settings};
 use super::interrupts::{catch_interrupts, interrupted};
-use super::{Outcome, Run};
+use super::{Outcome, PROMPT_TOKENS, Run};
 
 /// Time the kernels that may serve a model's shapes on this machine, and keep the times: from then on the fastest are
 /// chosen, and no bit of a result changes for it. They are kept as it goes: Ctrl-C ends it after the problem at hand.
@@ -41,8 +41,7 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "seconds are a number from 0.1 to 86400".to_owned())
 }
 
-/// Tokens of the prompt that shapes are taken from, and of the text of an embedding model.
-const PROMPT: usize = 512;
+/// Tokens of the text that shapes are taken from of an embedding model; of others it is a usual prompt.
 const TEXT: usize = 128;
 
 impl Tune {
@@ -89,7 +88,7 @@ impl Tune {
             model.embed_tokens(&[text])?;
             return Ok(());
         }
-        let context = config.as_decoder()?.longest_context().min(2 * PROMPT);
+        let context = config.as_decoder()?.longest_context().min(2 * PROMPT_TOKENS);
         let options = LoadOptions { context: Some(context), ..run.load_options(Some(&folder), device)? };
         prompt(LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {})?)
     }
@@ -157,7 +156,7 @@ impl Tune {
 /// A prompt and a step after it.
 fn prompt(mut model: LanguageModel) -> Outcome {
     let (vocab, context) = (model.decoder().config().vocab_size, model.decoder().config().longest_context());
-    let tokens: Vec<u32> = (0..PROMPT.min(context - 1)).map(|i| (i % vocab) as u32).collect();
+    let tokens: Vec<u32> = (0..PROMPT_TOKENS.min(context - 1)).map(|i| (i % vocab) as u32).collect();
     let mut sequences = vec![model.sequence()];
     model.prefill(&mut sequences[0], &tokens)?;
     model.decode_greedy(&mut sequences, &[0])?;

@@ -176,22 +176,6 @@ element! {
     u8, U8, f64::from, |x| x as u8;
 }
 
-/// The bytes of one float of that dtype, which need not be aligned, as f64. NaN where `dtype` is no float.
-pub(crate) fn widen_float(dtype: DType, bytes: &[u8]) -> f64 {
-    fn read<T: Element>(bytes: &[u8]) -> f64 {
-        bytemuck::pod_read_unaligned::<T>(bytes).to_f64()
-    }
-    match dtype {
-        DType::F64 => read::<f64>(bytes),
-        DType::F32 => read::<f32>(bytes),
-        DType::F16 => read::<f16>(bytes),
-        DType::BF16 => read::<bf16>(bytes),
-        DType::F8E4M3 => read::<F8E4M3>(bytes),
-        DType::F8E5M2 => read::<F8E5M2>(bytes),
-        _ => f64::NAN,
-    }
-}
-
 /// `x` as f32, rounded to odd: truncated, with the last bit set where anything was lost. Rounding that to 16 bits gives
 /// what rounding once would (Boldo and Melquiond 2008). `half`'s own conversions from f64 drop the lower 32 bits or
 /// round twice.

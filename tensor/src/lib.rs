@@ -13,9 +13,7 @@ mod tensor;
 mod view;
 mod views;
 
-pub use blocks::{
-    BlockElement, BlockFormat, BlockIndex, BlockLayout, BlockValues, BlockWeight, pack_int4, unpack_int4,
-};
+pub use blocks::{BlockFormat, BlockValues};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use layout::{Layout, MAX_RANK, Shape};

@@ -39,7 +39,7 @@ impl<E: Copy> Product<E> {
             unsafe {
                 match n {
                     1 => self.columns::<P, 1>(at),
-                    _ if P::COLUMNS == 1 => debug_assert!(false),
+                    _ if P::COLUMNS == 1 => unreachable!("more vectors of columns than one at a time"),
                     2 => self.columns::<P, 2>(at),
                     3 => self.columns::<P, 3>(at),
                     _ => self.columns::<P, 4>(at),
@@ -56,7 +56,7 @@ impl<E: Copy> Product<E> {
             match self.rows {
                 1 => self.block::<P, 1, C>(at),
                 2 => self.block::<P, 2, C>(at),
-                _ if P::ROWS == 2 => debug_assert!(false),
+                _ if P::ROWS == 2 => unreachable!("more rows than two at a time"),
                 3 => self.block::<P, 3, C>(at),
                 4 => self.block::<P, 4, C>(at),
                 5 => self.block::<P, 5, C>(at),

@@ -22,8 +22,10 @@ pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -
     needs(level, hardware)?;
     match fixed.panel_kind() {
         Some(PanelKind::Blocks(_)) => Err("multiplies no block-quantized weights".into()),
-        Some(_) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
-        Some(kind) => Ok(kind),
+        Some(kind @ (PanelKind::F32 | PanelKind::F16 | PanelKind::Bf16)) => match fixed.compute {
+            Compute::Int8 => Err("does not compute in int8".into()),
+            Compute::F32 | Compute::Bf16 => Ok(kind),
+        },
         None => Err("multiplies panels and right operands of f32, f16 and bf16 only".into()),
     }
 }
@@ -81,7 +83,7 @@ macro_rules! chain_at {
                     PanelKind::F32 => chain::<$simd, Singles, R, H>(a, b, steps, sums, carry),
                     PanelKind::F16 => chain::<$simd, Halves, R, H>(a, b, steps, sums, carry),
                     PanelKind::Bf16 => chain::<$simd, Pairs, R, H>(a, b, steps, sums, carry),
-                    PanelKind::Blocks(_) => debug_assert!(false, "the rows admit no blocks"),
+                    PanelKind::Blocks(_) => unreachable!("a row of floats admitted block-quantized weights"),
                 }
             }
         }

@@ -43,7 +43,7 @@ unsafe fn dot<const R: usize>(
     sums: *mut f32,
     carry: bool,
 ) {
-    debug_assert!(panels == PanelKind::Bf16, "the row admits no others");
+    assert!(panels == PanelKind::Bf16, "the row admitted panels of {}", panels.encoding());
     // SAFETY: passed on: `a` is [steps][R] pairs, `b` is [steps][32] pairs, `sums` is [R][32].
     unsafe {
         let mut s = [[_mm512_setzero_ps(); 2]; R];

@@ -26,10 +26,10 @@ pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.fma-groups");
 /// Refuses machines below a level, and all but block-quantized weights. Says which are multiplied.
 pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
     needs(level, hardware)?;
-    match fixed.panel_kind() {
-        Some(PanelKind::Blocks(_)) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
-        Some(PanelKind::Blocks(format)) => Ok(format),
-        _ => Err("multiplies block-quantized weights only".into()),
+    match fixed.panel_kind().and_then(PanelKind::blocks) {
+        Some(_) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
+        Some(format) => Ok(format),
+        None => Err("multiplies block-quantized weights only".into()),
     }
 }
 
@@ -90,18 +90,16 @@ macro_rules! groups_at {
             sums: *mut f32,
             carry: bool,
         ) {
-            let PanelKind::Blocks(format) = panels else {
-                return debug_assert!(false, "the rows admit blocks only");
-            };
+            let format = panels.admitted_blocks();
             // SAFETY: passed on; the codes are the format's.
             unsafe {
                 match format.values() {
                     BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                        multiply::<_, R, H>(Fma::<$simd, Nibbles>::of(format), format, a, b, steps, sums, carry);
+                        multiply::<_, R, 1, H>(Fma::<$simd, Nibbles>::of(format), format, a, b, steps, sums, carry);
                     }
-                    BlockValues::Int8 => multiply::<_, R, H>(Fma::<$simd, Bytes>::of(format), format, a, b, steps, sums, carry),
+                    BlockValues::Int8 => multiply::<_, R, 1, H>(Fma::<$simd, Bytes>::of(format), format, a, b, steps, sums, carry),
                     BlockValues::F8E4M3 | BlockValues::F8E5M2 => {
-                        multiply::<_, R, H>(Fma::<$simd, FloatBytes>::of(format), format, a, b, steps, sums, carry);
+                        multiply::<_, R, 1, H>(Fma::<$simd, FloatBytes>::of(format), format, a, b, steps, sums, carry);
                     }
                 }
             }
@@ -116,18 +114,14 @@ macro_rules! groups_at {
             sums: *mut f32,
             carry: bool,
         ) {
-            let PanelKind::Blocks(format) = panels else {
-                return debug_assert!(false, "the rows admit blocks only");
-            };
+            let format = panels.admitted_blocks();
             // SAFETY: passed on.
-            unsafe { multiply::<_, R, H>(Fma::<$simd, Expanded>::of(format), format, a, b, steps, sums, carry) };
+            unsafe { multiply::<_, R, 1, H>(Fma::<$simd, Expanded>::of(format), format, a, b, steps, sums, carry) };
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn $expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
-            let PanelKind::Blocks(format) = panels else {
-                return debug_assert!(false, "the rows admit blocks only");
-            };
+            let format = panels.admitted_blocks();
             // SAFETY: passed on; the codes are the format's.
             unsafe {
                 match format.values() {
@@ -264,13 +258,13 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
     const LIGHT: bool = false;
 
     #[inline(always)]
-    unsafe fn start(self, _: *const f32) -> Self::Sums {
+    unsafe fn start(self, _: *const f32, _: usize) -> Self::Sums {
         // SAFETY: passed on.
         unsafe { [[S::splat(0.0); H]; R] }
     }
 
     #[inline(always)]
-    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, words: *const u8) -> Self::Sums {
+    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums {
         // SAFETY: passed on.
         unsafe {
             for k in 0..C::PER_WORD {
@@ -279,7 +273,7 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
                     *w = C::load::<S>(words.add(h * LINE / 2), blocks::shift(self.values, k), self.table);
                 }
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = S::splat(*a.add(k * R + r));
+                    let x = S::splat(*a.add(k * height + r));
                     for (s, w) in sums.iter_mut().zip(w) {
                         *s = S::fma(x, w, *s);
                     }
@@ -290,7 +284,13 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
     }
 
     #[inline(always)]
-    unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, header: *const f32, zeros: [S::F; H]) -> Self::Sums {
+    unsafe fn finish<const ZEROS: bool>(
+        self,
+        sums: Self::Sums,
+        header: *const f32,
+        _: usize,
+        zeros: [S::F; H],
+    ) -> Self::Sums {
         // SAFETY: passed on.
         unsafe { less_zeros::<S, ZEROS, R, H>(sums, header, zeros) }
     }

@@ -217,7 +217,7 @@ macro_rules! pairs_by {
                 // SAFETY: passed on.
                 unsafe {
                     let dots = Dots::<_, { <$pairs>::COUNT }>(<$pairs>::new(format.values()));
-                    multiply::<_, R, 2>(dots, format, a, b, steps, sums, carry);
+                    multiply::<_, R, 1, 2>(dots, format, a, b, steps, sums, carry);
                 }
             }
 
@@ -242,9 +242,7 @@ unsafe fn dot<const R: usize>(
     sums: *mut f32,
     carry: bool,
 ) {
-    let PanelKind::Blocks(format) = panels else {
-        return debug_assert!(false, "the row admits blocks only");
-    };
+    let format = panels.admitted_blocks();
     // SAFETY: passed on; the codes are the format's, and floats of a byte were admitted where there is VBMI.
     unsafe {
         match format.values() {
@@ -266,17 +264,13 @@ unsafe fn dot_expanded<const R: usize>(
     sums: *mut f32,
     carry: bool,
 ) {
-    let PanelKind::Blocks(format) = panels else {
-        return debug_assert!(false, "the row admits blocks only");
-    };
+    let format = panels.admitted_blocks();
     // SAFETY: passed on.
-    unsafe { multiply::<_, R, 2>(Dots::<_, 1>(Expanded), format, a, b, steps, sums, carry) };
+    unsafe { multiply::<_, R, 1, 2>(Dots::<_, 1>(Expanded), format, a, b, steps, sums, carry) };
 }
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
-    let PanelKind::Blocks(format) = panels else {
-        return debug_assert!(false, "the row admits blocks only");
-    };
+    let format = panels.admitted_blocks();
     // SAFETY: as for `dot`.
     unsafe {
         match format.values() {
@@ -326,20 +320,20 @@ impl<P: Pairs, const N: usize, const R: usize> Products<R, 2> for Dots<P, N> {
     const LIGHT: bool = false;
 
     #[inline(always)]
-    unsafe fn start(self, _: *const f32) -> Self::Sums {
+    unsafe fn start(self, _: *const f32, _: usize) -> Self::Sums {
         // SAFETY: passed on.
         unsafe { [[_mm512_setzero_ps(); 2]; R] }
     }
 
     #[inline(always)]
-    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, words: *const u8) -> Self::Sums {
+    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums {
         let a = a.cast::<i32>();
         // SAFETY: passed on.
         unsafe {
             let (low, high) = (self.0.load::<N>(words), self.0.load::<N>(words.add(LINE / 2)));
             for i in 0..N {
                 for (r, s) in sums.iter_mut().enumerate() {
-                    let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(i * R + r)));
+                    let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(i * height + r)));
                     s[0] = _mm512_dpbf16_ps(s[0], x, low[i]);
                     s[1] = _mm512_dpbf16_ps(s[1], x, high[i]);
                 }
@@ -349,7 +343,13 @@ impl<P: Pairs, const N: usize, const R: usize> Products<R, 2> for Dots<P, N> {
     }
 
     #[inline(always)]
-    unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, header: *const f32, zeros: [__m512; 2]) -> Self::Sums {
+    unsafe fn finish<const ZEROS: bool>(
+        self,
+        sums: Self::Sums,
+        header: *const f32,
+        _: usize,
+        zeros: [__m512; 2],
+    ) -> Self::Sums {
         // SAFETY: passed on.
         unsafe { less_zeros::<Avx512, ZEROS, R, 2>(sums, header, zeros) }
     }

@@ -55,14 +55,17 @@ macro_rules! groups_by {
             sums: *mut f32,
             carry: bool,
         ) {
-            let PanelKind::Blocks(format) = panels else {
-                return debug_assert!(false, "the rows admit blocks only");
-            };
+            let format = panels.admitted_blocks();
+            // Four at a time, eight rows keep the sums of all groups in registers, though words are unpacked twice: where groups
+            // end more often than that costs.
+            let halved = R == 8 && format.group() <= 32 && !format.zero_points();
             // SAFETY: passed on; the number of quads is that of the format.
             unsafe {
-                match blocks::quads(format.values()).len() {
-                    1 => multiply::<_, R, H>(Quads::<$dots, 1>::of(format), format, a, b, steps, sums, carry),
-                    _ => multiply::<_, R, H>(Quads::<$dots, 2>::of(format), format, a, b, steps, sums, carry),
+                match (blocks::quads(format.values()).len(), halved) {
+                    (1, false) => multiply::<_, R, 1, H>(Quads::<$dots, 1>::of(format), format, a, b, steps, sums, carry),
+                    (1, true) => multiply::<_, 4, 2, H>(Quads::<$dots, 1>::of(format), format, a, b, steps, sums, carry),
+                    (_, false) => multiply::<_, R, 1, H>(Quads::<$dots, 2>::of(format), format, a, b, steps, sums, carry),
+                    (_, true) => multiply::<_, 4, 2, H>(Quads::<$dots, 2>::of(format), format, a, b, steps, sums, carry),
                 }
             }
         }
@@ -148,19 +151,19 @@ impl<D: Dots, const N: usize, const R: usize, const H: usize> Products<R, H> for
     const LIGHT: bool = true;
 
     #[inline(always)]
-    unsafe fn start(self, header: *const f32) -> Self::Sums {
+    unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums {
         // SAFETY: passed on; what sums start from stands behind the rows' scales.
         unsafe {
             let mut sums = [[D::splat(0); H]; R];
             for (r, sums) in sums.iter_mut().enumerate() {
-                *sums = [D::splat(*header.cast::<i32>().add(R + r)); H];
+                *sums = [D::splat(*header.cast::<i32>().add(height + r)); H];
             }
             sums
         }
     }
 
     #[inline(always)]
-    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, words: *const u8) -> Self::Sums {
+    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums {
         // SAFETY: passed on.
         unsafe {
             let mut w = [D::load::<N>(words); H];
@@ -169,7 +172,7 @@ impl<D: Dots, const N: usize, const R: usize, const H: usize> Products<R, H> for
             }
             for quad in 0..N {
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = *a.cast::<i32>().add(quad * R + r);
+                    let x = *a.cast::<i32>().add(quad * height + r);
                     for (s, w) in sums.iter_mut().zip(w) {
                         *s = D::dot(*s, w[quad], x);
                     }
@@ -185,6 +188,7 @@ impl<D: Dots, const N: usize, const R: usize, const H: usize> Products<R, H> for
         self,
         sums: Self::Sums,
         header: *const f32,
+        height: usize,
         zeros: [<D::S as Simd>::F; H],
     ) -> [[<D::S as Simd>::F; H]; R] {
         // SAFETY: passed on.
@@ -192,7 +196,7 @@ impl<D: Dots, const N: usize, const R: usize, const H: usize> Products<R, H> for
             let mut exact = [[D::S::splat(0.0); H]; R];
             for (r, (exact, sums)) in exact.iter_mut().zip(sums).enumerate() {
                 // What sums start from is `-offset` times the sum of the row's values.
-                let start = D::widen(D::splat(*header.cast::<i32>().add(R + r)));
+                let start = D::widen(D::splat(*header.cast::<i32>().add(height + r)));
                 let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
                 // The row's scale first: the two scales' product may be too large where the sum is not.
                 let scale = D::S::splat(*header.add(r));
@@ -223,6 +227,7 @@ pub(crate) mod x86 {
     pub static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
     groups_by!(groups_vnni, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+
     groups_by!(groups_avx2, EvenAndOdd, "avx2,fma,f16c");
 
     /// `vpdpbusd`.

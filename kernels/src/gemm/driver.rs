@@ -11,7 +11,7 @@ use super::order::Order;
 use super::pack::{PackRows, Slab};
 use super::plan::Plan;
 use super::rows::Rows;
-use super::tile::{Tile, Tiles};
+use super::tile::{Left, Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};
 use crate::line::Line;
 use crate::packed::{PANEL, PanelKind, pack_panel};
@@ -183,6 +183,10 @@ impl Product<'_> {
         }
         let (plan, k) = (&self.plan, self.fixed.k);
         let to = workspace.wrapping_add(plan.list_bytes());
+        let inline = packed * k <= INLINE_PACK;
+        // Quantizing the few rows of a step takes longer than a fork, and a thread finds what it packs where it wrote it.
+        let split = !inline && self.tiles.left == Left::Quads;
+        let parts = if split { team.threads().div_ceil(tiles) } else { 1 };
         let pack = PackRows {
             rows: self.a,
             norm: self.norm,
@@ -192,9 +196,10 @@ impl Product<'_> {
             panels: plan.kind,
             round: self.fixed.compute == super::Compute::Bf16,
             tiles: self.tiles,
+            parts,
             to,
         };
-        let packers = if packed * k <= INLINE_PACK { here } else { team };
+        let packers = if inline { here } else { team };
         // Units of panels are shared out in contiguous runs: a thread reads on where it stopped.
         let units = plan.panels.div_ceil(plan.unit);
         let runs = units.div_ceil(plan.units_per_task);
@@ -203,7 +208,7 @@ impl Product<'_> {
         // SAFETY: the plan sized the workspace for these rows and for every worker, `check` vouches for the operands,
         // and the caller for the level.
         unsafe {
-            simd::launch(self.tiles.level, packers, tiles, &pack);
+            simd::launch(self.tiles.level, packers, tiles * parts, &pack);
             simd::launch(self.tiles.level, team, slabs.len() * runs, &multiply);
         }
     }

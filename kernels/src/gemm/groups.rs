@@ -15,8 +15,9 @@ const ROW_AHEAD: usize = 512;
 /// The products of `R` rows with `H` vectors of sixteen outputs: what differs between arithmetics.
 ///
 /// # Safety
-/// Those of [`Simd`]; `a` are steps of `[R]` words of 32 bits, `header` is what comes before a group of them (see
-/// [`Left::header`](super::tile::Left::header)), `words` are `H` times sixteen words.
+/// Those of [`Simd`]; `a` are steps of words of 32 bits, one of each of a tile's `height` rows, of which the first `R` are
+/// multiplied; `header` is what comes before a group of them (see [`Left::header`](super::tile::Left::header)), its first
+/// row being that of `a`; `words` are `H` times sixteen words.
 #[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
 pub(super) trait Products<const R: usize, const H: usize>: Copy {
     type S: Simd;
@@ -31,25 +32,27 @@ pub(super) trait Products<const R: usize, const H: usize>: Copy {
     /// Whether words are multiplied as they are: then some cores' own prefetchers are best left to themselves.
     const LIGHT: bool;
     /// What sums start from.
-    unsafe fn start(self, header: *const f32) -> Self::Sums;
+    unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums;
     /// Adds the products of a line of words.
-    unsafe fn add_line(self, sums: Self::Sums, a: *const f32, words: *const u8) -> Self::Sums;
+    unsafe fn add_line(self, sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums;
     /// The sums, less the zero points' where there are any.
     unsafe fn finish<const ZEROS: bool>(
         self,
         sums: Self::Sums,
         header: *const f32,
+        height: usize,
         zeros: [<Self::S as Simd>::F; H],
     ) -> [[<Self::S as Simd>::F; H]; R];
 }
 
-/// Multiplies a tile with a panel of blocks.
+/// Multiplies a tile of `PARTS` times `R` rows with a panel of blocks, so many of them at a time: of each group, one part
+/// behind the other.
 ///
 /// # Safety
-/// That of a [`Loop`](super::tile::Loop): `a` is groups of headers and steps of `R` rows, `b` groups of the format,
-/// `sums` is `[R][32]`.
+/// That of a [`Loop`](super::tile::Loop): `a` is groups of headers and steps of the tile's rows, `b` groups of the format,
+/// `sums` is `[rows][32]`.
 #[inline(always)]
-pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const H: usize>(
+pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize>(
     products: P,
     format: BlockFormat,
     a: *const u8,
@@ -61,15 +64,15 @@ pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const H: usize>
     // SAFETY: passed on.
     unsafe {
         if format.zero_points() {
-            all_groups::<P, true, R, H>(products, format, a, b, steps, sums, carry);
+            all_groups::<P, true, R, PARTS, H>(products, format, a, b, steps, sums, carry);
         } else {
-            all_groups::<P, false, R, H>(products, format, a, b, steps, sums, carry);
+            all_groups::<P, false, R, PARTS, H>(products, format, a, b, steps, sums, carry);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize>(
+unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize>(
     products: P,
     format: BlockFormat,
     a: *const u8,
@@ -83,8 +86,8 @@ unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const
     for first in (0..2).step_by(H) {
         // SAFETY: passed on; what is read and written is inside what the contract names.
         unsafe {
-            let sums = Sums::<P, R, H>::new(sums.add(first * LANES), carry);
-            let mut groups = Groups::<P, ZEROS, R, H> { products, format, asks, first, a: a.cast(), b, sums };
+            let sums = Sums::<P, R, PARTS, H>::new(sums.add(first * LANES), carry);
+            let mut groups = Groups::<P, ZEROS, R, PARTS, H> { products, format, asks, first, a: a.cast(), b, sums };
             for done in (0..steps).step_by(group) {
                 groups.next((steps - done).min(group));
             }
@@ -94,7 +97,7 @@ unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const
 }
 
 /// Groups that are left, and the sums of those before.
-struct Groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize> {
+struct Groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize> {
     products: P,
     format: BlockFormat,
     /// Whether words are asked for ahead.
@@ -103,33 +106,53 @@ struct Groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usi
     first: usize,
     a: *const f32,
     b: *const u8,
-    sums: Sums<P, R, H>,
+    sums: Sums<P, R, PARTS, H>,
 }
 
-impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const H: usize> Groups<P, ZEROS, R, H> {
+impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize>
+    Groups<P, ZEROS, R, PARTS, H>
+{
     /// Adds the next group, of `here` steps.
     #[inline(always)]
     unsafe fn next(&mut self, here: usize) {
-        let Self { products, format, asks, first, a: row_header, b, .. } = *self;
+        let lines = here / P::STEPS;
         // SAFETY: passed on.
         unsafe {
-            if !asks {
+            if !self.asks {
                 // The panel's words pass through the first cache all the same, and push a long row out of it.
-                simd::prefetch(row_header.cast::<u8>().wrapping_add(ROW_AHEAD), Reach::Near);
+                simd::prefetch(self.a.cast::<u8>().wrapping_add(ROW_AHEAD), Reach::Near);
             }
-            let mut s = products.start(row_header);
-            let mut a = row_header.add(P::LEFT.header(PanelKind::Blocks(format)) * R);
+            // No loop: the sums of each part are registers.
+            self.part::<0>(lines);
+            if PARTS > 1 {
+                self.part::<1>(lines);
+            }
+            self.a = self.a.add((P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::STEPS) * R * PARTS);
+            self.b = self.b.add(blocks::header_bytes(self.format) + lines * LINE);
+        }
+    }
+
+    /// The same of a part of the rows.
+    #[inline(always)]
+    unsafe fn part<const PART: usize>(&mut self, lines: usize) {
+        const { assert!(PARTS <= 2) };
+        let Self { products, format, asks, first, b, .. } = *self;
+        let height = R * PARTS;
+        // SAFETY: passed on.
+        unsafe {
+            let row_header = self.a.add(PART * R);
+            let mut s = products.start(row_header, height);
+            let mut a = row_header.add(P::LEFT.header(PanelKind::Blocks(format)) * height);
             let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
-            for _ in 0..here / P::STEPS {
-                if asks {
+            for _ in 0..lines {
+                if asks && PART == 0 {
                     prefetch_ahead(words, H * LINE / 2, false);
                 }
-                s = products.add_line(s, a, words);
-                (a, words) = (a.add(P::STEPS * R), words.add(LINE));
+                s = products.add_line(s, a, height, words);
+                (a, words) = (a.add(P::STEPS * height), words.add(LINE));
             }
             let (scales, zeros) = vectors::<P::S, ZEROS, H>(format, b, first);
-            self.sums.add(products.finish::<ZEROS>(s, row_header, zeros), scales);
-            (self.a, self.b) = (a, words.sub(first * LINE / 2));
+            self.sums.add::<PART>(products.finish::<ZEROS>(s, row_header, height, zeros), scales);
         }
     }
 }
@@ -162,21 +185,21 @@ unsafe fn vectors<S: Simd, const ZEROS: bool, const H: usize>(
 }
 
 /// Sums of all groups: of few rows in registers, else in memory, so that those of a group have the registers.
-struct Sums<P: Products<R, H>, const R: usize, const H: usize> {
+struct Sums<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize> {
     at: *mut f32,
-    kept: [[<P::S as Simd>::F; H]; R],
+    kept: [[[<P::S as Simd>::F; H]; R]; PARTS],
 }
 
-impl<P: Products<R, H>, const R: usize, const H: usize> Sums<P, R, H> {
-    /// Of few rows, or where registers hold a group's sums, a line's weights and a broadcast besides.
-    const KEPT: bool = R <= H || 2 * R * H + P::LOADED < P::S::VECTORS;
+impl<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize> Sums<P, R, PARTS, H> {
+    /// Of few rows, or where registers hold a part's sums of a group, a line's weights and a broadcast besides.
+    const KEPT: bool = R * PARTS <= H || (PARTS + 1) * R * H + P::LOADED < P::S::VECTORS;
 
     #[inline(always)]
     unsafe fn new(at: *mut f32, carry: bool) -> Self {
         // SAFETY: passed on.
         unsafe {
-            let mut kept = [[P::S::splat(0.0); H]; R];
-            for (r, kept) in kept.iter_mut().enumerate() {
+            let mut kept = [[[P::S::splat(0.0); H]; R]; PARTS];
+            for (r, kept) in kept.as_flattened_mut().iter_mut().enumerate() {
                 for (h, kept) in kept.iter_mut().enumerate() {
                     match (carry, Self::KEPT) {
                         (true, true) => *kept = P::S::load(at.add(r * PANEL + h * LANES)),
@@ -189,8 +212,9 @@ impl<P: Products<R, H>, const R: usize, const H: usize> Sums<P, R, H> {
         }
     }
 
+    /// Adds a group's sums of a part of the rows.
     #[inline(always)]
-    unsafe fn add(&mut self, group: [[<P::S as Simd>::F; H]; R], scales: [<P::S as Simd>::F; H]) {
+    unsafe fn add<const PART: usize>(&mut self, group: [[<P::S as Simd>::F; H]; R], scales: [<P::S as Simd>::F; H]) {
         // Else the compiler keeps them in registers all the same.
         let at = if Self::KEPT { self.at } else { std::hint::black_box(self.at) };
         for (r, x) in group.into_iter().enumerate() {
@@ -198,9 +222,9 @@ impl<P: Products<R, H>, const R: usize, const H: usize> Sums<P, R, H> {
                 // SAFETY: passed on.
                 unsafe {
                     if Self::KEPT {
-                        self.kept[r][h] = P::S::fma(x, scales[h], self.kept[r][h]);
+                        self.kept[PART][r][h] = P::S::fma(x, scales[h], self.kept[PART][r][h]);
                     } else {
-                        let at = at.add(r * PANEL + h * LANES);
+                        let at = at.add((PART * R + r) * PANEL + h * LANES);
                         P::S::store(at, P::S::fma(x, scales[h], P::S::load(at)));
                     }
                 }
@@ -210,7 +234,7 @@ impl<P: Products<R, H>, const R: usize, const H: usize> Sums<P, R, H> {
 
     #[inline(always)]
     unsafe fn write(&self) {
-        for (r, kept) in self.kept.iter().enumerate().filter(|_| Self::KEPT) {
+        for (r, kept) in self.kept.as_flattened().iter().enumerate().filter(|_| Self::KEPT) {
             for (h, &kept) in kept.iter().enumerate() {
                 // SAFETY: passed on.
                 unsafe { P::S::store(self.at.add(r * PANEL + h * LANES), kept) };

@@ -11,8 +11,7 @@ use super::rows::Rows;
 use super::tile::{Left, MAX_TILE, Tiles};
 use crate::line::Line;
 use crate::norm::lanes::Scale;
-use crate::packed::blocks::{self, MAX_GROUP};
-use crate::packed::{PanelKind, Quantized};
+use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, Quantized, blocks};
 use crate::simd::{self, Kernel, LANES, Reach, Simd, Stored};
 
 /// Values that rows are asked for ahead of where they are packed: twelve rows at once are more than a core's own
@@ -53,6 +52,9 @@ pub(super) struct PackRows<'a> {
     pub round: bool,
     /// The tiles.
     pub tiles: &'static Tiles,
+    /// Tasks that a tile is packed by, each some of its groups: more than one of quads only, as what is stored of others
+    /// reaches into the next steps.
+    pub parts: usize,
     /// Where tiles go.
     pub to: *mut u8,
 }
@@ -184,8 +186,9 @@ struct Reading<'a> {
 impl PackRows<'_> {
     #[inline(always)]
     unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
-        let slab = &self.slabs[self.slabs.partition_point(|slab| slab.tile <= task) - 1];
-        let first = (task - slab.tile) * slab.of_tile;
+        let (tile, part) = (task / self.parts, task % self.parts);
+        let slab = &self.slabs[self.slabs.partition_point(|slab| slab.tile <= tile) - 1];
+        let first = (tile - slab.tile) * slab.of_tile;
         let valid = (slab.count - first).min(slab.of_tile);
         let height = self.tiles.fit(valid, None).height;
         let padded = self.panels.padded_k(self.k);
@@ -206,12 +209,14 @@ impl PackRows<'_> {
             }
         }
         if let (Left::Quads, Some(format)) = (left, self.panels.blocks()) {
+            const LEAST: usize = GROUP_SIZES[0];
+            const MIDDLE: usize = GROUP_SIZES[1];
             // SAFETY: passed on; rows without a line count as zeros.
             return unsafe {
                 match format.group() {
-                    ..=32 => self.quads::<S, T, 32>(&lines[..valid], reading, &scales, height, format, to),
-                    33..=64 => self.quads::<S, T, 64>(&lines[..valid], reading, &scales, height, format, to),
-                    _ => self.quads::<S, T, MAX_GROUP>(&lines[..valid], reading, &scales, height, format, to),
+                    LEAST => self.quads::<S, T, LEAST>(&lines[..valid], reading, &scales, height, format, part, to),
+                    MIDDLE => self.quads::<S, T, MIDDLE>(&lines[..valid], reading, &scales, height, format, part, to),
+                    _ => self.quads::<S, T, MAX_GROUP>(&lines[..valid], reading, &scales, height, format, part, to),
                 }
             };
         }
@@ -339,6 +344,7 @@ impl PackRows<'_> {
         scales: &[Scale],
         height: usize,
         format: BlockFormat,
+        part: usize,
         to: *mut u8,
     ) {
         let (values, group, to) = (format.values(), format.group(), to.cast::<i32>());
@@ -346,14 +352,18 @@ impl PackRows<'_> {
         let groups = self.k.div_ceil(group);
         // Words of 32 bits from a group to the next.
         let stride = Left::Quads.bytes(self.panels, group) / 4 * height;
+        let blocks = groups.div_ceil(LANES);
+        let [start, end] = [part, part + 1].map(|part| (part * blocks / self.parts * LANES).min(groups));
         if lines.len() < height {
+            let all = Left::Quads.bytes(self.panels, self.k) / 4 * height;
+            let [start, end] = [start, end].map(|group| (group * stride).min(all));
             // SAFETY: those are the tile's.
-            unsafe { to.write_bytes(0, Left::Quads.bytes(self.panels, self.k) / 4 * height) };
+            unsafe { to.add(start).write_bytes(0, end - start) };
         }
         let mut x = [[0.0; G]; LANES];
         for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
-            for first in (0..groups).step_by(LANES) {
-                let count = (groups - first).min(LANES);
+            for first in (start..end).step_by(LANES) {
+                let count = (end - first).min(LANES);
                 for (i, x) in x.iter_mut().enumerate().take(count) {
                     let k = (first + i) * group;
                     // SAFETY: passed on.
@@ -438,9 +448,9 @@ impl PackRows<'_> {
 #[cfg(test)]
 mod tests {
     use sinew_memory::{Cpu, Team};
-    use sinew_tensor::{Element, Tensor};
+    use sinew_tensor::{BlockValues, Element, Tensor};
 
-    use super::super::cpu;
+    use super::super::{cpu, cpu_int8};
     use super::*;
 
     /// A tile of all heights is where its rows are, at any length, and what follows it is another thread's.
@@ -464,6 +474,7 @@ mod tests {
                     panels,
                     round: false,
                     tiles,
+                    parts: 1,
                     to: packed.as_mut_ptr().cast(),
                 };
                 // SAFETY: the rows are the tensor's, and there is room for their tile.
@@ -483,6 +494,47 @@ mod tests {
                     assert_eq!(words, expected, "{count} rows of {k}, step {step}");
                 }
                 assert!(packed[steps * height..].iter().all(|&word| word == f32::NAN.to_bits()), "{count} rows of {k}");
+            }
+        }
+    }
+
+    /// However many tasks pack a tile, its bytes are the same, and none of them writes what is behind it.
+    #[test]
+    fn parts_of_a_tile_are_packed_alike() {
+        let (tiles, here) = (&cpu_int8::PORTABLE, Team::new(1).unwrap());
+        for group in GROUP_SIZES {
+            let format = BlockFormat::new(BlockValues::Int4, group, DType::BF16, false).unwrap();
+            let panels = PanelKind::Blocks(format);
+            for k in [1, group, 15 * group + 8, 16 * group, 16 * group + 1, 50 * group - 8] {
+                for count in 1..=tiles.highest() {
+                    let values: Vec<f32> = (0..count * k).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
+                    let tensor = Tensor::from_slice(&Cpu::get(), &values, &[1, count, k]).unwrap();
+                    let height = tiles.fit(count, None).height;
+                    let slab = Slab { right: 0, group: 0, row: 0, count, of_tile: tiles.height(count), tile: 0, at: 0 };
+                    let packed = |parts: usize| {
+                        let mut packed = vec![u32::MAX; Left::Quads.bytes(panels, k) / 4 * height + 64];
+                        let pack = PackRows {
+                            rows: Rows::new(&tensor.view(), count).unwrap(),
+                            norm: None,
+                            order: None,
+                            slabs: &[slab],
+                            k,
+                            panels,
+                            round: false,
+                            tiles,
+                            parts,
+                            to: packed.as_mut_ptr().cast(),
+                        };
+                        // SAFETY: the rows are the tensor's, and there is room for their tile.
+                        unsafe { simd::launch(tiles.level, &here, parts, &pack) };
+                        packed
+                    };
+                    let whole = packed(1);
+                    assert!(whole[whole.len() - 64..].iter().all(|&word| word == u32::MAX), "{count} rows of {k}");
+                    for parts in [2, 3, 7] {
+                        assert_eq!(packed(parts), whole, "{count} rows of {k} by {parts}");
+                    }
+                }
             }
         }
     }

@@ -9,17 +9,17 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::panel::PANEL;
 
-/// Values along K that can share a scale in panels.
-pub(crate) const GROUPS: [usize; 3] = [32, 64, 128];
+/// Values along K that can share a scale in panels, the fewest first.
+pub const GROUP_SIZES: [usize; 3] = [32, 64, 128];
 /// The most of them.
-pub(crate) const MAX_GROUP: usize = 128;
+pub const MAX_GROUP: usize = GROUP_SIZES[GROUP_SIZES.len() - 1];
 
 /// What scales can be held as.
 pub(crate) const SCALES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Every format that panels can be in.
 pub(crate) fn held() -> impl Iterator<Item = BlockFormat> {
-    let with = |values| GROUPS.into_iter().flat_map(move |group| SCALES.map(|scale| (values, group, scale)));
+    let with = |values| GROUP_SIZES.into_iter().flat_map(move |group| SCALES.map(|scale| (values, group, scale)));
     BlockValues::ALL.into_iter().flat_map(with).flat_map(|(values, group, scale)| {
         [false, true].into_iter().filter_map(move |zeros| BlockFormat::new(values, group, scale, zeros).ok())
     })

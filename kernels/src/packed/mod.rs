@@ -30,6 +30,7 @@ use sinew_tensor::{BlockFormat, DType};
 use crate::simd;
 use crate::{Error, Result};
 
+pub use blocks::{GROUP_SIZES, MAX_GROUP};
 pub(crate) use pack::pack_panel;
 pub(crate) use panel::{Outputs, PanelKind};
 pub use panel::{PANEL, UnitRows};
@@ -71,7 +72,7 @@ impl fmt::Display for Encoding {
 
 /// How a packed weight is laid out. Formats are compared by name.
 ///
-/// There are [`F32`], [`F16`] and [`BF16`] in panels, block-quantized ones in panels with groups of 32, 64 and 128, and
+/// There are [`F32`], [`F16`] and [`BF16`] in panels, block-quantized ones in panels with groups of [`GROUP_SIZES`], and
 /// [`F32_ROWS`], [`F16_ROWS`] and [`BF16_ROWS`]. No others can be made: kernels write and read as many bytes as the
 /// format says, so it must be one that they know.
 ///

@@ -36,31 +36,44 @@ pub(crate) unsafe fn pack_panel<S: Simd>(
     count: usize,
     to: *mut u8,
 ) {
-    if let PanelKind::Blocks(format) = kind {
-        // SAFETY: passed on; blocks of K are of whole groups.
-        return unsafe { pack_blocks::<S>(&lines.map(|line| line.map(Row::Floats)), format, k0, count, false, to) };
+    // SAFETY: passed on; blocks of K are of whole groups.
+    unsafe {
+        match kind {
+            PanelKind::F32 => pack_steps::<S, f32>(lines, k0, count, to.cast()),
+            PanelKind::F16 => pack_steps::<S, f16>(lines, k0, count, to.cast()),
+            PanelKind::Bf16 => pack_pairs::<S>(lines, k0, count, to),
+            PanelKind::Blocks(format) => {
+                pack_blocks::<S>(&lines.map(|line| line.map(Row::Floats)), format, k0, count, false, to);
+            }
+        }
     }
-    for half in 0..2 {
-        let lines = &lines[half * LANES..(half + 1) * LANES];
-        // SAFETY: passed on; a half panel is the sixteen outputs at this place of every step.
+}
+
+/// A panel of steps: half of it is the sixteen outputs at this place of every step.
+#[inline(always)]
+unsafe fn pack_steps<S: Simd, T: Stored>(lines: &[Option<Line>; PANEL], k0: usize, count: usize, to: *mut T) {
+    for (half, lines) in lines.chunks_exact(LANES).enumerate() {
+        // SAFETY: passed on.
         unsafe {
-            match (kind, side_by_side(lines, count)) {
-                (PanelKind::Bf16, Some(side)) => {
-                    across_to_pairs::<S>(side, k0, count, to.add(half * LANES * 4));
-                }
-                (PanelKind::Bf16, None) => along_to_pairs::<S>(lines, k0, count, to.add(half * LANES * 4)),
-                (PanelKind::F16, Some(side)) => {
-                    across_to_steps::<S, f16>(side, k0, count, to.cast::<f16>().add(half * LANES));
-                }
-                (PanelKind::F16, None) => {
-                    along_to_steps::<S, f16>(lines, k0, count, to.cast::<f16>().add(half * LANES));
-                }
-                (_, Some(side)) => {
-                    across_to_steps::<S, f32>(side, k0, count, to.cast::<f32>().add(half * LANES));
-                }
-                (_, None) => {
-                    along_to_steps::<S, f32>(lines, k0, count, to.cast::<f32>().add(half * LANES));
-                }
+            let to = to.add(half * LANES);
+            match side_by_side(lines, count) {
+                Some(side) => across_to_steps::<S, T>(side, k0, count, to),
+                None => along_to_steps::<S, T>(lines, k0, count, to),
+            }
+        }
+    }
+}
+
+/// The same of pairs of steps in bf16.
+#[inline(always)]
+unsafe fn pack_pairs<S: Simd>(lines: &[Option<Line>; PANEL], k0: usize, count: usize, to: *mut u8) {
+    for (half, lines) in lines.chunks_exact(LANES).enumerate() {
+        // SAFETY: passed on.
+        unsafe {
+            let to = to.add(half * LANES * 4);
+            match side_by_side(lines, count) {
+                Some(side) => across_to_pairs::<S>(side, k0, count, to),
+                None => along_to_pairs::<S>(lines, k0, count, to),
             }
         }
     }
@@ -270,7 +283,9 @@ impl Kernel for Packing<'_> {
                 PanelKind::Blocks(format) => {
                     pack_blocks::<S>(&rows, format, 0, weights.k, weights.per_channel(), to);
                 }
-                kind => pack_panel::<S>(&rows.map(|row| row.and_then(Row::line)), kind, 0, weights.k, to),
+                kind @ (PanelKind::F32 | PanelKind::F16 | PanelKind::Bf16) => {
+                    pack_panel::<S>(&rows.map(|row| row.and_then(Row::line)), kind, 0, weights.k, to);
+                }
             }
         }
     }

@@ -41,10 +41,21 @@ impl PanelKind {
     }
 
     /// The format of its blocks, if it has any.
+    #[inline(always)]
     pub const fn blocks(self) -> Option<BlockFormat> {
         match self {
             Self::Blocks(format) => Some(format),
             Self::F32 | Self::F16 | Self::Bf16 => None,
+        }
+    }
+
+    /// The format of its blocks, for loops over nothing else. Rows admit no other panels; a sum that nobody writes would
+    /// be a wrong one, so that their mistake is loud in any build.
+    #[inline(always)]
+    pub fn admitted_blocks(self) -> BlockFormat {
+        match self.blocks() {
+            Some(format) => format,
+            None => unreachable!("a row of block-quantized weights admitted panels of {}", self.encoding()),
         }
     }
 

@@ -91,7 +91,7 @@ impl Format {
         into: RowCodes<'_>,
     ) -> Result<()> {
         let RowCodes { codes, scales, zeros } = into;
-        let Order::Panels(PanelKind::Blocks(format)) = self.order else {
+        let Some(format) = self.panel_kind().and_then(PanelKind::blocks) else {
             return Err(refuse(format!("codes of a weight in {}: it is not in blocks", self.name)));
         };
         let (values, size) = (format.values(), format.scale_dtype().size());
@@ -137,7 +137,7 @@ impl Format {
 
     /// `|scale| · (|q| + |zero|)` of every value of an output of a weight in blocks, for references.
     pub(crate) fn magnitudes(&self, packed: &[u8], k: usize, outputs: Outputs, output: usize) -> Vec<f64> {
-        let Order::Panels(PanelKind::Blocks(format)) = self.order else { return Vec::new() };
+        let Some(format) = self.panel_kind().and_then(PanelKind::blocks) else { return Vec::new() };
         let (panel, lane) = outputs.place(output);
         let bytes = blocks::bytes(format, k);
         let of = |Element { q, scale, zero }: Element| f64::from(scale.abs()) * f64::from(q.abs() + zero.abs());

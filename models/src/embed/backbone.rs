@@ -9,7 +9,7 @@ use crate::batch::Wanted;
 use crate::cache::{CacheShape, KvCache};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::limits::{Limits, Plan, most_that_fits};
+use crate::limits::{Limits, Plan, most_that_fits, refuse_beyond_memory};
 use crate::load::{Loader, Maker, Precision, Sizes};
 use crate::runner::Runner;
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
@@ -111,8 +111,9 @@ fn hidden_states(runner: &mut Runner, texts: &[&[u32]], last: bool) -> Result<Ve
     let tokens: usize = texts.iter().map(|text| text.len()).sum();
     if runner.staging.cache().shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
         let (config, precision) = (runner.decoder().config(), runner.decoder().precision());
-        Plan { cache: cache_bytes(config, precision, tokens), ..Plan::default() }.refuse_beyond_memory(
+        refuse_beyond_memory(
             runner.staging.context(),
+            &[("KV cache", cache_bytes(config, precision, tokens))],
             &format!("a text of {tokens} tokens"),
             |available| {
                 let fits = |tokens| Ok(cache_bytes(config, precision, tokens) <= available);

@@ -13,6 +13,7 @@ use crate::quantized::common_multiple;
 
 /// Bytes of the slices of a weight that are at hand together, a thread packing each, counted in f32: those of a bf16
 /// file are half as large. Their pages are dropped before others are read, so that a weight is never in memory twice.
+/// Where a model is written quantized, as many of a tensor are.
 pub(crate) const AT_HAND_BYTES: usize = 16 << 20;
 /// The largest slice.
 const LARGEST_SLICE: usize = 4 << 20;

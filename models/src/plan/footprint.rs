@@ -4,7 +4,7 @@ use sinew_memory::{Device, DeviceKind, PoolConfig};
 use sinew_ops::layers::Encoding;
 
 use crate::cache::CacheShape;
-use crate::limits::Plan;
+use crate::limits::{Plan, Taken};
 use crate::load::{AT_HAND_BYTES, Made, Precision};
 use crate::scratch::sum;
 use crate::{DecoderConfig, LoadOptions, Result};
@@ -95,7 +95,14 @@ impl Footprint {
     /// Bytes that a [limit](sinew_ops::Context::with_memory_limit) of the device's memory has to leave for it: with so
     /// many it runs.
     pub fn pooled(&self) -> usize {
-        self.of_device().saturating_add(self.margin)
+        sum(self.pooled_parts().map(|(_, bytes)| bytes))
+    }
+
+    /// What these are for.
+    pub(crate) fn pooled_parts(&self) -> [Taken; 7] {
+        let [weights, cache, activations, tables, logits] = self.plan.parts();
+        let rounding = ("rounding", self.rounding.saturating_add(self.margin));
+        [weights, cache, activations, tables, logits, ("workspace", self.workspace), rounding]
     }
 
     /// Bytes of the device's memory, as they are expected.

@@ -11,7 +11,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 use super::footprint::{self, Footprint, SequenceBytes};
 use crate::embed::{Backbone, EmbeddingModel};
 use crate::folder::FileName;
-use crate::limits::{held_against, most_that_fits};
+use crate::limits::{held_against, most_that_fits, refuse_beyond_memory};
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
@@ -201,8 +201,19 @@ impl<'a> Planner<'a> {
         most_that_fits(limit, |at| Ok(self.fits(&self.footprint(&options(at))?, budget)))
     }
 
+    /// Refuses to load what the context has not as much memory for as [`pooled`](Footprint::pooled) says, before any of it
+    /// is allocated; `purpose` says for how much work it would be.
+    ///
+    /// # Errors
+    /// Those of [`Planner::footprint`], and [`Error::Input`](crate::Error::Input), which says what takes how much, what
+    /// holds the rest, and what would fit.
+    pub(crate) fn refuse_beyond_memory(&self, options: &LoadOptions, purpose: &str) -> Result<()> {
+        let footprint = self.footprint(options)?;
+        refuse_beyond_memory(self.ctx, &footprint.pooled_parts(), purpose, |_| self.would_fit(options))
+    }
+
     /// What of what would take less memory fits into what is free now, in words.
-    pub(crate) fn would_fit(&self, options: &LoadOptions) -> Result<String> {
+    fn would_fit(&self, options: &LoadOptions) -> Result<String> {
         /// Ways out that are named.
         const NAMED: usize = 4;
         let device = &**self.ctx.device();

@@ -6,7 +6,7 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 use sinew_memory::DeviceKind;
 use sinew_ops::Context;
-use sinew_ops::layers::Encoding;
+use sinew_ops::layers::{Encoding, GROUP_SIZES};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::Names;
@@ -212,7 +212,7 @@ fn has_experts(config: &ModelConfig) -> bool {
 /// What would do where a group does not.
 fn supported_groups(asked: &Sizes<'_>) -> String {
     let divides = |group: &usize| asked.weights.iter().all(|(_, k, _)| k.is_multiple_of(*group));
-    match [128, 64, 32].into_iter().find(divides) {
+    match GROUP_SIZES.into_iter().rfind(divides) {
         Some(group) => format!("a group size of {group}, or `channel`"),
         None => "a group size of `channel`, or loading with --dtype".to_owned(),
     }

@@ -14,11 +14,9 @@ use sinew_ops::layers::{Codes, RowQuantizer};
 use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_POINT};
 use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::error::{Error, Result};
-use crate::load::{check_finite, packable};
+use crate::load::{AT_HAND_BYTES, check_finite, packable};
 use crate::quantized::{words_of_codes, words_of_zeros};
 
-/// Bytes of the original that are at hand at once.
-const AT_HAND_BYTES: usize = 16 << 20;
 /// Rows of a slice are a multiple of it: what is packed along the outputs is so in whole words, and panels are full.
 const ROWS: usize = 32;
 /// The alignment of the header's end, by which all elements are aligned: larger ones come first.

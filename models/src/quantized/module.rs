@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sinew_ops::layers::{Codes, Encoding};
+use sinew_ops::layers::{Codes, Encoding, GROUP_SIZES, MAX_GROUP};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::bitsandbytes;
@@ -98,9 +98,6 @@ pub(super) struct Groups {
     /// unless a group has another number of them than `size`.
     pub order: Option<Arc<[u32]>>,
 }
-
-/// Columns of the groups in which weights are packed.
-const PACKED: [usize; 3] = [128, 64, 32];
 
 /// What a format says of a module: [`StoredModule::new`].
 pub(super) struct Parts {
@@ -248,7 +245,7 @@ impl Groups {
 
     /// One for the row.
     pub fn whole(k: usize) -> Self {
-        Self { size: k.next_multiple_of(PACKED[0]), count: 1, index: None, order: None }
+        Self { size: k.next_multiple_of(MAX_GROUP), count: 1, index: None, order: None }
     }
 
     /// The same of columns whose groups are these.
@@ -266,8 +263,8 @@ impl Groups {
         if self.index.is_some() && self.order.is_none() {
             return None;
         }
-        let whole = (self.count == 1).then_some(PACKED[0]);
-        PACKED.into_iter().find(|packed| self.size.is_multiple_of(*packed)).or(whole)
+        let whole = (self.count == 1).then_some(MAX_GROUP);
+        GROUP_SIZES.into_iter().rfind(|packed| self.size.is_multiple_of(*packed)).or(whole)
     }
 }
 

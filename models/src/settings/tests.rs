@@ -291,3 +291,15 @@ fn every_setting_takes_effect() {
     assert!(unknown.contains("no_such_kernel") && unknown.contains("sinew explain"), "{unknown}");
     assert_eq!(kernels(&[]).expect("a context"), Vec::<String>::new());
 }
+
+#[test]
+fn the_sizes_of_groups_are_those_in_which_kernels_keep_weights() {
+    for size in sinew_ops::layers::GROUP_SIZES {
+        assert_eq!(GroupSize::parse(&size.to_string()), Ok(GroupSize::Of(size)));
+        let doc = Field::named("group_size").expect("a setting").doc();
+        assert!(doc.contains(&size.to_string()), "{size}: {doc}");
+    }
+    for wrong in ["16", "032", "256", "", "all"] {
+        assert_eq!(GroupSize::parse(wrong), Err("supported are 32, 64, 128 and channel".to_owned()), "{wrong}");
+    }
+}

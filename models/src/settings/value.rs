@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use sinew_memory::{Bytes, SimdLevel};
+use sinew_ops::layers::{GROUP_SIZES, MAX_GROUP};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use crate::Result as CrateResult;
@@ -185,7 +186,7 @@ impl Value for WeightDType {
 /// How many values of a row share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupSize {
-    /// So many: 32, 64 or 128.
+    /// So many: one of [`GROUP_SIZES`].
     Of(usize),
     /// All of the row.
     Channel,
@@ -197,11 +198,10 @@ impl GroupSize {
     /// # Errors
     /// Values without a format in such groups.
     pub fn quantize(self, values: BlockValues, zero_points: bool, keep_head: bool) -> CrateResult<Quantize> {
-        /// Of the groups that repeat the scale of a row: the fewest.
-        const LARGEST: usize = 128;
         let (group, per_channel) = match self {
             Self::Of(group) => (group, false),
-            Self::Channel => (LARGEST, true),
+            // Groups repeat the scale of their row: the fewest.
+            Self::Channel => (MAX_GROUP, true),
         };
         let format = BlockFormat::new(values, group, DType::BF16, zero_points).map_err(sinew_ops::Error::from)?;
         Ok(Quantize { format, per_channel, head: !keep_head })
@@ -210,12 +210,11 @@ impl GroupSize {
 
 impl Value for GroupSize {
     fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "32" => Ok(Self::Of(32)),
-            "64" => Ok(Self::Of(64)),
-            "128" => Ok(Self::Of(128)),
-            "channel" => Ok(Self::Channel),
-            _ => Err("supported are 32, 64, 128 and channel".to_owned()),
+        let size = GROUP_SIZES.into_iter().find(|size| size.to_string() == text);
+        match (text, size, GROUP_SIZES) {
+            ("channel", ..) => Ok(Self::Channel),
+            (_, Some(size), _) => Ok(Self::Of(size)),
+            (_, None, [a, b, c]) => Err(format!("supported are {a}, {b}, {c} and channel")),
         }
     }
     fn show(&self) -> String {

@@ -26,7 +26,7 @@ pub use sample::Sample;
 pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;
 pub use sinew_kernels::attention::OldKv;
-pub use sinew_kernels::packed::{Codes, Encoding};
+pub use sinew_kernels::packed::{Codes, Encoding, GROUP_SIZES, MAX_GROUP};
 pub use weight::{PackedShape, PackedWeight, Piece, SliceToPack, UnitSlice, WeightPacker};
 
 use sinew_tensor::Tensor;

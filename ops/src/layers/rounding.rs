@@ -1,6 +1,6 @@
 //! Rows rounded to blocks, without a kernel that reads them.
 
-use sinew_kernels::packed::{Codes, Encoding, Format, RowCodes, Source, Weights};
+use sinew_kernels::packed::{Codes, Encoding, Format, GROUP_SIZES, RowCodes, Source, Weights};
 use sinew_memory::DeviceKind;
 use sinew_tensor::{BlockFormat, DType};
 
@@ -43,8 +43,8 @@ impl RowQuantizer {
     /// A format that weights cannot be packed in.
     pub fn new(blocks: BlockFormat, per_channel: bool) -> Result<Self> {
         let packed_as = Format::of(blocks, DeviceKind::CPU).ok_or_else(|| {
-            let encoding = Encoding::Blocks(blocks);
-            refuse("quantize", format!("no weight is packed in {encoding}; groups of 32, 64 and 128 are"))
+            let (encoding, [a, b, c]) = (Encoding::Blocks(blocks), GROUP_SIZES);
+            refuse("quantize", format!("no weight is packed in {encoding}; groups of {a}, {b} and {c} are"))
         })?;
         let [packed, codes, scales] = [const { Vec::new() }; 3];
         Ok(Self { blocks, packed_as, per_channel, packed, codes, scales, zeros: Vec::new() })

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use sinew_kernels::packed::{Codes, Encoding, Format, Source, UnitRows, Weights};
+use sinew_kernels::packed::{Codes, Encoding, Format, GROUP_SIZES, Source, UnitRows, Weights};
 use sinew_memory::{Buffer, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
@@ -230,8 +230,9 @@ pub(super) fn format_of(ctx: &Context, encoding: Encoding) -> Result<&'static Fo
 }
 
 fn no_format(ctx: &Context, encoding: Encoding) -> Error {
-    let device = ctx.device().id();
-    let supported = "f32, f16 and bf16 have one, and block-quantized weights in groups of 32, 64 and 128 on CPUs";
+    let (device, [a, b, c]) = (ctx.device().id(), GROUP_SIZES);
+    let supported =
+        format!("f32, f16 and bf16 have one, and block-quantized weights in groups of {a}, {b} and {c} on CPUs");
     refuse("pack", format!("no packed format keeps {encoding} on {device}; {supported}"))
 }
 

@@ -10,7 +10,7 @@ use sinew::ops::{Limits, Profile};
 use super::super::bench::{texts, tokens};
 use super::json;
 use crate::command::arguments::{STEPPING, of_settings};
-use crate::command::{Model, Outcome, Run};
+use crate::command::{Model, Outcome, PROMPT_TOKENS, Run};
 
 /// A model's steps: a prefill and a decode step, or of an embedding model the embedding of texts.
 #[derive(Debug, Args)]
@@ -64,9 +64,6 @@ impl FromArgMatches for OfModel {
         Ok(())
     }
 }
-
-/// Tokens of a prompt or text where nothing says how many.
-const PROMPT_TOKENS: usize = 512;
 
 /// A step with its name, the tokens of each prompt or text, and its profile.
 struct Profiled {
