@@ -32,6 +32,10 @@ impl Matrix {
     pub(super) fn of(checkpoint: &Checkpoint, part: Part, k: usize) -> Result<Self> {
         let Some(module) = checkpoint.module(part.name())? else {
             let stored = Stored::Tensor(check(checkpoint, &part.weight(), &part.shape(k))?);
+            // A router stays as it is though the config calls its like quantized.
+            if let Some(quantization) = checkpoint.quantization().filter(|_| part.may_be_quantized()) {
+                quantization.check_floats(checkpoint, part.name())?;
+            }
             return Ok(Self { part, stored, k });
         };
         if part.transposed {
