@@ -185,6 +185,8 @@ impl Value for WeightDType {
 /// How many values of a row share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupSize {
+    /// 32 of int4 and int8, and of fp8 all of the row, as vLLM reads no smaller groups of it.
+    Auto,
     /// So many: 32, 64 or 128.
     Of(usize),
     /// All of the row.
@@ -200,8 +202,9 @@ impl GroupSize {
         /// Of the groups that repeat the scale of a row: the fewest.
         const LARGEST: usize = 128;
         let (group, per_channel) = match self {
+            Self::Auto if values.is_integer() => (32, false),
             Self::Of(group) => (group, false),
-            Self::Channel => (LARGEST, true),
+            Self::Auto | Self::Channel => (LARGEST, true),
         };
         let format = BlockFormat::new(values, group, DType::BF16, zero_points).map_err(sinew_ops::Error::from)?;
         Ok(Quantize { format, per_channel, head: !keep_head })
@@ -211,15 +214,17 @@ impl GroupSize {
 impl Value for GroupSize {
     fn parse(text: &str) -> Result<Self, String> {
         match text {
+            AUTO => Ok(Self::Auto),
             "32" => Ok(Self::Of(32)),
             "64" => Ok(Self::Of(64)),
             "128" => Ok(Self::Of(128)),
             "channel" => Ok(Self::Channel),
-            _ => Err("supported are 32, 64, 128 and channel".to_owned()),
+            _ => Err("supported are auto, 32, 64, 128 and channel".to_owned()),
         }
     }
     fn show(&self) -> String {
         match self {
+            Self::Auto => AUTO.to_owned(),
             Self::Of(group) => group.to_string(),
             Self::Channel => "channel".to_owned(),
         }
