@@ -55,11 +55,11 @@ const COSTS: [Cost; 20] = [
     Cost("nf4", [[1.79e-2, 0.967, 2.61e-2, 3.78e-2], [0.0; 4]]),
 ];
 
-/// The distances of MiniLM's cosines from 1 in bf16.
-const BF16: [f64; 2] = [9.90e-6, 2.00e-5];
+/// The least of the mean of MiniLM's cosines in bf16, and of each, where nothing is quantized.
+const BF16: [f64; 2] = [0.99998, 0.99996];
 
-/// By so much more or less than [`COSTS`] figures may come out: other levels of instructions give 5 % more or less. What is
-/// a group larger, or has no zero points, gives 28 % more.
+/// By so much more or less than [`COSTS`] figures may come out: other levels of instructions give 5 % more or less. Groups
+/// of 128 instead of 32 give 28 % more at least.
 const MARGIN: f64 = 1.2;
 /// The same of shares of tokens, a few of which are as likely as others.
 const OF_TOKENS: f64 = 0.01;
@@ -337,25 +337,26 @@ fn embeddings_with_quantized_weights_are_as_near_to_those_with_exact_ones_as_the
     let in_dtype = |dtype| WeightOptions { dtype: Some(dtype), ..WeightOptions::default() };
     let (_, exact) = vectors(&minilm(), &in_dtype(DType::F32));
     let mut table = Table::new("mean cosine  least cosine");
-    let compare = |table: &mut Table, line: &str, rounded: &[Vec<f32>], measured: [f64; 2]| {
+    let compare = |table: &mut Table, line: &str, rounded: &[Vec<f32>]| {
         let [mean, least] = quality::cosines(&exact, rounded);
         table.line(line, &format!("{mean:<12.5} {least:.5}"));
-        table.check(line, 1.0 - mean, measured[0]);
-        table.check(line, 1.0 - least, measured[1]);
-        1.0 - mean
+        [mean, least]
     };
     let (_, rounded) = vectors(&minilm(), &in_dtype(DType::BF16));
-    compare(&mut table, &line_start("bf16", "Bf16", 16.0), &rounded, BF16);
+    let [mean, least] = compare(&mut table, &line_start("bf16", "Bf16", 16.0), &rounded);
+    assert!(mean >= BF16[0] && least >= BF16[1] && least < 1.0 - 1e-9, "bf16: {mean}, {least}");
     // It has no head.
     for form in forms().into_iter().filter(|form| !form.name.contains("head")) {
         let folder = form.published(&minilm());
         let folder = folder.as_ref().map_or_else(minilm, |place| place.path().join(MODEL));
         for (options, [.., mean, least], line) in form.each_activations() {
             let (model, rounded) = vectors(&folder, &options);
-            let cost = compare(&mut table, &line, &rounded, [mean, least]);
+            let found = compare(&mut table, &line, &rounded).map(|cosine| 1.0 - cosine);
+            table.check(&line, found[0], mean);
+            table.check(&line, found[1], least);
             form.assert_is_of(model.precision());
             assert_quantized(&model.kernels(), &options);
-            table.cost(&form, &options, cost);
+            table.cost(&form, &options, found[0]);
         }
     }
     table.finish();
