@@ -104,7 +104,7 @@ impl Form {
     /// Weights in it, once for each kind of activations that it has, with what they cost, and what begins a line of their
     /// figures.
     fn each_activations(&self) -> impl Iterator<Item = (WeightOptions, [f64; 4], String)> {
-        let bits = 8.0 * self.format.layout(1 << 10, 1 << 10).expect("a layout").bytes() as f64 / f64::from(1 << 20);
+        let bits = quality::bits(Encoding::Blocks(self.format));
         let Cost(_, costs) = COSTS.iter().find(|cost| cost.0 == self.name).unwrap_or_else(|| panic!("{}", self.name));
         let all = [Activations::Bf16, Activations::Int8].into_iter().zip(costs);
         let of_format = all.filter(|(a, _)| *a == Activations::Bf16 || self.format.values().is_integer());

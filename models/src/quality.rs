@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use sinew_ops::layers::Encoding;
 use sinew_tensor::BlockValues::{F8E4M3, Int4, Int8};
 
 use crate::error::{Error, Result};
@@ -35,6 +36,19 @@ pub fn name(how: &Quantize) -> String {
     let zeros = if format.zero_points() { ", zero points" } else { "" };
     let head = if how.head { "" } else { ", 16-bit head" };
     format!("{}, {scales}{zeros}{head}", format.values().name())
+}
+
+/// Bits of a weight, with its share of a group's scale and zero point.
+pub fn bits(weights: Encoding) -> f64 {
+    /// Of a zero point.
+    const ZERO: usize = 8;
+    match weights {
+        Encoding::Float(dtype) => 8.0 * dtype.size() as f64,
+        Encoding::Blocks(format) => {
+            let of_group = 8 * format.scale_dtype().size() + if format.zero_points() { ZERO } else { 0 };
+            format.values().bits() as f64 + of_group as f64 / format.group() as f64
+        }
+    }
 }
 
 /// How the next tokens' probabilities lie to those of an exact model.
@@ -140,6 +154,18 @@ mod tests {
     fn cosines_are_those_of_angles() {
         let [mean, least] = cosines(&[vec![1.0, 0.0], vec![2.0, 0.0]], &[vec![3.0, 0.0], vec![1.0, 1.0]]);
         assert!((least - 0.5f64.sqrt()).abs() < 1e-9 && (mean - (1.0 + least) / 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn scales_and_zero_points_are_shared_by_groups() {
+        let of = |values, group: GroupSize, zero_points| {
+            let how = group.quantize(values, zero_points, false).expect("a format");
+            bits(Encoding::Blocks(how.format))
+        };
+        assert_eq!(of(Int4, GroupSize::Of(32), false), 4.5);
+        assert_eq!(of(Int4, GroupSize::Of(64), true), 4.375);
+        assert_eq!(of(F8E4M3, GroupSize::Of(128), false), 8.125);
+        assert_eq!(bits(Encoding::Float(sinew_tensor::DType::BF16)), 16.0);
     }
 
     #[test]

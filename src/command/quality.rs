@@ -11,7 +11,6 @@ use sinew::models::load::{Activations, Precision, main_dtype};
 use sinew::models::quality::{self, Divergence};
 use sinew::models::{Checkpoint, EmbeddingModel, Error, LoadOptions, WeightOptions};
 use sinew::ops::Context;
-use sinew::ops::layers::Encoding;
 
 use super::arguments::{STEPPING, of_settings};
 use super::input::{Lines, Tokens, parse_tokens};
@@ -204,17 +203,8 @@ fn forms(given: &WeightOptions, checkpoint: &Checkpoint, ctx: &Context) -> Outco
 }
 
 impl Row {
-    /// Of a weight, with its scales and zero points, in memory.
     fn bits(&self) -> f64 {
-        /// Enough for whole panels and groups.
-        const SHAPE: [usize; 2] = [1 << 10, 1 << 10];
-        match self.precision.main_encoding() {
-            Encoding::Float(dtype) => 8.0 * dtype.size() as f64,
-            Encoding::Blocks(format) => {
-                let [n, k] = SHAPE;
-                format.layout(n, k).map_or(f64::NAN, |layout| 8.0 * layout.bytes() as f64 / (n * k) as f64)
-            }
-        }
+        quality::bits(self.precision.main_encoding())
     }
 
     fn as_json(&self) -> Value {
