@@ -340,6 +340,7 @@ fn bench_prints_the_contract() {
         "decode_tokens_per_s",
         "prefill_share_of_limit",
         "decode_share_of_limit",
+        "decode_bytes_per_token",
         "load_s",
         "time_to_first_token_s",
         "peak_rss_bytes",
@@ -359,6 +360,58 @@ fn bench_prints_the_contract() {
     let scaled = json(&[&scaled[..], &["--kv-dtype", "int8", "--json"]].concat());
     let of_token = |value: &Value| value["kv_bytes_per_token"].as_u64().expect("a number");
     assert_eq!(80 * of_token(&scaled), 24 * of_token(&value));
+}
+
+#[test]
+fn quality_prints_what_formats_and_activations_in_int8_cost() {
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo");
+    let bundled = bundled.to_str().expect("the path is UTF-8");
+    let rows = |model: &str, more: &[&str]| -> Vec<Value> {
+        let all = json(&[&["quality", "--json", "--model", model], more].concat());
+        all["rows"].as_array().expect("rows").clone()
+    };
+    let tokens = ["--tokens", "1,5,9,17,33,20,41,8,30,62,7,77"];
+    let cost = |row: &Value| row["kl_divergence"].as_f64().expect("a number");
+    let every = rows(bundled, &tokens);
+    let of = |activations: &str| every.iter().filter(|row| row["activations"] == activations).count();
+    assert_eq!((of("bf16"), of("int8")), (10, 8));
+    assert!(every.iter().all(|row| cost(row) > 0.0 && row["top1_agreement"].as_f64() <= Some(1.0)), "{every:?}");
+    let int4 = rows(bundled, &[&tokens[..], &["--dtype", "int4"]].concat());
+    assert_eq!(int4.iter().map(|row| &row["activations"]).collect::<Vec<_>>(), ["bf16", "int8"]);
+    assert!(int4.iter().all(|row| row["weights"] == "int4, groups of 32" && row["bits"] == 4.5), "{int4:?}");
+    assert_eq!(int4, every.iter().filter(|row| row["weights"] == "int4, groups of 32").cloned().collect::<Vec<_>>());
+    let one = rows(bundled, &[&tokens[..], &["--dtype", "int4", "--activations", "int8"]].concat());
+    assert_eq!(one, int4[1..]);
+    // As it is stored nothing is rounded.
+    let same = rows(bundled, &[&tokens[..], &["--dtype", "bf16"]].concat());
+    assert!(same.len() == 1 && cost(&same[0]) == 0.0 && same[0]["top1_agreement"] == 1.0, "{same:?}");
+
+    let published = rows(&fixture("quantized/gptq_4bit_g128_llama_f16"), &["--tokens", "1,2,3,4,5"]);
+    let figures: Vec<_> = published.iter().map(|row| (&row["weights"], &row["activations"])).collect();
+    assert_eq!(figures, [(&json!("GPTQ, 4 bits"), &json!("f32")), (&json!("GPTQ, 4 bits"), &json!("int8"))]);
+    assert!(cost(&published[0]) < cost(&published[1]), "{published:?}");
+
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "one\n\nanother text\n").expect("written");
+    let file = file.path().to_str().expect("the path is UTF-8");
+    let vectors = rows(&fixture(ENCODER), &["--file", file, "--dtype", "int8"]);
+    let cosine = |row: &Value, which: &str| row[which].as_f64().expect("a number");
+    for row in &vectors {
+        assert!(
+            cosine(row, "least_cosine") < 1.0 && cosine(row, "least_cosine") <= cosine(row, "mean_cosine"),
+            "{row}"
+        );
+    }
+    let text = stdout(&sinew(&["quality", "--model", &fixture(DECODER), "--file", file, "--dtype", "int8"]));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() == 4 && lines[0] == "beside the model in bf16:" && lines[1].ends_with("top-1"), "{text}");
+    assert!(lines[2].starts_with("int8, groups of 32  8.50   bf16 ") && lines[3].contains(" int8 "), "{text}");
+
+    refused(&["quality", "--model", bundled, "--activations", "int8"], &["--activations", "int8 or int4"]);
+    refused(&["quality", "--model", &fixture(NO_TOKENIZER)], &["tokenizer.json", "--tokens"]);
+    refused(&["quality", "--model", bundled, "--tokens", "1,100"], &["100"]);
+    refused(&["quality", "--model", bundled, "--file", "/nowhere"], &["/nowhere"]);
+    refused(&["quality", "--model", &fixture(ENCODER), "--kv-dtype", "int8"], &["--kv-dtype", "embeds texts"]);
 }
 
 /// The command with as little address space as leaves no room to measure the machine.

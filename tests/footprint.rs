@@ -325,11 +325,15 @@ fn weights_in_more_bits_than_they_are_stored_in_are_advised_against() {
 #[test]
 fn four_bits_are_advised_where_eight_are_too_many() {
     let budget = ["--budget", "1MiB"];
-    for asked in
-        [&["--dtype", "int8"][..], &["--dtype", "int8", "--group-size", "64", "--zero-points"], &["--dtype", "fp8"]]
-    {
+    for (asked, advised) in [
+        (&["--dtype", "int8"][..], "--dtype int4"),
+        (&["--dtype", "int8", "--group-size", "64", "--zero-points"], "--dtype int4"),
+        (&["--dtype", "fp8", "--group-size", "32"], "--dtype int4"),
+        // By rows, which int4 is not unless it is told to be.
+        (&["--dtype", "fp8"], "--dtype int4 --group-size channel"),
+    ] {
         let arguments = [&budget[..], asked].concat();
-        assert_eq!(advice(&bundled(), &arguments), [("--dtype int4".to_owned(), false)], "{asked:?}");
+        assert_eq!(advice(&bundled(), &arguments), [(advised.to_owned(), false)], "{asked:?}");
     }
     let least = advice(&bundled(), &[&budget[..], &["--dtype", "int4"]].concat());
     assert_eq!(least, []);

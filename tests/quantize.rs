@@ -425,6 +425,14 @@ fn the_command_writes_a_folder_that_loads() {
     let text = stdout(&sinew(&fp8));
     assert!(text.starts_with("14 modules quantized, 1 as they are"), "{text}");
     assert!(text.contains("the head is tied to the embedding") && text.contains("--dtype fp8"), "{text}");
+    // Groups are the same by default, whichever of both rounds.
+    let logits = |model: &str, more: &[&str]| {
+        let file = place.path().join("logits.safetensors");
+        let to = ["logits", "--model", model, "--tokens", "1,2,3", "--output", file.to_str().expect("UTF-8")];
+        stdout(&sinew(&[&to[..], more].concat()));
+        fs::read(file).expect("logits")
+    };
+    assert!(logits(again, &[]) == logits(&fixture(TIED), &["--dtype", "fp8", "--keep-head"]));
     let kept = place.path().join("kept");
     let kept = ["quantize", "--model", &fixture(TIED), "--output", kept.to_str().expect("UTF-8"), "--dtype", "fp8"];
     let text = stdout(&sinew(&[&kept[..], &["--keep-head"]].concat()));

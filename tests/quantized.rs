@@ -4,128 +4,178 @@
 //! `SINEW_MINILM=FOLDER cargo test --test quantized -- --include-ignored --nocapture` prints the figures of the README;
 //! without `--include-ignored` those of the bundled model alone. `.ci/minilm.py --unpack` leaves such a folder.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
 use sinew::demo;
-use sinew::memory::DeviceKind;
 use sinew::models::OldKv;
-use sinew::models::load::{Activations, Quantize};
-use sinew::ops::layers::{Encoding, WeightPacker};
+use sinew::models::load::{Activations, Precision, Quantize};
+use sinew::models::quality::{self, Divergence};
+use sinew::ops::layers::Encoding;
 use sinew::prelude::*;
 use sinew::tensor::{BlockFormat, BlockValues, DType};
+use sinew_conformance::published::Published;
+use tempfile::TempDir;
 
 /// Prompts whose answers are compared.
 const PROMPTS: usize = 60;
 
-/// Texts whose embeddings are compared.
-const SENTENCES: [&str; 48] = [
-    "The train to the coast leaves at a quarter past seven.",
-    "She planted tomatoes, basil and two rows of beans behind the house.",
-    "Interest rates rose for the third time this year.",
-    "A cat slept on the warm bonnet of the car.",
-    "How do I reset the password of my account?",
-    "The recipe asks for three eggs and a pinch of salt.",
-    "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen.",
-    "The committee postponed its decision until the report is complete.",
-    "My phone does not charge when the cable is bent.",
-    "In 1969 two people walked on the Moon for the first time.",
-    "The river burst its banks after a week of heavy rain, and the lower town had to be evacuated during the night.",
-    "He plays the cello in an orchestra of amateurs.",
-    "Which medicine helps against hay fever without making one tired?",
-    "The bridge was closed to lorries because of cracks in a pier.",
-    "A matrix is singular when its determinant is zero.",
-    "The children built a dam of stones across the stream.",
-    "Our flight was cancelled, so we spent the night at the airport.",
-    "The museum shows Dutch paintings of the seventeenth century.",
-    "Please find attached the invoice for last month's work.",
-    "The striker scored twice in the last ten minutes and won the match.",
-    "Bees dance to tell each other where flowers are.",
-    "The patient complains of a dull pain in the left knee that grows worse on stairs.",
-    "Water boils at a lower temperature on a mountain than at the sea.",
-    "She translated the novel from Portuguese in less than a year.",
-    "The court ruled that the contract had never been valid.",
-    "A good pair of boots matters more than an expensive tent.",
-    "The compiler reports an error when a value is used after it was moved.",
-    "Unemployment fell slightly, while wages stayed where they were.",
-    "Do not open the oven while the cake is rising.",
-    "The old lighthouse was turned into a small hotel.",
-    "Mice were given the drug for six weeks, and their blood pressure was measured every morning before they were fed.",
-    "He forgot the tickets on the kitchen table.",
-    "Volcanic ash makes for fertile soil.",
-    "The shop on the corner sells second-hand books and maps.",
-    "What is the difference between a virus and a bacterium?",
-    "The glacier has lost a third of its length since it was first surveyed.",
-    "The new tax is meant to make flying more expensive than the train.",
-    "I would like to return the jacket, as it is too small.",
-    "The moons of Jupiter were seen by Galileo in 1610.",
-    "The battery lasts about nine hours if the screen is not too bright.",
-    "The farmer sold his cows and grows lavender now.",
-    "A queue grows at its back and shrinks at its front; of a stack, both happen at the top.",
-    "The minister resigned after the newspaper had published the letters.",
-    "The violin was made in Cremona around 1720 and has hardly been played.",
-    "Turn left at the church and follow the road to the mill.",
-    "Whales sing songs that change a little from year to year.",
-    "The vaccine has to be kept at minus seventy degrees.",
-    "He counted the money twice, and it was still ten euros short.",
+/// Texts whose embeddings are compared: those that `sinew quality` compares.
+const TEXTS: &str = include_str!("../src/command/quality.txt");
+
+/// What a format and activations cost, as measured: the KL divergence and the agreement with the bundled model, and how
+/// far the mean and the least of MiniLM's cosines are from 1.
+struct Cost(&'static str, [[f64; 4]; 2]);
+
+/// By bf16 and by int8 activations, which floats do not have; MiniLM has no head.
+#[rustfmt::skip]
+const COSTS: [Cost; 20] = [
+    Cost("int8, groups of 32", [[9.91e-5, 0.997, 1.25e-4, 1.62e-4], [2.77e-4, 0.992, 3.27e-4, 5.88e-4]]),
+    Cost("int8, groups of 128", [[1.36e-4, 0.996, 2.14e-4, 3.70e-4], [4.89e-4, 0.997, 8.96e-4, 1.33e-3]]),
+    Cost("int8, rows", [[1.69e-4, 0.998, 3.77e-4, 5.97e-4], [4.30e-4, 0.997, 1.05e-3, 1.66e-3]]),
+    Cost("fp8, groups of 128", [[2.00e-3, 0.987, 1.34e-3, 1.79e-3], [0.0; 4]]),
+    Cost("fp8, rows", [[1.89e-3, 0.983, 1.45e-3, 1.94e-3], [0.0; 4]]),
+    Cost("int4, groups of 32", [[2.29e-2, 0.970, 2.78e-2, 4.18e-2], [2.33e-2, 0.968, 2.79e-2, 4.32e-2]]),
+    Cost("int4, groups of 32, zero points", [[2.12e-2, 0.961, 2.25e-2, 2.80e-2], [2.11e-2, 0.958, 2.25e-2, 2.79e-2]]),
+    Cost("int4, groups of 128", [[2.99e-2, 0.961, 4.52e-2, 6.34e-2], [3.11e-2, 0.962, 4.56e-2, 6.47e-2]]),
+    Cost("int4, groups of 128, zero points", [[2.72e-2, 0.938, 3.86e-2, 5.20e-2], [2.71e-2, 0.917, 3.94e-2, 5.41e-2]]),
+    Cost("int4, groups of 128, 16-bit head", [[1.93e-2, 0.962, 0.0, 0.0], [2.00e-2, 0.962, 0.0, 0.0]]),
+    Cost("gptq-int4", [[2.53e-2, 0.950, 5.05e-2, 6.58e-2], [2.56e-2, 0.943, 5.11e-2, 6.85e-2]]),
+    Cost("gptq-int8", [[1.33e-4, 0.998, 2.15e-4, 2.95e-4], [3.20e-4, 0.993, 8.85e-4, 1.36e-3]]),
+    Cost("awq", [[1.92e-2, 0.971, 3.89e-2, 5.14e-2], [1.83e-2, 0.970, 3.95e-2, 5.30e-2]]),
+    Cost("compressed-int4", [[2.64e-2, 0.945, 5.01e-2, 6.62e-2], [2.67e-2, 0.946, 5.08e-2, 6.82e-2]]),
+    Cost("compressed-int8", [[1.32e-4, 0.996, 3.71e-4, 5.39e-4], [3.93e-4, 0.994, 1.04e-3, 1.64e-3]]),
+    Cost("compressed-w8a8", [[1.32e-4, 0.996, 3.71e-4, 5.39e-4], [3.93e-4, 0.994, 1.04e-3, 1.64e-3]]),
+    Cost("compressed-fp8", [[1.40e-3, 0.983, 1.45e-3, 1.93e-3], [0.0; 4]]),
+    Cost("fp8-blocks", [[1.61e-3, 0.990, 1.49e-3, 2.18e-3], [0.0; 4]]),
+    Cost("mxfp4", [[2.78e-2, 0.959, 3.45e-2, 5.80e-2], [0.0; 4]]),
+    Cost("nf4", [[1.79e-2, 0.967, 2.61e-2, 3.78e-2], [0.0; 4]]),
 ];
 
-/// A format, and how far what it gives may be from what exact weights give, whatever the activations.
-struct Format {
-    values: BlockValues,
-    group: usize,
-    zero_points: bool,
-    /// The most of [`divergence_and_agreement`] with the bundled model, and the least.
-    divergence: f64,
-    agreement: f64,
-    /// The least of the mean of MiniLM's cosines, and of each.
-    cosines: [f64; 2],
+/// The least of the mean of MiniLM's cosines in bf16, and of each, where nothing is quantized.
+const BF16: [f64; 2] = [0.99998, 0.99996];
+
+/// By so much more or less than [`COSTS`] figures may come out: other levels of instructions give 5 % more or less. Groups
+/// of 128 instead of 32 give 28 % more at least.
+const MARGIN: f64 = 1.2;
+/// The same of shares of tokens, a few of which are as likely as others.
+const OF_TOKENS: f64 = 0.01;
+
+/// Weights in a format: rounded as they are loaded, or as others publish them.
+struct Form {
+    name: String,
+    format: BlockFormat,
+    made: Made,
 }
 
-const fn format(
-    values: BlockValues,
-    group: usize,
-    zero_points: bool,
-    divergence: f64,
-    agreement: f64,
-    cosines: [f64; 2],
-) -> Format {
-    Format { values, group, zero_points, divergence, agreement, cosines }
+#[derive(Clone, Copy)]
+enum Made {
+    Loading(Quantize),
+    Published(Published),
 }
 
-const FORMATS: [Format; 6] = [
-    format(BlockValues::Int8, 32, false, 1e-3, 0.99, [0.999, 0.998]),
-    format(BlockValues::Int8, 128, false, 1e-3, 0.99, [0.998, 0.997]),
-    format(BlockValues::F8E4M3, 128, false, 1e-2, 0.97, [0.997, 0.995]),
-    format(BlockValues::Int4, 32, false, 1e-1, 0.9, [0.95, 0.93]),
-    format(BlockValues::Int4, 32, true, 1e-1, 0.9, [0.95, 0.93]),
-    format(BlockValues::Int4, 128, true, 2e-1, 0.85, [0.93, 0.91]),
-];
+/// Every one that there is a cost of.
+fn forms() -> Vec<Form> {
+    use BlockValues::{F4E2M1, F8E4M3, Int4, Int8, Nf4};
+    let loading = quality::formats().expect("known").into_iter();
+    let loading = loading.map(|how| Form { name: quality::name(&how), format: how.format, made: Made::Loading(how) });
+    let published = Published::ALL.into_iter().map(|published| {
+        let (values, group, scale, zero_points) = match published {
+            Published::Gptq(4) => (Int4, 128, DType::F16, false),
+            Published::Gptq(_) => (Int8, 128, DType::F16, false),
+            Published::Awq => (Int4, 128, DType::F16, true),
+            Published::Packed(4) => (Int4, 128, DType::BF16, false),
+            Published::Packed(_) | Published::W8A8 => (Int8, 128, DType::BF16, false),
+            Published::Float8 => (F8E4M3, 128, DType::BF16, false),
+            Published::Fp8Blocks => (F8E4M3, 128, DType::F32, false),
+            Published::Mxfp4 => (F4E2M1, 32, DType::BF16, false),
+            Published::Nf4 => (Nf4, 64, DType::F32, false),
+        };
+        let format = BlockFormat::new(values, group, scale, zero_points).expect("a format");
+        Form { name: published.name().to_owned(), format, made: Made::Published(published) }
+    });
+    loading.chain(published).collect()
+}
 
-impl Format {
-    fn blocks(&self) -> BlockFormat {
-        BlockFormat::new(self.values, self.group, DType::BF16, self.zero_points).expect("a format")
-    }
-
-    /// Weights in it, once for each kind of activations that it has, and what begins a line of their figures.
-    fn each_activations(&self) -> impl Iterator<Item = (WeightOptions, String)> {
-        let format = self.blocks();
-        let bytes = WeightPacker::bytes(DeviceKind::CPU, format, 1, 32, 1 << 10, false);
-        let bits = 8.0 * bytes as f64 / f64::from(32 << 10);
-        let all = [Activations::Bf16, Activations::Int8];
-        let of_format = all.into_iter().filter(move |&a| a == Activations::Bf16 || format.values().is_integer());
-        of_format.map(move |activations| {
-            let quantize = Some(Quantize { format, per_channel: false, head: true });
+impl Form {
+    /// Weights in it, once for each kind of activations that it has, with what they cost, and what begins a line of their
+    /// figures.
+    fn each_activations(&self) -> impl Iterator<Item = (WeightOptions, [f64; 4], String)> {
+        let bits = quality::bits(Encoding::Blocks(self.format));
+        let Cost(_, costs) = COSTS.iter().find(|cost| cost.0 == self.name).unwrap_or_else(|| panic!("{}", self.name));
+        let all = [Activations::Bf16, Activations::Int8].into_iter().zip(costs);
+        let of_format = all.filter(|(a, _)| *a == Activations::Bf16 || self.format.values().is_integer());
+        of_format.map(move |(activations, cost)| {
+            let quantize = if let Made::Loading(how) = self.made { Some(how) } else { None };
             let options = WeightOptions { quantize, activations: Some(activations), ..WeightOptions::default() };
-            (options, line_start(&Encoding::Blocks(format).to_string(), &format!("{activations:?}"), bits))
+            (options, *cost, line_start(&self.name, &format!("{activations:?}"), bits))
         })
     }
+
+    /// The folder of a model in it, where it is published so.
+    fn published(&self, source: &Path) -> Option<TempDir> {
+        let Made::Published(published) = self.made else { return None };
+        let place = tempfile::tempdir().expect("a folder");
+        published.write(source, &place.path().join(MODEL)).expect("the model is rounded");
+        Some(place)
+    }
+
+    fn assert_is_of(&self, precision: Precision) {
+        assert_eq!(precision.main_encoding(), Encoding::Blocks(self.format), "{}", self.name);
+    }
 }
 
+/// The model in a folder of its own.
+const MODEL: &str = "model";
+
 fn line_start(format: &str, activations: &str, bits: f64) -> String {
-    format!("{format:<18} {activations:<12} {bits:<5.2}")
+    format!("{format:<34} {activations:<12} {bits:<5.2}")
+}
+
+/// The table of a comparison, and what is wrong with it.
+struct Table {
+    text: String,
+    costs: BTreeMap<(String, bool), f64>,
+    wrong: Vec<String>,
+}
+
+impl Table {
+    fn new(columns: &str) -> Self {
+        let text = format!("{:<34} {:<12} {:<5} {columns}\n", "format", "activations", "bits");
+        Self { text, costs: BTreeMap::new(), wrong: Vec::new() }
+    }
+
+    fn line(&mut self, line: &str, figures: &str) {
+        writeln!(self.text, "{line} {figures}").expect("written");
+    }
+
+    /// A figure is what it was, but for other instructions.
+    fn check(&mut self, line: &str, found: f64, measured: f64) {
+        if !(found <= MARGIN * measured && found >= measured / MARGIN) {
+            self.wrong.push(format!("{line}: {found:.3e}, and it was {measured:.3e}"));
+        }
+    }
+
+    fn cost(&mut self, form: &Form, options: &WeightOptions, cost: f64) {
+        self.costs.insert((form.name.clone(), options.activations == Some(Activations::Int8)), cost);
+    }
+
+    /// Prints it, at once, as other tests print too. Larger groups cost more.
+    fn finish(mut self) {
+        for of_32 in ["int8, groups of 32", "int4, groups of 32", "int4, groups of 32, zero points"] {
+            for int8 in [false, true] {
+                let cost = |name: String| self.costs[&(name, int8)];
+                if cost(of_32.to_owned()) >= cost(of_32.replace("32", "128")) {
+                    self.wrong.push(format!("{of_32} cost no less than those of 128, {int8}"));
+                }
+            }
+        }
+        print!("{}", self.text);
+        assert!(self.wrong.is_empty(), "{:#?}", self.wrong);
+    }
 }
 
 /// Every product of a model ran on rows for quantized weights, with these activations.
@@ -146,16 +196,20 @@ struct HeldOut {
 
 /// Rows of logits behind every token of the prompts and their answers.
 fn logits(options: LoadOptions) -> (LanguageModel, Vec<Vec<f32>>) {
-    logits_of_joined(1, options)
+    logits_of_joined(1, options, None)
 }
 
-/// The same of so many prompts and answers at a time, one behind the other.
-fn logits_of_joined(joined: usize, options: LoadOptions) -> (LanguageModel, Vec<Vec<f32>>) {
+/// The same of so many prompts and answers at a time, one behind the other, and of the model in a folder where one is given.
+fn logits_of_joined(joined: usize, options: LoadOptions, folder: Option<&Path>) -> (LanguageModel, Vec<Vec<f32>>) {
     let held_out: Vec<HeldOut> =
         serde_json::from_str(include_str!("../src/demo/held_out.json")).expect("the prompts are valid JSON");
     let options = LoadOptions { max_logits: 64, ..options };
     let ctx = Arc::new(Context::cpu().expect("the CPU is there"));
-    let mut model = demo::load(ctx, &options).expect("the bundled model loads");
+    let mut model = match folder {
+        Some(folder) => LanguageModel::load_on(ctx, &Folder::new(folder), &options, &mut |_, _| {}),
+        None => demo::load(ctx, &options),
+    }
+    .expect("the model loads");
     let vocab = model.decoder().config().vocab_size;
     let mut rows = Vec::new();
     for some in held_out[..PROMPTS].chunks(joined) {
@@ -177,46 +231,36 @@ fn in_bf16(kv: Option<DType>) -> LoadOptions {
     LoadOptions { weights, kv, ..LoadOptions::default() }
 }
 
-fn probabilities(logits: &[f32]) -> Vec<f64> {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let powers: Vec<f64> = logits.iter().map(|x| f64::from(x - most).exp()).collect();
-    let sum: f64 = powers.iter().sum();
-    powers.into_iter().map(|x| x / sum).collect()
-}
-
-fn largest(logits: &[f32]) -> usize {
-    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0)
-}
-
-/// The mean of `Σ p log(p / q)` over all rows, and the share of rows whose likeliest token is the same.
+/// The divergence of all rows, and the share of rows whose likeliest token is the same.
 fn divergence_and_agreement(exact: &[Vec<f32>], rounded: &[Vec<f32>]) -> (f64, f64) {
     assert_eq!(exact.len(), rounded.len());
-    let divergence = |(exact, rounded): (&Vec<f32>, &Vec<f32>)| -> f64 {
-        let pairs = probabilities(exact).into_iter().zip(probabilities(rounded));
-        pairs.map(|(p, q)| if p > 0.0 { p * (p / q).ln() } else { 0.0 }).sum()
-    };
-    let all: f64 = exact.iter().zip(rounded).map(divergence).sum();
-    let agree = exact.iter().zip(rounded).filter(|(a, b)| largest(a) == largest(b)).count();
-    (all / exact.len() as f64, agree as f64 / exact.len() as f64)
+    let mut all = Divergence::default();
+    exact.iter().zip(rounded).for_each(|(exact, rounded)| all.add(exact, rounded));
+    (all.mean(), all.agreement())
 }
 
 #[test]
-fn answers_with_quantized_weights_are_near_those_with_exact_ones() {
+fn answers_with_quantized_weights_are_as_near_to_those_with_exact_ones_as_they_were() {
     let (_, exact) = logits(in_bf16(None));
-    let mut table = "format             activations  bits  KL divergence  top-1\n".to_owned();
-    for format in FORMATS {
-        for (options, line) in format.each_activations() {
-            let (model, rounded) = logits(LoadOptions { weights: options, ..LoadOptions::default() });
+    let mut table = Table::new("KL divergence  top-1");
+    for form in forms() {
+        let folder = form.published(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo"));
+        let folder = folder.as_ref().map(|place| place.path().join(MODEL));
+        for (options, [measured, agreed, ..], line) in form.each_activations() {
+            let load = LoadOptions { weights: options, ..LoadOptions::default() };
+            let (model, rounded) = logits_of_joined(1, load, folder.as_deref());
             let (divergence, agreement) = divergence_and_agreement(&exact, &rounded);
-            writeln!(table, "{line} {divergence:<14.2e} {:.1} %", 100.0 * agreement).expect("written");
-            assert!(divergence > 0.0, "{line}: nothing was rounded");
-            let near = divergence <= format.divergence && agreement >= format.agreement;
-            assert!(near, "{line}: {divergence:e}, {agreement}");
+            table.line(&line, &format!("{divergence:<14.2e} {:.1} %", 100.0 * agreement));
+            form.assert_is_of(model.decoder().precision());
             assert_quantized(&model.decoder().kernels(), &options);
+            table.check(&line, divergence, measured);
+            if (agreement - agreed).abs() > OF_TOKENS {
+                table.wrong.push(format!("{line}: {agreement} agree, {agreed} did"));
+            }
+            table.cost(&form, &options, divergence);
         }
     }
-    // At once: other tests print too.
-    print!("{table}");
+    table.finish();
 }
 
 /// The root mean square of the differences of logits, in units of the exact ones' standard deviation.
@@ -256,12 +300,12 @@ fn answers_with_old_tokens_quantized_are_nearer_than_with_all() {
     // Most of the model's 256 positions.
     const JOINED: usize = 15;
     const RECENT: usize = 64;
-    let (_, exact) = logits_of_joined(JOINED, in_bf16(Some(DType::F32)));
+    let (_, exact) = logits_of_joined(JOINED, in_bf16(Some(DType::F32)), None);
     let mut table = "cache                     KL divergence  top-1\n".to_owned();
     for (dtype, most) in OLD {
-        let (_, all) = logits_of_joined(JOINED, in_bf16(Some(dtype)));
+        let (_, all) = logits_of_joined(JOINED, in_bf16(Some(dtype)), None);
         let old_kv = Some(OldKv { dtype, recent: RECENT });
-        let (_, old) = logits_of_joined(JOINED, LoadOptions { old_kv, ..in_bf16(Some(DType::F32)) });
+        let (_, old) = logits_of_joined(JOINED, LoadOptions { old_kv, ..in_bf16(Some(DType::F32)) }, None);
         let [all, old] = [all, old].map(|rounded| divergence_and_agreement(&exact, &rounded));
         for (name, (divergence, agreement)) in
             [(format!("{dtype}"), all), (format!("{dtype} before {RECENT}, f32"), old)]
@@ -274,44 +318,48 @@ fn answers_with_old_tokens_quantized_are_nearer_than_with_all() {
     print!("{table}");
 }
 
-/// The vectors of [`SENTENCES`], of length 1.
-fn vectors(options: &WeightOptions) -> (EmbeddingModel, Vec<Vec<f32>>) {
-    let folder = PathBuf::from(std::env::var_os("SINEW_MINILM").expect("SINEW_MINILM names a folder"));
-    let mut model = EmbeddingModel::load(folder, options).expect("MiniLM loads");
-    let vectors = model.embed(&SENTENCES).expect("the texts embed");
-    (model, vectors)
+/// Where all-MiniLM-L6-v2 is.
+fn minilm() -> PathBuf {
+    PathBuf::from(std::env::var_os("SINEW_MINILM").expect("SINEW_MINILM names a folder"))
 }
 
-/// The mean of the cosines between the vectors of each text, and the least.
-fn cosines(exact: &[Vec<f32>], rounded: &[Vec<f32>]) -> [f64; 2] {
-    assert_eq!(exact.len(), rounded.len());
-    let dot = |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum() };
-    let pairs = exact.iter().zip(rounded);
-    let all: Vec<f64> = pairs.map(|(a, b)| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).collect();
-    [all.iter().sum::<f64>() / all.len() as f64, all.into_iter().fold(1.0, f64::min)]
+/// The vectors of [`TEXTS`].
+fn vectors(folder: &Path, options: &WeightOptions) -> (EmbeddingModel, Vec<Vec<f32>>) {
+    let mut model = EmbeddingModel::load(folder, options).expect("MiniLM loads");
+    let texts: Vec<&str> = TEXTS.lines().collect();
+    let vectors = model.embed(&texts).expect("the texts embed");
+    (model, vectors)
 }
 
 #[test]
 #[ignore = "needs all-MiniLM-L6-v2, in the folder SINEW_MINILM"]
-fn embeddings_with_quantized_weights_are_near_those_with_exact_ones() {
-    let (_, exact) = vectors(&WeightOptions { dtype: Some(DType::F32), ..WeightOptions::default() });
-    let mut table = "format             activations  bits  mean cosine  least cosine\n".to_owned();
-    let mut compare = |line: &str, rounded: &[Vec<f32>], [mean, least]: [f64; 2]| {
-        let found = cosines(&exact, rounded);
-        writeln!(table, "{line} {:<12.5} {:.5}", found[0], found[1]).expect("written");
-        assert!(found[1] < 1.0 - 1e-9, "{line}: nothing was rounded");
-        assert!(found[0] >= mean && found[1] >= least, "{line}: {found:?}");
+fn embeddings_with_quantized_weights_are_as_near_to_those_with_exact_ones_as_they_were() {
+    let in_dtype = |dtype| WeightOptions { dtype: Some(dtype), ..WeightOptions::default() };
+    let (_, exact) = vectors(&minilm(), &in_dtype(DType::F32));
+    let mut table = Table::new("mean cosine  least cosine");
+    let compare = |table: &mut Table, line: &str, rounded: &[Vec<f32>]| {
+        let [mean, least] = quality::cosines(&exact, rounded);
+        table.line(line, &format!("{mean:<12.5} {least:.5}"));
+        [mean, least]
     };
-    let (_, rounded) = vectors(&WeightOptions { dtype: Some(DType::BF16), ..WeightOptions::default() });
-    compare(&line_start("bf16", "Bf16", 16.0), &rounded, [0.9999, 0.9999]);
-    for format in FORMATS {
-        for (options, line) in format.each_activations() {
-            let (model, rounded) = vectors(&options);
-            compare(&line, &rounded, format.cosines);
+    let (_, rounded) = vectors(&minilm(), &in_dtype(DType::BF16));
+    let [mean, least] = compare(&mut table, &line_start("bf16", "Bf16", 16.0), &rounded);
+    assert!(mean >= BF16[0] && (BF16[1]..1.0 - 1e-9).contains(&least), "bf16: {mean}, {least}");
+    // It has no head.
+    for form in forms().into_iter().filter(|form| !form.name.contains("head")) {
+        let folder = form.published(&minilm());
+        let folder = folder.as_ref().map_or_else(minilm, |place| place.path().join(MODEL));
+        for (options, [.., mean, least], line) in form.each_activations() {
+            let (model, rounded) = vectors(&folder, &options);
+            let found = compare(&mut table, &line, &rounded).map(|cosine| 1.0 - cosine);
+            table.check(&line, found[0], mean);
+            table.check(&line, found[1], least);
+            form.assert_is_of(model.precision());
             assert_quantized(&model.kernels(), &options);
+            table.cost(&form, &options, found[0]);
         }
     }
-    print!("{table}");
+    table.finish();
 }
 
 #[test]

@@ -95,7 +95,7 @@ pub struct Checkpoint {
     origin: String,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
-    quantization: Option<Quantization>,
+    quantization: Option<Box<Quantization>>,
     /// Those that [`module`](Self::module) has found: some tensors are read for it.
     modules: Mutex<BTreeMap<String, StoredModule>>,
 }
@@ -155,12 +155,12 @@ impl Checkpoint {
 
     /// The same with modules that are quantized.
     pub fn with_quantization(self, quantization: Option<Quantization>) -> Self {
-        Self { quantization, modules: Mutex::default(), ..self }
+        Self { quantization: quantization.map(Box::new), modules: Mutex::default(), ..self }
     }
 
     /// How modules are quantized, where some are.
     pub fn quantization(&self) -> Option<&Quantization> {
-        self.quantization.as_ref()
+        self.quantization.as_deref()
     }
 
     /// The module `name`, if it is quantized: see [`Quantization::module`].

@@ -15,6 +15,7 @@
 //! | [`load`] | tensors to packed weights |
 //! | [`quantized`] | weights of 4 and 8 bits as GPTQ, AWQ, bitsandbytes, compressed-tensors, FP8 and MXFP4 store them |
 //! | [`quantize`] | quantized checkpoints, written |
+//! | [`quality`] | what quantizing costs: divergence and agreement of logits, cosines of embeddings |
 //! | [`plan`] | the memory that a model takes |
 //! | [`settings`] | what decides how models are loaded and run, from a file, the environment and arguments |
 //! | [`cache`] | the paged KV cache |
@@ -41,6 +42,7 @@ pub mod language;
 pub mod load;
 pub mod plan;
 pub mod pooling;
+pub mod quality;
 pub mod quantize;
 pub mod quantized;
 pub mod sampling;

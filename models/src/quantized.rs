@@ -19,8 +19,11 @@
 //! exact in f32 where scales have 16 bits.
 //!
 //! The config decides how a module is quantized, and the tensors must bear it out: what is missing or of another shape
-//! is an error. Whether a module is quantized at all is told by its tensors. Lists of modules that are not are matched
-//! in a different way by each tool that reads them, while a module is stored in one way only.
+//! is an error. It decides which are, too, where it says so: a module that it leaves out and that is quantized is
+//! refused, and so is one of a layer that it names as quantized and that has floats. transformers fills either with random
+//! values, vLLM does not load them. About the rest the tensors tell, as vLLM has it: lists of modules that stay as they
+//! are are matched in another way by each tool that reads them, and counted here as far as all of them agree; what is a
+//! `Linear` depends on the tool's classes, which have experts and heads that are none.
 
 use std::fmt;
 
@@ -34,6 +37,8 @@ use self::fp8::Fp8;
 use self::gptq::Gptq;
 pub(crate) use self::module::{Bits, common_multiple};
 pub use self::module::{BlockRows, Rows, StoredModule};
+use self::patterns::Pattern;
+use self::probe::Probe;
 pub(crate) use self::strip::Strip;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -68,6 +73,8 @@ mod tests;
 #[derive(Debug, Clone)]
 pub struct Quantization {
     method: Method,
+    /// Modules that stay as they are, and the field that has them.
+    left_out: Vec<(&'static str, Pattern)>,
     /// That of the model, where the config names one.
     dtype: Option<DType>,
 }
@@ -102,15 +109,42 @@ impl Quantization {
     ///
     /// # Errors
     /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a tensor that is missing, or has another dtype or shape than
-    /// the config says.
+    /// the config says, and for a module that the config leaves out.
     pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
-        match &self.method {
+        let module = match &self.method {
             Method::Gptq(gptq) => gptq.module(checkpoint, name),
             Method::Awq(awq) => awq.module(checkpoint, name),
             Method::Compressed(compressed) => compressed.module(checkpoint, name, self.dtype),
             Method::Fp8(fp8) => fp8.module(checkpoint, name, self.dtype),
             Method::Mxfp4 => mxfp4::module(checkpoint, name),
             Method::Bitsandbytes => bitsandbytes::module(checkpoint, name),
+        }?;
+        if module.is_some() {
+            for (list, pattern) in &self.left_out {
+                if pattern.leaves_out(name)? {
+                    let probe = Probe { checkpoint, module: name, format: &self.to_string() };
+                    return Err(probe.problem(format!("`{list}` leaves it out with {pattern}, and it is quantized")));
+                }
+            }
+        }
+        Ok(module)
+    }
+
+    /// Refuses floats of a module of a layer that the config says is quantized: see [`module`](Self::module).
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a module that the config names, or that has scales.
+    pub(crate) fn check_floats(&self, checkpoint: &Checkpoint, name: &str) -> Result<()> {
+        let probe = Probe { checkpoint, module: name, format: &self.to_string() };
+        // Heads and tables need not be quantized though all modules are.
+        if !probe.is_of_layer() {
+            return Ok(());
+        }
+        match &self.method {
+            Method::Gptq(gptq) => gptq.check_floats(&probe),
+            Method::Compressed(compressed) => compressed.check_floats(&probe),
+            Method::Fp8(_) => fp8::check_floats(&probe),
+            Method::Awq(_) | Method::Mxfp4 | Method::Bitsandbytes => Ok(()),
         }
     }
 

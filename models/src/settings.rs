@@ -171,8 +171,9 @@ settings! {
     /// Dtype of the weights in memory: auto (as stored), f32, f16, bf16, or int8, int4 or fp8, to which the weights of
     /// products are quantized as they are loaded.
     dtype: WeightDType = WeightDType::AsStored, Some("dtype"), "DTYPE";
-    /// Values of a row that share a scale where weights are quantized: 32, 64 or 128, or channel, which is the whole row.
-    group_size: GroupSize = GroupSize::Of(32), Some("group-size"), "N";
+    /// Values of a row that share a scale where weights are quantized: 32, 64 or 128, or channel, which is the whole row;
+    /// auto is 32 for int4 and int8, and channel for fp8.
+    group_size: GroupSize = GroupSize::Auto, Some("group-size"), "N";
     /// Quantize to int4 or int8 with a zero point for each group.
     zero_points: bool = false, Some("zero-points"), "BOOL";
     /// Do not quantize the head, and with it an embedding that is tied to it.

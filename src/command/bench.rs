@@ -15,7 +15,7 @@ use sinew::ops::Context;
 
 use super::arguments::{STEPPING, of_settings};
 use super::interrupts::{catch_interrupts, interrupted};
-use super::output::{complain, peak_rss_bytes, rate_text, report_memory};
+use super::output::{complain, megabytes, peak_rss_bytes, rate_text, report_memory};
 use super::{Model, Outcome, PROMPT_TOKENS, Run};
 
 /// Measure a model's speed and memory on random tokens; end-of-sequence tokens are ignored. Of an embedding model: the speed
@@ -191,7 +191,8 @@ impl Bench {
         let kv_per_token = model.cache().bytes_per_token();
         let length = self.prompt_tokens as f64 + self.new_tokens() as f64 / 2.0;
         let memory = peaks.map(|peaks| peaks.memory_bytes_per_s);
-        let decode_limit = memory.map(|memory| batch * memory / decoder.step_bytes(self.batch, length));
+        let step_bytes = decoder.step_bytes(self.batch, length);
+        let decode_limit = memory.map(|memory| batch * memory / step_bytes);
         let decode_share = decode_rate.zip(decode_limit).map(|(rate, limit)| rate / limit);
         let device = model.context().device();
         let threads = device.hardware().threads;
@@ -203,6 +204,7 @@ impl Bench {
                 "prefill_share_of_limit": prefill_share,
                 "decode_tokens_per_s": decode_rate,
                 "decode_share_of_limit": decode_share,
+                "decode_bytes_per_token": step_bytes / batch,
                 "load_s": load_s,
                 "time_to_first_token_s": first_token_s,
                 "peak_rss_bytes": peak_rss,
@@ -240,10 +242,11 @@ impl Bench {
         )?;
         writeln!(
             out,
-            "decode   {:>9} tokens/s  {:>5} % of {} GB/s",
+            "decode   {:>9} tokens/s  {:>5} % of {} GB/s, {} a token",
             rate_text(decode_rate),
             rate_text(decode_share.map(|share| 100.0 * share)),
-            rate_text(memory.map(|memory| memory / 1e9))
+            rate_text(memory.map(|memory| memory / 1e9)),
+            megabytes((step_bytes / batch) as usize)
         )?;
         if let Some((prefill, decode)) = engine {
             writeln!(

@@ -1,15 +1,14 @@
 //! `sinew embed`.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
+use std::path::PathBuf;
 use std::slice;
 
 use clap::Args;
 use serde_json::json;
 use sinew::models::EmbeddingModel;
 
-use super::input::read_line;
+use super::input::Lines;
 use super::interrupts::{catch_interrupts, interrupted};
 use super::output::{LOADING, progress_bar};
 use super::{Model, Outcome, Run};
@@ -17,8 +16,6 @@ use super::{Model, Outcome, Run};
 /// Texts between two looks at whether Ctrl-C was pressed, and the bytes of them that are no reason to stop early.
 const TEXTS_AT_ONCE: usize = 1024;
 const BYTES_AT_ONCE: usize = 4 << 20;
-/// The longest line that is read as one text: some ten times what the longest contexts of such models take.
-const MAX_LINE_BYTES: u64 = 1 << 20;
 /// Texts in one JSON object, whose vectors are in memory until all are there.
 const MAX_JSON_TEXTS: usize = 1 << 20;
 
@@ -115,28 +112,4 @@ impl Texts<'_> {
         }
         Ok(some)
     }
-}
-
-/// A file of texts.
-struct Lines<'a> {
-    file: &'a Path,
-    input: Box<dyn BufRead>,
-}
-
-impl<'a> Lines<'a> {
-    fn open(file: &'a Path) -> Outcome<Self> {
-        let input: Box<dyn BufRead> = match file == Path::new("-") {
-            true => Box::new(io::stdin().lock()),
-            false => Box::new(BufReader::new(File::open(file).map_err(|error| unreadable(file, &error))?)),
-        };
-        Ok(Self { file, input })
-    }
-
-    fn next(&mut self) -> Outcome<Option<String>> {
-        read_line(&mut *self.input, MAX_LINE_BYTES).map_err(|error| unreadable(self.file, &*error).into())
-    }
-}
-
-fn unreadable(file: &Path, error: &dyn std::error::Error) -> String {
-    format!("cannot read {}: {error}", file.display())
 }

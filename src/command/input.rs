@@ -1,6 +1,8 @@
 //! What commands read: token ids, and lines.
 
-use std::io::{BufRead, Read};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
 
 use super::Outcome;
 
@@ -38,4 +40,32 @@ pub fn read_line(input: &mut dyn BufRead, max: u64) -> Outcome<Option<String>> {
         }
     }
     Ok(Some(line))
+}
+
+/// The longest line that is read as one text: some ten times what the longest contexts of embedding models take.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+
+/// A file of texts, one on each line; `-` is standard input.
+pub struct Lines<'a> {
+    file: &'a Path,
+    input: Box<dyn BufRead>,
+}
+
+impl<'a> Lines<'a> {
+    pub fn open(file: &'a Path) -> Outcome<Self> {
+        let input: Box<dyn BufRead> = match file == Path::new("-") {
+            true => Box::new(io::stdin().lock()),
+            false => Box::new(BufReader::new(File::open(file).map_err(|error| unreadable(file, &error))?)),
+        };
+        Ok(Self { file, input })
+    }
+
+    /// The next one; none at the end.
+    pub fn next(&mut self) -> Outcome<Option<String>> {
+        read_line(&mut *self.input, MAX_LINE_BYTES).map_err(|error| unreadable(self.file, &*error).into())
+    }
+}
+
+fn unreadable(file: &Path, error: &dyn std::error::Error) -> String {
+    format!("cannot read {}: {error}", file.display())
 }

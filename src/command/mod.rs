@@ -15,6 +15,7 @@ mod logits;
 mod model;
 mod output;
 mod plan;
+mod quality;
 mod quantize;
 mod replay;
 mod run;
@@ -70,6 +71,8 @@ enum Command {
     Trace(replay::Trace),
     /// Write a model as a quantized checkpoint.
     Quantize(quantize::Quantize),
+    /// Print what quantizing a model's weights costs, and what activations in int8 do.
+    Quality(quality::Quality),
     /// Time the kernels that may serve a model's shapes, and keep the times for the choice among them.
     Tune(tune::Tune),
     /// Show what a model's files hold, and what it would need.
@@ -126,6 +129,7 @@ pub fn main() -> ExitCode {
         Some(Command::Replay(command)) => command.run(&run),
         Some(Command::Trace(command)) => command.run(),
         Some(Command::Quantize(command)) => command.run(&run),
+        Some(Command::Quality(command)) => command.run(&run),
         Some(Command::Tune(command)) => command.run(&run),
         Some(Command::Inspect(command)) => command.run(&run),
         Some(Command::Plan(command)) => command.run(&run),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sinew::memory::system::{MemoryBound, memory_and_bound};
 use sinew::memory::{Bytes, Device, DeviceKind};
 use sinew::models::plan::{Change, Saving, SequenceBytes};
-use sinew::models::settings::{KvDType, OldKvDType, Value as _, WeightDType};
+use sinew::models::settings::{GroupSize, KvDType, OldKvDType, Value as _, WeightDType};
 use sinew::models::{Folder, Footprint, LoadOptions, Planner};
 
 use super::arguments::{ROOM, STEPPING, WEIGHTS, of_settings};
@@ -77,6 +77,8 @@ struct Report<'a> {
     fits: bool,
     /// Whether old keys and values have a form of their own.
     old_kv: bool,
+    /// Whether weights are quantized with a scale for each row as they are fp8, which other values would not be.
+    by_row: bool,
     /// Tokens that the cache has room for, where that is not as many as all sequences can have, and what says so.
     room: Option<(usize, String)>,
     /// How many sequences of how many tokens fit.
@@ -113,6 +115,7 @@ impl Plan {
             limit: (limit < usize::MAX).then(|| (limit, run.resolved().source("memory_limit").to_string())),
             fits,
             old_kv: options.old_kv.is_some(),
+            by_row: options.weights.quantize.is_some_and(|how| how.per_channel && !how.format.values().is_integer()),
             room: options.cache_tokens.map(|tokens| (tokens, run.said("cache_tokens"))),
             fitting: &fitting,
             savings: &savings,
@@ -296,7 +299,11 @@ impl Report<'_> {
             Change::Dtype(dtype) => {
                 format!("--dtype {}", dtype.map_or(WeightDType::AsStored, WeightDType::Float).show())
             }
-            Change::Values(values) => format!("--dtype {}", values.name()),
+            Change::Values(values) => {
+                let group =
+                    if self.by_row { format!(" --group-size {}", GroupSize::Channel.show()) } else { String::new() };
+                format!("--dtype {}{group}", values.name())
+            }
             Change::PrefillChunk(tokens) => format!("--prefill-chunk {tokens}"),
             Change::CacheTokens(tokens) => format!("--cache-tokens {}", tokens.show()),
             Change::SwapTokens(tokens) => format!("--swap-tokens {tokens}"),

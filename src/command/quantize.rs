@@ -35,9 +35,9 @@ pub struct Quantize {
     #[arg(long, value_name = "int4|int8|fp8", value_parser = parse_values)]
     dtype: BlockValues,
     /// Values of a row that share a scale: 32, 64 or 128, which must divide the rows, or channel, which is the whole
-    /// row. 32 by default; channel for fp8, of which vLLM reads no groups.
-    #[arg(long, value_name = "N", value_parser = GroupSize::parse)]
-    group_size: Option<GroupSize>,
+    /// row; auto is 32 for int4 and int8, and channel for fp8, of which vLLM reads no groups.
+    #[arg(long, value_name = "N", value_parser = GroupSize::parse, default_value = "auto")]
+    group_size: GroupSize,
     /// With a zero point for each group, for int4 and int8; not of experts, of which others read none.
     #[arg(long)]
     zero_points: bool,
@@ -61,9 +61,7 @@ fn parse_values(text: &str) -> Result<BlockValues, String> {
 
 impl Quantize {
     pub fn run(&self, run: &Run) -> Outcome {
-        let usual = if self.dtype.is_integer() { GroupSize::Of(32) } else { GroupSize::Channel };
-        let group = self.group_size.unwrap_or(usual);
-        let how = group.quantize(self.dtype, self.zero_points, self.keep_head)?;
+        let how = self.group_size.quantize(self.dtype, self.zero_points, self.keep_head)?;
         let ctx = run.context()?;
         let folder = Folder::new(run.locate(&self.model, self.offline)?);
         catch_interrupts();

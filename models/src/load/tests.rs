@@ -193,3 +193,19 @@ fn products_that_asked_for_activations_say_nothing_of_stay_as_they_are() {
         assert_eq!(of(Some(Activations::Int8)), [Compute::Int8, usual, usual], "{stored}");
     }
 }
+
+#[test]
+fn floats_that_the_config_calls_quantized_are_refused_unless_they_are_a_router() {
+    let floats = |n: usize| vec![0; n * 2];
+    let tensors = [
+        ("layers.0.gate.weight", safetensors::Dtype::F16, vec![2, 4], floats(8)),
+        ("layers.0.gate.weight_scale", safetensors::Dtype::F16, vec![2, 1], floats(2)),
+    ];
+    let config = json!({ "quantization_config": { "quant_method": "fp8" } });
+    let quantization = Quantization::parse(&config, "config.json", None).expect("known");
+    let checkpoint = checkpoint(&tensors).with_quantization(quantization);
+    let of = |part: Part| Matrices::of(&checkpoint, [part], 1, 4).map(|_| ());
+    let error = of(Part::whole("layers.0.gate", 2)).expect_err("it has scales").to_string();
+    assert!(error.contains("layers.0.gate.weight_scale"), "{error}");
+    of(Part::whole("layers.0.gate", 2).exact(true)).expect("a router stays as it is");
+}

@@ -18,7 +18,7 @@ use super::fp8::{self, ScaleOf, is_float};
 use super::module::{
     Bits, CodesLayout, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout, signed_bytes, signed_nibbles, words,
 };
-use super::patterns::Pattern;
+use super::patterns::{Match, Pattern};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -104,18 +104,33 @@ impl Compressed {
         .map(Some)
     }
 
-    /// How a module whose weight is quantized is: targets by its name win over expressions, and those over its class;
-    /// of several the first in order of their texts (`match_targets`).
-    fn weights_of(&self, probe: &Probe<'_>) -> Result<Weights> {
+    /// Refuses floats of a module that the config names, or that have scales.
+    pub fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
         for pattern in &self.ignore {
             if pattern.matches(probe.module)? {
-                return Err(probe.problem(format!("its weight is quantized, while `ignore` has {pattern}")));
+                return Ok(());
             }
         }
+        match self.scheme_of(probe.module)? {
+            Some((how, scheme)) if scheme.weights.is_some() => {
+                fp8::check_floats(probe)?;
+                if how == Match::Class {
+                    return Ok(());
+                }
+                let group = scheme.name.escape_debug();
+                Err(probe.problem(format!("its group `{group}` says that its weight is quantized, and it is not")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The group of a module, and how it came to be in it: targets by its name win over expressions, and those over its
+    /// class; of several the first in order of their texts (`match_targets`).
+    fn scheme_of(&self, name: &str) -> Result<Option<(Match, &Scheme)>> {
         let mut best = None;
         for scheme in &self.schemes {
             for target in &scheme.targets {
-                if let Some(how) = target.matched(probe.module)? {
+                if let Some(how) = target.matched(name)? {
                     let found = (how, target.text());
                     if best.as_ref().is_none_or(|(other, _)| found < *other) {
                         best = Some((found, scheme));
@@ -123,7 +138,17 @@ impl Compressed {
                 }
             }
         }
-        let Some((_, scheme)) = best else {
+        Ok(best.map(|((how, _), scheme)| (how, scheme)))
+    }
+
+    /// How a module whose weight is quantized is.
+    fn weights_of(&self, probe: &Probe<'_>) -> Result<Weights> {
+        for pattern in &self.ignore {
+            if pattern.matches(probe.module)? {
+                return Err(probe.problem(format!("its weight is quantized, while `ignore` has {pattern}")));
+            }
+        }
+        let Some((_, scheme)) = self.scheme_of(probe.module)? else {
             return Err(probe.problem("its weight is quantized, and it is no target of `config_groups`"));
         };
         scheme.weights.ok_or_else(|| {

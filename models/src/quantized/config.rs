@@ -6,7 +6,7 @@ use sinew_tensor::DType;
 use super::awq::Awq;
 use super::compressed::{Compressed, Format, Scheme as Group, Weights};
 use super::fp8::{Fp8, ScaleOf};
-use super::gptq::{Dynamic, Gptq, Scheme};
+use super::gptq::{BLOCKS, Dynamic, Gptq, Scheme};
 use super::module::Bits;
 use super::patterns::Pattern;
 use super::{Method, Quantization};
@@ -38,7 +38,7 @@ pub(super) fn parse(config: &Value, file: &str, own: Option<(&Value, &str)>) -> 
                     (None, "compression_config") => "compressed-tensors",
                     (method, _) => fields.required("quant_method", method)?,
                 };
-                return Ok(Some(Quantization { method: read(&fields, method)?, dtype }));
+                return Ok(Some(quantization(&fields, method, dtype)?));
             }
         }
     }
@@ -52,7 +52,22 @@ pub(super) fn parse(config: &Value, file: &str, own: Option<(&Value, &str)>) -> 
         (None, None) if fields.mentions("bits") => (fields, "gptq"),
         (None, None) => return Err(fields.problem("quant_method", &format!("is missing; known: {METHODS}"))),
     };
-    Ok(Some(Quantization { method: read(&fields, method)?, dtype }))
+    Ok(Some(quantization(&fields, method, dtype)?))
+}
+
+fn quantization(fields: &Fields<'_>, method: &str, dtype: Option<DType>) -> Result<Quantization> {
+    /// What tools call the modules that stay as they are; the last two are modelopt's.
+    const LEFT_OUT: [&str; 5] =
+        ["modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules", "ignore", "exclude_modules"];
+    let method = read(fields, method)?;
+    let mut left_out = Vec::new();
+    // In compressed-tensors a name is one module or a class.
+    if !matches!(method, Method::Compressed(_)) {
+        for list in LEFT_OUT {
+            left_out.extend(patterns(fields, list)?.into_iter().map(|pattern| (list, pattern)));
+        }
+    }
+    Ok(Quantization { method, left_out, dtype })
 }
 
 fn read(fields: &Fields<'_>, method: &str) -> Result<Method> {
@@ -65,7 +80,7 @@ fn read(fields: &Fields<'_>, method: &str) -> Result<Method> {
         "awq" => awq(fields).map(Method::Awq),
         "compressed-tensors" | "compressed_tensors" => compressed(fields).map(Method::Compressed),
         "fp8" => fp8(fields).map(Method::Fp8),
-        "fbgemm_fp8" => Ok(Method::Fp8(Fp8 { scales: ScaleOf::Channel })),
+        "fbgemm_fp8" => Ok(Method::Fp8(Fp8 { scales: Some(ScaleOf::Channel) })),
         "modelopt" => modelopt(fields).map(Method::Fp8),
         "mxfp4" => Ok(Method::Mxfp4),
         "bitsandbytes" => {
@@ -141,7 +156,21 @@ fn gptq(fields: &Fields<'_>) -> Result<Gptq> {
             dynamic.push(read_dynamic(&section, key, scheme)?);
         }
     }
-    Ok(Gptq { scheme, version_1: format == "gptq", dynamic })
+    Ok(Gptq { scheme, version_1: format == "gptq", dynamic, of_blocks: of_blocks(fields)? })
+}
+
+/// The ends of the names of modules that are quantized, where not all of a block are: a list, or one for each of those
+/// that were quantized together.
+fn of_blocks(fields: &Fields<'_>) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for value in fields.list(BLOCKS)?.unwrap_or_default() {
+        let together = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        for name in together {
+            let problem = || fields.problem(BLOCKS, &format!("must hold strings, has {}", brief(name)));
+            names.push(name.as_str().ok_or_else(problem)?.to_owned());
+        }
+    }
+    Ok(names)
 }
 
 /// Whether columns are in groups in the order in which they were quantized.
@@ -191,11 +220,7 @@ fn awq(fields: &Fields<'_>) -> Result<Awq> {
 
 fn fp8(fields: &Fields<'_>) -> Result<Fp8> {
     expect(fields, "fmt", "e4m3", &["e4m3", "float8_e4m3fn"])?;
-    let scales = match block_size(fields, "weight_block_size")? {
-        Some(block) => ScaleOf::Block(block),
-        None => ScaleOf::Tensor,
-    };
-    Ok(Fp8 { scales })
+    Ok(Fp8 { scales: block_size(fields, "weight_block_size")?.map(ScaleOf::Block) })
 }
 
 /// `[rows, columns]` of blocks, or `"128x128"`.
@@ -220,8 +245,8 @@ fn block_size(fields: &Fields<'_>, name: &str) -> Result<Option<[usize; 2]>> {
 fn modelopt(fields: &Fields<'_>) -> Result<Fp8> {
     let algo = fields.required("quant_algo", fields.text("quant_algo")?)?;
     match algo {
-        "FP8" => Ok(Fp8 { scales: ScaleOf::Tensor }),
-        "FP8_PER_CHANNEL_PER_TOKEN" => Ok(Fp8 { scales: ScaleOf::Channel }),
+        "FP8" => Ok(Fp8 { scales: Some(ScaleOf::Tensor) }),
+        "FP8_PER_CHANNEL_PER_TOKEN" => Ok(Fp8 { scales: Some(ScaleOf::Channel) }),
         _ => Err(unsupported(fields, "quant_algo", algo, "FP8, FP8_PER_CHANNEL_PER_TOKEN")),
     }
 }

@@ -1,7 +1,8 @@
 //! FP8 with a scale for each block, row or tensor: DeepSeek, Qwen and Ministral (`fp8`), AutoFP8, FBGEMM, modelopt.
 //!
 //! `weight` F8_E4M3 `[out, in]`, and scales by which it is multiplied, whatever they are called. Where the config has a
-//! `weight_block_size` `[rows, columns]`, they are `[⌈out / rows⌉, ⌈in / columns⌉]`, and the last blocks are cut off.
+//! `weight_block_size` `[rows, columns]`, they are `[⌈out / rows⌉, ⌈in / columns⌉]`, and the last blocks are cut off;
+//! where `fp8` has none, they are one, or `[out]` or `[out, 1]`.
 //! `w = weight · scale`, in f32, rounded to the model's dtype (DeepSeek's `weight_dequant`, compressed-tensors'
 //! `FP8BlockDequantizer`; transformers 5.23 takes other blocks where the last ones are cut off).
 
@@ -16,7 +17,8 @@ use crate::error::Result;
 /// How all quantized modules are.
 #[derive(Debug, Clone)]
 pub(super) struct Fp8 {
-    pub scales: ScaleOf,
+    /// `None`: one for the tensor or for each row, as there are.
+    pub scales: Option<ScaleOf>,
 }
 
 /// What shares a scale.
@@ -46,7 +48,20 @@ impl Fp8 {
             }
             None => probe.tensor("weight_scale", &dtypes)?,
         };
-        Ok(Some(module(&probe, codes, scales, self.scales, dtype)?))
+        let is_one = matches!(scales.shape, [] | [1]);
+        let of = self.scales.unwrap_or(if is_one { ScaleOf::Tensor } else { ScaleOf::Channel });
+        Ok(Some(module(&probe, codes, scales, of, dtype)?))
+    }
+}
+
+/// Refuses floats that have scales.
+pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
+    match ["weight_scale_inv", "weight_scale"].into_iter().find_map(|scales| probe.find(scales)) {
+        None => Ok(()),
+        Some(scales) => {
+            let name = scales.name.escape_debug();
+            Err(probe.problem(format!("its weight is not quantized, and there is `{name}`")))
+        }
     }
 }
 

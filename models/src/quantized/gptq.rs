@@ -27,7 +27,12 @@ pub(super) struct Gptq {
     /// Whether zero points are stored less 1.
     pub version_1: bool,
     pub dynamic: Vec<(Pattern, Dynamic)>,
+    /// Ends of the names of modules that are quantized; none where all are that layers have.
+    pub of_blocks: Vec<String>,
 }
+
+/// What has [`Gptq::of_blocks`].
+pub(super) const BLOCKS: &str = "modules_in_block_to_quantize";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Scheme {
@@ -96,8 +101,22 @@ impl Gptq {
         Ok(Some(StoredModule::new(&probe, parts)?))
     }
 
-    /// The scheme of a module that has a `qweight`.
-    fn scheme_of(&self, probe: &Probe<'_>) -> Result<Scheme> {
+    /// Refuses floats of a module that the config names.
+    pub fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
+        let is_end = |end: &&String| {
+            probe.module.strip_suffix(end.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        match self.of_blocks.iter().find(is_end) {
+            Some(end) if !matches!(self.dynamic_of(probe)?, Some((_, Dynamic::LeftOut))) => {
+                let end = end.escape_debug();
+                Err(probe.problem(format!("`{BLOCKS}` has `{end}`, and it has no qweight")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What `dynamic` says of a module.
+    fn dynamic_of(&self, probe: &Probe<'_>) -> Result<Option<(&Pattern, Dynamic)>> {
         let mut found: Option<(&Pattern, Dynamic)> = None;
         for (pattern, dynamic) in &self.dynamic {
             if !pattern.matches(probe.module)? {
@@ -111,7 +130,16 @@ impl Gptq {
                 _ => found = Some((pattern, *dynamic)),
             }
         }
-        match found {
+        Ok(found)
+    }
+
+    /// The scheme of a module that has a `qweight`.
+    fn scheme_of(&self, probe: &Probe<'_>) -> Result<Scheme> {
+        let in_blocks = |of: &String| probe.module.contains(of.as_str());
+        if !self.of_blocks.is_empty() && probe.is_of_layer() && !self.of_blocks.iter().any(in_blocks) {
+            return Err(probe.problem(format!("`{BLOCKS}` does not have it, and it has a qweight")));
+        }
+        match self.dynamic_of(probe)? {
             None => Ok(self.scheme),
             Some((_, Dynamic::As(scheme))) => Ok(scheme),
             Some((pattern, Dynamic::LeftOut)) => {

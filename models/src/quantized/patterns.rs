@@ -88,6 +88,20 @@ impl Pattern {
         Ok(self.matched(name)?.is_some())
     }
 
+    /// Whether it leaves out the module `name` where it stands in a list of those that stay as they are: by an
+    /// expression, or by the name of the module, of one that it is in, or of its end.
+    ///
+    /// Programs that read such lists take names for expressions, or for parts of longer words, too, each in its own way.
+    /// This is what all of them take them for.
+    pub fn leaves_out(&self, name: &str) -> Result<bool> {
+        /// Any one name between two dots.
+        const ANY: &str = "*";
+        let Self::Name(of) = self else { return self.matches(name) };
+        let (of, name): (Vec<&str>, Vec<&str>) = (of.split('.').collect(), name.split('.').collect());
+        let are = |names: &[&str]| names.iter().zip(&of).all(|(name, of)| name == of || *of == ANY);
+        Ok(of.len() <= name.len() && (are(&name[..of.len()]) || are(&name[name.len() - of.len()..])))
+    }
+
     /// What patterns of one kind are sorted by.
     pub fn text(&self) -> &str {
         match self {

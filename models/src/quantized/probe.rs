@@ -34,6 +34,11 @@ impl<'a> Probe<'a> {
         }
     }
 
+    /// Whether it is a module of a layer: these have a number.
+    pub fn is_of_layer(&self) -> bool {
+        self.module.split('.').any(|part| part.parse::<usize>().is_ok())
+    }
+
     /// A tensor of the module, if it is there.
     pub fn find(&self, tensor: &str) -> Option<Found<'a>> {
         self.find_named(format!("{}.{tensor}", self.module))

@@ -300,6 +300,6 @@ fn the_sizes_of_groups_are_those_in_which_kernels_keep_weights() {
         assert!(doc.contains(&size.to_string()), "{size}: {doc}");
     }
     for wrong in ["16", "032", "256", "", "all"] {
-        assert_eq!(GroupSize::parse(wrong), Err("supported are 32, 64, 128 and channel".to_owned()), "{wrong}");
+        assert_eq!(GroupSize::parse(wrong), Err("supported are auto, 32, 64, 128 and channel".to_owned()), "{wrong}");
     }
 }

@@ -186,6 +186,8 @@ impl Value for WeightDType {
 /// How many values of a row share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupSize {
+    /// 32 of int4 and int8, and of fp8 all of the row, as vLLM reads no smaller groups of it.
+    Auto,
     /// So many: one of [`GROUP_SIZES`].
     Of(usize),
     /// All of the row.
@@ -199,9 +201,10 @@ impl GroupSize {
     /// Values without a format in such groups.
     pub fn quantize(self, values: BlockValues, zero_points: bool, keep_head: bool) -> CrateResult<Quantize> {
         let (group, per_channel) = match self {
+            Self::Auto if values.is_integer() => (32, false),
             Self::Of(group) => (group, false),
             // Groups repeat the scale of their row: the fewest.
-            Self::Channel => (MAX_GROUP, true),
+            Self::Auto | Self::Channel => (MAX_GROUP, true),
         };
         let format = BlockFormat::new(values, group, DType::BF16, zero_points).map_err(sinew_ops::Error::from)?;
         Ok(Quantize { format, per_channel, head: !keep_head })
@@ -212,13 +215,15 @@ impl Value for GroupSize {
     fn parse(text: &str) -> Result<Self, String> {
         let size = GROUP_SIZES.into_iter().find(|size| size.to_string() == text);
         match (text, size, GROUP_SIZES) {
+            (AUTO, ..) => Ok(Self::Auto),
             ("channel", ..) => Ok(Self::Channel),
             (_, Some(size), _) => Ok(Self::Of(size)),
-            (_, None, [a, b, c]) => Err(format!("supported are {a}, {b}, {c} and channel")),
+            (_, None, [a, b, c]) => Err(format!("supported are {AUTO}, {a}, {b}, {c} and channel")),
         }
     }
     fn show(&self) -> String {
         match self {
+            Self::Auto => AUTO.to_owned(),
             Self::Of(group) => group.to_string(),
             Self::Channel => "channel".to_owned(),
         }
