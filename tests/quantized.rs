@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use sinew::demo;
-use sinew::memory::DeviceKind;
 use sinew::models::OldKv;
 use sinew::models::load::{Activations, Quantize};
 use sinew::ops::layers::{Encoding, WeightPacker};
@@ -112,7 +111,8 @@ impl Format {
     /// Weights in it, once for each kind of activations that it has, and what begins a line of their figures.
     fn each_activations(&self) -> impl Iterator<Item = (WeightOptions, String)> {
         let format = self.blocks();
-        let bytes = WeightPacker::bytes(DeviceKind::CPU, format, 1, 32, 1 << 10, false);
+        let ctx = Context::cpu().expect("a context");
+        let bytes = WeightPacker::bytes(&ctx, format, 1, 32, 1 << 10, false);
         let bits = 8.0 * bytes as f64 / f64::from(32 << 10);
         let all = [Activations::Bf16, Activations::Int8];
         let of_format = all.into_iter().filter(move |&a| a == Activations::Bf16 || format.values().is_integer());

@@ -8,7 +8,6 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::Device;
 use sinew_ops::Context;
 
 pub use self::answer::{Generation, Session};
@@ -106,7 +105,7 @@ impl LanguageModel {
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
-        let precision = options.precision(checkpoint, ctx.device().hardware())?;
+        let precision = options.precision(checkpoint, &ctx)?;
         let limits = options.limits(config)?;
         let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
         let model = ModelConfig::Decoder(config.clone());
@@ -125,19 +124,14 @@ impl LanguageModel {
         Ok(Self { runner: Runner::new(ctx, decoder, cache), logits, tokenizer, prefill_chunk, next })
     }
 
-    /// What a model would take on a device. The tensors are checked that loading would read, by what the headers say.
+    /// What a model would take on a context's device. The tensors are checked that loading would read, by what the headers say.
     ///
     /// # Errors
     /// Options that make no sense for the model, a checkpoint without floating-point tensors, or tensors that are missing
     /// or of another shape than the config says.
-    pub fn plan(
-        config: &DecoderConfig,
-        checkpoint: &Checkpoint,
-        options: &LoadOptions,
-        device: &dyn Device,
-    ) -> Result<Plan> {
-        let precision = options.precision(checkpoint, device.hardware())?;
-        options.plan(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
+    pub fn plan(config: &DecoderConfig, checkpoint: &Checkpoint, options: &LoadOptions, ctx: &Context) -> Result<Plan> {
+        let precision = options.precision(checkpoint, ctx)?;
+        options.plan(config, &mut Sizes::new(ctx, checkpoint, precision))
     }
 
     /// The context that it runs on.

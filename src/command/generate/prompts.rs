@@ -84,7 +84,7 @@ impl Generate {
             let options = GenerateOptions { logprobs: self.logprobs, ..options };
             requests.push((known.unwrap_or(contexts.len() - 1), at, Request { options, ..Request::new(prompt) }));
         }
-        let options = LoadOptions { context: Some(longest), ..run.serving_options(Some(folder), &**ctx.device())? };
+        let options = LoadOptions { context: Some(longest), ..run.serving_options(Some(folder), &ctx)? };
         let model = self.model.load(run, ctx, &checkpoint, &options, Some(tokenizer))?;
         let engine = Engine::new(model, EngineOptions::default());
         for (_, at, request) in &requests {
