@@ -11,6 +11,7 @@
 //! | `request` | what is asked for, and what comes back |
 //! | `job` | one answer on its way: its tokens, its sequence |
 //! | `schedule` | who runs in a step, who waits, who makes room |
+//! | `many` | requests that are all there: which of them go together |
 //! | `handle` | the same on a thread, with a stream of events for each request |
 //! | `trace`, `replay` | requests as they came, run again and timed |
 //!
@@ -23,6 +24,7 @@
 
 mod handle;
 mod job;
+mod many;
 mod replay;
 mod request;
 mod schedule;
@@ -35,6 +37,7 @@ use crate::{Error, Result};
 
 pub use self::handle::{Answers, EngineHandle};
 use self::job::{Job, Rank};
+pub use self::many::Many;
 pub use self::replay::{Percentiles, Replayed};
 use self::request::Checks;
 pub use self::request::{Event, Happening, Request, RequestId};
@@ -203,7 +206,7 @@ impl Engine {
     /// # Errors
     /// A prompt or options that the model, or the whole cache, could never serve.
     pub fn check(&self, request: &Request) -> Result<()> {
-        self.checks().check(request)
+        Checks::of(&self.model).check(request)
     }
 
     /// Takes a request. It is let in by one of the next steps.
@@ -236,17 +239,6 @@ impl Engine {
             self.schedule.add(job);
         }
         Ok(())
-    }
-
-    fn checks(&self) -> Checks {
-        let decoder = self.model.decoder();
-        Checks {
-            vocab_size: decoder.config().vocab_size,
-            context: decoder.limits().context,
-            max_sequences: decoder.limits().max_sequences,
-            cache_tokens: self.model.cache().tokens(),
-            has_tokenizer: self.model.has_tokenizer(),
-        }
     }
 
     /// Ends a request; the next step tells of it. Says whether it was still there.
