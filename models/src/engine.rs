@@ -33,6 +33,7 @@ mod trace;
 use crate::answering::Finish;
 use crate::cache::KvCache;
 use crate::language::LanguageModel;
+use crate::steps::Steps;
 use crate::{Error, Result};
 
 pub use self::handle::{Answers, EngineHandle};
@@ -255,7 +256,7 @@ impl Engine {
     pub fn step(&mut self) -> Result<&[Event]> {
         self.events.clear();
         self.events.append(&mut self.late);
-        let planned = self.schedule.next_step(&mut self.model.runner.staging, &mut self.events);
+        let planned = self.schedule.next_step(&mut self.model.steps.runner.staging, &mut self.events);
         let outcome = planned.and_then(|planned| match planned.tokens {
             0 => Ok(()),
             _ => self.run(planned.rows),
@@ -289,11 +290,9 @@ impl Engine {
     /// Runs the step that is put together, draws the next token of each of the sequences that it gives logits, and tells
     /// what came of it.
     fn run(&mut self, rows: usize) -> Result<()> {
-        let Self { model: LanguageModel { runner, logits, .. }, schedule, events, .. } = self;
-        runner.run()?;
-        runner.head(0..rows, logits)?;
+        let Self { model: LanguageModel { steps, .. }, schedule, events, .. } = self;
         // A device that draws itself does for the sequences that want no more of the logits.
-        logits.draw(runner.staging.context(), rows, |asked| {
+        steps.run(rows, |asked| {
             let mut wanted = false;
             for (row, job) in schedule.rows() {
                 asked[row] = job.ask();
@@ -301,6 +300,7 @@ impl Engine {
             }
             wanted
         })?;
+        let Steps { runner, logits, .. } = steps;
         let (cache, decoder) = (runner.staging.cache(), runner.decoder());
         let (context, eos) = (decoder.limits().context, &decoder.config().eos_token_ids);
         schedule.advance(cache, |job, row, parted| {
