@@ -20,12 +20,12 @@ pub trait Reference: Operator {
     fn cases(depth: Depth) -> Vec<Case<Self>>;
 
     /// A small problem for the table of [support](crate::support), whose operand is stored so: of products the right
-    /// operand, of attention the cache, of others what they read. `None` where the operator cannot be asked for that. The
-    /// operator's [check](Operator::check) and the rows' predicates say whether it is supported.
+    /// operand, of attention the cache, of others what they read. `None` where the operator cannot be asked for that.
+    /// The operator's [check](Operator::check) and the rows' predicates say whether it is supported.
     fn stored_as(stored: StoredAs) -> Option<(Self::Static, Self::Dynamic)>;
 
-    /// The same of a weight in a packed format, which is asked about where there is one. `None` where the operator has no
-    /// such operand.
+    /// The same of a weight in a packed format, which is asked about where there is one. `None` where the operator has
+    /// no such operand.
     fn packed_as(format: &'static Format) -> Option<(Self::Static, Self::Dynamic)> {
         let _ = format;
         None

@@ -103,7 +103,8 @@ impl EmbeddingModel {
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
     }
 
-    /// What a model would take on a context's device. The tensors are checked that loading would read, by what the headers say.
+    /// What a model would take on a context's device. The tensors are checked that loading would read, by what the
+    /// headers say.
     ///
     /// # Errors
     /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, or tensors that are missing

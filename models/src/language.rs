@@ -122,7 +122,8 @@ impl LanguageModel {
         Ok(Self { steps: Steps::new(Runner::new(ctx, decoder, cache), logits, prefill_chunk), tokenizer, next })
     }
 
-    /// What a model would take on a context's device. The tensors are checked that loading would read, by what the headers say.
+    /// What a model would take on a context's device. The tensors are checked that loading would read, by what the
+    /// headers say.
     ///
     /// # Errors
     /// Options that make no sense for the model, a checkpoint without floating-point tensors, or tensors that are missing

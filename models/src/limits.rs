@@ -87,8 +87,8 @@ impl Plan {
 /// What takes so many bytes.
 pub(crate) type Taken = (&'static str, usize);
 
-/// Refuses parts of a model that the free memory of a context's device, or its limit, cannot hold together, before any of
-/// them is allocated; `purpose` says for how much work they would be, and `would_fit`, which is asked where they are
+/// Refuses parts of a model that the free memory of a context's device, or its limit, cannot hold together, before any
+/// of them is allocated; `purpose` says for how much work they would be, and `would_fit`, which is asked where they are
 /// refused, what would not be.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! Steps of a decoder with a head: prompts in chunks, a token of each of several sequences, or what was put together; and
-//! what is wanted of their logits.
+//! Steps of a decoder with a head: prompts in chunks, a token of each of several sequences, or what was put together;
+//! and what is wanted of their logits.
 
 use std::ops::{ControlFlow, Range};
 

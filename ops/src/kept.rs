@@ -13,7 +13,8 @@ impl Context {
         self.registry().supports::<O>(fixed, self.device().hardware())
     }
 
-    /// The format in which the device keeps weights in an encoding, if there is one: that in which its rows multiply them.
+    /// The format in which the device keeps weights in an encoding, if there is one: that in which its rows multiply
+    /// them.
     ///
     /// ```
     /// use sinew_ops::Context;
@@ -57,8 +58,8 @@ impl Context {
         }
     }
 
-    /// Whether the device has paged caches with keys and values in such a dtype, and with old ones in a form of their own,
-    /// where they have one.
+    /// Whether the device has paged caches with keys and values in such a dtype, and with old ones in a form of their
+    /// own, where they have one.
     pub fn keeps_kv(&self, kv: DType, old: Option<OldKv>) -> bool {
         self.registry().keeps_kv(kv, old, self.device().hardware())
     }

@@ -94,8 +94,8 @@ impl<'c> Many<'c> {
         wrong.min_by_key(|(number, _)| *number).map_or(Ok(()), Err)
     }
 
-    /// Answers all of them, and gives the model back. `each` is told what happens to which; before every step `go_on` says
-    /// whether there is to be one: answers that are not whole by then have no end.
+    /// Answers all of them, and gives the model back. `each` is told what happens to which; before every step `go_on`
+    /// says whether there is to be one: answers that are not whole by then have no end.
     ///
     /// # Errors
     /// A request that the model cannot answer, a failed device, or what `each` returns.

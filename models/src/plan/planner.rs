@@ -199,8 +199,8 @@ impl<'a> Planner<'a> {
         most_that_fits(limit, |at| Ok(self.fits(&self.footprint(&options(at))?, budget)))
     }
 
-    /// Refuses to load what the context has not as much memory for as [`pooled`](Footprint::pooled) says, before any of it
-    /// is allocated; `purpose` says for how much work it would be.
+    /// Refuses to load what the context has not as much memory for as [`pooled`](Footprint::pooled) says, before any of
+    /// it is allocated; `purpose` says for how much work it would be.
     ///
     /// # Errors
     /// Those of [`Planner::footprint`], and [`Error::Input`](crate::Error::Input), which says what takes how much, what

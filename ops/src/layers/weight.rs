@@ -270,8 +270,8 @@ impl WeightPacker {
         Self::with_format(ctx, Format::row_major(dtype), dtype.into(), 1, &[rows], width, false)
     }
 
-    /// Bytes of what [`grouped`](Self::grouped) makes room for, `n` outputs in each group; the largest number where they are
-    /// more, or where there is no format.
+    /// Bytes of what [`grouped`](Self::grouped) makes room for, `n` outputs in each group; the largest number where they
+    /// are more, or where there is no format.
     pub fn bytes(
         ctx: &Context,
         encoding: impl Into<Encoding>,
