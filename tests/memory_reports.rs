@@ -18,7 +18,7 @@ fn planned(options: &LoadOptions) -> sinew::models::Plan {
     let folder = folder();
     let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
     let config = folder.config().expect("a config").as_decoder().expect("a decoder");
-    LanguageModel::plan(config, &checkpoint, options, &*Cpu::get()).expect("a plan")
+    LanguageModel::plan(config, &checkpoint, options, &Context::cpu().expect("a context")).expect("a plan")
 }
 
 /// What has to be left for them.
@@ -188,7 +188,8 @@ fn what_embeds_texts_and_is_too_large_says_so_as_well() {
     let (folder, options) = (Folder::new(&path), WeightOptions::default());
     let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
     let config = folder.config().expect("a config");
-    let plan = EmbeddingModel::plan(config, &checkpoint, &options, &*Cpu::get()).expect("a plan");
+    let plan =
+        EmbeddingModel::plan(config, &checkpoint, &options, &Context::cpu().expect("a context")).expect("a plan");
     let ctx = Arc::new(Context::cpu().expect("a context").with_memory_limit(plan.total() - 1));
     let refused = EmbeddingModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect_err("too little").to_string();
     assert!(refused.contains(&format!("for embeddings (weights {}", Bytes(plan.weights))), "{refused}");

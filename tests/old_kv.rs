@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use sinew::memory::Cpu;
 use sinew::models::cache::Sequence;
 use sinew::models::{Load, OldKv};
 use sinew::prelude::*;
@@ -99,7 +98,10 @@ fn a_cache_with_old_tokens_is_smaller_and_frees_what_is_no_longer_recent() {
         prefill_chunk: 32,
         ..LoadOptions::default()
     };
-    let plan = |old_kv| LanguageModel::plan(&config, &checkpoint, &options(old_kv), &*Cpu::get()).expect("a plan");
+    let plan = |old_kv| {
+        LanguageModel::plan(&config, &checkpoint, &options(old_kv), &Context::cpu().expect("a context"))
+            .expect("a plan")
+    };
     // What a token may see in full is 163 positions, in 12 blocks of which two are not whole; one more that a step ends
     // in, and two that it fills.
     let recent = (162usize.div_ceil(16) + 2 + 2) * 16;

@@ -79,7 +79,7 @@ fn fixtures() -> Vec<PathBuf> {
 
 #[test]
 fn every_model_takes_what_its_plan_says() {
-    let (mut decoders, mut embedding) = (0, 0);
+    let (mut decoders, mut embedding, cpu) = (0, 0, Context::cpu().expect("a context"));
     for path in fixtures() {
         let folder = Folder::new(&path);
         let config = folder.config().expect("a config");
@@ -94,7 +94,7 @@ fn every_model_takes_what_its_plan_says() {
             let name = format!("{}, {weights:?}", path.display());
             if EmbeddingModel::describes(&folder).expect("a config") {
                 embedding += 1;
-                let plan = EmbeddingModel::plan(config, &checkpoint, &weights, &*Cpu::get()).expect("a plan");
+                let plan = EmbeddingModel::plan(config, &checkpoint, &weights, &cpu).expect("a plan");
                 let load = |ctx| EmbeddingModel::load_on(ctx, &folder, &weights, &mut |_, _| {}).expect("it loads");
                 assert_eq!(taken(load), plan.total(), "{name}: {plan:?}");
                 continue;
@@ -107,7 +107,7 @@ fn every_model_takes_what_its_plan_says() {
             let mixed = LoadOptions { old_kv, ..short.clone() };
             for options in [usual, short, scaled, mixed] {
                 decoders += 1;
-                let plan = LanguageModel::plan(config, &checkpoint, &options, &*Cpu::get()).expect("a plan");
+                let plan = LanguageModel::plan(config, &checkpoint, &options, &cpu).expect("a plan");
                 let load = |ctx| {
                     let model = LanguageModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect("it loads");
                     assert_eq!(model.decoder().weight_bytes(), plan.weights, "{name}");
@@ -173,7 +173,8 @@ fn a_cache_in_int8_or_fp8_takes_half_of_bf16_and_a_scale_for_each_token_and_head
     let heads = 2 * config.num_hidden_layers() * config.num_key_value_heads;
     let of = |kv| {
         let options = LoadOptions { kv, context: Some(48), ..LoadOptions::default() };
-        let plan = LanguageModel::plan(config, &checkpoint, &options, &*Cpu::get()).expect("a plan");
+        let plan =
+            LanguageModel::plan(config, &checkpoint, &options, &Context::cpu().expect("a context")).expect("a plan");
         let model = LanguageModel::load(folder.path(), &options).expect("it loads");
         let (decoder, of_token) = (model.decoder(), model.cache().bytes_per_token());
         assert_eq!(decoder.step_bytes(4, 100.0), (decoder.weight_bytes() + 400 * of_token) as f64, "{kv:?}");

@@ -406,7 +406,10 @@ fn what_a_gpu_does_not_take_is_named_by_who_asked_and_what_is_for_cpus_alone_yie
         stdout(&on_gpu(&generate, &[variable]));
     }
     stdout(&on_gpu(&["explain", "--support"], &[("SINEW_PIN", "true")]));
-    refused(&on_gpu(&["plan", &decoder, "--kv-old", "int8"], &[]), &["--kv-old is for CPUs"]);
+    refused(
+        &on_gpu(&["plan", &decoder, "--kv-old", "int8"], &[]),
+        &["--kv-old is not for wgpu:0, which keeps all tokens alike"],
+    );
     for argument in [&["--pin"][..], &["--threads", "2"], &["--simd", "portable"]] {
         let refusal = format!("{} is for the CPU, not for wgpu", argument[0]);
         refused(&on_gpu(&[&["plan", &decoder], argument].concat(), &[]), &[&refusal]);
@@ -421,7 +424,7 @@ fn what_a_gpu_does_not_take_is_named_by_who_asked_and_what_is_for_cpus_alone_yie
             (&[&dashed, value], &[], &dashed),
         ] {
             let output = on_gpu(&[&["plan", &decoder], arguments].concat(), variables);
-            refused(&output, &[source, "on a GPU"]);
+            refused(&output, &[source, "on wgpu:0"]);
             let line = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(line.contains("--"), source == dashed, "{line}");
         }

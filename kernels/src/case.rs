@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-use sinew_memory::{Buffer, DeviceKind};
+use sinew_memory::Buffer;
 use sinew_tensor::{DType, Element, Layout, Tensor};
 
 use crate::Result;
 use crate::operator::{Arithmetic, Operator, refuse};
+use crate::packed::Format;
 use crate::stored::StoredAs;
 
 /// What is right, and what to try: the cases of an operator and the f64 reference that its rows are held against.
@@ -18,10 +19,17 @@ pub trait Reference: Operator {
     /// walk.
     fn cases(depth: Depth) -> Vec<Case<Self>>;
 
-    /// A small problem for the table of [support](crate::support), whose operand is stored so: of products the weight, of
-    /// attention the cache, of others what they read. `None` where the operator cannot be asked for that. The operator's
-    /// [check](Operator::check) and the rows' predicates say whether it is supported.
-    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(Self::Static, Self::Dynamic)>;
+    /// A small problem for the table of [support](crate::support), whose operand is stored so: of products the right
+    /// operand, of attention the cache, of others what they read. `None` where the operator cannot be asked for that.
+    /// The operator's [check](Operator::check) and the rows' predicates say whether it is supported.
+    fn stored_as(stored: StoredAs) -> Option<(Self::Static, Self::Dynamic)>;
+
+    /// The same of a weight in a packed format, which is asked about where there is one. `None` where the operator has
+    /// no such operand.
+    fn packed_as(format: &'static Format) -> Option<(Self::Static, Self::Dynamic)> {
+        let _ = format;
+        None
+    }
 
     /// Operands for a case, on the host.
     ///

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use sinew_memory::{Device, DeviceKind, Hardware};
+use sinew_memory::{Device, Hardware};
 use sinew_tensor::{Tensor, View, ViewMut};
 
 use crate::Result;
 use crate::accuracy::{self, RowReport};
 use crate::case::{Case, Lay, Reference, Values};
-use crate::operator::{Operands, Row};
+use crate::operator::Operands;
 use crate::stored::StoredAs;
 use crate::table::Table;
 
@@ -34,9 +34,12 @@ impl Cell {
     }
 }
 
-/// The case of a cell.
-fn case<O: Reference>(stored: StoredAs, device: DeviceKind) -> Option<Case<O>> {
-    let (fixed, call) = O::stored_as(stored, device)?;
+/// The case of a cell: with a packed operand in the first format that a row takes, where there is one.
+fn case<O: Reference>(table: &Table<O>, stored: StoredAs, hardware: &Hardware) -> Option<Case<O>> {
+    let packed: Vec<_> = stored.formats().filter_map(O::packed_as).collect();
+    let taken = packed.iter().position(|(fixed, _)| table.takes(fixed, hardware));
+    let packed = packed.into_iter().nth(taken.unwrap_or(0));
+    let (fixed, call) = packed.or_else(|| O::stored_as(stored))?;
     Some(Case { fixed, call, lay: Lay::Contiguous, values: Values::Normal, seed: 0 })
 }
 
@@ -53,7 +56,7 @@ fn check<O: Reference>(case: &Case<O>) -> Result<()> {
 pub(crate) fn cells<O: Reference>(table: &Table<O>, hardware: &Hardware) -> Vec<Cell> {
     let cell = |stored| {
         let none = Cell { operator: O::NAME, stored, problem: None, rows: Vec::new(), refused: Vec::new() };
-        let Some(case) = case::<O>(stored, hardware.kind) else { return none };
+        let Some(case) = case(table, stored, hardware) else { return none };
         let problem = Some(format!("{}; {}", case.fixed, case.call));
         if let Err(error) = check(&case) {
             return Cell { problem, refused: vec![error.to_string()], ..none };
@@ -70,8 +73,8 @@ pub(crate) fn cells<O: Reference>(table: &Table<O>, hardware: &Hardware) -> Vec<
 }
 
 /// See [`crate::AnyTable::try_stored`].
-pub(crate) fn try_stored<O: Reference>(rows: &[Row<O>], stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
-    let kind = device.id().kind;
-    let Some(case) = case::<O>(stored, kind) else { return Vec::new() };
-    rows.iter().filter(|row| row.device == kind).map(|row| accuracy::try_case(row, &case, device)).collect()
+pub(crate) fn try_stored<O: Reference>(table: &Table<O>, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
+    let hardware = device.hardware();
+    let Some(case) = case(table, stored, hardware) else { return Vec::new() };
+    table.of(hardware).map(|row| accuracy::try_case(row, &case, device)).collect()
 }

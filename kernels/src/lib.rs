@@ -19,6 +19,7 @@ mod error;
 pub mod gather;
 pub mod gemm;
 pub mod grouped_gemm;
+mod kept;
 pub mod kv_append;
 mod line;
 pub mod norm;

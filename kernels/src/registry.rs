@@ -72,7 +72,7 @@ impl<O: Reference> AnyTable for Table<O> {
         cell::cells(self, hardware)
     }
     fn try_stored(&self, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
-        cell::try_stored(&self.rows, stored, device)
+        cell::try_stored(self, stored, device)
     }
     fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Box<dyn AnyTrial>> {
         let problem = problem.downcast_ref::<(O::Static, O::Dynamic)>();

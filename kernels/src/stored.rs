@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use crate::packed::{Encoding, Format};
@@ -31,12 +30,12 @@ impl StoredAs {
         }
     }
 
-    /// The format in which a kind of device keeps weights that are stored so, if there is one.
-    pub fn format(self, device: DeviceKind) -> Option<&'static Format> {
-        match self {
-            Self::Plain(dtype) => Format::of(Encoding::Float(dtype), device),
-            Self::Blocks(format) => Format::of(Encoding::Blocks(format), device),
-        }
+    /// The formats in which weights that are stored so can be packed.
+    pub fn formats(self) -> impl Iterator<Item = &'static Format> {
+        Format::of(match self {
+            Self::Plain(dtype) => Encoding::Float(dtype),
+            Self::Blocks(format) => Encoding::Blocks(format),
+        })
     }
 }
 

@@ -21,11 +21,22 @@ impl<O: Operator> Table<O> {
         &self.rows
     }
 
+    /// The rows of a kind of device.
+    pub(crate) fn of<'t>(&'t self, hardware: &Hardware) -> impl Iterator<Item = &'t Row<O>> {
+        let kind = hardware.kind;
+        self.rows.iter().filter(move |row| row.device == kind)
+    }
+
+    /// Whether a row takes a problem on this hardware.
+    pub(crate) fn takes(&self, fixed: &O::Static, hardware: &Hardware) -> bool {
+        self.of(hardware).any(|row| (row.admits)(fixed, hardware).is_ok())
+    }
+
     /// The rows that take a problem on this hardware, and why the others of this kind of device do not.
     pub fn candidates(&self, fixed: &O::Static, hardware: &Hardware) -> (Vec<&Row<O>>, Vec<(&'static str, Refusal)>) {
         let mut admitted = Vec::new();
         let mut refused = Vec::new();
-        for row in self.rows.iter().filter(|row| row.device == hardware.kind) {
+        for row in self.of(hardware) {
             match (row.admits)(fixed, hardware) {
                 Ok(()) => admitted.push(row),
                 Err(reason) => refused.push((row.name, reason)),

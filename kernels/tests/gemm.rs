@@ -114,7 +114,7 @@ fn groups_of_int8_too_small_for_a_scale_are_zeros() {
         let sources = [Source::from_bytes(&bytes, DType::F32, 1, 384).unwrap()];
         let weights = Weights { sources: &sources, k: 384, gated: false };
         for level in levels() {
-            let int8 = Format::of(BlockFormat::INT8, DeviceKind::CPU).unwrap();
+            let int8 = Format::in_panels(BlockFormat::INT8).unwrap();
             let mut packed = vec![0xff; int8.packed_bytes(1, 384, false)];
             int8.pack(&team, level, &weights, &mut packed).unwrap();
             let mut row = vec![1.0; 384];
@@ -180,7 +180,7 @@ fn fewer_rows_of_a_packed_weight_need_no_more_workspace() {
         (BlockFormat::INT8.into(), Compute::Int8),
     ];
     for ((encoding, compute), k) in weights.into_iter().flat_map(|of| [100, 896, 1024, 4864].map(|k| (of, k))) {
-        let format = Format::of(encoding, DeviceKind::CPU).unwrap();
+        let format = Format::in_panels(encoding).unwrap();
         let fixed = GemmStatic::new(512, k, DType::BF16, Rhs::Packed(format), DType::F32, compute);
         for row in table.candidates(&fixed, cpu.hardware()).0 {
             let mut least = usize::MAX;
@@ -255,7 +255,7 @@ fn a_run_of_units_packs_as_a_weight_of_its_rows_alone() {
 fn right_operands_that_no_panel_holds_are_taken_by_no_row() {
     let device = Cpu::get();
     for dtype in DType::ALL.into_iter().filter(|dtype| !DType::COMPUTE.contains(dtype)) {
-        assert!(Format::of(dtype, DeviceKind::CPU).is_none(), "{dtype}");
+        assert!(Format::in_panels(dtype).is_none(), "{dtype}");
         for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
             for a in [DType::F32, dtype] {
                 let fixed = GemmStatic::new(8, 8, a, Rhs::Strided(dtype), a, compute);
@@ -273,7 +273,7 @@ fn wrong_sources_are_refused() {
     assert!(Source::from_bytes(&[0; 24], DType::F64, 1, 3).is_err());
     assert!(Source::from_bytes(&[], DType::F32, usize::MAX, usize::MAX).is_err());
     let sources = [Source::from_bytes(&[0; 12], DType::F32, 1, 3).unwrap()];
-    let format = Format::of(DType::BF16, DeviceKind::CPU).unwrap();
+    let format = Format::in_panels(DType::BF16).unwrap();
     let mut packed = vec![0; format.packed_bytes(1, 4, false)];
     let team = Team::new(1).unwrap();
     let longer = Weights { sources: &sources, k: 4, gated: false };
@@ -330,7 +330,7 @@ fn a_row_has_the_same_bits_alone_in_any_batch_on_any_threads_packed_or_not() {
     let repeated = repeated.with_layout(repeated.layout().transpose(1, 2).unwrap()).unwrap();
     let sources = [Source::from_view(&rows.view()).unwrap()];
     let weights = Weights { sources: &sources, k, gated: false };
-    let int8 = Format::of(BlockFormat::INT8, DeviceKind::CPU).unwrap();
+    let int8 = Format::in_panels(BlockFormat::INT8).unwrap();
     let computes = [(Compute::F32, &packed::BF16), (Compute::Bf16, &packed::BF16), (Compute::Int8, int8)];
     for (compute, format) in computes {
         let mut bytes = vec![0; format.packed_bytes(n, k, false)];
@@ -524,7 +524,7 @@ fn codes_are_packed_as_they_are_and_into_no_other_format() {
         let sources = [Source::from_codes(given, n, k).unwrap()];
         let weights = Weights { sources: &sources, k, gated: false };
         for level in levels() {
-            let packed_as = Format::of(format, DeviceKind::CPU).unwrap();
+            let packed_as = Format::in_panels(format).unwrap();
             let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
             packed_as.pack(&team, level, &weights, &mut packed).unwrap();
             let mut row = vec![0.0; k];
@@ -541,7 +541,7 @@ fn codes_are_packed_as_they_are_and_into_no_other_format() {
         // Beside floats, other numbers of anything, and other formats.
         let floats = vec![0; n * k * 4];
         let mixed = [sources[0], Source::from_bytes(&floats, DType::F32, n, k).unwrap()];
-        let packed_as = Format::of(format, DeviceKind::CPU).unwrap();
+        let packed_as = Format::in_panels(format).unwrap();
         let mut packed = vec![0; packed_as.packed_bytes(2 * n, k, false)];
         let mixed = Weights { sources: &mixed, k, gated: false };
         let refused = packed_as.pack(&team, SimdLevel::Portable, &mixed, &mut packed).unwrap_err().to_string();
@@ -667,7 +667,7 @@ fn an_infinite_activation_leaves_no_number_behind_where_there_are_zero_points() 
     let scales = encode(DType::F16, &vec![0.5; n * 3]);
     let zeros = vec![-8i8; n * 3];
     let sources = [Source::from_codes(Codes { format, codes: &codes, scales: &scales, zeros: &zeros }, n, k).unwrap()];
-    let packed_as = Format::of(format, DeviceKind::CPU).unwrap();
+    let packed_as = Format::in_panels(format).unwrap();
     let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
     let weights = Weights { sources: &sources, k, gated: false };
     packed_as.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut packed).unwrap();

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::{Device, DeviceKind};
+use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::Place;
 
@@ -93,7 +93,7 @@ impl EmbeddingModel {
         })?;
         let max_tokens = folder.text_limits()?.limit(model.text_positions());
         let checkpoint = folder.checkpoint(options.load)?;
-        let precision = options.precision(&checkpoint, ctx.device().hardware())?;
+        let precision = options.precision(&checkpoint, &ctx)?;
         let loaded = LoadOptions { weights: *options, ..LoadOptions::default() };
         Planner::of(&ctx, model, &checkpoint, true).refuse_beyond_memory(&loaded, "embeddings")?;
         let tokenizer = folder.tokenizer()?;
@@ -103,19 +103,15 @@ impl EmbeddingModel {
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
     }
 
-    /// What a model would take on a device. The tensors are checked that loading would read, by what the headers say.
+    /// What a model would take on a context's device. The tensors are checked that loading would read, by what the
+    /// headers say.
     ///
     /// # Errors
     /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, or tensors that are missing
     /// or of another shape than the config says.
-    pub fn plan(
-        config: &ModelConfig,
-        checkpoint: &Checkpoint,
-        options: &WeightOptions,
-        device: &dyn Device,
-    ) -> Result<Plan> {
-        let precision = options.precision(checkpoint, device.hardware())?;
-        Backbone::plan(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
+    pub fn plan(config: &ModelConfig, checkpoint: &Checkpoint, options: &WeightOptions, ctx: &Context) -> Result<Plan> {
+        let precision = options.precision(checkpoint, ctx)?;
+        Backbone::plan(config, &mut Sizes::new(ctx, checkpoint, precision))
     }
 
     /// The context that it runs on.

@@ -11,6 +11,7 @@
 //! | `request` | what is asked for, and what comes back |
 //! | `job` | one answer on its way: its tokens, its sequence |
 //! | `schedule` | who runs in a step, who waits, who makes room |
+//! | `many` | requests that are all there: which of them go together |
 //! | `handle` | the same on a thread, with a stream of events for each request |
 //! | `trace`, `replay` | requests as they came, run again and timed |
 //!
@@ -23,6 +24,7 @@
 
 mod handle;
 mod job;
+mod many;
 mod replay;
 mod request;
 mod schedule;
@@ -31,10 +33,12 @@ mod trace;
 use crate::answering::Finish;
 use crate::cache::KvCache;
 use crate::language::LanguageModel;
+use crate::steps::Steps;
 use crate::{Error, Result};
 
 pub use self::handle::{Answers, EngineHandle};
 use self::job::{Job, Rank};
+pub use self::many::Many;
 pub use self::replay::{Percentiles, Replayed};
 use self::request::Checks;
 pub use self::request::{Event, Happening, Request, RequestId};
@@ -203,7 +207,7 @@ impl Engine {
     /// # Errors
     /// A prompt or options that the model, or the whole cache, could never serve.
     pub fn check(&self, request: &Request) -> Result<()> {
-        self.checks().check(request)
+        Checks::of(&self.model).check(request)
     }
 
     /// Takes a request. It is let in by one of the next steps.
@@ -238,17 +242,6 @@ impl Engine {
         Ok(())
     }
 
-    fn checks(&self) -> Checks {
-        let decoder = self.model.decoder();
-        Checks {
-            vocab_size: decoder.config().vocab_size,
-            context: decoder.limits().context,
-            max_sequences: decoder.limits().max_sequences,
-            cache_tokens: self.model.cache().tokens(),
-            has_tokenizer: self.model.has_tokenizer(),
-        }
-    }
-
     /// Ends a request; the next step tells of it. Says whether it was still there.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         let before = self.late.len();
@@ -263,7 +256,7 @@ impl Engine {
     pub fn step(&mut self) -> Result<&[Event]> {
         self.events.clear();
         self.events.append(&mut self.late);
-        let planned = self.schedule.next_step(&mut self.model.runner.staging, &mut self.events);
+        let planned = self.schedule.next_step(&mut self.model.steps.runner.staging, &mut self.events);
         let outcome = planned.and_then(|planned| match planned.tokens {
             0 => Ok(()),
             _ => self.run(planned.rows),
@@ -297,11 +290,9 @@ impl Engine {
     /// Runs the step that is put together, draws the next token of each of the sequences that it gives logits, and tells
     /// what came of it.
     fn run(&mut self, rows: usize) -> Result<()> {
-        let Self { model: LanguageModel { runner, logits, .. }, schedule, events, .. } = self;
-        runner.run()?;
-        runner.head(0..rows, logits)?;
+        let Self { model: LanguageModel { steps, .. }, schedule, events, .. } = self;
         // A device that draws itself does for the sequences that want no more of the logits.
-        logits.draw(runner.staging.context(), rows, |asked| {
+        steps.run(rows, |asked| {
             let mut wanted = false;
             for (row, job) in schedule.rows() {
                 asked[row] = job.ask();
@@ -309,6 +300,7 @@ impl Engine {
             }
             wanted
         })?;
+        let Steps { runner, logits, .. } = steps;
         let (cache, decoder) = (runner.staging.cache(), runner.decoder());
         let (context, eos) = (decoder.limits().context, &decoder.config().eos_token_ids);
         schedule.advance(cache, |job, row, parted| {

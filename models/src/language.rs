@@ -8,21 +8,20 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::Device;
 use sinew_ops::Context;
 
 pub use self::answer::{Generation, Session};
 pub use self::options::LoadOptions;
 pub use crate::answering::{Finish, GenerateOptions};
-use crate::batch::Wanted;
 use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::limits::Plan;
 use crate::load::{Loader, Sizes};
 use crate::logits::Logits;
-use crate::runner::{Runner, shrink};
+use crate::runner::Runner;
 use crate::sampling::{Asked, argmax};
+use crate::steps::Steps;
 use crate::tokenizer::Tokenizer;
 use crate::{DecoderConfig, Error, Folder, ModelConfig, Planner, Result};
 
@@ -50,10 +49,8 @@ use crate::{DecoderConfig, Error, Folder, ModelConfig, Planner, Result};
 /// ```
 #[derive(Debug)]
 pub struct LanguageModel {
-    pub(crate) runner: Runner,
-    pub(crate) logits: Logits,
+    pub(crate) steps: Steps,
     tokenizer: Option<Arc<Tokenizer>>,
-    prefill_chunk: usize,
     /// The tokens of a greedy step.
     next: Vec<u32>,
 }
@@ -106,7 +103,7 @@ impl LanguageModel {
         options: &LoadOptions,
         progress: crate::load::Progress<'_>,
     ) -> Result<Self> {
-        let precision = options.precision(checkpoint, ctx.device().hardware())?;
+        let precision = options.precision(checkpoint, &ctx)?;
         let limits = options.limits(config)?;
         let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
         let model = ModelConfig::Decoder(config.clone());
@@ -122,37 +119,33 @@ impl LanguageModel {
         let logits = Logits::new(&ctx, config.vocab_size, limits.max_wanted(), limits.max_sequences)?;
         let next = Vec::with_capacity(limits.max_wanted());
         let prefill_chunk = options.prefill_chunk.min(limits.context);
-        Ok(Self { runner: Runner::new(ctx, decoder, cache), logits, tokenizer, prefill_chunk, next })
+        Ok(Self { steps: Steps::new(Runner::new(ctx, decoder, cache), logits, prefill_chunk), tokenizer, next })
     }
 
-    /// What a model would take on a device. The tensors are checked that loading would read, by what the headers say.
+    /// What a model would take on a context's device. The tensors are checked that loading would read, by what the
+    /// headers say.
     ///
     /// # Errors
     /// Options that make no sense for the model, a checkpoint without floating-point tensors, or tensors that are missing
     /// or of another shape than the config says.
-    pub fn plan(
-        config: &DecoderConfig,
-        checkpoint: &Checkpoint,
-        options: &LoadOptions,
-        device: &dyn Device,
-    ) -> Result<Plan> {
-        let precision = options.precision(checkpoint, device.hardware())?;
-        options.plan(config, &mut Sizes::new(checkpoint, precision, device.id().kind))
+    pub fn plan(config: &DecoderConfig, checkpoint: &Checkpoint, options: &LoadOptions, ctx: &Context) -> Result<Plan> {
+        let precision = options.precision(checkpoint, ctx)?;
+        options.plan(config, &mut Sizes::new(ctx, checkpoint, precision))
     }
 
     /// The context that it runs on.
     pub fn context(&self) -> &Arc<Context> {
-        self.runner.staging.context()
+        self.steps.runner.staging.context()
     }
 
     /// The decoder.
     pub fn decoder(&self) -> &Decoder {
-        self.runner.decoder()
+        self.steps.runner.decoder()
     }
 
     /// The cache.
     pub fn cache(&self) -> &KvCache {
-        self.runner.staging.cache()
+        self.steps.runner.staging.cache()
     }
 
     /// The tokenizer.
@@ -171,7 +164,7 @@ impl LanguageModel {
     /// A model without a tokenizer, a text that the tokenizer refuses, or [`Error::TooLong`] for one that has more tokens
     /// than the context.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.tokenizer()?.encode_prompt(text, true, self.runner.decoder().limits().context)
+        self.tokenizer()?.encode_prompt(text, true, self.decoder().limits().context)
     }
 
     /// Turns queries and keys from here on as a model that was loaded for `context` tokens: where the rotary embedding
@@ -181,18 +174,18 @@ impl LanguageModel {
     /// # Errors
     /// A context of 0 or beyond the model's, sequences that hold tokens, which were turned otherwise, or out of memory.
     pub fn rotate_for(&mut self, context: usize) -> Result<()> {
-        let most = self.runner.decoder().limits().context;
+        let most = self.decoder().limits().context;
         if context == 0 || context > most {
             return Err(Error::Input(format!(
                 "rotary frequencies of {context} tokens; the model was loaded for {most}"
             )));
         }
-        self.runner.rotate_for(context)
+        self.steps.runner.rotate_for(context)
     }
 
     /// An empty sequence.
     pub fn sequence(&self) -> Sequence {
-        self.runner.sequence()
+        self.steps.runner.sequence()
     }
 
     /// Appends `tokens` to a sequence, in chunks, and returns the logits of the last, `[vocab]`.
@@ -202,8 +195,8 @@ impl LanguageModel {
     /// sequence is as long as before, or empty where a window has left behind by then what it saw.
     pub fn prefill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<&[f32]> {
         // Nobody asks for it to end, so that it ends with the logits.
-        self.prefill_then(sequence, tokens, &mut || ControlFlow::Continue(()), |model| model.fetch(1))?;
-        Ok(self.logits.rows(1))
+        self.steps.prefill(sequence, tokens, &mut || ControlFlow::Continue(()), |logits, ctx| logits.fetch(ctx, 1))?;
+        Ok(self.steps.logits.rows(1))
     }
 
     /// [`LanguageModel::prefill`], which between two chunks asks whether to go on. Where it is not to, there are no
@@ -217,52 +210,8 @@ impl LanguageModel {
         tokens: &[u32],
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<&[f32]>> {
-        match self.prefill_then(sequence, tokens, go_on, |model| model.fetch(1))? {
-            Some(()) => Ok(Some(self.logits.rows(1))),
-            None => Ok(None),
-        }
-    }
-
-    /// Prefills, and then takes what is wanted of the last token's logits; nothing where it is not to go on. After an
-    /// error, which the device may report only in `take`, the sequence is as [`prefill`](Self::prefill) says.
-    fn prefill_then<T>(
-        &mut self,
-        sequence: &mut Sequence,
-        tokens: &[u32],
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
-        take: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<Option<T>> {
-        self.runner.check(sequence.len(), tokens)?;
-        let before = sequence.len();
-        let outcome = self.prefill_chunks(sequence, tokens, go_on).and_then(|end| match end {
-            ControlFlow::Continue(()) => take(self).map(Some),
-            ControlFlow::Break(()) => Ok(None),
-        });
-        match outcome {
-            Ok(_) => sequence.leave_room()?,
-            Err(_) => sequence.shorten(before),
-        }
-        outcome
-    }
-
-    fn prefill_chunks(
-        &mut self,
-        sequence: &mut Sequence,
-        tokens: &[u32],
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>> {
-        let chunk = self.prefill_chunk;
-        // The last chunk is not empty: there is a token.
-        let (first, last) = tokens.split_at((tokens.len() - 1) / chunk * chunk);
-        for part in first.chunks(chunk) {
-            self.runner.forward(std::slice::from_mut(sequence), part, Wanted::None)?;
-            if go_on().is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-        }
-        self.runner.forward(std::slice::from_mut(sequence), last, Wanted::Last)?;
-        self.runner.head(0..1, &mut self.logits)?;
-        Ok(ControlFlow::Continue(()))
+        let last = self.steps.prefill(sequence, tokens, go_on, |logits, ctx| logits.fetch(ctx, 1))?;
+        Ok(last.map(|()| self.steps.logits.rows(1)))
     }
 
     /// One token for each of several sequences; the logits are `[sequences, vocab]`.
@@ -273,8 +222,8 @@ impl LanguageModel {
     pub fn decode(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Result<&[f32]> {
         self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
-        self.decode_then(sequences, tokens, |model| model.fetch(rows))?;
-        Ok(self.logits.rows(rows))
+        self.steps.decode(sequences, tokens, |logits, ctx| logits.fetch(ctx, rows))?;
+        Ok(self.steps.logits.rows(rows))
     }
 
     /// One token for each of several sequences, and the most probable next token of each, chosen where the logits are: from
@@ -285,9 +234,9 @@ impl LanguageModel {
     pub fn decode_greedy(&mut self, sequences: &mut [Sequence], tokens: &[u32]) -> Result<&[u32]> {
         self.check_decode(sequences, tokens)?;
         let rows = sequences.len();
-        self.decode_then(sequences, tokens, |model| {
-            let Self { runner, logits, next, .. } = model;
-            logits.draw(runner.staging.context(), rows, |asked| {
+        let next = &mut self.next;
+        self.steps.decode(sequences, tokens, |logits, ctx| {
+            logits.draw(ctx, rows, |asked| {
                 asked.fill(Some(Asked::GREEDY));
                 false
             })?;
@@ -305,23 +254,7 @@ impl LanguageModel {
             return Err(Error::Input(format!("{} tokens for {} sequences", tokens.len(), sequences.len())));
         }
         let mut each = sequences.iter().zip(tokens);
-        each.try_for_each(|(sequence, token)| self.runner.check(sequence.len(), std::slice::from_ref(token)))
-    }
-
-    /// One token for each of several sequences, and then what is wanted of the logits.
-    fn decode_then<T>(
-        &mut self,
-        sequences: &mut [Sequence],
-        tokens: &[u32],
-        take: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
-        self.runner.forward(sequences, tokens, Wanted::Last)?;
-        let outcome = self.runner.head(0..sequences.len(), &mut self.logits).and_then(|()| take(self));
-        if outcome.is_err() {
-            // The device may report only now what failed in the layers.
-            shrink(sequences, 1)?;
-        }
-        outcome
+        each.try_for_each(|(sequence, token)| self.steps.runner.check(sequence.len(), std::slice::from_ref(token)))
     }
 
     /// The logits of every token, given to `each` in order as `[rows, vocab]`, at most
@@ -331,19 +264,7 @@ impl LanguageModel {
     /// # Errors
     /// Those of [`LanguageModel::prefill`], and what `each` returns.
     pub fn logits(&mut self, tokens: &[u32], each: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        self.runner.check(0, tokens)?;
-        let mut sequence = self.sequence();
-        let most = self.runner.decoder().limits().max_wanted();
-        for chunk in tokens.chunks(self.prefill_chunk) {
-            self.runner.forward(std::slice::from_mut(&mut sequence), chunk, Wanted::All)?;
-            for start in (0..chunk.len()).step_by(most) {
-                let rows = start..(start + most).min(chunk.len());
-                self.runner.head(rows.clone(), &mut self.logits)?;
-                self.fetch(rows.len())?;
-                each(self.logits.rows(rows.len()))?;
-            }
-        }
-        Ok(())
+        self.steps.every(tokens, each)
     }
 
     pub(crate) fn shared_tokenizer(&self) -> Option<Arc<Tokenizer>> {
@@ -353,10 +274,5 @@ impl LanguageModel {
     /// Whether the model came with a tokenizer.
     pub fn has_tokenizer(&self) -> bool {
         self.tokenizer.is_some()
-    }
-
-    /// Brings the first rows of logits to the host.
-    fn fetch(&mut self, rows: usize) -> Result<()> {
-        self.logits.fetch(self.runner.staging.context(), rows)
     }
 }

@@ -59,6 +59,7 @@ mod places;
 mod prompt;
 mod runner;
 mod scratch;
+mod steps;
 
 pub use chat::{ChatTemplate, Conversation};
 pub use checkpoint::{Checkpoint, Load, TensorBytes};

@@ -42,12 +42,12 @@ impl Limits {
 /// a [`Footprint`](crate::Footprint) has them.
 ///
 /// ```no_run
-/// use sinew_memory::Cpu;
 /// use sinew_models::{Folder, LanguageModel, Load, LoadOptions};
+/// use sinew_ops::Context;
 ///
 /// let folder = Folder::new("path/to/model");
 /// let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(Load::Mmap)?);
-/// let plan = LanguageModel::plan(config, &checkpoint, &LoadOptions::default(), &*Cpu::get())?;
+/// let plan = LanguageModel::plan(config, &checkpoint, &LoadOptions::default(), &Context::cpu()?)?;
 /// println!("{} bytes, {} of them weights", plan.total(), plan.weights);
 /// # Ok::<(), sinew_models::Error>(())
 /// ```
@@ -87,8 +87,8 @@ impl Plan {
 /// What takes so many bytes.
 pub(crate) type Taken = (&'static str, usize);
 
-/// Refuses parts of a model that the free memory of a context's device, or its limit, cannot hold together, before any of
-/// them is allocated; `purpose` says for how much work they would be, and `would_fit`, which is asked where they are
+/// Refuses parts of a model that the free memory of a context's device, or its limit, cannot hold together, before any
+/// of them is allocated; `purpose` says for how much work they would be, and `would_fit`, which is asked where they are
 /// refused, what would not be.
 ///
 /// # Errors

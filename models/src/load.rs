@@ -154,7 +154,7 @@ impl<'a> Loader<'a> {
     ) -> Result<Arc<PackedWeight>> {
         let pieces = parts.into_iter().flat_map(|part| part.pieces());
         let matrices = Matrices::of(self.checkpoint, pieces, groups, k)?;
-        let becomes = matrices.becomes(&self.precision, self.ctx.device().id().kind, may_be_ordered);
+        let becomes = matrices.becomes(&self.precision, &self.ctx, may_be_ordered);
         let packer = self.packer(&matrices, &becomes, gated)?;
         Ok(Arc::new(self.fill(packer, &matrices, becomes.as_stored)?.finish()?))
     }

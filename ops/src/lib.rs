@@ -26,6 +26,7 @@ mod elementwise;
 mod error;
 mod explain;
 mod index;
+mod kept;
 mod launch;
 pub mod layers;
 mod matmul;

@@ -89,7 +89,7 @@ impl Bench {
         }
         let start = Instant::now();
         let ctx = run.context()?;
-        let options = run.load_options(Some(folder), &**ctx.device())?;
+        let options = run.load_options(Some(folder), &ctx)?;
         let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..options };
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let mut model = self.model.load(run, ctx, &checkpoint, &options, None)?;

@@ -77,7 +77,7 @@ impl Chat {
         let ctx = run.context()?;
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let tokenizer = self.model.tokenizer(run)?;
-        let options = run.load_options(Some(folder), &**ctx.device())?;
+        let options = run.load_options(Some(folder), &ctx)?;
         let model = self.model.load(run, ctx, &checkpoint, &options, Some(tokenizer))?;
         let session = model.session();
         let (conversation, total) = (self.beginning(), Total::default());

@@ -18,7 +18,7 @@ pub const SETTINGS: &[&[&str]] = &[WEIGHTS, &["context"], STEPPING];
 pub fn run(run: &Run) -> Outcome {
     catch_interrupts();
     let ctx = run.context()?;
-    let mut model = demo::load(ctx.clone(), &run.load_options(None, &**ctx.device())?)?;
+    let mut model = demo::load(ctx.clone(), &run.load_options(None, &ctx)?)?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "The bundled model answers. Your own: sinew generate --model PATH --prompt TEXT\n")?;
     let (mut tokens, mut time) = (0, Duration::ZERO);

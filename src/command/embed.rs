@@ -48,7 +48,7 @@ impl Embed {
         let ctx = run.context()?;
         let bar = progress_bar(LOADING);
         let folder = self.model.folder(run)?;
-        let weights = run.weight_options(Some(folder), &**ctx.device())?;
+        let weights = run.weight_options(Some(folder), &ctx)?;
         let model = EmbeddingModel::load_on(ctx, folder, &weights, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);

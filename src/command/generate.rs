@@ -73,7 +73,7 @@ impl Generate {
         let options = self.sampling.options(config, prompt.len(), MAX_NEW_TOKENS)?;
         let options = GenerateOptions { logprobs: self.logprobs, ..options };
         let context = decoder.context_for(prompt.len(), options.max_new_tokens)?;
-        let loading = LoadOptions { context: Some(context), ..run.load_options(Some(folder), &**ctx.device())? };
+        let loading = LoadOptions { context: Some(context), ..run.load_options(Some(folder), &ctx)? };
         let mut model = self.model.load(run, ctx, &checkpoint, &loading, folder.tokenizer()?)?;
         catch_interrupts();
         let stream = !self.json;

@@ -75,20 +75,20 @@ impl Inspect {
         config: &ModelConfig,
         checkpoint: &Checkpoint,
     ) -> Outcome<sinew::models::Result<Needs>> {
-        let device = &*run.device()?;
-        let weights = WeightOptions { load: Load::Read, ..run.weight_options(Some(folder), device)? };
+        let ctx = &*run.context()?;
+        let weights = WeightOptions { load: Load::Read, ..run.weight_options(Some(folder), ctx)? };
         if EmbeddingModel::describes(folder)? {
             run.refuse_generating()?;
-            return Ok(weights.precision(checkpoint, device.hardware()).and_then(|precision| {
-                let plan = EmbeddingModel::plan(config, checkpoint, &weights, device)?;
+            return Ok(weights.precision(checkpoint, ctx).and_then(|precision| {
+                let plan = EmbeddingModel::plan(config, checkpoint, &weights, ctx)?;
                 Ok(Needs { plan, encoding: precision.main_encoding(), sequence: None })
             }));
         }
         let config = config.as_decoder()?;
-        let options = LoadOptions { weights, ..run.load_options(Some(folder), device)? };
+        let options = LoadOptions { weights, ..run.load_options(Some(folder), ctx)? };
         options.limits(config)?;
-        Ok(options.precision(checkpoint, device.hardware()).and_then(|precision| {
-            let plan = LanguageModel::plan(config, checkpoint, &options, device)?;
+        Ok(options.precision(checkpoint, ctx).and_then(|precision| {
+            let plan = LanguageModel::plan(config, checkpoint, &options, ctx)?;
             let sequence = Some(SequenceBytes::of(config, &options, precision)?);
             Ok(Needs { plan, encoding: precision.main_encoding(), sequence })
         }))

@@ -50,7 +50,7 @@ impl Logits {
             // Where nothing can be written, nothing need be loaded.
             drop(self.create("last_hidden_state", 1)?);
             let ctx = run.context()?;
-            let weights = run.weight_options(Some(folder), &**ctx.device())?;
+            let weights = run.weight_options(Some(folder), &ctx)?;
             let mut model = EmbeddingModel::load_on(ctx, folder, &weights, &mut |_, _| {})?;
             catch_interrupts();
             let states = model.hidden_states(tokens)?;
@@ -64,7 +64,7 @@ impl Logits {
         let context = folder.config()?.as_decoder()?.context_for(tokens.len(), 0)?;
         folder.config()?.check_tokens(tokens)?;
         let ctx = run.context()?;
-        let options = run.load_options(Some(folder), &**ctx.device())?;
+        let options = run.load_options(Some(folder), &ctx)?;
         let options = LoadOptions { max_logits: MAX_LOGITS, context: Some(context), ..options };
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         drop(self.create("logits", 1)?);

@@ -42,8 +42,8 @@ impl Model {
     pub fn checkpoint(&self, run: &Run, ctx: &Context) -> Outcome<Checkpoint> {
         let folder = self.folder(run)?;
         let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(run.settings().load)?);
-        let options = LoadOptions { context: Some(1), ..run.load_options(Some(folder), &**ctx.device())? };
-        LanguageModel::plan(config, &checkpoint, &options, &**ctx.device())?;
+        let options = LoadOptions { context: Some(1), ..run.load_options(Some(folder), ctx)? };
+        LanguageModel::plan(config, &checkpoint, &options, ctx)?;
         Ok(checkpoint)
     }
 

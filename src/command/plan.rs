@@ -10,6 +10,7 @@ use sinew::memory::{Bytes, Device, DeviceKind};
 use sinew::models::plan::{Change, Saving, SequenceBytes};
 use sinew::models::settings::{GroupSize, KvDType, OldKvDType, Value as _, WeightDType};
 use sinew::models::{Folder, Footprint, LoadOptions, Planner};
+use sinew::ops::Context;
 
 use super::arguments::{ROOM, STEPPING, WEIGHTS, of_settings};
 use super::{Outcome, Run};
@@ -91,7 +92,7 @@ impl Plan {
         let folder = Folder::new(run.locate(&self.model, self.offline)?);
         let ctx = run.context()?;
         let planner = Planner::new(&ctx, &folder, run.settings().load)?;
-        let options = self.options(run, &planner, &folder, &**ctx.device())?;
+        let options = self.options(run, &planner, &folder, &ctx)?;
         let footprint = planner.footprint(&options)?;
         let (budget, origin) = self.budget(&**ctx.device())?;
         let mut fitting = Vec::new();
@@ -152,15 +153,15 @@ impl Plan {
         Ok((device.memory()?.available, Origin::Device))
     }
 
-    fn options(&self, run: &Run, planner: &Planner<'_>, folder: &Folder, device: &dyn Device) -> Outcome<LoadOptions> {
+    fn options(&self, run: &Run, planner: &Planner<'_>, folder: &Folder, ctx: &Context) -> Outcome<LoadOptions> {
         if planner.embeds() {
             run.refuse_generating()?;
             if self.batch != 1 {
                 return Err("--batch is for models that generate; this one embeds texts".into());
             }
-            return Ok(LoadOptions { weights: run.weight_options(Some(folder), device)?, ..LoadOptions::default() });
+            return Ok(LoadOptions { weights: run.weight_options(Some(folder), ctx)?, ..LoadOptions::default() });
         }
-        Ok(LoadOptions { max_sequences: self.batch, ..run.serving_options(Some(folder), device)? })
+        Ok(LoadOptions { max_sequences: self.batch, ..run.serving_options(Some(folder), ctx)? })
     }
 }
 

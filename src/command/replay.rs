@@ -99,7 +99,7 @@ impl Replay {
         };
         let ctx = run.context()?;
         let checkpoint = self.model.checkpoint(run, &ctx)?;
-        let options = run.serving_options(Some(self.model.folder(run)?), &**ctx.device())?;
+        let options = run.serving_options(Some(self.model.folder(run)?), &ctx)?;
         let options = LoadOptions { context: Some(longest), ..options };
         let model = self.model.load(run, ctx, &checkpoint, &options, None)?;
         let mut engine = Engine::new(model, EngineOptions::default());

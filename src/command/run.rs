@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::demo;
-use sinew::memory::{Device, DeviceKind};
+use sinew::memory::Device;
 use sinew::models::load::{Activations, Precision};
 use sinew::models::settings::{Field, Resolved, Source, WeightDType};
 use sinew::models::{Folder, LoadOptions, Settings, WeightOptions};
@@ -97,15 +97,15 @@ impl Run {
         Ok(settings)
     }
 
-    /// How the weights of the model in a folder are loaded on a device; without one they are floats, as those of the
+    /// How the weights of the model in a folder are loaded for a context; without one they are floats, as those of the
     /// bundled model.
-    pub fn weight_options(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<WeightOptions> {
-        Ok(self.of_weights(stored, device)?.weight_options()?)
+    pub fn weight_options(&self, stored: Option<&Folder>, ctx: &Context) -> Outcome<WeightOptions> {
+        Ok(self.of_weights(stored, ctx)?.weight_options()?)
     }
 
     /// The settings, without those that decide nothing with such weights.
-    fn of_weights(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<Settings> {
-        let (mut settings, hardware) = (self.settings().clone(), device.hardware());
+    fn of_weights(&self, stored: Option<&Folder>, ctx: &Context) -> Outcome<Settings> {
+        let mut settings = self.settings().clone();
         match settings.dtype {
             WeightDType::Quantized(values) if settings.zero_points && !values.is_integer() => {
                 self.take_back(&mut settings, &["zero_points"], "is for --dtype int8 and int4")?;
@@ -118,11 +118,11 @@ impl Run {
         }
         let weights = settings.weight_options()?;
         if let Some(quantize) = weights.quantize {
-            quantize.check_device(hardware).map_err(|error| self.by("dtype", &error))?;
+            quantize.check_device(ctx).map_err(|error| self.by("dtype", &error))?;
         }
         if let Some(activations) = weights.activations {
             let checkpoint = stored.map(|folder| folder.checkpoint(settings.load)).transpose()?;
-            if !weights.takes_activations(checkpoint.as_ref(), hardware)? {
+            if !weights.takes_activations(checkpoint.as_ref(), ctx)? {
                 let why = match activations {
                     Activations::Bf16 => "is for weights that are quantized: --dtype int8, int4 or fp8",
                     Activations::Int8 => "in int8 is for weights that are quantized to integers: --dtype int8 or int4",
@@ -133,31 +133,33 @@ impl Run {
         Ok(settings)
     }
 
-    /// How the decoder in a folder is loaded on a device that runs one sequence; the bundled one without a folder.
-    pub fn load_options(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<LoadOptions> {
-        Ok(self.of_decoder(stored, device)?.load_options()?)
+    /// How the decoder in a folder is loaded for a context to run one sequence; the bundled one without a folder.
+    pub fn load_options(&self, stored: Option<&Folder>, ctx: &Context) -> Outcome<LoadOptions> {
+        Ok(self.of_decoder(stored, ctx)?.load_options()?)
     }
 
     /// How one is loaded that serves many.
-    pub fn serving_options(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<LoadOptions> {
-        Ok(self.of_decoder(stored, device)?.serving_options()?)
+    pub fn serving_options(&self, stored: Option<&Folder>, ctx: &Context) -> Outcome<LoadOptions> {
+        Ok(self.of_decoder(stored, ctx)?.serving_options()?)
     }
 
     /// The settings, without those that decide nothing with such a decoder.
-    fn of_decoder(&self, stored: Option<&Folder>, device: &dyn Device) -> Outcome<Settings> {
+    fn of_decoder(&self, stored: Option<&Folder>, ctx: &Context) -> Outcome<Settings> {
         const OLD: &[&str] = &["kv_old", "kv_recent"];
-        let (mut settings, hardware) = (self.of_weights(stored, device)?, device.hardware());
-        if settings.kv_old.0.is_some() {
-            if settings.kv_dtype.0.is_some_and(PagedLayout::has_scales) {
+        let mut settings = self.of_weights(stored, ctx)?;
+        // Of whatever weights.
+        let precision = Precision::of(DType::F32, ctx.device().hardware())?;
+        if let Some(old) = settings.old_kv() {
+            let kv = settings.kv_dtype.0.unwrap_or(precision.kv);
+            if PagedLayout::has_scales(kv) {
                 let why = format!("is for a KV cache in f32, f16 or bf16; {}", self.said("kv_dtype"));
                 self.take_back(&mut settings, OLD, &why)?;
-            } else if device.id().kind != DeviceKind::CPU {
-                self.take_back(&mut settings, OLD, "is for CPUs: elsewhere all tokens are kept alike")?;
+            } else if !ctx.keeps_kv(kv, Some(old)) {
+                let why = format!("is not for {}, which keeps all tokens alike", ctx.device().id());
+                self.take_back(&mut settings, OLD, &why)?;
             }
         }
-        // Of whatever weights.
-        let precision = Precision::of(DType::F32, hardware)?;
-        precision.with_kv(settings.kv_dtype.0, hardware).map_err(|error| self.by("kv_dtype", &error))?;
+        precision.with_kv(settings.kv_dtype.0, ctx).map_err(|error| self.by("kv_dtype", &error))?;
         let longest = match stored {
             Some(folder) => folder.config()?.as_decoder()?.longest_context(),
             None => demo::config()?.as_decoder()?.longest_context(),

@@ -72,16 +72,15 @@ impl Tune {
 
     /// Runs the model for a moment, so that the context knows what it is asked for.
     fn note(&self, run: &Run, ctx: &Arc<Context>) -> Outcome {
-        let device = &**ctx.device();
         let Some(name) = &self.model else {
             run.refuse(&[&["load"]], "is for --model: the bundled model is in no file")?;
-            return prompt(demo::load(ctx.clone(), &run.load_options(None, device)?)?);
+            return prompt(demo::load(ctx.clone(), &run.load_options(None, ctx)?)?);
         };
         let folder = Folder::new(run.locate(name, self.offline)?);
         let config = folder.config()?;
         if EmbeddingModel::describes(&folder)? {
             run.refuse_generating()?;
-            let weights = run.weight_options(Some(&folder), device)?;
+            let weights = run.weight_options(Some(&folder), ctx)?;
             let mut model = EmbeddingModel::load_on(ctx.clone(), &folder, &weights, &mut |_, _| {})?;
             let tokens = TEXT.min(config.text_positions());
             let text: Vec<u32> = (0..tokens).map(|i| (i % config.vocab_size()) as u32).collect();
@@ -89,7 +88,7 @@ impl Tune {
             return Ok(());
         }
         let context = config.as_decoder()?.longest_context().min(2 * PROMPT_TOKENS);
-        let options = LoadOptions { context: Some(context), ..run.load_options(Some(&folder), device)? };
+        let options = LoadOptions { context: Some(context), ..run.load_options(Some(&folder), ctx)? };
         prompt(LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {})?)
     }
 

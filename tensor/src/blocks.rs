@@ -178,7 +178,8 @@ impl BlockFormat {
     /// one scale for each row.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a group of 0, scales that are not floats, or zero points of values that are not integers.
+    /// [`Error::Shape`](crate::Error::Shape) for a group of 0, scales that are not floats, or zero points of values that
+    /// are not integers.
     pub fn new(values: BlockValues, group: usize, scale: DType, zero_points: bool) -> Result<Self> {
         if zero_points && !values.is_integer() {
             return Err(shape_error("block format", format!("zero points of {}: integers have them", values.name())));

@@ -19,6 +19,7 @@ mod failures;
 mod fixtures;
 #[path = "../common/gate.rs"]
 mod gate;
+mod many;
 mod prefixes;
 mod turns;
 

@@ -264,7 +264,9 @@ fn more_sequences_and_longer_ones_never_take_less() {
                 let config = folder.config().expect("valid").as_decoder().expect("a decoder").clone();
                 let checkpoint = folder.checkpoint(Load::Mmap).expect("the fixture opens");
                 let options = LoadOptions { cache_tokens: tokens, ..options };
-                LanguageModel::plan(&config, &checkpoint, &options, &*Cpu::get()).expect("a plan").cache
+                LanguageModel::plan(&config, &checkpoint, &options, &Context::cpu().expect("a context"))
+                    .expect("a plan")
+                    .cache
             };
             for (sequences, context) in [(1, 64), (3, 100), (7, 250)] {
                 let here = bytes(sequences, context);

@@ -20,7 +20,7 @@ use sinew_kernels::gemm::{self, Compute, Epilogue, Gemm, GemmDynamic, GemmStatic
 use sinew_kernels::packed::{self, Encoding, Format, Source, Weights};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Launch, Operands, Row};
-use sinew_memory::{Buffer, Cpu, Device, DeviceKind, Stream};
+use sinew_memory::{Buffer, Cpu, Device, Stream};
 use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
@@ -97,7 +97,7 @@ fn packed(dtype: DType, n: usize, k: usize) -> Result<GemmStatic> {
 
 /// A packed weight with operands and results of a dtype.
 fn encoded(encoding: Encoding, dtype: DType, compute: Compute, n: usize, k: usize) -> Result<GemmStatic> {
-    let format = Format::of(encoding, DeviceKind::CPU).ok_or("no format")?;
+    let format = Format::in_panels(encoding).ok_or("no format")?;
     Ok(GemmStatic::new(n, k, dtype, Rhs::Packed(format), dtype, compute))
 }
 
@@ -339,7 +339,7 @@ fn packing(device: &Arc<dyn Device>) -> Result<()> {
         (DType::BF16, blocks(BlockValues::Int4)?),
         (DType::BF16, blocks(BlockValues::F8E4M3)?),
     ] {
-        let format = Format::of(encoding, DeviceKind::CPU).ok_or("no format")?;
+        let format = Format::in_panels(encoding).ok_or("no format")?;
         let bytes = vec![0x3c; n * k * from.size()];
         let sources = [Source::from_bytes(&bytes, from, n, k)?];
         let weights = Weights { sources: &sources, k, gated: false };

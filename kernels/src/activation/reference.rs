@@ -2,7 +2,6 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
@@ -93,7 +92,7 @@ const SHAPES: [&[usize]; 14] = [
 ];
 
 impl Reference for Activate {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(ActivationStatic, ActivationDynamic)> {
+    fn stored_as(stored: StoredAs) -> Option<(ActivationStatic, ActivationDynamic)> {
         let x = stored.plain()?;
         let fixed = ActivationStatic { activation: Activation::Silu, gate: Gate::None, x, out: x };
         Some((fixed, ActivationDynamic::of(&shape(&fixed, 0))))

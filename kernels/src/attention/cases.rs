@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, PagedLayout};
 
 use super::{
@@ -60,7 +59,7 @@ impl Reference for Attention {
         Some((fixed.clone(), AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv }))
     }
 
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(AttentionStatic, AttentionDynamic)> {
+    fn stored_as(stored: StoredAs) -> Option<(AttentionStatic, AttentionDynamic)> {
         let fixed = AttentionStatic {
             num_heads: 4,
             num_kv_heads: 2,

@@ -1,6 +1,5 @@
 //! The reference of a cast, and its cases.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Cast, CastStatic};
@@ -21,7 +20,7 @@ pub(super) fn cast(fixed: CastStatic, x: f64) -> f64 {
 }
 
 impl Reference for Cast {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(CastStatic, Elements)> {
+    fn stored_as(stored: StoredAs) -> Option<(CastStatic, Elements)> {
         // To the same dtype any is a copy.
         let input = stored.plain()?;
         let output = if input == DType::F32 { DType::BF16 } else { DType::F32 };

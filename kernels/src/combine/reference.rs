@@ -1,6 +1,5 @@
 //! The f64 reference of one element, and the cases.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Combine, CombineDynamic, CombineStatic};
@@ -15,7 +14,7 @@ impl Reference for Combine {
         Some((fixed, CombineDynamic { tokens: cut(call.tokens, 64) }))
     }
 
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(CombineStatic, CombineDynamic)> {
+    fn stored_as(stored: StoredAs) -> Option<(CombineStatic, CombineDynamic)> {
         let y = stored.plain()?;
         Some((CombineStatic { width: 40, top_k: 2, y, out: y, accumulate: false }, CombineDynamic { tokens: 3 }))
     }

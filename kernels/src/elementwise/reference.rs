@@ -1,6 +1,5 @@
 //! The f64 references of elementwise functions, and their cases.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{
@@ -56,7 +55,7 @@ fn approximated(output: DType, value: f64) -> Expected {
 }
 
 impl Reference for Unary {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(UnaryStatic, Elements)> {
+    fn stored_as(stored: StoredAs) -> Option<(UnaryStatic, Elements)> {
         let input = stored.plain()?;
         Some((UnaryStatic { function: UnaryFunction::Neg, input, output: input }, Elements(60)))
     }
@@ -136,7 +135,7 @@ fn in_place(random: &mut Generator, dtype: DType, shape: &[usize], lay: Lay, val
 }
 
 impl Reference for Binary {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(BinaryStatic, BinaryCall)> {
+    fn stored_as(stored: StoredAs) -> Option<(BinaryStatic, BinaryCall)> {
         let a = stored.plain()?;
         Some((BinaryStatic { function: BinaryFunction::Add, a, b: a, output: a }, BinaryCall::new(60)))
     }
@@ -217,7 +216,7 @@ impl Reference for Binary {
 }
 
 impl Reference for Where {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(WhereStatic, Elements)> {
+    fn stored_as(stored: StoredAs) -> Option<(WhereStatic, Elements)> {
         Some((WhereStatic { dtype: stored.plain()? }, Elements(60)))
     }
 

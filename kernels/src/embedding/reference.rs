@@ -1,14 +1,18 @@
 //! The reference of embedding, and the cases.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::gemm::cases::packed;
-use crate::packed::formats;
+use crate::packed::{Format, formats};
 use crate::stored::StoredAs;
 use crate::{Arithmetic, Result};
+
+/// A small table.
+fn small(table: TableKind) -> (EmbeddingStatic, EmbeddingDynamic) {
+    (EmbeddingStatic { width: 64, vocab: 70, table, out: DType::F32 }, EmbeddingDynamic { tokens: 3 })
+}
 
 impl Reference for Embedding {
     const COLD: &'static [usize] = &[super::TABLE];
@@ -26,11 +30,12 @@ impl Reference for Embedding {
         Some((fixed, EmbeddingDynamic { tokens: cut(call.tokens, 256) }))
     }
 
-    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
-        let strided = || stored.plain().map(TableKind::Strided);
-        let table = stored.format(device).map(TableKind::Packed).or_else(strided)?;
-        let fixed = EmbeddingStatic { width: 64, vocab: 70, table, out: DType::F32 };
-        Some((fixed, EmbeddingDynamic { tokens: 3 }))
+    fn stored_as(stored: StoredAs) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
+        stored.plain().map(|dtype| small(TableKind::Strided(dtype)))
+    }
+
+    fn packed_as(format: &'static Format) -> Option<(EmbeddingStatic, EmbeddingDynamic)> {
+        Some(small(TableKind::Packed(format)))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {

@@ -1,6 +1,5 @@
 //! The reference of gathers, and their cases.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, Layout};
 
 use super::{Gather, GatherCall, GatherStatic};
@@ -15,7 +14,7 @@ const SHAPES: [&[usize]; 9] =
     [&[1], &[13], &[0, 3], &[7, 5], &[4, 1, 9], &[64, 70], &[3, 5, 7, 2], &[31, 600], &[2, 3, 2, 1, 2, 2]];
 
 impl Reference for Gather {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(GatherStatic, GatherCall)> {
+    fn stored_as(stored: StoredAs) -> Option<(GatherStatic, GatherCall)> {
         Some((GatherStatic { dtype: stored.plain()?, dim: 0 }, GatherCall { elements: 40, size: 17 }))
     }
 

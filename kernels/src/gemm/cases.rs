@@ -1,6 +1,6 @@
 //! Problems to try, and their operands.
 
-use sinew_memory::{Cpu, DeviceKind, Team};
+use sinew_memory::{Cpu, Team};
 use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor};
 
 use super::epilogue::{Epilogue, Residual};
@@ -255,6 +255,11 @@ fn block_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
     cases
 }
 
+/// A small product.
+fn small(b: Rhs) -> (GemmStatic, GemmDynamic) {
+    (GemmStatic::new(70, 128, DType::F32, b, DType::F32, Compute::F32), GemmDynamic { batch: 1, m: 3 })
+}
+
 impl Reference for Gemm {
     const COLD: &'static [usize] = &[super::B];
 
@@ -273,10 +278,12 @@ impl Reference for Gemm {
         Some((fixed, GemmDynamic { batch: call.batch.min(2), m: cut(call.m, 256) }))
     }
 
-    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(GemmStatic, GemmDynamic)> {
-        let strided = || stored.plain().map(Rhs::Strided);
-        let b = stored.format(device).map(Rhs::Packed).or_else(strided)?;
-        Some((GemmStatic::new(70, 128, DType::F32, b, DType::F32, Compute::F32), GemmDynamic { batch: 1, m: 3 }))
+    fn stored_as(stored: StoredAs) -> Option<(GemmStatic, GemmDynamic)> {
+        stored.plain().map(|dtype| small(Rhs::Strided(dtype)))
+    }
+
+    fn packed_as(format: &'static Format) -> Option<(GemmStatic, GemmDynamic)> {
+        Some(small(Rhs::Packed(format)))
     }
 
     /// Every shape with right operands, types, epilogues, lays and values that take turns at periods of their own, so

@@ -1,6 +1,6 @@
 //! The f64 reference of one element, and the cases.
 
-use sinew_memory::{Buffer, Cpu, DeviceKind};
+use sinew_memory::{Buffer, Cpu};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
@@ -78,9 +78,12 @@ impl Reference for GroupedGemm {
         Some((fixed, GroupedGemmDynamic { rows: cut(call.rows, 256) }))
     }
 
-    fn stored_as(stored: StoredAs, device: DeviceKind) -> Option<(GroupedGemmStatic, GroupedGemmDynamic)> {
+    fn stored_as(_: StoredAs) -> Option<(GroupedGemmStatic, GroupedGemmDynamic)> {
+        None
+    }
+
+    fn packed_as(format: &'static Format) -> Option<(GroupedGemmStatic, GroupedGemmDynamic)> {
         let (a, out, compute) = (DType::F32, DType::F32, Compute::F32);
-        let format = stored.format(device)?;
         let fixed =
             GroupedGemmStatic { groups: 3, n: 70, k: 128, a, format, gathered: false, out, compute, gated: None };
         Some((fixed, GroupedGemmDynamic { rows: 5 }))

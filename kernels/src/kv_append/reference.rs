@@ -1,6 +1,5 @@
 //! What each place of the caches should hold, and problems to try.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, PagedLayout};
 
 use super::scaled::{self, Head, largest_code};
@@ -19,7 +18,7 @@ const BLOCK_SIZES: [usize; 5] = [16, 8, 5, 1, 64];
 const SCALED: [DType; 2] = [DType::I8, DType::F8E4M3];
 
 impl Reference for KvAppend {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(KvAppendStatic, KvAppendDynamic)> {
+    fn stored_as(stored: StoredAs) -> Option<(KvAppendStatic, KvAppendDynamic)> {
         let (kv, source, rotary) = (stored.plain()?, DType::F32, None);
         let fixed = KvAppendStatic { num_kv_heads: 2, head_dim: 20, source, kv, block_size: 16, rotary };
         Some((fixed, KvAppendDynamic { tokens: 3 }))

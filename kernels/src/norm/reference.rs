@@ -1,6 +1,5 @@
 //! Norms in f64, and cases.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
@@ -19,7 +18,7 @@ const LEADING: [&[usize]; 9] = [&[5], &[7, 3], &[1], &[], &[2, 3, 2], &[0], &[64
 const EPS: [f32; 3] = [1e-6, 1e-12, 1e-5];
 
 impl Reference for Norm {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(NormStatic, NormDynamic)> {
+    fn stored_as(stored: StoredAs) -> Option<(NormStatic, NormDynamic)> {
         let x = stored.plain()?;
         Some((NormStatic { width: 80, x, out: x, ..NormStatic::default() }, NormDynamic { rows: 5 }))
     }

@@ -24,7 +24,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use sinew_memory::{DeviceKind, SimdLevel, Team};
+use sinew_memory::{SimdLevel, Team};
 use sinew_tensor::{BlockFormat, DType};
 
 use crate::simd;
@@ -146,11 +146,16 @@ fn refuse(reason: String) -> Error {
 }
 
 impl Format {
-    /// The format in which a kind of device keeps weights in an encoding, if there is one: panels for CPUs, rows for
-    /// others.
-    pub fn of(encoding: impl Into<Encoding>, device: DeviceKind) -> Option<&'static Self> {
+    /// The formats of an encoding: in panels, and in rows.
+    /// [`Registry::format`](crate::Registry::format) says which of them a device reads.
+    pub fn of(encoding: impl Into<Encoding>) -> impl Iterator<Item = &'static Self> {
         let encoding = encoding.into();
-        formats().find(|f| f.encoding() == encoding && f.is_row_major() == (device != DeviceKind::CPU))
+        formats().filter(move |f| f.encoding() == encoding)
+    }
+
+    /// The format that keeps weights in an encoding in panels, if there is one.
+    pub fn in_panels(encoding: impl Into<Encoding>) -> Option<&'static Self> {
+        Self::of(encoding).find(|f| !f.is_row_major())
     }
 
     /// The format that keeps weights as `dtype` row after row, if there is one.

@@ -1,6 +1,5 @@
 //! The f64 reference of reductions, and their cases.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic};
@@ -31,7 +30,7 @@ const SHAPES: [(usize, usize); 12] = [
 ];
 
 impl Reference for Reduce {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(ReduceStatic, ReduceCall)> {
+    fn stored_as(stored: StoredAs) -> Option<(ReduceStatic, ReduceCall)> {
         let input = stored.plain()?;
         let float = DType::COMPUTE.contains(&input) || input == DType::F64;
         let output = if float { input } else { DType::I64 };

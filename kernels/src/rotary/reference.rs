@@ -1,6 +1,5 @@
 //! The f64 reference of a rotary embedding, and the cases.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, Table, X};
@@ -41,7 +40,7 @@ fn table_length(fixed: &RotaryStatic) -> usize {
 }
 
 impl Reference for Rotary {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(RotaryStatic, RotaryDynamic)> {
+    fn stored_as(stored: StoredAs) -> Option<(RotaryStatic, RotaryDynamic)> {
         let x = stored.plain()?;
         let fixed = RotaryStatic { head_dim: 20, rotary_dim: 20, style: Style::Half, x, out: x, in_place: false };
         Some((fixed, RotaryDynamic { tokens: 3, heads: 2 }))

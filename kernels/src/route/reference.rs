@@ -2,7 +2,6 @@
 
 use std::cmp::Ordering;
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Route, RouteDynamic, RouteStatic};
@@ -34,7 +33,7 @@ fn sorted(case: &Case<Route>, host: &HostOperands) -> Vec<(usize, usize)> {
 }
 
 impl Reference for Route {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(RouteStatic, RouteDynamic)> {
+    fn stored_as(stored: StoredAs) -> Option<(RouteStatic, RouteDynamic)> {
         let problem = (RouteStatic { experts: 8, top_k: 2, renormalize: true }, RouteDynamic { tokens: 3 });
         (stored == StoredAs::Plain(DType::F32)).then_some(problem)
     }

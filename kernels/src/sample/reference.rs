@@ -5,7 +5,6 @@
 
 use std::cmp::Ordering;
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{LOGITS, OPTIONS, PARAMS, Sample, SampleDynamic, SampleStatic, TOP_K};
@@ -62,7 +61,7 @@ fn middle(weights: &[f64], random: &mut Generator) -> f64 {
 }
 
 impl Reference for Sample {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(SampleStatic, SampleDynamic)> {
+    fn stored_as(stored: StoredAs) -> Option<(SampleStatic, SampleDynamic)> {
         (stored == StoredAs::Plain(DType::F32)).then_some((SampleStatic { vocab: 100 }, SampleDynamic { rows: 2 }))
     }
 

@@ -1,6 +1,5 @@
 //! Softmax in f64, and cases.
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
@@ -32,7 +31,7 @@ const WIDTHS: [usize; 15] = [17, 1, 64, 513, 2, 127, 1031, 0, 512, 15, 16, 511, 
 const LEADING: [&[usize]; 8] = [&[5], &[2, 3, 2], &[1], &[], &[7, 3], &[0], &[67], &[3, 0]];
 
 impl Reference for Softmax {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(SoftmaxStatic, SoftmaxDynamic)> {
+    fn stored_as(stored: StoredAs) -> Option<(SoftmaxStatic, SoftmaxDynamic)> {
         let x = stored.plain()?;
         let rows = leading(0).iter().product();
         Some((SoftmaxStatic { x, out: x, ..SoftmaxStatic::default() }, SoftmaxDynamic { rows, width: 40 }))

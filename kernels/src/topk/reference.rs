@@ -2,7 +2,6 @@
 
 use std::cmp::Ordering;
 
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 use super::{TopK, TopKCall, TopKStatic};
@@ -13,7 +12,7 @@ use crate::strided::cases::{lay, shape};
 use crate::{Arithmetic, Result};
 
 impl Reference for TopK {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(TopKStatic, TopKCall)> {
+    fn stored_as(stored: StoredAs) -> Option<(TopKStatic, TopKCall)> {
         let fixed = TopKStatic { k: 3, dtype: stored.plain()?, indices: DType::U32 };
         Some((fixed, TopKCall { rows: 2, width: 40 }))
     }

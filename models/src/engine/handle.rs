@@ -70,7 +70,8 @@ impl EngineHandle {
     /// # Errors
     /// The system has no thread to give.
     pub fn start(engine: Engine) -> Result<Self> {
-        let (checks, most, next_id) = (engine.checks(), engine.max_waiting(), AtomicU64::new(engine.next_id().0));
+        let (checks, most, next_id) =
+            (Checks::of(engine.model()), engine.max_waiting(), AtomicU64::new(engine.next_id().0));
         let ((requests, submitted), coming) = (channel(), Arc::new(AtomicUsize::new(0)));
         let stats = Arc::new(Mutex::new(engine.stats()));
         let server = Server { engine, coming: coming.clone(), clients: HashMap::new(), stats: stats.clone() };

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::answering::{Finish, GenerateOptions};
 use crate::config::check_tokens;
+use crate::language::LanguageModel;
 use crate::prompt::check_length;
 use crate::sampling::Logprobs;
 use crate::{Error, Result};
@@ -95,6 +96,18 @@ pub(super) struct Checks {
 }
 
 impl Checks {
+    /// Those of an engine with this model.
+    pub fn of(model: &LanguageModel) -> Self {
+        let decoder = model.decoder();
+        Self {
+            vocab_size: decoder.config().vocab_size,
+            context: decoder.limits().context,
+            max_sequences: decoder.limits().max_sequences,
+            cache_tokens: model.cache().tokens(),
+            has_tokenizer: model.has_tokenizer(),
+        }
+    }
+
     pub fn check(&self, request: &Request) -> Result<()> {
         let &Self { vocab_size, context, max_sequences, cache_tokens, has_tokenizer } = self;
         request.options.validate()?;

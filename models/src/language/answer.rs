@@ -3,10 +3,13 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use sinew_ops::Context;
+
 use super::LanguageModel;
 use crate::answering::{Answering, Finish, GenerateOptions};
 use crate::cache::Sequence;
 use crate::error::Result;
+use crate::logits::Logits;
 use crate::sampling::{History, Logprobs};
 
 /// A sequence that is kept between answers, so that the next prompt is run only from where it differs.
@@ -95,10 +98,10 @@ impl LanguageModel {
         options: &GenerateOptions,
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation> {
-        let eos = &self.runner.decoder().config().eos_token_ids;
+        let eos = &self.decoder().config().eos_token_ids;
         let mut answering = Answering::new(self.tokenizer.clone(), eos, options)?;
-        self.runner.check(0, prompt)?;
-        let room = options.max_new_tokens.min(self.runner.decoder().limits().context.saturating_sub(prompt.len()) + 1);
+        self.steps.runner.check(0, prompt)?;
+        let room = options.max_new_tokens.min(self.decoder().limits().context.saturating_sub(prompt.len()) + 1);
         let mut answer = Generation {
             tokens: Vec::with_capacity(room),
             text: String::new(),
@@ -128,16 +131,18 @@ impl LanguageModel {
             return Ok(());
         }
         let start = Instant::now();
-        let choose = |model: &mut Self| model.choose(answering, History { prompt, generated: &[] });
+        let history = History { prompt, generated: &[] };
+        let choose_first = |logits: &mut Logits, ctx: &Context| choose(logits, ctx, answering, history);
         let rest = &prompt[answer.cached_tokens..];
         // Asked between chunks, while no text comes.
-        let Some((mut token, mut chosen)) = self.prefill_then(sequence, rest, &mut || on_text(""), choose)? else {
+        let Some((mut token, mut chosen)) = self.steps.prefill(sequence, rest, &mut || on_text(""), choose_first)?
+        else {
             answer.finish = Finish::Cancelled;
             return Ok(());
         };
         let first = Instant::now();
         loop {
-            let last = sequence.len() >= self.runner.decoder().limits().context;
+            let last = sequence.len() >= self.decoder().limits().context;
             let piece = answering.take(token, answer.tokens.len() + 1, last)?;
             if piece.token {
                 answer.tokens.push(token);
@@ -154,21 +159,25 @@ impl LanguageModel {
                 break;
             }
             let history = History { prompt, generated: &answer.tokens };
-            let choose = |model: &mut Self| model.choose(answering, history);
-            (token, chosen) = self.decode_then(std::slice::from_mut(sequence), &[token], choose)?;
+            let choose_next = |logits: &mut Logits, ctx: &Context| choose(logits, ctx, answering, history);
+            (token, chosen) = self.steps.decode(std::slice::from_mut(sequence), &[token], choose_next)?;
         }
         (answer.prefill, answer.decode) = (first - start, first.elapsed());
         Ok(())
     }
+}
 
-    /// The next token by the first row of logits, chosen where they are if that can be, and its log probability if that
-    /// is wanted.
-    fn choose(&mut self, answering: &mut Answering, history: History<'_>) -> Result<(u32, Option<Logprobs>)> {
-        let Self { runner, logits, .. } = self;
-        logits.draw(runner.staging.context(), 1, |asked| {
-            asked[0] = answering.ask(history.generated.len());
-            answering.logprobs().is_some()
-        })?;
-        answering.choose(logits.drawn(0), logits.row(0), history)
-    }
+/// The next token by the first row of logits, chosen where they are if that can be, and its log probability if that is
+/// wanted.
+fn choose(
+    logits: &mut Logits,
+    ctx: &Context,
+    answering: &mut Answering,
+    history: History<'_>,
+) -> Result<(u32, Option<Logprobs>)> {
+    logits.draw(ctx, 1, |asked| {
+        asked[0] = answering.ask(history.generated.len());
+        answering.logprobs().is_some()
+    })?;
+    answering.choose(logits.drawn(0), logits.row(0), history)
 }

@@ -1,6 +1,7 @@
 //! How language models are loaded.
 
-use sinew_memory::{DeviceKind, Hardware};
+use sinew_memory::DeviceKind;
+use sinew_ops::Context;
 use sinew_ops::layers::OldKv;
 use sinew_tensor::DType;
 
@@ -64,9 +65,9 @@ impl LoadOptions {
     ///
     /// # Errors
     /// Those of [`WeightOptions::precision`], [`Precision::with_kv`] and [`Precision::with_old_kv`].
-    pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
-        let precision = self.weights.precision(checkpoint, hardware)?;
-        precision.with_kv(self.kv, hardware)?.with_old_kv(self.old_kv, hardware)
+    pub fn precision(&self, checkpoint: &Checkpoint, ctx: &Context) -> Result<Precision> {
+        let precision = self.weights.precision(checkpoint, ctx)?;
+        precision.with_kv(self.kv, ctx)?.with_old_kv(self.old_kv, ctx)
     }
 
     /// How large the steps of a model are.

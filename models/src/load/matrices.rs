@@ -1,7 +1,7 @@
 //! The matrices that a weight is packed from, and what it becomes.
 
-use sinew_memory::DeviceKind;
-use sinew_ops::layers::{Encoding, WeightPacker};
+use sinew_ops::Context;
+use sinew_ops::layers::Encoding;
 
 use super::matrix::Matrix;
 use super::{Part, Precision};
@@ -64,11 +64,11 @@ impl Matrices {
         self.all.iter().take(self.each).map(|matrix| matrix.part.len()).collect()
     }
 
-    /// What the weight becomes on a kind of device, if it may be in an order of columns or not: blocks stay as they are
+    /// What the weight becomes on a device, if it may be in an order of columns or not: blocks stay as they are
     /// where all are in the same ones, those of a group in one order, and the device has a format for them.
-    pub(super) fn becomes(&self, precision: &Precision, device: DeviceKind, may_be_ordered: bool) -> Becomes {
+    pub(super) fn becomes(&self, precision: &Precision, ctx: &Context, may_be_ordered: bool) -> Becomes {
         let common = self.common_blocks(may_be_ordered);
-        let kept = precision.kept.and(common).filter(|&blocks| WeightPacker::has_format(device, blocks));
+        let kept = precision.kept.and(common).filter(|&blocks| ctx.format(blocks).is_some());
         let encoding = kept.unwrap_or_else(|| precision.encoding(self.all.iter().map(|matrix| &matrix.part)));
         let as_stored = common == Some(encoding);
         Becomes { encoding, as_stored, order: self.order().filter(|_| as_stored) }

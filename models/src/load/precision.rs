@@ -1,6 +1,7 @@
 //! Dtypes: those that a checkpoint has, and those of a model that is loaded from it.
 
 use sinew_memory::Hardware;
+use sinew_ops::Context;
 use sinew_ops::layers::{Compute, Encoding, OldKv};
 use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
@@ -43,14 +44,14 @@ pub enum Activations {
 }
 
 impl WeightOptions {
-    /// The precision of a model with these weights on a device.
+    /// The precision of a model with these weights on a context's device.
     ///
     /// # Errors
     /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, or activations that none of
     /// the weights [takes](Self::takes_activations).
-    pub fn precision(&self, checkpoint: &Checkpoint, hardware: &Hardware) -> Result<Precision> {
+    pub fn precision(&self, checkpoint: &Checkpoint, ctx: &Context) -> Result<Precision> {
         let keeps_blocks = self.dtype.is_none() && self.quantize.is_none();
-        if let (Some(activations), false) = (self.activations, self.takes_activations(Some(checkpoint), hardware)?) {
+        if let (Some(activations), false) = (self.activations, self.takes_activations(Some(checkpoint), ctx)?) {
             return Err(Error::Unsupported {
                 what: format!("activations in {activations:?} with weights that are not quantized so"),
                 supported: "bf16 for quantized weights, int8 for those whose codes are integers".to_owned(),
@@ -62,13 +63,10 @@ impl WeightOptions {
             (None, None) => main_dtype(checkpoint)?,
         };
         if let Some(quantize) = self.quantize {
-            quantize.check_device(hardware)?;
+            quantize.check_device(ctx)?;
         }
-        let kept = match keeps_blocks && hardware.accelerator.is_none() {
-            true => first_blocks(checkpoint, &|_| true)?,
-            false => None,
-        };
-        let precision = Precision::of(dtype, hardware)?;
+        let kept = if keeps_blocks { first_blocks(checkpoint, ctx, &|_| true)? } else { None };
+        let precision = Precision::of(dtype, ctx.device().hardware())?;
         Ok(Precision { quantize: self.quantize, kept, activations_of_quantized: self.activations, ..precision })
     }
 
@@ -77,33 +75,30 @@ impl WeightOptions {
     ///
     /// # Errors
     /// Tensors that say how others are quantized, and are missing or damaged.
-    pub fn takes_activations(&self, checkpoint: Option<&Checkpoint>, hardware: &Hardware) -> Result<bool> {
+    pub fn takes_activations(&self, checkpoint: Option<&Checkpoint>, ctx: &Context) -> Result<bool> {
         let Some(activations) = self.activations else { return Ok(false) };
         let takes = |format: BlockFormat| activations == Activations::Bf16 || format.values().is_integer();
         match (self.quantize, self.dtype, checkpoint) {
             (Some(Quantize { format, .. }), ..) => Ok(takes(format)),
-            // Elsewhere they are floats once they are loaded.
-            (None, None, Some(checkpoint)) if hardware.accelerator.is_none() => {
-                Ok(first_blocks(checkpoint, &takes)?.is_some())
-            }
+            (None, None, Some(checkpoint)) => Ok(first_blocks(checkpoint, ctx, &takes)?.is_some()),
             _ => Ok(false),
         }
     }
 }
 
 impl Quantize {
-    /// Refuses a device that keeps no such weights: only CPUs have formats for blocks.
+    /// Refuses a device that keeps no such weights.
     ///
     /// # Errors
     /// [`Error::Unsupported`].
-    pub fn check_device(&self, hardware: &Hardware) -> Result<()> {
-        match hardware.accelerator {
-            None => Ok(()),
-            Some(_) => Err(Error::Unsupported {
-                what: format!("weights as {} on a GPU", Encoding::Blocks(self.format)),
-                supported: "f32, f16 and bf16 there, quantized ones on CPUs".to_owned(),
-            }),
+    pub fn check_device(&self, ctx: &Context) -> Result<()> {
+        if ctx.format(self.format).is_some() {
+            return Ok(());
         }
+        Err(Error::Unsupported {
+            what: format!("weights as {} on {}", Encoding::Blocks(self.format), ctx.device().id()),
+            supported: format!("{} there", ctx.kept_weights()),
+        })
     }
 }
 
@@ -164,17 +159,18 @@ impl Precision {
     ///
     /// # Errors
     /// A dtype that a cache cannot have, or not on the device.
-    pub fn with_kv(self, kv: Option<DType>, hardware: &Hardware) -> Result<Self> {
+    pub fn with_kv(self, kv: Option<DType>, ctx: &Context) -> Result<Self> {
         let Some(kv) = kv else { return Ok(self) };
-        let scaled = PagedLayout::has_scales(kv);
-        if !scaled && !DType::COMPUTE.contains(&kv) {
+        if !PagedLayout::has_scales(kv) && !DType::COMPUTE.contains(&kv) {
             let supported = "f32, f16, bf16, int8, fp8".to_owned();
             return Err(Error::Unsupported { what: format!("a KV cache of dtype {kv}"), supported });
         }
-        if scaled && hardware.accelerator.is_some() {
+        if !ctx.keeps_kv(kv, None) {
+            let kept: Vec<&str> =
+                DType::COMPUTE.into_iter().filter(|kv| ctx.keeps_kv(*kv, None)).map(DType::name).collect();
             return Err(Error::Unsupported {
-                what: format!("a KV cache of dtype {kv} on a GPU"),
-                supported: "f32, f16 and bf16 there, int8 and fp8 on CPUs".to_owned(),
+                what: format!("a KV cache of dtype {kv} on {}", ctx.device().id()),
+                supported: format!("{} there, int8 and fp8 on CPUs", kept.join(", ")),
             });
         }
         Ok(Self { kv, ..self })
@@ -184,16 +180,16 @@ impl Precision {
     ///
     /// # Errors
     /// A dtype without scales, no recent token, a cache that has scales already, or a device that has no such caches.
-    pub fn with_old_kv(self, old: Option<OldKv>, hardware: &Hardware) -> Result<Self> {
+    pub fn with_old_kv(self, old: Option<OldKv>, ctx: &Context) -> Result<Self> {
         let Some(OldKv { dtype, recent }) = old else { return Ok(self) };
         let what = || format!("a KV cache in {} with old tokens in {dtype}", self.kv);
         if !PagedLayout::has_scales(dtype) || PagedLayout::has_scales(self.kv) {
             let supported = "old tokens in int8 and fp8, recent ones in f32, f16 and bf16".to_owned();
             return Err(Error::Unsupported { what: what(), supported });
         }
-        if hardware.accelerator.is_some() {
+        if !ctx.keeps_kv(self.kv, Some(OldKv { dtype, recent })) {
             let supported = "one dtype for all tokens there, another for old ones on CPUs".to_owned();
-            return Err(Error::Unsupported { what: format!("{} on a GPU", what()), supported });
+            return Err(Error::Unsupported { what: format!("{} on {}", what(), ctx.device().id()), supported });
         }
         if recent == 0 {
             return Err(Error::Input(format!("{}: at least one token is recent, its own", what())));
@@ -249,9 +245,14 @@ impl Precision {
     }
 }
 
-/// The blocks of the first module of a checkpoint that is in such.
-fn first_blocks(checkpoint: &Checkpoint, such: &dyn Fn(BlockFormat) -> bool) -> Result<Option<Encoding>> {
-    if checkpoint.quantization().is_none() {
+/// The blocks of the first module of a checkpoint that is in such, and stays in them on a device.
+fn first_blocks(
+    checkpoint: &Checkpoint,
+    ctx: &Context,
+    such: &dyn Fn(BlockFormat) -> bool,
+) -> Result<Option<Encoding>> {
+    // Where none are kept, what modules are in need not be read.
+    if checkpoint.quantization().is_none() || ctx.kept_blocks().next().is_none() {
         return Ok(None);
     }
     // MXFP4 names tensors by the module and an end without a dot.
@@ -259,6 +260,7 @@ fn first_blocks(checkpoint: &Checkpoint, such: &dyn Fn(BlockFormat) -> bool) -> 
     for module in names.filter_map(|name| name.strip_suffix("_blocks").or_else(|| Some(name.rsplit_once('.')?.0))) {
         if let Some(encoding @ Encoding::Blocks(format)) = checkpoint.module(module)?.map(|module| module.encoding())
             && such(format)
+            && ctx.format(format).is_some()
         {
             return Ok(Some(encoding));
         }

@@ -26,7 +26,7 @@ use crate::scratch::{Rows, Values, bytes, sum};
 pub(crate) struct Sizes<'a> {
     checkpoint: &'a Checkpoint,
     precision: Precision,
-    device: DeviceKind,
+    ctx: &'a Context,
     /// The matrices of products that were asked for, with their inputs and what they would become.
     pub weights: Vec<(Part, usize, Encoding)>,
     /// The names of embedding tables.
@@ -37,8 +37,8 @@ pub(crate) struct Sizes<'a> {
     activations: usize,
     /// Bytes of rotary embeddings by position.
     ropes: usize,
-    /// Where what products and attention work in is counted too, the context that kernels are chosen for.
-    ctx: Option<&'a Context>,
+    /// Whether what products and attention work in is counted too.
+    counts_workspace: bool,
     /// Bytes of that: they work in one room, one after the other.
     pub workspace: usize,
 }
@@ -53,20 +53,20 @@ pub(crate) struct Made {
 }
 
 impl<'a> Sizes<'a> {
-    /// Of a checkpoint on a kind of device.
-    pub(crate) fn new(checkpoint: &'a Checkpoint, precision: Precision, device: DeviceKind) -> Self {
-        let (weights, tables, made) = Default::default();
-        Self { checkpoint, precision, device, weights, tables, made, activations: 0, ropes: 0, ctx: None, workspace: 0 }
+    /// Of a checkpoint on a context's device.
+    pub(crate) fn new(ctx: &'a Context, checkpoint: &'a Checkpoint, precision: Precision) -> Self {
+        let (weights, tables, made, activations, ropes, counts_workspace, workspace) = Default::default();
+        Self { checkpoint, precision, ctx, weights, tables, made, activations, ropes, counts_workspace, workspace }
     }
 
-    /// The same, and what kernels of a context work in.
-    pub(crate) fn with_workspace(self, ctx: &'a Context) -> Self {
-        Self { ctx: Some(ctx), ..self }
+    /// The same, and what the kernels that are chosen work in.
+    pub(crate) fn with_workspace(self) -> Self {
+        Self { counts_workspace: true, ..self }
     }
 
     /// The kind of device.
     pub(crate) fn device(&self) -> DeviceKind {
-        self.device
+        self.ctx.device().id().kind
     }
 
     /// Bytes of all that was counted.
@@ -89,10 +89,10 @@ impl<'a> Sizes<'a> {
         may_be_ordered: bool,
     ) -> Result<(Encoding, usize)> {
         let matrices = Matrices::of(self.checkpoint, parts, groups, k)?;
-        let becomes = matrices.becomes(&self.precision, self.device, may_be_ordered);
+        let becomes = matrices.becomes(&self.precision, self.ctx, may_be_ordered);
         let (encoding, n) = (becomes.encoding, sum(matrices.rows()));
         let order = becomes.order.map_or(0, |order| bytes(DType::U32, &[order.len()]));
-        let bytes = WeightPacker::bytes(self.device, encoding, groups, n, k, gated).saturating_add(order);
+        let bytes = WeightPacker::bytes(self.ctx, encoding, groups, n, k, gated).saturating_add(order);
         self.weights.extend(matrices.all().iter().map(|matrix| (matrix.part.clone(), k, encoding)));
         self.made.push(Made { encoding, bytes, read_whole: matrices.read_whole(self.checkpoint) });
         Ok((encoding, n))
@@ -100,8 +100,8 @@ impl<'a> Sizes<'a> {
 
     /// What a kernel works in.
     fn works_in(&mut self, bytes: impl FnOnce(&Context) -> sinew_ops::Result<usize>) -> Result<()> {
-        if let Some(ctx) = self.ctx {
-            self.workspace = self.workspace.max(bytes(ctx)?);
+        if self.counts_workspace {
+            self.workspace = self.workspace.max(bytes(self.ctx)?);
         }
         Ok(())
     }

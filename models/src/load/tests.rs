@@ -118,9 +118,9 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
     let (ctx, Experts { count, k, .. }) = (context(), EXPERTS);
     for (method, has_order) in [("gptq", false), ("gptq", true), ("awq", false)] {
         let (checkpoint, parts) = (EXPERTS.checkpoint(method, has_order), EXPERTS.parts());
-        let precision = WeightOptions::default().precision(&checkpoint, ctx.device().hardware()).expect("a precision");
+        let precision = WeightOptions::default().precision(&checkpoint, &ctx).expect("a precision");
         let matrices = Matrices::of(&checkpoint, parts.clone(), count, k).expect("they fit");
-        let becomes = matrices.becomes(&precision, ctx.device().id().kind, true);
+        let becomes = matrices.becomes(&precision, &ctx, true);
         let mut nothing = |_, _| {};
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &mut nothing);
         let packer = || loader.packer(&matrices, &becomes, true).expect("room");
@@ -151,7 +151,6 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
 #[test]
 fn a_plan_has_what_loading_makes_of_experts() {
     let ctx = context();
-    let device = ctx.device().id().kind;
     // Gates and ups in one order, which each expert has its own of or none, and of one expert in two orders.
     for (method, has_order, apart) in
         [("gptq", false, false), ("gptq", true, false), ("gptq", true, true), ("awq", false, false)]
@@ -162,8 +161,8 @@ fn a_plan_has_what_loading_makes_of_experts() {
         if apart {
             parts.swap(1, 2);
         }
-        let precision = WeightOptions::default().precision(&checkpoint, ctx.device().hardware()).expect("a precision");
-        let mut sizes = Sizes::new(&checkpoint, precision, device);
+        let precision = WeightOptions::default().precision(&checkpoint, &ctx).expect("a precision");
+        let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
         sizes.product(parts.clone(), experts.count, experts.k, true, true).expect("they fit");
         let mut nothing = |_, _| {};
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &mut nothing);

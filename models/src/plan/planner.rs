@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::Deref;
 
-use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
@@ -132,12 +131,11 @@ impl<'a> Planner<'a> {
     /// Options that make no sense for the model, or tensors that are missing or of another shape than the config says.
     pub fn footprint(&self, options: &LoadOptions) -> Result<Footprint> {
         let device = &**self.ctx.device();
-        let hardware = device.hardware();
         let precision = match self.embeds {
-            true => options.weights.precision(&self.checkpoint, hardware)?,
-            false => options.precision(&self.checkpoint, hardware)?,
+            true => options.weights.precision(&self.checkpoint, self.ctx)?,
+            false => options.precision(&self.checkpoint, self.ctx)?,
         };
-        let mut sizes = Sizes::new(&self.checkpoint, precision, device.id().kind).with_workspace(self.ctx);
+        let mut sizes = Sizes::new(self.ctx, &self.checkpoint, precision).with_workspace();
         let (plan, cache, sequences) = if self.embeds {
             let plan = Backbone::plan(self.config, &mut sizes)?;
             (plan, plan.cache, None)
@@ -201,8 +199,8 @@ impl<'a> Planner<'a> {
         most_that_fits(limit, |at| Ok(self.fits(&self.footprint(&options(at))?, budget)))
     }
 
-    /// Refuses to load what the context has not as much memory for as [`pooled`](Footprint::pooled) says, before any of it
-    /// is allocated; `purpose` says for how much work it would be.
+    /// Refuses to load what the context has not as much memory for as [`pooled`](Footprint::pooled) says, before any of
+    /// it is allocated; `purpose` says for how much work it would be.
     ///
     /// # Errors
     /// Those of [`Planner::footprint`], and [`Error::Input`](crate::Error::Input), which says what takes how much, what
@@ -266,8 +264,7 @@ impl<'a> Planner<'a> {
     fn changes(&self, options: &LoadOptions, budget: usize) -> Result<Vec<Change>> {
         /// Rows of a step with which products are still near their rate.
         const SHORT_CHUNK: usize = 64;
-        let on_cpu = self.ctx.device().id().kind == DeviceKind::CPU;
-        let precision = options.weights.precision(&self.checkpoint, self.ctx.device().hardware())?;
+        let precision = options.weights.precision(&self.checkpoint, self.ctx)?;
         let mut changes = Vec::new();
         if !self.embeds {
             changes.extend(self.less_room(options, budget)?);
@@ -283,13 +280,15 @@ impl<'a> Planner<'a> {
                 changes.push(Change::PrefillChunk(SHORT_CHUNK));
             }
             let kv = options.kv.unwrap_or(precision.kv);
-            if on_cpu && !PagedLayout::has_scales(kv) && options.old_kv.is_none() {
-                changes.push(Change::OldKv(Some(OldKv { dtype: DType::I8, recent: 256 })));
-                changes.push(Change::Kv(DType::I8));
-            } else if on_cpu && options.old_kv.is_some() {
+            let old = match options.old_kv {
                 // Recent tokens are held twice.
-                changes.push(Change::OldKv(None));
-                changes.push(Change::Kv(DType::I8));
+                Some(_) => Some(None),
+                None if PagedLayout::has_scales(kv) => None,
+                None => Some(Some(OldKv { dtype: DType::I8, recent: 256 })),
+            };
+            if let Some(old) = old {
+                changes.extend(self.ctx.keeps_kv(kv, old).then_some(Change::OldKv(old)));
+                changes.extend(self.ctx.keeps_kv(DType::I8, None).then_some(Change::Kv(DType::I8)));
             }
         }
         changes.extend(self.fewer_bits(&options.weights, &precision));
@@ -327,7 +326,6 @@ impl<'a> Planner<'a> {
 
     /// Weights of fewer bits than those of a precision.
     fn fewer_bits(&self, weights: &WeightOptions, precision: &Precision) -> Vec<Change> {
-        let on_cpu = self.ctx.device().id().kind == DeviceKind::CPU;
         if let Some(Quantize { format, .. }) = weights.quantize {
             let fewer = format.values().bits() > BlockValues::Int4.bits();
             return if fewer { vec![Change::Values(BlockValues::Int4)] } else { Vec::new() };
@@ -341,8 +339,10 @@ impl<'a> Planner<'a> {
         if precision.weights == DType::F32 && precision.kept.is_none() && stored_wide {
             changes.push(Change::Dtype(Some(DType::BF16)));
         }
-        if on_cpu && precision.kept.is_none() {
-            changes.extend([BlockValues::Int8, BlockValues::Int4].map(Change::Weights));
+        if precision.kept.is_none() {
+            let is_kept =
+                |values: &BlockValues| Change::quantized(*values).is_ok_and(|to| to.check_device(self.ctx).is_ok());
+            changes.extend([BlockValues::Int8, BlockValues::Int4].into_iter().filter(is_kept).map(Change::Weights));
         }
         changes
     }
@@ -351,6 +351,11 @@ impl<'a> Planner<'a> {
 impl Change {
     /// Weights in a group of those that are quantized.
     pub const GROUP: usize = 32;
+
+    fn quantized(values: BlockValues) -> Result<Quantize> {
+        let format = BlockFormat::new(values, Self::GROUP, DType::BF16, false).map_err(sinew_ops::Error::from)?;
+        Ok(Quantize { format, per_channel: false, head: true })
+    }
 
     /// The options with it.
     ///
@@ -378,9 +383,7 @@ impl Change {
                 LoadOptions { weights: WeightOptions { quantize, ..options.weights }, ..options }
             }
             Self::Weights(values) => {
-                let format =
-                    BlockFormat::new(values, Self::GROUP, DType::BF16, false).map_err(sinew_ops::Error::from)?;
-                let quantize = Some(Quantize { format, per_channel: false, head: true });
+                let quantize = Some(Self::quantized(values)?);
                 LoadOptions { weights: WeightOptions { dtype: None, quantize, ..options.weights }, ..options }
             }
         })

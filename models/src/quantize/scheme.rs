@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use safetensors::Dtype;
 use serde_json::{Value, json};
-use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::{Encoding, GROUP_SIZES};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
@@ -220,7 +219,7 @@ fn supported_groups(asked: &Sizes<'_>) -> String {
 
 /// What a model asks the checkpoint for when it is loaded and quantized.
 fn asked<'a>(
-    ctx: &Context,
+    ctx: &'a Context,
     folder: &Folder,
     config: &ModelConfig,
     checkpoint: &'a Checkpoint,
@@ -229,8 +228,8 @@ fn asked<'a>(
     // A tied head is the embedding, which stays as it is.
     let head = how.head && !matches!(config, ModelConfig::Decoder(config) if config.tie_word_embeddings);
     let weights = WeightOptions { quantize: Some(Quantize { head, ..how }), ..WeightOptions::default() };
-    let precision = weights.precision(checkpoint, ctx.device().hardware())?;
-    let mut sizes = Sizes::new(checkpoint, precision, DeviceKind::CPU);
+    let precision = weights.precision(checkpoint, ctx)?;
+    let mut sizes = Sizes::new(ctx, checkpoint, precision);
     match config {
         ModelConfig::Encoder(config) => Encoder::plan(config, &mut sizes, 1, 1)?,
         ModelConfig::Decoder(config) => {

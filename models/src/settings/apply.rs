@@ -95,19 +95,23 @@ impl Settings {
         Ok(WeightOptions { dtype, quantize, activations, load })
     }
 
+    /// The form of old keys and values, where they have one of their own.
+    pub fn old_kv(&self) -> Option<OldKv> {
+        self.kv_old.0.map(|dtype| OldKv { dtype, recent: self.kv_recent.get() })
+    }
+
     /// How a model is loaded that runs one sequence at a time.
     ///
     /// # Errors
     /// Those of [`Settings::weight_options`].
     pub fn load_options(&self) -> Result<LoadOptions> {
-        let old_kv = self.kv_old.0.map(|dtype| OldKv { dtype, recent: self.kv_recent.get() });
         Ok(LoadOptions {
             weights: self.weight_options()?,
             context: self.context.map(NonZeroUsize::get),
             prefill_chunk: self.prefill_chunk.get(),
             block_size: self.block_size.get(),
             kv: self.kv_dtype.0,
-            old_kv,
+            old_kv: self.old_kv(),
             ..LoadOptions::default()
         })
     }

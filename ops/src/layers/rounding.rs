@@ -1,7 +1,6 @@
 //! Rows rounded to blocks, without a kernel that reads them.
 
 use sinew_kernels::packed::{Codes, Encoding, Format, GROUP_SIZES, RowCodes, Source, Weights};
-use sinew_memory::DeviceKind;
 use sinew_tensor::{BlockFormat, DType};
 
 use crate::error::refuse;
@@ -42,7 +41,7 @@ impl RowQuantizer {
     /// # Errors
     /// A format that weights cannot be packed in.
     pub fn new(blocks: BlockFormat, per_channel: bool) -> Result<Self> {
-        let packed_as = Format::of(blocks, DeviceKind::CPU).ok_or_else(|| {
+        let packed_as = Format::in_panels(blocks).ok_or_else(|| {
             let (encoding, [a, b, c]) = (Encoding::Blocks(blocks), GROUP_SIZES);
             refuse("quantize", format!("no weight is packed in {encoding}; groups of {a}, {b} and {c} are"))
         })?;

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use sinew_kernels::packed::{Codes, Encoding, Format, GROUP_SIZES, Source, UnitRows, Weights};
-use sinew_memory::{Buffer, DeviceKind, SimdLevel, Team};
+use sinew_kernels::packed::{Codes, Encoding, Format, Source, UnitRows, Weights};
+use sinew_memory::{Buffer, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::error::refuse;
@@ -226,14 +226,12 @@ fn pack_slices<E: From<Error> + Send>(
 
 /// The format in which a context's device keeps weights.
 pub(super) fn format_of(ctx: &Context, encoding: Encoding) -> Result<&'static Format> {
-    Format::of(encoding, ctx.device().id().kind).ok_or_else(|| no_format(ctx, encoding))
+    ctx.format(encoding).ok_or_else(|| no_format(ctx, encoding))
 }
 
 fn no_format(ctx: &Context, encoding: Encoding) -> Error {
-    let (device, [a, b, c]) = (ctx.device().id(), GROUP_SIZES);
-    let supported =
-        format!("f32, f16 and bf16 have one, and block-quantized weights in groups of {a}, {b} and {c} on CPUs");
-    refuse("pack", format!("no packed format keeps {encoding} on {device}; {supported}"))
+    let (device, kept) = (ctx.device().id(), ctx.kept_weights());
+    refuse("pack", format!("no packed format keeps {encoding} on {device}; kept are {kept}"))
 }
 
 impl WeightPacker {
@@ -261,8 +259,7 @@ impl WeightPacker {
         gated: bool,
     ) -> Result<Self> {
         let encoding = encoding.into();
-        let format = Format::of(encoding, ctx.device().id().kind);
-        Self::with_format(ctx, format, encoding, groups, rows, k, gated)
+        Self::with_format(ctx, ctx.format(encoding), encoding, groups, rows, k, gated)
     }
 
     /// Room for a table `[rows, width]` as `dtype`, row after row on any device: see [`WeightPacker::finish_table`].
@@ -273,23 +270,17 @@ impl WeightPacker {
         Self::with_format(ctx, Format::row_major(dtype), dtype.into(), 1, &[rows], width, false)
     }
 
-    /// Whether a kind of device has a format for an encoding.
-    pub fn has_format(device: DeviceKind, encoding: impl Into<Encoding>) -> bool {
-        Format::of(encoding, device).is_some()
-    }
-
-    /// Bytes of what [`grouped`](Self::grouped) makes room for on a kind of device, `n` outputs in each group; the
-    /// largest number where they are more, or where there is no format.
+    /// Bytes of what [`grouped`](Self::grouped) makes room for, `n` outputs in each group; the largest number where they
+    /// are more, or where there is no format.
     pub fn bytes(
-        device: DeviceKind,
+        ctx: &Context,
         encoding: impl Into<Encoding>,
         groups: usize,
         n: usize,
         k: usize,
         gated: bool,
     ) -> usize {
-        Format::of(encoding, device)
-            .map_or(usize::MAX, |format| format.packed_bytes(n, k, gated).saturating_mul(groups))
+        ctx.format(encoding).map_or(usize::MAX, |format| format.packed_bytes(n, k, gated).saturating_mul(groups))
     }
 
     /// Bytes of a [`table`](Self::table); the largest number where they are more, or where there is no format.

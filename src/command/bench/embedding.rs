@@ -16,7 +16,7 @@ impl Bench {
         let texts = texts(config, self.batch, self.prompt_tokens)?;
         let start = Instant::now();
         let (ctx, folder) = (run.context()?, self.model.folder(run)?);
-        let weights = run.weight_options(Some(folder), &**ctx.device())?;
+        let weights = run.weight_options(Some(folder), &ctx)?;
         let mut model = EmbeddingModel::load_on(ctx, folder, &weights, &mut |_, _| {})?;
         let load_s = start.elapsed().as_secs_f64();
         catch_interrupts();

@@ -129,7 +129,7 @@ impl Steps {
         }
         let context = prompt_tokens + steps;
         let ctx = run.context()?;
-        let options = run.load_options(Some(self.model.folder(run)?), &**ctx.device())?;
+        let options = run.load_options(Some(self.model.folder(run)?), &ctx)?;
         let options = LoadOptions { max_sequences: self.batch, context: Some(context), ..options };
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let mut model = self.model.load(run, ctx.clone(), &checkpoint, &options, None)?;
@@ -161,7 +161,7 @@ impl Steps {
         let prompt_tokens = self.prompt_tokens(config.text_positions());
         let texts = texts(config, self.batch, prompt_tokens)?;
         let ctx = run.context()?;
-        let weights = run.weight_options(Some(folder), &**ctx.device())?;
+        let weights = run.weight_options(Some(folder), &ctx)?;
         let mut model = EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?;
         let limits = Limits::measure(ctx.device())?;
         let profile = ctx.profile(limits, self.repeat, || -> Result<(), Error> {

@@ -122,7 +122,7 @@ pub struct ExplainGroupedGemm {
 
 /// What a loaded model of such weights computes with, bf16 where none are named.
 pub(super) fn precision(run: &Run, ctx: &Context) -> Outcome<Precision> {
-    let weights = run.weight_options(None, &**ctx.device())?;
+    let weights = run.weight_options(None, ctx)?;
     let of = Precision::of(weights.dtype.unwrap_or(DType::BF16), ctx.device().hardware())?;
     Ok(Precision { quantize: weights.quantize, activations_of_quantized: weights.activations, ..of })
 }
@@ -141,7 +141,7 @@ pub(super) fn refuse_unpacked(unpacked: bool, run: &Run, precision: &Precision) 
 /// The format in which the device keeps such weights, where it has one.
 pub(super) fn format(run: &Run, precision: &Precision, ctx: &Context) -> Outcome<Option<&'static Format>> {
     let (encoding, device) = (precision.main_encoding(), ctx.device().id());
-    match Format::of(encoding, device.kind) {
+    match ctx.format(encoding) {
         None if precision.quantize.is_some() => {
             Err(run.by("dtype", &format!("{device} keeps no weights as {encoding}")).into())
         }

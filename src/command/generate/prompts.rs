@@ -1,15 +1,14 @@
 //! `sinew generate --prompts-file`: many prompts at once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Write};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use serde_json::json;
-use sinew::models::engine::RequestId;
-use sinew::models::{
-    Engine, EngineOptions, Event, Finish, GenerateOptions, Happening, LanguageModel, LoadOptions, Logprobs, Request,
-};
+use sinew::models::engine::Many;
+use sinew::models::{Event, Finish, GenerateOptions, Happening, LanguageModel, LoadOptions, Logprobs, Request};
 
 use super::{Generate, logprobs_json};
 use crate::command::input::read_line;
@@ -60,10 +59,8 @@ impl Generate {
         let of_line =
             |at: usize, error: &sinew::models::Error| format!("line {at} of {}: {}", file.display(), error.one_line());
         let mut at = 0;
-        let (mut requests, mut longest) = (Vec::new(), 1);
-        // Lines are answered together that would be with the same rotary embedding alone: as many contexts, for most
-        // models one.
-        let mut contexts = Vec::<usize>::new();
+        // The line of each.
+        let (mut many, mut lines_of) = (Many::new(decoder), Vec::new());
         while let Some(line) = read_line(&mut lines, MAX_LINE).map_err(|error| unreadable(&error))? {
             at += 1;
             // Some editors begin files with a mark.
@@ -75,57 +72,30 @@ impl Generate {
             let of_line = |error: sinew::models::Error| of_line(at, &error);
             let prompt = tokenizer.encode_prompt(line, true, decoder.longest_context()).map_err(of_line)?;
             let options = self.sampling.options(config, prompt.len(), max_new_tokens)?;
-            let context = decoder.context_for(prompt.len(), options.max_new_tokens).map_err(of_line)?;
-            longest = longest.max(context);
-            let known = contexts.iter().position(|&known| decoder.rotates_alike(known, context));
-            if known.is_none() {
-                contexts.push(context);
-            }
             let options = GenerateOptions { logprobs: self.logprobs, ..options };
-            requests.push((known.unwrap_or(contexts.len() - 1), at, Request { options, ..Request::new(prompt) }));
+            many.add(Request { options, ..Request::new(prompt) }).map_err(of_line)?;
+            lines_of.push(at);
         }
-        let options = LoadOptions { context: Some(longest), ..run.serving_options(Some(folder), &**ctx.device())? };
+        let options = LoadOptions { context: Some(many.context()), ..run.serving_options(Some(folder), &ctx)? };
         let model = self.model.load(run, ctx, &checkpoint, &options, Some(tokenizer))?;
-        let engine = Engine::new(model, EngineOptions::default());
-        for (_, at, request) in &requests {
-            engine.check(request).map_err(|error| of_line(*at, &error))?;
-        }
-        let mut model = engine.into_model();
+        many.check(&model).map_err(|(number, error)| of_line(lines_of[number], &error))?;
         catch_interrupts();
-        let answer = |(.., request): &(usize, usize, Request)| Answer {
-            prompt_tokens: request.prompt.len(),
-            ..Answer::default()
+        let answer = |(number, request): (usize, &Request)| {
+            (number, Answer { prompt_tokens: request.prompt.len(), ..Answer::default() })
         };
-        let mut answers: BTreeMap<usize, Answer> = requests.iter().map(answer).enumerate().collect();
+        let mut answers: BTreeMap<usize, Answer> = many.requests().map(answer).collect();
         let mut failed = 0;
-        for (group, &context) in contexts.iter().enumerate() {
-            if contexts.len() > 1 {
-                model.rotate_for(context)?;
+        let mut go_on = || if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let model = many.answer(model, &mut go_on, &mut |model, number, event| -> Outcome {
+            answers.get_mut(&number).into_iter().for_each(|answer| answer.hear(event));
+            // In the order of the file.
+            while let Some(first) = answers.first_entry().filter(|first| first.get().end.is_some()) {
+                let (number, answer) = first.remove_entry();
+                failed += usize::from(matches!(answer.end, Some(Err(_))));
+                self.print(model, number, &answer)?;
             }
-            let max_waiting = requests.len();
-            let mut engine = Engine::new(model, EngineOptions { max_waiting, ..EngineOptions::default() });
-            let mut numbers: HashMap<RequestId, usize> = HashMap::new();
-            for (number, (_, at, request)) in requests.iter().enumerate().filter(|(_, (of, ..))| *of == group) {
-                let of_line = |error: sinew::models::Error| of_line(*at, &error);
-                numbers.insert(engine.submit(request.clone()).map_err(of_line)?, number);
-            }
-            while !engine.is_idle() && !interrupted() {
-                for event in engine.step()? {
-                    let answer = numbers.get(&event.request).and_then(|number| answers.get_mut(number));
-                    answer.into_iter().for_each(|answer| answer.hear(event));
-                }
-                // In the order of the file.
-                while let Some(first) = answers.first_entry().filter(|first| first.get().end.is_some()) {
-                    let (number, answer) = first.remove_entry();
-                    failed += usize::from(matches!(answer.end, Some(Err(_))));
-                    self.print(engine.model(), number, &answer)?;
-                }
-            }
-            model = engine.into_model();
-            if interrupted() {
-                break;
-            }
-        }
+            Ok(())
+        })?;
         // What was finished behind an answer that was cut off.
         for (&number, answer) in answers.iter().filter(|(_, answer)| answer.end.is_some()) {
             failed += usize::from(matches!(answer.end, Some(Err(_))));

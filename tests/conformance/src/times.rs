@@ -12,7 +12,6 @@ use sinew::kernels::attention::{Attention, AttentionDynamic, AttentionStatic, F3
 use sinew::kernels::case::{Case, Lay, Reference, Values};
 use sinew::kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew::kernels::norm::{Norm, NormDynamic, NormFormula, NormStatic};
-use sinew::kernels::packed::Format;
 use sinew::kernels::rates::Peaks;
 use sinew::kernels::{Registry, Work};
 use sinew::memory::Device;
@@ -76,18 +75,18 @@ pub fn report(
         Ok(())
     };
     let least = |n: usize| if size == Size::Full { n } else { (n / 16).max(1) };
-    let kind = device.id().kind;
-    let Precision { activations, compute, .. } = Precision::of(DType::BF16, device.hardware())?;
+    let hardware = device.hardware();
+    let Precision { activations, compute, .. } = Precision::of(DType::BF16, hardware)?;
     for (m, n, k) in [(4096, 4096, 4096), (512, 4096, 4096), (1, 6144, 4096), (1, 4096, 14336), (8, 4096, 4096)] {
         for dtype in [DType::BF16, DType::F32] {
-            let format = Format::of(dtype, kind).ok_or("no packed format")?;
+            let format = registry.format(dtype, hardware).ok_or("no packed format")?;
             let (a, compute) = if dtype == DType::BF16 { (activations, compute) } else { (dtype, Compute::F32) };
             let fixed = GemmStatic::new(least(n), least(k), a, Rhs::Packed(format), a, compute);
             let call = GemmDynamic { batch: 1, m: if m > 8 { least(m) } else { m } };
             problem(times::<Gemm>(registry, device, fixed, call)?)?;
         }
     }
-    let format = Format::of(DType::BF16, kind).ok_or("no packed format")?;
+    let format = registry.format(DType::BF16, hardware).ok_or("no packed format")?;
     let epilogue = Epilogue { activation: Some(Activation::Silu), gated: true, ..Epilogue::default() };
     let (n, k) = (least(28672), least(4096));
     let fixed = GemmStatic::new(n, k, activations, Rhs::Packed(format), activations, compute).with(epilogue);

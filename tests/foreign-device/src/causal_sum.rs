@@ -7,7 +7,6 @@ use sinew_kernels::case::{Case, Depth, Expected, Generator, HostOperands, Lay, R
 use sinew_kernels::operator::{expect, expect_compute};
 use sinew_kernels::support::StoredAs;
 use sinew_kernels::{Arithmetic, Operands, Operator, Result, Work};
-use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
 /// `y[r, c] = x[r, c] + Σ_{i < min(r, width)} x[r, i]`: each row gets the sum of its first `r` elements. Row 0 is
@@ -81,7 +80,7 @@ impl Operator for CausalSum {
 }
 
 impl Reference for CausalSum {
-    fn stored_as(stored: StoredAs, _: DeviceKind) -> Option<(CausalSumStatic, CausalSumCall)> {
+    fn stored_as(stored: StoredAs) -> Option<(CausalSumStatic, CausalSumCall)> {
         Some((CausalSumStatic { dtype: stored.plain()? }, CausalSumCall { rows: 17, width: 16 }))
     }
 

@@ -1,8 +1,10 @@
 //! Weights that are packed on the host for a device whose bytes it cannot reach, several slices at once.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use sinew_foreign_device::Lagging;
+use sinew_foreign_device::{Lagging, register};
+use sinew_kernels::Registry;
 use sinew_ops::layers::{Piece, WeightPacker};
 use sinew_ops::{Context, Policy, Result};
 use sinew_tensor::DType;
@@ -13,7 +15,9 @@ fn gates_and_ups_of_experts_come_to_lie_in_turn() -> Result<()> {
     const ROWS: usize = 70;
     const K: usize = 5;
     let device = Lagging::new(0, Duration::ZERO);
-    let ctx = Context::on(device, Policy::default())?;
+    let mut registry = Registry::standard();
+    register(&mut registry);
+    let ctx = Context::new(device, Arc::new(registry), Policy::default())?;
     // Matrix after matrix, each a gate or an up: every value tells its place.
     let value = |matrix: usize, row: usize, k: usize| ((matrix * ROWS + row) * K + k) as f32;
     let matrix =

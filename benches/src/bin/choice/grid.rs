@@ -18,7 +18,6 @@ use sinew_kernels::rotary::{Rotary, RotaryDynamic, RotaryStatic, Style};
 use sinew_kernels::softmax::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use sinew_kernels::topk::{TopK, TopKCall, TopKStatic};
 use sinew_kernels::{Compute, F32Bits};
-use sinew_memory::DeviceKind;
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::{Grid, Result};
@@ -38,7 +37,7 @@ pub fn walk(grid: &mut Grid) -> Result {
 }
 
 fn format(encoding: impl Into<Encoding>) -> Result<&'static Format> {
-    Ok(Format::of(encoding.into(), DeviceKind::CPU).ok_or("no format")?)
+    Ok(Format::in_panels(encoding.into()).ok_or("no format")?)
 }
 
 /// Packed weights of floats and of blocks, from one row to a prompt.
