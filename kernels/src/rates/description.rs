@@ -119,7 +119,7 @@ impl Description {
                 copy_bytes_per_s: copy_within(cpu, &mut span, TRIES, SETTLE)?,
             });
         }
-        Ok(Self { bandwidth, arithmetic, products: None, fork_join_s: fork_join(cpu.team()) })
+        Ok(Self { bandwidth, arithmetic, products: None, fork_join_s: fork_join(cpu.team(), |_| {}) })
     }
 
     /// The memory's rate with as many threads as were measured at most: read, where that is known.

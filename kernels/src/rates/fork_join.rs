@@ -15,9 +15,10 @@ const PATIENCE: usize = 1 << 10;
 /// Whoever waits longer goes on: a fork inside a task runs on one thread, to which no other comes.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Seconds of a fork and join in which every thread takes part, in the median.
-pub(super) fn fork_join(team: &Team) -> f64 {
-    let fork = || meet(team, |_| {});
+/// Seconds of a fork and join in which every thread takes part, in the median. `came` is told of each thread, fork by
+/// fork.
+pub(super) fn fork_join(team: &Team, came: impl Fn(usize) + Sync) -> f64 {
+    let fork = || meet(team, &came);
     let begun = Instant::now();
     while begun.elapsed().as_secs_f64() < SETTLE {
         fork();
@@ -32,8 +33,8 @@ pub(super) fn fork_join(team: &Team) -> f64 {
     all[all.len() / 2]
 }
 
-/// Seconds of a fork whose threads wait for one another, each with a task of its own, of which `came` is told. Tasks that
-/// wait for nobody would not do: the caller has run them all before a helper has seen the first.
+/// Seconds of a fork whose threads wait for one another, each with a task of its own. Tasks that wait for nobody would not
+/// do: the caller has run them all before a helper has seen the first.
 fn meet(team: &Team, came: impl Fn(usize) + Sync) -> f64 {
     let (threads, here, start) = (team.threads(), AtomicUsize::new(0), Instant::now());
     team.run(threads, |_, worker| {
@@ -56,6 +57,8 @@ fn meet(team: &Team, came: impl Fn(usize) + Sync) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]
@@ -63,14 +66,16 @@ mod tests {
         // More than there may be cores as well.
         for threads in [1, 2, 3, 9] {
             let team = Team::new(threads).unwrap();
-            let tasks: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
-            for forks in 1..=200 {
-                let seconds = meet(&team, |worker| {
-                    tasks[worker].fetch_add(1, Ordering::Relaxed);
-                });
-                let run: Vec<usize> = tasks.iter().map(|tasks| tasks.load(Ordering::Relaxed)).collect();
-                assert_eq!(run, vec![forks; threads]);
-                assert!(seconds > 0.0);
+            // Who came, one after another: all of one fork before any of the next.
+            let came = Mutex::new(Vec::new());
+            let seconds = fork_join(&team, |worker| came.lock().unwrap().push(worker));
+            assert!(seconds > 0.0);
+            let came = came.into_inner().unwrap();
+            assert!(came.len() > threads);
+            for fork in came.chunks(threads) {
+                let mut workers = fork.to_vec();
+                workers.sort_unstable();
+                assert_eq!(workers, (0..threads).collect::<Vec<_>>());
             }
         }
     }

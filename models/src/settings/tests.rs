@@ -77,7 +77,7 @@ fn every_setting_but_secrets_survives_a_file() {
     assert!(!others().to_toml().contains("secret") && !format!("{:?}", others()).contains("secret"));
     // A text that looks like a number stays one.
     for text in ["007", "+5", "12", "true"] {
-        let settings = Settings { tuning_cache: Some(text.into()), ..Settings::default() };
+        let settings = Settings { hub_endpoint: Some(text.into()), ..Settings::default() };
         let mut resolved = Resolved::new();
         resolved.add_toml(Path::new("a.toml"), &settings.to_toml()).expect("it is read");
         assert_eq!(resolved.settings(), &settings);
