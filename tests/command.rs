@@ -299,7 +299,10 @@ fn logits_of_an_encoder_are_its_last_hidden_state() {
     let output = output.to_str().expect("the path is UTF-8");
     let model = fixture(ENCODER);
     let common = ["logits", "--model", &model, "--output", output];
-    refused(&[&common[..], &["--tokens", "1", "--prefill-chunk", "0"]].concat(), &["--prefill-chunk", "zero"]);
+    refused(
+        &[&common[..], &["--tokens", "1", "--prefill-chunk", "0"]].concat(),
+        &["--prefill-chunk", "whole numbers from 1 on"],
+    );
     for length in [1000, 5000] {
         let tokens = vec!["1"; length].join(",");
         let length = format!("{length} tokens");
@@ -509,8 +512,9 @@ fn devices_names_the_cpu_and_says_of_every_kind_what_there_is() {
     refused(&["devices", "--device", "nonsense"], &["nonsense"]);
     refused(&["devices", "--threads", "0"], &["threads"]);
     refused(&["devices", "--pin", "--threads", "4096"], &["4096 threads", "cores of their own"]);
-    refused(&["devices", "--pin", "--device", "wgpu"], &["--pin"]);
-    refused(&["devices", "--pin", "--device", "cpu:7"], &["cpu:7"]);
+    refused(&["devices", "--device", "cpu:7"], &["cpu:7"]);
+    refused(&["explain", "softmax", "--pin", "--device", "wgpu"], &["--pin"]);
+    refused(&["explain", "softmax", "--pin", "--device", "cpu:7"], &["cpu:7"]);
     refused(&["devices", "--kernel", "nope"], &["nope"]);
 }
 

@@ -544,6 +544,22 @@ fn advice_can_be_followed_beside_compressed_old_tokens_and_a_cache_of_so_many_to
 }
 
 #[test]
+fn what_fits_is_as_many_as_the_plan_of_so_many_says() {
+    let folder = fixture("qwen2_gqa3_hd20_bf16_tied_old_config");
+    let fits = |batch: u64| {
+        let arguments = ["plan", "--json", "--context", "128", "--budget", "1TB", "--batch", &batch.to_string()];
+        let output = run(command().args(arguments).arg(&folder), "");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let of_context = |fitting: &&Value| fitting["context"] == 128;
+        let fitting = report["fitting"].as_array().expect("a list").iter().find(of_context).expect("of the context");
+        (report["fits"] == true, fitting["batch"].as_u64().expect("a number"))
+    };
+    let (one_fits, most) = fits(1);
+    assert!(one_fits && most > 1 << 20, "{most}");
+    assert_eq!([fits(most), fits(most + 1)], [(true, most), (false, most)]);
+}
+
+#[test]
 fn more_sequences_than_can_be_counted_are_no_overflow() {
     let most = usize::MAX.to_string();
     for more in [&[][..], &["--context", "1"], &["--cache-tokens", &most], &["--swap-tokens", &most]] {

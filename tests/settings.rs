@@ -245,6 +245,19 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         (&["explain", "softmax"], (&["--memory-limit", "1GiB"], &["--memory-limit", "is for models"])),
         (&["explain", "--support"], (&["--memory-limit", "1GiB"], &["--memory-limit", "--support"])),
         (&["explain", "--support"], (&["--kernel", "gemm.cpu.portable"], &["--kernel", "--support"])),
+        (&["explain", "--support"], (&["--threads", "1"], &["--threads", "--support"])),
+        (&["explain", "--support"], (&["--pin"], &["--pin", "--support"])),
+        (&["explain", "attention", "--dense"], (&["--block-size", "32"], &["--block-size", "--dense"])),
+        (&["explain", "norm"], (&["--kernel", "gemm.cpu.avx2"], &["--kernel", "gemm.cpu.avx2", "norm"])),
+        (&["explain", "gemm", "--n", "64", "--k", "64"], (&["--kernel", "norm.cpu.avx2"], &["norm.cpu.avx2"])),
+        (&["explain", "norm"], (&["--kernel", "norm.wgpu"], &["--kernel", "norm.wgpu", "cpu"])),
+        (
+            &["explain", "norm"],
+            (&["--set", "kernels=norm.cpu.portable,gemm.cpu.avx2"], &["--set kernels", "gemm.cpu.avx2"]),
+        ),
+        (&["devices"], (&["--device", "cpu"], &["--device", "all"])),
+        (&["devices", "--measure"], (&["--device", "cpu"], &["--device", "all"])),
+        (&["devices", "--measure"], (&["--set", "device=cpu"], &["--set device", "all"])),
         (&["inspect", &file], (&["--dtype", "f16"], &["--dtype", "config.json"])),
         (&["tune", "--budget", "0.1"], (&["--load", "read"], &["--load", "bundled"])),
         (&[], (&["--set", "load=read"], &["--set load", "`sinew`"])),
@@ -496,6 +509,77 @@ fn names_that_there_are_not_are_refused_by_every_command() {
     )))
     .expect("JSON");
     assert_eq!((&support["absent"], support["devices"].as_array().map(Vec::len)), (&Value::Array(vec![]), Some(1)));
+}
+
+#[test]
+fn a_device_that_cannot_be_opened_is_named_by_who_asked_and_what_lists_lists_all_the_same() {
+    /// More adapters and GPUs than any machine has.
+    const NONE: [&str; 3] = ["cuda:7000", "wgpu:7000", "cuda:99999999999"];
+    let model = fixture("llama3_rope_gqa3_hd20_bf16_tied_bpe");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("settings.toml");
+    let path = file.to_str().expect("UTF-8");
+    let stderr = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let text = |output: &std::process::Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    for device in NONE {
+        std::fs::write(&file, format!("# mine\ndevice = \"{device}\"\n")).expect("written");
+        for (arguments, variables, source) in [
+            (&[][..], &[("SINEW_DEVICE", device)][..], "SINEW_DEVICE"),
+            (&["--settings", path], &[], "settings.toml:2"),
+            (&["--device", device], &[], "--device"),
+        ] {
+            let with = |words: &[&str]| run(command().args(words).args(arguments).envs(variables.iter().copied()), "");
+            let settings = with(&["settings"]);
+            let said = stderr(&settings);
+            assert!(!settings.status.success() && said.lines().count() == 1, "{said}");
+            assert!(said.contains(&format!("{source}: ")) && said.contains(device), "{said}");
+            let table = text(&settings);
+            let line = table.lines().find(|line| line.starts_with("device ")).expect("the device");
+            assert!(line.contains(device) && line.contains(&format!("{source};")), "{line}");
+            assert!(table.lines().count() >= FIELDS.len(), "{table}");
+            let all: Value = serde_json::from_str(&text(&with(&["settings", "--json"]))).expect("JSON");
+            assert_eq!(all["settings"].as_array().map(Vec::len), Some(FIELDS.len()));
+            assert!(text(&with(&["settings", "--toml"])).contains(&format!("device = \"{device}\"")));
+            for words in [&["plan", &model][..], &["explain", "softmax"], &["tune", "--budget", "0.1"], &[]] {
+                refused(&with(words), &[&format!("{source}: "), device]);
+            }
+            let (devices, support) = (with(&["devices"]), with(&["explain", "--support"]));
+            if source == "--device" {
+                refused(&devices, &["--device", "all"]);
+                refused(&support, &["--device: ", device]);
+                continue;
+            }
+            assert!(stdout(&devices).starts_with("cpu: "), "{devices:?}");
+            assert!(stdout(&support).lines().any(|line| line.starts_with("attention ")), "{support:?}");
+            let warned = stderr(&support);
+            assert!(warned.starts_with("warning: ") && warned.contains(&format!("{source}: ")), "{warned}");
+        }
+    }
+    // And so is what threads cannot be.
+    let many = run(command().args(["explain", "softmax"]).env("SINEW_THREADS", "99999"), "");
+    refused(&many, &["SINEW_THREADS: ", "99999"]);
+    let support = run(command().args(["explain", "--support"]).env("SINEW_THREADS", "99999"), "");
+    assert!(stdout(&support).contains("attention "), "{support:?}");
+}
+
+#[test]
+fn what_says_where_a_cache_is_is_said() {
+    let source = |name: &str, caches: &str, home: &str| {
+        let mut command = command();
+        command.args(["settings", "--json"]).env("XDG_CACHE_HOME", caches).env("HOME", home);
+        let report: Value = serde_json::from_str(&stdout(&run(&mut command, ""))).expect("JSON");
+        let all = report["settings"].as_array().expect("a list");
+        let found = all.iter().find(|setting| setting["name"] == name).expect(name);
+        ["value", "source"].map(|of| found[of].as_str().expect("a text").to_owned())
+    };
+    for (name, own) in [("hub_cache", "huggingface/hub"), ("device_cache", "sinew/devices")] {
+        assert_eq!(source(name, "/x", "/y"), [&format!("/x/{own}"), "XDG_CACHE_HOME"]);
+        assert_eq!(source(name, "", "/y"), [&format!("/y/.cache/{own}"), "HOME"]);
+        assert_eq!(source(name, "", ""), ["none", "default"]);
+    }
+    // The hub's, as Python's libraries have it; Sinew's own are nowhere that depends on where the process is.
+    assert_eq!(source("hub_cache", "x", "/y"), ["x/huggingface/hub", "XDG_CACHE_HOME"]);
+    assert_eq!(source("device_cache", "x", "/y"), ["/y/.cache/sinew/devices", "HOME"]);
 }
 
 #[test]

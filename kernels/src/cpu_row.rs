@@ -11,7 +11,11 @@ pub(crate) fn needs(level: SimdLevel, hardware: &Hardware) -> Result<(), Refusal
     if hardware.simd >= level {
         return Ok(());
     }
-    Err(Refusal::of_hardware(format!("needs {level}, the CPU offers {}", hardware.simd)))
+    let (allowed, machine) = (hardware.simd, SimdLevel::detected());
+    Err(Refusal::of_hardware(match machine >= level {
+        true => format!("needs {level}, which the CPU offers; the setting simd is {allowed}"),
+        false => format!("needs {level}, the CPU offers {machine}"),
+    }))
 }
 
 /// What the rows of one body differ in. The shares are estimates, of which only the order decides.
@@ -115,7 +119,14 @@ mod tests {
         let refusals = |fixed: &NormStatic| -> Vec<Option<String>> {
             rows.iter().map(|row| (row.admits)(fixed, device.hardware()).err().map(|r| r.to_string())).collect()
         };
-        let below = |level| Some(format!("needs {level}, the CPU offers portable"));
+        // It is the machine that lacks a level, or who opened the device that asked for a lower one.
+        let machine = SimdLevel::detected();
+        let below = |level| {
+            Some(match level <= machine {
+                true => format!("needs {level}, which the CPU offers; the setting simd is portable"),
+                false => format!("needs {level}, the CPU offers {machine}"),
+            })
+        };
         let above = [below(SimdLevel::Avx2), below(SimdLevel::Avx512)];
         assert_eq!(refusals(&NormStatic::default()), [&[None], &above[..]].concat());
         let formula = NormFormula { weight: Some(DType::F64), ..NormFormula::default() };

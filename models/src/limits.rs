@@ -148,17 +148,15 @@ pub(crate) fn held_against(bytes: usize, available: usize) -> String {
 
 /// The largest number up to `limit` of which `fits` holds, or 0; more of it never takes less.
 pub(crate) fn most_that_fits(limit: usize, mut fits: impl FnMut(usize) -> Result<bool>) -> Result<usize> {
-    let (mut most, mut too_many) = (0, limit.saturating_add(1));
-    // Doubled until it is too many, as most limits are far away.
-    let mut next = 1;
-    while too_many - most > 1 {
-        let at = next.clamp(most + 1, too_many - 1);
+    let (mut most, mut too_many) = (0, None);
+    while most < too_many.map_or(limit, |too_many| too_many - 1) {
+        // Doubled until it is too many, as most limits are far away.
+        let at = too_many.map_or_else(|| most.saturating_mul(2).clamp(1, limit), |too_many| most.midpoint(too_many));
         if fits(at)? {
             most = at;
         } else {
-            too_many = at;
+            too_many = Some(at);
         }
-        next = if too_many > limit { most.saturating_mul(2) } else { most.midpoint(too_many) };
     }
     Ok(most)
 }

@@ -12,7 +12,7 @@ mod tests;
 mod value;
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sinew_memory::{Bytes, SimdLevel};
 
@@ -37,6 +37,7 @@ pub struct Field {
     lines: &'static str,
     show: fn(&Settings) -> String,
     set: fn(&mut Settings, &str) -> Result<(), String>,
+    rebase: fn(&mut Settings, &Path),
 }
 
 impl Field {
@@ -62,6 +63,11 @@ impl Field {
     /// What values there are.
     pub fn set(&self, settings: &mut Settings, text: &str) -> Result<(), String> {
         (self.set)(settings, text)
+    }
+
+    /// Takes a path that does not begin at the root from a folder.
+    pub fn rebase(&self, settings: &mut Settings, folder: &Path) {
+        (self.rebase)(settings, folder);
     }
 
     /// Sets it to its default.
@@ -118,6 +124,7 @@ macro_rules! settings {
                 settings.$name = Value::parse(text)?;
                 Ok(())
             },
+            rebase: |settings, folder| settings.$name.rebase(folder),
         }),*];
     };
 }

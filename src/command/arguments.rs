@@ -16,8 +16,12 @@ const PREFIX: &str = "setting.";
 /// Where to run, which every command may be told.
 const MACHINE: &[&str] =
     &["device", "threads", "pin", "simd", "kernels", "deterministic", "memory_limit", "tuning", "tuning_cache"];
+/// Which of them.
+pub const DEVICE: &[&str] = &["device"];
 /// What decides nothing on other devices than the CPU: what the host does for those it does with all its threads.
 pub const OF_CPU: &[&str] = &["threads", "pin", "simd"];
+/// How work is spread over its cores.
+pub const TEAM: &[&str] = &["threads", "pin"];
 /// How kernels are chosen.
 pub const CHOOSING: &[&str] = &["kernels", "deterministic", "tuning", "tuning_cache"];
 /// How much memory there is for a model.

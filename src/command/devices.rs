@@ -8,7 +8,7 @@ use sinew::kernels::rates::Description;
 use sinew::memory::{DeviceKind, Discovered, Found, discover};
 use sinew::models::Settings;
 
-use super::arguments::{CHOOSING, MEMORY};
+use super::arguments::{CHOOSING, DEVICE, MEMORY};
 use super::output::complain;
 use super::{Outcome, Run};
 
@@ -28,8 +28,7 @@ impl Devices {
     pub fn run(&self, run: &Run) -> Outcome {
         run.refuse(&[MEMORY], "is for models: no device is held to it alone")?;
         run.refuse(&[CHOOSING], "is for what runs kernels of a model or of an operator")?;
-        // What cannot be opened is an error here as everywhere.
-        run.context()?;
+        run.refuse(&[DEVICE], "is for what runs on one device: all that there are are listed")?;
         let mut devices = discover();
         let mut out = std::io::stdout().lock();
         let mut all = Vec::new();
@@ -67,7 +66,7 @@ impl Devices {
             _ if device.kind != DeviceKind::CPU && !self.measure => {
                 return Ok(Description::kept_of_found(device, &folder));
             }
-            _ => of_device(run, &device.name).open_device()?,
+            _ => run.open(&of_device(run, &device.name), Settings::open_device)?,
         };
         if !self.measure {
             return Ok(Description::kept(&opened, &folder));

@@ -9,7 +9,7 @@ use sinew::demo;
 use sinew::memory::Device;
 use sinew::models::load::{Activations, Precision};
 use sinew::models::settings::{Field, Resolved, Source, WeightDType};
-use sinew::models::{Folder, LoadOptions, Settings, WeightOptions};
+use sinew::models::{Error, Folder, LoadOptions, Settings, WeightOptions, one_line};
 use sinew::ops::Context;
 use sinew::tensor::{DType, PagedLayout};
 
@@ -75,16 +75,32 @@ impl Run {
     }
 
     pub fn device(&self) -> Outcome<Arc<dyn Device>> {
-        Ok(self.of_machine()?.open_device()?)
+        self.open(&self.of_machine()?, Settings::open_device)
     }
 
     pub fn context(&self) -> Outcome<Arc<Context>> {
-        Ok(self.of_machine()?.open_context()?)
+        self.open(&self.of_machine()?, Settings::open_context)
     }
 
     /// One that chooses by predicted cost alone.
     pub fn untuned_context(&self) -> Outcome<Context> {
-        Ok(self.of_machine()?.untuned_context()?)
+        self.open(&self.of_machine()?, Settings::untuned_context)
+    }
+
+    /// Opens what these settings say, which are of this run but for the device that they name. An error says what has set
+    /// what cannot be opened.
+    pub fn open<T>(&self, settings: &Settings, open: impl FnOnce(&Settings) -> Result<T, Error>) -> Outcome<T> {
+        open(settings).map_err(|error| {
+            let decide = match settings.device.as_str() {
+                device if device.starts_with("cpu") => &["threads", "pin"][..],
+                device if device == self.settings().device => &["device"],
+                _ => &[],
+            };
+            match decide.iter().find(|name| *self.0.source(name) != Source::Default) {
+                Some(name) => self.by(name, &one_line(&error)).into(),
+                None => error.into(),
+            }
+        })
     }
 
     /// The settings, without those that decide nothing on the device.

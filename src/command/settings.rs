@@ -1,6 +1,7 @@
 //! `sinew settings`: every setting, its value, and what decided it.
 
 use std::env;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
 
@@ -37,8 +38,12 @@ struct Line {
 
 impl Settings {
     pub fn run(&self, run: &Run) -> Outcome {
-        // What cannot be opened is an error here as everywhere.
-        run.context()?;
+        self.print(run)?;
+        // What cannot be opened is an error here as everywhere; what has set it is in the table all the same.
+        run.context().map(drop)
+    }
+
+    fn print(&self, run: &Run) -> Outcome {
         let mut out = std::io::stdout().lock();
         if self.toml {
             write!(out, "{}", run.settings().to_toml())?;
@@ -67,9 +72,10 @@ impl Settings {
 /// What says where the user's caches are.
 const CACHES: [&str; 2] = ["XDG_CACHE_HOME", "HOME"];
 
-/// Which of these does.
-fn of_caches() -> String {
-    let says = |name: &&&str| env::var_os(name).is_some_and(|value| Path::new(&value).is_absolute());
+/// Which of these does: Sinew's own go by absolute paths alone, the hub's by whatever is there.
+fn of_caches(is_of_hub: bool) -> String {
+    let counts = |value: OsString| if is_of_hub { !value.is_empty() } else { Path::new(&value).is_absolute() };
+    let says = |name: &&&str| env::var_os(name).is_some_and(counts);
     CACHES.iter().find(says).map_or("default", |name| name).to_owned()
 }
 
@@ -91,8 +97,11 @@ fn line(run: &Run, field: &'static Field) -> Line {
     let argument = field.argument.map_or_else(|| format!("--set {}", field.name), |name| format!("--{name}"));
     let from = vec![argument, field.variable(), "settings.toml".to_owned()];
     let source = match source {
-        Source::Default if ["tuning_cache", "device_cache", "kernel_cache"].contains(&field.name) => of_caches(),
-        Source::Default => "default".to_owned(),
+        Source::Default => match field.name {
+            "tuning_cache" | "device_cache" | "kernel_cache" => of_caches(false),
+            "hub_cache" => of_caches(true),
+            _ => "default".to_owned(),
+        },
         source => source.to_string(),
     };
     Line { name: field.name, value, source, from, doc: field.doc() }

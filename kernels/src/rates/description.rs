@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use sinew_memory::{Buffer, Bytes, Cpu, Device, Discovered, PrivateFolder, Team};
+use sinew_memory::{Buffer, Bytes, Cpu, Device, Discovered, PrivateFolder};
 use sinew_tensor::DType;
 
+use super::fork_join::fork_join;
 use super::peaks::{SETTLE, TRIES, copy_rate, copy_within, cpu, read_rate, read_span};
 use super::{ArithmeticPeaks, Peaks};
 use crate::accuracy::Run;
@@ -45,8 +46,8 @@ pub struct Description {
     pub arithmetic: Option<ArithmeticPeaks>,
     /// What products of large matrices reach on devices that are not CPUs, by the fastest row of this library.
     pub products: Option<ProductRates>,
-    /// Seconds to start and join work on all threads of a CPU; on other devices from a copy of a few bytes that is
-    /// enqueued to its end.
+    /// Seconds to start and join work in which all threads of a CPU take part; on other devices from a copy of a few
+    /// bytes that is enqueued to its end.
     pub fork_join_s: f64,
 }
 
@@ -59,8 +60,6 @@ pub struct ProductRates {
     pub bf16_flops_per_s: f64,
 }
 
-/// Forks that are timed one by one, of which the median counts.
-const FORKS: usize = 2001;
 /// Rows, columns and length of the products that are timed: doubled until one takes this long.
 const PRODUCT: std::ops::RangeInclusive<usize> = 128..=2048;
 const PRODUCT_SECONDS: f64 = 0.02;
@@ -120,7 +119,7 @@ impl Description {
                 copy_bytes_per_s: copy_within(cpu, &mut span, TRIES, SETTLE)?,
             });
         }
-        Ok(Self { bandwidth, arithmetic, products: None, fork_join_s: fork_join(cpu.team()) })
+        Ok(Self { bandwidth, arithmetic, products: None, fork_join_s: fork_join(cpu.team(), |_| {}) })
     }
 
     /// The memory's rate with as many threads as were measured at most: read, where that is known.
@@ -133,18 +132,6 @@ impl Description {
 fn counts(most: usize) -> Vec<usize> {
     let powers = (0..usize::BITS).map(|power| 1 << power).take_while(|&threads| threads < most);
     powers.chain([most]).collect()
-}
-
-/// The median of forks of a task for each thread that does nothing.
-fn fork_join(team: &Team) -> f64 {
-    let fork = || {
-        let start = Instant::now();
-        team.run(team.threads(), |_, _| {});
-        start.elapsed().as_secs_f64()
-    };
-    let mut all: Vec<f64> = (0..FORKS).map(|_| fork()).collect();
-    all.sort_by(f64::total_cmp);
-    all[FORKS / 2]
 }
 
 fn measure_gpu(device: &Arc<dyn Device>) -> Result<Description> {
@@ -228,8 +215,9 @@ fn key(device: &Arc<dyn Device>) -> String {
     }
 }
 
+/// The number changes with what is measured.
 fn key_of(hardware: &str) -> String {
-    format!("description 1 of sinew {}: {hardware}", env!("CARGO_PKG_VERSION"))
+    format!("description 2 of sinew {}: {hardware}", env!("CARGO_PKG_VERSION"))
 }
 
 /// A line for each kind of limit.

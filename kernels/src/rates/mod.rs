@@ -2,6 +2,7 @@
 
 pub(crate) mod cores;
 mod description;
+mod fork_join;
 mod loops;
 mod peaks;
 pub(crate) mod predicted;

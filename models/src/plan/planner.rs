@@ -14,9 +14,6 @@ use crate::limits::{held_against, most_that_fits, refuse_beyond_memory};
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
-/// Sequences that nobody would run at once, where the search for the most ends.
-const MOST_SEQUENCES: usize = 1 << 20;
-
 /// Says what memory a model takes before anything but headers is read.
 ///
 /// ```no_run
@@ -163,9 +160,9 @@ impl<'a> Planner<'a> {
     }
 
     /// Whether the peak is within a budget, and what the context is asked for within its
-    /// [limit](Context::with_memory_limit).
+    /// [limit](Context::with_memory_limit). What are more bytes than can be counted fit nowhere.
     pub fn fits(&self, footprint: &Footprint, budget: usize) -> bool {
-        footprint.peak() <= budget && footprint.pooled() <= self.ctx.memory_limit_left()
+        footprint.peak() <= budget.min(usize::MAX - 1) && footprint.pooled() <= self.ctx.memory_limit_left()
     }
 
     /// The most sequences at once that fit a budget, each as long as they may become; none where not even one does.
@@ -175,7 +172,7 @@ impl<'a> Planner<'a> {
     pub fn most_sequences(&self, options: &LoadOptions, budget: usize) -> Result<usize> {
         // A cache of so many tokens holds no more, however much memory is left.
         let context = options.limits(self.config.as_decoder()?)?.context.max(1);
-        let limit = options.cache_tokens.map_or(MOST_SEQUENCES, |tokens| (tokens / context).min(MOST_SEQUENCES));
+        let limit = options.cache_tokens.map_or(usize::MAX, |tokens| tokens / context);
         self.most(limit, budget, |max_sequences| LoadOptions { max_sequences, ..options.clone() })
     }
 

@@ -121,7 +121,8 @@ impl Resolved {
         Policy::check_names(&self.settings.kernels).map_err(|error| by("kernels", &error))
     }
 
-    /// What a file in TOML says goes before what is known; `path` is what sources call it.
+    /// What a file in TOML says goes before what is known; `path` is what sources call it, and from its folder the paths
+    /// in it are taken that do not begin at the root.
     ///
     /// # Errors
     /// No TOML, a key that there is not, with the nearest that there are, or a value that the setting cannot have.
@@ -186,6 +187,13 @@ impl Resolved {
 
     fn set(&mut self, field: &Field, text: &str, source: Source) -> std::result::Result<(), String> {
         field.set(&mut self.settings, text)?;
+        // A path in a file is seen from there, wherever the process happens to be.
+        if let Source::File(file, _) = &source
+            && let Ok(file) = std::path::absolute(file)
+            && let Some(folder) = file.parent()
+        {
+            field.rebase(&mut self.settings, folder);
+        }
         let at = FIELDS.iter().position(|known| known.name == field.name);
         if let Some(source_of) = at.and_then(|at| self.sources.get_mut(at)) {
             *source_of = source;
@@ -252,11 +260,13 @@ fn plain(value: &Spanned<DeValue<'_>>) -> std::result::Result<String, String> {
 }
 
 impl Settings {
-    /// A file in TOML that says the same. Defaults are comments, and so is what is secret.
+    /// A file in TOML that says the same, wherever it is kept. Defaults are comments, and so is what is secret.
     pub fn to_toml(&self) -> String {
-        let (mut text, usual) = (String::new(), Self::default());
+        let (mut text, mut settings, usual) = (String::new(), self.clone(), Self::default());
+        let here = std::env::current_dir().ok();
         for field in FIELDS {
-            let value = field.show(self);
+            here.iter().for_each(|here| field.rebase(&mut settings, here));
+            let value = field.show(&settings);
             text.push_str(&format!("# {}\n", field.doc()));
             let line = format!("{} = {}\n", field.name, literal(&value));
             match (field.secret && value != field.show(&usual), value == field.show(&usual)) {

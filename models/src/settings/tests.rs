@@ -77,7 +77,7 @@ fn every_setting_but_secrets_survives_a_file() {
     assert!(!others().to_toml().contains("secret") && !format!("{:?}", others()).contains("secret"));
     // A text that looks like a number stays one.
     for text in ["007", "+5", "12", "true"] {
-        let settings = Settings { tuning_cache: Some(text.into()), ..Settings::default() };
+        let settings = Settings { hub_endpoint: Some(text.into()), ..Settings::default() };
         let mut resolved = Resolved::new();
         resolved.add_toml(Path::new("a.toml"), &settings.to_toml()).expect("it is read");
         assert_eq!(resolved.settings(), &settings);
@@ -189,6 +189,49 @@ fn whole_numbers_of_a_file_may_have_any_base() {
         let error = Resolved::new().add_toml(Path::new("a.toml"), &format!("threads = {text}")).expect_err(text);
         assert!(error.to_string().starts_with("a.toml:1: "), "{error}");
     }
+}
+
+#[test]
+fn what_is_no_number_is_refused_in_words_of_our_own() {
+    let file = |text: &str| Resolved::new().add_toml(Path::new("a.toml"), text).expect_err("refused").to_string();
+    for value in ["-1", "true", "0", "\"many\""] {
+        let problem = file(&format!("threads = {value}"));
+        assert_eq!(problem, "a.toml:1: threads: supported are whole numbers from 1 on", "{value}");
+    }
+    assert_eq!(file("swap_tokens = -1"), "a.toml:1: swap_tokens: supported are whole numbers from 0 on");
+    for name in ["threads", "swap_tokens"] {
+        let problem = file(&format!("{name} = 18446744073709551616"));
+        assert!(problem.starts_with(&format!("a.toml:1: {name}: it is too large")), "{problem}");
+    }
+}
+
+#[test]
+fn a_path_in_a_file_is_seen_from_the_files_folder_and_no_home_is_made_of_a_tilde() {
+    let folders = ["tuning_cache", "device_cache", "kernel_cache", "hub_cache"];
+    let show = |resolved: &Resolved, name: &str| Field::named(name).expect(name).show(resolved.settings());
+    for name in folders {
+        for (value, expected) in [("b", "/a/b"), ("./~", "/a/./~"), ("/b/c", "/b/c"), ("auto", "auto")] {
+            let mut resolved = Resolved::new();
+            resolved.add_toml(Path::new("/a/settings.toml"), &format!("{name} = \"{value}\"")).expect(value);
+            assert_eq!(show(&resolved, name), expected);
+        }
+        for value in ["~", "~/b", "~someone/b"] {
+            let file = Resolved::new().add_toml(Path::new("a.toml"), &format!("\n{name} = \"{value}\""));
+            let argument = Resolved::new().add_argument(name, value, "--it");
+            for (problem, place) in [(file, &*format!("a.toml:2: {name}: ")), (argument, "--it: ")] {
+                let problem = problem.expect_err(value).to_string();
+                assert!(problem.starts_with(place) && problem.contains("the whole path"), "{problem}");
+            }
+        }
+    }
+    // As shells see it, until it is written to a file, which may be anywhere.
+    let mut resolved = Resolved::new();
+    resolved.add_argument("tuning_cache", "b", "--it").expect("a path");
+    assert_eq!(show(&resolved, "tuning_cache"), "b");
+    let here = std::env::current_dir().expect("a folder").join("b");
+    let mut again = Resolved::new();
+    again.add_toml(Path::new("/a/settings.toml"), &resolved.settings().to_toml()).expect("what was written");
+    assert_eq!(again.settings().tuning_cache, Some(here));
 }
 
 #[test]

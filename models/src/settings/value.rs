@@ -1,7 +1,7 @@
 //! Values of settings as text: one form for files, variables, arguments and what is printed.
 
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::num::{IntErrorKind, NonZeroUsize, ParseIntError};
+use std::path::{Component, Path, PathBuf};
 
 use sinew_memory::{Bytes, SimdLevel};
 use sinew_ops::layers::{GROUP_SIZES, MAX_GROUP};
@@ -22,6 +22,8 @@ pub trait Value: Sized {
     fn parse(text: &str) -> Result<Self, String>;
     /// The text of a value.
     fn show(&self) -> String;
+    /// Takes a path that does not begin at the root from a folder.
+    fn rebase(&mut self, _folder: &Path) {}
 }
 
 /// What stands for no value.
@@ -34,6 +36,9 @@ impl<T: Value> Value for Option<T> {
     }
     fn show(&self) -> String {
         self.as_ref().map_or_else(|| AUTO.to_owned(), Value::show)
+    }
+    fn rebase(&mut self, folder: &Path) {
+        self.iter_mut().for_each(|value| value.rebase(folder));
     }
 }
 
@@ -52,16 +57,24 @@ impl Value for bool {
 
 impl Value for usize {
     fn parse(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| "supported are whole numbers from 0 on".to_owned())
+        text.parse().map_err(|error| no_count(&error, 0))
     }
     fn show(&self) -> String {
         self.to_string()
     }
 }
 
+/// Why a text is no number from `least` on.
+fn no_count(error: &ParseIntError, least: usize) -> String {
+    match error.kind() {
+        IntErrorKind::PosOverflow => format!("it is too large: supported are whole numbers up to {}", usize::MAX),
+        _ => format!("supported are whole numbers from {least} on"),
+    }
+}
+
 impl Value for NonZeroUsize {
     fn parse(text: &str) -> Result<Self, String> {
-        text.parse::<Self>().map_err(|error| format!("{error}; supported are whole numbers from 1 on"))
+        text.parse().map_err(|error| no_count(&error, 1))
     }
     fn show(&self) -> String {
         self.to_string()
@@ -90,10 +103,20 @@ impl Value for Vec<String> {
 
 impl Value for PathBuf {
     fn parse(text: &str) -> Result<Self, String> {
-        String::parse(text).map(Self::from)
+        let path = String::parse(text).map(Self::from)?;
+        match path.components().next() {
+            // A folder of that name is `./~`.
+            Some(Component::Normal(first)) if first.as_encoded_bytes().starts_with(b"~") => {
+                Err("`~` is a home to shells alone, which did not replace it: write the whole path".to_owned())
+            }
+            _ => Ok(path),
+        }
     }
     fn show(&self) -> String {
         self.display().to_string()
+    }
+    fn rebase(&mut self, folder: &Path) {
+        *self = folder.join(&*self);
     }
 }
 

@@ -56,7 +56,7 @@ pub struct ExplainAttention {
     #[arg(long, default_value = "16", value_parser = parse::size)]
     block_size: usize,
     /// Keys lie one after another instead of in blocks.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "block_size")]
     dense: bool,
     /// Tokens see the keys behind them too.
     #[arg(long)]

@@ -17,7 +17,7 @@ use sinew::kernels::Operator;
 use sinew::kernels::rates::Description;
 use sinew::ops::{Context, Explanation, Limits};
 
-use super::arguments::{CHOOSING, MEMORY, OF_MODELS};
+use super::arguments::{CHOOSING, MEMORY, OF_MODELS, TEAM};
 use super::{Outcome, Run};
 
 /// Show the kernels that could solve a problem, what each is predicted to cost, and why one is chosen; or with --model
@@ -78,6 +78,7 @@ trait Describe {
     fn problem(&self, run: &Run, ctx: &Context) -> Outcome<ProblemOf<Self::Operator>>;
 
     fn explain(&self, run: &Run, ctx: &Context, measure: bool) -> Outcome<Explanation> {
+        check_kernels::<Self::Operator>(run, ctx)?;
         let (fixed, call) = self.problem(run, ctx)?;
         if measure {
             return Ok(ctx.explain_measured::<Self::Operator>(&fixed, &call)?);
@@ -91,6 +92,18 @@ trait Describe {
             }
             None => explanation,
         })
+    }
+}
+
+/// Refuses to prefer what serves other operators or devices.
+fn check_kernels<O: Operator>(run: &Run, ctx: &Context) -> Outcome {
+    let (kind, rows) = (ctx.device().id().kind, ctx.registry().table::<O>()?.rows());
+    let serves = |name: &str| rows.iter().any(|row| row.device == kind && row.name == name);
+    match run.settings().kernels.iter().find(|name| !serves(name)) {
+        Some(name) => {
+            run.refuse(&[&["kernels"]], &format!("names {name}, which is no kernel of {} on {kind}", O::NAME))
+        }
+        None => Ok(()),
     }
 }
 
@@ -143,6 +156,7 @@ impl Explain {
             (None, None, true) => {
                 let why = "is for --model or an operator; --support is of all that there is";
                 run.refuse(&[OF_MODELS, &[MEMORY, CHOOSING]].concat(), why)?;
+                run.refuse(&[TEAM], "is for what runs; --support is the same on any number of threads")?;
                 support::run(run, self.json)
             }
             (None, None, false) => Err(MISSING.into()),

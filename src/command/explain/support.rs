@@ -8,21 +8,38 @@ use sinew::kernels::Registry;
 use sinew::kernels::support::{Cell, Support};
 use sinew::memory::{Device, Found, discover};
 use sinew::models::settings::Source;
+use sinew::models::{Settings, one_line};
 
 use super::super::devices::of_device;
+use super::super::output::complain;
 use super::super::{Outcome, Run};
 
-/// Asks the kernels about the device of this run, or every one of this machine where nothing names one.
+/// Asks the kernels about the device of this run, or every one of this machine where nothing names one that there is.
 pub(super) fn run(run: &Run, as_json: bool) -> Outcome {
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     let mut absent = Vec::new();
-    if run.resolved().source("device") != &Source::Default {
-        devices.push(run.device()?);
-    } else {
+    // On as many threads as there are: it is the same on any number.
+    let open = |name: &str| {
+        let usual = Settings::default();
+        let settings = Settings { threads: usual.threads, pin: usual.pin, ..of_device(run, name) };
+        run.open(&settings, Settings::open_device)
+    };
+    match (run.resolved().source("device"), open(&run.settings().device)) {
+        (Source::Default, _) => {}
+        (_, Ok(device)) => devices.push(device),
+        (Source::Argument(_), Err(error)) => return Err(error),
+        // What a file or a variable says is for other commands as well.
+        (_, Err(error)) => complain(&format!("warning: {}", one_line(&*error))),
+    }
+    if devices.is_empty() {
         for found in discover() {
-            match found.found {
-                Found::Nothing { reason } => absent.push((found.name, reason)),
-                _ => devices.push(of_device(run, &found.name).open_device()?),
+            if let Found::Nothing { reason } = found.found {
+                absent.push((found.name, reason));
+                continue;
+            }
+            match open(&found.name) {
+                Ok(device) => devices.push(device),
+                Err(error) => absent.push((found.name, one_line(&*error))),
             }
         }
     }
