@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::demo;
-use sinew::memory::Device;
 use sinew::models::load::{Activations, Precision};
 use sinew::models::settings::{Field, Resolved, Source, WeightDType};
 use sinew::models::{Error, Folder, LoadOptions, Settings, WeightOptions, one_line};
@@ -72,10 +71,6 @@ impl Run {
             Source::File(..) => format!("{name} in {} is {value}", self.0.source(name)),
             source => format!("{source} is {value}"),
         }
-    }
-
-    pub fn device(&self) -> Outcome<Arc<dyn Device>> {
-        self.open(&self.of_machine()?, Settings::open_device)
     }
 
     pub fn context(&self) -> Outcome<Arc<Context>> {
