@@ -63,7 +63,8 @@ impl Divergence {
     /// That of two models with the same vocabulary behind every token of some texts. Logits of one text are held.
     ///
     /// # Errors
-    /// Those of [`LanguageModel::logits`], another vocabulary, and [`Error::Cancelled`] where `go_on` ended it.
+    /// Those of [`LanguageModel::logits`], another vocabulary, logits that are no numbers, and [`Error::Cancelled`] where
+    /// `go_on` ended it.
     pub fn of(
         exact: &mut LanguageModel,
         other: &mut LanguageModel,
@@ -78,11 +79,13 @@ impl Divergence {
         for tokens in texts {
             let mut rows = Vec::new();
             exact.logits(tokens, &mut |some| {
+                check_numbers(some, "exact weights")?;
                 rows.extend_from_slice(some);
                 if go_on().is_break() { Err(Error::Cancelled) } else { Ok(()) }
             })?;
             let mut exact = rows.chunks_exact(vocab);
             other.logits(tokens, &mut |some| {
+                check_numbers(some, "the weights that are compared")?;
                 some.chunks_exact(vocab).zip(&mut exact).for_each(|(other, exact)| all.add(exact, other));
                 if go_on().is_break() { Err(Error::Cancelled) } else { Ok(()) }
             })?;
@@ -93,7 +96,7 @@ impl Divergence {
     /// Takes in the logits of one token, exact and as they are compared.
     pub fn add(&mut self, exact: &[f32], other: &[f32]) {
         let (p, q) = (log_probabilities(exact), log_probabilities(other));
-        self.sum += p.zip(q).map(|(p, q)| if p > f64::NEG_INFINITY { p.exp() * (p - q) } else { 0.0 }).sum::<f64>();
+        self.sum += p.zip(q).map(|(p, q)| if p == f64::NEG_INFINITY { 0.0 } else { p.exp() * (p - q) }).sum::<f64>();
         self.agreeing += usize::from(largest(exact) == largest(other));
         self.rows += 1;
     }
@@ -109,6 +112,14 @@ impl Divergence {
     }
 }
 
+/// Refuses logits of which one is no number: compared, they would agree with each other.
+fn check_numbers(logits: &[f32], of: &str) -> Result<()> {
+    match logits.iter().any(|x| x.is_nan()) {
+        true => Err(Error::Input(format!("the logits by {of} have values that are no numbers"))),
+        false => Ok(()),
+    }
+}
+
 fn log_probabilities(logits: &[f32]) -> impl Iterator<Item = f64> {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let of = move |x: &f32| f64::from(*x) - f64::from(most);
@@ -120,13 +131,15 @@ fn largest(logits: &[f32]) -> Option<usize> {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]))
 }
 
-/// The mean of the cosines between the vectors of each text, and the least; of no texts, 1.
+/// The mean of the cosines between the vectors of each text, and the least; of no texts, 1. A vector of zeros has none: then
+/// both are NaN.
 pub fn cosines(exact: &[Vec<f32>], other: &[Vec<f32>]) -> [f64; 2] {
     let dot = |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum() };
     let pairs = exact.iter().zip(other);
     let all: Vec<f64> = pairs.map(|(a, b)| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).collect();
     let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
-    [if all.is_empty() { 1.0 } else { mean }, all.into_iter().fold(1.0, f64::min)]
+    let least = |least: f64, x| if least.is_nan() || x >= least { least } else { x };
+    [if all.is_empty() { 1.0 } else { mean }, all.into_iter().fold(1.0, least)]
 }
 
 #[cfg(test)]
@@ -144,6 +157,12 @@ mod tests {
         divergence.add(&[900.0, 899.0], &[-3.0, -4.0]);
         assert!((divergence.mean() - 0.125 * 2f64.ln()).abs() < 1e-7, "{divergence:?}");
         assert_eq!(divergence.agreement(), 0.5);
+        // What is no number agrees with nothing.
+        let mut unknown = Divergence::default();
+        unknown.add(&[f32::NAN, 1.0], &[f32::NAN, 1.0]);
+        assert!(unknown.mean().is_nan(), "{unknown:?}");
+        assert!(check_numbers(&[1.0, f32::NAN], "some weights").is_err_and(|e| e.to_string().contains("some weights")));
+        assert!(check_numbers(&[1.0, f32::NEG_INFINITY], "some weights").is_ok());
         // What never comes costs nothing.
         let mut ruled_out = Divergence::default();
         ruled_out.add(&[1.0, f32::NEG_INFINITY], &[1.0, -1.0]);
@@ -154,6 +173,8 @@ mod tests {
     fn cosines_are_those_of_angles() {
         let [mean, least] = cosines(&[vec![1.0, 0.0], vec![2.0, 0.0]], &[vec![3.0, 0.0], vec![1.0, 1.0]]);
         assert!((least - 0.5f64.sqrt()).abs() < 1e-9 && (mean - (1.0 + least) / 2.0).abs() < 1e-9);
+        let zeros = [vec![0.0, 0.0], vec![1.0, 0.0]];
+        assert!(cosines(&zeros, &zeros).iter().all(|x| x.is_nan()));
     }
 
     #[test]

@@ -41,12 +41,16 @@ impl Fp8 {
             return Ok(None);
         }
         let dtypes = [SCALES.as_slice(), &[Dtype::F8_E8M0]].concat();
-        let scales = match probe.find("weight_scale_inv") {
-            Some(scales) => {
+        let scales = match (probe.find("weight_scale_inv"), probe.find("weight_scale")) {
+            (Some(scales), Some(others)) => {
+                let [one, other] = [&scales, &others].map(|scales| scales.name.escape_debug());
+                return Err(probe.problem(format!("it has scales twice, `{one}` and `{other}`")));
+            }
+            (Some(scales), None) => {
                 probe.check_dtype(&scales, &dtypes)?;
                 scales
             }
-            None => probe.tensor("weight_scale", &dtypes)?,
+            (None, _) => probe.tensor("weight_scale", &dtypes)?,
         };
         let is_one = matches!(scales.shape, [] | [1]);
         let of = self.scales.unwrap_or(if is_one { ScaleOf::Tensor } else { ScaleOf::Channel });

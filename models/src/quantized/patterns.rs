@@ -89,7 +89,7 @@ impl Pattern {
     }
 
     /// Whether it leaves out the module `name` where it stands in a list of those that stay as they are: by an
-    /// expression, or by the name of the module, of one that it is in, or of its end.
+    /// expression, by the name of the module, of one that it is in, or of its end, or by a whole name with anything for `*`.
     ///
     /// Programs that read such lists take names for expressions, or for parts of longer words, too, each in its own way.
     /// This is what all of them take them for.
@@ -97,6 +97,11 @@ impl Pattern {
         /// Any one name between two dots.
         const ANY: &str = "*";
         let Self::Name(of) = self else { return self.matches(name) };
+        if of.contains(ANY) && glob(of, name) {
+            return Ok(true);
+        }
+        // A dot behind a name says that the name ends there.
+        let of = of.strip_suffix('.').unwrap_or(of);
         let (of, name): (Vec<&str>, Vec<&str>) = (of.split('.').collect(), name.split('.').collect());
         let are = |names: &[&str]| names.iter().zip(&of).all(|(name, of)| name == of || *of == ANY);
         Ok(of.len() <= name.len() && (are(&name[..of.len()]) || are(&name[name.len() - of.len()..])))
@@ -114,6 +119,18 @@ impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}`", self.text().escape_debug())
     }
+}
+
+/// Whether a name is a pattern's, of which each `*` stands for any text, as shells have it.
+fn glob(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
 }
 
 /// The parts of an expression, as often as they are repeated. What it cannot have parsed to is too large.

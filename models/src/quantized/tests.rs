@@ -510,6 +510,8 @@ fn blocks_of_fp8_are_cut_off_at_the_end_of_rows_and_columns() {
     let scales = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
     // 0x38 is 1.
     let weight = || Made("m.weight", Dtype::F8_E4M3, vec![n, k], vec![0x38; n * k]);
+    let two = [weight(), f32s("m.weight_scale_inv", &[3, 2], &scales), f32s("m.weight_scale", &[3, 2], &scales)];
+    refused(&quantization, &two, &["`m.weight_scale_inv`", "`m.weight_scale`"]);
     let good = checkpoint(&[weight(), f32s("m.weight_scale_inv", &[3, 2], &scales)]);
     let module = quantization.module(&good, "m").expect("fits").expect("quantized");
     // Blocks of four columns are none that are packed.
@@ -589,7 +591,9 @@ fn what_a_config_leaves_out_stays_and_is_refused_where_it_is_quantized() {
             config[list] = entries;
             quantization(config)
         };
-        for entry in [NAME, "model.layers.1", "model.layers.*.mlp", "mlp.gate", "gate", "re:.*gate$"] {
+        let globs = ["*mlp.g*", "*.gate", "model.layers.1*", "*ayers*ate"];
+        let names = [NAME, "model.layers.1", "model.layers.1.", "model.layers.*.mlp", "mlp.gate", "gate", "re:.*gate$"];
+        for entry in names.into_iter().chain(globs) {
             let quantization = with(json!(["lm_head", entry])).expect("known");
             let error = quantization.module(stored, NAME).expect_err("left out").to_string();
             for part in [NAME, list, entry.trim_start_matches("re:")] {
@@ -599,9 +603,10 @@ fn what_a_config_leaves_out_stays_and_is_refused_where_it_is_quantized() {
             quantization.check_floats(&plain, NAME).expect("stays");
         }
         // What one program takes for it, and another does not.
-        for entries in
-            [json!(["model.layers.1.mlp.gate_proj", "ate", "mlp", "layers.1", "model.layers.10"]), json!(null)]
-        {
+        for entries in [
+            json!(["model.layers.1.mlp.gate_proj", "ate", "mlp", "layers.1", "model.layers.10", "*.gat", "g*"]),
+            json!(null),
+        ] {
             let quantization = with(entries).expect("known");
             assert!(quantization.module(stored, NAME).expect("fits").is_some(), "{config}");
             quantization.check_floats(&plain, NAME).expect("no scales");
