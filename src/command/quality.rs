@@ -125,7 +125,7 @@ impl Quality {
         }
         let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
         let context = config.as_decoder()?.context_for(longest, 0)?;
-        let options = run.load_options(Some(folder), &ctx)?;
+        let options = run.load_options(Some(folder), ctx)?;
         let options = LoadOptions { max_logits: MAX_LOGITS, context: Some(context), ..options };
         let load = |weights| {
             let options = LoadOptions { weights, ..options.clone() };
@@ -150,7 +150,7 @@ impl Quality {
 
     fn vectors(&self, run: &Run, ctx: &Arc<Context>, checkpoint: &Checkpoint, texts: Vec<String>) -> Outcome<Vec<Row>> {
         let folder = self.model.folder(run)?;
-        let given = run.weight_options(Some(folder), &ctx)?;
+        let given = run.weight_options(Some(folder), ctx)?;
         let embedded = |weights: WeightOptions| -> Outcome<_> {
             let mut model = EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?;
             let vectors = match &self.tokens {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use sinew_tensor::{BlockFormat, DType};
+use sinew_tensor::DType;
 
 use super::input_norm::{NormedRows, Vectors};
 use super::order::Order;
@@ -214,9 +214,9 @@ impl PackRows<'_> {
             // SAFETY: passed on; rows without a line count as zeros.
             return unsafe {
                 match format.group() {
-                    LEAST => self.quads::<S, T, LEAST>(&lines[..valid], reading, &scales, height, format, part, to),
-                    MIDDLE => self.quads::<S, T, MIDDLE>(&lines[..valid], reading, &scales, height, format, part, to),
-                    _ => self.quads::<S, T, MAX_GROUP>(&lines[..valid], reading, &scales, height, format, part, to),
+                    LEAST => self.quads::<S, T, LEAST>(&lines[..valid], reading, &scales, height, part, to),
+                    MIDDLE => self.quads::<S, T, MIDDLE>(&lines[..valid], reading, &scales, height, part, to),
+                    _ => self.quads::<S, T, MAX_GROUP>(&lines[..valid], reading, &scales, height, part, to),
                 }
             };
         }
@@ -343,11 +343,11 @@ impl PackRows<'_> {
         reading: Reading<'_>,
         scales: &[Scale],
         height: usize,
-        format: BlockFormat,
         part: usize,
         to: *mut u8,
     ) {
-        let (values, group, to) = (format.values(), format.group(), to.cast::<i32>());
+        let (format, to) = (self.panels.admitted_blocks(), to.cast::<i32>());
+        let (values, group) = (format.values(), format.group());
         debug_assert!(group <= G);
         let groups = self.k.div_ceil(group);
         // Words of 32 bits from a group to the next.
@@ -448,7 +448,7 @@ impl PackRows<'_> {
 #[cfg(test)]
 mod tests {
     use sinew_memory::{Cpu, Team};
-    use sinew_tensor::{BlockValues, Element, Tensor};
+    use sinew_tensor::{BlockFormat, BlockValues, Element, Tensor};
 
     use super::super::{cpu, cpu_int8};
     use super::*;
