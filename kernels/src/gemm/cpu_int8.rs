@@ -56,8 +56,8 @@ macro_rules! groups_by {
             carry: bool,
         ) {
             let format = panels.admitted_blocks();
-            // Four at a time, eight rows keep the sums of all groups in registers, though words are unpacked twice: where groups
-            // end more often than that costs.
+            // Eight rows, four at a time, keep the sums of all groups in registers. Words are unpacked twice for it, which only
+            // pays where groups are short and end often; zero points would take the registers.
             let halved = R == 8 && format.group() <= 32 && !format.zero_points();
             // SAFETY: passed on; the number of quads is that of the format.
             unsafe {
@@ -227,7 +227,6 @@ pub(crate) mod x86 {
     pub static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
     groups_by!(groups_vnni, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
-
     groups_by!(groups_avx2, EvenAndOdd, "avx2,fma,f16c");
 
     /// `vpdpbusd`.

@@ -8,10 +8,10 @@ use sinew_tensor::{DType, View};
 use super::epilogue::{Finish, Place};
 use super::input_norm::NormedRows;
 use super::order::Order;
-use super::pack::{PackRows, Slab};
+use super::pack::{self, PackRows, Slab};
 use super::plan::Plan;
 use super::rows::Rows;
-use super::tile::{Left, Tile, Tiles};
+use super::tile::{Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};
 use crate::line::Line;
 use crate::packed::{PANEL, PanelKind, pack_panel};
@@ -184,9 +184,7 @@ impl Product<'_> {
         let (plan, k) = (&self.plan, self.fixed.k);
         let to = workspace.wrapping_add(plan.list_bytes());
         let inline = packed * k <= INLINE_PACK;
-        // Quantizing the few rows of a step takes longer than a fork, and a thread finds what it packs where it wrote it.
-        let split = !inline && self.tiles.left == Left::Quads;
-        let parts = if split { team.threads().div_ceil(tiles) } else { 1 };
+        let parts = if inline { 1 } else { pack::parts(self.tiles.left, plan.kind, k, team.threads().div_ceil(tiles)) };
         let pack = PackRows {
             rows: self.a,
             norm: self.norm,

@@ -52,14 +52,23 @@ pub(super) struct PackRows<'a> {
     pub round: bool,
     /// The tiles.
     pub tiles: &'static Tiles,
-    /// Tasks that a tile is packed by, each some of its groups: more than one of quads only, as what is stored of others
-    /// reaches into the next steps.
+    /// Tasks that a tile is packed by: see [`parts`].
     pub parts: usize,
     /// Where tiles go.
     pub to: *mut u8,
 }
 
-// SAFETY: tasks write disjoint tiles through the pointer and only read the rest.
+/// Tasks that a tile may be packed by, `most` at most, each some of its groups. Quantizing the few rows of a step takes
+/// longer than a fork, and a thread finds what it packs where it wrote it. Of what is no quads there is one task: what
+/// is stored of a step reaches into the next.
+pub(super) fn parts(left: Left, panels: PanelKind, k: usize, most: usize) -> usize {
+    match (left, panels.blocks()) {
+        (Left::Quads, Some(format)) => most.min(k.div_ceil(LANES * format.group()).max(1)),
+        _ => 1,
+    }
+}
+
+// SAFETY: tasks write disjoint parts of tiles through the pointer and only read the rest.
 unsafe impl Sync for PackRows<'_> {}
 
 impl Kernel for PackRows<'_> {
@@ -453,34 +462,50 @@ mod tests {
     use super::super::{cpu, cpu_int8};
     use super::*;
 
-    /// A tile of all heights is where its rows are, at any length, and what follows it is another thread's.
+    /// What is behind a tile, which is another thread's.
+    const BEHIND: usize = 64;
+
+    /// The words of a tile of `values`, `count` rows of them, packed by so many tasks.
+    fn packed<T: Element>(
+        tiles: &'static Tiles,
+        panels: PanelKind,
+        values: &[T],
+        count: usize,
+        parts: usize,
+    ) -> (usize, Vec<u32>) {
+        let (here, k) = (Team::new(1).unwrap(), values.len() / count);
+        let tensor = Tensor::from_slice(&Cpu::get(), values, &[1, count, k]).unwrap();
+        let height = tiles.fit(count, None).height;
+        let size = tiles.left.bytes(panels, k) / 4 * height;
+        let mut packed = vec![u32::MAX; size + BEHIND];
+        let pack = PackRows {
+            rows: Rows::new(&tensor.view(), count).unwrap(),
+            norm: None,
+            order: None,
+            slabs: &[Slab { right: 0, group: 0, row: 0, count, of_tile: tiles.height(count), tile: 0, at: 0 }],
+            k,
+            panels,
+            round: false,
+            tiles,
+            parts,
+            to: packed.as_mut_ptr().cast(),
+        };
+        // SAFETY: the rows are the tensor's, and there is room for their tile.
+        unsafe { simd::launch(tiles.level, &here, parts, &pack) };
+        assert!(packed[size..].iter().all(|&word| word == u32::MAX), "{count} rows of {k}");
+        packed.truncate(size);
+        (height, packed)
+    }
+
+    /// A tile of all heights is where its rows are, at any length.
     fn packs<T: Element + Stored>(tiles: &'static Tiles, panels: PanelKind, value: impl Fn(usize) -> T) {
-        const BEHIND: usize = 64;
-        let (left, here) = (tiles.left, Team::new(1).unwrap());
+        let (per_step, size) = (tiles.left.per_step(), size_of::<T>());
         for k in 1..=100 {
-            let (steps, per_step) = (panels.padded_k(k) / left.per_step(), left.per_step());
             for count in 1..=tiles.highest() {
                 let values: Vec<T> = (0..count * k).map(&value).collect();
-                let tensor = Tensor::from_slice(&Cpu::get(), &values, &[1, count, k]).unwrap();
-                let height = tiles.fit(count, None).height;
-                let mut packed = vec![f32::NAN.to_bits(); steps * height + BEHIND];
-                let slab = Slab { right: 0, group: 0, row: 0, count, of_tile: tiles.height(count), tile: 0, at: 0 };
-                let pack = PackRows {
-                    rows: Rows::new(&tensor.view(), count).unwrap(),
-                    norm: None,
-                    order: None,
-                    slabs: &[slab],
-                    k,
-                    panels,
-                    round: false,
-                    tiles,
-                    parts: 1,
-                    to: packed.as_mut_ptr().cast(),
-                };
-                // SAFETY: the rows are the tensor's, and there is room for their tile.
-                unsafe { simd::launch(tiles.level, &here, 1, &pack) };
-                let size = size_of::<T>();
-                for (step, words) in packed[..steps * height].chunks(height).enumerate() {
+                let (height, packed) = packed(tiles, panels, &values, count, 1);
+                assert_eq!(packed.len(), panels.padded_k(k) / per_step * height);
+                for (step, words) in packed.chunks(height).enumerate() {
                     let mut expected = vec![0; height * 4];
                     for row in 0..count {
                         for i in (0..per_step).filter(|i| step * per_step + i < k) {
@@ -493,50 +518,33 @@ mod tests {
                     let words: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
                     assert_eq!(words, expected, "{count} rows of {k}, step {step}");
                 }
-                assert!(packed[steps * height..].iter().all(|&word| word == f32::NAN.to_bits()), "{count} rows of {k}");
             }
         }
     }
 
-    /// However many tasks pack a tile, its bytes are the same, and none of them writes what is behind it.
+    /// However many tasks pack a tile, its words are the same.
     #[test]
     fn parts_of_a_tile_are_packed_alike() {
-        let (tiles, here) = (&cpu_int8::PORTABLE, Team::new(1).unwrap());
+        let tiles = &cpu_int8::PORTABLE;
         for group in GROUP_SIZES {
             let format = BlockFormat::new(BlockValues::Int4, group, DType::BF16, false).unwrap();
             let panels = PanelKind::Blocks(format);
-            for k in [1, group, 15 * group + 8, 16 * group, 16 * group + 1, 50 * group - 8] {
+            for (k, most) in [(1, 1), (group, 1), (15 * group + 8, 1), (16 * group + 1, 2), (50 * group - 8, 4)] {
+                assert_eq!(parts(tiles.left, panels, k, 9), most);
                 for count in 1..=tiles.highest() {
                     let values: Vec<f32> = (0..count * k).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
-                    let tensor = Tensor::from_slice(&Cpu::get(), &values, &[1, count, k]).unwrap();
-                    let height = tiles.fit(count, None).height;
-                    let slab = Slab { right: 0, group: 0, row: 0, count, of_tile: tiles.height(count), tile: 0, at: 0 };
-                    let packed = |parts: usize| {
-                        let mut packed = vec![u32::MAX; Left::Quads.bytes(panels, k) / 4 * height + 64];
-                        let pack = PackRows {
-                            rows: Rows::new(&tensor.view(), count).unwrap(),
-                            norm: None,
-                            order: None,
-                            slabs: &[slab],
-                            k,
-                            panels,
-                            round: false,
-                            tiles,
-                            parts,
-                            to: packed.as_mut_ptr().cast(),
-                        };
-                        // SAFETY: the rows are the tensor's, and there is room for their tile.
-                        unsafe { simd::launch(tiles.level, &here, parts, &pack) };
-                        packed
-                    };
-                    let whole = packed(1);
-                    assert!(whole[whole.len() - 64..].iter().all(|&word| word == u32::MAX), "{count} rows of {k}");
+                    let whole = packed(tiles, panels, &values, count, 1);
                     for parts in [2, 3, 7] {
-                        assert_eq!(packed(parts), whole, "{count} rows of {k} by {parts}");
+                        assert_eq!(
+                            packed(tiles, panels, &values, count, parts),
+                            whole,
+                            "{count} rows of {k} by {parts}"
+                        );
                     }
                 }
             }
         }
+        assert_eq!(parts(Left::Singles, PanelKind::F32, 1 << 20, 9), 1);
     }
 
     #[test]

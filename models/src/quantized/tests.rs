@@ -1,3 +1,6 @@
+mod fixtures;
+mod modules;
+
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -12,32 +15,6 @@ use super::*;
 use crate::checkpoint::Load;
 use crate::error::{Error, Result};
 use crate::load::main_dtype;
-
-const FIXTURES: [&str; 23] = [
-    "awq_g128_qwen2_f16",
-    "awq_g32_not_all_llama_f16",
-    "ct_fp8_channel_regex_llama_bf16",
-    "ct_fp8_tensor_static_qwen2_bf16",
-    "ct_int4_g128_llama_bf16",
-    "ct_int4_g32_asym_actorder_llama_f16",
-    "ct_int4_g32_asym_untied_qwen2_bf16",
-    "ct_int8_channel_packed_llama_f16",
-    "ct_int8_w8a8_qwen2_bf16",
-    "ct_mixed_fp8_int4_llama_bf16",
-    "fp8_block_ragged_qwen2_bf16",
-    "fp8_channel_qwen2_bf16",
-    "fp8_tensor_weight_scale_inv_llama_bf16",
-    "fp8_tensor_weight_scale_llama_bf16",
-    "gptq_4bit_g128_llama_f16",
-    "gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers",
-    "gptq_4bit_one_group_zero_biases_llama_f16",
-    "gptq_8bit_g64_qwen2_f16",
-    "gptq_v2_4bit_g32_asym_untied_llama_f16",
-    "modelopt_fp8_qwen2_bf16",
-    "mxfp4_llama_bf16",
-    "nf4_nested_llama_bf16",
-    "nf4_not_all_qwen2_f16",
-];
 
 /// A fixture's way of quantization, its tensors, and those that its own code dequantizes.
 struct Fixture {
@@ -159,118 +136,6 @@ fn check_module(module: &StoredModule, checkpoint: &Checkpoint, expected: &[u8],
             "columns {columns:?} of {name} are packed otherwise"
         );
     }
-}
-
-#[test]
-fn every_module_of_every_fixture_has_the_bits_of_its_own_code() {
-    for fixture in FIXTURES {
-        let Fixture { quantization, stored, dequantized } = &Fixture::open(fixture);
-        let mut count = 0;
-        for tensor in dequantized.names() {
-            let name = tensor.strip_suffix(".weight").expect("a weight");
-            let module = quantization.module(stored, name).expect("fits").unwrap_or_else(|| panic!("{fixture} {name}"));
-            let expected = dequantized.tensor(tensor).expect("there");
-            assert_eq!(module.shape(), expected.shape, "{fixture} {name}");
-            assert_eq!(safetensors_dtype(module.dtype()), expected.dtype, "{fixture} {name}");
-            check_module(&module, stored, &expected.bytes, &format!("{fixture} {name}"));
-            count += 1;
-        }
-        assert!(count >= 4, "{fixture} has {count} quantized modules");
-        for tensor in stored.names() {
-            // What is quantized is found, and nothing else is taken for it.
-            if let Some(name) = tensor.strip_suffix(".weight").filter(|_| !dequantized.contains(tensor)) {
-                assert!(quantization.module(stored, name).expect("fits").is_none(), "{fixture} {name}");
-                stored.tensor(tensor).expect("there");
-            }
-        }
-        let unused: Vec<&str> = stored.unused().filter(|name| !quantization.is_spare(stored, name)).collect();
-        let unused: Vec<&str> = unused.into_iter().filter(|name| !name.ends_with("bias")).collect();
-        assert!(unused.is_empty(), "{fixture} leaves {unused:?}");
-    }
-}
-
-#[test]
-fn experts_of_mxfp4_are_one_module_of_all_their_rows() {
-    let Fixture { quantization, stored, dequantized } = &Fixture::open("mxfp4_experts");
-    for tensor in dequantized.names() {
-        let module = quantization.module(stored, tensor).expect("fits").expect("quantized");
-        let expected = dequantized.tensor(tensor).expect("there");
-        let [experts, k, rows] = *expected.shape else { panic!("{:?}", expected.shape) };
-        assert_eq!(module.shape(), [experts * rows, k]);
-        let format = BlockFormat::new(BlockValues::F4E2M1, 32, DType::BF16, false).expect("a format");
-        assert_eq!(module.encoding(), Encoding::Blocks(format));
-        // transformers' are [experts, k, rows].
-        let mut transposed = Vec::new();
-        for expert in 0..experts {
-            for row in 0..rows {
-                for column in 0..k {
-                    transposed.extend_from_slice(&expected.bytes[((expert * k + column) * rows + row) * 2..][..2]);
-                }
-            }
-        }
-        check_module(&module, stored, &transposed, tensor);
-    }
-}
-
-#[test]
-fn nf4_of_whole_blocks_is_read_and_the_rest_refused() {
-    let Fixture { quantization, stored, dequantized } = &Fixture::open("bitsandbytes_4bit");
-    let format = BlockFormat::new(BlockValues::Nf4, 64, DType::F32, false).expect("a format");
-    for (module, refused) in [
-        ("self_attn.q_proj", None),
-        ("self_attn.o_proj", None),
-        ("mlp.up_proj", Some("FP4 of bitsandbytes")),
-        ("mlp.down_proj", Some("rows of 70 are not whole blocks of 64")),
-    ] {
-        let name = format!("model.layers.0.{module}");
-        let found = quantization.module(stored, &name);
-        if let Some(words) = refused {
-            let error = found.expect_err("it is refused").to_string();
-            assert!(error.contains(words) && error.contains(module), "{error}");
-            continue;
-        }
-        let module = found.expect("fits").expect("quantized");
-        assert_eq!(module.encoding(), Encoding::Blocks(format));
-        let expected = dequantized.tensor(&format!("{name}.weight")).expect("there");
-        assert_eq!(module.shape(), expected.shape);
-        check_module(&module, stored, &expected.bytes, &name);
-    }
-    assert!(quantization.module(stored, "model.layers.0.mlp.gate_proj").expect("not there").is_none());
-}
-
-#[test]
-fn fixtures_are_packed_in_the_blocks_that_they_have() {
-    let blocks = |values, group, scale, zeros| {
-        Encoding::Blocks(BlockFormat::new(values, group, scale, zeros).expect("a format"))
-    };
-    use BlockValues::{F8E4M3, Int4, Int8};
-    let cases = [
-        ("gptq_4bit_g128_llama_f16", blocks(Int4, 128, DType::F16, false)),
-        ("gptq_4bit_one_group_zero_biases_llama_f16", blocks(Int4, 128, DType::F16, false)),
-        ("gptq_8bit_g64_qwen2_f16", blocks(Int8, 64, DType::F16, false)),
-        ("gptq_v2_4bit_g32_asym_untied_llama_f16", blocks(Int4, 32, DType::F16, true)),
-        ("gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers", blocks(Int4, 32, DType::F16, true)),
-        ("awq_g128_qwen2_f16", blocks(Int4, 128, DType::F16, true)),
-        ("ct_int4_g32_asym_actorder_llama_f16", blocks(Int4, 32, DType::F16, true)),
-        ("ct_int8_channel_packed_llama_f16", blocks(Int8, 128, DType::F16, false)),
-        ("fp8_block_ragged_qwen2_bf16", blocks(F8E4M3, 128, DType::F32, false)),
-    ];
-    for (fixture, encoding) in cases {
-        let module = Fixture::open(fixture).module("model.layers.0.mlp.gate_proj");
-        assert_eq!(module.encoding(), encoding, "{fixture}");
-    }
-}
-
-#[test]
-fn biases_of_zeros_are_spare_and_others_are_not() {
-    let zeros = Fixture::open("gptq_4bit_one_group_zero_biases_llama_f16");
-    let bias = "model.layers.0.mlp.down_proj.bias";
-    assert!(zeros.quantization.is_spare(&zeros.stored, bias));
-    let others = Fixture::open("gptq_8bit_g64_qwen2_f16");
-    assert!(!others.quantization.is_spare(&others.stored, "model.layers.0.self_attn.q_proj.bias"));
-    assert!(!others.quantization.is_spare(&others.stored, "model.norm.weight"));
-    let modelopt = Fixture::open("modelopt_fp8_qwen2_bf16");
-    assert!(modelopt.quantization.is_spare(&modelopt.stored, "model.layers.0.self_attn.k_proj.k_scale"));
 }
 
 /// A tensor of a checkpoint made here.
@@ -553,148 +418,6 @@ fn scales_of_rows_of_fp8_are_vectors_or_columns() {
 }
 
 #[test]
-fn what_a_config_leaves_out_stays_and_is_refused_where_it_is_quantized() {
-    const NAME: &str = "model.layers.1.mlp.gate";
-    let codes = |tensor, dtype, shape: &[usize], bytes| {
-        Made(
-            format!("{NAME}.{tensor}").leak(),
-            dtype,
-            shape.to_vec(),
-            vec![bytes; shape.iter().product::<usize>() * if dtype == Dtype::I32 { 4 } else { 1 }],
-        )
-    };
-    let scales = |tensor, shape: &[usize]| {
-        let name = format!("{NAME}.{tensor}").leak();
-        f16s(name, shape, &vec![1.0; shape.iter().product()])
-    };
-    let words = || {
-        let qweight = codes("qweight", Dtype::I32, &[8, 8], 0x88);
-        checkpoint(&[qweight, codes("qzeros", Dtype::I32, &[1, 1], 0x88), scales("scales", &[1, 8])])
-    };
-    let interleaved = || {
-        let qweight = codes("qweight", Dtype::I32, &[32, 1], 0x88);
-        checkpoint(&[qweight, codes("qzeros", Dtype::I32, &[1, 1], 0x88), scales("scales", &[1, 8])])
-    };
-    let floats = || checkpoint(&[codes("weight", Dtype::F8_E4M3, &[3, 4], 0x38), scales("weight_scale", &[1])]);
-    let cases: [(Value, &str, Checkpoint); 6] = [
-        (json!({ "quant_method": "awq", "bits": 4, "group_size": 32 }), "modules_to_not_convert", interleaved()),
-        (json!({ "quant_method": "gptq", "bits": 4, "group_size": 64 }), "modules_to_not_convert", words()),
-        (json!({ "quant_method": "fp8" }), "modules_to_not_convert", floats()),
-        (json!({ "quant_method": "fp8" }), "ignored_layers", floats()),
-        (json!({ "quant_method": "modelopt", "quant_algo": "FP8" }), "ignore", floats()),
-        (json!({ "quant_method": "modelopt", "quant_algo": "FP8" }), "exclude_modules", floats()),
-    ];
-    let plain = checkpoint(&[f16s(format!("{NAME}.weight").leak(), &[2, 4], &[1.0; 8])]);
-    for (config, list, stored) in &cases {
-        let with = |entries: Value| {
-            let mut config = config.clone();
-            config[list] = entries;
-            quantization(config)
-        };
-        let globs = ["*mlp.g*", "*.gate", "model.layers.1*", "*ayers*ate"];
-        let names = [NAME, "model.layers.1", "model.layers.1.", "model.layers.*.mlp", "mlp.gate", "gate", "re:.*gate$"];
-        for entry in names.into_iter().chain(globs) {
-            let quantization = with(json!(["lm_head", entry])).expect("known");
-            let error = quantization.module(stored, NAME).expect_err("left out").to_string();
-            for part in [NAME, list, entry.trim_start_matches("re:")] {
-                assert!(error.contains(part), "{error} does not say {part}");
-            }
-            assert!(quantization.module(&plain, NAME).expect("stays").is_none());
-            quantization.check_floats(&plain, NAME).expect("stays");
-        }
-        // What one program takes for it, and another does not.
-        for entries in [
-            json!(["model.layers.1.mlp.gate_proj", "ate", "mlp", "layers.1", "model.layers.10", "*.gat", "g*"]),
-            json!(null),
-        ] {
-            let quantization = with(entries).expect("known");
-            assert!(quantization.module(stored, NAME).expect("fits").is_some(), "{config}");
-            quantization.check_floats(&plain, NAME).expect("no scales");
-        }
-        let error = with(json!([1])).expect_err("no name").to_string();
-        assert!(error.contains(list) && error.contains("strings"), "{error}");
-    }
-    let skipped = json!({ "quant_method": "bitsandbytes", "llm_int8_skip_modules": ["q_proj"] });
-    let Fixture { stored, .. } = Fixture::open("bitsandbytes_4bit");
-    let error = quantization(skipped).expect("known").module(&stored, "model.layers.0.self_attn.q_proj");
-    assert!(error.expect_err("left out").to_string().contains("llm_int8_skip_modules"));
-}
-
-#[test]
-fn floats_of_a_module_that_the_config_names_are_refused() {
-    const NAME: &str = "model.layers.1.self_attn.q_proj";
-    let plain = |scale: bool| {
-        let mut tensors = vec![f16s("model.layers.1.self_attn.q_proj.weight", &[2, 4], &[1.0; 8])];
-        tensors.extend(scale.then(|| f16s("model.layers.1.self_attn.q_proj.weight_scale", &[2, 1], &[1.0; 2])));
-        tensors.push(f16s("lm_head.weight", &[2, 4], &[1.0; 8]));
-        checkpoint(&tensors)
-    };
-    let check =
-        |config: &Value, scale: bool| quantization(config.clone()).expect("known").check_floats(&plain(scale), NAME);
-    let refused = |config: Value, scale: bool, words: &str| {
-        let error = check(&config, scale).expect_err("refused").to_string();
-        assert!(error.contains(NAME) && error.contains(words), "{error} does not say {words}");
-        quantization(config).expect("known").check_floats(&plain(scale), "lm_head").expect("of no layer");
-    };
-    let gptq = |blocks: Value, dynamic: Value| json!({ "quant_method": "gptq", "bits": 4, "group_size": 128, "modules_in_block_to_quantize": blocks, "dynamic": dynamic });
-    refused(
-        gptq(json!([["self_attn.k_proj", "self_attn.q_proj"], ["mlp.up_proj"]]), json!({})),
-        false,
-        "modules_in_block_to_quantize",
-    );
-    refused(gptq(json!(["self_attn.q_proj"]), json!({ "-:.*\\.0\\.": {} })), false, "`self_attn.q_proj`");
-    for config in [
-        gptq(json!(null), json!({})),
-        gptq(json!([["self_attn.k_proj"], ["mlp.q_proj"]]), json!({})),
-        gptq(json!([["self_attn.q_proj"]]), json!({ "-:.*\\.1\\.": {} })),
-    ] {
-        check(&config, false).unwrap_or_else(|error| panic!("{config}: {error}"));
-    }
-    let compressed = |targets: Value, format: &str, ignore: Value| {
-        let weights = json!({ "num_bits": 8, "type": "float", "strategy": "channel" });
-        json!({ "quant_method": "compressed-tensors", "format": format, "ignore": ignore,
-                "config_groups": { "g": { "targets": targets, "weights": weights } } })
-    };
-    let [none, named] = [json!([]), json!([NAME])];
-    for targets in [json!(["re:.*q_proj"]), named.clone(), json!(["Linear", "re:.*self_attn.*"])] {
-        refused(compressed(targets.clone(), "float-quantized", none.clone()), false, "its group `g`");
-        check(&compressed(targets.clone(), "float-quantized", named.clone()), true).expect("ignored");
-        check(&compressed(targets, "dense", none.clone()), true).expect("stored as it is");
-    }
-    let of_class = compressed(json!(["Linear"]), "float-quantized", none);
-    check(&of_class, false).expect("other classes have floats too");
-    refused(of_class, true, "weight_scale");
-    refused(json!({ "quant_method": "fp8" }), true, "weight_scale");
-    check(&json!({ "quant_method": "fp8" }), false).expect("no scales");
-}
-
-#[test]
-fn modules_that_blocks_of_gptq_do_not_have_are_not_quantized() {
-    let of = |blocks: Value, name: &str| {
-        let named = |tensor: &str| format!("{name}.{tensor}").leak() as &str;
-        let stored = checkpoint(&[
-            i32s(named("qweight"), &[8, 8], &[0x8888_8888; 64]),
-            i32s(named("qzeros"), &[1, 1], &[0x7777_7777]),
-            f16s(named("scales"), &[1, 8], &[1.0; 8]),
-        ]);
-        let config =
-            json!({ "quant_method": "gptq", "bits": 4, "group_size": 64, "modules_in_block_to_quantize": blocks });
-        quantization(config).expect("known").module(&stored, name)
-    };
-    let name = "model.layers.0.mlp.experts.3.up_proj";
-    let error = of(json!([["self_attn.q_proj"]]), name).expect_err("not one of them").to_string();
-    assert!(error.contains(name) && error.contains("modules_in_block_to_quantize"), "{error}");
-    for blocks in [json!(null), json!([]), json!([["self_attn.q_proj"], ["mlp.experts.3.up_proj"]]), json!(["up_proj"])]
-    {
-        assert!(of(blocks, name).expect("one of them").is_some());
-    }
-    assert!(of(json!([["self_attn.q_proj"]]), "lm_head").expect("of no layer").is_some());
-    let wrong = json!({ "quant_method": "gptq", "bits": 4, "group_size": 64, "modules_in_block_to_quantize": [[1]] });
-    let error = quantization(wrong).expect_err("no name").to_string();
-    assert!(error.contains("modules_in_block_to_quantize") && error.contains("strings"), "{error}");
-}
-
-#[test]
 fn powers_of_two_are_exact_and_255_is_nan() {
     assert_eq!(mxfp4::power(127).to_f32(), 1.0);
     assert_eq!(mxfp4::power(0).to_f32(), 2.0f32.powi(-127));
@@ -838,27 +561,6 @@ fn zero_points_that_the_config_denies_are_refused_unless_they_are_none() {
 }
 
 #[test]
-fn tables_of_embeddings_are_of_a_class_of_their_own() {
-    let scheme = |target: &str, bits: usize| json!({ "targets": [target], "weights": { "num_bits": bits, "type": "int", "strategy": "channel" } });
-    let config = |groups: Value| {
-        quantization(
-            json!({ "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups }),
-        )
-        .expect("known")
-    };
-    for (name, expected) in [("model.embed_tokens", 32), ("lm_head", 64), ("embed_out", 64)] {
-        let [packed, scale] = ["weight_packed", "weight_scale"].map(|tensor| format!("{name}.{tensor}").leak() as &str);
-        let tensors = checkpoint(&[i32s(packed, &[2, 8], &[0; 16]), f16s(scale, &[2, 1], &[1.0, 2.0])]);
-        let both = config(json!({ "x": scheme("Linear", 4), "y": scheme("Embedding", 8) }));
-        let module = both.module(&tensors, name).expect("fits").expect("quantized");
-        assert_eq!(module.shape()[1], expected, "{name}");
-        let other = config(json!({ "x": scheme(if expected == 64 { "Embedding" } else { "Linear" }, 4) }));
-        assert!(other.module(&tensors, name).is_err(), "{name}");
-        assert!(config(json!({ "x": scheme("re:.*", 4) })).module(&tensors, name).is_ok(), "{name}");
-    }
-}
-
-#[test]
 fn states_of_nf4_that_lie_are_refused_by_their_names() {
     let bytes = |name, shape: &[usize], bytes: &[u8]| Made(name, Dtype::U8, shape.to_vec(), bytes.to_vec());
     let state =
@@ -930,54 +632,6 @@ fn a_missing_index_that_is_not_in_use_is_none() {
     let module = quantization.module(&checkpoint, "m").expect("fits").expect("quantized");
     assert!(matches!(module.encoding(), Encoding::Blocks(_)));
     assert_eq!(module.tensors().count(), 3);
-}
-
-#[test]
-fn names_win_over_expressions_and_those_over_classes() {
-    let scheme = |target: &str, bits: usize| {
-        let weights = json!({ "num_bits": bits, "type": "int", "strategy": "channel" });
-        json!({ "targets": [target], "weights": weights })
-    };
-    let config = |groups: Value, ignore: Value| {
-        json!({ "quant_method": "compressed-tensors", "format": "pack-quantized",
-                "config_groups": groups, "ignore": ignore })
-    };
-    let tensors =
-        checkpoint(&[i32s("a.b.weight_packed", &[2, 8], &[0; 16]), f16s("a.b.weight_scale", &[2, 1], &[1.0, 2.0])]);
-    let k = |groups, ignore| {
-        let module = quantization(config(groups, ignore)).expect("known").module(&tensors, "a.b");
-        module.map(|module| module.expect("quantized").shape()[1])
-    };
-    let (class, four, eight) = (scheme("Linear", 8), scheme("re:a\\.", 4), scheme("a.b", 8));
-    assert_eq!(k(json!({ "x": class, "y": four }), json!([])).expect("fits"), 64);
-    assert_eq!(k(json!({ "x": four, "y": eight }), json!([])).expect("fits"), 32);
-    // Anchored at the start, and nowhere else.
-    assert_eq!(k(json!({ "x": class, "y": scheme("re:b", 4) }), json!([])).expect("fits"), 32);
-    assert_eq!(k(json!({ "x": class, "y": scheme("re:.*b$", 4) }), json!(["b", "a"])).expect("fits"), 64);
-    assert!(k(json!({ "x": scheme("re:b", 4) }), json!([])).is_err());
-    for ignore in ["a.b", "re:a", "Linear"] {
-        let error = k(json!({ "x": class }), json!([ignore])).expect_err("ignored").to_string();
-        assert!(error.contains("`a.b`") && error.contains("ignore"), "{error}");
-    }
-}
-
-#[test]
-fn dynamic_bits_are_those_of_the_modules_that_match() {
-    let config = |dynamic: Value| {
-        let mut config = json!({ "quant_method": "gptq", "bits": 4, "group_size": -1, "format": "gptq_v2" });
-        config["dynamic"] = dynamic;
-        config
-    };
-    let checkpoint = checkpoint(&[
-        i32s("m.qweight", &[8, 8], &[0x8181_8181; 64]),
-        i32s("m.qzeros", &[1, 2], &[0x8080_8080; 2]),
-        f16s("m.scales", &[1, 8], &[1.0; 8]),
-    ]);
-    let open = |dynamic| quantization(config(dynamic)).expect("known").module(&checkpoint, "m");
-    let module = open(json!({ "+:m": { "bits": 8 }, "-:lm": {} })).expect("fits").expect("quantized");
-    assert!(values(&module, &checkpoint).iter().all(|&value| value == 1.0));
-    assert!(open(json!({ "-:m": {} })).is_err());
-    assert!(open(json!({ "m": { "bits": 8 }, "m.*": { "bits": 4 } })).is_err());
 }
 
 #[test]

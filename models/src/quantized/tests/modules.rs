@@ -1,0 +1,214 @@
+//! Which modules a config means.
+
+use super::*;
+
+#[test]
+fn what_a_config_leaves_out_stays_and_is_refused_where_it_is_quantized() {
+    const NAME: &str = "model.layers.1.mlp.gate";
+    let codes = |tensor, dtype, shape: &[usize], bytes| {
+        Made(
+            format!("{NAME}.{tensor}").leak(),
+            dtype,
+            shape.to_vec(),
+            vec![bytes; shape.iter().product::<usize>() * if dtype == Dtype::I32 { 4 } else { 1 }],
+        )
+    };
+    let scales = |tensor, shape: &[usize]| {
+        let name = format!("{NAME}.{tensor}").leak();
+        f16s(name, shape, &vec![1.0; shape.iter().product()])
+    };
+    let words = || {
+        let qweight = codes("qweight", Dtype::I32, &[8, 8], 0x88);
+        checkpoint(&[qweight, codes("qzeros", Dtype::I32, &[1, 1], 0x88), scales("scales", &[1, 8])])
+    };
+    let interleaved = || {
+        let qweight = codes("qweight", Dtype::I32, &[32, 1], 0x88);
+        checkpoint(&[qweight, codes("qzeros", Dtype::I32, &[1, 1], 0x88), scales("scales", &[1, 8])])
+    };
+    let floats = || checkpoint(&[codes("weight", Dtype::F8_E4M3, &[3, 4], 0x38), scales("weight_scale", &[1])]);
+    let cases: [(Value, &str, Checkpoint); 6] = [
+        (json!({ "quant_method": "awq", "bits": 4, "group_size": 32 }), "modules_to_not_convert", interleaved()),
+        (json!({ "quant_method": "gptq", "bits": 4, "group_size": 64 }), "modules_to_not_convert", words()),
+        (json!({ "quant_method": "fp8" }), "modules_to_not_convert", floats()),
+        (json!({ "quant_method": "fp8" }), "ignored_layers", floats()),
+        (json!({ "quant_method": "modelopt", "quant_algo": "FP8" }), "ignore", floats()),
+        (json!({ "quant_method": "modelopt", "quant_algo": "FP8" }), "exclude_modules", floats()),
+    ];
+    let plain = checkpoint(&[f16s(format!("{NAME}.weight").leak(), &[2, 4], &[1.0; 8])]);
+    for (config, list, stored) in &cases {
+        let with = |entries: Value| {
+            let mut config = config.clone();
+            config[list] = entries;
+            quantization(config)
+        };
+        let globs = ["*mlp.g*", "*.gate", "model.layers.1*", "*ayers*ate"];
+        let names = [NAME, "model.layers.1", "model.layers.1.", "model.layers.*.mlp", "mlp.gate", "gate", "re:.*gate$"];
+        for entry in names.into_iter().chain(globs) {
+            let quantization = with(json!(["lm_head", entry])).expect("known");
+            let error = quantization.module(stored, NAME).expect_err("left out").to_string();
+            for part in [NAME, list, entry.trim_start_matches("re:")] {
+                assert!(error.contains(part), "{error} does not say {part}");
+            }
+            assert!(quantization.module(&plain, NAME).expect("stays").is_none());
+            quantization.check_floats(&plain, NAME).expect("stays");
+        }
+        // What one program takes for it, and another does not.
+        for entries in [
+            json!(["model.layers.1.mlp.gate_proj", "ate", "mlp", "layers.1", "model.layers.10", "*.gat", "g*"]),
+            json!(null),
+        ] {
+            let quantization = with(entries).expect("known");
+            assert!(quantization.module(stored, NAME).expect("fits").is_some(), "{config}");
+            quantization.check_floats(&plain, NAME).expect("no scales");
+        }
+        let error = with(json!([1])).expect_err("no name").to_string();
+        assert!(error.contains(list) && error.contains("strings"), "{error}");
+    }
+    let skipped = json!({ "quant_method": "bitsandbytes", "llm_int8_skip_modules": ["q_proj"] });
+    let Fixture { stored, .. } = Fixture::open("bitsandbytes_4bit");
+    let error = quantization(skipped).expect("known").module(&stored, "model.layers.0.self_attn.q_proj");
+    assert!(error.expect_err("left out").to_string().contains("llm_int8_skip_modules"));
+}
+
+#[test]
+fn floats_of_a_module_that_the_config_names_are_refused() {
+    const NAME: &str = "model.layers.1.self_attn.q_proj";
+    let plain = |scale: bool| {
+        let mut tensors = vec![f16s("model.layers.1.self_attn.q_proj.weight", &[2, 4], &[1.0; 8])];
+        tensors.extend(scale.then(|| f16s("model.layers.1.self_attn.q_proj.weight_scale", &[2, 1], &[1.0; 2])));
+        tensors.push(f16s("lm_head.weight", &[2, 4], &[1.0; 8]));
+        checkpoint(&tensors)
+    };
+    let check =
+        |config: &Value, scale: bool| quantization(config.clone()).expect("known").check_floats(&plain(scale), NAME);
+    let refused = |config: Value, scale: bool, words: &str| {
+        let error = check(&config, scale).expect_err("refused").to_string();
+        assert!(error.contains(NAME) && error.contains(words), "{error} does not say {words}");
+        quantization(config).expect("known").check_floats(&plain(scale), "lm_head").expect("of no layer");
+    };
+    let gptq = |blocks: Value, dynamic: Value| json!({ "quant_method": "gptq", "bits": 4, "group_size": 128, "modules_in_block_to_quantize": blocks, "dynamic": dynamic });
+    refused(
+        gptq(json!([["self_attn.k_proj", "self_attn.q_proj"], ["mlp.up_proj"]]), json!({})),
+        false,
+        "modules_in_block_to_quantize",
+    );
+    refused(gptq(json!(["self_attn.q_proj"]), json!({ "-:.*\\.0\\.": {} })), false, "`self_attn.q_proj`");
+    for config in [
+        gptq(json!(null), json!({})),
+        gptq(json!([["self_attn.k_proj"], ["mlp.q_proj"]]), json!({})),
+        gptq(json!([["self_attn.q_proj"]]), json!({ "-:.*\\.1\\.": {} })),
+    ] {
+        check(&config, false).unwrap_or_else(|error| panic!("{config}: {error}"));
+    }
+    let compressed = |targets: Value, format: &str, ignore: Value| {
+        let weights = json!({ "num_bits": 8, "type": "float", "strategy": "channel" });
+        json!({ "quant_method": "compressed-tensors", "format": format, "ignore": ignore,
+                "config_groups": { "g": { "targets": targets, "weights": weights } } })
+    };
+    let [none, named] = [json!([]), json!([NAME])];
+    for targets in [json!(["re:.*q_proj"]), named.clone(), json!(["Linear", "re:.*self_attn.*"])] {
+        refused(compressed(targets.clone(), "float-quantized", none.clone()), false, "its group `g`");
+        check(&compressed(targets.clone(), "float-quantized", named.clone()), true).expect("ignored");
+        check(&compressed(targets, "dense", none.clone()), true).expect("stored as it is");
+    }
+    let of_class = compressed(json!(["Linear"]), "float-quantized", none);
+    check(&of_class, false).expect("other classes have floats too");
+    refused(of_class, true, "weight_scale");
+    refused(json!({ "quant_method": "fp8" }), true, "weight_scale");
+    check(&json!({ "quant_method": "fp8" }), false).expect("no scales");
+}
+
+#[test]
+fn modules_that_blocks_of_gptq_do_not_have_are_not_quantized() {
+    let of = |blocks: Value, name: &str| {
+        let named = |tensor: &str| format!("{name}.{tensor}").leak() as &str;
+        let stored = checkpoint(&[
+            i32s(named("qweight"), &[8, 8], &[0x8888_8888; 64]),
+            i32s(named("qzeros"), &[1, 1], &[0x7777_7777]),
+            f16s(named("scales"), &[1, 8], &[1.0; 8]),
+        ]);
+        let config =
+            json!({ "quant_method": "gptq", "bits": 4, "group_size": 64, "modules_in_block_to_quantize": blocks });
+        quantization(config).expect("known").module(&stored, name)
+    };
+    let name = "model.layers.0.mlp.experts.3.up_proj";
+    let error = of(json!([["self_attn.q_proj"]]), name).expect_err("not one of them").to_string();
+    assert!(error.contains(name) && error.contains("modules_in_block_to_quantize"), "{error}");
+    for blocks in [json!(null), json!([]), json!([["self_attn.q_proj"], ["mlp.experts.3.up_proj"]]), json!(["up_proj"])]
+    {
+        assert!(of(blocks, name).expect("one of them").is_some());
+    }
+    assert!(of(json!([["self_attn.q_proj"]]), "lm_head").expect("of no layer").is_some());
+    let wrong = json!({ "quant_method": "gptq", "bits": 4, "group_size": 64, "modules_in_block_to_quantize": [[1]] });
+    let error = quantization(wrong).expect_err("no name").to_string();
+    assert!(error.contains("modules_in_block_to_quantize") && error.contains("strings"), "{error}");
+}
+
+#[test]
+fn tables_of_embeddings_are_of_a_class_of_their_own() {
+    let scheme = |target: &str, bits: usize| json!({ "targets": [target], "weights": { "num_bits": bits, "type": "int", "strategy": "channel" } });
+    let config = |groups: Value| {
+        quantization(
+            json!({ "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups }),
+        )
+        .expect("known")
+    };
+    for (name, expected) in [("model.embed_tokens", 32), ("lm_head", 64), ("embed_out", 64)] {
+        let [packed, scale] = ["weight_packed", "weight_scale"].map(|tensor| format!("{name}.{tensor}").leak() as &str);
+        let tensors = checkpoint(&[i32s(packed, &[2, 8], &[0; 16]), f16s(scale, &[2, 1], &[1.0, 2.0])]);
+        let both = config(json!({ "x": scheme("Linear", 4), "y": scheme("Embedding", 8) }));
+        let module = both.module(&tensors, name).expect("fits").expect("quantized");
+        assert_eq!(module.shape()[1], expected, "{name}");
+        let other = config(json!({ "x": scheme(if expected == 64 { "Embedding" } else { "Linear" }, 4) }));
+        assert!(other.module(&tensors, name).is_err(), "{name}");
+        assert!(config(json!({ "x": scheme("re:.*", 4) })).module(&tensors, name).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn names_win_over_expressions_and_those_over_classes() {
+    let scheme = |target: &str, bits: usize| {
+        let weights = json!({ "num_bits": bits, "type": "int", "strategy": "channel" });
+        json!({ "targets": [target], "weights": weights })
+    };
+    let config = |groups: Value, ignore: Value| {
+        json!({ "quant_method": "compressed-tensors", "format": "pack-quantized",
+                "config_groups": groups, "ignore": ignore })
+    };
+    let tensors =
+        checkpoint(&[i32s("a.b.weight_packed", &[2, 8], &[0; 16]), f16s("a.b.weight_scale", &[2, 1], &[1.0, 2.0])]);
+    let k = |groups, ignore| {
+        let module = quantization(config(groups, ignore)).expect("known").module(&tensors, "a.b");
+        module.map(|module| module.expect("quantized").shape()[1])
+    };
+    let (class, four, eight) = (scheme("Linear", 8), scheme("re:a\\.", 4), scheme("a.b", 8));
+    assert_eq!(k(json!({ "x": class, "y": four }), json!([])).expect("fits"), 64);
+    assert_eq!(k(json!({ "x": four, "y": eight }), json!([])).expect("fits"), 32);
+    // Anchored at the start, and nowhere else.
+    assert_eq!(k(json!({ "x": class, "y": scheme("re:b", 4) }), json!([])).expect("fits"), 32);
+    assert_eq!(k(json!({ "x": class, "y": scheme("re:.*b$", 4) }), json!(["b", "a"])).expect("fits"), 64);
+    assert!(k(json!({ "x": scheme("re:b", 4) }), json!([])).is_err());
+    for ignore in ["a.b", "re:a", "Linear"] {
+        let error = k(json!({ "x": class }), json!([ignore])).expect_err("ignored").to_string();
+        assert!(error.contains("`a.b`") && error.contains("ignore"), "{error}");
+    }
+}
+
+#[test]
+fn dynamic_bits_are_those_of_the_modules_that_match() {
+    let config = |dynamic: Value| {
+        let mut config = json!({ "quant_method": "gptq", "bits": 4, "group_size": -1, "format": "gptq_v2" });
+        config["dynamic"] = dynamic;
+        config
+    };
+    let checkpoint = checkpoint(&[
+        i32s("m.qweight", &[8, 8], &[0x8181_8181; 64]),
+        i32s("m.qzeros", &[1, 2], &[0x8080_8080; 2]),
+        f16s("m.scales", &[1, 8], &[1.0; 8]),
+    ]);
+    let open = |dynamic| quantization(config(dynamic)).expect("known").module(&checkpoint, "m");
+    let module = open(json!({ "+:m": { "bits": 8 }, "-:lm": {} })).expect("fits").expect("quantized");
+    assert!(values(&module, &checkpoint).iter().all(|&value| value == 1.0));
+    assert!(open(json!({ "-:m": {} })).is_err());
+    assert!(open(json!({ "m": { "bits": 8 }, "m.*": { "bits": 4 } })).is_err());
+}
