@@ -28,7 +28,7 @@ const ROTATE: usize = 64 << 20;
 
 /// Name, heads (as in Qwen2.5-0.5B and in Llama-3.2-1B), heads of keys, their elements; sequences, new tokens of each,
 /// keys of each.
-const PROBLEMS: [(&str, [usize; 3], [usize; 3]); 9] = [
+const PROBLEMS: [(&str, [usize; 3], [usize; 3]); 10] = [
     ("prefill 512", [14, 2, 64], [1, 512, 512]),
     ("prefill 2048", [14, 2, 64], [1, 2048, 2048]),
     ("prefill 8192", [14, 2, 64], [1, 8192, 8192]),
@@ -36,6 +36,7 @@ const PROBLEMS: [(&str, [usize; 3], [usize; 3]); 9] = [
     ("chunk of 64 behind 2048", [14, 2, 64], [1, 64, 2112]),
     ("decode over 512", [14, 2, 64], [1, 1, 512]),
     ("8 sequences, decode over 512", [14, 2, 64], [8, 1, 512]),
+    ("8 sequences, decode over 512, 32/8 heads of 64", [32, 8, 64], [8, 1, 512]),
     ("prefill 512, 32/8 heads of 128", [32, 8, 128], [1, 512, 512]),
     ("bidirectional 256, 12/12 heads of 32", [12, 12, 32], [1, 256, 256]),
 ];
@@ -82,7 +83,7 @@ fn main() -> Result<(), contender::Error> {
         limit(Compute::Bf16),
         peaks.memory_bytes_per_s / 1e9
     );
-    println!("{:42} {:11} {:>9} {:>9} {:>9} {:>7}", "problem", "row", "median ms", "best ms", "GFLOP/s", "GB/s");
+    println!("{:50} {:11} {:>9} {:>9} {:>9} {:>7}", "problem", "row", "median ms", "best ms", "GFLOP/s", "GB/s");
     for (name, (fixed, call)) in problems {
         let mut run = Problem::new(&device, fixed, call)?;
         let work = Attention::work(&run.fixed, &call);
@@ -92,7 +93,7 @@ fn main() -> Result<(), contender::Error> {
             }
             let (seconds, best) = run.times(row)?;
             println!(
-                "{:42} {:11} {:9.3} {:9.3} {:9.1} {:7.1}",
+                "{:50} {:11} {:9.3} {:9.3} {:9.1} {:7.1}",
                 format!("{name} {}/{}", run.fixed.q, run.fixed.kv),
                 row.name.trim_start_matches("attention.cpu."),
                 seconds * 1e3,

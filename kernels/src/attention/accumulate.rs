@@ -1,12 +1,13 @@
 //! The product of both steps: a block of rows by vectors of columns, one chain of multiply-adds per element.
 
 use super::products::Products;
+use super::source::Ahead;
 use crate::simd::{LANES, Simd};
 
 /// `c[r] = start[r] + Σ_k a[r, k] · b[k]` for some rows and vectors of columns, where `k` counts steps of
 /// [`Products::PAIR`] elements.
 #[derive(Clone, Copy)]
-pub(super) struct Product<E> {
+pub(super) struct Product<'a, E> {
     /// Rows, at most [`Products::ROWS`].
     pub rows: usize,
     /// `[rows, lda]` elements.
@@ -22,9 +23,11 @@ pub(super) struct Product<E> {
     pub vectors: usize,
     /// What `c` is multiplied by to start the chain, for each row; null to start from 0.
     pub scale: *const f32,
+    /// What is asked for meanwhile.
+    pub ahead: &'a Ahead<'a>,
 }
 
-impl<E: Copy> Product<E> {
+impl<E: Copy> Product<'_, E> {
     /// Computes it.
     ///
     /// # Safety
@@ -80,7 +83,9 @@ impl<E: Copy> Product<E> {
                 }
             }
             let mut b = self.b.add(P::PAIR * at * LANES);
+            let mut ahead = self.ahead.steps(self.steps);
             for k in 0..self.steps {
+                ahead.ask();
                 let mut columns = [P::sixteen(b); C];
                 for (v, column) in columns.iter_mut().enumerate() {
                     *column = P::sixteen(b.add(P::PAIR * v * LANES));

@@ -149,7 +149,7 @@ unsafe impl Products for Dot {
     }
 
     #[inline(always)]
-    unsafe fn multiply(product: &Product<u16>) {
+    unsafe fn multiply(product: &Product<'_, u16>) {
         // SAFETY: see the impl.
         unsafe { product.run::<Self>() }
     }

@@ -28,6 +28,12 @@ impl TileRows<'_> {
         (!ptr.is_null()).then_some(Line::new(ptr, self.dtype, self.step))
     }
 
+    /// How many elements, a multiple of `of`, some of the rows all have, one behind another.
+    #[inline(always)]
+    pub fn whole(&self, ptrs: &[*const u8], of: usize) -> usize {
+        if self.step == 1 && ptrs.iter().all(|p| !p.is_null()) { self.n / of * of } else { 0 }
+    }
+
     /// Elements of a row behind the first `at`.
     #[inline(always)]
     pub fn left(&self, at: usize) -> usize {
@@ -115,12 +121,12 @@ unsafe fn keys_at<S: Simd>(rows: TileRows<'_>, dst: *mut f32, depth: usize) {
 unsafe fn keys_from<S: Simd, T: Stored>(rows: TileRows<'_>, dst: *mut f32, depth: usize) {
     for key in (0..TILE).step_by(LANES) {
         let ptrs = &rows.ptrs[key..key + LANES];
-        let whole = if rows.step == 1 && ptrs.iter().all(|p| !p.is_null()) { rows.n } else { 0 };
+        let whole = rows.whole(ptrs, LANES);
         for d in (0..depth).step_by(LANES) {
             // SAFETY: the block lies inside the tile, and parts of rows end with them.
             unsafe {
                 let mut block = [S::splat(0.0); LANES];
-                if d + LANES <= whole {
+                if d < whole {
                     for (part, ptr) in block.iter_mut().zip(ptrs) {
                         *part = T::load::<S>(ptr.cast::<T>().add(d));
                     }

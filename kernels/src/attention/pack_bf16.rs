@@ -127,24 +127,23 @@ unsafe impl ExactInBf16 for F8E4M3 {
 ///
 /// # Safety
 /// Those of [`super::products::Products`].
-#[inline(always)]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn keys<T: ExactInBf16>(rows: TileRows<'_>, dst: *mut u16, depth: usize) {
     for key in (0..TILE).step_by(LANES) {
         let ptrs = &rows.ptrs[key..key + LANES];
-        let whole = if rows.step == 1 && ptrs.iter().all(|p| !p.is_null()) { rows.n } else { 0 };
+        let whole = rows.whole(ptrs, 2 * LANES);
         for d in (0..depth).step_by(2 * LANES) {
             // SAFETY: passed on; pairs are moved as f32 are.
             unsafe {
                 let mut block = [_mm512_setzero_ps(); LANES];
-                if d + 2 * LANES <= whole {
+                if d < whole {
                     for (part, ptr) in block.iter_mut().zip(ptrs) {
                         *part = _mm512_castsi512_ps(T::thirty_two(ptr.cast::<T>().add(d)));
                     }
                 } else {
                     for (i, part) in block.iter_mut().enumerate() {
-                        if let Some(line) = rows.get(key + i) {
-                            *part = _mm512_castsi512_ps(T::part(line.skip(d), rows.left(d)));
-                        }
+                        *part = _mm512_castsi512_ps(ragged::<T>(&rows, key + i, d));
                     }
                 }
                 let to = dst.add(d * TILE + 2 * key).cast::<f32>();
@@ -156,38 +155,39 @@ pub(super) unsafe fn keys<T: ExactInBf16>(rows: TileRows<'_>, dst: *mut u16, dep
     }
 }
 
+/// Elements `at..at + 32` of a row; zeros where there are none.
+#[cold]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn ragged<T: ExactInBf16>(rows: &TileRows<'_>, row: usize, at: usize) -> __m512i {
+    // SAFETY: passed on.
+    rows.get(row).map_or(_mm512_setzero_si512(), |line| unsafe { T::part(line.skip(at), rows.left(at)) })
+}
+
 /// Packs a tile of values of `T`. Returns whether all are finite.
 ///
 /// # Safety
 /// Those of [`super::products::Products`].
-#[inline(always)]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn values<T: ExactInBf16>(rows: TileRows<'_>, dst: *mut u16, width: usize) -> bool {
-    // SAFETY: passed on.
-    unsafe {
-        let absolute = _mm512_set1_epi16(0x7fff);
-        // Columns in order, of two rows of 32: the first sixteen, and the others.
-        let low = _mm512_set_epi16(
-            47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33,
-            1, 32, 0,
-        );
-        let high = _mm512_add_epi16(low, _mm512_set1_epi16(LANES as i16));
-        let mut largest = _mm512_setzero_si512();
-        for j in 0..TILE / 2 {
-            let (even, odd) = (rows.get(2 * j), rows.get(2 * j + 1));
-            let whole = if rows.step == 1 && even.is_some() && odd.is_some() { rows.n } else { 0 };
-            for at in (0..width).step_by(2 * LANES) {
-                let mut two = [_mm512_setzero_si512(); 2];
-                if at + 2 * LANES <= whole {
-                    for (values, row) in two.iter_mut().zip([2 * j, 2 * j + 1]) {
-                        *values = T::thirty_two(rows.ptrs[row].cast::<T>().add(at));
-                    }
-                } else {
-                    for (values, row) in two.iter_mut().zip([even, odd]) {
-                        if let Some(line) = row {
-                            *values = T::part(line.skip(at), rows.left(at));
-                        }
-                    }
-                }
+    let absolute = _mm512_set1_epi16(0x7fff);
+    // Columns in order, of two rows of 32: the first sixteen, and the others.
+    let low = _mm512_set_epi16(
+        47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1,
+        32, 0,
+    );
+    let high = _mm512_add_epi16(low, _mm512_set1_epi16(LANES as i16));
+    let mut largest = _mm512_setzero_si512();
+    for (j, ptrs) in rows.ptrs.chunks_exact(2).enumerate() {
+        let whole = rows.whole(ptrs, 2 * LANES);
+        for at in (0..width).step_by(2 * LANES) {
+            // SAFETY: passed on; the tile has these rows, and so many elements.
+            unsafe {
+                let two = match at < whole {
+                    true => [0, 1].map(|i: usize| T::thirty_two(ptrs[i].cast::<T>().add(at))),
+                    false => [0, 1].map(|i| ragged::<T>(&rows, 2 * j + i, at)),
+                };
                 if !T::FINITE {
                     for row in two {
                         largest = _mm512_max_epu16(largest, _mm512_and_si512(row, absolute));
@@ -201,9 +201,9 @@ pub(super) unsafe fn values<T: ExactInBf16>(rows: TileRows<'_>, dst: *mut u16, w
                 }
             }
         }
-        // Infinities and NaNs are what has the largest exponent.
-        T::FINITE || _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0
     }
+    // Infinities and NaNs are what has the largest exponent.
+    T::FINITE || _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0
 }
 
 #[cfg(test)]

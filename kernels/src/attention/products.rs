@@ -8,6 +8,7 @@ use sinew_memory::SimdLevel;
 use super::TILE;
 use super::accumulate::Product;
 use super::pack::{self, TileRows};
+use super::source::Ahead;
 use crate::line::Line;
 use crate::simd::{LANES, Portable, Simd, Stored};
 
@@ -48,11 +49,17 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     /// A step with zeros for the elements whose weight at `p` is 0.
     unsafe fn present(p: *const Self::E, step: Self::Step) -> Self::Step;
     /// Runs [`Product::run`], in line or not.
-    unsafe fn multiply(product: &Product<Self::E>);
+    unsafe fn multiply(product: &Product<'_, Self::E>);
 
     /// The dot products of some queries with the first `vectors · 16` keys of a tile, to `[rows, TILE]`.
     #[inline(always)]
-    unsafe fn scores(shape: Shape, queries: *const Self::E, keys: *const Self::E, scores: *mut f32, vectors: usize) {
+    unsafe fn scores(
+        shape: Shape<'_>,
+        queries: *const Self::E,
+        keys: *const Self::E,
+        scores: *mut f32,
+        vectors: usize,
+    ) {
         let product = Product {
             rows: shape.rows,
             a: queries,
@@ -64,6 +71,7 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
             ldc: TILE,
             vectors,
             scale: std::ptr::null(),
+            ahead: shape.ahead,
         };
         // SAFETY: passed on.
         unsafe { Self::multiply(&product) }
@@ -72,7 +80,7 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     /// `acc[r] = acc[r] · scale[r] + Σ_j weights[r, j] · values[j]` over the first `keys` keys.
     #[inline(always)]
     unsafe fn weigh(
-        shape: Shape,
+        shape: Shape<'_>,
         weights: *const Self::E,
         values: *const Self::E,
         acc: *mut f32,
@@ -90,6 +98,7 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
             ldc: shape.width,
             vectors: shape.width / LANES,
             scale,
+            ahead: shape.ahead,
         };
         // SAFETY: passed on.
         unsafe { Self::multiply(&product) }
@@ -99,7 +108,7 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     /// [`Products::weigh`] where they are, but for the sign of zeros.
     #[inline(always)]
     unsafe fn weigh_present(
-        shape: Shape,
+        shape: Shape<'_>,
         weights: *const Self::E,
         values: *const Self::E,
         acc: *mut f32,
@@ -124,9 +133,9 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     }
 }
 
-/// Sizes of the products of some rows.
+/// The products of some rows: their sizes, and what goes on beside them.
 #[derive(Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct Shape<'a> {
     /// The rows, at most [`Products::ROWS`].
     pub rows: usize,
     /// Elements of a head.
@@ -135,6 +144,8 @@ pub(super) struct Shape {
     pub depth: usize,
     /// Elements of an accumulator.
     pub width: usize,
+    /// What is asked for meanwhile.
+    pub ahead: &'a Ahead<'a>,
 }
 
 /// f32 operands and fused multiply-adds (or a product and a sum at the portable level).
@@ -206,7 +217,7 @@ unsafe impl<S: Simd> Products for Float<S> {
     }
 
     #[inline(always)]
-    unsafe fn multiply(product: &Product<f32>) {
+    unsafe fn multiply(product: &Product<'_, f32>) {
         // Out of line, so that the many blocks are compiled once for a level and not wherever they are called.
         // SAFETY: see the impl.
         unsafe {
@@ -222,7 +233,7 @@ unsafe impl<S: Simd> Products for Float<S> {
 }
 
 #[inline(never)]
-unsafe fn multiply_portable(product: &Product<f32>) {
+unsafe fn multiply_portable(product: &Product<'_, f32>) {
     // SAFETY: passed on from the caller.
     unsafe { product.run::<Float<Portable>>() }
 }
@@ -230,7 +241,7 @@ unsafe fn multiply_portable(product: &Product<f32>) {
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply_avx2(product: &Product<f32>) {
+unsafe fn multiply_avx2(product: &Product<'_, f32>) {
     // SAFETY: passed on from the caller.
     unsafe { product.run::<Float<crate::simd::Avx2>>() }
 }
@@ -238,7 +249,7 @@ unsafe fn multiply_avx2(product: &Product<f32>) {
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn multiply_avx512(product: &Product<f32>) {
+unsafe fn multiply_avx512(product: &Product<'_, f32>) {
     // SAFETY: passed on from the caller.
     unsafe { product.run::<Float<crate::simd::Avx512>>() }
 }

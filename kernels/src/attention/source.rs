@@ -1,5 +1,7 @@
 //! Where keys and values lie, and their scales.
 
+use std::cell::Cell;
+
 use sinew_tensor::{DType, PagedLayout, View};
 
 use super::TILE;
@@ -21,16 +23,98 @@ pub(super) struct Source {
     head_dim: usize,
 }
 
+/// Bytes of a line of a cache.
+const LINE: usize = 64;
+
 /// Addresses of the keys and values of a tile; null where there is none.
 pub(super) struct Located {
-    keys: [*const u8; TILE],
-    values: [*const u8; TILE],
+    /// Of the keys, and of the values.
+    rows: [[*const u8; TILE]; 2],
+    /// Of a row.
+    bytes: usize,
 }
 
 /// The scales of a tile's keys and values, where they have any.
 pub(super) struct Scales {
     pub keys: [f32; TILE],
     pub values: [f32; TILE],
+}
+
+/// What is needed next and asked for meanwhile: a little with each step of the products, as a core that waits for more
+/// lines than it can count does nothing else.
+pub(super) struct Ahead<'a> {
+    rows: Cell<&'a [*const u8]>,
+    of_a_step: usize,
+    bytes: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// Of what lies somewhere, if anything is, over `steps` steps at least.
+    #[inline(always)]
+    pub fn new(next: Option<&'a Located>, steps: usize) -> Self {
+        let rows = next.map_or(&[][..], |at| at.rows.as_flattened());
+        let bytes = next.map_or(0, |at| at.bytes);
+        Self { rows: Cell::new(rows), of_a_step: rows.len().div_ceil(steps.max(1)), bytes }
+    }
+
+    /// Asks for all of it.
+    pub fn now(&self) {
+        let mut rows = self.steps(self.rows.get().len());
+        while !rows.done() {
+            rows.ask();
+        }
+    }
+
+    /// What falls to the next steps.
+    #[inline(always)]
+    pub fn steps(&self, steps: usize) -> Steps {
+        let rows = self.rows.get();
+        let (now, later) = rows.split_at(rows.len().min(steps * self.of_a_step));
+        self.rows.set(later);
+        let std::ops::Range { start, end } = now.as_ptr_range();
+        Steps {
+            next: start,
+            end,
+            of_a_step: self.of_a_step,
+            second: LINE.min(self.bytes.saturating_sub(1)),
+            bytes: self.bytes,
+        }
+    }
+}
+
+/// See [`Ahead::steps`].
+pub(super) struct Steps {
+    next: *const *const u8,
+    end: *const *const u8,
+    of_a_step: usize,
+    /// From a row's first line to its second, if it has two.
+    second: usize,
+    bytes: usize,
+}
+
+impl Steps {
+    #[inline(always)]
+    fn done(&self) -> bool {
+        self.next >= self.end
+    }
+
+    /// Asks for what falls to a step.
+    #[inline(always)]
+    pub fn ask(&mut self) {
+        for _ in 0..self.of_a_step {
+            if self.done() {
+                return;
+            }
+            // SAFETY: `next` is one of a slice of rows that outlives this.
+            let row = unsafe { *self.next };
+            simd::prefetch(row, Reach::Near);
+            simd::prefetch(row.wrapping_add(self.second), Reach::Near);
+            for line in (2 * LINE..self.bytes).step_by(LINE) {
+                simd::prefetch(row.wrapping_add(line), Reach::Near);
+            }
+            self.next = self.next.wrapping_add(1);
+        }
+    }
 }
 
 impl Source {
@@ -47,21 +131,17 @@ impl Source {
         Ok(Self { k: operand(k)?, v: operand(v)?, table, scaled, head_dim })
     }
 
-    /// Where the keys and values of a piece lie, which it asks for.
+    /// Where the keys and values of a piece lie.
     ///
     /// # Safety
     /// The piece is of this source and of the unit, whose sequence was read by [`super::contents::read`].
     #[inline(always)]
     pub unsafe fn locate(&self, unit: &Unit, piece: &Piece<'_>) -> Located {
-        let mut at = Located { keys: [std::ptr::null(); TILE], values: [std::ptr::null(); TILE] };
-        // SAFETY: passed on.
-        unsafe { self.addresses(unit, piece, &mut at.keys, &mut at.values) };
         let bytes = self.head_dim * self.k.dtype.size();
-        for line in (0..bytes).step_by(64) {
-            for ptr in at.keys.iter().chain(&at.values) {
-                simd::prefetch(ptr.wrapping_add(line), Reach::Near);
-            }
-        }
+        let mut at = Located { rows: [[std::ptr::null(); TILE]; 2], bytes };
+        let [keys, values] = &mut at.rows;
+        // SAFETY: passed on.
+        unsafe { self.addresses(unit, piece, keys, values) };
         at
     }
 
@@ -92,10 +172,11 @@ impl Source {
             // SAFETY: `read` has checked the blocks of all visible keys.
             unsafe {
                 let Run { id, slot, n } = table.run(unit.index, key, to);
-                let (mut k, mut v) = (self.k.at([id, unit.head, slot, 0]), self.v.at([id, unit.head, slot, 0]));
-                for i in key - tile..key - tile + n {
-                    (keys[i], values[i]) = (k, v);
-                    (k, v) = (k.wrapping_add(steps[0]), v.wrapping_add(steps[1]));
+                for (operand, step, rows) in [(&self.k, steps[0], &mut *keys), (&self.v, steps[1], &mut *values)] {
+                    let first = operand.at([id, unit.head, slot, 0]);
+                    for (i, row) in rows[key - tile..][..n].iter_mut().enumerate() {
+                        *row = first.wrapping_add(i * step);
+                    }
                 }
                 if self.scaled {
                     for operand in [&self.k, &self.v] {
@@ -110,13 +191,13 @@ impl Source {
     /// The rows of keys that were located.
     #[inline(always)]
     pub fn keys<'r>(&self, at: &'r Located) -> TileRows<'r> {
-        self.rows(&at.keys, &self.k)
+        self.rows(&at.rows[0], &self.k)
     }
 
     /// The rows of values that were located.
     #[inline(always)]
     pub fn values<'r>(&self, at: &'r Located) -> TileRows<'r> {
-        self.rows(&at.values, &self.v)
+        self.rows(&at.rows[1], &self.v)
     }
 
     #[inline(always)]

@@ -6,6 +6,7 @@ use super::body::{Body, Step, Unit, Way};
 use super::contents;
 use super::plan::{Plan, Scratch};
 use super::products::{Float, Products};
+use super::source::Ahead;
 use super::tile::{Tile, block_rows, parts};
 use super::{AttentionDynamic, AttentionStatic, Compute, GROUP, TILE};
 use crate::simd::{Kernel, Simd};
@@ -118,8 +119,9 @@ impl<P: Products> Way<'_, P> {
             let tiles = (from / TILE * TILE..to).step_by(TILE);
             let mut pieces = tiles.flat_map(|tile| self.pieces_of(unit, from, to, tile)).flatten();
             let mut here = pieces.next().map(|piece| (piece, piece.source.locate(unit, &piece)));
+            Ahead::new(here.as_ref().map(|(_, at)| at), 1).now();
             while let Some((piece, at)) = here {
-                // Blocks of a cache lie anywhere: what comes next is on its way while this piece is multiplied.
+                // Blocks of a cache lie anywhere: what comes next is asked for while this piece is multiplied.
                 let next = pieces.next().map(|piece| (piece, piece.source.locate(unit, &piece)));
                 let source = piece.source;
                 P::pack_keys(source.keys(&at), scratch.keys, self.plan.depth);
@@ -127,8 +129,11 @@ impl<P: Products> Way<'_, P> {
                 let scales = source.scales(unit, &piece);
                 let finite = finite && scales.as_ref().is_none_or(|s| s.values.iter().all(|x| x.is_finite()));
                 let (first, behind) = piece.rows;
+                let together = (behind - first).min(block_rows::<P>());
+                let steps = self.fixed.head_dim.div_ceil(P::PAIR) + TILE / P::PAIR;
+                let ahead = Ahead::new(next.as_ref().map(|(_, at)| at), parts(together, P::ROWS).count() * steps);
                 for (row, rows) in parts(behind - first, block_rows::<P>()) {
-                    let tile = Tile { start: piece.tile, finite, scales: scales.as_ref() };
+                    let tile = Tile { start: piece.tile, finite, scales: scales.as_ref(), ahead: &ahead };
                     self.block(unit, scratch, tile, first + row, rows);
                 }
                 here = next;

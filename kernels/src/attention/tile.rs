@@ -4,7 +4,7 @@ use super::body::{Unit, Way};
 use super::operand::Strided;
 use super::plan::Scratch;
 use super::products::{Products, Shape};
-use super::source::Scales;
+use super::source::{Ahead, Scales};
 use super::{Compute, MaskKind, TILE};
 use crate::simd::math::{exp2_nonpositive, tanh};
 use crate::simd::{LANES, Simd};
@@ -18,6 +18,8 @@ pub(super) struct Tile<'a> {
     pub finite: bool,
     /// Of keys and values that are codes.
     pub scales: Option<&'a Scales>,
+    /// What is asked for meanwhile.
+    pub ahead: &'a Ahead<'a>,
 }
 
 impl<P: Products> Way<'_, P> {
@@ -36,7 +38,8 @@ impl<P: Products> Way<'_, P> {
         let whole = last.0 <= tile && first.1 >= tile + TILE;
         let plain = whole && self.raw_scores() && self.fixed.mask.is_none();
         let plan = &self.plan;
-        let shape = |rows| Shape { rows, head_dim: self.fixed.head_dim, depth: plan.depth, width: plan.width };
+        let (head_dim, ahead) = (self.fixed.head_dim, of.ahead);
+        let shape = |rows| Shape { rows, head_dim, depth: plan.depth, width: plan.width, ahead };
         // The largest score of each row; by lanes, as everything of the rows' states.
         let mut max = [f32::NEG_INFINITY; LANES];
         let mut scale = [0.0f32; LANES];
@@ -46,16 +49,19 @@ impl<P: Products> Way<'_, P> {
                 let queries = scratch.queries.add((row + at) * plan.depth);
                 P::scores(shape(rows), queries, scratch.keys, scratch.scores.add(at * TILE), vectors);
             }
-            for (r, max) in max.iter_mut().enumerate().take(rows) {
-                let scores = scratch.scores.add(r * TILE);
-                if let Some(scales) = of.scales {
-                    multiply::<P::S>(scores, &scales.keys, vectors);
+            if let Some(scales) = of.scales {
+                for r in 0..rows {
+                    multiply::<P::S>(scratch.scores.add(r * TILE), &scales.keys, vectors);
                 }
-                *max = if plain {
-                    highest::<P::S>(scores)
-                } else {
-                    let visible = if whole { None } else { Some(self.keys_of_row(unit, row + r)) };
-                    self.finish_scores(unit, row + r, tile, visible, scores, vectors)
+            }
+            for r in 0..rows {
+                let scores = scratch.scores.add(r * TILE);
+                max[r] = match plain {
+                    true => highest::<P::S>(scores),
+                    false => {
+                        let visible = if whole { None } else { Some(self.keys_of_row(unit, row + r)) };
+                        self.finish_scores(unit, row + r, tile, visible, scores, vectors)
+                    }
                 };
             }
             let factor = self.powers_per_score();
