@@ -104,10 +104,10 @@ pub(crate) fn refuse_beyond_memory(
         return Ok(());
     }
     let parts = parts.iter().filter(|(_, bytes)| *bytes > 0);
-    let parts: Vec<String> = parts.map(|(what, bytes)| format!("{what} {}", counted(*bytes))).collect();
+    let parts: Vec<String> = parts.map(|(what, bytes)| format!("{what} {}", Bytes(*bytes))).collect();
     Err(Error::Input(format!(
         "the model takes {} for {purpose} ({}); {}; {}",
-        held_against(total, available),
+        Bytes(total).beside([available]).0,
         parts.join(", "),
         free(ctx, total, available)?,
         would_fit(available)?
@@ -129,21 +129,6 @@ fn free(ctx: &Context, asked: usize, available: usize) -> Result<String> {
     let rest = if holders.is_empty() { String::new() } else { format!(", the rest is held by {}", holders.join(", ")) };
     let (_, [available, total]) = Bytes(asked).beside([available, total]);
     Ok(format!("{available} of {total} are free on {}{rest}", ctx.device().id()))
-}
-
-fn counted(bytes: usize) -> String {
-    match bytes {
-        usize::MAX => "more bytes than can be counted".to_owned(),
-        _ => Bytes(bytes).to_string(),
-    }
-}
-
-/// A number of bytes that is more than is available.
-pub(crate) fn held_against(bytes: usize, available: usize) -> String {
-    match bytes {
-        usize::MAX => counted(bytes),
-        _ => Bytes(bytes).beside([available]).0,
-    }
 }
 
 /// The largest number up to `limit` of which `fits` holds, or 0; more of it never takes less.
