@@ -53,6 +53,7 @@ pub mod tokenizer;
 mod answering;
 mod batch;
 mod files;
+mod floats;
 mod limits;
 mod logits;
 mod places;

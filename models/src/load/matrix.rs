@@ -6,9 +6,10 @@ use std::ops::Range;
 use sinew_ops::layers::{Encoding, Piece};
 use sinew_tensor::DType;
 
+use super::Part;
 use super::precision::float_dtype;
-use super::{Part, widen};
 use crate::checkpoint::Checkpoint;
+use crate::floats::{are_finite, widened};
 use crate::quantized::{BlockRows, Rows, StoredModule, Strip as ModuleStrip};
 use crate::{Error, Result};
 
@@ -218,20 +219,11 @@ impl StripRows<'_> {
 }
 
 /// Refuses values of which no scale can be made. That they are read once before they are packed makes loading an eighth
-/// faster: they are in the cache then.
+/// faster.
 pub(crate) fn check_finite(checkpoint: &Checkpoint, tensor: &str, bytes: &[u8], dtype: DType) -> Result<()> {
-    /// Whether the exponent of any has all bits set.
-    fn any_full<const SIZE: usize>(bytes: &[u8], is_full: impl Fn([u8; SIZE]) -> bool) -> bool {
-        bytes.as_chunks().0.iter().fold(false, |any, &value| any | is_full(value))
-    }
-    let any = match dtype {
-        DType::F16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7c00 == 0x7c00),
-        DType::BF16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7f80 == 0x7f80),
-        _ => any_full(bytes, |value| u32::from_le_bytes(value) & 0x7f80_0000 == 0x7f80_0000),
-    };
-    match any {
-        false => Ok(()),
-        true => Err(Error::Checkpoint {
+    match are_finite(bytes, dtype) {
+        true => Ok(()),
+        false => Err(Error::Checkpoint {
             file: checkpoint.name().to_owned(),
             problem: format!(
                 "tensor `{}` has values that are infinite or no numbers, which cannot be quantized",
@@ -246,8 +238,7 @@ pub(crate) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DT
     if dtype != DType::F64 {
         return (bytes, dtype);
     }
-    let values = widen::<8>(&bytes, |b| f64::from_le_bytes(b) as f32);
-    (Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
+    (Cow::Owned(widened(&bytes, dtype).iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
 }
 
 /// The dtype of a tensor of floats, which must have this shape.

@@ -7,6 +7,7 @@ use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use super::Part;
 use crate::checkpoint::{Checkpoint, Load};
+use crate::quantized::StoredModule;
 use crate::{Error, Result};
 
 /// How weights get from files into memory.
@@ -52,9 +53,19 @@ impl WeightOptions {
     pub fn precision(&self, checkpoint: &Checkpoint, ctx: &Context) -> Result<Precision> {
         let keeps_blocks = self.dtype.is_none() && self.quantize.is_none();
         if let (Some(activations), false) = (self.activations, self.takes_activations(Some(checkpoint), ctx)?) {
+            let [weights, supported] = match self.groups_in_no_blocks(checkpoint, ctx)? {
+                Some(groups) => [
+                    format!("weights in {groups}, which are multiplied as floats"),
+                    "weights that are quantized again as they are loaded".to_owned(),
+                ],
+                None => [
+                    "weights that are not quantized so".to_owned(),
+                    "bf16 for quantized weights, int8 for those whose codes are integers".to_owned(),
+                ],
+            };
             return Err(Error::Unsupported {
-                what: format!("activations in {activations:?} with weights that are not quantized so"),
-                supported: "bf16 for quantized weights, int8 for those whose codes are integers".to_owned(),
+                what: format!("activations in {activations:?} with {weights}"),
+                supported,
             });
         }
         let dtype = match (self.dtype, self.quantize) {
@@ -83,6 +94,18 @@ impl WeightOptions {
             (None, None, Some(checkpoint)) => Ok(first_blocks(checkpoint, ctx, &takes)?.is_some()),
             _ => Ok(false),
         }
+    }
+
+    /// The groups, in words, of weights that a checkpoint has quantized to integers and that are multiplied as floats all
+    /// the same, as a device has no kernels for them.
+    ///
+    /// # Errors
+    /// As [`takes_activations`](Self::takes_activations).
+    pub fn groups_in_no_blocks(&self, checkpoint: &Checkpoint, ctx: &Context) -> Result<Option<String>> {
+        if self.dtype.is_some() || self.quantize.is_some() {
+            return Ok(None);
+        }
+        first_module(checkpoint, ctx, |module| module.values().is_integer().then(|| module.groups_in_no_blocks())?)
     }
 }
 
@@ -251,6 +274,19 @@ fn first_blocks(
     ctx: &Context,
     such: &dyn Fn(BlockFormat) -> bool,
 ) -> Result<Option<Encoding>> {
+    first_module(checkpoint, ctx, |module| match module.encoding() {
+        Encoding::Blocks(format) if such(format) && ctx.format(format).is_some() => Some(module.encoding()),
+        _ => None,
+    })
+}
+
+/// What is found out of the first quantized module of a checkpoint of which there is something, on a device that keeps
+/// any as they are.
+fn first_module<T>(
+    checkpoint: &Checkpoint,
+    ctx: &Context,
+    found: impl Fn(&StoredModule) -> Option<T>,
+) -> Result<Option<T>> {
     // Where none are kept, what modules are in need not be read.
     if checkpoint.quantization().is_none() || ctx.kept_blocks().next().is_none() {
         return Ok(None);
@@ -258,11 +294,8 @@ fn first_blocks(
     // MXFP4 names tensors by the module and an end without a dot.
     let names = checkpoint.names();
     for module in names.filter_map(|name| name.strip_suffix("_blocks").or_else(|| Some(name.rsplit_once('.')?.0))) {
-        if let Some(encoding @ Encoding::Blocks(format)) = checkpoint.module(module)?.map(|module| module.encoding())
-            && such(format)
-            && ctx.format(format).is_some()
-        {
-            return Ok(Some(encoding));
+        if let Some(found) = checkpoint.module(module)?.as_ref().and_then(&found) {
+            return Ok(Some(found));
         }
     }
     Ok(None)

@@ -1,3 +1,4 @@
+use half::f16;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 use sinew_memory::{Cpu, SimdLevel};

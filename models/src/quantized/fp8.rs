@@ -52,8 +52,7 @@ impl Fp8 {
             }
             (None, _) => probe.tensor("weight_scale", &dtypes)?,
         };
-        let is_one = matches!(scales.shape, [] | [1]);
-        let of = self.scales.unwrap_or(if is_one { ScaleOf::Tensor } else { ScaleOf::Channel });
+        let of = self.scales.unwrap_or(if scales.is_single() { ScaleOf::Tensor } else { ScaleOf::Channel });
         Ok(Some(module(&probe, codes, scales, of, dtype)?))
     }
 }

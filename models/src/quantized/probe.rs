@@ -24,6 +24,13 @@ pub(super) struct Found<'a> {
     pub shape: &'a [usize],
 }
 
+impl Found<'_> {
+    /// Whether it is one value, of whatever dimensions.
+    pub fn is_single(&self) -> bool {
+        self.shape.iter().all(|&extent| extent == 1)
+    }
+}
+
 impl<'a> Probe<'a> {
     /// An error that names the module and its format.
     pub fn problem(&self, problem: impl Display) -> Error {
@@ -79,7 +86,7 @@ impl<'a> Probe<'a> {
 
     /// Refuses all but tensors of one value.
     pub fn check_single(&self, found: &Found<'_>) -> Result<()> {
-        if matches!(found.shape, [] | [1]) {
+        if found.is_single() {
             return Ok(());
         }
         let (name, has) = (found.name.escape_debug(), found.shape);

@@ -13,6 +13,7 @@ use super::module::{
 use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::floats::{are_finite, widened};
 
 /// Some columns of a [`StoredModule`]. What has all outputs of an input side by side is read when it is made, once; what
 /// lies row after row when rows are asked for.
@@ -188,28 +189,34 @@ impl<'a> Strip<'a> {
         })
     }
 
-    /// `[rows, groups]` in the dtype that they have in memory.
+    /// `[rows, groups]` in the dtype that they have in memory, all of them finite.
     fn scales(&self, rows: Range<usize>) -> Result<Vec<u8>> {
         let (module, groups) = (self.module, self.groups.len());
         let (size, name) = (module.scale_dtype.size(), &module.scales.tensor);
-        match &module.scales.layout {
+        let scales = match &module.scales.layout {
             ScalesLayout::Columns => {
                 let (bytes, n) = (&self.scales.bytes, module.shape[0]);
-                Ok(match size {
+                match size {
                     2 => columns(bytes.as_chunks::<2>().0, n, rows, groups).as_flattened().to_vec(),
                     _ => columns(bytes.as_chunks::<4>().0, n, rows, groups).as_flattened().to_vec(),
-                })
+                }
             }
-            ScalesLayout::Rows(shared) => rows_of(self.checkpoint, name, rows, *shared, groups * size),
+            ScalesLayout::Rows(shared) => rows_of(self.checkpoint, name, rows, *shared, groups * size)?,
             ScalesLayout::Exponents(shared) => {
                 let exponents = rows_of(self.checkpoint, name, rows, *shared, groups)?;
-                Ok(exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect())
+                exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect()
             }
             ScalesLayout::Nested(nested) => {
                 let first = rows.start * groups;
-                Ok(nested.scales(&self.checkpoint.tensor_slice(name, first..rows.end * groups)?.bytes, first))
+                nested.scales(&self.checkpoint.tensor_slice(name, first..rows.end * groups)?.bytes, first)
             }
+        };
+        if are_finite(&scales, module.scale_dtype) {
+            return Ok(scales);
         }
+        let (module, name) = (module.name.escape_debug(), name.escape_debug());
+        let problem = format!("module `{module}`: `{name}` has scales that are infinite or no numbers");
+        Err(Error::Checkpoint { file: self.checkpoint.name().to_owned(), problem })
     }
 
     /// `[rows, groups]`, where there are any.
@@ -302,14 +309,6 @@ fn rows_of(
         }
     }
     Ok(all)
-}
-
-fn widened(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    match dtype {
-        DType::F16 => bytes.as_chunks().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
-        DType::BF16 => bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
-        _ => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
-    }
 }
 
 /// Rounds floats of f32 to a dtype, a line at a time.

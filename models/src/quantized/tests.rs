@@ -407,14 +407,47 @@ fn scales_of_rows_of_fp8_are_vectors_or_columns() {
     }
     // What has one says so, or has no other.
     let one = || f32s("m.weight_scale", &[1], &[2.0]);
-    let single = quantization(json!({ "quant_method": "fp8" })).expect("known");
-    let stored = checkpoint(&[weight(), one()]);
-    let module = single.module(&stored, "m").expect("fits").expect("quantized");
-    assert!(values(&module, &stored).into_iter().eq([2.0; 12]));
+    for config in [json!({ "quant_method": "fp8" }), json!({ "quant_method": "modelopt", "quant_algo": "FP8" })] {
+        let single = quantization(config).expect("known");
+        for shape in [&[][..], &[1], &[1, 1]] {
+            let stored = checkpoint(&[weight(), f32s("m.weight_scale", shape, &[2.0])]);
+            let module = single.module(&stored, "m").expect("fits").expect("quantized");
+            assert!(values(&module, &stored).into_iter().eq([2.0; 12]), "{shape:?}");
+        }
+    }
     let of_rows = quantization(json!({ "quant_method": "fbgemm_fp8" })).expect("known");
     refused(&of_rows, &[weight(), one()], &["[1]", "[3]"]);
     let of_tensors = quantization(json!({ "quant_method": "modelopt", "quant_algo": "FP8" })).expect("known");
     refused(&of_tensors, &[weight(), f32s("m.weight_scale", &[3], &[1.0; 3])], &["[3]", "one value"]);
+}
+
+#[test]
+fn scales_that_are_no_numbers_are_refused_by_the_name_of_their_module() {
+    let refused = |quantization: &Quantization, tensors: &[Made], scales: &str| {
+        let stored = checkpoint(tensors);
+        let module = quantization.module(&stored, "m").expect("fits").expect("quantized");
+        let [n, _] = module.shape();
+        let errors = [module.rows(&stored, 0..n).map(drop), module.dequantized(&stored, n - 1..n).map(drop)];
+        for error in errors.map(|result| result.expect_err("its last row has one").to_string()) {
+            assert!(error.contains("module `m`") && error.contains(scales) && error.contains("no numbers"), "{error}");
+        }
+    };
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let words = [i32s("m.qweight", &[4, 8], &[0; 32]), i32s("m.qzeros", &[1, 1], &[0])];
+        let scales = f16s("m.scales", &[1, 8], &[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, bad]);
+        let [codes, zeros] = words;
+        refused(&gptq(4, 32, "gptq"), &[codes, zeros, scales], "`m.scales`");
+        let weight = || Made("m.weight", Dtype::F8_E4M3, vec![3, 32], vec![0x38; 96]);
+        let fp8 = quantization(json!({ "quant_method": "fp8" })).expect("known");
+        refused(&fp8, &[weight(), f32s("m.weight_scale", &[3, 1], &[1.0, 1.0, bad])], "`m.weight_scale`");
+        refused(&fp8, &[weight(), f32s("m.weight_scale_inv", &[], &[bad])], "`m.weight_scale_inv`");
+        let bits = bf16::from_f32(bad).to_le_bytes();
+        let of_tensor = Made("m.weight_scale", Dtype::BF16, vec![1], bits.to_vec());
+        refused(&fp8, &[weight(), of_tensor], "`m.weight_scale`");
+    }
+    let blocks = Made("m_blocks", Dtype::U8, vec![1, 2, 1, 16], vec![0; 32]);
+    let scales = Made("m_scales", Dtype::U8, vec![1, 2, 1], vec![127, 255]);
+    refused(&quantization(json!({ "quant_method": "mxfp4" })).expect("known"), &[blocks, scales], "`m_scales`");
 }
 
 #[test]

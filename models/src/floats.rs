@@ -1,0 +1,31 @@
+//! Little-endian floats, as files have them.
+
+use half::{bf16, f16};
+use sinew_tensor::DType;
+
+/// Whether none of them is infinite or no number. That costs little beside what is done with them next: they are in the
+/// cache then.
+pub(crate) fn are_finite(bytes: &[u8], dtype: DType) -> bool {
+    /// Whether the exponent of any has all bits set.
+    fn any_full<const SIZE: usize>(bytes: &[u8], is_full: impl Fn([u8; SIZE]) -> bool) -> bool {
+        bytes.as_chunks().0.iter().fold(false, |any, &value| any | is_full(value))
+    }
+    !match dtype {
+        DType::F16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7c00 == 0x7c00),
+        DType::BF16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7f80 == 0x7f80),
+        _ => any_full(bytes, |value| u32::from_le_bytes(value) & 0x7f80_0000 == 0x7f80_0000),
+    }
+}
+
+/// Their values in f32.
+pub(crate) fn widened(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    fn each<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|&bytes| value(bytes)).collect()
+    }
+    match dtype {
+        DType::F64 => each(bytes, |value| f64::from_le_bytes(value) as f32),
+        DType::F16 => each(bytes, |value| f16::from_le_bytes(value).to_f32()),
+        DType::BF16 => each(bytes, |value| bf16::from_le_bytes(value).to_f32()),
+        _ => each(bytes, f32::from_le_bytes),
+    }
+}
