@@ -5,11 +5,12 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, Load};
+use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::files::{self, Fields};
 use crate::pooling::EmbeddingConfig;
 use crate::quantized::Quantization;
+use crate::tensors::Load;
 use crate::tokenizer::TextLimits;
 use crate::{ChatTemplate, GenerationConfig, ModelConfig, Tokenizer};
 

@@ -40,8 +40,8 @@ pub use self::module::{BlockRows, Rows, StoredModule};
 use self::patterns::Pattern;
 use self::probe::Probe;
 pub(crate) use self::strip::Strip;
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::tensors::Tensors;
 
 mod awq;
 mod bitsandbytes;
@@ -110,19 +110,19 @@ impl Quantization {
     /// # Errors
     /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a tensor that is missing, or has another dtype or shape than
     /// the config says, and for a module that the config leaves out.
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
+    pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
         let module = match &self.method {
-            Method::Gptq(gptq) => gptq.module(checkpoint, name),
-            Method::Awq(awq) => awq.module(checkpoint, name),
-            Method::Compressed(compressed) => compressed.module(checkpoint, name, self.dtype),
-            Method::Fp8(fp8) => fp8.module(checkpoint, name, self.dtype),
-            Method::Mxfp4 => mxfp4::module(checkpoint, name),
-            Method::Bitsandbytes => bitsandbytes::module(checkpoint, name),
+            Method::Gptq(gptq) => gptq.module(tensors, name),
+            Method::Awq(awq) => awq.module(tensors, name),
+            Method::Compressed(compressed) => compressed.module(tensors, name, self.dtype),
+            Method::Fp8(fp8) => fp8.module(tensors, name, self.dtype),
+            Method::Mxfp4 => mxfp4::module(tensors, name),
+            Method::Bitsandbytes => bitsandbytes::module(tensors, name),
         }?;
         if module.is_some() {
             for (list, pattern) in &self.left_out {
                 if pattern.leaves_out(name)? {
-                    let probe = Probe { checkpoint, module: name, format: &self.to_string() };
+                    let probe = Probe { tensors, module: name, format: &self.to_string() };
                     return Err(probe.problem(format!("`{list}` leaves it out with {pattern}, and it is quantized")));
                 }
             }
@@ -134,8 +134,8 @@ impl Quantization {
     ///
     /// # Errors
     /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a module that the config names, or that has scales.
-    pub(crate) fn check_floats(&self, checkpoint: &Checkpoint, name: &str) -> Result<()> {
-        let probe = Probe { checkpoint, module: name, format: &self.to_string() };
+    pub(crate) fn check_floats(&self, tensors: &Tensors, name: &str) -> Result<()> {
+        let probe = Probe { tensors, module: name, format: &self.to_string() };
         // Heads and tables need not be quantized though all modules are.
         if !probe.is_of_layer() {
             return Ok(());
@@ -151,7 +151,7 @@ impl Quantization {
     /// Whether a tensor belongs to a quantized module and is not needed to multiply by it, so that nobody need be told
     /// that it is not used: scales of activations and caches, and the biases of zeros that AutoGPTQ wrote for each
     /// module.
-    pub fn is_spare(&self, checkpoint: &Checkpoint, name: &str) -> bool {
+    pub fn is_spare(&self, tensors: &Tensors, name: &str) -> bool {
         /// Of static activations, of cached keys and values, and what is only read where it says something.
         const SPARE: [&str; 12] = [
             "input_scale",
@@ -173,8 +173,8 @@ impl Quantization {
         }
         matches!(self.method, Method::Gptq(_))
             && last == "bias"
-            && checkpoint.contains(&format!("{module}.qweight"))
-            && checkpoint.tensor(name).is_ok_and(|bias| bias.bytes.iter().all(|&byte| byte == 0))
+            && tensors.contains(&format!("{module}.qweight"))
+            && tensors.tensor(name).is_ok_and(|bias| bias.bytes.iter().all(|&byte| byte == 0))
     }
 }
 

@@ -6,8 +6,9 @@ use sinew_ops::layers::{Compute, Encoding, OldKv};
 use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use super::Part;
-use crate::checkpoint::{Checkpoint, Load};
+use crate::checkpoint::Checkpoint;
 use crate::quantized::StoredModule;
+use crate::tensors::{Load, Tensors};
 use crate::{Error, Result};
 
 /// How weights get from files into memory.
@@ -328,11 +329,11 @@ const FLOATS: &str = "F32, F16, BF16, F64";
 ///
 /// # Errors
 /// A checkpoint without floating-point tensors.
-pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
+pub fn main_dtype(tensors: &Tensors) -> Result<DType> {
     /// Scales and tables of bitsandbytes, which are f32 whatever the weights were, and may be more than the other floats.
     const OF_CODES: [&str; 4] = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"];
     let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
-    let floats = checkpoint.infos().filter(|(name, _)| !OF_CODES.iter().any(|end| name.ends_with(end)));
+    let floats = tensors.infos().filter(|(name, _)| !OF_CODES.iter().any(|end| name.ends_with(end)));
     for (_, info) in floats {
         let dtype = match float(info.dtype) {
             Some(DType::F64) => DType::F32,
@@ -344,7 +345,7 @@ pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
     }
     let (dtype, most) = counts.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));
     if most == 0 {
-        let what = format!("{}, which has no floating-point tensor,", checkpoint.name());
+        let what = format!("{}, which has no floating-point tensor,", tensors.name());
         return Err(Error::Unsupported { what, supported: FLOATS.to_owned() });
     }
     Ok(dtype)

@@ -11,8 +11,8 @@ use sinew_tensor::BlockValues;
 
 use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout, signed_nibbles};
 use super::probe::{Probe, SCALES, scale_dtype};
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::tensors::Tensors;
 
 /// The output, of the eight of a word, that each nibble belongs to, lowest first.
 pub(super) const OUTPUT_OF_NIBBLE: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
@@ -25,8 +25,8 @@ pub(super) struct Awq {
 }
 
 impl Awq {
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
-        let probe = Probe { checkpoint, module: name, format: "AWQ" };
+    pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
+        let probe = Probe { tensors, module: name, format: "AWQ" };
         let Some(codes) = probe.find("qweight") else { return Ok(None) };
         probe.check_dtype(&codes, &[Dtype::I32])?;
         let [k, words] = probe.matrix(&codes)?;

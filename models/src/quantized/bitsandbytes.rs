@@ -13,10 +13,10 @@ use sinew_tensor::{BlockValues, DType};
 
 use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
 use super::probe::Probe;
-use crate::checkpoint::Checkpoint;
 use crate::config::fields::{MAX_SIZE, read_dtype};
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count};
+use crate::tensors::Tensors;
 
 /// Scales that are quantized themselves.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,11 +40,11 @@ impl Nested {
     }
 }
 
-pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
+pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
     const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
     /// Bytes of a state, which is some two hundred of them.
     const MAX_STATE: usize = 1 << 16;
-    let probe = Probe { checkpoint, module: name, format: "bitsandbytes, NF4" };
+    let probe = Probe { tensors, module: name, format: "bitsandbytes, NF4" };
     if probe.find("weight.quant_state.bitsandbytes__fp4").is_some() {
         let what = format!("FP4 of bitsandbytes, which module `{}` has,", name.escape_debug());
         return Err(Error::Unsupported { what, supported: "NF4".to_owned() });
@@ -64,8 +64,8 @@ pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<Store
             state.shape
         )));
     }
-    let json: Value = serde_json::from_slice(&checkpoint.tensor(&state.name)?.bytes)
-        .map_err(|source| Error::Json { file: format!("`{}` in {}", state.name, checkpoint.name()), source })?;
+    let json: Value = serde_json::from_slice(&tensors.tensor(&state.name)?.bytes)
+        .map_err(|source| Error::Json { file: format!("`{}` in {}", state.name, tensors.name()), source })?;
     let fields = Fields::of(&json, &state.name, "")?;
     let size = |field: &str| fields.required(field, fields.size(field, MAX_SIZE)?);
     let [n, k] = shape(&fields)?;
@@ -140,7 +140,7 @@ fn shape(fields: &Fields<'_>) -> Result<[usize; 2]> {
 fn floats(probe: &Probe<'_>, tensor: &str, count: usize) -> Result<Box<[f32]>> {
     let found = probe.tensor(tensor, &[Dtype::F32])?;
     probe.check_shape(&found, &[count])?;
-    let bytes = probe.checkpoint.tensor(&found.name)?.bytes;
+    let bytes = probe.tensors.tensor(&found.name)?.bytes;
     Ok(bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect())
 }
 

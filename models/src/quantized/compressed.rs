@@ -20,8 +20,8 @@ use super::module::{
 };
 use super::patterns::{Match, Pattern};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::tensors::Tensors;
 
 #[derive(Debug, Clone)]
 pub(super) struct Compressed {
@@ -73,8 +73,8 @@ impl Compressed {
         &self.format
     }
 
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
-        let probe = Probe { checkpoint, module: name, format: "compressed-tensors" };
+    pub fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
+        let probe = Probe { tensors, module: name, format: "compressed-tensors" };
         let (codes, packed) = match (probe.find("weight_packed"), probe.find("weight")) {
             (Some(packed), _) => (packed, true),
             (None, Some(weight)) if !is_float(weight.dtype) => (weight, false),
@@ -199,7 +199,7 @@ fn integers(
                 ZerosLayout::WordsOfRows(bits)
             };
             let zeros = Stored { tensor: zeros.name, layout };
-            if weights.symmetric && !zeros.are_middle(probe.checkpoint)? {
+            if weights.symmetric && !zeros.are_middle(probe.tensors)? {
                 let name = zeros.tensor.escape_debug();
                 return Err(probe.problem(format!("`{name}` has others than 0, and the config says `symmetric`")));
             }
@@ -226,7 +226,7 @@ fn check_zeros_of_floats(probe: &Probe<'_>, weights: Weights) -> Result<()> {
         None if weights.symmetric => return Ok(()),
         _ => probe.tensor("weight_zero_point", &[&[Dtype::I8, Dtype::F8_E4M3], &SCALES[..]].concat())?,
     };
-    if probe.checkpoint.tensor(&zeros.name)?.bytes.iter().all(|&byte| byte == 0) {
+    if probe.tensors.tensor(&zeros.name)?.bytes.iter().all(|&byte| byte == 0) {
         return Ok(());
     }
     let name = zeros.name.escape_debug();

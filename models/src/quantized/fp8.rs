@@ -11,8 +11,8 @@ use sinew_tensor::{BlockValues, DType};
 
 use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::tensors::Tensors;
 
 /// How all quantized modules are.
 #[derive(Debug, Clone)]
@@ -34,8 +34,8 @@ pub(super) enum ScaleOf {
 }
 
 impl Fp8 {
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
-        let probe = Probe { checkpoint, module: name, format: "FP8" };
+    pub fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
+        let probe = Probe { tensors, module: name, format: "FP8" };
         let Some(codes) = probe.find("weight") else { return Ok(None) };
         if is_float(codes.dtype) {
             return Ok(None);

@@ -17,8 +17,8 @@ use super::module::{
 };
 use super::patterns::Pattern;
 use super::probe::{Probe, SCALES, scale_dtype};
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::tensors::Tensors;
 
 /// How all modules are quantized, but for those that `dynamic` names.
 #[derive(Debug, Clone)]
@@ -55,8 +55,8 @@ impl Gptq {
         self.scheme.bits.count()
     }
 
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
-        let probe = Probe { checkpoint, module: name, format: "GPTQ" };
+    pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
+        let probe = Probe { tensors, module: name, format: "GPTQ" };
         let Some(codes) = probe.find("qweight") else { return Ok(None) };
         let Scheme { bits, group, act_order } = self.scheme_of(&probe)?;
         let format = format!("GPTQ, {} bits", bits.count());

@@ -1,4 +1,4 @@
-//! A quantized weight in a checkpoint, and rows of it.
+//! A quantized weight in a tensors, and rows of it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 use super::bitsandbytes;
 use super::probe::Probe;
 use super::strip::Strip;
-use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::tensors::Tensors;
 
-/// A quantized weight `[n, k]` in a checkpoint.
+/// A quantized weight `[n, k]` in a tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredModule {
     pub(super) name: String,
@@ -274,7 +274,7 @@ impl StoredModule {
         let Parts { shape, dtype, values, codes, scales, scale_dtype, zeros, groups, mut others } = parts;
         probe.times(shape[0], shape[1])?;
         let zeros = match zeros {
-            Some(zeros) if zeros.are_middle(probe.checkpoint)? => {
+            Some(zeros) if zeros.are_middle(probe.tensors)? => {
                 others.push(zeros.tensor);
                 None
             }
@@ -353,30 +353,30 @@ impl StoredModule {
     ///
     /// # Errors
     /// Other columns, or a file that can no longer be read.
-    pub(crate) fn strip<'a>(&'a self, checkpoint: &'a Checkpoint, columns: Range<usize>) -> Result<Strip<'a>> {
-        Strip::new(self, checkpoint, columns)
+    pub(crate) fn strip<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Strip<'a>> {
+        Strip::new(self, tensors, columns)
     }
 
     /// Rows of it, as they are packed in [`encoding`](Self::encoding).
     ///
     /// # Errors
     /// Rows that it does not have, or a file that can no longer be read.
-    pub fn rows(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Rows> {
-        self.strip(checkpoint, 0..self.shape[1])?.rows(rows)
+    pub fn rows(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Rows> {
+        self.strip(tensors, 0..self.shape[1])?.rows(rows)
     }
 
     /// Rows `[rows, k]` of floats in [`dtype`](Self::dtype), little-endian, as the format's own code dequantizes them.
     ///
     /// # Errors
     /// As [`rows`](Self::rows).
-    pub fn dequantized(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Vec<u8>> {
-        self.strip(checkpoint, 0..self.shape[1])?.dequantized(rows)
+    pub fn dequantized(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Vec<u8>> {
+        self.strip(tensors, 0..self.shape[1])?.dequantized(rows)
     }
 
     /// Lets go of the pages of rows that were packed, where rows have pages of their own.
-    pub(crate) fn release_rows(&self, checkpoint: &Checkpoint, rows: Range<usize>) {
+    pub(crate) fn release_rows(&self, tensors: &Tensors, rows: Range<usize>) {
         if let Some(row_bytes) = self.row_bytes() {
-            checkpoint.release_slice(&self.codes.tensor, rows.start * row_bytes..rows.end * row_bytes);
+            tensors.release_slice(&self.codes.tensor, rows.start * row_bytes..rows.end * row_bytes);
         }
     }
 
@@ -391,21 +391,21 @@ impl StoredModule {
         }
     }
 
-    pub(super) fn check(&self, checkpoint: &Checkpoint, rows: &Range<usize>) -> Result<()> {
+    pub(super) fn check(&self, tensors: &Tensors, rows: &Range<usize>) -> Result<()> {
         let n = self.shape[0];
         if rows.start <= rows.end && rows.end <= n {
             return Ok(());
         }
         let problem =
             format!("rows {}..{} of module `{}`, which has {n}", rows.start, rows.end, self.name.escape_debug());
-        Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem })
+        Err(Error::Checkpoint { file: tensors.name().to_owned(), problem })
     }
 }
 
 impl Stored<ZerosLayout> {
     /// Whether all are in the middle, which stands for 0.
-    pub fn are_middle(&self, checkpoint: &Checkpoint) -> Result<bool> {
-        let bytes = checkpoint.tensor(&self.tensor)?.bytes;
+    pub fn are_middle(&self, tensors: &Tensors) -> Result<bool> {
+        let bytes = tensors.tensor(&self.tensor)?.bytes;
         let are_middle = match self.layout {
             ZerosLayout::Words(bits, added) => words(&bytes).all(|word| word.wrapping_add(added) == bits.middle()),
             ZerosLayout::Interleaved => words(&bytes).all(|word| word == Bits::Four.middle()),
@@ -414,7 +414,7 @@ impl Stored<ZerosLayout> {
         };
         drop(bytes);
         // Those of all modules are looked at before the first is packed.
-        checkpoint.release_slice(&self.tensor, 0..usize::MAX);
+        tensors.release_slice(&self.tensor, 0..usize::MAX);
         Ok(are_middle)
     }
 }

@@ -5,13 +5,13 @@ use std::fmt::Display;
 use safetensors::Dtype;
 use sinew_tensor::DType;
 
-use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::tensors::Tensors;
 
 /// A module whose tensors are looked for.
 #[derive(Clone, Copy)]
 pub(super) struct Probe<'a> {
-    pub checkpoint: &'a Checkpoint,
+    pub tensors: &'a Tensors,
     pub module: &'a str,
     /// What the config says of it, for messages.
     pub format: &'a str,
@@ -36,7 +36,7 @@ impl<'a> Probe<'a> {
     pub fn problem(&self, problem: impl Display) -> Error {
         let (module, format) = (self.module.escape_debug(), self.format);
         Error::Checkpoint {
-            file: self.checkpoint.name().to_owned(),
+            file: self.tensors.name().to_owned(),
             problem: format!("module `{module}` ({format}): {problem}"),
         }
     }
@@ -53,7 +53,7 @@ impl<'a> Probe<'a> {
 
     /// A tensor by its whole name.
     pub fn find_named(&self, name: String) -> Option<Found<'a>> {
-        let info = self.checkpoint.info(&name).ok()?;
+        let info = self.tensors.info(&name).ok()?;
         Some(Found { name, dtype: info.dtype, shape: info.shape })
     }
 
@@ -111,7 +111,7 @@ impl<'a> Probe<'a> {
 
     /// The integers of a short tensor of I32 or I64.
     pub fn integers(&self, found: &Found<'_>) -> Result<Vec<i64>> {
-        let bytes = self.checkpoint.tensor(&found.name)?.bytes;
+        let bytes = self.tensors.tensor(&found.name)?.bytes;
         match found.dtype {
             Dtype::I32 => Ok(bytes.as_chunks().0.iter().map(|&b| i64::from(i32::from_le_bytes(b))).collect()),
             Dtype::I64 => Ok(bytes.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect()),

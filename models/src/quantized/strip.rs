@@ -11,15 +11,15 @@ use super::module::{
     Bits, BlockRows, CodesLayout, Groups, Rows, ScalesLayout, Stored, StoredModule, ZerosLayout, words,
 };
 use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
-use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::floats::{are_finite, widened};
+use crate::tensors::Tensors;
 
 /// Some columns of a [`StoredModule`]. What has all outputs of an input side by side is read when it is made, once; what
 /// lies row after row when rows are asked for.
 pub(crate) struct Strip<'a> {
     module: &'a StoredModule,
-    checkpoint: &'a Checkpoint,
+    tensors: &'a Tensors,
     columns: Range<usize>,
     /// The stored groups that they are in.
     groups: Range<usize>,
@@ -37,20 +37,20 @@ struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    fn read(checkpoint: &'a Checkpoint, tensor: &str, range: Range<usize>) -> Result<Self> {
-        Ok(Self { bytes: checkpoint.tensor_slice(tensor, range.clone())?.bytes, range })
+    fn read(tensors: &'a Tensors, tensor: &str, range: Range<usize>) -> Result<Self> {
+        Ok(Self { bytes: tensors.tensor_slice(tensor, range.clone())?.bytes, range })
     }
 }
 
 impl<'a> Strip<'a> {
-    pub(super) fn new(module: &'a StoredModule, checkpoint: &'a Checkpoint, columns: Range<usize>) -> Result<Self> {
+    pub(super) fn new(module: &'a StoredModule, tensors: &'a Tensors, columns: Range<usize>) -> Result<Self> {
         let [n, k] = module.shape;
         let granule = module.strip_granule();
         let divided = |at: usize| at == k || at.is_multiple_of(granule);
         if columns.start > columns.end || columns.end > k || !divided(columns.start) || !divided(columns.end) {
             let name = module.name.escape_debug();
             let problem = format!("columns {}..{} of module `{name}`, which has {k}", columns.start, columns.end);
-            return Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem });
+            return Err(Error::Checkpoint { file: tensors.name().to_owned(), problem });
         }
         let Groups { size, count, index, .. } = &module.groups;
         let groups = match index {
@@ -58,7 +58,7 @@ impl<'a> Strip<'a> {
             _ => 0..*count,
         };
         let lines = |tensor: &str, lines: Range<usize>, line: usize| {
-            Span::read(checkpoint, tensor, lines.start * line..lines.end * line)
+            Span::read(tensors, tensor, lines.start * line..lines.end * line)
         };
         let codes = &module.codes.tensor;
         let codes = match module.codes.layout {
@@ -82,7 +82,7 @@ impl<'a> Strip<'a> {
             Some(Stored { tensor, layout: ZerosLayout::Interleaved }) => lines(tensor, groups.clone(), n / 8 * 4)?,
             Some(Stored { layout: ZerosLayout::WordsOfRows(_) | ZerosLayout::Bytes(_), .. }) | None => Span::default(),
         };
-        Ok(Self { module, checkpoint, columns, groups, codes, scales, zeros })
+        Ok(Self { module, tensors, columns, groups, codes, scales, zeros })
     }
 
     /// What [`dequantized`](Self::dequantized) gives.
@@ -95,7 +95,7 @@ impl<'a> Strip<'a> {
         let zeros = self.module.zeros.as_ref().map(|zeros| (&zeros.tensor, &self.zeros));
         let read = [(&self.module.codes.tensor, &self.codes), (&self.module.scales.tensor, &self.scales)];
         for (tensor, span) in read.into_iter().chain(zeros) {
-            self.checkpoint.release_slice(tensor, span.range.clone());
+            self.tensors.release_slice(tensor, span.range.clone());
         }
     }
 
@@ -104,7 +104,7 @@ impl<'a> Strip<'a> {
         let Some(format) = self.module.blocks else {
             return Ok(Rows::Values(self.dequantized(rows)?, self.module.dtype));
         };
-        self.module.check(self.checkpoint, &rows)?;
+        self.module.check(self.tensors, &rows)?;
         let scales = self.scales(rows.clone())?;
         let zeros = self.zeros(rows.clone())?;
         // The stored group of each packed one.
@@ -132,7 +132,7 @@ impl<'a> Strip<'a> {
     /// Rows `[rows, columns]` of floats, as [`StoredModule::dequantized`] has them.
     pub fn dequantized(&self, rows: Range<usize>) -> Result<Vec<u8>> {
         let module = self.module;
-        module.check(self.checkpoint, &rows)?;
+        module.check(self.tensors, &rows)?;
         let Groups { size, index, .. } = &module.groups;
         let (width, count) = (self.columns.len(), self.groups.len());
         let values: [f32; 256] = std::array::from_fn(|code| module.values.value(code as u8));
@@ -177,7 +177,7 @@ impl<'a> Strip<'a> {
         let slice = || -> Result<Cow<'_, [u8]>> {
             let row_bytes = module.row_bytes().unwrap_or(0);
             let range = rows.start * row_bytes..rows.end * row_bytes;
-            Ok(self.checkpoint.tensor_slice(&module.codes.tensor, range)?.bytes)
+            Ok(self.tensors.tensor_slice(&module.codes.tensor, range)?.bytes)
         };
         Ok(match module.codes.layout {
             CodesLayout::WordsOfK(bits) => gptq::codes(&self.codes.bytes, bits, module.shape[0], rows),
@@ -201,14 +201,14 @@ impl<'a> Strip<'a> {
                     _ => columns(bytes.as_chunks::<4>().0, n, rows, groups).as_flattened().to_vec(),
                 }
             }
-            ScalesLayout::Rows(shared) => rows_of(self.checkpoint, name, rows, *shared, groups * size)?,
+            ScalesLayout::Rows(shared) => rows_of(self.tensors, name, rows, *shared, groups * size)?,
             ScalesLayout::Exponents(shared) => {
-                let exponents = rows_of(self.checkpoint, name, rows, *shared, groups)?;
+                let exponents = rows_of(self.tensors, name, rows, *shared, groups)?;
                 exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect()
             }
             ScalesLayout::Nested(nested) => {
                 let first = rows.start * groups;
-                nested.scales(&self.checkpoint.tensor_slice(name, first..rows.end * groups)?.bytes, first)
+                nested.scales(&self.tensors.tensor_slice(name, first..rows.end * groups)?.bytes, first)
             }
         };
         if are_finite(&scales, module.scale_dtype) {
@@ -216,7 +216,7 @@ impl<'a> Strip<'a> {
         }
         let (module, name) = (module.name.escape_debug(), name.escape_debug());
         let problem = format!("module `{module}`: `{name}` has scales that are infinite or no numbers");
-        Err(Error::Checkpoint { file: self.checkpoint.name().to_owned(), problem })
+        Err(Error::Checkpoint { file: self.tensors.name().to_owned(), problem })
     }
 
     /// `[rows, groups]`, where there are any.
@@ -224,7 +224,7 @@ impl<'a> Strip<'a> {
         let (n, groups) = (self.module.shape[0], self.groups.len());
         let Some(Stored { tensor, layout }) = &self.module.zeros else { return Ok(Vec::new()) };
         if let ZerosLayout::Bytes(shared) = *layout {
-            let bytes = rows_of(self.checkpoint, tensor, rows, shared, groups)?;
+            let bytes = rows_of(self.tensors, tensor, rows, shared, groups)?;
             return Ok(bytes.into_iter().map(|byte| byte as i8).collect());
         }
         let mut zeros = vec![0; rows.len() * groups];
@@ -239,7 +239,7 @@ impl<'a> Strip<'a> {
             ZerosLayout::WordsOfRows(bits) => {
                 let per_word = bits.per_word();
                 let (first, end) = (rows.start / per_word, rows.end.div_ceil(per_word));
-                let bytes = self.checkpoint.tensor_slice(tensor, first * groups * 4..end * groups * 4)?.bytes;
+                let bytes = self.tensors.tensor_slice(tensor, first * groups * 4..end * groups * 4)?.bytes;
                 for (at, word) in words(&bytes).enumerate() {
                     let (row, group) = ((first + at / groups) * per_word, at % groups);
                     bits.unpacked(word).enumerate().for_each(|(i, zero)| put(row + i, group, zero));
@@ -288,15 +288,9 @@ fn columns<T: Copy>(values: &[T], n: usize, rows: Range<usize>, groups: usize) -
 }
 
 /// `[rows, row_bytes]` of a tensor `[⌈n / shared⌉, row_bytes]`.
-fn rows_of(
-    checkpoint: &Checkpoint,
-    name: &str,
-    rows: Range<usize>,
-    shared: usize,
-    row_bytes: usize,
-) -> Result<Vec<u8>> {
+fn rows_of(tensors: &Tensors, name: &str, rows: Range<usize>, shared: usize, row_bytes: usize) -> Result<Vec<u8>> {
     let (first, end) = (rows.start / shared, rows.end.div_ceil(shared));
-    let bytes = checkpoint.tensor_slice(name, first * row_bytes..end.max(first) * row_bytes)?.bytes;
+    let bytes = tensors.tensor_slice(name, first * row_bytes..end.max(first) * row_bytes)?.bytes;
     if shared == 1 {
         return Ok(bytes.into_owned());
     }

@@ -12,15 +12,15 @@ use sinew_ops::layers::Encoding;
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::*;
-use crate::checkpoint::Load;
 use crate::error::{Error, Result};
 use crate::load::main_dtype;
+use crate::tensors::Load;
 
 /// A fixture's way of quantization, its tensors, and those that its own code dequantizes.
 struct Fixture {
     quantization: Quantization,
-    stored: Checkpoint,
-    dequantized: Checkpoint,
+    stored: Tensors,
+    dequantized: Tensors,
 }
 
 impl Fixture {
@@ -31,7 +31,7 @@ impl Fixture {
         if config.get("quant_method").is_some() {
             config = json!({ "quantization_config": config });
         }
-        let open = |file: &str| Checkpoint::open(folder.join(file), Load::Read).expect("a checkpoint");
+        let open = |file: &str| Tensors::open(folder.join(file), Load::Read).expect("a checkpoint");
         Self {
             quantization: Quantization::parse(&config, "config.json", None).expect("known").expect("quantized"),
             stored: open("model.safetensors"),
@@ -102,7 +102,7 @@ fn sevens(n: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n).step_by(7).map(move |start| start..n.min(start + 7))
 }
 
-fn check_module(module: &StoredModule, checkpoint: &Checkpoint, expected: &[u8], name: &str) {
+fn check_module(module: &StoredModule, checkpoint: &Tensors, expected: &[u8], name: &str) {
     let [n, k] = module.shape();
     let all = module.dequantized(checkpoint, 0..n).expect("rows");
     assert!(all == expected, "{name} is dequantized to other bits");
@@ -154,11 +154,11 @@ fn f32s(name: &'static str, shape: &[usize], values: &[f32]) -> Made {
     Made(name, Dtype::F32, shape.to_vec(), values.iter().flat_map(|value| value.to_le_bytes()).collect())
 }
 
-fn checkpoint(tensors: &[Made]) -> Checkpoint {
+fn checkpoint(tensors: &[Made]) -> Tensors {
     let views = tensors.iter().map(|Made(name, dtype, shape, bytes)| {
         (*name, TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
     });
-    Checkpoint::from_bytes(safetensors::serialize(views, None).expect("a file")).expect("a checkpoint")
+    Tensors::from_bytes(safetensors::serialize(views, None).expect("a file")).expect("a checkpoint")
 }
 
 fn quantization(config: Value) -> Result<Quantization> {
@@ -171,7 +171,7 @@ fn gptq(bits: usize, group: i64, format: &str) -> Quantization {
     quantization(config).expect("known")
 }
 
-fn values(module: &StoredModule, checkpoint: &Checkpoint) -> Vec<f32> {
+fn values(module: &StoredModule, checkpoint: &Tensors) -> Vec<f32> {
     let [n, k] = module.shape();
     let bytes = module.dequantized(checkpoint, 0..n).expect("rows");
     let rows = module.rows(checkpoint, 0..n).expect("rows");
