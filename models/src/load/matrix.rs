@@ -10,7 +10,8 @@ use super::Part;
 use super::precision::float_dtype;
 use crate::checkpoint::Checkpoint;
 use crate::floats::{are_finite, widened};
-use crate::quantized::{BlockRows, Rows, StoredModule, Strip as ModuleStrip};
+use crate::quantized::{StoredModule, Strip as ModuleStrip};
+use crate::tensors::Tensors;
 use crate::{Error, Result};
 
 /// A matrix `[n, k]`, whose tensors have the shape that is asked for.
@@ -149,13 +150,6 @@ enum Values<'a> {
     Module(ModuleStrip<'a>),
 }
 
-/// Rows of a [`Strip`].
-pub(super) enum StripRows<'a> {
-    Floats(Cow<'a, [u8]>, DType),
-    Columns(&'a [u8], DType, usize),
-    Blocks(BlockRows),
-}
-
 impl Strip<'_> {
     /// Rows, counted in the tensor: codes where they stay `in_blocks`, and else floats, as they are stored or as the
     /// format's own code dequantizes them; those of f64 as f32.
@@ -164,23 +158,20 @@ impl Strip<'_> {
         checkpoint: &'s Checkpoint,
         rows: Range<usize>,
         in_blocks: bool,
-    ) -> Result<StripRows<'s>> {
+    ) -> Result<Piece<'s>> {
         let part = self.part;
         match &self.values {
             Values::Rows { dtype, k } => {
                 let row_bytes = k * dtype.size();
                 let range = rows.start * row_bytes..rows.end * row_bytes;
                 let (bytes, dtype) = packable(checkpoint.tensor_slice(&part.weight(), range)?.bytes, *dtype);
-                Ok(StripRows::Floats(bytes, dtype))
+                Ok(Piece::Rows(bytes, dtype))
             }
             Values::Columns { bytes, dtype, .. } => {
-                Ok(StripRows::Columns(bytes.get(rows.start * dtype.size()..).unwrap_or_default(), *dtype, part.of))
+                Ok(Piece::Columns(bytes.get(rows.start * dtype.size()..).unwrap_or_default(), *dtype, part.of))
             }
-            Values::Module(module) if in_blocks => match module.rows(rows)? {
-                Rows::Blocks(blocks) => Ok(StripRows::Blocks(blocks)),
-                Rows::Values(bytes, dtype) => Ok(StripRows::Floats(bytes.into(), dtype)),
-            },
-            Values::Module(module) => Ok(StripRows::Floats(module.dequantized(rows)?.into(), module.dtype())),
+            Values::Module(module) if in_blocks => module.rows(rows),
+            Values::Module(module) => Ok(Piece::Rows(module.dequantized(rows)?.into(), module.dtype())),
         }
     }
 
@@ -194,37 +185,26 @@ impl Strip<'_> {
     }
 }
 
-impl StripRows<'_> {
-    /// Refuses those of so many rows of a tensor that cannot be quantized.
-    pub(super) fn check_finite(&self, checkpoint: &Checkpoint, tensor: &str, rows: usize) -> Result<()> {
-        match self {
-            Self::Floats(bytes, dtype) => check_finite(checkpoint, tensor, bytes, *dtype),
-            Self::Columns(bytes, dtype, columns) => {
-                let (line, of_rows) = (columns * dtype.size(), rows * dtype.size());
-                let lines = bytes.chunks(line.max(1)).map(|line| &line[..line.len().min(of_rows)]);
-                lines.into_iter().try_for_each(|line| check_finite(checkpoint, tensor, line, *dtype))
-            }
-            Self::Blocks(_) => Ok(()),
+/// Refuses those of so many rows of a tensor that cannot be quantized.
+pub(super) fn check_piece(tensors: &Tensors, tensor: &str, piece: &Piece<'_>, rows: usize) -> Result<()> {
+    match piece {
+        Piece::Rows(bytes, dtype) => check_finite(tensors, tensor, bytes, *dtype),
+        Piece::Columns(bytes, dtype, columns) => {
+            let (line, of_rows) = (columns * dtype.size(), rows * dtype.size());
+            let mut lines = bytes.chunks(line.max(1)).map(|line| &line[..line.len().min(of_rows)]);
+            lines.try_for_each(|line| check_finite(tensors, tensor, line, *dtype))
         }
-    }
-
-    /// Them, as a packer takes them.
-    pub(super) fn piece(&self) -> Piece<'_> {
-        match self {
-            Self::Floats(bytes, dtype) => Piece::Rows(bytes, *dtype),
-            Self::Columns(bytes, dtype, columns) => Piece::Columns(bytes, *dtype, *columns),
-            Self::Blocks(blocks) => Piece::Codes(blocks.codes()),
-        }
+        Piece::Codes { .. } => Ok(()),
     }
 }
 
 /// Refuses values of which no scale can be made. That they are read once before they are packed makes loading an eighth
 /// faster.
-pub(crate) fn check_finite(checkpoint: &Checkpoint, tensor: &str, bytes: &[u8], dtype: DType) -> Result<()> {
+pub(crate) fn check_finite(tensors: &Tensors, tensor: &str, bytes: &[u8], dtype: DType) -> Result<()> {
     match are_finite(bytes, dtype) {
         true => Ok(()),
         false => Err(Error::Checkpoint {
-            file: checkpoint.name().to_owned(),
+            file: tensors.name().to_owned(),
             problem: format!(
                 "tensor `{}` has values that are infinite or no numbers, which cannot be quantized",
                 tensor.escape_debug()

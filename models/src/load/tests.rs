@@ -3,12 +3,12 @@ use safetensors::tensor::TensorView;
 use serde_json::json;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::Policy;
-use sinew_ops::layers::{Compute, Encoding, Piece, SliceToPack};
+use sinew_ops::layers::{Compute, Encoding, SliceToPack};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::fill::{SLICES_A_TURN, slices};
 use super::*;
-use crate::quantized::{Quantization, Rows};
+use crate::quantized::Quantization;
 
 /// More rows than the slices of one turn hold, on two threads.
 const N: usize = 20_000;
@@ -131,12 +131,7 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
             parts.iter().map(|part| checkpoint.module(part.name()).expect("fits").expect("quantized")).collect();
         let pack = |slice: SliceToPack<'_>| {
             let rows = slice.slice.rows.iter().map(|(part, rows)| modules[*part].rows(&checkpoint, rows.clone()));
-            let rows: Vec<Rows> = rows.collect::<Result<_>>()?;
-            let pieces = rows.iter().map(|rows| match rows {
-                Rows::Blocks(blocks) => Piece::Codes(blocks.codes()),
-                Rows::Values(bytes, dtype) => Piece::Rows(bytes, *dtype),
-            });
-            Ok::<(), crate::Error>(slice.pack(&pieces.collect::<Vec<_>>())?)
+            Ok::<(), crate::Error>(slice.pack(&rows.collect::<Result<Vec<_>>>()?)?)
         };
         let slices = whole.slices(16 << 20);
         whole.pack_each(&ctx, &slices, pack).expect("it packs");

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sinew_ops::layers::{Codes, Encoding, GROUP_SIZES, MAX_GROUP};
+use sinew_ops::layers::{Encoding, GROUP_SIZES, MAX_GROUP, Piece};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::bitsandbytes;
@@ -110,35 +110,6 @@ pub(super) struct Parts {
     pub zeros: Option<Stored<ZerosLayout>>,
     pub groups: Groups,
     pub others: Vec<String>,
-}
-
-/// Rows of a weight, as they are packed.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Rows {
-    /// As they are stored, with a scale for each packed group.
-    Blocks(BlockRows),
-    /// `[rows, k]` of floats, little-endian: what cannot be packed otherwise.
-    Values(Vec<u8>, DType),
-}
-
-/// Quantized rows: [`Codes`] that own what they hold.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BlockRows {
-    /// What they are.
-    pub format: BlockFormat,
-    /// `[rows, k]`, one in each byte.
-    pub codes: Vec<u8>,
-    /// `[rows, groups]` of the format's dtype, little-endian.
-    pub scales: Vec<u8>,
-    /// `[rows, groups]` where the format has zero points, else none.
-    pub zeros: Vec<i8>,
-}
-
-impl BlockRows {
-    /// Them, as a packer takes them.
-    pub fn codes(&self) -> Codes<'_> {
-        Codes { format: self.format, codes: &self.codes, scales: &self.scales, zeros: &self.zeros }
-    }
 }
 
 impl Bits {
@@ -357,11 +328,12 @@ impl StoredModule {
         Strip::new(self, tensors, columns)
     }
 
-    /// Rows of it, as they are packed in [`encoding`](Self::encoding).
+    /// Rows of it, as they are packed in [`encoding`](Self::encoding): as they are stored, with a scale for each packed
+    /// group, or as floats.
     ///
     /// # Errors
     /// Rows that it does not have, or a file that can no longer be read.
-    pub fn rows(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Rows> {
+    pub fn rows(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Piece<'static>> {
         self.strip(tensors, 0..self.shape[1])?.rows(rows)
     }
 

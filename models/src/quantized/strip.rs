@@ -5,11 +5,10 @@ use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use sinew_ops::layers::Piece;
 use sinew_tensor::DType;
 
-use super::module::{
-    Bits, BlockRows, CodesLayout, Groups, Rows, ScalesLayout, Stored, StoredModule, ZerosLayout, words,
-};
+use super::module::{Bits, CodesLayout, Groups, ScalesLayout, Stored, StoredModule, ZerosLayout, words};
 use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
 use crate::error::{Error, Result};
 use crate::floats::{are_finite, widened};
@@ -100,9 +99,9 @@ impl<'a> Strip<'a> {
     }
 
     /// Rows `[rows, columns]`, as [`StoredModule::rows`] has them; those in blocks in the module's order.
-    pub fn rows(&self, rows: Range<usize>) -> Result<Rows> {
+    pub fn rows(&self, rows: Range<usize>) -> Result<Piece<'static>> {
         let Some(format) = self.module.blocks else {
-            return Ok(Rows::Values(self.dequantized(rows)?, self.module.dtype));
+            return Ok(Piece::Rows(self.dequantized(rows)?.into(), self.module.dtype));
         };
         self.module.check(self.tensors, &rows)?;
         let scales = self.scales(rows.clone())?;
@@ -126,7 +125,7 @@ impl<'a> Strip<'a> {
             Some(order) => in_order(&codes, order),
             None => codes,
         };
-        Ok(Rows::Blocks(BlockRows { format, codes, scales, zeros }))
+        Ok(Piece::Codes { format, codes: codes.into(), scales: scales.into(), zeros: zeros.into() })
     }
 
     /// Rows `[rows, columns]` of floats, as [`StoredModule::dequantized`] has them.

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
-use sinew_ops::layers::Encoding;
+use sinew_ops::layers::{Encoding, Piece};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::*;
@@ -70,16 +70,16 @@ fn rounded(value: f32, dtype: DType) -> Vec<u8> {
 }
 
 /// What rows of `k` columns of a module are, each value by itself, in the order of the module's columns.
-fn evaluated(rows: &Rows, module: &StoredModule, k: usize) -> Vec<u8> {
+fn evaluated(rows: &Piece<'_>, module: &StoredModule, k: usize) -> Vec<u8> {
     let dtype = module.dtype();
-    let blocks = match rows {
-        Rows::Values(bytes, of) => {
+    let (format, codes, scales, zeros) = match rows {
+        Piece::Rows(bytes, of) => {
             assert_eq!(*of, dtype);
-            return bytes.clone();
+            return bytes.to_vec();
         }
-        Rows::Blocks(blocks) => blocks,
+        Piece::Codes { format, codes, scales, zeros } => (format, codes, scales, zeros),
+        Piece::Columns(..) => panic!("columns of {module:?}"),
     };
-    let BlockRows { format, codes, scales, zeros } = blocks;
     let (groups, size) = (k.div_ceil(format.group()), format.scale_dtype().size());
     assert_eq!(zeros.len(), if format.zero_points() { codes.len() / k * groups } else { 0 });
     let value = |(at, &code): (usize, &u8)| {
@@ -111,8 +111,8 @@ fn check_module(module: &StoredModule, checkpoint: &Tensors, expected: &[u8], na
     let of = |rows| {
         let rows = module.rows(checkpoint, rows).expect("rows");
         match (&rows, module.encoding()) {
-            (Rows::Blocks(blocks), Encoding::Blocks(format)) => assert_eq!(blocks.codes().format, format),
-            (Rows::Values(_, dtype), Encoding::Float(of)) => assert_eq!(*dtype, of),
+            (Piece::Codes { format, .. }, Encoding::Blocks(of)) => assert_eq!(*format, of),
+            (Piece::Rows(_, dtype), Encoding::Float(of)) => assert_eq!(*dtype, of),
             (rows, encoding) => panic!("{rows:?} in {encoding}"),
         }
         evaluated(&rows, module, k)
