@@ -1,5 +1,6 @@
 //! Little-endian floats, as files have them.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
@@ -27,5 +28,34 @@ pub(crate) fn widened(bytes: &[u8], dtype: DType) -> Vec<f32> {
         DType::F16 => each(bytes, |value| f16::from_le_bytes(value).to_f32()),
         DType::BF16 => each(bytes, |value| bf16::from_le_bytes(value).to_f32()),
         _ => each(bytes, f32::from_le_bytes),
+    }
+}
+
+/// Rounds floats of f32 to a dtype, a line at a time.
+pub(crate) struct Rounding {
+    dtype: DType,
+    f16: Vec<f16>,
+    bf16: Vec<bf16>,
+}
+
+impl Rounding {
+    pub fn new(dtype: DType, line: usize) -> Self {
+        let room = |of: DType| if dtype == of { line } else { 0 };
+        Self { dtype, f16: vec![f16::ZERO; room(DType::F16)], bf16: vec![bf16::ZERO; room(DType::BF16)] }
+    }
+
+    /// The line's values, little-endian.
+    pub fn round(&mut self, line: &[f32], bytes: &mut [u8]) {
+        match self.dtype {
+            DType::F16 => {
+                self.f16.convert_from_f32_slice(line);
+                bytes.as_chunks_mut().0.iter_mut().zip(&self.f16).for_each(|(to, value)| *to = value.to_le_bytes());
+            }
+            DType::BF16 => {
+                self.bf16.convert_from_f32_slice(line);
+                bytes.as_chunks_mut().0.iter_mut().zip(&self.bf16).for_each(|(to, value)| *to = value.to_le_bytes());
+            }
+            _ => bytes.as_chunks_mut().0.iter_mut().zip(line).for_each(|(to, value)| *to = value.to_le_bytes()),
+        }
     }
 }

@@ -188,10 +188,8 @@ impl Tensors {
     pub fn tensor_slice(&self, name: &str, range: Range<usize>) -> Result<TensorBytes<'_>> {
         let (name, entry) = self.entry(name)?;
         if range.start > range.end || range.end > entry.range.len() {
-            return Err(Error::Checkpoint {
-                file: self.origin.clone(),
-                problem: format!("bytes {}..{} of `{name}`, which has {}", range.start, range.end, entry.range.len()),
-            });
+            let (start, end, len) = (range.start, range.end, entry.range.len());
+            return Err(self.problem(format!("bytes {start}..{end} of `{name}`, which has {len}")));
         }
         let start = entry.range.start;
         self.read(name, entry, start + range.start..start + range.end)
@@ -311,7 +309,12 @@ impl Tensors {
         Some((map, start.saturating_add(range.start).min(end)..end))
     }
 
-    /// An error that says that there is no tensor called `name`, with the nearest names.
+    /// An error that names the folder or file.
+    pub(crate) fn problem(&self, problem: String) -> Error {
+        Error::Checkpoint { file: self.origin.clone(), problem }
+    }
+
+    /// One that says that there is no tensor called `name`, with the nearest names.
     pub(crate) fn missing(&self, name: &str) -> Error {
         let nearest = nearest(name, self.tensors.keys());
         Error::MissingTensor { name: name.to_owned(), file: self.origin.clone(), nearest }

@@ -201,16 +201,12 @@ pub(super) fn check_piece(tensors: &Tensors, tensor: &str, piece: &Piece<'_>, ro
 /// Refuses values of which no scale can be made. That they are read once before they are packed makes loading an eighth
 /// faster.
 pub(crate) fn check_finite(tensors: &Tensors, tensor: &str, bytes: &[u8], dtype: DType) -> Result<()> {
-    match are_finite(bytes, dtype) {
-        true => Ok(()),
-        false => Err(Error::Checkpoint {
-            file: tensors.name().to_owned(),
-            problem: format!(
-                "tensor `{}` has values that are infinite or no numbers, which cannot be quantized",
-                tensor.escape_debug()
-            ),
-        }),
+    if are_finite(bytes, dtype) {
+        return Ok(());
     }
+    let tensor = tensor.escape_debug();
+    let problem = format!("tensor `{tensor}` has values that are infinite or no numbers, which cannot be quantized");
+    Err(tensors.problem(problem))
 }
 
 /// Values in a dtype that can be packed: those of f64 as f32.

@@ -11,23 +11,13 @@ use safetensors::Dtype;
 use serde_json::Value;
 use sinew_tensor::{BlockValues, DType};
 
-use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
+use super::config::{expect, unsupported};
+use super::module::{CodesLayout, Groups, Nested, Parts, ScalesLayout, Stored, StoredModule};
 use super::probe::Probe;
 use crate::config::fields::{MAX_SIZE, read_dtype};
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count};
 use crate::tensors::Tensors;
-
-/// Scales that are quantized themselves.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Nested {
-    /// What their bytes stand for.
-    map: Box<[f32]>,
-    /// The scale of each block of them.
-    scales: Box<[f32]>,
-    block: usize,
-    offset: f32,
-}
 
 impl Nested {
     /// The scales of so many bytes from number `first` on, as f32.
@@ -38,6 +28,16 @@ impl Nested {
         };
         bytes.iter().enumerate().flat_map(scale).collect()
     }
+}
+
+/// Refuses the configs of others than NF4.
+pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
+    if fields.flag("load_in_8bit")? == Some(true) {
+        return Err(unsupported(fields, "load_in_8bit", "true", "load_in_4bit, with nf4"));
+    }
+    expect(fields, "bnb_4bit_quant_type", "nf4", &["nf4"])?;
+    expect(fields, "bnb_4bit_quant_storage", "uint8", &["uint8"])?;
+    Ok(())
 }
 
 pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {

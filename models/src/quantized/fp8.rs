@@ -9,16 +9,18 @@
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
+use super::config::{block_size, expect, unsupported};
 use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
+use crate::files::Fields;
 use crate::tensors::Tensors;
 
 /// How all quantized modules are.
 #[derive(Debug, Clone)]
 pub(super) struct Fp8 {
     /// `None`: one for the tensor or for each row, as there are.
-    pub scales: Option<ScaleOf>,
+    scales: Option<ScaleOf>,
 }
 
 /// What shares a scale.
@@ -34,6 +36,27 @@ pub(super) enum ScaleOf {
 }
 
 impl Fp8 {
+    /// What the config of `fp8` says.
+    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+        expect(fields, "fmt", "e4m3", &["e4m3", "float8_e4m3fn"])?;
+        Ok(Self { scales: block_size(fields, "weight_block_size")?.map(ScaleOf::Block) })
+    }
+
+    /// FBGEMM's: its config says nothing of scales.
+    pub fn of_rows() -> Self {
+        Self { scales: Some(ScaleOf::Channel) }
+    }
+
+    /// What modelopt's config says.
+    pub fn read_modelopt(fields: &Fields<'_>) -> Result<Self> {
+        let algo = fields.required("quant_algo", fields.text("quant_algo")?)?;
+        match algo {
+            "FP8" => Ok(Self { scales: Some(ScaleOf::Tensor) }),
+            "FP8_PER_CHANNEL_PER_TOKEN" => Ok(Self { scales: Some(ScaleOf::Channel) }),
+            _ => Err(unsupported(fields, "quant_algo", algo, "FP8, FP8_PER_CHANNEL_PER_TOKEN")),
+        }
+    }
+
     pub fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
         let probe = Probe { tensors, module: name, format: "FP8" };
         let Some(codes) = probe.find("weight") else { return Ok(None) };

@@ -8,7 +8,8 @@ use half::bf16;
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
-use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, nibbles, words};
+use super::bits::{nibbles, words};
+use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
 use super::probe::Probe;
 use crate::error::Result;
 use crate::tensors::Tensors;

@@ -35,10 +35,7 @@ impl<'a> Probe<'a> {
     /// An error that names the module and its format.
     pub fn problem(&self, problem: impl Display) -> Error {
         let (module, format) = (self.module.escape_debug(), self.format);
-        Error::Checkpoint {
-            file: self.tensors.name().to_owned(),
-            problem: format!("module `{module}` ({format}): {problem}"),
-        }
+        self.tensors.problem(format!("module `{module}` ({format}): {problem}"))
     }
 
     /// Whether it is a module of a layer: these have a number.

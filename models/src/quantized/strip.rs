@@ -3,15 +3,14 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 use sinew_ops::layers::Piece;
 use sinew_tensor::DType;
 
-use super::module::{Bits, CodesLayout, Groups, ScalesLayout, Stored, StoredModule, ZerosLayout, words};
+use super::bits::{Bits, words};
+use super::module::{CodesLayout, Groups, ScalesLayout, Stored, StoredModule, ZerosLayout};
 use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
-use crate::error::{Error, Result};
-use crate::floats::{are_finite, widened};
+use crate::error::Result;
+use crate::floats::{Rounding, are_finite, widened};
 use crate::tensors::Tensors;
 
 /// Some columns of a [`StoredModule`]. What has all outputs of an input side by side is read when it is made, once; what
@@ -41,17 +40,21 @@ impl<'a> Span<'a> {
     }
 }
 
-impl<'a> Strip<'a> {
-    pub(super) fn new(module: &'a StoredModule, tensors: &'a Tensors, columns: Range<usize>) -> Result<Self> {
-        let [n, k] = module.shape;
-        let granule = module.strip_granule();
+impl StoredModule {
+    /// Some columns of all its rows: all of them, or such as begin and end between strips.
+    ///
+    /// # Errors
+    /// Other columns, or a file that can no longer be read.
+    pub(crate) fn strip<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Strip<'a>> {
+        let [n, k] = self.shape;
+        let granule = self.strip_granule();
         let divided = |at: usize| at == k || at.is_multiple_of(granule);
         if columns.start > columns.end || columns.end > k || !divided(columns.start) || !divided(columns.end) {
-            let name = module.name.escape_debug();
-            let problem = format!("columns {}..{} of module `{name}`, which has {k}", columns.start, columns.end);
-            return Err(Error::Checkpoint { file: tensors.name().to_owned(), problem });
+            let name = self.name.escape_debug();
+            let Range { start, end } = columns;
+            return Err(tensors.problem(format!("columns {start}..{end} of module `{name}`, which has {k}")));
         }
-        let Groups { size, count, index, .. } = &module.groups;
+        let Groups { size, count, index, .. } = &self.groups;
         let groups = match index {
             None if *count > 1 => columns.start / size..columns.end.div_ceil(*size),
             _ => 0..*count,
@@ -59,8 +62,8 @@ impl<'a> Strip<'a> {
         let lines = |tensor: &str, lines: Range<usize>, line: usize| {
             Span::read(tensors, tensor, lines.start * line..lines.end * line)
         };
-        let codes = &module.codes.tensor;
-        let codes = match module.codes.layout {
+        let codes = &self.codes.tensor;
+        let codes = match self.codes.layout {
             CodesLayout::WordsOfK(bits) => {
                 let words = columns.start / bits.per_word()..columns.end / bits.per_word();
                 lines(codes, words, n * 4)?
@@ -70,20 +73,39 @@ impl<'a> Strip<'a> {
                 Span::default()
             }
         };
-        let scales = match &module.scales.layout {
-            ScalesLayout::Columns => lines(&module.scales.tensor, groups.clone(), n * module.scale_dtype.size())?,
+        let scales = match &self.scales.layout {
+            ScalesLayout::Columns => lines(&self.scales.tensor, groups.clone(), n * self.scale_dtype.size())?,
             ScalesLayout::Rows(_) | ScalesLayout::Exponents(_) | ScalesLayout::Nested(_) => Span::default(),
         };
-        let zeros = match &module.zeros {
+        let zeros = match &self.zeros {
             Some(Stored { tensor, layout: ZerosLayout::Words(bits, _) }) => {
                 lines(tensor, groups.clone(), n / bits.per_word() * 4)?
             }
             Some(Stored { tensor, layout: ZerosLayout::Interleaved }) => lines(tensor, groups.clone(), n / 8 * 4)?,
             Some(Stored { layout: ZerosLayout::WordsOfRows(_) | ZerosLayout::Bytes(_), .. }) | None => Span::default(),
         };
-        Ok(Self { module, tensors, columns, groups, codes, scales, zeros })
+        Ok(Strip { module: self, tensors, columns, groups, codes, scales, zeros })
     }
 
+    /// Rows of it, as they are packed in [`encoding`](Self::encoding): as they are stored, with a scale for each packed
+    /// group, or as floats.
+    ///
+    /// # Errors
+    /// Rows that it does not have, or a file that can no longer be read.
+    pub fn rows(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Piece<'static>> {
+        self.strip(tensors, 0..self.shape[1])?.rows(rows)
+    }
+
+    /// Rows `[rows, k]` of floats in [`dtype`](Self::dtype), little-endian, as the format's own code dequantizes them.
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows).
+    pub fn dequantized(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Vec<u8>> {
+        self.strip(tensors, 0..self.shape[1])?.dequantized(rows)
+    }
+}
+
+impl Strip<'_> {
     /// What [`dequantized`](Self::dequantized) gives.
     pub fn dtype(&self) -> DType {
         self.module.dtype
@@ -214,8 +236,7 @@ impl<'a> Strip<'a> {
             return Ok(scales);
         }
         let (module, name) = (module.name.escape_debug(), name.escape_debug());
-        let problem = format!("module `{module}`: `{name}` has scales that are infinite or no numbers");
-        Err(Error::Checkpoint { file: self.tensors.name().to_owned(), problem })
+        Err(self.tensors.problem(format!("module `{module}`: `{name}` has scales that are infinite or no numbers")))
     }
 
     /// `[rows, groups]`, where there are any.
@@ -302,33 +323,4 @@ fn rows_of(tensors: &Tensors, name: &str, rows: Range<usize>, shared: usize, row
         }
     }
     Ok(all)
-}
-
-/// Rounds floats of f32 to a dtype, a line at a time.
-struct Rounding {
-    dtype: DType,
-    f16: Vec<f16>,
-    bf16: Vec<bf16>,
-}
-
-impl Rounding {
-    fn new(dtype: DType, line: usize) -> Self {
-        let room = |of: DType| if dtype == of { line } else { 0 };
-        Self { dtype, f16: vec![f16::ZERO; room(DType::F16)], bf16: vec![bf16::ZERO; room(DType::BF16)] }
-    }
-
-    /// The line's values, little-endian.
-    fn round(&mut self, line: &[f32], bytes: &mut [u8]) {
-        match self.dtype {
-            DType::F16 => {
-                self.f16.convert_from_f32_slice(line);
-                bytes.as_chunks_mut().0.iter_mut().zip(&self.f16).for_each(|(to, value)| *to = value.to_le_bytes());
-            }
-            DType::BF16 => {
-                self.bf16.convert_from_f32_slice(line);
-                bytes.as_chunks_mut().0.iter_mut().zip(&self.bf16).for_each(|(to, value)| *to = value.to_le_bytes());
-            }
-            _ => bytes.as_chunks_mut().0.iter_mut().zip(line).for_each(|(to, value)| *to = value.to_le_bytes()),
-        }
-    }
 }
