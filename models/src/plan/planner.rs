@@ -9,10 +9,10 @@ use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
+use super::room::{most_that_fits, refuse_beyond_memory};
 use crate::embed::{Backbone, EmbeddingModel};
 use crate::error::count_of;
 use crate::folder::FileName;
-use crate::limits::{most_that_fits, refuse_beyond_memory};
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
