@@ -1,24 +1,22 @@
 //! What a model is loaded from: tensors, and which of its modules are quantized in them.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::path::Path;
 use std::sync::Mutex;
 
 use crate::error::Result;
 use crate::quantized::{Quantization, StoredModule};
-use crate::tensors::{Load, NAMED, Tensors};
+use crate::tensors::{NAMED, Tensors};
 
 /// The weights of one model: its [`Tensors`], of which those of a quantized module are found by the module's name.
 ///
 /// ```
-/// use sinew_models::Checkpoint;
+/// use sinew_models::{Checkpoint, Tensors};
 ///
 /// # let data = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
 /// # let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &data).unwrap();
 /// # let file = safetensors::serialize([("model.norm.weight", view)], None).unwrap();
-/// let checkpoint = Checkpoint::from_bytes(file)?;
+/// let checkpoint = Checkpoint::new(Tensors::from_bytes(file)?, None);
 /// let prefix = checkpoint.prefix_of("norm", &["model.", ""])?;
 /// let tensor = checkpoint.tensor(&format!("{prefix}norm.weight"))?;
 /// assert_eq!(tensor.shape, [2]);
@@ -34,27 +32,9 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// One without quantized modules, of the tensors that [`Tensors::open`] finds.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Tensors::open`].
-    pub fn open(folder: impl AsRef<Path>, load: Load) -> Result<Self> {
-        Ok(Tensors::open(folder, load)?.into())
-    }
-
-    /// One without quantized modules, of a file that is in memory already.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Tensors::from_bytes`].
-    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
-        Ok(Tensors::from_bytes(bytes)?.into())
-    }
-
-    /// The same with modules that are quantized.
-    pub fn with_quantization(self, quantization: Option<Quantization>) -> Self {
-        Self { quantization: quantization.map(Box::new), ..Self::from(self.tensors) }
+    /// That of some tensors, with modules that are quantized where it is said how.
+    pub fn new(tensors: Tensors, quantization: Option<Quantization>) -> Self {
+        Self { tensors, quantization: quantization.map(Box::new), modules: Mutex::default() }
     }
 
     /// How modules are quantized, where some are.
@@ -123,12 +103,6 @@ impl Checkpoint {
     }
 }
 
-impl From<Tensors> for Checkpoint {
-    fn from(tensors: Tensors) -> Self {
-        Self { tensors, quantization: None, modules: Mutex::default() }
-    }
-}
-
 impl Deref for Checkpoint {
     type Target = Tensors;
 
@@ -149,7 +123,7 @@ mod tests {
         let view = TensorView::new(Dtype::U8, vec![1], &[0]).expect("the size fits");
         let names = ["model.norm.weight", "model.norm.bias"];
         let file = safetensors::serialize(names.map(|name| (name, view.clone())), None).expect("a file");
-        let checkpoint = Checkpoint::from_bytes(file).expect("valid");
+        let checkpoint = Checkpoint::new(Tensors::from_bytes(file).expect("valid"), None);
         assert_eq!(checkpoint.prefix_of("norm", &["", "model."]).expect("found"), "model.");
         let line = checkpoint.prefix_of("norms", &["bert.", ""]).expect_err("missing").one_line();
         assert!(line.contains("`bert.norms.weight`"), "{line}");

@@ -1,8 +1,28 @@
 //! Little-endian floats, as files have them.
 
+use std::borrow::Cow;
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use sinew_tensor::DType;
+
+/// The dtype of floats of a file that are wide enough to be computed with as they are.
+pub(crate) fn float(dtype: safetensors::Dtype) -> Option<DType> {
+    DType::from_safetensors(dtype).filter(|dtype| *dtype == DType::F64 || DType::COMPUTE.contains(dtype))
+}
+
+/// The dtype in which they are packed: f64 as f32.
+pub(crate) fn packed_as(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F32 } else { dtype }
+}
+
+/// Values in a dtype that can be packed: as [`packed_as`] has it.
+pub(crate) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
+    if dtype != DType::F64 {
+        return (bytes, dtype);
+    }
+    (Cow::Owned(widened(&bytes, dtype).iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
+}
 
 /// Whether none of them is infinite or no number. That costs little beside what is done with them next: they are in the
 /// cache then.

@@ -48,6 +48,7 @@ pub(crate) use self::strip::Strip;
 use crate::config::fields::read_dtype;
 use crate::error::Result;
 use crate::files::Fields;
+use crate::floats::{float, packed_as};
 use crate::tensors::Tensors;
 
 mod awq;
@@ -116,15 +117,10 @@ impl Quantization {
         if let (None, Some(text)) = (dtype, text) {
             dtype = read_dtype(&text)?;
         }
-        let dtype = dtype.map(|dtype| match dtype {
-            safetensors::Dtype::F16 => DType::F16,
-            safetensors::Dtype::BF16 => DType::BF16,
-            _ => DType::F32,
-        });
-        let is_empty = |fields: &Fields<'_>| fields.is_empty();
+        let dtype = dtype.and_then(float).map(packed_as);
         for config in [Some(top), text].into_iter().flatten() {
             for section in ["quantization_config", "compression_config"] {
-                if let Some(fields) = config.section(section)?.filter(|fields| !is_empty(fields)) {
+                if let Some(fields) = config.section(section)?.filter(|fields| !fields.is_empty()) {
                     let method = match (fields.text("quant_method")?, section) {
                         (None, "compression_config") => "compressed-tensors",
                         (method, _) => fields.required("quant_method", method)?,

@@ -71,7 +71,7 @@ pub struct TensorInfo<'a> {
     pub file: &'a Path,
 }
 
-/// The safetensors files of one model.
+/// The tensors of one model, in its safetensors files.
 ///
 /// ```
 /// use sinew_models::Tensors;

@@ -9,7 +9,7 @@ use sinew_tensor::DType;
 use super::Part;
 use super::precision::float_dtype;
 use crate::checkpoint::Checkpoint;
-use crate::floats::{are_finite, widened};
+use crate::floats::{are_finite, packable};
 use crate::quantized::{StoredModule, Strip as ModuleStrip};
 use crate::tensors::Tensors;
 use crate::{Error, Result};
@@ -207,14 +207,6 @@ pub(crate) fn check_finite(tensors: &Tensors, tensor: &str, bytes: &[u8], dtype:
     let tensor = tensor.escape_debug();
     let problem = format!("tensor `{tensor}` has values that are infinite or no numbers, which cannot be quantized");
     Err(tensors.problem(problem))
-}
-
-/// Values in a dtype that can be packed: those of f64 as f32.
-pub(crate) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
-    if dtype != DType::F64 {
-        return (bytes, dtype);
-    }
-    (Cow::Owned(widened(&bytes, dtype).iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
 }
 
 /// The dtype of a tensor of floats, which must have this shape.

@@ -7,6 +7,7 @@ use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use super::Part;
 use crate::checkpoint::Checkpoint;
+use crate::floats::{float, packed_as};
 use crate::quantized::StoredModule;
 use crate::tensors::{Load, Tensors};
 use crate::{Error, Result};
@@ -302,17 +303,6 @@ fn first_module<T>(
     Ok(None)
 }
 
-/// The dtype of floating-point elements.
-fn float(dtype: safetensors::Dtype) -> Option<DType> {
-    Some(match dtype {
-        safetensors::Dtype::F64 => DType::F64,
-        safetensors::Dtype::F32 => DType::F32,
-        safetensors::Dtype::F16 => DType::F16,
-        safetensors::Dtype::BF16 => DType::BF16,
-        _ => return None,
-    })
-}
-
 /// The dtype of a tensor that must be floating point.
 pub(crate) fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType> {
     float(dtype).ok_or_else(|| {
@@ -335,12 +325,8 @@ pub fn main_dtype(tensors: &Tensors) -> Result<DType> {
     let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
     let floats = tensors.infos().filter(|(name, _)| !OF_CODES.iter().any(|end| name.ends_with(end)));
     for (_, info) in floats {
-        let dtype = match float(info.dtype) {
-            Some(DType::F64) => DType::F32,
-            Some(dtype) => dtype,
-            // Position ids and the like.
-            None => continue,
-        };
+        // Position ids and the like are none.
+        let Some(dtype) = float(info.dtype).map(packed_as) else { continue };
         counts.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);
     }
     let (dtype, most) = counts.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));

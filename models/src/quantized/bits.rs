@@ -47,10 +47,7 @@ impl Bits {
 
     /// The word whose values all are in the middle, which stands for 0.
     pub fn middle(self) -> u32 {
-        match self {
-            Self::Four => 0x8888_8888,
-            Self::Eight => 0x8080_8080,
-        }
+        self.ones() << (self.count() - 1)
     }
 
     /// The word of some values, lowest first, to which the middle is added.

@@ -17,6 +17,7 @@ use super::probe::Probe;
 use crate::config::fields::{MAX_SIZE, read_dtype};
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count};
+use crate::floats::{float, widened};
 use crate::tensors::Tensors;
 
 impl Nested {
@@ -78,12 +79,8 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
         let what = format!("module `{}`, whose rows of {k} are not whole blocks of {block},", name.escape_debug());
         return Err(Error::Unsupported { what, supported: "rows of whole blocks".to_owned() });
     }
-    let dtype = match read_dtype(&fields)? {
-        Some(Dtype::F16) => DType::F16,
-        Some(Dtype::BF16) => DType::BF16,
-        Some(Dtype::F32) => DType::F32,
-        _ => return Err(fields.problem("dtype", "must be float16, bfloat16 or float32")),
-    };
+    let dtype = read_dtype(&fields)?.and_then(float).filter(|dtype| DType::COMPUTE.contains(dtype));
+    let dtype = dtype.ok_or_else(|| fields.problem("dtype", "must be float16, bfloat16 or float32"))?;
 
     let codes = probe.tensor("weight", &[Dtype::U8])?;
     let count = probe.times(n, k)?;
@@ -140,8 +137,7 @@ fn shape(fields: &Fields<'_>) -> Result<[usize; 2]> {
 fn floats(probe: &Probe<'_>, tensor: &str, count: usize) -> Result<Box<[f32]>> {
     let found = probe.tensor(tensor, &[Dtype::F32])?;
     probe.check_shape(&found, &[count])?;
-    let bytes = probe.tensors.tensor(&found.name)?.bytes;
-    Ok(bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect())
+    Ok(widened(&probe.tensors.tensor(&found.name)?.bytes, DType::F32).into())
 }
 
 /// Rows of codes, of bytes of two, the earlier in the high bits.

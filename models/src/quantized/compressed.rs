@@ -16,13 +16,14 @@ use serde_json::{Map, Value};
 use sinew_tensor::DType;
 
 use super::bits::{Bits, signed_bytes, signed_nibbles, words};
-use super::config::{block_size, expect, group_size, patterns, unsupported};
-use super::fp8::{self, ScaleOf, is_float};
+use super::config::{MAX_BITS, block_size, expect, group_size, patterns, unsupported};
+use super::fp8::{self, ScaleOf};
 use super::module::{CodesLayout, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout};
 use super::patterns::{Match, Pattern};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
 use crate::files::{Fields, brief};
+use crate::floats::float;
 use crate::tensors::Tensors;
 
 #[derive(Debug, Clone)]
@@ -96,7 +97,7 @@ impl Compressed {
         let probe = Probe { tensors, module: name, format: "compressed-tensors" };
         let (codes, packed) = match (probe.find("weight_packed"), probe.find("weight")) {
             (Some(packed), _) => (packed, true),
-            (None, Some(weight)) if !is_float(weight.dtype) => (weight, false),
+            (None, Some(weight)) if float(weight.dtype).is_none() => (weight, false),
             _ => return Ok(None),
         };
         let weights = self.weights_of(&probe)?;
@@ -233,8 +234,6 @@ fn stored_format(fields: &Fields<'_>, name: &str, format: &str, kind: &str, coun
 }
 
 fn read_weights(group: &Fields<'_>, weights: &Fields<'_>, global: &str) -> Result<Option<Weights>> {
-    /// More than any format has.
-    const MAX_BITS: usize = 64;
     let count = weights.count("num_bits", MAX_BITS)?.unwrap_or(8);
     let kind = weights.text("type")?.unwrap_or("int");
     let format = group.text("format")?.unwrap_or(global);

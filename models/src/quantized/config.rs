@@ -8,6 +8,9 @@ use crate::config::fields::MAX_SIZE;
 use crate::error::{Error, Result, shortened};
 use crate::files::{Fields, as_count, brief};
 
+/// Bits of a value: more than any format has.
+pub(super) const MAX_BITS: usize = 64;
+
 pub(super) fn unsupported(fields: &Fields<'_>, name: &str, found: &str, supported: &str) -> Error {
     let what = fields.problem(name, &shortened(found)).to_string();
     Error::Unsupported { what, supported: supported.to_owned() }
@@ -24,8 +27,6 @@ pub(super) fn expect(fields: &Fields<'_>, name: &str, default: &str, known: &[&s
 
 /// Bits of a value: 4 or 8.
 pub(super) fn bits(fields: &Fields<'_>, name: &str) -> Result<Option<Bits>> {
-    /// More than any format has.
-    const MAX_BITS: usize = 64;
     let Some(count) = fields.count(name, MAX_BITS)? else { return Ok(None) };
     match Bits::of(count) {
         Some(bits) => Ok(Some(bits)),

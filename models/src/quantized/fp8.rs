@@ -14,6 +14,7 @@ use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModu
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
 use crate::files::Fields;
+use crate::floats::float;
 use crate::tensors::Tensors;
 
 /// How all quantized modules are.
@@ -60,7 +61,7 @@ impl Fp8 {
     pub fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
         let probe = Probe { tensors, module: name, format: "FP8" };
         let Some(codes) = probe.find("weight") else { return Ok(None) };
-        if is_float(codes.dtype) {
+        if float(codes.dtype).is_some() {
             return Ok(None);
         }
         let dtypes = [SCALES.as_slice(), &[Dtype::F8_E8M0]].concat();
@@ -89,11 +90,6 @@ pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
             Err(probe.problem(format!("its weight is not quantized, and there is `{name}`")))
         }
     }
-}
-
-/// Whether weights of a dtype are multiplied by as they are.
-pub(super) fn is_float(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
 }
 
 /// A weight of F8_E4M3 whose scales are shared in this way, dequantized to the model's dtype, or where that is not

@@ -6,6 +6,7 @@ use safetensors::Dtype;
 use sinew_tensor::DType;
 
 use crate::error::{Error, Result};
+use crate::floats::float;
 use crate::tensors::Tensors;
 
 /// A module whose tensors are looked for.
@@ -139,9 +140,5 @@ pub(super) const SCALES: [Dtype; 3] = [Dtype::F16, Dtype::BF16, Dtype::F32];
 
 /// The dtype in memory of scales in a file. Those of F8_E8M0, powers of 2, become bf16, which has them all.
 pub(super) fn scale_dtype(dtype: Dtype) -> DType {
-    match dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        _ => DType::BF16,
-    }
+    float(dtype).unwrap_or(DType::BF16)
 }

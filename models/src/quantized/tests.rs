@@ -44,14 +44,6 @@ impl Fixture {
     }
 }
 
-fn safetensors_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        _ => Dtype::F32,
-    }
-}
-
 fn float(bytes: &[u8], dtype: DType) -> f32 {
     match (dtype, bytes) {
         (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
