@@ -95,7 +95,7 @@ impl Loader<'_> {
             let pieces = rows
                 .iter()
                 .map(|(matrix, rows)| {
-                    let of_matrix = at_hand[*matrix].rows(checkpoint, rows.clone(), as_stored)?;
+                    let of_matrix = at_hand[*matrix].rows(rows.clone(), as_stored)?;
                     if quantizes {
                         let weight = matrices[*matrix].part.weight();
                         check_piece(checkpoint, &weight, &of_matrix, rows.len())?;
@@ -115,7 +115,7 @@ impl Loader<'_> {
             let bytes: usize = of_slices.map(|(matrix, rows)| rows.len() * row_bytes[matrix - before]).sum();
             self.advance((bytes as u128 * strip.len() as u128 / (k as u128).max(1)) as usize);
         }
-        at_hand.iter().for_each(|strip| strip.release(checkpoint));
+        at_hand.iter().for_each(|strip| strip.release());
         Ok(())
     }
 }

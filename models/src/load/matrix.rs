@@ -83,52 +83,52 @@ impl Matrix {
     }
 
     /// Some columns of all its rows: all of them, or such as begin and end between strips.
-    pub(super) fn strip<'a>(&'a self, checkpoint: &'a Checkpoint, columns: Range<usize>) -> Result<Strip<'a>> {
+    pub(super) fn strip<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Strip<'a>> {
         let Self { part, k, .. } = self;
         let values = match &self.stored {
-            Stored::Module(module) => Values::Module(module.strip(checkpoint, columns)?),
+            Stored::Module(module) => Values::Module(module.strip(tensors, columns)?),
             Stored::Tensor(dtype) if part.transposed => {
                 let line = part.of * dtype.size();
                 let range = columns.start * line..columns.end * line;
-                let (bytes, dtype) = packable(checkpoint.tensor_slice(&part.weight(), range.clone())?.bytes, *dtype);
+                let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range.clone())?.bytes, *dtype);
                 Values::Columns { bytes, dtype, range }
             }
             Stored::Tensor(dtype) => Values::Rows { dtype: *dtype, k: *k },
         };
-        Ok(Strip { part, values })
+        Ok(Strip { part, tensors, values })
     }
 
     /// Lets go of the pages of rows that were packed, where they have pages of their own.
-    pub(super) fn release_rows(&self, checkpoint: &Checkpoint, rows: Range<usize>) {
+    pub(super) fn release_rows(&self, tensors: &Tensors, rows: Range<usize>) {
         match &self.stored {
             Stored::Tensor(_) if self.part.transposed => {}
             Stored::Tensor(dtype) => {
                 let row_bytes = self.k * dtype.size();
-                checkpoint.release_slice(&self.part.weight(), rows.start * row_bytes..rows.end * row_bytes);
+                tensors.release_slice(&self.part.weight(), rows.start * row_bytes..rows.end * row_bytes);
             }
-            Stored::Module(module) => module.release_rows(checkpoint, rows),
+            Stored::Module(module) => module.release_rows(tensors, rows),
         }
     }
 
     /// Lets go of all its pages, as it was packed.
-    pub(super) fn release(&self, checkpoint: &Checkpoint) {
+    pub(super) fn release(&self, tensors: &Tensors) {
         match &self.stored {
             Stored::Tensor(_) if self.part.transposed => {
-                checkpoint.release_slice(&self.part.weight(), 0..usize::MAX);
+                tensors.release_slice(&self.part.weight(), 0..usize::MAX);
             }
-            Stored::Tensor(_) => self.release_rows(checkpoint, self.part.rows.clone()),
+            Stored::Tensor(_) => self.release_rows(tensors, self.part.rows.clone()),
             Stored::Module(module) => {
-                module.tensors().for_each(|name| checkpoint.release_slice(name, 0..usize::MAX));
+                module.tensors().for_each(|name| tensors.release_slice(name, 0..usize::MAX));
             }
         }
     }
 
     /// Bytes of the checkpoint that a row takes, about.
-    pub(super) fn row_bytes(&self, checkpoint: &Checkpoint) -> usize {
+    pub(super) fn row_bytes(&self, tensors: &Tensors) -> usize {
         match &self.stored {
             Stored::Tensor(dtype) => self.k * dtype.size(),
             Stored::Module(module) => {
-                let bytes = module.tensors().filter_map(|name| checkpoint.info(name).ok()).map(|info| info.num_bytes);
+                let bytes = module.tensors().filter_map(|name| tensors.info(name).ok()).map(|info| info.num_bytes);
                 bytes.sum::<usize>() / module.shape()[0].max(1)
             }
         }
@@ -138,6 +138,7 @@ impl Matrix {
 /// Some columns of a matrix.
 pub(super) struct Strip<'a> {
     part: &'a Part,
+    tensors: &'a Tensors,
     values: Values<'a>,
 }
 
@@ -153,18 +154,13 @@ enum Values<'a> {
 impl Strip<'_> {
     /// Rows, counted in the tensor: codes where they stay `in_blocks`, and else floats, as they are stored or as the
     /// format's own code dequantizes them; those of f64 as f32.
-    pub(super) fn rows<'s>(
-        &'s self,
-        checkpoint: &'s Checkpoint,
-        rows: Range<usize>,
-        in_blocks: bool,
-    ) -> Result<Piece<'s>> {
-        let part = self.part;
+    pub(super) fn rows(&self, rows: Range<usize>, in_blocks: bool) -> Result<Piece<'_>> {
+        let Self { part, tensors, .. } = self;
         match &self.values {
             Values::Rows { dtype, k } => {
                 let row_bytes = k * dtype.size();
                 let range = rows.start * row_bytes..rows.end * row_bytes;
-                let (bytes, dtype) = packable(checkpoint.tensor_slice(&part.weight(), range)?.bytes, *dtype);
+                let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range)?.bytes, *dtype);
                 Ok(Piece::Rows(bytes, dtype))
             }
             Values::Columns { bytes, dtype, .. } => {
@@ -176,10 +172,10 @@ impl Strip<'_> {
     }
 
     /// Lets go of the pages of what was read of it.
-    pub(super) fn release(&self, checkpoint: &Checkpoint) {
+    pub(super) fn release(&self) {
         match &self.values {
             Values::Rows { .. } => {}
-            Values::Columns { range, .. } => checkpoint.release_slice(&self.part.weight(), range.clone()),
+            Values::Columns { range, .. } => self.tensors.release_slice(&self.part.weight(), range.clone()),
             Values::Module(module) => module.release(),
         }
     }
@@ -210,18 +206,18 @@ pub(crate) fn check_finite(tensors: &Tensors, tensor: &str, bytes: &[u8], dtype:
 }
 
 /// The dtype of a tensor of floats, which must have this shape.
-pub(super) fn check(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> Result<DType> {
-    let info = checkpoint.info(name)?;
-    same_shape(checkpoint, name, info.shape, shape)?;
+pub(super) fn check(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<DType> {
+    let info = tensors.info(name)?;
+    same_shape(tensors, name, info.shape, shape)?;
     float_dtype(name, info.dtype)
 }
 
-fn same_shape(checkpoint: &Checkpoint, name: &str, found: &[usize], shape: &[usize]) -> Result<()> {
+fn same_shape(tensors: &Tensors, name: &str, found: &[usize], shape: &[usize]) -> Result<()> {
     if found == shape {
         return Ok(());
     }
     Err(Error::Config {
-        file: checkpoint.name().to_owned(),
+        file: tensors.name().to_owned(),
         problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
     })
 }
