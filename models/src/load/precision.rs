@@ -107,7 +107,7 @@ impl WeightOptions {
         if self.dtype.is_some() || self.quantize.is_some() {
             return Ok(None);
         }
-        first_module(checkpoint, ctx, |module| module.values().is_integer().then(|| module.groups_in_no_blocks())?)
+        first_module(checkpoint, ctx, StoredModule::groups_in_no_blocks)
     }
 }
 

@@ -183,22 +183,17 @@ impl StoredModule {
         self.dtype
     }
 
-    /// What its codes stand for.
-    pub fn values(&self) -> BlockValues {
-        self.values
-    }
-
     /// How it is packed: in blocks, where its groups are made up of groups of 128, 64 or 32 columns, which are in
     /// [`order`](Self::order) if they are scattered; and else as floats.
     pub fn encoding(&self) -> Encoding {
         self.blocks.map_or(Encoding::Float(self.dtype), Encoding::Blocks)
     }
 
-    /// Its groups, in words, where they are why it is packed as floats.
+    /// Its groups, in words, where its codes are integers and these are why it is packed as floats.
     pub fn groups_in_no_blocks(&self) -> Option<String> {
         let size = self.groups.size;
         match GROUP_SIZES.iter().any(|packed| size.is_multiple_of(*packed)) {
-            _ if self.blocks.is_some() => None,
+            _ if self.blocks.is_some() || !self.values.is_integer() => None,
             true => Some("groups of unlike sizes".to_owned()),
             false => Some(format!("groups of {size}")),
         }

@@ -243,37 +243,37 @@ impl Strip<'_> {
     fn zeros(&self, rows: Range<usize>) -> Result<Vec<i8>> {
         let (n, groups) = (self.module.shape[0], self.groups.len());
         let Some(Stored { tensor, layout }) = &self.module.zeros else { return Ok(Vec::new()) };
-        if let ZerosLayout::Bytes(shared) = *layout {
-            let bytes = rows_of(self.tensors, tensor, rows, shared, groups)?;
-            return Ok(bytes.into_iter().map(|byte| byte as i8).collect());
-        }
         let mut zeros = vec![0; rows.len() * groups];
         let mut put = |row: usize, group: usize, zero: i8| {
             if rows.contains(&row) {
                 zeros[(row - rows.start) * groups + group] = zero;
             }
         };
-        let (bits, added, row_in_word): (_, _, [usize; 8]) = match *layout {
-            ZerosLayout::Words(bits, added) => (bits, added, [0, 1, 2, 3, 4, 5, 6, 7]),
-            ZerosLayout::Interleaved => (Bits::Four, 0, awq::OUTPUT_OF_NIBBLE),
+        let words_of = |bits: Bits| rows.start / bits.per_word()..rows.end.div_ceil(bits.per_word());
+        // A line of words for each group.
+        let mut of_lines = |bits: Bits, added: u32, row_in_word: [usize; 8]| {
+            let Range { start, end } = words_of(bits);
+            for (group, line) in self.zeros.bytes.chunks_exact(n / bits.per_word() * 4).enumerate() {
+                for (at, word) in words(line).enumerate().take(end).skip(start) {
+                    let values = bits.unpacked(word.wrapping_add(added));
+                    values.zip(row_in_word).for_each(|(zero, row)| put(at * bits.per_word() + row, group, zero));
+                }
+            }
+        };
+        match *layout {
+            ZerosLayout::Words(bits, added) => of_lines(bits, added, [0, 1, 2, 3, 4, 5, 6, 7]),
+            ZerosLayout::Interleaved => of_lines(Bits::Four, 0, awq::OUTPUT_OF_NIBBLE),
             ZerosLayout::WordsOfRows(bits) => {
-                let per_word = bits.per_word();
-                let (first, end) = (rows.start / per_word, rows.end.div_ceil(per_word));
-                let bytes = self.tensors.tensor_slice(tensor, first * groups * 4..end * groups * 4)?.bytes;
+                let Range { start, end } = words_of(bits);
+                let bytes = self.tensors.tensor_slice(tensor, start * groups * 4..end * groups * 4)?.bytes;
                 for (at, word) in words(&bytes).enumerate() {
-                    let (row, group) = ((first + at / groups) * per_word, at % groups);
+                    let (row, group) = ((start + at / groups) * bits.per_word(), at % groups);
                     bits.unpacked(word).enumerate().for_each(|(i, zero)| put(row + i, group, zero));
                 }
-                return Ok(zeros);
             }
-            ZerosLayout::Bytes(_) => return Ok(zeros),
-        };
-        let per_word = bits.per_word();
-        let (first, end) = (rows.start / per_word, rows.end.div_ceil(per_word));
-        for (group, line) in self.zeros.bytes.chunks_exact(n / per_word * 4).enumerate() {
-            for (at, word) in words(line).enumerate().take(end).skip(first) {
-                let values = bits.unpacked(word.wrapping_add(added));
-                values.zip(row_in_word).for_each(|(zero, row)| put(at * per_word + row, group, zero));
+            ZerosLayout::Bytes(shared) => {
+                let bytes = rows_of(self.tensors, tensor, rows, shared, groups)?;
+                return Ok(bytes.into_iter().map(|byte| byte as i8).collect());
             }
         }
         Ok(zeros)

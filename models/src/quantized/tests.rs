@@ -232,6 +232,8 @@ fn groups_that_do_not_divide_a_row_end_with_it() {
         let checkpoint = tensors(Some(index.clone()));
         let module = gptq(4, 32, "gptq").module(&checkpoint, "m").expect("fits").expect("quantized");
         assert_eq!(module.order(), order);
+        let unlike = "groups of unlike sizes".to_owned();
+        assert_eq!(module.groups_in_no_blocks(), order.is_none().then_some(unlike));
         assert_eq!(matches!(module.encoding(), Encoding::Blocks(_)), order.is_some());
         assert_eq!(values(&module, &checkpoint), expected(index));
     }
@@ -287,6 +289,7 @@ fn groups_become_the_packed_groups_of_which_they_are_made_up() {
             Encoding::Float(_) => None,
         };
         assert_eq!(group, packed, "groups of {size}");
+        assert_eq!(module.groups_in_no_blocks(), packed.is_none().then(|| format!("groups of {size}")));
         let expected = (0..8).flat_map(|row| (0..k).map(move |i| (i / size * 8 + row + 1) as f32));
         assert!(values(&module, &checkpoint).into_iter().eq(expected), "groups of {size}");
     }
