@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use sinew_models::{Checkpoint, LanguageModel, LoadOptions, ModelConfig, Result, Tokenizer};
+use sinew_models::{Checkpoint, LanguageModel, LoadOptions, ModelConfig, Result, Tensors, Tokenizer};
 use sinew_ops::Context;
 
 const CONFIG: &str = include_str!("demo/config.json");
@@ -35,7 +35,7 @@ pub fn config() -> Result<ModelConfig> {
 pub fn load(ctx: Arc<Context>, options: &LoadOptions) -> Result<LanguageModel> {
     let config = config()?;
     let config = config.as_decoder()?;
-    let checkpoint = Checkpoint::from_bytes(WEIGHTS)?;
+    let checkpoint = Checkpoint::new(Tensors::from_bytes(WEIGHTS)?, None);
     let tokenizer = Tokenizer::from_bytes(TOKENIZER)?;
     LanguageModel::from_parts(ctx, config, &checkpoint, Some(Arc::new(tokenizer)), options, &mut |_, _| {})
 }

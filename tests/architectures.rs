@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sinew::models::config::{FeedForward, RopeScaling};
 use sinew::models::load::main_dtype;
-use sinew::models::{Checkpoint, DecoderConfig, EncoderConfig, Folder, Load, ModelConfig, architectures};
+use sinew::models::{DecoderConfig, EncoderConfig, Folder, Load, ModelConfig, Tensors, architectures};
 use sinew_conformance::parity;
 
 const START: &str = "<!-- architectures: written by tests/architectures.rs -->\n";
@@ -77,7 +77,7 @@ fn covered() -> BTreeMap<String, Covered> {
     let fixtures: Vec<PathBuf> = parity::fixtures(&root().join("tests/fixtures")).expect("the fixtures are there");
     for folder in fixtures {
         let config = Folder::new(&folder).config().cloned().expect("the fixture's config");
-        let checkpoint = Checkpoint::open(&folder, Load::Mmap).expect("the fixture's checkpoint");
+        let checkpoint = Tensors::open(&folder, Load::Mmap).expect("the fixture's checkpoint");
         let of = covered.entry(config.model_type().to_owned()).or_default();
         of.dtypes.insert(main_dtype(&checkpoint).expect("floating-point tensors").to_string());
         of.features.extend(features(&config));

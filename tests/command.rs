@@ -1,9 +1,14 @@
 //! The command, run as a user runs it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
+use sinew::models::load::Activations;
+use sinew::prelude::*;
 use tempfile::TempDir;
 
 #[path = "common/command.rs"]
@@ -405,6 +410,10 @@ fn quality_prints_what_formats_and_activations_in_int8_cost() {
             "{row}"
         );
     }
+    // Without a head none is kept.
+    let all = rows(&fixture(ENCODER), &["--file", file]);
+    assert_eq!(all.len(), 16);
+    assert!(all.iter().all(|row| !row["weights"].as_str().expect("a name").contains("head")), "{all:?}");
     let text = stdout(&sinew(&["quality", "--model", &fixture(DECODER), "--file", file, "--dtype", "int8"]));
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines.len() == 4 && lines[0] == "beside the model in bf16:" && lines[1].ends_with("top-1"), "{text}");
@@ -415,6 +424,87 @@ fn quality_prints_what_formats_and_activations_in_int8_cost() {
     refused(&["quality", "--model", bundled, "--tokens", "1,100"], &["100"]);
     refused(&["quality", "--model", bundled, "--file", "/nowhere"], &["/nowhere"]);
     refused(&["quality", "--model", &fixture(ENCODER), "--kv-dtype", "int8"], &["--kv-dtype", "embeds texts"]);
+}
+
+/// The tensors of a folder's only file.
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Changes the tensors of a folder.
+fn with_tensors(folder: &Path, change: impl FnOnce(&mut Tensors)) {
+    let path = folder.join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("a file");
+    let views = SafeTensors::deserialize(&bytes).expect("valid").tensors().into_iter();
+    let mut tensors: Tensors =
+        views.map(|(name, of)| (name, (of.dtype(), of.shape().to_vec(), of.data().to_vec()))).collect();
+    change(&mut tensors);
+    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
+    });
+    std::fs::write(&path, safetensors::serialize(views, None).expect("a file")).expect("written");
+}
+
+#[test]
+fn a_warning_of_a_model_that_is_loaded_often_is_said_once() {
+    let folder = copy(DECODER);
+    with_tensors(folder.path(), |tensors| drop(tensors.insert("spare".into(), (Dtype::F32, vec![1], vec![0; 4]))));
+    let path = folder.path().to_str().expect("the path is UTF-8");
+    let output = sinew(&["quality", "--model", path, "--tokens", "1,5,9", "--dtype", "int4"]);
+    assert_eq!(stdout(&output).lines().count(), 4);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.lines().count() == 1 && stderr.contains("are not used: spare"), "{stderr}");
+}
+
+#[test]
+fn groups_that_no_kernel_takes_are_named_where_int8_activations_are_refused() {
+    /// Groups of 16 of each that is stored.
+    const GROUPS: usize = 128 / 16;
+    let folder = copy("quantized/gptq_4bit_g128_llama_f16");
+    let config = std::fs::read_to_string(folder.path().join("config.json")).expect("a config");
+    let mut config: Value = serde_json::from_str(&config).expect("valid JSON");
+    config["quantization_config"]["group_size"] = json!(16);
+    with_field(folder.path(), "quantization_config", &config["quantization_config"]);
+    with_tensors(folder.path(), |tensors| {
+        tensors.retain(|name, _| !name.ends_with(".g_idx"));
+        let of_groups = |name: &String| name.ends_with(".scales") || name.ends_with(".qzeros");
+        for (_, (_, shape, bytes)) in tensors.iter_mut().filter(|(name, _)| of_groups(name)) {
+            let line = bytes.len() / shape[0];
+            *bytes = bytes.chunks(line).flat_map(|line| line.repeat(GROUPS)).collect();
+            shape[0] *= GROUPS;
+        }
+    });
+    let model = folder.path().to_str().expect("the path is UTF-8");
+    let generate = ["generate", "--model", model, "--tokens", "1,2", "--max-new-tokens", "1"];
+    stdout(&sinew(&generate));
+    for activations in ["int8", "bf16"] {
+        let words =
+            ["--activations", "groups of 16", "multiplied as floats", "--dtype int8 or int4 quantizes them again"];
+        refused(&[&generate[..], &["--activations", activations]].concat(), &words);
+    }
+    stdout(&sinew(&[&generate[..], &["--activations", "int8", "--dtype", "int4"]].concat()));
+    let weights = WeightOptions { activations: Some(Activations::Int8), ..WeightOptions::default() };
+    let error = LanguageModel::load(folder.path(), &LoadOptions { weights, ..LoadOptions::default() });
+    let error = error.expect_err("floats").to_string();
+    assert!(error.contains("groups of 16") && error.contains("quantized again as they are loaded"), "{error}");
+}
+
+#[test]
+fn a_plan_of_more_bytes_than_can_be_counted_says_so() {
+    let batch = (usize::MAX / 2).to_string();
+    let output = sinew(&["plan", &fixture(DECODER), "--batch", &batch]);
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success() && error.starts_with("error: the model takes more than 16 EiB, "), "{error}");
+    let cache = out.lines().find(|line| line.starts_with("KV cache")).expect("a line");
+    assert!(cache.contains("more than 16 EiB") && !out.contains("16.0 EiB"), "{out}");
+}
+
+#[test]
+fn the_help_of_devices_lists_nothing_that_it_refuses() {
+    let help = stdout(&sinew(&["devices", "--help"]));
+    for refused in ["--device", "--memory-limit", "--kernel", "--deterministic", "--tuning"] {
+        assert!(!help.contains(refused), "{refused}: {help}");
+    }
+    assert!(help.contains("--threads") && help.contains("--simd"), "{help}");
+    assert!(stdout(&sinew(&["generate", "--help"])).contains("--device"));
 }
 
 /// The command with as little address space as leaves no room to measure the machine.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Output;
 
 use sinew::models::load::{Activations, Quantize};
-use sinew::models::{Checkpoint, Load};
+use sinew::models::{Load, Tensors};
 use sinew::prelude::*;
 use sinew::tensor::{BlockFormat, BlockValues};
 use tempfile::TempDir;
@@ -163,7 +163,7 @@ fn a_decoder_embeds_a_text_longer_than_a_pass() {
     let expected: Vec<f32> = last.iter().map(|x| (f64::from(*x) / norm) as f32).collect();
     assert_eq!(vectors[0], expected);
 
-    let checkpoint = Checkpoint::open(folder.path(), Load::Mmap).expect("the fixture opens");
+    let checkpoint = Tensors::open(folder.path(), Load::Mmap).expect("the fixture opens");
     let table = checkpoint.tensor("embed_tokens.weight").expect("the embedding is there");
     let table: Vec<f64> = table
         .bytes

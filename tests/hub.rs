@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
-use sinew::models::{Checkpoint, Conversation, Folder, Hub, Load};
+use sinew::models::{Conversation, Folder, Hub, Load, Tensors};
 
 #[path = "common/command.rs"]
 mod command;
@@ -301,7 +301,7 @@ fn a_model_is_fetched_once_and_only_what_is_read_of_it() {
         assert!(!asked.iter().any(|target| target.contains(".bin") || target.contains(".py")), "{asked:?}");
 
         for load in [Load::Mmap, Load::Read] {
-            let checkpoint = Checkpoint::open(&folder, load).expect("links into the cache are followed");
+            let checkpoint = Tensors::open(&folder, load).expect("links into the cache are followed");
             assert!(checkpoint.num_bytes() > 0);
         }
         // By now nothing is asked: not for the branch, not for the commit, not offline.
@@ -480,7 +480,7 @@ fn threads_and_processes_that_want_one_model_at_once_fetch_it_once() {
             let threads = [(); 3].map(|()| {
                 scope.spawn(|| {
                     let folder = locate(&hub, "owner/name").expect("fetched");
-                    Checkpoint::open(&folder, Load::Mmap).expect("whole");
+                    Tensors::open(&folder, Load::Mmap).expect("whole");
                     assert_same(&folder, fixture);
                 })
             });

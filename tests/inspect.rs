@@ -6,7 +6,7 @@ use std::process::Output;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
-use sinew::models::{Checkpoint, Load};
+use sinew::models::{Load, Tensors};
 
 #[path = "common/command.rs"]
 mod command;
@@ -153,7 +153,7 @@ fn inspect_refuses_the_tensors_that_loading_refuses_in_the_same_words() {
         ("qwen3_embedding_no_prefix_gqa3_hd20_bf16", embed, "none"),
     ] {
         let file = "model.safetensors";
-        let all = Checkpoint::open(fixture(model), Load::Read).expect("the fixture opens");
+        let all = Tensors::open(fixture(model), Load::Read).expect("the fixture opens");
         let mut checked = 0;
         for name in all.names().filter(|name| !name.contains(spare)) {
             // The parts of the first layer stand for those of the others.

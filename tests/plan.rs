@@ -129,8 +129,12 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
     let pooled = planner.footprint(&few).expect("a footprint").pooled();
     let many = LoadOptions { max_sequences: usize::MAX / 2, ..few.clone() };
     for (available, options, words) in [
-        (pooled - 1, &few, &["weights", "KV cache", "activations", "rotary tables", "logits", "rounding", "free"][..]),
-        (usize::MAX - 1, &many, &["more bytes than can be counted", "free"]),
+        (
+            pooled - 1,
+            &few,
+            &["1 sequence of", "weights", "KV cache", "activations", "rotary tables", "logits", "rounding", "free"][..],
+        ),
+        (usize::MAX - 1, &many, &["more than 16 EiB", "free"]),
     ] {
         let device = Counting::new(available);
         let error = LanguageModel::load_on(context(&device), &folder, options, &mut |_, _| {}).expect_err("refused");

@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use sinew::models::load::{Quantize, main_dtype};
 use sinew::models::quantize::{Quantized, quantize};
-use sinew::models::{Checkpoint, Error, Load};
+use sinew::models::{self, Error, Load};
 use sinew::prelude::*;
 use sinew::tensor::{BlockFormat, BlockValues};
 use tempfile::TempDir;
@@ -117,7 +117,7 @@ fn outputs(folder: &Path, weights: WeightOptions) -> Vec<u32> {
 
 /// Those of quantizing it while it is loaded, in the dtype of its files.
 fn while_loading(folder: &Path, how: Quantize) -> Vec<u32> {
-    let dtype = Some(main_dtype(&Checkpoint::open(folder, Load::Mmap).expect("a checkpoint")).expect("floats"));
+    let dtype = Some(main_dtype(&models::Tensors::open(folder, Load::Mmap).expect("a checkpoint")).expect("floats"));
     outputs(folder, WeightOptions { dtype, quantize: Some(how), ..WeightOptions::default() })
 }
 
@@ -134,7 +134,7 @@ fn save(folder: &Path, tensors: &Tensors) {
 
 /// All tensors of a folder.
 fn tensors(folder: &Path) -> Tensors {
-    let checkpoint = Checkpoint::open(folder, Load::Mmap).expect("a checkpoint");
+    let checkpoint = models::Tensors::open(folder, Load::Mmap).expect("a checkpoint");
     let of = |name: &str| {
         let tensor = checkpoint.tensor(name).expect("it is there");
         (tensor.dtype, tensor.shape.to_vec(), tensor.bytes.into_owned())

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use serde::Deserialize;
 use sinew::demo;
 use sinew::models::OldKv;
 use sinew::models::load::{Activations, Precision, Quantize};
-use sinew::models::quality::{self, Divergence};
+use sinew::models::quality::{self, Divergence, Exact};
 use sinew::ops::layers::Encoding;
 use sinew::prelude::*;
 use sinew::tensor::{BlockFormat, BlockValues, DType};
@@ -360,6 +361,31 @@ fn embeddings_with_quantized_weights_are_as_near_to_those_with_exact_ones_as_the
         }
     }
     table.finish();
+}
+
+#[test]
+fn the_exact_model_runs_once_for_all_that_are_held_against_it() {
+    let ctx = || Arc::new(Context::cpu().expect("the CPU is there"));
+    let load = |options: &LoadOptions| demo::load(ctx(), options).expect("the bundled model loads");
+    let texts = [vec![1, 5, 9, 17], vec![3], vec![20, 41, 8, 30, 62, 7, 77]];
+    let mut exact = Exact::new(load(&in_bf16(None)), &texts);
+    let mut steps = |other: &mut LanguageModel| {
+        let mut steps = 0;
+        let mut count = || {
+            steps += 1;
+            ControlFlow::Continue(())
+        };
+        (exact.divergence(other, &mut count).expect("the models run"), steps)
+    };
+    let how = quality::formats().expect("known")[0];
+    let weights = WeightOptions { quantize: Some(how), ..WeightOptions::default() };
+    let mut int8 = load(&LoadOptions { weights, ..in_bf16(None) });
+    let (first, of_both) = steps(&mut int8);
+    let (again, of_one) = steps(&mut int8);
+    assert_eq!((first, of_both), (again, 2 * of_one));
+    assert!(first.mean() > 0.0, "{first:?}");
+    let (same, _) = steps(&mut load(&in_bf16(None)));
+    assert_eq!((same.mean(), same.agreement()), (0.0, 1.0));
 }
 
 #[test]

@@ -5,13 +5,15 @@ use std::str::FromStr;
 
 use crate::Error;
 
-/// A number of bytes that prints with a binary unit, and is read with any.
+/// A number of bytes that prints with a binary unit, and is read with any. The largest stands for all that are more than
+/// can be counted.
 ///
 /// ```
 /// use sinew_memory::Bytes;
 /// assert_eq!(Bytes(512).to_string(), "512 B");
 /// assert_eq!(Bytes(3 << 19).to_string(), "1.5 MiB");
 /// assert_eq!(format!("{:>9}", Bytes(7 << 30)), "  7.0 GiB");
+/// assert_eq!(Bytes(usize::MAX).to_string(), "more than 16 EiB");
 /// assert_eq!("1.5 MiB".parse::<Bytes>()?, Bytes(3 << 19));
 /// assert_eq!("500MB".parse::<Bytes>()?, Bytes(500_000_000));
 /// # Ok::<(), sinew_memory::Error>(())
@@ -50,8 +52,10 @@ impl Bytes {
 
     fn rounded(self, decimals: usize) -> String {
         const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-        if self.0 < 1 << 10 {
-            return format!("{} B", self.0);
+        match self.0 {
+            usize::MAX => return "more than 16 EiB".to_owned(),
+            bytes if bytes < 1 << 10 => return format!("{bytes} B"),
+            _ => {}
         }
         // What is shown of 1023.96 KiB with one decimal is 1.0 MiB.
         let next = 1024.0 - 0.5 * 0.1f64.powi(decimals as i32);

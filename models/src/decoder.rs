@@ -29,6 +29,7 @@ use crate::batch::Batch;
 use crate::cache::{Form, KvCache, LayerCache};
 use crate::checkpoint::Checkpoint;
 use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
+use crate::error::count_of;
 use crate::limits::{Limits, Plan};
 use crate::load::{Held, LinearSpec, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
 use crate::places::push_unlike;
@@ -274,9 +275,14 @@ impl Decoder {
         let (rows, sequences, keys) = (batch.tokens().len(), batch.kv_len().len(), batch.max_kv());
         let Limits { max_rows, max_sequences, context, .. } = self.limits;
         if rows > max_rows || sequences > max_sequences || keys > context {
+            let step = |rows, sequences, keys| {
+                let (tokens, sequences) = (count_of(rows, "token"), count_of(sequences, "sequence"));
+                format!("{tokens} in {sequences} of up to {keys}")
+            };
             return Err(Error::Input(format!(
-                "a step of {rows} tokens in {sequences} sequences of up to {keys}; the model was loaded for {max_rows} \
-                 tokens in {max_sequences} sequences of up to {context}"
+                "a step of {}; the model was loaded for {}",
+                step(rows, sequences, keys),
+                step(max_rows, max_sequences, context)
             )));
         }
         Ok(())

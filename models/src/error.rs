@@ -226,6 +226,11 @@ pub fn printable(text: &str) -> String {
     line
 }
 
+/// So many of what is called `one` where there is one.
+pub(crate) fn count_of(count: usize, one: &str) -> String {
+    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
+}
+
 fn nearest_names(nearest: &[String]) -> String {
     if nearest.is_empty() {
         return String::new();

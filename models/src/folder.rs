@@ -5,11 +5,12 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, Load};
+use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::files::{self, Fields};
 use crate::pooling::EmbeddingConfig;
 use crate::quantized::Quantization;
+use crate::tensors::{Load, Tensors};
 use crate::tokenizer::TextLimits;
 use crate::{ChatTemplate, GenerationConfig, ModelConfig, Tokenizer};
 
@@ -160,13 +161,13 @@ impl Folder {
         once(&self.text_limits, || TextLimits::read(self)).copied()
     }
 
-    /// The weights: [`Checkpoint::open`].
+    /// The weights: those of [`Tensors::open`].
     ///
     /// # Errors
     ///
-    /// Those of [`Checkpoint::open`].
+    /// Those of [`Tensors::open`].
     pub fn checkpoint(&self, load: Load) -> Result<Checkpoint> {
-        Ok(Checkpoint::open(&self.path, load)?.with_quantization(self.quantization()?))
+        Ok(Checkpoint::new(Tensors::open(&self.path, load)?, self.quantization()?))
     }
 
     /// How the checkpoint is quantized, by `config.json` or the file of a tool's own; `None` where it is not.

@@ -11,11 +11,11 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, SINGLE};
 use crate::error::{Error, Result, one_line};
 use crate::files;
 use crate::folder::{FileName, Folder};
 use crate::pooling;
+use crate::tensors::{self, SINGLE};
 
 #[cfg(feature = "hub")]
 mod download;
@@ -281,7 +281,7 @@ impl Snapshot {
     }
 
     fn shards(&self) -> Result<BTreeSet<String>> {
-        checkpoint::shards_of_index(&self.folder)
+        tensors::shards_of_index(&self.folder)
     }
 }
 

@@ -16,6 +16,7 @@ pub use crate::answering::{Finish, GenerateOptions};
 use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
+use crate::error::count_of;
 use crate::limits::Plan;
 use crate::load::{Loader, Sizes};
 use crate::logits::Logits;
@@ -105,9 +106,10 @@ impl LanguageModel {
     ) -> Result<Self> {
         let precision = options.precision(checkpoint, &ctx)?;
         let limits = options.limits(config)?;
-        let purpose = format!("{} sequences of {} tokens", limits.max_sequences, limits.context);
+        let (sequences, tokens) = (count_of(limits.max_sequences, "sequence"), count_of(limits.context, "token"));
         let model = ModelConfig::Decoder(config.clone());
-        Planner::of(&ctx, &model, checkpoint, false).refuse_beyond_memory(options, &purpose)?;
+        Planner::of(&ctx, &model, checkpoint, false)
+            .refuse_beyond_memory(options, &format!("{sequences} of {tokens}"))?;
         let tokenizer = tokenizer()?;
         ctx.prefetch()?;
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
@@ -251,7 +253,8 @@ impl LanguageModel {
 
     fn check_decode(&self, sequences: &[Sequence], tokens: &[u32]) -> Result<()> {
         if sequences.len() != tokens.len() {
-            return Err(Error::Input(format!("{} tokens for {} sequences", tokens.len(), sequences.len())));
+            let (tokens, sequences) = (count_of(tokens.len(), "token"), count_of(sequences.len(), "sequence"));
+            return Err(Error::Input(format!("{tokens} for {sequences}")));
         }
         let mut each = sequences.iter().zip(tokens);
         each.try_for_each(|(sequence, token)| self.steps.runner.check(sequence.len(), std::slice::from_ref(token)))

@@ -6,7 +6,8 @@
 //! | [`folder`] | a model's folder: each of its files is read once |
 //! | [`architectures`] | a file for each: what its config says, and what its tensors are called |
 //! | [`hub`] | folders of models by path, or by id from the Hugging Face Hub and its cache |
-//! | [`checkpoint`] | tensors by name, from one safetensors file or many |
+//! | [`tensors`] | tensors by name, from one safetensors file or many |
+//! | [`checkpoint`] | what a model is loaded from: tensors, and which modules are quantized in them |
 //! | [`tokenizer`] | text to token ids and back; the lengths that a model takes |
 //! | [`chat`] | conversations to text, by the chat templates of checkpoints |
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
@@ -48,11 +49,13 @@ pub mod quantized;
 pub mod sampling;
 pub mod settings;
 pub mod stop;
+pub mod tensors;
 pub mod tokenizer;
 
 mod answering;
 mod batch;
 mod files;
+mod floats;
 mod limits;
 mod logits;
 mod places;
@@ -62,7 +65,7 @@ mod scratch;
 mod steps;
 
 pub use chat::{ChatTemplate, Conversation};
-pub use checkpoint::{Checkpoint, Load, TensorBytes};
+pub use checkpoint::Checkpoint;
 pub use config::{DecoderConfig, EncoderConfig, ModelConfig};
 pub use embed::EmbeddingModel;
 pub use engine::{Engine, EngineHandle, EngineOptions, Event, Happening, Request};
@@ -77,4 +80,5 @@ pub use sampling::{Logprobs, Sampler, SamplingParams};
 pub use settings::Settings;
 pub use sinew_ops::layers::OldKv;
 pub use stop::{StopStrings, TextStream};
+pub use tensors::{Load, TensorBytes, Tensors};
 pub use tokenizer::Tokenizer;

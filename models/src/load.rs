@@ -11,7 +11,6 @@ mod sizes;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use half::{bf16, f16};
 use sinew_ops::Context;
 use sinew_ops::layers::{
     Attention, AttentionOptions, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
@@ -26,10 +25,11 @@ use self::matrix::check;
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 pub(crate) use self::sizes::{Made, Sizes};
-pub(crate) use self::{matrix::check_finite, matrix::packable, precision::float_dtype};
+pub(crate) use self::{matrix::check_finite, precision::float_dtype};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
+use crate::floats::widened;
 use crate::scratch::{Rows, Values};
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
@@ -173,14 +173,7 @@ impl<'a> Loader<'a> {
 
     fn values(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
         let dtype = check(self.checkpoint, name, &[n])?;
-        let tensor = self.checkpoint.tensor(name)?;
-        let bytes: &[u8] = &tensor.bytes;
-        let values = match dtype {
-            DType::F64 => widen::<8>(bytes, |b| f64::from_le_bytes(b) as f32),
-            DType::F32 => widen::<4>(bytes, f32::from_le_bytes),
-            DType::F16 => widen::<2>(bytes, |b| f16::from_le_bytes(b).to_f32()),
-            _ => widen::<2>(bytes, |b| bf16::from_le_bytes(b).to_f32()),
-        };
+        let values = widened(&self.checkpoint.tensor(name)?.bytes, dtype);
         self.advance(values.len() * dtype.size());
         Ok(values)
     }
@@ -266,10 +259,6 @@ impl Maker<Loaded> for Loader<'_> {
     fn planned<T: Debug>(&mut self, plan: impl FnOnce(&Context) -> sinew_ops::Result<T>) -> Result<T> {
         Ok(plan(&self.ctx)?)
     }
-}
-
-fn widen<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> Vec<f32> {
-    bytes.as_chunks::<SIZE>().0.iter().map(|&chunk| value(chunk)).collect()
 }
 
 /// The rotations of f32 heads at so many positions, with the frequencies of sequences of up to `context` tokens.

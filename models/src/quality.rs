@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use sinew_memory::system::memory_and_bound;
 use sinew_ops::layers::Encoding;
 use sinew_tensor::BlockValues::{F8E4M3, Int4, Int8};
 
@@ -59,31 +60,59 @@ pub struct Divergence {
     rows: usize,
 }
 
-impl Divergence {
-    /// That of two models with the same vocabulary behind every token of some texts. Logits of one text are held.
+/// A model with exact weights, and texts behind whose tokens others are held against it.
+///
+/// Its logits are kept as far as there is room for them beside the first of the others: it is run again for the rest.
+#[derive(Debug)]
+pub struct Exact<'t> {
+    model: LanguageModel,
+    texts: &'t [Vec<u32>],
+    /// Those of the first texts.
+    kept: Vec<Vec<f32>>,
+    /// Bytes that more of them may take, once that is known.
+    room: Option<usize>,
+}
+
+impl<'t> Exact<'t> {
+    /// The part of the memory that is free which logits may take.
+    const PART: usize = 4;
+
+    /// A model and some texts.
+    pub fn new(model: LanguageModel, texts: &'t [Vec<u32>]) -> Self {
+        Self { model, texts, kept: Vec::new(), room: None }
+    }
+
+    /// The divergence of a model with the same vocabulary behind every token of the texts.
     ///
     /// # Errors
     /// Those of [`LanguageModel::logits`], another vocabulary, logits that are no numbers, and [`Error::Cancelled`] where
     /// `go_on` ended it.
-    pub fn of(
-        exact: &mut LanguageModel,
+    pub fn divergence(
+        &mut self,
         other: &mut LanguageModel,
-        texts: &[Vec<u32>],
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<Self> {
-        let vocab = exact.decoder().config().vocab_size;
+    ) -> Result<Divergence> {
+        let vocab = self.model.decoder().config().vocab_size;
         if other.decoder().config().vocab_size != vocab {
             return Err(Error::Input("models with other vocabularies cannot be compared".to_owned()));
         }
-        let mut all = Self::default();
-        for tokens in texts {
+        let room = self.room.get_or_insert_with(|| memory_and_bound().0.available / Self::PART);
+        let mut all = Divergence::default();
+        for (at, tokens) in self.texts.iter().enumerate() {
             let mut rows = Vec::new();
-            exact.logits(tokens, &mut |some| {
-                check_numbers(some, "exact weights")?;
-                rows.extend_from_slice(some);
-                if go_on().is_break() { Err(Error::Cancelled) } else { Ok(()) }
-            })?;
-            let mut exact = rows.chunks_exact(vocab);
+            if at >= self.kept.len() {
+                rows.reserve_exact(tokens.len() * vocab);
+                self.model.logits(tokens, &mut |some| {
+                    check_numbers(some, "exact weights")?;
+                    rows.extend_from_slice(some);
+                    if go_on().is_break() { Err(Error::Cancelled) } else { Ok(()) }
+                })?;
+                if at == self.kept.len() && size_of_val(&rows[..]) <= *room {
+                    *room -= size_of_val(&rows[..]);
+                    self.kept.push(std::mem::take(&mut rows));
+                }
+            }
+            let mut exact = self.kept.get(at).unwrap_or(&rows).chunks_exact(vocab);
             other.logits(tokens, &mut |some| {
                 check_numbers(some, "the weights that are compared")?;
                 some.chunks_exact(vocab).zip(&mut exact).for_each(|(other, exact)| all.add(exact, other));
@@ -92,7 +121,9 @@ impl Divergence {
         }
         Ok(all)
     }
+}
 
+impl Divergence {
     /// Takes in the logits of one token, exact and as they are compared.
     pub fn add(&mut self, exact: &[f32], other: &[f32]) {
         let (p, q) = (log_probabilities(exact), log_probabilities(other));

@@ -32,10 +32,11 @@ use sinew_ops::Context;
 use self::scheme::{Modules, Scheme};
 use self::shard::{Job, Tensor};
 use self::unfinished::Unfinished;
-use crate::checkpoint::{Checkpoint, INDEX, Load, SINGLE};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::folder::{FileName, Folder};
 use crate::load::Quantize;
+use crate::tensors::{INDEX, Load, SINGLE};
 
 /// What [`quantize`] has written.
 #[derive(Debug, Clone, PartialEq, Eq)]

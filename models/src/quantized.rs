@@ -2,7 +2,7 @@
 //!
 //! | file | formats |
 //! |---|---|
-//! | `config` | `quantization_config`, and the files of its own that a checkpoint may have instead |
+//! | `config` | fields that the configs of several formats have |
 //! | `patterns` | which modules a config means: names, regular expressions, classes |
 //! | `gptq` | GPTQ, v1 and v2, of 4 or 8 bits, with or without act-order |
 //! | `awq` | AWQ as AutoAWQ's `gemm` packs it |
@@ -11,7 +11,10 @@
 //! | `mxfp4` | the experts of gpt-oss |
 //! | `bitsandbytes` | NF4, with scales that are quantized again or not |
 //! | `probe`, `module` | what the tensors of a module are, checked |
+//! | `bits` | words of the integers that it has |
 //! | `strip` | columns of a module, and rows of them, in the layouts above |
+//!
+//! To add a format is to write its file, what its config says and how its tensors lie, and to name it in `Method`.
 //!
 //! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
 //! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded
@@ -31,19 +34,25 @@ use serde_json::Value;
 use sinew_tensor::DType;
 
 use self::awq::Awq;
+pub(crate) use self::bits::Bits;
 use self::compressed::Compressed;
 pub(crate) use self::compressed::{words_of_codes, words_of_zeros};
+use self::config::{expect, patterns, unsupported};
 use self::fp8::Fp8;
 use self::gptq::Gptq;
-pub(crate) use self::module::{Bits, common_multiple};
-pub use self::module::{BlockRows, Rows, StoredModule};
+pub use self::module::StoredModule;
+pub(crate) use self::module::common_multiple;
 use self::patterns::Pattern;
 use self::probe::Probe;
 pub(crate) use self::strip::Strip;
-use crate::checkpoint::Checkpoint;
+use crate::config::fields::read_dtype;
 use crate::error::Result;
+use crate::files::Fields;
+use crate::floats::{float, packed_as};
+use crate::tensors::Tensors;
 
 mod awq;
+mod bits;
 mod bitsandbytes;
 mod compressed;
 mod config;
@@ -56,6 +65,8 @@ mod probe;
 mod strip;
 #[cfg(test)]
 mod tests;
+
+const METHODS: &str = "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, modelopt (FP8), mxfp4, bitsandbytes (NF4)";
 
 /// How a checkpoint says that its modules are quantized.
 ///
@@ -99,7 +110,51 @@ impl Quantization {
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a method, a packing or a number of bits that cannot be
     /// read.
     pub fn parse(config: &Value, file: &str, own: Option<(&Value, &str)>) -> Result<Option<Self>> {
-        config::parse(config, file, own)
+        let top = Fields::of(config, file, "")?;
+        // Configs of several modalities have the language model's in a section of its own.
+        let text = top.section("text_config")?;
+        let mut dtype = read_dtype(&top)?;
+        if let (None, Some(text)) = (dtype, text) {
+            dtype = read_dtype(&text)?;
+        }
+        let dtype = dtype.and_then(float).map(packed_as);
+        for config in [Some(top), text].into_iter().flatten() {
+            for section in ["quantization_config", "compression_config"] {
+                if let Some(fields) = config.section(section)?.filter(|fields| !fields.is_empty()) {
+                    let method = match (fields.text("quant_method")?, section) {
+                        (None, "compression_config") => "compressed-tensors",
+                        (method, _) => fields.required("quant_method", method)?,
+                    };
+                    return Ok(Some(Self::read(&fields, method, dtype)?));
+                }
+            }
+        }
+        let Some((value, file)) = own else { return Ok(None) };
+        let fields = Fields::of(value, file, "")?;
+        // Files of one tool each, which need not name it.
+        let (fields, method) = match (fields.text("quant_method")?, fields.section("quantization")?) {
+            (Some(method), _) => (fields, method),
+            (None, Some(quantization)) => (quantization, "modelopt"),
+            (None, None) if fields.mentions("w_bit") || fields.mentions("q_group_size") => (fields, "awq"),
+            (None, None) if fields.mentions("bits") => (fields, "gptq"),
+            (None, None) => return Err(fields.problem("quant_method", &format!("is missing; known: {METHODS}"))),
+        };
+        Ok(Some(Self::read(&fields, method, dtype)?))
+    }
+
+    fn read(fields: &Fields<'_>, method: &str, dtype: Option<DType>) -> Result<Self> {
+        /// What tools call the modules that stay as they are; the last two are modelopt's.
+        const LEFT_OUT: [&str; 5] =
+            ["modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules", "ignore", "exclude_modules"];
+        let method = Method::read(fields, method)?;
+        let mut left_out = Vec::new();
+        // In compressed-tensors a name is one module or a class.
+        if !matches!(method, Method::Compressed(_)) {
+            for list in LEFT_OUT {
+                left_out.extend(patterns(fields, list)?.into_iter().map(|pattern| (list, pattern)));
+            }
+        }
+        Ok(Self { method, left_out, dtype })
     }
 
     /// How the module `name` is stored, which is the name of its weight less `.weight`: quantized, or, where it is
@@ -110,19 +165,19 @@ impl Quantization {
     /// # Errors
     /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a tensor that is missing, or has another dtype or shape than
     /// the config says, and for a module that the config leaves out.
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
+    pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
         let module = match &self.method {
-            Method::Gptq(gptq) => gptq.module(checkpoint, name),
-            Method::Awq(awq) => awq.module(checkpoint, name),
-            Method::Compressed(compressed) => compressed.module(checkpoint, name, self.dtype),
-            Method::Fp8(fp8) => fp8.module(checkpoint, name, self.dtype),
-            Method::Mxfp4 => mxfp4::module(checkpoint, name),
-            Method::Bitsandbytes => bitsandbytes::module(checkpoint, name),
+            Method::Gptq(gptq) => gptq.module(tensors, name),
+            Method::Awq(awq) => awq.module(tensors, name),
+            Method::Compressed(compressed) => compressed.module(tensors, name, self.dtype),
+            Method::Fp8(fp8) => fp8.module(tensors, name, self.dtype),
+            Method::Mxfp4 => mxfp4::module(tensors, name),
+            Method::Bitsandbytes => bitsandbytes::module(tensors, name),
         }?;
         if module.is_some() {
             for (list, pattern) in &self.left_out {
                 if pattern.leaves_out(name)? {
-                    let probe = Probe { checkpoint, module: name, format: &self.to_string() };
+                    let probe = Probe { tensors, module: name, format: &self.to_string() };
                     return Err(probe.problem(format!("`{list}` leaves it out with {pattern}, and it is quantized")));
                 }
             }
@@ -134,8 +189,8 @@ impl Quantization {
     ///
     /// # Errors
     /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a module that the config names, or that has scales.
-    pub(crate) fn check_floats(&self, checkpoint: &Checkpoint, name: &str) -> Result<()> {
-        let probe = Probe { checkpoint, module: name, format: &self.to_string() };
+    pub(crate) fn check_floats(&self, tensors: &Tensors, name: &str) -> Result<()> {
+        let probe = Probe { tensors, module: name, format: &self.to_string() };
         // Heads and tables need not be quantized though all modules are.
         if !probe.is_of_layer() {
             return Ok(());
@@ -151,7 +206,7 @@ impl Quantization {
     /// Whether a tensor belongs to a quantized module and is not needed to multiply by it, so that nobody need be told
     /// that it is not used: scales of activations and caches, and the biases of zeros that AutoGPTQ wrote for each
     /// module.
-    pub fn is_spare(&self, checkpoint: &Checkpoint, name: &str) -> bool {
+    pub fn is_spare(&self, tensors: &Tensors, name: &str) -> bool {
         /// Of static activations, of cached keys and values, and what is only read where it says something.
         const SPARE: [&str; 12] = [
             "input_scale",
@@ -173,8 +228,28 @@ impl Quantization {
         }
         matches!(self.method, Method::Gptq(_))
             && last == "bias"
-            && checkpoint.contains(&format!("{module}.qweight"))
-            && checkpoint.tensor(name).is_ok_and(|bias| bias.bytes.iter().all(|&byte| byte == 0))
+            && tensors.contains(&format!("{module}.qweight"))
+            && tensors.tensor(name).is_ok_and(|bias| bias.bytes.iter().all(|&byte| byte == 0))
+    }
+}
+
+impl Method {
+    fn read(fields: &Fields<'_>, method: &str) -> Result<Self> {
+        match method.to_ascii_lowercase().as_str() {
+            "gptq" => Gptq::read(fields).map(Self::Gptq),
+            "auto-round" | "intel/auto-round" => {
+                expect(fields, "packing_format", "auto_round:auto_gptq", &["auto_round:auto_gptq"])?;
+                Gptq::read(fields).map(Self::Gptq)
+            }
+            "awq" => Awq::read(fields).map(Self::Awq),
+            "compressed-tensors" | "compressed_tensors" => Compressed::read(fields).map(Self::Compressed),
+            "fp8" => Fp8::read(fields).map(Self::Fp8),
+            "fbgemm_fp8" => Ok(Self::Fp8(Fp8::of_rows())),
+            "modelopt" => Fp8::read_modelopt(fields).map(Self::Fp8),
+            "mxfp4" => Ok(Self::Mxfp4),
+            "bitsandbytes" => bitsandbytes::check(fields).map(|()| Self::Bitsandbytes),
+            _ => Err(unsupported(fields, "quant_method", method, METHODS)),
+        }
     }
 }
 

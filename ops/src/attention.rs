@@ -198,7 +198,7 @@ impl<'a> Attend<'a> {
         };
         each_folded([of.q, of.k, of.v, o_at, mask_at], 2, |[q_at, k_at, v_at, o_at, mask_at]| {
             let sequences = q_at.shape()[0] / seq;
-            let too_many = |_| refuse(NAME, format!("{sequences} sequences of {seq} tokens are too many for i32"));
+            let too_many = |_| refuse(NAME, format!("{sequences} x {seq} tokens are too many for i32"));
             let starts = (0..=sequences).map(|s| i32::try_from(s * seq)).collect::<Result<Vec<_>, _>>();
             let starts = ctx.tensor(&starts.map_err(too_many)?, &[sequences + 1])?;
             let length = i32::try_from(kv_seq).map_err(too_many)?;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use sinew::models::checkpoint::TensorInfo;
 use sinew::models::plan::SequenceBytes;
+use sinew::models::tensors::TensorInfo;
 use sinew::models::{
     Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, WeightOptions, one_line,
     printable,

@@ -215,9 +215,11 @@ impl Report<'_> {
             writeln!(out, "{:<14} {}{full}", "sequences", each.collect::<Vec<_>>().join(", "))?;
         }
         for &Saving { change, peak, fits } in *savings {
-            let less = match footprint.peak().saturating_sub(peak) {
-                0 => String::new(),
-                less => format!("{} less, ", Bytes(less)),
+            // Of what is more than can be counted nobody knows how much less it is.
+            let less = match footprint.peak() {
+                usize::MAX => String::new(),
+                now if now <= peak => String::new(),
+                now => format!("{} less, ", Bytes(now - peak)),
             };
             let enough = if fits { ", which is enough" } else { "" };
             let full = match (change, sequences) {

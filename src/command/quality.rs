@@ -8,7 +8,7 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::{Value, json};
 use sinew::models::load::{Activations, Precision, main_dtype};
-use sinew::models::quality::{self, Divergence};
+use sinew::models::quality::{self, Divergence, Exact};
 use sinew::models::{Checkpoint, EmbeddingModel, Error, LoadOptions, WeightOptions};
 use sinew::ops::Context;
 
@@ -27,7 +27,8 @@ const TEXTS: &str = include_str!("quality.txt");
 /// A model with weights of each format is compared with itself in the floats of its files, or for a quantized checkpoint
 /// in those that its weights stand for: by the KL divergence of the next token's probabilities, and how often the
 /// likeliest token is the same; embedding models by the cosine of what a text becomes. `--dtype` picks one format,
-/// `--activations` one kind of activations. Both models are in memory at once, and the logits of one text.
+/// `--activations` one kind of activations. Both models are in memory at once, and the logits of one text, or of more where
+/// there is room for them.
 #[derive(Debug, Args)]
 #[command(args = of_settings(STEPPING))]
 pub struct Quality {
@@ -131,15 +132,15 @@ impl Quality {
             let options = LoadOptions { weights, ..options.clone() };
             self.model.load(run, ctx.clone(), checkpoint, &options, None)
         };
-        let mut exact = load(exact(&options.weights, checkpoint)?)?;
+        let mut exact = Exact::new(load(exact(&options.weights, checkpoint)?)?, &texts);
         let go_on = &mut || if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let mut rows = Vec::new();
-        for Form { name, weights } in forms(&options.weights, checkpoint, ctx)? {
+        for Form { name, weights } in forms(&options.weights, checkpoint, ctx, true)? {
             if interrupted() {
                 break;
             }
             let mut other = load(weights)?;
-            let measured = match Divergence::of(&mut exact, &mut other, &texts, go_on) {
+            let measured = match exact.divergence(&mut other, go_on) {
                 Err(Error::Cancelled) if interrupted() => break,
                 measured => Measured::Logits(measured?),
             };
@@ -161,7 +162,7 @@ impl Quality {
         };
         let (_, exact) = embedded(exact(&given, checkpoint)?)?;
         let mut rows = Vec::new();
-        for Form { name, weights } in forms(&given, checkpoint, ctx)? {
+        for Form { name, weights } in forms(&given, checkpoint, ctx, false)? {
             if interrupted() {
                 break;
             }
@@ -178,15 +179,16 @@ fn exact(given: &WeightOptions, checkpoint: &Checkpoint) -> Outcome<WeightOption
     Ok(WeightOptions { dtype, quantize: None, activations: None, ..*given })
 }
 
-/// What is compared with them: what settings ask for, or what a checkpoint has quantized, or else every format.
-fn forms(given: &WeightOptions, checkpoint: &Checkpoint, ctx: &Context) -> Outcome<Vec<Form>> {
+/// What is compared with them: what settings ask for, or what a checkpoint has quantized, or else every format; without
+/// a head none that keeps it.
+fn forms(given: &WeightOptions, checkpoint: &Checkpoint, ctx: &Context, has_head: bool) -> Outcome<Vec<Form>> {
     let weights: Vec<(String, WeightOptions)> = match (given.quantize, given.dtype, checkpoint.quantization()) {
         (Some(how), ..) => vec![(quality::name(&how), *given)],
         (None, Some(dtype), _) => vec![(dtype.to_string(), *given)],
         (None, None, Some(quantization)) => vec![(quantization.to_string(), *given)],
         (None, None, None) => {
             let quantized = |how| (quality::name(&how), WeightOptions { quantize: Some(how), ..*given });
-            quality::formats()?.into_iter().map(quantized).collect()
+            quality::formats()?.into_iter().filter(|how| has_head || how.head).map(quantized).collect()
         }
     };
     let mut forms = Vec::new();

@@ -134,11 +134,20 @@ impl Run {
         if let Some(activations) = weights.activations {
             let checkpoint = stored.map(|folder| folder.checkpoint(settings.load)).transpose()?;
             if !weights.takes_activations(checkpoint.as_ref(), ctx)? {
-                let why = match activations {
-                    Activations::Bf16 => "is for weights that are quantized: --dtype int8, int4 or fp8",
-                    Activations::Int8 => "in int8 is for weights that are quantized to integers: --dtype int8 or int4",
+                let groups = checkpoint.map(|checkpoint| weights.groups_in_no_blocks(&checkpoint, ctx)).transpose()?;
+                let why = match (activations, groups.flatten()) {
+                    (_, Some(groups)) => format!(
+                        "is not for weights in {groups}, as the model's are: they are multiplied as floats, unless --dtype \
+                         int8 or int4 quantizes them again"
+                    ),
+                    (Activations::Bf16, None) => {
+                        "is for weights that are quantized: --dtype int8, int4 or fp8".to_owned()
+                    }
+                    (Activations::Int8, None) => {
+                        "in int8 is for weights that are quantized to integers: --dtype int8 or int4".to_owned()
+                    }
                 };
-                self.take_back(&mut settings, &["activations"], why)?;
+                self.take_back(&mut settings, &["activations"], &why)?;
             }
         }
         Ok(settings)

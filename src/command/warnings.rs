@@ -1,6 +1,8 @@
 //! What the crates warn of, on standard error.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Write};
+use std::sync::{Mutex, PoisonError};
 
 use sinew::models::shortened;
 use tracing::field::{Field, Visit};
@@ -8,13 +10,16 @@ use tracing::level_filters::LevelFilter;
 use tracing::span;
 use tracing::{Event, Metadata, Subscriber};
 
-/// From now on warnings are a line each, like errors.
+/// From now on warnings are a line each, like errors, and each is there once: of a model that is loaded several times, too.
 pub fn show() {
     // It fails where there is a subscriber already, which then shows them.
-    let _ = tracing::subscriber::set_global_default(Warnings);
+    let _ = tracing::subscriber::set_global_default(Warnings::default());
 }
 
-struct Warnings;
+#[derive(Default)]
+struct Warnings {
+    said: Mutex<BTreeSet<String>>,
+}
 
 impl Subscriber for Warnings {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -28,7 +33,10 @@ impl Subscriber for Warnings {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        super::complain(&shortened(&format!("warning: {}{}", line.message, line.fields)));
+        let line = shortened(&format!("warning: {}{}", line.message, line.fields));
+        if self.said.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
+            super::complain(&line);
+        }
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

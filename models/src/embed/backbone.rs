@@ -9,8 +9,9 @@ use crate::batch::Wanted;
 use crate::cache::{CacheShape, KvCache};
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::limits::{Limits, Plan, most_that_fits, refuse_beyond_memory};
+use crate::limits::{Limits, Plan};
 use crate::load::{Loader, Maker, Precision, Sizes};
+use crate::plan::{most_that_fits, refuse_beyond_memory};
 use crate::runner::Runner;
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::answering::{Finish, GenerateOptions};
 use crate::config::check_tokens;
+use crate::error::count_of;
 use crate::language::LanguageModel;
 use crate::prompt::check_length;
 use crate::sampling::Logprobs;
@@ -120,9 +121,9 @@ impl Checks {
             ));
         }
         if request.samples == 0 || request.samples > max_sequences {
-            let samples = request.samples;
+            let (samples, most) = (request.samples, count_of(max_sequences, "sequence"));
             return Err(Error::Input(format!(
-                "{samples} answers to a prompt; a step has 1 to {max_sequences} sequences"
+                "{samples} answers to a prompt; a step has at least 1 and at most {most}"
             )));
         }
         if request.prompt.len() > cache_tokens {

@@ -6,7 +6,7 @@ use sinew_ops::layers::{Encoding, SliceToPack, UnitSlice, WeightPacker};
 
 use super::Loader;
 use super::matrices::{Matrices, bytes};
-use super::matrix::{Matrix, StripRows};
+use super::matrix::{Matrix, check_piece};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::quantized::common_multiple;
@@ -95,15 +95,15 @@ impl Loader<'_> {
             let pieces = rows
                 .iter()
                 .map(|(matrix, rows)| {
-                    let of_matrix = at_hand[*matrix].rows(checkpoint, rows.clone(), as_stored)?;
+                    let of_matrix = at_hand[*matrix].rows(rows.clone(), as_stored)?;
                     if quantizes {
                         let weight = matrices[*matrix].part.weight();
-                        of_matrix.check_finite(checkpoint, &weight, rows.len())?;
+                        check_piece(checkpoint, &weight, &of_matrix, rows.len())?;
                     }
                     Ok(of_matrix)
                 })
                 .collect::<Result<Vec<_>>>()?;
-            slice.pack_strip(strip.clone(), &pieces.iter().map(StripRows::piece).collect::<Vec<_>>())?;
+            slice.pack_strip(strip.clone(), &pieces)?;
             for (matrix, rows) in rows {
                 matrices[matrix].release_rows(checkpoint, rows);
             }
@@ -115,7 +115,7 @@ impl Loader<'_> {
             let bytes: usize = of_slices.map(|(matrix, rows)| rows.len() * row_bytes[matrix - before]).sum();
             self.advance((bytes as u128 * strip.len() as u128 / (k as u128).max(1)) as usize);
         }
-        at_hand.iter().for_each(|strip| strip.release(checkpoint));
+        at_hand.iter().for_each(|strip| strip.release());
         Ok(())
     }
 }

@@ -6,10 +6,12 @@ use std::ops::Range;
 use sinew_ops::layers::{Encoding, Piece};
 use sinew_tensor::DType;
 
+use super::Part;
 use super::precision::float_dtype;
-use super::{Part, widen};
 use crate::checkpoint::Checkpoint;
-use crate::quantized::{BlockRows, Rows, StoredModule, Strip as ModuleStrip};
+use crate::floats::{are_finite, packable};
+use crate::quantized::{StoredModule, Strip as ModuleStrip};
+use crate::tensors::Tensors;
 use crate::{Error, Result};
 
 /// A matrix `[n, k]`, whose tensors have the shape that is asked for.
@@ -81,52 +83,52 @@ impl Matrix {
     }
 
     /// Some columns of all its rows: all of them, or such as begin and end between strips.
-    pub(super) fn strip<'a>(&'a self, checkpoint: &'a Checkpoint, columns: Range<usize>) -> Result<Strip<'a>> {
+    pub(super) fn strip<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Strip<'a>> {
         let Self { part, k, .. } = self;
         let values = match &self.stored {
-            Stored::Module(module) => Values::Module(module.strip(checkpoint, columns)?),
+            Stored::Module(module) => Values::Module(module.strip(tensors, columns)?),
             Stored::Tensor(dtype) if part.transposed => {
                 let line = part.of * dtype.size();
                 let range = columns.start * line..columns.end * line;
-                let (bytes, dtype) = packable(checkpoint.tensor_slice(&part.weight(), range.clone())?.bytes, *dtype);
+                let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range.clone())?.bytes, *dtype);
                 Values::Columns { bytes, dtype, range }
             }
             Stored::Tensor(dtype) => Values::Rows { dtype: *dtype, k: *k },
         };
-        Ok(Strip { part, values })
+        Ok(Strip { part, tensors, values })
     }
 
     /// Lets go of the pages of rows that were packed, where they have pages of their own.
-    pub(super) fn release_rows(&self, checkpoint: &Checkpoint, rows: Range<usize>) {
+    pub(super) fn release_rows(&self, tensors: &Tensors, rows: Range<usize>) {
         match &self.stored {
             Stored::Tensor(_) if self.part.transposed => {}
             Stored::Tensor(dtype) => {
                 let row_bytes = self.k * dtype.size();
-                checkpoint.release_slice(&self.part.weight(), rows.start * row_bytes..rows.end * row_bytes);
+                tensors.release_slice(&self.part.weight(), rows.start * row_bytes..rows.end * row_bytes);
             }
-            Stored::Module(module) => module.release_rows(checkpoint, rows),
+            Stored::Module(module) => module.release_rows(tensors, rows),
         }
     }
 
     /// Lets go of all its pages, as it was packed.
-    pub(super) fn release(&self, checkpoint: &Checkpoint) {
+    pub(super) fn release(&self, tensors: &Tensors) {
         match &self.stored {
             Stored::Tensor(_) if self.part.transposed => {
-                checkpoint.release_slice(&self.part.weight(), 0..usize::MAX);
+                tensors.release_slice(&self.part.weight(), 0..usize::MAX);
             }
-            Stored::Tensor(_) => self.release_rows(checkpoint, self.part.rows.clone()),
+            Stored::Tensor(_) => self.release_rows(tensors, self.part.rows.clone()),
             Stored::Module(module) => {
-                module.tensors().for_each(|name| checkpoint.release_slice(name, 0..usize::MAX));
+                module.tensors().for_each(|name| tensors.release_slice(name, 0..usize::MAX));
             }
         }
     }
 
     /// Bytes of the checkpoint that a row takes, about.
-    pub(super) fn row_bytes(&self, checkpoint: &Checkpoint) -> usize {
+    pub(super) fn row_bytes(&self, tensors: &Tensors) -> usize {
         match &self.stored {
             Stored::Tensor(dtype) => self.k * dtype.size(),
             Stored::Module(module) => {
-                let bytes = module.tensors().filter_map(|name| checkpoint.info(name).ok()).map(|info| info.num_bytes);
+                let bytes = module.tensors().filter_map(|name| tensors.info(name).ok()).map(|info| info.num_bytes);
                 bytes.sum::<usize>() / module.shape()[0].max(1)
             }
         }
@@ -136,6 +138,7 @@ impl Matrix {
 /// Some columns of a matrix.
 pub(super) struct Strip<'a> {
     part: &'a Part,
+    tensors: &'a Tensors,
     values: Values<'a>,
 }
 
@@ -148,121 +151,73 @@ enum Values<'a> {
     Module(ModuleStrip<'a>),
 }
 
-/// Rows of a [`Strip`].
-pub(super) enum StripRows<'a> {
-    Floats(Cow<'a, [u8]>, DType),
-    Columns(&'a [u8], DType, usize),
-    Blocks(BlockRows),
-}
-
 impl Strip<'_> {
     /// Rows, counted in the tensor: codes where they stay `in_blocks`, and else floats, as they are stored or as the
     /// format's own code dequantizes them; those of f64 as f32.
-    pub(super) fn rows<'s>(
-        &'s self,
-        checkpoint: &'s Checkpoint,
-        rows: Range<usize>,
-        in_blocks: bool,
-    ) -> Result<StripRows<'s>> {
-        let part = self.part;
+    pub(super) fn rows(&self, rows: Range<usize>, in_blocks: bool) -> Result<Piece<'_>> {
+        let Self { part, tensors, .. } = self;
         match &self.values {
             Values::Rows { dtype, k } => {
                 let row_bytes = k * dtype.size();
                 let range = rows.start * row_bytes..rows.end * row_bytes;
-                let (bytes, dtype) = packable(checkpoint.tensor_slice(&part.weight(), range)?.bytes, *dtype);
-                Ok(StripRows::Floats(bytes, dtype))
+                let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range)?.bytes, *dtype);
+                Ok(Piece::Rows(bytes, dtype))
             }
             Values::Columns { bytes, dtype, .. } => {
-                Ok(StripRows::Columns(bytes.get(rows.start * dtype.size()..).unwrap_or_default(), *dtype, part.of))
+                Ok(Piece::Columns(bytes.get(rows.start * dtype.size()..).unwrap_or_default(), *dtype, part.of))
             }
-            Values::Module(module) if in_blocks => match module.rows(rows)? {
-                Rows::Blocks(blocks) => Ok(StripRows::Blocks(blocks)),
-                Rows::Values(bytes, dtype) => Ok(StripRows::Floats(bytes.into(), dtype)),
-            },
-            Values::Module(module) => Ok(StripRows::Floats(module.dequantized(rows)?.into(), module.dtype())),
+            Values::Module(module) if in_blocks => module.rows(rows),
+            Values::Module(module) => Ok(Piece::Rows(module.dequantized(rows)?.into(), module.dtype())),
         }
     }
 
     /// Lets go of the pages of what was read of it.
-    pub(super) fn release(&self, checkpoint: &Checkpoint) {
+    pub(super) fn release(&self) {
         match &self.values {
             Values::Rows { .. } => {}
-            Values::Columns { range, .. } => checkpoint.release_slice(&self.part.weight(), range.clone()),
+            Values::Columns { range, .. } => self.tensors.release_slice(&self.part.weight(), range.clone()),
             Values::Module(module) => module.release(),
         }
     }
 }
 
-impl StripRows<'_> {
-    /// Refuses those of so many rows of a tensor that cannot be quantized.
-    pub(super) fn check_finite(&self, checkpoint: &Checkpoint, tensor: &str, rows: usize) -> Result<()> {
-        match self {
-            Self::Floats(bytes, dtype) => check_finite(checkpoint, tensor, bytes, *dtype),
-            Self::Columns(bytes, dtype, columns) => {
-                let (line, of_rows) = (columns * dtype.size(), rows * dtype.size());
-                let lines = bytes.chunks(line.max(1)).map(|line| &line[..line.len().min(of_rows)]);
-                lines.into_iter().try_for_each(|line| check_finite(checkpoint, tensor, line, *dtype))
-            }
-            Self::Blocks(_) => Ok(()),
+/// Refuses those of so many rows of a tensor that cannot be quantized.
+pub(super) fn check_piece(tensors: &Tensors, tensor: &str, piece: &Piece<'_>, rows: usize) -> Result<()> {
+    match piece {
+        Piece::Rows(bytes, dtype) => check_finite(tensors, tensor, bytes, *dtype),
+        Piece::Columns(bytes, dtype, columns) => {
+            let (line, of_rows) = (columns * dtype.size(), rows * dtype.size());
+            let mut lines = bytes.chunks(line.max(1)).map(|line| &line[..line.len().min(of_rows)]);
+            lines.try_for_each(|line| check_finite(tensors, tensor, line, *dtype))
         }
-    }
-
-    /// Them, as a packer takes them.
-    pub(super) fn piece(&self) -> Piece<'_> {
-        match self {
-            Self::Floats(bytes, dtype) => Piece::Rows(bytes, *dtype),
-            Self::Columns(bytes, dtype, columns) => Piece::Columns(bytes, *dtype, *columns),
-            Self::Blocks(blocks) => Piece::Codes(blocks.codes()),
-        }
+        Piece::Codes { .. } => Ok(()),
     }
 }
 
 /// Refuses values of which no scale can be made. That they are read once before they are packed makes loading an eighth
-/// faster: they are in the cache then.
-pub(crate) fn check_finite(checkpoint: &Checkpoint, tensor: &str, bytes: &[u8], dtype: DType) -> Result<()> {
-    /// Whether the exponent of any has all bits set.
-    fn any_full<const SIZE: usize>(bytes: &[u8], is_full: impl Fn([u8; SIZE]) -> bool) -> bool {
-        bytes.as_chunks().0.iter().fold(false, |any, &value| any | is_full(value))
+/// faster.
+pub(crate) fn check_finite(tensors: &Tensors, tensor: &str, bytes: &[u8], dtype: DType) -> Result<()> {
+    if are_finite(bytes, dtype) {
+        return Ok(());
     }
-    let any = match dtype {
-        DType::F16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7c00 == 0x7c00),
-        DType::BF16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7f80 == 0x7f80),
-        _ => any_full(bytes, |value| u32::from_le_bytes(value) & 0x7f80_0000 == 0x7f80_0000),
-    };
-    match any {
-        false => Ok(()),
-        true => Err(Error::Checkpoint {
-            file: checkpoint.name().to_owned(),
-            problem: format!(
-                "tensor `{}` has values that are infinite or no numbers, which cannot be quantized",
-                tensor.escape_debug()
-            ),
-        }),
-    }
-}
-
-/// Values in a dtype that can be packed: those of f64 as f32.
-pub(crate) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DType) {
-    if dtype != DType::F64 {
-        return (bytes, dtype);
-    }
-    let values = widen::<8>(&bytes, |b| f64::from_le_bytes(b) as f32);
-    (Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
+    let tensor = tensor.escape_debug();
+    let problem = format!("tensor `{tensor}` has values that are infinite or no numbers, which cannot be quantized");
+    Err(tensors.problem(problem))
 }
 
 /// The dtype of a tensor of floats, which must have this shape.
-pub(super) fn check(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> Result<DType> {
-    let info = checkpoint.info(name)?;
-    same_shape(checkpoint, name, info.shape, shape)?;
+pub(super) fn check(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<DType> {
+    let info = tensors.info(name)?;
+    same_shape(tensors, name, info.shape, shape)?;
     float_dtype(name, info.dtype)
 }
 
-fn same_shape(checkpoint: &Checkpoint, name: &str, found: &[usize], shape: &[usize]) -> Result<()> {
+fn same_shape(tensors: &Tensors, name: &str, found: &[usize], shape: &[usize]) -> Result<()> {
     if found == shape {
         return Ok(());
     }
     Err(Error::Config {
-        file: checkpoint.name().to_owned(),
+        file: tensors.name().to_owned(),
         problem: format!("tensor {name} has shape {found:?}, the config asks for {shape:?}"),
     })
 }

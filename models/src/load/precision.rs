@@ -6,7 +6,10 @@ use sinew_ops::layers::{Compute, Encoding, OldKv};
 use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use super::Part;
-use crate::checkpoint::{Checkpoint, Load};
+use crate::checkpoint::Checkpoint;
+use crate::floats::{float, packed_as};
+use crate::quantized::StoredModule;
+use crate::tensors::{Load, Tensors};
 use crate::{Error, Result};
 
 /// How weights get from files into memory.
@@ -52,9 +55,19 @@ impl WeightOptions {
     pub fn precision(&self, checkpoint: &Checkpoint, ctx: &Context) -> Result<Precision> {
         let keeps_blocks = self.dtype.is_none() && self.quantize.is_none();
         if let (Some(activations), false) = (self.activations, self.takes_activations(Some(checkpoint), ctx)?) {
+            let [weights, supported] = match self.groups_in_no_blocks(checkpoint, ctx)? {
+                Some(groups) => [
+                    format!("weights in {groups}, which are multiplied as floats"),
+                    "weights that are quantized again as they are loaded".to_owned(),
+                ],
+                None => [
+                    "weights that are not quantized so".to_owned(),
+                    "bf16 for quantized weights, int8 for those whose codes are integers".to_owned(),
+                ],
+            };
             return Err(Error::Unsupported {
-                what: format!("activations in {activations:?} with weights that are not quantized so"),
-                supported: "bf16 for quantized weights, int8 for those whose codes are integers".to_owned(),
+                what: format!("activations in {activations:?} with {weights}"),
+                supported,
             });
         }
         let dtype = match (self.dtype, self.quantize) {
@@ -83,6 +96,18 @@ impl WeightOptions {
             (None, None, Some(checkpoint)) => Ok(first_blocks(checkpoint, ctx, &takes)?.is_some()),
             _ => Ok(false),
         }
+    }
+
+    /// The groups, in words, of weights that a checkpoint has quantized to integers and that are multiplied as floats all
+    /// the same, as a device has no kernels for them.
+    ///
+    /// # Errors
+    /// As [`takes_activations`](Self::takes_activations).
+    pub fn groups_in_no_blocks(&self, checkpoint: &Checkpoint, ctx: &Context) -> Result<Option<String>> {
+        if self.dtype.is_some() || self.quantize.is_some() {
+            return Ok(None);
+        }
+        first_module(checkpoint, ctx, StoredModule::groups_in_no_blocks)
     }
 }
 
@@ -251,6 +276,19 @@ fn first_blocks(
     ctx: &Context,
     such: &dyn Fn(BlockFormat) -> bool,
 ) -> Result<Option<Encoding>> {
+    first_module(checkpoint, ctx, |module| match module.encoding() {
+        Encoding::Blocks(format) if such(format) && ctx.format(format).is_some() => Some(module.encoding()),
+        _ => None,
+    })
+}
+
+/// What is found out of the first quantized module of a checkpoint of which there is something, on a device that keeps
+/// any as they are.
+fn first_module<T>(
+    checkpoint: &Checkpoint,
+    ctx: &Context,
+    found: impl Fn(&StoredModule) -> Option<T>,
+) -> Result<Option<T>> {
     // Where none are kept, what modules are in need not be read.
     if checkpoint.quantization().is_none() || ctx.kept_blocks().next().is_none() {
         return Ok(None);
@@ -258,25 +296,11 @@ fn first_blocks(
     // MXFP4 names tensors by the module and an end without a dot.
     let names = checkpoint.names();
     for module in names.filter_map(|name| name.strip_suffix("_blocks").or_else(|| Some(name.rsplit_once('.')?.0))) {
-        if let Some(encoding @ Encoding::Blocks(format)) = checkpoint.module(module)?.map(|module| module.encoding())
-            && such(format)
-            && ctx.format(format).is_some()
-        {
-            return Ok(Some(encoding));
+        if let Some(found) = checkpoint.module(module)?.as_ref().and_then(&found) {
+            return Ok(Some(found));
         }
     }
     Ok(None)
-}
-
-/// The dtype of floating-point elements.
-fn float(dtype: safetensors::Dtype) -> Option<DType> {
-    Some(match dtype {
-        safetensors::Dtype::F64 => DType::F64,
-        safetensors::Dtype::F32 => DType::F32,
-        safetensors::Dtype::F16 => DType::F16,
-        safetensors::Dtype::BF16 => DType::BF16,
-        _ => return None,
-    })
 }
 
 /// The dtype of a tensor that must be floating point.
@@ -295,23 +319,19 @@ const FLOATS: &str = "F32, F16, BF16, F64";
 ///
 /// # Errors
 /// A checkpoint without floating-point tensors.
-pub fn main_dtype(checkpoint: &Checkpoint) -> Result<DType> {
+pub fn main_dtype(tensors: &Tensors) -> Result<DType> {
     /// Scales and tables of bitsandbytes, which are f32 whatever the weights were, and may be more than the other floats.
     const OF_CODES: [&str; 4] = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"];
     let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
-    let floats = checkpoint.infos().filter(|(name, _)| !OF_CODES.iter().any(|end| name.ends_with(end)));
+    let floats = tensors.infos().filter(|(name, _)| !OF_CODES.iter().any(|end| name.ends_with(end)));
     for (_, info) in floats {
-        let dtype = match float(info.dtype) {
-            Some(DType::F64) => DType::F32,
-            Some(dtype) => dtype,
-            // Position ids and the like.
-            None => continue,
-        };
+        // Position ids and the like are none.
+        let Some(dtype) = float(info.dtype).map(packed_as) else { continue };
         counts.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);
     }
     let (dtype, most) = counts.into_iter().max_by_key(|&(_, n)| n).unwrap_or((DType::F32, 0));
     if most == 0 {
-        let what = format!("{}, which has no floating-point tensor,", checkpoint.name());
+        let what = format!("{}, which has no floating-point tensor,", tensors.name());
         return Err(Error::Unsupported { what, supported: FLOATS.to_owned() });
     }
     Ok(dtype)

@@ -1,13 +1,15 @@
+use half::f16;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::Policy;
-use sinew_ops::layers::{Compute, Encoding, Piece, SliceToPack};
+use sinew_ops::layers::{Compute, Encoding, SliceToPack};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::fill::{SLICES_A_TURN, slices};
 use super::*;
-use crate::quantized::{Quantization, Rows};
+use crate::quantized::Quantization;
+use crate::tensors::Tensors;
 
 /// More rows than the slices of one turn hold, on two threads.
 const N: usize = 20_000;
@@ -17,11 +19,15 @@ fn value(row: usize, step: usize) -> f32 {
     ((row * 31 + step * 7) % 251) as f32 - 125.0
 }
 
-fn checkpoint<S: AsRef<str>>(tensors: &[(S, safetensors::Dtype, Vec<usize>, Vec<u8>)]) -> Checkpoint {
+fn checkpoint<S: AsRef<str>>(
+    tensors: &[(S, safetensors::Dtype, Vec<usize>, Vec<u8>)],
+    quantization: Option<Quantization>,
+) -> Checkpoint {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
         (name.as_ref(), TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
     });
-    Checkpoint::from_bytes(safetensors::serialize(views, None).expect("a file")).expect("a checkpoint")
+    let file = safetensors::serialize(views, None).expect("a file");
+    Checkpoint::new(Tensors::from_bytes(file).expect("tensors"), quantization)
 }
 
 fn context() -> Arc<Context> {
@@ -50,10 +56,13 @@ fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
 fn a_transposed_weight_is_packed_as_the_weight_itself() {
     let by_rows = (0..N).flat_map(|row| (0..K).flat_map(move |step| value(row, step).to_le_bytes())).collect();
     let by_steps = (0..K).flat_map(|step| (0..N).flat_map(move |row| value(row, step).to_le_bytes())).collect();
-    let checkpoint = checkpoint(&[
-        ("rows.weight", safetensors::Dtype::F32, vec![N, K], by_rows),
-        ("steps.weight", safetensors::Dtype::F32, vec![K, N], by_steps),
-    ]);
+    let checkpoint = checkpoint(
+        &[
+            ("rows.weight", safetensors::Dtype::F32, vec![N, K], by_rows),
+            ("steps.weight", safetensors::Dtype::F32, vec![K, N], by_steps),
+        ],
+        None,
+    );
     let rows = packed(&checkpoint, Part::whole("rows", N), K);
     assert!(rows == packed(&checkpoint, Part::whole("steps", N).transposed(true), K));
     assert!(rows.iter().any(|&byte| byte != 0));
@@ -63,10 +72,13 @@ fn a_transposed_weight_is_packed_as_the_weight_itself() {
 fn f64_is_packed_as_f32_is() {
     let narrow = (0..N * K).flat_map(|i| value(i / K, i % K).to_le_bytes()).collect();
     let wide = (0..N * K).flat_map(|i| f64::from(value(i / K, i % K)).to_le_bytes()).collect();
-    let checkpoint = checkpoint(&[
-        ("narrow.weight", safetensors::Dtype::F32, vec![N, K], narrow),
-        ("wide.weight", safetensors::Dtype::F64, vec![N, K], wide),
-    ]);
+    let checkpoint = checkpoint(
+        &[
+            ("narrow.weight", safetensors::Dtype::F32, vec![N, K], narrow),
+            ("wide.weight", safetensors::Dtype::F64, vec![N, K], wide),
+        ],
+        None,
+    );
     assert!(packed(&checkpoint, Part::whole("narrow", N), K) == packed(&checkpoint, Part::whole("wide", N), K));
 }
 
@@ -104,7 +116,7 @@ impl Experts {
         }
         let config = json!({ "quantization_config":
             { "quant_method": method, "bits": 4, "group_size": 128, "desc_act": has_order, "version": "gemm" } });
-        checkpoint(&tensors).with_quantization(Quantization::parse(&config, "config.json", None).expect("known"))
+        checkpoint(&tensors, Quantization::parse(&config, "config.json", None).expect("known"))
     }
 
     fn parts(&self) -> Vec<Part> {
@@ -130,12 +142,7 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
             parts.iter().map(|part| checkpoint.module(part.name()).expect("fits").expect("quantized")).collect();
         let pack = |slice: SliceToPack<'_>| {
             let rows = slice.slice.rows.iter().map(|(part, rows)| modules[*part].rows(&checkpoint, rows.clone()));
-            let rows: Vec<Rows> = rows.collect::<Result<_>>()?;
-            let pieces = rows.iter().map(|rows| match rows {
-                Rows::Blocks(blocks) => Piece::Codes(blocks.codes()),
-                Rows::Values(bytes, dtype) => Piece::Rows(bytes, *dtype),
-            });
-            Ok::<(), crate::Error>(slice.pack(&pieces.collect::<Vec<_>>())?)
+            Ok::<(), crate::Error>(slice.pack(&rows.collect::<Result<Vec<_>>>()?)?)
         };
         let slices = whole.slices(16 << 20);
         whole.pack_each(&ctx, &slices, pack).expect("it packs");
@@ -202,7 +209,7 @@ fn floats_that_the_config_calls_quantized_are_refused_unless_they_are_a_router()
     ];
     let config = json!({ "quantization_config": { "quant_method": "fp8" } });
     let quantization = Quantization::parse(&config, "config.json", None).expect("known");
-    let checkpoint = checkpoint(&tensors).with_quantization(quantization);
+    let checkpoint = checkpoint(&tensors, quantization);
     let of = |part: Part| Matrices::of(&checkpoint, [part], 1, 4).map(|_| ());
     let error = of(Part::whole("layers.0.gate", 2)).expect_err("it has scales").to_string();
     assert!(error.contains("layers.0.gate.weight_scale"), "{error}");

@@ -3,14 +3,16 @@
 use std::fmt;
 use std::ops::Deref;
 
+use sinew_memory::Bytes;
 use sinew_ops::Context;
 use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
+use super::room::{most_that_fits, refuse_beyond_memory};
 use crate::embed::{Backbone, EmbeddingModel};
+use crate::error::count_of;
 use crate::folder::FileName;
-use crate::limits::{held_against, most_that_fits, refuse_beyond_memory};
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
@@ -228,7 +230,7 @@ impl<'a> Planner<'a> {
         let pooled = pooled.collect::<Result<Vec<_>>>()?;
         Ok(match pooled.iter().min_by_key(|(_, bytes)| *bytes) {
             Some(&(change, bytes)) => {
-                let bytes = held_against(bytes, self.ctx.available_memory()?);
+                let bytes = Bytes(bytes).beside([self.ctx.available_memory()?]).0;
                 format!("no one change would make it fit: {change} would take {bytes}")
             }
             None => "there is nothing to change that would make it fit".to_owned(),
@@ -390,8 +392,7 @@ impl Change {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Sequences(1) => f.write_str("1 sequence at once"),
-            Self::Sequences(count) => write!(f, "{count} sequences at once"),
+            Self::Sequences(count) => write!(f, "{} at once", count_of(count, "sequence")),
             Self::Context(tokens) => write!(f, "a context of {tokens} tokens"),
             Self::Kv(dtype) => write!(f, "keys and values in {dtype}"),
             Self::OldKv(None) => f.write_str("keys and values all alike"),

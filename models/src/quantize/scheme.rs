@@ -192,8 +192,7 @@ impl Modules {
         for (name, &module) in &quantized {
             let clash = scheme.tensors(module).into_iter().map(|(end, ..)| format!("{name}.{end}"));
             if let Some(clash) = clash.filter(|new| !new.ends_with(".weight")).find(|new| checkpoint.contains(new)) {
-                let problem = format!("has a tensor `{}` already", clash.escape_debug());
-                return Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem });
+                return Err(checkpoint.problem(format!("has a tensor `{}` already", clash.escape_debug())));
             }
         }
         let kept = kept(config, checkpoint, &asked, &quantized)?;

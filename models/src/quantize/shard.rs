@@ -12,10 +12,12 @@ use sinew_ops::Context;
 use sinew_ops::layers::{Codes, RowQuantizer};
 
 use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_POINT};
-use crate::checkpoint::{Checkpoint, TensorInfo};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::load::{AT_HAND_BYTES, check_finite, packable};
+use crate::floats::packable;
+use crate::load::{AT_HAND_BYTES, check_finite};
 use crate::quantized::{words_of_codes, words_of_zeros};
+use crate::tensors::TensorInfo;
 
 /// Rows of a slice are a multiple of it: what is packed along the outputs is so in whole words, and panels are full.
 const ROWS: usize = 32;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::checkpoint::INDEX;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::folder::{FileName, Folder};
+use crate::tensors::INDEX;
 
 /// Ends of the names of what is copied: configs, tokenizers, chat templates, and the code of models that bring theirs.
 /// Weights in other forms are not.

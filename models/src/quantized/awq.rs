@@ -9,10 +9,13 @@ use std::ops::Range;
 use safetensors::Dtype;
 use sinew_tensor::BlockValues;
 
-use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout, signed_nibbles};
+use super::bits::{Bits, signed_nibbles};
+use super::config::{bits, expect, group_size, unsupported};
+use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout};
 use super::probe::{Probe, SCALES, scale_dtype};
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::files::Fields;
+use crate::tensors::Tensors;
 
 /// The output, of the eight of a word, that each nibble belongs to, lowest first.
 pub(super) const OUTPUT_OF_NIBBLE: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
@@ -21,12 +24,30 @@ pub(super) const OUTPUT_OF_NIBBLE: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 #[derive(Debug, Clone)]
 pub(super) struct Awq {
     /// `None`: a scale for each row.
-    pub group: Option<usize>,
+    group: Option<usize>,
 }
 
 impl Awq {
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
-        let probe = Probe { checkpoint, module: name, format: "AWQ" };
+    /// What a config says.
+    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+        // GPTQModel says `format`; AutoAWQ's own files have `w_bit` and `q_group_size`.
+        for name in ["version", "format", "checkpoint_format"] {
+            expect(fields, name, "gemm", &["gemm"])?;
+        }
+        let bits_name = if fields.get("bits").is_some() { "bits" } else { "w_bit" };
+        let bits = fields.required(bits_name, bits(fields, bits_name)?)?;
+        if bits != Bits::Four {
+            return Err(unsupported(fields, bits_name, &bits.count().to_string(), "4"));
+        }
+        if fields.flag("zero_point")? == Some(false) {
+            return Err(unsupported(fields, "zero_point", "false", "true"));
+        }
+        let group_name = if fields.get("group_size").is_some() { "group_size" } else { "q_group_size" };
+        Ok(Self { group: fields.required(group_name, group_size(fields, group_name)?)? })
+    }
+
+    pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
+        let probe = Probe { tensors, module: name, format: "AWQ" };
         let Some(codes) = probe.find("qweight") else { return Ok(None) };
         probe.check_dtype(&codes, &[Dtype::I32])?;
         let [k, words] = probe.matrix(&codes)?;

@@ -11,23 +11,14 @@ use safetensors::Dtype;
 use serde_json::Value;
 use sinew_tensor::{BlockValues, DType};
 
-use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
+use super::config::{expect, unsupported};
+use super::module::{CodesLayout, Groups, Nested, Parts, ScalesLayout, Stored, StoredModule};
 use super::probe::Probe;
-use crate::checkpoint::Checkpoint;
 use crate::config::fields::{MAX_SIZE, read_dtype};
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count};
-
-/// Scales that are quantized themselves.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Nested {
-    /// What their bytes stand for.
-    map: Box<[f32]>,
-    /// The scale of each block of them.
-    scales: Box<[f32]>,
-    block: usize,
-    offset: f32,
-}
+use crate::floats::{float, widened};
+use crate::tensors::Tensors;
 
 impl Nested {
     /// The scales of so many bytes from number `first` on, as f32.
@@ -40,11 +31,21 @@ impl Nested {
     }
 }
 
-pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
+/// Refuses the configs of others than NF4.
+pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
+    if fields.flag("load_in_8bit")? == Some(true) {
+        return Err(unsupported(fields, "load_in_8bit", "true", "load_in_4bit, with nf4"));
+    }
+    expect(fields, "bnb_4bit_quant_type", "nf4", &["nf4"])?;
+    expect(fields, "bnb_4bit_quant_storage", "uint8", &["uint8"])?;
+    Ok(())
+}
+
+pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
     const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
     /// Bytes of a state, which is some two hundred of them.
     const MAX_STATE: usize = 1 << 16;
-    let probe = Probe { checkpoint, module: name, format: "bitsandbytes, NF4" };
+    let probe = Probe { tensors, module: name, format: "bitsandbytes, NF4" };
     if probe.find("weight.quant_state.bitsandbytes__fp4").is_some() {
         let what = format!("FP4 of bitsandbytes, which module `{}` has,", name.escape_debug());
         return Err(Error::Unsupported { what, supported: "NF4".to_owned() });
@@ -64,8 +65,8 @@ pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<Store
             state.shape
         )));
     }
-    let json: Value = serde_json::from_slice(&checkpoint.tensor(&state.name)?.bytes)
-        .map_err(|source| Error::Json { file: format!("`{}` in {}", state.name, checkpoint.name()), source })?;
+    let json: Value = serde_json::from_slice(&tensors.tensor(&state.name)?.bytes)
+        .map_err(|source| Error::Json { file: format!("`{}` in {}", state.name, tensors.name()), source })?;
     let fields = Fields::of(&json, &state.name, "")?;
     let size = |field: &str| fields.required(field, fields.size(field, MAX_SIZE)?);
     let [n, k] = shape(&fields)?;
@@ -78,12 +79,8 @@ pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<Store
         let what = format!("module `{}`, whose rows of {k} are not whole blocks of {block},", name.escape_debug());
         return Err(Error::Unsupported { what, supported: "rows of whole blocks".to_owned() });
     }
-    let dtype = match read_dtype(&fields)? {
-        Some(Dtype::F16) => DType::F16,
-        Some(Dtype::BF16) => DType::BF16,
-        Some(Dtype::F32) => DType::F32,
-        _ => return Err(fields.problem("dtype", "must be float16, bfloat16 or float32")),
-    };
+    let dtype = read_dtype(&fields)?.and_then(float).filter(|dtype| DType::COMPUTE.contains(dtype));
+    let dtype = dtype.ok_or_else(|| fields.problem("dtype", "must be float16, bfloat16 or float32"))?;
 
     let codes = probe.tensor("weight", &[Dtype::U8])?;
     let count = probe.times(n, k)?;
@@ -140,8 +137,7 @@ fn shape(fields: &Fields<'_>) -> Result<[usize; 2]> {
 fn floats(probe: &Probe<'_>, tensor: &str, count: usize) -> Result<Box<[f32]>> {
     let found = probe.tensor(tensor, &[Dtype::F32])?;
     probe.check_shape(&found, &[count])?;
-    let bytes = probe.checkpoint.tensor(&found.name)?.bytes;
-    Ok(bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect())
+    Ok(widened(&probe.tensors.tensor(&found.name)?.bytes, DType::F32).into())
 }
 
 /// Rows of codes, of bytes of two, the earlier in the high bits.

@@ -12,46 +12,49 @@
 //! scales' dtype (`BaseCompressor.decompress`), or the model's where they are f32.
 
 use safetensors::Dtype;
+use serde_json::{Map, Value};
 use sinew_tensor::DType;
 
-use super::fp8::{self, ScaleOf, is_float};
-use super::module::{
-    Bits, CodesLayout, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout, signed_bytes, signed_nibbles, words,
-};
+use super::bits::{Bits, signed_bytes, signed_nibbles, words};
+use super::config::{MAX_BITS, block_size, expect, group_size, patterns, unsupported};
+use super::fp8::{self, ScaleOf};
+use super::module::{CodesLayout, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout};
 use super::patterns::{Match, Pattern};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::files::{Fields, brief};
+use crate::floats::float;
+use crate::tensors::Tensors;
 
 #[derive(Debug, Clone)]
 pub(super) struct Compressed {
     /// As the config names it.
-    pub format: String,
-    pub schemes: Vec<Scheme>,
-    pub ignore: Vec<Pattern>,
+    format: String,
+    schemes: Vec<Scheme>,
+    ignore: Vec<Pattern>,
 }
 
 /// How the modules of a group are stored.
 #[derive(Debug, Clone)]
-pub(super) struct Scheme {
+struct Scheme {
     /// The group's name.
-    pub name: String,
-    pub targets: Vec<Pattern>,
+    name: String,
+    targets: Vec<Pattern>,
     /// `None`: as they are.
-    pub weights: Option<Weights>,
+    weights: Option<Weights>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Weights {
-    pub format: Format,
-    pub scales: ScaleOf,
-    pub symmetric: bool,
+struct Weights {
+    format: Format,
+    scales: ScaleOf,
+    symmetric: bool,
     /// Whether columns are in groups by `weight_g_idx`.
-    pub act_order: bool,
+    act_order: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+enum Format {
     Pack(Bits),
     Int8,
     Float8,
@@ -69,15 +72,32 @@ impl Format {
 }
 
 impl Compressed {
+    /// What a config says.
+    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+        refuse(fields, "sparsity_config", |map| map.get("format").and_then(Value::as_str) == Some("dense"))?;
+        refuse(fields, "transform_config", |map| {
+            map.values().all(|value| value.is_null() || value.as_object().is_some_and(Map::is_empty))
+        })?;
+        let format = fields.required("format", fields.text("format")?)?;
+        let mut schemes = Vec::new();
+        if let Some(groups) = fields.section("config_groups")? {
+            for name in groups.keys() {
+                schemes.push(read_group(&groups, name, format)?);
+            }
+        }
+        let ignore = patterns(fields, "ignore")?;
+        Ok(Self { format: format.to_owned(), schemes, ignore })
+    }
+
     pub fn format(&self) -> &str {
         &self.format
     }
 
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
-        let probe = Probe { checkpoint, module: name, format: "compressed-tensors" };
+    pub fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
+        let probe = Probe { tensors, module: name, format: "compressed-tensors" };
         let (codes, packed) = match (probe.find("weight_packed"), probe.find("weight")) {
             (Some(packed), _) => (packed, true),
-            (None, Some(weight)) if !is_float(weight.dtype) => (weight, false),
+            (None, Some(weight)) if float(weight.dtype).is_none() => (weight, false),
             _ => return Ok(None),
         };
         let weights = self.weights_of(&probe)?;
@@ -158,6 +178,91 @@ impl Compressed {
     }
 }
 
+/// Refuses another value than `null`, an empty object, or what `is_none` accepts.
+fn refuse(fields: &Fields<'_>, name: &str, is_none: impl Fn(&Map<String, Value>) -> bool) -> Result<()> {
+    match fields.get(name) {
+        None => Ok(()),
+        Some(Value::Object(map)) if map.is_empty() || is_none(map) => Ok(()),
+        Some(value) => Err(unsupported(fields, name, &brief(value), "checkpoints without")),
+    }
+}
+
+/// A group of modules that are quantized alike, or a list of them under the name of a preset.
+fn read_group<'a>(groups: &Fields<'a>, name: &'a str, global: &str) -> Result<Scheme> {
+    if let Some(Value::Array(_)) = groups.get(name) {
+        let (kind, count, symmetric, scales) = match name.to_ascii_uppercase().as_str() {
+            "W8A16" => ("int", 8, true, ScaleOf::Channel),
+            "W4A16" | "W4A8" => ("int", 4, true, ScaleOf::Group(128)),
+            "W4A16_ASYM" => ("int", 4, false, ScaleOf::Group(128)),
+            "W8A8" | "INT8" => ("int", 8, true, ScaleOf::Channel),
+            "FP8" => ("float", 8, true, ScaleOf::Tensor),
+            "FP8_DYNAMIC" => ("float", 8, true, ScaleOf::Channel),
+            "FP8_BLOCK" => ("float", 8, true, ScaleOf::Block([128, 128])),
+            _ => {
+                let known = "W8A16, W4A16, W4A16_ASYM, W8A8, INT8, W4A8, FP8, FP8_DYNAMIC, FP8_BLOCK";
+                return Err(unsupported(groups, name, "a preset", known));
+            }
+        };
+        let format = stored_format(groups, name, global, kind, count)?;
+        let weights = format.map(|format| Weights { format, scales, symmetric, act_order: false });
+        return Ok(Scheme { name: name.to_owned(), targets: patterns(groups, name)?, weights });
+    }
+    let group = groups.required(name, groups.section(name)?)?;
+    let targets = patterns(&group, "targets")?;
+    let weights = match group.section("weights")? {
+        None => None,
+        Some(weights) => read_weights(&group, &weights, global)?,
+    };
+    Ok(Scheme { name: name.to_owned(), targets, weights })
+}
+
+/// How values of so many bits are stored; `None`: as they are.
+fn stored_format(fields: &Fields<'_>, name: &str, format: &str, kind: &str, count: usize) -> Result<Option<Format>> {
+    Ok(Some(match (format, kind, count) {
+        ("dense" | "fakequant", _, _) => return Ok(None),
+        ("pack-quantized", "int", 4) => Format::Pack(Bits::Four),
+        ("pack-quantized", "int", 8) => Format::Pack(Bits::Eight),
+        ("int-quantized" | "naive-quantized", "int", 8) => Format::Int8,
+        ("float-quantized" | "naive-quantized", "float", 8) => Format::Float8,
+        _ => {
+            let found = format!("{format} of {kind} of {count} bits");
+            let known =
+                "pack-quantized of int of 4 or 8 bits, int-quantized of int of 8, float-quantized of float of 8";
+            return Err(unsupported(fields, name, &found, known));
+        }
+    }))
+}
+
+fn read_weights(group: &Fields<'_>, weights: &Fields<'_>, global: &str) -> Result<Option<Weights>> {
+    let count = weights.count("num_bits", MAX_BITS)?.unwrap_or(8);
+    let kind = weights.text("type")?.unwrap_or("int");
+    let format = group.text("format")?.unwrap_or(global);
+    let Some(format) = stored_format(group, "format", format, kind, count)? else { return Ok(None) };
+    let size = group_size(weights, "group_size")?;
+    let inferred = match size {
+        None => "tensor",
+        Some(None) => "channel",
+        Some(Some(_)) => "group",
+    };
+    let strategy = expect(weights, "strategy", inferred, &["tensor", "channel", "group", "block"])?;
+    let scales = match (strategy.as_str(), size) {
+        ("tensor", _) => ScaleOf::Tensor,
+        ("channel", _) | ("group", Some(None)) => ScaleOf::Channel,
+        ("group", size) => ScaleOf::Group(weights.required("group_size", size.flatten())?),
+        _ => ScaleOf::Block(weights.required("block_structure", block_size(weights, "block_structure")?)?),
+    };
+    let act_order = match weights.get("actorder") {
+        None => false,
+        Some(Value::Bool(by_group)) => *by_group,
+        Some(_) => {
+            let found = expect(weights, "actorder", "", &["group", "dynamic", "weight", "static"])?;
+            matches!(found.as_str(), "group" | "dynamic")
+        }
+    };
+    let symmetric = weights.flag("symmetric")?.unwrap_or(true);
+    Ok(Some(Weights { format, scales, symmetric, act_order }))
+}
+
 /// A weight of integers.
 fn integers(
     probe: &Probe<'_>,
@@ -199,7 +304,7 @@ fn integers(
                 ZerosLayout::WordsOfRows(bits)
             };
             let zeros = Stored { tensor: zeros.name, layout };
-            if weights.symmetric && !zeros.are_middle(probe.checkpoint)? {
+            if weights.symmetric && !zeros.are_middle(probe.tensors)? {
                 let name = zeros.tensor.escape_debug();
                 return Err(probe.problem(format!("`{name}` has others than 0, and the config says `symmetric`")));
             }
@@ -226,7 +331,7 @@ fn check_zeros_of_floats(probe: &Probe<'_>, weights: Weights) -> Result<()> {
         None if weights.symmetric => return Ok(()),
         _ => probe.tensor("weight_zero_point", &[&[Dtype::I8, Dtype::F8_E4M3], &SCALES[..]].concat())?,
     };
-    if probe.checkpoint.tensor(&zeros.name)?.bytes.iter().all(|&byte| byte == 0) {
+    if probe.tensors.tensor(&zeros.name)?.bytes.iter().all(|&byte| byte == 0) {
         return Ok(());
     }
     let name = zeros.name.escape_debug();

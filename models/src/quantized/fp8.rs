@@ -9,16 +9,19 @@
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
+use super::config::{block_size, expect, unsupported};
 use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::files::Fields;
+use crate::floats::float;
+use crate::tensors::Tensors;
 
 /// How all quantized modules are.
 #[derive(Debug, Clone)]
 pub(super) struct Fp8 {
     /// `None`: one for the tensor or for each row, as there are.
-    pub scales: Option<ScaleOf>,
+    scales: Option<ScaleOf>,
 }
 
 /// What shares a scale.
@@ -34,10 +37,31 @@ pub(super) enum ScaleOf {
 }
 
 impl Fp8 {
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
-        let probe = Probe { checkpoint, module: name, format: "FP8" };
+    /// What the config of `fp8` says.
+    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+        expect(fields, "fmt", "e4m3", &["e4m3", "float8_e4m3fn"])?;
+        Ok(Self { scales: block_size(fields, "weight_block_size")?.map(ScaleOf::Block) })
+    }
+
+    /// FBGEMM's: its config says nothing of scales.
+    pub fn of_rows() -> Self {
+        Self { scales: Some(ScaleOf::Channel) }
+    }
+
+    /// What modelopt's config says.
+    pub fn read_modelopt(fields: &Fields<'_>) -> Result<Self> {
+        let algo = fields.required("quant_algo", fields.text("quant_algo")?)?;
+        match algo {
+            "FP8" => Ok(Self { scales: Some(ScaleOf::Tensor) }),
+            "FP8_PER_CHANNEL_PER_TOKEN" => Ok(Self { scales: Some(ScaleOf::Channel) }),
+            _ => Err(unsupported(fields, "quant_algo", algo, "FP8, FP8_PER_CHANNEL_PER_TOKEN")),
+        }
+    }
+
+    pub fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
+        let probe = Probe { tensors, module: name, format: "FP8" };
         let Some(codes) = probe.find("weight") else { return Ok(None) };
-        if is_float(codes.dtype) {
+        if float(codes.dtype).is_some() {
             return Ok(None);
         }
         let dtypes = [SCALES.as_slice(), &[Dtype::F8_E8M0]].concat();
@@ -52,8 +76,7 @@ impl Fp8 {
             }
             (None, _) => probe.tensor("weight_scale", &dtypes)?,
         };
-        let is_one = matches!(scales.shape, [] | [1]);
-        let of = self.scales.unwrap_or(if is_one { ScaleOf::Tensor } else { ScaleOf::Channel });
+        let of = self.scales.unwrap_or(if scales.is_single() { ScaleOf::Tensor } else { ScaleOf::Channel });
         Ok(Some(module(&probe, codes, scales, of, dtype)?))
     }
 }
@@ -67,11 +90,6 @@ pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
             Err(probe.problem(format!("its weight is not quantized, and there is `{name}`")))
         }
     }
-}
-
-/// Whether weights of a dtype are multiplied by as they are.
-pub(super) fn is_float(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)
 }
 
 /// A weight of F8_E4M3 whose scales are shared in this way, dequantized to the model's dtype, or where that is not

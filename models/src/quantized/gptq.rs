@@ -12,51 +12,75 @@ use std::ops::Range;
 
 use safetensors::Dtype;
 
-use super::module::{
-    Bits, CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout, signed_bytes, signed_nibbles,
-};
+use super::bits::{Bits, signed_bytes, signed_nibbles};
+use super::config::{bits, expect, group_size, unsupported};
+use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout};
 use super::patterns::Pattern;
 use super::probe::{Probe, SCALES, scale_dtype};
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::files::{Fields, brief};
+use crate::tensors::Tensors;
 
 /// How all modules are quantized, but for those that `dynamic` names.
 #[derive(Debug, Clone)]
 pub(super) struct Gptq {
-    pub scheme: Scheme,
+    scheme: Scheme,
     /// Whether zero points are stored less 1.
-    pub version_1: bool,
-    pub dynamic: Vec<(Pattern, Dynamic)>,
+    version_1: bool,
+    dynamic: Vec<(Pattern, Dynamic)>,
     /// Ends of the names of modules that are quantized; none where all are that layers have.
-    pub of_blocks: Vec<String>,
+    of_blocks: Vec<String>,
 }
 
 /// What has [`Gptq::of_blocks`].
-pub(super) const BLOCKS: &str = "modules_in_block_to_quantize";
+const BLOCKS: &str = "modules_in_block_to_quantize";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Scheme {
-    pub bits: Bits,
+struct Scheme {
+    bits: Bits,
     /// `None`: a scale for each row.
-    pub group: Option<usize>,
+    group: Option<usize>,
     /// Whether columns are in groups by `g_idx`: `desc_act` without `static_groups`.
-    pub act_order: bool,
+    act_order: bool,
 }
 
 /// What `dynamic` says of the modules that match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Dynamic {
+enum Dynamic {
     LeftOut,
     As(Scheme),
 }
 
 impl Gptq {
+    /// What a config says.
+    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+        if fields.flag("is_marlin_format")? == Some(true) {
+            return Err(unsupported(fields, "is_marlin_format", "true", "checkpoint_format gptq, gptq_v2"));
+        }
+        expect(fields, "pack_dtype", "int32", &["int32", "torch.int32"])?;
+        // GPTQModel's newer name of it counts where the older is not there.
+        let name = if fields.get("checkpoint_format").is_some() { "checkpoint_format" } else { "format" };
+        let format = expect(fields, name, "gptq", &["gptq", "gptq_v2"])?;
+        let scheme = Scheme {
+            bits: fields.required("bits", bits(fields, "bits")?)?,
+            group: fields.required("group_size", group_size(fields, "group_size")?)?,
+            act_order: act_order(fields)?.unwrap_or(false),
+        };
+        let mut dynamic = Vec::new();
+        if let Some(section) = fields.section("dynamic")? {
+            for key in section.keys() {
+                dynamic.push(read_dynamic(&section, key, scheme)?);
+            }
+        }
+        Ok(Self { scheme, version_1: format == "gptq", dynamic, of_blocks: of_blocks(fields)? })
+    }
+
     pub fn bits(&self) -> usize {
         self.scheme.bits.count()
     }
 
-    pub fn module(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
-        let probe = Probe { checkpoint, module: name, format: "GPTQ" };
+    pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
+        let probe = Probe { tensors, module: name, format: "GPTQ" };
         let Some(codes) = probe.find("qweight") else { return Ok(None) };
         let Scheme { bits, group, act_order } = self.scheme_of(&probe)?;
         let format = format!("GPTQ, {} bits", bits.count());
@@ -147,6 +171,48 @@ impl Gptq {
             }
         }
     }
+}
+
+/// The ends of the names of modules that are quantized, where not all of a block are: a list, or one for each of those
+/// that were quantized together.
+fn of_blocks(fields: &Fields<'_>) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for value in fields.list(BLOCKS)?.unwrap_or_default() {
+        let together = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        for name in together {
+            let problem = || fields.problem(BLOCKS, &format!("must hold strings, has {}", brief(name)));
+            names.push(name.as_str().ok_or_else(problem)?.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// Whether columns are in groups in the order in which they were quantized.
+fn act_order(fields: &Fields<'_>) -> Result<Option<bool>> {
+    Ok(match fields.flag("static_groups")? {
+        Some(true) => Some(false),
+        _ => fields.flag("desc_act")?,
+    })
+}
+
+/// An entry of `dynamic`: an expression, after `-:` for modules that are left out, or after `+:` or nothing for those
+/// with other bits or groups.
+fn read_dynamic<'a>(section: &Fields<'a>, key: &'a str, scheme: Scheme) -> Result<(Pattern, Dynamic)> {
+    let problem = |problem: &str| section.problem(key, problem);
+    if let Some(regex) = key.strip_prefix("-:") {
+        return Ok((Pattern::expression(regex, problem)?, Dynamic::LeftOut));
+    }
+    let pattern = Pattern::expression(key.strip_prefix("+:").unwrap_or(key), problem)?;
+    let over = section.section(key)?;
+    let scheme = match over {
+        None => scheme,
+        Some(over) => Scheme {
+            bits: bits(&over, "bits")?.unwrap_or(scheme.bits),
+            group: group_size(&over, "group_size")?.unwrap_or(scheme.group),
+            act_order: act_order(&over)?.unwrap_or(scheme.act_order),
+        },
+    };
+    Ok((pattern, Dynamic::As(scheme)))
 }
 
 /// Rows of codes `[rows, k]`, of words `[k / n, outputs]`.

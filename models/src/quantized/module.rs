@@ -1,18 +1,17 @@
-//! A quantized weight in a checkpoint, and rows of it.
+//! A quantized weight in a tensors, and rows of it.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use sinew_ops::layers::{Codes, Encoding, GROUP_SIZES, MAX_GROUP};
+use sinew_ops::layers::{Encoding, GROUP_SIZES, MAX_GROUP};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
-use super::bitsandbytes;
+use super::bits::{Bits, words};
 use super::probe::Probe;
-use super::strip::Strip;
-use crate::checkpoint::Checkpoint;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::tensors::Tensors;
 
-/// A quantized weight `[n, k]` in a checkpoint.
+/// A quantized weight `[n, k]` in a tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredModule {
     pub(super) name: String,
@@ -34,13 +33,6 @@ pub struct StoredModule {
 pub(super) struct Stored<L> {
     pub tensor: String,
     pub layout: L,
-}
-
-/// Bits of an integer, of which there are as many in a word of 32 bits as fit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bits {
-    Four,
-    Eight,
 }
 
 /// Where codes are. Words are I32 in a file, and have their first value in their lowest bits.
@@ -70,7 +62,18 @@ pub(super) enum ScalesLayout {
     /// The same of bytes that are the exponents of powers of 2, less 127; 255 is NaN (OCP's E8M0).
     Exponents(usize),
     /// `[n, groups]` of bytes, quantized themselves: bitsandbytes.
-    Nested(bitsandbytes::Nested),
+    Nested(Nested),
+}
+
+/// Scales that are quantized themselves.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Nested {
+    /// What their bytes stand for.
+    pub map: Box<[f32]>,
+    /// The scale of each block of them.
+    pub scales: Box<[f32]>,
+    pub block: usize,
+    pub offset: f32,
 }
 
 /// Where zero points are.
@@ -112,117 +115,6 @@ pub(super) struct Parts {
     pub others: Vec<String>,
 }
 
-/// Rows of a weight, as they are packed.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Rows {
-    /// As they are stored, with a scale for each packed group.
-    Blocks(BlockRows),
-    /// `[rows, k]` of floats, little-endian: what cannot be packed otherwise.
-    Values(Vec<u8>, DType),
-}
-
-/// Quantized rows: [`Codes`] that own what they hold.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BlockRows {
-    /// What they are.
-    pub format: BlockFormat,
-    /// `[rows, k]`, one in each byte.
-    pub codes: Vec<u8>,
-    /// `[rows, groups]` of the format's dtype, little-endian.
-    pub scales: Vec<u8>,
-    /// `[rows, groups]` where the format has zero points, else none.
-    pub zeros: Vec<i8>,
-}
-
-impl BlockRows {
-    /// Them, as a packer takes them.
-    pub fn codes(&self) -> Codes<'_> {
-        Codes { format: self.format, codes: &self.codes, scales: &self.scales, zeros: &self.zeros }
-    }
-}
-
-impl Bits {
-    pub fn of(bits: usize) -> Option<Self> {
-        match bits {
-            4 => Some(Self::Four),
-            8 => Some(Self::Eight),
-            _ => None,
-        }
-    }
-
-    pub fn count(self) -> usize {
-        match self {
-            Self::Four => 4,
-            Self::Eight => 8,
-        }
-    }
-
-    /// Values of a word.
-    pub fn per_word(self) -> usize {
-        32 / self.count()
-    }
-
-    pub fn values(self) -> BlockValues {
-        match self {
-            Self::Four => BlockValues::Int4,
-            Self::Eight => BlockValues::Int8,
-        }
-    }
-
-    /// 1 for each value of a word.
-    pub fn ones(self) -> u32 {
-        match self {
-            Self::Four => 0x1111_1111,
-            Self::Eight => 0x0101_0101,
-        }
-    }
-
-    /// The word whose values all are in the middle, which stands for 0.
-    fn middle(self) -> u32 {
-        match self {
-            Self::Four => 0x8888_8888,
-            Self::Eight => 0x8080_8080,
-        }
-    }
-
-    /// The word of some values, lowest first, to which the middle is added.
-    pub fn packed(self, values: impl Iterator<Item = i8>) -> u32 {
-        let (count, mask) = (self.count(), (1 << self.count()) - 1);
-        let shifted = |value: i8| (u32::from(value as u8) & mask) ^ (1 << (count - 1));
-        let place = |(at, value): (usize, i8)| shifted(value) << (at * count);
-        values.enumerate().map(place).fold(0, |word, value| word | value)
-    }
-
-    /// The values of a word, lowest first, less the middle.
-    pub(super) fn unpacked(self, word: u32) -> impl Iterator<Item = i8> {
-        let (bytes, count) = match self {
-            Self::Four => (signed_nibbles(word), 8),
-            Self::Eight => (u64::from(u32::from_le_bytes(signed_bytes(word))), 4),
-        };
-        bytes.to_le_bytes().into_iter().take(count).map(|byte| byte as i8)
-    }
-}
-
-/// The eight nibbles of a word as a byte each, lowest first.
-pub(super) fn nibbles(word: u32) -> u64 {
-    let mut bytes = u64::from(word);
-    bytes = (bytes | bytes << 16) & 0x0000_ffff_0000_ffff;
-    bytes = (bytes | bytes << 8) & 0x00ff_00ff_00ff_00ff;
-    (bytes | bytes << 4) & 0x0f0f_0f0f_0f0f_0f0f
-}
-
-/// The same less 8 each, in two's complement.
-pub(super) fn signed_nibbles(word: u32) -> u64 {
-    // With the highest bit set no byte borrows from the next.
-    const HIGHEST: u64 = 0x8080_8080_8080_8080;
-    ((nibbles(word) | HIGHEST) - 0x0808_0808_0808_0808) ^ HIGHEST
-}
-
-/// The four bytes of a word, lowest first, less 128 each, in two's complement.
-pub(super) fn signed_bytes(word: u32) -> [u8; 4] {
-    (word ^ 0x8080_8080).to_le_bytes()
-}
-
 /// The least number that both divide; the largest where that is more.
 pub(crate) fn common_multiple(a: usize, b: usize) -> usize {
     let (mut divisor, mut rest) = (a, b);
@@ -230,11 +122,6 @@ pub(crate) fn common_multiple(a: usize, b: usize) -> usize {
         (divisor, rest) = (rest, divisor % rest);
     }
     (a / divisor.max(1)).saturating_mul(b)
-}
-
-/// The words of a tensor of I32.
-pub(super) fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word))
 }
 
 impl Groups {
@@ -274,7 +161,7 @@ impl StoredModule {
         let Parts { shape, dtype, values, codes, scales, scale_dtype, zeros, groups, mut others } = parts;
         probe.times(shape[0], shape[1])?;
         let zeros = match zeros {
-            Some(zeros) if zeros.are_middle(probe.checkpoint)? => {
+            Some(zeros) if zeros.are_middle(probe.tensors)? => {
                 others.push(zeros.tensor);
                 None
             }
@@ -300,6 +187,16 @@ impl StoredModule {
     /// [`order`](Self::order) if they are scattered; and else as floats.
     pub fn encoding(&self) -> Encoding {
         self.blocks.map_or(Encoding::Float(self.dtype), Encoding::Blocks)
+    }
+
+    /// Its groups, in words, where its codes are integers and these are why it is packed as floats.
+    pub fn groups_in_no_blocks(&self) -> Option<String> {
+        let size = self.groups.size;
+        match GROUP_SIZES.iter().any(|packed| size.is_multiple_of(*packed)) {
+            _ if self.blocks.is_some() || !self.values.is_integer() => None,
+            true => Some("groups of unlike sizes".to_owned()),
+            false => Some(format!("groups of {size}")),
+        }
     }
 
     /// The order in which its columns are packed in blocks, where groups are scattered (act-order): those of a group side
@@ -334,34 +231,10 @@ impl StoredModule {
         }
     }
 
-    /// Some columns of all its rows: all of them, or such as begin and end between strips.
-    ///
-    /// # Errors
-    /// Other columns, or a file that can no longer be read.
-    pub(crate) fn strip<'a>(&'a self, checkpoint: &'a Checkpoint, columns: Range<usize>) -> Result<Strip<'a>> {
-        Strip::new(self, checkpoint, columns)
-    }
-
-    /// Rows of it, as they are packed in [`encoding`](Self::encoding).
-    ///
-    /// # Errors
-    /// Rows that it does not have, or a file that can no longer be read.
-    pub fn rows(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Rows> {
-        self.strip(checkpoint, 0..self.shape[1])?.rows(rows)
-    }
-
-    /// Rows `[rows, k]` of floats in [`dtype`](Self::dtype), little-endian, as the format's own code dequantizes them.
-    ///
-    /// # Errors
-    /// As [`rows`](Self::rows).
-    pub fn dequantized(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Vec<u8>> {
-        self.strip(checkpoint, 0..self.shape[1])?.dequantized(rows)
-    }
-
     /// Lets go of the pages of rows that were packed, where rows have pages of their own.
-    pub(crate) fn release_rows(&self, checkpoint: &Checkpoint, rows: Range<usize>) {
+    pub(crate) fn release_rows(&self, tensors: &Tensors, rows: Range<usize>) {
         if let Some(row_bytes) = self.row_bytes() {
-            checkpoint.release_slice(&self.codes.tensor, rows.start * row_bytes..rows.end * row_bytes);
+            tensors.release_slice(&self.codes.tensor, rows.start * row_bytes..rows.end * row_bytes);
         }
     }
 
@@ -376,21 +249,20 @@ impl StoredModule {
         }
     }
 
-    pub(super) fn check(&self, checkpoint: &Checkpoint, rows: &Range<usize>) -> Result<()> {
+    pub(super) fn check(&self, tensors: &Tensors, rows: &Range<usize>) -> Result<()> {
         let n = self.shape[0];
         if rows.start <= rows.end && rows.end <= n {
             return Ok(());
         }
-        let problem =
-            format!("rows {}..{} of module `{}`, which has {n}", rows.start, rows.end, self.name.escape_debug());
-        Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem })
+        let (start, end, name) = (rows.start, rows.end, self.name.escape_debug());
+        Err(tensors.problem(format!("rows {start}..{end} of module `{name}`, which has {n}")))
     }
 }
 
 impl Stored<ZerosLayout> {
     /// Whether all are in the middle, which stands for 0.
-    pub fn are_middle(&self, checkpoint: &Checkpoint) -> Result<bool> {
-        let bytes = checkpoint.tensor(&self.tensor)?.bytes;
+    pub fn are_middle(&self, tensors: &Tensors) -> Result<bool> {
+        let bytes = tensors.tensor(&self.tensor)?.bytes;
         let are_middle = match self.layout {
             ZerosLayout::Words(bits, added) => words(&bytes).all(|word| word.wrapping_add(added) == bits.middle()),
             ZerosLayout::Interleaved => words(&bytes).all(|word| word == Bits::Four.middle()),
@@ -399,7 +271,7 @@ impl Stored<ZerosLayout> {
         };
         drop(bytes);
         // Those of all modules are looked at before the first is packed.
-        checkpoint.release_slice(&self.tensor, 0..usize::MAX);
+        tensors.release_slice(&self.tensor, 0..usize::MAX);
         Ok(are_middle)
     }
 }

@@ -8,16 +8,17 @@ use half::bf16;
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
-use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, nibbles, words};
+use super::bits::{nibbles, words};
+use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
 use super::probe::Probe;
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::tensors::Tensors;
 
 /// Values that share a scale.
 const GROUP: usize = 32;
 
-pub(super) fn module(checkpoint: &Checkpoint, name: &str) -> Result<Option<StoredModule>> {
-    let probe = Probe { checkpoint, module: name, format: "MXFP4" };
+pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
+    let probe = Probe { tensors, module: name, format: "MXFP4" };
     let Some(blocks) = probe.find_named(format!("{name}_blocks")) else { return Ok(None) };
     probe.check_dtype(&blocks, &[Dtype::U8])?;
     let scales_name = format!("{name}_scales");

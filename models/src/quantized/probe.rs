@@ -5,13 +5,14 @@ use std::fmt::Display;
 use safetensors::Dtype;
 use sinew_tensor::DType;
 
-use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::floats::float;
+use crate::tensors::Tensors;
 
 /// A module whose tensors are looked for.
 #[derive(Clone, Copy)]
 pub(super) struct Probe<'a> {
-    pub checkpoint: &'a Checkpoint,
+    pub tensors: &'a Tensors,
     pub module: &'a str,
     /// What the config says of it, for messages.
     pub format: &'a str,
@@ -24,14 +25,18 @@ pub(super) struct Found<'a> {
     pub shape: &'a [usize],
 }
 
+impl Found<'_> {
+    /// Whether it is one value, of whatever dimensions.
+    pub fn is_single(&self) -> bool {
+        self.shape.iter().all(|&extent| extent == 1)
+    }
+}
+
 impl<'a> Probe<'a> {
     /// An error that names the module and its format.
     pub fn problem(&self, problem: impl Display) -> Error {
         let (module, format) = (self.module.escape_debug(), self.format);
-        Error::Checkpoint {
-            file: self.checkpoint.name().to_owned(),
-            problem: format!("module `{module}` ({format}): {problem}"),
-        }
+        self.tensors.problem(format!("module `{module}` ({format}): {problem}"))
     }
 
     /// Whether it is a module of a layer: these have a number.
@@ -46,7 +51,7 @@ impl<'a> Probe<'a> {
 
     /// A tensor by its whole name.
     pub fn find_named(&self, name: String) -> Option<Found<'a>> {
-        let info = self.checkpoint.info(&name).ok()?;
+        let info = self.tensors.info(&name).ok()?;
         Some(Found { name, dtype: info.dtype, shape: info.shape })
     }
 
@@ -79,7 +84,7 @@ impl<'a> Probe<'a> {
 
     /// Refuses all but tensors of one value.
     pub fn check_single(&self, found: &Found<'_>) -> Result<()> {
-        if matches!(found.shape, [] | [1]) {
+        if found.is_single() {
             return Ok(());
         }
         let (name, has) = (found.name.escape_debug(), found.shape);
@@ -104,7 +109,7 @@ impl<'a> Probe<'a> {
 
     /// The integers of a short tensor of I32 or I64.
     pub fn integers(&self, found: &Found<'_>) -> Result<Vec<i64>> {
-        let bytes = self.checkpoint.tensor(&found.name)?.bytes;
+        let bytes = self.tensors.tensor(&found.name)?.bytes;
         match found.dtype {
             Dtype::I32 => Ok(bytes.as_chunks().0.iter().map(|&b| i64::from(i32::from_le_bytes(b))).collect()),
             Dtype::I64 => Ok(bytes.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect()),
@@ -135,9 +140,5 @@ pub(super) const SCALES: [Dtype; 3] = [Dtype::F16, Dtype::BF16, Dtype::F32];
 
 /// The dtype in memory of scales in a file. Those of F8_E8M0, powers of 2, become bf16, which has them all.
 pub(super) fn scale_dtype(dtype: Dtype) -> DType {
-    match dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        _ => DType::BF16,
-    }
+    float(dtype).unwrap_or(DType::BF16)
 }

@@ -3,22 +3,21 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use sinew_ops::layers::Piece;
 use sinew_tensor::DType;
 
-use super::module::{
-    Bits, BlockRows, CodesLayout, Groups, Rows, ScalesLayout, Stored, StoredModule, ZerosLayout, words,
-};
+use super::bits::{Bits, words};
+use super::module::{CodesLayout, Groups, ScalesLayout, Stored, StoredModule, ZerosLayout};
 use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
-use crate::checkpoint::Checkpoint;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::floats::{Rounding, are_finite, widened};
+use crate::tensors::Tensors;
 
 /// Some columns of a [`StoredModule`]. What has all outputs of an input side by side is read when it is made, once; what
 /// lies row after row when rows are asked for.
 pub(crate) struct Strip<'a> {
     module: &'a StoredModule,
-    checkpoint: &'a Checkpoint,
+    tensors: &'a Tensors,
     columns: Range<usize>,
     /// The stored groups that they are in.
     groups: Range<usize>,
@@ -36,31 +35,35 @@ struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    fn read(checkpoint: &'a Checkpoint, tensor: &str, range: Range<usize>) -> Result<Self> {
-        Ok(Self { bytes: checkpoint.tensor_slice(tensor, range.clone())?.bytes, range })
+    fn read(tensors: &'a Tensors, tensor: &str, range: Range<usize>) -> Result<Self> {
+        Ok(Self { bytes: tensors.tensor_slice(tensor, range.clone())?.bytes, range })
     }
 }
 
-impl<'a> Strip<'a> {
-    pub(super) fn new(module: &'a StoredModule, checkpoint: &'a Checkpoint, columns: Range<usize>) -> Result<Self> {
-        let [n, k] = module.shape;
-        let granule = module.strip_granule();
+impl StoredModule {
+    /// Some columns of all its rows: all of them, or such as begin and end between strips.
+    ///
+    /// # Errors
+    /// Other columns, or a file that can no longer be read.
+    pub(crate) fn strip<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Strip<'a>> {
+        let [n, k] = self.shape;
+        let granule = self.strip_granule();
         let divided = |at: usize| at == k || at.is_multiple_of(granule);
         if columns.start > columns.end || columns.end > k || !divided(columns.start) || !divided(columns.end) {
-            let name = module.name.escape_debug();
-            let problem = format!("columns {}..{} of module `{name}`, which has {k}", columns.start, columns.end);
-            return Err(Error::Checkpoint { file: checkpoint.name().to_owned(), problem });
+            let name = self.name.escape_debug();
+            let Range { start, end } = columns;
+            return Err(tensors.problem(format!("columns {start}..{end} of module `{name}`, which has {k}")));
         }
-        let Groups { size, count, index, .. } = &module.groups;
+        let Groups { size, count, index, .. } = &self.groups;
         let groups = match index {
             None if *count > 1 => columns.start / size..columns.end.div_ceil(*size),
             _ => 0..*count,
         };
         let lines = |tensor: &str, lines: Range<usize>, line: usize| {
-            Span::read(checkpoint, tensor, lines.start * line..lines.end * line)
+            Span::read(tensors, tensor, lines.start * line..lines.end * line)
         };
-        let codes = &module.codes.tensor;
-        let codes = match module.codes.layout {
+        let codes = &self.codes.tensor;
+        let codes = match self.codes.layout {
             CodesLayout::WordsOfK(bits) => {
                 let words = columns.start / bits.per_word()..columns.end / bits.per_word();
                 lines(codes, words, n * 4)?
@@ -70,20 +73,39 @@ impl<'a> Strip<'a> {
                 Span::default()
             }
         };
-        let scales = match &module.scales.layout {
-            ScalesLayout::Columns => lines(&module.scales.tensor, groups.clone(), n * module.scale_dtype.size())?,
+        let scales = match &self.scales.layout {
+            ScalesLayout::Columns => lines(&self.scales.tensor, groups.clone(), n * self.scale_dtype.size())?,
             ScalesLayout::Rows(_) | ScalesLayout::Exponents(_) | ScalesLayout::Nested(_) => Span::default(),
         };
-        let zeros = match &module.zeros {
+        let zeros = match &self.zeros {
             Some(Stored { tensor, layout: ZerosLayout::Words(bits, _) }) => {
                 lines(tensor, groups.clone(), n / bits.per_word() * 4)?
             }
             Some(Stored { tensor, layout: ZerosLayout::Interleaved }) => lines(tensor, groups.clone(), n / 8 * 4)?,
             Some(Stored { layout: ZerosLayout::WordsOfRows(_) | ZerosLayout::Bytes(_), .. }) | None => Span::default(),
         };
-        Ok(Self { module, checkpoint, columns, groups, codes, scales, zeros })
+        Ok(Strip { module: self, tensors, columns, groups, codes, scales, zeros })
     }
 
+    /// Rows of it, as they are packed in [`encoding`](Self::encoding): as they are stored, with a scale for each packed
+    /// group, or as floats.
+    ///
+    /// # Errors
+    /// Rows that it does not have, or a file that can no longer be read.
+    pub fn rows(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Piece<'static>> {
+        self.strip(tensors, 0..self.shape[1])?.rows(rows)
+    }
+
+    /// Rows `[rows, k]` of floats in [`dtype`](Self::dtype), little-endian, as the format's own code dequantizes them.
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows).
+    pub fn dequantized(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Vec<u8>> {
+        self.strip(tensors, 0..self.shape[1])?.dequantized(rows)
+    }
+}
+
+impl Strip<'_> {
     /// What [`dequantized`](Self::dequantized) gives.
     pub fn dtype(&self) -> DType {
         self.module.dtype
@@ -94,16 +116,16 @@ impl<'a> Strip<'a> {
         let zeros = self.module.zeros.as_ref().map(|zeros| (&zeros.tensor, &self.zeros));
         let read = [(&self.module.codes.tensor, &self.codes), (&self.module.scales.tensor, &self.scales)];
         for (tensor, span) in read.into_iter().chain(zeros) {
-            self.checkpoint.release_slice(tensor, span.range.clone());
+            self.tensors.release_slice(tensor, span.range.clone());
         }
     }
 
     /// Rows `[rows, columns]`, as [`StoredModule::rows`] has them; those in blocks in the module's order.
-    pub fn rows(&self, rows: Range<usize>) -> Result<Rows> {
+    pub fn rows(&self, rows: Range<usize>) -> Result<Piece<'static>> {
         let Some(format) = self.module.blocks else {
-            return Ok(Rows::Values(self.dequantized(rows)?, self.module.dtype));
+            return Ok(Piece::Rows(self.dequantized(rows)?.into(), self.module.dtype));
         };
-        self.module.check(self.checkpoint, &rows)?;
+        self.module.check(self.tensors, &rows)?;
         let scales = self.scales(rows.clone())?;
         let zeros = self.zeros(rows.clone())?;
         // The stored group of each packed one.
@@ -125,13 +147,13 @@ impl<'a> Strip<'a> {
             Some(order) => in_order(&codes, order),
             None => codes,
         };
-        Ok(Rows::Blocks(BlockRows { format, codes, scales, zeros }))
+        Ok(Piece::Codes { format, codes: codes.into(), scales: scales.into(), zeros: zeros.into() })
     }
 
     /// Rows `[rows, columns]` of floats, as [`StoredModule::dequantized`] has them.
     pub fn dequantized(&self, rows: Range<usize>) -> Result<Vec<u8>> {
         let module = self.module;
-        module.check(self.checkpoint, &rows)?;
+        module.check(self.tensors, &rows)?;
         let Groups { size, index, .. } = &module.groups;
         let (width, count) = (self.columns.len(), self.groups.len());
         let values: [f32; 256] = std::array::from_fn(|code| module.values.value(code as u8));
@@ -176,7 +198,7 @@ impl<'a> Strip<'a> {
         let slice = || -> Result<Cow<'_, [u8]>> {
             let row_bytes = module.row_bytes().unwrap_or(0);
             let range = rows.start * row_bytes..rows.end * row_bytes;
-            Ok(self.checkpoint.tensor_slice(&module.codes.tensor, range)?.bytes)
+            Ok(self.tensors.tensor_slice(&module.codes.tensor, range)?.bytes)
         };
         Ok(match module.codes.layout {
             CodesLayout::WordsOfK(bits) => gptq::codes(&self.codes.bytes, bits, module.shape[0], rows),
@@ -188,65 +210,70 @@ impl<'a> Strip<'a> {
         })
     }
 
-    /// `[rows, groups]` in the dtype that they have in memory.
+    /// `[rows, groups]` in the dtype that they have in memory, all of them finite.
     fn scales(&self, rows: Range<usize>) -> Result<Vec<u8>> {
         let (module, groups) = (self.module, self.groups.len());
         let (size, name) = (module.scale_dtype.size(), &module.scales.tensor);
-        match &module.scales.layout {
+        let scales = match &module.scales.layout {
             ScalesLayout::Columns => {
                 let (bytes, n) = (&self.scales.bytes, module.shape[0]);
-                Ok(match size {
+                match size {
                     2 => columns(bytes.as_chunks::<2>().0, n, rows, groups).as_flattened().to_vec(),
                     _ => columns(bytes.as_chunks::<4>().0, n, rows, groups).as_flattened().to_vec(),
-                })
+                }
             }
-            ScalesLayout::Rows(shared) => rows_of(self.checkpoint, name, rows, *shared, groups * size),
+            ScalesLayout::Rows(shared) => rows_of(self.tensors, name, rows, *shared, groups * size)?,
             ScalesLayout::Exponents(shared) => {
-                let exponents = rows_of(self.checkpoint, name, rows, *shared, groups)?;
-                Ok(exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect())
+                let exponents = rows_of(self.tensors, name, rows, *shared, groups)?;
+                exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect()
             }
             ScalesLayout::Nested(nested) => {
                 let first = rows.start * groups;
-                Ok(nested.scales(&self.checkpoint.tensor_slice(name, first..rows.end * groups)?.bytes, first))
+                nested.scales(&self.tensors.tensor_slice(name, first..rows.end * groups)?.bytes, first)
             }
+        };
+        if are_finite(&scales, module.scale_dtype) {
+            return Ok(scales);
         }
+        let (module, name) = (module.name.escape_debug(), name.escape_debug());
+        Err(self.tensors.problem(format!("module `{module}`: `{name}` has scales that are infinite or no numbers")))
     }
 
     /// `[rows, groups]`, where there are any.
     fn zeros(&self, rows: Range<usize>) -> Result<Vec<i8>> {
         let (n, groups) = (self.module.shape[0], self.groups.len());
         let Some(Stored { tensor, layout }) = &self.module.zeros else { return Ok(Vec::new()) };
-        if let ZerosLayout::Bytes(shared) = *layout {
-            let bytes = rows_of(self.checkpoint, tensor, rows, shared, groups)?;
-            return Ok(bytes.into_iter().map(|byte| byte as i8).collect());
-        }
         let mut zeros = vec![0; rows.len() * groups];
         let mut put = |row: usize, group: usize, zero: i8| {
             if rows.contains(&row) {
                 zeros[(row - rows.start) * groups + group] = zero;
             }
         };
-        let (bits, added, row_in_word): (_, _, [usize; 8]) = match *layout {
-            ZerosLayout::Words(bits, added) => (bits, added, [0, 1, 2, 3, 4, 5, 6, 7]),
-            ZerosLayout::Interleaved => (Bits::Four, 0, awq::OUTPUT_OF_NIBBLE),
+        let words_of = |bits: Bits| rows.start / bits.per_word()..rows.end.div_ceil(bits.per_word());
+        // A line of words for each group.
+        let mut of_lines = |bits: Bits, added: u32, row_in_word: [usize; 8]| {
+            let Range { start, end } = words_of(bits);
+            for (group, line) in self.zeros.bytes.chunks_exact(n / bits.per_word() * 4).enumerate() {
+                for (at, word) in words(line).enumerate().take(end).skip(start) {
+                    let values = bits.unpacked(word.wrapping_add(added));
+                    values.zip(row_in_word).for_each(|(zero, row)| put(at * bits.per_word() + row, group, zero));
+                }
+            }
+        };
+        match *layout {
+            ZerosLayout::Words(bits, added) => of_lines(bits, added, [0, 1, 2, 3, 4, 5, 6, 7]),
+            ZerosLayout::Interleaved => of_lines(Bits::Four, 0, awq::OUTPUT_OF_NIBBLE),
             ZerosLayout::WordsOfRows(bits) => {
-                let per_word = bits.per_word();
-                let (first, end) = (rows.start / per_word, rows.end.div_ceil(per_word));
-                let bytes = self.checkpoint.tensor_slice(tensor, first * groups * 4..end * groups * 4)?.bytes;
+                let Range { start, end } = words_of(bits);
+                let bytes = self.tensors.tensor_slice(tensor, start * groups * 4..end * groups * 4)?.bytes;
                 for (at, word) in words(&bytes).enumerate() {
-                    let (row, group) = ((first + at / groups) * per_word, at % groups);
+                    let (row, group) = ((start + at / groups) * bits.per_word(), at % groups);
                     bits.unpacked(word).enumerate().for_each(|(i, zero)| put(row + i, group, zero));
                 }
-                return Ok(zeros);
             }
-            ZerosLayout::Bytes(_) => return Ok(zeros),
-        };
-        let per_word = bits.per_word();
-        let (first, end) = (rows.start / per_word, rows.end.div_ceil(per_word));
-        for (group, line) in self.zeros.bytes.chunks_exact(n / per_word * 4).enumerate() {
-            for (at, word) in words(line).enumerate().take(end).skip(first) {
-                let values = bits.unpacked(word.wrapping_add(added));
-                values.zip(row_in_word).for_each(|(zero, row)| put(at * per_word + row, group, zero));
+            ZerosLayout::Bytes(shared) => {
+                let bytes = rows_of(self.tensors, tensor, rows, shared, groups)?;
+                return Ok(bytes.into_iter().map(|byte| byte as i8).collect());
             }
         }
         Ok(zeros)
@@ -281,15 +308,9 @@ fn columns<T: Copy>(values: &[T], n: usize, rows: Range<usize>, groups: usize) -
 }
 
 /// `[rows, row_bytes]` of a tensor `[⌈n / shared⌉, row_bytes]`.
-fn rows_of(
-    checkpoint: &Checkpoint,
-    name: &str,
-    rows: Range<usize>,
-    shared: usize,
-    row_bytes: usize,
-) -> Result<Vec<u8>> {
+fn rows_of(tensors: &Tensors, name: &str, rows: Range<usize>, shared: usize, row_bytes: usize) -> Result<Vec<u8>> {
     let (first, end) = (rows.start / shared, rows.end.div_ceil(shared));
-    let bytes = checkpoint.tensor_slice(name, first * row_bytes..end.max(first) * row_bytes)?.bytes;
+    let bytes = tensors.tensor_slice(name, first * row_bytes..end.max(first) * row_bytes)?.bytes;
     if shared == 1 {
         return Ok(bytes.into_owned());
     }
@@ -302,41 +323,4 @@ fn rows_of(
         }
     }
     Ok(all)
-}
-
-fn widened(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    match dtype {
-        DType::F16 => bytes.as_chunks().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
-        DType::BF16 => bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
-        _ => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
-    }
-}
-
-/// Rounds floats of f32 to a dtype, a line at a time.
-struct Rounding {
-    dtype: DType,
-    f16: Vec<f16>,
-    bf16: Vec<bf16>,
-}
-
-impl Rounding {
-    fn new(dtype: DType, line: usize) -> Self {
-        let room = |of: DType| if dtype == of { line } else { 0 };
-        Self { dtype, f16: vec![f16::ZERO; room(DType::F16)], bf16: vec![bf16::ZERO; room(DType::BF16)] }
-    }
-
-    /// The line's values, little-endian.
-    fn round(&mut self, line: &[f32], bytes: &mut [u8]) {
-        match self.dtype {
-            DType::F16 => {
-                self.f16.convert_from_f32_slice(line);
-                bytes.as_chunks_mut().0.iter_mut().zip(&self.f16).for_each(|(to, value)| *to = value.to_le_bytes());
-            }
-            DType::BF16 => {
-                self.bf16.convert_from_f32_slice(line);
-                bytes.as_chunks_mut().0.iter_mut().zip(&self.bf16).for_each(|(to, value)| *to = value.to_le_bytes());
-            }
-            _ => bytes.as_chunks_mut().0.iter_mut().zip(line).for_each(|(to, value)| *to = value.to_le_bytes()),
-        }
-    }
 }

@@ -8,19 +8,19 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
-use sinew_ops::layers::Encoding;
+use sinew_ops::layers::{Encoding, Piece};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::*;
-use crate::checkpoint::Load;
 use crate::error::{Error, Result};
 use crate::load::main_dtype;
+use crate::tensors::Load;
 
 /// A fixture's way of quantization, its tensors, and those that its own code dequantizes.
 struct Fixture {
     quantization: Quantization,
-    stored: Checkpoint,
-    dequantized: Checkpoint,
+    stored: Tensors,
+    dequantized: Tensors,
 }
 
 impl Fixture {
@@ -31,7 +31,7 @@ impl Fixture {
         if config.get("quant_method").is_some() {
             config = json!({ "quantization_config": config });
         }
-        let open = |file: &str| Checkpoint::open(folder.join(file), Load::Read).expect("a checkpoint");
+        let open = |file: &str| Tensors::open(folder.join(file), Load::Read).expect("a checkpoint");
         Self {
             quantization: Quantization::parse(&config, "config.json", None).expect("known").expect("quantized"),
             stored: open("model.safetensors"),
@@ -41,14 +41,6 @@ impl Fixture {
 
     fn module(&self, name: &str) -> StoredModule {
         self.quantization.module(&self.stored, name).expect("fits").unwrap_or_else(|| panic!("{name} is quantized"))
-    }
-}
-
-fn safetensors_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        _ => Dtype::F32,
     }
 }
 
@@ -70,16 +62,16 @@ fn rounded(value: f32, dtype: DType) -> Vec<u8> {
 }
 
 /// What rows of `k` columns of a module are, each value by itself, in the order of the module's columns.
-fn evaluated(rows: &Rows, module: &StoredModule, k: usize) -> Vec<u8> {
+fn evaluated(rows: &Piece<'_>, module: &StoredModule, k: usize) -> Vec<u8> {
     let dtype = module.dtype();
-    let blocks = match rows {
-        Rows::Values(bytes, of) => {
+    let (format, codes, scales, zeros) = match rows {
+        Piece::Rows(bytes, of) => {
             assert_eq!(*of, dtype);
-            return bytes.clone();
+            return bytes.to_vec();
         }
-        Rows::Blocks(blocks) => blocks,
+        Piece::Codes { format, codes, scales, zeros } => (format, codes, scales, zeros),
+        Piece::Columns(..) => panic!("columns of {module:?}"),
     };
-    let BlockRows { format, codes, scales, zeros } = blocks;
     let (groups, size) = (k.div_ceil(format.group()), format.scale_dtype().size());
     assert_eq!(zeros.len(), if format.zero_points() { codes.len() / k * groups } else { 0 });
     let value = |(at, &code): (usize, &u8)| {
@@ -102,7 +94,7 @@ fn sevens(n: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n).step_by(7).map(move |start| start..n.min(start + 7))
 }
 
-fn check_module(module: &StoredModule, checkpoint: &Checkpoint, expected: &[u8], name: &str) {
+fn check_module(module: &StoredModule, checkpoint: &Tensors, expected: &[u8], name: &str) {
     let [n, k] = module.shape();
     let all = module.dequantized(checkpoint, 0..n).expect("rows");
     assert!(all == expected, "{name} is dequantized to other bits");
@@ -111,8 +103,8 @@ fn check_module(module: &StoredModule, checkpoint: &Checkpoint, expected: &[u8],
     let of = |rows| {
         let rows = module.rows(checkpoint, rows).expect("rows");
         match (&rows, module.encoding()) {
-            (Rows::Blocks(blocks), Encoding::Blocks(format)) => assert_eq!(blocks.codes().format, format),
-            (Rows::Values(_, dtype), Encoding::Float(of)) => assert_eq!(*dtype, of),
+            (Piece::Codes { format, .. }, Encoding::Blocks(of)) => assert_eq!(*format, of),
+            (Piece::Rows(_, dtype), Encoding::Float(of)) => assert_eq!(*dtype, of),
             (rows, encoding) => panic!("{rows:?} in {encoding}"),
         }
         evaluated(&rows, module, k)
@@ -154,11 +146,11 @@ fn f32s(name: &'static str, shape: &[usize], values: &[f32]) -> Made {
     Made(name, Dtype::F32, shape.to_vec(), values.iter().flat_map(|value| value.to_le_bytes()).collect())
 }
 
-fn checkpoint(tensors: &[Made]) -> Checkpoint {
+fn checkpoint(tensors: &[Made]) -> Tensors {
     let views = tensors.iter().map(|Made(name, dtype, shape, bytes)| {
         (*name, TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
     });
-    Checkpoint::from_bytes(safetensors::serialize(views, None).expect("a file")).expect("a checkpoint")
+    Tensors::from_bytes(safetensors::serialize(views, None).expect("a file")).expect("a checkpoint")
 }
 
 fn quantization(config: Value) -> Result<Quantization> {
@@ -171,7 +163,7 @@ fn gptq(bits: usize, group: i64, format: &str) -> Quantization {
     quantization(config).expect("known")
 }
 
-fn values(module: &StoredModule, checkpoint: &Checkpoint) -> Vec<f32> {
+fn values(module: &StoredModule, checkpoint: &Tensors) -> Vec<f32> {
     let [n, k] = module.shape();
     let bytes = module.dequantized(checkpoint, 0..n).expect("rows");
     let rows = module.rows(checkpoint, 0..n).expect("rows");
@@ -240,6 +232,8 @@ fn groups_that_do_not_divide_a_row_end_with_it() {
         let checkpoint = tensors(Some(index.clone()));
         let module = gptq(4, 32, "gptq").module(&checkpoint, "m").expect("fits").expect("quantized");
         assert_eq!(module.order(), order);
+        let unlike = "groups of unlike sizes".to_owned();
+        assert_eq!(module.groups_in_no_blocks(), order.is_none().then_some(unlike));
         assert_eq!(matches!(module.encoding(), Encoding::Blocks(_)), order.is_some());
         assert_eq!(values(&module, &checkpoint), expected(index));
     }
@@ -295,6 +289,7 @@ fn groups_become_the_packed_groups_of_which_they_are_made_up() {
             Encoding::Float(_) => None,
         };
         assert_eq!(group, packed, "groups of {size}");
+        assert_eq!(module.groups_in_no_blocks(), packed.is_none().then(|| format!("groups of {size}")));
         let expected = (0..8).flat_map(|row| (0..k).map(move |i| (i / size * 8 + row + 1) as f32));
         assert!(values(&module, &checkpoint).into_iter().eq(expected), "groups of {size}");
     }
@@ -407,14 +402,47 @@ fn scales_of_rows_of_fp8_are_vectors_or_columns() {
     }
     // What has one says so, or has no other.
     let one = || f32s("m.weight_scale", &[1], &[2.0]);
-    let single = quantization(json!({ "quant_method": "fp8" })).expect("known");
-    let stored = checkpoint(&[weight(), one()]);
-    let module = single.module(&stored, "m").expect("fits").expect("quantized");
-    assert!(values(&module, &stored).into_iter().eq([2.0; 12]));
+    for config in [json!({ "quant_method": "fp8" }), json!({ "quant_method": "modelopt", "quant_algo": "FP8" })] {
+        let single = quantization(config).expect("known");
+        for shape in [&[][..], &[1], &[1, 1]] {
+            let stored = checkpoint(&[weight(), f32s("m.weight_scale", shape, &[2.0])]);
+            let module = single.module(&stored, "m").expect("fits").expect("quantized");
+            assert!(values(&module, &stored).into_iter().eq([2.0; 12]), "{shape:?}");
+        }
+    }
     let of_rows = quantization(json!({ "quant_method": "fbgemm_fp8" })).expect("known");
     refused(&of_rows, &[weight(), one()], &["[1]", "[3]"]);
     let of_tensors = quantization(json!({ "quant_method": "modelopt", "quant_algo": "FP8" })).expect("known");
     refused(&of_tensors, &[weight(), f32s("m.weight_scale", &[3], &[1.0; 3])], &["[3]", "one value"]);
+}
+
+#[test]
+fn scales_that_are_no_numbers_are_refused_by_the_name_of_their_module() {
+    let refused = |quantization: &Quantization, tensors: &[Made], scales: &str| {
+        let stored = checkpoint(tensors);
+        let module = quantization.module(&stored, "m").expect("fits").expect("quantized");
+        let [n, _] = module.shape();
+        let errors = [module.rows(&stored, 0..n).map(drop), module.dequantized(&stored, n - 1..n).map(drop)];
+        for error in errors.map(|result| result.expect_err("its last row has one").to_string()) {
+            assert!(error.contains("module `m`") && error.contains(scales) && error.contains("no numbers"), "{error}");
+        }
+    };
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let words = [i32s("m.qweight", &[4, 8], &[0; 32]), i32s("m.qzeros", &[1, 1], &[0])];
+        let scales = f16s("m.scales", &[1, 8], &[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, bad]);
+        let [codes, zeros] = words;
+        refused(&gptq(4, 32, "gptq"), &[codes, zeros, scales], "`m.scales`");
+        let weight = || Made("m.weight", Dtype::F8_E4M3, vec![3, 32], vec![0x38; 96]);
+        let fp8 = quantization(json!({ "quant_method": "fp8" })).expect("known");
+        refused(&fp8, &[weight(), f32s("m.weight_scale", &[3, 1], &[1.0, 1.0, bad])], "`m.weight_scale`");
+        refused(&fp8, &[weight(), f32s("m.weight_scale_inv", &[], &[bad])], "`m.weight_scale_inv`");
+        let bits = bf16::from_f32(bad).to_le_bytes();
+        let of_tensor = Made("m.weight_scale", Dtype::BF16, vec![1], bits.to_vec());
+        refused(&fp8, &[weight(), of_tensor], "`m.weight_scale`");
+    }
+    let blocks = Made("m_blocks", Dtype::U8, vec![1, 2, 1, 16], vec![0; 32]);
+    let scales = Made("m_scales", Dtype::U8, vec![1, 2, 1], vec![127, 255]);
+    refused(&quantization(json!({ "quant_method": "mxfp4" })).expect("known"), &[blocks, scales], "`m_scales`");
 }
 
 #[test]

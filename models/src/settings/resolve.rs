@@ -10,8 +10,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::{FIELDS, Field, Settings};
-use crate::checkpoint::{edit_distance, nearest};
 use crate::hub::variables;
+use crate::tensors::{edit_distance, nearest};
 use crate::{Error, Result, files};
 
 /// The variable of the environment that names the file of settings.

@@ -8,8 +8,8 @@ use sinew_ops::layers::{GROUP_SIZES, MAX_GROUP};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use crate::Result as CrateResult;
-use crate::checkpoint::Load;
 use crate::load::{Activations, Quantize};
+use crate::tensors::Load;
 
 /// What a setting holds. What [`show`](Self::show) gives, [`parse`](Self::parse) takes.
 pub trait Value: Sized {

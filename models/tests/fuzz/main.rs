@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use mutate::Choices;
 use serde_json::Value;
-use sinew_models::{Checkpoint, Error, Folder, Load, ModelConfig, Result};
+use sinew_models::{Error, Folder, Load, ModelConfig, Result, Tensors};
 
 const SEED: u64 = 20;
 /// A case takes microseconds; a machine with other work on it may take longer.
@@ -191,11 +191,11 @@ impl Seeds {
     fn read(&self, target: Target, input: &[u8], choices: &mut Choices) -> Result<()> {
         let text = || String::from_utf8_lossy(input);
         match target {
-            Target::Header => read_all(&Checkpoint::from_bytes(input.to_vec())?),
+            Target::Header => read_all(&Tensors::from_bytes(input.to_vec())?),
             Target::Index => {
                 fs::write(self.sharded.path().join(INDEX), input).expect("written");
                 let load = *choices.one_of(&[Load::Mmap, Load::Read]);
-                read_all(&Checkpoint::open(self.sharded.path(), load)?)
+                read_all(&Tensors::open(self.sharded.path(), load)?)
             }
             Target::Config => {
                 let generation = choices.one_of(&self.generation_configs).to_string();
@@ -257,13 +257,13 @@ fn header(path: &Path) -> (Value, usize) {
     (serde_json::from_slice(header).expect("the fixture is valid"), data.len())
 }
 
-fn read_all(checkpoint: &Checkpoint) -> Result<()> {
-    for name in checkpoint.names() {
-        let info = checkpoint.info(name)?;
-        let tensor = checkpoint.tensor(name)?;
+fn read_all(tensors: &Tensors) -> Result<()> {
+    for name in tensors.names() {
+        let info = tensors.info(name)?;
+        let tensor = tensors.tensor(name)?;
         assert_eq!(tensor.bytes.len(), info.num_bytes);
     }
-    assert_eq!(checkpoint.unused().count(), 0);
+    assert_eq!(tensors.unused().count(), 0);
     Ok(())
 }
 

@@ -1,11 +1,12 @@
 //! Weights in the packed form that their kernels read.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Mutex;
 
 use sinew_kernels::packed::{Codes, Encoding, Format, Source, UnitRows, Weights};
 use sinew_memory::{Buffer, SimdLevel, Team};
-use sinew_tensor::{DType, Layout, Tensor};
+use sinew_tensor::{BlockFormat, DType, Layout, Tensor};
 
 use crate::error::refuse;
 use crate::{Context, Error, Result};
@@ -130,24 +131,35 @@ pub struct SliceToPack<'a> {
     packed: &'a mut [u8],
 }
 
-/// Rows of one matrix, at any alignment: what a slice is packed from.
-#[derive(Debug, Clone, Copy)]
+/// Rows of one matrix, little-endian at any alignment: what a slice is packed from.
+#[derive(Debug, Clone)]
 pub enum Piece<'a> {
     /// `[rows, k]` of floats in row-major order.
-    Rows(&'a [u8], DType),
+    Rows(Cow<'a, [u8]>, DType),
     /// The same of a matrix that is stored as `[k, columns]`: each row is a column. The bytes begin with the first of
     /// the rows' and reach to the matrix's end; last is the number of columns.
     Columns(&'a [u8], DType, usize),
-    /// Rows that are quantized, of the encoding that they are packed into.
-    Codes(Codes<'a>),
+    /// Rows that are quantized, of the encoding that they are packed into: [`Codes`].
+    Codes {
+        /// What they are.
+        format: BlockFormat,
+        /// `[rows, k]`, one in each byte.
+        codes: Cow<'a, [u8]>,
+        /// `[rows, groups]` of the format's dtype.
+        scales: Cow<'a, [u8]>,
+        /// `[rows, groups]` where the format has zero points, else none.
+        zeros: Cow<'a, [i8]>,
+    },
 }
 
-impl<'a> Piece<'a> {
-    fn source(self, n: usize, k: usize) -> sinew_kernels::Result<Source<'a>> {
+impl Piece<'_> {
+    fn source(&self, n: usize, k: usize) -> sinew_kernels::Result<Source<'_>> {
         match self {
-            Self::Rows(bytes, dtype) => Source::from_bytes(bytes, dtype, n, k),
-            Self::Columns(bytes, dtype, columns) => Source::from_columns(bytes, dtype, n, k, columns),
-            Self::Codes(codes) => Source::from_codes(codes, n, k),
+            Self::Rows(bytes, dtype) => Source::from_bytes(bytes, *dtype, n, k),
+            Self::Columns(bytes, dtype, columns) => Source::from_columns(bytes, *dtype, n, k, *columns),
+            &Self::Codes { format, ref codes, ref scales, ref zeros } => {
+                Source::from_codes(Codes { format, codes, scales, zeros }, n, k)
+            }
         }
     }
 }
@@ -418,7 +430,7 @@ impl WeightPacker {
     /// # Errors
     /// Other rows than those of the slice, or a failed device.
     pub fn pack(&mut self, ctx: &Context, slice: &UnitSlice, rows: &[(&[u8], DType)]) -> Result<()> {
-        let pieces: Vec<Piece<'_>> = rows.iter().map(|&(bytes, dtype)| Piece::Rows(bytes, dtype)).collect();
+        let pieces: Vec<Piece<'_>> = rows.iter().map(|&(bytes, dtype)| Piece::Rows(bytes.into(), dtype)).collect();
         self.pack_each(ctx, std::slice::from_ref(slice), |slice| slice.pack(&pieces))
     }
 

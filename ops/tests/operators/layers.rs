@@ -107,7 +107,8 @@ fn slices_are_packed_at_once_as_one_by_one() {
     let pack = |slice: SliceToPack<'_>| {
         let starts = [0, 600];
         let pieces = slice.slice.rows.iter().map(|(part, rows)| {
-            Piece::Rows(&bytes[(starts[*part] + rows.start) * K * 4..(starts[*part] + rows.end) * K * 4], DType::F32)
+            let bytes = &bytes[(starts[*part] + rows.start) * K * 4..(starts[*part] + rows.end) * K * 4];
+            Piece::Rows(bytes.into(), DType::F32)
         });
         slice.pack(&pieces.collect::<Vec<_>>())
     };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use safetensors::SafeTensors;
 use sinew::models::load::main_dtype;
-use sinew::models::{Checkpoint, Load};
+use sinew::models::{Load, Tensors};
 use sinew::prelude::*;
 
 /// Share of the values' standard deviation that an f32 value may be off.
@@ -180,7 +180,7 @@ fn as_stored(
 ) -> Result<Option<Comparison>, Box<dyn Error>> {
     let expected = Expectation::read(folder)?;
     let Some((rms_allowed, max_allowed)) = expected.sixteen_bit_errors else { return Ok(None) };
-    let dtype = main_dtype(&Checkpoint::open(folder, Load::Mmap)?)?;
+    let dtype = main_dtype(&Tensors::open(folder, Load::Mmap)?)?;
     let (rms, largest) = errors(&run(ctx, folder, &expected.tokens, None)?, &expected.values)?;
     let measured = vec![("rms", rms / rms_allowed, RMS_FACTOR), ("max", largest / max_allowed, max_factor(dtype))];
     Ok(Some(Comparison { fixture: name(folder), dtype, measured }))

@@ -27,10 +27,9 @@ fn gates_and_ups_of_experts_come_to_lie_in_turn() -> Result<()> {
     let slices = packer.slices_for(ctx.host_threads(), 3 * 2 * K * 4);
     assert!(slices.len() > 2 * ctx.host_threads() && slices.len() >= GROUPS * ROWS / 3, "{} slices", slices.len());
     packer.pack_each(&ctx, &slices, |slice| {
-        let pieces =
-            slice.slice.rows.iter().map(|(matrix, rows)| {
-                Piece::Rows(&matrices[*matrix][rows.start * K * 4..rows.end * K * 4], DType::F32)
-            });
+        let pieces = slice.slice.rows.iter().map(|(matrix, rows)| {
+            Piece::Rows(matrices[*matrix][rows.start * K * 4..rows.end * K * 4].into(), DType::F32)
+        });
         slice.pack(&pieces.collect::<Vec<_>>())
     })?;
     let packed = packer.finish()?.tensor().to_vec_on::<u8>(&**ctx.stream())?;

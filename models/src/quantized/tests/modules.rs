@@ -26,7 +26,7 @@ fn what_a_config_leaves_out_stays_and_is_refused_where_it_is_quantized() {
         checkpoint(&[qweight, codes("qzeros", Dtype::I32, &[1, 1], 0x88), scales("scales", &[1, 8])])
     };
     let floats = || checkpoint(&[codes("weight", Dtype::F8_E4M3, &[3, 4], 0x38), scales("weight_scale", &[1])]);
-    let cases: [(Value, &str, Checkpoint); 6] = [
+    let cases: [(Value, &str, Tensors); 6] = [
         (json!({ "quant_method": "awq", "bits": 4, "group_size": 32 }), "modules_to_not_convert", interleaved()),
         (json!({ "quant_method": "gptq", "bits": 4, "group_size": 64 }), "modules_to_not_convert", words()),
         (json!({ "quant_method": "fp8" }), "modules_to_not_convert", floats()),

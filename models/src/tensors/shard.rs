@@ -28,7 +28,7 @@ const MAX_RANK: usize = 64;
 /// A header starts after its length, a little-endian u64.
 const LENGTH_BYTES: u64 = 8;
 
-pub(super) type Tensors = BTreeMap<String, TensorInfo>;
+pub(super) type Header = BTreeMap<String, TensorInfo>;
 
 #[derive(Debug)]
 pub(super) struct Shard {
@@ -81,39 +81,33 @@ impl Shard {
 
     /// The tensors of the checked header, and where it ends in the file. Its length comes off `budget`, which the
     /// shards of a checkpoint have in common.
-    pub(super) fn header(&self, budget: &mut u64) -> Result<(usize, Tensors)> {
-        let damaged = |source: Box<dyn std::error::Error + Send + Sync>| Error::Header {
-            file: self.path.display().to_string(),
-            source,
-        };
+    pub(super) fn header(&self, budget: &mut u64) -> Result<(usize, Header)> {
+        let because = |source| Error::Header { file: self.path.display().to_string(), source };
+        let damaged = |problem: String| because(problem.into());
         let len = self.len()?;
         if len < LENGTH_BYTES {
-            return Err(damaged(format!("the file has {len} bytes, and a header at least {LENGTH_BYTES}").into()));
+            return Err(damaged(format!("the file has {len} bytes, and a header at least {LENGTH_BYTES}")));
         }
         let mut length = [0; LENGTH_BYTES as usize];
         length.copy_from_slice(&self.bytes(0..LENGTH_BYTES as usize)?);
         let header_len = u64::from_le_bytes(length);
         if header_len > MAX_HEADER_BYTES {
-            return Err(damaged(format!("a header of {header_len} bytes; at most {MAX_HEADER_BYTES} are read").into()));
+            return Err(damaged(format!("a header of {header_len} bytes; at most {MAX_HEADER_BYTES} are read")));
         }
         let Some(rest) = budget.checked_sub(header_len) else {
-            return Err(damaged(
-                format!(
-                    "a header of {header_len} bytes after others; at most {MAX_HEADERS_BYTES} are read of a checkpoint"
-                )
-                .into(),
-            ));
+            return Err(damaged(format!(
+                "a header of {header_len} bytes after others; at most {MAX_HEADERS_BYTES} are read of a checkpoint"
+            )));
         };
         *budget = rest;
         let header_end = LENGTH_BYTES + header_len;
         if header_end > len {
-            return Err(damaged(
-                format!("the header ends at byte {header_end} of {len}: the file is truncated").into(),
-            ));
+            return Err(damaged(format!("the header ends at byte {header_end} of {len}: the file is truncated")));
         }
         // Both fit: the header is small.
         let header = self.bytes(LENGTH_BYTES as usize..header_end as usize)?;
-        let (tensors, data) = read_header(&header).map_err(damaged)?;
+        let Unique(tensors) = serde_json::from_slice(&header).map_err(|error| because(error.into()))?;
+        let data = check(&tensors).map_err(damaged)?;
         drop(header);
         if let Source::Mapped(map) = &self.source {
             // The pages of many headers would count as this process's memory.
@@ -125,7 +119,7 @@ impl Shard {
                 Some(_) => "the file has bytes that belong to no tensor",
                 None => "the sizes overflow",
             };
-            return Err(damaged(format!("{data} bytes of tensors after byte {header_end} of {len}: {size}").into()));
+            return Err(damaged(format!("{data} bytes of tensors after byte {header_end} of {len}: {size}")));
         }
         Ok((header_end as usize, tensors))
     }
@@ -167,37 +161,28 @@ impl Shard {
     }
 }
 
-/// The tensors that a header describes, and the bytes that they have together: they lie one after the other without gap
-/// or overlap, and each is as large as its shape and dtype make it.
-fn read_header(json: &[u8]) -> std::result::Result<(Tensors, u64), Box<dyn std::error::Error + Send + Sync>> {
-    let Unique(tensors) = serde_json::from_slice::<Unique<TensorInfo>>(json)?;
+/// The bytes that the tensors of a header have together: they lie one after the other without gap or overlap, and each is
+/// as large as its shape and dtype make it.
+fn check(tensors: &Header) -> std::result::Result<u64, String> {
     let mut in_order: Vec<_> = tensors.iter().collect();
     in_order.sort_unstable_by_key(|(_, info)| info.data_offsets);
     let mut last = 0;
     for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in in_order {
+        let (name, dimensions) = (name.escape_debug(), shape.len());
         if *start != last {
-            return Err(format!(
-                "`{}` begins at byte {start}, where what is before it ends at {last}",
-                name.escape_debug()
-            )
-            .into());
+            return Err(format!("`{name}` begins at byte {start}, where what is before it ends at {last}"));
         }
-        if shape.len() > MAX_RANK {
-            let dimensions = shape.len();
-            return Err(format!("`{}` has {dimensions} dimensions, more than {MAX_RANK}", name.escape_debug()).into());
+        if dimensions > MAX_RANK {
+            return Err(format!("`{name}` has {dimensions} dimensions, more than {MAX_RANK}"));
         }
         let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &n| bits.checked_mul(n));
         let size = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
         if size.is_none() || size != end.checked_sub(*start) {
-            return Err(format!(
-                "`{}` has bytes {start}..{end}, which {dtype} {shape:?} does not take",
-                name.escape_debug()
-            )
-            .into());
+            return Err(format!("`{name}` has bytes {start}..{end}, which {dtype} {shape:?} does not take"));
         }
         last = *end;
     }
-    Ok((tensors, last as u64))
+    Ok(last as u64)
 }
 
 /// Reads at a position that is not shared, so that several threads can read one file.

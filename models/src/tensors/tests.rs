@@ -44,7 +44,7 @@ fn sharded(weight_map: Value) -> TempDir {
 
 fn refusal(folder: &TempDir) -> String {
     let [mapped, read] =
-        [Load::Mmap, Load::Read].map(|load| Checkpoint::open(folder.path(), load).expect_err("refused").one_line());
+        [Load::Mmap, Load::Read].map(|load| Tensors::open(folder.path(), load).expect_err("refused").one_line());
     assert_eq!(mapped, read, "both ways of loading refuse alike");
     mapped
 }
@@ -54,10 +54,10 @@ fn mapped_read_and_embedded_tensors_are_the_same() {
     let file = file_of(&["model.x", "model.y"]);
     let folder = folder_of(&[(SINGLE, &file)]);
     let all = [
-        Checkpoint::open(folder.path(), Load::Mmap).expect("opened"),
-        Checkpoint::open(folder.path(), Load::Read).expect("opened"),
-        Checkpoint::open(folder.path().join(SINGLE), Load::Read).expect("opened"),
-        Checkpoint::from_bytes(file).expect("opened"),
+        Tensors::open(folder.path(), Load::Mmap).expect("opened"),
+        Tensors::open(folder.path(), Load::Read).expect("opened"),
+        Tensors::open(folder.path().join(SINGLE), Load::Read).expect("opened"),
+        Tensors::from_bytes(file).expect("opened"),
     ];
     for checkpoint in all {
         assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["model.x", "model.y"]);
@@ -83,18 +83,18 @@ fn mapped_read_and_embedded_tensors_are_the_same() {
 fn scalars_empty_and_misaligned_tensors_are_readable() {
     let header = r#"{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
         "e":{"dtype":"F32","shape":[0,7],"data_offsets":[1,1]},"s":{"dtype":"F32","shape":[],"data_offsets":[1,5]}}"#;
-    let checkpoint = Checkpoint::from_bytes(raw(header, 5)).expect("valid");
+    let checkpoint = Tensors::from_bytes(raw(header, 5)).expect("valid");
     assert_eq!(checkpoint.tensor("s").expect("present").bytes.len(), 4);
     assert_eq!(checkpoint.tensor("e").expect("present").shape, [0, 7]);
     assert_eq!(checkpoint.info("b").expect("present").num_bytes, 1);
-    assert!(Checkpoint::from_bytes(raw("{}", 0)).expect("valid").names().next().is_none());
+    assert!(Tensors::from_bytes(raw("{}", 0)).expect("valid").names().next().is_none());
 }
 
 #[test]
 fn one_file_may_mix_dtypes() {
     let header = r#"{"b":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]},"f":{"dtype":"F32","shape":[1],"data_offsets":[2,6]},
         "i":{"dtype":"I64","shape":[1],"data_offsets":[6,14]},"__metadata__":{"format":"pt"}}"#;
-    let checkpoint = Checkpoint::from_bytes(raw(header, 14)).expect("valid");
+    let checkpoint = Tensors::from_bytes(raw(header, 14)).expect("valid");
     let dtypes = checkpoint.names().map(|name| checkpoint.info(name).expect("present").dtype);
     assert_eq!(dtypes.collect::<Vec<_>>(), [Dtype::BF16, Dtype::F32, Dtype::I64]);
 }
@@ -102,23 +102,20 @@ fn one_file_may_mix_dtypes() {
 #[test]
 fn a_name_that_is_there_twice_is_refused() {
     let entry = r#""a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
-    let line = Checkpoint::from_bytes(raw(&format!("{{{entry},{entry}}}"), 0)).expect_err("twice").one_line();
+    let line = Tensors::from_bytes(raw(&format!("{{{entry},{entry}}}"), 0)).expect_err("twice").one_line();
     assert!(line.contains("`a` is there twice"), "{line}");
 }
 
 #[test]
 fn a_missing_tensor_lists_the_nearest_names() {
-    let checkpoint = Checkpoint::from_bytes(file_of(&["model.norm.weight", "model.norm.bias", "lm_head.weight", "q"]))
-        .expect("valid");
+    let checkpoint =
+        Tensors::from_bytes(file_of(&["model.norm.weight", "model.norm.bias", "lm_head.weight", "q"])).expect("valid");
     let line = checkpoint.tensor("norm.weight").expect_err("missing").one_line();
     assert!(line.contains("`norm.weight`") && line.contains("nearest: model.norm.weight"), "{line}");
-    assert_eq!(checkpoint.prefix_of("norm", &["", "model."]).expect("found"), "model.");
-    let line = checkpoint.prefix_of("norms", &["bert.", ""]).expect_err("missing").one_line();
-    assert!(line.contains("`bert.norms.weight`"), "{line}");
     assert!(checkpoint.info("x").is_err());
     let mut names: Vec<String> = (0..2000).map(|i| format!("model.layers.{i}.mlp.weight")).collect();
     names.push("model.norm.weight".to_owned());
-    let many = Checkpoint::from_bytes(file_of(&names.iter().map(String::as_str).collect::<Vec<_>>())).expect("valid");
+    let many = Tensors::from_bytes(file_of(&names.iter().map(String::as_str).collect::<Vec<_>>())).expect("valid");
     let line = many.tensor("model.norm.weights").expect_err("missing").one_line();
     assert!(line.contains("nearest: model.norm.weight, model.layers."), "{line}");
     let line = many.tensor("model.layers.1999.mlp.weights").expect_err("missing").one_line();
@@ -129,7 +126,7 @@ fn a_missing_tensor_lists_the_nearest_names() {
 fn shards_are_found_through_the_index() {
     let folder = sharded(json!({"x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"}));
     for load in [Load::Mmap, Load::Read] {
-        let checkpoint = Checkpoint::open(folder.path(), load).expect("opened");
+        let checkpoint = Tensors::open(folder.path(), load).expect("opened");
         assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["x", "y", "z"]);
         assert_eq!(checkpoint.tensor("y").expect("present").bytes[..], [1; 12]);
     }
@@ -195,7 +192,7 @@ fn the_headers_of_all_shards_have_a_budget_in_common() {
             weight_map.insert(format!("{shard}.1"), name.into());
         }
         fs::write(folder.path().join(INDEX), json!({ "weight_map": weight_map }).to_string()).expect("written");
-        (Checkpoint::open(folder.path(), Load::Read), folder)
+        (Tensors::open(folder.path(), Load::Read), folder)
     };
     // As the largest published checkpoints have it, and no byte more than there may be.
     assert_eq!(open(163, 80_000).0.expect("12 MiB of headers").names().count(), 326);
@@ -219,7 +216,7 @@ fn a_folder_without_a_checkpoint_says_what_it_has_instead() {
     assert!(line.contains("pytorch_model.bin") && line.contains(SINGLE), "{line}");
     let line = refusal(&folder_of(&[]));
     assert!(line.contains(INDEX), "{line}");
-    assert!(Checkpoint::open("/nowhere/at/all", Load::Mmap).is_err());
+    assert!(Tensors::open("/nowhere/at/all", Load::Mmap).is_err());
 }
 
 #[cfg(unix)]
@@ -238,7 +235,7 @@ fn links_may_lead_to_the_blobs_of_a_hub_cache_and_nowhere_else() {
     fs::create_dir(model.path().join("blobs")).expect("created");
     fs::write(model.path().join("blobs/123"), file_of(&["x"])).expect("written");
     symlink("../../blobs/123", snapshot.join(SINGLE)).expect("linked");
-    assert!(Checkpoint::open(&snapshot, Load::Read).is_ok());
+    assert!(Tensors::open(&snapshot, Load::Read).is_ok());
 
     let dangling = tempfile::tempdir().expect("a folder");
     let index = json!({"weight_map": {"x": "a.safetensors"}}).to_string();
@@ -275,14 +272,14 @@ fn hostile_headers_are_errors() {
     ] {
         let bytes = raw(&header, data);
         let start: String = header.chars().take(80).collect();
-        assert!(Checkpoint::from_bytes(bytes.clone()).is_err(), "{start}");
+        assert!(Tensors::from_bytes(bytes.clone()).is_err(), "{start}");
         let line = refusal(&folder_of(&[(SINGLE, &bytes)]));
         assert!(line.contains(SINGLE), "{line}");
     }
     for length in [u64::MAX, u64::MAX - 7, MAX_HEADER_BYTES + 1, MAX_HEADER_BYTES, 3] {
         let mut bytes = length.to_le_bytes().to_vec();
         bytes.extend(b"{}");
-        assert!(Checkpoint::from_bytes(bytes).is_err(), "{length}");
+        assert!(Tensors::from_bytes(bytes).is_err(), "{length}");
     }
 }
 
@@ -290,14 +287,14 @@ fn hostile_headers_are_errors() {
 fn every_truncation_is_an_error() {
     let file = file_of(&["model.x", "y"]);
     for len in 0..file.len() {
-        assert!(Checkpoint::from_bytes(file[..len].to_vec()).is_err(), "{len}");
+        assert!(Tensors::from_bytes(file[..len].to_vec()).is_err(), "{len}");
     }
 }
 
 #[test]
 fn a_file_that_shrinks_while_it_is_read_is_an_error() {
     let folder = folder_of(&[(SINGLE, &file_of(&["x"]))]);
-    let checkpoint = Checkpoint::open(folder.path(), Load::Read).expect("opened");
+    let checkpoint = Tensors::open(folder.path(), Load::Read).expect("opened");
     let file = File::options().write(true).open(folder.path().join(SINGLE)).expect("opened");
     file.set_len(20).expect("truncated");
     let line = checkpoint.tensor("x").expect_err("gone").one_line();
@@ -307,7 +304,7 @@ fn a_file_that_shrinks_while_it_is_read_is_an_error() {
 /// Opens whatever the bytes are, and reads all that can be read.
 fn read_all(bytes: Vec<u8>) {
     let len = bytes.len();
-    if let Ok(checkpoint) = Checkpoint::from_bytes(bytes) {
+    if let Ok(checkpoint) = Tensors::from_bytes(bytes) {
         for name in checkpoint.names() {
             let tensor = checkpoint.tensor(name).expect("the header was checked");
             assert!(tensor.bytes.len() <= len);
@@ -346,7 +343,7 @@ proptest! {
 fn a_shape_has_no_more_dimensions_than_any_tensor() {
     let of_rank = |rank: usize| {
         let header = json!({"x": {"dtype": "U8", "shape": vec![1; rank], "data_offsets": [0, 1]}}).to_string();
-        Checkpoint::from_bytes(raw(&header, 1))
+        Tensors::from_bytes(raw(&header, 1))
     };
     assert_eq!(of_rank(64).expect("PyTorch's most").num_bytes(), 1);
     assert!(of_rank(65).expect_err("more").one_line().contains("`x` has 65 dimensions, more than 64"));

@@ -1,0 +1,367 @@
+//! Tensors by name, from safetensors files.
+//!
+//! Files are opened by reading their headers only. Every range of bytes is checked there, against the file
+//! and against the tensor's shape, so that nothing later can reach outside. The files are not trusted: shards stay
+//! inside the model's folder, and a damaged header is an error.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as Slot;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use safetensors::Dtype;
+use sinew_memory::MappedFile;
+
+pub(crate) use self::index::{INDEX, shards_of_index};
+use self::index::{read_index, weight_map};
+pub(crate) use self::nearest::{edit_distance, nearest};
+use self::shard::{MAX_HEADERS_BYTES, Shard};
+use crate::error::{Error, Result};
+use crate::files;
+
+mod index;
+mod nearest;
+mod shard;
+
+pub(crate) const SINGLE: &str = "model.safetensors";
+/// An index names this many files at most; the largest published ones name a few hundred.
+const MAX_SHARDS: usize = 4096;
+/// How many tensors or files that nothing uses a message names.
+pub(crate) const NAMED: usize = 3;
+
+/// How the bytes of a checkpoint get into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Load {
+    /// The files are mapped, and tensors borrow from the mapping. Fastest; a file that is truncated meanwhile ends
+    /// the process (see [`MappedFile`]).
+    #[default]
+    Mmap,
+    /// Each tensor is read when it is asked for. A file that is truncated meanwhile is an error.
+    Read,
+}
+
+/// A tensor of a checkpoint: what the header says of it, and its bytes.
+///
+/// The bytes are little-endian, in row-major order, and need not be aligned to the element.
+#[derive(Debug, Clone)]
+pub struct TensorBytes<'a> {
+    /// The name in the checkpoint.
+    pub name: &'a str,
+    /// The type of the elements.
+    pub dtype: Dtype,
+    /// The extents, outermost first; empty for a scalar.
+    pub shape: &'a [usize],
+    /// The elements: borrowed from the mapping or from the embedded file, owned where they were read.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+/// What the header of a checkpoint says of one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// The type of the elements.
+    pub dtype: Dtype,
+    /// The extents, outermost first; empty for a scalar.
+    pub shape: &'a [usize],
+    /// The size in the file.
+    pub num_bytes: usize,
+    /// The file.
+    pub file: &'a Path,
+}
+
+/// The tensors of one model, in its safetensors files.
+///
+/// ```
+/// use sinew_models::Tensors;
+///
+/// # let data = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
+/// # let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &data).unwrap();
+/// # let file = safetensors::serialize([("model.norm.weight", view)], None).unwrap();
+/// let tensors = Tensors::from_bytes(file)?;
+/// let tensor = tensors.tensor("model.norm.weight")?;
+/// assert_eq!(tensor.shape, [2]);
+/// assert_eq!(tensor.bytes[..4], 1.0f32.to_le_bytes());
+/// assert_eq!(tensors.unused().count(), 0);
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Tensors {
+    /// The folder or file, for messages.
+    origin: String,
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// Within the file, the header included.
+    range: Range<usize>,
+    used: AtomicBool,
+}
+
+impl Tensors {
+    /// Opens those in `folder`: `model.safetensors`, or else the shards that
+    /// `model.safetensors.index.json` names. The path of a single `.safetensors` file will do as well.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] for a file that cannot be read, [`Error::Header`] for one that is truncated or damaged, and
+    /// [`Error::Checkpoint`] for a folder without either file, a shard outside the folder, a tensor in two shards,
+    /// or one that its shard lacks.
+    pub fn open(folder: impl AsRef<Path>, load: Load) -> Result<Self> {
+        let folder = folder.as_ref();
+        let kind = fs::metadata(folder).map_err(|e| Error::io("open", folder, e))?;
+        let mut tensors = Self::empty(folder.display().to_string());
+        let mut budget = MAX_HEADERS_BYTES;
+        if kind.is_file() {
+            tensors.add(Shard::open(folder.to_owned(), load)?, &mut budget)?;
+            return Ok(tensors);
+        }
+        let single = folder.join(SINGLE);
+        let index = folder.join(INDEX);
+        if single.exists() {
+            tensors.add(Shard::open(real_path_inside(folder, &single)?, load)?, &mut budget)?;
+        } else if let Some(text) = files::if_present(read_index(&index))? {
+            tensors.add_index(folder, &index, &text, load, &mut budget)?;
+        } else {
+            return Err(nothing_to_load(folder));
+        }
+        Ok(tensors)
+    }
+
+    /// Opens a safetensors file that is in memory already, as `include_bytes!` puts it there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Header`] for a file that is truncated or damaged.
+    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
+        let mut tensors = Self::empty("the embedded checkpoint".to_owned());
+        let path = PathBuf::from(&tensors.origin);
+        let mut budget = MAX_HEADERS_BYTES;
+        tensors.add(Shard::in_memory(path, bytes.into()), &mut budget)?;
+        Ok(tensors)
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The folder or file, as messages call it.
+    pub fn name(&self) -> &str {
+        &self.origin
+    }
+
+    /// Whether there is a tensor called `name`.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The sum of all tensors' sizes.
+    pub fn num_bytes(&self) -> u64 {
+        self.tensors.values().map(|entry| entry.range.len() as u64).sum()
+    }
+
+    /// The tensor called `name`, which counts as used from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingTensor`], with the nearest names; with [`Load::Read`], [`Error::Io`] for a file that can no
+    /// longer be read.
+    pub fn tensor(&self, name: &str) -> Result<TensorBytes<'_>> {
+        let (name, entry) = self.entry(name)?;
+        self.read(name, entry, entry.range.clone())
+    }
+
+    /// As [`tensor`](Self::tensor), but only the bytes in `range`, counted from the tensor's first.
+    ///
+    /// With [`Load::Read`] this bounds the memory that repacking a large tensor takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`tensor`](Self::tensor), and [`Error::Checkpoint`] for a range outside the tensor.
+    pub fn tensor_slice(&self, name: &str, range: Range<usize>) -> Result<TensorBytes<'_>> {
+        let (name, entry) = self.entry(name)?;
+        if range.start > range.end || range.end > entry.range.len() {
+            let (start, end, len) = (range.start, range.end, entry.range.len());
+            return Err(self.problem(format!("bytes {start}..{end} of `{name}`, which has {len}")));
+        }
+        let start = entry.range.start;
+        self.read(name, entry, start + range.start..start + range.end)
+    }
+
+    /// The dtype, shape and size of the tensor called `name`. This does not count as a use.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingTensor`], with the nearest names.
+    pub fn info(&self, name: &str) -> Result<TensorInfo<'_>> {
+        Ok(self.info_of(self.entry(name)?.1))
+    }
+
+    /// All tensors, sorted by name, with what [`info`](Self::info) says of them.
+    pub fn infos(&self) -> impl Iterator<Item = (&str, TensorInfo<'_>)> {
+        self.tensors.iter().map(|(name, entry)| (name.as_str(), self.info_of(entry)))
+    }
+
+    fn info_of<'a>(&'a self, entry: &'a Entry) -> TensorInfo<'a> {
+        TensorInfo {
+            dtype: entry.dtype,
+            shape: &entry.shape,
+            num_bytes: entry.range.len(),
+            file: self.shards[entry.shard].path(),
+        }
+    }
+
+    /// Lets go of the pages behind the bytes in `range` of the tensor called `name`, counted from its first, once they
+    /// have been repacked. They can still be read again.
+    pub fn release_slice(&self, name: &str, range: Range<usize>) {
+        if let Some((map, range)) = self.mapped(name, range) {
+            map.release(range);
+        }
+    }
+
+    /// The tensors that nobody has asked for, sorted: weights that the model would silently do without.
+    pub fn unused(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().filter(|(_, entry)| !entry.used.load(Ordering::Relaxed)).map(|(name, _)| name.as_str())
+    }
+
+    fn empty(origin: String) -> Self {
+        Self { origin, shards: Vec::new(), tensors: BTreeMap::new() }
+    }
+
+    fn add_index(&mut self, folder: &Path, index: &Path, text: &str, load: Load, budget: &mut u64) -> Result<()> {
+        let file = index.display().to_string();
+        let mut expected: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (tensor, shard) in weight_map(text, &file)? {
+            expected.entry(shard).or_default().push(tensor);
+        }
+        if expected.len() > MAX_SHARDS {
+            let problem = format!("names {} files; at most {MAX_SHARDS} are read", expected.len());
+            return Err(Error::Checkpoint { file, problem });
+        }
+        for (name, tensors) in expected {
+            let path = files::join_inside(folder, &name, &file)?;
+            let shard = self.shards.len();
+            self.add(Shard::open(real_path_inside(folder, &path)?, load)?, budget)?;
+            // At once: a first lie spares the files that follow.
+            let is_there = |tensor: &&String| self.tensors.get(*tensor).is_some_and(|entry| entry.shard == shard);
+            if let Some(tensor) = tensors.iter().find(|tensor| !is_there(tensor)) {
+                let (tensor, name) = (tensor.escape_debug(), name.escape_debug());
+                return Err(Error::Checkpoint {
+                    file,
+                    problem: format!("says that `{tensor}` is in {name}, which has no such tensor"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in the tensors of a shard, whose header comes off `budget`.
+    fn add(&mut self, shard: Shard, budget: &mut u64) -> Result<()> {
+        let (header_end, tensors) = shard.header(budget)?;
+        let index = self.shards.len();
+        for (name, info) in tensors {
+            let (start, end) = info.data_offsets;
+            // The header has been checked: start <= end <= the file's size - header_end.
+            let entry = Entry {
+                shard: index,
+                dtype: info.dtype,
+                shape: info.shape,
+                range: header_end + start..header_end + end,
+                used: AtomicBool::new(false),
+            };
+            match self.tensors.entry(name) {
+                Slot::Vacant(slot) => drop(slot.insert(entry)),
+                Slot::Occupied(slot) => {
+                    let (name, other) = (slot.key().escape_debug(), self.shards[slot.get().shard].path().display());
+                    return Err(Error::Checkpoint {
+                        file: shard.path().display().to_string(),
+                        problem: format!("has the tensor `{name}`, which {other} has, too"),
+                    });
+                }
+            }
+        }
+        self.shards.push(shard);
+        Ok(())
+    }
+
+    fn entry(&self, name: &str) -> Result<(&str, &Entry)> {
+        self.tensors.get_key_value(name).map(|(name, entry)| (name.as_str(), entry)).ok_or_else(|| self.missing(name))
+    }
+
+    fn read<'a>(&'a self, name: &'a str, entry: &'a Entry, range: Range<usize>) -> Result<TensorBytes<'a>> {
+        let bytes = self.shards[entry.shard].bytes(range)?;
+        entry.used.store(true, Ordering::Relaxed);
+        Ok(TensorBytes { name, dtype: entry.dtype, shape: &entry.shape, bytes })
+    }
+
+    fn mapped(&self, name: &str, range: Range<usize>) -> Option<(&MappedFile, Range<usize>)> {
+        let entry = self.tensors.get(name)?;
+        let map = self.shards[entry.shard].mapping()?;
+        let start = entry.range.start;
+        let end = start.saturating_add(range.end).min(entry.range.end);
+        Some((map, start.saturating_add(range.start).min(end)..end))
+    }
+
+    /// An error that names the folder or file.
+    pub(crate) fn problem(&self, problem: String) -> Error {
+        Error::Checkpoint { file: self.origin.clone(), problem }
+    }
+
+    /// One that says that there is no tensor called `name`, with the nearest names.
+    pub(crate) fn missing(&self, name: &str) -> Error {
+        let nearest = nearest(name, self.tensors.keys());
+        Error::MissingTensor { name: name.to_owned(), file: self.origin.clone(), nearest }
+    }
+}
+
+/// `path` with its links followed, provided that it still lies in `folder`.
+///
+/// The hub's cache keeps a model as `models--…/snapshots/<revision>`, whose files are links to
+/// `models--…/blobs`: those are the one place outside that links may lead to.
+fn real_path_inside(folder: &Path, path: &Path) -> Result<PathBuf> {
+    let real = |path: &Path| fs::canonicalize(path).map_err(|e| Error::io("open", path, e));
+    let (folder, target) = (real(folder)?, real(path)?);
+    let blobs = folder
+        .parent()
+        .filter(|parent| parent.file_name().is_some_and(|name| name == "snapshots"))
+        .and_then(Path::parent)
+        .map(|model| model.join("blobs"));
+    if target.starts_with(&folder) || blobs.is_some_and(|blobs| target.starts_with(blobs)) {
+        return Ok(target);
+    }
+    Err(Error::Checkpoint {
+        file: path.display().to_string(),
+        problem: format!("is a link to {}, which is outside the model's folder; copy it in", target.display()),
+    })
+}
+
+fn nothing_to_load(folder: &Path) -> Error {
+    let others: Vec<String> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| [".bin", ".pt", ".pth", ".gguf", ".safetensors"].iter().any(|ending| name.ends_with(ending)))
+        .take(NAMED)
+        .collect();
+    Error::Checkpoint {
+        file: folder.display().to_string(),
+        problem: match others.is_empty() {
+            true => format!("has neither {SINGLE} nor {INDEX}"),
+            false => format!(
+                "has neither {SINGLE} nor {INDEX}, only {}; safetensors files under those names are read",
+                others.join(", ")
+            ),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
