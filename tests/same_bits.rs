@@ -90,7 +90,7 @@ fn logits(level: SimdLevel, dtype: DType, threads: usize, options: LoadOptions) 
     all
 }
 
-/// Threads, tokens of a chunk and of a block, and rows of logits at once: other kernels and tiles for every number of rows.
+/// Threads, tokens of a chunk and of a block, and rows of logits at once.
 const WAYS: [(usize, usize, usize, usize); 12] = [
     (1, 7, 8, 3),
     (5, 64, 64, 64),

@@ -320,8 +320,8 @@ const FLOATS: &str = "F32, F16, BF16, F64";
 /// # Errors
 /// A checkpoint without floating-point tensors.
 pub fn main_dtype(tensors: &Tensors) -> Result<DType> {
-    /// Scales, zero points and tables of quantized weights, which say nothing of the model's dtype, and may be more than
-    /// the floats that do.
+    /// Scales, zero points and tables of quantized weights, which say nothing of the model's dtype, and may be more
+    /// than the floats that do.
     const OF_CODES: [&str; 8] = [
         ".scales",
         ".weight_scale",
