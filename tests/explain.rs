@@ -7,7 +7,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use sinew::kernels::Registry;
 use sinew::memory::DeviceKind;
-use sinew::models::LoadOptions;
+use sinew::models::{Engine, EngineOptions, LoadOptions, Request};
+use sinew::ops::Record;
 use sinew::prelude::*;
 
 #[path = "common/command.rs"]
@@ -473,6 +474,42 @@ fn a_record_has_every_launch_and_changes_no_bit() {
     assert!(failed && record.launches.is_empty());
     sinew::ops::softmax(&ctx, &x).unwrap();
     assert!(ctx.record(|| ()).1.launches.is_empty());
+}
+
+#[test]
+fn the_head_runs_for_the_last_row_of_a_prompt_whatever_its_chunks_are() {
+    const CHUNK: usize = 4;
+    let ctx = Arc::new(Context::cpu().unwrap());
+    let options = LoadOptions { prefill_chunk: CHUNK, max_sequences: 2, ..LoadOptions::default() };
+    let load = || sinew::demo::load(ctx.clone(), &options).unwrap();
+    let mut model = load();
+    let vocab = model.prefill(&mut model.sequence(), &[7]).unwrap().len();
+    // The embeddings and the gathers of rows whose logits are asked for; products with the head.
+    let launched = |records: &[Record]| {
+        let launches = || records.iter().flat_map(|record| &record.launches);
+        let heads = launches().filter(|of| of.operator == "gemm" && of.problem.contains(&format!("n={vocab} ")));
+        let embeddings = launches().filter(|of| of.operator == "embedding").count();
+        (embeddings, heads.map(|of| of.call.clone()).collect::<Vec<_>>())
+    };
+    let (_, of_row) = ctx.record(|| model.prefill(&mut model.sequence(), &[7]).map(|_| ()).unwrap());
+    let (_, of_row) = launched(&[of_row]);
+    assert_eq!(of_row.len(), 1);
+    for chunks in [1, 2, 5] {
+        let prompt = vec![7; chunks * CHUNK];
+        let mut sequence = model.sequence();
+        let (_, prefill) = ctx.record(|| model.prefill(&mut sequence, &prompt).map(|_| ()).unwrap());
+        assert_eq!(launched(&[prefill]), (chunks + 1, of_row.clone()), "{chunks} chunks");
+
+        let mut engine = Engine::new(load(), EngineOptions::default());
+        let mut request = Request::new(prompt);
+        request.options.max_new_tokens = 1;
+        engine.submit(request).unwrap();
+        let mut steps = Vec::new();
+        while !engine.is_idle() {
+            steps.push(ctx.record(|| engine.step().map(|_| ()).unwrap()).1);
+        }
+        assert_eq!(launched(&steps), (chunks + 1, of_row.clone()), "{chunks} chunks of a request");
+    }
 }
 
 #[test]

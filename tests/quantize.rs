@@ -279,10 +279,15 @@ fn quantized_embeddings_are_looked_up_and_multiplied_by() {
 
 #[test]
 fn weights_that_are_no_numbers_are_not_quantized() {
+    // The largest of bf16 is a number, and twice as much is none.
+    let largest = f32::from_bits(0x7f7f_0000);
     let mut place = 0;
-    for (name, value) in
-        [("mlp.down_proj", f32::NAN), ("self_attn.k_proj", f32::INFINITY), ("mlp.up_proj", -f32::INFINITY)]
-    {
+    for (name, value) in [
+        ("mlp.down_proj", f32::NAN),
+        ("self_attn.k_proj", f32::INFINITY),
+        ("mlp.up_proj", -f32::INFINITY),
+        ("mlp.gate_proj", -largest),
+    ] {
         let source = model();
         let weight = format!("model.layers.1.{name}.weight");
         let mut all = tensors(source.path());
@@ -310,6 +315,24 @@ fn weights_that_are_no_numbers_are_not_quantized() {
                 assert!(words.iter().all(|word| error.contains(word)), "{error}");
             }
             assert!(names_in(output.path()).is_empty());
+        }
+    }
+    // Half as much, in a row of both signs, is the most that is quantized: all that it becomes is a number.
+    let source = model();
+    let weight = "model.layers.1.mlp.gate_proj.weight";
+    let mut all = tensors(source.path());
+    let [half, less] = [0x7eff_0000u32, 0xfeff_0000].map(|bits| bits.to_le_bytes());
+    let row = &mut all.get_mut(weight).expect("it is there").2[..256];
+    row.chunks_exact_mut(4).for_each(|pair| pair.copy_from_slice(&[half[2], half[3], less[2], less[3]]));
+    save(source.path(), &all);
+    for values in [BlockValues::Int4, BlockValues::Int8] {
+        for group in [Some(32), None] {
+            let (folder, _) = written(source.path(), how(values, group, true, true));
+            let stored = Folder::new(folder.path()).checkpoint(Load::Mmap).expect("a checkpoint");
+            let module = stored.module("model.layers.1.mlp.gate_proj").expect("it fits").expect("it is quantized");
+            let row = module.dequantized(&stored, 0..1).expect("a row of finite scales");
+            let row = row.as_chunks().0.iter().map(|&[low, high]| f32::from_le_bytes([0, 0, low, high]));
+            assert!(row.clone().all(|x| (1.5e38..f32::MAX).contains(&x.abs())), "{row:?}");
         }
     }
     // A tensor that lies column after column.
@@ -470,7 +493,13 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     quantize(path, &at("new"), &["--dtype", "int4"], &["q_proj", "groups of 32", "rows of 36", "channel"]);
     quantize(path, path, &channel, &["the model itself"]);
     quantize(path, &at("file"), &channel, &["is a file"]);
-    quantize(path, &at("no/such/place"), &channel, &["cannot create"]);
+    quantize(path, &at("no/such/place"), &channel, &["cannot create", "no/such/place:"]);
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(at("nowhere"), at("link")).expect("a link");
+        quantize(path, &at("link"), &channel, &["/link", "a link to nothing"]);
+        fs::remove_file(at("link")).expect("removed");
+    }
     quantize(path, &at("new"), &["--dtype", "bf16"], &["int4, int8 and fp8"]);
     quantize(path, &at("new"), &["--dtype", "fp8", "--zero-points"], &["zero points"]);
     quantize(path, &at("new"), &["--dtype", "int4", "--group-size", "96"], &["32, 64, 128 and channel"]);

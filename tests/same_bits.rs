@@ -28,13 +28,18 @@ fn tokens(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * 7919 + 3) % 1003).collect()
 }
 
-fn model(dtype: DType, threads: usize, options: LoadOptions) -> LanguageModel {
+/// The machine's SIMD levels, lowest first.
+fn levels() -> impl Iterator<Item = SimdLevel> {
+    SimdLevel::ALL.into_iter().filter(|&level| level <= SimdLevel::detected())
+}
+
+fn model(level: SimdLevel, dtype: DType, threads: usize, options: LoadOptions) -> LanguageModel {
     let folder = Folder::new(fixture_path(FIXTURE));
     let config = folder.config().expect("the config is valid");
     let mut config = config.as_decoder().expect("it is a decoder").clone();
     config.max_position_embeddings = POSITIONS;
     let checkpoint = folder.checkpoint(Load::Mmap).expect("the fixture opens");
-    let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
+    let device = Cpu::with(threads, level).expect("threads start");
     let ctx = Context::on(device, Policy::default()).expect("a context");
     let weights = WeightOptions { dtype: Some(dtype), ..WeightOptions::default() };
     let options = LoadOptions { weights, ..options };
@@ -64,9 +69,9 @@ fn name_of(dtype: DType, kv: Option<DType>, old_kv: Option<OldKv>) -> String {
 }
 
 /// All logits, after the model has taken the steps that the options ask for.
-fn logits(dtype: DType, threads: usize, options: LoadOptions) -> Vec<u32> {
+fn logits(level: SimdLevel, dtype: DType, threads: usize, options: LoadOptions) -> Vec<u32> {
     let (chunk, most) = (options.prefill_chunk, options.max_logits);
-    let mut model = model(dtype, threads, options);
+    let mut model = model(level, dtype, threads, options);
     let mut all = Vec::new();
     model
         .logits(&tokens(TOKENS), &mut |rows| {
@@ -78,78 +83,94 @@ fn logits(dtype: DType, threads: usize, options: LoadOptions) -> Vec<u32> {
     let latest = (TOKENS - 1) % chunk + 1;
     let steps = Steps { count: TOKENS.div_ceil(chunk), largest: chunk.min(TOKENS), latest };
     assert_eq!(model.decoder().steps(), steps, "chunks of {chunk}");
-    println!("{dtype}: {threads} threads, chunks of {chunk}: {} steps of at most {}", steps.count, steps.largest);
+    println!(
+        "{dtype} at {level}: {threads} threads, chunks of {chunk}: {} steps of at most {}",
+        steps.count, steps.largest
+    );
     all
 }
 
+/// Threads, tokens of a chunk and of a block, and rows of logits at once.
+const WAYS: [(usize, usize, usize, usize); 12] = [
+    (1, 7, 8, 3),
+    (5, 64, 64, 64),
+    (2, 1, 16, 64),
+    (1, TOKENS, 16, 64),
+    (5, TOKENS, 16, 100),
+    (33, TOKENS, 16, 64),
+    (2, TOKENS, 16, 1),
+    (2, 7, 16, 64),
+    (2, 64, 16, 64),
+    (2, 512, 16, 64),
+    (2, TOKENS, 8, 64),
+    (2, TOKENS, 64, 64),
+];
+/// Of them, the first, that levels below the machine's own are tried in.
+const WAYS_BELOW: usize = 3;
+
 #[test]
 fn chunks_threads_and_block_sizes_change_no_bit() {
-    for (dtype, kv, old_kv) in DTYPES {
-        let name = name_of(dtype, kv, old_kv);
-        for (place, rows) in model(dtype, 2, LoadOptions { kv, old_kv, ..LoadOptions::default() }).decoder().kernels() {
-            println!("{name} {place}: {}", rows.join(", "));
-        }
-        let options = |prefill_chunk, block_size, max_logits| LoadOptions {
-            prefill_chunk,
-            block_size,
-            max_logits,
-            kv,
-            old_kv,
-            ..LoadOptions::default()
-        };
-        let expected = logits(dtype, 2, options(TOKENS, 16, TOKENS));
-        assert!(expected.iter().any(|&x| f32::from_bits(x) != 0.0));
-        for (threads, chunk, block, most) in [
-            (1, TOKENS, 16, 64),
-            (5, TOKENS, 16, 100),
-            (33, TOKENS, 16, 64),
-            (2, TOKENS, 16, 1),
-            (2, 1, 16, 64),
-            (2, 7, 16, 64),
-            (2, 64, 16, 64),
-            (2, 512, 16, 64),
-            (2, TOKENS, 8, 64),
-            (2, TOKENS, 64, 64),
-            (1, 7, 8, 3),
-            (5, 64, 64, 64),
-        ] {
-            let found = logits(dtype, threads, options(chunk, block, most));
-            assert!(found == expected, "{name}: {threads} threads, chunks of {chunk}, blocks of {block}, {most} rows");
+    for level in levels() {
+        let ways = if level == SimdLevel::detected() { WAYS.len() } else { WAYS_BELOW };
+        for (dtype, kv, old_kv) in DTYPES {
+            let name = format!("{} at {level}", name_of(dtype, kv, old_kv));
+            let options = |prefill_chunk, block_size, max_logits| LoadOptions {
+                prefill_chunk,
+                block_size,
+                max_logits,
+                kv,
+                old_kv,
+                ..LoadOptions::default()
+            };
+            for (place, rows) in model(level, dtype, 2, options(TOKENS, 16, TOKENS)).decoder().kernels() {
+                println!("{name} {place}: {}", rows.join(", "));
+            }
+            let expected = logits(level, dtype, 2, options(TOKENS, 16, TOKENS));
+            assert!(expected.iter().any(|&x| f32::from_bits(x) != 0.0));
+            for &(threads, chunk, block, most) in &WAYS[..ways] {
+                let found = logits(level, dtype, threads, options(chunk, block, most));
+                let way = format!("{threads} threads, chunks of {chunk}, blocks of {block}, {most} rows");
+                assert!(found == expected, "{name}: {way}");
+            }
         }
     }
 }
 
 #[test]
 fn neighbours_in_a_batch_change_no_bit() {
-    for (dtype, kv, old_kv) in DTYPES {
-        let prompts = [tokens(33), tokens(1), tokens(90)];
-        let alone: Vec<Vec<u32>> = prompts
-            .iter()
-            .map(|prompt| {
-                let mut model = model(dtype, 2, LoadOptions { kv, old_kv, ..LoadOptions::default() });
-                let mut sequence = model.sequence();
-                model.prefill(&mut sequence, prompt).expect("a valid prompt");
-                let mut sequences = [sequence];
-                (0..4).flat_map(|i| bits(model.decode(&mut sequences, &[17 + i]).expect("a valid token"))).collect()
-            })
-            .collect();
-        let mut model = model(dtype, 2, LoadOptions { max_sequences: 3, kv, old_kv, ..LoadOptions::default() });
-        let mut sequences: Vec<_> = prompts
-            .iter()
-            .map(|prompt| {
-                let mut sequence = model.sequence();
-                model.prefill(&mut sequence, prompt).expect("a valid prompt");
-                sequence
-            })
-            .collect();
-        let mut together = vec![Vec::<u32>::new(); prompts.len()];
-        for i in 0..4 {
-            let rows = bits(model.decode(&mut sequences, &[17 + i; 3]).expect("valid tokens"));
-            let vocab = rows.len() / prompts.len();
-            together.iter_mut().zip(rows.chunks(vocab)).for_each(|(all, row)| all.extend(row));
-        }
-        assert!(alone == together, "{}", name_of(dtype, kv, old_kv));
+    for level in levels() {
+        DTYPES.into_iter().for_each(|(dtype, kv, old_kv)| neighbours_change_no_bit(level, dtype, kv, old_kv));
     }
+}
+
+fn neighbours_change_no_bit(level: SimdLevel, dtype: DType, kv: Option<DType>, old_kv: Option<OldKv>) {
+    let prompts = [tokens(33), tokens(1), tokens(90)];
+    let alone: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|prompt| {
+            let mut model = model(level, dtype, 2, LoadOptions { kv, old_kv, ..LoadOptions::default() });
+            let mut sequence = model.sequence();
+            model.prefill(&mut sequence, prompt).expect("a valid prompt");
+            let mut sequences = [sequence];
+            (0..4).flat_map(|i| bits(model.decode(&mut sequences, &[17 + i]).expect("a valid token"))).collect()
+        })
+        .collect();
+    let mut model = model(level, dtype, 2, LoadOptions { max_sequences: 3, kv, old_kv, ..LoadOptions::default() });
+    let mut sequences: Vec<_> = prompts
+        .iter()
+        .map(|prompt| {
+            let mut sequence = model.sequence();
+            model.prefill(&mut sequence, prompt).expect("a valid prompt");
+            sequence
+        })
+        .collect();
+    let mut together = vec![Vec::<u32>::new(); prompts.len()];
+    for i in 0..4 {
+        let rows = bits(model.decode(&mut sequences, &[17 + i; 3]).expect("valid tokens"));
+        let vocab = rows.len() / prompts.len();
+        together.iter_mut().zip(rows.chunks(vocab)).for_each(|(all, row)| all.extend(row));
+    }
+    assert!(alone == together, "{} at {level}", name_of(dtype, kv, old_kv));
 }
 
 /// Where a norm is part of the product that follows, and the turn of keys part of their append, unless another row is
@@ -173,14 +194,18 @@ fn decoders() -> Vec<PathBuf> {
 
 #[test]
 fn every_architecture_has_the_same_bits_in_chunks_and_beside_others_and_with_kernels_apart() {
+    levels().for_each(every_architecture_has_the_same_bits);
+}
+
+fn every_architecture_has_the_same_bits(level: SimdLevel) {
     const MOST: usize = 47;
     // A norm whose row is preferred by name is no part of a product, and neither is a turn part of an append.
-    let level = match SimdLevel::detected() {
+    let of_level = match level {
         SimdLevel::Portable => "portable",
         SimdLevel::Avx2 => "avx2",
         SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => "avx512",
     };
-    let prefer = ["norm", "rotary"].map(|operator| format!("{operator}.cpu.{level}")).to_vec();
+    let prefer = ["norm", "rotary"].map(|operator| format!("{operator}.cpu.{of_level}")).to_vec();
     let kernels_apart = Policy { prefer, ..Policy::default() };
     let mut folded = [0; FOLDED.len()];
     let decoders = decoders();
@@ -191,7 +216,7 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others_and_with_ker
         let config = config.as_decoder().expect("it is a decoder");
         let (vocab, length) = (config.vocab_size, config.longest_context().min(MOST));
         let load_with = |policy, prefill_chunk, block_size, max_sequences, threads| {
-            let device = Cpu::with(threads, SimdLevel::detected()).expect("threads start");
+            let device = Cpu::with(threads, level).expect("threads start");
             let ctx = Context::on(device, policy).expect("a context");
             let context = Some(length);
             let weights = WeightOptions::default();
@@ -218,7 +243,7 @@ fn every_architecture_has_the_same_bits_in_chunks_and_beside_others_and_with_ker
             all
         };
         let tokens: Vec<u32> = (0..length).map(|i| ((i * 7919 + 3) % vocab) as u32).collect();
-        let name = parity::name(folder.path());
+        let name = format!("{} at {level}", parity::name(folder.path()));
         let whole = all(load(64, 16, 1, 2), &tokens);
         assert!(whole == all(load(7, 5, 1, 1), &tokens), "{name}: chunks of 7 change bits");
 

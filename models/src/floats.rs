@@ -24,17 +24,25 @@ pub(crate) fn packable(bytes: Cow<'_, [u8]>, dtype: DType) -> (Cow<'_, [u8]>, DT
     (Cow::Owned(widened(&bytes, dtype).iter().flat_map(|value| value.to_le_bytes()).collect()), DType::F32)
 }
 
-/// Whether none of them is infinite or no number. That costs little beside what is done with them next: they are in the
-/// cache then.
+/// Whether none of them is infinite or no number.
 pub(crate) fn are_finite(bytes: &[u8], dtype: DType) -> bool {
-    /// Whether the exponent of any has all bits set.
-    fn any_full<const SIZE: usize>(bytes: &[u8], is_full: impl Fn([u8; SIZE]) -> bool) -> bool {
-        bytes.as_chunks().0.iter().fold(false, |any, &value| any | is_full(value))
+    are_within(bytes, dtype, f32::MAX)
+}
+
+/// Whether all of them are numbers, and none has a larger magnitude than `most`, which is at least f16's largest. That
+/// costs little beside what is done with them next: they are in the cache then.
+pub(crate) fn are_within(bytes: &[u8], dtype: DType, most: f32) -> bool {
+    /// Whether any is: compared as integers, infinities are above all numbers, and what is no number above those.
+    fn any_above<const SIZE: usize>(bytes: &[u8], is_above: impl Fn([u8; SIZE]) -> bool) -> bool {
+        bytes.as_chunks().0.iter().fold(false, |any, &value| any | is_above(value))
     }
+    let most = most.to_bits();
+    // The bits of bf16 are the upper ones of f32.
+    let most_of_bf16 = (most >> 16) as u16;
     !match dtype {
-        DType::F16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7c00 == 0x7c00),
-        DType::BF16 => any_full(bytes, |value| u16::from_le_bytes(value) & 0x7f80 == 0x7f80),
-        _ => any_full(bytes, |value| u32::from_le_bytes(value) & 0x7f80_0000 == 0x7f80_0000),
+        DType::F16 => any_above(bytes, |value| u16::from_le_bytes(value) & 0x7fff > f16::MAX.to_bits()),
+        DType::BF16 => any_above(bytes, |value| u16::from_le_bytes(value) & 0x7fff > most_of_bf16),
+        _ => any_above(bytes, |value| u32::from_le_bytes(value) & 0x7fff_ffff > most),
     }
 }
 

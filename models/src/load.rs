@@ -25,7 +25,7 @@ use self::matrix::check;
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 pub(crate) use self::sizes::{Made, Sizes};
-pub(crate) use self::{matrix::check_finite, precision::float_dtype};
+pub(crate) use self::{matrix::check_quantizable, precision::float_dtype};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};

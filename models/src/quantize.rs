@@ -80,7 +80,7 @@ pub struct Quantized {
 /// # Errors
 /// A model that cannot be loaded, is quantized already, has nothing to quantize or weights that compressed-tensors has no
 /// words for; a format that it has none for; an output that is there; a file that cannot be read or written;
-/// weights that are infinite or no numbers; [`Error::Cancelled`] where `progress` ended it.
+/// weights that are no numbers or beyond half of f32's largest; [`Error::Cancelled`] where `progress` ended it.
 pub fn quantize(
     ctx: &Context,
     folder: &Folder,

@@ -38,7 +38,8 @@ pub struct Quantize {
     /// row; auto is 32 for int4 and int8, and channel for fp8, of which vLLM reads no groups.
     #[arg(long, value_name = "N", value_parser = GroupSize::parse, default_value = "auto")]
     group_size: GroupSize,
-    /// With a zero point for each group, for int4 and int8; not of experts, of which others read none.
+    /// With a zero point for each group, for int4 and int8; not of experts, of which others read none. transformers
+    /// 5.24 reads them with CompressedTensorsConfig(dequantize=True) alone.
     #[arg(long)]
     zero_points: bool,
     /// Do not quantize the head: not every program reads one that is quantized, as older releases of vLLM.

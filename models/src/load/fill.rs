@@ -84,7 +84,7 @@ impl Loader<'_> {
         let Filled { matrices, before, k, as_stored } = filled;
         let all = matrices.iter();
         let at_hand = all.map(|matrix| matrix.strip(checkpoint, strip.clone())).collect::<Result<Vec<_>>>()?;
-        let quantizes = matches!(packer.encoding(), Encoding::Blocks(_));
+        let encoding = packer.encoding();
         let row_bytes: Vec<usize> = matrices.iter().map(|matrix| matrix.row_bytes(checkpoint)).collect();
         let pack = |slice: SliceToPack<'_>| -> Result<()> {
             let rows = slice.slice.rows.iter().map(|(matrix, rows)| {
@@ -96,9 +96,9 @@ impl Loader<'_> {
                 .iter()
                 .map(|(matrix, rows)| {
                     let of_matrix = at_hand[*matrix].rows(rows.clone(), as_stored)?;
-                    if quantizes {
+                    if let Encoding::Blocks(format) = encoding {
                         let weight = matrices[*matrix].part.weight();
-                        check_piece(checkpoint, &weight, &of_matrix, rows.len())?;
+                        check_piece(checkpoint, &weight, &of_matrix, rows.len(), format)?;
                     }
                     Ok(of_matrix)
                 })

@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use half::f16;
 use sinew_ops::layers::{Encoding, Piece};
-use sinew_tensor::DType;
+use sinew_tensor::{BlockFormat, DType};
 
 use super::Part;
 use super::precision::float_dtype;
 use crate::checkpoint::Checkpoint;
-use crate::floats::{are_finite, packable};
+use crate::floats::{are_within, packable};
 use crate::quantized::{StoredModule, Strip as ModuleStrip};
 use crate::tensors::Tensors;
 use crate::{Error, Result};
@@ -182,26 +183,44 @@ impl Strip<'_> {
 }
 
 /// Refuses those of so many rows of a tensor that cannot be quantized.
-pub(super) fn check_piece(tensors: &Tensors, tensor: &str, piece: &Piece<'_>, rows: usize) -> Result<()> {
+pub(super) fn check_piece(
+    tensors: &Tensors,
+    tensor: &str,
+    piece: &Piece<'_>,
+    rows: usize,
+    format: BlockFormat,
+) -> Result<()> {
     match piece {
-        Piece::Rows(bytes, dtype) => check_finite(tensors, tensor, bytes, *dtype),
+        Piece::Rows(bytes, dtype) => check_quantizable(tensors, tensor, bytes, *dtype, format),
         Piece::Columns(bytes, dtype, columns) => {
             let (line, of_rows) = (columns * dtype.size(), rows * dtype.size());
             let mut lines = bytes.chunks(line.max(1)).map(|line| &line[..line.len().min(of_rows)]);
-            lines.try_for_each(|line| check_finite(tensors, tensor, line, *dtype))
+            lines.try_for_each(|line| check_quantizable(tensors, tensor, line, *dtype, format))
         }
         Piece::Codes { .. } => Ok(()),
     }
 }
 
-/// Refuses values of which no scale can be made. That they are read once before they are packed makes loading an eighth
-/// faster.
-pub(crate) fn check_finite(tensors: &Tensors, tensor: &str, bytes: &[u8], dtype: DType) -> Result<()> {
-    if are_finite(bytes, dtype) {
+/// Refuses values of which a format has no scale that is a number, or whose codes times their scale may be none. That
+/// they are read once before they are packed makes loading an eighth faster.
+pub(crate) fn check_quantizable(
+    tensors: &Tensors,
+    tensor: &str,
+    bytes: &[u8],
+    dtype: DType,
+    format: BlockFormat,
+) -> Result<()> {
+    let most = match format.scale_dtype() {
+        DType::F16 => f16::MAX.to_f32(),
+        // What a group with zero points spans is up to twice as much.
+        _ => f32::MAX / 2.0,
+    };
+    if are_within(bytes, dtype, most) {
         return Ok(());
     }
     let tensor = tensor.escape_debug();
-    let problem = format!("tensor `{tensor}` has values that are infinite or no numbers, which cannot be quantized");
+    let problem =
+        format!("tensor `{tensor}` has values that are no numbers or beyond ±{most:.3e}, which cannot be quantized");
     Err(tensors.problem(problem))
 }
 

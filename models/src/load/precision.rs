@@ -314,14 +314,24 @@ pub(crate) fn float_dtype(name: &str, dtype: safetensors::Dtype) -> Result<DType
 /// What [`float`] takes, for messages.
 const FLOATS: &str = "F32, F16, BF16, F64";
 
-/// The dtype that most of a checkpoint's bytes have: that in which it is kept unless another is asked for. f64 is kept
-/// as f32.
+/// The dtype that most of a checkpoint's bytes have that are not of quantized weights: that in which it is kept unless
+/// another is asked for. f64 is kept as f32.
 ///
 /// # Errors
 /// A checkpoint without floating-point tensors.
 pub fn main_dtype(tensors: &Tensors) -> Result<DType> {
-    /// Scales and tables of bitsandbytes, which are f32 whatever the weights were, and may be more than the other floats.
-    const OF_CODES: [&str; 4] = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"];
+    /// Scales, zero points and tables of quantized weights, which say nothing of the model's dtype, and may be more
+    /// than the floats that do.
+    const OF_CODES: [&str; 8] = [
+        ".scales",
+        ".weight_scale",
+        ".weight_scale_inv",
+        ".weight_zero_point",
+        ".absmax",
+        ".quant_map",
+        ".nested_absmax",
+        ".nested_quant_map",
+    ];
     let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
     let floats = tensors.infos().filter(|(name, _)| !OF_CODES.iter().any(|end| name.ends_with(end)));
     for (_, info) in floats {

@@ -98,7 +98,7 @@ impl Experts {
         let Self { count, n, k } = *self;
         let groups = k / 128;
         let codes = if method == "gptq" { [k / 8, n] } else { [k, n / 8] };
-        let mut tensors = Vec::new();
+        let mut tensors = vec![("norm.weight".to_owned(), F16, vec![1], f16::ONE.to_le_bytes().to_vec())];
         for (at, part) in self.parts().iter().enumerate() {
             let words = |[rows, columns]: [usize; 2]| -> Vec<u8> {
                 let word = |i: usize| (i as u32 + 7 * at as u32).wrapping_mul(0x9e37_79b9);

@@ -15,7 +15,7 @@ use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_P
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::floats::packable;
-use crate::load::{AT_HAND_BYTES, check_finite};
+use crate::load::{AT_HAND_BYTES, check_quantizable};
 use crate::quantized::{words_of_codes, words_of_zeros};
 use crate::tensors::TensorInfo;
 
@@ -155,7 +155,7 @@ impl<'a> Job<'a> {
             let range = first * row_bytes..(first + count) * row_bytes;
             let slice = self.checkpoint.tensor_slice(&weight, range.clone())?.bytes;
             let (slice, dtype) = packable(slice, dtype);
-            check_finite(self.checkpoint, &weight, &slice, dtype)?;
+            check_quantizable(self.checkpoint, &weight, &slice, dtype, self.scheme.how.format)?;
             let Codes { format, codes, scales, zeros } = self.quantizer.quantize(self.ctx, &slice, dtype, count, k)?;
             // Per channel all groups of a row have the same.
             let (size, held) = (format.scale_dtype().size(), k.div_ceil(format.group()));

@@ -30,6 +30,9 @@ pub(super) fn place(source: &Path, output: &Path) -> Result<PathBuf> {
     let kind = match fs::metadata(output) {
         Ok(kind) => kind,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if output.is_symlink() {
+                return refuse("is a link to nothing");
+            }
             return if output.file_name().is_some() { Ok(output.to_owned()) } else { refuse("has no name") };
         }
         Err(error) => return Err(Error::io("open", output, error)),
@@ -59,7 +62,7 @@ impl Unfinished {
         name.push(output.file_name().unwrap_or_default());
         name.push(format!(".{}.unfinished", std::process::id()));
         let path = output.with_file_name(name);
-        fs::create_dir(&path).map_err(|e| Error::io("create", &path, e))?;
+        fs::create_dir(&path).map_err(|e| Error::io("create", output, e))?;
         Ok(Self { path })
     }
 

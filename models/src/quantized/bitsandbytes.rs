@@ -79,7 +79,7 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
         let what = format!("module `{}`, whose rows of {k} are not whole blocks of {block},", name.escape_debug());
         return Err(Error::Unsupported { what, supported: "rows of whole blocks".to_owned() });
     }
-    let dtype = read_dtype(&fields)?.and_then(float).filter(|dtype| DType::COMPUTE.contains(dtype));
+    let dtype = read_dtype(&fields).ok().flatten().and_then(float).filter(|dtype| DType::COMPUTE.contains(dtype));
     let dtype = dtype.ok_or_else(|| fields.problem("dtype", "must be float16, bfloat16 or float32"))?;
 
     let codes = probe.tensor("weight", &[Dtype::U8])?;
@@ -99,11 +99,15 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
     let layout = match scales.dtype {
         Dtype::U8 => {
             let block_of_scales = size("nested_blocksize")?;
+            let offset = fields.required("nested_offset", fields.number("nested_offset")?)? as f32;
+            if !offset.is_finite() {
+                return Err(fields.problem("nested_offset", "is more than f32 has"));
+            }
             let nested = Nested {
                 map: floats(&probe, "weight.nested_quant_map", 256)?,
                 scales: floats(&probe, "weight.nested_absmax", (count / block).div_ceil(block_of_scales))?,
                 block: block_of_scales,
-                offset: fields.required("nested_offset", fields.number("nested_offset")?)? as f32,
+                offset,
             };
             others.extend([part("nested_quant_map"), part("nested_absmax")]);
             ScalesLayout::Nested(nested)

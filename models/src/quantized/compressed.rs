@@ -116,6 +116,7 @@ impl Compressed {
         match weights.format {
             Format::Float8 => {
                 check_zeros_of_floats(&probe, weights)?;
+                check_order_of_floats(&probe, weights)?;
                 fp8::module(&probe, codes, scales, weights.scales, Some(dtype))
             }
             Format::Int8 => integers(&probe, codes, scales, weights, Bits::Eight, dtype),
@@ -336,6 +337,19 @@ fn check_zeros_of_floats(probe: &Probe<'_>, weights: Weights) -> Result<()> {
     }
     let name = zeros.name.escape_debug();
     Err(probe.problem(format!("`{name}` has others than 0, with which no floats are read")))
+}
+
+/// Refuses floats whose columns are in groups by an index, which is not read, but for one that is not in use.
+fn check_order_of_floats(probe: &Probe<'_>, weights: Weights) -> Result<()> {
+    let index = probe.find("weight_g_idx");
+    let in_use = match &index {
+        Some(index) => !probe.integers(index)?.contains(&-1),
+        None => weights.act_order,
+    };
+    match in_use {
+        false => Ok(()),
+        true => Err(probe.problem("its columns are in groups by `weight_g_idx`, with which no floats are read")),
+    }
 }
 
 /// `[out, in]` of packed values: what `weight_shape` says, as the last word of a row may not be full.

@@ -589,6 +589,43 @@ fn zero_points_that_the_config_denies_are_refused_unless_they_are_none() {
 }
 
 #[test]
+fn floats_in_groups_by_an_index_are_refused_unless_it_is_not_in_use() {
+    let q = |order: &str| {
+        let weights =
+            json!({ "num_bits": 8, "type": "float", "group_size": 32, "strategy": "group", "actorder": order });
+        packed("float-quantized", 8, weights)
+    };
+    let module = |index: Option<u32>| {
+        let mut tensors = vec![
+            Made("m.weight", Dtype::F8_E4M3, vec![1, 64], vec![0x38; 64]),
+            f16s("m.weight_scale", &[1, 2], &[1.0, 2.0]),
+        ];
+        tensors.extend(index.map(|index| i32s("m.weight_g_idx", &[64], &[index; 64])));
+        tensors
+    };
+    for (order, index) in [("group", Some(1)), ("static", Some(1)), ("group", None)] {
+        refused(&q(order), &module(index), &["module `m`", "`weight_g_idx`"]);
+    }
+    for (order, index) in [("group", Some(u32::MAX)), ("static", Some(u32::MAX)), ("static", None)] {
+        let stored = checkpoint(&module(index));
+        assert!(q(order).module(&stored, "m").expect("fits").is_some(), "{order}");
+    }
+}
+
+#[test]
+fn floats_of_quantized_weights_say_nothing_of_a_models_dtype() {
+    let plain = || f16s("model.embed_tokens.weight", &[2], &[1.0; 2]);
+    let of_codes = ["scales", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight.absmax"];
+    for of in of_codes.into_iter().chain(["weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"]) {
+        let name = format!("model.layers.0.mlp.up_proj.{of}").leak();
+        let dtype = |name| main_dtype(&checkpoint(&[plain(), f32s(name, &[99], &[1.0; 99])])).expect("floats");
+        assert_eq!(dtype(name), DType::F16, "{of}");
+        // The same of a name of its own.
+        assert_eq!(dtype(format!("{name}.weight").leak()), DType::F32, "{of}");
+    }
+}
+
+#[test]
 fn states_of_nf4_that_lie_are_refused_by_their_names() {
     let bytes = |name, shape: &[usize], bytes: &[u8]| Made(name, Dtype::U8, shape.to_vec(), bytes.to_vec());
     let state =
@@ -623,8 +660,6 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
     let stored = checkpoint(&second);
     let module = nf4.module(&stored, "m").expect("fits").expect("quantized");
     assert_eq!([0, 64].map(|at| values(&module, &stored)[at]), [0.5, 5.5]);
-    let floats = [f32s("m.weight.absmax", &[99], &[1.0; 99]), f16s("embedding.weight", &[2], &[1.0; 2])];
-    assert_eq!(main_dtype(&checkpoint(&floats)).expect("floats"), DType::F16, "scales are no weights");
     let row = module.dequantized(&stored, 1..2).expect("a row");
     assert_eq!(row[..2], bf16::from_f32(5.5).to_le_bytes());
     let changed = |from: &str, to: &str| of(&state.replace(from, to), true);
@@ -636,7 +671,9 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
     refused(&nf4, &changed("\"blocksize\": 64", "\"blocksize\": 0"), &["blocksize"]);
     refused(&nf4, &changed("bfloat16", "float64"), &["dtype"]);
     refused(&nf4, &changed("\"nested_blocksize\": 256", "\"nested_blocksize\": 1"), &["nested_absmax", "[2]"]);
+    refused(&nf4, &changed("bfloat16", "int8"), &["m.weight.quant_state", "dtype", "float16, bfloat16 or float32"]);
     refused(&nf4, &changed("0.5", "\"x\""), &["nested_offset"]);
+    refused(&nf4, &changed("0.5", "1e39"), &["m.weight.quant_state", "nested_offset", "more than f32 has"]);
     refused(&nf4, &changed("{", "["), &["quant_state"]);
     for missing in ["m.weight.quant_map", "m.weight.absmax", "m.weight.nested_absmax", "m.weight.nested_quant_map"] {
         let tensors: Vec<Made> = of(state, true).into_iter().filter(|made| made.0 != missing).collect();
