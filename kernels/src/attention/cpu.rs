@@ -1,6 +1,7 @@
 //! Attention on the CPU: one body over the products' ways.
 
 use sinew_memory::{DeviceKind, Hardware, SimdLevel};
+use sinew_tensor::DType;
 
 use super::plan::Plan;
 use super::products::{Float, Products};
@@ -48,19 +49,22 @@ pub(super) fn rows() -> Vec<Row<Attention>> {
 }
 
 /// Predicted seconds of the row of a level. The shares of its peak that rows reach are rounded from `attention-rates` of
-/// `benches/`.
+/// `benches/`, as are the query rows whose products take as long as it takes to fetch and pack their keys and values:
+/// that is most of the time of decoding.
 pub(super) fn cost(level: SimdLevel, fixed: &AttentionStatic, call: &AttentionDynamic, hardware: &Hardware) -> f64 {
-    let share = match level {
-        SimdLevel::Portable => 0.4,
-        SimdLevel::Avx2 => 0.5,
-        SimdLevel::Avx512 | SimdLevel::Avx512Vnni => 0.7,
-        SimdLevel::Avx512Bf16 => 0.6,
+    let (share, packing) = match level {
+        SimdLevel::Portable => (0.4, 4.0),
+        SimdLevel::Avx2 => (0.5, 8.0),
+        SimdLevel::Avx512 | SimdLevel::Avx512Vnni => (0.7, 16.0),
+        SimdLevel::Avx512Bf16 => (0.6, 16.0),
     };
     let peak = match level {
         SimdLevel::Avx512Bf16 => predicted::bf16_rate(hardware),
         _ => predicted::f32_rate(hardware, level),
     };
-    predicted::by_rate(Attention::work(fixed, call), hardware, peak * share)
+    let packing = if fixed.kv == DType::F32 { 2.0 * packing } else { packing };
+    let rows = call.max_query.max(1) as f64 * fixed.group() as f64;
+    predicted::by_rate(Attention::work(fixed, call), hardware, peak * share * rows / (rows + packing))
 }
 
 pub(super) fn workspace<P: Products>(fixed: &AttentionStatic, call: &AttentionDynamic, hardware: &Hardware) -> usize {

@@ -54,9 +54,9 @@ impl<P: Products> Way<'_, P> {
                     multiply::<P::S>(scratch.scores.add(r * TILE), &scales.keys, vectors);
                 }
             }
-            for r in 0..rows {
+            for (r, max) in max.iter_mut().enumerate().take(rows) {
                 let scores = scratch.scores.add(r * TILE);
-                max[r] = match plain {
+                *max = match plain {
                     true => highest::<P::S>(scores),
                     false => {
                         let visible = if whole { None } else { Some(self.keys_of_row(unit, row + r)) };

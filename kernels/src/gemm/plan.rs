@@ -3,7 +3,7 @@
 use sinew_memory::Hardware;
 
 use super::pack::Slab;
-use super::tile::Tiles;
+use super::tile::{Left, Tiles};
 use super::{GemmDynamic, GemmStatic, Rhs};
 use crate::packed::{PANEL, PanelKind};
 
@@ -89,8 +89,14 @@ impl Plan {
         };
         let widest = (cache / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile).max(tile);
         let expandable = tiles.expansion.is_some() && kind.blocks().is_some() && !strided;
-        // Rows that are few: those of three tiles of the highest, or of two where panels are expanded for more.
-        let few = (if expandable { 2 } else { 3 } * tiles.highest()).next_multiple_of(tile);
+        // Rows that are few: those of three tiles of the highest, or of two where panels are expanded for more. Integers
+        // are multiplied so fast that sums which are carried from block to block cost more than they save.
+        let of_tiles = match tiles.left {
+            Left::Quads => 1,
+            Left::Singles | Left::Pairs if expandable => 2,
+            Left::Singles | Left::Pairs => 3,
+        };
+        let few = (of_tiles * tiles.highest()).next_multiple_of(tile);
         let skinny = widest <= few;
         let unit = if strided { UNIT } else { 1 };
         // As much as the threads' caches hold, or a part of the one that they share: fewer forks, after each of which
