@@ -133,6 +133,28 @@ fn a_model_that_runs_out_of_memory_says_what_holds_it_and_what_would_fit() {
 }
 
 #[test]
+fn models_with_ordered_inputs_or_experts_load_within_what_is_planned() {
+    let options = LoadOptions::default();
+    for name in ["quantized/gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers", "mixtral_4experts_gqa3_hd12_f32_old_config"]
+    {
+        let folder = Folder::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name));
+        let unlimited = Context::cpu().expect("a context");
+        let planner = Planner::new(&unlimited, &folder, Load::Mmap).expect("a planner");
+        let footprint = planner.footprint(&options).expect("a footprint");
+        let ctx = Arc::new(Context::cpu().expect("a context").with_memory_limit(footprint.pooled()));
+        let model = LanguageModel::load_on(ctx.clone(), &folder, &options, &mut |_, _| {})
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let report = ctx.memory_report();
+        let planned = [("weights", footprint.plan.weights), ("activations", footprint.plan.activations)];
+        for (tag, least) in planned {
+            let held = bytes(&report, tag);
+            assert!(held >= least, "{name}: {tag}: {held} of {least}: {report}");
+        }
+        drop(model);
+    }
+}
+
+#[test]
 fn a_model_that_is_refused_says_who_holds_the_rest_and_what_would_fit() {
     let options = LoadOptions { max_sequences: 400, context: Some(250), ..LoadOptions::default() };
     let plan = planned(&options);

@@ -38,6 +38,9 @@ pub struct CacheShape {
     remembered: usize,
 }
 
+/// What its memory is called in reports.
+const TAG: &str = "kv cache";
+
 /// Of as many blocks at most the tokens are known without their bytes, which are a few hundred bytes for each.
 const MOST_REMEMBERED: usize = 1 << 16;
 
@@ -142,14 +145,21 @@ impl CacheShape {
         self.layers.iter().enumerate().map(of_layer).sum()
     }
 
-    /// Bytes of a device's memory that it takes, with room for `host_tokens` tokens beside it.
+    /// Bytes of a device's memory that it takes, with room for `host_tokens` tokens beside it and for a block that is
+    /// copied.
     pub(crate) fn held_bytes(&self, device: &dyn Device, host_tokens: usize) -> usize {
         let of_layer = |&group: &usize| {
             let layout = &self.groups[group].layout;
             let host = layout.blocks_for(host_tokens).saturating_mul(layout.bytes_per_block());
             device.held_bytes(layout.bytes()).saturating_add(device.held_bytes(host)).saturating_mul(2)
         };
-        self.layers.iter().map(of_layer).fold(0, usize::saturating_add)
+        let moved = device.held_bytes(self.largest_block());
+        self.layers.iter().map(of_layer).fold(moved, usize::saturating_add)
+    }
+
+    /// Bytes of the largest block of keys, or of values.
+    fn largest_block(&self) -> usize {
+        self.groups.iter().map(|group| group.layout.bytes_per_block()).max().unwrap_or(0)
     }
 
     fn bytes_of(&self, blocks: impl Fn(&PagedLayout) -> usize) -> usize {
@@ -202,7 +212,7 @@ impl KvCache {
             Ok(PagePool::with_prefixes(config, PrefixConfig { remembered, ..PrefixConfig::default() })?)
         };
         let half = |layout: &PagedLayout| -> Result<Tensor> {
-            let buffer = ctx.pool().allocate_apart(layout.bytes(), "kv cache")?;
+            let buffer = ctx.pool().allocate_apart(layout.bytes(), TAG)?;
             Ok(Tensor::new(buffer, layout.stored(), layout.layout()).map_err(sinew_ops::Error::from)?)
         };
         let pages = shape.groups.iter().map(pool).collect::<Result<Vec<_>>>()?;
@@ -292,10 +302,7 @@ impl KvCache {
         // A copy within one buffer is not given to every device.
         let moved = match &mut self.moved {
             Some(moved) => moved,
-            none => {
-                let largest = self.shape.groups.iter().map(|group| group.layout.bytes_per_block()).max();
-                none.insert(Buffer::allocate(ctx.device(), largest.unwrap_or(bytes))?)
-            }
+            none => none.insert(ctx.pool().allocate_apart(self.shape.largest_block(), TAG)?),
         };
         let layers = self.layers.iter_mut().zip(&self.shape.layers).filter(|(_, of)| **of == group);
         for half in layers.flat_map(|((keys, values), _)| [keys, values]) {

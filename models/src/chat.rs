@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::files::{Fields, brief};
-use crate::folder::{FileName, Folder};
+use crate::folder::documents::{Documents, FileName};
 
 /// The largest published templates have some 40 KiB.
 const MAX_TEMPLATE_BYTES: usize = 256 << 10;
@@ -82,20 +82,20 @@ impl ChatTemplate {
         }
     }
 
-    pub(crate) fn read(folder: &Folder) -> Result<Option<Self>> {
+    pub(crate) fn read(documents: &Documents) -> Result<Option<Self>> {
         let mut special_tokens = Map::new();
         let mut templates = Vec::new();
         let mut file = FileName::TokenizerConfig;
-        if let Some(value) = folder.json_if_present(file)? {
+        if let Some(value) = documents.json_if_present(file)? {
             let fields = Fields::of(value, file.as_str(), "")?;
             templates = named_templates(&fields)?;
             add_special_tokens(&mut special_tokens, &fields)?;
         }
         let map = FileName::SpecialTokensMap;
-        if let Some(value) = folder.json_if_present(map)? {
+        if let Some(value) = documents.json_if_present(map)? {
             add_special_tokens(&mut special_tokens, &Fields::of(value, map.as_str(), "")?)?;
         }
-        if let Some(source) = folder.text_if_present(FileName::ChatTemplate)? {
+        if let Some(source) = documents.text_if_present(FileName::ChatTemplate)? {
             templates = vec![("default".to_owned(), source)];
             file = FileName::ChatTemplate;
         }

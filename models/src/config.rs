@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::Fields;
-use crate::folder::{FileName, Folder};
+use crate::folder::documents::{Documents, FileName};
 
 mod decoder;
 mod encoder;
@@ -35,17 +35,17 @@ pub enum ModelConfig {
 impl ModelConfig {
     /// Reads `config.json`, and the end tokens in `generation_config.json` where there is one. What else that says may be
     /// wrong: it is for who generates.
-    pub(crate) fn read(folder: &Folder) -> Result<Self> {
-        let path = folder.path();
+    pub(crate) fn read(documents: &Documents) -> Result<Self> {
+        let path = documents.path();
         if path.is_file() {
             let path = path.display();
             return Err(Error::Input(format!(
                 "{path} is a file; a folder with config.json and safetensors is expected"
             )));
         }
-        let mut config = Self::from_json(&folder.text(FileName::Config)?)?;
+        let mut config = Self::from_json(&documents.text(FileName::Config)?)?;
         if let ModelConfig::Decoder(decoder) = &mut config
-            && let Some(value) = folder.json_if_present(FileName::GenerationConfig)?
+            && let Some(value) = documents.json_if_present(FileName::GenerationConfig)?
         {
             decoder.add_generation_config(&Fields::of(value, FileName::GenerationConfig.as_str(), "")?)?;
         }

@@ -44,7 +44,7 @@ pub struct Decoder {
     limits: Limits,
     parts: Parts,
     held: Held,
-    steps: Steps,
+    passes: Passes,
 }
 
 /// What a decoder is made of.
@@ -91,7 +91,7 @@ struct StepInputs<S: Stage = Loaded> {
 
 /// The forward passes that a decoder has run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Steps {
+pub struct Passes {
     /// How many.
     pub count: usize,
     /// Tokens in the largest.
@@ -99,6 +99,9 @@ pub struct Steps {
     /// Tokens in the latest.
     pub latest: usize,
 }
+
+/// The former name of [`Passes`].
+pub type Steps = Passes;
 
 impl Decoder {
     /// Loads, packs and plans a decoder.
@@ -110,7 +113,7 @@ impl Decoder {
         let parts = Parts::make(loader, config, &limits)?;
         loader.finish(config.names.spare);
         let (precision, held) = (loader.precision(), loader.held());
-        Ok(Self { config: config.clone(), precision, limits, parts, held, steps: Steps::default() })
+        Ok(Self { config: config.clone(), precision, limits, parts, held, passes: Passes::default() })
     }
 
     /// What it would take: all but cache and logits.
@@ -148,8 +151,8 @@ impl Decoder {
     }
 
     /// The forward passes so far.
-    pub fn steps(&self) -> Steps {
-        self.steps
+    pub fn steps(&self) -> Passes {
+        self.passes
     }
 
     /// Bytes of its weights: packed ones, embedding tables, biases and the weights of norms.
@@ -192,7 +195,7 @@ impl Decoder {
     pub(crate) fn forward(&mut self, ctx: &Context, cache: &mut KvCache, batch: &Batch) -> Result<()> {
         self.check(batch)?;
         let rows = batch.tokens().len();
-        self.steps.latest = 0;
+        self.passes.latest = 0;
         if rows == 0 {
             return Ok(());
         }
@@ -210,8 +213,8 @@ impl Decoder {
             let step = self.parts.inputs.step(ctx, batch, &self.parts.ropes, &of_layer)?;
             layer.run(&step, &mut of_layer, x)?;
         }
-        let Steps { count, largest, .. } = self.steps;
-        self.steps = Steps { count: count + 1, largest: largest.max(rows), latest: rows };
+        let Passes { count, largest, .. } = self.passes;
+        self.passes = Passes { count: count + 1, largest: largest.max(rows), latest: rows };
         Ok(())
     }
 
@@ -258,7 +261,7 @@ impl Decoder {
 
     /// Brings some rows of the residual stream together in `wanted`.
     fn gather(&mut self, ctx: &Context, rows: &[u32]) -> Result<()> {
-        let (n, most, had) = (rows.len(), self.limits.max_wanted(), self.steps.latest);
+        let (n, most, had) = (rows.len(), self.limits.max_wanted(), self.passes.latest);
         if n > most || rows.iter().any(|&row| row as usize >= had) {
             return Err(Error::Input(format!("{n} rows are wanted: the step had {had}, and {most} are given at once")));
         }

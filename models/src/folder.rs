@@ -1,56 +1,21 @@
 //! The folder of a model: what stands beside its weights, each file read when it is first asked for, and once.
 
+pub(crate) mod documents;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
+pub(crate) use self::documents::FileName;
+use self::documents::{Documents, once};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::files::{self, Fields};
 use crate::pooling::EmbeddingConfig;
 use crate::quantized::Quantization;
 use crate::tensors::{Load, Tensors};
 use crate::tokenizer::TextLimits;
 use crate::{ChatTemplate, GenerationConfig, ModelConfig, Tokenizer};
-
-macro_rules! file_names {
-    ($($file:ident = $name:literal,)*) => {
-        /// A file that is read of a model besides its weights. These are all there are, so that what is read is what the
-        /// hub is asked for.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum FileName {
-            $($file,)*
-        }
-
-        impl FileName {
-            pub(crate) const ALL: &[Self] = &[$(Self::$file),*];
-
-            pub(crate) const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$file => $name,)*
-                }
-            }
-        }
-    };
-}
-
-file_names! {
-    Config = "config.json",
-    GenerationConfig = "generation_config.json",
-    Tokenizer = "tokenizer.json",
-    QuantizeConfig = "quantize_config.json",
-    QuantConfig = "quant_config.json",
-    HfQuantConfig = "hf_quant_config.json",
-    TokenizerConfig = "tokenizer_config.json",
-    SpecialTokensMap = "special_tokens_map.json",
-    ChatTemplate = "chat_template.jinja",
-    Modules = "modules.json",
-    SentenceBertConfig = "sentence_bert_config.json",
-    SentenceRobertaConfig = "sentence_roberta_config.json",
-    SentenceXlmRobertaConfig = "sentence_xlm-roberta_config.json",
-    SentenceTransformersConfig = "config_sentence_transformers.json",
-}
 
 /// The folder of a model.
 ///
@@ -69,9 +34,7 @@ file_names! {
 /// ```
 #[derive(Debug)]
 pub struct Folder {
-    path: PathBuf,
-    /// What the files say that several readers share, at the places of [`FileName`].
-    json: [OnceLock<Option<Value>>; FileName::ALL.len()],
+    documents: Documents,
     config: OnceLock<ModelConfig>,
     generation_config: OnceLock<GenerationConfig>,
     tokenizer: OnceLock<Option<Arc<Tokenizer>>>,
@@ -84,8 +47,7 @@ impl Folder {
     /// The folder at `path`, whatever is there.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
-            path: path.into(),
-            json: [const { OnceLock::new() }; FileName::ALL.len()],
+            documents: Documents::new(path),
             config: OnceLock::new(),
             generation_config: OnceLock::new(),
             tokenizer: OnceLock::new(),
@@ -97,7 +59,7 @@ impl Folder {
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.documents.path()
     }
 
     /// The description of the model in `config.json`, with the end tokens of `generation_config.json` where there is one.
@@ -107,7 +69,7 @@ impl Folder {
     /// [`Error::Input`](crate::Error::Input) for a path that is a file, [`Error::Io`](crate::Error::Io) for a file that
     /// cannot be read, and those of [`ModelConfig::from_json`].
     pub fn config(&self) -> Result<&ModelConfig> {
-        once(&self.config, || ModelConfig::read(self))
+        once(&self.config, || ModelConfig::read(&self.documents))
     }
 
     /// How the makers of the model want its answers drawn, from `generation_config.json`; everything is absent where
@@ -117,7 +79,7 @@ impl Folder {
     ///
     /// [`Error::Io`](crate::Error::Io), and those of [`GenerationConfig::from_json`].
     pub fn generation_config(&self) -> Result<&GenerationConfig> {
-        once(&self.generation_config, || GenerationConfig::read(self))
+        once(&self.generation_config, || GenerationConfig::read(&self.documents))
     }
 
     /// The tokenizer in `tokenizer.json`; `None` where there is no such file.
@@ -126,7 +88,7 @@ impl Folder {
     ///
     /// [`Error::Io`](crate::Error::Io), and those of [`Tokenizer::from_bytes`].
     pub fn tokenizer(&self) -> Result<Option<Arc<Tokenizer>>> {
-        once(&self.tokenizer, || Ok(Tokenizer::read(self)?.map(Arc::new))).cloned()
+        once(&self.tokenizer, || Ok(Tokenizer::read(&self.documents)?.map(Arc::new))).cloned()
     }
 
     /// The chat template in `chat_template.jinja`, else that in `tokenizer_config.json`, with the special tokens of
@@ -137,7 +99,7 @@ impl Folder {
     /// [`Error::Io`](crate::Error::Io), [`Error::Json`](crate::Error::Json) or [`Error::Config`](crate::Error::Config)
     /// for a file that is there and not as it should be.
     pub fn chat_template(&self) -> Result<Option<&ChatTemplate>> {
-        once(&self.chat_template, || ChatTemplate::read(self)).map(Option::as_ref)
+        once(&self.chat_template, || ChatTemplate::read(&self.documents)).map(Option::as_ref)
     }
 
     /// What goes before and after the model in an embedding model, from `modules.json`, the pooling's `config.json`,
@@ -149,7 +111,7 @@ impl Folder {
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a module or a pooling that is not implemented, since the
     /// vectors would be others; an error for a file that is there and not as it should be.
     pub fn embedding(&self) -> Result<&EmbeddingConfig> {
-        once(&self.embedding, || EmbeddingConfig::read(self))
+        once(&self.embedding, || EmbeddingConfig::read(&self.documents))
     }
 
     /// The lengths of texts in `tokenizer_config.json` and `sentence_bert_config.json`, where they say any.
@@ -158,7 +120,7 @@ impl Folder {
     ///
     /// An error for a file that is there and not as it should be.
     pub fn text_limits(&self) -> Result<TextLimits> {
-        once(&self.text_limits, || TextLimits::read(self)).copied()
+        once(&self.text_limits, || TextLimits::read(&self.documents)).copied()
     }
 
     /// The weights: those of [`Tensors::open`].
@@ -167,12 +129,12 @@ impl Folder {
     ///
     /// Those of [`Tensors::open`].
     pub fn checkpoint(&self, load: Load) -> Result<Checkpoint> {
-        Ok(Checkpoint::new(Tensors::open(&self.path, load)?, self.quantization()?))
+        Ok(Checkpoint::new(Tensors::open(self.path(), load)?, self.quantization()?))
     }
 
     /// How the checkpoint is quantized, by `config.json` or the file of a tool's own; `None` where it is not.
     fn quantization(&self) -> Result<Option<Quantization>> {
-        if self.path.is_file() {
+        if self.path().is_file() {
             return Ok(None);
         }
         let Some(config) = self.json_if_present(FileName::Config)? else { return Ok(None) };
@@ -184,50 +146,19 @@ impl Folder {
         Quantization::parse(config, FileName::Config.as_str(), None)
     }
 
-    pub(crate) fn path_of(&self, file: FileName) -> PathBuf {
-        self.path.join(file.as_str())
+    /// Its files as they are.
+    pub(crate) fn documents(&self) -> &Documents {
+        &self.documents
     }
 
     /// The text of a file, which must be there.
     pub(crate) fn text(&self, file: FileName) -> Result<String> {
-        let path = self.path_of(file);
-        match file {
-            FileName::Tokenizer => files::read_long(&path),
-            _ => files::read_text(&path),
-        }
-    }
-
-    /// The text of a file; `None` where there is none.
-    pub(crate) fn text_if_present(&self, file: FileName) -> Result<Option<String>> {
-        files::if_present(self.text(file))
+        self.documents.text(file)
     }
 
     /// What a JSON file says; `None` where there is none.
     pub(crate) fn json_if_present(&self, file: FileName) -> Result<Option<&Value>> {
-        let read = || self.text_if_present(file)?.map(|text| files::parse(&text, file.as_str())).transpose();
-        once(&self.json[file as usize], read).map(Option::as_ref)
-    }
-
-    /// What sentence-transformers has to say of texts, in a file that once had the model's name: the first that is there.
-    pub(crate) fn sentence_config(&self) -> Result<Option<Fields<'_>>> {
-        for file in [FileName::SentenceBertConfig, FileName::SentenceRobertaConfig, FileName::SentenceXlmRobertaConfig]
-        {
-            if let Some(value) = self.json_if_present(file)? {
-                return Fields::of(value, file.as_str(), "").map(Some);
-            }
-        }
-        Ok(None)
-    }
-}
-
-/// What `cell` holds, which is read if it holds nothing yet. Of two threads that both read, the first to end is right.
-fn once<T>(cell: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
-    match cell.get() {
-        Some(value) => Ok(value),
-        None => {
-            let value = read()?;
-            Ok(cell.get_or_init(|| value))
-        }
+        self.documents.json_if_present(file)
     }
 }
 
@@ -240,7 +171,7 @@ mod tests {
     fn a_file_is_read_once_and_an_error_is_no_answer() {
         let files = folder_of(&[]);
         let folder = Folder::new(files.path());
-        let path = folder.path_of(FileName::GenerationConfig);
+        let path = folder.documents.path_of(FileName::GenerationConfig);
         std::fs::write(&path, "{").expect("written");
         assert!(folder.generation_config().is_err());
         std::fs::write(&path, r#"{"max_new_tokens": 3}"#).expect("written");
@@ -262,7 +193,7 @@ mod tests {
         let ends =
             |folder: &Folder| folder.config().expect("valid").as_decoder().expect("a decoder").eos_token_ids.clone();
         assert!(ends(&folder).contains(&42));
-        let path = folder.path_of(FileName::GenerationConfig);
+        let path = folder.documents.path_of(FileName::GenerationConfig);
         std::fs::remove_file(&path).expect("it was there");
         assert_eq!(folder.generation_config().expect("known").top_k, Some(7));
 

@@ -8,7 +8,7 @@ use crate::answering::GenerateOptions;
 use crate::config::fields::known_tokens;
 use crate::error::Result;
 use crate::files::{self, Fields, as_count, brief};
-use crate::folder::{FileName, Folder};
+use crate::folder::documents::{Documents, FileName};
 use crate::sampling::SamplingParams;
 
 const FILE: &str = FileName::GenerationConfig.as_str();
@@ -95,8 +95,8 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    pub(crate) fn read(folder: &Folder) -> Result<Self> {
-        let value = folder.json_if_present(FileName::GenerationConfig)?;
+    pub(crate) fn read(documents: &Documents) -> Result<Self> {
+        let value = documents.json_if_present(FileName::GenerationConfig)?;
         let config = value.map_or_else(|| Ok(Self::default()), Self::from_value)?;
         if !config.not_implemented.is_empty() {
             tracing::warn!("{FILE}: not implemented and ignored: {}", config.not_implemented.join(", "));

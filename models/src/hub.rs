@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, one_line};
 use crate::files;
-use crate::folder::{FileName, Folder};
+use crate::folder::documents::{Documents, FileName};
 use crate::pooling;
 use crate::tensors::{self, SINGLE};
 
@@ -277,7 +277,7 @@ impl Snapshot {
 
     /// Small files that another one names.
     fn pooling_configs(&self) -> Result<Vec<String>> {
-        pooling::config_files(&Folder::new(&self.folder))
+        pooling::config_files(&Documents::new(&self.folder))
     }
 
     fn shards(&self) -> Result<BTreeSet<String>> {

@@ -2,7 +2,6 @@
 //! those.
 
 mod answer;
-mod options;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -11,7 +10,6 @@ use std::sync::Arc;
 use sinew_ops::Context;
 
 pub use self::answer::{Generation, Session};
-pub use self::options::LoadOptions;
 pub use crate::answering::{Finish, GenerateOptions};
 use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
@@ -20,6 +18,7 @@ use crate::error::count_of;
 use crate::limits::Plan;
 use crate::load::{Loader, Sizes};
 use crate::logits::Logits;
+pub use crate::options::LoadOptions;
 use crate::runner::Runner;
 use crate::sampling::{Asked, argmax};
 use crate::steps::Steps;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::files::{self, Fields, brief};
-use crate::folder::{FileName, Folder};
+use crate::folder::documents::{Documents, FileName};
 
 const MODULES: &str = FileName::Modules.as_str();
 /// The class of the module that pools.
@@ -56,13 +56,13 @@ impl Default for EmbeddingConfig {
 }
 
 impl EmbeddingConfig {
-    pub(crate) fn read(folder: &Folder) -> Result<Self> {
+    pub(crate) fn read(documents: &Documents) -> Result<Self> {
         let mut config = Self::default();
-        if let Some(fields) = folder.sentence_config()? {
+        if let Some(fields) = documents.sentence_config()? {
             config.do_lower_case = fields.flag("do_lower_case")?.unwrap_or(false);
         }
-        config.read_prompts(folder)?;
-        config.read_modules(folder)?;
+        config.read_prompts(documents)?;
+        config.read_modules(documents)?;
         Ok(config)
     }
 
@@ -82,9 +82,9 @@ impl EmbeddingConfig {
         })
     }
 
-    fn read_prompts(&mut self, folder: &Folder) -> Result<()> {
+    fn read_prompts(&mut self, documents: &Documents) -> Result<()> {
         let file = FileName::SentenceTransformersConfig;
-        let Some(value) = folder.json_if_present(file)? else { return Ok(()) };
+        let Some(value) = documents.json_if_present(file)? else { return Ok(()) };
         let fields = Fields::of(value, file.as_str(), "")?;
         if let Some(prompts) = fields.section("prompts")? {
             for name in prompts.keys() {
@@ -99,14 +99,14 @@ impl EmbeddingConfig {
         Ok(())
     }
 
-    fn read_modules(&mut self, folder: &Folder) -> Result<()> {
+    fn read_modules(&mut self, documents: &Documents) -> Result<()> {
         const ALL: [&str; 3] = ["Transformer", POOLING, "Normalize"];
-        let Some(modules) = Module::all(folder)? else { return Ok(()) };
+        let Some(modules) = Module::all(documents)? else { return Ok(()) };
         let found: Vec<&str> = modules.iter().map(|module| module.class.as_str()).collect();
         for module in modules.iter().take(ALL.len()) {
             match module.class.as_str() {
                 "Transformer" | "Normalize" => {}
-                POOLING => self.read_pooling(folder, &module.config())?,
+                POOLING => self.read_pooling(documents, &module.config())?,
                 other => {
                     return Err(Error::Unsupported {
                         what: format!("the module `{}` in {MODULES}", other.escape_debug()),
@@ -123,8 +123,8 @@ impl EmbeddingConfig {
         Ok(())
     }
 
-    fn read_pooling(&mut self, folder: &Folder, file: &str) -> Result<()> {
-        let path = files::join_inside(folder.path(), file, MODULES)?;
+    fn read_pooling(&mut self, documents: &Documents, file: &str) -> Result<()> {
+        let path = files::join_inside(documents.path(), file, MODULES)?;
         let value = files::parse(&files::read_text(&path)?, file)?;
         let fields = Fields::of(&value, file, "")?;
         // Newer files say `"pooling_mode": "mean"`, older ones have a flag for each mode.
@@ -198,8 +198,8 @@ struct Module {
 
 impl Module {
     /// `None` in a folder without `modules.json`.
-    fn all(folder: &Folder) -> Result<Option<Vec<Self>>> {
-        let Some(value) = folder.json_if_present(FileName::Modules)? else { return Ok(None) };
+    fn all(documents: &Documents) -> Result<Option<Vec<Self>>> {
+        let Some(value) = documents.json_if_present(FileName::Modules)? else { return Ok(None) };
         let modules =
             value.as_array().ok_or_else(|| damaged(format!("expected a list of modules, found {}", brief(value))))?;
         let modules = modules.iter().map(|module| {
@@ -223,11 +223,11 @@ fn damaged(problem: String) -> Error {
 
 /// The configs of poolings that `modules.json` names. A `modules.json` that says nothing of use names none: whoever
 /// needs it is told.
-pub(crate) fn config_files(folder: &Folder) -> Result<Vec<String>> {
-    let modules = Module::all(folder).ok().flatten().unwrap_or_default();
+pub(crate) fn config_files(documents: &Documents) -> Result<Vec<String>> {
+    let modules = Module::all(documents).ok().flatten().unwrap_or_default();
     let configs: Vec<String> = modules.iter().filter(|m| m.class == POOLING).map(Module::config).collect();
     for config in &configs {
-        files::join_inside(folder.path(), config, MODULES)?;
+        files::join_inside(documents.path(), config, MODULES)?;
     }
     Ok(configs)
 }

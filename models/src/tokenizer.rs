@@ -14,7 +14,7 @@ use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner, TruncationDirectio
 
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count, brief};
-use crate::folder::{FileName, Folder};
+use crate::folder::documents::{Documents, FileName};
 use config::Declared;
 use file::TokenizerFile;
 
@@ -51,15 +51,15 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    pub(crate) fn read(folder: &Folder) -> Result<Option<Self>> {
-        let Some(text) = folder.text_if_present(FileName::Tokenizer)? else { return Ok(None) };
+    pub(crate) fn read(documents: &Documents) -> Result<Option<Self>> {
+        let Some(text) = documents.text_if_present(FileName::Tokenizer)? else { return Ok(None) };
         // This is soon read, and what is wrong with it soon said.
         let config = FileName::TokenizerConfig;
-        let declared = match folder.json_if_present(config)? {
+        let declared = match documents.json_if_present(config)? {
             Some(value) => Declared::read(&Fields::of(value, config.as_str(), "")?)?,
             None => Declared::default(),
         };
-        let file = folder.path_of(FileName::Tokenizer).display().to_string();
+        let file = documents.path_of(FileName::Tokenizer).display().to_string();
         Self::parse(text.as_bytes(), &file, declared).map(Some)
     }
 
@@ -280,12 +280,13 @@ pub struct TextLimits {
 }
 
 impl TextLimits {
-    pub(crate) fn read(folder: &Folder) -> Result<Self> {
+    pub(crate) fn read(documents: &Documents) -> Result<Self> {
         let file = FileName::TokenizerConfig;
-        let tokenizer = folder.json_if_present(file)?.map(|value| Fields::of(value, file.as_str(), "")).transpose()?;
+        let tokenizer =
+            documents.json_if_present(file)?.map(|value| Fields::of(value, file.as_str(), "")).transpose()?;
         Ok(Self {
             model_max_length: read_limit(tokenizer, "model_max_length")?,
-            max_seq_length: read_limit(folder.sentence_config()?, "max_seq_length")?,
+            max_seq_length: read_limit(documents.sentence_config()?, "max_seq_length")?,
         })
     }
 

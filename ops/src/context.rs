@@ -244,6 +244,14 @@ impl Context {
         Ok(Tensor::new(buffer, dtype, layout)?)
     }
 
+    /// [`Context::uninitialised_tagged`], but all bytes are 0.
+    pub(crate) fn zeros_tagged(&self, tag: &str, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        let mut tensor = self.uninitialised_tagged(tag, dtype, shape)?;
+        let zeros = vec![0; tensor.buffer().len()];
+        self.stream.upload(&zeros, tensor.buffer_mut()?, 0)?;
+        Ok(tensor)
+    }
+
     /// The threads and SIMD level for work on host memory: the context's own on the CPU, else the machine's.
     pub(crate) fn host_team(&self) -> (Team, SimdLevel) {
         let stream: &dyn std::any::Any = &*self.stream;

@@ -122,11 +122,6 @@ impl PagedLayout {
         self.block_size * Self::head_bytes(self.dtype, self.head_dim)
     }
 
-    /// Elements of a block.
-    pub fn elements_per_block(&self) -> usize {
-        self.num_kv_heads * self.block_size * self.head_dim
-    }
-
     /// Bytes of a block of keys, or of values.
     pub fn bytes_per_block(&self) -> usize {
         self.num_kv_heads * self.bytes_per_head()

@@ -29,8 +29,7 @@ impl Poisoned {
             return Self::default();
         }
         let of_group = |pages: &PagePool| vec![false; pages.config().num_blocks];
-        let largest = shape.groups.iter().map(|group| group.layout.bytes_per_block()).max();
-        Self { blocks: pages.iter().map(of_group).collect(), bytes: vec![NAN; largest.unwrap_or(0)] }
+        Self { blocks: pages.iter().map(of_group).collect(), bytes: vec![NAN; shape.largest_block()] }
     }
 
     /// A block gets something else.

@@ -37,6 +37,25 @@ fn an_append_that_one_group_has_no_room_for_takes_nothing_of_the_others() {
 }
 
 #[test]
+fn all_that_a_cache_works_with_is_of_its_contexts_memory_and_planned() {
+    let ctx = context();
+    let mut cache = cache(&ctx, DType::F32, [8, 4]);
+    let held = |ctx: &Context| ctx.memory_report().live.iter().find(|usage| usage.tag == TAG).map_or(0, |u| u.bytes);
+    let mut first = cache.sequence(8);
+    cache.append(&ctx, &mut first, 3).expect("there are blocks");
+    let mut fork = cache.fork(&first).expect("few");
+    // A block that is copied goes by a room of its own.
+    let (planned, before) = (cache.shape().held_bytes(&**ctx.device(), 0), held(&ctx));
+    let ctx = ctx.with_memory_limit(planned - 1);
+    let error = cache.append(&ctx, &mut fork, 1).expect_err("no room").one_line();
+    assert!(error.contains("out of memory") && error.contains(TAG), "{error}");
+    assert_eq!((fork.len(), held(&ctx)), (3, before));
+    let ctx = ctx.with_memory_limit(planned);
+    cache.append(&ctx, &mut fork, 1).expect("room for a block");
+    assert_eq!((fork.len(), held(&ctx)), (4, planned));
+}
+
+#[test]
 fn a_prefix_is_known_as_far_as_all_groups_have_it() {
     let ctx = context();
     let mut cache = cache(&ctx, DType::F32, [8, 4]);

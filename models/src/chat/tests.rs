@@ -134,7 +134,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
 }
 
 fn template(folder: &tempfile::TempDir) -> Result<ChatTemplate> {
-    Ok(ChatTemplate::read(&Folder::new(folder.path()))?.expect("there is a template"))
+    Ok(ChatTemplate::read(&Documents::new(folder.path()))?.expect("there is a template"))
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_folders_template_and_special_tokens_are_found() {
     assert_eq!(two.render(&hello).expect("a template"), "plain");
     assert_eq!(two.render(&Conversation { tools: Some(Vec::new()), ..hello.clone() }).expect("a template"), "tools");
 
-    assert_eq!(ChatTemplate::read(&Folder::new(folder(&[]).path())).expect("no file"), None);
+    assert_eq!(ChatTemplate::read(&Documents::new(folder(&[]).path())).expect("no file"), None);
 }
 
 #[test]

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Folder;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use sinew_ops::layers::Activation;

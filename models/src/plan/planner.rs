@@ -12,7 +12,7 @@ use super::footprint::{self, Footprint, SequenceBytes};
 use super::room::{most_that_fits, refuse_beyond_memory};
 use crate::embed::{Backbone, EmbeddingModel};
 use crate::error::count_of;
-use crate::folder::FileName;
+use crate::folder::documents::FileName;
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
@@ -109,7 +109,7 @@ impl<'a> Planner<'a> {
     /// Files that are missing or damaged, or an architecture that is not supported.
     pub fn new(ctx: &'a Context, folder: &'a Folder, load: Load) -> Result<Self> {
         let config = folder.config()?;
-        let tokenizer = std::fs::metadata(folder.path_of(FileName::Tokenizer)).map_or(0, |file| file.len());
+        let tokenizer = std::fs::metadata(folder.documents().path_of(FileName::Tokenizer)).map_or(0, |file| file.len());
         let embeds = EmbeddingModel::describes(folder)?;
         Ok(Self { ctx, config, checkpoint: Held::Own(folder.checkpoint(load)?), embeds, tokenizer })
     }

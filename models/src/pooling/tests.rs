@@ -13,7 +13,7 @@ fn modules() -> Value {
 
 fn read(modules: Value, pooling: Value) -> Result<EmbeddingConfig> {
     let folder = folder_of(&[("modules.json", modules), ("1_Pooling/config.json", pooling)]);
-    EmbeddingConfig::read(&Folder::new(folder.path()))
+    EmbeddingConfig::read(&Documents::new(folder.path()))
 }
 
 #[test]
@@ -30,9 +30,9 @@ fn pooling_and_normalisation_come_from_the_modules() {
         assert_eq!(config.pooling, Some(pooling));
     }
     let lower = folder_of(&[("sentence_bert_config.json", json!({"do_lower_case": true}))]);
-    assert!(EmbeddingConfig::read(&Folder::new(lower.path())).expect("valid").do_lower_case);
+    assert!(EmbeddingConfig::read(&Documents::new(lower.path())).expect("valid").do_lower_case);
     let none = tempfile::tempdir().expect("a folder");
-    let config = EmbeddingConfig::read(&Folder::new(none.path())).expect("valid");
+    let config = EmbeddingConfig::read(&Documents::new(none.path())).expect("valid");
     assert_eq!(config, EmbeddingConfig::default());
     assert!(config.normalize && config.pooling.is_none());
 }
@@ -57,7 +57,7 @@ fn what_would_give_other_vectors_is_refused_by_name() {
 fn prompts_have_names_and_one_may_be_the_default() {
     let file = "config_sentence_transformers.json";
     let prompts = json!({"query": "Query: ", "document": ""});
-    let read = |value: Value| EmbeddingConfig::read(&Folder::new(folder_of(&[(file, value)]).path()));
+    let read = |value: Value| EmbeddingConfig::read(&Documents::new(folder_of(&[(file, value)]).path()));
     let config = read(json!({"prompts": prompts, "default_prompt_name": null})).expect("valid");
     assert_eq!(config.prompt(None).expect("none"), "");
     assert_eq!(config.prompt(Some("query")).expect("there"), "Query: ");

@@ -151,9 +151,9 @@ fn damaged_tokenizers_are_errors() {
         assert!(line.starts_with("tokenizer.json is not a valid tokenizer: "), "{line}");
     }
     let empty = tempfile::tempdir().expect("a folder");
-    assert!(Tokenizer::read(&Folder::new(empty.path())).expect("none is no error").is_none());
+    assert!(Tokenizer::read(&Documents::new(empty.path())).expect("none is no error").is_none());
     let wrong = folder_of(&[("tokenizer.json", json!([]))]);
-    let line = Tokenizer::read(&Folder::new(wrong.path())).expect_err("damaged").one_line();
+    let line = Tokenizer::read(&Documents::new(wrong.path())).expect_err("damaged").one_line();
     assert!(line.contains(&*wrong.path().to_string_lossy()), "{line}");
 }
 
@@ -510,7 +510,7 @@ fn of_bytes(pre_tokenizer: Value, added: Value) -> Value {
 
 fn read_beside(tokenizer: &Value, config: Value) -> Result<Tokenizer> {
     let folder = folder_of(&[("tokenizer.json", tokenizer.clone()), ("tokenizer_config.json", config)]);
-    Ok(Tokenizer::read(&Folder::new(folder.path()))?.expect("there is one"))
+    Ok(Tokenizer::read(&Documents::new(folder.path()))?.expect("there is one"))
 }
 
 // The ids are those of `AutoTokenizer.from_pretrained(folder)(text).input_ids`, with `a` for every special token.
@@ -623,7 +623,7 @@ fn what_the_config_says_of_a_tokenizer_goes_before_what_its_own_file_says() {
     });
     let ids = |config: Value, text: &str, most: usize| {
         let folder = folder_of(&[("tokenizer.json", json.clone()), ("tokenizer_config.json", config)]);
-        let tokenizer = Tokenizer::read(&Folder::new(folder.path())).expect("valid").expect("there is one");
+        let tokenizer = Tokenizer::read(&Documents::new(folder.path())).expect("valid").expect("there is one");
         tokenizer.encode_within(text, most).expect("encoded")
     };
     let text = "a A é 漢漢";
@@ -638,7 +638,7 @@ fn what_the_config_says_of_a_tokenizer_goes_before_what_its_own_file_says() {
     assert_eq!(ids(json!({"truncation_side": "left"}), text, 3), [4, 0, 0]);
     let folder =
         folder_of(&[("tokenizer.json", json.clone()), ("tokenizer_config.json", json!({"truncation_side": "up"}))]);
-    let line = Tokenizer::read(&Folder::new(folder.path())).expect_err("no side").one_line();
+    let line = Tokenizer::read(&Documents::new(folder.path())).expect_err("no side").one_line();
     assert!(line.contains("`truncation_side` must be right or left"), "{line}");
 }
 
@@ -833,7 +833,7 @@ fn all_tokenizers() -> &'static [Tokenizer] {
     static ALL: OnceLock<Vec<Tokenizer>> = OnceLock::new();
     let fixture = |name: &str| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name);
-        Tokenizer::read(&Folder::new(folder)).expect("it is read").expect("there is one")
+        Tokenizer::read(&Documents::new(folder)).expect("it is read").expect("there is one")
     };
     let names =
         ["bert_hd20_f32_wordpiece", "llama3_rope_gqa3_hd20_bf16_tied_bpe", "qwen3_embedding_no_prefix_gqa3_hd20_bf16"];
@@ -929,26 +929,26 @@ fn limits_come_from_both_files_and_the_model() {
         ("tokenizer_config.json", json!({"model_max_length": 512})),
         ("sentence_bert_config.json", json!({"max_seq_length": 256})),
     ]);
-    let limits = TextLimits::read(&Folder::new(folder.path())).expect("valid");
+    let limits = TextLimits::read(&Documents::new(folder.path())).expect("valid");
     assert_eq!((limits.model_max_length, limits.max_seq_length), (Some(512), Some(256)));
     assert_eq!((limits.limit(512), limits.limit(128)), (256, 128));
 
     // Models of other kinds have their own names for the file, of which the oldest counts.
     let named = |names: &[&str]| {
         let files: Vec<_> = names.iter().zip(1..).map(|(name, n)| (*name, json!({"max_seq_length": n}))).collect();
-        TextLimits::read(&Folder::new(folder_of(&files).path())).expect("valid").max_seq_length
+        TextLimits::read(&Documents::new(folder_of(&files).path())).expect("valid").max_seq_length
     };
     let [bert, roberta, xlm] =
         ["sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json"];
     assert_eq!([named(&[xlm]), named(&[roberta]), named(&[roberta, bert])], [Some(1), Some(1), Some(2)]);
 
     let unlimited = folder_of(&[("tokenizer_config.json", json!({"model_max_length": 1e30}))]);
-    let limits = TextLimits::read(&Folder::new(unlimited.path())).expect("valid");
+    let limits = TextLimits::read(&Documents::new(unlimited.path())).expect("valid");
     assert_eq!(limits.limit(512), 512);
     let none = tempfile::tempdir().expect("a folder");
-    assert_eq!(TextLimits::read(&Folder::new(none.path())).expect("valid"), TextLimits::default());
+    assert_eq!(TextLimits::read(&Documents::new(none.path())).expect("valid"), TextLimits::default());
     for wrong in [json!(0), json!(-1), json!("512"), json!(1.5)] {
         let folder = folder_of(&[("tokenizer_config.json", json!({"model_max_length": wrong}))]);
-        assert!(TextLimits::read(&Folder::new(folder.path())).is_err());
+        assert!(TextLimits::read(&Documents::new(folder.path())).is_err());
     }
 }

@@ -39,7 +39,7 @@ impl Routing {
         let slots = max_tokens
             .checked_mul(top_k)
             .ok_or_else(|| refuse("route", format!("{max_tokens} tokens for {top_k} experts each are too many")))?;
-        let zeros = |dtype, shape: &[usize]| Tensor::zeros(ctx.device(), dtype, shape);
+        let zeros = |dtype, shape: &[usize]| ctx.zeros_tagged("activations", dtype, shape);
         Ok(Self {
             experts: zeros(DType::U32, &[max_tokens, top_k])?,
             weights: zeros(DType::F32, &[max_tokens, top_k])?,

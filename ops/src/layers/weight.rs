@@ -360,7 +360,7 @@ impl WeightPacker {
             return Err(refuse("pack", format!("an order of {len} inputs{named}, for {groups} weights of {k} inputs")));
         }
         let shape: &[usize] = if groups == 1 { &[k] } else { &[groups, k] };
-        Ok(Self { order: Some(Tensor::from_slice(ctx.device(), order, shape)?), ..self })
+        Ok(Self { order: Some(ctx.tensor_tagged("weights", order, shape)?), ..self })
     }
 
     /// Whether rows are given in another order.

@@ -246,6 +246,24 @@ fn a_norm_and_a_product_of_different_types_are_refused() {
 }
 
 #[test]
+fn the_order_of_a_weights_inputs_is_counted_with_the_weights() {
+    const K: usize = 1 << 12;
+    let ctx = Context::cpu().unwrap();
+    let weights =
+        || ctx.memory_report().live.iter().find(|usage| usage.tag == "weights").map_or(0, |usage| usage.bytes);
+    let packer = |ctx: &Context| WeightPacker::new(ctx, DType::F32, &[1], K, false).unwrap();
+    let order: Vec<u32> = (0..K as u32).rev().collect();
+    let plain = packer(&ctx);
+    let before = weights();
+    let ordered = plain.ordered(&ctx, &order).unwrap();
+    assert!(before >= 4 * K && weights() >= before + 4 * K);
+    drop(ordered);
+    let small = Context::cpu().unwrap().with_memory_limit(before + 4 * K - 1);
+    let error = packer(&small).ordered(&small, &order).map(drop).unwrap_err().to_string();
+    assert!(error.contains("out of memory") && error.contains("weights"), "{error}");
+}
+
+#[test]
 fn an_order_that_does_not_fit_and_rows_in_another_order_are_refused() {
     let ctx = Context::cpu().unwrap();
     let packer = || WeightPacker::new(&ctx, DType::F32, &[4], 3, false).unwrap();

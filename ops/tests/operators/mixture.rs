@@ -172,6 +172,24 @@ fn inputs(mixture: &Mixture, tokens: usize) -> [Vec<f64>; 3] {
 }
 
 #[test]
+fn where_tokens_go_is_of_the_contexts_memory_and_zero_at_first() {
+    let (experts, top_k, tokens) = (8, 2, 512);
+    let ctx = Context::cpu().unwrap();
+    // Memory that the pool hands out again is not zero by itself.
+    let used = [tokens * top_k, tokens * top_k, experts + 1, tokens * top_k, tokens * top_k];
+    drop(used.map(|n| ctx.tensor(&vec![u32::MAX; n], &[n]).unwrap()));
+    let routing = Routing::new(&ctx, experts, top_k, tokens).unwrap();
+    assert_eq!(routing.offsets().buffer().as_slice::<i32>().unwrap(), vec![0; experts + 1]);
+    let bytes = Routing::bytes(experts, top_k, tokens);
+    let report = ctx.memory_report();
+    let held = report.live.iter().find(|usage| usage.tag == "activations").map_or(0, |usage| usage.bytes);
+    assert!(held >= bytes, "{held} of {bytes}: {report}");
+    let small = Context::cpu().unwrap().with_memory_limit(bytes - 1);
+    let error = Routing::new(&small, experts, top_k, tokens).unwrap_err().to_string();
+    assert!(error.contains("out of memory"), "{error}");
+}
+
+#[test]
 fn a_feed_forward_of_experts_is_that_of_each_tokens_experts_weighted() {
     let ctx = Context::cpu().unwrap();
     // Sizes that are no multiples of a panel, every expert for each token, and one expert.

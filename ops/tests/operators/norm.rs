@@ -68,7 +68,17 @@ fn a_residual_is_added_to_and_normed_as_it_is_stored() {
         assert_close(&ctx, &stream, &total, 1.0, 0.0, "residual");
         assert_gaps_kept(&ctx, &stream);
         let stored = Host::of(&ctx, &stream);
-        assert_close(&ctx, &y, &reference(&stored, false, None, 0.0, None), 1.0, 4e-6, "norm of the sum");
+        let want = reference(&stored, false, None, 0.0, None);
+        assert_close(&ctx, &y, &want, 1.0, 4e-6, "norm of the sum");
+        // Into what is there: the same stream and the same norm.
+        let mut again = output(&ctx, dtype, &[3, 40], Lay::OUTPUTS[(n + 1) % 4]);
+        cast_into(&ctx, &before, &mut again).unwrap();
+        let mut y = output(&ctx, DType::COMPUTE[(n + 2) % 3], &[3, 40], Lay::OUTPUTS[(n + 2) % 4]);
+        rms_norm(&x).eps(EPS).run_residual_into(&ctx, &mut again, &mut y).unwrap();
+        assert_eq!(Host::of(&ctx, &again), stored);
+        assert_close(&ctx, &y, &want, 1.0, 4e-6, "norm of the sum into a tensor");
+        assert_gaps_kept(&ctx, &again);
+        assert_gaps_kept(&ctx, &y);
     }
 }
 
@@ -80,6 +90,8 @@ fn errors_of_norms_say_what_is_wrong() {
     assert_names(layer_norm(&x).bias(&w).run(&ctx), &["layer_norm", "bias", "[3]"]);
     let mut r = ctx.tensor(&[0f32; 3], &[3]).unwrap();
     assert_names(rms_norm(&x).run_residual(&ctx, &mut r), &["rms_norm", "residual", "[3]"]);
+    let (mut r, mut y) = (ctx.tensor(&[0f32; 6], &[2, 3]).unwrap(), ctx.tensor(&[0f32; 6], &[3, 2]).unwrap());
+    assert_names(rms_norm(&x).run_residual_into(&ctx, &mut r, &mut y), &["rms_norm", "y", "[3, 2]", "[2, 3]"]);
     assert_names(rms_norm(&ctx.tensor(&[0f32], &[]).unwrap()).run(&ctx), &["rms_norm", "dimension"]);
     let whole = ctx.tensor(&[1i32; 3], &[3]).unwrap();
     assert_names(rms_norm(&whole).run(&ctx), &["norm", "i32"]);

@@ -1,0 +1,114 @@
+//! The files of a model's folder beside its weights: their names, and what they say, before anything is made of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use crate::error::Result;
+use crate::files::{self, Fields};
+
+macro_rules! file_names {
+    ($($file:ident = $name:literal,)*) => {
+        /// A file that is read of a model besides its weights. These are all there are, so that what is read is what the
+        /// hub is asked for.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum FileName {
+            $($file,)*
+        }
+
+        impl FileName {
+            pub(crate) const ALL: &[Self] = &[$(Self::$file),*];
+
+            pub(crate) const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$file => $name,)*
+                }
+            }
+        }
+    };
+}
+
+file_names! {
+    Config = "config.json",
+    GenerationConfig = "generation_config.json",
+    Tokenizer = "tokenizer.json",
+    QuantizeConfig = "quantize_config.json",
+    QuantConfig = "quant_config.json",
+    HfQuantConfig = "hf_quant_config.json",
+    TokenizerConfig = "tokenizer_config.json",
+    SpecialTokensMap = "special_tokens_map.json",
+    ChatTemplate = "chat_template.jinja",
+    Modules = "modules.json",
+    SentenceBertConfig = "sentence_bert_config.json",
+    SentenceRobertaConfig = "sentence_roberta_config.json",
+    SentenceXlmRobertaConfig = "sentence_xlm-roberta_config.json",
+    SentenceTransformersConfig = "config_sentence_transformers.json",
+}
+
+/// The files of a model's folder, as whoever reads one takes them.
+#[derive(Debug)]
+pub(crate) struct Documents {
+    path: PathBuf,
+    /// What the files say that several readers share, at the places of [`FileName`].
+    json: [OnceLock<Option<Value>>; FileName::ALL.len()],
+}
+
+impl Documents {
+    /// Those of the folder at `path`, whatever is there.
+    pub(crate) fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), json: [const { OnceLock::new() }; FileName::ALL.len()] }
+    }
+
+    /// Where they are.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where a file is, or would be.
+    pub(crate) fn path_of(&self, file: FileName) -> PathBuf {
+        self.path.join(file.as_str())
+    }
+
+    /// The text of a file, which must be there.
+    pub(crate) fn text(&self, file: FileName) -> Result<String> {
+        let path = self.path_of(file);
+        match file {
+            FileName::Tokenizer => files::read_long(&path),
+            _ => files::read_text(&path),
+        }
+    }
+
+    /// The text of a file; `None` where there is none.
+    pub(crate) fn text_if_present(&self, file: FileName) -> Result<Option<String>> {
+        files::if_present(self.text(file))
+    }
+
+    /// What a JSON file says; `None` where there is none.
+    pub(crate) fn json_if_present(&self, file: FileName) -> Result<Option<&Value>> {
+        let read = || self.text_if_present(file)?.map(|text| files::parse(&text, file.as_str())).transpose();
+        once(&self.json[file as usize], read).map(Option::as_ref)
+    }
+
+    /// What sentence-transformers has to say of texts, in a file that once had the model's name: the first that is there.
+    pub(crate) fn sentence_config(&self) -> Result<Option<Fields<'_>>> {
+        for file in [FileName::SentenceBertConfig, FileName::SentenceRobertaConfig, FileName::SentenceXlmRobertaConfig]
+        {
+            if let Some(value) = self.json_if_present(file)? {
+                return Fields::of(value, file.as_str(), "").map(Some);
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// What `cell` holds, which is read if it holds nothing yet. Of two threads that both read, the first to end is right.
+pub(super) fn once<T>(cell: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
+    match cell.get() {
+        Some(value) => Ok(value),
+        None => {
+            let value = read()?;
+            Ok(cell.get_or_init(|| value))
+        }
+    }
+}
