@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::memory::Cpu;
-use sinew::models::decoder::Steps;
+use sinew::models::decoder::Passes;
 use sinew::models::{Load, OldKv};
 use sinew::ops::Policy;
 use sinew::prelude::*;
@@ -81,7 +81,7 @@ fn logits(level: SimdLevel, dtype: DType, threads: usize, options: LoadOptions) 
         })
         .expect("the tokens are valid");
     let latest = (TOKENS - 1) % chunk + 1;
-    let steps = Steps { count: TOKENS.div_ceil(chunk), largest: chunk.min(TOKENS), latest };
+    let steps = Passes { count: TOKENS.div_ceil(chunk), largest: chunk.min(TOKENS), latest };
     assert_eq!(model.decoder().steps(), steps, "chunks of {chunk}");
     println!(
         "{dtype} at {level}: {threads} threads, chunks of {chunk}: {} steps of at most {}",

@@ -100,9 +100,6 @@ pub struct Passes {
     pub latest: usize,
 }
 
-/// The former name of [`Passes`].
-pub type Steps = Passes;
-
 impl Decoder {
     /// Loads, packs and plans a decoder.
     ///

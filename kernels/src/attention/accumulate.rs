@@ -1,7 +1,7 @@
 //! The product of both steps: a block of rows by vectors of columns, one chain of multiply-adds per element.
 
+use super::ahead::Ahead;
 use super::products::Products;
-use super::source::Ahead;
 use crate::simd::{LANES, Simd};
 
 /// `c[r] = start[r] + Σ_k a[r, k] · b[k]` for some rows and vectors of columns, where `k` counts steps of

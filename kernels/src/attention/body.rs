@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use super::contents::Table;
 use super::operand::Strided;
 use super::plan::{Plan, State, Workspace};
-use super::sequence::Sequence;
-use super::source::Source;
+use super::sequence::Unit;
+use super::source::{Piece, Source};
 use super::{Attention, AttentionStatic, K, MASK, O, OLD_K, OLD_V, Q, TILE, V};
 use crate::simd::LANES;
 use crate::{Operands, Operator, Result};
@@ -42,29 +42,6 @@ pub(super) enum Step {
 // SAFETY: the addresses are of operands that live as long as the launch. Tasks read inputs, write rows of the output
 // (or partial results) that are theirs alone, and scratch that is their worker's alone.
 unsafe impl Sync for Body<'_> {}
-
-/// Query rows of one head of keys: rows count tokens and, within each, the heads that share the keys.
-#[derive(Clone, Copy)]
-pub(super) struct Unit {
-    /// The sequence's number.
-    pub index: usize,
-    pub sequence: Sequence,
-    pub head: usize,
-    pub first_row: usize,
-    pub rows: usize,
-}
-
-/// A tile as some rows of a unit see it.
-#[derive(Clone, Copy)]
-pub(super) struct Piece<'a> {
-    /// The tile's first key.
-    pub tile: usize,
-    /// The first of the rows, and the one behind the last.
-    pub rows: (usize, usize),
-    /// The keys of the tile that any of them sees.
-    pub keys: (usize, usize),
-    pub source: &'a Source,
-}
 
 impl<'a> Body<'a> {
     /// The state of a call of `sequences` sequences, whose contents were read into the workspace.

@@ -1,8 +1,9 @@
 //! Groups of keys merged in order, and the end of a row.
 
-use super::body::{Unit, Way};
+use super::body::Way;
 use super::plan::{Scratch, State};
 use super::products::Products;
+use super::sequence::Unit;
 use crate::simd::math::exp2_nonpositive;
 use crate::simd::{LANES, Simd};
 

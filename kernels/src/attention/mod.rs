@@ -64,6 +64,7 @@
 //! and those that only some tokens see never reach the others, even where they are NaN or infinite.
 
 mod accumulate;
+mod ahead;
 mod body;
 mod cases;
 mod contents;

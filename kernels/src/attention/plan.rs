@@ -1,8 +1,7 @@
 //! How a call is divided into units of work, and its workspace into scratch.
 
-use super::products::Products;
+use super::products::{Products, block_rows};
 use super::sequence::Sequence;
-use super::tile::block_rows;
 use super::{AttentionDynamic, AttentionStatic, GROUP, TILE};
 use crate::simd::LANES;
 use crate::{Launch, Result};

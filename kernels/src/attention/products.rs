@@ -7,8 +7,8 @@ use sinew_memory::SimdLevel;
 
 use super::TILE;
 use super::accumulate::Product;
+use super::ahead::Ahead;
 use super::pack::{self, TileRows};
-use super::source::Ahead;
 use crate::line::Line;
 use crate::simd::{LANES, Portable, Simd, Stored};
 
@@ -146,6 +146,13 @@ pub(super) struct Shape<'a> {
     pub width: usize,
     /// What is asked for meanwhile.
     pub ahead: &'a Ahead<'a>,
+}
+
+/// Rows of a block: several of [`Products::ROWS`], so that what is done between the products of a block is independent
+/// work enough, and few enough for a lane each.
+pub(super) const fn block_rows<P: Products>() -> usize {
+    const { assert!(2 * P::ROWS <= LANES) };
+    2 * P::ROWS
 }
 
 /// f32 operands and fused multiply-adds (or a product and a sum at the portable level).

@@ -18,6 +18,17 @@ pub(super) struct Sequence {
     pub kv_len: usize,
 }
 
+/// Query rows of one head of keys: rows count tokens and, within each, the heads that share the keys.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    /// The sequence's number.
+    pub index: usize,
+    pub sequence: Sequence,
+    pub head: usize,
+    pub first_row: usize,
+    pub rows: usize,
+}
+
 impl Sequence {
     /// The keys that query `token` of this sequence sees, if no mask forbids them. Neither end falls as `token` rises.
     pub fn visible(&self, fixed: &AttentionStatic, token: usize) -> (usize, usize) {

@@ -2,12 +2,13 @@
 
 use sinew_memory::Team;
 
-use super::body::{Body, Step, Unit, Way};
+use super::ahead::Ahead;
+use super::body::{Body, Step, Way};
 use super::contents;
 use super::plan::{Plan, Scratch};
-use super::products::{Float, Products};
-use super::source::Ahead;
-use super::tile::{Tile, block_rows, parts};
+use super::products::{Float, Products, block_rows};
+use super::sequence::Unit;
+use super::tile::{Tile, parts};
 use super::{AttentionDynamic, AttentionStatic, Compute, GROUP, TILE};
 use crate::simd::{Kernel, Simd};
 use crate::{Launch, Operands, Result};

@@ -1,10 +1,12 @@
 //! One tile of keys for a block of query rows.
 
-use super::body::{Unit, Way};
+use super::ahead::Ahead;
+use super::body::Way;
 use super::operand::Strided;
 use super::plan::Scratch;
 use super::products::{Products, Shape};
-use super::source::{Ahead, Scales};
+use super::sequence::Unit;
+use super::source::Scales;
 use super::{Compute, MaskKind, TILE};
 use crate::simd::math::{exp2_nonpositive, tanh};
 use crate::simd::{LANES, Simd};
@@ -246,13 +248,6 @@ unsafe fn highest<S: Simd>(scores: *const f32) -> f32 {
         }
         S::reduce_max(highest)
     }
-}
-
-/// Rows of a block: several of [`Products::ROWS`], so that what is done between the products of a block is independent
-/// work enough, and few enough for a lane each.
-pub(super) const fn block_rows<P: Products>() -> usize {
-    const { assert!(2 * P::ROWS <= LANES) };
-    2 * P::ROWS
 }
 
 /// `rows` rows in parts of `most`, as first row and number: full parts, and the last two alike.
