@@ -185,7 +185,7 @@ class RoundTrip:
         self.line("kept", lambda: self.kept(folder, before, after, summary))
         self.line("configs", lambda: self.configs(source, folder))
         self.line("dequantized", lambda: self.loads(case, source, folder, expected, before, True))
-        # Without `dequantize` transformers 5.23 makes room for zero points that are not packed, and initialises weights of
+        # Without `dequantize` transformers 5.24 makes room for zero points that are not packed, and initialises weights of
         # ModernBERT that are: it raises, whoever wrote the file.
         if "--zero-points" not in arguments and not (case.model == "modernbert" and arguments[1] != "fp8"):
             self.line("first pass", lambda: self.loads(case, source, folder, expected, before, False))

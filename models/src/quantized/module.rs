@@ -1,4 +1,4 @@
-//! A quantized weight in a tensors, and rows of it.
+//! A quantized weight among tensors, and rows of it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::probe::Probe;
 use crate::error::Result;
 use crate::tensors::Tensors;
 
-/// A quantized weight `[n, k]` in a tensors.
+/// A quantized weight `[n, k]` among tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredModule {
     pub(super) name: String,
