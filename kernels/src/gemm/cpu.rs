@@ -3,7 +3,7 @@
 use half::f16;
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::tile::{Left, Tiles, prefetch_ahead, tiles};
+use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::cpu_row::needs;
 use crate::packed::{PANEL, PanelKind};
@@ -70,6 +70,7 @@ macro_rules! chain_at {
         $(#[target_feature(enable = $features)])?
         unsafe fn $name<const R: usize, const H: usize>(
             panels: PanelKind,
+            reads: Reads,
             a: *const u8,
             b: *const u8,
             steps: usize,
@@ -80,9 +81,9 @@ macro_rules! chain_at {
             // SAFETY: passed on; the kind is the panels'.
             unsafe {
                 match panels {
-                    PanelKind::F32 => chain::<$simd, Singles, R, H>(a, b, steps, sums, carry),
-                    PanelKind::F16 => chain::<$simd, Halves, R, H>(a, b, steps, sums, carry),
-                    PanelKind::Bf16 => chain::<$simd, Pairs, R, H>(a, b, steps, sums, carry),
+                    PanelKind::F32 => chain::<$simd, Singles, R, H>(reads, a, b, steps, sums, carry),
+                    PanelKind::F16 => chain::<$simd, Halves, R, H>(reads, a, b, steps, sums, carry),
+                    PanelKind::Bf16 => chain::<$simd, Pairs, R, H>(reads, a, b, steps, sums, carry),
                     PanelKind::Blocks(_) => unreachable!("a row of floats admitted block-quantized weights"),
                 }
             }
@@ -147,6 +148,7 @@ impl Panel for Pairs {
 /// `R` rows of `H` vectors of sums, kept in registers over all steps.
 #[inline(always)]
 unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
+    reads: Reads,
     a: *const f32,
     b: *const u8,
     steps: usize,
@@ -167,7 +169,7 @@ unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
             }
             let (mut a, mut b) = (a, b.add(first * P::BYTES / 2));
             for _ in 0..steps / P::DEPTH {
-                prefetch_ahead(b, H * P::BYTES / 2, R == 1 && P::LIGHT);
+                prefetch_ahead(b, H * P::BYTES / 2, reads, R == 1 && P::LIGHT);
                 for depth in 0..P::DEPTH {
                     let mut w = [S::splat(0.0); H];
                     for (h, w) in w.iter_mut().enumerate() {

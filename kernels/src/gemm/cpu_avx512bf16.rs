@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::cpu;
-use super::tile::{Left, Tiles, prefetch_ahead, tiles};
+use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, GemmStatic};
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
@@ -37,6 +37,7 @@ pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn dot<const R: usize>(
     panels: PanelKind,
+    reads: Reads,
     a: *const u8,
     b: *const u8,
     steps: usize,
@@ -55,7 +56,7 @@ unsafe fn dot<const R: usize>(
         }
         let (mut a, mut b) = (a.cast::<i32>(), b);
         for _ in 0..steps {
-            prefetch_ahead(b, 4 * PANEL, R == 1);
+            prefetch_ahead(b, 4 * PANEL, reads, R == 1);
             let low: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.cast()));
             let high: __m512bh = std::mem::transmute(_mm512_loadu_si512(b.add(64).cast()));
             for (r, s) in s.iter_mut().enumerate() {

@@ -8,7 +8,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::groups::{LINE, Products, multiply};
-use super::tile::{Expansion, Left, Tiles, prefetch_ahead, tiles};
+use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, GemmStatic};
 use crate::cpu_row::needs;
 use crate::packed::blocks::{self, held_code};
@@ -84,6 +84,7 @@ macro_rules! groups_at {
         $(#[target_feature(enable = $features)])?
         unsafe fn $groups<const R: usize, const H: usize>(
             panels: PanelKind,
+            reads: Reads,
             a: *const u8,
             b: *const u8,
             steps: usize,
@@ -95,11 +96,11 @@ macro_rules! groups_at {
             unsafe {
                 match format.values() {
                     BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                        multiply::<_, R, 1, H>(Fma::<$simd, Nibbles>::of(format), format, a, b, steps, sums, carry);
+                        multiply::<_, R, 1, H>(Fma::<$simd, Nibbles>::of(format), format, reads, a, b, steps, sums, carry);
                     }
-                    BlockValues::Int8 => multiply::<_, R, 1, H>(Fma::<$simd, Bytes>::of(format), format, a, b, steps, sums, carry),
+                    BlockValues::Int8 => multiply::<_, R, 1, H>(Fma::<$simd, Bytes>::of(format), format, reads, a, b, steps, sums, carry),
                     BlockValues::F8E4M3 | BlockValues::F8E5M2 => {
-                        multiply::<_, R, 1, H>(Fma::<$simd, FloatBytes>::of(format), format, a, b, steps, sums, carry);
+                        multiply::<_, R, 1, H>(Fma::<$simd, FloatBytes>::of(format), format, reads, a, b, steps, sums, carry);
                     }
                 }
             }
@@ -108,6 +109,7 @@ macro_rules! groups_at {
         $(#[target_feature(enable = $features)])?
         unsafe fn $expanded<const R: usize, const H: usize>(
             panels: PanelKind,
+            reads: Reads,
             a: *const u8,
             b: *const u8,
             steps: usize,
@@ -116,7 +118,7 @@ macro_rules! groups_at {
         ) {
             let format = panels.admitted_blocks();
             // SAFETY: passed on.
-            unsafe { multiply::<_, R, 1, H>(Fma::<$simd, Expanded>::of(format), format, a, b, steps, sums, carry) };
+            unsafe { multiply::<_, R, 1, H>(Fma::<$simd, Expanded>::of(format), format, reads, a, b, steps, sums, carry) };
         }
 
         $(#[target_feature(enable = $features)])?
@@ -223,7 +225,7 @@ unsafe fn expand<S: Simd, C: Codes>(format: BlockFormat, b: *const u8, steps: us
             (b, to) = (b.add(header), to.add(header));
             for _ in 0..here / C::PER_WORD {
                 for half in 0..2 {
-                    prefetch_ahead(b.wrapping_add(half * STEP / 2), STEP / 2, false);
+                    prefetch_ahead(b.wrapping_add(half * STEP / 2), STEP / 2, Reads::Again, false);
                     for k in 0..C::PER_WORD {
                         let w = C::load::<S>(b.add(half * STEP / 2), blocks::shift(values, k), table);
                         S::store(to.add(k * STEP + half * STEP / 2).cast(), w);

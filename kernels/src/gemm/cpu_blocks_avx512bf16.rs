@@ -10,7 +10,7 @@ use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::cpu_blocks::{self, less_zeros, table};
 use super::groups::{LINE, Products, multiply};
-use super::tile::{Expansion, Left, Tiles, prefetch_ahead, tiles};
+use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, GemmStatic};
 use crate::packed::PanelKind;
 use crate::packed::blocks;
@@ -208,6 +208,7 @@ macro_rules! pairs_by {
             #[target_feature(enable = $features)]
             pub unsafe fn groups<const R: usize>(
                 format: BlockFormat,
+                reads: Reads,
                 a: *const u8,
                 b: *const u8,
                 steps: usize,
@@ -217,7 +218,7 @@ macro_rules! pairs_by {
                 // SAFETY: passed on.
                 unsafe {
                     let dots = Dots::<_, { <$pairs>::COUNT }>(<$pairs>::new(format.values()));
-                    multiply::<_, R, 1, 2>(dots, format, a, b, steps, sums, carry);
+                    multiply::<_, R, 1, 2>(dots, format, reads, a, b, steps, sums, carry);
                 }
             }
 
@@ -236,6 +237,7 @@ pairs_by!(bytes, Bytes, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbm
 
 unsafe fn dot<const R: usize>(
     panels: PanelKind,
+    reads: Reads,
     a: *const u8,
     b: *const u8,
     steps: usize,
@@ -247,10 +249,10 @@ unsafe fn dot<const R: usize>(
     unsafe {
         match format.values() {
             BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                nibbles::groups::<R>(format, a, b, steps, sums, carry)
+                nibbles::groups::<R>(format, reads, a, b, steps, sums, carry)
             }
-            BlockValues::Int8 => integers::groups::<R>(format, a, b, steps, sums, carry),
-            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::groups::<R>(format, a, b, steps, sums, carry),
+            BlockValues::Int8 => integers::groups::<R>(format, reads, a, b, steps, sums, carry),
+            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::groups::<R>(format, reads, a, b, steps, sums, carry),
         }
     }
 }
@@ -258,6 +260,7 @@ unsafe fn dot<const R: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn dot_expanded<const R: usize>(
     panels: PanelKind,
+    reads: Reads,
     a: *const u8,
     b: *const u8,
     steps: usize,
@@ -266,7 +269,7 @@ unsafe fn dot_expanded<const R: usize>(
 ) {
     let format = panels.admitted_blocks();
     // SAFETY: passed on.
-    unsafe { multiply::<_, R, 1, 2>(Dots::<_, 1>(Expanded), format, a, b, steps, sums, carry) };
+    unsafe { multiply::<_, R, 1, 2>(Dots::<_, 1>(Expanded), format, reads, a, b, steps, sums, carry) };
 }
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
@@ -298,7 +301,7 @@ unsafe fn expand_pairs<P: Pairs, const N: usize>(format: BlockFormat, b: *const 
             (b, to) = (b.add(header), to.add(header));
             for _ in 0..here / N {
                 for half in 0..2 {
-                    prefetch_ahead(b.wrapping_add(half * LINE / 2), LINE / 2, false);
+                    prefetch_ahead(b.wrapping_add(half * LINE / 2), LINE / 2, Reads::Again, false);
                     for (i, pairs) in codes.load::<N>(b.add(half * LINE / 2)).into_iter().enumerate() {
                         let pairs: __m512i = std::mem::transmute(pairs);
                         _mm512_storeu_si512(to.add(i * LINE + half * LINE / 2).cast(), pairs);

@@ -7,7 +7,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::BlockFormat;
 
 use super::groups::{LINE, Products, multiply};
-use super::tile::{Left, Tiles, tiles};
+use super::tile::{Left, Reads, Tiles, tiles};
 use super::{Compute, GemmStatic};
 use crate::cpu_row::needs;
 use crate::packed::PanelKind;
@@ -49,6 +49,7 @@ macro_rules! groups_by {
         $(#[target_feature(enable = $features)])?
         unsafe fn $name<const R: usize, const H: usize>(
             panels: PanelKind,
+            reads: Reads,
             a: *const u8,
             b: *const u8,
             steps: usize,
@@ -62,10 +63,10 @@ macro_rules! groups_by {
             // SAFETY: passed on; the number of quads is that of the format.
             unsafe {
                 match (blocks::quads(format.values()).len(), halved) {
-                    (1, false) => multiply::<_, R, 1, H>(Quads::<$dots, 1>::of(format), format, a, b, steps, sums, carry),
-                    (1, true) => multiply::<_, 4, 2, H>(Quads::<$dots, 1>::of(format), format, a, b, steps, sums, carry),
-                    (_, false) => multiply::<_, R, 1, H>(Quads::<$dots, 2>::of(format), format, a, b, steps, sums, carry),
-                    (_, true) => multiply::<_, 4, 2, H>(Quads::<$dots, 2>::of(format), format, a, b, steps, sums, carry),
+                    (1, false) => multiply::<_, R, 1, H>(Quads::<$dots, 1>::of(format), format, reads, a, b, steps, sums, carry),
+                    (1, true) => multiply::<_, 4, 2, H>(Quads::<$dots, 1>::of(format), format, reads, a, b, steps, sums, carry),
+                    (_, false) => multiply::<_, R, 1, H>(Quads::<$dots, 2>::of(format), format, reads, a, b, steps, sums, carry),
+                    (_, true) => multiply::<_, 4, 2, H>(Quads::<$dots, 2>::of(format), format, reads, a, b, steps, sums, carry),
                 }
             }
         }

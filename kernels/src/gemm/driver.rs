@@ -11,7 +11,7 @@ use super::order::Order;
 use super::pack::{self, PackRows, Slab};
 use super::plan::Plan;
 use super::rows::Rows;
-use super::tile::{Tile, Tiles};
+use super::tile::{Reads, Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};
 use crate::line::Line;
 use crate::packed::{PANEL, PanelKind, pack_panel};
@@ -284,19 +284,19 @@ impl Multiply<'_> {
             }
             for panel in first..end {
                 let own = scratch.wrapping_add((panel - first) * plan.panel_bytes);
-                let b = match (*right, expansion) {
+                let (b, reads) = match (*right, expansion) {
                     (Right::Packed { ptr, panel_bytes, bytes }, expansion) => {
                         let packed = ptr.wrapping_add(slab.right * bytes + panel * panel_bytes + kind.bytes(k));
                         match expansion {
-                            None => packed,
+                            None => (packed, plan.reads),
                             Some(expansion) => {
                                 // SAFETY: the panel has the block, and scratch has room for it.
                                 unsafe { (expansion.expand)(kind, packed, width / tiles.left.per_step(), own) };
-                                own.cast_const()
+                                (own.cast_const(), Reads::Again)
                             }
                         }
                     }
-                    (Right::Strided { .. }, _) => own.cast_const(),
+                    (Right::Strided { .. }, _) => (own.cast_const(), Reads::Again),
                 };
                 // SAFETY: passed on.
                 let bias = unsafe { finish.panel_bias::<S>(panel) };
@@ -316,7 +316,7 @@ impl Multiply<'_> {
                     // sums of the tile are this worker's.
                     unsafe {
                         let a = a.add(tile * plan.row_bytes + tiles.left.bytes(kind, k) * height);
-                        run(kind, a, b, width / tiles.left.per_step(), sums, k > 0);
+                        run(kind, reads, a, b, width / tiles.left.per_step(), sums, k > 0);
                         if last {
                             finish.write_tile::<S>(place, sums, &bias);
                         }

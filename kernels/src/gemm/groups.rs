@@ -2,7 +2,7 @@
 
 use sinew_tensor::{BlockFormat, DType};
 
-use super::tile::{Left, prefetch_ahead};
+use super::tile::{Left, Reads, prefetch_ahead};
 use crate::packed::{PANEL, PanelKind, blocks};
 use crate::rates::cores;
 use crate::simd::{self, LANES, Reach, Simd};
@@ -55,6 +55,7 @@ pub(super) trait Products<const R: usize, const H: usize>: Copy {
 pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize>(
     products: P,
     format: BlockFormat,
+    reads: Reads,
     a: *const u8,
     b: *const u8,
     steps: usize,
@@ -64,9 +65,9 @@ pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const PARTS: us
     // SAFETY: passed on.
     unsafe {
         if format.zero_points() {
-            all_groups::<P, true, R, PARTS, H>(products, format, a, b, steps, sums, carry);
+            all_groups::<P, true, R, PARTS, H>(products, format, reads, a, b, steps, sums, carry);
         } else {
-            all_groups::<P, false, R, PARTS, H>(products, format, a, b, steps, sums, carry);
+            all_groups::<P, false, R, PARTS, H>(products, format, reads, a, b, steps, sums, carry);
         }
     }
 }
@@ -75,6 +76,7 @@ pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const PARTS: us
 unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize>(
     products: P,
     format: BlockFormat,
+    reads: Reads,
     a: *const u8,
     b: *const u8,
     steps: usize,
@@ -87,7 +89,8 @@ unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const
         // SAFETY: passed on; what is read and written is inside what the contract names.
         unsafe {
             let sums = Sums::<P, R, PARTS, H>::new(sums.add(first * LANES), carry);
-            let mut groups = Groups::<P, ZEROS, R, PARTS, H> { products, format, asks, first, a: a.cast(), b, sums };
+            let mut groups =
+                Groups::<P, ZEROS, R, PARTS, H> { products, format, reads, asks, first, a: a.cast(), b, sums };
             for done in (0..steps).step_by(group) {
                 groups.next((steps - done).min(group));
             }
@@ -100,6 +103,7 @@ unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const
 struct Groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize> {
     products: P,
     format: BlockFormat,
+    reads: Reads,
     /// Whether words are asked for ahead.
     asks: bool,
     /// The first of the panel's vectors.
@@ -136,7 +140,7 @@ impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, c
     #[inline(always)]
     unsafe fn part<const PART: usize>(&mut self, lines: usize) {
         const { assert!(PARTS <= 2) };
-        let Self { products, format, asks, first, b, .. } = *self;
+        let Self { products, format, reads, asks, first, b, .. } = *self;
         let height = R * PARTS;
         // SAFETY: passed on.
         unsafe {
@@ -146,12 +150,12 @@ impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, c
             let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
             for _ in 0..lines {
                 if asks && PART == 0 {
-                    prefetch_ahead(words, H * LINE / 2, false);
+                    prefetch_ahead(words, H * LINE / 2, reads, false);
                 }
                 s = products.add_line(s, a, height, words);
                 (a, words) = (a.add(P::STEPS * height), words.add(LINE));
             }
-            let (scales, zeros) = vectors::<P::S, ZEROS, H>(format, b, first);
+            let (scales, zeros) = vectors::<P::S, ZEROS, H>(format, reads, b, first);
             self.sums.add::<PART>(products.finish::<ZEROS>(s, row_header, height, zeros), scales);
         }
     }
@@ -161,12 +165,13 @@ impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, c
 #[inline(always)]
 unsafe fn vectors<S: Simd, const ZEROS: bool, const H: usize>(
     format: BlockFormat,
+    reads: Reads,
     b: *const u8,
     first: usize,
 ) -> ([S::F; H], [S::F; H]) {
     // SAFETY: passed on.
     unsafe {
-        prefetch_ahead(b, 1, false);
+        prefetch_ahead(b, 1, reads, false);
         let (mut scales, mut zeros) = ([S::splat(0.0); H], [S::splat(0.0); H]);
         for (h, (scale, zero)) in scales.iter_mut().zip(&mut zeros).enumerate() {
             let lane = (first + h) * LANES;

@@ -3,9 +3,10 @@
 use sinew_memory::Hardware;
 
 use super::pack::Slab;
-use super::tile::{Left, Tiles};
+use super::tile::{Left, Reads, Tiles};
 use super::{GemmDynamic, GemmStatic, Rhs};
 use crate::packed::{PANEL, PanelKind};
+use crate::rates::cores;
 
 /// Second-level caches where the system does not tell.
 const L2: usize = 1 << 20;
@@ -50,6 +51,8 @@ pub(super) struct Plan {
     pub slabs: usize,
     /// Values of K in a block.
     pub block: usize,
+    /// How often a block of a panel of packed weights is read.
+    pub reads: Reads,
     /// Panels of the right operand, and how they hold it.
     pub panels: usize,
     pub kind: PanelKind,
@@ -135,6 +138,7 @@ impl Plan {
             together,
             slabs: together,
             block,
+            reads: if skinny && cores::known().passes_caches { Reads::Once } else { Reads::Again },
             panels: fixed.outputs().panels(),
             kind,
             unit,

@@ -165,6 +165,8 @@ pub(crate) enum Reach {
     Near,
     /// Into the second, as what comes next still uses the first.
     Far,
+    /// For one use: past the caches that it would push out of what others still use.
+    Once,
 }
 
 /// Asks for the line at `p`, which need not be valid. Does nothing where there is no instruction for it.
@@ -172,12 +174,13 @@ pub(crate) enum Reach {
 pub(crate) fn prefetch(p: *const u8, reach: Reach) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_NTA, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
         // SAFETY: a prefetch of any address is harmless, and every x86-64 has it.
         unsafe {
             match reach {
                 Reach::Near => _mm_prefetch::<_MM_HINT_T0>(p.cast()),
                 Reach::Far => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
+                Reach::Once => _mm_prefetch::<_MM_HINT_NTA>(p.cast()),
             }
         }
     }
