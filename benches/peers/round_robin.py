@@ -168,8 +168,8 @@ class Results:
 
 def run(groups, rounds, threads, starts=1, warm=lambda name: Warm([], 0)):
     """`groups`: a list of {name: command}; those of one group take turns, `rounds` times at each thing that one of them
-    measures, after a turn that is not counted, in an order that is drawn for each turn. `starts`: how many times they
-    are started, another one first each time. `warm` is given a name and says what is warm when it loads."""
+    measures, after a turn that is not counted, in an order that is drawn for each turn; 0 only starts them. `starts`: how
+    many times they are started, another one first each time. `warm` is given a name and says what is warm when it loads."""
     results, absent, env = Results(), {}, environment(threads)
     for group in groups:
         for start in range(starts):
@@ -200,6 +200,8 @@ def take_turns(contenders, rounds, results):
         for line in contender.once:
             results.values[line["what"]][contender.name].append(line["value"])
             results.units[line["what"]] = line["unit"]
+    if rounds == 0:
+        return
     turns, pick = defaultdict(list), random.Random(1)
     for contender in contenders:
         for number, item in enumerate(contender.items):
