@@ -23,7 +23,7 @@ pub(crate) enum Reads {
 /// address with those that are read, and by up to a third where a loop that looks nothing up asked for every line.
 ///
 /// What is read once passes the second and third cache by, which then keep what weights would push out of them on their
-/// way: rows, keys and values, and some of the weights themselves. On Zen 5 a step is 3 to 9 % faster for it.
+/// way: rows, keys and values, and some of the weights themselves (what that gains: `passes_caches` of `rates::cores`).
 #[inline(always)]
 pub(super) fn prefetch_ahead(p: *const u8, bytes: usize, reads: Reads, light: bool) {
     const AHEAD: usize = 4096 + 2048;
