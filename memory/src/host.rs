@@ -1,4 +1,4 @@
-//! The host's memory: small spans from the allocator, large ones from the system, in huge pages.
+//! The host's memory: small spans from the allocator, others from the system, large ones in huge pages.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -11,8 +11,11 @@ use crate::{Location, Storage, Team};
 /// Alignment of host allocations: a cache line, and the widest vector register.
 pub const HOST_ALIGNMENT: usize = 64;
 
-/// Allocations from this size on ask for huge pages: below it the rounding to 2 MiB would cost more than it saves.
-const HUGE_PAGE_FROM: usize = 4 << 20;
+/// Allocations from this size on are the system's pages, zeroed by whoever touches them first: an allocator would have one
+/// thread zero them, page by page, before others fill them.
+const PAGES_FROM: usize = 256 << 10;
+/// From this size on what is behind the last whole huge page is one as well: below, it would cost more than it saves.
+const ROUNDED_FROM: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 /// The smallest page of any system.
 const PAGE: usize = 4 << 10;
@@ -37,7 +40,7 @@ enum Held {
 impl HostStorage {
     /// `len` bytes, if there is the memory.
     pub fn new(len: usize) -> Option<Self> {
-        if len >= HUGE_PAGE_FROM {
+        if len >= PAGES_FROM {
             return Self::pages(len);
         }
         let layout =
@@ -49,15 +52,19 @@ impl HostStorage {
 
     /// Bytes that `len` bytes take once all of them are written.
     pub fn held_bytes(len: usize) -> usize {
-        let granule = if len >= HUGE_PAGE_FROM { HUGE_PAGE } else { HOST_ALIGNMENT };
+        let granule = match len {
+            ROUNDED_FROM.. => HUGE_PAGE,
+            PAGES_FROM.. => PAGE,
+            _ => HOST_ALIGNMENT,
+        };
         len.checked_next_multiple_of(granule).unwrap_or(usize::MAX)
     }
 
     /// Pages of the system, which zeroes each where it is first touched.
     fn pages(len: usize) -> Option<Self> {
-        let size = len.checked_next_multiple_of(HUGE_PAGE)?;
-        if size > system::memory().available {
-            // Linux would promise the pages and kill the process when they are touched.
+        let size = Self::held_bytes(len);
+        // Linux would promise the pages and kill the process when they are touched. Asking takes longer than small ones do.
+        if len >= ROUNDED_FROM && size > system::memory().available {
             return None;
         }
         let mut map = MmapOptions::new().len(size.checked_add(HUGE_PAGE)?).map_anon().ok()?;
@@ -74,23 +81,26 @@ impl HostStorage {
     /// a checkpoint. Nobody else may know of the storage yet.
     pub fn touch(&self, team: &Team) {
         if let Held::Pages(_) = self.held {
-            let chunks = Chunks(self.ptr);
+            let chunks = Chunks { ptr: self.ptr, len: self.len };
             team.run(self.len.div_ceil(HUGE_PAGE), |chunk, _| chunks.touch(chunk));
         }
     }
 }
 
-/// Runs of [`HUGE_PAGE`] bytes.
-struct Chunks(NonNull<u8>);
+/// Runs of [`HUGE_PAGE`] bytes, the last of which may be shorter.
+struct Chunks {
+    ptr: NonNull<u8>,
+    len: usize,
+}
 
 // SAFETY: each run is touched by one task.
 unsafe impl Sync for Chunks {}
 
 impl Chunks {
     fn touch(&self, chunk: usize) {
-        for byte in (chunk * HUGE_PAGE..(chunk + 1) * HUGE_PAGE).step_by(PAGE) {
+        for byte in (chunk * HUGE_PAGE..self.len.min((chunk + 1) * HUGE_PAGE)).step_by(PAGE) {
             // SAFETY: the byte is in the mapping that was just made, and nobody else's; it is zero already.
-            unsafe { self.0.add(byte).write_volatile(0) };
+            unsafe { self.ptr.add(byte).write_volatile(0) };
         }
     }
 }

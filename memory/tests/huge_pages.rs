@@ -21,11 +21,12 @@ fn asks_for_huge_pages(address: usize) -> bool {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn buffers_from_4_mib_on_ask_for_huge_pages_and_smaller_ones_are_plain() {
+fn buffers_that_hold_huge_pages_ask_for_them_and_those_from_4_mib_on_are_rounded_to_them() {
     if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
         return;
     }
-    for (bytes, huge) in [(4096, false), ((4 << 20) - 1, false), (4 << 20, true), ((5 << 20) + 3, true)] {
+    let all = [(4096, false), ((256 << 10) - 1, false), (2 << 20, true), ((4 << 20) - 1, true), ((5 << 20) + 3, true)];
+    for (bytes, huge) in all {
         for allocate in [Buffer::allocate, Buffer::allocate_to_fill] {
             let buffer = allocate(&Cpu::get(), bytes).expect("memory");
             let address = buffer.host_ptr().expect("host memory").as_ptr() as usize;
@@ -33,6 +34,9 @@ fn buffers_from_4_mib_on_ask_for_huge_pages_and_smaller_ones_are_plain() {
             assert!(!huge || address.is_multiple_of(2 << 20), "huge pages need their alignment");
         }
     }
+    let device: std::sync::Arc<dyn sinew_memory::Device> = Cpu::get();
+    let held = |bytes| device.held_bytes(bytes);
+    assert_eq!([held(100), held((2 << 20) + 1), held((5 << 20) + 3)], [128, (2 << 20) + 4096, 6 << 20]);
 }
 
 /// A figure of this process's memory, in bytes.
@@ -48,20 +52,37 @@ fn resident() -> usize {
 #[cfg(target_os = "linux")]
 fn memory_is_there_at_once_but_where_it_is_filled_first() {
     const BYTES: usize = 256 << 20;
+    const SMALLER: usize = 1 << 20;
     let before = resident();
     let mut later = Buffer::allocate_to_fill(&Cpu::get(), BYTES).expect("memory");
     assert!(resident() < before + BYTES / 2, "the pages are there before they are written");
     assert!(later.as_mut_slice::<u8>().expect("one handle").iter().step_by(1 << 20).all(|&byte| byte == 0));
     later.as_mut_slice::<u8>().expect("one handle").fill(1);
+    let smaller: Vec<Buffer> =
+        (0..BYTES / SMALLER).map(|_| Buffer::allocate_to_fill(&Cpu::get(), SMALLER).expect("memory")).collect();
     let between = resident();
     assert!(between > before + BYTES / 2, "written pages are there");
+    assert!(between < before + BYTES + BYTES / 2, "the pages of {} buffers are there", smaller.len());
     let now = Buffer::allocate(&Cpu::get(), BYTES).expect("memory");
     assert!(resident() > between + BYTES / 2, "the pages of {now:?} are not there");
 }
 
 #[test]
 fn buffers_of_every_size_are_zeroed_aligned_and_hold_what_is_written() {
-    for bytes in [0, 1, 63, 4095, (2 << 20) + 1, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, 33 << 20] {
+    for bytes in [
+        0,
+        1,
+        63,
+        4095,
+        (256 << 10) - 1,
+        256 << 10,
+        (1 << 20) + 5,
+        (2 << 20) + 1,
+        (4 << 20) - 1,
+        4 << 20,
+        (4 << 20) + 1,
+        33 << 20,
+    ] {
         let mut buffer = Buffer::allocate(&Cpu::get(), bytes).expect("memory");
         assert_eq!(buffer.len(), bytes);
         assert!((buffer.host_ptr().expect("host memory").as_ptr() as usize).is_multiple_of(HOST_ALIGNMENT));

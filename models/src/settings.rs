@@ -188,8 +188,8 @@ settings! {
     /// What products with quantized weights read: bf16, or int8, which is faster and less exact; auto is what the other
     /// products read.
     activations: Option<Activations> = None, Some("activations"), "bf16|int8";
-    /// How files are read: mmap, or read, which survives a file that shrinks under it.
-    load: Load = Load::Mmap, Some("load"), "mmap|read";
+    /// How files are read: read, or mmap, which is slower and does not survive a file that shrinks under it.
+    load: Load = Load::Read, Some("load"), "read|mmap";
     /// Tokens of one sequence, prompt and answer, where neither a prompt nor the command says how many; auto is what the
     /// model allows, at most 4,096.
     context: Option<NonZeroUsize> = None, Some("context"), "N";

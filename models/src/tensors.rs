@@ -35,12 +35,13 @@ pub(crate) const NAMED: usize = 3;
 /// How the bytes of a checkpoint get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Load {
-    /// The files are mapped, and tensors borrow from the mapping. Fastest; a file that is truncated meanwhile ends
-    /// the process (see [`MappedFile`]).
+    /// Each tensor is read when it is asked for, slice by slice where it is large. A file that is truncated meanwhile is
+    /// an error.
     #[default]
-    Mmap,
-    /// Each tensor is read when it is asked for. A file that is truncated meanwhile is an error.
     Read,
+    /// The files are mapped, and tensors borrow from the mapping: slower, since each page has to be mapped and let go of
+    /// again. A file that is truncated meanwhile ends the process (see [`MappedFile`]).
+    Mmap,
 }
 
 /// A tensor of a checkpoint: what the header says of it, and its bytes.

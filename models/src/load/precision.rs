@@ -21,7 +21,7 @@ pub struct WeightOptions {
     pub quantize: Option<Quantize>,
     /// What products with quantized weights read; what others read where it is `None`.
     pub activations: Option<Activations>,
-    /// Mapped, or read.
+    /// Read, or mapped.
     pub load: Load,
 }
 

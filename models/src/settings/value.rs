@@ -142,15 +142,15 @@ impl Value for SimdLevel {
 impl Value for Load {
     fn parse(text: &str) -> Result<Self, String> {
         match text {
-            "mmap" => Ok(Self::Mmap),
             "read" => Ok(Self::Read),
-            _ => Err("supported are mmap and read".to_owned()),
+            "mmap" => Ok(Self::Mmap),
+            _ => Err("supported are read and mmap".to_owned()),
         }
     }
     fn show(&self) -> String {
         match self {
-            Self::Mmap => "mmap",
             Self::Read => "read",
+            Self::Mmap => "mmap",
         }
         .to_owned()
     }
