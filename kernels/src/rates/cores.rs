@@ -13,8 +13,8 @@ pub(crate) struct Known {
     /// Whether a loop that does little to what it reads in order gains from asking for it ahead: Zen 5 reads up to a fifth
     /// faster with it, Zen 4 up to a quarter more slowly.
     pub asks_ahead: bool,
-    /// Whether few rows' weights are better asked for past the second and third cache: on Zen 5 a step of decoding is 1 to
-    /// 9 % shorter, and up to 4 % longer where all weights would fit into the third.
+    /// Whether few rows' weights are better asked for past the second and third cache, where these would not hold all of
+    /// them: on Zen 5 a step of decoding is 1 to 9 % shorter.
     pub passes_caches: bool,
 }
 
