@@ -95,10 +95,10 @@ impl EmbeddingModel {
         let checkpoint = folder.checkpoint(options.load)?;
         let precision = options.precision(&checkpoint, &ctx)?;
         let loaded = LoadOptions { weights: *options, ..LoadOptions::default() };
-        Planner::of(&ctx, model, &checkpoint, true).refuse_beyond_memory(&loaded, "embeddings")?;
+        let plan = Planner::of(&ctx, model, &checkpoint, true).refuse_beyond_memory(&loaded, "embeddings")?;
         let tokenizer = folder.tokenizer()?;
         ctx.prefetch()?;
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, plan.activations, progress);
         let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sinew_kernels::{Operator, Registry, Row};
-use sinew_memory::{Cpu, CpuStream, Device, MemoryReport, Pool, PoolConfig, SimdLevel, Stream, Team};
+use sinew_memory::{Arena, Buffer, Cpu, CpuStream, Device, MemoryReport, Pool, PoolConfig, SimdLevel, Stream, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::choice::Choices;
@@ -238,18 +238,40 @@ impl Context {
     /// # Errors
     /// Those of [`Context::uninitialised`].
     pub fn uninitialised_tagged(&self, tag: &str, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        let layout = Layout::contiguous(shape)?;
-        let buffer = self.pool.allocate_tagged(layout.elements() * dtype.size(), tag)?;
-        buffer.record_use(&self.stream);
-        Ok(Tensor::new(buffer, dtype, layout)?)
+        self.uninitialised_of(dtype, shape, |bytes| self.pool.allocate_tagged(bytes, tag))
     }
 
-    /// [`Context::uninitialised_tagged`], but all bytes are 0.
-    pub(crate) fn zeros_tagged(&self, tag: &str, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        let mut tensor = self.uninitialised_tagged(tag, dtype, shape)?;
-        let zeros = vec![0; tensor.buffer().len()];
-        self.stream.upload(&zeros, tensor.buffer_mut()?, 0)?;
-        Ok(tensor)
+    /// [`Context::uninitialised`] from an arena on the context's device instead of its pool.
+    ///
+    /// ```
+    /// use sinew_memory::Arena;
+    /// use sinew_ops::Context;
+    /// use sinew_tensor::DType;
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let mut arena = Arena::new(ctx.pool(), 1000, "activations")?;
+    /// let x = ctx.uninitialised_in(&mut arena, DType::F32, &[5, 50])?;
+    /// assert_eq!(x.shape(), [5, 50]);
+    /// assert!(ctx.uninitialised_in(&mut arena, DType::F32, &[1]).is_err());
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An arena without that much room, or a shape that is too large.
+    pub fn uninitialised_in(&self, arena: &mut Arena, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.uninitialised_of(dtype, shape, |bytes| arena.allocate(bytes))
+    }
+
+    fn uninitialised_of(
+        &self,
+        dtype: DType,
+        shape: &[usize],
+        allocate: impl FnOnce(usize) -> sinew_memory::Result<Buffer>,
+    ) -> Result<Tensor> {
+        let layout = Layout::contiguous(shape)?;
+        let buffer = allocate(layout.elements() * dtype.size())?;
+        buffer.record_use(&self.stream);
+        Ok(Tensor::new(buffer, dtype, layout)?)
     }
 
     /// The threads and SIMD level for work on host memory: the context's own on the CPU, else the machine's.

@@ -13,6 +13,7 @@ use super::room::{most_that_fits, refuse_beyond_memory};
 use crate::embed::{Backbone, EmbeddingModel};
 use crate::error::count_of;
 use crate::folder::documents::FileName;
+use crate::limits::Plan;
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
@@ -199,14 +200,15 @@ impl<'a> Planner<'a> {
     }
 
     /// Refuses to load what the context has not as much memory for as [`pooled`](Footprint::pooled) says, before any of
-    /// it is allocated; `purpose` says for how much work it would be.
+    /// it is allocated; `purpose` says for how much work it would be. The plan of what is not refused.
     ///
     /// # Errors
     /// Those of [`Planner::footprint`], and [`Error::Input`](crate::Error::Input), which says what takes how much, what
     /// holds the rest, and what would fit.
-    pub(crate) fn refuse_beyond_memory(&self, options: &LoadOptions, purpose: &str) -> Result<()> {
+    pub(crate) fn refuse_beyond_memory(&self, options: &LoadOptions, purpose: &str) -> Result<Plan> {
         let footprint = self.footprint(options)?;
-        refuse_beyond_memory(self.ctx, &footprint.pooled_parts(), purpose, |_| self.would_fit(options))
+        refuse_beyond_memory(self.ctx, &footprint.pooled_parts(), purpose, |_| self.would_fit(options))?;
+        Ok(footprint.plan)
     }
 
     /// What of what would take less memory fits into what is free now, in words.
