@@ -92,7 +92,7 @@ fn every_model_takes_what_its_plan_says() {
         let exact = |dtype| WeightOptions { dtype, ..Default::default() };
         for weights in [exact(None), exact(Some(DType::F32)), quantized(true), quantized(false)] {
             let name = format!("{}, {weights:?}", path.display());
-            if EmbeddingModel::describes(&folder).expect("a config") {
+            if folder.embeds().expect("a config") {
                 embedding += 1;
                 let plan = EmbeddingModel::plan(config, &checkpoint, &weights, &cpu).expect("a plan");
                 let load = |ctx| EmbeddingModel::load_on(ctx, &folder, &weights, &mut |_, _| {}).expect("it loads");

@@ -114,6 +114,15 @@ impl Folder {
         once(&self.embedding, || EmbeddingConfig::read(&self.documents))
     }
 
+    /// Whether its model turns texts into vectors: it is an encoder, or there is what says how hidden states are pooled.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Folder::config`] and of [`Folder::embedding`].
+    pub fn embeds(&self) -> Result<bool> {
+        Ok(matches!(self.config()?, ModelConfig::Encoder(_)) || self.embedding()?.pooling.is_some())
+    }
+
     /// The lengths of texts in `tokenizer_config.json` and `sentence_bert_config.json`, where they say any.
     ///
     /// # Errors

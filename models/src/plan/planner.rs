@@ -9,12 +9,12 @@ use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
-use super::room::{most_that_fits, refuse_beyond_memory};
-use crate::embed::{Backbone, EmbeddingModel};
 use crate::error::count_of;
 use crate::folder::documents::FileName;
 use crate::limits::Plan;
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
+use crate::passes;
+use crate::room::{most_that_fits, refuse_beyond_memory};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
 /// Says what memory a model takes before anything but headers is read.
@@ -111,7 +111,7 @@ impl<'a> Planner<'a> {
     pub fn new(ctx: &'a Context, folder: &'a Folder, load: Load) -> Result<Self> {
         let config = folder.config()?;
         let tokenizer = std::fs::metadata(folder.documents().path_of(FileName::Tokenizer)).map_or(0, |file| file.len());
-        let embeds = EmbeddingModel::describes(folder)?;
+        let embeds = folder.embeds()?;
         Ok(Self { ctx, config, checkpoint: Held::Own(folder.checkpoint(load)?), embeds, tokenizer })
     }
 
@@ -137,7 +137,7 @@ impl<'a> Planner<'a> {
         };
         let mut sizes = Sizes::new(self.ctx, &self.checkpoint, precision).with_workspace();
         let (plan, cache, sequences) = if self.embeds {
-            let plan = Backbone::plan(self.config, &mut sizes)?;
+            let plan = passes::plan(self.config, &mut sizes)?;
             (plan, plan.cache, None)
         } else {
             let config = self.config.as_decoder()?;
