@@ -5,8 +5,6 @@ pub(crate) mod documents;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use serde_json::Value;
-
 pub(crate) use self::documents::FileName;
 use self::documents::{Documents, once};
 use crate::checkpoint::Checkpoint;
@@ -146,9 +144,9 @@ impl Folder {
         if self.path().is_file() {
             return Ok(None);
         }
-        let Some(config) = self.json_if_present(FileName::Config)? else { return Ok(None) };
+        let Some(config) = self.documents.json_if_present(FileName::Config)? else { return Ok(None) };
         for file in [FileName::QuantizeConfig, FileName::QuantConfig, FileName::HfQuantConfig] {
-            if let Some(own) = self.json_if_present(file)? {
+            if let Some(own) = self.documents.json_if_present(file)? {
                 return Quantization::parse(config, FileName::Config.as_str(), Some((own, file.as_str())));
             }
         }
@@ -158,16 +156,6 @@ impl Folder {
     /// Its files as they are.
     pub(crate) fn documents(&self) -> &Documents {
         &self.documents
-    }
-
-    /// The text of a file, which must be there.
-    pub(crate) fn text(&self, file: FileName) -> Result<String> {
-        self.documents.text(file)
-    }
-
-    /// What a JSON file says; `None` where there is none.
-    pub(crate) fn json_if_present(&self, file: FileName) -> Result<Option<&Value>> {
-        self.documents.json_if_present(file)
     }
 }
 
