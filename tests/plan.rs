@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew::memory::{Cpu, Device, DeviceId, Hardware, Location, MemoryInfo, Result, Storage, Stream};
 use sinew::models::load::Quantize;
+use sinew::models::plan::Change;
 use sinew::models::{Folder, Load, OldKv, Planner};
 use sinew::ops::Policy;
 use sinew::prelude::*;
@@ -144,6 +145,14 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
     }
     let device = Counting::new(pooled);
     LanguageModel::load_on(context(&device), &folder, &few, &mut |_, _| {}).expect("it fits");
+}
+
+#[test]
+fn of_one_token_plans_speak_in_the_singular() {
+    let words = [Change::Context(1), Change::CacheTokens(Some(1)), Change::BlockSize(1), Change::Context(2)];
+    let expected =
+        ["a context of 1 token", "a cache of 1 token", "blocks of 1 token in the cache", "a context of 2 tokens"];
+    assert_eq!(words.map(|change| change.to_string()), expected);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::batch::Wanted;
 use crate::cache::KvCache;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
+use crate::error::count_of;
 use crate::load::{Loader, Precision};
 use crate::passes::{self, MAX_TEXTS};
 use crate::room::{most_that_fits, refuse_beyond_memory};
@@ -96,10 +97,10 @@ fn hidden_states(runner: &mut Runner, texts: &[&[u32]], last: bool) -> Result<Ve
         refuse_beyond_memory(
             runner.staging.context(),
             &[("KV cache", passes::cache_bytes(config, precision, tokens))],
-            &format!("a text of {tokens} tokens"),
+            &format!("a text of {}", count_of(tokens, "token")),
             |available| {
                 let fits = |tokens| Ok(passes::cache_bytes(config, precision, tokens) <= available);
-                Ok(format!("what would fit: {} tokens", most_that_fits(tokens, fits)?))
+                Ok(format!("what would fit: {}", count_of(most_that_fits(tokens, fits)?, "token")))
             },
         )?;
         runner.staging.replace_cache(passes::cache_shape(config, precision, tokens)?)?;

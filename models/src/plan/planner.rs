@@ -393,9 +393,10 @@ impl Change {
 
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tokens = |count| count_of(count, "token");
         match *self {
             Self::Sequences(count) => write!(f, "{} at once", count_of(count, "sequence")),
-            Self::Context(tokens) => write!(f, "a context of {tokens} tokens"),
+            Self::Context(count) => write!(f, "a context of {}", tokens(count)),
             Self::Kv(dtype) => write!(f, "keys and values in {dtype}"),
             Self::OldKv(None) => f.write_str("keys and values all alike"),
             Self::OldKv(Some(OldKv { dtype, recent })) => {
@@ -404,11 +405,11 @@ impl fmt::Display for Change {
             Self::Dtype(None) => f.write_str("weights as they are stored"),
             Self::Dtype(Some(dtype)) => write!(f, "weights in {dtype}"),
             Self::Weights(values) | Self::Values(values) => write!(f, "weights in {}", values.name()),
-            Self::PrefillChunk(tokens) => write!(f, "{tokens} tokens of a prompt in one step"),
+            Self::PrefillChunk(count) => write!(f, "{} of a prompt in one step", tokens(count)),
             Self::CacheTokens(None) => f.write_str("a cache for every sequence at its longest and no more"),
-            Self::CacheTokens(Some(tokens)) => write!(f, "a cache of {tokens} tokens"),
-            Self::SwapTokens(tokens) => write!(f, "room for {tokens} tokens beside the cache"),
-            Self::BlockSize(tokens) => write!(f, "blocks of {tokens} tokens in the cache"),
+            Self::CacheTokens(Some(count)) => write!(f, "a cache of {}", tokens(count)),
+            Self::SwapTokens(count) => write!(f, "room for {} beside the cache", tokens(count)),
+            Self::BlockSize(count) => write!(f, "blocks of {} in the cache", tokens(count)),
         }
     }
 }
