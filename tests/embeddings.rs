@@ -212,7 +212,7 @@ fn weights_that_are_no_numbers_make_no_vector() {
 #[test]
 fn a_decoder_that_no_file_calls_an_embedding_model_is_refused() {
     let folder = fixture_path("qwen3_gqa3_hd80_bf16_tied");
-    assert!(!EmbeddingModel::describes(&Folder::new(&folder)).expect("the config is valid"));
+    assert!(!Folder::new(&folder).embeds().expect("the config is valid"));
     let error = EmbeddingModel::load(&folder, &WeightOptions::default()).expect_err("nothing says how to pool");
     assert!(error.one_line().contains("qwen3") && error.one_line().contains("modules.json"), "{}", error.one_line());
 }

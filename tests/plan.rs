@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew::memory::{Cpu, Device, DeviceId, Hardware, Location, MemoryInfo, Result, Storage, Stream};
 use sinew::models::load::Quantize;
+use sinew::models::plan::Change;
 use sinew::models::{Folder, Load, OldKv, Planner};
 use sinew::ops::Policy;
 use sinew::prelude::*;
@@ -92,7 +93,7 @@ fn every_model_takes_what_its_plan_says() {
         let exact = |dtype| WeightOptions { dtype, ..Default::default() };
         for weights in [exact(None), exact(Some(DType::F32)), quantized(true), quantized(false)] {
             let name = format!("{}, {weights:?}", path.display());
-            if EmbeddingModel::describes(&folder).expect("a config") {
+            if folder.embeds().expect("a config") {
                 embedding += 1;
                 let plan = EmbeddingModel::plan(config, &checkpoint, &weights, &cpu).expect("a plan");
                 let load = |ctx| EmbeddingModel::load_on(ctx, &folder, &weights, &mut |_, _| {}).expect("it loads");
@@ -144,6 +145,14 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
     }
     let device = Counting::new(pooled);
     LanguageModel::load_on(context(&device), &folder, &few, &mut |_, _| {}).expect("it fits");
+}
+
+#[test]
+fn of_one_token_plans_speak_in_the_singular() {
+    let words = [Change::Context(1), Change::CacheTokens(Some(1)), Change::BlockSize(1), Change::Context(2)];
+    let expected =
+        ["a context of 1 token", "a cache of 1 token", "blocks of 1 token in the cache", "a context of 2 tokens"];
+    assert_eq!(words.map(|change| change.to_string()), expected);
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn written(source: &Path, how: Quantize) -> (TempDir, Quantized) {
 fn outputs(folder: &Path, weights: WeightOptions) -> Vec<u32> {
     let tokens: Vec<u32> = (0..23).map(|i| (i * 7919 + 3) % 299).collect();
     let source = Folder::new(folder);
-    if EmbeddingModel::describes(&source).expect("a model") {
+    if source.embeds().expect("a model") {
         let mut model = EmbeddingModel::load(folder, &weights).expect("the model loads");
         return bits(&model.hidden_states(&tokens).expect("the model runs"));
     }

@@ -6,7 +6,7 @@ use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::Result;
 use crate::sampling::Asked;
-use crate::scratch::Values;
+use crate::scratch::{ACTIVATIONS, Values};
 
 /// A planned draw from rows of logits.
 #[derive(Debug)]
@@ -26,11 +26,12 @@ impl Draw {
     /// Draws from up to `max_rows` rows of `vocab` logits.
     pub(crate) fn new(ctx: &Context, vocab: usize, max_rows: usize) -> Result<Self> {
         let params = max_rows.saturating_mul(Asked::PARAMS);
+        let room = |dtype, most| ctx.uninitialised_tagged(ACTIVATIONS, dtype, &[most]);
         Ok(Self {
             sample: Sample::new(ctx, vocab, max_rows)?,
-            params: Values::new(ctx, DType::F32, params)?,
-            top_k: Values::new(ctx, DType::U32, max_rows)?,
-            tokens: ctx.uninitialised(DType::U32, &[max_rows])?,
+            params: Values::of(room(DType::F32, params)?),
+            top_k: Values::of(room(DType::U32, max_rows)?),
+            tokens: room(DType::U32, max_rows)?,
             vocab,
             host_params: Vec::with_capacity(params),
             host_top_k: Vec::with_capacity(max_rows),

@@ -6,15 +6,15 @@ use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
 
-use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::Place;
 
-pub(crate) use self::backbone::Backbone;
+use self::backbone::Backbone;
 use crate::checkpoint::Checkpoint;
 use crate::config::check_positions;
 use crate::limits::Plan;
 use crate::load::{Loader, Precision, Progress, Sizes, WeightOptions};
+use crate::passes::{self, MAX_TEXTS};
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
 use crate::{Error, Folder, LoadOptions, ModelConfig, Planner, Result, Tokenizer};
 
@@ -42,25 +42,7 @@ pub struct EmbeddingModel {
     max_tokens: usize,
 }
 
-/// The most texts in one pass.
-const MAX_TEXTS: usize = 32;
-
-/// Tokens in one pass, which several texts share, and which the longest text of an encoder may exceed: on a CPU few
-/// enough that what one layer hands to the next stays in its caches.
-fn pass_tokens(device: DeviceKind) -> usize {
-    if device == DeviceKind::CPU { 512 } else { 2048 }
-}
-
 impl EmbeddingModel {
-    /// Whether a folder holds an embedding model: an encoder, or what says how its hidden states are pooled.
-    ///
-    /// # Errors
-    /// A config that is missing or damaged, or an architecture that is not supported.
-    pub fn describes(folder: &Folder) -> Result<bool> {
-        let encoder = matches!(folder.config()?, ModelConfig::Encoder(_));
-        Ok(encoder || folder.embedding()?.pooling.is_some())
-    }
-
     /// Loads a folder with `config.json`, safetensors, `tokenizer.json` and, where they are, the files of
     /// sentence-transformers, for the CPU.
     ///
@@ -95,10 +77,10 @@ impl EmbeddingModel {
         let checkpoint = folder.checkpoint(options.load)?;
         let precision = options.precision(&checkpoint, &ctx)?;
         let loaded = LoadOptions { weights: *options, ..LoadOptions::default() };
-        Planner::of(&ctx, model, &checkpoint, true).refuse_beyond_memory(&loaded, "embeddings")?;
+        let plan = Planner::of(&ctx, model, &checkpoint, true).refuse_beyond_memory(&loaded, "embeddings")?;
         let tokenizer = folder.tokenizer()?;
         ctx.prefetch()?;
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, progress);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, plan.activations, progress);
         let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
     }
@@ -111,7 +93,7 @@ impl EmbeddingModel {
     /// or of another shape than the config says.
     pub fn plan(config: &ModelConfig, checkpoint: &Checkpoint, options: &WeightOptions, ctx: &Context) -> Result<Plan> {
         let precision = options.precision(checkpoint, ctx)?;
-        Backbone::plan(config, &mut Sizes::new(ctx, checkpoint, precision))
+        passes::plan(config, &mut Sizes::new(ctx, checkpoint, precision))
     }
 
     /// The context that it runs on.
@@ -237,7 +219,7 @@ impl EmbeddingModel {
         let mut vectors = vec![Vec::new(); texts.len()];
         let mut rest = &order[..];
         while !rest.is_empty() {
-            let mut left = pass_tokens(self.ctx.device().id().kind);
+            let mut left = passes::tokens(self.ctx.device().id().kind);
             let fitting = rest.iter().take(MAX_TEXTS).take_while(|&&i| match left.checked_sub(texts[i].len()) {
                 Some(behind) => {
                     left = behind;

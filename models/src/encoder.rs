@@ -16,6 +16,7 @@ use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
 use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
+use crate::error::count_of;
 use crate::limits::Plan;
 use crate::load::{Loaded, Loader, Maker, NormSpec, Part, Precision, Sizes, Stage};
 use crate::places::push_unlike;
@@ -167,7 +168,8 @@ impl Encoder {
         let rows: usize = texts.iter().map(|text| text.len()).sum();
         let (n, most_rows, most) = (texts.len(), self.max_rows, self.max_sequences);
         if rows > most_rows || n > most {
-            let reason = format!("{rows} tokens in {n} texts, planned for {most_rows} tokens in {most}");
+            let [rows, most_rows] = [rows, most_rows].map(|rows| count_of(rows, "token"));
+            let reason = format!("{rows} in {}, planned for {most_rows} in {most}", count_of(n, "text"));
             return Err(Error::Input(reason));
         }
         for text in texts {

@@ -5,8 +5,6 @@ pub(crate) mod documents;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use serde_json::Value;
-
 pub(crate) use self::documents::FileName;
 use self::documents::{Documents, once};
 use crate::checkpoint::Checkpoint;
@@ -114,6 +112,15 @@ impl Folder {
         once(&self.embedding, || EmbeddingConfig::read(&self.documents))
     }
 
+    /// Whether its model turns texts into vectors: it is an encoder, or there is what says how hidden states are pooled.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Folder::config`] and of [`Folder::embedding`].
+    pub fn embeds(&self) -> Result<bool> {
+        Ok(matches!(self.config()?, ModelConfig::Encoder(_)) || self.embedding()?.pooling.is_some())
+    }
+
     /// The lengths of texts in `tokenizer_config.json` and `sentence_bert_config.json`, where they say any.
     ///
     /// # Errors
@@ -137,9 +144,9 @@ impl Folder {
         if self.path().is_file() {
             return Ok(None);
         }
-        let Some(config) = self.json_if_present(FileName::Config)? else { return Ok(None) };
+        let Some(config) = self.documents.json_if_present(FileName::Config)? else { return Ok(None) };
         for file in [FileName::QuantizeConfig, FileName::QuantConfig, FileName::HfQuantConfig] {
-            if let Some(own) = self.json_if_present(file)? {
+            if let Some(own) = self.documents.json_if_present(file)? {
                 return Quantization::parse(config, FileName::Config.as_str(), Some((own, file.as_str())));
             }
         }
@@ -149,16 +156,6 @@ impl Folder {
     /// Its files as they are.
     pub(crate) fn documents(&self) -> &Documents {
         &self.documents
-    }
-
-    /// The text of a file, which must be there.
-    pub(crate) fn text(&self, file: FileName) -> Result<String> {
-        self.documents.text(file)
-    }
-
-    /// What a JSON file says; `None` where there is none.
-    pub(crate) fn json_if_present(&self, file: FileName) -> Result<Option<&Value>> {
-        self.documents.json_if_present(file)
     }
 }
 

@@ -107,11 +107,11 @@ impl LanguageModel {
         let limits = options.limits(config)?;
         let (sequences, tokens) = (count_of(limits.max_sequences, "sequence"), count_of(limits.context, "token"));
         let model = ModelConfig::Decoder(config.clone());
-        Planner::of(&ctx, &model, checkpoint, false)
+        let plan = Planner::of(&ctx, &model, checkpoint, false)
             .refuse_beyond_memory(options, &format!("{sequences} of {tokens}"))?;
         let tokenizer = tokenizer()?;
         ctx.prefetch()?;
-        let mut loader = Loader::new(ctx.clone(), checkpoint, precision, progress);
+        let mut loader = Loader::new(ctx.clone(), checkpoint, precision, plan.activations, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
         let mut cache = KvCache::new(&ctx, options.cache_shape(config, precision)?)?;
         if options.swap_tokens > 0 {

@@ -11,6 +11,7 @@ mod sizes;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use sinew_memory::Arena;
 use sinew_ops::Context;
 use sinew_ops::layers::{
     Attention, AttentionOptions, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
@@ -30,7 +31,7 @@ use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
 use crate::floats::widened;
-use crate::scratch::{Rows, Values};
+use crate::scratch::{ACTIVATIONS, Rows, Values};
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -44,6 +45,10 @@ pub struct Loader<'a> {
     done: u64,
     total: u64,
     held: Held,
+    /// Bytes of what steps work on and are given.
+    activations: usize,
+    /// Where that is, once there is any of it.
+    arena: Option<Arena>,
 }
 
 /// Bytes of the weights that were loaded: packed ones, embedding tables, biases and the weights of norms.
@@ -58,10 +63,17 @@ pub(crate) struct Held {
 }
 
 impl<'a> Loader<'a> {
-    /// A loader of `checkpoint`.
-    pub fn new(ctx: Arc<Context>, checkpoint: &'a Checkpoint, precision: Precision, progress: Progress<'a>) -> Self {
+    /// A loader of `checkpoint`. What steps of the model work on and are given takes as many bytes as its
+    /// [plan](crate::Plan::activations) says.
+    pub fn new(
+        ctx: Arc<Context>,
+        checkpoint: &'a Checkpoint,
+        precision: Precision,
+        activations: usize,
+        progress: Progress<'a>,
+    ) -> Self {
         let total = checkpoint.num_bytes();
-        Self { ctx, checkpoint, precision, progress, done: 0, total, held: Held::default() }
+        Self { ctx, checkpoint, precision, progress, done: 0, total, held: Held::default(), activations, arena: None }
     }
 
     /// The context.
@@ -82,6 +94,20 @@ impl<'a> Loader<'a> {
     fn advance(&mut self, bytes: usize) {
         self.done += bytes as u64;
         (self.progress)(self.done, self.total);
+    }
+
+    /// Where activations are. It is taken after the weights, which come first in most models.
+    fn arena(&mut self) -> Result<&mut Arena> {
+        let arena = match self.arena.take() {
+            Some(arena) => arena,
+            None => Arena::new(self.ctx.pool(), self.activations, ACTIVATIONS).map_err(sinew_ops::Error::from)?,
+        };
+        Ok(self.arena.insert(arena))
+    }
+
+    fn activations(&mut self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        let ctx = self.ctx.clone();
+        Ok(ctx.uninitialised_in(self.arena()?, dtype, shape)?)
     }
 
     /// The weight of a linear layer, and its options with its bias.
@@ -245,15 +271,16 @@ impl Maker<Loaded> for Loader<'_> {
     }
 
     fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<Rows> {
-        Rows::new(&self.ctx, dtype, max_rows, width)
+        Ok(Rows::of(self.activations(dtype, &[max_rows, width])?))
     }
 
     fn values(&mut self, dtype: DType, most: usize) -> Result<Values> {
-        Values::new(&self.ctx, dtype, most)
+        Ok(Values::of(self.activations(dtype, &[most])?))
     }
 
     fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<Routing> {
-        Ok(Routing::new(&self.ctx, experts, top_k, max_tokens)?)
+        let ctx = self.ctx.clone();
+        Ok(Routing::new_in(&ctx, self.arena()?, experts, top_k, max_tokens)?)
     }
 
     fn planned<T: Debug>(&mut self, plan: impl FnOnce(&Context) -> sinew_ops::Result<T>) -> Result<T> {

@@ -2,9 +2,7 @@
 
 mod footprint;
 mod planner;
-mod room;
 
 pub use self::footprint::{Footprint, SequenceBytes};
 pub use self::planner::{Change, Planner, Saving};
-pub(crate) use self::room::{most_that_fits, refuse_beyond_memory};
 pub use crate::limits::{Limits, Plan};

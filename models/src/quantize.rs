@@ -100,7 +100,7 @@ pub fn quantize(
         });
     }
     let modules = Modules::of(ctx, folder, config, &checkpoint, &scheme)?;
-    let config = with_section(&folder.text(FileName::Config)?, &scheme.config(&modules.kept))?;
+    let config = with_section(&folder.documents().text(FileName::Config)?, &scheme.config(&modules.kept))?;
 
     let unfinished = Unfinished::create(&output)?;
     unfinished.write(FileName::Config.as_str(), config.as_bytes())?;

@@ -11,10 +11,12 @@
 //! | `mxfp4` | the experts of gpt-oss |
 //! | `bitsandbytes` | NF4, with scales that are quantized again or not |
 //! | `probe`, `module` | what the tensors of a module are, checked |
+//! | `layout` | how codes, scales and zero points lie in their tensors, and how rows of each are read |
 //! | `bits` | words of the integers that it has |
-//! | `strip` | columns of a module, and rows of them, in the layouts above |
+//! | `strip` | columns of a module, and rows of them as they are packed |
 //!
-//! To add a format is to write its file, what its config says and how its tensors lie, and to name it in `Method`.
+//! To add a format is to write its file, what its config says and which tensors it has, to name it in `Method`, and to
+//! add to `layout` what lies in no way that is there.
 //!
 //! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
 //! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded
@@ -58,6 +60,7 @@ mod compressed;
 mod config;
 mod fp8;
 mod gptq;
+mod layout;
 mod module;
 mod mxfp4;
 mod patterns;

@@ -44,14 +44,10 @@ pub(crate) struct Values {
 }
 
 impl Rows {
-    /// Room for `max_rows` rows.
-    pub(crate) fn new(ctx: &Context, dtype: DType, max_rows: usize, width: usize) -> Result<Self> {
-        Ok(Self { tensor: ctx.uninitialised_tagged(ACTIVATIONS, dtype, &[max_rows, width])?, width })
-    }
-
-    /// Bytes of that room.
-    pub(crate) fn bytes(dtype: DType, max_rows: usize, width: usize) -> usize {
-        bytes(dtype, &[max_rows, width])
+    /// Rows in a tensor `[max_rows, width]`.
+    pub(crate) fn of(tensor: Tensor) -> Self {
+        let width = tensor.shape()[1];
+        Self { tensor, width }
     }
 
     /// The first `n` rows, `[n, width]`.
@@ -110,14 +106,9 @@ impl Heads {
 }
 
 impl Values {
-    /// Room for `most` numbers.
-    pub(crate) fn new(ctx: &Context, dtype: DType, most: usize) -> Result<Self> {
-        Ok(Self { tensor: ctx.uninitialised_tagged(ACTIVATIONS, dtype, &[most])?, len: 0 })
-    }
-
-    /// Bytes of that room.
-    pub(crate) fn bytes(dtype: DType, most: usize) -> usize {
-        bytes(dtype, &[most])
+    /// None yet, in a tensor of one dimension.
+    pub(crate) fn of(tensor: Tensor) -> Self {
+        Self { tensor, len: 0 }
     }
 
     /// Takes the numbers of the coming step.

@@ -3,17 +3,15 @@
 use std::sync::Arc;
 
 use sinew_kernels::{Operator, Registry, Row};
-use sinew_memory::{Cpu, CpuStream, Device, MemoryReport, Pool, PoolConfig, SimdLevel, Stream, Team};
+use sinew_memory::{Arena, Buffer, Cpu, CpuStream, Device, MemoryReport, Pool, PoolConfig, SimdLevel, Stream, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::choice::Choices;
-use crate::explain::{self, Explanation};
 use crate::launch::Workspace;
-use crate::profile::{self, Profile};
-use crate::record::{self, Record, Recorder};
+use crate::record::Recorder;
 use crate::trust::Trust;
 use crate::tune::{Times, Timings, TuningCache};
-use crate::{Error, Limits, Policy, Result};
+use crate::{Policy, Result};
 
 /// Device, stream, pool, registry and policy: passed to every operator, never global.
 ///
@@ -238,18 +236,40 @@ impl Context {
     /// # Errors
     /// Those of [`Context::uninitialised`].
     pub fn uninitialised_tagged(&self, tag: &str, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        let layout = Layout::contiguous(shape)?;
-        let buffer = self.pool.allocate_tagged(layout.elements() * dtype.size(), tag)?;
-        buffer.record_use(&self.stream);
-        Ok(Tensor::new(buffer, dtype, layout)?)
+        self.uninitialised_of(dtype, shape, |bytes| self.pool.allocate_tagged(bytes, tag))
     }
 
-    /// [`Context::uninitialised_tagged`], but all bytes are 0.
-    pub(crate) fn zeros_tagged(&self, tag: &str, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        let mut tensor = self.uninitialised_tagged(tag, dtype, shape)?;
-        let zeros = vec![0; tensor.buffer().len()];
-        self.stream.upload(&zeros, tensor.buffer_mut()?, 0)?;
-        Ok(tensor)
+    /// [`Context::uninitialised`] from an arena on the context's device instead of its pool.
+    ///
+    /// ```
+    /// use sinew_memory::Arena;
+    /// use sinew_ops::Context;
+    /// use sinew_tensor::DType;
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let mut arena = Arena::new(ctx.pool(), 1000, "activations")?;
+    /// let x = ctx.uninitialised_in(&mut arena, DType::F32, &[5, 50])?;
+    /// assert_eq!(x.shape(), [5, 50]);
+    /// assert!(ctx.uninitialised_in(&mut arena, DType::F32, &[1]).is_err());
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An arena without that much room, or a shape that is too large.
+    pub fn uninitialised_in(&self, arena: &mut Arena, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.uninitialised_of(dtype, shape, |bytes| arena.allocate(bytes))
+    }
+
+    fn uninitialised_of(
+        &self,
+        dtype: DType,
+        shape: &[usize],
+        allocate: impl FnOnce(usize) -> sinew_memory::Result<Buffer>,
+    ) -> Result<Tensor> {
+        let layout = Layout::contiguous(shape)?;
+        let buffer = allocate(layout.elements() * dtype.size())?;
+        buffer.record_use(&self.stream);
+        Ok(Tensor::new(buffer, dtype, layout)?)
     }
 
     /// The threads and SIMD level for work on host memory: the context's own on the CPU, else the machine's.
@@ -289,83 +309,5 @@ impl Context {
     /// No row takes the problem on this device; the message says why each refused.
     pub fn choose<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
         self.choices.get(self, fixed, call)
-    }
-
-    /// Every candidate for a problem with its predicted cost, the choice, and why the others refused.
-    ///
-    /// # Errors
-    /// An operator that the registry does not hold.
-    pub fn explain<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
-        explain::explain::<O>(self, fixed, call)
-    }
-
-    /// The same with the time that every candidate takes on operands like a model's, measured now in turns, and held
-    /// against measured limits: some seconds. The choice is what it was; [`tune`](crate::tune()) changes that.
-    ///
-    /// ```
-    /// use sinew_kernels::softmax::{Softmax, SoftmaxDynamic, SoftmaxStatic};
-    /// use sinew_ops::Context;
-    ///
-    /// let ctx = Context::cpu()?;
-    /// let call = SoftmaxDynamic { rows: 16, width: 1024 };
-    /// let explanation = ctx.explain_measured::<Softmax>(&SoftmaxStatic::default(), &call)?;
-    /// assert!(explanation.choice().is_some_and(|choice| choice.measured_s.is_some()));
-    /// println!("{explanation}");
-    /// # Ok::<(), sinew_ops::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// An operator that the registry does not hold, or a problem too large to make operands for.
-    pub fn explain_measured<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
-        explain::explain_measured::<O>(self, fixed, call)
-    }
-
-    /// Runs `work` and records every launch of this context that this thread makes meanwhile: operator, row, problem, and
-    /// how long it took.
-    ///
-    /// Each launch is waited for, so that on a GPU the work takes longer than it does unrecorded. What other threads launch
-    /// is none of it, though it shares the stream, so that times are those of a busy device. While nothing is recorded a
-    /// launch costs one relaxed load more and allocates nothing.
-    ///
-    /// ```
-    /// use sinew_ops::{Context, matmul, softmax};
-    ///
-    /// let ctx = Context::cpu()?;
-    /// let x = ctx.tensor(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
-    /// let (y, record) = ctx.record(|| softmax(&ctx, &matmul(&x, &x).run(&ctx)?));
-    /// assert_eq!(y?.shape(), [2, 2]);
-    /// let operators: Vec<&str> = record.launches.iter().map(|launched| launched.operator).collect();
-    /// assert_eq!(operators, ["gemm", "softmax"]);
-    /// assert!(record.launched_s() <= record.seconds);
-    /// # Ok::<(), sinew_ops::Error>(())
-    /// ```
-    pub fn record<T>(&self, work: impl FnOnce() -> T) -> (T, Record) {
-        record::record(self, work)
-    }
-
-    /// Runs a step `repeat` times unrecorded and as often recorded, in turns, after one of each that is not counted: where
-    /// its time goes, held against `limits`.
-    ///
-    /// ```
-    /// use sinew_ops::{Context, Error, Limits, matmul};
-    ///
-    /// let ctx = Context::cpu()?;
-    /// let x = ctx.tensor(&[1.0f32; 64 * 64], &[64, 64])?;
-    /// let limits = Limits::estimated(ctx.device().hardware());
-    /// let profile = ctx.profile(limits, 3, || matmul(&x, &x).run(&ctx).map(|_| ()))?;
-    /// assert_eq!(profile.parts().len(), 1);
-    /// println!("{profile}");
-    /// # Ok::<(), Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Those of the step.
-    pub fn profile<E: From<Error>>(
-        &self,
-        limits: Limits,
-        repeat: usize,
-        step: impl FnMut() -> Result<(), E>,
-    ) -> Result<Profile, E> {
-        profile::profile(self, limits, repeat, step)
     }
 }

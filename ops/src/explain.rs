@@ -75,12 +75,8 @@ impl Candidate {
     }
 }
 
-/// The candidates for a problem in the order of choice, and after them the rows that refuse it.
-pub(crate) fn explain<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
-    explained::<O>(ctx, fixed, call).map(|(explanation, _)| explanation)
-}
-
-/// The same, and how many of the first candidates may serve.
+/// The candidates for a problem in the order of choice, and after them the rows that refuse it; how many of the first may
+/// serve.
 fn explained<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<(Explanation, usize)> {
     O::defined(fixed)?;
     let hardware = ctx.device().hardware();
@@ -156,47 +152,70 @@ const MOST_BYTES: f64 = (512 << 20) as f64;
 /// predicted to take as long is not run.
 const TRIALS: Duration = Duration::from_secs(5);
 
-/// [`explain`] with the seconds of every candidate, timed now in turns, and measured limits.
-pub(crate) fn explain_measured<O: Operator>(
-    ctx: &Context,
-    fixed: &O::Static,
-    call: &O::Dynamic,
-) -> Result<Explanation> {
-    let (mut explanation, allowed) = explained::<O>(ctx, fixed, call)?;
-    let bytes = explanation.work.bytes;
-    if bytes > MOST_BYTES {
-        let [bytes, most] = [bytes, MOST_BYTES].map(|bytes| bytes / 1e6);
-        return Err(refuse(
-            O::NAME,
-            format!("{bytes:.0} MB are too many to measure; problems of up to {most:.0} MB are"),
-        ));
+impl Context {
+    /// Every candidate for a problem with its predicted cost, the choice, and why the others refused.
+    ///
+    /// # Errors
+    /// An operator that the registry does not hold.
+    pub fn explain<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
+        explained::<O>(self, fixed, call).map(|(explanation, _)| explanation)
     }
-    let short = |c: &&Candidate| c.predicted_s.is_some_and(|seconds| seconds < TRIALS.as_secs_f64());
-    let rows: Vec<&'static str> = explanation.candidates.iter().filter(short).map(|c| c.row).collect();
-    if let (true, Some(least_s)) = (rows.is_empty(), explanation.choice().and_then(|choice| choice.predicted_s)) {
-        return Err(refuse(O::NAME, format!("{least_s:.0} s are predicted, which are too many to measure")));
-    }
-    let table = ctx.registry().named(O::NAME).ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
-    let mut trial = table.trial(&(fixed.clone(), *call), ctx.stream())?;
-    let Turns { times, failed, .. } = take_turns(&mut *trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
-    let seconds = |of: &str| times.iter().find(|(row, _)| *row == of).map(|(_, seconds)| *seconds);
-    let chosen = explanation.choice().and_then(|choice| seconds(choice.row));
-    let faster = |row: &str| {
-        seconds(row).zip(chosen).is_some_and(|(seconds, chosen)| seconds < chosen * (1.0 - crate::tune::MARGIN))
-    };
-    // Of one that is preferred by name no time is asked.
-    let preferred = explanation.choice().is_some_and(|choice| ctx.policy().prefers(choice.row));
-    for (i, candidate) in explanation.candidates.iter_mut().enumerate() {
-        candidate.measured_s = seconds(candidate.row);
-        if i < allowed && !candidate.chosen && !preferred && faster(candidate.row) {
-            candidate.verdict += "; faster as measured now: tuning would choose it";
+
+    /// The same with the time that every candidate takes on operands like a model's, measured now in turns, and held
+    /// against measured limits: some seconds. The choice is what it was; [`tune`](crate::tune()) changes that.
+    ///
+    /// ```
+    /// use sinew_kernels::softmax::{Softmax, SoftmaxDynamic, SoftmaxStatic};
+    /// use sinew_ops::Context;
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let call = SoftmaxDynamic { rows: 16, width: 1024 };
+    /// let explanation = ctx.explain_measured::<Softmax>(&SoftmaxStatic::default(), &call)?;
+    /// assert!(explanation.choice().is_some_and(|choice| choice.measured_s.is_some()));
+    /// println!("{explanation}");
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An operator that the registry does not hold, or a problem too large to make operands for.
+    pub fn explain_measured<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Explanation> {
+        let (mut explanation, allowed) = explained::<O>(self, fixed, call)?;
+        let bytes = explanation.work.bytes;
+        if bytes > MOST_BYTES {
+            let [bytes, most] = [bytes, MOST_BYTES].map(|bytes| bytes / 1e6);
+            return Err(refuse(
+                O::NAME,
+                format!("{bytes:.0} MB are too many to measure; problems of up to {most:.0} MB are"),
+            ));
         }
-        if let Some((_, failure)) = failed.iter().find(|(row, _)| *row == candidate.row) {
-            let chosen = if candidate.chosen { "chosen, and " } else { "" };
-            candidate.verdict = format!("{chosen}failed its trial: {failure}");
+        let short = |c: &&Candidate| c.predicted_s.is_some_and(|seconds| seconds < TRIALS.as_secs_f64());
+        let rows: Vec<&'static str> = explanation.candidates.iter().filter(short).map(|c| c.row).collect();
+        if let (true, Some(least_s)) = (rows.is_empty(), explanation.choice().and_then(|choice| choice.predicted_s)) {
+            return Err(refuse(O::NAME, format!("{least_s:.0} s are predicted, which are too many to measure")));
         }
+        let table = self.registry().named(O::NAME).ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
+        let mut trial = table.trial(&(fixed.clone(), *call), self.stream())?;
+        let Turns { times, failed, .. } =
+            take_turns(&mut *trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
+        let seconds = |of: &str| times.iter().find(|(row, _)| *row == of).map(|(_, seconds)| *seconds);
+        let chosen = explanation.choice().and_then(|choice| seconds(choice.row));
+        let faster = |row: &str| {
+            seconds(row).zip(chosen).is_some_and(|(seconds, chosen)| seconds < chosen * (1.0 - crate::tune::MARGIN))
+        };
+        // Of one that is preferred by name no time is asked.
+        let preferred = explanation.choice().is_some_and(|choice| self.policy().prefers(choice.row));
+        for (i, candidate) in explanation.candidates.iter_mut().enumerate() {
+            candidate.measured_s = seconds(candidate.row);
+            if i < allowed && !candidate.chosen && !preferred && faster(candidate.row) {
+                candidate.verdict += "; faster as measured now: tuning would choose it";
+            }
+            if let Some((_, failure)) = failed.iter().find(|(row, _)| *row == candidate.row) {
+                let chosen = if candidate.chosen { "chosen, and " } else { "" };
+                candidate.verdict = format!("{chosen}failed its trial: {failure}");
+            }
+        }
+        Ok(explanation.against(Limits::measure(self.device())?, O::compute(fixed)))
     }
-    Ok(explanation.against(Limits::measure(ctx.device())?, O::compute(fixed)))
 }
 
 /// A verdict as it is printed.
@@ -228,7 +247,8 @@ impl fmt::Display for Explanation {
             let (row, name, predicted) = (c.row, c.arithmetic, us(c.predicted_s));
             write!(f, "{mark} {row:width$}  {name:arithmetic$}  {predicted:>12}")?;
             if measured {
-                write!(f, "  {:>12} measured", us(c.measured_s))?;
+                let measured = c.measured_s.map(|seconds| format!("{} measured", us(Some(seconds))));
+                write!(f, "  {:>21}", measured.unwrap_or_default())?;
             }
             writeln!(f, "  {}", c.verdict)?;
         }

@@ -116,28 +116,46 @@ impl Profile {
     }
 }
 
-/// Runs a step in turns unrecorded and recorded.
-pub(crate) fn profile<E: From<Error>>(
-    ctx: &Context,
-    limits: Limits,
-    repeat: usize,
-    mut step: impl FnMut() -> Result<(), E>,
-) -> Result<Profile, E> {
-    let mut turns = Vec::new();
-    // The first turn is not counted: kernels are chosen, and caches and clock rates settle in it.
-    for turn in 0..=repeat.max(1) {
-        let start = Instant::now();
-        step()?;
-        ctx.synchronize()?;
-        let seconds = start.elapsed().as_secs_f64();
-        let (done, record) = ctx.record(&mut step);
-        done?;
-        if turn > 0 {
-            let hardware = ctx.device().hardware().to_string();
-            turns.push(Profile { hardware, limits, record, step_s: seconds });
+impl Context {
+    /// Runs a step `repeat` times unrecorded and as often recorded, in turns, after one of each that is not counted: where
+    /// its time goes, held against `limits`.
+    ///
+    /// ```
+    /// use sinew_ops::{Context, Error, Limits, matmul};
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let x = ctx.tensor(&[1.0f32; 64 * 64], &[64, 64])?;
+    /// let limits = Limits::estimated(ctx.device().hardware());
+    /// let profile = ctx.profile(limits, 3, || matmul(&x, &x).run(&ctx).map(|_| ()))?;
+    /// assert_eq!(profile.parts().len(), 1);
+    /// println!("{profile}");
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the step.
+    pub fn profile<E: From<Error>>(
+        &self,
+        limits: Limits,
+        repeat: usize,
+        mut step: impl FnMut() -> Result<(), E>,
+    ) -> Result<Profile, E> {
+        let mut turns = Vec::new();
+        // The first turn is not counted: kernels are chosen, and caches and clock rates settle in it.
+        for turn in 0..=repeat.max(1) {
+            let start = Instant::now();
+            step()?;
+            self.synchronize()?;
+            let seconds = start.elapsed().as_secs_f64();
+            let (done, record) = self.record(&mut step);
+            done?;
+            if turn > 0 {
+                let hardware = self.device().hardware().to_string();
+                turns.push(Profile { hardware, limits, record, step_s: seconds });
+            }
         }
+        Ok(median(turns))
     }
-    Ok(median(turns))
 }
 
 /// Of turns that which accounts for the median share.
@@ -260,7 +278,7 @@ mod tests {
         let x = ctx.tensor(&[1.0f32; 16 * 16], &[16, 16]).unwrap();
         let mut recorded = Vec::new();
         let limits = Limits::estimated(ctx.device().hardware());
-        let profile = profile(&ctx, limits, 3, || {
+        let profile = ctx.profile(limits, 3, || {
             recorded.push(ctx.recorder().is_on());
             let y = matmul(&x, &x).run(&ctx)?;
             crate::softmax(&ctx, &matmul(&y, &x).run(&ctx)?).map(drop)
@@ -310,7 +328,7 @@ mod tests {
     fn a_step_without_kernels_is_said_to_have_none() {
         let ctx = Context::cpu().unwrap();
         let limits = Limits::estimated(ctx.device().hardware());
-        let profile = profile::<Error>(&ctx, limits, 1, || Ok(())).unwrap();
+        let profile = ctx.profile::<Error>(limits, 1, || Ok(())).unwrap();
         let words = profile.to_string();
         assert!(words.contains("no kernel ran") && !words.contains("NaN"), "{words}");
     }

@@ -341,6 +341,19 @@ fn times_are_shown_of_the_call_that_was_measured_only() {
 }
 
 #[test]
+fn what_was_not_measured_is_not_printed_as_measured() {
+    let kept = Cache::poisoned(&context(&[], true), &[(usual().name, 1e-3)]);
+    let ctx = context(&[], true).with_tuning(&kept.cache);
+    let call = <Gemm as sinew_kernels::Operator>::bucket(CALL);
+    let explanation = ctx.explain::<Gemm>(&problem(), &call).unwrap();
+    assert!(explanation.candidates.iter().any(|candidate| candidate.verdict.starts_with("refused: ")));
+    let printed = explanation.to_string();
+    let measured: Vec<&str> = printed.lines().filter(|line| line.contains(" µs measured ")).collect();
+    assert!(measured.len() == 1 && measured[0].contains("1000.0 µs measured  chosen"), "{printed}");
+    assert!(!printed.contains("- measured"), "{printed}");
+}
+
+#[test]
 fn what_is_not_of_this_version_these_rows_and_this_user_counts_as_nothing() {
     type Spoil = fn(&Cache);
     let spoils: [(&str, Spoil); 4] = [

@@ -10,7 +10,7 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::json;
 use sinew::kernels::rates::Peaks;
-use sinew::models::{EmbeddingModel, LanguageModel, LoadOptions, ModelConfig, one_line};
+use sinew::models::{LanguageModel, LoadOptions, ModelConfig, one_line};
 use sinew::ops::Context;
 
 use super::arguments::{STEPPING, of_settings};
@@ -70,7 +70,7 @@ impl Bench {
         }
         let folder = self.model.folder(run)?;
         let config = folder.config()?;
-        if EmbeddingModel::describes(folder)? {
+        if folder.embeds()? {
             run.refuse_generating()?;
             if self.through_scheduler() || self.new_tokens.is_some() {
                 return Err("--new-tokens, --engine and --shared-prefix are for models that generate".into());

@@ -77,7 +77,7 @@ impl Inspect {
     ) -> Outcome<sinew::models::Result<Needs>> {
         let ctx = &*run.context()?;
         let weights = WeightOptions { load: Load::Read, ..run.weight_options(Some(folder), ctx)? };
-        if EmbeddingModel::describes(folder)? {
+        if folder.embeds()? {
             run.refuse_generating()?;
             return Ok(weights.precision(checkpoint, ctx).and_then(|precision| {
                 let plan = EmbeddingModel::plan(config, checkpoint, &weights, ctx)?;

@@ -44,7 +44,7 @@ impl Logits {
             return Err(format!("cannot write {}: it is not a regular file", self.output.display()).into());
         }
         let folder = self.model.folder(run)?;
-        if EmbeddingModel::describes(folder)? {
+        if folder.embeds()? {
             run.refuse_generating()?;
             folder.config()?.check_text(tokens)?;
             // Where nothing can be written, nothing need be loaded.

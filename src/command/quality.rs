@@ -71,7 +71,7 @@ impl Quality {
         let checkpoint = folder.checkpoint(run.settings().load)?;
         let beside = main_dtype(&checkpoint)?;
         catch_interrupts();
-        let rows = if EmbeddingModel::describes(folder)? {
+        let rows = if folder.embeds()? {
             run.refuse_generating()?;
             self.vectors(run, &ctx, &checkpoint, texts)?
         } else {

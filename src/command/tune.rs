@@ -78,7 +78,7 @@ impl Tune {
         };
         let folder = Folder::new(run.locate(name, self.offline)?);
         let config = folder.config()?;
-        if EmbeddingModel::describes(&folder)? {
+        if folder.embeds()? {
             run.refuse_generating()?;
             let weights = run.weight_options(Some(&folder), ctx)?;
             let mut model = EmbeddingModel::load_on(ctx.clone(), &folder, &weights, &mut |_, _| {})?;

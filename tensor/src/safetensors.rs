@@ -143,6 +143,79 @@ fn named(name: &str, error: Error) -> Error {
     }
 }
 
+/// What a safetensors file begins with: where each tensor is in it.
+///
+/// Tensors of larger elements come first, and those of a size by name: all are aligned then, as the header's text is
+/// padded with blanks to a multiple of 8 bytes.
+///
+/// ```
+/// use safetensors::Dtype;
+/// use sinew_tensor::safetensors::Header;
+///
+/// let tensors = [("codes".to_owned(), Dtype::U16, vec![3]), ("scale".to_owned(), Dtype::F64, vec![2, 1])];
+/// let header = Header::new(tensors, None)?;
+/// let start = header.bytes().len();
+/// assert_eq!(header.tensors(), [("scale".to_owned(), start..start + 16), ("codes".to_owned(), start + 16..start + 22)]);
+/// # Ok::<(), sinew_tensor::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Header {
+    bytes: Vec<u8>,
+    tensors: Vec<(String, Range<usize>)>,
+}
+
+impl Header {
+    /// Lays out tensors of these names, dtypes and shapes. `metadata` is text for `__metadata__`.
+    ///
+    /// # Errors
+    /// A name that comes twice or is `__metadata__`, a tensor that does not end with a byte, or more than a file or its
+    /// header can hold.
+    pub fn new(
+        tensors: impl IntoIterator<Item = (String, Dtype, Vec<usize>)>,
+        metadata: Option<HashMap<String, String>>,
+    ) -> Result<Self> {
+        let mut tensors: Vec<_> = tensors.into_iter().collect();
+        tensors.sort_by(|(a, left, _), (b, right, _)| (Reverse(left.bitsize()), a).cmp(&(Reverse(right.bitsize()), b)));
+        let mut places: Vec<(String, Range<usize>)> = Vec::new();
+        let (mut infos, mut names, mut start) = (Vec::new(), BTreeSet::new(), 0usize);
+        for (name, dtype, shape) in tensors {
+            let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &size| bits.checked_mul(size));
+            let too_large =
+                || shape_error("save", format!("{name}: {shape:?} of {dtype} is more than a file can hold"));
+            let end = bits.and_then(|bits| start.checked_add(bits / 8)).ok_or_else(too_large)?;
+            if name == "__metadata__" || !names.insert(name.clone()) {
+                return Err(shape_error("save", format!("a file cannot hold this tensor {name:?}: its name is taken")));
+            }
+            places.push((name.clone(), start..end));
+            infos.push((name, TensorInfo { dtype, shape, data_offsets: (start, end) }));
+            start = end;
+        }
+        let metadata = Metadata::new(metadata, infos)?;
+        let mut text = serde_json::to_vec(&metadata).map_err(SafeTensorError::from)?;
+        text.resize(text.len().next_multiple_of(8), b' ');
+        if text.len() > MAX_HEADER_BYTES {
+            return Err(SafeTensorError::HeaderTooLarge.into());
+        }
+        let bytes = [&(text.len() as u64).to_le_bytes()[..], &text].concat();
+        let too_large = || shape_error("save", format!("{start} bytes are more than a file can hold"));
+        start.checked_add(bytes.len()).ok_or_else(too_large)?;
+        for (_, place) in &mut places {
+            *place = place.start + bytes.len()..place.end + bytes.len();
+        }
+        Ok(Self { bytes, tensors: places })
+    }
+
+    /// The first bytes of the file: the length of its description, and that.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The tensors in the order of the file, and the bytes of it that each has.
+    pub fn tensors(&self) -> &[(String, Range<usize>)] {
+        &self.tensors
+    }
+}
+
 /// Writes tensors to a safetensors file in row-major order, whatever their layouts and devices.
 ///
 /// The file appears under its name when it is complete: an earlier one that is mapped stays valid.
@@ -165,15 +238,14 @@ pub fn save_with_metadata<'a, S: AsRef<str>>(
     tensors: impl IntoIterator<Item = (S, &'a Tensor)>,
     metadata: Option<HashMap<String, String>>,
 ) -> Result<()> {
-    let mut tensors: Vec<(S, &Tensor)> = tensors.into_iter().collect();
-    // Larger elements first: after a header padded to 8 bytes all of them are aligned.
-    tensors.sort_by(|(a, left), (b, right)| {
-        (Reverse(left.dtype().size()), a.as_ref()).cmp(&(Reverse(right.dtype().size()), b.as_ref()))
-    });
-    let entries = tensors.iter().map(|(name, tensor)| (name.as_ref(), tensor.dtype(), tensor.shape()));
-    let mut out = Output::create(path.as_ref(), &header(entries, metadata)?)?;
-    for (_, tensor) in &tensors {
-        out.write(&tensor.to_bytes()?)?;
+    let tensors: Vec<(S, &Tensor)> = tensors.into_iter().collect();
+    let entry =
+        |name: &str, tensor: &Tensor| (name.to_owned(), tensor.dtype().to_safetensors(), tensor.shape().to_vec());
+    let header = Header::new(tensors.iter().map(|(name, tensor)| entry(name.as_ref(), tensor)), metadata)?;
+    let of_name: HashMap<&str, &Tensor> = tensors.iter().map(|(name, tensor)| (name.as_ref(), *tensor)).collect();
+    let mut out = Output::create(path.as_ref(), &header)?;
+    for (name, _) in header.tensors() {
+        out.write(&of_name[name.as_str()].to_bytes()?)?;
     }
     out.complete()
 }
@@ -212,8 +284,8 @@ impl Writer {
     /// # Errors
     /// The name `__metadata__`, a shape that tensors cannot have, or a file that cannot be written.
     pub fn create(path: impl AsRef<Path>, name: &str, dtype: DType, shape: &[usize]) -> Result<Self> {
-        let header = header([(name, dtype, shape)], None)?;
         let left = Layout::contiguous(shape)?.elements();
+        let header = Header::new([(name.to_owned(), dtype.to_safetensors(), shape.to_vec())], None)?;
         Ok(Self { out: Output::create(path.as_ref(), &header)?, dtype, left })
     }
 
@@ -243,34 +315,6 @@ impl Writer {
     }
 }
 
-/// The header in JSON, padded with blanks to a multiple of 8 bytes.
-fn header<'a>(
-    tensors: impl IntoIterator<Item = (&'a str, DType, &'a [usize])>,
-    metadata: Option<HashMap<String, String>>,
-) -> Result<Vec<u8>> {
-    let mut names = BTreeSet::new();
-    let mut order = Vec::new();
-    let mut start = 0usize;
-    for (name, dtype, shape) in tensors {
-        let bytes = Layout::contiguous(shape)?.elements().checked_mul(dtype.size());
-        let too_large = || shape_error("save", format!("{name}: {shape:?} of {dtype} is more than a file can hold"));
-        let end = bytes.and_then(|bytes| start.checked_add(bytes)).ok_or_else(too_large)?;
-        if name == "__metadata__" || !names.insert(name) {
-            return Err(shape_error("save", format!("a file cannot hold this tensor {name:?}: its name is taken")));
-        }
-        let (dtype, shape) = (dtype.to_safetensors(), shape.to_vec());
-        order.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
-        start = end;
-    }
-    let metadata = Metadata::new(metadata, order)?;
-    let mut header = serde_json::to_vec(&metadata).map_err(SafeTensorError::from)?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() > MAX_HEADER_BYTES {
-        return Err(SafeTensorError::HeaderTooLarge.into());
-    }
-    Ok(header)
-}
-
 /// A file that appears under its name when it is complete.
 #[derive(Debug)]
 struct Output {
@@ -280,13 +324,12 @@ struct Output {
 }
 
 impl Output {
-    fn create(path: &Path, header: &[u8]) -> Result<Self> {
+    fn create(path: &Path, header: &Header) -> Result<Self> {
         let failed = |source| file_error(path, source);
         let partial = Partial::beside(path).map_err(failed)?;
         let file = BufWriter::with_capacity(1 << 20, File::create(&partial.path).map_err(failed)?);
         let mut out = Self { file, partial, path: path.to_owned() };
-        out.write(&(header.len() as u64).to_le_bytes())?;
-        out.write(header)?;
+        out.write(header.bytes())?;
         Ok(out)
     }
 

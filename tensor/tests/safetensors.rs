@@ -6,7 +6,7 @@ use std::sync::Arc;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use sinew_memory::{Cpu, Error as MemoryError, Location, MappedFile};
-use sinew_tensor::safetensors::{load, save, save_with_metadata};
+use sinew_tensor::safetensors::{Header, load, save, save_with_metadata};
 use sinew_tensor::{DType, Error, Tensor};
 
 fn location(tensor: &Tensor) -> Location {
@@ -77,6 +77,37 @@ fn names_that_cannot_be_stored_are_refused_and_nothing_is_written() {
     assert!(save(folder.path().join("none").join("a"), [("a", &tensor)]).is_err());
     assert!(save(folder.path(), [("a", &tensor)]).is_err(), "a folder cannot be replaced by a file");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_reference_crate_finds_tensors_of_any_dtype_and_rank_where_a_header_says() {
+    let entry = |name: &str, dtype, shape: &[usize]| (name.to_owned(), dtype, shape.to_vec());
+    let entries = [
+        entry("fp4", Dtype::F4, &[2, 3]),
+        entry("deep", Dtype::U16, &[1; 9]),
+        entry("e", Dtype::F32, &[0, 2]),
+        entry("z", Dtype::C64, &[1]),
+    ];
+    let header = Header::new(entries, None).unwrap();
+    assert!(header.bytes().len().is_multiple_of(8));
+    let mut file = header.bytes().to_vec();
+    for (index, (_, place)) in header.tensors().iter().enumerate() {
+        assert_eq!(place.start, file.len());
+        file.resize(place.end, index as u8);
+    }
+    let read = SafeTensors::deserialize(&file).unwrap();
+    let names: Vec<&str> = header.tensors().iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["z", "e", "deep", "fp4"]);
+    for (index, (name, bytes)) in [("z", 8), ("e", 0), ("deep", 2), ("fp4", 3)].into_iter().enumerate() {
+        assert_eq!(read.tensor(name).unwrap().data(), vec![index as u8; bytes], "{name}");
+    }
+
+    let part = [entry("fp4", Dtype::F4, &[3])];
+    let twice = [entry("a", Dtype::U8, &[1]), entry("a", Dtype::F32, &[1])];
+    let huge = [entry("a", Dtype::U8, &[usize::MAX / 8]), entry("b", Dtype::U8, &[usize::MAX / 8 * 7])];
+    for refused in [&part[..], &twice, &huge, &[entry("a", Dtype::F64, &[usize::MAX, 2])]] {
+        assert!(Header::new(refused.to_vec(), None).is_err(), "{refused:?}");
+    }
 }
 
 #[test]

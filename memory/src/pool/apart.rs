@@ -25,7 +25,8 @@ impl Shared {
     ) -> Result<Buffer> {
         let held = self.device.held_bytes(bytes);
         let mut state = self.lock();
-        let limit = state.config.limit_bytes;
+        // More than half of all addresses is nowhere, and would overflow the counters.
+        let limit = state.config.limit_bytes.min(isize::MAX as usize);
         let taken = |reserved: usize, apart: usize| reserved.saturating_add(apart).saturating_add(held);
         if taken(state.reserved_bytes, state.apart_bytes) > limit {
             // What is free in slabs is of no use here.

@@ -4,23 +4,20 @@ use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::Place;
 
-use super::{MAX_TEXTS, pass_tokens};
 use crate::batch::Wanted;
-use crate::cache::{CacheShape, KvCache};
+use crate::cache::KvCache;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::limits::{Limits, Plan};
-use crate::load::{Loader, Maker, Precision, Sizes};
-use crate::plan::{most_that_fits, refuse_beyond_memory};
+use crate::error::count_of;
+use crate::load::{Loader, Precision};
+use crate::passes::{self, MAX_TEXTS};
+use crate::room::{most_that_fits, refuse_beyond_memory};
 use crate::runner::Runner;
-use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
-
-/// Tokens in a block of the cache.
-const BLOCK_SIZE: usize = 16;
+use crate::{ModelConfig, Result};
 
 /// Texts as tokens to hidden states.
 #[derive(Debug)]
-pub(crate) enum Backbone {
+pub(super) enum Backbone {
     Encoder(Box<Encoder>),
     /// Of a decoder without a head. Its cache is as large as the longest text so far needed, and empty between passes.
     Decoder(Box<Runner>),
@@ -30,29 +27,14 @@ impl Backbone {
     pub(super) fn load(loader: &mut Loader<'_>, config: &ModelConfig) -> Result<Self> {
         match config {
             ModelConfig::Encoder(config) => {
-                let rows = pass_rows(config, kind_of(loader));
+                let rows = passes::rows(config, kind_of(loader));
                 Ok(Self::Encoder(Box::new(Encoder::load(loader, config, rows, MAX_TEXTS)?)))
             }
             ModelConfig::Decoder(config) => {
-                let (ctx, limits) = (loader.context().clone(), limits(config, kind_of(loader)));
+                let (ctx, limits) = (loader.context().clone(), passes::limits(config, kind_of(loader)));
                 let decoder = Decoder::load(loader, config, limits)?;
-                let cache = KvCache::new(&ctx, cache_shape(config, decoder.precision(), limits.max_rows)?)?;
+                let cache = KvCache::new(&ctx, passes::cache_shape(config, decoder.precision(), limits.max_rows)?)?;
                 Ok(Self::Decoder(Box::new(Runner::new(ctx, decoder, cache))))
-            }
-        }
-    }
-
-    /// What it would take; a decoder's cache grows where one text is longer than a pass.
-    pub(crate) fn plan(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
-        match config {
-            ModelConfig::Encoder(config) => {
-                let rows = pass_rows(config, sizes.device());
-                Encoder::plan(config, sizes, rows, MAX_TEXTS)
-            }
-            ModelConfig::Decoder(config) => {
-                let limits = limits(config, sizes.device());
-                let plan = Decoder::plan(config, sizes, &limits)?;
-                Ok(Plan { cache: cache_bytes(config, sizes.precision(), limits.max_rows), ..plan })
             }
         }
     }
@@ -110,18 +92,18 @@ impl Backbone {
 fn hidden_states(runner: &mut Runner, texts: &[&[u32]], last: bool) -> Result<Vec<Vec<f32>>> {
     let (most, width) = (runner.decoder().limits().max_rows, runner.decoder().config().hidden_size);
     let tokens: usize = texts.iter().map(|text| text.len()).sum();
-    if runner.staging.cache().shape().groups().iter().any(|group| blocks(tokens) > group.layout.num_blocks()) {
+    if runner.staging.cache().shape().groups().iter().any(|group| passes::blocks(tokens) > group.layout.num_blocks()) {
         let (config, precision) = (runner.decoder().config(), runner.decoder().precision());
         refuse_beyond_memory(
             runner.staging.context(),
-            &[("KV cache", cache_bytes(config, precision, tokens))],
-            &format!("a text of {tokens} tokens"),
+            &[("KV cache", passes::cache_bytes(config, precision, tokens))],
+            &format!("a text of {}", count_of(tokens, "token")),
             |available| {
-                let fits = |tokens| Ok(cache_bytes(config, precision, tokens) <= available);
-                Ok(format!("what would fit: {} tokens", most_that_fits(tokens, fits)?))
+                let fits = |tokens| Ok(passes::cache_bytes(config, precision, tokens) <= available);
+                Ok(format!("what would fit: {}", count_of(most_that_fits(tokens, fits)?, "token")))
             },
         )?;
-        runner.staging.replace_cache(cache_shape(config, precision, tokens)?)?;
+        runner.staging.replace_cache(passes::cache_shape(config, precision, tokens)?)?;
     }
     let mut sequences: Vec<_> = texts.iter().map(|text| runner.staging.cache().sequence(text.len())).collect();
     let mut of_texts = vec![Vec::new(); texts.len()];
@@ -154,36 +136,6 @@ fn hidden_states(runner: &mut Runner, texts: &[&[u32]], last: bool) -> Result<Ve
     Ok(of_texts)
 }
 
-/// Tokens of an encoder's pass: several texts, or the longest.
-fn pass_rows(config: &EncoderConfig, device: DeviceKind) -> usize {
-    config.max_position_embeddings.max(pass_tokens(device))
-}
-
 fn kind_of(loader: &Loader<'_>) -> DeviceKind {
     loader.context().device().id().kind
-}
-
-/// How large the steps of a decoder are, which may take several for its longest text.
-fn limits(config: &DecoderConfig, device: DeviceKind) -> Limits {
-    Limits {
-        max_rows: pass_tokens(device),
-        max_sequences: MAX_TEXTS,
-        context: config.trained_context(),
-        block_size: BLOCK_SIZE,
-        max_logits: None,
-    }
-}
-
-/// Blocks for tokens of any number of texts that share a pass: each may leave one unfilled.
-fn blocks(tokens: usize) -> usize {
-    tokens.div_ceil(BLOCK_SIZE).saturating_add(MAX_TEXTS)
-}
-
-/// A cache for `tokens` tokens in every layer.
-fn cache_shape(config: &DecoderConfig, precision: Precision, tokens: usize) -> Result<CacheShape> {
-    CacheShape::of_blocks(config, &precision, BLOCK_SIZE, |_| blocks(tokens))
-}
-
-fn cache_bytes(config: &DecoderConfig, precision: Precision, tokens: usize) -> usize {
-    cache_shape(config, precision, tokens).map_or(usize::MAX, |shape| shape.bytes())
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use sinew_memory::DeviceKind;
+use sinew_memory::{ArenaPlan, DeviceKind};
 use sinew_ops::Context;
 use sinew_ops::layers::{
     Attention, AttentionOptions, Encoding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Rotary, Routing,
@@ -18,7 +18,7 @@ use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::RopeConfig;
 use crate::limits::Plan;
-use crate::scratch::{Rows, Values, bytes, sum};
+use crate::scratch::{bytes, sum};
 
 /// What a [`Loader`](super::Loader) would make of a checkpoint, for plans: every tensor is checked as loading checks
 /// it, and the bytes of what it becomes are counted; the largest number where they are more.
@@ -33,8 +33,8 @@ pub(crate) struct Sizes<'a> {
     pub tables: Vec<String>,
     /// What is made of them, and of vectors.
     pub made: Vec<Made>,
-    /// Bytes of what a step works on and is given.
-    activations: usize,
+    /// What a step works on and is given.
+    activations: ArenaPlan,
     /// Bytes of rotary embeddings by position.
     ropes: usize,
     /// Whether what products and attention work in is counted too.
@@ -55,7 +55,8 @@ pub(crate) struct Made {
 impl<'a> Sizes<'a> {
     /// Of a checkpoint on a context's device.
     pub(crate) fn new(ctx: &'a Context, checkpoint: &'a Checkpoint, precision: Precision) -> Self {
-        let (weights, tables, made, activations, ropes, counts_workspace, workspace) = Default::default();
+        let (weights, tables, made, ropes, counts_workspace, workspace) = Default::default();
+        let activations = ArenaPlan::new(ctx.device().alignment());
         Self { checkpoint, precision, ctx, weights, tables, made, activations, ropes, counts_workspace, workspace }
     }
 
@@ -72,11 +73,7 @@ impl<'a> Sizes<'a> {
     /// Bytes of all that was counted.
     pub(crate) fn plan(&self) -> Plan {
         let weights = sum(self.made.iter().map(|made| made.bytes));
-        Plan { weights, activations: self.activations, tables: self.ropes, ..Plan::default() }
-    }
-
-    fn works_on(&mut self, bytes: usize) {
-        self.activations = self.activations.saturating_add(bytes);
+        Plan { weights, activations: self.activations.bytes(), tables: self.ropes, ..Plan::default() }
     }
 
     /// The weight of a product of these parts, in so many groups; how its values are held, and the outputs of a group.
@@ -188,17 +185,17 @@ impl Maker<Counted> for Sizes<'_> {
     }
 
     fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<()> {
-        self.works_on(Rows::bytes(dtype, max_rows, width));
+        self.activations.allocate(bytes(dtype, &[max_rows, width]));
         Ok(())
     }
 
     fn values(&mut self, dtype: DType, most: usize) -> Result<()> {
-        self.works_on(Values::bytes(dtype, most));
+        self.activations.allocate(bytes(dtype, &[most]));
         Ok(())
     }
 
     fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<()> {
-        self.works_on(Routing::bytes(experts, top_k, max_tokens));
+        Routing::plan(&mut self.activations, experts, top_k, max_tokens);
         Ok(())
     }
 

@@ -43,7 +43,7 @@ fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
         assert!(done < now && now <= total, "{now} of {total} after {done}");
         done = now;
     };
-    let mut loader = Loader::new(ctx, checkpoint, precision, &mut progress);
+    let mut loader = Loader::new(ctx, checkpoint, precision, 0, &mut progress);
     let packer = WeightPacker::new(loader.context(), DType::BF16, &[part.len()], k, false).expect("room");
     let threads = loader.context().host_threads();
     let slices = slices(&packer, threads, [k, k]).len();
@@ -134,7 +134,7 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
         let matrices = Matrices::of(&checkpoint, parts.clone(), count, k).expect("they fit");
         let becomes = matrices.becomes(&precision, &ctx, true);
         let mut nothing = |_, _| {};
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &mut nothing);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, 0, &mut nothing);
         let packer = || loader.packer(&matrices, &becomes, true).expect("room");
         let mut whole = packer();
         assert_eq!(whole.is_ordered(), has_order);
@@ -172,7 +172,7 @@ fn a_plan_has_what_loading_makes_of_experts() {
         let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
         sizes.product(parts.clone(), experts.count, experts.k, true, true).expect("they fit");
         let mut nothing = |_, _| {};
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &mut nothing);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, 0, &mut nothing);
         let weight = loader.pack(parts, experts.count, experts.k, true, true).expect("it packs");
         let order = weight.order().map_or(0, |order| order.shape().iter().product::<usize>() * 4);
         let in_blocks = matches!(weight.encoding(), Encoding::Blocks(_));

@@ -159,10 +159,16 @@ pub(super) fn by_encoding(made: &[Made]) -> Vec<(Encoding, usize)> {
     all
 }
 
-/// What is rounded up: weights and the cache to pages, and the rest to what a pool hands out.
+/// What is rounded up: weights, the cache and activations to pages, and the rest to what a pool hands out.
 pub(super) fn rounding(device: &dyn Device, plan: &Plan, made: &[Made], cache: usize, workspace: usize) -> usize {
-    let of_weights = made.iter().map(|made| device.held_bytes(made.bytes).saturating_sub(made.bytes));
-    sum([sum(of_weights), cache.saturating_sub(plan.cache), in_slabs(plan, workspace) / POOL_ROUNDS])
+    let of_pages = |bytes: usize| device.held_bytes(bytes).saturating_sub(bytes);
+    let of_weights = made.iter().map(|made| of_pages(made.bytes));
+    sum([
+        sum(of_weights),
+        of_pages(plan.activations),
+        cache.saturating_sub(plan.cache),
+        in_slabs(plan, workspace) / POOL_ROUNDS,
+    ])
 }
 
 /// What a pool rounds up beyond its average, and what is free in its slabs: at least most of one that is begun.
@@ -175,7 +181,7 @@ pub(super) fn margin(plan: &Plan, workspace: usize) -> usize {
 
 /// What has no memory of its own.
 fn in_slabs(plan: &Plan, workspace: usize) -> usize {
-    sum([plan.activations, plan.tables, plan.logits, workspace])
+    sum([plan.tables, plan.logits, workspace])
 }
 
 /// Whether a device's memory is that of the process.

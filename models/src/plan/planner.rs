@@ -9,11 +9,12 @@ use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
-use super::room::{most_that_fits, refuse_beyond_memory};
-use crate::embed::{Backbone, EmbeddingModel};
 use crate::error::count_of;
 use crate::folder::documents::FileName;
+use crate::limits::Plan;
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
+use crate::passes;
+use crate::room::{most_that_fits, refuse_beyond_memory};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
 /// Says what memory a model takes before anything but headers is read.
@@ -110,7 +111,7 @@ impl<'a> Planner<'a> {
     pub fn new(ctx: &'a Context, folder: &'a Folder, load: Load) -> Result<Self> {
         let config = folder.config()?;
         let tokenizer = std::fs::metadata(folder.documents().path_of(FileName::Tokenizer)).map_or(0, |file| file.len());
-        let embeds = EmbeddingModel::describes(folder)?;
+        let embeds = folder.embeds()?;
         Ok(Self { ctx, config, checkpoint: Held::Own(folder.checkpoint(load)?), embeds, tokenizer })
     }
 
@@ -136,7 +137,7 @@ impl<'a> Planner<'a> {
         };
         let mut sizes = Sizes::new(self.ctx, &self.checkpoint, precision).with_workspace();
         let (plan, cache, sequences) = if self.embeds {
-            let plan = Backbone::plan(self.config, &mut sizes)?;
+            let plan = passes::plan(self.config, &mut sizes)?;
             (plan, plan.cache, None)
         } else {
             let config = self.config.as_decoder()?;
@@ -199,14 +200,15 @@ impl<'a> Planner<'a> {
     }
 
     /// Refuses to load what the context has not as much memory for as [`pooled`](Footprint::pooled) says, before any of
-    /// it is allocated; `purpose` says for how much work it would be.
+    /// it is allocated; `purpose` says for how much work it would be. The plan of what is not refused.
     ///
     /// # Errors
     /// Those of [`Planner::footprint`], and [`Error::Input`](crate::Error::Input), which says what takes how much, what
     /// holds the rest, and what would fit.
-    pub(crate) fn refuse_beyond_memory(&self, options: &LoadOptions, purpose: &str) -> Result<()> {
+    pub(crate) fn refuse_beyond_memory(&self, options: &LoadOptions, purpose: &str) -> Result<Plan> {
         let footprint = self.footprint(options)?;
-        refuse_beyond_memory(self.ctx, &footprint.pooled_parts(), purpose, |_| self.would_fit(options))
+        refuse_beyond_memory(self.ctx, &footprint.pooled_parts(), purpose, |_| self.would_fit(options))?;
+        Ok(footprint.plan)
     }
 
     /// What of what would take less memory fits into what is free now, in words.
@@ -391,9 +393,10 @@ impl Change {
 
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tokens = |count| count_of(count, "token");
         match *self {
             Self::Sequences(count) => write!(f, "{} at once", count_of(count, "sequence")),
-            Self::Context(tokens) => write!(f, "a context of {tokens} tokens"),
+            Self::Context(count) => write!(f, "a context of {}", tokens(count)),
             Self::Kv(dtype) => write!(f, "keys and values in {dtype}"),
             Self::OldKv(None) => f.write_str("keys and values all alike"),
             Self::OldKv(Some(OldKv { dtype, recent })) => {
@@ -402,11 +405,11 @@ impl fmt::Display for Change {
             Self::Dtype(None) => f.write_str("weights as they are stored"),
             Self::Dtype(Some(dtype)) => write!(f, "weights in {dtype}"),
             Self::Weights(values) | Self::Values(values) => write!(f, "weights in {}", values.name()),
-            Self::PrefillChunk(tokens) => write!(f, "{tokens} tokens of a prompt in one step"),
+            Self::PrefillChunk(count) => write!(f, "{} of a prompt in one step", tokens(count)),
             Self::CacheTokens(None) => f.write_str("a cache for every sequence at its longest and no more"),
-            Self::CacheTokens(Some(tokens)) => write!(f, "a cache of {tokens} tokens"),
-            Self::SwapTokens(tokens) => write!(f, "room for {tokens} tokens beside the cache"),
-            Self::BlockSize(tokens) => write!(f, "blocks of {tokens} tokens in the cache"),
+            Self::CacheTokens(Some(count)) => write!(f, "a cache of {}", tokens(count)),
+            Self::SwapTokens(count) => write!(f, "room for {} beside the cache", tokens(count)),
+            Self::BlockSize(count) => write!(f, "blocks of {} in the cache", tokens(count)),
         }
     }
 }

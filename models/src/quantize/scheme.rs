@@ -9,7 +9,6 @@ use sinew_ops::layers::{Encoding, GROUP_SIZES};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::Names;
-use crate::EmbeddingModel;
 use crate::checkpoint::Checkpoint;
 use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig};
 use crate::decoder::Decoder;
@@ -197,7 +196,7 @@ impl Modules {
         }
         let kept = kept(config, checkpoint, &asked, &quantized)?;
         let is_tied = matches!(config, ModelConfig::Decoder(config) if config.tie_word_embeddings);
-        let tied_head_kept = scheme.how.head && is_tied && !EmbeddingModel::describes(folder)?;
+        let tied_head_kept = scheme.how.head && is_tied && !folder.embeds()?;
         Ok(Self { quantized, kept, tied_head_kept })
     }
 }
@@ -233,7 +232,7 @@ fn asked<'a>(
         ModelConfig::Encoder(config) => Encoder::plan(config, &mut sizes, 1, 1)?,
         ModelConfig::Decoder(config) => {
             // An embedding model has no use for a head.
-            let max_logits = (!EmbeddingModel::describes(folder)?).then_some(1);
+            let max_logits = (!folder.embeds()?).then_some(1);
             let limits = Limits { max_rows: 1, max_sequences: 1, context: 1, block_size: 1, max_logits };
             Decoder::plan(config, &mut sizes, &limits)?
         }

@@ -1,15 +1,14 @@
 //! One safetensors file, written a slice of a weight at a time.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
-use safetensors::tensor::{Metadata, TensorInfo as Entry};
 use sinew_ops::Context;
 use sinew_ops::layers::{Codes, RowQuantizer};
+use sinew_tensor::safetensors::Header;
 
 use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_POINT};
 use crate::checkpoint::Checkpoint;
@@ -21,8 +20,6 @@ use crate::tensors::TensorInfo;
 
 /// Rows of a slice are a multiple of it: what is packed along the outputs is so in whole words, and panels are full.
 const ROWS: usize = 32;
-/// The alignment of the header's end, by which all elements are aligned: larger ones come first.
-const ALIGNMENT: usize = 8;
 
 /// What becomes of a tensor of the original.
 #[derive(Debug, Clone, Copy)]
@@ -56,11 +53,11 @@ pub(super) struct Written {
     pub bytes: u64,
 }
 
-/// A file, and where the tensors begin in it.
+/// A file, and where the tensors are in it.
 struct Shard<'a> {
     path: &'a Path,
     file: File,
-    starts: HashMap<String, u64>,
+    places: HashMap<&'a str, Range<usize>>,
 }
 
 impl<'a> Job<'a> {
@@ -78,10 +75,11 @@ impl<'a> Job<'a> {
 
     /// Writes a file of tensors of the original, and what they become.
     pub fn write(&mut self, path: &Path, tensors: &[(&str, Tensor<'_>)]) -> Result<Written> {
-        let (header, starts, written) = self.header(path, tensors)?;
+        let header = self.header(path, tensors)?;
         let file = File::create_new(path).map_err(|e| Error::io("create", path, e))?;
-        let mut shard = Shard { path, file, starts };
-        shard.write_at(0, &header)?;
+        let places = header.tensors().iter().map(|(name, place)| (name.as_str(), place.clone())).collect();
+        let mut shard = Shard { path, file, places };
+        shard.write_at(0, header.bytes())?;
         for &(name, tensor) in tensors {
             match tensor {
                 Tensor::Copied(info) => self.copy(&mut shard, name, info.num_bytes)?,
@@ -89,11 +87,11 @@ impl<'a> Job<'a> {
             }
         }
         shard.file.sync_all().map_err(|e| Error::io("write", path, e))?;
-        Ok(written)
+        let bytes = header.tensors().iter().map(|(_, place)| place.len() as u64).sum();
+        Ok(Written { names: header.tensors().iter().map(|(name, _)| name.clone()).collect(), bytes })
     }
 
-    /// The header, with its length in front, and where the tensors begin in the file.
-    fn header(&self, path: &Path, tensors: &[(&str, Tensor<'_>)]) -> Result<(Vec<u8>, HashMap<String, u64>, Written)> {
+    fn header(&self, path: &Path, tensors: &[(&str, Tensor<'_>)]) -> Result<Header> {
         let mut entries = Vec::new();
         for &(name, tensor) in tensors {
             match tensor {
@@ -104,28 +102,9 @@ impl<'a> Job<'a> {
                 }
             }
         }
-        entries.sort_by(|(a, left, _), (b, right, _)| (Reverse(left.bitsize()), a).cmp(&(Reverse(right.bitsize()), b)));
-        let refuse = |source: Box<dyn std::error::Error + Send + Sync>| Error::Header {
-            file: path.display().to_string(),
-            source,
-        };
-        let (mut end, mut infos, mut starts) = (0usize, Vec::new(), HashMap::new());
-        for (name, dtype, shape) in entries {
-            let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &size| bits.checked_mul(size));
-            let next = bits.and_then(|bits| end.checked_add(bits / 8));
-            let next = next.ok_or_else(|| refuse("it would have too many bytes".into()))?;
-            starts.insert(name.clone(), end as u64);
-            infos.push((name, Entry { dtype, shape, data_offsets: (end, next) }));
-            end = next;
-        }
-        let names = infos.iter().map(|(name, _)| name.clone()).collect();
         let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        let metadata = Metadata::new(Some(format), infos).map_err(|error| refuse(error.into()))?;
-        let mut text = serde_json::to_vec(&metadata).map_err(|error| refuse(error.into()))?;
-        text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
-        let header = [&(text.len() as u64).to_le_bytes()[..], &text].concat();
-        starts.values_mut().for_each(|start| *start += header.len() as u64);
-        Ok((header, starts, Written { names, bytes: end as u64 }))
+        Header::new(entries, Some(format))
+            .map_err(|error| Error::Header { file: path.display().to_string(), source: error.into() })
     }
 
     fn copy(&mut self, shard: &mut Shard<'_>, name: &str, bytes: usize) -> Result<()> {
@@ -195,8 +174,9 @@ impl<'a> Job<'a> {
 impl Shard<'_> {
     /// Writes a part of a tensor, which begins with its byte `from`.
     fn put(&mut self, tensor: &str, from: usize, bytes: &[u8]) -> Result<()> {
-        match self.starts.get(tensor) {
-            Some(start) => self.write_at(start + from as u64, bytes),
+        let place = self.places.get(tensor).map(|place| place.start + from..place.end);
+        match place.filter(|place| bytes.len() <= place.len()) {
+            Some(place) => self.write_at(place.start as u64, bytes),
             None => Err(Error::Checkpoint {
                 file: self.path.display().to_string(),
                 problem: format!("has no room for `{}`", tensor.escape_debug()),

@@ -120,7 +120,7 @@ pub(super) fn copy_others(folder: &Folder, unfinished: &Unfinished) -> Result<()
         }
     }
     // The modules of sentence-transformers have folders of their own.
-    let modules = folder.json_if_present(FileName::Modules)?.and_then(Value::as_array);
+    let modules = folder.documents().json_if_present(FileName::Modules)?.and_then(Value::as_array);
     for path in modules.into_iter().flatten().filter_map(|module| module.get("path")?.as_str()) {
         if path.is_empty() {
             continue;

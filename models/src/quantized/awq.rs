@@ -11,7 +11,8 @@ use sinew_tensor::BlockValues;
 
 use super::bits::{Bits, signed_nibbles};
 use super::config::{bits, expect, group_size, unsupported};
-use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout};
+use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
+use super::module::{Groups, Parts, StoredModule};
 use super::probe::{Probe, SCALES, scale_dtype};
 use crate::error::Result;
 use crate::files::Fields;

@@ -12,7 +12,8 @@ use serde_json::Value;
 use sinew_tensor::{BlockValues, DType};
 
 use super::config::{expect, unsupported};
-use super::module::{CodesLayout, Groups, Nested, Parts, ScalesLayout, Stored, StoredModule};
+use super::layout::{CodesLayout, Nested, ScalesLayout, Stored};
+use super::module::{Groups, Parts, StoredModule};
 use super::probe::Probe;
 use crate::config::fields::{MAX_SIZE, read_dtype};
 use crate::error::{Error, Result};

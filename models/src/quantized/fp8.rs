@@ -10,7 +10,8 @@ use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
 use super::config::{block_size, expect, unsupported};
-use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
+use super::layout::{CodesLayout, ScalesLayout, Stored};
+use super::module::{Groups, Parts, StoredModule};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
 use crate::files::Fields;

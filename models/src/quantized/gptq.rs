@@ -14,7 +14,8 @@ use safetensors::Dtype;
 
 use super::bits::{Bits, signed_bytes, signed_nibbles};
 use super::config::{bits, expect, group_size, unsupported};
-use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule, ZerosLayout};
+use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
+use super::module::{Groups, Parts, StoredModule};
 use super::patterns::Pattern;
 use super::probe::{Probe, SCALES, scale_dtype};
 use crate::error::Result;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sinew_ops::layers::{Encoding, GROUP_SIZES, MAX_GROUP};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
-use super::bits::{Bits, words};
+use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::probe::Probe;
 use crate::error::Result;
 use crate::tensors::Tensors;
@@ -26,67 +26,6 @@ pub struct StoredModule {
     pub(super) blocks: Option<BlockFormat>,
     /// What else was read.
     others: Vec<String>,
-}
-
-/// A tensor and how what it holds is laid out.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Stored<L> {
-    pub tensor: String,
-    pub layout: L,
-}
-
-/// Where codes are. Words are I32 in a file, and have their first value in their lowest bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CodesLayout {
-    /// Words `[k / 8, n]` or `[k / 4, n]` along K: GPTQ.
-    WordsOfK(Bits),
-    /// Words `[k, n / 8]` along N, interleaved: AWQ.
-    WordsOfN,
-    /// Words `[n, ⌈k / 8⌉]` or `[n, ⌈k / 4⌉]` along K: compressed-tensors.
-    RowsOfWords(Bits),
-    /// Bytes `[n, k]`.
-    Bytes,
-    /// Bytes `[n, k / 2]` of two floats each: MXFP4.
-    Nibbles,
-    /// The same, the earlier in the high bits: bitsandbytes.
-    HighNibbles,
-}
-
-/// Where scales are.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum ScalesLayout {
-    /// `[groups, n]`.
-    Columns,
-    /// `[⌈n / rows⌉, groups]`: so many rows share theirs.
-    Rows(usize),
-    /// The same of bytes that are the exponents of powers of 2, less 127; 255 is NaN (OCP's E8M0).
-    Exponents(usize),
-    /// `[n, groups]` of bytes, quantized themselves: bitsandbytes.
-    Nested(Nested),
-}
-
-/// Scales that are quantized themselves.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Nested {
-    /// What their bytes stand for.
-    pub map: Box<[f32]>,
-    /// The scale of each block of them.
-    pub scales: Box<[f32]>,
-    pub block: usize,
-    pub offset: f32,
-}
-
-/// Where zero points are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ZerosLayout {
-    /// Words `[groups, n / 8]` or `[groups, n / 4]` along N, to each of which this is added: GPTQ.
-    Words(Bits, u32),
-    /// Words `[groups, n / 8]` along N, interleaved: AWQ.
-    Interleaved,
-    /// Words `[⌈n / 8⌉, groups]` or `[⌈n / 4⌉, groups]` along N: compressed-tensors.
-    WordsOfRows(Bits),
-    /// Bytes `[⌈n / rows⌉, groups]`.
-    Bytes(usize),
 }
 
 /// The groups of a row.
@@ -214,7 +153,7 @@ impl StoredModule {
     /// Whether its values lie input after input, all outputs of one side by side: rows of it are in all of its pages, and
     /// columns in some.
     pub(crate) fn lies_by_columns(&self) -> bool {
-        matches!(self.codes.layout, CodesLayout::WordsOfK(_) | CodesLayout::WordsOfN)
+        self.codes.layout.lies_by_columns()
     }
 
     /// Columns at whose multiples it can be cut into strips, no value of its tensors being in two; the largest number
@@ -225,27 +164,13 @@ impl StoredModule {
         }
         // A scale of a whole row is in every strip, and is the least of it.
         let group = if self.groups.count == 1 { 1 } else { self.groups.size };
-        match self.codes.layout {
-            CodesLayout::WordsOfK(bits) => common_multiple(group, bits.per_word()),
-            _ => group,
-        }
+        common_multiple(group, self.codes.layout.columns_of_word())
     }
 
     /// Lets go of the pages of rows that were packed, where rows have pages of their own.
     pub(crate) fn release_rows(&self, tensors: &Tensors, rows: Range<usize>) {
-        if let Some(row_bytes) = self.row_bytes() {
+        if let Some(row_bytes) = self.codes.layout.row_bytes(self.shape[1]) {
             tensors.release_slice(&self.codes.tensor, rows.start * row_bytes..rows.end * row_bytes);
-        }
-    }
-
-    /// Bytes of a row's codes, where they lie side by side.
-    pub(super) fn row_bytes(&self) -> Option<usize> {
-        let k = self.shape[1];
-        match self.codes.layout {
-            CodesLayout::RowsOfWords(bits) => Some(k.div_ceil(bits.per_word()) * 4),
-            CodesLayout::Bytes => Some(k),
-            CodesLayout::Nibbles | CodesLayout::HighNibbles => Some(k / 2),
-            CodesLayout::WordsOfK(_) | CodesLayout::WordsOfN => None,
         }
     }
 
@@ -256,22 +181,5 @@ impl StoredModule {
         }
         let (start, end, name) = (rows.start, rows.end, self.name.escape_debug());
         Err(tensors.problem(format!("rows {start}..{end} of module `{name}`, which has {n}")))
-    }
-}
-
-impl Stored<ZerosLayout> {
-    /// Whether all are in the middle, which stands for 0.
-    pub fn are_middle(&self, tensors: &Tensors) -> Result<bool> {
-        let bytes = tensors.tensor(&self.tensor)?.bytes;
-        let are_middle = match self.layout {
-            ZerosLayout::Words(bits, added) => words(&bytes).all(|word| word.wrapping_add(added) == bits.middle()),
-            ZerosLayout::Interleaved => words(&bytes).all(|word| word == Bits::Four.middle()),
-            ZerosLayout::WordsOfRows(bits) => words(&bytes).all(|word| word == bits.middle()),
-            ZerosLayout::Bytes(_) => bytes.iter().all(|&zero| zero == 0),
-        };
-        drop(bytes);
-        // Those of all modules are looked at before the first is packed.
-        tensors.release_slice(&self.tensor, 0..usize::MAX);
-        Ok(are_middle)
     }
 }

@@ -9,7 +9,8 @@ use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
 use super::bits::{nibbles, words};
-use super::module::{CodesLayout, Groups, Parts, ScalesLayout, Stored, StoredModule};
+use super::layout::{CodesLayout, ScalesLayout, Stored};
+use super::module::{Groups, Parts, StoredModule};
 use super::probe::Probe;
 use crate::error::Result;
 use crate::tensors::Tensors;

@@ -1,5 +1,6 @@
 //! Mixtures of experts: where tokens go, the experts' products, and the way back.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use sinew_kernels::activation::Activation;
@@ -8,6 +9,7 @@ use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
 use sinew_kernels::gemm::Compute;
 use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use sinew_kernels::route::{Route as RouteOperator, RouteDynamic, RouteStatic};
+use sinew_memory::{Arena, ArenaPlan};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
 use super::weight::format_of;
@@ -36,25 +38,53 @@ impl Routing {
     /// # Errors
     /// Out of memory, or more than can be counted.
     pub fn new(ctx: &Context, experts: usize, top_k: usize, max_tokens: usize) -> Result<Self> {
-        let slots = max_tokens
-            .checked_mul(top_k)
-            .ok_or_else(|| refuse("route", format!("{max_tokens} tokens for {top_k} experts each are too many")))?;
-        let zeros = |dtype, shape: &[usize]| ctx.zeros_tagged("activations", dtype, shape);
-        Ok(Self {
-            experts: zeros(DType::U32, &[max_tokens, top_k])?,
-            weights: zeros(DType::F32, &[max_tokens, top_k])?,
-            offsets: zeros(DType::I32, &[experts.saturating_add(1)])?,
-            place: zeros(DType::U32, &[slots])?,
-            source: zeros(DType::U32, &[slots])?,
-            tokens: 0,
-            top_k,
-        })
+        let pooled = |dtype, shape: &[usize]| ctx.uninitialised_tagged("activations", dtype, shape);
+        Self::of(ctx, top_k, Self::tensors(experts, top_k, max_tokens, pooled)?)
     }
 
-    /// Bytes of that room.
-    pub fn bytes(experts: usize, top_k: usize, max_tokens: usize) -> usize {
-        let slots = max_tokens.saturating_mul(top_k);
-        slots.saturating_mul(4).saturating_add(experts).saturating_add(1).saturating_mul(4)
+    /// [`Routing::new`] from an arena, whose plan [counts](Self::plan) it.
+    ///
+    /// # Errors
+    /// An arena without that much room, or more than can be counted.
+    pub fn new_in(ctx: &Context, arena: &mut Arena, experts: usize, top_k: usize, max_tokens: usize) -> Result<Self> {
+        let cut = |dtype, shape: &[usize]| ctx.uninitialised_in(arena, dtype, shape);
+        Self::of(ctx, top_k, Self::tensors(experts, top_k, max_tokens, cut)?)
+    }
+
+    /// Plans that room.
+    pub fn plan(plan: &mut ArenaPlan, experts: usize, top_k: usize, max_tokens: usize) {
+        let count = |dtype: DType, shape: &[usize]| {
+            plan.allocate(shape.iter().fold(dtype.size(), |bytes, &n| bytes.saturating_mul(n)));
+            Ok::<_, Infallible>(())
+        };
+        let Ok(_) = Self::tensors(experts, top_k, max_tokens, count);
+    }
+
+    /// What `make` makes of the dtypes and shapes of its tensors, in the order of the fields.
+    fn tensors<T, E>(
+        experts: usize,
+        top_k: usize,
+        max_tokens: usize,
+        mut make: impl FnMut(DType, &[usize]) -> Result<T, E>,
+    ) -> Result<[T; 5], E> {
+        let (each, slots) = ([max_tokens, top_k], [max_tokens.saturating_mul(top_k)]);
+        Ok([
+            make(DType::U32, &each)?,
+            make(DType::F32, &each)?,
+            make(DType::I32, &[experts.saturating_add(1)])?,
+            make(DType::U32, &slots)?,
+            make(DType::U32, &slots)?,
+        ])
+    }
+
+    /// No tokens in these tensors, which become 0.
+    fn of(ctx: &Context, top_k: usize, mut tensors: [Tensor; 5]) -> Result<Self> {
+        for tensor in &mut tensors {
+            let zeros = vec![0; tensor.buffer().len()];
+            ctx.stream().upload(&zeros, tensor.buffer_mut()?, 0)?;
+        }
+        let [experts, weights, offsets, place, source] = tensors;
+        Ok(Self { experts, weights, offsets, place, source, tokens: 0, top_k })
     }
 
     /// Tokens of the last step.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sinew_kernels::case::{Generator, decode, encode};
+use sinew_memory::{Arena, ArenaPlan};
 use sinew_ops::layers::{
     Activation, Combine, CombineOptions, Compute, Dispatch, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions,
     PackedWeight, Route, RouteOptions, Routing, WeightPacker,
@@ -180,13 +181,21 @@ fn where_tokens_go_is_of_the_contexts_memory_and_zero_at_first() {
     drop(used.map(|n| ctx.tensor(&vec![u32::MAX; n], &[n]).unwrap()));
     let routing = Routing::new(&ctx, experts, top_k, tokens).unwrap();
     assert_eq!(routing.offsets().buffer().as_slice::<i32>().unwrap(), vec![0; experts + 1]);
-    let bytes = Routing::bytes(experts, top_k, tokens);
+    let mut plan = ArenaPlan::new(ctx.device().alignment());
+    Routing::plan(&mut plan, experts, top_k, tokens);
+    let bytes = plan.bytes();
     let report = ctx.memory_report();
     let held = report.live.iter().find(|usage| usage.tag == "activations").map_or(0, |usage| usage.bytes);
     assert!(held >= bytes, "{held} of {bytes}: {report}");
     let small = Context::cpu().unwrap().with_memory_limit(bytes - 1);
     let error = Routing::new(&small, experts, top_k, tokens).unwrap_err().to_string();
     assert!(error.contains("out of memory"), "{error}");
+
+    let mut arena = Arena::new(ctx.pool(), bytes, "activations").unwrap();
+    let routing = Routing::new_in(&ctx, &mut arena, experts, top_k, tokens).unwrap();
+    assert_eq!(routing.offsets().buffer().as_slice::<i32>().unwrap(), vec![0; experts + 1]);
+    let error = Routing::new_in(&ctx, &mut arena, 1, 1, 1).unwrap_err().to_string();
+    assert!(error.contains("an arena of which 16.1 KiB are cut"), "{error}");
 }
 
 #[test]

@@ -78,7 +78,7 @@ impl Steps {
             return Err("prompt tokens, batch and repeat must be at least 1".into());
         }
         let folder = self.model.folder(run)?;
-        let steps = match EmbeddingModel::describes(folder)? {
+        let steps = match folder.embeds()? {
             true => self.embedding(run, folder)?,
             false => self.decoder(run)?,
         };

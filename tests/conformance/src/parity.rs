@@ -127,7 +127,7 @@ pub fn run(
 ) -> Result<Vec<f64>, Box<dyn Error>> {
     let weights = WeightOptions { dtype, ..WeightOptions::default() };
     let folder = &Folder::new(folder);
-    let values: Vec<f32> = match EmbeddingModel::describes(folder)? {
+    let values: Vec<f32> = match folder.embeds()? {
         true => EmbeddingModel::load_on(ctx.clone(), folder, &weights, &mut |_, _| {})?.hidden_states(tokens)?,
         false => {
             // Some rotary embeddings depend on the length of the whole.
