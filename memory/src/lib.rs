@@ -5,7 +5,7 @@
 //! it has passed its last use. Nothing here knows shapes or dtypes.
 //!
 //! Three allocators hand out memory: a [`Pool`] by size, for whatever comes and goes; an [`Arena`] from the bottom up,
-//! for a model's activations, whose sizes a plan knows; a [`PagePool`] in blocks, for caches that grow by the token.
+//! for activations whose sizes a plan knows; a [`PagePool`] in blocks, for caches that grow by the token.
 //! [`discover`] says what devices there are, [`open`] opens one by name.
 
 mod arena;
@@ -30,7 +30,7 @@ mod team;
 #[cfg(feature = "wgpu")]
 pub mod webgpu;
 
-pub use arena::{Arena, ArenaPlan};
+pub use arena::{Arena, ArenaPlan, ArenaScope, ArenaStats};
 pub use buffer::{Buffer, Home, Husk, Reclaim, Span};
 pub use bytes::Bytes;
 pub use cpu::{Cpu, CpuStream, level_from_environment};

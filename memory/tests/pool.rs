@@ -289,6 +289,9 @@ fn memory_of_its_own_counts_as_much_as_the_device_holds_for_it() {
     drop(buffer);
     assert_eq!(pool.stats().apart_bytes, 0);
     assert!(pool.allocate_apart(asked, "").is_ok());
+    for unlimited in [Pool::new(Cpu::get(), PoolConfig::default()), pool] {
+        assert!(matches!(unlimited.allocate_apart(usize::MAX, ""), Err(Error::OutOfMemory { .. })));
+    }
 }
 
 #[test]

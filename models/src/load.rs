@@ -97,10 +97,15 @@ impl<'a> Loader<'a> {
     }
 
     /// Where activations are. It is taken after the weights, which come first in most models.
-    fn arena(&mut self) -> Result<&mut Arena> {
+    fn arena(&mut self) -> Result<&Arena> {
         let arena = match self.arena.take() {
             Some(arena) => arena,
-            None => Arena::new(self.ctx.pool(), self.activations, ACTIVATIONS).map_err(sinew_ops::Error::from)?,
+            None => self
+                .ctx
+                .pool()
+                .allocate_apart(self.activations, ACTIVATIONS)
+                .and_then(Arena::in_buffer)
+                .map_err(sinew_ops::Error::from)?,
         };
         Ok(self.arena.insert(arena))
     }

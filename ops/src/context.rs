@@ -247,16 +247,16 @@ impl Context {
     /// use sinew_tensor::DType;
     ///
     /// let ctx = Context::cpu()?;
-    /// let mut arena = Arena::new(ctx.pool(), 1000, "activations")?;
-    /// let x = ctx.uninitialised_in(&mut arena, DType::F32, &[5, 50])?;
+    /// let arena = Arena::planned(ctx.device(), 1000)?;
+    /// let x = ctx.uninitialised_in(&arena, DType::F32, &[5, 50])?;
     /// assert_eq!(x.shape(), [5, 50]);
-    /// assert!(ctx.uninitialised_in(&mut arena, DType::F32, &[1]).is_err());
+    /// assert!(ctx.uninitialised_in(&arena, DType::F32, &[1]).is_err());
     /// # Ok::<(), sinew_ops::Error>(())
     /// ```
     ///
     /// # Errors
     /// An arena without that much room, or a shape that is too large.
-    pub fn uninitialised_in(&self, arena: &mut Arena, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+    pub fn uninitialised_in(&self, arena: &Arena, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         self.uninitialised_of(dtype, shape, |bytes| arena.allocate(bytes))
     }
 

@@ -221,7 +221,7 @@ pub(crate) fn grouped_workspace(
 
 #[cfg(test)]
 mod tests {
-    use sinew_memory::{Cpu, Device};
+    use sinew_memory::Cpu;
     use sinew_tensor::DType;
 
     use super::super::Compute;

@@ -33,8 +33,8 @@ pub(crate) struct Sizes<'a> {
     pub tables: Vec<String>,
     /// What is made of them, and of vectors.
     pub made: Vec<Made>,
-    /// What a step works on and is given.
-    activations: ArenaPlan,
+    /// What a step works on and is given; none where that is more than can be counted.
+    activations: Option<ArenaPlan>,
     /// Bytes of rotary embeddings by position.
     ropes: usize,
     /// Whether what products and attention work in is counted too.
@@ -56,7 +56,7 @@ impl<'a> Sizes<'a> {
     /// Of a checkpoint on a context's device.
     pub(crate) fn new(ctx: &'a Context, checkpoint: &'a Checkpoint, precision: Precision) -> Self {
         let (weights, tables, made, ropes, counts_workspace, workspace) = Default::default();
-        let activations = ArenaPlan::new(ctx.device().alignment());
+        let activations = Some(ArenaPlan::new(ctx.device().alignment()));
         Self { checkpoint, precision, ctx, weights, tables, made, activations, ropes, counts_workspace, workspace }
     }
 
@@ -73,7 +73,12 @@ impl<'a> Sizes<'a> {
     /// Bytes of all that was counted.
     pub(crate) fn plan(&self) -> Plan {
         let weights = sum(self.made.iter().map(|made| made.bytes));
-        Plan { weights, activations: self.activations.bytes(), tables: self.ropes, ..Plan::default() }
+        Plan {
+            weights,
+            activations: self.activations.as_ref().map_or(usize::MAX, ArenaPlan::bytes),
+            tables: self.ropes,
+            ..Plan::default()
+        }
     }
 
     /// The weight of a product of these parts, in so many groups; how its values are held, and the outputs of a group.
@@ -93,6 +98,11 @@ impl<'a> Sizes<'a> {
         self.weights.extend(matrices.all().iter().map(|matrix| (matrix.part.clone(), k, encoding)));
         self.made.push(Made { encoding, bytes, read_whole: matrices.read_whole(self.checkpoint) });
         Ok((encoding, n))
+    }
+
+    /// What steps take of the activations.
+    fn steps_take(&mut self, plan: impl FnOnce(&mut ArenaPlan) -> sinew_memory::Result<()>) {
+        self.activations = self.activations.take().and_then(|mut taken| plan(&mut taken).ok().map(|()| taken));
     }
 
     /// What a kernel works in.
@@ -185,17 +195,17 @@ impl Maker<Counted> for Sizes<'_> {
     }
 
     fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<()> {
-        self.activations.allocate(bytes(dtype, &[max_rows, width]));
+        self.steps_take(|plan| plan.allocate(bytes(dtype, &[max_rows, width])).map(drop));
         Ok(())
     }
 
     fn values(&mut self, dtype: DType, most: usize) -> Result<()> {
-        self.activations.allocate(bytes(dtype, &[most]));
+        self.steps_take(|plan| plan.allocate(bytes(dtype, &[most])).map(drop));
         Ok(())
     }
 
     fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<()> {
-        Routing::plan(&mut self.activations, experts, top_k, max_tokens);
+        self.steps_take(|plan| Routing::plan(plan, experts, top_k, max_tokens));
         Ok(())
     }
 

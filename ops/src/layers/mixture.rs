@@ -1,6 +1,5 @@
 //! Mixtures of experts: where tokens go, the experts' products, and the way back.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use sinew_kernels::activation::Activation;
@@ -46,18 +45,25 @@ impl Routing {
     ///
     /// # Errors
     /// An arena without that much room, or more than can be counted.
-    pub fn new_in(ctx: &Context, arena: &mut Arena, experts: usize, top_k: usize, max_tokens: usize) -> Result<Self> {
+    pub fn new_in(ctx: &Context, arena: &Arena, experts: usize, top_k: usize, max_tokens: usize) -> Result<Self> {
         let cut = |dtype, shape: &[usize]| ctx.uninitialised_in(arena, dtype, shape);
         Self::of(ctx, top_k, Self::tensors(experts, top_k, max_tokens, cut)?)
     }
 
     /// Plans that room.
-    pub fn plan(plan: &mut ArenaPlan, experts: usize, top_k: usize, max_tokens: usize) {
+    ///
+    /// # Errors
+    /// More than can be counted.
+    pub fn plan(
+        plan: &mut ArenaPlan,
+        experts: usize,
+        top_k: usize,
+        max_tokens: usize,
+    ) -> Result<(), sinew_memory::Error> {
         let count = |dtype: DType, shape: &[usize]| {
-            plan.allocate(shape.iter().fold(dtype.size(), |bytes, &n| bytes.saturating_mul(n)));
-            Ok::<_, Infallible>(())
+            plan.allocate(shape.iter().fold(dtype.size(), |bytes, &n| bytes.saturating_mul(n)))
         };
-        let Ok(_) = Self::tensors(experts, top_k, max_tokens, count);
+        Self::tensors(experts, top_k, max_tokens, count).map(drop)
     }
 
     /// What `make` makes of the dtypes and shapes of its tensors, in the order of the fields.
