@@ -130,7 +130,7 @@ fn a_process_takes_what_was_planned() {
     assert!(measured > 14e6 && (planned - measured).abs() < 0.2 * measured, "{planned} and {measured} less");
     for arguments in [
         &["--dtype", "int4"][..],
-        &["--dtype", "f32", "--load", "read"],
+        &["--dtype", "f32", "--load", "mmap"],
         &["--kv-old", "int8", "--kv-recent", "64", "--prefill-chunk", "64"],
     ] {
         peaks(folder.path(), arguments, 2);

@@ -238,7 +238,7 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         (&["explain", "softmax"], (&["--set", "dtype=f16"], &["--set dtype", "`sinew explain softmax`", "--dtype"])),
         (&["explain", "--support"], (&["--set", "dtype=f16"], &["--set dtype", "--support"])),
         (&["trace"], (&["--set", "dtype=f16"], &["--set dtype", "`sinew trace`"])),
-        (&["devices"], (&["--set", "load=read"], &["--set load", "`sinew devices`"])),
+        (&["devices"], (&["--set", "load=mmap"], &["--set load", "`sinew devices`"])),
         (&["devices"], (&["--memory-limit", "1GiB"], &["--memory-limit", "for models"])),
         (&["devices"], (&["--tuning=false"], &["--tuning", "of a model"])),
         (&["devices"], (&["--set", "deterministic=true"], &["--set deterministic", "of a model"])),
@@ -259,8 +259,8 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         (&["devices", "--measure"], (&["--device", "cpu"], &["--device", "all"])),
         (&["devices", "--measure"], (&["--set", "device=cpu"], &["--set device", "all"])),
         (&["inspect", &file], (&["--dtype", "f16"], &["--dtype", "config.json"])),
-        (&["tune", "--budget", "0.1"], (&["--load", "read"], &["--load", "bundled"])),
-        (&[], (&["--set", "load=read"], &["--set load", "`sinew`"])),
+        (&["tune", "--budget", "0.1"], (&["--load", "mmap"], &["--load", "bundled"])),
+        (&[], (&["--set", "load=mmap"], &["--set load", "`sinew`"])),
         (&["explain", "gemm", "--n", "64", "--k", "64", "--dtype", "int8"], (&["--keep-head"], &["--keep-head"])),
         (
             &["explain", "grouped_gemm", "--n", "64", "--k", "64", "--dtype", "int8"],
@@ -293,7 +293,7 @@ fn what_files_and_variables_say_serves_other_commands_as_well() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("settings.toml");
     let all = "kv_dtype = \"int8\"\nblock_size = 0x8\nmax_sequences = 4\ncontext = 64\ngroup_size = 64\n\
-               zero_points = true\nkeep_head = true\nload = \"read\"\nkv_recent = 7\n";
+               zero_points = true\nkeep_head = true\nload = \"mmap\"\nkv_recent = 7\n";
     std::fs::write(&file, all).expect("written");
     let [encoder, decoder] = ["bert_hd20_f32_wordpiece", "llama3_rope_gqa3_hd20_bf16_tied_bpe"].map(fixture);
     let [output, prompts, tuning] = ["logits", "prompts", "tuning"].map(|name| folder.path().join(name));

@@ -67,10 +67,14 @@ impl HostStorage {
         if len >= ROUNDED_FROM && size > system::memory().available {
             return None;
         }
-        let mut map = MmapOptions::new().len(size.checked_add(HUGE_PAGE)?).map_anon().ok()?;
-        let before = map.as_ptr().align_offset(HUGE_PAGE);
+        // Addresses alone: nobody touches what is before the first huge page.
+        let spare = if size < HUGE_PAGE { 0 } else { HUGE_PAGE };
+        let mut map = MmapOptions::new().len(size.checked_add(spare)?).map_anon().ok()?;
+        let before = if spare == 0 { 0 } else { map.as_ptr().align_offset(HUGE_PAGE) };
         #[cfg(target_os = "linux")]
-        if let Err(error) = map.advise_range(memmap2::Advice::HugePage, before, size) {
+        if spare != 0
+            && let Err(error) = map.advise_range(memmap2::Advice::HugePage, before, size)
+        {
             tracing::debug!(%error, "madvise(HUGEPAGE) refused");
         }
         let ptr = NonNull::new(map.as_mut_ptr().wrapping_add(before))?;

@@ -36,7 +36,8 @@ fn buffers_that_hold_huge_pages_ask_for_them_and_those_from_4_mib_on_are_rounded
     }
     let device: std::sync::Arc<dyn sinew_memory::Device> = Cpu::get();
     let held = |bytes| device.held_bytes(bytes);
-    assert_eq!([held(100), held((2 << 20) + 1), held((5 << 20) + 3)], [128, (2 << 20) + 4096, 6 << 20]);
+    let sizes = [100, (256 << 10) + 1, (2 << 20) + 1, (5 << 20) + 3];
+    assert_eq!(sizes.map(held), [128, (256 << 10) + 4096, (2 << 20) + 4096, 6 << 20]);
 }
 
 /// A figure of this process's memory, in bytes.

@@ -232,7 +232,7 @@ impl Quantization {
         matches!(self.method, Method::Gptq(_))
             && last == "bias"
             && tensors.contains(&format!("{module}.qweight"))
-            && tensors.tensor(name).is_ok_and(|bias| bias.bytes.iter().all(|&byte| byte == 0))
+            && tensors.all_slices(name, |bias| bias.iter().all(|&byte| byte == 0)).unwrap_or(false)
     }
 }
 

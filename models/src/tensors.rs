@@ -35,8 +35,8 @@ pub(crate) const NAMED: usize = 3;
 /// How the bytes of a checkpoint get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Load {
-    /// Each tensor is read when it is asked for, slice by slice where it is large. A file that is truncated meanwhile is
-    /// an error.
+    /// Each tensor is read when it is asked for, those that lie row after row slice by slice. Files are opened for that and
+    /// closed again; one that is truncated or replaced meanwhile is an error.
     #[default]
     Read,
     /// The files are mapped, and tensors borrow from the mapping: slower, since each page has to be mapped and let go of
@@ -194,6 +194,22 @@ impl Tensors {
         }
         let start = entry.range.start;
         self.read(name, entry, start + range.start..start + range.end)
+    }
+
+    /// Whether `holds` is true of every slice of the tensor called `name`, which are read, and let go of, one by one: whole
+    /// elements of up to eight bytes. Those of many tensors are looked at before anything is known of their sizes.
+    pub(crate) fn all_slices(&self, name: &str, mut holds: impl FnMut(&[u8]) -> bool) -> Result<bool> {
+        const SLICE: usize = 1 << 20;
+        let bytes = self.info(name)?.num_bytes;
+        for start in (0..bytes).step_by(SLICE) {
+            let range = start..bytes.min(start + SLICE);
+            let all = holds(&self.tensor_slice(name, range.clone())?.bytes);
+            self.release_slice(name, range);
+            if !all {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The dtype, shape and size of the tensor called `name`. This does not count as a use.

@@ -116,8 +116,8 @@ impl Compressed {
         };
         match weights.format {
             Format::Float8 => {
-                check_zeros_of_floats(&probe, weights)?;
-                check_order_of_floats(&probe, weights)?;
+                check_zeros_of_floats(&probe, weights, &scales)?;
+                check_order_of_floats(&probe, weights, &codes)?;
                 fp8::module(&probe, codes, scales, weights.scales, Some(dtype))
             }
             Format::Int8 => integers(&probe, codes, scales, weights, Bits::Eight, dtype),
@@ -286,7 +286,7 @@ fn integers(
     if let Some(index) = probe.find("weight_g_idx") {
         probe.check_dtype(&index, &[Dtype::I32, Dtype::I64])?;
         // Where it is not in use, it is all -1.
-        if !probe.integers(&index)?.contains(&-1) {
+        if !probe.integers(&index, shape[1])?.contains(&-1) {
             let of_columns = probe.group_index(&index, shape[1], groups.size, groups.count)?;
             groups = groups.scattered(of_columns);
         }
@@ -328,12 +328,13 @@ fn integers(
 }
 
 /// Refuses floats with zero points, which are not read, but for those that change nothing.
-fn check_zeros_of_floats(probe: &Probe<'_>, weights: Weights) -> Result<()> {
+fn check_zeros_of_floats(probe: &Probe<'_>, weights: Weights, scales: &Found<'_>) -> Result<()> {
     let zeros = match probe.find("weight_zero_point") {
         None if weights.symmetric => return Ok(()),
         _ => probe.tensor("weight_zero_point", &[&[Dtype::I8, Dtype::F8_E4M3], &SCALES[..]].concat())?,
     };
-    if probe.tensors.tensor(&zeros.name)?.bytes.iter().all(|&byte| byte == 0) {
+    probe.check_shape(&zeros, scales.shape)?;
+    if probe.tensors.all_slices(&zeros.name, |bytes| bytes.iter().all(|&byte| byte == 0))? {
         return Ok(());
     }
     let name = zeros.name.escape_debug();
@@ -341,10 +342,10 @@ fn check_zeros_of_floats(probe: &Probe<'_>, weights: Weights) -> Result<()> {
 }
 
 /// Refuses floats whose columns are in groups by an index, which is not read, but for one that is not in use.
-fn check_order_of_floats(probe: &Probe<'_>, weights: Weights) -> Result<()> {
+fn check_order_of_floats(probe: &Probe<'_>, weights: Weights, codes: &Found<'_>) -> Result<()> {
     let index = probe.find("weight_g_idx");
     let in_use = match &index {
-        Some(index) => !probe.integers(index)?.contains(&-1),
+        Some(index) => !probe.integers(index, probe.matrix(codes)?[1])?.contains(&-1),
         None => weights.act_order,
     };
     match in_use {
@@ -360,8 +361,7 @@ fn packed_shape(probe: &Probe<'_>, codes: &Found<'_>, bits: Bits, others: &mut V
     let k = probe.times(words, bits.per_word())?;
     let Some(shape) = probe.find("weight_shape") else { return Ok([n, k]) };
     probe.check_dtype(&shape, &[Dtype::I32, Dtype::I64])?;
-    probe.check_shape(&shape, &[2])?;
-    let said: Vec<usize> = probe.integers(&shape)?.iter().filter_map(|&size| usize::try_from(size).ok()).collect();
+    let said: Vec<usize> = probe.integers(&shape, 2)?.iter().filter_map(|&size| usize::try_from(size).ok()).collect();
     match *said {
         [rows, k] if rows == n && k > 0 && k.div_ceil(bits.per_word()) == words => {
             others.push(shape.name);

@@ -253,17 +253,12 @@ impl ZerosLayout {
 impl Stored<ZerosLayout> {
     /// Whether all are in the middle, which stands for 0.
     pub fn are_middle(&self, tensors: &Tensors) -> Result<bool> {
-        let bytes = tensors.tensor(&self.tensor)?.bytes;
-        let are_middle = match self.layout {
-            ZerosLayout::Words(bits, added) => words(&bytes).all(|word| word.wrapping_add(added) == bits.middle()),
-            ZerosLayout::Interleaved => words(&bytes).all(|word| word == Bits::Four.middle()),
-            ZerosLayout::WordsOfRows(bits) => words(&bytes).all(|word| word == bits.middle()),
+        tensors.all_slices(&self.tensor, |bytes| match self.layout {
+            ZerosLayout::Words(bits, added) => words(bytes).all(|word| word.wrapping_add(added) == bits.middle()),
+            ZerosLayout::Interleaved => words(bytes).all(|word| word == Bits::Four.middle()),
+            ZerosLayout::WordsOfRows(bits) => words(bytes).all(|word| word == bits.middle()),
             ZerosLayout::Bytes(_) => bytes.iter().all(|&zero| zero == 0),
-        };
-        drop(bytes);
-        // Those of all modules are looked at before the first is packed.
-        tensors.release_slice(&self.tensor, 0..usize::MAX);
-        Ok(are_middle)
+        })
     }
 }
 

@@ -107,8 +107,14 @@ impl<'a> Probe<'a> {
         a.checked_mul(b).ok_or_else(|| self.problem(format!("a weight with a dimension of {a} times {b}")))
     }
 
-    /// The integers of a short tensor of I32 or I64.
-    pub fn integers(&self, found: &Found<'_>) -> Result<Vec<i64>> {
+    /// The integers of a short tensor of I32 or I64, of `count` elements.
+    pub fn integers(&self, found: &Found<'_>, count: usize) -> Result<Vec<i64>> {
+        /// No published weight has as many columns.
+        const MOST: usize = 1 << 24;
+        self.check_shape(found, &[count])?;
+        if count > MOST {
+            return Err(self.problem(format!("`{}` has {count} integers, more than {MOST}", found.name.escape_debug())));
+        }
         let bytes = self.tensors.tensor(&found.name)?.bytes;
         match found.dtype {
             Dtype::I32 => Ok(bytes.as_chunks().0.iter().map(|&b| i64::from(i32::from_le_bytes(b))).collect()),
@@ -119,9 +125,9 @@ impl<'a> Probe<'a> {
 
     /// The group of each of `k` columns, each of `groups`, as `g_idx` has it; `None` where it is `i / size`.
     pub fn group_index(&self, found: &Found<'_>, k: usize, size: usize, groups: usize) -> Result<Option<Vec<u32>>> {
-        self.check_shape(found, &[k])?;
+        let groups_of_columns = self.integers(found, k)?;
         let mut index = Vec::with_capacity(k);
-        for group in self.integers(found)? {
+        for group in groups_of_columns {
             match u32::try_from(group) {
                 Ok(known) if (known as usize) < groups => index.push(known),
                 _ => {

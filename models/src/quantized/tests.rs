@@ -585,6 +585,9 @@ fn zero_points_that_the_config_denies_are_refused_unless_they_are_none() {
     for symmetric in [true, false] {
         fits(&q(symmetric), &[floats(), scale(), bytes(Dtype::F8_E4M3, [0, 0])]);
         refused(&q(symmetric), &[floats(), scale(), bytes(Dtype::I8, [0, 3])], denied);
+        // Whose values, of which there may be many, are not read.
+        let others = Made("m.weight_zero_point", Dtype::I8, vec![2, 5], vec![0; 10]);
+        refused(&q(symmetric), &[floats(), scale(), others], &["m.weight_zero_point", "shape [2, 5], expected [2, 1]"]);
     }
 }
 

@@ -20,7 +20,7 @@ fn other(name: &str) -> &'static str {
         "dtype" => "int4",
         "group_size" => "channel",
         "activations" => "int8",
-        "load" => "read",
+        "load" => "mmap",
         "context" | "prefill_chunk" | "cache_tokens" | "swap_tokens" | "kv_recent" => "64",
         "block_size" => "8",
         "kv_dtype" => "fp8",
@@ -39,6 +39,11 @@ fn others() -> Settings {
         field.set(&mut settings, other(field.name)).unwrap_or_else(|problem| panic!("{}: {problem}", field.name));
     }
     settings
+}
+
+#[test]
+fn files_are_read_as_loading_reads_them_by_itself() {
+    assert_eq!(Settings::default().load, crate::Load::default());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -39,7 +39,8 @@ pub(super) struct Shard {
 #[derive(Debug)]
 enum Source {
     Mapped(MappedFile),
-    File(File),
+    /// One that is opened each time that it is read, as a process may have fewer files open than a checkpoint has.
+    File(Identity),
     Bytes(Cow<'static, [u8]>),
 }
 
@@ -57,7 +58,7 @@ impl Shard {
                 map.advise_sequential();
                 Source::Mapped(map)
             }
-            Load::Read => Source::File(File::open(&path).map_err(|e| Error::io("open", &path, e))?),
+            Load::Read => Source::File(Identity::of(&kind)),
         };
         Ok(Self { path, source })
     }
@@ -128,10 +129,7 @@ impl Shard {
         Ok(match &self.source {
             Source::Mapped(map) => map.len() as u64,
             Source::Bytes(bytes) => bytes.len() as u64,
-            Source::File(file) => {
-                let kind = file.metadata();
-                kind.map_err(|e| Error::io("read", &self.path, e))?.len()
-            }
+            Source::File(_) => fs::metadata(&self.path).map_err(|e| Error::io("read", &self.path, e))?.len(),
         })
     }
 
@@ -140,14 +138,27 @@ impl Shard {
         let borrowed: &[u8] = match &self.source {
             Source::Mapped(map) => map.bytes(),
             Source::Bytes(bytes) => bytes,
-            Source::File(file) => {
+            Source::File(identity) => {
+                let file = File::open(&self.path).map_err(|e| Error::io("open", &self.path, e))?;
+                if Identity::of(&file.metadata().map_err(|e| Error::io("read", &self.path, e))?) != *identity {
+                    return Err(Error::Checkpoint {
+                        file: self.path.display().to_string(),
+                        problem: "it was replaced since it was opened".to_owned(),
+                    });
+                }
                 // Reserved with a check: a sparse file can claim more than there is memory.
                 let mut bytes = Vec::new();
                 bytes
                     .try_reserve_exact(range.len())
                     .map_err(|e| Error::io("read", &self.path, io::Error::new(io::ErrorKind::OutOfMemory, e)))?;
                 bytes.resize(range.len(), 0);
-                read_at(file, &mut bytes, range.start as u64).map_err(|e| Error::io("read", &self.path, e))?;
+                read_at(&file, &mut bytes, range.start as u64).map_err(|error| match error.kind() {
+                    io::ErrorKind::UnexpectedEof => Error::Checkpoint {
+                        file: self.path.display().to_string(),
+                        problem: format!("it ends before byte {}, truncated since it was opened", range.end),
+                    },
+                    _ => Error::io("read", &self.path, error),
+                })?;
                 return Ok(Cow::Owned(bytes));
             }
         };
@@ -183,6 +194,26 @@ fn check(tensors: &Header) -> std::result::Result<u64, String> {
         last = *end;
     }
     Ok(last as u64)
+}
+
+/// What tells a file from another that took its place.
+#[derive(Debug, PartialEq, Eq)]
+struct Identity([u64; 2]);
+
+impl Identity {
+    #[cfg(unix)]
+    fn of(file: &Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt;
+
+        Self([file.dev(), file.ino()])
+    }
+
+    #[cfg(windows)]
+    fn of(file: &Metadata) -> Self {
+        use std::os::windows::fs::MetadataExt;
+
+        Self([file.creation_time(), 0])
+    }
 }
 
 /// Reads at a position that is not shared, so that several threads can read one file.

@@ -298,7 +298,52 @@ fn a_file_that_shrinks_while_it_is_read_is_an_error() {
     let file = File::options().write(true).open(folder.path().join(SINGLE)).expect("opened");
     file.set_len(20).expect("truncated");
     let line = checkpoint.tensor("x").expect_err("gone").one_line();
-    assert!(line.contains(SINGLE), "{line}");
+    assert!(line.contains(SINGLE) && line.contains("truncated since it was opened"), "{line}");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_file_that_is_replaced_while_it_is_read_is_an_error() {
+    let folder = folder_of(&[(SINGLE, &file_of(&["x"])), ("other", &file_of(&["x"]))]);
+    let checkpoint = Tensors::open(folder.path(), Load::Read).expect("opened");
+    assert!(checkpoint.tensor("x").is_ok());
+    fs::rename(folder.path().join("other"), folder.path().join(SINGLE)).expect("replaced");
+    let line = checkpoint.tensor("x").expect_err("another file").one_line();
+    assert!(line.contains(SINGLE) && line.contains("replaced"), "{line}");
+}
+
+/// A process may have 256 files open, and a checkpoint more shards.
+#[test]
+#[cfg(target_os = "linux")]
+fn files_of_a_checkpoint_are_not_kept_open() {
+    let folder = sharded(json!({"x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"}));
+    for load in [Load::Mmap, Load::Read] {
+        let checkpoint = Tensors::open(folder.path(), load).expect("opened");
+        assert!(checkpoint.tensor("z").is_ok());
+        let open = fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
+        let open: Vec<_> = open.filter_map(|descriptor| fs::read_link(descriptor.path()).ok()).collect();
+        assert!(open.iter().all(|path| !path.starts_with(folder.path())), "{load:?}: {open:?}");
+    }
+}
+
+#[test]
+fn slices_of_a_tensor_are_all_of_it() {
+    let header = r#"{"x":{"dtype":"U8","shape":[3000000],"data_offsets":[0,3000000]}}"#;
+    let mut file = raw(header, 3_000_000);
+    *file.last_mut().expect("data") = 1;
+    let folder = folder_of(&[(SINGLE, &file)]);
+    for load in [Load::Mmap, Load::Read] {
+        let checkpoint = Tensors::open(folder.path(), load).expect("opened");
+        let mut seen = Vec::new();
+        let all = checkpoint.all_slices("x", |bytes| {
+            seen.push(bytes.len());
+            bytes.iter().all(|&byte| byte == 0)
+        });
+        assert!(!all.expect("read"), "the last byte is not 0");
+        assert_eq!(seen.iter().sum::<usize>(), 3_000_000);
+        assert!(seen.iter().all(|&bytes| bytes <= 1 << 20), "{seen:?}");
+        assert!(checkpoint.all_slices("x", |bytes| bytes.iter().all(|&byte| byte < 2)).expect("read"));
+    }
 }
 
 /// Opens whatever the bytes are, and reads all that can be read.
