@@ -37,6 +37,7 @@ use crate::error::{Error, Result};
 use crate::folder::{FileName, Folder};
 use crate::load::Quantize;
 use crate::tensors::{INDEX, Load, SINGLE};
+use crate::tokenizer::Tokenizer;
 
 /// What [`quantize`] has written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +93,7 @@ pub fn quantize(
     let scheme = Scheme::new(how)?;
     let output = unfinished::place(folder.path(), output)?;
     let config = folder.config()?;
+    check_texts(folder)?;
     let checkpoint = folder.checkpoint(load)?;
     if let Some(quantization) = checkpoint.quantization() {
         return Err(Error::Unsupported {
@@ -130,6 +132,17 @@ pub fn quantize(
     unfinished::copy_others(folder, &unfinished)?;
     unfinished.complete(&output)?;
     Ok(quantized)
+}
+
+/// Refuses what stands beside the weights where loading does: modules behind the model may have weights of their own.
+fn check_texts(folder: &Folder) -> Result<()> {
+    folder.embedding()?;
+    if folder.embeds()? {
+        folder.text_limits()?;
+    }
+    // Not the folder's, which would keep it in memory.
+    Tokenizer::read(folder.documents())?;
+    Ok(())
 }
 
 /// The tensors of each file of a checkpoint, by name.
