@@ -563,6 +563,76 @@ fn what_loading_refuses_beside_the_weights_is_not_quantized() {
 }
 
 #[test]
+fn what_a_killed_run_has_left_is_not_in_the_way() {
+    let (source, place) = (fixture_path(TIED), tempfile::tempdir().expect("a folder"));
+    let (ctx, folder, how) =
+        (Context::cpu().expect("the CPU is there"), Folder::new(source), how(BlockValues::Int8, None, false, true));
+    let [new, empty] = ["new", "empty"].map(|name| place.path().join(name));
+    // In containers it often has the same id.
+    for id in [0, std::process::id()] {
+        fs::create_dir_all(place.path().join(format!(".new.{id}.unfinished"))).expect("a folder");
+        fs::create_dir_all(empty.join(format!(".empty.{id}.unfinished"))).expect("a folder");
+    }
+    for output in [new, empty] {
+        let written = quantize(&ctx, &folder, &output, how, Load::Mmap, &mut |_, _| ControlFlow::Continue(()));
+        written.unwrap_or_else(|error| panic!("{}", error.one_line()));
+        outputs(&output, WeightOptions::default());
+    }
+    let mut left = names_in(place.path());
+    left.retain(|name| name.ends_with(".unfinished"));
+    assert_eq!(left.len(), 2, "others may be at work: {left:?}");
+}
+
+#[test]
+fn a_folder_that_is_there_is_filled_and_not_replaced() {
+    let (source, output) = (fixture_path(TIED), tempfile::tempdir().expect("a folder"));
+    let (ctx, folder, how) =
+        (Context::cpu().expect("the CPU is there"), Folder::new(source), how(BlockValues::Int8, None, false, true));
+    let other = output.path().join("config.json");
+    let refused = quantize(&ctx, &folder, output.path(), how, Load::Mmap, &mut |_, _| {
+        fs::write(&other, "{}").expect("written");
+        ControlFlow::Continue(())
+    });
+    let refused = refused.expect_err("somebody else writes there").one_line();
+    assert!(refused.contains("is not empty"), "{refused}");
+    assert_eq!(names_in(output.path()), ["config.json"]);
+    assert_eq!(fs::read_to_string(&other).expect("it is there"), "{}");
+    fs::remove_file(&other).expect("removed");
+
+    // As what is mounted there has to be.
+    #[cfg(unix)]
+    let id = |folder: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(folder).expect("it is there"));
+    #[cfg(unix)]
+    let before = id(output.path());
+    let mut during = Vec::new();
+    let written = quantize(&ctx, &folder, output.path(), how, Load::Mmap, &mut |_, _| {
+        during = names_in(output.path());
+        ControlFlow::Continue(())
+    });
+    written.unwrap_or_else(|error| panic!("{}", error.one_line()));
+    assert!(during.len() == 1 && during[0].ends_with(".unfinished"), "{during:?}");
+    #[cfg(unix)]
+    assert_eq!(id(output.path()), before);
+    assert!(names_in(output.path()).iter().all(|name| !name.ends_with(".unfinished")));
+    outputs(output.path(), WeightOptions::default());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_copy_that_finds_no_room_names_where_it_goes() {
+    let (source, place) = (copy(TIED), tempfile::tempdir().expect("a folder"));
+    fs::write(source.path().join("merges.txt"), vec![b' '; 8 << 20]).expect("written");
+    // Files of up to 2 or 4 MiB, as shells count blocks.
+    let limited = r#"trap '' XFSZ; ulimit -f 4096; exec "$0" "$@""#;
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", limited, env!("CARGO_BIN_EXE_sinew"), "quantize", "--dtype", "fp8", "--model"]);
+    let output = run(command.arg(source.path()).arg("--output").arg(place.path().join("new")), "");
+    let words = ["cannot copy", "/merges.txt to", "/.new.0.unfinished/merges.txt:"];
+    refused(&output, &words);
+    assert!(names_in(place.path()).is_empty());
+}
+
+#[test]
 fn an_interrupted_run_leaves_nothing() {
     let (source, place) = (copy(SHARDED), tempfile::tempdir().expect("a folder"));
     let (ctx, folder, output) =

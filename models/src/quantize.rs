@@ -54,8 +54,8 @@ pub struct Quantized {
     pub bytes_after: u64,
 }
 
-/// Writes the model in `folder` as a quantized checkpoint into the folder `output`, which must not exist or be empty. It
-/// appears under its name when it is complete.
+/// Writes the model in `folder` as a quantized checkpoint into the folder `output`, which must not exist or be empty. A
+/// new one appears under its name when it is complete; in one that is there its files do, `config.json` as the last.
 ///
 /// What is rounded is what loading with the same `how` rounds, but for heads that are tied to the embedding, which stay
 /// as they are in the file. Tokenizers, chat templates and other configs are copied. At hand is never more than a slice of
@@ -104,7 +104,7 @@ pub fn quantize(
     let modules = Modules::of(ctx, folder, config, &checkpoint, &scheme)?;
     let config = with_section(&folder.documents().text(FileName::Config)?, &scheme.config(&modules.kept))?;
 
-    let unfinished = Unfinished::create(&output)?;
+    let unfinished = Unfinished::create(output)?;
     unfinished.write(FileName::Config.as_str(), config.as_bytes())?;
     let mut job = Job::new(ctx, &checkpoint, &scheme, progress)?;
     let mut quantized = Quantized {
@@ -130,7 +130,7 @@ pub fn quantize(
         unfinished.write(INDEX, &pretty(&index))?;
     }
     unfinished::copy_others(folder, &unfinished)?;
-    unfinished.complete(&output)?;
+    unfinished.complete()?;
     Ok(quantized)
 }
 
