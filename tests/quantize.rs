@@ -27,7 +27,10 @@ const TIED: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 
 /// A model whose rows are divided by groups of 128, untied, with biases.
 fn model() -> TempDir {
-    let (hidden, width, vocab) = (128, 256, 300);
+    model_of(128, 256, 300)
+}
+
+fn model_of(hidden: usize, width: usize, vocab: usize) -> TempDir {
     let mut shapes = vec![
         ("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]),
         ("model.norm.weight".to_owned(), vec![hidden]),
@@ -216,6 +219,19 @@ fn every_format_gives_the_logits_of_quantizing_while_loading() {
         let bytes: usize = tensors(folder.path()).values().map(|(.., bytes)| bytes.len()).sum();
         assert_eq!(written.bytes_after, bytes as u64);
         assert!(written.bytes_after < written.bytes_before);
+    }
+}
+
+#[test]
+fn weights_larger_than_a_slice_are_written_whole() {
+    use BlockValues::{F8E4M3, Int4, Int8};
+    // The embedding, which is copied, and the head have a slice of 16 MiB each, and some odd rows more.
+    let source = model_of(512, 128, (16 << 10) + 117);
+    for how in [how(Int4, Some(128), true, true), how(Int8, None, true, true), how(F8E4M3, None, false, true)] {
+        let (folder, written) = written(source.path(), how);
+        assert_others_are_as_they_were(source.path(), folder.path(), written.modules);
+        let found = outputs(folder.path(), WeightOptions::default());
+        assert!(found == while_loading(source.path(), how), "{how:?}");
     }
 }
 
@@ -516,6 +532,104 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     with_field(tied.path(), "intermediate_size", &json!(48));
     quantize(path, &at("new"), &channel, &["shape"]);
     assert_eq!(names_in(place.path()), ["file"]);
+}
+
+#[test]
+fn what_loading_refuses_beside_the_weights_is_not_quantized() {
+    // A module whose weights are in a file of its own.
+    let modules = ["Transformer", "Pooling", "Dense"].map(|class| {
+        json!({ "type": format!("sentence_transformers.models.{class}"), "path": if class == "Pooling" { "1_Pooling" } else { "" } })
+    });
+    let place = tempfile::tempdir().expect("a folder");
+    let output = place.path().join("new").into_os_string().into_string().expect("UTF-8");
+    let fixture = "bert_hd20_f32_wordpiece";
+    for (file, text, word) in [
+        ("modules.json", json!(modules).to_string(), "`Dense`"),
+        ("tokenizer_config.json", json!({ "model_max_length": "many" }).to_string(), "model_max_length"),
+        ("tokenizer.json", "{".to_owned(), "tokenizer.json"),
+    ] {
+        let source = copy(fixture);
+        let pooling = source.path().join("1_Pooling");
+        fs::create_dir_all(&pooling).expect("a folder");
+        fs::write(pooling.join("config.json"), "{}").expect("written");
+        fs::write(source.path().join(file), text).expect("written");
+        let model = source.path().to_str().expect("UTF-8");
+        refused(&sinew(&["embed", "--model", model, "a text"]), &[word]);
+        let quantize =
+            ["quantize", "--model", model, "--output", &output, "--dtype", "int8", "--group-size", "channel"];
+        refused(&sinew(&quantize), &[word]);
+        assert!(names_in(place.path()).is_empty());
+    }
+}
+
+#[test]
+fn what_a_killed_run_has_left_is_not_in_the_way() {
+    let (source, place) = (fixture_path(TIED), tempfile::tempdir().expect("a folder"));
+    let (ctx, folder, how) =
+        (Context::cpu().expect("the CPU is there"), Folder::new(source), how(BlockValues::Int8, None, false, true));
+    let [new, empty] = ["new", "empty"].map(|name| place.path().join(name));
+    // In containers it often has the same id.
+    for id in [0, std::process::id()] {
+        fs::create_dir_all(place.path().join(format!(".new.{id}.unfinished"))).expect("a folder");
+        fs::create_dir_all(empty.join(format!(".empty.{id}.unfinished"))).expect("a folder");
+    }
+    for output in [new, empty] {
+        let written = quantize(&ctx, &folder, &output, how, Load::Mmap, &mut |_, _| ControlFlow::Continue(()));
+        written.unwrap_or_else(|error| panic!("{}", error.one_line()));
+        outputs(&output, WeightOptions::default());
+    }
+    let mut left = names_in(place.path());
+    left.retain(|name| name.ends_with(".unfinished"));
+    assert_eq!(left.len(), 2, "others may be at work: {left:?}");
+}
+
+#[test]
+fn a_folder_that_is_there_is_filled_and_not_replaced() {
+    let (source, output) = (fixture_path(TIED), tempfile::tempdir().expect("a folder"));
+    let (ctx, folder, how) =
+        (Context::cpu().expect("the CPU is there"), Folder::new(source), how(BlockValues::Int8, None, false, true));
+    let other = output.path().join("config.json");
+    let refused = quantize(&ctx, &folder, output.path(), how, Load::Mmap, &mut |_, _| {
+        fs::write(&other, "{}").expect("written");
+        ControlFlow::Continue(())
+    });
+    let refused = refused.expect_err("somebody else writes there").one_line();
+    assert!(refused.contains("is not empty"), "{refused}");
+    assert_eq!(names_in(output.path()), ["config.json"]);
+    assert_eq!(fs::read_to_string(&other).expect("it is there"), "{}");
+    fs::remove_file(&other).expect("removed");
+
+    // As what is mounted there has to be.
+    #[cfg(unix)]
+    let id = |folder: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(folder).expect("it is there"));
+    #[cfg(unix)]
+    let before = id(output.path());
+    let mut during = Vec::new();
+    let written = quantize(&ctx, &folder, output.path(), how, Load::Mmap, &mut |_, _| {
+        during = names_in(output.path());
+        ControlFlow::Continue(())
+    });
+    written.unwrap_or_else(|error| panic!("{}", error.one_line()));
+    assert!(during.len() == 1 && during[0].ends_with(".unfinished"), "{during:?}");
+    #[cfg(unix)]
+    assert_eq!(id(output.path()), before);
+    assert!(names_in(output.path()).iter().all(|name| !name.ends_with(".unfinished")));
+    outputs(output.path(), WeightOptions::default());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_copy_that_finds_no_room_names_where_it_goes() {
+    let (source, place) = (copy(TIED), tempfile::tempdir().expect("a folder"));
+    fs::write(source.path().join("merges.txt"), vec![b' '; 8 << 20]).expect("written");
+    // Files of up to 2 or 4 MiB, as shells count blocks.
+    let limited = r#"trap '' XFSZ; ulimit -f 4096; exec "$0" "$@""#;
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", limited, env!("CARGO_BIN_EXE_sinew"), "quantize", "--dtype", "fp8", "--model"]);
+    let output = run(command.arg(source.path()).arg("--output").arg(place.path().join("new")), "");
+    let words = ["cannot copy", "/merges.txt to", "/.new.0.unfinished/merges.txt:"];
+    refused(&output, &words);
+    assert!(names_in(place.path()).is_empty());
 }
 
 #[test]

@@ -194,6 +194,19 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         check(&["plan", model], (&["--cache-tokens", "64"], &["--cache-tokens", "embeds texts"]));
         check(&["embed", "--model", model, "a text"], (stepping[5].0, &["--set kv_dtype", "`sinew embed`"]));
     }
+    // A head that is kept, of models that have none.
+    for model in [&*encoder, &embedding] {
+        for command in [
+            &["embed", "--model", model, "a text"][..],
+            &["quality", "--model", model],
+            &["logits", "--model", model, "--tokens", "1", "--output", &output],
+            &["plan", model],
+            &["inspect", model],
+            &["quantize", "--model", model, "--output", &output],
+        ] {
+            check(&[command, &["--dtype", "int8"]].concat(), (&["--keep-head"], &["--keep-head", "embeds texts"]));
+        }
+    }
     // Of quantizing, where nothing is quantized.
     for command in [
         &["generate", "--model", &decoder, "--tokens", "1"][..],
@@ -305,6 +318,7 @@ fn what_files_and_variables_say_serves_other_commands_as_well() {
         &[][..],
         &["plan", &encoder],
         &["plan", &decoder],
+        &["plan", &encoder, "--dtype", "int8"],
         &["plan", &decoder, "--dtype", "fp8", "--kv-dtype", "fp8"],
         &["plan", &in_fp8],
         &["inspect", &encoder],

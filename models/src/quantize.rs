@@ -37,6 +37,7 @@ use crate::error::{Error, Result};
 use crate::folder::{FileName, Folder};
 use crate::load::Quantize;
 use crate::tensors::{INDEX, Load, SINGLE};
+use crate::tokenizer::Tokenizer;
 
 /// What [`quantize`] has written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +54,8 @@ pub struct Quantized {
     pub bytes_after: u64,
 }
 
-/// Writes the model in `folder` as a quantized checkpoint into the folder `output`, which must not exist or be empty. It
-/// appears under its name when it is complete.
+/// Writes the model in `folder` as a quantized checkpoint into the folder `output`, which must not exist or be empty. A
+/// new one appears under its name when it is complete; in one that is there its files do, `config.json` as the last.
 ///
 /// What is rounded is what loading with the same `how` rounds, but for heads that are tied to the embedding, which stay
 /// as they are in the file. Tokenizers, chat templates and other configs are copied. At hand is never more than a slice of
@@ -92,6 +93,7 @@ pub fn quantize(
     let scheme = Scheme::new(how)?;
     let output = unfinished::place(folder.path(), output)?;
     let config = folder.config()?;
+    check_texts(folder)?;
     let checkpoint = folder.checkpoint(load)?;
     if let Some(quantization) = checkpoint.quantization() {
         return Err(Error::Unsupported {
@@ -102,7 +104,7 @@ pub fn quantize(
     let modules = Modules::of(ctx, folder, config, &checkpoint, &scheme)?;
     let config = with_section(&folder.documents().text(FileName::Config)?, &scheme.config(&modules.kept))?;
 
-    let unfinished = Unfinished::create(&output)?;
+    let unfinished = Unfinished::create(output)?;
     unfinished.write(FileName::Config.as_str(), config.as_bytes())?;
     let mut job = Job::new(ctx, &checkpoint, &scheme, progress)?;
     let mut quantized = Quantized {
@@ -128,8 +130,19 @@ pub fn quantize(
         unfinished.write(INDEX, &pretty(&index))?;
     }
     unfinished::copy_others(folder, &unfinished)?;
-    unfinished.complete(&output)?;
+    unfinished.complete()?;
     Ok(quantized)
+}
+
+/// Refuses what stands beside the weights where loading does: modules behind the model may have weights of their own.
+fn check_texts(folder: &Folder) -> Result<()> {
+    folder.embedding()?;
+    if folder.embeds()? {
+        folder.text_limits()?;
+    }
+    // Not the folder's, which would keep it in memory.
+    Tokenizer::read(folder.documents())?;
+    Ok(())
 }
 
 /// The tensors of each file of a checkpoint, by name.

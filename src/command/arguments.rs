@@ -38,6 +38,8 @@ pub const STEPPING: &[&str] = &["prefill_chunk", "block_size", "kv_dtype", "kv_o
 pub const SERVING: &[&str] = &["max_sequences", "cache_tokens", "swap_tokens"];
 /// What is for models that generate.
 pub const GENERATING: &[&[&str]] = &[&["context"], STEPPING, SERVING];
+/// Why what is for them is refused, after its argument.
+pub const EMBEDS: &str = "is for models that generate; this one embeds texts";
 /// All but where to run.
 pub const OF_MODELS: &[&[&str]] = &[WEIGHTS, &["load", "context"], STEPPING, SERVING];
 /// Room for tokens beside that of a batch.

@@ -12,7 +12,7 @@ use sinew::models::settings::{GroupSize, KvDType, OldKvDType, Value as _, Weight
 use sinew::models::{Folder, Footprint, LoadOptions, Planner};
 use sinew::ops::Context;
 
-use super::arguments::{ROOM, STEPPING, WEIGHTS, of_settings};
+use super::arguments::{EMBEDS, ROOM, STEPPING, WEIGHTS, of_settings};
 use super::{Outcome, Run};
 
 /// Show the memory that a model takes before it is read: weights, keys and values, workspace, and the peak; the largest
@@ -157,7 +157,7 @@ impl Plan {
         if planner.embeds() {
             run.refuse_generating()?;
             if self.batch != 1 {
-                return Err("--batch is for models that generate; this one embeds texts".into());
+                return Err(format!("--batch {EMBEDS}").into());
             }
             return Ok(LoadOptions { weights: run.weight_options(Some(folder), ctx)?, ..LoadOptions::default() });
         }

@@ -10,7 +10,7 @@ use sinew::models::settings::{GroupSize, Value as _, WeightDType};
 use sinew::models::{Error, Folder, quantize};
 use sinew::tensor::BlockValues;
 
-use super::arguments::of_settings;
+use super::arguments::{EMBEDS, of_settings};
 use super::interrupts::{catch_interrupts, interrupted};
 use super::output::{megabytes, progress_bar};
 use super::{Outcome, Run};
@@ -28,7 +28,7 @@ pub struct Quantize {
     /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(long, value_name = "PATH|ID")]
     model: PathBuf,
-    /// The folder to write: a new one, or an empty one. It appears when it is complete.
+    /// The folder to write: a new one, which appears when it is complete, or an empty one, in which the files do.
     #[arg(long, value_name = "FOLDER")]
     output: PathBuf,
     /// What weights are rounded to.
@@ -65,6 +65,9 @@ impl Quantize {
         let how = self.group_size.quantize(self.dtype, self.zero_points, self.keep_head)?;
         let ctx = run.context()?;
         let folder = Folder::new(run.locate(&self.model, self.offline)?);
+        if self.keep_head && folder.embeds()? {
+            return Err(format!("--keep-head {EMBEDS}").into());
+        }
         catch_interrupts();
         let bar = progress_bar("quantizing {bar:32} {bytes}/{total_bytes} {bytes_per_sec}");
         let written = quantize::quantize(&ctx, &folder, &self.output, how, run.settings().load, &mut |done, total| {

@@ -13,7 +13,7 @@ use sinew::ops::Context;
 use sinew::tensor::{DType, PagedLayout};
 
 use super::Outcome;
-use super::arguments::{GENERATING, OF_CPU, QUANTIZING};
+use super::arguments::{EMBEDS, GENERATING, OF_CPU, QUANTIZING};
 use super::output::progress_bar;
 
 /// The settings of one run of the command: of a file, the environment and arguments.
@@ -49,7 +49,7 @@ impl Run {
 
     /// Refuses what is for models that generate, where one embeds texts.
     pub fn refuse_generating(&self) -> Outcome {
-        self.refuse(GENERATING, "is for models that generate; this one embeds texts")
+        self.refuse(GENERATING, EMBEDS)
     }
 
     /// Takes settings back that decide nothing here: [`refuse`](Self::refuse) is for those that arguments have set.
@@ -111,7 +111,11 @@ impl Run {
     /// How the weights of the model in a folder are loaded for a context; without one they are floats, as those of the
     /// bundled model.
     pub fn weight_options(&self, stored: Option<&Folder>, ctx: &Context) -> Outcome<WeightOptions> {
-        Ok(self.of_weights(stored, ctx)?.weight_options()?)
+        let mut settings = self.of_weights(stored, ctx)?;
+        if settings.keep_head && stored.map_or(Ok(false), Folder::embeds)? {
+            self.take_back(&mut settings, &["keep_head"], EMBEDS)?;
+        }
+        Ok(settings.weight_options()?)
     }
 
     /// The settings, without those that decide nothing with such weights.

@@ -17,16 +17,15 @@ use crate::tensors::INDEX;
 const COPIED: [&str; 6] = ["json", "jinja", "txt", "model", "tiktoken", "py"];
 /// A folder of chat templates.
 const TEMPLATES: &str = "additional_chat_templates";
+/// How the name of a folder ends that is being written.
+const UNFINISHED: &str = ".unfinished";
 
 /// Where the folder `output` will be.
 ///
 /// # Errors
 /// What is there already, but for an empty folder.
 pub(super) fn place(source: &Path, output: &Path) -> Result<PathBuf> {
-    let refuse = |problem: &str| {
-        let output = output.display();
-        Err(Error::Input(format!("the output {output} {problem}; a folder that is new or empty is needed")))
-    };
+    let refuse = |problem| Err(refusal(output, problem));
     let kind = match fs::metadata(output) {
         Ok(kind) => kind,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -44,26 +43,55 @@ pub(super) fn place(source: &Path, output: &Path) -> Result<PathBuf> {
     if fs::canonicalize(source).is_ok_and(|source| source == place) {
         return refuse("is the model itself");
     }
-    if fs::read_dir(&place).map_err(|e| Error::io("open", output, e))?.next().is_some() {
-        return refuse("is not empty");
-    }
+    check_empty(&place)?;
     Ok(place)
+}
+
+/// Refuses a folder in which is more than what runs are writing there, or left when they were killed.
+fn check_empty(folder: &Path) -> Result<()> {
+    let is_unfinished = |name: &OsString| {
+        let name = name.as_encoded_bytes();
+        name.starts_with(b".") && name.ends_with(UNFINISHED.as_bytes())
+    };
+    match names_in(folder)?.iter().all(is_unfinished) {
+        true => Ok(()),
+        false => Err(refusal(folder, "is not empty")),
+    }
+}
+
+fn refusal(output: &Path, problem: &str) -> Error {
+    let output = output.display();
+    Error::Input(format!("the output {output} {problem}; a folder that is new or empty is needed"))
 }
 
 /// A folder that is removed unless it is completed.
 pub(super) struct Unfinished {
     path: PathBuf,
+    output: PathBuf,
+    /// Whether `output` is there: it may be one that cannot be replaced, as where something is mounted.
+    is_inside: bool,
 }
 
 impl Unfinished {
-    /// One beside `output`.
-    pub fn create(output: &Path) -> Result<Self> {
-        let mut name = OsString::from(".");
-        name.push(output.file_name().unwrap_or_default());
-        name.push(format!(".{}.unfinished", std::process::id()));
-        let path = output.with_file_name(name);
-        fs::create_dir(&path).map_err(|e| Error::io("create", output, e))?;
-        Ok(Self { path })
+    /// One beside `output`, or inside where that is there.
+    pub fn create(output: PathBuf) -> Result<Self> {
+        let is_inside = output.is_dir();
+        let mut count = 0;
+        // Those of other runs stay: they may be at work.
+        let path = loop {
+            let mut name = OsString::from(".");
+            name.push(output.file_name().unwrap_or_default());
+            name.push(format!(".{count}{UNFINISHED}"));
+            let path = if is_inside { output.join(name) } else { output.with_file_name(name) };
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => count += 1,
+                created => {
+                    let what = if is_inside { "write to" } else { "create" };
+                    break created.map(|()| path).map_err(|e| Error::io(what, &output, e))?;
+                }
+            }
+        };
+        Ok(Self { path, output, is_inside })
     }
 
     pub fn path_of(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -82,23 +110,31 @@ impl Unfinished {
         if let Some(folder) = to.parent() {
             fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
         }
-        fs::copy(&from, &to).map_err(|e| Error::io("copy", &from, e))?;
+        fs::copy(&from, &to).map_err(|e| Error::io(&format!("copy {} to", from.display()), &to, e))?;
         Ok(())
     }
 
-    /// Gives it its name.
-    pub fn complete(self, output: &Path) -> Result<()> {
-        match fs::remove_dir(output) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::io("replace", output, error)),
-            _ => {}
+    /// Gives it its name, or what is in it a place in the folder that has the name.
+    pub fn complete(self) -> Result<()> {
+        let Self { path, output, is_inside } = &self;
+        if !is_inside {
+            return fs::rename(path, output).map_err(|e| Error::io("create", output, e));
         }
-        fs::rename(&self.path, output).map_err(|e| Error::io("create", output, e))
+        check_empty(output)?;
+        let mut names = names_in(path)?;
+        // Nothing is a model before its config is there.
+        names.sort_by_key(|name| name == FileName::Config.as_str());
+        for name in names {
+            let to = output.join(&name);
+            fs::rename(path.join(name), &to).map_err(|e| Error::io("create", &to, e))?;
+        }
+        Ok(())
     }
 }
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // Where it was completed there is none.
+        // Where it was completed there is none, or an empty one.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -136,13 +172,13 @@ pub(super) fn copy_others(folder: &Folder, unfinished: &Unfinished) -> Result<()
 
 /// The names of the files in a folder.
 fn files_in(folder: &Path) -> Result<Vec<OsString>> {
-    let failed = |e| Error::io("read", folder, e);
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if entry.path().is_file() {
-            names.push(entry.file_name());
-        }
-    }
+    let mut names = names_in(folder)?;
+    names.retain(|name| folder.join(name).is_file());
     Ok(names)
+}
+
+/// The names of all that is in a folder.
+fn names_in(folder: &Path) -> Result<Vec<OsString>> {
+    let names = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    names.map_err(|e| Error::io("read", folder, e))
 }
