@@ -201,8 +201,7 @@ pub(super) fn check_piece(
     }
 }
 
-/// Refuses values of which a format has no scale that is a number, or whose codes times their scale may be none. That
-/// they are read once before they are packed makes loading an eighth faster.
+/// Refuses values of which a format has no scale that is a number, or whose codes times their scale may be none.
 pub(crate) fn check_quantizable(
     tensors: &Tensors,
     tensor: &str,
