@@ -42,7 +42,7 @@ impl Limits {
 /// use sinew_ops::Context;
 ///
 /// let folder = Folder::new("path/to/model");
-/// let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(Load::Mmap)?);
+/// let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(Load::default())?);
 /// let plan = LanguageModel::plan(config, &checkpoint, &LoadOptions::default(), &Context::cpu()?)?;
 /// println!("{} bytes, {} of them weights", plan.total(), plan.weights);
 /// # Ok::<(), sinew_models::Error>(())

@@ -54,7 +54,7 @@ pub struct Quantized {
     pub bytes_after: u64,
 }
 
-/// Writes the model in `folder` as a quantized checkpoint into the folder `output`, which must not exist or be empty. A
+/// Writes the model in `folder` as a quantized checkpoint into the folder `output`, which is a new one or an empty one. A
 /// new one appears under its name when it is complete; in one that is there its files do, `config.json` as the last.
 ///
 /// What is rounded is what loading with the same `how` rounds, but for heads that are tied to the embedding, which stay
@@ -73,7 +73,7 @@ pub struct Quantized {
 /// let how = Quantize { format, per_channel: false, head: true };
 /// let (model, output) = (Folder::new("path/to/model"), Path::new("path/to/model-int4"));
 /// let go_on = &mut |_, _| ControlFlow::Continue(());
-/// let written = quantize::quantize(&Context::cpu()?, &model, output, how, Load::Mmap, go_on)?;
+/// let written = quantize::quantize(&Context::cpu()?, &model, output, how, Load::default(), go_on)?;
 /// println!("{} modules, {} bytes", written.modules, written.bytes_after);
 /// # Ok::<(), sinew_models::Error>(())
 /// ```

@@ -36,7 +36,7 @@ pub(crate) const NAMED: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Load {
     /// Each tensor is read when it is asked for, those that lie row after row slice by slice. Files are opened for that and
-    /// closed again; one that is truncated or replaced meanwhile is an error.
+    /// closed again; one that is another meanwhile, by its length or when it was changed, is an error.
     #[default]
     Read,
     /// The files are mapped, and tensors borrow from the mapping: slower, since each page has to be mapped and let go of

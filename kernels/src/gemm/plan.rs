@@ -23,7 +23,7 @@ const MIN_SLAB_UNPACKED: usize = 512;
 /// The part of the third-level cache that A's packed rows may take: the weights pass through it as well.
 const SHARE_OF_L3: usize = 4;
 /// The part of the third-level cache from which on few rows ask for a weight past the caches. Smaller ones are those of
-/// models that the cache holds, which are up to 4 % faster where it does; of larger models they make no difference.
+/// models that the cache holds, which are up to a seventh faster for it; of larger models they make no difference.
 const PASSING_SHARE_OF_L3: usize = 32;
 /// Panels of an unpacked right operand that are packed together, so that a row of it is read 512 bytes at a time.
 const UNIT: usize = 4;

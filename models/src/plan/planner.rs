@@ -17,14 +17,14 @@ use crate::passes;
 use crate::room::{most_that_fits, refuse_beyond_memory};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
-/// Says what memory a model takes before anything but headers is read.
+/// Says what memory a model takes before its weights are read.
 ///
 /// ```no_run
 /// use sinew_models::{Folder, LoadOptions, Load, Planner};
 /// use sinew_ops::Context;
 ///
 /// let (ctx, folder) = (Context::cpu()?, Folder::new("path/to/model"));
-/// let planner = Planner::new(&ctx, &folder, Load::Mmap)?;
+/// let planner = Planner::new(&ctx, &folder, Load::default())?;
 /// let options = LoadOptions { context: Some(4096), max_sequences: 64, ..LoadOptions::default() };
 /// let (footprint, budget) = (planner.footprint(&options)?, 2 << 30);
 /// println!("{} bytes, {} of them weights", footprint.peak(), footprint.plan.weights);

@@ -9,6 +9,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use safetensors::tensor::TensorInfo;
 use serde::de::{self, MapAccess, Visitor};
@@ -129,7 +130,7 @@ impl Shard {
         Ok(match &self.source {
             Source::Mapped(map) => map.len() as u64,
             Source::Bytes(bytes) => bytes.len() as u64,
-            Source::File(_) => fs::metadata(&self.path).map_err(|e| Error::io("read", &self.path, e))?.len(),
+            Source::File(identity) => identity.len,
         })
     }
 
@@ -143,7 +144,7 @@ impl Shard {
                 if Identity::of(&file.metadata().map_err(|e| Error::io("read", &self.path, e))?) != *identity {
                     return Err(Error::Checkpoint {
                         file: self.path.display().to_string(),
-                        problem: "it was replaced since it was opened".to_owned(),
+                        problem: "it is not what it was when it was opened".to_owned(),
                     });
                 }
                 // Reserved with a check: a sparse file can claim more than there is memory.
@@ -152,13 +153,7 @@ impl Shard {
                     .try_reserve_exact(range.len())
                     .map_err(|e| Error::io("read", &self.path, io::Error::new(io::ErrorKind::OutOfMemory, e)))?;
                 bytes.resize(range.len(), 0);
-                read_at(&file, &mut bytes, range.start as u64).map_err(|error| match error.kind() {
-                    io::ErrorKind::UnexpectedEof => Error::Checkpoint {
-                        file: self.path.display().to_string(),
-                        problem: format!("it ends before byte {}, truncated since it was opened", range.end),
-                    },
-                    _ => Error::io("read", &self.path, error),
-                })?;
+                read_at(&file, &mut bytes, range.start as u64).map_err(|e| Error::io("read", &self.path, e))?;
                 return Ok(Cow::Owned(bytes));
             }
         };
@@ -196,23 +191,17 @@ fn check(tensors: &Header) -> std::result::Result<u64, String> {
     Ok(last as u64)
 }
 
-/// What tells a file from another that took its place.
+/// What tells a file from what it was before, or from another that took its place.
 #[derive(Debug, PartialEq, Eq)]
-struct Identity([u64; 2]);
+struct Identity {
+    len: u64,
+    /// Where the system keeps it.
+    modified: Option<SystemTime>,
+}
 
 impl Identity {
-    #[cfg(unix)]
     fn of(file: &Metadata) -> Self {
-        use std::os::unix::fs::MetadataExt;
-
-        Self([file.dev(), file.ino()])
-    }
-
-    #[cfg(windows)]
-    fn of(file: &Metadata) -> Self {
-        use std::os::windows::fs::MetadataExt;
-
-        Self([file.creation_time(), 0])
+        Self { len: file.len(), modified: file.modified().ok() }
     }
 }
 
