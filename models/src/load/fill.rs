@@ -11,17 +11,14 @@ use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::quantized::common_multiple;
 
-/// Bytes of the slices of a weight that are at hand together, a thread packing each, counted in f32: those of a bf16
-/// file are half as large. Their pages are dropped before others are read, so that a weight is never in memory twice.
-/// Where a model is written quantized, as many of a tensor are.
+/// Bytes of a weight that are at hand together, slices or strips of all threads, counted in f32: those of a bf16 file are
+/// half as large. Their pages are dropped before others are read, so that a weight is never in memory twice. Where a model
+/// is written quantized, as many of a tensor are.
 pub(crate) const AT_HAND_BYTES: usize = 16 << 20;
-/// The largest slice.
-const LARGEST_SLICE: usize = 4 << 20;
-/// The least, where there are more threads than leave room for it: dropping the pages of smaller ones would take as long
-/// as packing them.
-const LEAST_SLICE: usize = 1 << 20;
+/// A slice, counted likewise: what a thread reads of it stays in its second cache, and its allocator keeps no more.
+const SLICE: usize = 1 << 20;
 /// Slices that a thread packs between two reports of progress, in which other work has its turn.
-pub(super) const SLICES_A_TURN: usize = 4;
+pub(super) const SLICES_A_TURN: usize = 16;
 /// Bytes of a strip of weights that lie column after column, as a file has it: the slices that are made of it take
 /// about as much.
 const STRIP_BYTES: usize = AT_HAND_BYTES / 2;
@@ -137,8 +134,7 @@ impl Filled<'_> {
 
 /// A weight in slices for so many threads, of which a strip is packed at a time: so many of all columns.
 pub(super) fn slices(packer: &WeightPacker, threads: usize, [columns, k]: [usize; 2]) -> Vec<UnitSlice> {
-    let bytes = (AT_HAND_BYTES / threads).clamp(LEAST_SLICE, LARGEST_SLICE);
-    packer.slices_for(threads, bytes.saturating_mul(k.max(1)) / columns.max(1))
+    packer.slices_for(threads, SLICE.saturating_mul(k.max(1)) / columns.max(1))
 }
 
 /// All columns in strips of some width.
