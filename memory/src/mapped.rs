@@ -1,7 +1,7 @@
 //! Read-only files mapped into memory.
 //!
-//! A checkpoint is read once, tensor by tensor, and repacked on the way. The mapping lets the pages go as soon
-//! as they have been repacked, so that a model never costs its file and its packed weights together.
+//! Of a checkpoint that is mapped, tensors are repacked one by one, and the mapping lets the pages go as soon as they
+//! have been, so that a model never costs its file and its packed weights together.
 
 use std::fs::{self, File};
 use std::io;

@@ -93,7 +93,7 @@ impl Row<'_> {
 }
 
 impl<'a> Source<'a> {
-    /// Rows `[rows, K]` in row-major order, at any alignment: a tensor of a mapped checkpoint.
+    /// Rows `[rows, K]` in row-major order, at any alignment: a tensor of a checkpoint.
     ///
     /// # Errors
     /// A type that is not f32, f16 or bf16, or another number of bytes.
