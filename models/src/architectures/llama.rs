@@ -1,7 +1,7 @@
 //! Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): the pattern that most decoders follow.
 
 use super::Architecture;
-use crate::config::{DecoderConfig, Defaults, Experts, ModelConfig, Qkv, RopeDefaults, TensorNames, Up};
+use crate::config::{DecoderConfig, Defaults, ExpertMatrices, Experts, ModelConfig, Qkv, RopeDefaults, TensorNames, Up};
 use crate::error::Result;
 use crate::files::Fields;
 
@@ -23,10 +23,7 @@ pub(super) const NAMES: TensorNames = TensorNames {
     mlp_output_norm: None,
     experts: Experts {
         router: "mlp.gate",
-        expert: "mlp.experts.",
-        gate: "gate_proj",
-        up: "up_proj",
-        down: "down_proj",
+        matrices: ExpertMatrices::Each { expert: "mlp.experts.", gate: "gate_proj", up: "up_proj", down: "down_proj" },
     },
     norm: "norm",
     heads: &["lm_head"],

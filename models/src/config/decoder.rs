@@ -109,6 +109,8 @@ pub struct ExpertsConfig {
     pub width: usize,
     /// Whether the weights of a token's experts are made to sum to 1.
     pub renormalize: bool,
+    /// Biases on the scores and on the projections of each.
+    pub bias: bool,
 }
 
 /// A norm, with a weight for each value.

@@ -123,6 +123,8 @@ pub(crate) struct GroupedSpec<P> {
     pub parts: P,
     pub experts: usize,
     pub k: usize,
+    /// Whether each has a bias.
+    pub bias: bool,
     pub options: GroupedLinearOptions,
     pub max_rows: usize,
 }

@@ -168,7 +168,7 @@ impl Modules {
             if part.transposed {
                 return Err(Error::Unsupported {
                     what: format!(
-                        "writing the weight of {name}, which is stored as [inputs, outputs] (Conv1D), quantized"
+                        "writing the weight of {name}, which is stored as [inputs, outputs], quantized"
                     ),
                     supported: "weights of Linear modules; loading quantizes this one with --dtype".to_owned(),
                 });

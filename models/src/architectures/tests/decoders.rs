@@ -77,7 +77,7 @@ fn mixtral() -> Value {
 #[test]
 fn mixtral_has_experts_everywhere_and_no_window() {
     let config = decoder(mixtral());
-    let experts = ExpertsConfig { count: 8, per_token: 2, width: 14336, renormalize: true };
+    let experts = ExpertsConfig { count: 8, per_token: 2, width: 14336, renormalize: true, bias: false };
     assert!(config.layers.iter().all(|layer| layer.feed_forward == FeedForward::Experts(experts)));
     assert_eq!(windows(&config, 1), [None]);
     let mut more = mixtral();
@@ -133,7 +133,7 @@ fn qwen3_moe_takes_either_name_of_its_experts() {
         "decoder_sparse_step": 1, "mlp_only_layers": [2], "max_window_layers": 48
     });
     let config = decoder(published.clone());
-    let experts = FeedForward::Experts(ExpertsConfig { count: 128, per_token: 8, width: 768, renormalize: true });
+    let experts = FeedForward::Experts(ExpertsConfig { count: 128, per_token: 8, width: 768, renormalize: true, bias: false });
     let kinds: Vec<FeedForward> = config.layers.iter().map(|layer| layer.feed_forward).collect();
     assert_eq!(kinds, [experts, experts, FeedForward::Dense { width: 6144 }, experts]);
     let mut newer = published.clone();
