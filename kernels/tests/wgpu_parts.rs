@@ -277,6 +277,7 @@ fn attention(causal: bool, kv_source: KvSource) -> AttentionStatic {
         mask: None,
         kv_source,
         old: None,
+        sinks: false,
     }
 }
 

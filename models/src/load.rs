@@ -279,6 +279,12 @@ impl Maker<Loaded> for Loader<'_> {
         Ok(Attention::new(&self.ctx, options, max_rows, max_kv)?)
     }
 
+    fn sinks(&mut self, name: &str, heads: usize) -> Result<Tensor> {
+        let sinks = self.values(name, heads)?;
+        self.held.others += size_of_val(&sinks[..]);
+        self.vector(&sinks)
+    }
+
     fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
         rotaries(&self.ctx, ropes, head_dim, context, context)
     }

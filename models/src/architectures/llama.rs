@@ -15,6 +15,7 @@ pub(super) const NAMES: TensorNames = TensorNames {
     attention_norm: Some("input_layernorm"),
     qkv: Qkv::Separate(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
     qk_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    sinks: None,
     attention_output: "self_attn.o_proj",
     attention_output_norm: None,
     mlp_norm: Some("post_attention_layernorm"),

@@ -15,6 +15,8 @@ pub(crate) struct TensorNames {
     pub qkv: Qkv,
     /// Norms of queries and of keys, where the config has them.
     pub qk_norms: [&'static str; 2],
+    /// The logits of the heads' attention sinks, whole, where there are some.
+    pub sinks: Option<&'static str>,
     pub attention_output: &'static str,
     /// The norm of what attention adds to the stream, where there is one.
     pub attention_output_norm: Option<&'static str>,

@@ -190,6 +190,10 @@ impl Maker<Counted> for Sizes<'_> {
         self.works_in(|ctx| Attention::workspace(ctx, options, max_rows, max_kv))
     }
 
+    fn sinks(&mut self, name: &str, heads: usize) -> Result<()> {
+        self.vector(name, heads)
+    }
+
     fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
         let of = |rope: &RopeConfig| Rotary::bytes(rope.rotary_dim(head_dim).div_ceil(2), context);
         self.ropes = sum(ropes.iter().map(of)).saturating_add(self.ropes);

@@ -120,6 +120,7 @@ fn attention(grid: &mut Grid) -> Result {
                 mask: None,
                 kv_source: KvSource::Paged { block_size: 16 },
                 old: None,
+                sinks: false,
             };
             for [sequences, max_query, max_kv] in [[1, 1, 64], [1, 1, 1024], [4, 1, 512], [1, 128, 128]] {
                 let call = AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv };
