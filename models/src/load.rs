@@ -280,9 +280,9 @@ impl Maker<Loaded> for Loader<'_> {
     }
 
     fn sinks(&mut self, name: &str, heads: usize) -> Result<Tensor> {
-        let sinks = self.values(name, heads)?;
+        let sinks = self.values(name, &[heads], 0..heads, 1)?;
         self.held.others += size_of_val(&sinks[..]);
-        self.vector(&sinks)
+        self.vector(&sinks, &[heads])
     }
 
     fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {
