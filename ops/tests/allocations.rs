@@ -148,6 +148,7 @@ impl Layers {
                 ctx,
                 experts(ctx, &[MLP, MLP], WIDTH, true)?,
                 GroupedLinearOptions {
+                    bias: Some(ctx.tensor(&vec![0.5f32; EXPERTS * 2 * MLP], &[EXPERTS, 2 * MLP])?),
                     gated: Some(Activation::Silu),
                     ..GroupedLinearOptions::new(bf16, bf16, compute)
                 },

@@ -183,7 +183,7 @@ impl Maker<Counted> for Sizes<'_> {
         let GroupedSpec { parts, experts, k, bias, options, max_rows } = grouped;
         let (encoding, n) = self.product(parts, [experts, k], options.gated.is_some(), bias, true)?;
         let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
-        self.works_in(|ctx| GroupedLinear::workspace(ctx, encoding, [experts, n, k], options, max_rows))
+        self.works_in(|ctx| GroupedLinear::workspace(ctx, encoding, [experts, n, k], &options, max_rows))
     }
 
     fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<()> {
