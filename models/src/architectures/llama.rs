@@ -1,7 +1,9 @@
 //! Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): the pattern that most decoders follow.
 
 use super::Architecture;
-use crate::config::{DecoderConfig, Defaults, ExpertMatrices, Experts, ModelConfig, Qkv, RopeDefaults, TensorNames, Up};
+use crate::config::{
+    DecoderConfig, Defaults, ExpertMatrices, Experts, ModelConfig, Qkv, RopeDefaults, TensorNames, Up,
+};
 use crate::error::Result;
 use crate::files::Fields;
 

@@ -3,7 +3,8 @@
 use super::{Architecture, llama, mistral};
 use crate::config::fields::{MAX_SIZE, read_window};
 use crate::config::{
-    DecoderConfig, Defaults, ExpertMatrices, Experts, ExpertsConfig, FeedForward, ModelConfig, RopeDefaults, TensorNames,
+    DecoderConfig, Defaults, ExpertMatrices, Experts, ExpertsConfig, FeedForward, ModelConfig, RopeDefaults,
+    TensorNames,
 };
 use crate::error::Result;
 use crate::files::Fields;
@@ -27,7 +28,8 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     let per_token = config.size("num_experts_per_tok", MAX_SIZE)?.unwrap_or(2);
     for layer in &mut model.layers {
         let width = layer.feed_forward.width();
-        layer.feed_forward = FeedForward::Experts(ExpertsConfig { count, per_token, width, renormalize: true, bias: false });
+        layer.feed_forward =
+            FeedForward::Experts(ExpertsConfig { count, per_token, width, renormalize: true, bias: false });
     }
     Ok(ModelConfig::Decoder(model))
 }

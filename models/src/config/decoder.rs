@@ -407,6 +407,11 @@ impl DecoderConfig {
         Ok(())
     }
 
+    /// Whether each head has a logit of its own that takes part in attention's softmax and has no value.
+    pub fn has_sinks(&self) -> bool {
+        self.names.sinks.is_some()
+    }
+
     /// The number of layers.
     pub fn num_hidden_layers(&self) -> usize {
         self.layers.len()

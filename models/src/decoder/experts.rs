@@ -100,8 +100,10 @@ impl<S: Stage> Experts<S> {
             CombineOptions { width: hidden, top_k: per_token, input: DType::F32, output: DType::F32, accumulate: true };
         let options = RouteOptions { experts: count, top_k: per_token, renormalize };
         let [parts_up, parts_down] = parts(config, experts, at);
-        let gate_up = GroupedSpec { parts: parts_up, experts: count, k: hidden, bias, options: gated, max_rows: sorted };
-        let down = GroupedSpec { parts: parts_down, experts: count, k: width, bias, options: product, max_rows: sorted };
+        let gate_up =
+            GroupedSpec { parts: parts_up, experts: count, k: hidden, bias, options: gated, max_rows: sorted };
+        let down =
+            GroupedSpec { parts: parts_down, experts: count, k: width, bias, options: product, max_rows: sorted };
         Ok(Self {
             norm: norm.map(|norm| maker.norm(norm, rows)).transpose()?,
             router: maker.linear(router)?,

@@ -255,6 +255,6 @@ fn attention_options(
         block_size: Some(limits.block_size),
         mask: None,
         old: precision.old_kv_of(layer.window),
-        sinks: config.names.sinks.is_some(),
+        sinks: config.has_sinks(),
     }
 }

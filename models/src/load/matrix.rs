@@ -200,7 +200,8 @@ fn every_row(piece: Piece<'_>, n: usize, step: usize) -> Piece<'_> {
     match piece {
         Piece::Rows(bytes, dtype) => Piece::Rows(of(&bytes).into(), dtype),
         Piece::Codes { format, codes, scales, zeros } => {
-            let zeros: Vec<i8> = zeros.chunks((zeros.len() / n.max(1)).max(1)).step_by(step).flatten().copied().collect();
+            let zeros: Vec<i8> =
+                zeros.chunks((zeros.len() / n.max(1)).max(1)).step_by(step).flatten().copied().collect();
             Piece::Codes { format, codes: of(&codes).into(), scales: of(&scales).into(), zeros: zeros.into() }
         }
         columns @ Piece::Columns(..) => columns,

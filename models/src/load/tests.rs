@@ -209,18 +209,18 @@ fn experts_of_one_tensor_whose_gates_and_ups_take_turns_are_those_of_modules_of_
     let bytes = |values: &mut dyn Iterator<Item = f32>| values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
     let mut apart = Vec::new();
     for (e, up) in (0..count).flat_map(|e| [(e, 0), (e, 1)]) {
-        let rows = bytes(&mut (0..n).flat_map(|row| (0..k).map(move |step| (row, step))).map(|(r, s)| value(e, up, r, s)));
+        let rows =
+            bytes(&mut (0..n).flat_map(|row| (0..k).map(move |step| (row, step))).map(|(r, s)| value(e, up, r, s)));
         apart.push((format!("{e}.{up}.weight"), F32, vec![n, k], rows));
         apart.push((format!("{e}.{up}.bias"), F32, vec![n], bytes(&mut (0..n).map(|row| bias(e, up, row)))));
     }
     let in_turn = |e: usize| (0..n).flat_map(move |row| [(e, 0, row), (e, 1, row)]);
-    let stacked = (0..count).flat_map(|e| (0..k).flat_map(move |step| in_turn(e).map(move |(e, up, r)| (e, up, r, step))));
+    let stacked =
+        (0..count).flat_map(|e| (0..k).flat_map(move |step| in_turn(e).map(move |(e, up, r)| (e, up, r, step))));
     let stacked = bytes(&mut stacked.map(|(e, up, row, step)| value(e, up, row, step)));
     let biases = bytes(&mut (0..count).flat_map(in_turn).map(|(e, up, row)| bias(e, up, row)));
-    let stacked = [
-        ("gate_up", F32, vec![count, k, 2 * n], stacked),
-        ("gate_up_bias", F32, vec![count, 2 * n], biases.clone()),
-    ];
+    let stacked =
+        [("gate_up", F32, vec![count, k, 2 * n], stacked), ("gate_up_bias", F32, vec![count, 2 * n], biases.clone())];
     let parts_apart: Vec<Part> =
         (0..count).flat_map(|e| [0, 1].map(|up| Part::whole(format!("{e}.{up}"), n))).collect();
     let part = |e: usize, up: usize| Part::whole("gate_up", 2 * n).transposed(true).stacked(e, count).every(2, up);
