@@ -65,7 +65,7 @@ class Checkpoint:
 
     @property
     def is_mixture(self):
-        return self.model in ("mixtral", "qwen3_moe")
+        return self.model in ("mixtral", "qwen3_moe", "gpt_oss")
 
     @property
     def output(self):
@@ -119,6 +119,7 @@ CLASSES = {
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
     "gpt2_bare": (transformers.GPT2Config, transformers.GPT2Model),
     "gpt_neox": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM),
+    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
     "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
     "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
@@ -152,8 +153,19 @@ def lively(checkpoint, name, shape, random):
     """
     normal = random.standard_normal(shape)
     gemma = checkpoint.model.startswith("gemma")
-    if name.endswith(".bias"):
+    if name.endswith("mlp.router.bias"):
+        # The last of an odd number is never taken.
+        return 0.1 * normal
+    if name.endswith((".bias", "_bias")):
         return 0.3 * normal
+    if name.endswith("sinks"):
+        # About as much as all keys together.
+        return 3.0 + normal
+    if "experts.gate_up_proj" in name:
+        # Of some rows the gate or up goes beyond what they are cut to, which is 7.
+        return 4.0 * normal / np.sqrt(shape[-2])
+    if "experts.down_proj" in name:
+        return 0.1 * normal / np.sqrt(shape[-2])
     if "norm" in name.lower() or ".ln_" in f".{name}":
         scale = 1.5 if "q_norm" in name or "k_norm" in name else 1.0
         # Gemma's embedding makes small logits, being its head as well.
@@ -164,7 +176,7 @@ def lively(checkpoint, name, shape, random):
         return (0.2 if gemma else 0.35) * normal
     if "embeddings" in name:
         return 0.7 * normal
-    if name.endswith("mlp.gate.weight"):
+    if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
         return router(normal)
     fan_in = shape[-1]
     if "lm_head" in name or "embed_out" in name:
@@ -401,9 +413,9 @@ def transformers_error(checkpoint, folder, tokens, dtype, exact, rows=slice(None
     """(rms, max) error of transformers in a 16-bit `dtype`, against its f32 output of the same weights.
 
     The smaller ones of its `eager` and `sdpa` attention: the first rounds the scores, the second, which is its
-    default, need not. Gemma 2, whose scores are capped, has the first alone.
+    default, need not. Gemma 2, whose scores are capped, and gpt-oss, whose heads have sinks, have the first alone.
     """
-    attentions = ("eager",) if checkpoint.model == "gemma2" else ("eager", "sdpa")
+    attentions = ("eager",) if checkpoint.model in ("gemma2", "gpt_oss") else ("eager", "sdpa")
     runs = [run(checkpoint, folder, tokens, dtype, attention) for attention in attentions]
     return tuple(min(column) for column in zip(*(error(output[rows], exact[rows]) for output in runs)))
 

@@ -144,6 +144,8 @@ def of_later_architectures(dtype):
         checkpoint("ministral_hd20", "ministral", dtype, HD20, ROPES["plain"], **window, **pattern),
         checkpoint("ministral_hd80_old", "ministral", dtype, WIDE, ROPES["plain"], 1, "old", **window, **pattern),
         checkpoint("mixtral_hd20_odd", "mixtral", dtype, ODD, None, 1, "old", **mixtral),
+        checkpoint("gpt_oss_hd20_odd", "gpt_oss", dtype, ODD, ROPES["yarn_options"], **mixtral, **window),
+        checkpoint("gpt_oss_hd80_old", "gpt_oss", dtype, WIDE, ROPES["yarn"], 1, "old", **mixtral, **window),
         checkpoint("qwen3_moe_hd80_3shards", "qwen3_moe", dtype, (99, 3, 1, 80), None, 3, **moe),
         checkpoint("qwen3_moe_window_hd20", "qwen3_moe", dtype, ODD, use_sliding_window=True, **window, **moe),
         checkpoint("gemma2_hd80_old", "gemma2", dtype, HD80, ROPES["plain"], 1, "old", **gemma, **caps),

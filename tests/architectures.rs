@@ -39,6 +39,7 @@ fn features(config: &ModelConfig) -> Vec<&'static str> {
     add(config.learned_positions, "learned positions");
     add(config.layers.iter().any(|layer| layer.window.is_some()), "windows");
     add(experts(config), "experts");
+    add(config.has_sinks(), "sinks");
     add(config.attention_softcap.is_some() || config.logit_softcap.is_some(), "softcaps");
     add(config.parallel_residual, "parallel residual");
     add(config.qkv_bias || config.o_bias || config.mlp_bias, "biases");

@@ -235,6 +235,10 @@ fn a_product_is_described_with_what_comes_before_and_after_it() {
         let problem = of(flags);
         assert!(words.iter().all(|word| problem.contains(word)), "{flags:?}: {problem}");
     }
+    let experts = ["--bias", "bf16", "--gated", "swigluoai", "--simd", "portable", "--json"];
+    let experts = json(&[&["explain", "grouped_gemm", "--n", "96", "--k", "64"][..], &experts].concat());
+    let problem = experts["problem"].as_str().expect("a problem");
+    assert!(problem.contains("bias(bf16) swigluoai gated"), "{problem}");
     let product = ["explain", "gemm", "--n", "95", "--k", "64"];
     refused(&[&product[..], &["--gated", "silu"]].concat(), &["95 outputs", "gate and up"]);
     refused(&[&product[..], &["--residual", "input"]].concat(), &["--residual", "output, f32, f16, bf16"]);

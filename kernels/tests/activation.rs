@@ -14,6 +14,7 @@ fn activations_are_read_by_the_names_of_configuration_files() {
         ("quick_gelu", Activation::QuickGelu),
         ("relu", Activation::Relu),
         ("relu2", Activation::Relu2),
+        ("swigluoai", Activation::SwigluOai),
     ];
     for (name, activation) in names {
         assert_eq!(name.parse::<Activation>().ok(), Some(activation));

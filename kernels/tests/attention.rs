@@ -260,6 +260,7 @@ fn plain(num_heads: usize, num_kv_heads: usize, head_dim: usize, kv: DType, comp
         mask: None,
         kv_source: KvSource::Dense,
         old: None,
+        sinks: false,
     }
 }
 

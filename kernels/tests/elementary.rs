@@ -13,6 +13,7 @@ enum Function {
     Erf,
     Erfc,
     Act(Activation),
+    Factor(Activation),
 }
 
 impl Function {
@@ -23,6 +24,7 @@ impl Function {
             Self::Erf => erf(x),
             Self::Erfc => erfc(x),
             Self::Act(activation) => activation.reference(x),
+            Self::Factor(activation) => activation.factor_reference(x),
         }
     }
 }
@@ -48,6 +50,7 @@ impl Kernel for Map<'_> {
                 Function::Erf => math::erf::<S>(x),
                 Function::Erfc => math::erfc::<S>(x),
                 Function::Act(activation) => activation.apply::<S>(x),
+                Function::Factor(activation) => activation.factor::<S>(x),
             };
             S::store(self.y.add(task * LANES), y);
         }
@@ -118,6 +121,25 @@ fn elementary_functions_are_within_their_ulps_where_results_are_normal() {
         let (error, x) = worst(level, Function::Erfc, |_, y| y.abs() > 1.2e-38);
         println!("{level} erfc: {error:.2} ulp at {x}");
         assert!(error <= ulps, "{level} erfc: {error} ulp at {x}");
+    }
+}
+
+#[test]
+fn the_gate_and_up_of_gpt_oss_stay_within_limits_and_let_nan_through() {
+    let x = inputs();
+    let (limited, act) = (Activation::SwigluOai, Function::Act(Activation::SwigluOai));
+    for level in levels() {
+        let at_limit = map(level, act, &[7.0])[0];
+        for ((&x, y), factor) in x.iter().zip(map(level, act, &x)).zip(map(level, Function::Factor(limited), &x)) {
+            let expected = if x.is_nan() { f32::NAN } else { x.clamp(-7.0, 7.0) + 1.0 };
+            assert_eq!(factor.to_bits(), expected.to_bits(), "{level}: factor of {x}");
+            assert!(x < 7.0 || y == at_limit, "{level}: {y} of {x}");
+            assert!(!x.is_nan() || y.is_nan(), "{level}: {y} of {x}");
+        }
+        // 7 · σ(1.702 · 7).
+        assert!((at_limit - 6.999_953).abs() < 2e-6, "{at_limit}");
+        assert_eq!(map(level, Function::Factor(limited), &[-9.0, 9.0, -0.5]), [-6.0, 8.0, 0.5]);
+        assert_eq!(map(level, Function::Factor(Activation::Silu), &[-9.0, 9.0]), [-9.0, 9.0]);
     }
 }
 

@@ -1,5 +1,6 @@
 //! The bits of grouped products, and offsets that are none.
 
+use sinew_kernels::activation::Activation;
 use sinew_kernels::case::{Case, Depth, HostOperands};
 use sinew_kernels::gemm::{self, Gemm, GemmDynamic};
 use sinew_kernels::grouped_gemm::{self, GroupedGemm, GroupedGemmDynamic};
@@ -36,9 +37,9 @@ fn cases() -> Vec<Case<GroupedGemm>> {
 }
 
 #[test]
-fn a_row_has_the_same_bits_as_in_a_product_with_its_groups_weight_alone_on_any_threads() {
+fn a_row_has_the_same_bits_as_in_a_product_with_its_groups_weight_and_bias_alone_on_any_threads() {
     let hardware = Cpu::get().hardware().clone();
-    let (mut compared, mut gathered) = (0, 0);
+    let (mut compared, mut gathered, mut biased) = (0, 0, 0);
     for case in cases() {
         let (fixed, rows) = (&case.fixed, case.call.rows);
         let host = GroupedGemm::operands(&case).unwrap();
@@ -68,16 +69,22 @@ fn a_row_has_the_same_bits_as_in_a_product_with_its_groups_weight_alone_on_any_t
                     order.tensor.with_layout(one).unwrap()
                 });
                 let order = order.as_ref().map(Tensor::view);
-                let inputs = [Some(a.view()), Some(b.view()), None, None, None, None, order];
+                let bias = host.inputs[GroupedGemm::BIAS].as_ref().map(|bias| {
+                    let all = bias.tensor.layout();
+                    bias.tensor.with_layout(all.narrow(0, group, 1).unwrap().squeeze(0).unwrap()).unwrap()
+                });
+                let bias = bias.as_ref().map(Tensor::view);
+                let inputs = [Some(a.view()), Some(b.view()), bias, None, None, None, order];
                 let d = run::<Gemm>(&alone, 1, &product, &call, &inputs, fixed.out, &shape).unwrap();
                 let of_group = &one[span.start * columns..span.end * columns];
                 assert_eq!(bits(of_group), bits(&d), "{} {case}: group {group}", row.name);
                 compared += d.len();
                 gathered += if fixed.gathered { d.len() } else { 0 };
+                biased += if fixed.bias.is_some() && fixed.gated == Some(Activation::SwigluOai) { d.len() } else { 0 };
             }
         }
     }
-    assert!(compared > 10_000 && gathered > 1_000);
+    assert!(compared > 10_000 && gathered > 1_000 && biased > 1_000, "{compared}, {gathered}, {biased}");
 }
 
 #[test]
@@ -97,6 +104,41 @@ fn offsets_that_do_not_share_out_the_rows_are_refused_and_nothing_is_written() {
             let error = run(row, 2, &case.fixed, &call, &inputs, case.fixed.out, &shape).unwrap_err().to_string();
             assert!(error.contains("offsets of 3 groups"), "{error}");
         }
+    }
+}
+
+#[test]
+fn biases_that_are_not_those_of_the_problem_are_refused() {
+    let row = grouped_gemm::rows().into_iter().find(|row| row.name == "grouped_gemm.cpu.portable").unwrap();
+    for biased in [false, true] {
+        let is_it = |case: &&Case<GroupedGemm>| {
+            case.fixed.bias.is_some() == biased && (row.admits)(&case.fixed, Cpu::get().hardware()).is_ok()
+        };
+        let (all, [mut wrong, mut missing]) = (cases(), [0; 2]);
+        for case in all.iter().filter(is_it).take(8) {
+            let (fixed, host) = (&case.fixed, GroupedGemm::operands(case).unwrap());
+            let shape = [case.call.rows, fixed.product().columns()];
+            let refused = |bias: Option<&Tensor>| {
+                let mut inputs = views(&host);
+                inputs[GroupedGemm::BIAS] = bias.map(Tensor::view);
+                run(&row, 1, fixed, &case.call, &inputs, fixed.out, &shape).unwrap_err().to_string()
+            };
+            // Of another dtype, and of one weight alone.
+            let other = if fixed.bias == Some(DType::F32) { DType::BF16 } else { DType::F32 };
+            let dtype = fixed.bias.unwrap_or(DType::F32);
+            for (dtype, sizes) in [(other, &[fixed.groups, fixed.n][..]), (dtype, &[fixed.n])] {
+                let error = refused(Some(&Tensor::zeros(&Cpu::get(), dtype, sizes).unwrap()));
+                let words = if biased { "the bias" } else { "the bias is given but not part of" };
+                assert!(error.contains(words), "{error}");
+                wrong += 1;
+            }
+            if biased {
+                let error = refused(None);
+                assert!(error.contains("the bias is missing from"), "{error}");
+                missing += 1;
+            }
+        }
+        assert!(wrong == 16 && (missing == 8) == biased);
     }
 }
 

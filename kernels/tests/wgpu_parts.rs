@@ -193,9 +193,9 @@ fn a_weight_and_outputs_larger_than_a_binding_give_the_bits_of_those_that_are_no
     }
 }
 
-fn experts(gated: Option<Activation>, [groups, n, k]: [usize; 3]) -> GroupedGemmStatic {
+fn experts(gated: Option<Activation>, bias: Option<DType>, [groups, n, k]: [usize; 3]) -> GroupedGemmStatic {
     let (a, format, out) = (DType::F32, &BF16_ROWS, DType::F32);
-    GroupedGemmStatic { groups, n, k, a, format, gathered: false, out, compute: Compute::F32, gated }
+    GroupedGemmStatic { groups, n, k, a, format, gathered: false, bias, out, compute: Compute::F32, gated }
 }
 
 fn offsets(stream: &Arc<dyn Stream>, offsets: &[i32]) -> Tensor {
@@ -207,8 +207,15 @@ fn weights_of_experts_larger_than_a_binding_give_the_bits_of_those_that_are_not(
     let smaller = WgpuOptions { max_binding_bytes: 40 << 10, ..WgpuOptions::default() };
     let (whole, parts) = (stream(&WgpuOptions::default()), stream(&smaller));
     // Several experts of those fit beside one another; then not one alone.
-    for (shape, gated) in [([9, 64, 100], None), ([9, 64, 100], Some(Activation::Silu)), ([3, 170, 260], None)] {
-        let (fixed, [groups, n, k]) = (experts(gated, shape), shape);
+    // Of the last a bias is larger than a binding as well.
+    let bf16 = Some(DType::BF16);
+    for (shape, gated, bias) in [
+        ([9, 64, 100], None, None),
+        ([9, 64, 100], Some(Activation::Silu), bf16),
+        ([3, 170, 260], None, bf16),
+        ([40, 600, 8], Some(Activation::SwigluOai), bf16),
+    ] {
+        let (fixed, [groups, n, k]) = (experts(gated, bias, shape), shape);
         let columns = fixed.product().columns();
         let weights = numbers(groups * n * k, 7);
         assert!(weights.len() as u64 > smaller.max_binding_bytes);
@@ -225,7 +232,8 @@ fn weights_of_experts_larger_than_a_binding_give_the_bits_of_those_that_are_not(
                 let b = tensor(stream, &weights, DType::U8, &[weights.len()]);
                 let begins = offsets(stream, &begins);
                 let mut d = tensor(stream, &vec![0xff; m * columns * 4], DType::F32, &[m, columns]);
-                let inputs = [Some(&a), Some(&b), Some(&begins)];
+                let bias = bias.map(|bias| tensor(stream, &numbers(groups * n, 3), bias, &[groups, n]));
+                let inputs = [Some(&a), Some(&b), Some(&begins), None, bias.as_ref()];
                 run::<GroupedGemm>(stream, row, &fixed, &GroupedGemmDynamic { rows: m }, &inputs, &mut d).unwrap()
             });
             assert!(given[0] == given[1], "{} with {m} rows of {fixed}", row.name);
@@ -236,7 +244,7 @@ fn weights_of_experts_larger_than_a_binding_give_the_bits_of_those_that_are_not(
 
 fn offsets_that_do_not_share_out_the_rows_are_reported_by_grouped_products() {
     let (groups, m, k) = (3, 40, 8);
-    let fixed = experts(None, [groups, 4, k]);
+    let fixed = experts(None, None, [groups, 4, k]);
     // Where bindings are small, each of several dispatches sees a few of the rows.
     let smaller = WgpuOptions { max_binding_bytes: 512, ..WgpuOptions::default() };
     for stream in [stream(&WgpuOptions::default()), stream(&smaller)] {
@@ -277,6 +285,7 @@ fn attention(causal: bool, kv_source: KvSource) -> AttentionStatic {
         mask: None,
         kv_source,
         old: None,
+        sinks: false,
     }
 }
 

@@ -9,6 +9,7 @@ mod precision;
 mod sizes;
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 use sinew_memory::Arena;
@@ -122,8 +123,7 @@ impl<'a> Loader<'a> {
         may_be_ordered: bool,
     ) -> Result<(Arc<PackedWeight>, LinearOptions)> {
         let LinearSpec { parts, k, bias, options, .. } = linear;
-        let bias = if bias { Some(self.biases(&parts)?) } else { None };
-        let weight = self.pack(parts, 1, k, options.gated.is_some(), may_be_ordered)?;
+        let (weight, bias) = self.pack(parts, [1, k], options.gated.is_some(), bias, may_be_ordered)?;
         let compute = self.precision.compute_with(weight.encoding());
         Ok((weight, LinearOptions { bias, compute, ..options }))
     }
@@ -142,26 +142,29 @@ impl<'a> Loader<'a> {
         Ok((linear, weight))
     }
 
-    fn biases(&mut self, parts: &[Part]) -> Result<Tensor> {
+    /// The biases of matrices' rows, `[n]` or of several groups `[groups, n]`.
+    fn biases(&mut self, matrices: &Matrices) -> Result<Tensor> {
         let mut values = Vec::new();
-        for part in parts {
-            let of_tensor = self.values(&part.bias(), part.of)?;
-            part.pieces().into_iter().for_each(|piece| values.extend_from_slice(&of_tensor[piece.rows]));
+        for part in matrices.all().iter().map(|matrix| &matrix.part) {
+            values.extend(self.values(&part.bias(), &part.bias_shape(), part.in_tensor(0..part.len()), part.step())?);
         }
-        self.vector(&values)
+        match matrices.groups() {
+            1 => self.vector(&values, &[values.len()]),
+            groups => self.vector(&values, &[groups, values.len() / groups.max(1)]),
+        }
     }
 
     /// What a norm is made of.
     fn norm_options(&mut self, norm: NormSpec) -> Result<NormOptions> {
         let (weight, bias) = norm.vectors(self.checkpoint);
         let NormSpec { n, kind, eps, dtypes: [input, output], .. } = norm;
-        let mut weight = self.values(&weight, n)?;
+        let mut weight = self.values(&weight, &[n], 0..n, 1)?;
         if kind == NormKind::RmsOffset {
             weight.iter_mut().for_each(|weight| *weight += 1.0);
         }
-        let weight = self.vector(&weight)?;
-        let bias = bias.map(|bias| self.values(&bias, n)).transpose()?;
-        let bias = bias.map(|bias| self.vector(&bias)).transpose()?;
+        let weight = self.vector(&weight, &[n])?;
+        let bias = bias.map(|bias| self.values(&bias, &[n], 0..n, 1)).transpose()?;
+        let bias = bias.map(|bias| self.vector(&bias, &[n])).transpose()?;
         Ok(match kind {
             NormKind::Rms | NormKind::RmsOffset => NormOptions::rms(eps, weight, input, output),
             NormKind::Layer => NormOptions::layer(eps, weight, bias, input, output),
@@ -169,25 +172,27 @@ impl<'a> Loader<'a> {
     }
 
     /// Norm weights and biases, which are f32: they are small and read by every row.
-    fn vector(&self, values: &[f32]) -> Result<Tensor> {
-        Ok(self.ctx.tensor_tagged("weights", values, &[values.len()])?)
+    fn vector(&self, values: &[f32], shape: &[usize]) -> Result<Tensor> {
+        Ok(self.ctx.tensor_tagged("weights", values, shape)?)
     }
 
-    /// A packed weight of so many groups from matrices `[n, k]`, those of a group stacked along `n`. Rows of one that may
-    /// not be ordered can be looked up as well: their values are in the order of the matrices' columns.
+    /// A packed weight of so many groups from matrices `[n, k]`, those of a group stacked along `n`, and their biases where
+    /// they have any. Rows of one that may not be ordered can be looked up as well: their values are in the order of the
+    /// matrices' columns.
     fn pack(
         &mut self,
         parts: impl IntoIterator<Item = Part>,
-        groups: usize,
-        k: usize,
+        [groups, k]: [usize; 2],
         gated: bool,
+        bias: bool,
         may_be_ordered: bool,
-    ) -> Result<Arc<PackedWeight>> {
+    ) -> Result<(Arc<PackedWeight>, Option<Tensor>)> {
         let pieces = parts.into_iter().flat_map(|part| part.pieces());
         let matrices = Matrices::of(self.checkpoint, pieces, groups, k)?;
+        let bias = if bias { Some(self.biases(&matrices)?) } else { None };
         let becomes = matrices.becomes(&self.precision, &self.ctx, may_be_ordered);
         let packer = self.packer(&matrices, &becomes, gated)?;
-        Ok(Arc::new(self.fill(packer, &matrices, becomes.as_stored)?.finish()?))
+        Ok((Arc::new(self.fill(packer, &matrices, becomes.as_stored)?.finish()?), bias))
     }
 
     /// Room for what matrices become.
@@ -202,9 +207,11 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn values(&mut self, name: &str, n: usize) -> Result<Vec<f32>> {
-        let dtype = check(self.checkpoint, name, &[n])?;
-        let values = widened(&self.checkpoint.tensor(name)?.bytes, dtype);
+    /// Every so many of some values of a tensor of this shape.
+    fn values(&mut self, name: &str, shape: &[usize], some: Range<usize>, step: usize) -> Result<Vec<f32>> {
+        let dtype = check(self.checkpoint, name, shape)?;
+        let bytes = self.checkpoint.tensor_slice(name, some.start * dtype.size()..some.end * dtype.size())?.bytes;
+        let values: Vec<f32> = widened(&bytes, dtype).into_iter().step_by(step).collect();
         self.advance(values.len() * dtype.size());
         Ok(values)
     }
@@ -259,16 +266,23 @@ impl Maker<Loaded> for Loader<'_> {
     }
 
     fn grouped(&mut self, grouped: GroupedSpec<impl Iterator<Item = Part>>) -> Result<GroupedLinear> {
-        let GroupedSpec { parts, experts, k, options, max_rows } = grouped;
-        let weight = self.pack(parts, experts, k, options.gated.is_some(), true)?;
+        let GroupedSpec { parts, experts, k, bias, options, max_rows } = grouped;
+        let (weight, bias) = self.pack(parts, [experts, k], options.gated.is_some(), bias, true)?;
         let compute = self.precision.compute_with(weight.encoding());
-        let linear = GroupedLinear::new(&self.ctx, weight, GroupedLinearOptions { compute, ..options }, max_rows)?;
+        let options = GroupedLinearOptions { bias, compute, ..options };
+        let linear = GroupedLinear::new(&self.ctx, weight, options, max_rows)?;
         self.held.experts += linear.weight_bytes();
         Ok(linear)
     }
 
     fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<Attention> {
         Ok(Attention::new(&self.ctx, options, max_rows, max_kv)?)
+    }
+
+    fn sinks(&mut self, name: &str, heads: usize) -> Result<Tensor> {
+        let sinks = self.values(name, &[heads], 0..heads, 1)?;
+        self.held.others += size_of_val(&sinks[..]);
+        self.vector(&sinks, &[heads])
     }
 
     fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {

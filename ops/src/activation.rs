@@ -81,7 +81,7 @@ activations! {
     relu2, relu2_into, Relu2;
 }
 
-/// `act(gate) · up` of every element (Shazeer 2020), both of one shape and dtype.
+/// `act(gate) · up` of every element (Shazeer 2020), or what the [`Activation`] makes of both, of one shape and dtype.
 ///
 /// ```
 /// use sinew_ops::layers::Activation;
@@ -118,7 +118,7 @@ pub fn gated_into(ctx: &Context, activation: Activation, gate: &Tensor, up: &Ten
     ctx.run::<Activate>(&fixed, &call, &[Some(gate.view()), Some(up.view())], &[y.view_mut()?])
 }
 
-/// `act(gate) · up` where gate and up are the halves of the last dimension: `[.., 2 · width]` gives `[.., width]`.
+/// [`gated`] where gate and up are the halves of the last dimension: `[.., 2 · width]` gives `[.., width]`.
 ///
 /// ```
 /// use sinew_ops::layers::Activation;

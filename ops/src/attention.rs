@@ -30,7 +30,19 @@ use crate::{Context, Result};
 /// # Ok::<(), sinew_ops::Error>(())
 /// ```
 pub fn attention<'a>(q: &'a Tensor, k: &'a Tensor, v: &'a Tensor) -> Attend<'a> {
-    Attend { q, k, v, mask: None, causal: false, window: None, scale: None, softcap: None, output: None, compute: None }
+    Attend {
+        q,
+        k,
+        v,
+        mask: None,
+        sinks: None,
+        causal: false,
+        window: None,
+        scale: None,
+        softcap: None,
+        output: None,
+        compute: None,
+    }
 }
 
 /// An attention to be completed and run. See [`attention()`].
@@ -41,6 +53,7 @@ pub struct Attend<'a> {
     k: &'a Tensor,
     v: &'a Tensor,
     mask: Option<&'a Tensor>,
+    sinks: Option<&'a Tensor>,
     causal: bool,
     window: Option<usize>,
     scale: Option<f32>,
@@ -87,6 +100,23 @@ impl<'a> Attend<'a> {
     /// added to the scores, where `-inf` forbids.
     pub fn mask(self, mask: &'a Tensor) -> Self {
         Self { mask: Some(mask), ..self }
+    }
+
+    /// Attention sinks (Xiao et al. 2023; learned, as gpt-oss has them): f32 `[heads]`, for each query head a logit that
+    /// takes part in the softmax as the score of one key more, whose value is nothing: `-inf` is as none.
+    ///
+    /// ```
+    /// use sinew_ops::{Context, attention};
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let (q, v) = (ctx.tensor(&[0.0f32], &[1, 1, 1])?, ctx.tensor(&[8.0f32], &[1, 1, 1])?);
+    /// let sinks = ctx.tensor(&[3.0f32.ln()], &[1])?;
+    /// let y = attention(&q, &q, &v).sinks(&sinks).run(&ctx)?; // 8 e^0 / (e^0 + e^(ln 3))
+    /// assert!((y.to_vec::<f32>()?[0] - 2.0).abs() < 1e-6);
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    pub fn sinks(self, sinks: &'a Tensor) -> Self {
+        Self { sinks: Some(sinks), ..self }
     }
 
     /// Rounds the result to a dtype other than that of `q`.
@@ -179,6 +209,7 @@ impl<'a> Attend<'a> {
             }),
             kv_source: KvSource::Dense,
             old: None,
+            sinks: self.sinks.is_some(),
         };
         let shape = if unbatched { full[1..].to_vec() } else { full.to_vec() };
         Ok(Prepared { fixed, shape, q: to(q_at)?, k: to(k_at)?, v: to(v_at)?, mask })
@@ -216,6 +247,10 @@ impl<'a> Attend<'a> {
                 Some(lengths.view()),
                 None,
                 mask,
+                None,
+                None,
+                None,
+                self.sinks.map(Tensor::view),
             ];
             ctx.run::<Operator>(&of.fixed, &call, &inputs, &[o.view_mut()?.with_layout(o_at)?])
         })

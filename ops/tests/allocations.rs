@@ -118,6 +118,7 @@ impl Layers {
             block_size: Some(BLOCK),
             mask: None,
             old: None,
+            sinks: false,
         };
         let inv_freq: Vec<f64> = (0..HEAD_DIM / 2).map(|i| 1e4f64.powf(-2.0 * i as f64 / HEAD_DIM as f64)).collect();
         let table = ctx.tensor(&vec![0.01f32; VOCAB * WIDTH], &[VOCAB, WIDTH])?;
@@ -147,6 +148,7 @@ impl Layers {
                 ctx,
                 experts(ctx, &[MLP, MLP], WIDTH, true)?,
                 GroupedLinearOptions {
+                    bias: Some(ctx.tensor(&vec![0.5f32; EXPERTS * 2 * MLP], &[EXPERTS, 2 * MLP])?),
                     gated: Some(Activation::Silu),
                     ..GroupedLinearOptions::new(bf16, bf16, compute)
                 },
@@ -186,7 +188,8 @@ impl Layers {
         let (k, v) = (part(q, KV_HEADS)?, part(q + kv, KV_HEADS)?);
         let caches = [b.k_cache.view_mut()?, b.v_cache.view_mut()?];
         self.append.run(ctx, [k, v], None, b.slots.view(), caches)?;
-        let inputs = Inputs { q: part(0, HEADS)?, k: b.k_cache.view(), v: b.v_cache.view(), mask: None, old: None };
+        let inputs =
+            Inputs { q: part(0, HEADS)?, k: b.k_cache.view(), v: b.v_cache.view(), mask: None, old: None, sinks: None };
         let of = Sequences {
             query_start: b.query_start.view(),
             kv_len: b.kv_len.view(),

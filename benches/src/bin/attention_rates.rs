@@ -150,6 +150,7 @@ fn problem(
         mask: None,
         kv_source: KvSource::Paged { block_size: BLOCK_SIZE },
         old: None,
+        sinks: false,
     };
     (fixed, AttentionDynamic { sequences, tokens: sequences * new, max_query: new, max_kv: keys })
 }

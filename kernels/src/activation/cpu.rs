@@ -106,6 +106,7 @@ impl Kernel for Body {
                     Activation::QuickGelu => map::<S, 3>(x, up, y, len),
                     Activation::Relu => map::<S, 4>(x, up, y, len),
                     Activation::Relu2 => map::<S, 5>(x, up, y, len),
+                    Activation::SwigluOai => map::<S, 6>(x, up, y, len),
                 }
                 to.store_block::<S>(len, y);
             }
@@ -113,7 +114,7 @@ impl Kernel for Body {
     }
 }
 
-/// Applies [`Activation::ALL`]`[A]` to a run, and multiplies by `up` unless it is null.
+/// Applies [`Activation::ALL`]`[A]` to a run, and multiplies by its factor of `up` unless that is null.
 ///
 /// # Safety
 /// Those of [`Simd`]; each holds `len` values; `y` may be `x` or `up`.
@@ -126,7 +127,7 @@ unsafe fn map<S: Simd, const A: usize>(x: *const f32, up: *const f32, y: *mut f3
         for i in (0..whole).step_by(LANES) {
             let mut v = activation.apply::<S>(S::load(x.add(i)));
             if !up.is_null() {
-                v = S::mul(v, S::load(up.add(i)));
+                v = S::mul(v, activation.factor::<S>(S::load(up.add(i))));
             }
             S::store(y.add(i), v);
         }
@@ -134,7 +135,7 @@ unsafe fn map<S: Simd, const A: usize>(x: *const f32, up: *const f32, y: *mut f3
             let n = len - whole;
             let mut v = activation.apply::<S>(S::load_n(x.add(whole), n));
             if !up.is_null() {
-                v = S::mul(v, S::load_n(up.add(whole), n));
+                v = S::mul(v, activation.factor::<S>(S::load_n(up.add(whole), n)));
             }
             S::store_n(y.add(whole), v, n);
         }

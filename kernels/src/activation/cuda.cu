@@ -1,4 +1,4 @@
-// y = act(x), or act(gate) · up, in f32.
+// y = act(x), or act(gate) · factor(up), in f32.
 
 struct ActivationParams {
     Strided<3> operands;  // y, gate, up
@@ -11,6 +11,6 @@ SINEW_KERNEL(activation, ActivationParams) {
     const bool gated = p.gated != 0;
     map(p.operands, [=](const float* x) {
         const float y = activate(function, x[0]);
-        return gated ? y * x[1] : y;
+        return gated ? y * factor(function, x[1]) : y;
     });
 }

@@ -1,4 +1,5 @@
-//! Activations, plain `y = act(x)` and gated `y = act(gate) · up` (Shazeer 2020).
+//! Activations, plain `y = act(x)` and gated `y = act(gate) · up` (Shazeer 2020), or what an [`Activation`] makes of
+//! the up.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -54,11 +55,18 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)²` (So et al. 2021).
     Relu2,
+    /// `x' · σ(1.702·x')` with `x' = min(x, 7)`. Of a gate and its up it is `gate' · σ(1.702·gate') · (up' + 1)` with `up'`
+    /// between -7 and 7: the experts of gpt-oss (OpenAI 2025), as vLLM calls it.
+    SwigluOai,
 }
+
+/// The largest gate of [`Activation::SwigluOai`], and the largest magnitude of an up.
+const SWIGLU_LIMIT: f32 = 7.0;
 
 impl Activation {
     /// Every activation.
-    pub const ALL: [Self; 6] = [Self::Silu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Relu, Self::Relu2];
+    pub const ALL: [Self; 7] =
+        [Self::Silu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Relu, Self::Relu2, Self::SwigluOai];
 
     /// The name.
     pub const fn name(self) -> &'static str {
@@ -69,12 +77,18 @@ impl Activation {
             Self::QuickGelu => "quick_gelu",
             Self::Relu => "relu",
             Self::Relu2 => "relu2",
+            Self::SwigluOai => "swigluoai",
         }
     }
 
     /// The function in f64. As in PyTorch, minus infinity gives NaN where infinity is multiplied by 0.
     pub fn reference(self, x: f64) -> f64 {
         reference::activation(self, x)
+    }
+
+    /// What the activation of a gate is multiplied with, in f64: `up`, but of [`Activation::SwigluOai`] `up' + 1`.
+    pub fn factor_reference(self, up: f64) -> f64 {
+        reference::factor(self, up)
     }
 
     /// The function on lanes, within 4 ulp or 1e-7 of [`Activation::reference`], whichever is more.
@@ -101,6 +115,26 @@ impl Activation {
                     let positive = S::max(S::splat(0.0), x);
                     S::mul(positive, positive)
                 }
+                Self::SwigluOai => Self::QuickGelu.apply::<S>(S::min(S::splat(SWIGLU_LIMIT), x)),
+            }
+        }
+    }
+
+    /// [`Activation::factor_reference`] on lanes, rounded once.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
+    #[inline(always)]
+    pub unsafe fn factor<S: Simd>(self, up: S::F) -> S::F {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Self::SwigluOai => {
+                    // The operands' order lets NaN through here too.
+                    let within = S::max(S::splat(-SWIGLU_LIMIT), S::min(S::splat(SWIGLU_LIMIT), up));
+                    S::add(within, S::splat(1.0))
+                }
+                _ => up,
             }
         }
     }
@@ -125,7 +159,7 @@ impl fmt::Display for Activation {
 impl FromStr for Activation {
     type Err = Error;
 
-    /// Reads the names that Hugging Face's `config.json` uses.
+    /// Reads the names that Hugging Face's `config.json` uses, and vLLM's `swigluoai`.
     fn from_str(name: &str) -> Result<Self, Error> {
         Ok(match name {
             "silu" | "swish" => Self::Silu,
@@ -134,10 +168,11 @@ impl FromStr for Activation {
             "quick_gelu" => Self::QuickGelu,
             "relu" => Self::Relu,
             "relu2" | "relu_squared" => Self::Relu2,
+            "swigluoai" => Self::SwigluOai,
             _ => {
                 let reason = format!(
                     "no activation `{name}`; there are silu, gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, \
-                     relu and relu2"
+                     relu, relu2 and swigluoai"
                 );
                 return Err(refuse(Activate::NAME, reason));
             }

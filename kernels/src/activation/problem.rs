@@ -8,7 +8,8 @@ use super::Activation;
 use crate::Result;
 use crate::operator::{Operands, Operator, Work, expect, expect_compute, refuse};
 
-/// `y = act(x)`, or `y = act(gate) · up`, for every element; computed in f32 and rounded once.
+/// `y = act(x)`, or `y = act(gate) · factor(up)`, for every element; computed in f32 and rounded once. The factor is the
+/// up itself, unless the [`Activation`] says another.
 ///
 /// Operands, of any rank and strides: input [`Activate::X`], input [`Activate::UP`] with [`Gate::Tensor`]; output
 /// [`Activate::Y`]. All have one shape `[.., width]`, but that with [`Gate::Halves`] `x` is `[.., 2 · width]`. Without

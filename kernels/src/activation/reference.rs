@@ -4,7 +4,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 use sinew_tensor::DType;
 
-use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
+use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate, SWIGLU_LIMIT};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
 use crate::stored::StoredAs;
 use crate::{Arithmetic, Result};
@@ -25,6 +25,16 @@ pub(super) fn activation(activation: Activation, x: f64) -> f64 {
             let positive = Activation::Relu.reference(x);
             positive * positive
         }
+        // A NaN stays one.
+        Activation::SwigluOai => Activation::QuickGelu.reference(x.clamp(f64::NEG_INFINITY, SWIGLU_LIMIT.into())),
+    }
+}
+
+/// [`Activation::factor_reference`].
+pub(super) fn factor(activation: Activation, up: f64) -> f64 {
+    match activation {
+        Activation::SwigluOai => up.clamp((-SWIGLU_LIMIT).into(), SWIGLU_LIMIT.into()) + 1.0,
+        _ => up,
     }
 }
 
@@ -101,22 +111,24 @@ impl Reference for Activate {
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let rounds = if depth == Depth::Quick { 1 } else { 8 };
         let mut cases = Vec::new();
-        for n in 0..rounds * 6 * 9 * 3 {
+        let functions = Activation::ALL.len();
+        for n in 0..rounds * functions * 9 * 3 {
             // Every activation with every pair of dtypes and every gate; the rest advances at other paces.
+            let turn = n / functions;
             let fixed = ActivationStatic {
-                activation: Activation::ALL[n % 6],
-                gate: [Gate::None, Gate::Tensor, Gate::Halves][n / 6 % 3],
-                x: DType::COMPUTE[n / 18 % 3],
-                out: DType::COMPUTE[n / 54 % 3],
+                activation: Activation::ALL[n % functions],
+                gate: [Gate::None, Gate::Tensor, Gate::Halves][turn % 3],
+                x: DType::COMPUTE[turn / 3 % 3],
+                out: DType::COMPUTE[turn / 9 % 3],
             };
-            let seed = (n * 5 + n / 162) as u64;
+            let seed = (n * 5 + turn + turn / 27) as u64;
             let shape = shape(&fixed, seed);
             cases.push(Case {
                 fixed,
                 call: ActivationDynamic::of(&shape),
                 lay: Lay::ALL[(n + n / 5) % 5],
                 values: [Values::Normal, Values::Special, Values::Normal, Values::Subnormal, Values::Integers]
-                    [n / 7 % 5],
+                    [turn % 5],
                 seed,
             });
         }
@@ -161,23 +173,23 @@ impl Reference for Activate {
     fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
         let ActivationStatic { activation, gate, out, .. } = case.fixed;
         let x = host.inputs[Activate::X].as_ref().unwrap_or_else(|| &host.outputs[Activate::Y]);
-        let (gate, up) = match gate {
+        let (gate, factor) = match gate {
             Gate::None => (x.at(index), 1.0),
-            Gate::Tensor => (x.at(index), host.input(Activate::UP).at(index)),
+            Gate::Tensor => (x.at(index), activation.factor_reference(host.input(Activate::UP).at(index))),
             Gate::Halves => {
                 let mut second = index.to_vec();
                 if let Some(last) = second.last_mut() {
                     *last += case.call.width;
                 }
-                (x.at(index), x.at(&second))
+                (x.at(index), activation.factor_reference(x.at(&second)))
             }
         };
-        let value = activation.reference(gate) * up;
+        let value = activation.reference(gate) * factor;
         let ulp = DType::F32.ulp(value);
-        let bound = if gate.abs() < NEAR { NEAR_ULPS * ulp } else { (4.0 * ulp).max(1e-7 * up.abs().max(1.0)) };
+        let bound = if gate.abs() < NEAR { NEAR_ULPS * ulp } else { (4.0 * ulp).max(1e-7 * factor.abs().max(1.0)) };
         let rounding = if out == DType::F32 { 0.0 } else { 0.5 * out.ulp(value) };
         // The input, what the activation makes of it, and the product.
-        Expected::within(value, bound + rounding).flushing(arithmetic, 3.0, up.abs())
+        Expected::within(value, bound + rounding).flushing(arithmetic, 3.0, factor.abs())
     }
 }
 

@@ -6,7 +6,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     }
     var y = activation(load_x(at_x(i)));
     if (HAS_UP) {
-        y *= load_up(at_up(i));
+        y *= factor(load_up(at_up(i)));
     }
     store_y(at_y(i), y);
 }

@@ -3,6 +3,8 @@ fn times_sigmoid(x: f32, minus: f32) -> f32 {
     return x / (1.0 + exponential(minus));
 }
 
+const SWIGLU_LIMIT = 7.0;
+
 // In the order in which Activation names them.
 fn activation(x: f32) -> f32 {
     switch ACTIVATION {
@@ -20,9 +22,21 @@ fn activation(x: f32) -> f32 {
         case 3u: {
             return times_sigmoid(x, -1.702 * x);
         }
+        case 6u: {
+            let within = select(min(x, SWIGLU_LIMIT), x, is_nan(x));
+            return times_sigmoid(within, -1.702 * within);
+        }
         default: {
             let positive = select(0.0, x, x > 0.0 || is_nan(x));
             return select(positive, positive * positive, ACTIVATION == 5u);
         }
     }
+}
+
+// What the activation of a gate is multiplied with: the up, unless the activation makes something else of it.
+fn factor(up: f32) -> f32 {
+    if (ACTIVATION == 6u) {
+        return select(clamp(up, -SWIGLU_LIMIT, SWIGLU_LIMIT), up, is_nan(up)) + 1.0;
+    }
+    return up;
 }

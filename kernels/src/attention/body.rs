@@ -7,7 +7,7 @@ use super::operand::Strided;
 use super::plan::{Plan, State, Workspace};
 use super::sequence::Unit;
 use super::source::{Piece, Source};
-use super::{Attention, AttentionStatic, K, MASK, O, OLD_K, OLD_V, Q, TILE, V};
+use super::{Attention, AttentionStatic, K, MASK, O, OLD_K, OLD_V, Q, SINKS, TILE, V};
 use crate::simd::LANES;
 use crate::{Operands, Operator, Result};
 
@@ -25,6 +25,8 @@ pub(super) struct Body<'a> {
     pub o: Strided,
     /// Strides of head, token and key.
     pub mask: Option<Strided>,
+    /// f32 by head of queries.
+    sinks: Option<Strided>,
     pub step: Step,
 }
 
@@ -79,6 +81,7 @@ impl<'a> Body<'a> {
             old,
             o: Strided::new(operands.output(Attention::NAME, O, "o")?)?,
             mask: mask.map(|m| if heads { m } else { m.broadcast() }),
+            sinks: operands.optional(SINKS).filter(|_| fixed.sinks).map(Strided::new).transpose()?,
             step: Step::Whole,
         })
     }
@@ -141,6 +144,13 @@ impl<'a> Body<'a> {
         let row = unit.first_row + row;
         let (token, in_group) = (row / self.plan.group, row % self.plan.group);
         (unit.sequence.query_start + token, unit.head * self.plan.group + in_group)
+    }
+
+    /// The sink's logit of a head of queries.
+    #[inline(always)]
+    pub(super) fn sink(&self, head: usize) -> Option<f32> {
+        // SAFETY: `check` saw an f32 for each head.
+        self.sinks.map(|sinks| unsafe { sinks.at([head, 0, 0, 0]).cast::<f32>().read_unaligned() })
     }
 
     #[inline(always)]

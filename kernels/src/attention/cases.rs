@@ -75,6 +75,7 @@ impl Reference for Attention {
             mask: None,
             kv_source: KvSource::Paged { block_size: 16 },
             old: None,
+            sinks: false,
         };
         Some((fixed, AttentionDynamic { sequences: 2, tokens: 3, max_query: 2, max_kv: 40 }))
     }
@@ -121,6 +122,21 @@ impl Reference for Attention {
                 cases.push(case);
             }
         }
+        // With sinks, over every kind of cache.
+        for i in 0..count {
+            let mut case = draw(&mut pick, i);
+            case.fixed.sinks = true;
+            let dtype = [DType::I8, DType::F8E4M3][i / 4 % 2];
+            if i % 4 > 1 && case.fixed.kv_source == KvSource::Dense {
+                case.fixed.kv_source = KvSource::Paged { block_size: 8 };
+            }
+            match i % 4 {
+                2 => case.fixed.kv = dtype,
+                3 => case.fixed.old = Some(OldKv { dtype, recent: RECENT[pick.below(RECENT.len())] }),
+                _ => {}
+            }
+            cases.push(case);
+        }
         cases
     }
 
@@ -153,8 +169,10 @@ impl Reference for Attention {
         let lens = lengths.iter().map(|l| l.1 as f64).collect();
         let lens = host_operand(DType::I32, &[call.sequences], lay, lens, false)?;
         let mask = fixed.mask.map(|kind| mask(case, kind, &mut pick)).transpose()?;
+        let sinks = fixed.sinks.then(|| sinks(case, lay, &mut pick)).transpose()?;
         let out = pick.output(fixed.out, &rows, case.lay)?;
-        let inputs = [Some(q), k, v, Some(starts), Some(lens), table, mask].into_iter().chain(old).collect();
+        let inputs = [Some(q), k, v, Some(starts), Some(lens), table, mask].into_iter().chain(old).chain([sinks]);
+        let inputs = inputs.collect();
         Ok(HostOperands { inputs, outputs: vec![out] })
     }
 
@@ -207,6 +225,7 @@ fn draw(pick: &mut Generator, i: usize) -> Case<Attention> {
         mask,
         kv_source: SOURCES[pick.below(SOURCES.len())],
         old: None,
+        sinks: false,
     };
     let call = AttentionDynamic { sequences, tokens, max_query, max_kv };
     Case { fixed, call, lay: Lay::ALL[pick.below(5)], values, seed: pick.bits() >> 40 }
@@ -351,4 +370,23 @@ fn mask(case: &Case<Attention>, kind: MaskKind, pick: &mut Generator) -> Result<
         MaskKind::Boolean => DType::Bool,
     };
     host_operand(dtype, &shape, case.lay, values, false)
+}
+
+/// Sinks among the scores, far below and far above them, where their weight is beyond f32 or nearly so, and without
+/// bound; of an infinite value that would leave what a rounding makes of it.
+fn sinks(case: &Case<Attention>, lay: Lay, pick: &mut Generator) -> Result<HostOperand> {
+    let special = case.values == Values::Special;
+    let values = (0..case.fixed.num_heads).map(|_| match pick.below(16) {
+        0 => f64::NEG_INFINITY,
+        1 => f64::NAN,
+        2 => -1e6,
+        3 => -20.0,
+        4 if !special => 20.0,
+        5 if !special => 88.0 + pick.normal(),
+        6 if !special => 3e38,
+        7 if !special => f64::INFINITY,
+        _ => 3.0 * pick.normal(),
+    });
+    let values = values.map(|sink| DType::F32.round(sink)).collect();
+    host_operand(DType::F32, &[case.fixed.num_heads], lay, values, false)
 }

@@ -13,10 +13,11 @@ enum AttentionFlags : u32 {
     WHOLE = 64,
     // Each group of keys leaves its own result in the workspace.
     SPLIT = 128,
+    SINKS = 256,
 };
 
 struct AttentionParams {
-    Ptr q, k, v, o, query_start, kv_len, table, mask, partials, status;
+    Ptr q, k, v, o, query_start, kv_len, table, mask, sinks, partials, status;
     // Strides in elements. Keys and values: of blocks, heads and tokens of a block, or of nothing, heads and tokens.
     i64 q_token, q_head, q_d;
     i64 o_token, o_head, o_d;
@@ -25,6 +26,7 @@ struct AttentionParams {
     i64 query_start_step, kv_len_step;
     i64 table_sequence, table_block;
     i64 mask_head, mask_token, mask_key;
+    i64 sinks_step;
     // Keys further back than this are not seen; 0 where there is no window.
     i64 window;
     u32 sequences, tokens, max_query, max_kv;
@@ -143,6 +145,12 @@ DEVICE Merge merge(float total_max, float group_max) {
 
 DEVICE float merged(const Merge& by, float total, float group) {
     return fmaf(total, by.total, group * by.group);
+}
+
+// The sum of weights of a row that ends, with what its head's sink adds to it, unless there is no key.
+DEVICE float with_sink(const AttentionParams& p, u32 head, float max, float weights) {
+    if (!(p.flags & SINKS) || weights == 0.0f) return weights;
+    return weights + expf(((const float*)p.sinks)[i64(head) * p.sinks_step] - max);
 }
 
 // A row's result: without a key that it sees, zero.

@@ -289,6 +289,7 @@ DEVICE void attention_mma(const AttentionParams& p) {
             }
             continue;
         }
+        total_weights[r] = with_sink(p, head[r], total_max[r], total_weights[r]);
 #pragma unroll
         for (u32 i = 0; i < HEAD_DIM / 8; i++) {
 #pragma unroll

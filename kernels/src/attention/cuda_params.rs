@@ -5,7 +5,7 @@ use sinew_tensor::{DType, View};
 
 use super::{
     Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, Compute, F32Bits, GROUP, K, KV_LEN, KvSource, MASK,
-    MaskKind, O, Q, QUERY_START, V,
+    MaskKind, O, Q, QUERY_START, SINKS as SINKS_INPUT, V,
 };
 use crate::Result;
 use crate::cuda::{self, Kernel};
@@ -32,6 +32,7 @@ const SOFTCAP: u32 = 16;
 const ROUND: u32 = 32;
 const WHOLE: u32 = 64;
 const SPLIT: u32 = 128;
+const SINKS: u32 = 256;
 
 /// What is wrong with a value that a kernel reports.
 const OUTSIDE: &str = "{} in query_start, kv_len or block_table is out of bounds";
@@ -47,6 +48,7 @@ pub(super) struct Params {
     kv_len: u64,
     table: u64,
     mask: u64,
+    sinks: u64,
     partials: u64,
     status: u64,
     q_strides: [i64; 3],
@@ -58,6 +60,7 @@ pub(super) struct Params {
     kv_len_stride: i64,
     table_strides: [i64; 2],
     mask_strides: [i64; 3],
+    sinks_stride: i64,
     window: i64,
     sequences: u32,
     pub tokens: u32,
@@ -115,7 +118,7 @@ impl Params {
         let (q, k, v) = (input(Q, "q")?, input(K, "k")?, input(V, "v")?);
         let o = operands.output(Attention::NAME, O, "o")?.view();
         let (starts, lengths) = (input(QUERY_START, "query_start")?, input(KV_LEN, "kv_len")?);
-        let (table, mask) = (operands.optional(BLOCK_TABLE), operands.optional(MASK));
+        let [table, mask, sinks] = [BLOCK_TABLE, MASK, SINKS_INPUT].map(|at| operands.optional(at));
         let paged = match fixed.kv_source {
             KvSource::Paged { block_size } => Some(block_size),
             KvSource::Dense => None,
@@ -135,6 +138,7 @@ impl Params {
             (ROUND, fixed.compute == Compute::Bf16),
             (WHOLE, is_whole(k_at, k_strides, fixed.head_dim) && is_whole(v_at, v_strides, fixed.head_dim)),
             (SPLIT, split),
+            (SINKS, fixed.sinks),
         ];
         Ok(Self {
             q: cuda::pointer(q)?,
@@ -145,6 +149,7 @@ impl Params {
             kv_len: cuda::pointer(lengths)?,
             table: cuda::optional_pointer(table)?,
             mask: cuda::optional_pointer(mask)?,
+            sinks: cuda::optional_pointer(sinks)?,
             partials: cuda::workspace_pointer(launch, if split { partial_bytes(fixed, call) } else { 0 })?,
             status: cuda::status_pointer(launch, kernel, OUTSIDE)?,
             q_strides: strides(q),
@@ -155,6 +160,7 @@ impl Params {
             kv_len_stride: lengths.strides()[0] as i64,
             table_strides: table.map_or([0; 2], strides),
             mask_strides: mask.map_or([0; 3], strides),
+            sinks_stride: sinks.map_or(0, |sinks| sinks.strides()[0] as i64),
             // More than all keys is as good as all.
             window: fixed.window.map_or(0, |window| window.min(i32::MAX as usize) as i64),
             sequences: count(call.sequences)?,

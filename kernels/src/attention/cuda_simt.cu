@@ -80,6 +80,7 @@ SINEW_KERNEL_BOUNDS(attention_simt, AttentionParams, 128, 1) {
         total_weights = merged(by, total_weights, weights);
         for (u32 d = lane; d < p.head_dim; d += 32) total[d] = merged(by, total[d], sums[d]);
     }
+    total_weights = with_sink(p, head, total_max, total_weights);
     for (u32 d = lane; d < p.head_dim; d += 32) {
         i64 at = i64(token) * p.o_token + i64(head) * p.o_head + i64(d) * p.o_d;
         store(p.o, p.o_type, at, weighted_mean(total[d], total_weights));
@@ -99,6 +100,6 @@ SINEW_KERNEL_BOUNDS(attention_merge, AttentionParams, 128, 1) {
             weights = merged(by, weights, from[1]);
         }
         i64 at = i64(token) * p.o_token + i64(head) * p.o_head + i64(d) * p.o_d;
-        store(p.o, p.o_type, at, weighted_mean(sum, weights));
+        store(p.o, p.o_type, at, weighted_mean(sum, with_sink(p, head, max, weights)));
     }
 }

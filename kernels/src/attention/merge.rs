@@ -4,7 +4,7 @@ use super::body::Way;
 use super::plan::{Scratch, State};
 use super::products::Products;
 use super::sequence::Unit;
-use crate::simd::math::exp2_nonpositive;
+use crate::simd::math::{exp, exp2_nonpositive};
 use crate::simd::{LANES, Simd};
 
 /// `to = to · old + from · new` for sixteen values.
@@ -79,6 +79,17 @@ impl<P: Products> Way<'_, P> {
         }
     }
 
+    /// What a sink adds to the sum of a row whose largest score is `max`: `e^(sink - max)`.
+    #[inline(always)]
+    unsafe fn weight_of_sink(&self, sink: f32, max: f32) -> f32 {
+        // Both may be far larger than their difference, or than f32 holds.
+        let below = f64::from(sink) - self.scale_of_scores() * f64::from(max);
+        let mut weight = [0.0f32; LANES];
+        // SAFETY: passed on.
+        unsafe { P::S::store(weight.as_mut_ptr(), exp::<P::S>(P::S::splat(below as f32))) };
+        weight[0]
+    }
+
     /// Divides by the sums and writes the unit's rows.
     #[inline(always)]
     pub(super) unsafe fn finish(&self, unit: &Unit, total: &State) {
@@ -87,7 +98,11 @@ impl<P: Products> Way<'_, P> {
             // SAFETY: token and head are inside the operand, and the row is this task's alone.
             unsafe {
                 let sum = P::S::reduce_add(P::S::load(total.sum.add(r * LANES)));
-                let divisor = P::S::splat(sum);
+                let of_sink = match self.sink(head) {
+                    Some(sink) => self.weight_of_sink(sink, *total.max.add(r)),
+                    None => 0.0,
+                };
+                let divisor = P::S::splat(sum + of_sink);
                 let acc = total.acc.add(r * self.plan.width);
                 for at in (0..self.plan.width).step_by(LANES) {
                     // No key seen: zeros. The sum with 0 makes zeros positive, whichever products they came from.

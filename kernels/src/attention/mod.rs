@@ -14,6 +14,19 @@
 //! `(p - w, p + w)` where the problem is not causal), or the mask forbids it by `false` or `-inf`. A token that sees no
 //! key gets zeros. Cross and bidirectional attention are the same with `causal` false.
 //!
+//! # Sinks
+//!
+//! A problem may have attention sinks (Xiao et al. 2023; learned, as gpt-oss has them): of each query head a logit `z[h]`
+//! that takes part in the softmax as the score of one key more, whose value is nothing. It is neither scaled, softened nor
+//! masked:
+//!
+//! ```text
+//! o[i, h] = Σ_j e^s[j] · v[j, h / group] / (e^z[h] + Σ_j e^s[j])
+//! ```
+//!
+//! `-inf` is as no sink, `+inf` takes all the weight there is, and NaN makes NaN of its head. A token that sees no key
+//! gets zeros, whatever the sink.
+//!
 //! # Arithmetic
 //!
 //! Keys are taken in tiles of [`TILE`] at absolute positions, by the online softmax, and tiles in groups of [`GROUP`]
@@ -23,6 +36,9 @@
 //! within a group, per tile:  m' = max(m, max s)   l' = l·e^(m-m') + Σ e^(s-m')   a' = a·e^(m-m') + Σ e^(s-m')·v
 //! of groups, in order:       M' = max(M, m)       L' = L·e^(M-M') + l·e^(m-M')   A' = A·e^(M-M') + a·e^(m-M')
 //! ```
+//!
+//! The result is `A / L`. A sink enters once, where a row ends: behind its last group `L` becomes `L + e^(z - M)`, so that
+//! it is no matter how the keys before were divided.
 //!
 //! On CPUs a power of e is one of 2, the scale of the scores and log₂ e one factor of the difference.
 //!
@@ -137,6 +153,8 @@ pub const OLD_K: usize = 7;
 pub const OLD_V: usize = 8;
 /// Input, with old keys only: u32 `[sequences, max_blocks]`; as [`BLOCK_TABLE`], in the caches of old keys.
 pub const OLD_BLOCK_TABLE: usize = 9;
+/// Input, with sinks only: f32 `[num_heads]`; the sink's logit of each head of queries.
+pub const SINKS: usize = 10;
 /// Output: `[tokens, num_heads, head_dim]`.
 pub const O: usize = 0;
 
@@ -193,6 +211,8 @@ pub struct AttentionStatic {
     pub kv_source: KvSource,
     /// The form of the old keys and values, where it is another than that of recent ones: of paged ones without scales.
     pub old: Option<OldKv>,
+    /// Whether each head has a [sink](self#sinks).
+    pub sinks: bool,
 }
 
 impl fmt::Display for AttentionStatic {
@@ -214,10 +234,11 @@ impl fmt::Display for AttentionStatic {
             write!(f, ", softcap {}", cap.get())?;
         }
         match self.mask {
-            Some(MaskKind::Additive(dtype)) => write!(f, ", {dtype} mask"),
-            Some(MaskKind::Boolean) => f.write_str(", boolean mask"),
-            None => Ok(()),
+            Some(MaskKind::Additive(dtype)) => write!(f, ", {dtype} mask")?,
+            Some(MaskKind::Boolean) => f.write_str(", boolean mask")?,
+            None => {}
         }
+        f.write_str(if self.sinks { ", sinks" } else { "" })
     }
 }
 
@@ -373,6 +394,13 @@ impl Operator for Attention {
         }
         expect(Self::NAME, "query_start", input(QUERY_START, "query_start")?, DType::I32, &[call.sequences + 1])?;
         expect(Self::NAME, "kv_len", input(KV_LEN, "kv_len")?, DType::I32, &[call.sequences])?;
+        match fixed.sinks {
+            true => expect(Self::NAME, "sinks", input(SINKS, "sinks")?, DType::F32, &[fixed.num_heads])?,
+            false if operands.optional(SINKS).is_some() => {
+                return Err(refuse(Self::NAME, "sinks are given, but the problem has none"));
+            }
+            false => {}
+        }
         let Some(kind) = fixed.mask else {
             return match operands.optional(MASK) {
                 Some(_) => Err(refuse(Self::NAME, "mask is given, but the problem has none")),

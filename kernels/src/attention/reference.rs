@@ -8,7 +8,7 @@ use sinew_tensor::DType;
 
 use super::{
     Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, Compute, F32Bits, K, KV_LEN, KvSource, MASK, MaskKind,
-    OLD_BLOCK_TABLE, OLD_K, OLD_V, Q, QUERY_START, TILE, V,
+    OLD_BLOCK_TABLE, OLD_K, OLD_V, Q, QUERY_START, SINKS, TILE, V,
 };
 use crate::Arithmetic;
 use crate::case::{Case, Expected, HostOperands, Lay, Values};
@@ -112,6 +112,8 @@ struct Scores {
     naive: Vec<f32>,
     /// Where each key's value starts.
     values: Vec<Start>,
+    /// The logit of the head's sink, if it has one.
+    sink: Option<f64>,
 }
 
 fn scores(fixed: &AttentionStatic, host: &HostOperands, token: usize, head: usize) -> Scores {
@@ -123,7 +125,8 @@ fn scores(fixed: &AttentionStatic, host: &HostOperands, token: usize, head: usiz
     let round = |q: &f64| if fixed.compute == Compute::Bf16 { DType::BF16.round(*q) as f32 } else { *q as f32 };
     let rounded: Vec<f32> = query.iter().map(round).collect();
     let (scale, cap) = (fixed.scale.get(), fixed.softcap.map(F32Bits::get));
-    let mut scores = Scores::default();
+    let sink = fixed.sinks.then(|| host.input(SINKS).values[head]);
+    let mut scores = Scores { sink, ..Scores::default() };
     for key in p.from..p.to.max(p.from) {
         let Some(added) = masked(fixed, host, head, token, key) else { continue };
         let start = row(fixed, host, &p, key, kv_head);
@@ -179,8 +182,9 @@ fn element(
     if there().next().is_none() {
         return Expected::exact(0.0);
     }
-    let max = scores.exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = there().map(|(s, _)| (s - max).exp()).sum();
+    let max = scores.exact.iter().copied().chain(scores.sink).fold(f64::NEG_INFINITY, f64::max);
+    let of_sink = scores.sink.map_or(0.0, |sink| if sink == max { 1.0 } else { (sink - max).exp() });
+    let sum: f64 = of_sink + there().map(|(s, _)| (s - max).exp()).sum::<f64>();
     let value = there().map(|(s, v)| (s - max).exp() * v).sum::<f64>() / sum;
     let (mut squares, mut total, mut lost, mut largest, mut reach) = (0.0, 0.0, 0.0, 0.0f64, 0.0f64);
     for (s, v) in there() {
@@ -193,6 +197,8 @@ fn element(
         // Weights below the normal range are 0 in f32.
         lost += if weight < 2f64.powi(-125) { part } else { 0.0 };
     }
+    // An error of the sink's exponent is one of its share only.
+    reach += scores.sink.filter(|sink| sink.is_finite()).map_or(0.0, |sink| sink.abs() * of_sink / sum);
     let keys = v.len() as f64;
     // What weights are multiplied with: codes, where scales are multiplied into the weights.
     let has_scales = fixed.has_scales() || fixed.old.is_some();
@@ -209,15 +215,16 @@ fn element(
     // The last of a head's row is its scale.
     let scale = |start: &Start| if start.has_scale(fixed) { start.value(host)[fixed.head_dim] } else { 1.0 };
     let scales: Vec<f64> = scores.values.iter().map(scale).collect();
-    Expected { naive: f64::from(naive(fixed, &scores.naive, &v, &scales)), ..Expected::within(value, bound) }
+    Expected { naive: f64::from(naive(fixed, scores, &v, &scales)), ..Expected::within(value, bound) }
 }
 
 /// Softmax in two passes and sums from first to last, all in f32, with weights, which the values' scales are factors of,
 /// rounded where the problem says so.
-fn naive(fixed: &AttentionStatic, scores: &[f32], v: &[f64], scales: &[f64]) -> f32 {
-    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let (mut sum, mut acc) = (0.0f32, 0.0f32);
-    for ((s, v), scale) in scores.iter().zip(v).zip(scales) {
+fn naive(fixed: &AttentionStatic, scores: &Scores, v: &[f64], scales: &[f64]) -> f32 {
+    let sink = scores.sink.map(|sink| sink as f32);
+    let max = scores.naive.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
+    let (mut sum, mut acc) = (sink.map_or(0.0, |sink| if sink == max { 1.0 } else { (sink - max).exp() }), 0.0f32);
+    for ((s, v), scale) in scores.naive.iter().zip(v).zip(scales) {
         let weight = (s - max).exp();
         sum += weight;
         let weight = weight * *scale as f32;

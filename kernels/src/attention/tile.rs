@@ -106,12 +106,17 @@ impl<P: Products> Way<'_, P> {
         self.fixed.softcap.is_none() && !additive && self.fixed.scale.get() > 0.0
     }
 
+    /// What scores that are kept are multiplied by to be those of the operator.
+    #[inline(always)]
+    pub(super) fn scale_of_scores(&self) -> f64 {
+        if self.raw_scores() { f64::from(self.fixed.scale.get()) } else { 1.0 }
+    }
+
     /// What differences of scores are multiplied by to be exponents of two. Of differences, since a score may be the
     /// least finite number: masks have it for keys that are not to be seen.
     #[inline(always)]
     pub(super) fn powers_per_score(&self) -> f32 {
-        let scale = if self.raw_scores() { f64::from(self.fixed.scale.get()) } else { 1.0 };
-        (scale * std::f64::consts::LOG2_E) as f32
+        (self.scale_of_scores() * std::f64::consts::LOG2_E) as f32
     }
 
     /// The weights `2^(factor · (score − max))` of one row's first `vectors` vectors of scores, times the values' scales,

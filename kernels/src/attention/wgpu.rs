@@ -9,7 +9,7 @@ use sinew_tensor::View;
 
 use super::{
     Attention, AttentionDynamic, AttentionStatic, BLOCK_TABLE, Compute, GROUP, K, KV_LEN, KvSource, MASK, MaskKind, O,
-    Q, QUERY_START, V,
+    Q, QUERY_START, SINKS, V,
 };
 use crate::kv_append::takes_no_scales;
 use crate::operator::refuse;
@@ -223,6 +223,8 @@ fn tiles(
     kernel.optional("mask", mask)?;
     kernel.workspace("scratch", launch, plan.scratch_bytes)?;
     kernel.optional_write("o", (!split).then_some(o))?;
+    // Where the keys are split, rows end in the join.
+    sinks(&mut kernel, operands.optional(SINKS).filter(|_| !split))?;
     addressing(&mut kernel, fixed, table)?;
     for (names, view) in [(["q_token", "q_head", "q_step"], q), (["o_token", "o_head", "o_step"], o)] {
         for (name, &stride) in names.into_iter().zip(view.strides()) {
@@ -260,6 +262,12 @@ fn tiles(
     kernel.dispatch_linear(plan.workgroups(fixed, call))
 }
 
+/// The sinks' logits, where the kernel ends rows that have some.
+fn sinks<'a>(kernel: &mut Call<'a>, sinks: Option<&View<'a>>) -> Result<()> {
+    kernel.optional("sinks", sinks)?;
+    kernel.param("sinks_step", sinks.map_or(0, |sinks| sinks.strides()[0]))
+}
+
 fn join(
     launch: &Launch<'_>,
     fixed: &AttentionStatic,
@@ -272,6 +280,7 @@ fn join(
     kernel.option("HEAD_DIM", fixed.head_dim as u32)?;
     kernel.workspace("scratch", launch, plan.scratch_bytes)?;
     kernel.write("o", o)?;
+    sinks(&mut kernel, operands.optional(SINKS))?;
     for (name, &stride) in ["o_token", "o_head", "o_step"].into_iter().zip(o.strides()) {
         kernel.param(name, stride)?;
     }

@@ -21,6 +21,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 largest = step.largest;
             }
         }
-        store_o(row / p.heads * p.o_token + row % p.heads * p.o_head + d * p.o_step, ratio(acc, sum, largest));
+        let token = row / p.heads;
+        let head = row % p.heads;
+        let at = token * p.o_token + head * p.o_head + d * p.o_step;
+        store_o(at, ratio(acc, with_sink(sum, largest, head), largest));
     }
 }

@@ -32,6 +32,14 @@ fn merged(largest: f32, incoming: f32) -> Merged {
     return Merged(both, exponential(largest - both), exponential(incoming - both));
 }
 
+// The sum of a row that ends, with what its head's sink adds to it.
+fn with_sink(sum: f32, largest: f32, head: u32) -> f32 {
+    if (HAS_SINKS) {
+        return sum + exponential(load_sinks(head * p.sinks_step) - largest);
+    }
+    return sum;
+}
+
 fn ratio(acc: f32, sum: f32, largest: f32) -> f32 {
     // A query that sees no key gets zeros.
     if (is_least(largest)) {

@@ -224,7 +224,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, me: Lane) {
     }
     if (lane < ROWS) {
         largest[lane] = all_largest;
-        added[lane] = all_sum;
+        added[lane] = with_sink(all_sum, all_largest, kv_head * SHARE + (first_row + lane) % SHARE);
     }
     workgroupBarrier();
     if (SPLIT == 1u && lane < ROWS && first_row + lane < rows) {

@@ -128,7 +128,7 @@ const LARGE: &[[usize; 4]] = &[
     [15, 70, 64, 80],
 ];
 
-/// Epilogues; `n` is even where gated.
+/// Epilogues, of a number that none of what takes turns with them divides; `n` is even where gated.
 fn epilogues() -> Vec<Epilogue> {
     let plain = Epilogue::default();
     let with = |activation| Epilogue { activation: Some(activation), ..plain };
@@ -146,6 +146,16 @@ fn epilogues() -> Vec<Epilogue> {
         with(Activation::Relu2),
         with(Activation::QuickGelu),
         Epilogue { gated: true, alpha: 0.5, bias: Some(DType::F32), ..with(Activation::Gelu) },
+        Epilogue { gated: true, bias: Some(DType::BF16), ..with(Activation::SwigluOai) },
+        with(Activation::SwigluOai),
+        Epilogue { gated: true, bias: Some(DType::F32), ..with(Activation::Silu) },
+        Epilogue {
+            gated: true,
+            alpha: -0.5,
+            bias: Some(DType::F16),
+            residual: Some(Residual::Input(DType::F32)),
+            ..with(Activation::SwigluOai)
+        },
     ]
 }
 

@@ -23,7 +23,7 @@ struct GemmParams {
     // Strides in elements.
     i64 a_batch, a_row, a_k;
     i64 b_batch, b_n, b_k;
-    i64 bias_n;
+    i64 bias_batch, bias_n;
     i64 residual_batch, residual_row, residual_n;
     i64 d_batch, d_row, d_n;
     // Products with a right operand of their own, rows of each, and rows that share a batch index.
@@ -54,9 +54,10 @@ DEVICE float activated(const GemmParams& p, float x) {
     return p.activation == NO_ACTIVATION ? x : activate(Activation(p.activation), x);
 }
 
-DEVICE float biased(const GemmParams& p, float sum, u32 n) {
+DEVICE float biased(const GemmParams& p, u32 group, float sum, u32 n) {
     if (!(p.flags & BIAS)) return sum * p.alpha;
-    return fmaf(sum, p.alpha, load(p.bias, p.bias_type, i64(source_column(p, n)) * p.bias_n));
+    const i64 at = i64(group) * p.bias_batch + i64(source_column(p, n)) * p.bias_n;
+    return fmaf(sum, p.alpha, load(p.bias, p.bias_type, at));
 }
 
 DEVICE void put(const GemmParams& p, u32 group, u32 row, u32 column, float x) {
@@ -70,11 +71,11 @@ DEVICE void put(const GemmParams& p, u32 group, u32 row, u32 column, float x) {
 // Finishes the sums of an even column and the one behind it, of a row if it is below `rows`.
 DEVICE void finish_pair(const GemmParams& p, u32 group, u32 rows, u32 row, u32 n, float first, float second) {
     if (row >= rows || n >= p.n) return;
-    float x = activated(p, biased(p, first, n));
+    float x = activated(p, biased(p, group, first, n));
     if (p.flags & GATED) {
-        put(p, group, row, n >> 1, x * biased(p, second, n + 1));
+        put(p, group, row, n >> 1, x * factor(Activation(p.activation), biased(p, group, second, n + 1)));
         return;
     }
     put(p, group, row, n, x);
-    if (n + 1 < p.n) put(p, group, row, n + 1, activated(p, biased(p, second, n + 1)));
+    if (n + 1 < p.n) put(p, group, row, n + 1, activated(p, biased(p, group, second, n + 1)));
 }

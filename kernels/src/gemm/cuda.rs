@@ -185,7 +185,8 @@ pub(crate) struct Params {
     a_strides: [i64; 3],
     /// Of batch, N and K.
     pub b_strides: [i64; 3],
-    bias_stride: i64,
+    /// Of right operands, of which all share one where that is 0, and N.
+    pub bias_strides: [i64; 2],
     residual_strides: [i64; 3],
     d_strides: [i64; 3],
     groups: u32,
@@ -268,7 +269,7 @@ impl Params {
             d: cuda::pointer(d)?,
             a_strides,
             b_strides,
-            bias_stride: bias.map_or(0, |bias| bias.strides()[0] as i64),
+            bias_strides: [0, bias.and_then(|bias| bias.strides().last()).map_or(0, |&step| step as i64)],
             residual_strides: residual.map_or([0; 3], strides),
             d_strides,
             groups: count(groups)?,

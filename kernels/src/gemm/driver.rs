@@ -68,31 +68,43 @@ pub(super) unsafe fn run(
     };
     let a = Rows::new(operands.input(Gemm::NAME, A, "A")?, call.m)?;
     let norm = NormedRows::new(fixed, operands)?;
-    let finish = Finish { epilogue: fixed.epilogue, outputs: fixed.outputs(), bias, out, residual };
+    let finish = Finish { epilogue: fixed.epilogue, outputs: fixed.outputs(), bias, bias_step: 0, out, residual };
     let order = Order::new(fixed, operands.optional(ORDER))?;
     let product = Product { tiles, fixed, plan, right, finish, a, norm, order };
     // SAFETY: passed on; all rows of all groups are the operands'.
     unsafe { product.run(launch, team, (0..plan.groups).map(|group| (group, group, 0..plan.rows))) }
 }
 
-/// Runs a product of rows that fall into groups, one behind another, each of which is multiplied with a packed weight
-/// of its own: `out[i] = epilogue(a[i] · B[g])` for `i` in `offsets(g)..offsets(g + 1)`. There is no bias and no
-/// residual.
+/// The operands of rows that fall into groups, each of which has a packed weight of its own.
+pub(crate) struct Grouped<'v, 'a> {
+    pub groups: usize,
+    /// `[1, rows, K]`.
+    pub a: &'v View<'a>,
+    /// The packed weights, one behind another.
+    pub b: &'v View<'a>,
+    /// `[groups, N]`, where the problem has a bias.
+    pub bias: Option<&'v View<'a>>,
+    /// One of each weight, where the problem is gathered.
+    pub order: Option<Order>,
+    /// `[1, rows, columns]`.
+    pub out: &'v View<'a>,
+}
+
+/// Runs a product of rows that fall into groups, one behind another: `out[i] = epilogue(a[i] · B[g] + bias[g])` for `i`
+/// in `offsets(g)..offsets(g + 1)`. There is no residual.
 ///
 /// # Safety
-/// `a` is `[1, rows, K]`, `out` is `[1, rows, columns]`, `b` holds `groups` packed weights, all of the problem's types,
-/// and `order` has one of each where the problem is gathered; offsets do not decrease and are at most `rows`; the
-/// launch holds [`grouped_workspace`](super::plan::grouped_workspace); the machine has the level of the tiles, and what
-/// their loop needs besides.
+/// The operands are those of the problem and of its types; offsets do not decrease and are at most `rows`; the launch
+/// holds [`grouped_workspace`](super::plan::grouped_workspace); the machine has the level of the tiles, and what their
+/// loop needs besides.
 pub(crate) unsafe fn run_grouped(
     tiles: &'static Tiles,
     launch: &Launch<'_>,
     fixed: &GemmStatic,
-    groups: usize,
-    [a, b, out]: [&View<'_>; 3],
-    order: Option<Order>,
+    operands: Grouped<'_, '_>,
     offsets: impl Fn(usize) -> usize,
 ) -> Result<()> {
+    let Grouped { groups, a, b, bias, order, out } = operands;
     let team = launch.team()?;
     let hardware = launch.stream().device().hardware();
     let kind = panel_kind(fixed)?;
@@ -101,7 +113,9 @@ pub(crate) unsafe fn run_grouped(
     let panel_bytes = kind.bytes(fixed.k);
     let right = Right::Packed { ptr: b.host_ptr()?, panel_bytes, bytes: plan.panels * panel_bytes };
     let (a, out) = (Rows::new(a, rows)?, Rows::new(out, rows)?);
-    let finish = Finish { epilogue: fixed.epilogue, outputs: fixed.outputs(), bias: None, out, residual: None };
+    let bias_step = bias.map_or(0, |bias| bias.strides()[0]);
+    let bias = bias.map(Line::of).transpose()?;
+    let finish = Finish { epilogue: fixed.epilogue, outputs: fixed.outputs(), bias, bias_step, out, residual: None };
     let product = Product { tiles, fixed, plan, right, finish, a, norm: None, order };
     // SAFETY: passed on.
     unsafe { product.run(launch, team, (0..groups).map(|group| (group, 0, offsets(group)..offsets(group + 1)))) }
@@ -299,7 +313,7 @@ impl Multiply<'_> {
                     (Right::Strided { .. }, _) => (own.cast_const(), Reads::Again),
                 };
                 // SAFETY: passed on.
-                let bias = unsafe { finish.panel_bias::<S>(panel) };
+                let bias = unsafe { finish.panel_bias::<S>(slab.right, panel) };
                 for tile in (0..slab.count).step_by(slab.of_tile) {
                     let rows = (slab.count - tile).min(slab.of_tile);
                     let Tile { height, run, .. } = *tiles.fit(rows, expansion);

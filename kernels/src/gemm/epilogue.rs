@@ -111,8 +111,10 @@ pub(super) struct Finish {
     pub epilogue: Epilogue,
     /// The problem's outputs, as panels share them out.
     pub outputs: Outputs,
-    /// All `N` of the bias.
+    /// All `N` of the bias, or of the first where right operands have one each.
     pub bias: Option<Line>,
+    /// Elements from a right operand's bias to the next one's: 0 where all share it.
+    pub bias_step: usize,
     /// The result.
     pub out: Rows,
     /// The residual, which may be the result.
@@ -129,14 +131,14 @@ pub(super) struct Place {
 }
 
 impl Finish {
-    /// The bias of a panel's outputs, in the panel's order; zeros where there is none.
+    /// The bias of the outputs of a right operand's panel, in the panel's order; zeros where there is none.
     ///
     /// # Safety
-    /// Those of [`Simd`]; the panel is the problem's.
+    /// Those of [`Simd`]; the right operand and the panel are the problem's.
     #[inline(always)]
-    pub unsafe fn panel_bias<S: Simd>(&self, panel: usize) -> [f32; PANEL] {
+    pub unsafe fn panel_bias<S: Simd>(&self, right: usize, panel: usize) -> [f32; PANEL] {
         let mut values = [0.0; PANEL];
-        if let Some(bias) = self.bias {
+        if let Some(bias) = self.bias.map(|bias| bias.moved(right * self.bias_step)) {
             for half in 0..2 {
                 let held = self.outputs.half_panel(panel, half);
                 // SAFETY: the bias has an element for each output.
@@ -221,7 +223,11 @@ impl Finish {
                         x = activation.apply::<S>(x);
                     }
                     if gated {
-                        x = S::mul(x, self.scaled::<S>(sums, bias, 1));
+                        let mut up = self.scaled::<S>(sums, bias, 1);
+                        if let Some(activation) = activation {
+                            up = activation.factor::<S>(up);
+                        }
+                        x = S::mul(x, up);
                     }
                     S::store(sums.add(half * LANES), x);
                 }

@@ -6,9 +6,12 @@
 //! ```text
 //! x = alpha · Σ_k A[b, m, k] · B[b, k, n]
 //! x = x + bias[n]
-//! x = act(x)                                  or, gated, x = act(x[n]) · x[n + N/2], and D is [batch, M, N/2]
+//! x = act(x)                                  or, gated, x = act(x[n]) · f(x[n + N/2]), and D is [batch, M, N/2]
 //! D[b, m, n] = x + beta · residual[b, m, n]   the residual may be D itself
 //! ```
+//!
+//! What a gate is multiplied with is the up itself, `f(up) = up`, unless its [`Activation`](crate::activation::Activation)
+//! says another.
 //!
 //! Where the problem has an [`InputNorm`], what is multiplied in place of `A` is the norm of its rows, rounded to a
 //! type of its own as if it were stored:

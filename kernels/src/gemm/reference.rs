@@ -171,6 +171,12 @@ impl Sum {
         Self { value, error, not_finite: false }
     }
 
+    /// It with a bias.
+    pub(crate) fn biased(self, bias: f64) -> Self {
+        let value = self.value + bias;
+        Self { value, error: self.error + U * value.abs(), ..self }
+    }
+
     /// The activation of it.
     pub(crate) fn activated(self, activation: Activation) -> Self {
         let value = activation.reference(self.value);
@@ -184,8 +190,21 @@ impl Sum {
         Self { value, error: self.error * slope + own, ..self }
     }
 
-    /// Its product with an up.
-    pub(crate) fn gating(self, up: Self) -> Self {
+    /// What a gate's activation is multiplied with, of the sum of its up.
+    fn factor(self, activation: Option<Activation>) -> Self {
+        match activation {
+            Some(activation @ Activation::SwigluOai) => {
+                // Limits move what is summed no further away, and 1 is added with a rounding.
+                let value = activation.factor_reference(self.value);
+                Self { value, error: self.error + U * value.abs(), ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// Its product with an up, where it is the activation of a gate.
+    pub(crate) fn gating(self, activation: Option<Activation>, up: Self) -> Self {
+        let up = up.factor(activation);
         let value = self.value * up.value;
         let error = self.error * up.value.abs() + (self.value.abs() + self.error) * up.error + U * value.abs();
         Self { value, error, not_finite: up.value.is_infinite() && self.value.abs() <= self.error }
@@ -207,18 +226,15 @@ pub(super) fn expected(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arith
         let Sum { mut value, mut error, not_finite } = sum(case, host, arithmetic, [b, m, n]);
         value *= f64::from(epilogue.alpha);
         error = error * f64::from(epilogue.alpha).abs() + 2.0 * U * value.abs();
-        if epilogue.bias.is_some() {
-            value += host.input(BIAS).values[n];
-            error += U * value.abs();
-        }
-        Sum { value, error, not_finite }
+        let x = Sum { value, error, not_finite };
+        if epilogue.bias.is_some() { x.biased(host.input(BIAS).values[n]) } else { x }
     };
     let mut x = before(n);
     if let Some(activation) = epilogue.activation {
         x = x.activated(activation);
     }
     if epilogue.gated {
-        x = x.gating(before(n + fixed.n / 2));
+        x = x.gating(epilogue.activation, before(n + fixed.n / 2));
     }
     if epilogue.residual.is_some() {
         let residual = match epilogue.residual {

@@ -187,6 +187,7 @@ pub(crate) struct Product<'v, 'a> {
     pub right: Right,
     /// As `a`, with columns.
     pub d: &'v View<'a>,
+    /// `[N]`, or where rows fall into groups `[batch, N]`.
     pub bias: Option<&'v View<'a>>,
     pub residual: Option<&'v View<'a>>,
     /// Where each group's rows begin, i32 `[batch + 1]`, where rows fall into groups.
@@ -268,7 +269,12 @@ pub(crate) fn dispatch(
         call.param("all_rows", m)?;
         call.reports_that("an offset of {} is out of order, or rows are more or fewer");
     }
-    let by_batch = [("a", a_batch), ("b", b_batch), ("d", d_batch), ("residual", residual_batch)];
+    let [bias_batch, bias_step] = match bias.map(|bias| bias.strides()) {
+        Some(&[batch, step]) => [batch, step],
+        Some(&[step]) => [0, step],
+        _ => [0; 2],
+    };
+    let by_batch = [("a", a_batch), ("b", b_batch), ("bias", bias_batch), ("d", d_batch), ("residual", residual_batch)];
     call.dimension(("batch", batch), offsets.map(|_| "first_group"), &by_batch)?;
     let by_row = [("a", a_row), ("d", d_row), ("residual", residual_row)];
     call.dimension(("rows", m), offsets.map(|_| "first_row"), &by_row)?;
@@ -288,7 +294,8 @@ pub(crate) fn dispatch(
     for (name, value) in names.into_iter().zip([residual_batch, residual_row, residual_step]) {
         call.param(name, value)?;
     }
-    call.param("bias_step", bias.map_or(0, |bias| bias.strides()[0]))?;
+    call.param("bias_batch", bias_batch)?;
+    call.param("bias_step", bias_step)?;
     call.param("columns", fixed.columns())?;
     call.param("k", fixed.k)?;
     call.param_f32("alpha", epilogue.alpha)?;

@@ -53,21 +53,21 @@ fn d_at(batch: u32, row: u32, column: u32) -> u32 {
 }
 
 // Every rounding is an explicit one, so that kernels whose sums are the same give the same results.
-fn with_bias(sum: f32, output: u32) -> f32 {
+fn with_bias(sum: f32, batch: u32, output: u32) -> f32 {
     if (HAS_BIAS) {
-        return fma(sum, bitcast<f32>(p.alpha), load_bias(output * p.bias_step));
+        return fma(sum, bitcast<f32>(p.alpha), load_bias(batch * p.bias_batch + output * p.bias_step));
     }
     return sum * bitcast<f32>(p.alpha);
 }
 
 fn finished(batch: u32, row: u32, column: u32, sum: f32, up: f32) -> f32 {
     let output = p.first + column;
-    var x = with_bias(sum, output);
+    var x = with_bias(sum, batch, output);
     if (HAS_ACTIVATION == 1u) {
         x = activation(x);
     }
     if (GATED == 1u) {
-        x *= with_bias(up, p.columns + output);
+        x *= factor(with_bias(up, batch, p.columns + output));
     }
     if (HAS_RESIDUAL) {
         let residual = load_residual(batch * p.residual_batch + row * p.residual_row + column * p.residual_step);

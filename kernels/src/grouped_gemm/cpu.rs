@@ -4,10 +4,11 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
+use crate::gemm::driver::{self, Grouped};
 use crate::gemm::order::Order;
 use crate::gemm::tile::{Tiles, tiled_row};
 use crate::gemm::ways::ways;
-use crate::gemm::{cpu, cpu_blocks, cpu_int8, driver, plan};
+use crate::gemm::{cpu, cpu_blocks, cpu_int8, plan};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::{cpu_avx512bf16, cpu_blocks_avx512bf16};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
@@ -76,10 +77,8 @@ unsafe fn run(
     }
     let order = Order::new(&fixed.product(), operands.optional(GroupedGemm::ORDER))?;
     let (a, d) = (a.with_layout(a.layout().unsqueeze(0)?)?, d.with_layout(d.layout().unsqueeze(0)?)?);
+    let bias = operands.optional(GroupedGemm::BIAS);
+    let operands = Grouped { groups: fixed.groups, a: &a, b, bias, order, out: &d };
     // SAFETY: passed on; the operator's check has seen the operands' shapes and dtypes, and offsets were checked above.
-    unsafe {
-        driver::run_grouped(tiles, launch, &fixed.product(), fixed.groups, [&a, b, &d], order, |group| {
-            offset(group) as usize
-        })
-    }
+    unsafe { driver::run_grouped(tiles, launch, &fixed.product(), operands, |group| offset(group) as usize) }
 }

@@ -1,7 +1,7 @@
 // Rows that fall into groups: which of them a block has.
 
 struct GroupedParams {
-    // One product of all rows, whose right operands are `b_batch` apart.
+    // One product of all rows, whose right operands are `b_batch` apart, and their biases `bias_batch`.
     GemmParams product;
     Ptr offsets, status;
     i64 offsets_step;

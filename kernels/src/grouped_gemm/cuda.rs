@@ -131,8 +131,10 @@ fn product(fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, operands: Opera
     let d = operands.output(GroupedGemm::NAME, GroupedGemm::D, "D")?.view();
     let (a, d) = (a.with_layout(a.layout().unsqueeze(0)?)?, d.with_layout(d.layout().unsqueeze(0)?)?);
     let of_all = GemmDynamic { batch: 1, m: call.rows };
-    let mut product = Params::of(&fixed.product(), &of_all, [&a, b], &d, None, None)?;
+    let bias = operands.optional(GroupedGemm::BIAS);
+    let mut product = Params::of(&fixed.product(), &of_all, [&a, b], &d, bias, None)?;
     product.b_strides[0] = (fixed.n * fixed.k) as i64;
+    product.bias_strides[0] = bias.map_or(0, |bias| bias.strides()[0] as i64);
     Ok(product)
 }
 

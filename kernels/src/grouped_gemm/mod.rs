@@ -1,8 +1,9 @@
 //! Products of rows that fall into groups, each with a weight of its own: the experts of a mixture.
 //!
-//! `D[i] = epilogue(A[i] · B[g])` for the rows `i` of group `g`, which are `offsets[g]..offsets[g + 1]`. `A` is
-//! `[rows, K]`, `B` holds the groups' weights packed one behind another, each as [`Format::pack`] packs it alone, and
-//! `D` is `[rows, N]`; or, gated, the epilogue is `act(x[n]) · x[n + N/2]`, and `D` is `[rows, N/2]`.
+//! `D[i] = epilogue(A[i] · B[g] + bias[g])` for the rows `i` of group `g`, which are `offsets[g]..offsets[g + 1]`. `A`
+//! is `[rows, K]`, `B` holds the groups' weights packed one behind another, each as [`Format::pack`] packs it alone,
+//! `bias`, where there is one, is `[groups, N]`, and `D` is `[rows, N]`; or, gated, the epilogue is that of
+//! [`gemm`](crate::gemm), `act(x[n]) · f(x[n + N/2])`, and `D` is `[rows, N/2]`.
 //!
 //! The offsets are read where the kernel runs, so that which rows are whose need not be known when it is enqueued
 //! (after MegaBlocks, Gale et al. 2022). Offsets that do not begin with 0, decrease, or do not end with the number of
@@ -11,7 +12,7 @@
 //!
 //! # Arithmetic
 //! That of [`gemm`](crate::gemm)'s rows of the same way, whose tiles and texts these are: a row has the same bits as in
-//! a product with its group's weight alone.
+//! a product with its group's weight and bias alone.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -47,6 +48,9 @@ impl GroupedGemm {
     /// Input: the columns of the rows in the order of each packed weight, u32 `[groups, K]`, contiguous, where the
     /// problem is gathered.
     pub const ORDER: usize = 3;
+    /// Input: the bias of each group's outputs, `[groups, N]` in any strides, where the problem has one; where gated, that
+    /// of the gates, then that of the ups.
+    pub const BIAS: usize = 4;
     /// Output: `[rows, N]`, or `[rows, N/2]` where gated.
     pub const D: usize = 0;
 }
@@ -66,6 +70,8 @@ pub struct GroupedGemmStatic {
     pub format: &'static Format,
     /// Whether the weights have their inputs in orders of their own: see [`GemmStatic::gathered`].
     pub gathered: bool,
+    /// Type of the groups' biases, if they have them.
+    pub bias: Option<DType>,
     /// Type of the result.
     pub out: DType,
     /// Rounding of operands.
@@ -75,9 +81,10 @@ pub struct GroupedGemmStatic {
 }
 
 impl GroupedGemmStatic {
-    /// The product with one group's weight.
+    /// The product with one group's weight and bias.
     pub fn product(&self) -> GemmStatic {
-        let epilogue = Epilogue { activation: self.gated, gated: self.gated.is_some(), ..Epilogue::default() };
+        let (bias, activation, gated) = (self.bias, self.gated, self.gated.is_some());
+        let epilogue = Epilogue { bias, activation, gated, ..Epilogue::default() };
         let product =
             GemmStatic::new(self.n, self.k, self.a, Rhs::Packed(self.format), self.out, self.compute).with(epilogue);
         GemmStatic { gathered: self.gathered, ..product }
@@ -124,7 +131,7 @@ impl Operator for GroupedGemm {
     }
 
     fn check(fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, operands: Operands<'_>) -> Result<()> {
-        expect_compute(Self::NAME, fixed, [fixed.a, fixed.out])?;
+        expect_compute(Self::NAME, fixed, [fixed.a, fixed.out].into_iter().chain(fixed.bias))?;
         let refuse = |reason| Err(operator::refuse(Self::NAME, reason));
         if fixed.gated.is_some() && !fixed.n.is_multiple_of(2) {
             return refuse(format!("{} outputs cannot be halved into gate and up", fixed.n));
@@ -141,16 +148,18 @@ impl Operator for GroupedGemm {
         }
         let offsets = operands.input(Self::NAME, Self::OFFSETS, "offsets")?;
         expect(Self::NAME, "offsets", offsets, DType::I32, &[fixed.groups + 1])?;
-        match (operands.optional(Self::ORDER), fixed.gathered) {
-            (Some(order), true) => {
-                expect(Self::NAME, "the order", order, DType::U32, &[fixed.groups, fixed.k])?;
-                if !order.layout().is_contiguous() {
-                    return refuse(format!("the order is {:?}, not contiguous", order.layout()));
-                }
+        let order = fixed.gathered.then_some(DType::U32);
+        let optional = [(Self::ORDER, "the order", order, fixed.k), (Self::BIAS, "the bias", fixed.bias, fixed.n)];
+        for (position, name, dtype, size) in optional {
+            match (operands.optional(position), dtype) {
+                (Some(view), Some(dtype)) => expect(Self::NAME, name, view, dtype, &[fixed.groups, size])?,
+                (None, None) => {}
+                (Some(_), None) => return refuse(format!("{name} is given but not part of {fixed}")),
+                (None, Some(_)) => return refuse(format!("{name} is missing from {fixed}")),
             }
-            (None, false) => {}
-            (Some(_), false) => return refuse(format!("the order is given but not part of {fixed}")),
-            (None, true) => return refuse(format!("the order is missing from {fixed}")),
+        }
+        if let Some(order) = operands.optional(Self::ORDER).filter(|order| !order.layout().is_contiguous()) {
+            return refuse(format!("the order is {:?}, not contiguous", order.layout()));
         }
         let d = operands.output(Self::NAME, Self::D, "D")?;
         expect(Self::NAME, "D", d, fixed.out, &[call.rows, fixed.product().columns()])

@@ -84,14 +84,23 @@ impl Reference for GroupedGemm {
 
     fn packed_as(format: &'static Format) -> Option<(GroupedGemmStatic, GroupedGemmDynamic)> {
         let (a, out, compute) = (DType::F32, DType::F32, Compute::F32);
-        let fixed =
-            GroupedGemmStatic { groups: 3, n: 70, k: 128, a, format, gathered: false, out, compute, gated: None };
+        let (gathered, bias, gated) = (false, None, None);
+        let fixed = GroupedGemmStatic { groups: 3, n: 70, k: 128, a, format, gathered, bias, out, compute, gated };
         Some((fixed, GroupedGemmDynamic { rows: 5 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {
         let values = [Values::Normal, Values::Integers, Values::Special, Values::Normal, Values::Subnormal];
-        let gates = [None, Some(Activation::Silu), Some(Activation::Relu), Some(Activation::GeluTanh), None];
+        let gates = [
+            None,
+            Some(Activation::Silu),
+            Some(Activation::SwigluOai),
+            Some(Activation::Relu),
+            None,
+            Some(Activation::GeluTanh),
+            Some(Activation::SwigluOai),
+        ];
+        let biases = [None, Some(DType::F32), Some(DType::BF16), None, Some(DType::F16)];
         let floats = [&BF16, &F32, &F16, &BF16];
         let blocks: Vec<&'static Format> = formats().filter(|format| format.dtype().is_none()).collect();
         let mut cases = Vec::new();
@@ -108,6 +117,7 @@ impl Reference for GroupedGemm {
                 a: DType::COMPUTE[t / 3 % 3],
                 format,
                 gathered: false,
+                bias: biases[(t + t / SHAPES.len()) % biases.len()],
                 out: DType::COMPUTE[t / 5 % 3],
                 compute: if t / 4 % 2 == 0 { Compute::Bf16 } else { Compute::F32 },
                 gated,
@@ -149,6 +159,8 @@ impl Reference for GroupedGemm {
         let offsets_lay = if lay(1) == Lay::Broadcast { Lay::Stepped } else { lay(1) };
         let offsets = host_operand(DType::I32, &[fixed.groups + 1], offsets_lay, offsets, false)?;
         let d = generator.output(fixed.out, &[rows, fixed.product().columns()], lay(2))?;
+        let bias = |dtype| generator.operand(dtype, &[fixed.groups, fixed.n], lay(3), others);
+        let bias = fixed.bias.map(bias).transpose()?;
         let order = match fixed.gathered {
             true => {
                 let order = (0..fixed.groups).flat_map(|_| shuffled(&mut generator, fixed.k)).collect();
@@ -156,7 +168,7 @@ impl Reference for GroupedGemm {
             }
             false => None,
         };
-        Ok(HostOperands { inputs: vec![Some(a), Some(b), Some(offsets), order], outputs: vec![d] })
+        Ok(HostOperands { inputs: vec![Some(a), Some(b), Some(offsets), order, bias], outputs: vec![d] })
     }
 
     fn expect(case: &Case<Self>, host: &HostOperands, arithmetic: Arithmetic, _: usize, index: &[usize]) -> Expected {
@@ -172,11 +184,14 @@ impl Reference for GroupedGemm {
         let packed = &packed[group * fixed.weight_bytes()..][..fixed.weight_bytes()];
         let output = |n: usize| {
             let right = &weights.values[(group * fixed.n + n) * k..][..k];
-            packed_sum(&fixed.product(), packed, &left, (n, right), arithmetic)
+            let sum = packed_sum(&fixed.product(), packed, &left, (n, right), arithmetic);
+            host.inputs[Self::BIAS].as_ref().map_or(sum, |bias| sum.biased(bias.values[group * fixed.n + n]))
         };
         let x = output(column);
         match fixed.gated {
-            Some(activation) => x.activated(activation).gating(output(column + fixed.n / 2)).rounded_to(fixed.out),
+            Some(activation) => {
+                x.activated(activation).gating(fixed.gated, output(column + fixed.n / 2)).rounded_to(fixed.out)
+            }
             None if case.values == Values::Integers && fixed.format.dtype().is_some() => {
                 Expected::exact(fixed.out.round(x.value))
             }

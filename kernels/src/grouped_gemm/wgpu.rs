@@ -80,6 +80,7 @@ fn run(
     let product = fixed.product();
     let right = Right::packed(b, fixed.format, &product, fixed.n * fixed.k)?;
     let offsets = Some(operands.input(GroupedGemm::NAME, GroupedGemm::OFFSETS, "offsets")?);
-    let product_of = Product { a, b, right, d, bias: None, residual: None, offsets, batch: fixed.groups };
+    let bias = operands.optional(GroupedGemm::BIAS);
+    let product_of = Product { a, b, right, d, bias, residual: None, offsets, batch: fixed.groups };
     wgpu::dispatch(kernel, launch, &product, &product_of)
 }

@@ -1,7 +1,9 @@
 //! Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): the pattern that most decoders follow.
 
 use super::Architecture;
-use crate::config::{DecoderConfig, Defaults, Experts, ModelConfig, Qkv, RopeDefaults, TensorNames, Up};
+use crate::config::{
+    DecoderConfig, Defaults, ExpertMatrices, Experts, ModelConfig, Qkv, RopeDefaults, TensorNames, Up,
+};
 use crate::error::Result;
 use crate::files::Fields;
 
@@ -15,6 +17,7 @@ pub(super) const NAMES: TensorNames = TensorNames {
     attention_norm: Some("input_layernorm"),
     qkv: Qkv::Separate(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
     qk_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    sinks: None,
     attention_output: "self_attn.o_proj",
     attention_output_norm: None,
     mlp_norm: Some("post_attention_layernorm"),
@@ -23,10 +26,7 @@ pub(super) const NAMES: TensorNames = TensorNames {
     mlp_output_norm: None,
     experts: Experts {
         router: "mlp.gate",
-        expert: "mlp.experts.",
-        gate: "gate_proj",
-        up: "up_proj",
-        down: "down_proj",
+        matrices: ExpertMatrices::Each { expert: "mlp.experts.", gate: "gate_proj", up: "up_proj", down: "down_proj" },
     },
     norm: "norm",
     heads: &["lm_head"],

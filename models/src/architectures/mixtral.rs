@@ -3,7 +3,8 @@
 use super::{Architecture, llama, mistral};
 use crate::config::fields::{MAX_SIZE, read_window};
 use crate::config::{
-    DecoderConfig, Defaults, Experts, ExpertsConfig, FeedForward, ModelConfig, RopeDefaults, TensorNames,
+    DecoderConfig, Defaults, ExpertMatrices, Experts, ExpertsConfig, FeedForward, ModelConfig, RopeDefaults,
+    TensorNames,
 };
 use crate::error::Result;
 use crate::files::Fields;
@@ -13,10 +14,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture { name: "Mixtral", m
 const NAMES: TensorNames = TensorNames {
     experts: Experts {
         router: "block_sparse_moe.gate",
-        expert: "block_sparse_moe.experts.",
-        gate: "w1",
-        up: "w3",
-        down: "w2",
+        matrices: ExpertMatrices::Each { expert: "block_sparse_moe.experts.", gate: "w1", up: "w3", down: "w2" },
     },
     ..llama::NAMES
 };
@@ -30,7 +28,8 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
     let per_token = config.size("num_experts_per_tok", MAX_SIZE)?.unwrap_or(2);
     for layer in &mut model.layers {
         let width = layer.feed_forward.width();
-        layer.feed_forward = FeedForward::Experts(ExpertsConfig { count, per_token, width, renormalize: true });
+        layer.feed_forward =
+            FeedForward::Experts(ExpertsConfig { count, per_token, width, renormalize: true, bias: false });
     }
     Ok(ModelConfig::Decoder(model))
 }

@@ -13,6 +13,7 @@ mod gemma2;
 mod gemma3;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -34,7 +35,7 @@ struct Architecture {
     read: fn(&Fields<'_>) -> Result<ModelConfig>,
 }
 
-static ARCHITECTURES: [&Architecture; 17] = [
+static ARCHITECTURES: [&Architecture; 18] = [
     &llama::ARCHITECTURE,
     &mistral::ARCHITECTURE,
     &mixtral::ARCHITECTURE,
@@ -46,6 +47,7 @@ static ARCHITECTURES: [&Architecture; 17] = [
     &phi3::ARCHITECTURE,
     &gpt2::ARCHITECTURE,
     &gpt_neox::ARCHITECTURE,
+    &gpt_oss::ARCHITECTURE,
     &olmo2::ARCHITECTURE,
     &olmo3::ARCHITECTURE,
     &smollm3::ARCHITECTURE,

@@ -34,7 +34,8 @@ fn read(config: &Fields<'_>) -> Result<ModelConfig> {
         config.list("mlp_only_layers")?.unwrap_or(&[]).iter().map(layer_number).collect::<Result<HashSet<_>>>()?;
     for (index, layer) in model.layers.iter_mut().enumerate() {
         if count > 0 && (index + 1).is_multiple_of(step) && !dense.contains(&index) {
-            layer.feed_forward = FeedForward::Experts(ExpertsConfig { count, per_token, width, renormalize });
+            layer.feed_forward =
+                FeedForward::Experts(ExpertsConfig { count, per_token, width, renormalize, bias: false });
         }
     }
     Ok(ModelConfig::Decoder(model))

@@ -109,6 +109,8 @@ pub struct ExpertsConfig {
     pub width: usize,
     /// Whether the weights of a token's experts are made to sum to 1.
     pub renormalize: bool,
+    /// Biases on the scores and on the projections of each.
+    pub bias: bool,
 }
 
 /// A norm, with a weight for each value.
@@ -403,6 +405,11 @@ impl DecoderConfig {
             self.bos_token_id = token_ids(fields, "bos_token_id", self.vocab_size)?.first().copied();
         }
         Ok(())
+    }
+
+    /// Whether each head has a logit of its own that takes part in attention's softmax and has no value.
+    pub fn has_sinks(&self) -> bool {
+        self.names.sinks.is_some()
     }
 
     /// The number of layers.

@@ -15,6 +15,8 @@ pub(crate) struct TensorNames {
     pub qkv: Qkv,
     /// Norms of queries and of keys, where the config has them.
     pub qk_norms: [&'static str; 2],
+    /// The logits of the heads' attention sinks, whole, where there are some.
+    pub sinks: Option<&'static str>,
     pub attention_output: &'static str,
     /// The norm of what attention adds to the stream, where there is one.
     pub attention_output_norm: Option<&'static str>,
@@ -57,15 +59,27 @@ pub(crate) enum Up {
     Plain(&'static str),
 }
 
-/// The matrices of a layer of experts.
+/// The router and the matrices of a layer of experts.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Experts {
     pub router: &'static str,
-    /// Before the number of an expert.
-    pub expert: &'static str,
-    pub gate: &'static str,
-    pub up: &'static str,
-    pub down: &'static str,
+    pub matrices: ExpertMatrices,
+}
+
+/// The matrices of experts.
+#[derive(Debug, PartialEq)]
+pub(crate) enum ExpertMatrices {
+    /// One module for each.
+    Each {
+        /// Before the number of an expert.
+        expert: &'static str,
+        gate: &'static str,
+        up: &'static str,
+        down: &'static str,
+    },
+    /// Parameters `[experts, inputs, outputs]`, or quantized `[experts, outputs, inputs]`, and their biases
+    /// `[experts, outputs]`; outputs of gate and up take turns.
+    Stacked { gate_up: &'static str, down: &'static str },
 }
 
 impl TensorNames {

@@ -15,7 +15,7 @@ use sinew_tensor::{DType, View};
 
 use super::layer::{Activations, Step};
 use super::residual::{Residual, input_norm};
-use crate::config::ExpertsConfig;
+use crate::config::{ExpertMatrices, ExpertsConfig};
 use crate::load::{GroupedSpec, LinearSpec, Loaded, Maker, Part, Precision, Stage};
 use crate::scratch::Rows;
 use crate::{DecoderConfig, Error, Result};
@@ -78,7 +78,7 @@ impl<S: Stage> Experts<S> {
     ) -> Result<Self> {
         let precision = maker.precision();
         let Precision { activations, compute, .. } = precision;
-        let ExpertsConfig { count, per_token, width, renormalize } = experts;
+        let ExpertsConfig { count, per_token, width, renormalize, bias } = experts;
         let (names, hidden, sorted) = (config.names, config.hidden_size, rows.saturating_mul(per_token));
         let of = &names.experts;
 
@@ -87,7 +87,7 @@ impl<S: Stage> Experts<S> {
         let router = LinearSpec {
             parts: vec![Part::whole(at(of.router), count).exact(true)],
             k: hidden,
-            bias: false,
+            bias,
             options: LinearOptions::new(dtype, DType::F32, compute),
             max_rows: rows,
         };
@@ -99,10 +99,11 @@ impl<S: Stage> Experts<S> {
         let combine =
             CombineOptions { width: hidden, top_k: per_token, input: DType::F32, output: DType::F32, accumulate: true };
         let options = RouteOptions { experts: count, top_k: per_token, renormalize };
-        let parts_up = parts(config, count, [of.gate, of.up], width, at);
-        let parts_down = parts(config, count, [of.down], hidden, at);
-        let gate_up = GroupedSpec { parts: parts_up, experts: count, k: hidden, options: gated, max_rows: sorted };
-        let down = GroupedSpec { parts: parts_down, experts: count, k: width, options: product, max_rows: sorted };
+        let [parts_up, parts_down] = parts(config, experts, at);
+        let gate_up =
+            GroupedSpec { parts: parts_up, experts: count, k: hidden, bias, options: gated, max_rows: sorted };
+        let down =
+            GroupedSpec { parts: parts_down, experts: count, k: width, bias, options: product, max_rows: sorted };
         Ok(Self {
             norm: norm.map(|norm| maker.norm(norm, rows)).transpose()?,
             router: maker.linear(router)?,
@@ -153,14 +154,28 @@ impl Experts {
     }
 }
 
-/// The matrices called `names` of each expert, `n` rows of each.
-fn parts<const N: usize>(
-    config: &DecoderConfig,
-    experts: usize,
-    names: [&'static str; N],
-    n: usize,
-    at: &dyn Fn(&str) -> String,
-) -> impl Iterator<Item = Part> {
-    let expert = config.names.experts.expert;
-    (0..experts).flat_map(move |e| names.map(|name| Part::whole(at(&format!("{expert}{e}.{name}")), n)))
+/// The matrices of gate and up, expert after expert, and those of down.
+fn parts<'a>(
+    config: &'a DecoderConfig,
+    experts: ExpertsConfig,
+    at: &'a dyn Fn(&str) -> String,
+) -> [Box<dyn Iterator<Item = Part> + 'a>; 2] {
+    let (hidden, ExpertsConfig { count, width, .. }) = (config.hidden_size, experts);
+    match &config.names.experts.matrices {
+        ExpertMatrices::Each { expert, gate, up, down } => {
+            let part = move |e: usize, name: &str, n| Part::whole(at(&format!("{expert}{e}.{name}")), n);
+            [
+                Box::new((0..count).flat_map(move |e| [part(e, gate, width), part(e, up, width)])),
+                Box::new((0..count).map(move |e| part(e, down, hidden))),
+            ]
+        }
+        ExpertMatrices::Stacked { gate_up, down } => {
+            let part = move |e: usize, name: &str, n| Part::whole(at(name), n).transposed(true).stacked(e, count);
+            let half = move |e, index| part(e, gate_up, 2 * width).every(2, index);
+            [
+                Box::new((0..count).flat_map(move |e| [half(e, 0), half(e, 1)])),
+                Box::new((0..count).map(move |e| part(e, down, hidden))),
+            ]
+        }
+    }
 }

@@ -5,7 +5,7 @@ use sinew_ops::layers::{
     Attention, AttentionOptions, Inputs, KvAppend, LinearOptions, Norm, NormedLinear, OldInputs, Place, Rotary,
     Sequences, Turn,
 };
-use sinew_tensor::{DType, View};
+use sinew_tensor::{DType, Tensor, View};
 
 use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
@@ -28,6 +28,8 @@ pub(super) struct Layer<S: Stage = Loaded> {
     rope: Option<usize>,
     append: S::Of<KvAppend>,
     attention: S::Of<Attention>,
+    /// The logits of the heads' attention sinks.
+    sinks: Option<S::Of<Tensor>>,
     output: Output<S>,
     feed_forward: FeedForward<S>,
     /// Of queries, keys and values in a row of `qkv`.
@@ -123,6 +125,7 @@ impl<S: Stage> Layer<S> {
             qk_norm: config.qk_norm.map(|over| make_qk_norms(maker, config, over, &at, rows)).transpose()?,
             rope: layer.rope,
             attention: maker.attention(attention_options(config, layer, precision, limits), rows, limits.context)?,
+            sinks: names.sinks.map(|name| maker.sinks(&at(name), num_heads)).transpose()?,
             output: Output::make(
                 maker,
                 config,
@@ -175,7 +178,14 @@ impl Layer {
             }
             _ => None,
         };
-        let inputs = Inputs { q: x.qkv.read_heads(n, q)?, k: keys.view(), v: values.view(), mask: None, old };
+        let inputs = Inputs {
+            q: x.qkv.read_heads(n, q)?,
+            k: keys.view(),
+            v: values.view(),
+            mask: None,
+            old,
+            sinks: self.sinks.as_ref().map(Tensor::view),
+        };
         Ok(self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?)
     }
 
@@ -245,5 +255,6 @@ fn attention_options(
         block_size: Some(limits.block_size),
         mask: None,
         old: precision.old_kv_of(layer.window),
+        sinks: config.has_sinks(),
     }
 }

@@ -164,6 +164,7 @@ impl Layer {
             v: x.qkv.read_heads(n, v)?,
             mask: None,
             old: None,
+            sinks: None,
         };
         Ok(self.attention.run(ctx, inputs, sequences, x.attended.write_heads(n, q)?)?)
     }
@@ -186,5 +187,6 @@ fn attention_options(config: &EncoderConfig, layer: &EncoderLayerConfig, compute
         block_size: None,
         mask: None,
         old: None,
+        sinks: false,
     }
 }

@@ -84,10 +84,7 @@ impl Loader<'_> {
         let encoding = packer.encoding();
         let row_bytes: Vec<usize> = matrices.iter().map(|matrix| matrix.row_bytes(checkpoint)).collect();
         let pack = |slice: SliceToPack<'_>| -> Result<()> {
-            let rows = slice.slice.rows.iter().map(|(matrix, rows)| {
-                let (matrix, start) = (matrix - before, matrices[matrix - before].part.rows.start);
-                (matrix, start + rows.start..start + rows.end)
-            });
+            let rows = slice.slice.rows.iter().map(|(matrix, rows)| (matrix - before, rows.clone()));
             let rows: Vec<(usize, Range<usize>)> = rows.collect();
             let pieces = rows
                 .iter()

@@ -7,7 +7,7 @@ use sinew_ops::layers::{
     Attention, AttentionOptions, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
     NormedLinear, Rotary, Routing,
 };
-use sinew_tensor::DType;
+use sinew_tensor::{DType, Tensor};
 
 use super::{Part, Precision};
 use crate::Result;
@@ -73,6 +73,9 @@ pub(crate) trait Maker<S: Stage> {
     /// No kernel for it.
     fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<S::Of<Attention>>;
 
+    /// The logits of the attention sinks of so many heads, f32.
+    fn sinks(&mut self, name: &str, heads: usize) -> Result<S::Of<Tensor>>;
+
     /// The rotations of f32 heads in sequences of up to `context` tokens; none where they are counted.
     ///
     /// # Errors
@@ -123,6 +126,8 @@ pub(crate) struct GroupedSpec<P> {
     pub parts: P,
     pub experts: usize,
     pub k: usize,
+    /// Whether each has a bias.
+    pub bias: bool,
     pub options: GroupedLinearOptions,
     pub max_rows: usize,
 }

@@ -41,11 +41,11 @@ impl Matrix {
             }
             return Ok(Self { part, stored, k });
         };
-        if part.transposed {
+        if !part.has_module() {
             let what = format!("{}, which is stored as [inputs, outputs] and quantized,", part.name());
             return Err(Error::Unsupported { what, supported: "quantized [outputs, inputs]".to_owned() });
         }
-        same_shape(checkpoint, part.name(), &module.shape(), &part.shape(k))?;
+        same_shape(checkpoint, part.name(), &module.shape(), &part.module_shape(k))?;
         Ok(Self { part, stored: Stored::Module(Box::new(module)), k })
     }
 
@@ -89,25 +89,30 @@ impl Matrix {
         let values = match &self.stored {
             Stored::Module(module) => Values::Module(module.strip(tensors, columns)?),
             Stored::Tensor(dtype) if part.transposed => {
-                let line = part.of * dtype.size();
-                let range = columns.start * line..columns.end * line;
+                let (line, before) = (part.of * dtype.size(), part.rows_before() * k * dtype.size());
+                let range = before + columns.start * line..before + columns.end * line;
                 let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range.clone())?.bytes, *dtype);
-                Values::Columns { bytes, dtype, range }
+                let own = part.in_matrix(0..part.len());
+                let (bytes, n, first) = match part.step() {
+                    1 => (bytes, part.of, own.start),
+                    step => (every(&bytes, part.of, own, step, dtype.size()).into(), part.len(), 0),
+                };
+                Values::Columns { bytes, dtype, range, n, first }
             }
             Stored::Tensor(dtype) => Values::Rows { dtype: *dtype, k: *k },
         };
         Ok(Strip { part, tensors, values })
     }
 
-    /// Lets go of the pages of rows that were packed, where they have pages of their own.
+    /// Lets go of the pages of rows of its part that were packed, where they have pages of their own.
     pub(super) fn release_rows(&self, tensors: &Tensors, rows: Range<usize>) {
         match &self.stored {
             Stored::Tensor(_) if self.part.transposed => {}
             Stored::Tensor(dtype) => {
-                let row_bytes = self.k * dtype.size();
+                let (rows, row_bytes) = (self.part.in_tensor(rows), self.k * dtype.size());
                 tensors.release_slice(&self.part.weight(), rows.start * row_bytes..rows.end * row_bytes);
             }
-            Stored::Module(module) => module.release_rows(tensors, rows),
+            Stored::Module(module) => module.release_rows(tensors, self.part.in_tensor(rows)),
         }
     }
 
@@ -117,7 +122,7 @@ impl Matrix {
             Stored::Tensor(_) if self.part.transposed => {
                 tensors.release_slice(&self.part.weight(), 0..usize::MAX);
             }
-            Stored::Tensor(_) => self.release_rows(tensors, self.part.rows.clone()),
+            Stored::Tensor(_) => self.release_rows(tensors, 0..self.part.len()),
             Stored::Module(module) => {
                 module.tensors().for_each(|name| tensors.release_slice(name, 0..usize::MAX));
             }
@@ -146,30 +151,37 @@ pub(super) struct Strip<'a> {
 enum Values<'a> {
     /// All of a tensor that lies row after row.
     Rows { dtype: DType, k: usize },
-    /// Those of a tensor `[k, n]`: the lines of its bytes `range`.
-    Columns { bytes: Cow<'a, [u8]>, dtype: DType, range: Range<usize> },
+    /// Those of a tensor `[k, n]`: the lines of its bytes `range`, each of `n` rows, of which the part's begin with
+    /// `first`.
+    Columns { bytes: Cow<'a, [u8]>, dtype: DType, range: Range<usize>, n: usize, first: usize },
     /// Those of a module.
     Module(ModuleStrip<'a>),
 }
 
 impl Strip<'_> {
-    /// Rows, counted in the tensor: codes where they stay `in_blocks`, and else floats, as they are stored or as the
-    /// format's own code dequantizes them; those of f64 as f32.
+    /// Rows of the part: codes where they stay `in_blocks`, and else floats, as they are stored or as the format's own
+    /// code dequantizes them; those of f64 as f32.
     pub(super) fn rows(&self, rows: Range<usize>, in_blocks: bool) -> Result<Piece<'_>> {
         let Self { part, tensors, .. } = self;
-        match &self.values {
+        let stored = part.in_tensor(rows.clone());
+        let piece = match &self.values {
             Values::Rows { dtype, k } => {
                 let row_bytes = k * dtype.size();
-                let range = rows.start * row_bytes..rows.end * row_bytes;
+                let range = stored.start * row_bytes..stored.end * row_bytes;
                 let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range)?.bytes, *dtype);
-                Ok(Piece::Rows(bytes, dtype))
+                Piece::Rows(bytes, dtype)
             }
-            Values::Columns { bytes, dtype, .. } => {
-                Ok(Piece::Columns(bytes.get(rows.start * dtype.size()..).unwrap_or_default(), *dtype, part.of))
+            Values::Columns { bytes, dtype, n, first, .. } => {
+                let start = (first + rows.start) * dtype.size();
+                return Ok(Piece::Columns(bytes.get(start..).unwrap_or_default(), *dtype, *n));
             }
-            Values::Module(module) if in_blocks => module.rows(rows),
-            Values::Module(module) => Ok(Piece::Rows(module.dequantized(rows)?.into(), module.dtype())),
-        }
+            Values::Module(module) if in_blocks => module.rows(stored.clone())?,
+            Values::Module(module) => Piece::Rows(module.dequantized(stored.clone())?.into(), module.dtype()),
+        };
+        Ok(match part.step() {
+            1 => piece,
+            step => every_row(piece, stored.len(), step),
+        })
     }
 
     /// Lets go of the pages of what was read of it.
@@ -180,6 +192,30 @@ impl Strip<'_> {
             Values::Module(module) => module.release(),
         }
     }
+}
+
+/// Every so many of `n` rows.
+fn every_row(piece: Piece<'_>, n: usize, step: usize) -> Piece<'_> {
+    let of = |bytes: &[u8]| every(bytes, n, 0..n, step, bytes.len() / n.max(1));
+    match piece {
+        Piece::Rows(bytes, dtype) => Piece::Rows(of(&bytes).into(), dtype),
+        Piece::Codes { format, codes, scales, zeros } => {
+            let zeros: Vec<i8> =
+                zeros.chunks((zeros.len() / n.max(1)).max(1)).step_by(step).flatten().copied().collect();
+            Piece::Codes { format, codes: of(&codes).into(), scales: of(&scales).into(), zeros: zeros.into() }
+        }
+        columns @ Piece::Columns(..) => columns,
+    }
+}
+
+/// Of lines of `n` elements of so many bytes each, every so many of some of the elements.
+fn every(bytes: &[u8], n: usize, some: Range<usize>, step: usize, size: usize) -> Vec<u8> {
+    let mut all = Vec::with_capacity(bytes.len() / step);
+    for line in bytes.chunks_exact((n * size).max(1)) {
+        let some = &line[some.start * size..some.end * size];
+        some.chunks(size.max(1)).step_by(step).for_each(|element| all.extend_from_slice(element));
+    }
+    all
 }
 
 /// Refuses those of so many rows of a tensor that cannot be quantized.

@@ -7,9 +7,13 @@ use std::ops::Range;
 pub struct Part {
     /// What the tensors are called, less `.weight` and `.bias`.
     name: String,
-    pub(super) rows: Range<usize>,
-    /// Rows of the tensor.
+    /// Its rows in the tensor, or in the tensor's matrix: from the first to the last every so many.
+    rows: Range<usize>,
+    step: usize,
+    /// Rows of the tensor, or of each matrix in it.
     pub(crate) of: usize,
+    /// Which matrix of a tensor of several it is, and how many there are.
+    stacked: Option<[usize; 2]>,
     /// Whether the tensor is `[k, n]`.
     pub(crate) transposed: bool,
     /// Whether it is never quantized as it is loaded.
@@ -21,7 +25,16 @@ pub struct Part {
 impl Part {
     /// A tensor of `n` rows.
     pub fn whole(name: impl Into<String>, n: usize) -> Self {
-        Self { name: name.into(), rows: 0..n, of: n, transposed: false, exact: false, alternating: None }
+        Self {
+            name: name.into(),
+            rows: 0..n,
+            step: 1,
+            of: n,
+            stacked: None,
+            transposed: false,
+            exact: false,
+            alternating: None,
+        }
     }
 
     /// The parts of so many rows of which a tensor is stacked.
@@ -31,7 +44,7 @@ impl Part {
         let part = |&n: &usize| {
             let rows = start..start + n;
             start = rows.end;
-            Self { name: name.to_owned(), rows, of, transposed: false, exact: false, alternating: None }
+            Self { rows, ..Self::whole(name, of) }
         };
         sizes.iter().map(part).collect()
     }
@@ -52,6 +65,18 @@ impl Part {
         Self { alternating: Some([matrices, rows]), ..self }
     }
 
+    /// The same of the matrix `index` of `count` that are one tensor: a parameter, not a module's weight, so that it is
+    /// called by the name alone and its biases by the name and `_bias`. Quantized ones are `[n, k]` though floats be
+    /// [`transposed`](Self::transposed).
+    pub fn stacked(self, index: usize, count: usize) -> Self {
+        Self { stacked: Some([index, count]), ..self }
+    }
+
+    /// The same of so many matrices whose rows take turns, one row each, but the matrix `index` alone.
+    pub fn every(self, matrices: usize, index: usize) -> Self {
+        Self { rows: index..self.of, step: matrices, ..self }
+    }
+
     /// The parts that it is made of, in their order: it alone, or runs of rows.
     pub(super) fn pieces(&self) -> Vec<Self> {
         let Some([matrices, rows]) = self.alternating else { return vec![self.clone()] };
@@ -64,13 +89,52 @@ impl Part {
         !self.exact
     }
 
+    /// Its rows.
     pub(super) fn len(&self) -> usize {
-        self.rows.len()
+        self.rows.len().div_ceil(self.step)
     }
 
-    /// That of the tensor.
-    pub(super) fn shape(&self, k: usize) -> [usize; 2] {
-        if self.transposed { [k, self.of] } else { [self.of, k] }
+    /// Where rows of it are in the matrix of the tensor: every [`step`](Self::step)th of these.
+    pub(super) fn in_matrix(&self, rows: Range<usize>) -> Range<usize> {
+        let at = |row: usize| self.rows.start + row * self.step;
+        if rows.is_empty() { at(rows.start)..at(rows.start) } else { at(rows.start)..at(rows.end - 1) + 1 }
+    }
+
+    /// The same among all rows of the tensor.
+    pub(super) fn in_tensor(&self, rows: Range<usize>) -> Range<usize> {
+        let (before, rows) = (self.rows_before(), self.in_matrix(rows));
+        before + rows.start..before + rows.end
+    }
+
+    /// From one of its rows to the next in the tensor.
+    pub(super) fn step(&self) -> usize {
+        self.step
+    }
+
+    /// Rows of the tensor before those of its matrix.
+    pub(super) fn rows_before(&self) -> usize {
+        self.stacked.map_or(0, |[index, _]| index * self.of)
+    }
+
+    /// The shape of a tensor of floats.
+    pub(super) fn shape(&self, k: usize) -> Vec<usize> {
+        let matrix = if self.transposed { [k, self.of] } else { [self.of, k] };
+        self.stacked.map(|[_, count]| count).into_iter().chain(matrix).collect()
+    }
+
+    /// That of a quantized module; the largest number of rows where they are more.
+    pub(super) fn module_shape(&self, k: usize) -> [usize; 2] {
+        [self.of.saturating_mul(self.stacked.map_or(1, |[_, count]| count)), k]
+    }
+
+    /// Whether quantized modules may be as it is.
+    pub(super) fn has_module(&self) -> bool {
+        !self.transposed || self.stacked.is_some()
+    }
+
+    /// The shape of its biases.
+    pub(super) fn bias_shape(&self) -> Vec<usize> {
+        self.stacked.map(|[_, count]| count).into_iter().chain([self.of]).collect()
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -78,10 +142,16 @@ impl Part {
     }
 
     pub(super) fn weight(&self) -> String {
-        format!("{}.weight", self.name)
+        match self.stacked {
+            Some(_) => self.name.clone(),
+            None => format!("{}.weight", self.name),
+        }
     }
 
     pub(super) fn bias(&self) -> String {
-        format!("{}.bias", self.name)
+        match self.stacked {
+            Some(_) => format!("{}_bias", self.name),
+            None => format!("{}.bias", self.name),
+        }
     }
 }

@@ -81,16 +81,22 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// The weight of a product of these parts, in so many groups; how its values are held, and the outputs of a group.
+    /// The weight of a product of these parts, in so many groups, and their biases; how its values are held, and the outputs
+    /// of a group.
     pub(super) fn product(
         &mut self,
         parts: impl IntoIterator<Item = Part>,
-        groups: usize,
-        k: usize,
+        [groups, k]: [usize; 2],
         gated: bool,
+        bias: bool,
         may_be_ordered: bool,
     ) -> Result<(Encoding, usize)> {
         let matrices = Matrices::of(self.checkpoint, parts, groups, k)?;
+        if bias {
+            let parts = || matrices.all().iter().map(|matrix| &matrix.part);
+            parts().try_for_each(|part| check(self.checkpoint, &part.bias(), &part.bias_shape()).map(drop))?;
+            self.made_vector(sum(parts().map(Part::len)));
+        }
         let becomes = matrices.becomes(&self.precision, self.ctx, may_be_ordered);
         let (encoding, n) = (becomes.encoding, sum(matrices.rows()));
         let order = becomes.order.map_or(0, |order| bytes(DType::U32, &[order.len()]));
@@ -117,11 +123,7 @@ impl<'a> Sizes<'a> {
     fn after_norm(&mut self, norm: Option<NormSpec>, linear: LinearSpec, may_be_ordered: bool) -> Result<()> {
         let LinearSpec { parts, k, bias, options, max_rows } = linear;
         norm.map_or(Ok(()), |norm| self.norm(norm, max_rows))?;
-        if bias {
-            parts.iter().try_for_each(|part| check(self.checkpoint, &part.bias(), &[part.of]).map(drop))?;
-            self.made_vector(sum(parts.iter().map(Part::len)));
-        }
-        let (encoding, n) = self.product(parts, 1, k, options.gated.is_some(), may_be_ordered)?;
+        let (encoding, n) = self.product(parts, [1, k], options.gated.is_some(), bias, may_be_ordered)?;
         let options = LinearOptions { compute: self.precision.compute_with(encoding), ..options };
         self.works_in(|ctx| Linear::workspace(ctx, encoding, [n, k], &options, max_rows))
     }
@@ -178,14 +180,18 @@ impl Maker<Counted> for Sizes<'_> {
     }
 
     fn grouped(&mut self, grouped: GroupedSpec<impl Iterator<Item = Part>>) -> Result<()> {
-        let GroupedSpec { parts, experts, k, options, max_rows } = grouped;
-        let (encoding, n) = self.product(parts, experts, k, options.gated.is_some(), true)?;
+        let GroupedSpec { parts, experts, k, bias, options, max_rows } = grouped;
+        let (encoding, n) = self.product(parts, [experts, k], options.gated.is_some(), bias, true)?;
         let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
-        self.works_in(|ctx| GroupedLinear::workspace(ctx, encoding, [experts, n, k], options, max_rows))
+        self.works_in(|ctx| GroupedLinear::workspace(ctx, encoding, [experts, n, k], &options, max_rows))
     }
 
     fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<()> {
         self.works_in(|ctx| Attention::workspace(ctx, options, max_rows, max_kv))
+    }
+
+    fn sinks(&mut self, name: &str, heads: usize) -> Result<()> {
+        self.vector(name, heads)
     }
 
     fn ropes(&mut self, ropes: &[RopeConfig], head_dim: usize, context: usize) -> Result<Vec<Rotary>> {

@@ -48,7 +48,7 @@ fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
     let threads = loader.context().host_threads();
     let slices = slices(&packer, threads, [k, k]).len();
     assert!(slices > SLICES_A_TURN * threads, "{slices} slices are packed in one turn");
-    let weight = loader.pack([part], 1, k, false, true).expect("the weight packs");
+    let (weight, _) = loader.pack([part], [1, k], false, false, true).expect("the weight packs");
     weight.tensor().to_vec().expect("values")
 }
 
@@ -170,16 +170,95 @@ fn a_plan_has_what_loading_makes_of_experts() {
         }
         let precision = WeightOptions::default().precision(&checkpoint, &ctx).expect("a precision");
         let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
-        sizes.product(parts.clone(), experts.count, experts.k, true, true).expect("they fit");
+        sizes.product(parts.clone(), [experts.count, experts.k], true, false, true).expect("they fit");
         let mut nothing = |_, _| {};
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, 0, &mut nothing);
-        let weight = loader.pack(parts, experts.count, experts.k, true, true).expect("it packs");
+        let (weight, _) = loader.pack(parts, [experts.count, experts.k], true, false, true).expect("it packs");
         let order = weight.order().map_or(0, |order| order.shape().iter().product::<usize>() * 4);
         let in_blocks = matches!(weight.encoding(), Encoding::Blocks(_));
         assert_eq!((in_blocks, order > 0), (!apart, has_order && !apart), "{method}, {has_order}, {apart}");
         let bytes: usize = weight.tensor().shape().iter().product();
         assert_eq!(sizes.plan().weights, bytes + order, "{method}, {has_order}, {apart}");
     }
+}
+
+/// What loading makes of experts' weights, which have biases: packed bytes, biases and their shape, and what a plan counts.
+fn experts_of(checkpoint: &Checkpoint, parts: &[Part], [count, k]: [usize; 2]) -> (Vec<u8>, Vec<f32>, Vec<usize>) {
+    let ctx = context();
+    let precision = WeightOptions::default().precision(checkpoint, &ctx).expect("a precision");
+    let mut sizes = Sizes::new(&ctx, checkpoint, precision);
+    sizes.product(parts.to_vec(), [count, k], true, true, true).expect("they fit");
+    let mut nothing = |_, _| {};
+    let mut loader = Loader::new(ctx.clone(), checkpoint, precision, 0, &mut nothing);
+    let (weight, bias) = loader.pack(parts.to_vec(), [count, k], true, true, true).expect("it packs");
+    let bias = bias.expect("there are biases");
+    let packed: Vec<u8> = weight.tensor().to_vec().expect("bytes");
+    let biases: Vec<f32> = bias.to_vec().expect("values");
+    assert_eq!(sizes.plan().weights, packed.len() + 4 * biases.len());
+    (packed, biases, bias.shape().to_vec())
+}
+
+#[test]
+fn experts_of_one_tensor_whose_gates_and_ups_take_turns_are_those_of_modules_of_their_own() {
+    use safetensors::Dtype::{F32, U8};
+    // Floats of an expert are more than a strip.
+    let (count, n, k) = (3usize, 1000usize, 1120usize);
+    // Row `row` of a gate or an up of an expert.
+    let value = |e: usize, up: usize, row: usize, step: usize| value(row * 2 + up + e * 77, step);
+    let bias = |e: usize, up: usize, row: usize| (e * 10_000 + up * 5_000 + row) as f32;
+    let bytes = |values: &mut dyn Iterator<Item = f32>| values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+    let mut apart = Vec::new();
+    for (e, up) in (0..count).flat_map(|e| [(e, 0), (e, 1)]) {
+        let rows =
+            bytes(&mut (0..n).flat_map(|row| (0..k).map(move |step| (row, step))).map(|(r, s)| value(e, up, r, s)));
+        apart.push((format!("{e}.{up}.weight"), F32, vec![n, k], rows));
+        apart.push((format!("{e}.{up}.bias"), F32, vec![n], bytes(&mut (0..n).map(|row| bias(e, up, row)))));
+    }
+    let in_turn = |e: usize| (0..n).flat_map(move |row| [(e, 0, row), (e, 1, row)]);
+    let stacked =
+        (0..count).flat_map(|e| (0..k).flat_map(move |step| in_turn(e).map(move |(e, up, r)| (e, up, r, step))));
+    let stacked = bytes(&mut stacked.map(|(e, up, row, step)| value(e, up, row, step)));
+    let biases = bytes(&mut (0..count).flat_map(in_turn).map(|(e, up, row)| bias(e, up, row)));
+    let stacked =
+        [("gate_up", F32, vec![count, k, 2 * n], stacked), ("gate_up_bias", F32, vec![count, 2 * n], biases.clone())];
+    let parts_apart: Vec<Part> =
+        (0..count).flat_map(|e| [0, 1].map(|up| Part::whole(format!("{e}.{up}"), n))).collect();
+    let part = |e: usize, up: usize| Part::whole("gate_up", 2 * n).transposed(true).stacked(e, count).every(2, up);
+    let parts: Vec<Part> = (0..count).flat_map(|e| [part(e, 0), part(e, 1)]).collect();
+    let expected = experts_of(&checkpoint(&apart, None), &parts_apart, [count, k]);
+    assert_eq!(expected.2, [count, 2 * n]);
+    assert!(experts_of(&checkpoint(&stacked, None), &parts, [count, k]) == expected);
+
+    // The same of MXFP4, where a module of its own is a tensor of one expert.
+    let byte = |e: usize, up: usize, row: usize, at: usize| (e * 71 + up * 13 + row * 7 + at * 3) as u8;
+    let blocks = |rows: &mut dyn Iterator<Item = (usize, usize, usize)>, each: usize| -> Vec<u8> {
+        rows.flat_map(|(e, up, row)| (0..each).map(move |at| byte(e, up, row, at))).collect()
+    };
+    let scales = |rows: &mut dyn Iterator<Item = (usize, usize, usize)>| -> Vec<u8> {
+        rows.flat_map(|(e, up, row)| (0..k / 32).map(move |at| 100 + byte(e, up, row, at) % 50)).collect()
+    };
+    let config = json!({ "quantization_config": { "quant_method": "mxfp4" } });
+    let quantized = |tensors: Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)>| {
+        let norm = ("norm.weight".to_owned(), F32, vec![1], 1f32.to_le_bytes().to_vec());
+        let tensors: Vec<_> = tensors.into_iter().chain([norm]).collect();
+        checkpoint(&tensors, Quantization::parse(&config, "config.json", None).expect("known"))
+    };
+    let shape = |experts: usize, rows: usize| vec![experts, rows, k / 32, 16];
+    let mut apart = Vec::new();
+    for (e, up) in (0..count).flat_map(|e| [(e, 0), (e, 1)]) {
+        let rows = || (0..n).map(move |row| (e, up, row));
+        apart.push((format!("{e}.{up}_blocks"), U8, shape(1, n), blocks(&mut rows(), k / 2)));
+        apart.push((format!("{e}.{up}_scales"), U8, shape(1, n)[..3].to_vec(), scales(&mut rows())));
+        apart.push((format!("{e}.{up}.bias"), F32, vec![n], bytes(&mut rows().map(|(e, up, row)| bias(e, up, row)))));
+    }
+    let all = || (0..count).flat_map(in_turn);
+    let stacked = vec![
+        ("gate_up_blocks".to_owned(), U8, shape(count, 2 * n), blocks(&mut all(), k / 2)),
+        ("gate_up_scales".to_owned(), U8, shape(count, 2 * n)[..3].to_vec(), scales(&mut all())),
+        ("gate_up_bias".to_owned(), F32, vec![count, 2 * n], biases),
+    ];
+    let expected = experts_of(&quantized(apart), &parts_apart, [count, k]);
+    assert!(experts_of(&quantized(stacked), &parts, [count, k]) == expected);
 }
 
 #[test]

@@ -167,9 +167,7 @@ impl Modules {
             let name = part.name();
             if part.transposed {
                 return Err(Error::Unsupported {
-                    what: format!(
-                        "writing the weight of {name}, which is stored as [inputs, outputs] (Conv1D), quantized"
-                    ),
+                    what: format!("writing the weight of {name}, which is stored as [inputs, outputs], quantized"),
                     supported: "weights of Linear modules; loading quantizes this one with --dtype".to_owned(),
                 });
             }

@@ -44,6 +44,9 @@ pub struct AttentionOptions {
     pub mask: Option<MaskKind>,
     /// The form of old keys and values, where it is another than that of recent ones: of paged ones, on CPUs.
     pub old: Option<OldKv>,
+    /// Whether each head of queries has a sink, which are given at each run: a logit that takes part in the softmax as the
+    /// score of one key more, whose value is nothing (Xiao et al. 2023).
+    pub sinks: bool,
 }
 
 /// What attention reads.
@@ -60,6 +63,8 @@ pub struct Inputs<'a> {
     pub mask: Option<View<'a>>,
     /// Old keys and values, where they have a form of their own.
     pub old: Option<OldInputs<'a>>,
+    /// f32 `[num_heads]`: the sinks' logits, where there are sinks.
+    pub sinks: Option<View<'a>>,
 }
 
 /// Old keys and values, in a cache of their own.
@@ -124,11 +129,11 @@ impl Attention {
             max_query: of.max_query,
             max_kv: of.max_kv,
         };
-        let Inputs { q, k, v, mask, old } = inputs;
+        let Inputs { q, k, v, mask, old, sinks } = inputs;
         let new = [Some(q), Some(k), Some(v), Some(of.query_start), Some(of.kv_len), of.block_table, mask];
         let old = old.map_or([None; 3], |old| [Some(old.k), Some(old.v), Some(old.block_table)]);
-        let mut inputs = [None; 10];
-        inputs.iter_mut().zip(new.into_iter().chain(old)).for_each(|(to, input)| *to = input);
+        let mut inputs = [None; 11];
+        inputs.iter_mut().zip(new.into_iter().chain(old).chain([sinks])).for_each(|(to, input)| *to = input);
         self.plan.run(ctx, &call, &inputs, &[out])
     }
 
@@ -155,6 +160,7 @@ fn problem(options: AttentionOptions, max_rows: usize, max_kv: usize) -> (Attent
         mask: options.mask,
         kv_source: options.block_size.map_or(KvSource::Dense, |block_size| KvSource::Paged { block_size }),
         old: options.old,
+        sinks: options.sinks,
     };
     // Prompts of any length, and a step of every sequence.
     let calls: Vec<AttentionDynamic> = row_counts(max_rows)

@@ -7,12 +7,13 @@ use sinew_kernels::combine::{Combine as CombineOperator, CombineDynamic, Combine
 use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
 use sinew_kernels::gemm::Compute;
 use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
+use sinew_kernels::packed::Format;
 use sinew_kernels::route::{Route as RouteOperator, RouteDynamic, RouteStatic};
 use sinew_memory::{Arena, ArenaPlan};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
 use super::weight::format_of;
-use super::{Encoding, PackedWeight, names, row_counts, size};
+use super::{Encoding, PackedWeight, bytes, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Planned, Result};
 
@@ -298,7 +299,7 @@ impl Dispatch {
 }
 
 /// What a grouped linear layer does around its products.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct GroupedLinearOptions {
     /// Dtype of the input.
     pub input: DType,
@@ -306,21 +307,52 @@ pub struct GroupedLinearOptions {
     pub output: DType,
     /// Dtype of the products' operands.
     pub compute: Compute,
-    /// For gated weights: `act(gate) · up`, which halves the output.
+    /// `[groups, n]` in f32, f16 or bf16; of gated weights for each group that of gate, then that of up.
+    pub bias: Option<Tensor>,
+    /// For gated weights: `act(gate) · up`, or what the [`Activation`] makes of them, which halves the output.
     pub gated: Option<Activation>,
 }
 
 impl GroupedLinearOptions {
     /// Plain products.
     pub fn new(input: DType, output: DType, compute: Compute) -> Self {
-        Self { input, output, compute, gated: None }
+        Self { input, output, compute, bias: None, gated: None }
     }
 }
 
-/// `y[i] = x[i] · W[g]ᵀ` for the rows `i` of group `g`, or that gated, planned for up to a number of rows.
+/// `y[i] = x[i] · W[g]ᵀ + b[g]` for the rows `i` of group `g`, or that gated, planned for up to a number of rows.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use sinew_ops::Context;
+/// use sinew_ops::layers::{Compute, GroupedLinear, GroupedLinearOptions, WeightPacker};
+/// use sinew_tensor::{DType, Tensor};
+///
+/// let ctx = Context::cpu()?;
+/// // Two experts with weights [1, 2].
+/// let mut packer = WeightPacker::grouped(&ctx, DType::F32, 2, &[1], 2, false)?;
+/// for slice in packer.slices(1 << 20) {
+///     let weights = [[1.0f32, 1.0], [1.0, -1.0]].map(|weight| weight.map(f32::to_le_bytes).concat());
+///     let pieces: Vec<_> = slice.rows.iter().map(|(matrix, _)| (weights[*matrix].as_slice(), DType::F32)).collect();
+///     packer.pack(&ctx, &slice, &pieces)?;
+/// }
+/// let plain = GroupedLinearOptions::new(DType::F32, DType::F32, Compute::F32);
+/// let options = GroupedLinearOptions { bias: Some(ctx.tensor(&[0.5f32, -0.5], &[2, 1])?), ..plain };
+/// let linear = GroupedLinear::new(&ctx, Arc::new(packer.finish()?), options, 3)?;
+///
+/// // The first row is the first expert's, two are the second's.
+/// let x = ctx.tensor(&[1.0f32, 2.0, 1.0, 2.0, 4.0, 1.0], &[3, 2])?;
+/// let offsets = ctx.tensor(&[0i32, 1, 3], &[3])?;
+/// let mut y = Tensor::zeros(ctx.device(), DType::F32, &[3, 1])?;
+/// linear.run(&ctx, x.view(), offsets.view(), y.view_mut()?)?;
+/// assert_eq!(y.to_vec::<f32>()?, [3.5, -1.5, 2.5]);
+/// # Ok::<(), sinew_ops::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct GroupedLinear {
     weight: Arc<PackedWeight>,
+    bias: Option<Tensor>,
     plan: Planned<GroupedGemm>,
 }
 
@@ -339,36 +371,29 @@ impl GroupedLinear {
         if shape.gated != options.gated.is_some() {
             return Err(refuse("grouped linear", "a gated weight and a gated activation go together"));
         }
-        let fixed = GroupedGemmStatic {
-            groups: shape.groups,
-            n: shape.n,
-            k: shape.k,
-            a: options.input,
-            format: shape.format,
-            gathered: weight.order().is_some(),
-            out: options.output,
-            compute: options.compute,
-            gated: options.gated,
-        };
+        let sizes = [shape.groups, shape.n, shape.k];
+        if let Some(bias) = options.bias.as_ref().filter(|bias| bias.shape() != &sizes[..2]) {
+            let reason = format!("the bias is {:?}; expected {:?}", bias.layout(), &sizes[..2]);
+            return Err(refuse("grouped linear", reason));
+        }
+        let fixed = problem(shape.format, sizes, weight.order().is_some(), &options);
         let plan = ctx.plan(fixed, &Self::calls(max_rows))?;
-        Ok(Self { weight, plan })
+        Ok(Self { weight, bias: options.bias, plan })
     }
 
-    /// Bytes of workspace that a layer of `groups` weights `[n, k]` in `encoding` would make room for: known before there
-    /// is a weight.
+    /// Bytes of workspace that a layer of weights `[groups, n, k]` in `encoding` would make room for: known before there is
+    /// a weight.
     ///
     /// # Errors
     /// An encoding without a format, or no kernel on the context's device.
     pub fn workspace(
         ctx: &Context,
         encoding: Encoding,
-        [groups, n, k]: [usize; 3],
-        options: GroupedLinearOptions,
+        sizes: [usize; 3],
+        options: &GroupedLinearOptions,
         max_rows: usize,
     ) -> Result<usize> {
-        let GroupedLinearOptions { input, output, compute, gated } = options;
-        let format = format_of(ctx, encoding)?;
-        let fixed = GroupedGemmStatic { groups, n, k, a: input, format, gathered: false, out: output, compute, gated };
+        let fixed = problem(format_of(ctx, encoding)?, sizes, false, options);
         ctx.workspace_bytes::<GroupedGemm>(&fixed, &Self::calls(max_rows))
     }
 
@@ -390,18 +415,32 @@ impl GroupedLinear {
             Some(order) => Some(order.view().with_layout(Layout::contiguous(&[shape.groups, shape.k])?)?),
             None => None,
         };
-        self.plan.run(ctx, &call, &[Some(x), Some(self.weight.tensor().view()), Some(offsets), order], &[out])
+        let bias = self.bias.as_ref().map(Tensor::view);
+        let inputs = [Some(x), Some(self.weight.tensor().view()), Some(offsets), order, bias];
+        self.plan.run(ctx, &call, &inputs, &[out])
     }
 
-    /// Bytes of the packed weights.
+    /// Bytes of the packed weights and the bias.
     pub fn weight_bytes(&self) -> usize {
-        self.weight.len()
+        self.weight.len() + self.bias.as_ref().map_or(0, bytes)
     }
 
     /// Kernels chosen, for few rows first.
     pub fn kernels(&self) -> Vec<&'static str> {
         names(&self.plan)
     }
+}
+
+/// The products of a layer with weights `[groups, n, k]`.
+fn problem(
+    format: &'static Format,
+    [groups, n, k]: [usize; 3],
+    gathered: bool,
+    options: &GroupedLinearOptions,
+) -> GroupedGemmStatic {
+    let &GroupedLinearOptions { input, output, compute, ref bias, gated } = options;
+    let bias = bias.as_ref().map(Tensor::dtype);
+    GroupedGemmStatic { groups, n, k, a: input, format, gathered, bias, out: output, compute, gated }
 }
 
 /// How experts' results become tokens' again.

@@ -19,11 +19,11 @@ fn activations_plain_and_gated_take_every_layout_and_dtype() {
                     (random(&ctx, dtype, shape, lay, turn), random(&ctx, dtype, shape, Lay::Padded, turn + 1));
                 let (xh, uh) = (Host::of(&ctx, &x), Host::of(&ctx, &up));
                 let plain = Host::build(shape, |i| act.reference(xh.at(i)));
-                let product = Host::build(shape, |i| act.reference(xh.at(i)) * uh.at(i));
+                let product = Host::build(shape, |i| act.reference(xh.at(i)) * act.factor_reference(uh.at(i)));
                 let halves = Host::build(&half, |i| {
                     let mut other = i.to_vec();
                     *other.last_mut().unwrap() += half[half.len() - 1];
-                    act.reference(xh.at(i)) * xh.at(&other)
+                    act.reference(xh.at(i)) * act.factor_reference(xh.at(&other))
                 });
                 let close = |y: &sinew_tensor::Tensor, want: &Host, what| {
                     assert_close(&ctx, y, want, 4.0, 1e-6, &format!("{act} {what}"))

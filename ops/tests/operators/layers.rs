@@ -46,6 +46,7 @@ fn operands_of_too_few_dimensions_are_errors() {
         block_size: None,
         mask: None,
         old: None,
+        sinks: false,
     };
     let attention = Attention::new(&ctx, options, 1, 1).unwrap();
 
@@ -61,7 +62,7 @@ fn operands_of_too_few_dimensions_are_errors() {
         ("rotary", rotary.run_in_place(&ctx, d, x)),
         ("sample", sample.run(&ctx, x, x, x, e)),
         ("append", append.run(&ctx, [x, x], None, x, [f, g])),
-        ("attention", attention.run(&ctx, Inputs { q: x, k: x, v: x, mask: None, old: None }, of, h)),
+        ("attention", attention.run(&ctx, Inputs { q: x, k: x, v: x, mask: None, old: None, sinks: None }, of, h)),
     ];
     for (layer, outcome) in refused {
         let error = outcome.expect_err(layer).to_string();

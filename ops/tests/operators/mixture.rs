@@ -22,8 +22,11 @@ struct Mixture {
     /// Whether each expert's weights have their inputs in an order of their own.
     ordered: bool,
     dtype: DType,
+    activation: Activation,
     inside: Vec<Vec<f64>>,
     down: Vec<Vec<f64>>,
+    /// Of what is inside and of what comes out, each of as many values as the matrices have rows.
+    biases: Option<[Vec<f64>; 2]>,
 }
 
 fn normal(random: &mut Generator, count: usize, dtype: DType, scale: f64) -> Vec<f64> {
@@ -73,9 +76,19 @@ impl Mixture {
             renormalize: seed.is_multiple_of(2),
             ordered: false,
             dtype,
+            activation: Activation::Silu,
             inside: (0..inside).map(|_| normal(&mut random, inner * hidden, dtype, scale)).collect(),
             down: (0..experts).map(|_| normal(&mut random, hidden * inner, dtype, scale)).collect(),
+            biases: None,
         }
+    }
+
+    /// The same with biases, and with experts as gpt-oss has them.
+    fn biased(self) -> Self {
+        let mut random = Generator::new(self.experts as u64);
+        let count = [self.inside.len() * self.inner, self.experts * self.hidden];
+        let biases = count.map(|count| normal(&mut random, count, DType::BF16, 2.0));
+        Self { activation: Activation::SwigluOai, biases: Some(biases), ..self }
     }
 
     /// `h` after the experts, in f64.
@@ -94,19 +107,27 @@ impl Mixture {
             for e in order {
                 let inside: Vec<f64> = (0..inner)
                     .map(|i| {
-                        let product = |matrix: &[f64]| dot(&matrix[i * hidden..][..hidden], x);
-                        match self.gated {
-                            true => {
-                                let (gate, up) = (product(&self.inside[2 * e]), product(&self.inside[2 * e + 1]));
+                        let product = |matrix: usize| {
+                            let bias = self.biases.as_ref().map_or(0.0, |[inside, _]| inside[matrix * inner + i]);
+                            dot(&self.inside[matrix][i * hidden..][..hidden], x) + bias
+                        };
+                        match (self.gated, self.activation) {
+                            (true, Activation::SwigluOai) => {
+                                let (gate, up) = (product(2 * e).min(7.0), product(2 * e + 1).clamp(-7.0, 7.0));
+                                (up + 1.0) * gate / (1.0 + (-1.702 * gate).exp())
+                            }
+                            (true, _) => {
+                                let (gate, up) = (product(2 * e), product(2 * e + 1));
                                 gate / (1.0 + (-gate).exp()) * up
                             }
-                            false => product(&self.inside[e]),
+                            (false, _) => product(e),
                         }
                     })
                     .map(|value| self.dtype.round(value))
                     .collect();
                 for (i, row) in self.down[e].chunks(inner).enumerate() {
-                    out[t * hidden + i] += exp(e) / sum * dot(row, &inside);
+                    let bias = self.biases.as_ref().map_or(0.0, |[_, down]| down[e * hidden + i]);
+                    out[t * hidden + i] += exp(e) / sum * (dot(row, &inside) + bias);
                 }
             }
         }
@@ -117,9 +138,18 @@ impl Mixture {
     fn layers(&self, ctx: &Context, max_tokens: usize) -> Result<Layers> {
         let Self { experts, top_k, hidden, inner, gated, renormalize, ordered, dtype, .. } = *self;
         let compute = if dtype == DType::BF16 { Compute::Bf16 } else { Compute::F32 };
-        let gate = gated.then_some(Activation::Silu);
-        let inside = GroupedLinearOptions { gated: gate, ..GroupedLinearOptions::new(dtype, dtype, compute) };
-        let outside = GroupedLinearOptions::new(dtype, DType::F32, compute);
+        let gate = gated.then_some(self.activation);
+        // Biases as a checkpoint may have them, and widened.
+        let bias = |of: usize, dtype: DType| {
+            let bias = |all: &[Vec<f64>; 2]| {
+                let shape = [experts, all[of].len() / experts];
+                Tensor::from_bytes(ctx.device(), &encode(dtype, &all[of]), dtype, &shape)
+            };
+            self.biases.as_ref().map(bias).transpose()
+        };
+        let [inside, outside] = [(dtype, gate, bias(0, DType::BF16)?), (DType::F32, None, bias(1, DType::F32)?)].map(
+            |(to, gated, bias)| GroupedLinearOptions { bias, gated, ..GroupedLinearOptions::new(dtype, to, compute) },
+        );
         let (rows, f32) = (max_tokens * top_k, DType::F32);
         let combine = CombineOptions { width: hidden, top_k, input: f32, output: f32, accumulate: true };
         let packed = pack(ctx, dtype, &self.inside, [experts, hidden], [gated, ordered])?;
@@ -204,8 +234,10 @@ fn a_feed_forward_of_experts_is_that_of_each_tokens_experts_weighted() {
     // Sizes that are no multiples of a panel, every expert for each token, and one expert.
     let shapes = [[8, 2, 64, 32], [5, 5, 33, 47], [9, 1, 70, 18], [1, 1, 20, 40], [16, 4, 96, 130]];
     for (seed, shape) in shapes.into_iter().enumerate() {
-        for (gated, dtype) in [false, true].into_iter().flat_map(|gated| DType::COMPUTE.map(|dtype| (gated, dtype))) {
-            let mut mixture = Mixture::new(seed as u64, shape, gated, dtype);
+        for (turn, dtype) in (0..4).flat_map(|turn| DType::COMPUTE.map(|dtype| (turn, dtype))) {
+            let (gated, biased) = (turn % 2 == 1, turn / 2 == 1);
+            let mixture = Mixture::new(seed as u64, shape, gated, dtype);
+            let mut mixture = if biased { mixture.biased() } else { mixture };
             for (ordered, tokens) in [false, true].into_iter().flat_map(|ordered| [1, 3, 40, 0].map(|n| (ordered, n))) {
                 mixture.ordered = ordered;
                 let mut layers = mixture.layers(&ctx, 40).unwrap();
@@ -216,7 +248,7 @@ fn a_feed_forward_of_experts_is_that_of_each_tokens_experts_weighted() {
                 for (found, wanted) in found.iter().zip(mixture.reference(&logits, &x, &h)) {
                     assert!(
                         (found - wanted).abs() < bound,
-                        "{found} is not {wanted}: {shape:?} {gated} {dtype} {ordered} {tokens}"
+                        "{found} is not {wanted}: {shape:?} {gated} {biased} {dtype} {ordered} {tokens}"
                     );
                 }
                 let offsets = layers.routing.offsets().buffer().as_slice::<i32>().unwrap();
@@ -259,7 +291,13 @@ fn layers_of_a_mixture_refuse_what_does_not_fit() {
         gated: Some(Activation::Silu),
         ..GroupedLinearOptions::new(DType::F32, DType::F32, Compute::F32)
     };
-    assert!(GroupedLinear::new(&ctx, weight, gated, 4).is_err());
+    assert!(GroupedLinear::new(&ctx, weight.clone(), gated, 4).is_err());
+    let biased = GroupedLinearOptions {
+        bias: Some(ctx.tensor(&[0f32; 64], &[64]).unwrap()),
+        ..GroupedLinearOptions::new(DType::F32, DType::F32, Compute::F32)
+    };
+    let error = GroupedLinear::new(&ctx, weight, biased, 4).unwrap_err().to_string();
+    assert!(error.contains("the bias is") && error.contains("[8, 64]"), "{error}");
     let more = RouteOptions { experts: 2, top_k: 3, renormalize: false };
     let logits = ctx.tensor(&[0f32; 2], &[1, 2]).unwrap();
     let mut routing = Routing::new(&ctx, 2, 3, 1).unwrap();

@@ -70,6 +70,9 @@ pub struct ExplainAttention {
     /// A mask: additive, in f32, or boolean.
     #[arg(long, value_name = "additive|boolean", value_parser = parse_mask)]
     mask: Option<MaskKind>,
+    /// Each head has a sink, which takes weight from the keys.
+    #[arg(long)]
+    sinks: bool,
 }
 
 fn parse_compute(text: &str) -> Result<Compute, String> {
@@ -123,6 +126,7 @@ impl Describe for ExplainAttention {
             mask: self.mask,
             kv_source: if self.dense { KvSource::Dense } else { KvSource::Paged { block_size: self.block_size } },
             old: self.kv_old.map(|dtype| OldKv { dtype, recent: self.kv_recent }),
+            sinks: self.sinks,
         };
         let (sequences, max_query, max_kv) = (self.sequences, self.rows, self.context);
         Ok((fixed, AttentionDynamic { sequences, tokens, max_query, max_kv }))

@@ -112,6 +112,9 @@ pub struct ExplainGroupedGemm {
     /// Inputs.
     #[arg(long, value_parser = parse::size)]
     k: usize,
+    /// Dtype of a bias of each group.
+    #[arg(long, value_parser = parse::float)]
+    bias: Option<DType>,
     /// The activation by which the first half of the outputs gates the second.
     #[arg(long, value_name = "silu|gelu|…")]
     gated: Option<Activation>,
@@ -200,6 +203,7 @@ impl Describe for ExplainGroupedGemm {
             a: precision.activations,
             format,
             gathered: self.gathered,
+            bias: self.bias,
             out: if self.gated.is_some() { precision.activations } else { DType::F32 },
             compute: precision.compute_with(encoding),
             gated: self.gated,

@@ -107,6 +107,7 @@ pub fn report(
             mask: None,
             kv_source: KvSource::Paged { block_size: 16 },
             old: None,
+            sinks: false,
         };
         let (max_query, max_kv) = (least(queries), least(keys));
         let call = AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv };

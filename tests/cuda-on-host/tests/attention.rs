@@ -62,6 +62,7 @@ fn problem(kv_source: KvSource) -> AttentionStatic {
         mask: None,
         kv_source,
         old: None,
+        sinks: false,
     }
 }
 

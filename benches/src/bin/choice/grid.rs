@@ -86,7 +86,9 @@ fn grouped(grid: &mut Grid) -> Result {
         for gated in [None, Some(Activation::Silu)] {
             let (n, k, gathered) = (512, 512, false);
             let format = format(encoding)?;
-            let fixed = GroupedGemmStatic { groups: 8, n, k, a: BF16, format, gathered, out: BF16, compute, gated };
+            let bias = None;
+            let fixed =
+                GroupedGemmStatic { groups: 8, n, k, a: BF16, format, gathered, bias, out: BF16, compute, gated };
             for rows in [2, 16, 128] {
                 grid.problem::<GroupedGemm>(fixed.clone(), GroupedGemmDynamic { rows })?;
             }
@@ -120,6 +122,7 @@ fn attention(grid: &mut Grid) -> Result {
                 mask: None,
                 kv_source: KvSource::Paged { block_size: 16 },
                 old: None,
+                sinks: false,
             };
             for [sequences, max_query, max_kv] in [[1, 1, 64], [1, 1, 1024], [4, 1, 512], [1, 128, 128]] {
                 let call = AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv };

@@ -77,7 +77,7 @@ fn mixtral() -> Value {
 #[test]
 fn mixtral_has_experts_everywhere_and_no_window() {
     let config = decoder(mixtral());
-    let experts = ExpertsConfig { count: 8, per_token: 2, width: 14336, renormalize: true };
+    let experts = ExpertsConfig { count: 8, per_token: 2, width: 14336, renormalize: true, bias: false };
     assert!(config.layers.iter().all(|layer| layer.feed_forward == FeedForward::Experts(experts)));
     assert_eq!(windows(&config, 1), [None]);
     let mut more = mixtral();
@@ -133,7 +133,8 @@ fn qwen3_moe_takes_either_name_of_its_experts() {
         "decoder_sparse_step": 1, "mlp_only_layers": [2], "max_window_layers": 48
     });
     let config = decoder(published.clone());
-    let experts = FeedForward::Experts(ExpertsConfig { count: 128, per_token: 8, width: 768, renormalize: true });
+    let experts = ExpertsConfig { count: 128, per_token: 8, width: 768, renormalize: true, bias: false };
+    let experts = FeedForward::Experts(experts);
     let kinds: Vec<FeedForward> = config.layers.iter().map(|layer| layer.feed_forward).collect();
     assert_eq!(kinds, [experts, experts, FeedForward::Dense { width: 6144 }, experts]);
     let mut newer = published.clone();
@@ -145,6 +146,38 @@ fn qwen3_moe_takes_either_name_of_its_experts() {
     let dense = FeedForward::Dense { width: 6144 };
     let kinds: Vec<FeedForward> = decoder(every_second).layers.iter().map(|layer| layer.feed_forward).collect();
     assert_eq!(kinds, [dense, experts, dense, experts]);
+}
+
+#[test]
+fn gpt_oss_has_experts_with_biases_sinks_and_a_window_in_every_other_layer() {
+    let published = json!({
+        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 4,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201_088,
+        "attention_bias": true, "hidden_act": "silu", "num_local_experts": 32, "num_experts_per_tok": 4,
+        "experts_per_token": 4, "initial_context_length": 4096, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5, "rope_theta": 150_000, "sliding_window": 128, "swiglu_limit": 7.0,
+        "tie_word_embeddings": false, "eos_token_id": 200_002, "pad_token_id": 199_999,
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
+            "original_max_position_embeddings": 4096, "truncate": false},
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn",
+            "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    });
+    let config = decoder(published.clone());
+    let experts = ExpertsConfig { count: 32, per_token: 4, width: 2880, renormalize: true, bias: true };
+    assert!(config.layers.iter().all(|layer| layer.feed_forward == FeedForward::Experts(experts)));
+    assert_eq!(windows(&config, 4), [Some(128), None, Some(128), None]);
+    assert!(config.has_sinks() && config.qkv_bias && config.o_bias);
+    assert_eq!(config.hidden_act, Activation::SwigluOai, "hidden_act is not what counts");
+    assert!(matches!(config.ropes[0].scaling, RopeScaling::Yarn { factor: 32.0, truncate: false, .. }));
+    let with = |field: &str, value: Value| {
+        let mut config = published.clone();
+        config[field] = value;
+        config
+    };
+    let types = json!(["full_attention", "full_attention", "sliding_attention", "full_attention"]);
+    assert_eq!(windows(&decoder(with("layer_types", types)), 4), [None, None, Some(128), None]);
+    assert!(refusal(with("swiglu_limit", json!(6.5))).contains("swiglu_limit 6.5 in a gpt_oss model"));
+    assert!(refusal(with("rope_scaling", Value::Null)).contains("`rope_scaling` is missing"));
 }
 
 fn phi3() -> Value {

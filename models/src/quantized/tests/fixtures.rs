@@ -58,7 +58,13 @@ fn every_module_of_every_fixture_has_the_bits_of_its_own_code() {
 
 #[test]
 fn experts_of_mxfp4_are_one_module_of_all_their_rows() {
-    let Fixture { quantization, stored, dequantized } = &Fixture::open("mxfp4_experts");
+    for fixture in ["mxfp4_experts", "mxfp4_gpt_oss_bf16"] {
+        experts_are_one_module(fixture);
+    }
+}
+
+fn experts_are_one_module(fixture: &str) {
+    let Fixture { quantization, stored, dequantized } = &Fixture::open(fixture);
     for tensor in dequantized.names() {
         let module = quantization.module(stored, tensor).expect("fits").expect("quantized");
         let expected = dequantized.tensor(tensor).expect("there");
