@@ -2,6 +2,7 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::Encoding;
+use sinew_tensor::DType;
 
 use super::matrix::Matrix;
 use super::{Part, Precision};
@@ -26,6 +27,13 @@ pub(super) struct Becomes {
     pub as_stored: bool,
     /// The order of columns of each group, where codes are packed in one.
     pub order: Option<Vec<u32>>,
+}
+
+impl Becomes {
+    /// Floats, whatever they are stored as.
+    pub(super) fn floats(dtype: DType) -> Self {
+        Self { encoding: dtype.into(), as_stored: false, order: None }
+    }
 }
 
 impl Matrices {

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use half::f16;
-use sinew_ops::layers::{Encoding, Piece};
+use sinew_ops::layers::{Encoding, WeightRows};
 use sinew_tensor::{BlockFormat, DType};
 
 use super::Part;
+use super::matrices::Becomes;
 use super::precision::float_dtype;
 use crate::checkpoint::Checkpoint;
 use crate::floats::{are_within, packable};
@@ -85,18 +86,18 @@ impl Matrix {
 
     /// Some columns of all its rows: all of them, or such as begin and end between strips.
     pub(super) fn strip<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Strip<'a>> {
-        let Self { part, k, .. } = self;
-        let values = match &self.stored {
-            Stored::Module(module) => Values::Module(module.strip(tensors, columns)?),
+        let part = &self.part;
+        let read = match &self.stored {
+            Stored::Module(module) => Read::Module(module.strip(tensors, columns.clone())?),
             Stored::Tensor(dtype) if part.transposed => {
                 let line = part.of * dtype.size();
                 let range = columns.start * line..columns.end * line;
                 let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range.clone())?.bytes, *dtype);
-                Values::Columns { bytes, dtype, range }
+                Read::Lines { bytes, dtype, range }
             }
-            Stored::Tensor(dtype) => Values::Rows { dtype: *dtype, k: *k },
+            Stored::Tensor(dtype) => Read::Nothing(*dtype),
         };
-        Ok(Strip { part, tensors, values })
+        Ok(Strip { matrix: self, tensors, columns, read })
     }
 
     /// Lets go of the pages of rows that were packed, where they have pages of their own.
@@ -136,68 +137,66 @@ impl Matrix {
     }
 }
 
-/// Some columns of a matrix.
+/// Some columns of a matrix, as far as they are read before its rows are.
 pub(super) struct Strip<'a> {
-    part: &'a Part,
+    matrix: &'a Matrix,
     tensors: &'a Tensors,
-    values: Values<'a>,
+    columns: Range<usize>,
+    read: Read<'a>,
 }
 
-enum Values<'a> {
-    /// All of a tensor that lies row after row.
-    Rows { dtype: DType, k: usize },
+enum Read<'a> {
+    /// Nothing: rows of a tensor of floats lie apart.
+    Nothing(DType),
     /// Those of a tensor `[k, n]`: the lines of its bytes `range`.
-    Columns { bytes: Cow<'a, [u8]>, dtype: DType, range: Range<usize> },
+    Lines { bytes: Cow<'a, [u8]>, dtype: DType, range: Range<usize> },
     /// Those of a module.
     Module(ModuleStrip<'a>),
 }
 
 impl Strip<'_> {
-    /// Rows, counted in the tensor: codes where they stay `in_blocks`, and else floats, as they are stored or as the
-    /// format's own code dequantizes them; those of f64 as f32.
-    pub(super) fn rows(&self, rows: Range<usize>, in_blocks: bool) -> Result<Piece<'_>> {
-        let Self { part, tensors, .. } = self;
-        match &self.values {
-            Values::Rows { dtype, k } => {
+    /// Rows, counted in the tensor: codes where they are packed as they are stored, and else floats, as they are stored
+    /// or as the format's own code dequantizes them; those of f64 as f32. Floats that are to be quantized must have a
+    /// scale.
+    pub(super) fn rows(&self, rows: Range<usize>, becomes: &Becomes) -> Result<WeightRows<'_>> {
+        let Self { matrix, tensors, columns, read } = self;
+        let (weight, k, n) = (matrix.part.weight(), columns.len(), rows.len());
+        let check = |bytes: &[u8], dtype| match becomes.encoding {
+            Encoding::Blocks(format) => check_quantizable(tensors, &weight, bytes, dtype, format),
+            Encoding::Float(_) => Ok(()),
+        };
+        let rows = match read {
+            Read::Nothing(dtype) => {
                 let row_bytes = k * dtype.size();
                 let range = rows.start * row_bytes..rows.end * row_bytes;
-                let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range)?.bytes, *dtype);
-                Ok(Piece::Rows(bytes, dtype))
+                let (bytes, dtype) = packable(tensors.tensor_slice(&weight, range)?.bytes, *dtype);
+                check(&bytes, dtype)?;
+                WeightRows::from_bytes(bytes, dtype, n, k)
             }
-            Values::Columns { bytes, dtype, .. } => {
-                Ok(Piece::Columns(bytes.get(rows.start * dtype.size()..).unwrap_or_default(), *dtype, part.of))
+            Read::Lines { bytes, dtype, .. } => {
+                let (of, size) = (matrix.part.of, dtype.size());
+                let bytes = bytes.get(rows.start * size..).unwrap_or_default();
+                let lines = bytes.chunks((of * size).max(1));
+                lines.map(|line| &line[..line.len().min(n * size)]).try_for_each(|line| check(line, *dtype))?;
+                WeightRows::from_columns(bytes, *dtype, n, k, of)
             }
-            Values::Module(module) if in_blocks => module.rows(rows),
-            Values::Module(module) => Ok(Piece::Rows(module.dequantized(rows)?.into(), module.dtype())),
-        }
+            Read::Module(module) if becomes.as_stored => return module.rows(rows),
+            Read::Module(module) => {
+                let floats = module.dequantized(rows)?;
+                check(&floats, module.dtype())?;
+                WeightRows::from_bytes(floats, module.dtype(), n, k)
+            }
+        };
+        Ok(rows.map_err(sinew_ops::Error::from)?)
     }
 
     /// Lets go of the pages of what was read of it.
     pub(super) fn release(&self) {
-        match &self.values {
-            Values::Rows { .. } => {}
-            Values::Columns { range, .. } => self.tensors.release_slice(&self.part.weight(), range.clone()),
-            Values::Module(module) => module.release(),
+        match &self.read {
+            Read::Nothing(_) => {}
+            Read::Lines { range, .. } => self.tensors.release_slice(&self.matrix.part.weight(), range.clone()),
+            Read::Module(module) => module.release(),
         }
-    }
-}
-
-/// Refuses those of so many rows of a tensor that cannot be quantized.
-pub(super) fn check_piece(
-    tensors: &Tensors,
-    tensor: &str,
-    piece: &Piece<'_>,
-    rows: usize,
-    format: BlockFormat,
-) -> Result<()> {
-    match piece {
-        Piece::Rows(bytes, dtype) => check_quantizable(tensors, tensor, bytes, *dtype, format),
-        Piece::Columns(bytes, dtype, columns) => {
-            let (line, of_rows) = (columns * dtype.size(), rows * dtype.size());
-            let mut lines = bytes.chunks(line.max(1)).map(|line| &line[..line.len().min(of_rows)]);
-            lines.try_for_each(|line| check_quantizable(tensors, tensor, line, *dtype, format))
-        }
-        Piece::Codes { .. } => Ok(()),
     }
 }
 

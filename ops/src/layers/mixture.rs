@@ -11,8 +11,7 @@ use sinew_kernels::route::{Route as RouteOperator, RouteDynamic, RouteStatic};
 use sinew_memory::{Arena, ArenaPlan};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
-use super::weight::format_of;
-use super::{Encoding, PackedWeight, names, row_counts, size};
+use super::{PackedShape, PackedWeight, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Planned, Result};
 
@@ -159,7 +158,7 @@ pub struct RouteOptions {
 ///
 /// use sinew_ops::layers::{
 ///     Activation, Combine, CombineOptions, Compute, Dispatch, GroupedLinear, GroupedLinearOptions, Route,
-///     RouteOptions, Routing, WeightPacker,
+///     RouteOptions, Routing, WeightPacker, WeightRows,
 /// };
 /// use sinew_ops::{Context, Result};
 /// use sinew_tensor::{DType, Tensor};
@@ -172,12 +171,11 @@ pub struct RouteOptions {
 /// let packed = |rows: &[usize], k: usize, gated: bool| -> Result<_> {
 ///     let mut packer = WeightPacker::grouped(&ctx, f32, experts, rows, k, gated)?;
 ///     for slice in packer.slices(16 << 20) {
-///         let matrices: Vec<Vec<u8>> = slice
-///             .rows
-///             .iter()
-///             .map(|(matrix, range)| (0..range.len() * k).flat_map(|_| (*matrix as f32).to_le_bytes()).collect())
-///             .collect();
-///         let pieces: Vec<(&[u8], DType)> = matrices.iter().map(|bytes| (bytes.as_slice(), f32)).collect();
+///         let mut pieces = Vec::new();
+///         for (matrix, range) in &slice.rows {
+///             let bytes = (*matrix as f32).to_le_bytes().repeat(range.len() * k);
+///             pieces.push(WeightRows::from_bytes(bytes, f32, range.len(), k)?);
+///         }
 ///         packer.pack(&ctx, &slice, &pieces)?;
 ///     }
 ///     Ok(Arc::new(packer.finish()?))
@@ -335,41 +333,34 @@ impl GroupedLinear {
         options: GroupedLinearOptions,
         max_rows: usize,
     ) -> Result<Self> {
-        let shape = weight.shape();
-        if shape.gated != options.gated.is_some() {
+        if weight.shape().gated != options.gated.is_some() {
             return Err(refuse("grouped linear", "a gated weight and a gated activation go together"));
         }
-        let fixed = GroupedGemmStatic {
-            groups: shape.groups,
-            n: shape.n,
-            k: shape.k,
-            a: options.input,
-            format: shape.format,
-            gathered: weight.order().is_some(),
-            out: options.output,
-            compute: options.compute,
-            gated: options.gated,
-        };
+        let fixed = GroupedGemmStatic { gathered: weight.order().is_some(), ..Self::problem(weight.shape(), options) };
         let plan = ctx.plan(fixed, &Self::calls(max_rows))?;
         Ok(Self { weight, plan })
     }
 
-    /// Bytes of workspace that a layer of `groups` weights `[n, k]` in `encoding` would make room for: known before there
-    /// is a weight.
+    /// Bytes of workspace that a layer with such weights would make room for: known before there are any.
     ///
     /// # Errors
-    /// An encoding without a format, or no kernel on the context's device.
+    /// No kernel on the context's device.
     pub fn workspace(
         ctx: &Context,
-        encoding: Encoding,
-        [groups, n, k]: [usize; 3],
+        weight: &PackedShape,
         options: GroupedLinearOptions,
         max_rows: usize,
     ) -> Result<usize> {
+        ctx.workspace_bytes::<GroupedGemm>(&Self::problem(weight, options), &Self::calls(max_rows))
+    }
+
+    /// The products of a layer with weights that have their inputs in no other order.
+    fn problem(
+        &PackedShape { format, groups, n, k, .. }: &PackedShape,
+        options: GroupedLinearOptions,
+    ) -> GroupedGemmStatic {
         let GroupedLinearOptions { input, output, compute, gated } = options;
-        let format = format_of(ctx, encoding)?;
-        let fixed = GroupedGemmStatic { groups, n, k, a: input, format, gathered: false, out: output, compute, gated };
-        ctx.workspace_bytes::<GroupedGemm>(&fixed, &Self::calls(max_rows))
+        GroupedGemmStatic { groups, n, k, a: input, format, gathered: false, out: output, compute, gated }
     }
 
     /// The calls that a plan chooses kernels for.
@@ -395,7 +386,7 @@ impl GroupedLinear {
 
     /// Bytes of the packed weights.
     pub fn weight_bytes(&self) -> usize {
-        self.weight.len()
+        self.weight.bytes()
     }
 
     /// Kernels chosen, for few rows first.
