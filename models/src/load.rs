@@ -21,8 +21,8 @@ use sinew_tensor::{DType, Tensor};
 
 pub(crate) use self::fill::AT_HAND_BYTES;
 pub(crate) use self::maker::{GroupedSpec, LinearSpec, Loaded, Maker, NormSpec, Stage};
-use self::matrices::{Becomes, Matrices};
-use self::matrix::check;
+use self::matrices::Matrices;
+use self::matrix::{Becomes, check};
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 pub(crate) use self::sizes::{Made, Sizes};

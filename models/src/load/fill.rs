@@ -5,8 +5,8 @@ use std::ops::Range;
 use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
 
 use super::Loader;
-use super::matrices::{Becomes, Matrices, bytes};
-use super::matrix::Matrix;
+use super::matrices::{Matrices, bytes};
+use super::matrix::{Becomes, Matrix};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::quantized::common_multiple;

@@ -2,9 +2,8 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::Encoding;
-use sinew_tensor::DType;
 
-use super::matrix::Matrix;
+use super::matrix::{Becomes, Matrix};
 use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
@@ -17,23 +16,6 @@ pub(super) struct Matrices {
     /// Groups: the experts of a mixture, or one.
     groups: usize,
     k: usize,
-}
-
-/// What a weight becomes.
-#[derive(Debug)]
-pub(super) struct Becomes {
-    pub encoding: Encoding,
-    /// Whether codes are packed as they are stored.
-    pub as_stored: bool,
-    /// The order of columns of each group, where codes are packed in one.
-    pub order: Option<Vec<u32>>,
-}
-
-impl Becomes {
-    /// Floats, whatever they are stored as.
-    pub(super) fn floats(dtype: DType) -> Self {
-        Self { encoding: dtype.into(), as_stored: false, order: None }
-    }
 }
 
 impl Matrices {

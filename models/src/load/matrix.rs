@@ -1,4 +1,4 @@
-//! A matrix of a checkpoint, and how it is stored.
+//! A matrix of a checkpoint, how it is stored, and the rows of it that are packed.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -8,7 +8,6 @@ use sinew_ops::layers::{Encoding, WeightRows};
 use sinew_tensor::{BlockFormat, DType};
 
 use super::Part;
-use super::matrices::Becomes;
 use super::precision::float_dtype;
 use crate::checkpoint::Checkpoint;
 use crate::floats::{are_within, packable};
@@ -29,6 +28,23 @@ enum Stored {
     Tensor(DType),
     /// Quantized.
     Module(Box<StoredModule>),
+}
+
+/// What a weight becomes.
+#[derive(Debug)]
+pub(super) struct Becomes {
+    pub encoding: Encoding,
+    /// Whether codes are packed as they are stored.
+    pub as_stored: bool,
+    /// The order of columns of each group, where codes are packed in one.
+    pub order: Option<Vec<u32>>,
+}
+
+impl Becomes {
+    /// Floats, whatever they are stored as.
+    pub(super) fn floats(dtype: DType) -> Self {
+        Self { encoding: dtype.into(), as_stored: false, order: None }
+    }
 }
 
 impl Matrix {
