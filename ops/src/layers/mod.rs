@@ -51,7 +51,16 @@ pub(crate) fn bytes(tensor: &Tensor) -> usize {
 /// The name of a place in a model, and the rows chosen there for one row of input and for many.
 pub type Place = (&'static str, Vec<&'static str>);
 
-/// Adds the places of layers, of which most have the same rows, each as often as it has others.
+/// Adds those places that are not among `all` yet: most layers of a model have the same rows.
+///
+/// ```
+/// use sinew_ops::layers::push_unlike;
+///
+/// let mut all = Vec::new();
+/// let layers = [("attention", vec!["a"]), ("attention", vec!["a"]), ("attention", vec!["a", "b"])];
+/// push_unlike(&mut all, layers.into_iter());
+/// assert_eq!(all, [("attention", vec!["a"]), ("attention", vec!["a", "b"])]);
+/// ```
 pub fn push_unlike(all: &mut Vec<Place>, places: impl Iterator<Item = Place>) {
     for place in places {
         if !all.contains(&place) {
