@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sinew_kernels::case::{Generator, encode};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
-use sinew_kernels::packed::{Source, Weights, formats};
+use sinew_kernels::packed::{WeightRows, Weights, formats};
 use sinew_kernels::{Error, Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
@@ -57,12 +57,12 @@ fn gathering_gives_the_bits_of_columns_that_lie_in_the_weights_order() {
     let [a, sorted] = [a, sorted].map(|values| Tensor::from_slice(&device, &values, &[1, m, K]).expect("room"));
     let order = Tensor::from_slice(&device, &order, &[K]).expect("room");
     let bytes = encode(DType::F32, &values(2, N * K).into_iter().map(f64::from).collect::<Vec<_>>());
-    let sources = [Source::from_bytes(&bytes, DType::F32, N, K).expect("fits")];
+    let sources = [WeightRows::from_bytes(&bytes, DType::F32, N, K).expect("fits")];
     let table = Table::<Gemm>::new(gemm::rows());
     let (mut ran, mut alone_differs) = (BTreeSet::new(), false);
     for format in formats().filter(|format| !format.is_row_major()) {
         let mut packed = vec![0; format.packed_bytes(N, K, false)];
-        let weights = Weights { sources: &sources, k: K, gated: false };
+        let weights = Weights::new(&sources, false);
         format.pack(&Team::new(1).expect("a thread"), SimdLevel::detected(), &weights, &mut packed).expect("it packs");
         let b = Tensor::from_bytes(&device, &packed, DType::U8, &[packed.len()]).expect("room");
         for (compute, dtype) in [(Compute::F32, DType::F32), (Compute::Bf16, DType::BF16), (Compute::Int8, DType::F16)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sinew_kernels::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
 use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
-use sinew_kernels::packed::{self, Codes, Encoding, Format, RowCodes, Source, UnitRows, Weights, formats};
+use sinew_kernels::packed::{self, Codes, Encoding, Format, RowCodes, WeightRows, Weights, formats};
 use sinew_kernels::{Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor, View};
@@ -69,13 +69,13 @@ fn packed_rows_come_back_rounded_once() {
             let mut start = 1;
             let sources = rows.map(|rows| {
                 let end = start + rows * k * from.size();
-                let source = Source::from_bytes(&bytes[start..end], from, rows, k).unwrap();
+                let source = WeightRows::from_bytes(&bytes[start..end], from, rows, k).unwrap();
                 start = end;
                 source
             });
             for format in formats() {
                 for gated in [false, true].into_iter().filter(|&gated| !gated || n % 2 == 0) {
-                    let weights = Weights { sources: &sources, k, gated };
+                    let weights = Weights::new(&sources, gated);
                     let size = format.packed_bytes(n, k, gated);
                     let mut first: Option<Vec<u8>> = None;
                     for level in levels() {
@@ -111,8 +111,8 @@ fn groups_of_int8_too_small_for_a_scale_are_zeros() {
         let mut all = vec![small; 384];
         all[130] = 1.0;
         let bytes = encode(DType::F32, &all.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
-        let sources = [Source::from_bytes(&bytes, DType::F32, 1, 384).unwrap()];
-        let weights = Weights { sources: &sources, k: 384, gated: false };
+        let sources = [WeightRows::from_bytes(&bytes, DType::F32, 1, 384).unwrap()];
+        let weights = Weights::new(&sources, false);
         for level in levels() {
             let int8 = Format::in_panels(BlockFormat::INT8).unwrap();
             let mut packed = vec![0xff; int8.packed_bytes(1, 384, false)];
@@ -206,9 +206,9 @@ fn a_transposed_view_packs_as_its_rows() {
     for format in formats() {
         for level in levels() {
             let pack = |tensor: &Tensor| {
-                let sources = [Source::from_view(&tensor.view()).unwrap()];
+                let sources = [WeightRows::from_view(&tensor.view()).unwrap()];
                 let mut packed = vec![0; format.packed_bytes(n, k, false)];
-                let weights = Weights { sources: &sources, k, gated: false };
+                let weights = Weights::new(&sources, false);
                 format.pack(&team, level, &weights, &mut packed).unwrap();
                 packed
             };
@@ -224,12 +224,12 @@ fn a_run_of_units_packs_as_a_weight_of_its_rows_alone() {
     let bytes = encode(DType::F32, &values(n * k).into_iter().map(f64::from).collect::<Vec<_>>());
     let rows = |rows: Range<usize>| {
         let size = k * DType::F32.size();
-        Source::from_bytes(&bytes[rows.start * size..rows.end * size], DType::F32, rows.len(), k).unwrap()
+        WeightRows::from_bytes(&bytes[rows.start * size..rows.end * size], DType::F32, rows.len(), k).unwrap()
     };
     for format in formats() {
         for gated in [false, true] {
-            let pack = |sources: &[Source<'_>]| {
-                let weights = Weights { sources, k, gated };
+            let pack = |sources: &[WeightRows<'_>]| {
+                let weights = Weights::new(sources, gated);
                 let mut packed = vec![0xff; format.packed_bytes(weights.n(), k, gated)];
                 format.pack(&team, SimdLevel::detected(), &weights, &mut packed).unwrap();
                 packed
@@ -237,13 +237,8 @@ fn a_run_of_units_packs_as_a_weight_of_its_rows_alone() {
             let (whole, panels) = (pack(&[rows(0..n)]), format.units(n, gated));
             for step in [1, 2, panels] {
                 let runs = (0..panels).step_by(step).flat_map(|first| {
-                    match format.unit_rows(first..(first + step).min(panels), n, gated) {
-                        UnitRows::Plain(held) => pack(&[rows(held)]),
-                        UnitRows::Gated(held) => {
-                            let ups = held.start + n / 2..held.end + n / 2;
-                            pack(&[rows(held), rows(ups)])
-                        }
-                    }
+                    let held = format.unit_rows(first..(first + step).min(panels), n, gated);
+                    pack(&held.map(rows).collect::<Vec<_>>())
                 });
                 assert!(runs.eq(whole.iter().copied()), "{step} units at a time in {}, gated {gated}", format.name());
             }
@@ -269,21 +264,23 @@ fn right_operands_that_no_panel_holds_are_taken_by_no_row() {
 
 #[test]
 fn wrong_sources_are_refused() {
-    assert!(Source::from_bytes(&[0; 11], DType::F32, 1, 3).is_err());
-    assert!(Source::from_bytes(&[0; 24], DType::F64, 1, 3).is_err());
-    assert!(Source::from_bytes(&[], DType::F32, usize::MAX, usize::MAX).is_err());
-    let sources = [Source::from_bytes(&[0; 12], DType::F32, 1, 3).unwrap()];
+    assert!(WeightRows::from_bytes(&[0; 11], DType::F32, 1, 3).is_err());
+    assert!(WeightRows::from_bytes(&[0; 24], DType::F64, 1, 3).is_err());
+    assert!(WeightRows::from_bytes(&[], DType::F32, usize::MAX, usize::MAX).is_err());
+    let sources = [WeightRows::from_bytes(&[0; 12], DType::F32, 1, 3).unwrap()];
     let format = Format::in_panels(DType::BF16).unwrap();
     let mut packed = vec![0; format.packed_bytes(1, 4, false)];
     let team = Team::new(1).unwrap();
-    let longer = Weights { sources: &sources, k: 4, gated: false };
-    assert!(format.pack(&team, SimdLevel::Portable, &longer, &mut packed).is_err());
-    let odd = Weights { sources: &sources, k: 3, gated: true };
+    let longer = [sources[0].clone(), WeightRows::from_bytes(&[0; 16], DType::F32, 1, 4).unwrap()];
+    let mut of_both = vec![0; format.packed_bytes(2, 3, false)];
+    let refused = format.pack(&team, SimdLevel::Portable, &Weights::new(&longer, false), &mut of_both);
+    assert!(refused.is_err_and(|error| error.to_string().contains("1 rows of 4 of f32 with rows of 3")));
+    let odd = Weights::new(&sources, true);
     assert!(format.pack(&team, SimdLevel::Portable, &odd, &mut packed).is_err());
-    let short = Weights { sources: &sources, k: 3, gated: false };
+    let short = Weights::new(&sources, false);
     assert!(format.pack(&team, SimdLevel::Portable, &short, &mut packed[1..]).is_err());
-    let endless = [Source::from_bytes(&[], DType::F32, usize::MAX, 0).unwrap(); 2];
-    let endless = Weights { sources: &endless, k: 0, gated: false };
+    let endless = [0; 2].map(|_| WeightRows::from_bytes(&[], DType::F32, usize::MAX, 0).unwrap());
+    let endless = Weights::new(&endless, false);
     assert!(format.pack(&team, SimdLevel::Portable, &endless, &mut []).is_ok());
     assert!(format.unpack_row(&packed, 1, 4, false, 1, &mut [0.0; 4]).is_err());
 }
@@ -328,8 +325,8 @@ fn a_row_has_the_same_bits_alone_in_any_batch_on_any_threads_packed_or_not() {
     let repeated: Vec<half::bf16> = (0..batch * n * k).map(|i| weight[i % (n * k)]).collect();
     let repeated = Tensor::from_slice(&device, &repeated, &[batch, n, k]).unwrap();
     let repeated = repeated.with_layout(repeated.layout().transpose(1, 2).unwrap()).unwrap();
-    let sources = [Source::from_view(&rows.view()).unwrap()];
-    let weights = Weights { sources: &sources, k, gated: false };
+    let sources = [WeightRows::from_view(&rows.view()).unwrap()];
+    let weights = Weights::new(&sources, false);
     let int8 = Format::in_panels(BlockFormat::INT8).unwrap();
     let computes = [(Compute::F32, &packed::BF16), (Compute::Bf16, &packed::BF16), (Compute::Int8, int8)];
     for (compute, format) in computes {
@@ -481,12 +478,12 @@ fn a_row_has_the_same_bits_with_any_others_in_every_block_format() {
     let (m, n, k) = (41, 45, 2100);
     let a = Tensor::from_slice(&device, &values(m * k), &[1, m, k]).unwrap();
     let bytes = encode(DType::F32, &values(n * k).into_iter().map(f64::from).collect::<Vec<_>>());
-    let sources = [Source::from_bytes(&bytes, DType::F32, n, k).unwrap()];
+    let sources = [WeightRows::from_bytes(&bytes, DType::F32, n, k).unwrap()];
     let table = Table::<Gemm>::new(gemm::rows());
     let mut ran = std::collections::BTreeSet::new();
     for format in formats().filter(|format| format.dtype().is_none()) {
         let mut packed = vec![0; format.packed_bytes(n, k, false)];
-        let weights = Weights { sources: &sources, k, gated: false };
+        let weights = Weights::new(&sources, false);
         format.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut packed).unwrap();
         let packed = Tensor::from_bytes(&device, &packed, DType::U8, &[packed.len()]).unwrap();
         for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
@@ -522,8 +519,8 @@ fn codes_are_packed_as_they_are_and_into_no_other_format() {
             scales: &scale_bytes,
             zeros: if format.zero_points() { &zeros } else { &[] },
         };
-        let sources = [Source::from_codes(given, n, k).unwrap()];
-        let weights = Weights { sources: &sources, k, gated: false };
+        let sources = [WeightRows::from_codes(given, n, k).unwrap()];
+        let weights = Weights::new(&sources, false);
         for level in levels() {
             let packed_as = Format::in_panels(format).unwrap();
             let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
@@ -541,15 +538,15 @@ fn codes_are_packed_as_they_are_and_into_no_other_format() {
         }
         // Beside floats, other numbers of anything, and other formats.
         let floats = vec![0; n * k * 4];
-        let mixed = [sources[0], Source::from_bytes(&floats, DType::F32, n, k).unwrap()];
+        let mixed = [sources[0].clone(), WeightRows::from_bytes(&floats, DType::F32, n, k).unwrap()];
         let packed_as = Format::in_panels(format).unwrap();
         let mut packed = vec![0; packed_as.packed_bytes(2 * n, k, false)];
-        let mixed = Weights { sources: &mixed, k, gated: false };
+        let mixed = Weights::new(&mixed, false);
         let refused = packed_as.pack(&team, SimdLevel::Portable, &mixed, &mut packed).unwrap_err().to_string();
         assert!(refused.contains("all or none"), "{refused}");
-        assert!(Source::from_codes(Codes { codes: &codes[1..], ..given }, n, k).is_err());
-        assert!(Source::from_codes(Codes { scales: &scale_bytes[2..], ..given }, n, k).is_err());
-        assert!(Source::from_codes(Codes { zeros: &zeros[1..], ..given }, n, k).is_err());
+        assert!(WeightRows::from_codes(Codes { codes: &codes[1..], ..given }, n, k).is_err());
+        assert!(WeightRows::from_codes(Codes { scales: &scale_bytes[2..], ..given }, n, k).is_err());
+        assert!(WeightRows::from_codes(Codes { zeros: &zeros[1..], ..given }, n, k).is_err());
         for other in formats().filter(|other| other.encoding() != Encoding::Blocks(format)) {
             let mut packed = vec![0; other.packed_bytes(n, k, false)];
             assert!(other.pack(&team, SimdLevel::Portable, &weights, &mut packed).is_err(), "{}", other.name());
@@ -589,15 +586,15 @@ fn codes_of_a_packed_weight_pack_to_the_same_bytes() {
             continue;
         };
         for (gated, per_channel) in [(false, false), (true, false), (false, true), (true, true)] {
-            let sources = [Source::from_bytes(&bytes, DType::F32, n, k).unwrap().per_channel(per_channel)];
+            let sources = [WeightRows::from_bytes(&bytes, DType::F32, n, k).unwrap()];
             let mut packed = vec![0; packed_as.packed_bytes(n, k, gated)];
             let mut again = packed.clone();
-            let weights = Weights { sources: &sources, k, gated };
+            let weights = Weights::new(&sources, gated).per_channel(per_channel);
             packed_as.pack(&team, SimdLevel::detected(), &weights, &mut packed).unwrap();
             let (codes, scales, zeros) = codes_of(packed_as, &packed, n, k, gated);
             let codes = Codes { format, codes: &codes, scales: &scales, zeros: &zeros };
-            let sources = [Source::from_codes(codes, n, k).unwrap()];
-            let weights = Weights { sources: &sources, k, gated };
+            let sources = [WeightRows::from_codes(codes, n, k).unwrap()];
+            let weights = Weights::new(&sources, gated);
             packed_as.pack(&team, SimdLevel::detected(), &weights, &mut again).unwrap();
             assert!(packed == again, "{}", packed_as.name());
             let (mut codes, mut scales, mut zeros) = (codes.codes.to_vec(), scales.clone(), zeros.clone());
@@ -630,14 +627,14 @@ fn per_channel_a_row_has_one_scale() {
         (0..k).flat_map(|j| (0..n).map(move |i| (i, j))).map(|(i, j)| grown[i * k + j].into()).collect();
     let turned = encode(DType::F32, &turned);
     let sources = [
-        Source::from_bytes(&bytes, DType::F32, n, k).unwrap().per_channel(true),
-        Source::from_columns(&turned, DType::F32, n, k, n).unwrap().per_channel(true),
+        WeightRows::from_bytes(&bytes, DType::F32, n, k).unwrap(),
+        WeightRows::from_columns(&turned, DType::F32, n, k, n).unwrap(),
     ];
     for packed_as in formats() {
         let Encoding::Blocks(format) = packed_as.encoding() else { continue };
-        for (level, source) in levels().flat_map(|level| sources.map(|source| (level, source))) {
+        for (level, source) in levels().flat_map(|level| sources.chunks(1).map(move |source| (level, source))) {
             let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
-            let weights = Weights { sources: &[source], k, gated: false };
+            let weights = Weights::new(source, false).per_channel(true);
             packed_as.pack(&team, level, &weights, &mut packed).unwrap();
             let (_, scales, zeros) = codes_of(packed_as, &packed, n, k, false);
             let groups = k.div_ceil(format.group());
@@ -667,10 +664,11 @@ fn an_infinite_activation_leaves_no_number_behind_where_there_are_zero_points() 
     let codes: Vec<u8> = (0..n * k).map(|i| (i * 5 % 16) as u8).collect();
     let scales = encode(DType::F16, &vec![0.5; n * 3]);
     let zeros = vec![-8i8; n * 3];
-    let sources = [Source::from_codes(Codes { format, codes: &codes, scales: &scales, zeros: &zeros }, n, k).unwrap()];
+    let sources =
+        [WeightRows::from_codes(Codes { format, codes: &codes, scales: &scales, zeros: &zeros }, n, k).unwrap()];
     let packed_as = Format::in_panels(format).unwrap();
     let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
-    let weights = Weights { sources: &sources, k, gated: false };
+    let weights = Weights::new(&sources, false);
     packed_as.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut packed).unwrap();
     let packed = Tensor::from_bytes(&device, &packed, DType::U8, &[packed.len()]).unwrap();
     let mut values = values(2 * k);

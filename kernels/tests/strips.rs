@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use sinew_kernels::case::{Generator, encode};
-use sinew_kernels::packed::{BF16, Codes, Encoding, Format, RowCodes, Source, Weights, formats};
+use sinew_kernels::packed::{BF16, Codes, Encoding, Format, RowCodes, WeightRows, Weights, formats};
 use sinew_memory::{SimdLevel, Team};
 use sinew_tensor::{DType, DType::F32};
 
@@ -20,9 +20,10 @@ fn strips(granule: usize, k: usize) -> Vec<Range<usize>> {
     ends.windows(2).map(|ends| ends[0]..ends[1]).collect()
 }
 
-fn pack(format: &Format, source: Source<'_>, [k, of]: [usize; 2], start: usize, gated: bool, packed: &mut [u8]) {
+fn pack(format: &Format, source: WeightRows<'_>, [k, of]: [usize; 2], start: usize, gated: bool, packed: &mut [u8]) {
     let team = Team::new(2).expect("threads");
-    let weights = Weights { sources: &[source], k, gated };
+    let sources = [source];
+    let weights = Weights::new(&sources, gated);
     format.pack_strip(&team, SimdLevel::detected(), &weights, start..start + k, of, packed).expect("it packs");
 }
 
@@ -33,9 +34,10 @@ fn strips_in_any_order_give_the_bytes_of_the_whole() {
         for format in formats() {
             let bytes_of = format.packed_bytes(n, k, gated);
             let (mut whole, mut of_floats) = (vec![0xff; bytes_of], vec![0x5a; bytes_of]);
-            pack(format, Source::from_columns(&bytes, F32, n, k, n).expect("fits"), [k, k], 0, gated, &mut whole);
+            pack(format, WeightRows::from_columns(&bytes, F32, n, k, n).expect("fits"), [k, k], 0, gated, &mut whole);
             for strip in strips(format.strip_granule(), k).into_iter().rev() {
-                let source = Source::from_columns(&bytes[strip.start * n * 4..], F32, n, strip.len(), n).expect("fits");
+                let source =
+                    WeightRows::from_columns(&bytes[strip.start * n * 4..], F32, n, strip.len(), n).expect("fits");
                 pack(format, source, [strip.len(), k], strip.start, gated, &mut of_floats);
             }
             assert!(of_floats == whole, "{} [{n}, {k}]", format.name());
@@ -56,7 +58,7 @@ fn strips_in_any_order_give_the_bytes_of_the_whole() {
                     zeros.extend(z.get(groups).unwrap_or_default());
                 }
                 let codes = Codes { format: blocks, codes: &codes, scales: &scales, zeros: &zeros };
-                let source = Source::from_codes(codes, n, strip.len()).expect("fits");
+                let source = WeightRows::from_codes(codes, n, strip.len()).expect("fits");
                 pack(format, source, [strip.len(), k], strip.start, gated, packed);
             };
             pack_codes(0..k, &mut whole_codes);
@@ -72,8 +74,8 @@ fn strips_that_cut_what_is_packed_together_are_refused() {
     let bytes = vec![0; n * k * 4];
     let team = Team::new(1).expect("a thread");
     let refused = |format: &Format, strip: Range<usize>, of: usize, per_channel: bool| {
-        let rows = Source::from_bytes(&bytes[..n * strip.len() * 4], DType::F32, n, strip.len()).expect("fits");
-        let weights = Weights { sources: &[rows.per_channel(per_channel)], k: strip.len(), gated: false };
+        let rows = [WeightRows::from_bytes(&bytes[..n * strip.len() * 4], DType::F32, n, strip.len()).expect("fits")];
+        let weights = Weights::new(&rows, false).per_channel(per_channel);
         let mut packed = vec![0; format.packed_bytes(n, of, false)];
         format.pack_strip(&team, SimdLevel::detected(), &weights, strip, of, &mut packed).err().map(|e| e.to_string())
     };

@@ -27,6 +27,7 @@ mod private_folder;
 mod stream;
 pub mod system;
 mod team;
+mod unfinished;
 #[cfg(feature = "wgpu")]
 pub mod webgpu;
 
@@ -47,3 +48,4 @@ pub use pool::{MemoryReport, Pool, PoolConfig, PoolStats, TagUsage, leaks};
 pub use private_folder::PrivateFolder;
 pub use stream::{Completed, Event, Stream};
 pub use team::Team;
+pub use unfinished::Unfinished;

@@ -7,10 +7,11 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use crate::Unfinished;
 
 /// First in every entry; the digit changes with the format.
 const MAGIC: &[u8; 8] = b"sinew-k1";
@@ -169,17 +170,9 @@ fn write(folder: &Path, path: &Path, key: &[u8], image: &[u8]) -> io::Result<()>
     }
     entry.extend(key);
     entry.extend(image);
-    // Random: processes of several containers that share a folder may have one number.
-    let unfinished = folder.join(format!("unfinished-{:016x}", RandomState::new().hash_one(path)));
-    write_through(&unfinished, path, &entry)
-}
-
-/// Readers see all of an entry or nothing.
-fn write_through(unfinished: &Path, path: &Path, entry: &[u8]) -> io::Result<()> {
-    // Where that fails, the file is another writer's.
-    let mut file = private::create(unfinished)?;
-    let written = file.write_all(entry).and_then(|()| fs::rename(unfinished, path));
-    written.inspect_err(|_| drop(fs::remove_file(unfinished)))
+    let (unfinished, mut file) = Unfinished::beside(path, private::create)?;
+    file.write_all(&entry)?;
+    unfinished.complete(path)
 }
 
 /// Files that nobody else could have written: a kernel runs with the rights of whoever loads it.
@@ -275,23 +268,6 @@ mod tests {
             assert_eq!(folder(&[("HOME", no_path)]), None);
         }
         assert_eq!(folder(&[]), None);
-    }
-
-    #[test]
-    fn an_unfinished_file_is_removed_by_who_made_it_and_nobody_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let [unfinished, path] = ["unfinished", "entry"].map(|name| folder.path().join(name));
-        fs::write(&unfinished, "another's").unwrap();
-        assert_eq!(write_through(&unfinished, &path, b"mine").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        assert_eq!(fs::read(&unfinished).unwrap(), b"another's");
-        fs::remove_file(&unfinished).unwrap();
-        write_through(&unfinished, &path, b"mine").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"mine");
-        fs::remove_file(&path).unwrap();
-        // No file takes the place of a folder.
-        fs::create_dir(&path).unwrap();
-        write_through(&unfinished, &path, b"mine").unwrap_err();
-        assert!(!unfinished.exists());
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod residual;
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Add, Embedding, LinearOptions, Norm, NormedLinear, Place, Rotary, RowGather, Scale, Sequences, Softcap,
+    Add, Embedding, LinearOptions, Norm, NormedLinear, Place, Rotary, RowGather, Scale, Sequences, Softcap, push_unlike,
 };
 use sinew_tensor::{DType, Layout, Tensor, View};
 
@@ -31,9 +31,8 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
 use crate::error::count_of;
 use crate::limits::{Limits, Plan};
-use crate::load::{Held, LinearSpec, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, rotaries};
-use crate::places::push_unlike;
-use crate::scratch::{Rows, Values};
+use crate::load::{LinearSpec, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, WeightBytes, rotaries};
+use crate::scratch::{HostInput, Rows};
 use crate::{DecoderConfig, Error, Result};
 
 /// A decoder whose weights are packed and whose every step is planned: running one allocates nothing.
@@ -43,7 +42,7 @@ pub struct Decoder {
     precision: Precision,
     limits: Limits,
     parts: Parts,
-    held: Held,
+    held: WeightBytes,
     passes: Passes,
 }
 
@@ -75,15 +74,15 @@ enum End<S: Stage = Loaded> {
 /// What the host gives to a step.
 #[derive(Debug)]
 struct StepInputs<S: Stage = Loaded> {
-    tokens: S::Of<Values>,
-    positions: S::Of<Values>,
+    tokens: S::Of<HostInput>,
+    positions: S::Of<HostInput>,
     /// The same as rows of a table, where there is one.
-    position_ids: Option<S::Of<Values>>,
-    query_start: S::Of<Values>,
-    kv_len: S::Of<Values>,
+    position_ids: Option<S::Of<HostInput>>,
+    query_start: S::Of<HostInput>,
+    kv_len: S::Of<HostInput>,
     /// For each group of layers, the slots and the block tables.
-    places: Vec<[S::Of<Values>; 2]>,
-    wanted: S::Of<Values>,
+    places: Vec<[S::Of<HostInput>; 2]>,
+    wanted: S::Of<HostInput>,
     /// Block tables on the host: kept, so that a step allocates nothing.
     laid_out: S::Of<Vec<u32>>,
     ids: S::Of<Vec<u32>>,
@@ -154,7 +153,7 @@ impl Decoder {
 
     /// Bytes of its weights: packed ones, embedding tables, biases and the weights of norms.
     pub fn weight_bytes(&self) -> usize {
-        let Held { tables, experts, others } = self.held;
+        let WeightBytes { tables, experts, others } = self.held;
         tables + experts + others
     }
 
@@ -162,7 +161,7 @@ impl Decoder {
     /// tables, of experts no more than there are tokens for, and the keys and values of `length` tokens of each
     /// sequence, or of as many as a layer's window has.
     pub fn step_bytes(&self, sequences: usize, length: f64) -> f64 {
-        let Held { experts, others, .. } = self.held;
+        let WeightBytes { experts, others, .. } = self.held;
         let used = |of: ExpertsConfig| experts / of.count * sequences.saturating_mul(of.per_token).min(of.count);
         let weights = others + self.config.experts().map_or(0, used);
         let (heads, head_dim) = (self.config.num_key_value_heads, self.config.head_dim);
@@ -369,15 +368,15 @@ impl<S: Stage> StepInputs<S> {
         let ids = if config.learned_positions { max_rows } else { 0 };
         let groups = Form::count(config, &maker.precision());
         Ok(Self {
-            tokens: maker.values(DType::U32, max_rows)?,
-            positions: maker.values(DType::I32, max_rows)?,
-            position_ids: config.learned_positions.then(|| maker.values(DType::U32, ids)).transpose()?,
-            query_start: maker.values(DType::I32, max_sequences.saturating_add(1))?,
-            kv_len: maker.values(DType::I32, max_sequences)?,
+            tokens: maker.host_input(DType::U32, max_rows)?,
+            positions: maker.host_input(DType::I32, max_rows)?,
+            position_ids: config.learned_positions.then(|| maker.host_input(DType::U32, ids)).transpose()?,
+            query_start: maker.host_input(DType::I32, max_sequences.saturating_add(1))?,
+            kv_len: maker.host_input(DType::I32, max_sequences)?,
             places: (0..groups)
-                .map(|_| Ok([maker.values(DType::I64, max_rows)?, maker.values(DType::U32, blocks)?]))
+                .map(|_| Ok([maker.host_input(DType::I64, max_rows)?, maker.host_input(DType::U32, blocks)?]))
                 .collect::<Result<_>>()?,
-            wanted: maker.values(DType::U32, limits.max_wanted())?,
+            wanted: maker.host_input(DType::U32, limits.max_wanted())?,
             laid_out: maker.planned(|_| Ok(Vec::with_capacity(blocks)))?,
             ids: maker.planned(|_| Ok(Vec::with_capacity(ids)))?,
         })

@@ -6,14 +6,14 @@ use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::Result;
 use crate::sampling::Asked;
-use crate::scratch::{ACTIVATIONS, Values};
+use crate::scratch::{ACTIVATIONS, HostInput};
 
 /// A planned draw from rows of logits.
 #[derive(Debug)]
 pub(crate) struct Draw {
     sample: Sample,
-    params: Values,
-    top_k: Values,
+    params: HostInput,
+    top_k: HostInput,
     tokens: Tensor,
     vocab: usize,
     /// What is given to a draw and comes of it, on the host.
@@ -29,8 +29,8 @@ impl Draw {
         let room = |dtype, most| ctx.uninitialised_tagged(ACTIVATIONS, dtype, &[most]);
         Ok(Self {
             sample: Sample::new(ctx, vocab, max_rows)?,
-            params: Values::of(room(DType::F32, params)?),
-            top_k: Values::of(room(DType::U32, max_rows)?),
+            params: HostInput::of(room(DType::F32, params)?),
+            top_k: HostInput::of(room(DType::U32, max_rows)?),
             tokens: room(DType::U32, max_rows)?,
             vocab,
             host_params: Vec::with_capacity(params),

@@ -80,7 +80,7 @@ impl EmbeddingModel {
         let plan = Planner::of(&ctx, model, &checkpoint, true).refuse_beyond_memory(&loaded, "embeddings")?;
         let tokenizer = folder.tokenizer()?;
         ctx.prefetch()?;
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, plan.activations, progress);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &plan, progress);
         let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
     }

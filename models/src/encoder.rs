@@ -11,7 +11,7 @@
 mod layer;
 
 use sinew_ops::Context;
-use sinew_ops::layers::{Add, Embedding, Norm, Place, Rotary, Sequences};
+use sinew_ops::layers::{Add, Embedding, Norm, Place, Rotary, Sequences, push_unlike};
 use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
@@ -19,8 +19,7 @@ use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
 use crate::error::count_of;
 use crate::limits::Plan;
 use crate::load::{Loaded, Loader, Maker, NormSpec, Part, Precision, Sizes, Stage};
-use crate::places::push_unlike;
-use crate::scratch::Values;
+use crate::scratch::HostInput;
 use crate::{EncoderConfig, Error, Result};
 
 /// An encoder whose weights are packed and whose every pass is planned.
@@ -51,14 +50,14 @@ struct Parts<S: Stage = Loaded> {
 /// What the host gives to a pass.
 #[derive(Debug)]
 struct PassInputs<S: Stage = Loaded> {
-    tokens: S::Of<Values>,
-    positions: S::Of<Values>,
+    tokens: S::Of<HostInput>,
+    positions: S::Of<HostInput>,
     /// Rows of the table of positions, where there is one.
-    position_ids: Option<S::Of<Values>>,
+    position_ids: Option<S::Of<HostInput>>,
     /// The same of token types.
-    token_types: Option<S::Of<Values>>,
-    query_start: S::Of<Values>,
-    kv_len: S::Of<Values>,
+    token_types: Option<S::Of<HostInput>>,
+    query_start: S::Of<HostInput>,
+    kv_len: S::Of<HostInput>,
 }
 
 impl Encoder {
@@ -237,14 +236,14 @@ impl<S: Stage> Parts<S> {
 
 impl<S: Stage> PassInputs<S> {
     fn make(maker: &mut impl Maker<S>, config: &EncoderConfig, max_rows: usize, max_sequences: usize) -> Result<Self> {
-        let mut values = |dtype, most| maker.values(dtype, most);
+        let mut input = |dtype, most| maker.host_input(dtype, most);
         Ok(Self {
-            tokens: values(DType::U32, max_rows)?,
-            positions: values(DType::I32, max_rows)?,
-            position_ids: config.learned_positions.map(|_| values(DType::U32, max_rows)).transpose()?,
-            token_types: (config.type_vocab_size > 0).then(|| values(DType::U32, max_rows)).transpose()?,
-            query_start: values(DType::I32, max_sequences.saturating_add(1))?,
-            kv_len: values(DType::I32, max_sequences)?,
+            tokens: input(DType::U32, max_rows)?,
+            positions: input(DType::I32, max_rows)?,
+            position_ids: config.learned_positions.map(|_| input(DType::U32, max_rows)).transpose()?,
+            token_types: (config.type_vocab_size > 0).then(|| input(DType::U32, max_rows)).transpose()?,
+            query_start: input(DType::I32, max_sequences.saturating_add(1))?,
+            kv_len: input(DType::I32, max_sequences)?,
         })
     }
 }

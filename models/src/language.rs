@@ -111,7 +111,7 @@ impl LanguageModel {
             .refuse_beyond_memory(options, &format!("{sequences} of {tokens}"))?;
         let tokenizer = tokenizer()?;
         ctx.prefetch()?;
-        let mut loader = Loader::new(ctx.clone(), checkpoint, precision, plan.activations, progress);
+        let mut loader = Loader::new(ctx.clone(), checkpoint, precision, &plan, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
         let mut cache = KvCache::new(&ctx, options.cache_shape(config, precision)?)?;
         if options.swap_tokens > 0 {

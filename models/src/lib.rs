@@ -60,7 +60,6 @@ mod limits;
 mod logits;
 mod options;
 mod passes;
-mod places;
 mod prompt;
 mod room;
 mod runner;

@@ -22,8 +22,8 @@ use sinew_tensor::{DType, Tensor};
 
 pub(crate) use self::fill::AT_HAND_BYTES;
 pub(crate) use self::maker::{GroupedSpec, LinearSpec, Loaded, Maker, NormSpec, Stage};
-use self::matrices::{Becomes, Matrices};
-use self::matrix::check;
+use self::matrices::Matrices;
+use self::matrix::{Becomes, check};
 pub use self::part::Part;
 pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 pub(crate) use self::sizes::{Made, Sizes};
@@ -32,7 +32,8 @@ use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
 use crate::floats::widened;
-use crate::scratch::{ACTIVATIONS, Rows, Values};
+use crate::limits::Plan;
+use crate::scratch::{ACTIVATIONS, HostInput, Rows};
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -45,16 +46,15 @@ pub struct Loader<'a> {
     progress: Progress<'a>,
     done: u64,
     total: u64,
-    held: Held,
-    /// Bytes of what steps work on and are given.
-    activations: usize,
+    held: WeightBytes,
+    plan: Plan,
     /// Where that is, once there is any of it.
     arena: Option<Arena>,
 }
 
 /// Bytes of the weights that were loaded: packed ones, embedding tables, biases and the weights of norms.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Held {
+pub(crate) struct WeightBytes {
     /// Of tables of embeddings alone, of which a step reads rows.
     pub tables: usize,
     /// Of experts, of which a step reads some.
@@ -64,17 +64,26 @@ pub(crate) struct Held {
 }
 
 impl<'a> Loader<'a> {
-    /// A loader of `checkpoint`. What steps of the model work on and are given takes as many bytes as its
-    /// [plan](crate::Plan::activations) says.
+    /// A loader of `checkpoint`, by the plan of the model.
     pub fn new(
         ctx: Arc<Context>,
         checkpoint: &'a Checkpoint,
         precision: Precision,
-        activations: usize,
+        plan: &Plan,
         progress: Progress<'a>,
     ) -> Self {
         let total = checkpoint.num_bytes();
-        Self { ctx, checkpoint, precision, progress, done: 0, total, held: Held::default(), activations, arena: None }
+        Self {
+            ctx,
+            checkpoint,
+            precision,
+            progress,
+            done: 0,
+            total,
+            held: WeightBytes::default(),
+            plan: *plan,
+            arena: None,
+        }
     }
 
     /// The context.
@@ -88,7 +97,7 @@ impl<'a> Loader<'a> {
     }
 
     /// The bytes of what was loaded so far.
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn held(&self) -> WeightBytes {
         self.held
     }
 
@@ -104,7 +113,7 @@ impl<'a> Loader<'a> {
             None => self
                 .ctx
                 .pool()
-                .allocate_apart(self.activations, ACTIVATIONS)
+                .allocate_apart(self.plan.activations, ACTIVATIONS)
                 .and_then(Arena::in_buffer)
                 .map_err(sinew_ops::Error::from)?,
         };
@@ -124,7 +133,7 @@ impl<'a> Loader<'a> {
     ) -> Result<(Arc<PackedWeight>, LinearOptions)> {
         let LinearSpec { parts, k, bias, options, .. } = linear;
         let (weight, bias) = self.pack(parts, [1, k], options.gated.is_some(), bias, may_be_ordered)?;
-        let compute = self.precision.compute_with(weight.encoding());
+        let compute = self.precision.compute_with(weight.shape().encoding());
         Ok((weight, LinearOptions { bias, compute, ..options }))
     }
 
@@ -192,7 +201,7 @@ impl<'a> Loader<'a> {
         let bias = if bias { Some(self.biases(&matrices)?) } else { None };
         let becomes = matrices.becomes(&self.precision, &self.ctx, may_be_ordered);
         let packer = self.packer(&matrices, &becomes, gated)?;
-        Ok((Arc::new(self.fill(packer, &matrices, becomes.as_stored)?.finish()?), bias))
+        Ok((Arc::new(self.fill(packer, &matrices, &becomes)?.finish()?), bias))
     }
 
     /// Room for what matrices become.
@@ -233,9 +242,10 @@ impl Maker<Loaded> for Loader<'_> {
     }
 
     fn table(&mut self, part: Part, width: usize) -> Result<Embedding> {
-        let packer = WeightPacker::table(&self.ctx, self.precision.weights, part.len(), width)?;
+        let dtype = self.precision.weights;
+        let packer = WeightPacker::table(&self.ctx, dtype, part.len(), width)?;
         let matrices = Matrices::of(self.checkpoint, [part], 1, width)?;
-        let table = self.fill(packer, &matrices, false)?.finish_table()?;
+        let table = self.fill(packer, &matrices, &Becomes::floats(dtype))?.finish_table()?;
         let embedding = Embedding::table(&self.ctx, table, DType::F32)?;
         self.held.tables += embedding.own_bytes();
         Ok(embedding)
@@ -268,7 +278,7 @@ impl Maker<Loaded> for Loader<'_> {
     fn grouped(&mut self, grouped: GroupedSpec<impl Iterator<Item = Part>>) -> Result<GroupedLinear> {
         let GroupedSpec { parts, experts, k, bias, options, max_rows } = grouped;
         let (weight, bias) = self.pack(parts, [experts, k], options.gated.is_some(), bias, true)?;
-        let compute = self.precision.compute_with(weight.encoding());
+        let compute = self.precision.compute_with(weight.shape().encoding());
         let options = GroupedLinearOptions { bias, compute, ..options };
         let linear = GroupedLinear::new(&self.ctx, weight, options, max_rows)?;
         self.held.experts += linear.weight_bytes();
@@ -293,8 +303,8 @@ impl Maker<Loaded> for Loader<'_> {
         Ok(Rows::of(self.activations(dtype, &[max_rows, width])?))
     }
 
-    fn values(&mut self, dtype: DType, most: usize) -> Result<Values> {
-        Ok(Values::of(self.activations(dtype, &[most])?))
+    fn host_input(&mut self, dtype: DType, most: usize) -> Result<HostInput> {
+        Ok(HostInput::of(self.activations(dtype, &[most])?))
     }
 
     fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<Routing> {

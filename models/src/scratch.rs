@@ -38,7 +38,7 @@ pub(crate) struct Heads {
 
 /// Numbers that the host gives to a step: ids, positions, lengths, tables.
 #[derive(Debug)]
-pub(crate) struct Values {
+pub(crate) struct HostInput {
     tensor: Tensor,
     len: usize,
 }
@@ -105,7 +105,7 @@ impl Heads {
     }
 }
 
-impl Values {
+impl HostInput {
     /// None yet, in a tensor of one dimension.
     pub(crate) fn of(tensor: Tensor) -> Self {
         Self { tensor, len: 0 }

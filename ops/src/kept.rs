@@ -2,10 +2,17 @@
 
 use sinew_kernels::Operator;
 use sinew_kernels::attention::OldKv;
-use sinew_kernels::packed::{Encoding, Format, GROUP_SIZES, formats};
+use sinew_kernels::packed::{Encoding, Format, GROUP_SIZES, PackedShape, formats};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
-use crate::Context;
+use crate::error::refuse;
+use crate::{Context, Error, Result};
+
+/// The error of weights that a context's device does not keep.
+pub(crate) fn no_format(ctx: &Context, encoding: Encoding) -> Error {
+    let (device, kept) = (ctx.device().id(), ctx.kept_weights());
+    refuse("pack", format!("no packed format keeps {encoding} on {device}; kept are {kept}"))
+}
 
 impl Context {
     /// Whether a row takes a problem on the device: whether there is anything to [choose](Self::choose) from.
@@ -28,6 +35,31 @@ impl Context {
     /// ```
     pub fn format(&self, encoding: impl Into<Encoding>) -> Option<&'static Format> {
         self.registry().format(encoding, self.device().hardware())
+    }
+
+    /// What a weight `[n, k]`, or `groups` of them, becomes in that format: known before there is one.
+    ///
+    /// ```
+    /// use sinew_ops::Context;
+    /// use sinew_tensor::DType;
+    ///
+    /// let shape = Context::cpu()?.packed_shape(DType::F32, 1, [64, 3], false)?;
+    /// assert_eq!(shape.bytes(), 64 * 3 * 4);
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An encoding without a format.
+    pub fn packed_shape(
+        &self,
+        encoding: impl Into<Encoding>,
+        groups: usize,
+        [n, k]: [usize; 2],
+        gated: bool,
+    ) -> Result<PackedShape> {
+        let encoding = encoding.into();
+        let format = self.format(encoding).ok_or_else(|| no_format(self, encoding))?;
+        Ok(PackedShape { format, groups, n, k, gated })
     }
 
     /// The block-quantized weights that the device keeps.

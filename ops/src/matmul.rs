@@ -114,7 +114,7 @@ impl<'a> Matmul<'a> {
                 [.., k, n] => (*n, *k, Rhs::Strided(b.dtype())),
                 shape => return Err(refuse(NAME, format!("b is {shape:?}; a matrix has at least two dimensions"))),
             },
-            Right::Packed(w) => (w.n(), w.k(), Rhs::Packed(w.shape().format)),
+            Right::Packed(w) => (w.shape().n, w.shape().k, Rhs::Packed(w.shape().format)),
         };
         if self.a.shape().len() < 2 || k != Some(b_k) {
             let a = self.a.layout();

@@ -7,7 +7,7 @@ use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::layers::{
     Activation, Attention, AttentionOptions, Combine, CombineOptions, Compute, Dispatch, Embedding, GroupedLinear,
     GroupedLinearOptions, Inputs, KvAppend, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight,
-    Rotary, Route, RouteOptions, Routing, Sequences, WeightPacker,
+    Rotary, Route, RouteOptions, Routing, Sequences, WeightPacker, WeightRows,
 };
 use sinew_ops::{Context, Policy, Result};
 use sinew_tensor::{DType, Tensor};
@@ -90,9 +90,10 @@ fn packed(ctx: &Context, mut packer: WeightPacker, rows: &[usize], k: usize) -> 
     let bytes: Vec<u8> =
         (0..rows.iter().sum::<usize>() * k).flat_map(|i| ((i % 7) as f32 / 64.0).to_le_bytes()).collect();
     for slice in packer.slices(1 << 20) {
-        let pieces: Vec<(&[u8], DType)> =
-            slice.rows.iter().map(|(_, range)| (&bytes[range.start * k * 4..range.end * k * 4], DType::F32)).collect();
-        packer.pack(ctx, &slice, &pieces)?;
+        let pieces = slice.rows.iter().map(|(_, range)| {
+            WeightRows::from_bytes(&bytes[range.start * k * 4..range.end * k * 4], DType::F32, range.len(), k)
+        });
+        packer.pack(ctx, &slice, &pieces.collect::<std::result::Result<Vec<_>, _>>()?)?;
     }
     Ok(Arc::new(packer.finish()?))
 }

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use safetensors::tensor::{Metadata, TensorInfo, TensorView};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
-use sinew_memory::{Device, Location, MappedFile};
+use sinew_memory::{Device, Location, MappedFile, Unfinished};
 
 use crate::error::{Error, Result, shape_error};
 use crate::{DType, Element, Layout, Tensor};
@@ -319,16 +319,15 @@ impl Writer {
 #[derive(Debug)]
 struct Output {
     file: BufWriter<File>,
-    partial: Partial,
+    unfinished: Unfinished,
     path: PathBuf,
 }
 
 impl Output {
     fn create(path: &Path, header: &Header) -> Result<Self> {
-        let failed = |source| file_error(path, source);
-        let partial = Partial::beside(path).map_err(failed)?;
-        let file = BufWriter::with_capacity(1 << 20, File::create(&partial.path).map_err(failed)?);
-        let mut out = Self { file, partial, path: path.to_owned() };
+        let (unfinished, file) =
+            Unfinished::beside(path, |new| File::create_new(new)).map_err(|source| file_error(path, source))?;
+        let mut out = Self { file: BufWriter::with_capacity(1 << 20, file), unfinished, path: path.to_owned() };
         out.write(header.bytes())?;
         Ok(out)
     }
@@ -338,41 +337,12 @@ impl Output {
     }
 
     fn complete(self) -> Result<()> {
-        let Self { file, partial, path } = self;
+        let Self { file, unfinished, path } = self;
         let written = file.into_inner().map_err(|e| e.into_error()).and_then(|file| file.sync_all());
-        written.and_then(|()| partial.complete(&path)).map_err(|source| file_error(&path, source))
+        written.and_then(|()| unfinished.complete(&path)).map_err(|source| file_error(&path, source))
     }
 }
 
 fn file_error(path: &Path, source: io::Error) -> Error {
     Error::File { path: path.to_owned(), source: SafeTensorError::IoError(source) }
-}
-
-/// The path of a file under another name, which goes away with this value unless it is completed. A process that is
-/// killed leaves it.
-#[derive(Debug)]
-struct Partial {
-    path: PathBuf,
-}
-
-impl Partial {
-    fn beside(path: &Path) -> io::Result<Self> {
-        let name =
-            path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it is not a file name"))?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.partial", std::process::id()));
-        Ok(Self { path: path.with_file_name(hidden) })
-    }
-
-    fn complete(self, path: &Path) -> io::Result<()> {
-        fs::rename(&self.path, path)
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After `complete` there is nothing of this name any more.
-        drop(fs::remove_file(&self.path));
-    }
 }

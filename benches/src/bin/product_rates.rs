@@ -17,7 +17,7 @@ use std::time::Instant;
 use sinew_benches::contender::{FEW_ROWS, Product, serve};
 use sinew_benches::{beside_limits, context, flops_limit, least_seconds};
 use sinew_kernels::gemm::{self, Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
-use sinew_kernels::packed::{self, Encoding, Format, Source, Weights};
+use sinew_kernels::packed::{self, Encoding, Format, WeightRows, Weights};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Launch, Operands, Row};
 use sinew_memory::{Buffer, Cpu, Device, Stream};
@@ -341,8 +341,8 @@ fn packing(device: &Arc<dyn Device>) -> Result<()> {
     ] {
         let format = Format::in_panels(encoding).ok_or("no format")?;
         let bytes = vec![0x3c; n * k * from.size()];
-        let sources = [Source::from_bytes(&bytes, from, n, k)?];
-        let weights = Weights { sources: &sources, k, gated: false };
+        let sources = [WeightRows::from_bytes(&bytes, from, n, k)?];
+        let weights = Weights::new(&sources, false);
         let mut packed = vec![0; format.packed_bytes(n, k, false)];
         let mut best = f64::INFINITY;
         for _ in 0..10 {

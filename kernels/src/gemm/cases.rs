@@ -10,7 +10,7 @@ use crate::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
 };
 use crate::norm::{NormFormula, NormKind};
-use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PANEL, PanelKind, Source, Weights, formats};
+use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PANEL, PanelKind, WeightRows, Weights, formats};
 use crate::stored::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
@@ -32,11 +32,11 @@ pub(crate) fn packed(
     };
     let sources = [match &drawn {
         Some((format, codes, scales, zeros)) => {
-            Source::from_codes(Codes { format: *format, codes, scales, zeros }, n, k)?
+            WeightRows::from_codes(Codes { format: *format, codes, scales, zeros }, n, k)?
         }
-        None => Source::from_bytes(&bytes, dtype, n, k)?,
+        None => WeightRows::from_bytes(&bytes, dtype, n, k)?,
     }];
-    let weights = Weights { sources: &sources, k, gated };
+    let weights = Weights::new(&sources, gated);
     let mut packed = vec![0; format.packed_bytes(n, k, gated)];
     let level = sinew_memory::SimdLevel::detected();
     format.pack(&Team::new(1)?, level, &weights, &mut packed)?;

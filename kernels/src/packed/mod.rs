@@ -15,7 +15,8 @@ mod pack_blocks;
 mod panel;
 mod quantize;
 mod row_major;
-mod source;
+mod rows;
+mod shape;
 mod unpack;
 
 use std::borrow::Cow;
@@ -32,10 +33,11 @@ use crate::{Error, Result};
 
 pub use blocks::{GROUP_SIZES, MAX_GROUP};
 pub(crate) use pack::pack_panel;
+pub use panel::PANEL;
 pub(crate) use panel::{Outputs, PanelKind};
-pub use panel::{PANEL, UnitRows};
 pub(crate) use quantize::{LEAST, Quantized};
-pub use source::{Codes, RowCodes, Source, Weights};
+pub use rows::{Codes, RowCodes, WeightRows, Weights};
+pub use shape::PackedShape;
 
 /// How the values of a weight are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -239,24 +241,26 @@ impl Format {
         self.units(n, gated).saturating_mul(self.unit_bytes(k, gated))
     }
 
-    /// The rows of a weight that a run of units holds: what a loader must have at hand to pack it. Units do not know
-    /// where they stand, so a run of them is packed as a smaller weight of these rows alone.
-    pub fn unit_rows(&self, units: Range<usize>, n: usize, gated: bool) -> UnitRows {
+    /// The rows of a weight that a run of units holds, those of the gate before those of the up: what a loader must have
+    /// at hand to pack it. Units do not know where they stand, so a run of them is packed as a smaller weight of these
+    /// rows alone.
+    pub fn unit_rows(&self, units: Range<usize>, n: usize, gated: bool) -> impl Iterator<Item = Range<usize>> {
         let outputs = Outputs { n, gated };
-        match self.order {
-            Order::Panels(_) => outputs.rows(units),
-            Order::Rows(_) if gated => UnitRows::Gated(units),
-            Order::Rows(_) => UnitRows::Plain(units),
-        }
+        let columns = match self.order {
+            Order::Panels(_) => outputs.panel_columns(units),
+            Order::Rows(_) => units.start.min(outputs.columns())..units.end.min(outputs.columns()),
+        };
+        let ups = gated.then(|| outputs.columns() + columns.start..outputs.columns() + columns.end);
+        std::iter::once(columns).chain(ups)
     }
 
     /// Packs a weight, rounding, quantizing or widening in registers.
     ///
     /// # Errors
-    /// Pieces that are shorter than said, pieces of floats with pieces of codes, a gated weight of an odd number of rows, or
-    /// another number of packed bytes.
+    /// Pieces with rows of other lengths, pieces of floats with pieces of codes, a gated weight of an odd number of rows,
+    /// or another number of packed bytes.
     pub fn pack(&self, team: &Team, level: SimdLevel, weights: &Weights<'_>, packed: &mut [u8]) -> Result<()> {
-        self.pack_strip(team, level, weights, 0..weights.k, weights.k, packed)
+        self.pack_strip(team, level, weights, 0..weights.k(), weights.k(), packed)
     }
 
     /// Values along K at whose multiples a weight can be cut into strips.
@@ -283,33 +287,34 @@ impl Format {
         k: usize,
         packed: &mut [u8],
     ) -> Result<()> {
-        let n = weights.n();
+        let (n, width, pieces) = (weights.n(), weights.k(), weights.pieces());
         let divided = |at: usize| at == k || at.is_multiple_of(self.strip_granule());
-        if strip.len() != weights.k || strip.end > k || !divided(strip.start) || !divided(strip.end) {
-            let (of, granule) = (weights.k, self.strip_granule());
+        if strip.len() != width || strip.end > k || !divided(strip.start) || !divided(strip.end) {
+            let granule = self.strip_granule();
             return Err(refuse(format!(
-                "values {strip:?} of rows of {k} from rows of {of} in {}, which is cut at multiples of {granule}",
+                "values {strip:?} of rows of {k} from rows of {width} in {}, which is cut at multiples of {granule}",
                 self.name
             )));
         }
-        if weights.per_channel() && strip.len() != k {
+        if weights.is_per_channel() && strip.len() != k {
             return Err(refuse(format!(
                 "values {strip:?} of rows of {k} with one scale each, which is that of them all"
             )));
         }
-        if let Some(source) = weights.sources.iter().find(|s| !s.holds(weights.k)) {
-            return Err(refuse(format!("a weight's rows of {} are not in {source}", weights.k)));
+        if let Some(piece) = pieces.iter().find(|piece| piece.k() != width) {
+            return Err(refuse(format!("{piece} with rows of {width}")));
         }
-        if let Some(source) = weights.sources.iter().find(|s| !s.packs_into(self.encoding())) {
-            return Err(refuse(format!("{source} cannot be packed as {}", self.name)));
+        if let Some(piece) = pieces.iter().find(|piece| !piece.pack_into(self.encoding())) {
+            return Err(refuse(format!("{piece} cannot be packed as {}", self.name)));
         }
-        if weights.sources.iter().any(|s| s.is_codes() != weights.sources[0].is_codes()) {
+        if pieces.iter().any(|piece| piece.floats().is_none() != pieces[0].floats().is_none()) {
             return Err(refuse("pieces of floats with pieces of codes; all or none can be codes".into()));
         }
-        if weights.gated && !n.is_multiple_of(2) {
+        let outputs = weights.outputs();
+        if outputs.gated && !n.is_multiple_of(2) {
             return Err(refuse(format!("{n} outputs cannot be halved into gate and up")));
         }
-        let bytes = self.packed_bytes(n, k, weights.gated);
+        let bytes = self.packed_bytes(n, k, outputs.gated);
         if packed.len() != bytes {
             let given = packed.len();
             return Err(refuse(format!("{n} outputs of {k} in {} are {bytes} bytes, not {given}", self.name)));
@@ -319,7 +324,6 @@ impl Format {
             return Ok(());
         }
         let (packed, start) = (packed.as_mut_ptr(), strip.start);
-        let outputs = weights.outputs();
         // SAFETY: pieces hold their rows, the packed bytes hold the units with the strip in each, and tasks write units of
         // their own.
         unsafe {

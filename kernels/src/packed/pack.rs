@@ -5,7 +5,7 @@ use sinew_tensor::DType;
 
 use super::pack_blocks::pack_blocks;
 use super::panel::{PANEL, PanelKind};
-use super::source::{Row, Weights};
+use super::rows::{Row, Weights};
 use crate::line::Line;
 use crate::simd::{Kernel, LANES, Reach, Simd, Stored, prefetch};
 
@@ -281,10 +281,10 @@ impl Kernel for Packing<'_> {
             let to = self.packed.add(panel * self.kind.bytes(self.k) + self.kind.bytes(self.start));
             match self.kind {
                 PanelKind::Blocks(format) => {
-                    pack_blocks::<S>(&rows, format, 0, weights.k, weights.per_channel(), to);
+                    pack_blocks::<S>(&rows, format, 0, weights.k(), weights.is_per_channel(), to);
                 }
                 kind @ (PanelKind::F32 | PanelKind::F16 | PanelKind::Bf16) => {
-                    pack_panel::<S>(&rows.map(|row| row.and_then(Row::line)), kind, 0, weights.k, to);
+                    pack_panel::<S>(&rows.map(|row| row.and_then(Row::line)), kind, 0, weights.k(), to);
                 }
             }
         }

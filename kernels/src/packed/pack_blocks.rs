@@ -7,7 +7,7 @@ use super::blocks::{self, MAX_GROUP, held_code, per_word};
 use super::pack::load_steps;
 use super::panel::PANEL;
 use super::quantize::{Extent, Floats, Integers};
-use super::source::{Codes, Row};
+use super::rows::{Codes, Row};
 use crate::line::Line;
 use crate::simd::{LANES, Simd, Stored};
 

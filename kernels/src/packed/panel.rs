@@ -147,21 +147,11 @@ impl Outputs {
         }
     }
 
-    /// The rows of a weight that a run of panels holds.
-    pub fn rows(self, panels: Range<usize>) -> UnitRows {
+    /// The columns of a product that a run of panels gives.
+    pub fn panel_columns(self, panels: Range<usize>) -> Range<usize> {
         let at = |panel: usize| panel.saturating_mul(self.columns_per_panel()).min(self.columns());
-        let rows = at(panels.start)..at(panels.end);
-        if self.gated { UnitRows::Gated(rows) } else { UnitRows::Plain(rows) }
+        at(panels.start)..at(panels.end)
     }
-}
-
-/// The rows of a weight that a run of units holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UnitRows {
-    /// These rows.
-    Plain(Range<usize>),
-    /// These rows of the gate, and those of the same numbers of the up.
-    Gated(Range<usize>),
 }
 
 #[cfg(test)]
@@ -192,12 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_panels_hold_the_rows_in_order() {
-        let plain = Outputs { n: 70, gated: false };
-        assert_eq!(plain.rows(0..2), UnitRows::Plain(0..64));
-        assert_eq!(plain.rows(2..3), UnitRows::Plain(64..70));
-        let gated = Outputs { n: 70, gated: true };
-        assert_eq!(gated.rows(0..2), UnitRows::Gated(0..32));
-        assert_eq!(gated.rows(2..3), UnitRows::Gated(32..35));
+    fn runs_of_panels_give_columns_in_order() {
+        let columns = |gated, panels| Outputs { n: 70, gated }.panel_columns(panels);
+        assert_eq!([columns(false, 0..2), columns(false, 2..3)], [0..64, 64..70]);
+        assert_eq!([columns(true, 0..2), columns(true, 2..3)], [0..32, 32..35]);
     }
 }

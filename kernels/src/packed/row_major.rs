@@ -3,7 +3,7 @@
 use sinew_tensor::DType;
 
 use super::Weights;
-use super::source::Row;
+use super::rows::Row;
 use crate::line::Line;
 use crate::simd::{Kernel, Simd};
 use crate::strided::{Scratch, blocks};
@@ -26,7 +26,7 @@ unsafe impl Sync for Copy<'_> {}
 
 impl Copy<'_> {
     fn rows_per_task(&self) -> usize {
-        GRAIN.div_ceil(self.weights.k.max(1))
+        GRAIN.div_ceil(self.weights.k().max(1))
     }
 
     pub(super) fn tasks(&self) -> usize {
@@ -37,7 +37,7 @@ impl Copy<'_> {
 impl Kernel for Copy<'_> {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
-        let (k, outputs, size) = (self.weights.k, self.weights.outputs(), self.dtype.size());
+        let (k, outputs, size) = (self.weights.k(), self.weights.outputs(), self.dtype.size());
         let first = task * self.rows_per_task();
         let mut scratch = Scratch::new();
         for row in first..(first + self.rows_per_task()).min(outputs.n) {

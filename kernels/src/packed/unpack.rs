@@ -75,7 +75,7 @@ impl Format {
         Ok(())
     }
 
-    /// Row `row` of a packed weight in blocks, as [`Source::from_codes`](super::Source::from_codes) would have it: its
+    /// Row `row` of a packed weight in blocks, as [`WeightRows::from_codes`](super::WeightRows::from_codes) would have it: its
     /// codes, scales and zero points. `row` counts as in [`Weights`](super::Weights).
     ///
     /// # Errors

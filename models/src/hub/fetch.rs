@@ -3,13 +3,13 @@
 //! The addresses and the question what a revision holds are the `hf-hub` crate's.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 use serde::Deserialize;
+use sinew_memory::Unfinished;
 use ureq::http::{Response, StatusCode};
 
 use super::download::{Blob, CONNECT, Download, SILENCE};
@@ -193,8 +193,8 @@ impl Transfer<'_> {
         make_parent(&pointer)?;
         // Whatever is there, be it a link that leads nowhere or another process's, is replaced at once; until then the
         // link is not among the files of the snapshot, which may be read already.
-        let new = unfinished(&path);
-        let linked = link(&path, &new, blob.name).and_then(|()| fs::rename(&new, &pointer));
+        let linked = Unfinished::beside(&path, |new| link(&path, new, blob.name));
+        let linked = linked.and_then(|(new, ())| new.complete(&pointer));
         linked.map_err(|e| Error::io("create", &pointer, e))
     }
 }
@@ -220,19 +220,11 @@ fn link(blob: &Path, pointer: &Path, _: &str) -> io::Result<()> {
     fs::hard_link(blob, pointer)
 }
 
-/// A name beside `path` that nobody else uses.
-fn unfinished(path: &Path) -> PathBuf {
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.{}.incomplete", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-    name.into()
-}
-
 /// Readers see all of it or what was there before.
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    let part = unfinished(path);
-    fs::write(&part, bytes)?;
-    fs::rename(&part, path)
+    let (unfinished, mut file) = Unfinished::beside(path, |new| File::create_new(new))?;
+    file.write_all(bytes)?;
+    unfinished.complete(path)
 }

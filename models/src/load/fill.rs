@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use sinew_ops::layers::{Encoding, SliceToPack, UnitSlice, WeightPacker};
+use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
 
 use super::Loader;
 use super::matrices::{Matrices, bytes};
-use super::matrix::{Matrix, check_piece};
+use super::matrix::{Becomes, Matrix};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::quantized::common_multiple;
@@ -30,8 +30,7 @@ struct Filled<'m> {
     /// Those of the groups before.
     before: usize,
     k: usize,
-    /// Whether their codes are packed as they are stored.
-    as_stored: bool,
+    becomes: &'m Becomes,
 }
 
 impl Loader<'_> {
@@ -46,10 +45,10 @@ impl Loader<'_> {
         &mut self,
         mut packer: WeightPacker,
         matrices: &Matrices,
-        as_stored: bool,
+        becomes: &Becomes,
     ) -> Result<WeightPacker> {
         let (checkpoint, threads, k) = (self.checkpoint, self.ctx.host_threads(), matrices.k());
-        let mut all = Filled { matrices: matrices.all(), before: 0, k, as_stored };
+        let mut all = Filled { matrices: matrices.all(), before: 0, k, becomes };
         if all.matrices.iter().any(Matrix::lies_by_columns) {
             for (group, of_group) in matrices.by_group().enumerate() {
                 let of_group = Filled { matrices: of_group, ..all };
@@ -78,27 +77,17 @@ impl Loader<'_> {
         strip: Range<usize>,
     ) -> Result<()> {
         let (checkpoint, threads) = (self.checkpoint, self.ctx.host_threads());
-        let Filled { matrices, before, k, as_stored } = filled;
+        let Filled { matrices, before, k, becomes } = filled;
         let all = matrices.iter();
         let at_hand = all.map(|matrix| matrix.strip(checkpoint, strip.clone())).collect::<Result<Vec<_>>>()?;
-        let encoding = packer.encoding();
         let row_bytes: Vec<usize> = matrices.iter().map(|matrix| matrix.row_bytes(checkpoint)).collect();
         let pack = |slice: SliceToPack<'_>| -> Result<()> {
-            let rows = slice.slice.rows.iter().map(|(matrix, rows)| (matrix - before, rows.clone()));
-            let rows: Vec<(usize, Range<usize>)> = rows.collect();
-            let pieces = rows
-                .iter()
-                .map(|(matrix, rows)| {
-                    let of_matrix = at_hand[*matrix].rows(rows.clone(), as_stored)?;
-                    if let Encoding::Blocks(format) = encoding {
-                        let weight = matrices[*matrix].part.weight();
-                        check_piece(checkpoint, &weight, &of_matrix, rows.len(), format)?;
-                    }
-                    Ok(of_matrix)
-                })
-                .collect::<Result<Vec<_>>>()?;
+            let of_slice = &slice.slice.rows;
+            let rows = || of_slice.iter().map(|(matrix, rows)| (matrix - before, rows.clone()));
+            let pieces =
+                rows().map(|(matrix, rows)| at_hand[matrix].rows(rows, becomes)).collect::<Result<Vec<_>>>()?;
             slice.pack_strip(strip.clone(), &pieces)?;
-            for (matrix, rows) in rows {
+            for (matrix, rows) in rows() {
                 matrices[matrix].release_rows(checkpoint, rows);
             }
             Ok(())

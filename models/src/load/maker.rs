@@ -13,7 +13,7 @@ use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
-use crate::scratch::{Rows, Values};
+use crate::scratch::{HostInput, Rows};
 
 /// Whether the parts of a model are there.
 pub(crate) trait Stage: Debug {
@@ -92,7 +92,7 @@ pub(crate) trait Maker<S: Stage> {
     ///
     /// # Errors
     /// Out of memory.
-    fn values(&mut self, dtype: DType, most: usize) -> Result<S::Of<Values>>;
+    fn host_input(&mut self, dtype: DType, most: usize) -> Result<S::Of<HostInput>>;
 
     /// Where up to `max_tokens` tokens go, each to `top_k` experts.
     ///

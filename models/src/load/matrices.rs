@@ -3,7 +3,7 @@
 use sinew_ops::Context;
 use sinew_ops::layers::Encoding;
 
-use super::matrix::Matrix;
+use super::matrix::{Becomes, Matrix};
 use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
@@ -16,16 +16,6 @@ pub(super) struct Matrices {
     /// Groups: the experts of a mixture, or one.
     groups: usize,
     k: usize,
-}
-
-/// What a weight becomes.
-#[derive(Debug)]
-pub(super) struct Becomes {
-    pub encoding: Encoding,
-    /// Whether codes are packed as they are stored.
-    pub as_stored: bool,
-    /// The order of columns of each group, where codes are packed in one.
-    pub order: Option<Vec<u32>>,
 }
 
 impl Matrices {

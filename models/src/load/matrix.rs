@@ -1,10 +1,10 @@
-//! A matrix of a checkpoint, and how it is stored.
+//! A matrix of a checkpoint, how it is stored, and the rows of it that are packed.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use half::f16;
-use sinew_ops::layers::{Encoding, Piece};
+use sinew_ops::layers::{Encoding, WeightRows};
 use sinew_tensor::{BlockFormat, DType};
 
 use super::Part;
@@ -28,6 +28,23 @@ enum Stored {
     Tensor(DType),
     /// Quantized.
     Module(Box<StoredModule>),
+}
+
+/// What a weight becomes.
+#[derive(Debug)]
+pub(super) struct Becomes {
+    pub encoding: Encoding,
+    /// Whether codes are packed as they are stored.
+    pub as_stored: bool,
+    /// The order of columns of each group, where codes are packed in one.
+    pub order: Option<Vec<u32>>,
+}
+
+impl Becomes {
+    /// Floats, whatever they are stored as.
+    pub(super) fn floats(dtype: DType) -> Self {
+        Self { encoding: dtype.into(), as_stored: false, order: None }
+    }
 }
 
 impl Matrix {
@@ -85,23 +102,18 @@ impl Matrix {
 
     /// Some columns of all its rows: all of them, or such as begin and end between strips.
     pub(super) fn strip<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Strip<'a>> {
-        let Self { part, k, .. } = self;
-        let values = match &self.stored {
-            Stored::Module(module) => Values::Module(module.strip(tensors, columns)?),
+        let part = &self.part;
+        let read = match &self.stored {
+            Stored::Module(module) => Read::Module(module.strip(tensors, columns.clone())?),
             Stored::Tensor(dtype) if part.transposed => {
-                let (line, before) = (part.of * dtype.size(), part.rows_before() * k * dtype.size());
+                let (line, before) = (part.of * dtype.size(), part.rows_before() * self.k * dtype.size());
                 let range = before + columns.start * line..before + columns.end * line;
                 let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range.clone())?.bytes, *dtype);
-                let own = part.in_matrix(0..part.len());
-                let (bytes, n, first) = match part.step() {
-                    1 => (bytes, part.of, own.start),
-                    step => (every(&bytes, part.of, own, step, dtype.size()).into(), part.len(), 0),
-                };
-                Values::Columns { bytes, dtype, range, n, first }
+                Read::Lines { bytes, dtype, range }
             }
-            Stored::Tensor(dtype) => Values::Rows { dtype: *dtype, k: *k },
+            Stored::Tensor(dtype) => Read::Nothing(*dtype),
         };
-        Ok(Strip { part, tensors, values })
+        Ok(Strip { matrix: self, tensors, columns, read })
     }
 
     /// Lets go of the pages of rows of its part that were packed, where they have pages of their own.
@@ -141,99 +153,66 @@ impl Matrix {
     }
 }
 
-/// Some columns of a matrix.
+/// Some columns of a matrix, as far as they are read before its rows are.
 pub(super) struct Strip<'a> {
-    part: &'a Part,
+    matrix: &'a Matrix,
     tensors: &'a Tensors,
-    values: Values<'a>,
+    columns: Range<usize>,
+    read: Read<'a>,
 }
 
-enum Values<'a> {
-    /// All of a tensor that lies row after row.
-    Rows { dtype: DType, k: usize },
-    /// Those of a tensor `[k, n]`: the lines of its bytes `range`, each of `n` rows, of which the part's begin with
-    /// `first`.
-    Columns { bytes: Cow<'a, [u8]>, dtype: DType, range: Range<usize>, n: usize, first: usize },
+enum Read<'a> {
+    /// Nothing: rows of a tensor of floats lie apart.
+    Nothing(DType),
+    /// Those of a tensor `[k, n]`: the lines of its bytes `range`.
+    Lines { bytes: Cow<'a, [u8]>, dtype: DType, range: Range<usize> },
     /// Those of a module.
     Module(ModuleStrip<'a>),
 }
 
 impl Strip<'_> {
-    /// Rows of the part: codes where they stay `in_blocks`, and else floats, as they are stored or as the format's own
-    /// code dequantizes them; those of f64 as f32.
-    pub(super) fn rows(&self, rows: Range<usize>, in_blocks: bool) -> Result<Piece<'_>> {
-        let Self { part, tensors, .. } = self;
-        let stored = part.in_tensor(rows.clone());
-        let piece = match &self.values {
-            Values::Rows { dtype, k } => {
+    /// Rows of the part: codes where they are packed as they are stored, and else floats, as they are stored or as the
+    /// format's own code dequantizes them; those of f64 as f32. Floats that are to be quantized must have a scale.
+    pub(super) fn rows(&self, rows: Range<usize>, becomes: &Becomes) -> Result<WeightRows<'_>> {
+        let Self { matrix: Matrix { part, .. }, tensors, columns, read } = self;
+        let (in_matrix, stored) = (part.in_matrix(rows.clone()), part.in_tensor(rows));
+        let (weight, k, n) = (part.weight(), columns.len(), stored.len());
+        let check = |bytes: &[u8], dtype| match becomes.encoding {
+            Encoding::Blocks(format) => check_quantizable(tensors, &weight, bytes, dtype, format),
+            Encoding::Float(_) => Ok(()),
+        };
+        let rows = match read {
+            Read::Nothing(dtype) => {
                 let row_bytes = k * dtype.size();
                 let range = stored.start * row_bytes..stored.end * row_bytes;
-                let (bytes, dtype) = packable(tensors.tensor_slice(&part.weight(), range)?.bytes, *dtype);
-                Piece::Rows(bytes, dtype)
+                let (bytes, dtype) = packable(tensors.tensor_slice(&weight, range)?.bytes, *dtype);
+                check(&bytes, dtype)?;
+                WeightRows::from_bytes(bytes, dtype, n, k)
             }
-            Values::Columns { bytes, dtype, n, first, .. } => {
-                let start = (first + rows.start) * dtype.size();
-                return Ok(Piece::Columns(bytes.get(start..).unwrap_or_default(), *dtype, *n));
+            Read::Lines { bytes, dtype, .. } => {
+                let size = dtype.size();
+                let bytes = bytes.get(in_matrix.start * size..).unwrap_or_default();
+                let lines = bytes.chunks((part.of * size).max(1));
+                lines.map(|line| &line[..line.len().min(n * size)]).try_for_each(|line| check(line, *dtype))?;
+                WeightRows::from_columns(bytes, *dtype, n, k, part.of)
             }
-            Values::Module(module) if in_blocks => module.rows(stored.clone())?,
-            Values::Module(module) => Piece::Rows(module.dequantized(stored.clone())?.into(), module.dtype()),
+            Read::Module(module) if becomes.as_stored => return Ok(module.rows(stored)?.every(part.step())),
+            Read::Module(module) => {
+                let floats = module.dequantized(stored)?;
+                check(&floats, module.dtype())?;
+                WeightRows::from_bytes(floats, module.dtype(), n, k)
+            }
         };
-        Ok(match part.step() {
-            1 => piece,
-            step => every_row(piece, stored.len(), step),
-        })
+        Ok(rows.map_err(sinew_ops::Error::from)?.every(part.step()))
     }
 
     /// Lets go of the pages of what was read of it.
     pub(super) fn release(&self) {
-        match &self.values {
-            Values::Rows { .. } => {}
-            Values::Columns { range, .. } => self.tensors.release_slice(&self.part.weight(), range.clone()),
-            Values::Module(module) => module.release(),
+        match &self.read {
+            Read::Nothing(_) => {}
+            Read::Lines { range, .. } => self.tensors.release_slice(&self.matrix.part.weight(), range.clone()),
+            Read::Module(module) => module.release(),
         }
-    }
-}
-
-/// Every so many of `n` rows.
-fn every_row(piece: Piece<'_>, n: usize, step: usize) -> Piece<'_> {
-    let of = |bytes: &[u8]| every(bytes, n, 0..n, step, bytes.len() / n.max(1));
-    match piece {
-        Piece::Rows(bytes, dtype) => Piece::Rows(of(&bytes).into(), dtype),
-        Piece::Codes { format, codes, scales, zeros } => {
-            let zeros: Vec<i8> =
-                zeros.chunks((zeros.len() / n.max(1)).max(1)).step_by(step).flatten().copied().collect();
-            Piece::Codes { format, codes: of(&codes).into(), scales: of(&scales).into(), zeros: zeros.into() }
-        }
-        columns @ Piece::Columns(..) => columns,
-    }
-}
-
-/// Of lines of `n` elements of so many bytes each, every so many of some of the elements.
-fn every(bytes: &[u8], n: usize, some: Range<usize>, step: usize, size: usize) -> Vec<u8> {
-    let mut all = Vec::with_capacity(bytes.len() / step);
-    for line in bytes.chunks_exact((n * size).max(1)) {
-        let some = &line[some.start * size..some.end * size];
-        some.chunks(size.max(1)).step_by(step).for_each(|element| all.extend_from_slice(element));
-    }
-    all
-}
-
-/// Refuses those of so many rows of a tensor that cannot be quantized.
-pub(super) fn check_piece(
-    tensors: &Tensors,
-    tensor: &str,
-    piece: &Piece<'_>,
-    rows: usize,
-    format: BlockFormat,
-) -> Result<()> {
-    match piece {
-        Piece::Rows(bytes, dtype) => check_quantizable(tensors, tensor, bytes, *dtype, format),
-        Piece::Columns(bytes, dtype, columns) => {
-            let (line, of_rows) = (columns * dtype.size(), rows * dtype.size());
-            let mut lines = bytes.chunks(line.max(1)).map(|line| &line[..line.len().min(of_rows)]);
-            lines.try_for_each(|line| check_quantizable(tensors, tensor, line, *dtype, format))
-        }
-        Piece::Codes { .. } => Ok(()),
     }
 }
 

@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use sinew_memory::{ArenaPlan, DeviceKind};
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Encoding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Rotary, Routing,
-    WeightPacker,
+    Attention, AttentionOptions, Encoding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, PackedShape,
+    Rotary, Routing,
 };
 use sinew_tensor::DType;
 
@@ -81,8 +81,7 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// The weight of a product of these parts, in so many groups, and their biases; how its values are held, and the outputs
-    /// of a group.
+    /// The weight of a product of these parts, in so many groups, and their biases.
     pub(super) fn product(
         &mut self,
         parts: impl IntoIterator<Item = Part>,
@@ -90,7 +89,7 @@ impl<'a> Sizes<'a> {
         gated: bool,
         bias: bool,
         may_be_ordered: bool,
-    ) -> Result<(Encoding, usize)> {
+    ) -> Result<PackedShape> {
         let matrices = Matrices::of(self.checkpoint, parts, groups, k)?;
         if bias {
             let parts = || matrices.all().iter().map(|matrix| &matrix.part);
@@ -98,17 +97,18 @@ impl<'a> Sizes<'a> {
             self.made_vector(sum(parts().map(Part::len)));
         }
         let becomes = matrices.becomes(&self.precision, self.ctx, may_be_ordered);
-        let (encoding, n) = (becomes.encoding, sum(matrices.rows()));
+        let encoding = becomes.encoding;
+        let shape = self.ctx.packed_shape(encoding, groups, [sum(matrices.rows()), k], gated)?;
         let order = becomes.order.map_or(0, |order| bytes(DType::U32, &[order.len()]));
-        let bytes = WeightPacker::bytes(self.ctx, encoding, groups, n, k, gated).saturating_add(order);
+        let bytes = shape.bytes().saturating_add(order);
         self.weights.extend(matrices.all().iter().map(|matrix| (matrix.part.clone(), k, encoding)));
         self.made.push(Made { encoding, bytes, read_whole: matrices.read_whole(self.checkpoint) });
-        Ok((encoding, n))
+        Ok(shape)
     }
 
     /// What steps take of the activations.
-    fn steps_take(&mut self, plan: impl FnOnce(&mut ArenaPlan) -> sinew_memory::Result<()>) {
-        self.activations = self.activations.take().and_then(|mut taken| plan(&mut taken).ok().map(|()| taken));
+    fn steps_take(&mut self, take: impl FnOnce(&mut ArenaPlan) -> sinew_memory::Result<()>) {
+        self.activations = self.activations.take().and_then(|mut arena| take(&mut arena).ok().map(|()| arena));
     }
 
     /// What a kernel works in.
@@ -123,9 +123,9 @@ impl<'a> Sizes<'a> {
     fn after_norm(&mut self, norm: Option<NormSpec>, linear: LinearSpec, may_be_ordered: bool) -> Result<()> {
         let LinearSpec { parts, k, bias, options, max_rows } = linear;
         norm.map_or(Ok(()), |norm| self.norm(norm, max_rows))?;
-        let (encoding, n) = self.product(parts, [1, k], options.gated.is_some(), bias, may_be_ordered)?;
-        let options = LinearOptions { compute: self.precision.compute_with(encoding), ..options };
-        self.works_in(|ctx| Linear::workspace(ctx, encoding, [n, k], &options, max_rows))
+        let weight = self.product(parts, [1, k], options.gated.is_some(), bias, may_be_ordered)?;
+        let options = LinearOptions { compute: self.precision.compute_with(weight.encoding()), ..options };
+        self.works_in(|ctx| Linear::workspace(ctx, &weight, &options, max_rows))
     }
 
     fn vector(&mut self, name: &str, n: usize) -> Result<()> {
@@ -154,7 +154,7 @@ impl Maker<Counted> for Sizes<'_> {
 
     fn table(&mut self, part: Part, width: usize) -> Result<()> {
         let dtype = self.precision.weights;
-        let bytes = WeightPacker::table_bytes(dtype, part.len(), width);
+        let bytes = bytes(dtype, &[part.len(), width]);
         self.tables.push(part.name().to_owned());
         Matrix::of(self.checkpoint, part, width)?;
         self.floats(dtype, bytes);
@@ -181,9 +181,9 @@ impl Maker<Counted> for Sizes<'_> {
 
     fn grouped(&mut self, grouped: GroupedSpec<impl Iterator<Item = Part>>) -> Result<()> {
         let GroupedSpec { parts, experts, k, bias, options, max_rows } = grouped;
-        let (encoding, n) = self.product(parts, [experts, k], options.gated.is_some(), bias, true)?;
-        let options = GroupedLinearOptions { compute: self.precision.compute_with(encoding), ..options };
-        self.works_in(|ctx| GroupedLinear::workspace(ctx, encoding, [experts, n, k], &options, max_rows))
+        let weight = self.product(parts, [experts, k], options.gated.is_some(), bias, true)?;
+        let options = GroupedLinearOptions { compute: self.precision.compute_with(weight.encoding()), ..options };
+        self.works_in(|ctx| GroupedLinear::workspace(ctx, &weight, &options, max_rows))
     }
 
     fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<()> {
@@ -201,17 +201,17 @@ impl Maker<Counted> for Sizes<'_> {
     }
 
     fn rows(&mut self, dtype: DType, max_rows: usize, width: usize) -> Result<()> {
-        self.steps_take(|plan| plan.allocate(bytes(dtype, &[max_rows, width])).map(drop));
+        self.steps_take(|arena| arena.allocate(bytes(dtype, &[max_rows, width])).map(drop));
         Ok(())
     }
 
-    fn values(&mut self, dtype: DType, most: usize) -> Result<()> {
-        self.steps_take(|plan| plan.allocate(bytes(dtype, &[most])).map(drop));
+    fn host_input(&mut self, dtype: DType, most: usize) -> Result<()> {
+        self.steps_take(|arena| arena.allocate(bytes(dtype, &[most])).map(drop));
         Ok(())
     }
 
     fn routing(&mut self, experts: usize, top_k: usize, max_tokens: usize) -> Result<()> {
-        self.steps_take(|plan| Routing::plan(plan, experts, top_k, max_tokens));
+        self.steps_take(|arena| Routing::plan(arena, experts, top_k, max_tokens));
         Ok(())
     }
 

@@ -43,7 +43,7 @@ fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
         assert!(done < now && now <= total, "{now} of {total} after {done}");
         done = now;
     };
-    let mut loader = Loader::new(ctx, checkpoint, precision, 0, &mut progress);
+    let mut loader = Loader::new(ctx, checkpoint, precision, &Plan::default(), &mut progress);
     let packer = WeightPacker::new(loader.context(), DType::BF16, &[part.len()], k, false).expect("room");
     let threads = loader.context().host_threads();
     let slices = slices(&packer, threads, [k, k]).len();
@@ -134,7 +134,7 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
         let matrices = Matrices::of(&checkpoint, parts.clone(), count, k).expect("they fit");
         let becomes = matrices.becomes(&precision, &ctx, true);
         let mut nothing = |_, _| {};
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, 0, &mut nothing);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &Plan::default(), &mut nothing);
         let packer = || loader.packer(&matrices, &becomes, true).expect("room");
         let mut whole = packer();
         assert_eq!(whole.is_ordered(), has_order);
@@ -147,7 +147,7 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
         let slices = whole.slices(16 << 20);
         whole.pack_each(&ctx, &slices, pack).expect("it packs");
         let in_strips = packer();
-        let in_strips = loader.fill(in_strips, &matrices, true).expect("it packs").finish().expect("a weight");
+        let in_strips = loader.fill(in_strips, &matrices, &becomes).expect("it packs").finish().expect("a weight");
         let whole = whole.finish().expect("a weight");
         assert!(becomes.as_stored && matches!(becomes.encoding, Encoding::Blocks(_)), "{becomes:?}");
         let [found, expected] = [&in_strips, &whole].map(|weight| weight.tensor().to_vec::<u8>().expect("bytes"));
@@ -172,10 +172,10 @@ fn a_plan_has_what_loading_makes_of_experts() {
         let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
         sizes.product(parts.clone(), [experts.count, experts.k], true, false, true).expect("they fit");
         let mut nothing = |_, _| {};
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, 0, &mut nothing);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &Plan::default(), &mut nothing);
         let (weight, _) = loader.pack(parts, [experts.count, experts.k], true, false, true).expect("it packs");
         let order = weight.order().map_or(0, |order| order.shape().iter().product::<usize>() * 4);
-        let in_blocks = matches!(weight.encoding(), Encoding::Blocks(_));
+        let in_blocks = matches!(weight.shape().encoding(), Encoding::Blocks(_));
         assert_eq!((in_blocks, order > 0), (!apart, has_order && !apart), "{method}, {has_order}, {apart}");
         let bytes: usize = weight.tensor().shape().iter().product();
         assert_eq!(sizes.plan().weights, bytes + order, "{method}, {has_order}, {apart}");
@@ -189,7 +189,7 @@ fn experts_of(checkpoint: &Checkpoint, parts: &[Part], [count, k]: [usize; 2]) -
     let mut sizes = Sizes::new(&ctx, checkpoint, precision);
     sizes.product(parts.to_vec(), [count, k], true, true, true).expect("they fit");
     let mut nothing = |_, _| {};
-    let mut loader = Loader::new(ctx.clone(), checkpoint, precision, 0, &mut nothing);
+    let mut loader = Loader::new(ctx.clone(), checkpoint, precision, &Plan::default(), &mut nothing);
     let (weight, bias) = loader.pack(parts.to_vec(), [count, k], true, true, true).expect("it packs");
     let bias = bias.expect("there are biases");
     let packed: Vec<u8> = weight.tensor().to_vec().expect("bytes");

@@ -40,7 +40,7 @@ use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOp
 pub struct Planner<'a> {
     ctx: &'a Context,
     config: &'a ModelConfig,
-    checkpoint: Held<'a>,
+    checkpoint: MaybeOwned<'a>,
     /// Whether it turns texts into vectors.
     embeds: bool,
     /// Bytes of the tokenizer's file.
@@ -49,12 +49,12 @@ pub struct Planner<'a> {
 
 /// A checkpoint of the planner's own, or of who loads it.
 #[derive(Debug)]
-enum Held<'a> {
+enum MaybeOwned<'a> {
     Own(Checkpoint),
     Lent(&'a Checkpoint),
 }
 
-impl Deref for Held<'_> {
+impl Deref for MaybeOwned<'_> {
     type Target = Checkpoint;
     fn deref(&self) -> &Checkpoint {
         match self {
@@ -112,12 +112,12 @@ impl<'a> Planner<'a> {
         let config = folder.config()?;
         let tokenizer = std::fs::metadata(folder.documents().path_of(FileName::Tokenizer)).map_or(0, |file| file.len());
         let embeds = folder.embeds()?;
-        Ok(Self { ctx, config, checkpoint: Held::Own(folder.checkpoint(load)?), embeds, tokenizer })
+        Ok(Self { ctx, config, checkpoint: MaybeOwned::Own(folder.checkpoint(load)?), embeds, tokenizer })
     }
 
     /// A planner of a checkpoint that is being loaded, beside its tokenizer.
     pub(crate) fn of(ctx: &'a Context, config: &'a ModelConfig, checkpoint: &'a Checkpoint, embeds: bool) -> Self {
-        Self { ctx, config, checkpoint: Held::Lent(checkpoint), embeds, tokenizer: 0 }
+        Self { ctx, config, checkpoint: MaybeOwned::Lent(checkpoint), embeds, tokenizer: 0 }
     }
 
     /// Whether the model turns texts into vectors: then nothing but the weights is asked of options.

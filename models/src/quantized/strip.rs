@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sinew_ops::layers::Piece;
+use sinew_ops::layers::WeightRows;
 use sinew_tensor::DType;
 
 use super::layout::{Span, Stored, ZerosLayout};
@@ -62,7 +62,7 @@ impl StoredModule {
     ///
     /// # Errors
     /// Rows that it does not have, or a file that can no longer be read.
-    pub fn rows(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Piece<'static>> {
+    pub fn rows(&self, tensors: &Tensors, rows: Range<usize>) -> Result<WeightRows<'static>> {
         self.strip(tensors, 0..self.shape[1])?.rows(rows)
     }
 
@@ -87,16 +87,18 @@ impl Strip<'_> {
     }
 
     /// Rows `[rows, columns]`, as [`StoredModule::rows`] has them; those in blocks in the module's order.
-    pub fn rows(&self, rows: Range<usize>) -> Result<Piece<'static>> {
+    pub fn rows(&self, rows: Range<usize>) -> Result<WeightRows<'static>> {
+        let (count, width) = (rows.len(), self.columns.len());
         let Some(format) = self.module.blocks else {
-            return Ok(Piece::Rows(self.dequantized(rows)?.into(), self.module.dtype));
+            let floats = WeightRows::from_bytes(self.dequantized(rows)?, self.module.dtype, count, width);
+            return Ok(floats.map_err(sinew_ops::Error::from)?);
         };
         self.module.check(self.tensors, &rows)?;
         let scales = self.scales(rows.clone())?;
         let zeros = self.zeros(rows.clone())?;
         // The stored group of each packed one.
         let packed: Vec<usize> = match self.module.groups.count {
-            1 => vec![0; self.columns.len().div_ceil(format.group())],
+            1 => vec![0; width.div_ceil(format.group())],
             _ => {
                 let columns = self.columns.clone().step_by(format.group());
                 columns.map(|column| column / self.module.groups.size - self.groups.start).collect()
@@ -113,7 +115,7 @@ impl Strip<'_> {
             Some(order) => in_order(&codes, order),
             None => codes,
         };
-        Ok(Piece::Codes { format, codes: codes.into(), scales: scales.into(), zeros: zeros.into() })
+        Ok(WeightRows::from_owned_codes(format, codes, scales, zeros, count, width).map_err(sinew_ops::Error::from)?)
     }
 
     /// Rows `[rows, columns]` of floats, as [`StoredModule::dequantized`] has them.

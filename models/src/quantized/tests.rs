@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
-use sinew_ops::layers::{Encoding, Piece};
+use sinew_ops::layers::{Codes, Encoding, WeightRows};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::*;
@@ -62,16 +62,13 @@ fn rounded(value: f32, dtype: DType) -> Vec<u8> {
 }
 
 /// What rows of `k` columns of a module are, each value by itself, in the order of the module's columns.
-fn evaluated(rows: &Piece<'_>, module: &StoredModule, k: usize) -> Vec<u8> {
+fn evaluated(rows: &WeightRows<'_>, module: &StoredModule, k: usize) -> Vec<u8> {
     let dtype = module.dtype();
-    let (format, codes, scales, zeros) = match rows {
-        Piece::Rows(bytes, of) => {
-            assert_eq!(*of, dtype);
-            return bytes.to_vec();
-        }
-        Piece::Codes { format, codes, scales, zeros } => (format, codes, scales, zeros),
-        Piece::Columns(..) => panic!("columns of {module:?}"),
-    };
+    if let Some((bytes, of)) = rows.floats() {
+        assert_eq!(of, dtype);
+        return bytes.to_vec();
+    }
+    let Codes { format, codes, scales, zeros } = rows.codes().expect("codes, as there are no floats");
     let (groups, size) = (k.div_ceil(format.group()), format.scale_dtype().size());
     assert_eq!(zeros.len(), if format.zero_points() { codes.len() / k * groups } else { 0 });
     let value = |(at, &code): (usize, &u8)| {
@@ -102,10 +99,9 @@ fn check_module(module: &StoredModule, checkpoint: &Tensors, expected: &[u8], na
     assert!(slices.eq(all.iter().copied()), "{name} differs in slices");
     let of = |rows| {
         let rows = module.rows(checkpoint, rows).expect("rows");
-        match (&rows, module.encoding()) {
-            (Piece::Codes { format, .. }, Encoding::Blocks(of)) => assert_eq!(*format, of),
-            (Piece::Rows(_, dtype), Encoding::Float(of)) => assert_eq!(*dtype, of),
-            (rows, encoding) => panic!("{rows:?} in {encoding}"),
+        match module.encoding() {
+            Encoding::Blocks(of) => assert_eq!(rows.codes().map(|codes| codes.format), Some(of)),
+            Encoding::Float(of) => assert_eq!(rows.floats().map(|(_, dtype)| dtype), Some(of)),
         }
         evaluated(&rows, module, k)
     };

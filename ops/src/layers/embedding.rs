@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sinew_kernels::embedding::{Embedding as Operator, EmbeddingDynamic, EmbeddingStatic, TableKind};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::{PackedWeight, bytes, names, size};
+use super::{PackedShape, PackedWeight, bytes, names, size};
 use crate::error::{operand, refuse};
 use crate::{Context, Planned, Result};
 
@@ -44,8 +44,8 @@ impl Embedding {
         if weight.order().is_some() {
             return Err(refuse("embedding", "rows of a weight that has its inputs in another order"));
         }
-        let kind = TableKind::Packed(weight.shape().format);
-        let plan = plan(ctx, weight.n(), weight.k(), kind, output)?;
+        let &PackedShape { format, n, k, .. } = weight.shape();
+        let plan = plan(ctx, n, k, TableKind::Packed(format), output)?;
         Ok(Self { table: Table::Shared(weight), plan })
     }
 

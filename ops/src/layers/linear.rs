@@ -5,11 +5,10 @@ use std::sync::Arc;
 use sinew_kernels::Error as KernelError;
 use sinew_kernels::activation::Activation;
 use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
-use sinew_kernels::packed::Format;
+use sinew_kernels::packed::PackedShape;
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
-use super::weight::format_of;
-use super::{Encoding, Norm, NormOptions, PackedWeight, Place, arithmetics, bytes, names, row_counts, size};
+use super::{Norm, NormOptions, PackedWeight, Place, arithmetics, bytes, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Error, Planned, Result};
 
@@ -99,26 +98,18 @@ impl Linear {
             a: norm.map_or(options.input, NormOptions::input),
             norm: norm.map(NormOptions::of_input),
             gathered: weight.order().is_some(),
-            ..problem(weight.shape().format, weight.n(), weight.k(), &options)
+            ..problem(weight.shape(), &options)
         };
         let plan = ctx.plan::<Gemm>(fixed, &calls(max_rows))?;
         Ok(Self { weight, bias: options.bias, plan })
     }
 
-    /// Bytes of workspace that a layer with a weight `[n, k]` in `encoding` would make room for: known before there is a
-    /// weight.
+    /// Bytes of workspace that a layer with such a weight would make room for: known before there is one.
     ///
     /// # Errors
-    /// An encoding without a format, or no kernel on the context's device.
-    pub fn workspace(
-        ctx: &Context,
-        encoding: Encoding,
-        [n, k]: [usize; 2],
-        options: &LinearOptions,
-        max_rows: usize,
-    ) -> Result<usize> {
-        let format = format_of(ctx, encoding)?;
-        ctx.workspace_bytes::<Gemm>(&problem(format, n, k, options), &calls(max_rows))
+    /// No kernel on the context's device.
+    pub fn workspace(ctx: &Context, weight: &PackedShape, options: &LinearOptions, max_rows: usize) -> Result<usize> {
+        ctx.workspace_bytes::<Gemm>(&problem(weight, options), &calls(max_rows))
     }
 
     /// Enqueues `x [rows, k]` to `out [rows, n]` (`n / 2` where gated).
@@ -145,7 +136,7 @@ impl Linear {
 
     /// Bytes of the packed weight and the bias.
     pub fn weight_bytes(&self) -> usize {
-        self.weight.len() + self.bias.as_ref().map_or(0, bytes)
+        self.weight.bytes() + self.bias.as_ref().map_or(0, bytes)
     }
 
     /// Kernels chosen, for few rows first.
@@ -154,8 +145,8 @@ impl Linear {
     }
 }
 
-/// The product of a layer with a weight `[n, k]`, of its input as it is.
-fn problem(format: &'static Format, n: usize, k: usize, options: &LinearOptions) -> GemmStatic {
+/// The product of a layer with a weight, of its input as it is.
+fn problem(&PackedShape { format, n, k, .. }: &PackedShape, options: &LinearOptions) -> GemmStatic {
     let epilogue = Epilogue {
         bias: options.bias.as_ref().map(Tensor::dtype),
         activation: options.gated.or(options.activation),

@@ -7,13 +7,11 @@ use sinew_kernels::combine::{Combine as CombineOperator, CombineDynamic, Combine
 use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
 use sinew_kernels::gemm::Compute;
 use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
-use sinew_kernels::packed::Format;
 use sinew_kernels::route::{Route as RouteOperator, RouteDynamic, RouteStatic};
 use sinew_memory::{Arena, ArenaPlan};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
-use super::weight::format_of;
-use super::{Encoding, PackedWeight, bytes, names, row_counts, size};
+use super::{PackedShape, PackedWeight, bytes, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Planned, Result};
 
@@ -160,7 +158,7 @@ pub struct RouteOptions {
 ///
 /// use sinew_ops::layers::{
 ///     Activation, Combine, CombineOptions, Compute, Dispatch, GroupedLinear, GroupedLinearOptions, Route,
-///     RouteOptions, Routing, WeightPacker,
+///     RouteOptions, Routing, WeightPacker, WeightRows,
 /// };
 /// use sinew_ops::{Context, Result};
 /// use sinew_tensor::{DType, Tensor};
@@ -173,12 +171,11 @@ pub struct RouteOptions {
 /// let packed = |rows: &[usize], k: usize, gated: bool| -> Result<_> {
 ///     let mut packer = WeightPacker::grouped(&ctx, f32, experts, rows, k, gated)?;
 ///     for slice in packer.slices(16 << 20) {
-///         let matrices: Vec<Vec<u8>> = slice
-///             .rows
-///             .iter()
-///             .map(|(matrix, range)| (0..range.len() * k).flat_map(|_| (*matrix as f32).to_le_bytes()).collect())
-///             .collect();
-///         let pieces: Vec<(&[u8], DType)> = matrices.iter().map(|bytes| (bytes.as_slice(), f32)).collect();
+///         let mut pieces = Vec::new();
+///         for (matrix, range) in &slice.rows {
+///             let bytes = (*matrix as f32).to_le_bytes().repeat(range.len() * k);
+///             pieces.push(WeightRows::from_bytes(bytes, f32, range.len(), k)?);
+///         }
 ///         packer.pack(&ctx, &slice, &pieces)?;
 ///     }
 ///     Ok(Arc::new(packer.finish()?))
@@ -367,34 +364,40 @@ impl GroupedLinear {
         options: GroupedLinearOptions,
         max_rows: usize,
     ) -> Result<Self> {
-        let shape = weight.shape();
-        if shape.gated != options.gated.is_some() {
+        if weight.shape().gated != options.gated.is_some() {
             return Err(refuse("grouped linear", "a gated weight and a gated activation go together"));
         }
-        let sizes = [shape.groups, shape.n, shape.k];
-        if let Some(bias) = options.bias.as_ref().filter(|bias| bias.shape() != &sizes[..2]) {
-            let reason = format!("the bias is {:?}; expected {:?}", bias.layout(), &sizes[..2]);
+        let &PackedShape { groups, n, .. } = weight.shape();
+        if let Some(bias) = options.bias.as_ref().filter(|bias| bias.shape() != [groups, n]) {
+            let reason = format!("the bias is {:?}; expected {:?}", bias.layout(), [groups, n]);
             return Err(refuse("grouped linear", reason));
         }
-        let fixed = problem(shape.format, sizes, weight.order().is_some(), &options);
+        let fixed = GroupedGemmStatic { gathered: weight.order().is_some(), ..Self::problem(weight.shape(), &options) };
         let plan = ctx.plan(fixed, &Self::calls(max_rows))?;
         Ok(Self { weight, bias: options.bias, plan })
     }
 
-    /// Bytes of workspace that a layer of weights `[groups, n, k]` in `encoding` would make room for: known before there is
-    /// a weight.
+    /// Bytes of workspace that a layer with such weights would make room for: known before there are any.
     ///
     /// # Errors
-    /// An encoding without a format, or no kernel on the context's device.
+    /// No kernel on the context's device.
     pub fn workspace(
         ctx: &Context,
-        encoding: Encoding,
-        sizes: [usize; 3],
+        weight: &PackedShape,
         options: &GroupedLinearOptions,
         max_rows: usize,
     ) -> Result<usize> {
-        let fixed = problem(format_of(ctx, encoding)?, sizes, false, options);
-        ctx.workspace_bytes::<GroupedGemm>(&fixed, &Self::calls(max_rows))
+        ctx.workspace_bytes::<GroupedGemm>(&Self::problem(weight, options), &Self::calls(max_rows))
+    }
+
+    /// The products of a layer with weights that have their inputs in no other order.
+    fn problem(
+        &PackedShape { format, groups, n, k, .. }: &PackedShape,
+        options: &GroupedLinearOptions,
+    ) -> GroupedGemmStatic {
+        let &GroupedLinearOptions { input, output, compute, ref bias, gated } = options;
+        let bias = bias.as_ref().map(Tensor::dtype);
+        GroupedGemmStatic { groups, n, k, a: input, format, gathered: false, bias, out: output, compute, gated }
     }
 
     /// The calls that a plan chooses kernels for.
@@ -422,25 +425,13 @@ impl GroupedLinear {
 
     /// Bytes of the packed weights and the bias.
     pub fn weight_bytes(&self) -> usize {
-        self.weight.len() + self.bias.as_ref().map_or(0, bytes)
+        self.weight.bytes() + self.bias.as_ref().map_or(0, bytes)
     }
 
     /// Kernels chosen, for few rows first.
     pub fn kernels(&self) -> Vec<&'static str> {
         names(&self.plan)
     }
-}
-
-/// The products of a layer with weights `[groups, n, k]`.
-fn problem(
-    format: &'static Format,
-    [groups, n, k]: [usize; 3],
-    gathered: bool,
-    options: &GroupedLinearOptions,
-) -> GroupedGemmStatic {
-    let &GroupedLinearOptions { input, output, compute, ref bias, gated } = options;
-    let bias = bias.as_ref().map(Tensor::dtype);
-    GroupedGemmStatic { groups, n, k, a: input, format, gathered, bias, out: output, compute, gated }
 }
 
 /// How experts' results become tokens' again.

@@ -7,6 +7,7 @@ mod embedding;
 mod linear;
 mod mixture;
 mod norm;
+mod packer;
 mod rotary;
 mod rounding;
 mod sample;
@@ -20,14 +21,15 @@ pub use mixture::{
     Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Route, RouteOptions, Routing,
 };
 pub use norm::{Norm, NormOptions};
+pub use packer::{SliceToPack, UnitSlice, WeightPacker};
 pub use rotary::{Rotary, Turn};
 pub use rounding::RowQuantizer;
 pub use sample::Sample;
 pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;
 pub use sinew_kernels::attention::OldKv;
-pub use sinew_kernels::packed::{Codes, Encoding, GROUP_SIZES, MAX_GROUP};
-pub use weight::{PackedShape, PackedWeight, Piece, SliceToPack, UnitSlice, WeightPacker};
+pub use sinew_kernels::packed::{Codes, Encoding, GROUP_SIZES, MAX_GROUP, PackedShape, WeightRows};
+pub use weight::PackedWeight;
 
 use sinew_tensor::Tensor;
 
@@ -48,6 +50,24 @@ pub(crate) fn bytes(tensor: &Tensor) -> usize {
 
 /// The name of a place in a model, and the rows chosen there for one row of input and for many.
 pub type Place = (&'static str, Vec<&'static str>);
+
+/// Adds those places that are not among `all` yet: most layers of a model have the same rows.
+///
+/// ```
+/// use sinew_ops::layers::push_unlike;
+///
+/// let mut all = Vec::new();
+/// let layers = [("attention", vec!["a"]), ("attention", vec!["a"]), ("attention", vec!["a", "b"])];
+/// push_unlike(&mut all, layers.into_iter());
+/// assert_eq!(all, [("attention", vec!["a"]), ("attention", vec!["a", "b"])]);
+/// ```
+pub fn push_unlike(all: &mut Vec<Place>, places: impl Iterator<Item = Place>) {
+    for place in places {
+        if !all.contains(&place) {
+            all.push(place);
+        }
+    }
+}
 
 /// Names of the rows of a plan, without repetition.
 pub(crate) fn names<O: sinew_kernels::Operator>(plan: &crate::Planned<O>) -> Vec<&'static str> {

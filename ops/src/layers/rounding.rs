@@ -1,6 +1,6 @@
 //! Rows rounded to blocks, without a kernel that reads them.
 
-use sinew_kernels::packed::{Codes, Encoding, Format, GROUP_SIZES, RowCodes, Source, Weights};
+use sinew_kernels::packed::{Codes, Encoding, Format, GROUP_SIZES, RowCodes, WeightRows, Weights};
 use sinew_tensor::{BlockFormat, DType};
 
 use crate::error::refuse;
@@ -55,8 +55,8 @@ impl RowQuantizer {
     /// # Errors
     /// A dtype that is not f32, f16 or bf16, or another number of bytes.
     pub fn quantize(&mut self, ctx: &Context, rows: &[u8], dtype: DType, n: usize, k: usize) -> Result<Codes<'_>> {
-        let source = Source::from_bytes(rows, dtype, n, k)?.per_channel(self.per_channel);
-        let weights = Weights { sources: &[source], k, gated: false };
+        let rows = [WeightRows::from_bytes(rows, dtype, n, k)?];
+        let weights = Weights::new(&rows, false).per_channel(self.per_channel);
         let (team, level) = ctx.host_team();
         let groups = k.div_ceil(self.blocks.group());
         let (line, zero_points) =

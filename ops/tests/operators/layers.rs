@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use sinew_kernels::gemm::{self, Gemm};
 use sinew_kernels::norm;
-use sinew_kernels::packed::{self, Source, Weights};
+use sinew_kernels::packed::{self, Weights};
 use sinew_kernels::{Registry, Row};
 use sinew_memory::{Cpu, DeviceKind, SimdLevel, Team};
 use sinew_ops::layers::{
     Activation, Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
-    NormOptions, NormedLinear, PackedWeight, Piece, Rotary, RowGather, Sample, Sequences, SliceToPack, WeightPacker,
+    NormOptions, NormedLinear, PackedWeight, Rotary, RowGather, Sample, Sequences, SliceToPack, WeightPacker,
+    WeightRows,
 };
 use sinew_ops::{Context, Policy};
 use sinew_tensor::{DType, Tensor};
@@ -21,7 +22,7 @@ fn operands_of_too_few_dimensions_are_errors() {
     let f32 = DType::F32;
     let mut packer = WeightPacker::new(&ctx, f32, &[4], 3, false).unwrap();
     for slice in packer.slices(1 << 20) {
-        packer.pack(&ctx, &slice, &[(&[0; 4 * 3 * 4], f32)]).unwrap();
+        packer.pack(&ctx, &slice, &[WeightRows::from_bytes(&[0; 4 * 3 * 4], f32, 4, 3).unwrap()]).unwrap();
     }
     let options = LinearOptions::new(f32, f32, Compute::F32);
     let linear = Linear::new(&ctx, Arc::new(packer.finish().unwrap()), options, 1).unwrap();
@@ -91,7 +92,9 @@ fn weight(
         packer = packer.ordered(ctx, order).unwrap();
     }
     for slice in packer.slices(1 << 20) {
-        let pieces = slice.rows.iter().map(|(_, rows)| (&bytes[rows.start * k * 4..rows.end * k * 4], DType::F32));
+        let pieces = slice.rows.iter().map(|(_, rows)| {
+            WeightRows::from_bytes(&bytes[rows.start * k * 4..rows.end * k * 4], DType::F32, rows.len(), k).unwrap()
+        });
         packer.pack(ctx, &slice, &pieces.collect::<Vec<_>>()).unwrap();
     }
     Arc::new(packer.finish().unwrap())
@@ -109,7 +112,7 @@ fn slices_are_packed_at_once_as_one_by_one() {
         let starts = [0, 600];
         let pieces = slice.slice.rows.iter().map(|(part, rows)| {
             let bytes = &bytes[(starts[*part] + rows.start) * K * 4..(starts[*part] + rows.end) * K * 4];
-            Piece::Rows(bytes.into(), DType::F32)
+            WeightRows::from_bytes(bytes, DType::F32, rows.len(), K).unwrap()
         });
         slice.pack(&pieces.collect::<Vec<_>>())
     };
@@ -122,12 +125,10 @@ fn slices_are_packed_at_once_as_one_by_one() {
         one_by_one.pack_each(&ctx, std::slice::from_ref(slice), pack).unwrap();
     }
     let [at_once, one_by_one] = [at_once, one_by_one].map(|p| p.finish().unwrap().tensor().to_vec::<u8>().unwrap());
-    let whole = [Source::from_bytes(&bytes, DType::F32, n, K).unwrap()];
+    let whole = [WeightRows::from_bytes(&bytes, DType::F32, n, K).unwrap()];
     let mut expected = vec![0; at_once.len()];
     let team = Team::new(1).unwrap();
-    packed::BF16
-        .pack(&team, SimdLevel::detected(), &Weights { sources: &whole, k: K, gated: false }, &mut expected)
-        .unwrap();
+    packed::BF16.pack(&team, SimdLevel::detected(), &Weights::new(&whole, false), &mut expected).unwrap();
     assert!(at_once == expected && one_by_one == expected);
 
     // Two slices at least are in hand together: each waits for another.
@@ -153,6 +154,9 @@ fn slices_are_packed_at_once_as_one_by_one() {
     let third = |slice: SliceToPack<'_>| if slice.slice == &slices[3] { slice.pack(&[]) } else { pack(slice) };
     let error = packer().pack_each(&ctx, &slices, third).unwrap_err().to_string();
     assert!(error.contains("0 pieces for 1 ranges of rows"), "{error}");
+    let shorter = [WeightRows::from_bytes(&bytes[..4 * K], DType::F32, 1, K).unwrap()];
+    let error = packer().pack(&ctx, &slices[0], &shorter).unwrap_err().to_string();
+    assert!(error.contains("1 rows of 5 of f32 for rows 0..32"), "{error}");
     let backwards = [slices[1].clone(), slices[0].clone()];
     let error = packer().pack_each(&ctx, &backwards, pack).unwrap_err().to_string();
     assert!(error.contains("units 0..1 are not behind those before"), "{error}");
@@ -277,7 +281,7 @@ fn an_order_that_does_not_fit_and_rows_in_another_order_are_refused() {
         assert!(error.contains(words), "{error}");
     }
     let weight = weight(&ctx, &[4], 3, DType::F32, false, Some(&[2, 0, 1]));
-    assert_eq!(weight.len(), weight.tensor().buffer().len() + 3 * 4);
+    assert_eq!(weight.bytes(), weight.tensor().buffer().len() + 3 * 4);
     let error = Embedding::packed(&ctx, weight, DType::F32).map(drop).unwrap_err().to_string();
     assert!(error.contains("another order"), "{error}");
     let table = WeightPacker::table(&ctx, DType::F32, 4, 3).unwrap();

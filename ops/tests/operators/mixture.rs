@@ -6,7 +6,7 @@ use sinew_kernels::case::{Generator, decode, encode};
 use sinew_memory::{Arena, ArenaPlan};
 use sinew_ops::layers::{
     Activation, Combine, CombineOptions, Compute, Dispatch, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions,
-    PackedWeight, Route, RouteOptions, Routing, WeightPacker,
+    PackedWeight, Route, RouteOptions, Routing, WeightPacker, WeightRows,
 };
 use sinew_ops::{Context, Result};
 use sinew_tensor::{DType, Tensor};
@@ -51,13 +51,11 @@ fn pack(
     // Slices of one unit, so that their numbers count.
     for slice in packer.slices(1) {
         let pieces = slice.rows.iter().map(|(matrix, rows)| {
-            let rows = matrices[*matrix][rows.start * k..rows.end * k].chunks(k);
-            let values = rows.flat_map(|row| (0..k).map(|at| row[column(*matrix / each, at)]));
-            encode(dtype, &values.collect::<Vec<_>>())
+            let values = matrices[*matrix][rows.start * k..rows.end * k].chunks(k);
+            let values = values.flat_map(|row| (0..k).map(|at| row[column(*matrix / each, at)]));
+            WeightRows::from_bytes(encode(dtype, &values.collect::<Vec<_>>()), dtype, rows.len(), k)
         });
-        let pieces: Vec<Vec<u8>> = pieces.collect();
-        let pieces: Vec<(&[u8], DType)> = pieces.iter().map(|bytes| (bytes.as_slice(), dtype)).collect();
-        packer.pack(ctx, &slice, &pieces)?;
+        packer.pack(ctx, &slice, &pieces.collect::<std::result::Result<Vec<_>, _>>()?)?;
     }
     Ok(Arc::new(packer.finish()?))
 }

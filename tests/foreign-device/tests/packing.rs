@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sinew_foreign_device::{Lagging, register};
 use sinew_kernels::Registry;
-use sinew_ops::layers::{Piece, WeightPacker};
+use sinew_ops::layers::{WeightPacker, WeightRows};
 use sinew_ops::{Context, Policy, Result};
 use sinew_tensor::DType;
 
@@ -28,9 +28,10 @@ fn gates_and_ups_of_experts_come_to_lie_in_turn() -> Result<()> {
     assert!(slices.len() > 2 * ctx.host_threads() && slices.len() >= GROUPS * ROWS / 3, "{} slices", slices.len());
     packer.pack_each(&ctx, &slices, |slice| {
         let pieces = slice.slice.rows.iter().map(|(matrix, rows)| {
-            Piece::Rows(matrices[*matrix][rows.start * K * 4..rows.end * K * 4].into(), DType::F32)
+            let bytes = &matrices[*matrix][rows.start * K * 4..rows.end * K * 4];
+            WeightRows::from_bytes(bytes, DType::F32, rows.len(), K)
         });
-        slice.pack(&pieces.collect::<Vec<_>>())
+        slice.pack(&pieces.collect::<std::result::Result<Vec<_>, _>>()?)
     })?;
     let packed = packer.finish()?.tensor().to_vec_on::<u8>(&**ctx.stream())?;
     let there: Vec<f32> = packed.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
