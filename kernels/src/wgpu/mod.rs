@@ -52,10 +52,14 @@
 //! [`Arithmetic`](crate::Arithmetic) says so: [`arithmetic`].
 
 mod call;
-mod parts;
+mod division;
+mod few;
+mod interface;
+mod part;
 mod text;
 
-pub(crate) use call::{Call, Part, aligned};
+pub(crate) use call::Call;
+pub(crate) use part::{Part, aligned};
 
 use sinew_memory::{Accelerator, Hardware};
 
