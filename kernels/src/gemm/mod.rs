@@ -50,6 +50,9 @@
 //! right-hand side that was not is packed panel by panel by the task that multiplies with it.
 
 pub(crate) mod cases;
+mod codes;
+#[cfg(target_arch = "x86_64")]
+mod codes_bf16;
 pub(crate) mod cpu;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod cpu_avx512bf16;
@@ -371,6 +374,8 @@ pub fn rows() -> Vec<Row<Gemm>> {
     [
         ways::rows(),
         vec![foreign::ROW],
+        #[cfg(all(feature = "cuda", not(target_os = "macos")))]
+        vec![cuda_cublaslt::ROW],
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
