@@ -12,9 +12,12 @@
 pub(crate) mod blocks;
 mod pack;
 mod pack_blocks;
+mod pack_floats;
 mod panel;
+mod panel_kind;
 mod quantize;
 mod row_major;
+mod sixteen;
 mod source;
 mod unpack;
 
@@ -32,8 +35,9 @@ use crate::{Error, Result};
 
 pub use blocks::{GROUP_SIZES, MAX_GROUP};
 pub(crate) use pack::pack_panel;
-pub(crate) use panel::{Outputs, PanelKind};
+pub(crate) use panel::Outputs;
 pub use panel::{PANEL, UnitRows};
+pub(crate) use panel_kind::PanelKind;
 pub(crate) use quantize::{LEAST, Quantized};
 pub use source::{Codes, RowCodes, Source, Weights};
 
