@@ -74,6 +74,7 @@ impl Kernel for PackRows<'_> {
 }
 
 impl PackRows<'_> {
+    /// Packs a part of a tile, whose rows are `T`s and, if it is `NORMED`, have a norm.
     #[inline(always)]
     unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
         let (tile, part) = (task / self.parts, task % self.parts);
