@@ -1,14 +1,40 @@
 //! The product of both steps: a block of rows by vectors of columns, one chain of multiply-adds per element.
 
 use super::ahead::Ahead;
-use super::products::Products;
 use crate::simd::{LANES, Simd};
 
+/// An arithmetic of chains of multiply-adds: what a block of [`Product`] keeps in registers, and a step of it.
+///
+/// # Safety
+/// Every function must run on a machine with the arithmetic's instructions, inside a function that enables them.
+pub(super) unsafe trait Chains: Copy + Send + Sync + 'static {
+    /// Lanes of the sums, and of everything that is not a product.
+    type S: Simd;
+    /// Elements of packed operands.
+    type E: Copy;
+    /// Elements of the contracted dimension that are multiplied at once.
+    const PAIR: usize;
+    /// A step of sixteen chains: lanes of what is multiplied at once.
+    type Step: Copy;
+    /// Rows that are multiplied at once, at most, with [`Chains::COLUMNS`] vectors each: their sums fill the registers,
+    /// and leave room for operands.
+    const ROWS: usize;
+    /// Vectors of sixteen columns that are multiplied at once, at most.
+    const COLUMNS: usize;
+
+    /// One step of a chain in all lanes, from its elements at `p`.
+    unsafe fn same(p: *const Self::E) -> Self::Step;
+    /// One step of sixteen chains, from `p` on.
+    unsafe fn sixteen(p: *const Self::E) -> Self::Step;
+    /// The sums, and a step's products.
+    unsafe fn multiply_add(a: Self::Step, b: Self::Step, sums: <Self::S as Simd>::F) -> <Self::S as Simd>::F;
+}
+
 /// `c[r] = start[r] + Σ_k a[r, k] · b[k]` for some rows and vectors of columns, where `k` counts steps of
-/// [`Products::PAIR`] elements.
+/// [`Chains::PAIR`] elements.
 #[derive(Clone, Copy)]
 pub(super) struct Product<'a, E> {
-    /// Rows, at most [`Products::ROWS`].
+    /// Rows, at most [`Chains::ROWS`].
     pub rows: usize,
     /// `[rows, lda]` elements.
     pub a: *const E,
@@ -31,9 +57,9 @@ impl<E: Copy> Product<'_, E> {
     /// Computes it.
     ///
     /// # Safety
-    /// Those of [`Products`]; `a` is readable, `b` readable and `c` readable and writable in whole vectors.
+    /// Those of [`Chains`]; `a` is readable, `b` readable and `c` readable and writable in whole vectors.
     #[inline(always)]
-    pub unsafe fn run<P: Products<E = E>>(&self) {
+    pub unsafe fn run<P: Chains<E = E>>(&self) {
         debug_assert!((1..=P::ROWS).contains(&self.rows));
         let mut at = 0;
         while at < self.vectors {
@@ -53,7 +79,7 @@ impl<E: Copy> Product<'_, E> {
     }
 
     #[inline(always)]
-    unsafe fn columns<P: Products<E = E>, const C: usize>(&self, at: usize) {
+    unsafe fn columns<P: Chains<E = E>, const C: usize>(&self, at: usize) {
         // SAFETY: passed on.
         unsafe {
             match self.rows {
@@ -69,7 +95,7 @@ impl<E: Copy> Product<'_, E> {
     }
 
     #[inline(always)]
-    unsafe fn block<P: Products<E = E>, const R: usize, const C: usize>(&self, at: usize) {
+    unsafe fn block<P: Chains<E = E>, const R: usize, const C: usize>(&self, at: usize) {
         // SAFETY: rows below `rows` and vectors below `vectors`, as the caller sees to.
         unsafe {
             let c = self.c.add(at * LANES);

@@ -7,7 +7,7 @@ use half::bf16;
 use sinew_memory::{DeviceKind, SimdLevel};
 use sinew_tensor::DType;
 
-use super::accumulate::Product;
+use super::accumulate::{Chains, Product};
 use super::body::{Body, Way};
 use super::cpu::{cost, workspace};
 use super::pack::TileRows;
@@ -67,7 +67,7 @@ unsafe fn task_bf16(body: &Body<'_>, task: usize, worker: usize) {
 struct Dot;
 
 // SAFETY: the trait's contract is passed on to each intrinsic.
-unsafe impl Products for Dot {
+unsafe impl Chains for Dot {
     type S = Avx512;
     type E = u16;
     type Step = __m512bh;
@@ -75,6 +75,27 @@ unsafe impl Products for Dot {
     const ROWS: usize = 6;
     const COLUMNS: usize = 4;
 
+    #[inline(always)]
+    unsafe fn same(p: *const u16) -> __m512bh {
+        // SAFETY: see the impl; both are 512 bits of plain data.
+        unsafe { std::mem::transmute(_mm512_set1_epi32(p.cast::<i32>().read_unaligned())) }
+    }
+
+    #[inline(always)]
+    unsafe fn sixteen(p: *const u16) -> __m512bh {
+        // SAFETY: see the impl; both are 512 bits of plain data.
+        unsafe { std::mem::transmute(_mm512_loadu_si512(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: __m512bh, b: __m512bh, sums: __m512) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_dpbf16_ps(sums, a, b) }
+    }
+}
+
+// SAFETY: the trait's contract is passed on to each intrinsic.
+unsafe impl Products for Dot {
     #[inline(always)]
     unsafe fn pack_query(line: Line, n: usize, dst: *mut u16, depth: usize, _round: bool) {
         for at in (0..depth).step_by(LANES) {
@@ -117,24 +138,6 @@ unsafe impl Products for Dot {
             let rounded: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(weights));
             _mm256_storeu_si256(dst.cast(), rounded);
         }
-    }
-
-    #[inline(always)]
-    unsafe fn same(p: *const u16) -> __m512bh {
-        // SAFETY: see the impl; both are 512 bits of plain data.
-        unsafe { std::mem::transmute(_mm512_set1_epi32(p.cast::<i32>().read_unaligned())) }
-    }
-
-    #[inline(always)]
-    unsafe fn sixteen(p: *const u16) -> __m512bh {
-        // SAFETY: see the impl; both are 512 bits of plain data.
-        unsafe { std::mem::transmute(_mm512_loadu_si512(p.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(a: __m512bh, b: __m512bh, sums: __m512) -> __m512 {
-        // SAFETY: see the impl.
-        unsafe { _mm512_dpbf16_ps(sums, a, b) }
     }
 
     #[inline(always)]

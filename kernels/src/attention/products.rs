@@ -6,32 +6,18 @@ use half::bf16;
 use sinew_memory::SimdLevel;
 
 use super::TILE;
-use super::accumulate::Product;
+use super::accumulate::{Chains, Product};
 use super::ahead::Ahead;
 use super::pack::{self, TileRows};
 use crate::line::Line;
 use crate::simd::{LANES, Portable, Simd, Stored};
 
-/// A way to pack and multiply tiles.
+/// A way to pack tiles for an arithmetic, and to multiply them by it.
 ///
 /// # Safety
 /// Every function must run on a machine with the way's instructions, inside a function that enables them. Pointers are
 /// those of [`super::plan::Scratch`], made for a plan of this way.
-pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
-    /// Lanes of everything that is not a product.
-    type S: Simd;
-    /// Elements of packed operands.
-    type E: Copy;
-    /// Elements of the contracted dimension that are multiplied at once.
-    const PAIR: usize;
-    /// A step of sixteen chains: lanes of what is multiplied at once.
-    type Step: Copy;
-    /// Query rows that are multiplied at once, at most, with [`Products::COLUMNS`] vectors each: their sums fill the
-    /// registers, and leave room for operands.
-    const ROWS: usize;
-    /// Vectors of sixteen columns that are multiplied at once, at most.
-    const COLUMNS: usize;
-
+pub(super) unsafe trait Products: Chains {
     /// Packs a query of `n` elements, with zeros up to `depth`. `round` asks for bf16.
     unsafe fn pack_query(line: Line, n: usize, dst: *mut Self::E, depth: usize, round: bool);
     /// Packs a tile of keys; absent ones are zeros.
@@ -40,12 +26,6 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
     unsafe fn pack_values(rows: TileRows<'_>, dst: *mut Self::E, width: usize) -> bool;
     /// Packs sixteen weights. `round` asks for bf16.
     unsafe fn pack_weights(weights: <Self::S as Simd>::F, dst: *mut Self::E, round: bool);
-    /// One step of a chain in all lanes, from its elements at `p`.
-    unsafe fn same(p: *const Self::E) -> Self::Step;
-    /// One step of sixteen chains, from `p` on.
-    unsafe fn sixteen(p: *const Self::E) -> Self::Step;
-    /// The sums, and a step's products.
-    unsafe fn multiply_add(a: Self::Step, b: Self::Step, sums: <Self::S as Simd>::F) -> <Self::S as Simd>::F;
     /// A step with zeros for the elements whose weight at `p` is 0.
     unsafe fn present(p: *const Self::E, step: Self::Step) -> Self::Step;
     /// Runs [`Product::run`], in line or not.
@@ -136,7 +116,7 @@ pub(super) unsafe trait Products: Copy + Send + Sync + 'static {
 /// The products of some rows: their sizes, and what goes on beside them.
 #[derive(Clone, Copy)]
 pub(super) struct Shape<'a> {
-    /// The rows, at most [`Products::ROWS`].
+    /// The rows, at most [`Chains::ROWS`].
     pub rows: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -148,7 +128,7 @@ pub(super) struct Shape<'a> {
     pub ahead: &'a Ahead<'a>,
 }
 
-/// Rows of a block: several of [`Products::ROWS`], so that what is done between the products of a block is independent
+/// Rows of a block: several of [`Chains::ROWS`], so that what is done between the products of a block is independent
 /// work enough, and few enough for a lane each.
 pub(super) const fn block_rows<P: Products>() -> usize {
     const { assert!(2 * P::ROWS <= LANES) };
@@ -160,7 +140,7 @@ pub(super) const fn block_rows<P: Products>() -> usize {
 pub(super) struct Float<S>(PhantomData<S>);
 
 // SAFETY: the trait's contract is passed on.
-unsafe impl<S: Simd> Products for Float<S> {
+unsafe impl<S: Simd> Chains for Float<S> {
     type S = S;
     type E = f32;
     const PAIR: usize = 1;
@@ -169,6 +149,27 @@ unsafe impl<S: Simd> Products for Float<S> {
     // AVX-512 has 32 registers of a vector, AVX2 16 of half a vector.
     const COLUMNS: usize = if matches!(S::LEVEL, SimdLevel::Portable | SimdLevel::Avx2) { 1 } else { 4 };
 
+    #[inline(always)]
+    unsafe fn same(p: *const f32) -> S::F {
+        // SAFETY: see the impl.
+        unsafe { S::splat(*p) }
+    }
+
+    #[inline(always)]
+    unsafe fn sixteen(p: *const f32) -> S::F {
+        // SAFETY: see the impl.
+        unsafe { S::load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: S::F, b: S::F, sums: S::F) -> S::F {
+        // SAFETY: see the impl.
+        unsafe { S::fma(a, b, sums) }
+    }
+}
+
+// SAFETY: the trait's contract is passed on.
+unsafe impl<S: Simd> Products for Float<S> {
     #[inline(always)]
     unsafe fn pack_query(line: Line, n: usize, dst: *mut f32, depth: usize, round: bool) {
         // SAFETY: see the impl.
@@ -197,24 +198,6 @@ unsafe impl<S: Simd> Products for Float<S> {
     unsafe fn pack_weights(weights: S::F, dst: *mut f32, round: bool) {
         // SAFETY: see the impl.
         unsafe { S::store(dst, if round { bf16::rounded::<S>(weights) } else { weights }) }
-    }
-
-    #[inline(always)]
-    unsafe fn same(p: *const f32) -> S::F {
-        // SAFETY: see the impl.
-        unsafe { S::splat(*p) }
-    }
-
-    #[inline(always)]
-    unsafe fn sixteen(p: *const f32) -> S::F {
-        // SAFETY: see the impl.
-        unsafe { S::load(p) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(a: S::F, b: S::F, sums: S::F) -> S::F {
-        // SAFETY: see the impl.
-        unsafe { S::fma(a, b, sums) }
     }
 
     #[inline(always)]

@@ -1,5 +1,6 @@
 //! One tile of keys for a block of query rows.
 
+use super::accumulate::Chains;
 use super::ahead::Ahead;
 use super::body::Way;
 use super::operand::Strided;
@@ -231,7 +232,7 @@ impl<P: Products> Way<'_, P> {
 }
 
 /// The lanes of a way.
-type SimdOf<P> = <<P as Products>::S as Simd>::F;
+type SimdOf<P> = <<P as Chains>::S as Simd>::F;
 
 /// Multiplies the first `vectors` vectors of a tile's row with as many factors, in place.
 #[inline(always)]

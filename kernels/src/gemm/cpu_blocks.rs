@@ -2,17 +2,16 @@
 //! one chain of multiply-adds of what they stand for, and one more chain takes the groups with their scales.
 
 use std::marker::PhantomData;
-use std::sync::LazyLock;
 
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
-use super::groups::{LINE, Products, multiply};
+use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
+use super::groups::{LINE, Products, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, GemmStatic};
 use crate::cpu_row::needs;
-use crate::packed::blocks::{self, held_code};
-use crate::packed::{PANEL, PanelKind};
+use crate::packed::{PANEL, PanelKind, blocks};
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
@@ -142,72 +141,6 @@ groups_at!(groups_avx2, expanded_avx2, expand_avx2, Avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 groups_at!(groups_avx512, expanded_avx512, expand_avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 
-/// What the codes of a format stand for, by the code as panels hold it.
-pub(super) fn table(values: BlockValues) -> &'static [f32; 256] {
-    static TABLES: LazyLock<[[f32; 256]; BlockValues::ALL.len()]> = LazyLock::new(|| {
-        BlockValues::ALL.map(|values| std::array::from_fn(|held| values.value(held_code(values, held as u8))))
-    });
-    &TABLES[values as usize]
-}
-
-/// How codes become floats.
-trait Codes: Copy {
-    /// Those of a word.
-    const PER_WORD: usize;
-    /// The codes of sixteen words from bit `shift` on.
-    unsafe fn load<S: Simd>(p: *const u8, shift: usize, table: &[f32; 256]) -> S::F;
-}
-
-/// Codes of four bits.
-#[derive(Clone, Copy)]
-struct Nibbles;
-/// Integers of a byte.
-#[derive(Clone, Copy)]
-struct Bytes;
-/// Floats of a byte.
-#[derive(Clone, Copy)]
-struct FloatBytes;
-
-impl Codes for Nibbles {
-    const PER_WORD: usize = 8;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u8, shift: usize, table: &[f32; 256]) -> S::F {
-        // SAFETY: passed on; sixteen of the table's values are there.
-        unsafe { S::lookup_nibbles(p, shift, &*table.as_ptr().cast()) }
-    }
-}
-
-impl Codes for Bytes {
-    const PER_WORD: usize = 4;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u8, shift: usize, _: &[f32; 256]) -> S::F {
-        // SAFETY: passed on.
-        unsafe { S::sub(S::load_bytes(p, shift), S::splat(f32::from(blocks::offset(BlockValues::Int8)))) }
-    }
-}
-
-impl Codes for FloatBytes {
-    const PER_WORD: usize = 4;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u8, shift: usize, table: &[f32; 256]) -> S::F {
-        // SAFETY: passed on.
-        unsafe { S::lookup_bytes(p, shift, table) }
-    }
-}
-
-/// What codes stand for, in their place.
-#[derive(Clone, Copy)]
-struct Expanded;
-
-impl Codes for Expanded {
-    const PER_WORD: usize = 1;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u8, _: usize, _: &[f32; 256]) -> S::F {
-        // SAFETY: passed on.
-        unsafe { S::load(p.cast()) }
-    }
-}
-
 /// Writes a block of a panel with what its codes stand for in their place.
 ///
 /// # Safety
@@ -296,25 +229,4 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
         // SAFETY: passed on.
         unsafe { less_zeros::<S, ZEROS, R, H>(sums, header, zeros) }
     }
-}
-
-/// `Σ a·q - zero · Σ a` of groups before which the sums of `a` stand.
-///
-/// # Safety
-/// That of [`Products::finish`].
-#[inline(always)]
-pub(super) unsafe fn less_zeros<S: Simd, const ZEROS: bool, const R: usize, const H: usize>(
-    mut sums: [[S::F; H]; R],
-    row_sums: *const f32,
-    zeros: [S::F; H],
-) -> [[S::F; H]; R] {
-    if ZEROS {
-        for (r, sums) in sums.iter_mut().enumerate() {
-            for (s, zero) in sums.iter_mut().zip(zeros) {
-                // SAFETY: passed on.
-                unsafe { *s = S::fma(S::sub(S::splat(0.0), zero), S::splat(*row_sums.add(r)), *s) };
-            }
-        }
-    }
-    sums
 }

@@ -65,7 +65,7 @@ static MMA_F16: [Tile; 3] = [
 /// Tensor cores of this kind came with it, and copies to shared memory that no register passes.
 pub(crate) const MMA_CAPABILITY: (u32, u32) = (8, 0);
 
-/// The rows of [`Gemm`] on NVIDIA GPUs, best first.
+/// The rows of [`Gemm`] on NVIDIA GPUs that are Sinew's own, best first.
 pub(super) fn rows() -> Vec<Row<Gemm>> {
     let row = |name, arithmetic| Row {
         name,
@@ -77,8 +77,6 @@ pub(super) fn rows() -> Vec<Row<Gemm>> {
         run: run_simt,
     };
     vec![
-        #[cfg(not(target_os = "macos"))]
-        super::cuda_cublaslt::ROW,
         mma_row::<2>("gemm.cuda.mma-128"),
         mma_row::<1>("gemm.cuda.mma-64"),
         mma_row::<0>("gemm.cuda.mma-16"),

@@ -8,8 +8,8 @@ use sinew_tensor::{DType, View};
 use super::epilogue::{Finish, Place};
 use super::input_norm::NormedRows;
 use super::order::Order;
-use super::pack::{self, PackRows, Slab};
-use super::plan::Plan;
+use super::pack::{self, PackRows};
+use super::plan::{Plan, Slab};
 use super::rows::Rows;
 use super::tile::{Reads, Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};
@@ -72,7 +72,7 @@ pub(super) unsafe fn run(
     let order = Order::new(fixed, operands.optional(ORDER))?;
     let product = Product { tiles, fixed, plan, right, finish, a, norm, order };
     // SAFETY: passed on; all rows of all groups are the operands'.
-    unsafe { product.run(launch, team, (0..plan.groups).map(|group| (group, group, 0..plan.rows))) }
+    unsafe { product.run(launch, team, (0..plan.shape.groups).map(|group| (group, group, 0..plan.shape.rows))) }
 }
 
 /// The operands of rows that fall into groups, each of which has a packed weight of its own.
@@ -111,7 +111,7 @@ pub(crate) unsafe fn run_grouped(
     let rows = a.shape()[1];
     let plan = Plan::grouped(tiles, kind, fixed, groups, rows, hardware);
     let panel_bytes = kind.bytes(fixed.k);
-    let right = Right::Packed { ptr: b.host_ptr()?, panel_bytes, bytes: plan.panels * panel_bytes };
+    let right = Right::Packed { ptr: b.host_ptr()?, panel_bytes, bytes: plan.shape.panels * panel_bytes };
     let (a, out) = (Rows::new(a, rows)?, Rows::new(out, rows)?);
     let bias_step = bias.map_or(0, |bias| bias.strides()[0]);
     let bias = bias.map(Line::of).transpose()?;
@@ -145,10 +145,10 @@ impl Product<'_> {
         runs: impl Iterator<Item = (usize, usize, Range<usize>)>,
     ) -> Result<()> {
         let plan = &self.plan;
-        if plan.groups == 0 || plan.rows == 0 || plan.panels == 0 {
+        if plan.shape.groups == 0 || plan.shape.rows == 0 || plan.shape.panels == 0 {
             return Ok(());
         }
-        let workspace = launch.host_workspace(plan.bytes())?;
+        let workspace = launch.host_workspace(plan.workspace.bytes())?;
         debug_assert!(team.threads() <= plan.threads);
         let here = Team::new(1)?;
         let list: *mut Slab = workspace.cast();
@@ -159,15 +159,15 @@ impl Product<'_> {
             self.multiply_slabs(team, &here, std::slice::from_raw_parts(list, slabs), tiles, packed, workspace)
         };
         for (right, group, rows) in runs {
-            for row in rows.clone().step_by(plan.slab) {
-                let count = (rows.end - row).min(plan.slab);
+            for row in rows.clone().step_by(plan.slabs.rows) {
+                let count = (rows.end - row).min(plan.slabs.rows);
                 let height = self.tiles.packed_rows(count);
-                if slabs == plan.slabs || packed + height > plan.slab * plan.together {
+                if slabs == plan.slabs.most || packed + height > plan.slabs.rows * plan.slabs.together {
                     flush(slabs, tiles, packed);
                     (slabs, tiles, packed) = (0, 0, 0);
                 }
                 let of_tile = self.tiles.height(count);
-                let slab = Slab { right, group, row, count, of_tile, tile: tiles, at: packed * plan.row_bytes };
+                let slab = Slab { right, group, row, count, of_tile, tile: tiles, at: packed * plan.shape.row_bytes };
                 // SAFETY: there are fewer than the list has room for.
                 unsafe { list.add(slabs).write(slab) };
                 slabs += 1;
@@ -196,16 +196,17 @@ impl Product<'_> {
             return;
         }
         let (plan, k) = (&self.plan, self.fixed.k);
-        let to = workspace.wrapping_add(plan.list_bytes());
+        let to = workspace.wrapping_add(plan.workspace.list);
         let inline = packed * k <= INLINE_PACK;
-        let parts = if inline { 1 } else { pack::parts(self.tiles.left, plan.kind, k, team.threads().div_ceil(tiles)) };
+        let parts =
+            if inline { 1 } else { pack::parts(self.tiles.left, plan.shape.kind, k, team.threads().div_ceil(tiles)) };
         let pack = PackRows {
             rows: self.a,
             norm: self.norm,
             order: self.order,
             slabs,
             k,
-            panels: plan.kind,
+            panels: plan.shape.kind,
             round: self.fixed.compute == super::Compute::Bf16,
             tiles: self.tiles,
             parts,
@@ -213,10 +214,10 @@ impl Product<'_> {
         };
         let packers = if inline { here } else { team };
         // Units of panels are shared out in contiguous runs: a thread reads on where it stopped.
-        let units = plan.panels.div_ceil(plan.unit);
-        let runs = units.div_ceil(plan.units_per_task);
+        let units = plan.shape.panels.div_ceil(plan.tasks.unit);
+        let runs = units.div_ceil(plan.tasks.units);
         let multiply =
-            Multiply { product: self, slabs, units, runs, packed: to, scratch: to.wrapping_add(plan.rows_bytes()) };
+            Multiply { product: self, slabs, units, runs, packed: to, scratch: to.wrapping_add(plan.workspace.rows) };
         // SAFETY: the plan sized the workspace for these rows and for every worker, `check` vouches for the operands,
         // and the caller for the level.
         unsafe {
@@ -262,11 +263,11 @@ impl Kernel for Multiply<'_> {
     unsafe fn task<S: Simd>(&self, task: usize, worker: usize) {
         let plan = &self.product.plan;
         let (slab, run) = (&self.slabs[task / self.runs], task % self.runs);
-        let scratch = self.scratch.wrapping_add(worker * plan.worker_bytes());
+        let scratch = self.scratch.wrapping_add(worker * plan.workspace.worker);
         for unit in run * self.units / self.runs..(run + 1) * self.units / self.runs {
-            let first = unit * plan.unit;
+            let first = unit * plan.tasks.unit;
             // SAFETY: passed on; scratch is this worker's.
-            unsafe { self.panels::<S>(slab, first, (first + plan.unit).min(plan.panels), scratch) };
+            unsafe { self.panels::<S>(slab, first, (first + plan.tasks.unit).min(plan.shape.panels), scratch) };
         }
     }
 }
@@ -276,28 +277,27 @@ impl Multiply<'_> {
     #[inline(always)]
     unsafe fn panels<S: Simd>(&self, slab: &Slab, first: usize, end: usize, scratch: *mut u8) {
         let Product { tiles, fixed, plan, right, finish, .. } = self.product;
-        let kind = plan.kind;
-        let padded = plan.padded;
+        let (kind, padded) = (plan.shape.kind, plan.shape.padded);
         let expansion = match right {
             Right::Packed { .. } => tiles.expansion_for(slab.count),
             Right::Strided { .. } => None,
         };
-        let all_sums: *mut f32 = scratch.wrapping_add(plan.panel_bytes * plan.unit).cast();
+        let all_sums: *mut f32 = scratch.wrapping_add(plan.workspace.panels).cast();
         let a = self.packed.wrapping_add(slab.at);
         let mut k = 0;
         loop {
-            let width = (padded - k).min(plan.block);
+            let width = (padded - k).min(plan.blocks.len);
             let last = k + width == padded;
             if let Right::Strided { .. } = right {
                 let values = fixed.k.min(k + width) - k;
                 for panel in first..end {
-                    let to = scratch.wrapping_add((panel - first) * plan.panel_bytes);
+                    let to = scratch.wrapping_add((panel - first) * plan.blocks.panel_bytes);
                     // SAFETY: lines hold the values; scratch holds the panels of a unit.
                     unsafe { pack_panel::<S>(&self.lines(slab, panel), kind, k, values, to) };
                 }
             }
             for panel in first..end {
-                let own = scratch.wrapping_add((panel - first) * plan.panel_bytes);
+                let own = scratch.wrapping_add((panel - first) * plan.blocks.panel_bytes);
                 let (b, reads) = match (*right, expansion) {
                     (Right::Packed { ptr, panel_bytes, bytes }, expansion) => {
                         let packed = ptr.wrapping_add(slab.right * bytes + panel * panel_bytes + kind.bytes(k));
@@ -317,8 +317,8 @@ impl Multiply<'_> {
                 for tile in (0..slab.count).step_by(slab.of_tile) {
                     let rows = (slab.count - tile).min(slab.of_tile);
                     let Tile { height, run, .. } = *tiles.fit(rows, expansion);
-                    let sums = if plan.block < padded {
-                        all_sums.wrapping_add(((panel - first) * plan.slab + tile) * PANEL)
+                    let sums = if plan.blocks.len < padded {
+                        all_sums.wrapping_add(((panel - first) * plan.slabs.rows + tile) * PANEL)
                     } else {
                         all_sums
                     };
@@ -329,7 +329,7 @@ impl Multiply<'_> {
                     // SAFETY: the tile was packed at this height, of which what follows `k` values is this block's;
                     // sums of the tile are this worker's.
                     unsafe {
-                        let a = a.add(tile * plan.row_bytes + tiles.left.bytes(kind, k) * height);
+                        let a = a.add(tile * plan.shape.row_bytes + tiles.left.bytes(kind, k) * height);
                         run(kind, reads, a, b, width / tiles.left.per_step(), sums, k > 0);
                         if last {
                             finish.write_tile::<S>(place, sums, &bias);

@@ -255,3 +255,24 @@ impl<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize> Sums
         }
     }
 }
+
+/// `Σ a·q - zero · Σ a` of groups before which the sums of `a` stand.
+///
+/// # Safety
+/// That of [`Products::finish`].
+#[inline(always)]
+pub(super) unsafe fn less_zeros<S: Simd, const ZEROS: bool, const R: usize, const H: usize>(
+    mut sums: [[S::F; H]; R],
+    row_sums: *const f32,
+    zeros: [S::F; H],
+) -> [[S::F; H]; R] {
+    if ZEROS {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (s, zero) in sums.iter_mut().zip(zeros) {
+                // SAFETY: passed on.
+                unsafe { *s = S::fma(S::sub(S::splat(0.0), zero), S::splat(*row_sums.add(r)), *s) };
+            }
+        }
+    }
+    sums
+}

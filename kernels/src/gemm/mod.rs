@@ -50,9 +50,13 @@
 //! One driver serves all rows of tiles on CPUs: a slab of A's rows is packed for the second-level cache, tasks take
 //! panels of 32 outputs, and a small tile kernel, which is all that differs between rows, runs over K. After BLIS (Van
 //! Zee and van de Geijn 2015), with the difference that weights were packed when they were loaded, and that a
-//! right-hand side that was not is packed panel by panel by the task that multiplies with it.
+//! right-hand side that was not is packed panel by panel by the task that multiplies with it. How large each part is, and
+//! by which cache, is decided in `plan/`.
 
 pub(crate) mod cases;
+mod codes;
+#[cfg(target_arch = "x86_64")]
+mod codes_bf16;
 pub(crate) mod cpu;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod cpu_avx512bf16;
@@ -374,6 +378,8 @@ pub fn rows() -> Vec<Row<Gemm>> {
     [
         ways::rows(),
         vec![foreign::ROW],
+        #[cfg(all(feature = "cuda", not(target_os = "macos")))]
+        vec![cuda_cublaslt::ROW],
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]

@@ -12,11 +12,14 @@
 pub(crate) mod blocks;
 mod pack;
 mod pack_blocks;
+mod pack_floats;
 mod panel;
+mod panel_kind;
 mod quantize;
 mod row_major;
 mod rows;
 mod shape;
+mod sixteen;
 mod unpack;
 
 use std::borrow::Cow;
@@ -33,8 +36,9 @@ use crate::{Error, Result};
 
 pub use blocks::{GROUP_SIZES, MAX_GROUP};
 pub(crate) use pack::pack_panel;
+pub(crate) use panel::Outputs;
 pub use panel::PANEL;
-pub(crate) use panel::{Outputs, PanelKind};
+pub(crate) use panel_kind::PanelKind;
 pub(crate) use quantize::{LEAST, Quantized};
 pub use rows::{Codes, RowCodes, WeightRows, Weights};
 pub use shape::PackedShape;

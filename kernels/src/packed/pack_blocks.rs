@@ -4,10 +4,10 @@ use half::{bf16, f16};
 use sinew_tensor::{BlockFormat, DType};
 
 use super::blocks::{self, MAX_GROUP, held_code, per_word};
-use super::pack::load_steps;
 use super::panel::PANEL;
 use super::quantize::{Extent, Floats, Integers};
 use super::rows::{Codes, Row};
+use super::sixteen::load_steps;
 use crate::line::Line;
 use crate::simd::{LANES, Simd, Stored};
 

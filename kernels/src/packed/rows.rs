@@ -260,7 +260,7 @@ impl<'a> WeightRows<'a> {
 
 impl fmt::Display for WeightRows<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, k, values } = self;
+        let Self { rows, k, values, .. } = self;
         write!(f, "{rows} rows of {k} of ")?;
         match values {
             Values::Floats { dtype, .. } => write!(f, "{dtype}"),

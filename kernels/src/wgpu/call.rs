@@ -1,180 +1,35 @@
 //! A call of a kernel: operands, options and parameters, and from them the pipeline's key and text.
 
 use sinew_memory::webgpu::{Binding, MAX_BINDINGS, MAX_PARAMS, WgpuStream};
-use sinew_memory::{Accelerator, Buffer, Device};
+use sinew_memory::{Accelerator, Device};
 use sinew_tensor::{DType, View};
 
-use super::parts::{Dimension, Division, Limits, MOST_DIMENSIONS};
+use super::division::{Dimension, Division, Limits, MOST_DIMENSIONS};
+use super::few::Few;
+use super::interface::{Interface, MOST_OPERANDS, Name, Operand, Steps};
+use super::part::Part;
 use super::text;
 use crate::operator::{Launch, refuse};
 use crate::strided::Walk;
 use crate::{Error, Result};
 
-/// The most of each that a call has: what WebGPU promises to bind, with what is left out or shares a binding; bindings
-/// where adapters have more and operands take several; a few words of options.
-pub(super) const MOST_OPERANDS: usize = 12;
-pub(super) const MOST_BINDINGS: usize = MAX_BINDINGS;
-const MOST_OPTIONS: usize = 24;
-const MOST_WALKS: usize = 2;
-/// Words of a pipeline's key: options, operands, ranks of walks, the text and whether it reports.
-const KEY: usize = MOST_OPTIONS + MOST_OPERANDS + MOST_WALKS + 4;
 /// Workgroups of a row of a grid that is counted in one dimension: every adapter takes as many.
 const GRID: usize = 1 << 15;
-
-/// A list without an allocation: calls are made at each step of a model.
-#[derive(Clone, Copy)]
-pub(super) struct Few<T, const N: usize> {
-    items: [T; N],
-    len: usize,
-}
-
-impl<T: Copy, const N: usize> Few<T, N> {
-    pub(super) fn new(filler: T) -> Self {
-        Self { items: [filler; N], len: 0 }
-    }
-
-    pub(super) fn push(&mut self, kernel: &'static str, item: T) -> Result<()> {
-        let room =
-            self.items.get_mut(self.len).ok_or_else(|| refuse(kernel, format!("more than {N} of a call's parts")))?;
-        *room = item;
-        self.len += 1;
-        Ok(())
-    }
-}
-
-impl<T, const N: usize> std::ops::Deref for Few<T, N> {
-    type Target = [T];
-    fn deref(&self) -> &[T] {
-        &self.items[..self.len]
-    }
-}
-
-impl<T, const N: usize> std::ops::DerefMut for Few<T, N> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.items[..self.len]
-    }
-}
-
-/// An operand as the text sees it.
-#[derive(Clone, Copy)]
-pub(super) struct Operand {
-    pub(super) name: &'static str,
-    /// `None` where the operand is absent.
-    pub(super) dtype: Option<DType>,
-    pub(super) written: bool,
-    /// Bound as vectors of four words.
-    pub(super) quads: bool,
-    /// The number of its first binding, which operands of one buffer share, and how many it has.
-    pub(super) slot: usize,
-    pub(super) windows: usize,
-    /// Whether the words of the binding are atomic: where any operand in it is written in less than words.
-    pub(super) atomic: bool,
-}
-
-impl Operand {
-    fn code(&self) -> u32 {
-        let dtype = self.dtype.map_or(0, |dtype| 1 + dtype as u32);
-        let flags = [self.written, self.quads, self.atomic].into_iter().fold(0, |all, flag| all << 1 | u32::from(flag));
-        (self.windows as u32) << 24 | dtype << 16 | flags << 8 | self.slot as u32
-    }
-}
-
-/// Dimensions of a walk, and the operands that it goes over.
-#[derive(Clone, Copy)]
-pub(super) struct Steps {
-    pub(super) rank: usize,
-    pub(super) operands: [&'static str; 4],
-}
-
-/// A parameter's name: its own, or that of a walk's sizes and strides.
-#[derive(Clone, Copy)]
-pub(super) enum Name {
-    Plain(&'static str),
-    Base(&'static str),
-    Size(&'static str, usize),
-    Stride(&'static str, usize),
-}
 
 /// A call of a kernel in WGSL: see the [module](super).
 pub(crate) struct Call<'a> {
     stream: &'a WgpuStream,
     /// What the device offers, which is the same for all calls that share its pipelines.
-    pub(super) offers: &'a Accelerator,
+    offers: &'a Accelerator,
     name: &'static str,
-    pub(super) body: &'static str,
-    pub(super) options: Few<(&'static str, u32), MOST_OPTIONS>,
-    pub(super) operands: Few<Operand, MOST_OPERANDS>,
+    interface: Interface,
     /// What of each operand is bound, and the parameter that says where it begins.
     parts: Few<Option<(Part<'a>, usize)>, MOST_OPERANDS>,
-    bindings: Few<Option<Binding<'a>>, MOST_BINDINGS>,
+    bindings: Few<Option<Binding<'a>>, MAX_BINDINGS>,
     dimensions: Few<Dimension, MOST_DIMENSIONS>,
     /// The parameter that counts through the dimensions of a walk.
     count_at: Option<usize>,
-    pub(super) names: Few<Name, MAX_PARAMS>,
     params: Few<u32, MAX_PARAMS>,
-    pub(super) walks: Few<Option<Steps>, MOST_WALKS>,
-    pub(super) reports: Option<&'static str>,
-}
-
-/// Whether a view begins, and steps in every dimension but the last, at multiples of so many elements, and its last
-/// dimension is contiguous: whether such vectors of elements can be loaded.
-pub(crate) fn aligned(view: &View<'_>, elements: usize) -> bool {
-    let begins = view.buffer().span().offset + view.layout().offset() * view.dtype().size();
-    let strides = view.strides();
-    begins.is_multiple_of(elements * view.dtype().size())
-        && strides.split_last().is_none_or(|(&last, leading)| {
-            (last == 1 || view.shape().last() == Some(&1)) && leading.iter().all(|s| s.is_multiple_of(elements))
-        })
-}
-
-/// A view as a kernel sees it.
-#[derive(Clone, Copy)]
-pub(crate) struct Part<'a> {
-    buffer: &'a Buffer,
-    dtype: DType,
-    /// Elements of `dtype`: the view's first, and one past its last.
-    offset: usize,
-    end: usize,
-    written: bool,
-    quads: bool,
-}
-
-impl<'a> Part<'a> {
-    /// A view that is read.
-    pub(crate) fn read(view: &View<'a>) -> Self {
-        let layout = view.layout();
-        let (offset, end) = (layout.offset(), layout.end());
-        Self { buffer: view.buffer(), dtype: view.dtype(), offset, end, written: false, quads: false }
-    }
-
-    /// A view that is written, and may be read.
-    pub(crate) fn write(view: &View<'a>) -> Self {
-        Self { written: true, ..Self::read(view) }
-    }
-
-    /// The same bytes as elements of another dtype: packed weights, caches.
-    pub(crate) fn of(self, dtype: DType) -> Self {
-        let [offset, end] = [self.offset, self.end].map(|at| at * self.dtype.size() / dtype.size());
-        Self { dtype, offset, end, ..self }
-    }
-
-    /// Bound as vectors of four words: see [`aligned`].
-    pub(crate) fn quads(self) -> Self {
-        Self { quads: true, ..self }
-    }
-
-    fn extent(&self) -> usize {
-        self.end - self.offset
-    }
-
-    /// The bytes that are bound where they fit: of the buffer, if it does, since views that move about in it share a
-    /// bind group then.
-    fn whole(&self, limits: &Limits) -> [usize; 2] {
-        if self.buffer.len() <= limits.bytes {
-            return [0, self.buffer.len()];
-        }
-        [self.offset, self.end].map(|at| at * self.dtype.size())
-    }
 }
 
 /// How an operand is bound.
@@ -186,9 +41,6 @@ enum Way {
     /// All of it, as several bindings.
     Windows,
 }
-
-const ABSENT: Operand =
-    Operand { name: "", dtype: None, written: false, quads: false, slot: 0, windows: 0, atomic: false };
 
 impl<'a> Call<'a> {
     /// A call of the kernel of a name, which errors and the pipeline's key have.
@@ -208,17 +60,12 @@ impl<'a> Call<'a> {
             stream,
             offers: offers.ok_or_else(|| refuse(name, "a device that says nothing of what it offers"))?,
             name,
-            body,
-            options: Few::new(("", 0)),
-            operands: Few::new(ABSENT),
+            interface: Interface::new(body),
             parts: Few::new(None),
             bindings: Few::new(None),
             dimensions: Few::new(none),
             count_at: None,
-            names: Few::new(Name::Plain("")),
             params: Few::new(0),
-            walks: Few::new(None),
-            reports: None,
         };
         // Workgroups of a row of the grid, which a dispatch fills in.
         call.push(Name::Plain("groups"), 0)?;
@@ -227,7 +74,7 @@ impl<'a> Call<'a> {
 
     /// A constant of the text: `const NAME: u32`.
     pub(crate) fn option(&mut self, name: &'static str, value: u32) -> Result<()> {
-        self.options.push(self.name, (name, value))
+        self.interface.options.push(self.name, (name, value))
     }
 
     /// An operand that is read.
@@ -246,7 +93,7 @@ impl<'a> Call<'a> {
             Some(view) => self.read(name, view),
             None => {
                 self.parts.push(self.name, None)?;
-                self.operands.push(self.name, Operand { name, ..ABSENT })
+                self.interface.operands.push(self.name, Operand { name, ..Operand::ABSENT })
             }
         }
     }
@@ -270,12 +117,14 @@ impl<'a> Call<'a> {
     pub(crate) fn part(&mut self, name: &'static str, part: Part<'a>) -> Result<()> {
         let Part { dtype, written, quads, .. } = part;
         self.parts.push(self.name, Some((part, self.params.len())))?;
-        self.operands.push(self.name, Operand { name, dtype: Some(dtype), written, quads, ..ABSENT })?;
+        self.interface
+            .operands
+            .push(self.name, Operand { name, dtype: Some(dtype), written, quads, ..Operand::ABSENT })?;
         self.push(Name::Base(name), 0)
     }
 
     fn push(&mut self, name: Name, value: usize) -> Result<()> {
-        self.names.push(self.name, name)?;
+        self.interface.params.push(self.name, name)?;
         self.params.push(self.name, 0)?;
         self.set(self.params.len() - 1, value)
     }
@@ -317,7 +166,7 @@ impl<'a> Call<'a> {
     fn by_operand(&self, strides: impl Iterator<Item = (&'static str, usize)>) -> [usize; MOST_OPERANDS] {
         let mut by_operand = [0; MOST_OPERANDS];
         for (name, stride) in strides {
-            if let Some(n) = self.operands.iter().position(|operand| operand.name == name) {
+            if let Some(n) = self.interface.operands.iter().position(|operand| operand.name == name) {
                 by_operand[n] = stride;
             }
         }
@@ -356,7 +205,7 @@ impl<'a> Call<'a> {
                 self.push(Name::Stride(name, d), stride)?;
             }
         }
-        self.walks.push(self.name, Some(steps))
+        self.interface.walks.push(self.name, Some(steps))
     }
 
     /// Gives the text `report(value: u32)`: what is reported becomes an error of the stream that names this kernel.
@@ -366,7 +215,7 @@ impl<'a> Call<'a> {
 
     /// As [`Call::reports`], in other words, `{}` being the value.
     pub(crate) fn reports_that(&mut self, what: &'static str) {
-        self.reports = Some(what);
+        self.interface.reports = Some(what);
     }
 
     /// Enqueues so many workgroups, counted by `linear(workgroup_id)` in the text; it may be called with numbers up to
@@ -401,7 +250,7 @@ impl<'a> Call<'a> {
             self.bind(&limits, &division, &ways)?;
             let param = |name| {
                 let is_it = |other: &Name| matches!(other, Name::Plain(other) if *other == name);
-                self.names.iter().position(is_it).map_or(0, |at| self.params[at] as usize)
+                self.interface.params.iter().position(is_it).map_or(0, |at| self.params[at] as usize)
             };
             let groups = groups(&param);
             self.enqueue(groups)?;
@@ -409,11 +258,6 @@ impl<'a> Call<'a> {
                 return Ok(());
             }
         }
-    }
-
-    /// Bytes of each of several bindings of an operand.
-    pub(super) fn window(&self) -> usize {
-        Limits::of(self.stream.wgpu().hardware()).window()
     }
 
     /// Binds what a dispatch sees of the operands.
@@ -434,28 +278,28 @@ impl<'a> Call<'a> {
             let binding = Binding::new(part.buffer, start, stop.saturating_sub(start))?;
             let base = binding.skip() + first - start;
             if !base.is_multiple_of(size) {
-                let name = self.operands[n].name;
+                let name = self.interface.operands[n].name;
                 return Err(refuse(self.name, format!("{name} is not aligned to its {size} bytes")));
             }
             self.set(base_at, base / size)?;
             // WebGPU has no name for what happens where bindings of a dispatch overlap.
             let shared = (0..n).find(|&other| {
                 let same = wholes[other].is_some_and(|other| other.is_same(&binding));
-                same && !self.operands[other].quads && !part.quads
+                same && !self.interface.operands[other].quads && !part.quads
             });
             let (slot, windows) = match shared {
-                Some(other) => (self.operands[other].slot, self.operands[other].windows),
+                Some(other) => (self.interface.operands[other].slot, self.interface.operands[other].windows),
                 None => {
                     let window = if ways[n] == Way::Windows { limits.window() } else { binding.len() };
                     let slot = needed;
                     needed += binding.len().div_ceil(window);
-                    if needed <= MOST_BINDINGS {
+                    if needed <= MAX_BINDINGS {
                         binding.pieces(window).try_for_each(|piece| self.bindings.push(self.name, Some(piece)))?;
                     }
                     (slot, needed - slot)
                 }
             };
-            let operands = &mut self.operands[..=n];
+            let operands = &mut self.interface.operands[..=n];
             (operands[n].slot, operands[n].windows) = (slot, windows);
             let in_slot = |other: &Operand| other.dtype.is_some() && other.slot == slot;
             let is_atomic = |other: &Operand| other.written && other.dtype.is_some_and(|dtype| dtype.size() < 4);
@@ -463,11 +307,12 @@ impl<'a> Call<'a> {
             operands.iter_mut().filter(|other| in_slot(other)).for_each(|other| other.atomic = atomic);
             wholes[n] = Some(binding);
         }
-        let most = limits.bindings.saturating_sub(usize::from(self.reports.is_some()));
+        let most = limits.bindings.saturating_sub(usize::from(self.interface.reports.is_some()));
         if needed <= most {
             return Ok(());
         }
-        let largest = wholes.iter().flatten().zip(self.operands.iter().filter(|operand| operand.dtype.is_some()));
+        let largest =
+            wholes.iter().flatten().zip(self.interface.operands.iter().filter(|operand| operand.dtype.is_some()));
         let largest = largest.max_by_key(|(whole, _)| whole.len()).map(|(whole, operand)| (operand.name, whole.len()));
         let (name, bytes) = largest.unwrap_or_default();
         let limit = limits.bytes;
@@ -484,24 +329,17 @@ impl<'a> Call<'a> {
         }
         let row = groups.min(GRID);
         let groups = [row, groups.div_ceil(row), 1].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        let mut key = Few::<u32, KEY>::new(0);
-        let options = self.options.iter().map(|&(_, value)| value);
-        let operands = self.operands.iter().map(Operand::code);
-        let walks = self.walks.iter().flatten().map(|walk| walk.rank as u32);
-        // A text is told from another by where it stands: each is a constant of this program.
-        let (place, length) = (self.body.as_ptr() as u64, self.body.len() as u32);
-        let text = [place as u32, (place >> 32) as u32, length, u32::from(self.reports.is_some())];
-        for word in options.chain(operands).chain(walks).chain(text) {
-            key.push(self.name, word)?;
-        }
+        let (wgpu, interface) = (self.stream.wgpu(), &self.interface);
+        let key = interface.key(self.name)?;
+        let text = || text::of(interface, self.offers, Limits::of(wgpu.hardware()).window());
         // SAFETY: the text is ours: every loop is over a range, and every divisor is a size of a dimension that has
         // elements, or a constant.
-        let pipeline = unsafe { self.stream.wgpu().pipeline(self.name, &key, || text::of(self)) }?;
-        let mut bindings = [None; MOST_BINDINGS];
-        bindings[..self.bindings.len].copy_from_slice(&self.bindings);
+        let pipeline = unsafe { wgpu.pipeline(self.name, &key, text) }?;
+        let mut bindings = [None; MAX_BINDINGS];
+        bindings[..self.bindings.len()].copy_from_slice(&self.bindings);
         let Some(first) = bindings[0] else { return Err(refuse(self.name, "no operand")) };
         let bindings = bindings.map(|binding| binding.unwrap_or(first));
         self.params[0] = groups[0];
-        Ok(self.stream.dispatch(&pipeline, &bindings[..self.bindings.len], &self.params, groups)?)
+        Ok(self.stream.dispatch(&pipeline, &bindings[..self.bindings.len()], &self.params, groups)?)
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
+use sinew_memory::Accelerator;
 use sinew_memory::webgpu::ShaderText;
 use sinew_tensor::DType;
 
-use super::call::{Call, Name, Operand, Steps};
-use super::least_subgroup;
+use super::interface::{Interface, Name, Operand, Steps};
+use super::subgroups::least_subgroup;
 
 const PRELUDE: &str = include_str!("prelude.wgsl");
 const REDUCE: &str = concat!(include_str!("reduce.wgsl"), include_str!("reduce_memory.wgsl"));
@@ -23,11 +24,11 @@ enum Form {
 }
 
 impl Form {
-    fn of(call: &Call<'_>, operand: &Operand) -> Self {
-        let mut shared = call.operands.iter().filter(|other| other.slot == operand.slot).filter_map(|o| o.dtype);
+    fn of(operand: &Operand, interface: &Interface, offers: &Accelerator) -> Self {
+        let mut shared = interface.operands.iter().filter(|other| other.slot == operand.slot).filter_map(|o| o.dtype);
         match (operand.quads, operand.atomic) {
             (true, _) => Self::Quads,
-            _ if call.offers.f16 && shared.all(|dtype| dtype.size() == 2) => Self::Halves,
+            _ if offers.f16 && shared.all(|dtype| dtype.size() == 2) => Self::Halves,
             (_, true) => Self::AtomicWords,
             _ => Self::Words,
         }
@@ -43,16 +44,18 @@ impl Form {
     }
 }
 
-pub(super) fn of(call: &Call<'_>) -> ShaderText {
+/// The text of a kernel on a device that offers so much, of which an operand in several bindings has `window` bytes in
+/// each.
+pub(super) fn of(interface: &Interface, offers: &Accelerator, window: usize) -> ShaderText {
     let mut text = Text(String::new());
-    if call.offers.f16 {
+    if offers.f16 {
         text.line(format_args!("enable wgpu_int16;"));
     }
-    for &(name, value) in call.options.iter() {
+    for &(name, value) in interface.options.iter() {
         text.line(format_args!("const {name}: u32 = {value}u;"));
     }
     text.line(format_args!("struct Params {{ number: u32,"));
-    for name in call.names.iter() {
+    for name in interface.params.iter() {
         match name {
             Name::Plain(name) => text.line(format_args!("{name}: u32,")),
             Name::Base(name) => text.line(format_args!("{name}_base: u32,")),
@@ -61,7 +64,7 @@ pub(super) fn of(call: &Call<'_>) -> ShaderText {
         }
     }
     text.line(format_args!("}}\n@group(1) @binding(0) var<uniform> p: Params;"));
-    if call.reports.is_some() {
+    if interface.reports.is_some() {
         text.line(format_args!(
             "@group(2) @binding(0) var<storage, read_write> status: array<atomic<u32>>;
 fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1], value); }}"
@@ -69,9 +72,9 @@ fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1]
     }
     text.0 += PRELUDE;
     let mut bindings = 0;
-    for operand in call.operands.iter() {
+    for operand in interface.operands.iter() {
         if operand.dtype.is_some() && operand.slot == bindings {
-            let form = Form::of(call, operand);
+            let form = Form::of(operand, interface, offers);
             let element = form.element();
             for n in operand.slot..operand.slot + operand.windows {
                 text.line(format_args!(
@@ -79,22 +82,22 @@ fn report(value: u32) {{ atomicMax(&status[0], p.number); atomicStore(&status[1]
                 ));
             }
             let same = |other: &Operand| other.dtype.is_some() && other.slot == operand.slot;
-            let written = call.operands.iter().any(|other| same(other) && other.written);
-            text.words(operand, form, written, call.window());
+            let written = interface.operands.iter().any(|other| same(other) && other.written);
+            text.words(operand, form, written, window);
             bindings += operand.windows;
         }
     }
-    for operand in call.operands.iter() {
-        text.operand(operand, Form::of(call, operand), call.reports.is_some());
+    for operand in interface.operands.iter() {
+        text.operand(operand, Form::of(operand, interface, offers), interface.reports.is_some());
     }
-    for walk in call.walks.iter().flatten() {
+    for walk in interface.walks.iter().flatten() {
         text.walk(walk);
     }
-    if call.options.iter().any(|&(name, _)| name == "WORKGROUP") {
-        text.0 += if least_subgroup(call.offers).is_some() { REDUCE_SUBGROUP } else { REDUCE };
+    if interface.options.iter().any(|&(name, _)| name == "WORKGROUP") {
+        text.0 += if least_subgroup(offers).is_some() { REDUCE_SUBGROUP } else { REDUCE };
     }
-    text.0 += call.body;
-    ShaderText { wgsl: text.0, bindings, reports: call.reports }
+    text.0 += interface.body;
+    ShaderText { wgsl: text.0, bindings, reports: interface.reports }
 }
 
 struct Text(String);

@@ -5,10 +5,11 @@
 //! table says, the operand is bound as several bindings, among which the text's functions choose by the index.
 
 use sinew_memory::Hardware;
-use sinew_memory::webgpu::Binding;
+use sinew_memory::webgpu::{Binding, MAX_BINDINGS};
 use sinew_tensor::MAX_RANK;
 
-use super::call::{Few, MOST_BINDINGS, MOST_OPERANDS};
+use super::few::Few;
+use super::interface::MOST_OPERANDS;
 
 /// Dimensions of a walk, and one beside it.
 pub(super) const MOST_DIMENSIONS: usize = MAX_RANK + 1;
@@ -29,7 +30,7 @@ impl Limits {
         // A binding has a multiple of 16 bytes, which is what is rounded down to here.
         let limits = hardware.accelerator.as_ref().map(|offers| (offers.max_binding_bytes & !15, offers.max_bindings));
         let (bytes, bindings) = limits.unwrap_or((0, 0));
-        Self { bytes, bindings: bindings.min(MOST_BINDINGS) }
+        Self { bytes, bindings: bindings.min(MAX_BINDINGS) }
     }
 
     /// The most bytes that are sure to fit, wherever they begin.
