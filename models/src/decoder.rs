@@ -352,7 +352,7 @@ impl<S: Stage> Parts<S> {
 }
 
 /// What the head is called, unless it is the embedding. One that the checkpoint has is used whatever the config says.
-fn own_head(config: &DecoderConfig, checkpoint: &Checkpoint) -> Result<Option<&'static str>> {
+pub(crate) fn own_head(config: &DecoderConfig, checkpoint: &Checkpoint) -> Result<Option<&'static str>> {
     let heads = config.names.heads;
     for head in heads {
         if checkpoint.has_weight(head)? {
