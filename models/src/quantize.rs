@@ -47,7 +47,7 @@ pub struct Quantized {
     pub modules: usize,
     /// Modules whose weights are as they were: `ignore` of the `quantization_config`.
     pub kept: Vec<String>,
-    /// Whether the head is one of them though loading with the same `how` rounds it: it is the embedding.
+    /// Whether the head is one of them though loading with the same `how` rounds it: the config ties it to the embedding.
     pub tied_head_kept: bool,
     /// Bytes of all tensors of the original.
     pub bytes_before: u64,
@@ -58,9 +58,9 @@ pub struct Quantized {
 /// Writes the model in `folder` as a quantized checkpoint into the folder `output`, which is a new one or an empty one. A
 /// new one appears under its name when it is complete; in one that is there its files do, `config.json` as the last.
 ///
-/// What is rounded is what loading with the same `how` rounds, but for heads that are tied to the embedding, which stay
-/// as they are in the file. Tokenizers, chat templates and other configs are copied. At hand is never more than a slice of
-/// a weight, of up to 16 MiB; `progress` is told how many bytes of the original are done, of all, and may end it.
+/// What is rounded is what loading with the same `how` rounds, but for heads that the config ties to the embedding, which
+/// stay as they are in the file. Tokenizers, chat templates and other configs are copied. At hand is never more than a
+/// slice of a weight, of up to 16 MiB; `progress` is told how many bytes of the original are done, of all, and may end it.
 ///
 /// ```no_run
 /// use std::ops::ControlFlow;

@@ -11,7 +11,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 use super::Names;
 use crate::checkpoint::Checkpoint;
 use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig};
-use crate::decoder::{Decoder, own_head};
+use crate::decoder::{Decoder, Head};
 use crate::encoder::Encoder;
 use crate::error::{Error, Result};
 use crate::folder::Folder;
@@ -51,7 +51,7 @@ pub(super) struct Modules {
     pub quantized: BTreeMap<String, Module>,
     /// Those that stay as they are.
     pub kept: Names,
-    /// Whether a head that would be quantized is one of them, as it is tied to the embedding.
+    /// Whether a head that would be quantized is one of them, as the config ties it to the embedding.
     pub tied_head_kept: bool,
 }
 
@@ -158,12 +158,12 @@ impl Modules {
                 supported: "experts without; loading quantizes them so with --dtype and --zero-points".to_owned(),
             });
         }
-        // A tied head is the embedding, which stays as it is.
-        let is_tied = match config {
-            ModelConfig::Decoder(config) => own_head(config, checkpoint)?.is_none(),
+        // An embedding stays as it is, and a head that others would not know if it were quantized.
+        let stays = match config {
+            ModelConfig::Decoder(config) => !matches!(Head::of(config, checkpoint)?, Head::Own(_)),
             ModelConfig::Encoder(_) => false,
         };
-        let how = Quantize { head: scheme.how.head && !is_tied, ..scheme.how };
+        let how = Quantize { head: scheme.how.head && !stays, ..scheme.how };
         let asked = asked(ctx, folder, config, checkpoint, how)?;
         let mut quantized: BTreeMap<String, Module> = BTreeMap::new();
         for (part, k, encoding) in &asked.weights {
@@ -201,7 +201,7 @@ impl Modules {
             }
         }
         let kept = kept(config, checkpoint, &asked, &quantized)?;
-        let tied_head_kept = scheme.how.head && is_tied && !folder.embeds()?;
+        let tied_head_kept = scheme.how.head && stays && !folder.embeds()?;
         Ok(Self { quantized, kept, tied_head_kept })
     }
 }

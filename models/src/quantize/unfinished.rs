@@ -279,3 +279,51 @@ fn names_in(folder: &Path) -> Result<Vec<OsString>> {
     let names = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
     names.map_err(|e| Error::io("read", folder, e))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two folders, and files in the first that are to be moved into the second.
+    fn folders() -> (tempfile::TempDir, [PathBuf; 2], Vec<OsString>) {
+        let place = tempfile::tempdir().expect("a folder");
+        let [from, to] = ["from", "to"].map(|name| place.path().join(name));
+        let names = ["a", "b", "c", "config.json"];
+        [&from, &to].into_iter().for_each(|folder| fs::create_dir(folder).expect("a folder"));
+        names.iter().for_each(|name| fs::write(from.join(name), name).expect("written"));
+        (place, [from, to], names.map(OsString::from).to_vec())
+    }
+
+    fn sorted(folder: &Path) -> Vec<OsString> {
+        let mut names = names_in(folder).expect("a folder");
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn all_is_moved_or_nothing() {
+        let (_place, [from, to], names) = folders();
+        let rename = &mut |from: &Path, to: &Path| fs::rename(from, to);
+        fs::write(to.join("c"), "another's").expect("written");
+        let error = move_all(&names, &from, &to, rename).expect_err("it would be lost").one_line();
+        assert!(error.contains("cannot create") && error.contains("to/c") && !error.contains("removed"), "{error}");
+        assert_eq!((sorted(&from), sorted(&to)), (names.clone(), vec![OsString::from("c")]));
+        assert_eq!(fs::read_to_string(to.join("c")).expect("it is there"), "another's");
+        fs::remove_file(to.join("c")).expect("removed");
+        move_all(&names, &from, &to, rename).expect("moved");
+        assert_eq!((sorted(&from), sorted(&to)), (vec![], names));
+    }
+
+    #[test]
+    fn what_cannot_be_taken_back_is_named() {
+        let (_place, [from, to], names) = folders();
+        let error = move_all(&names, &from, &to, &mut |source, target| {
+            let fails = target == to.join("c") || source == to.join("b");
+            if fails { Err(io::ErrorKind::StorageFull.into()) } else { fs::rename(source, target) }
+        });
+        let error = error.expect_err("one fails").one_line();
+        assert!(error.contains("to/c: no storage space; b could not be taken back"), "{error}");
+        assert_eq!(sorted(&from), ["a", "c", "config.json"]);
+        assert_eq!(sorted(&to), ["b"]);
+    }
+}
