@@ -101,7 +101,7 @@ fn a_problem_is_described_in_the_words_of_its_field() {
     let value = json(&[&decode[..], &["--head-dim", "64", "--kv-dtype", "int8", "--json"]].concat());
     let problem = value["problem"].as_str().expect("a problem");
     assert!(problem.starts_with("14/2 heads of 64") && problem.contains("kv i8"), "{problem}");
-    assert!(problem.ends_with("1 sequences, 1 tokens, up to 1 queries over 4096 keys"), "{problem}");
+    assert!(problem.ends_with("1 sequence, 1 token, up to 1 query over 4096 keys"), "{problem}");
     // Keys and values of two heads, each 64 codes and a scale of 4 bytes; queries in f32 and a result in bf16.
     assert_eq!(number(&value, "bytes"), (4096 * 2 * 2 * 68 + 14 * 64 * 6) as f64);
     let text = stdout(&sinew(&["explain", "norm", "--kind", "layer", "--rows", "3", "--width", "80"]));

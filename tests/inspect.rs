@@ -83,6 +83,8 @@ fn inspect_says_what_the_files_hold_and_what_the_model_needs() {
 #[test]
 fn inspect_plans_what_embeds_for_embedding() {
     let encoder = fixture("bert_hd20_f16");
+    let text = stdout(&sinew(&["inspect", &encoder], &[]));
+    assert!(text.contains("architecture  bert, an encoder: "), "{text}");
     let needs = json(&sinew(&["inspect", &encoder, "--json"], &[]))["needs"].clone();
     assert!(needs["context"].is_null() && number(&needs["kv_bytes"]) == 0 && number(&needs["logit_bytes"]) == 0);
     assert!(number(&needs["activation_bytes"]) > 0, "{needs}");

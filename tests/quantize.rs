@@ -463,7 +463,7 @@ fn the_command_writes_a_folder_that_loads() {
     let fp8 = ["quantize", "--model", &fixture(TIED), "--output", again, "--dtype", "fp8"];
     let text = stdout(&sinew(&fp8));
     assert!(text.starts_with("14 modules quantized, 1 as they are"), "{text}");
-    assert!(text.contains("the head is tied to the embedding") && text.contains("--dtype fp8"), "{text}");
+    assert!(text.contains("the config ties the head to the embedding") && text.contains("--dtype fp8"), "{text}");
     // Groups are the same by default, whichever of both rounds.
     let logits = |model: &str, more: &[&str]| {
         let file = place.path().join("logits.safetensors");
@@ -475,7 +475,30 @@ fn the_command_writes_a_folder_that_loads() {
     let kept = place.path().join("kept");
     let kept = ["quantize", "--model", &fixture(TIED), "--output", kept.to_str().expect("UTF-8"), "--dtype", "fp8"];
     let text = stdout(&sinew(&[&kept[..], &["--keep-head"]].concat()));
-    assert!(!text.contains("the head is tied"), "{text}");
+    assert!(!text.contains("ties the head"), "{text}");
+}
+
+#[test]
+fn settings_count_as_where_models_are_loaded() {
+    let (source, place) = (model(), tempfile::tempdir().expect("a folder"));
+    let source = source.path().to_str().expect("UTF-8");
+    let weights = |dtype: &str, variables: &[(&str, &str)], more: &[&str]| {
+        let output = tempfile::tempdir_in(place.path()).expect("a folder");
+        let to = output.path().to_str().expect("UTF-8");
+        let arguments = [&["quantize", "--model", source, "--output", to, "--dtype", dtype], more].concat();
+        stdout(&run(command().args(arguments).envs(variables.iter().copied()), ""));
+        let config = config(output.path())["quantization_config"].clone();
+        let weights = &config["config_groups"]["group_0"]["weights"];
+        (weights["group_size"].clone(), weights["symmetric"].clone(), config["ignore"].clone())
+    };
+    let all = [("SINEW_GROUP_SIZE", "64"), ("SINEW_ZERO_POINTS", "true"), ("SINEW_KEEP_HEAD", "true")];
+    assert_eq!(weights("int4", &[], &[]), (json!(32), json!(true), json!([])));
+    assert_eq!(weights("int4", &all, &[]), (json!(64), json!(false), json!(["lm_head"])));
+    assert_eq!(weights("int4", &all, &["--set", "group_size=128"]).0, 128);
+    assert_eq!(weights("int4", &all, &["--group-size", "channel", "--keep-head=false"]).2, json!([]));
+    // What a variable says there is for other commands as well.
+    let limit = [all[0], all[1], ("SINEW_MEMORY_LIMIT", "1KiB")];
+    assert_eq!(weights("fp8", &limit, &[]), (json!(64), json!(true), json!([])));
 }
 
 #[cfg(unix)]
@@ -514,10 +537,11 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     {
         std::os::unix::fs::symlink(at("nowhere"), at("link")).expect("a link");
         quantize(path, &at("link"), &channel, &["/link", "a link to nothing"]);
+        quantize(path, &at("link/"), &channel, &["/link", "a link to nothing"]);
         fs::remove_file(at("link")).expect("removed");
     }
     quantize(path, &at("new"), &["--dtype", "bf16"], &["int4, int8 and fp8"]);
-    quantize(path, &at("new"), &["--dtype", "fp8", "--zero-points"], &["zero points"]);
+    quantize(path, &at("new"), &["--dtype", "fp8", "--zero-points"], &["--zero-points", "int8 and int4"]);
     quantize(path, &at("new"), &["--dtype", "int4", "--group-size", "96"], &["32, 64, 128 and channel"]);
     let transposed = fixture("gpt2_hd10_bf16_scaled_by_layer_alone");
     quantize(&transposed, &at("new"), &channel, &["c_attn", "[inputs, outputs]", "--dtype"]);
@@ -562,6 +586,69 @@ fn what_loading_refuses_beside_the_weights_is_not_quantized() {
     }
 }
 
+/// Gives a file tensors without elements, whose shapes or names are long, until its header has so many bytes but for a few.
+fn pad(path: &Path, most: usize, long_shapes: bool) {
+    let bytes = fs::read(path).expect("it is there");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("it is valid");
+    let shape = [vec![0], vec![usize::MAX; if long_shapes { 63 } else { 0 }]].concat();
+    let with = |count: usize, filler: usize| {
+        let names = (0..count).map(|i| format!("pad{i:06}")).chain(["z".repeat(filler)]);
+        let pads = names.map(|name| (name, TensorView::new(Dtype::U8, shape.clone(), &[]).expect("no elements")));
+        safetensors::serialize(file.tensors().into_iter().chain(pads), None).expect("a file")
+    };
+    let header = |file: &[u8]| u64::from_le_bytes(*file.first_chunk().expect("a header")) as usize;
+    // A header is filled up to a multiple of 8.
+    let of_one = (header(&with(8, 1)) - header(&with(0, 1))) / 8;
+    let count = if long_shapes { (most - header(&with(0, 1))) / of_one } else { 0 };
+    let left = most - header(&with(count, 1));
+    fs::write(path, with(count, 1 + left / 8 * 8)).expect("written");
+}
+
+#[test]
+fn what_would_not_be_read_again_is_refused_before_anything_is_written() {
+    let place = tempfile::tempdir().expect("a folder");
+    let (ctx, output) = (Context::cpu().expect("the CPU is there"), place.path().join("output"));
+    let refused = |source: &Path, words: &[&str]| {
+        outputs(source, WeightOptions::default());
+        let how = how(BlockValues::Int4, None, false, true);
+        let written = quantize(&ctx, &Folder::new(source), &output, how, Load::Mmap, &mut |_, _| {
+            panic!("the model is read");
+        });
+        let refused = written.expect_err("it could not be read").one_line();
+        assert!(words.iter().all(|word| refused.contains(word)), "{words:?}: {refused}");
+        assert!(names_in(place.path()).is_empty());
+    };
+    let source = model();
+    pad(&source.path().join("model.safetensors"), 16 << 20, true);
+    refused(source.path(), &["model.safetensors", "the header of", "tensors has", "at most 16777216"]);
+    let shards = (1..=3).map(|shard| format!("model-0000{shard}-of-00003.safetensors"));
+    for (most, long_shapes, words) in [
+        (20 << 20, true, ["with headers of", "tensors", "20971520"]),
+        (16 << 20, false, ["with an index of", "tensors", "16777216"]),
+    ] {
+        let source = copy(SHARDED);
+        shards.clone().for_each(|shard| pad(&source.path().join(shard), most / 3, long_shapes));
+        refused(source.path(), &words);
+    }
+}
+
+#[test]
+fn what_is_of_other_weights_is_not_copied_nor_a_config_over_the_one_that_is_written() {
+    let source = copy("bert_hd20_f32_wordpiece");
+    for index in ["model.safetensors.index.json", "pytorch_model.bin.index.json", "tf_model.h5.index.json"] {
+        fs::write(source.path().join(index), "{}").expect("written");
+    }
+    fs::create_dir_all(source.path().join("1_Pooling")).expect("a folder");
+    fs::write(source.path().join("1_Pooling/config.json"), "{}").expect("written");
+    let modules = [("Transformer", "."), ("Pooling", "./1_Pooling/")]
+        .map(|(class, path)| json!({ "type": format!("sentence_transformers.models.{class}"), "path": path }));
+    fs::write(source.path().join("modules.json"), json!(modules).to_string()).expect("written");
+    let (folder, _) = written(source.path(), how(BlockValues::Int8, None, false, true));
+    assert!(config(folder.path()).get("quantization_config").is_some());
+    assert!(folder.path().join("1_Pooling/config.json").is_file());
+    assert!(!names_in(folder.path()).iter().any(|name| name.ends_with(".index.json")));
+}
+
 #[test]
 fn what_a_killed_run_has_left_is_not_in_the_way() {
     let (source, place) = (fixture_path(TIED), tempfile::tempdir().expect("a folder"));
@@ -581,6 +668,27 @@ fn what_a_killed_run_has_left_is_not_in_the_way() {
     let mut left = names_in(place.path());
     left.retain(|name| name.ends_with(".unfinished"));
     assert_eq!(left.len(), 2, "others may be at work: {left:?}");
+
+    // It is named where the output cannot be written to.
+    let model = fixture(TIED);
+    let output = place.path().join("empty").into_os_string().into_string().expect("UTF-8");
+    let again = ["quantize", "--model", &model, "--output", &output, "--dtype", "fp8"];
+    refused(&sinew(&again), &["is not empty", "and", ".empty.0.unfinished", "can be removed"]);
+}
+
+#[test]
+fn a_file_system_that_was_just_made_is_empty() {
+    let output = tempfile::tempdir().expect("a folder");
+    let found = output.path().join("lost+found");
+    fs::create_dir(&found).expect("a folder");
+    let (model, to) = (fixture(TIED), output.path().to_str().expect("UTF-8"));
+    let arguments = ["quantize", "--model", &model, "--output", to, "--dtype", "fp8"];
+    fs::write(found.join("#12"), "a file").expect("written");
+    refused(&sinew(&arguments), &["is not empty", "lost+found"]);
+    fs::remove_file(found.join("#12")).expect("removed");
+    stdout(&sinew(&arguments));
+    outputs(output.path(), WeightOptions::default());
+    assert!(found.is_dir());
 }
 
 #[test]

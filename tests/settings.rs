@@ -219,7 +219,7 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         &[],
     ] {
         check(command, (&["--set", "group_size=64"], &["--set group_size", "--dtype int8, int4 or fp8"]));
-        check(command, (&["--set", "zero_points=true"], &["--set zero_points", "--dtype int8, int4 or fp8"]));
+        check(command, (&["--set", "zero_points=true"], &["--set zero_points", "--dtype int8 or int4"]));
     }
     check(&["plan", &decoder], (&["--group-size", "64"], &["--group-size", "quantized"]));
     check(&["plan", &decoder], (&["--keep-head"], &["--keep-head", "quantized"]));
@@ -239,6 +239,9 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
     }
     let in_fp8 = ["generate", "--model", &decoder, "--tokens", "1", "--dtype", "fp8"];
     check(&in_fp8, (&["--zero-points"], &["--zero-points", "int8 and int4"]));
+    let to_fp8 = ["quantize", "--model", &decoder, "--output", &output, "--dtype", "fp8"];
+    check(&to_fp8, (&["--zero-points"], &["--zero-points", "int8 and int4"]));
+    check(&to_fp8, (&["--set", "zero_points=true"], &["--set zero_points", "int8 and int4"]));
     check(&["plan", &decoder], (&["--activations", "bf16"], &["--activations", "quantized"]));
     // What a command has by another name, or not at all.
     let quantize = ["quantize", "--model", &decoder, "--output", &output, "--dtype", "int8"];
@@ -246,8 +249,10 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         (&["plan", &decoder][..], (&["--set", "max_sequences=64"][..], &["--set max_sequences", "--batch"][..])),
         (&["bench", "--model", &decoder], (&["--set", "max_sequences=64"], &["--set max_sequences", "--batch"])),
         (&["bench", "--model", &decoder], (&["--set", "context=64"], &["--set context", "`sinew bench`"])),
-        (&quantize, (&["--set", "group_size=64"], &["--set group_size", "--group-size"])),
-        (&quantize, (&["--set", "zero_points=true"], &["--set zero_points", "--zero-points"])),
+        (&quantize, (&["--set", "dtype=int4"], &["--set dtype", "`sinew quantize`", "--dtype"])),
+        (&quantize, (&["--set", "group_size=64"], &["groups of 64", "channel"])),
+        (&quantize, (&["--memory-limit", "1GiB"], &["--memory-limit", "models that are run"])),
+        (&quantize, (&["--set", "memory_limit=1GiB"], &["--set memory_limit", "models that are run"])),
         (&["explain", "softmax"], (&["--set", "dtype=f16"], &["--set dtype", "`sinew explain softmax`", "--dtype"])),
         (&["explain", "--support"], (&["--set", "dtype=f16"], &["--set dtype", "--support"])),
         (&["trace"], (&["--set", "dtype=f16"], &["--set dtype", "`sinew trace`"])),

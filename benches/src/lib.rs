@@ -1,8 +1,9 @@
-//! What the benches share: every row of every table, ready to be timed, the context that chooses among them, and the
-//! protocol of the round robin with other libraries.
+//! What the benches share: every row of every table, ready to be timed, the context that chooses among them, the
+//! protocol of the round robin with other libraries, and how a binary takes its arguments.
 
 pub mod contender;
 
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use sinew_kernels::accuracy::Run;
@@ -83,4 +84,28 @@ pub fn weights(dtype: &str) -> Result<WeightOptions, contender::Error> {
     let format = BlockFormat::new(values, 32, DType::BF16, false)?;
     let quantize = Some(Quantize { format, per_channel: false, head: true });
     Ok(WeightOptions { quantize, activations, ..WeightOptions::default() })
+}
+
+/// Runs a binary with its arguments. `--help` among them prints what `source`, the text of its file, begins with, and
+/// runs nothing; an error is printed in a line.
+pub fn command(source: &str, body: impl FnOnce(&[String]) -> Result<(), contender::Error>) -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.iter().any(|argument| ["--help", "-h"].contains(&argument.as_str())) {
+        print!("{}", head(source));
+        return ExitCode::SUCCESS;
+    }
+    match body(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The doc comment at the head of a file, without the fences of its code.
+fn head(source: &str) -> String {
+    let lines = source.lines().map_while(|line| line.strip_prefix("//!"));
+    let lines = lines.filter(|line| !line.trim_start().starts_with("```"));
+    lines.map(|line| format!("{}\n", line.strip_prefix(' ').unwrap_or(line))).collect()
 }

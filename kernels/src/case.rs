@@ -402,3 +402,64 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         _ => all::<u8>(bytes),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        activation, attention, cast, combine, elementwise, embedding, gather, gemm, grouped_gemm, kv_append, norm,
+        reduce, rotary, route, sample, softmax, topk,
+    };
+
+    /// What problems count.
+    const COUNTED: [&str; 10] =
+        ["token", "row", "head", "sequence", "query", "key", "element", "expert", "group", "dim"];
+
+    /// Counts in the problems of an operator, and whether each noun is that of one or of many.
+    fn counted<O: Reference>() -> Vec<(String, bool, String)> {
+        let mut all = Vec::new();
+        for case in O::cases(Depth::Quick) {
+            let problem = format!("{} {}; {}", O::NAME, case.fixed, case.call);
+            let words: Vec<&str> = problem.split(' ').collect();
+            for pair in words.windows(2) {
+                let noun = pair[1].trim_end_matches([',', ';']);
+                let many = COUNTED.iter().any(|one| noun == format!("{one}s")) || noun == "queries";
+                if pair[0].bytes().all(|byte| byte.is_ascii_digit()) && (many || COUNTED.contains(&noun)) {
+                    all.push((pair[0].to_owned(), many, problem.clone()));
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn problems_speak_of_one_token_and_of_many_tokens() {
+        let all = [
+            counted::<activation::Activate>(),
+            counted::<attention::Attention>(),
+            counted::<cast::Cast>(),
+            counted::<combine::Combine>(),
+            counted::<elementwise::Binary>(),
+            counted::<elementwise::Unary>(),
+            counted::<elementwise::Where>(),
+            counted::<embedding::Embedding>(),
+            counted::<gather::Gather>(),
+            counted::<gemm::Gemm>(),
+            counted::<grouped_gemm::GroupedGemm>(),
+            counted::<kv_append::KvAppend>(),
+            counted::<norm::Norm>(),
+            counted::<reduce::Reduce>(),
+            counted::<rotary::Rotary>(),
+            counted::<route::Route>(),
+            counted::<sample::Sample>(),
+            counted::<softmax::Softmax>(),
+            counted::<topk::TopK>(),
+        ]
+        .concat();
+        for many in [false, true] {
+            assert!(all.iter().any(|found| found.1 == many), "no case has one, or none has many");
+        }
+        let wrong: Vec<&String> = all.iter().filter(|(n, many, _)| (n != "1") != *many).map(|(.., p)| p).collect();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+}

@@ -228,6 +228,11 @@ pub struct Work {
     pub bytes: f64,
 }
 
+/// So many of what is called `one` where there is one, as problems are described.
+pub(crate) fn count_of(count: usize, one: &str) -> String {
+    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Why a row does not take a problem, in words for `explain`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::error::{Error, Result};
 
 /// No `config.json` comes near this. Parsed, JSON takes up to 16 times its size.
-const MAX_CONFIG_BYTES: u64 = 4 << 20;
+pub(crate) const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// No `tokenizer.json` comes near this. It keeps a file that was swapped for a huge one out of memory.
 const MAX_LONG_BYTES: u64 = 64 << 20;
 

@@ -30,13 +30,14 @@ use serde_json::{Value, json};
 use sinew_ops::Context;
 
 use self::scheme::{Modules, Scheme};
-use self::shard::{Job, Tensor};
+use self::shard::{Job, Plan, Tensor};
 use self::unfinished::Unfinished;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::files::MAX_CONFIG_BYTES;
 use crate::folder::{FileName, Folder};
 use crate::load::Quantize;
-use crate::tensors::{INDEX, Load, SINGLE};
+use crate::tensors::{INDEX, Load, MAX_HEADERS_BYTES, MAX_INDEX_BYTES, SINGLE};
 use crate::tokenizer::Tokenizer;
 
 /// What [`quantize`] has written.
@@ -57,9 +58,9 @@ pub struct Quantized {
 /// Writes the model in `folder` as a quantized checkpoint into the folder `output`, which is a new one or an empty one. A
 /// new one appears under its name when it is complete; in one that is there its files do, `config.json` as the last.
 ///
-/// What is rounded is what loading with the same `how` rounds, but for heads that are tied to the embedding, which stay
-/// as they are in the file. Tokenizers, chat templates and other configs are copied. At hand is never more than a slice of
-/// a weight, of up to 16 MiB; `progress` is told how many bytes of the original are done, of all, and may end it.
+/// What is rounded is what loading with the same `how` rounds, but for heads that the config ties to the embedding, which
+/// stay as they are in the file. Tokenizers, chat templates and other configs are copied. At hand is never more than a
+/// slice of a weight, of up to 16 MiB; `progress` is told how many bytes of the original are done, of all, and may end it.
 ///
 /// ```no_run
 /// use std::ops::ControlFlow;
@@ -80,8 +81,9 @@ pub struct Quantized {
 ///
 /// # Errors
 /// A model that cannot be loaded, is quantized already, has nothing to quantize or weights that compressed-tensors has no
-/// words for; a format that it has none for; an output that is there; a file that cannot be read or written;
-/// weights that are no numbers or beyond half of f32's largest; [`Error::Cancelled`] where `progress` ended it.
+/// words for; a format that it has none for; an output that is there; more tensors than are read of a checkpoint; a file
+/// that cannot be read or written; weights that are no numbers or beyond half of f32's largest; [`Error::Cancelled`] where
+/// `progress` ended it. None leaves anything in the output, unless it says so.
 pub fn quantize(
     ctx: &Context,
     folder: &Folder,
@@ -104,34 +106,29 @@ pub fn quantize(
     let modules = Modules::of(ctx, folder, config, &checkpoint, &scheme)?;
     let config = with_section(&folder.documents().text(FileName::Config)?, &scheme.config(&modules.kept))?;
 
+    // What cannot be read again is not written.
+    let files = plans(&checkpoint, &modules.quantized, &scheme)?;
+    let index = (files.len() > 1).then(|| index(&files));
+    check_readable(&checkpoint, &files, config.len(), index.as_ref().map_or(0, Vec::len))?;
+
     let unfinished = Unfinished::create(output)?;
     unfinished.write(FileName::Config.as_str(), config.as_bytes())?;
     let mut job = Job::new(ctx, &checkpoint, &scheme, progress)?;
-    let mut quantized = Quantized {
+    for file in &files {
+        job.write(&unfinished.path_of(&file.name), file)?;
+    }
+    if let Some(index) = index {
+        unfinished.write(INDEX, &index)?;
+    }
+    unfinished::copy_others(folder, &unfinished)?;
+    unfinished.complete()?;
+    Ok(Quantized {
         modules: modules.quantized.len(),
         kept: modules.kept.into_iter().collect(),
         tied_head_kept: modules.tied_head_kept,
         bytes_before: checkpoint.num_bytes(),
-        bytes_after: 0,
-    };
-    let shards = shards(&checkpoint, &modules.quantized);
-    let (count, mut weight_map) = (shards.len(), BTreeMap::new());
-    for (at, tensors) in shards.into_iter().enumerate() {
-        let name = match count {
-            1 => SINGLE.to_owned(),
-            _ => format!("model-{:05}-of-{count:05}.safetensors", at + 1),
-        };
-        let written = job.write(&unfinished.path_of(&name), &tensors)?;
-        quantized.bytes_after += written.bytes;
-        weight_map.extend(written.names.into_iter().map(|tensor| (tensor, Value::from(name.as_str()))));
-    }
-    if count > 1 {
-        let index = json!({ "metadata": { "total_size": quantized.bytes_after }, "weight_map": weight_map });
-        unfinished.write(INDEX, &pretty(&index))?;
-    }
-    unfinished::copy_others(folder, &unfinished)?;
-    unfinished.complete()?;
-    Ok(quantized)
+        bytes_after: files.iter().map(Plan::bytes).sum(),
+    })
 }
 
 /// Refuses what stands beside the weights where loading does: modules behind the model may have weights of their own.
@@ -145,11 +142,12 @@ fn check_texts(folder: &Folder) -> Result<()> {
     Ok(())
 }
 
-/// The tensors of each file of a checkpoint, by name.
-fn shards<'a>(
+/// The files to write: as many as the checkpoint has.
+fn plans<'a>(
     checkpoint: &'a Checkpoint,
     quantized: &'a BTreeMap<String, scheme::Module>,
-) -> Vec<Vec<(&'a str, Tensor<'a>)>> {
+    scheme: &Scheme,
+) -> Result<Vec<Plan<'a>>> {
     let mut files: BTreeMap<&Path, Vec<(&str, Tensor<'_>)>> = BTreeMap::new();
     for (name, info) in checkpoint.infos() {
         let module = name.strip_suffix(".weight").and_then(|module| quantized.get_key_value(module));
@@ -159,7 +157,40 @@ fn shards<'a>(
         };
         files.entry(info.file).or_default().push((name, tensor));
     }
-    files.into_values().collect()
+    let count = files.len();
+    let name = |at| match count {
+        1 => SINGLE.to_owned(),
+        _ => format!("model-{at:05}-of-{count:05}.safetensors"),
+    };
+    (1..).zip(files.into_values()).map(|(at, tensors)| Plan::new(name(at), tensors, scheme)).collect()
+}
+
+/// Which file has which tensor.
+fn index<'a>(files: &'a [Plan<'_>]) -> Vec<u8> {
+    let entries = |file: &'a Plan<'_>| file.names().map(|tensor| (tensor, file.name.as_str()));
+    let weight_map: BTreeMap<&str, &str> = files.iter().flat_map(entries).collect();
+    let total_size: u64 = files.iter().map(Plan::bytes).sum();
+    pretty(&json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map }))
+}
+
+/// Refuses what is written and would not be read: a quantized module has more tensors than the original, and all their
+/// names are in headers and in the index; a config has those of modules that stay.
+fn check_readable(checkpoint: &Checkpoint, files: &[Plan<'_>], config: usize, index: usize) -> Result<()> {
+    let tensors: usize = files.iter().map(|file| file.names().len()).sum();
+    for (what, bytes, most) in [
+        ("headers", files.iter().map(Plan::header_bytes).sum(), MAX_HEADERS_BYTES),
+        ("an index", index as u64, MAX_INDEX_BYTES),
+        ("a config", config as u64, MAX_CONFIG_BYTES),
+    ] {
+        if bytes > most {
+            let name = checkpoint.name();
+            return Err(Error::Unsupported {
+                what: format!("writing {name} in {tensors} tensors, with {what} of {bytes} bytes,"),
+                supported: format!("up to {most}, the most that are read"),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// The text of a config with a `quantization_config` behind its other fields, which stay as they are written.

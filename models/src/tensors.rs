@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use safetensors::Dtype;
 use sinew_memory::MappedFile;
 
-pub(crate) use self::index::{INDEX, shards_of_index};
+pub(crate) use self::index::{INDEX, MAX_INDEX_BYTES, shards_of_index};
 use self::index::{read_index, weight_map};
 pub(crate) use self::nearest::{edit_distance, nearest};
-use self::shard::{MAX_HEADERS_BYTES, Shard};
+pub(crate) use self::shard::MAX_HEADERS_BYTES;
+use self::shard::Shard;
 use crate::error::{Error, Result};
 use crate::files;
 

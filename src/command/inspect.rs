@@ -163,11 +163,11 @@ fn print(out: &mut impl Write, tensors: &Tensors<'_>, findings: &Findings<'_>) -
 
 fn architecture(config: &ModelConfig) -> String {
     let (kind, layers, hidden, vocab) = match config {
-        ModelConfig::Decoder(c) => ("decoder", c.num_hidden_layers(), c.hidden_size, c.vocab_size),
-        ModelConfig::Encoder(c) => ("encoder", c.layers.len(), c.hidden_size, c.vocab_size),
+        ModelConfig::Decoder(c) => ("a decoder", c.num_hidden_layers(), c.hidden_size, c.vocab_size),
+        ModelConfig::Encoder(c) => ("an encoder", c.layers.len(), c.hidden_size, c.vocab_size),
         _ => return config.model_type().to_owned(),
     };
-    format!("{}, a {kind}: {layers} layers, hidden size {hidden}, {vocab} tokens", config.model_type())
+    format!("{}, {kind}: {layers} layers, hidden size {hidden}, {vocab} tokens", config.model_type())
 }
 
 fn as_json(checkpoint: &Checkpoint, tensors: &Tensors<'_>, findings: &Findings<'_>) -> Value {

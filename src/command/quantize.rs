@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use sinew::models::settings::{GroupSize, Value as _, WeightDType};
+use sinew::models::settings::{Value as _, WeightDType};
 use sinew::models::{Error, Folder, quantize};
 use sinew::tensor::BlockValues;
 
-use super::arguments::{EMBEDS, of_settings};
+use super::arguments::{MEMORY, QUANTIZING, of_settings};
 use super::interrupts::{catch_interrupts, interrupted};
 use super::output::{megabytes, progress_bar};
 use super::{Outcome, Run};
@@ -19,11 +19,15 @@ use super::{Outcome, Run};
 ///
 /// The weights of products are rounded as `--dtype` rounds them where a model is loaded, bit for bit; other tensors,
 /// the tokenizer and other configs are copied. int4 and int8 are written as `pack-quantized`, fp8 as `float-quantized`;
-/// activations are not quantized. Scales are bf16; those of int4 without zero points may be negative. A head that is
-/// tied to the embedding stays as it is, and so do routers of experts. No more than a slice of a weight is in memory.
-/// Embeddings, norms and biases keep the dtype of their file.
+/// activations are not quantized. Scales are bf16; those of int4 without zero points may be negative. A head that
+/// the config ties to the embedding stays as it is, and so do routers of experts. No more than a slice of a weight is in
+/// memory. Embeddings, norms and biases keep the dtype of their file.
+///
+/// Groups of 32, 64 or 128 must divide the rows. Zero points are for int4 and int8, and not of experts, of which others
+/// read none. vLLM reads no groups of fp8, and its older releases no quantized head; transformers 5.24 reads zero points
+/// with CompressedTensorsConfig(dequantize=True) alone.
 #[derive(Debug, Args)]
-#[command(args = of_settings(&["load"]))]
+#[command(args = of_settings(&["load"]), args = of_settings(QUANTIZING))]
 pub struct Quantize {
     /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(long, value_name = "PATH|ID")]
@@ -34,17 +38,6 @@ pub struct Quantize {
     /// What weights are rounded to.
     #[arg(long, value_name = "int4|int8|fp8", value_parser = parse_values)]
     dtype: BlockValues,
-    /// Values of a row that share a scale: 32, 64 or 128, which must divide the rows, or channel, which is the whole
-    /// row; auto is 32 for int4 and int8, and channel for fp8, of which vLLM reads no groups.
-    #[arg(long, value_name = "N", value_parser = GroupSize::parse, default_value = "auto")]
-    group_size: GroupSize,
-    /// With a zero point for each group, for int4 and int8; not of experts, of which others read none. transformers
-    /// 5.24 reads them with CompressedTensorsConfig(dequantize=True) alone.
-    #[arg(long)]
-    zero_points: bool,
-    /// Do not quantize the head: not every program reads one that is quantized, as older releases of vLLM.
-    #[arg(long)]
-    keep_head: bool,
     /// Take models from folders and the hub's cache only, as HF_HUB_OFFLINE=1 does.
     #[arg(long)]
     offline: bool,
@@ -62,12 +55,10 @@ fn parse_values(text: &str) -> Result<BlockValues, String> {
 
 impl Quantize {
     pub fn run(&self, run: &Run) -> Outcome {
-        let how = self.group_size.quantize(self.dtype, self.zero_points, self.keep_head)?;
+        run.refuse(&[MEMORY], "is for models that are run: of what is quantized a slice of a weight is in memory")?;
         let ctx = run.context()?;
         let folder = Folder::new(run.locate(&self.model, self.offline)?);
-        if self.keep_head && folder.embeds()? {
-            return Err(format!("--keep-head {EMBEDS}").into());
-        }
+        let how = run.quantize(self.dtype, &folder)?;
         catch_interrupts();
         let bar = progress_bar("quantizing {bar:32} {bytes}/{total_bytes} {bytes_per_sec}");
         let written = quantize::quantize(&ctx, &folder, &self.output, how, run.settings().load, &mut |done, total| {
@@ -99,8 +90,8 @@ impl Quantize {
                 let dtype = WeightDType::Quantized(self.dtype).show();
                 writeln!(
                     out,
-                    "the head is tied to the embedding and stays as it is; loading the original with --dtype {dtype} \
-                     quantizes it"
+                    "the config ties the head to the embedding, so that it stays as it is; loading the original with \
+                     --dtype {dtype} quantizes it"
                 )?;
             }
         }

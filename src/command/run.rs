@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::demo;
-use sinew::models::load::{Activations, Precision};
+use sinew::models::load::{Activations, Precision, Quantize};
 use sinew::models::settings::{Field, Resolved, Source, WeightDType};
 use sinew::models::{Error, Folder, LoadOptions, Settings, WeightOptions, one_line};
 use sinew::ops::Context;
-use sinew::tensor::{DType, PagedLayout};
+use sinew::tensor::{BlockValues, DType, PagedLayout};
 
 use super::Outcome;
 use super::arguments::{EMBEDS, GENERATING, OF_CPU, QUANTIZING};
@@ -112,23 +112,43 @@ impl Run {
     /// bundled model.
     pub fn weight_options(&self, stored: Option<&Folder>, ctx: &Context) -> Outcome<WeightOptions> {
         let mut settings = self.of_weights(stored, ctx)?;
-        if settings.keep_head && stored.map_or(Ok(false), Folder::embeds)? {
-            self.take_back(&mut settings, &["keep_head"], EMBEDS)?;
-        }
+        self.take_back_head(&mut settings, stored)?;
         Ok(settings.weight_options()?)
+    }
+
+    /// How the weights of the model in a folder are quantized to values.
+    pub fn quantize(&self, values: BlockValues, stored: &Folder) -> Outcome<Quantize> {
+        let mut settings = self.settings().clone();
+        self.take_back_zero_points(&mut settings, values)?;
+        self.take_back_head(&mut settings, Some(stored))?;
+        Ok(settings.group_size.quantize(values, settings.zero_points, settings.keep_head)?)
+    }
+
+    /// Zero points are of integers alone.
+    fn take_back_zero_points(&self, settings: &mut Settings, values: BlockValues) -> Outcome {
+        if settings.zero_points && !values.is_integer() {
+            self.take_back(settings, &["zero_points"], "is for --dtype int8 and int4")?;
+        }
+        Ok(())
+    }
+
+    /// A model that embeds texts has no head to keep.
+    fn take_back_head(&self, settings: &mut Settings, stored: Option<&Folder>) -> Outcome {
+        if settings.keep_head && stored.map_or(Ok(false), Folder::embeds)? {
+            self.take_back(settings, &["keep_head"], EMBEDS)?;
+        }
+        Ok(())
     }
 
     /// The settings, without those that decide nothing with such weights.
     fn of_weights(&self, stored: Option<&Folder>, ctx: &Context) -> Outcome<Settings> {
         let mut settings = self.settings().clone();
         match settings.dtype {
-            WeightDType::Quantized(values) if settings.zero_points && !values.is_integer() => {
-                self.take_back(&mut settings, &["zero_points"], "is for --dtype int8 and int4")?;
-            }
-            WeightDType::Quantized(_) => {}
+            WeightDType::Quantized(values) => self.take_back_zero_points(&mut settings, values)?,
             _ => {
-                let why = "is for weights that are quantized as they are loaded: --dtype int8, int4 or fp8";
-                self.take_back(&mut settings, QUANTIZING, why)?;
+                let why = "is for weights that are quantized as they are loaded: --dtype int8";
+                self.take_back(&mut settings, &["zero_points"], &format!("{why} or int4"))?;
+                self.take_back(&mut settings, QUANTIZING, &format!("{why}, int4 or fp8"))?;
             }
         }
         let weights = settings.weight_options()?;

@@ -15,8 +15,10 @@ use sinew_memory::{Device, Location, MappedFile, Unfinished};
 use crate::error::{Error, Result, shape_error};
 use crate::{DType, Element, Layout, Tensor};
 
-/// The `safetensors` crate reads no longer header.
-const MAX_HEADER_BYTES: usize = 100_000_000;
+/// The longest header that is written, and that is read of a model. A header is JSON, and costs several times its size to
+/// parse: this keeps a hostile one below 200 MiB, and holds more than 100,000 tensors, of which the largest published
+/// checkpoints have a few thousand in a file.
+pub const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 impl DType {
     /// The dtype of that name in safetensors files, if tensors can have it.
@@ -168,8 +170,8 @@ impl Header {
     /// Lays out tensors of these names, dtypes and shapes. `metadata` is text for `__metadata__`.
     ///
     /// # Errors
-    /// A name that comes twice or is `__metadata__`, a tensor that does not end with a byte, or more than a file or its
-    /// header can hold.
+    /// A name that comes twice or is `__metadata__`, a tensor that does not end with a byte, a description of more than
+    /// [`MAX_HEADER_BYTES`], or more bytes than a file can have.
     pub fn new(
         tensors: impl IntoIterator<Item = (String, Dtype, Vec<usize>)>,
         metadata: Option<HashMap<String, String>>,
@@ -193,8 +195,11 @@ impl Header {
         let metadata = Metadata::new(metadata, infos)?;
         let mut text = serde_json::to_vec(&metadata).map_err(SafeTensorError::from)?;
         text.resize(text.len().next_multiple_of(8), b' ');
-        if text.len() > MAX_HEADER_BYTES {
-            return Err(SafeTensorError::HeaderTooLarge.into());
+        if text.len() as u64 > MAX_HEADER_BYTES {
+            let (count, len) = (places.len(), text.len());
+            let reason =
+                format!("the header of {count} tensors has {len} bytes; at most {MAX_HEADER_BYTES} are written");
+            return Err(shape_error("save", reason));
         }
         let bytes = [&(text.len() as u64).to_le_bytes()[..], &text].concat();
         let too_large = || shape_error("save", format!("{start} bytes are more than a file can hold"));

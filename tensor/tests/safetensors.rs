@@ -6,7 +6,7 @@ use std::sync::Arc;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use sinew_memory::{Cpu, Error as MemoryError, Location, MappedFile};
-use sinew_tensor::safetensors::{Header, load, save, save_with_metadata};
+use sinew_tensor::safetensors::{Header, MAX_HEADER_BYTES, load, save, save_with_metadata};
 use sinew_tensor::{DType, Error, Tensor};
 
 fn location(tensor: &Tensor) -> Location {
@@ -107,6 +107,19 @@ fn the_reference_crate_finds_tensors_of_any_dtype_and_rank_where_a_header_says()
     let huge = [entry("a", Dtype::U8, &[usize::MAX / 8]), entry("b", Dtype::U8, &[usize::MAX / 8 * 7])];
     for refused in [&part[..], &twice, &huge, &[entry("a", Dtype::F64, &[usize::MAX, 2])]] {
         assert!(Header::new(refused.to_vec(), None).is_err(), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_header_that_is_longer_than_what_models_are_read_of_is_refused_by_its_count_and_bytes() {
+    let most = MAX_HEADER_BYTES as usize;
+    let entries = |len: usize| [("a", 1), ("b", len)].map(|(name, len)| (name.repeat(len), Dtype::U8, vec![1]));
+    let empty = Header::new(entries(1), None).unwrap().bytes().len() - size_of::<u64>();
+    let longest = Header::new(entries(1 + most - empty), None).unwrap();
+    assert_eq!(longest.bytes().len(), size_of::<u64>() + most);
+    let refused = Header::new(entries(9 + most - empty), None).unwrap_err().to_string();
+    for words in ["header of 2 tensors", &format!("{} bytes", most + 8), &format!("at most {most}")] {
+        assert!(refused.contains(words), "{words}: {refused}");
     }
 }
 

@@ -7,11 +7,12 @@
 //! fastest, and what the limits allow, of arithmetic, counting only keys that are seen, and of memory. `SINEW_SIMD`
 //! caps the level.
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use sinew_benches::contender::{self, Item};
-use sinew_benches::{beside_limits, context, flops_limit, least_seconds};
+use sinew_benches::{beside_limits, command, context, flops_limit, least_seconds};
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::{Generator, Lay, Values};
 use sinew_kernels::rates::{Meter, Peaks};
@@ -49,14 +50,21 @@ const DTYPES: [(Compute, DType); 4] = [
     (Compute::F32, DType::F32),
 ];
 
-fn main() -> Result<(), contender::Error> {
+fn main() -> ExitCode {
+    command(include_str!("attention_rates.rs"), rates)
+}
+
+fn rates(arguments: &[String]) -> Result<(), contender::Error> {
     let (mut serve, mut threads, mut names) = (false, 2, Vec::new());
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--serve" => serve = true,
             "--threads" => threads = arguments.next().ok_or("--threads takes a number")?.parse()?,
-            _ => names.push(argument),
+            option if option.starts_with("--") => {
+                return Err(format!("no option is called {option}; see --help").into());
+            }
+            name => names.push(name),
         }
     }
     let mut names = names.into_iter();
@@ -65,7 +73,7 @@ fn main() -> Result<(), contender::Error> {
         return Err("--serve takes no ROW: it times the row that is chosen".into());
     }
     let device = Cpu::with(threads, sinew_memory::level_from_environment()?)?;
-    let named = PROBLEMS.into_iter().filter(|(name, ..)| name.contains(&wanted));
+    let named = PROBLEMS.into_iter().filter(|(name, ..)| name.contains(wanted));
     let problems = named
         .flat_map(|(name, heads, sizes)| DTYPES.map(|(compute, kv)| (name, problem(name, heads, sizes, compute, kv))));
     if serve {
@@ -87,7 +95,7 @@ fn main() -> Result<(), contender::Error> {
     for (name, (fixed, call)) in problems {
         let mut run = Problem::new(&device, fixed, call)?;
         let work = Attention::work(&run.fixed, &call);
-        for row in attention::rows().iter().filter(|row| row.device == DeviceKind::CPU && row.name.contains(&only)) {
+        for row in attention::rows().iter().filter(|row| row.device == DeviceKind::CPU && row.name.contains(only)) {
             if (row.admits)(&run.fixed, hardware).is_err() {
                 continue;
             }

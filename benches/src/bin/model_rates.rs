@@ -9,20 +9,26 @@
 //! 32 as they are loaded; with `+int8` behind it their products read int8. `SINEW_SIMD` caps the level.
 
 use std::collections::HashSet;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use sinew_benches::contender::{Error, Generation, Item, Measured, put, ready, serve, tokens};
-use sinew_benches::{beside_limits, context, flops_limit, weights};
+use sinew_benches::{beside_limits, command, context, flops_limit, weights};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_memory::{Cpu, system};
 use sinew_models::engine::RequestId;
 use sinew_models::{EmbeddingModel, EncoderConfig, Engine, EngineOptions, Folder, GenerateOptions, LanguageModel};
 use sinew_models::{LoadOptions, ModelConfig, Request};
 
-fn main() -> Result<(), Error> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, dtype, threads, sizes @ ..] = &arguments[..] else { return Err("FOLDER DTYPE THREADS SIZES".into()) };
+fn main() -> ExitCode {
+    command(include_str!("model_rates.rs"), rates)
+}
+
+fn rates(arguments: &[String]) -> Result<(), Error> {
+    let [folder, dtype, threads, sizes @ ..] = arguments else {
+        return Err("arguments are FOLDER DTYPE THREADS SIZES; see --help".into());
+    };
     ready()?;
     let start = Instant::now();
     let device = Cpu::with(threads.parse()?, sinew_memory::level_from_environment()?)?;

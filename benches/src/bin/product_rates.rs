@@ -11,11 +11,12 @@
 //! asks for the M,N,K with `--shapes`: that product in each dtype by the row that Sinew chooses, the one predicted
 //! fastest. `SINEW_SIMD` caps the level.
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use sinew_benches::contender::{FEW_ROWS, Product, serve};
-use sinew_benches::{beside_limits, context, flops_limit, least_seconds};
+use sinew_benches::{beside_limits, command, context, flops_limit, least_seconds};
 use sinew_kernels::gemm::{self, Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
 use sinew_kernels::packed::{self, Encoding, Format, WeightRows, Weights};
 use sinew_kernels::rates::{Meter, Peaks};
@@ -60,7 +61,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    fn read() -> Result<Self> {
+    fn read(all: &[String]) -> Result<Self> {
         let mut read = Self {
             serve: None,
             shapes: false,
@@ -70,14 +71,17 @@ impl Arguments {
             problem: String::new(),
         };
         let mut names = Vec::new();
-        let mut all = std::env::args().skip(1);
+        let mut all = all.iter();
         while let Some(argument) = all.next() {
             match argument.as_str() {
                 "--shapes" => read.shapes = true,
-                "--serve" => read.serve = Some(Product::parse(&all.next().ok_or("--serve takes M,N,K")?)?),
+                "--serve" => read.serve = Some(Product::parse(all.next().ok_or("--serve takes M,N,K")?)?),
                 "--threads" => read.threads = Some(all.next().ok_or("--threads takes a number")?.parse()?),
                 "--seconds" => read.seconds = all.next().ok_or("--seconds takes a number")?.parse()?,
-                _ => names.push(argument),
+                option if option.starts_with("--") => {
+                    return Err(format!("no option is called {option}; see --help").into());
+                }
+                name => names.push(name.to_owned()),
             }
         }
         let mut names = names.into_iter();
@@ -123,8 +127,12 @@ fn quantized(n: usize, k: usize) -> Result<Vec<GemmStatic>> {
     Ok(all)
 }
 
-fn main() -> Result<()> {
-    let arguments = Arguments::read()?;
+fn main() -> ExitCode {
+    command(include_str!("product_rates.rs"), rates)
+}
+
+fn rates(arguments: &[String]) -> Result<()> {
+    let arguments = Arguments::read(arguments)?;
     if arguments.shapes {
         PREFILL.iter().chain(&DECODE).for_each(|[m, n, k]| println!("{m},{n},{k}"));
         return Ok(());

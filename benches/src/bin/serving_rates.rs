@@ -7,11 +7,12 @@
 //! Everything is taken in turns, and medians of the rounds are printed; shares are medians of the rounds' own. Checkpoints
 //! of random weights are made by `benches/peers/models.py`. Two copies of the weights are held at once.
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use sinew_benches::contender::{Error, tokens};
-use sinew_benches::context;
+use sinew_benches::{command, context};
 use sinew_memory::{Cpu, level_from_environment};
 use sinew_models::{
     Engine, EngineOptions, Folder, GenerateOptions, Happening, LanguageModel, LoadOptions, Request, WeightOptions,
@@ -34,10 +35,13 @@ const CONTEXT: usize = 1024;
 /// Tokens of a block, as they are by default.
 const BLOCK: usize = 16;
 
-fn main() -> Result<(), Error> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, dtype, threads, rounds @ ..] = &arguments[..] else {
-        return Err("FOLDER DTYPE THREADS [ROUNDS]".into());
+fn main() -> ExitCode {
+    command(include_str!("serving_rates.rs"), rates)
+}
+
+fn rates(arguments: &[String]) -> Result<(), Error> {
+    let [folder, dtype, threads, rounds @ ..] = arguments else {
+        return Err("arguments are FOLDER DTYPE THREADS [ROUNDS]; see --help".into());
     };
     let dtype = DType::COMPUTE.into_iter().find(|d| d.name() == dtype).ok_or("dtype is f32, f16 or bf16")?;
     let rounds: usize = rounds.first().map_or(Ok(5), |text| text.parse())?;

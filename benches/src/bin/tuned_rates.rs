@@ -7,11 +7,12 @@
 //! of ROUNDS (15) of both, and the median of each round's ratio, below 1 where the tuned one is faster. A decoder runs a
 //! prompt of 512 tokens and 32 steps behind it, an encoder 8 texts of 128 tokens. DTYPE is as for `model-rates`.
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sinew_benches::contender::{Error, tokens};
-use sinew_benches::{context, weights};
+use sinew_benches::{command, context, weights};
 use sinew_memory::{Cpu, PrivateFolder};
 use sinew_models::{EmbeddingModel, Folder, LanguageModel, LoadOptions, ModelConfig, WeightOptions};
 use sinew_ops::{Budget, Context, TuningCache, tune};
@@ -69,9 +70,14 @@ fn load(ctx: Arc<Context>, folder: &Folder, weights: &WeightOptions) -> Result<B
     Ok(Box::new(Decoder(LanguageModel::load_on(ctx, folder, &options, &mut |_, _| {})?)))
 }
 
-fn main() -> Result<(), Error> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, dtype, rest @ ..] = &arguments[..] else { return Err("FOLDER DTYPE [ROUNDS [SECONDS]]".into()) };
+fn main() -> ExitCode {
+    command(include_str!("tuned_rates.rs"), rates)
+}
+
+fn rates(arguments: &[String]) -> Result<(), Error> {
+    let [folder, dtype, rest @ ..] = arguments else {
+        return Err("arguments are FOLDER DTYPE [ROUNDS [SECONDS]]; see --help".into());
+    };
     let rounds = rest.first().map_or(Ok(15), |rounds| rounds.parse::<usize>())?;
     let seconds = rest.get(1).map_or(Ok(20.0), |seconds| seconds.parse::<f64>())?;
     let (folder, weights, device) = (Folder::new(folder), weights(dtype)?, Cpu::get());

@@ -116,7 +116,7 @@ pub(crate) use cuda::CUDA;
 
 pub use self::old::OldKv;
 use crate::kv_append::expect_cache;
-use crate::operator::{expect, expect_compute, refuse};
+use crate::operator::{count_of, expect, expect_compute, refuse};
 pub use crate::{Compute, F32Bits};
 use crate::{Operands, Operator, Result, Row, Work};
 
@@ -257,8 +257,12 @@ pub struct AttentionDynamic {
 
 impl fmt::Display for AttentionDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sequences, tokens, max_query, max_kv } = self;
-        write!(f, "{sequences} sequences, {tokens} tokens, up to {max_query} queries over {max_kv} keys")
+        let (sequences, tokens) = (count_of(self.sequences, "sequence"), count_of(self.tokens, "token"));
+        let queries = match self.max_query {
+            1 => "1 query".to_owned(),
+            most => format!("{most} queries"),
+        };
+        write!(f, "{sequences}, {tokens}, up to {queries} over {}", count_of(self.max_kv, "key"))
     }
 }
 

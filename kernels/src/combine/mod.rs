@@ -17,7 +17,7 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
+use crate::operator::{Operands, Operator, Row, Work, count_of, expect, expect_compute, refuse};
 
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
@@ -58,7 +58,7 @@ pub struct CombineStatic {
 impl fmt::Display for CombineStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { width, top_k, y, out, accumulate } = *self;
-        write!(f, "{top_k} rows of {width} {y}→{out}{}", if accumulate { " added" } else { "" })
+        write!(f, "{} of {width} {y}→{out}{}", count_of(top_k, "row"), if accumulate { " added" } else { "" })
     }
 }
 
@@ -71,7 +71,7 @@ pub struct CombineDynamic {
 
 impl fmt::Display for CombineDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tokens", self.tokens)
+        f.write_str(&count_of(self.tokens, "token"))
     }
 }
 

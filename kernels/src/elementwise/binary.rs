@@ -6,7 +6,7 @@ use sinew_tensor::DType;
 
 use super::{Elements, INTEGERS, expect_elements};
 use crate::Result;
-use crate::operator::{Operands, Operator, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Work, count_of, expect, refuse};
 
 /// A function of two operands, named and defined as in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -171,7 +171,7 @@ impl BinaryCall {
 
 impl fmt::Display for BinaryCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} elements", self.elements)
+        f.write_str(&count_of(self.elements, "element"))
     }
 }
 

@@ -26,7 +26,7 @@ use std::fmt;
 use sinew_tensor::{DType, View};
 
 use crate::Result;
-use crate::operator::{Row, refuse};
+use crate::operator::{Row, count_of, refuse};
 
 /// The rows of [`Unary`].
 pub fn unary_rows() -> Vec<Row<Unary>> {
@@ -77,7 +77,7 @@ impl Elements {
 
 impl fmt::Display for Elements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} elements", self.0)
+        f.write_str(&count_of(self.0, "element"))
     }
 }
 

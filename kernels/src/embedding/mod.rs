@@ -17,7 +17,7 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::operator::{expect, expect_compute, refuse};
+use crate::operator::{count_of, expect, expect_compute, refuse};
 use crate::packed::Format;
 use crate::strided::Indices;
 use crate::{Operands, Operator, Result, Row, Work};
@@ -57,7 +57,7 @@ pub struct EmbeddingStatic {
 
 impl fmt::Display for EmbeddingStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rows of {}, ", self.vocab, self.width)?;
+        write!(f, "{} of {}, ", count_of(self.vocab, "row"), self.width)?;
         match self.table {
             TableKind::Strided(dtype) => write!(f, "{dtype}")?,
             TableKind::Packed(format) => write!(f, "packed({})", format.name())?,
@@ -75,7 +75,7 @@ pub struct EmbeddingDynamic {
 
 impl fmt::Display for EmbeddingDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tokens", self.tokens)
+        f.write_str(&count_of(self.tokens, "token"))
     }
 }
 

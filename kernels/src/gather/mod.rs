@@ -15,7 +15,7 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
 use crate::strided::Indices;
 
 /// The rows of [`Gather`].
@@ -76,7 +76,7 @@ pub struct GatherCall {
 
 impl fmt::Display for GatherCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} elements out of {}", self.elements, self.size)
+        write!(f, "{} out of {}", count_of(self.elements, "element"), self.size)
     }
 }
 

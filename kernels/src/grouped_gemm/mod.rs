@@ -27,7 +27,7 @@ use sinew_tensor::DType;
 
 use crate::activation::Activation;
 use crate::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
-use crate::operator::{self, expect, expect_compute};
+use crate::operator::{self, count_of, expect, expect_compute};
 use crate::packed::Format;
 use crate::{Operands, Operator, Result, Row, Work};
 
@@ -98,7 +98,7 @@ impl GroupedGemmStatic {
 
 impl fmt::Display for GroupedGemmStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} groups of {}", self.groups, self.product())
+        write!(f, "{} of {}", count_of(self.groups, "group"), self.product())
     }
 }
 
@@ -111,7 +111,7 @@ pub struct GroupedGemmDynamic {
 
 impl fmt::Display for GroupedGemmDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rows", self.rows)
+        f.write_str(&count_of(self.rows, "row"))
     }
 }
 

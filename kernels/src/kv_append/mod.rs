@@ -37,7 +37,7 @@ use std::fmt;
 
 use sinew_tensor::{DType, PagedLayout, View};
 
-use crate::operator::{expect, expect_compute, refuse};
+use crate::operator::{count_of, expect, expect_compute, refuse};
 use crate::rotary::{self, Rotary, RotaryDynamic, RotaryStatic, Style};
 use crate::{Operands, Operator, Result, Row, Work};
 
@@ -99,7 +99,7 @@ impl KvAppendStatic {
 impl fmt::Display for KvAppendStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { num_kv_heads, head_dim, source, kv, block_size, rotary } = self;
-        write!(f, "{num_kv_heads} heads of {head_dim}, {source} to {kv}, blocks of {block_size}")?;
+        write!(f, "{} of {head_dim}, {source} to {kv}, blocks of {block_size}", count_of(*num_kv_heads, "head"))?;
         match rotary {
             Some(KeyRotary { rotary_dim, style }) => write!(f, ", keys turned ({style}, {rotary_dim})"),
             None => Ok(()),
@@ -116,7 +116,7 @@ pub struct KvAppendDynamic {
 
 impl fmt::Display for KvAppendDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tokens", self.tokens)
+        f.write_str(&count_of(self.tokens, "token"))
     }
 }
 

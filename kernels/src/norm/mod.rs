@@ -15,7 +15,7 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
 use crate::{F32Bits, Result};
 
 /// The rows of [`Norm`].
@@ -165,7 +165,7 @@ impl NormDynamic {
 
 impl fmt::Display for NormDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rows", self.rows)
+        f.write_str(&count_of(self.rows, "row"))
     }
 }
 

@@ -17,7 +17,7 @@ use sinew_tensor::{DType, Layout};
 
 use crate::Result;
 use crate::elementwise::INTEGERS;
-use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
 use crate::strided::{Indices, largest_index};
 
 /// The rows of [`Reduce`].
@@ -102,7 +102,8 @@ pub struct ReduceStatic {
 
 impl fmt::Display for ReduceStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} to {} over {} dims", self.function.name(), self.input, self.output, self.dims)
+        let dims = count_of(self.dims, "dim");
+        write!(f, "{} {} to {} over {dims}", self.function.name(), self.input, self.output)
     }
 }
 
@@ -140,7 +141,7 @@ pub struct ReduceCall {
 
 impl fmt::Display for ReduceCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rows of {}", self.rows, self.width)
+        write!(f, "{} of {}", count_of(self.rows, "row"), self.width)
     }
 }
 

@@ -28,7 +28,7 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
+use crate::operator::{Operands, Operator, Row, Work, count_of, expect, expect_compute, refuse};
 
 pub use table::Table;
 
@@ -140,7 +140,7 @@ impl fmt::Display for RotaryStatic {
 
 impl fmt::Display for RotaryDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tokens of {} heads", self.tokens, self.heads)
+        write!(f, "{} of {}", count_of(self.tokens, "token"), count_of(self.heads, "head"))
     }
 }
 

@@ -20,7 +20,7 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
 
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
@@ -57,7 +57,7 @@ pub struct RouteStatic {
 
 impl fmt::Display for RouteStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "top {} of {} experts", self.top_k, self.experts)?;
+        write!(f, "top {} of {}", self.top_k, count_of(self.experts, "expert"))?;
         if self.renormalize { f.write_str(" renormalized") } else { Ok(()) }
     }
 }
@@ -71,7 +71,7 @@ pub struct RouteDynamic {
 
 impl fmt::Display for RouteDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tokens", self.tokens)
+        f.write_str(&count_of(self.tokens, "token"))
     }
 }
 

@@ -26,7 +26,7 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::operator::{Operands, Operator, Row, Work, expect, refuse};
+use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
 
 /// The operator: see the [module](self).
 ///
@@ -78,7 +78,7 @@ pub struct SampleStatic {
 
 impl fmt::Display for SampleStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "from {} tokens", self.vocab)
+        write!(f, "from {}", count_of(self.vocab, "token"))
     }
 }
 
@@ -91,7 +91,7 @@ pub struct SampleDynamic {
 
 impl fmt::Display for SampleDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rows", self.rows)
+        f.write_str(&count_of(self.rows, "row"))
     }
 }
 

@@ -14,7 +14,7 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
+use crate::operator::{Operands, Operator, Row, Work, count_of, expect, expect_compute, refuse};
 use crate::{F32Bits, Result};
 
 /// The rows of [`Softmax`].
@@ -104,7 +104,7 @@ impl SoftmaxDynamic {
 
 impl fmt::Display for SoftmaxDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rows of {}", self.rows, self.width)
+        write!(f, "{} of {}", count_of(self.rows, "row"), self.width)
     }
 }
 

@@ -15,7 +15,7 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::operator::{Operands, Operator, Row, Work, expect, expect_compute, refuse};
+use crate::operator::{Operands, Operator, Row, Work, count_of, expect, expect_compute, refuse};
 use crate::strided::{Indices, largest_index};
 
 /// The rows of [`TopK`].
@@ -76,7 +76,7 @@ pub struct TopKCall {
 
 impl fmt::Display for TopKCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rows of {}", self.rows, self.width)
+        write!(f, "{} of {}", count_of(self.rows, "row"), self.width)
     }
 }
 

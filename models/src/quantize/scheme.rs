@@ -11,7 +11,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 use super::Names;
 use crate::checkpoint::Checkpoint;
 use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig};
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, Head};
 use crate::encoder::Encoder;
 use crate::error::{Error, Result};
 use crate::folder::Folder;
@@ -51,7 +51,7 @@ pub(super) struct Modules {
     pub quantized: BTreeMap<String, Module>,
     /// Those that stay as they are.
     pub kept: Names,
-    /// Whether a head that would be quantized is one of them, as it is tied to the embedding.
+    /// Whether a head that would be quantized is one of them, as the config ties it to the embedding.
     pub tied_head_kept: bool,
 }
 
@@ -158,7 +158,13 @@ impl Modules {
                 supported: "experts without; loading quantizes them so with --dtype and --zero-points".to_owned(),
             });
         }
-        let asked = asked(ctx, folder, config, checkpoint, scheme.how)?;
+        // An embedding stays as it is, and a head that others would not know if it were quantized.
+        let stays = match config {
+            ModelConfig::Decoder(config) => !matches!(Head::of(config, checkpoint)?, Head::Own(_)),
+            ModelConfig::Encoder(_) => false,
+        };
+        let how = Quantize { head: scheme.how.head && !stays, ..scheme.how };
+        let asked = asked(ctx, folder, config, checkpoint, how)?;
         let mut quantized: BTreeMap<String, Module> = BTreeMap::new();
         for (part, k, encoding) in &asked.weights {
             if !matches!(encoding, Encoding::Blocks(_)) {
@@ -193,8 +199,7 @@ impl Modules {
             }
         }
         let kept = kept(config, checkpoint, &asked, &quantized)?;
-        let is_tied = matches!(config, ModelConfig::Decoder(config) if config.tie_word_embeddings);
-        let tied_head_kept = scheme.how.head && is_tied && !folder.embeds()?;
+        let tied_head_kept = scheme.how.head && stays && !folder.embeds()?;
         Ok(Self { quantized, kept, tied_head_kept })
     }
 }
@@ -221,9 +226,7 @@ fn asked<'a>(
     checkpoint: &'a Checkpoint,
     how: Quantize,
 ) -> Result<Sizes<'a>> {
-    // A tied head is the embedding, which stays as it is.
-    let head = how.head && !matches!(config, ModelConfig::Decoder(config) if config.tie_word_embeddings);
-    let weights = WeightOptions { quantize: Some(Quantize { head, ..how }), ..WeightOptions::default() };
+    let weights = WeightOptions { quantize: Some(how), ..WeightOptions::default() };
     let precision = weights.precision(checkpoint, ctx)?;
     let mut sizes = Sizes::new(ctx, checkpoint, precision);
     match config {

@@ -21,6 +21,13 @@ use crate::tensors::TensorInfo;
 /// Rows of a slice are a multiple of it: what is packed along the outputs is so in whole words, and panels are full.
 const ROWS: usize = 32;
 
+/// A file that is to be written.
+pub(super) struct Plan<'a> {
+    pub name: String,
+    tensors: Vec<(&'a str, Tensor<'a>)>,
+    header: Header,
+}
+
 /// What becomes of a tensor of the original.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Tensor<'a> {
@@ -46,18 +53,50 @@ pub(super) struct Job<'a> {
     progress: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 }
 
-/// What a file holds.
-pub(super) struct Written {
-    pub names: Vec<String>,
-    /// Of its tensors.
-    pub bytes: u64,
-}
-
 /// A file, and where the tensors are in it.
 struct Shard<'a> {
     path: &'a Path,
     file: File,
     places: HashMap<&'a str, Range<usize>>,
+}
+
+impl<'a> Plan<'a> {
+    /// One of tensors of the original, and what they become.
+    ///
+    /// # Errors
+    /// More tensors than a file can describe.
+    pub fn new(name: String, tensors: Vec<(&'a str, Tensor<'a>)>, scheme: &Scheme) -> Result<Self> {
+        let mut entries = Vec::new();
+        for &(name, tensor) in &tensors {
+            match tensor {
+                Tensor::Copied(info) => entries.push((name.to_owned(), info.dtype, info.shape.to_vec())),
+                Tensor::Quantized(module, of) => {
+                    let all = scheme.tensors(of).into_iter();
+                    entries.extend(all.map(|(end, dtype, shape)| (format!("{module}.{end}"), dtype, shape)));
+                }
+            }
+        }
+        let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        match Header::new(entries, Some(format)) {
+            Ok(header) => Ok(Self { name, tensors, header }),
+            Err(error) => Err(Error::Checkpoint { file: name, problem: format!("it cannot be written: {error}") }),
+        }
+    }
+
+    /// The tensors that it will have.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.header.tensors().iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Bytes of its tensors.
+    pub fn bytes(&self) -> u64 {
+        self.header.tensors().iter().map(|(_, place)| place.len() as u64).sum()
+    }
+
+    /// Bytes that describe them, behind their own number.
+    pub fn header_bytes(&self) -> u64 {
+        (self.header.bytes().len() - size_of::<u64>()) as u64
+    }
 }
 
 impl<'a> Job<'a> {
@@ -73,9 +112,8 @@ impl<'a> Job<'a> {
         Ok(Self { ctx, checkpoint, scheme, quantizer, words, scales, zeros, done: 0, total, progress })
     }
 
-    /// Writes a file of tensors of the original, and what they become.
-    pub fn write(&mut self, path: &Path, tensors: &[(&str, Tensor<'_>)]) -> Result<Written> {
-        let header = self.header(path, tensors)?;
+    /// Writes a file.
+    pub fn write(&mut self, path: &Path, Plan { tensors, header, .. }: &Plan<'_>) -> Result<()> {
         let file = File::create_new(path).map_err(|e| Error::io("create", path, e))?;
         let places = header.tensors().iter().map(|(name, place)| (name.as_str(), place.clone())).collect();
         let mut shard = Shard { path, file, places };
@@ -86,25 +124,7 @@ impl<'a> Job<'a> {
                 Tensor::Quantized(module, of) => self.quantize(&mut shard, module, of)?,
             }
         }
-        shard.file.sync_all().map_err(|e| Error::io("write", path, e))?;
-        let bytes = header.tensors().iter().map(|(_, place)| place.len() as u64).sum();
-        Ok(Written { names: header.tensors().iter().map(|(name, _)| name.clone()).collect(), bytes })
-    }
-
-    fn header(&self, path: &Path, tensors: &[(&str, Tensor<'_>)]) -> Result<Header> {
-        let mut entries = Vec::new();
-        for &(name, tensor) in tensors {
-            match tensor {
-                Tensor::Copied(info) => entries.push((name.to_owned(), info.dtype, info.shape.to_vec())),
-                Tensor::Quantized(module, of) => {
-                    let all = self.scheme.tensors(of).into_iter();
-                    entries.extend(all.map(|(end, dtype, shape)| (format!("{module}.{end}"), dtype, shape)));
-                }
-            }
-        }
-        let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        Header::new(entries, Some(format))
-            .map_err(|error| Error::Header { file: path.display().to_string(), source: error.into() })
+        shard.file.sync_all().map_err(|e| Error::io("write", path, e))
     }
 
     fn copy(&mut self, shard: &mut Shard<'_>, name: &str, bytes: usize) -> Result<()> {

@@ -1,30 +1,36 @@
 //! The folder of a model while it is written: it has another name until it is complete.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::files;
 use crate::folder::{FileName, Folder};
-use crate::tensors::INDEX;
 
 /// Ends of the names of what is copied: configs, tokenizers, chat templates, and the code of models that bring theirs.
 /// Weights in other forms are not.
 const COPIED: [&str; 6] = ["json", "jinja", "txt", "model", "tiktoken", "py"];
+/// The end of the names of indices, which are of weights: those of other forms than what is written too.
+const INDICES: &str = ".index.json";
 /// A folder of chat templates.
 const TEMPLATES: &str = "additional_chat_templates";
 /// How the name of a folder ends that is being written.
 const UNFINISHED: &str = ".unfinished";
+/// The folder in which ext4 keeps what a check finds, in every file system that it has just made.
+const LOST_AND_FOUND: &str = "lost+found";
 
 /// Where the folder `output` will be.
 ///
 /// # Errors
 /// What is there already, but for an empty folder.
 pub(super) fn place(source: &Path, output: &Path) -> Result<PathBuf> {
+    // With a `/` behind it a link would be what it leads to.
+    let output = &*output.components().collect::<PathBuf>();
     let refuse = |problem| Err(refusal(output, problem));
     let kind = match fs::metadata(output) {
         Ok(kind) => kind,
@@ -43,20 +49,42 @@ pub(super) fn place(source: &Path, output: &Path) -> Result<PathBuf> {
     if fs::canonicalize(source).is_ok_and(|source| source == place) {
         return refuse("is the model itself");
     }
-    check_empty(&place)?;
+    check_empty(&place, None)?;
     Ok(place)
 }
 
-/// Refuses a folder in which is more than what runs are writing there, or left when they were killed.
-fn check_empty(folder: &Path) -> Result<()> {
+/// Refuses a folder in which is more than what runs are writing there, or left when they were killed. `own` is what this
+/// run writes.
+fn check_empty(folder: &Path, own: Option<&OsStr>) -> Result<()> {
     let is_unfinished = |name: &OsString| {
         let name = name.as_encoded_bytes();
         name.starts_with(b".") && name.ends_with(UNFINISHED.as_bytes())
     };
-    match names_in(folder)?.iter().all(is_unfinished) {
-        true => Ok(()),
-        false => Err(refusal(folder, "is not empty")),
+    // What is found belongs to root, who alone may read the folder.
+    let is_nothing = |name: &OsString| {
+        let denied = |error: io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+        let is_empty = || fs::read_dir(folder.join(name)).map_or_else(denied, |mut all| all.next().is_none());
+        Some(&**name) == own || name == LOST_AND_FOUND && is_empty()
+    };
+    let mut names = names_in(folder)?;
+    names.retain(|name| !is_nothing(name));
+    names.sort();
+    let (left, others): (Vec<_>, Vec<_>) = names.into_iter().partition(is_unfinished);
+    let Some(first) = others.first() else { return Ok(()) };
+    let mut problem = format!("is not empty: it has {}", Path::new(first).display());
+    if others.len() > 1 {
+        problem += &format!(" and {} more", others.len() - 1);
     }
+    if !left.is_empty() {
+        let left = listed(&left);
+        problem += &format!(", and {left}, left by a run that was killed, which can be removed unless one is at work");
+    }
+    Err(refusal(folder, &problem))
+}
+
+/// Names, between commas.
+fn listed(names: &[impl AsRef<Path>]) -> String {
+    names.iter().map(|name| name.as_ref().display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 fn refusal(output: &Path, problem: &str) -> Error {
@@ -101,7 +129,11 @@ impl Unfinished {
     /// Writes a file.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let path = self.path_of(name);
-        fs::write(&path, bytes).map_err(|e| Error::io("write", &path, e))
+        let written = File::create_new(&path).and_then(|mut file| {
+            file.write_all(bytes)?;
+            file.sync_all()
+        });
+        written.map_err(|e| Error::io("write", &path, e))
     }
 
     /// Copies a file of the original to the same place.
@@ -110,26 +142,90 @@ impl Unfinished {
         if let Some(folder) = to.parent() {
             fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
         }
-        fs::copy(&from, &to).map_err(|e| Error::io(&format!("copy {} to", from.display()), &to, e))?;
-        Ok(())
+        let copied = File::open(&from).and_then(|mut source| {
+            let mut file = File::create_new(&to)?;
+            io::copy(&mut source, &mut file)?;
+            file.set_permissions(source.metadata()?.permissions())?;
+            file.sync_all()
+        });
+        copied.map_err(|e| Error::io(&format!("copy {} to", from.display()), &to, e))
     }
 
     /// Gives it its name, or what is in it a place in the folder that has the name.
     pub fn complete(self) -> Result<()> {
         let Self { path, output, is_inside } = &self;
-        if !is_inside {
-            return fs::rename(path, output).map_err(|e| Error::io("create", output, e));
+        sync_folders(path)?;
+        let rename = &mut |from: &Path, to: &Path| fs::rename(from, to);
+        if *is_inside {
+            check_empty(output, path.file_name())?;
+            let mut names = names_in(path)?;
+            // Nothing is a model before its config is there.
+            names.sort_by_key(|name| name == FileName::Config.as_str());
+            return move_all(&names, path, output, rename);
         }
-        check_empty(output)?;
-        let mut names = names_in(path)?;
-        // Nothing is a model before its config is there.
-        names.sort_by_key(|name| name == FileName::Config.as_str());
-        for name in names {
-            let to = output.join(&name);
-            fs::rename(path.join(name), &to).map_err(|e| Error::io("create", &to, e))?;
-        }
-        Ok(())
+        let beside = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let renamed = rename(path, output);
+        let kept = renamed.and_then(|()| sync_folder(beside).inspect_err(|_| drop(rename(output, path))));
+        kept.map_err(|e| Error::io("create", output, e))
     }
+}
+
+/// Moves what has these names from a folder into another: all of it or, where something cannot be moved, nothing.
+fn move_all(
+    names: &[OsString],
+    from: &Path,
+    to: &Path,
+    rename: &mut dyn FnMut(&Path, &Path) -> io::Result<()>,
+) -> Result<()> {
+    let mut moved: Vec<&OsString> = Vec::new();
+    let mut place = to.to_owned();
+    let mut move_them = || {
+        for name in names {
+            place = to.join(name);
+            if name == FileName::Config.as_str() {
+                sync_folder(to)?;
+            }
+            // What somebody else has just put there would be lost.
+            if place.symlink_metadata().is_ok() {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            rename(&from.join(name), &place)?;
+            moved.push(name);
+        }
+        sync_folder(to)
+    };
+    let Err(mut error) = move_them() else { return Ok(()) };
+    moved.retain(|name| rename(&to.join(name), &from.join(name)).is_err());
+    if !moved.is_empty() {
+        let stay = listed(&moved);
+        error = io::Error::new(error.kind(), format!("{error}; {stay} could not be taken back, and can be removed"));
+    }
+    Err(Error::io("create", &place, error))
+}
+
+/// Has all that is in a folder, and in those inside, outlast a loss of power.
+fn sync_folders(folder: &Path) -> Result<()> {
+    for inside in names_in(folder)?.iter().map(|name| folder.join(name)).filter(|path| path.is_dir()) {
+        sync_folders(&inside)?;
+    }
+    sync_folder(folder).map_err(|e| Error::io("write", folder, e))
+}
+
+/// Has the names in a folder outlast a loss of power.
+#[cfg(unix)]
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        // Not every file system can do that, and not every folder that can be written to may be opened.
+        Err(error) if [InvalidInput, PermissionDenied, Unsupported].contains(&error.kind()) => Ok(()),
+        synced => synced,
+    }
+}
+
+/// The system sees to it.
+#[cfg(not(unix))]
+fn sync_folder(_folder: &Path) -> io::Result<()> {
+    Ok(())
 }
 
 impl Drop for Unfinished {
@@ -144,16 +240,15 @@ pub(super) fn copy_others(folder: &Folder, unfinished: &Unfinished) -> Result<()
     let source = folder.path();
     let is_copied = |name: &OsStr| {
         let end = Path::new(name).extension().and_then(OsStr::to_str);
-        end.is_some_and(|end| COPIED.contains(&end)) && name != FileName::Config.as_str() && name != INDEX
+        let is_index = name.as_encoded_bytes().ends_with(INDICES.as_bytes());
+        end.is_some_and(|end| COPIED.contains(&end)) && name != FileName::Config.as_str() && !is_index
     };
-    for name in files_in(source)?.into_iter().filter(|name| is_copied(name)) {
-        unfinished.copy(source, Path::new(&name))?;
-    }
+    let of_model = files_in(source)?.into_iter().filter(|name| is_copied(name)).map(PathBuf::from);
+    let mut copied: BTreeSet<PathBuf> = of_model.collect();
     let templates = source.join(TEMPLATES);
     if templates.is_dir() {
-        for name in files_in(&templates)?.into_iter().filter(|name| is_copied(name)) {
-            unfinished.copy(source, &Path::new(TEMPLATES).join(name))?;
-        }
+        let of_templates = files_in(&templates)?.into_iter().filter(|name| is_copied(name));
+        copied.extend(of_templates.map(|name| Path::new(TEMPLATES).join(name)));
     }
     // The modules of sentence-transformers have folders of their own.
     let modules = folder.documents().json_if_present(FileName::Modules)?.and_then(Value::as_array);
@@ -162,12 +257,14 @@ pub(super) fn copy_others(folder: &Folder, unfinished: &Unfinished) -> Result<()
             continue;
         }
         let inside = files::join_inside(Path::new(""), path, FileName::Modules.as_str())?;
+        let inside: PathBuf = inside.components().filter(|part| *part != Component::CurDir).collect();
         let config = inside.join(FileName::Config.as_str());
-        if source.join(&config).is_file() {
-            unfinished.copy(source, &config)?;
+        // That of the model itself is written.
+        if inside != Path::new("") && source.join(&config).is_file() {
+            copied.insert(config);
         }
     }
-    Ok(())
+    copied.iter().try_for_each(|name| unfinished.copy(source, name))
 }
 
 /// The names of the files in a folder.
@@ -181,4 +278,52 @@ fn files_in(folder: &Path) -> Result<Vec<OsString>> {
 fn names_in(folder: &Path) -> Result<Vec<OsString>> {
     let names = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
     names.map_err(|e| Error::io("read", folder, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two folders, and files in the first that are to be moved into the second.
+    fn folders() -> (tempfile::TempDir, [PathBuf; 2], Vec<OsString>) {
+        let place = tempfile::tempdir().expect("a folder");
+        let [from, to] = ["from", "to"].map(|name| place.path().join(name));
+        let names = ["a", "b", "c", "config.json"];
+        [&from, &to].into_iter().for_each(|folder| fs::create_dir(folder).expect("a folder"));
+        names.iter().for_each(|name| fs::write(from.join(name), name).expect("written"));
+        (place, [from, to], names.map(OsString::from).to_vec())
+    }
+
+    fn sorted(folder: &Path) -> Vec<OsString> {
+        let mut names = names_in(folder).expect("a folder");
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn all_is_moved_or_nothing() {
+        let (_place, [from, to], names) = folders();
+        let rename = &mut |from: &Path, to: &Path| fs::rename(from, to);
+        fs::write(to.join("c"), "another's").expect("written");
+        let error = move_all(&names, &from, &to, rename).expect_err("it would be lost").one_line();
+        assert!(error.contains("cannot create") && error.contains("to/c") && !error.contains("removed"), "{error}");
+        assert_eq!((sorted(&from), sorted(&to)), (names.clone(), vec![OsString::from("c")]));
+        assert_eq!(fs::read_to_string(to.join("c")).expect("it is there"), "another's");
+        fs::remove_file(to.join("c")).expect("removed");
+        move_all(&names, &from, &to, rename).expect("moved");
+        assert_eq!((sorted(&from), sorted(&to)), (vec![], names));
+    }
+
+    #[test]
+    fn what_cannot_be_taken_back_is_named() {
+        let (_place, [from, to], names) = folders();
+        let error = move_all(&names, &from, &to, &mut |source, target| {
+            let fails = target == to.join("c") || source == to.join("b");
+            if fails { Err(io::ErrorKind::StorageFull.into()) } else { fs::rename(source, target) }
+        });
+        let error = error.expect_err("one fails").one_line();
+        assert!(error.contains("to/c: no storage space; b could not be taken back"), "{error}");
+        assert_eq!(sorted(&from), ["a", "c", "config.json"]);
+        assert_eq!(sorted(&to), ["b"]);
+    }
 }

@@ -85,9 +85,13 @@ impl Settings {
         let &Self { dtype, group_size, zero_points, keep_head, activations, load, .. } = self;
         let quantize = match dtype {
             WeightDType::Quantized(values) => Some(group_size.quantize(values, zero_points, keep_head)?),
-            _ if zero_points || keep_head => {
-                let line = "the settings zero_points and keep_head are for weights of dtype int8, int4 and fp8";
-                return Err(Error::Input(line.to_owned()));
+            _ if zero_points => {
+                return Err(Error::Input("the setting zero_points is for weights of dtype int8 and int4".to_owned()));
+            }
+            _ if keep_head => {
+                return Err(Error::Input(
+                    "the setting keep_head is for weights of dtype int8, int4 and fp8".to_owned(),
+                ));
             }
             _ => None,
         };

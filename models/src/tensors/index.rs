@@ -4,16 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Deserialize;
+use sinew_tensor::safetensors::MAX_HEADER_BYTES;
 
-use super::shard::{MAX_HEADER_BYTES, Unique};
+use super::shard::Unique;
 use crate::error::{Error, Result};
 use crate::files;
 
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// The text of an index, which costs several times its size to parse as a header does, and has the same names.
+/// The longest index that is read: it costs several times its size to parse as a header does, and has the same names.
+pub(crate) const MAX_INDEX_BYTES: u64 = MAX_HEADER_BYTES;
+
+/// The text of an index.
 pub(super) fn read_index(path: &Path) -> Result<String> {
-    files::read_within(path, MAX_HEADER_BYTES)
+    files::read_within(path, MAX_INDEX_BYTES)
 }
 
 /// The shard of each tensor, from the text of an index.

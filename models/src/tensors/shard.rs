@@ -15,15 +15,13 @@ use safetensors::tensor::TensorInfo;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use sinew_memory::MappedFile;
+use sinew_tensor::safetensors::MAX_HEADER_BYTES;
 
 use super::Load;
 use crate::error::{Error, Result};
 
-/// A header is JSON, and costs several times its size to parse: this keeps a hostile one below 200 MiB, and holds more
-/// than 100,000 tensors, of which the largest published checkpoints have a few thousand in a file.
-pub(super) const MAX_HEADER_BYTES: u64 = 16 << 20;
 /// All headers of a checkpoint. The largest published ones have 140,000 tensors, which take 18 MB.
-pub(super) const MAX_HEADERS_BYTES: u64 = 20 << 20;
+pub(crate) const MAX_HEADERS_BYTES: u64 = 20 << 20;
 /// PyTorch's tensors have no more dimensions.
 const MAX_RANK: usize = 64;
 /// A header starts after its length, a little-endian u64.

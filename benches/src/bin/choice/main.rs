@@ -11,7 +11,9 @@
 
 mod grid;
 
-use sinew_benches::context;
+use std::process::ExitCode;
+
+use sinew_benches::{command, context};
 use sinew_kernels::case::{Lay, Reference};
 use sinew_kernels::trial::Trial;
 use sinew_kernels::{Operator, Row};
@@ -122,8 +124,12 @@ fn time<O: Operator, E>(rows: &[Row<O>], mut run: impl FnMut(&Row<O>) -> Result<
     Ok(rows.iter().zip(times).map(median).collect())
 }
 
-fn main() -> Result {
-    let mut grid = Grid::new(std::env::args().nth(1).unwrap_or_default())?;
+fn main() -> ExitCode {
+    command(include_str!("main.rs"), choices)
+}
+
+fn choices(arguments: &[String]) -> Result {
+    let mut grid = Grid::new(arguments.first().cloned().unwrap_or_default())?;
     println!("{}", grid.open.device().hardware());
     grid::walk(&mut grid)?;
     for (Score { problems, near }, among) in grid.scores.iter().zip(AMONG) {
