@@ -25,14 +25,14 @@ use sinew_tensor::{DType, Layout, Tensor, View};
 
 use self::layer::{Activations, Layer, Step};
 use self::residual::{input_norm, norm_over};
-use crate::batch::Batch;
 use crate::cache::{Form, KvCache, LayerCache};
 use crate::checkpoint::Checkpoint;
 use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
 use crate::error::count_of;
-use crate::limits::{Limits, Plan};
 use crate::load::{LinearSpec, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, WeightBytes, rotaries};
-use crate::scratch::{HostInput, Rows};
+use crate::plan::limits::{Limits, Plan};
+use crate::steps::batch::Batch;
+use crate::steps::scratch::{HostInput, Rows};
 use crate::{DecoderConfig, Error, Result};
 
 /// A decoder whose weights are packed and whose every step is planned: running one allocates nothing.

@@ -12,9 +12,9 @@ use sinew_ops::layers::Place;
 use self::backbone::Backbone;
 use crate::checkpoint::Checkpoint;
 use crate::config::check_positions;
-use crate::limits::Plan;
 use crate::load::{Loader, Precision, Progress, Sizes, WeightOptions};
-use crate::passes::{self, MAX_TEXTS};
+use crate::plan::limits::Plan;
+use crate::plan::passes::{self, MAX_TEXTS};
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
 use crate::{Error, Folder, LoadOptions, ModelConfig, Planner, Result, Tokenizer};
 

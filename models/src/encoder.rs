@@ -17,9 +17,9 @@ use sinew_tensor::DType;
 use self::layer::{Activations, Layer, Step};
 use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
 use crate::error::count_of;
-use crate::limits::Plan;
 use crate::load::{Loaded, Loader, Maker, NormSpec, Part, Precision, Sizes, Stage};
-use crate::scratch::HostInput;
+use crate::plan::limits::Plan;
+use crate::steps::scratch::HostInput;
 use crate::{EncoderConfig, Error, Result};
 
 /// An encoder whose weights are packed and whose every pass is planned.

@@ -2,6 +2,7 @@
 //! those.
 
 mod answer;
+mod options;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -10,18 +11,18 @@ use std::sync::Arc;
 use sinew_ops::Context;
 
 pub use self::answer::{Generation, Session};
+pub use self::options::LoadOptions;
 pub use crate::answering::{Finish, GenerateOptions};
 use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::error::count_of;
-use crate::limits::Plan;
 use crate::load::{Loader, Sizes};
-use crate::logits::Logits;
-pub use crate::options::LoadOptions;
-use crate::runner::Runner;
+use crate::plan::limits::Plan;
 use crate::sampling::{Asked, argmax};
 use crate::steps::Steps;
+use crate::steps::logits::Logits;
+use crate::steps::runner::Runner;
 use crate::tokenizer::Tokenizer;
 use crate::{DecoderConfig, Error, Folder, ModelConfig, Planner, Result};
 

@@ -31,9 +31,9 @@ pub(crate) use self::{matrix::check_quantizable, precision::float_dtype};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
-use crate::floats::widened;
-use crate::limits::Plan;
-use crate::scratch::{ACTIVATIONS, HostInput, Rows};
+use crate::plan::limits::Plan;
+use crate::steps::scratch::{ACTIVATIONS, HostInput, Rows};
+use crate::tensors::floats::widened;
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);

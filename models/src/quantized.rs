@@ -50,8 +50,8 @@ pub(crate) use self::strip::Strip;
 use crate::config::fields::read_dtype;
 use crate::error::Result;
 use crate::files::Fields;
-use crate::floats::{float, packed_as};
 use crate::tensors::Tensors;
+use crate::tensors::floats::{float, packed_as};
 
 mod awq;
 mod bits;

@@ -17,14 +17,14 @@ use sinew_memory::MappedFile;
 
 pub(crate) use self::index::{INDEX, MAX_INDEX_BYTES, shards_of_index};
 use self::index::{read_index, weight_map};
-pub(crate) use self::nearest::{edit_distance, nearest};
 pub(crate) use self::shard::MAX_HEADERS_BYTES;
 use self::shard::Shard;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::nearest::nearest;
 
+pub(crate) mod floats;
 mod index;
-mod nearest;
 mod shard;
 
 pub(crate) const SINGLE: &str = "model.safetensors";

@@ -17,7 +17,7 @@ use super::layer::{Activations, Step};
 use super::residual::{Residual, input_norm};
 use crate::config::{ExpertMatrices, ExpertsConfig};
 use crate::load::{GroupedSpec, LinearSpec, Loaded, Maker, Part, Precision, Stage};
-use crate::scratch::Rows;
+use crate::steps::scratch::Rows;
 use crate::{DecoderConfig, Error, Result};
 
 /// The router and the experts of a layer.

@@ -12,9 +12,9 @@ use super::feed_forward::FeedForward;
 use super::residual::{Output, Residual, input_norm, norm_over};
 use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
-use crate::limits::Limits;
 use crate::load::{LinearSpec, Loaded, Maker, Part, Precision, Stage};
-use crate::scratch::{Heads, Rows};
+use crate::plan::limits::Limits;
+use crate::steps::scratch::{Heads, Rows};
 use crate::{DecoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.

@@ -6,7 +6,7 @@ use sinew_tensor::{DType, View};
 
 use crate::config::NormKind;
 use crate::load::{LinearSpec, Loaded, Maker, NormSpec, Part, Precision, Stage};
-use crate::scratch::Rows;
+use crate::steps::scratch::Rows;
 use crate::{DecoderConfig, Result};
 
 /// The residual stream, in f32.

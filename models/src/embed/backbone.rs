@@ -4,15 +4,15 @@ use sinew_memory::DeviceKind;
 use sinew_ops::Context;
 use sinew_ops::layers::Place;
 
-use crate::batch::Wanted;
 use crate::cache::KvCache;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::error::count_of;
 use crate::load::{Loader, Precision};
-use crate::passes::{self, MAX_TEXTS};
-use crate::room::{most_that_fits, refuse_beyond_memory};
-use crate::runner::Runner;
+use crate::plan::passes::{self, MAX_TEXTS};
+use crate::plan::room::{most_that_fits, refuse_beyond_memory};
+use crate::steps::batch::Wanted;
+use crate::steps::runner::Runner;
 use crate::{ModelConfig, Result};
 
 /// Texts as tokens to hidden states.

@@ -9,7 +9,7 @@ use sinew_tensor::{DType, View};
 use super::norm;
 use crate::config::EncoderLayerConfig;
 use crate::load::{LinearSpec, Loaded, Maker, Part, Stage};
-use crate::scratch::{Heads, Rows};
+use crate::steps::scratch::{Heads, Rows};
 use crate::{EncoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.

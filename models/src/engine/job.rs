@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::answering::{Answering, Finish, GenerateOptions};
 use crate::cache::{KvCache, Sequence};
 use crate::engine::request::{Event, Happening, Request, RequestId};
-use crate::runner::Staging;
 use crate::sampling::{Asked, History};
+use crate::steps::runner::Staging;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 

@@ -6,8 +6,8 @@ use crate::answering::{Finish, GenerateOptions};
 use crate::config::check_tokens;
 use crate::error::count_of;
 use crate::language::LanguageModel;
-use crate::prompt::check_length;
 use crate::sampling::Logprobs;
+use crate::steps::prompt::check_length;
 use crate::{Error, Result};
 
 /// The number of a request in its engine.

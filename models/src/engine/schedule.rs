@@ -5,10 +5,10 @@ use sinew_memory::Error as MemoryError;
 use super::job::{Job, Rank};
 use super::request::Event;
 use super::{EngineStats, RequestId};
-use crate::batch::Wanted;
 use crate::cache::KvCache;
-use crate::limits::Limits;
-use crate::runner::Staging;
+use crate::plan::limits::Limits;
+use crate::steps::batch::Wanted;
+use crate::steps::runner::Staging;
 use crate::{Error, Result};
 
 /// The jobs of an engine, and which of them share the next step. It knows no model: steps are put together in a

@@ -9,8 +9,8 @@ use super::LanguageModel;
 use crate::answering::{Answering, Finish, GenerateOptions};
 use crate::cache::Sequence;
 use crate::error::Result;
-use crate::logits::Logits;
 use crate::sampling::{History, Logprobs};
+use crate::steps::logits::Logits;
 
 /// A sequence that is kept between answers, so that the next prompt is run only from where it differs.
 ///

@@ -13,7 +13,7 @@ use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
-use crate::scratch::{HostInput, Rows};
+use crate::steps::scratch::{HostInput, Rows};
 
 /// Whether the parts of a model are there.
 pub(crate) trait Stage: Debug {

@@ -10,9 +10,9 @@ use sinew_tensor::{BlockFormat, DType};
 use super::Part;
 use super::precision::float_dtype;
 use crate::checkpoint::Checkpoint;
-use crate::floats::{are_within, packable};
 use crate::quantized::{StoredModule, Strip as ModuleStrip};
 use crate::tensors::Tensors;
+use crate::tensors::floats::{are_within, packable};
 use crate::{Error, Result};
 
 /// A matrix `[n, k]`, whose tensors have the shape that is asked for.

@@ -7,8 +7,8 @@ use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use super::Part;
 use crate::checkpoint::Checkpoint;
-use crate::floats::{float, packed_as};
 use crate::quantized::StoredModule;
+use crate::tensors::floats::{float, packed_as};
 use crate::tensors::{Load, Tensors};
 use crate::{Error, Result};
 

@@ -17,8 +17,8 @@ use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::config::RopeConfig;
-use crate::limits::Plan;
-use crate::scratch::{bytes, sum};
+use crate::plan::limits::Plan;
+use crate::steps::scratch::{bytes, sum};
 
 /// What a [`Loader`](super::Loader) would make of a checkpoint, for plans: every tensor is checked as loading checks
 /// it, and the bytes of what it becomes are counted; the largest number where they are more.

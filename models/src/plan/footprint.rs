@@ -4,9 +4,9 @@ use sinew_memory::{Device, DeviceKind, PoolConfig};
 use sinew_ops::layers::Encoding;
 
 use crate::cache::CacheShape;
-use crate::limits::{Plan, Taken};
 use crate::load::{AT_HAND_BYTES, Made, Precision};
-use crate::scratch::sum;
+use crate::plan::limits::{Plan, Taken};
+use crate::steps::scratch::sum;
 use crate::{DecoderConfig, LoadOptions, Result};
 
 /// What the command itself takes on a CPU once it runs: its code, what is linked to it, the heap, the tables of kernels

@@ -11,10 +11,10 @@ use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 use super::footprint::{self, Footprint, SequenceBytes};
 use crate::error::count_of;
 use crate::folder::documents::FileName;
-use crate::limits::Plan;
 use crate::load::{Precision, Quantize, Sizes, main_dtype};
-use crate::passes;
-use crate::room::{most_that_fits, refuse_beyond_memory};
+use crate::plan::limits::Plan;
+use crate::plan::passes;
+use crate::plan::room::{most_that_fits, refuse_beyond_memory};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
 /// Says what memory a model takes before its weights are read.

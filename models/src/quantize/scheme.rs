@@ -15,8 +15,8 @@ use crate::decoder::{Decoder, Head};
 use crate::encoder::Encoder;
 use crate::error::{Error, Result};
 use crate::folder::Folder;
-use crate::limits::Limits;
 use crate::load::{Quantize, Sizes, WeightOptions, float_dtype};
+use crate::plan::limits::Limits;
 use crate::quantized::Bits;
 
 /// A format that compressed-tensors has a name for.

@@ -13,10 +13,10 @@ use sinew_tensor::safetensors::Header;
 use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_POINT};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::floats::packable;
 use crate::load::{AT_HAND_BYTES, check_quantizable};
 use crate::quantized::{words_of_codes, words_of_zeros};
 use crate::tensors::TensorInfo;
+use crate::tensors::floats::packable;
 
 /// Rows of a slice are a multiple of it: what is packed along the outputs is so in whole words, and panels are full.
 const ROWS: usize = 32;

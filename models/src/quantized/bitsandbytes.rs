@@ -18,8 +18,8 @@ use super::probe::Probe;
 use crate::config::fields::{MAX_SIZE, read_dtype};
 use crate::error::{Error, Result};
 use crate::files::{Fields, as_count};
-use crate::floats::{float, widened};
 use crate::tensors::Tensors;
+use crate::tensors::floats::{float, widened};
 
 impl Nested {
     /// The scales of so many bytes from number `first` on, as f32.

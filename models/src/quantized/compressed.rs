@@ -24,8 +24,8 @@ use super::patterns::{Match, Pattern};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
 use crate::files::{Fields, brief};
-use crate::floats::float;
 use crate::tensors::Tensors;
+use crate::tensors::floats::float;
 
 #[derive(Debug, Clone)]
 pub(super) struct Compressed {

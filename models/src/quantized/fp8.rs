@@ -15,8 +15,8 @@ use super::module::{Groups, Parts, StoredModule};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
 use crate::files::Fields;
-use crate::floats::float;
 use crate::tensors::Tensors;
+use crate::tensors::floats::float;
 
 /// How all quantized modules are.
 #[derive(Debug, Clone)]

@@ -6,8 +6,8 @@ use safetensors::Dtype;
 use sinew_tensor::DType;
 
 use crate::error::{Error, Result};
-use crate::floats::float;
 use crate::tensors::Tensors;
+use crate::tensors::floats::float;
 
 /// A module whose tensors are looked for.
 #[derive(Clone, Copy)]

@@ -8,8 +8,8 @@ use sinew_tensor::DType;
 use super::layout::{Span, Stored, ZerosLayout};
 use super::module::{Groups, StoredModule};
 use crate::error::Result;
-use crate::floats::{Rounding, are_finite, widened};
 use crate::tensors::Tensors;
+use crate::tensors::floats::{Rounding, are_finite, widened};
 
 /// Some columns of a [`StoredModule`].
 pub(crate) struct Strip<'a> {

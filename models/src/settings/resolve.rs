@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::{FIELDS, Field, Settings};
 use crate::hub::variables;
-use crate::tensors::{edit_distance, nearest};
+use crate::nearest::{edit_distance, nearest};
 use crate::{Error, Result, files};
 
 /// The variable of the environment that names the file of settings.

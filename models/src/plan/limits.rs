@@ -3,7 +3,7 @@
 //! What a model is made of is declared once, and given to what loads it and to what counts its bytes. Bytes that are too
 //! many to count are [`usize::MAX`].
 
-use crate::scratch::sum;
+use crate::steps::scratch::sum;
 
 /// How large a step of a decoder can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,10 +4,10 @@
 use sinew_ops::Context;
 use sinew_tensor::{DType, Tensor};
 
+use super::draw::Draw;
+use super::scratch::bytes;
 use crate::Result;
-use crate::draw::Draw;
 use crate::sampling::Asked;
-use crate::scratch::bytes;
 
 /// Rows of logits, as many as a step asks for.
 #[derive(Debug)]

@@ -4,9 +4,9 @@ use sinew_ops::Context;
 use sinew_ops::layers::Sample;
 use sinew_tensor::{DType, Layout, Tensor};
 
+use super::scratch::{ACTIVATIONS, HostInput};
 use crate::Result;
 use crate::sampling::Asked;
-use crate::scratch::{ACTIVATIONS, HostInput};
 
 /// A planned draw from rows of logits.
 #[derive(Debug)]

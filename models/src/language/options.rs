@@ -8,9 +8,9 @@ use sinew_tensor::DType;
 use crate::cache::CacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
-use crate::limits::{Limits, Plan};
 use crate::load::{Maker, Precision, Sizes, WeightOptions};
-use crate::logits::Logits;
+use crate::plan::limits::{Limits, Plan};
+use crate::steps::logits::Logits;
 use crate::{DecoderConfig, Error, Result};
 
 /// How a model is loaded and how large its steps may be.

@@ -5,8 +5,8 @@ use sinew_memory::DeviceKind;
 use crate::cache::CacheShape;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::limits::{Limits, Plan};
 use crate::load::{Maker, Precision, Sizes};
+use crate::plan::limits::{Limits, Plan};
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 
 /// The most texts in one pass.

@@ -1,4 +1,4 @@
-//! Names that are alike, for whoever asks for a tensor that is not there.
+//! Names that are alike, for whoever asks for a tensor or a setting that is not there.
 
 /// How many similar names an error lists.
 const NEAREST: usize = 3;
