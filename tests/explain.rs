@@ -102,6 +102,8 @@ fn a_problem_is_described_in_the_words_of_its_field() {
     let problem = value["problem"].as_str().expect("a problem");
     assert!(problem.starts_with("14/2 heads of 64") && problem.contains("kv i8"), "{problem}");
     assert!(problem.ends_with("1 sequence, 1 token, up to 1 query over 4096 keys"), "{problem}");
+    let with_sinks = json(&[&decode[..], &["--sinks", "--json"]].concat());
+    assert!(with_sinks["problem"].as_str().is_some_and(|problem| problem.contains(", sinks; 1 ")), "{with_sinks}");
     // Keys and values of two heads, each 64 codes and a scale of 4 bytes; queries in f32 and a result in bf16.
     assert_eq!(number(&value, "bytes"), (4096 * 2 * 2 * 68 + 14 * 64 * 6) as f64);
     let text = stdout(&sinew(&["explain", "norm", "--kind", "layer", "--rows", "3", "--width", "80"]));

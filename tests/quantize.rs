@@ -587,12 +587,13 @@ fn what_loading_refuses_beside_the_weights_is_not_quantized() {
 }
 
 /// Gives a file tensors without elements, whose shapes or names are long, until its header has so many bytes but for a few.
-fn pad(path: &Path, most: usize, long_shapes: bool) {
+/// Their names begin with `letter`.
+fn pad(path: &Path, letter: &str, most: usize, long_shapes: bool) {
     let bytes = fs::read(path).expect("it is there");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("it is valid");
     let shape = [vec![0], vec![usize::MAX; if long_shapes { 63 } else { 0 }]].concat();
     let with = |count: usize, filler: usize| {
-        let names = (0..count).map(|i| format!("pad{i:06}")).chain(["z".repeat(filler)]);
+        let names = (0..count).map(|i| format!("{letter}{i:06}")).chain([letter.repeat(filler)]);
         let pads = names.map(|name| (name, TensorView::new(Dtype::U8, shape.clone(), &[]).expect("no elements")));
         safetensors::serialize(file.tensors().into_iter().chain(pads), None).expect("a file")
     };
@@ -619,15 +620,16 @@ fn what_would_not_be_read_again_is_refused_before_anything_is_written() {
         assert!(names_in(place.path()).is_empty());
     };
     let source = model();
-    pad(&source.path().join("model.safetensors"), 16 << 20, true);
+    pad(&source.path().join("model.safetensors"), "z", 16 << 20, true);
     refused(source.path(), &["model.safetensors", "the header of", "tensors has", "at most 16777216"]);
-    let shards = (1..=3).map(|shard| format!("model-0000{shard}-of-00003.safetensors"));
+    let shards = [("x", 1), ("y", 2), ("z", 3)];
+    let shards = shards.map(|(letter, shard)| (letter, format!("model-0000{shard}-of-00003.safetensors")));
     for (most, long_shapes, words) in [
         (20 << 20, true, ["with headers of", "tensors", "20971520"]),
         (16 << 20, false, ["with an index of", "tensors", "16777216"]),
     ] {
         let source = copy(SHARDED);
-        shards.clone().for_each(|shard| pad(&source.path().join(shard), most / 3, long_shapes));
+        shards.iter().for_each(|(letter, shard)| pad(&source.path().join(shard), letter, most / 3, long_shapes));
         refused(source.path(), &words);
     }
 }

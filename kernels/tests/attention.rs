@@ -138,6 +138,8 @@ impl Prompt {
             max_kv,
         };
         let mut o = Tensor::zeros(device, fixed.out, q.shape())?;
+        let sinks: Vec<f32> = (0..fixed.num_heads).map(|head| head as f32 - 1.5).collect();
+        let sinks = fixed.sinks.then(|| Tensor::from_slice(device, &sinks, &[fixed.num_heads])).transpose()?;
         let inputs = [
             Some(q.view()),
             Some(k.view()),
@@ -149,6 +151,7 @@ impl Prompt {
             paged.get(1).map(|(k, _, _)| k.view()),
             paged.get(1).map(|(_, v, _)| v.view()),
             paged.get(1).map(|(_, _, table)| table.view()),
+            sinks.as_ref().map(Tensor::view),
         ];
         launch(device, row, fixed, &call, &inputs, &mut o)?;
         let o = o.to_vec::<f32>()?;
@@ -270,6 +273,11 @@ fn with_old(fixed: AttentionStatic, dtype: DType, recent: usize) -> AttentionSta
     AttentionStatic { old: Some(OldKv { dtype, recent }), kv_source, ..fixed }
 }
 
+/// The same with a sink for each head.
+fn with_sinks(fixed: AttentionStatic) -> AttentionStatic {
+    AttentionStatic { sinks: true, ..fixed }
+}
+
 /// The same over a cache with scales.
 fn scaled(num_heads: usize, num_kv_heads: usize, head_dim: usize, kv: DType, compute: Compute) -> AttentionStatic {
     let kv_source = KvSource::Paged { block_size: 16 };
@@ -325,6 +333,10 @@ fn the_same_bits_in_any_chunks_blocks_threads_and_company() -> Result<()> {
             },
             1100,
         ),
+        (with_sinks(plain(6, 2, 20, DType::F32, Compute::F32)), 600),
+        (with_sinks(plain(7, 1, 64, DType::BF16, Compute::Bf16)), 580),
+        (with_sinks(AttentionStatic { window: Some(90), ..scaled(6, 2, 64, DType::I8, Compute::Bf16) }), 1100),
+        (with_sinks(with_old(plain(4, 2, 33, DType::F32, Compute::F32), DType::F8E4M3, 100)), 560),
     ] {
         let prompt = Prompt::new(fixed.clone(), tokens, 7);
         let dense = !PagedLayout::has_scales(fixed.kv) && fixed.old.is_none();
@@ -503,6 +515,71 @@ fn the_least_finite_number_of_a_mask_forbids_no_key_and_the_largest_all_others()
         }
     }
     Ok(())
+}
+
+/// The result of one token over these many keys, all of which have the score `scale` and the value 1.
+fn over_equal_keys(
+    row: &Row<Attention>,
+    fixed: &AttentionStatic,
+    keys: usize,
+    sinks: Option<(&[f32], DType)>,
+) -> Result<Vec<f32>> {
+    let device = Cpu::get();
+    let call = AttentionDynamic { sequences: 1, tokens: 1, max_query: 1, max_kv: keys };
+    let q = Tensor::from_slice(&device, &vec![1.0f32; fixed.num_heads], &[1, fixed.num_heads, 1])?;
+    let ones = tensor(&device, fixed.kv, &vec![1.0; keys * fixed.num_kv_heads], &[keys, fixed.num_kv_heads, 1])?;
+    let starts = Tensor::from_slice(&device, &[0i32, 1], &[2])?;
+    let lens = Tensor::from_slice(&device, &[keys as i32], &[1])?;
+    let sinks = sinks.map(|(sinks, dtype)| tensor(&device, dtype, sinks, &[sinks.len()])).transpose()?;
+    let operands = [&q, &ones, &ones, &starts, &lens].map(|tensor| Some(tensor.view()));
+    let inputs: Vec<_> = operands.into_iter().chain([None; 5]).chain([sinks.as_ref().map(Tensor::view)]).collect();
+    let mut o = Tensor::zeros(&device, fixed.out, q.shape())?;
+    launch(&device, row, fixed, &call, &inputs, &mut o)?;
+    Ok(o.to_vec::<f32>()?)
+}
+
+#[test]
+fn a_sink_takes_its_share_of_the_weight_of_its_head() -> Result<()> {
+    // Keys in one group, and in two.
+    for keys in [10, 700] {
+        for (scale, kv, compute) in
+            [(1.0, DType::F32, Compute::F32), (0.5, DType::BF16, Compute::Bf16), (-2.0, DType::F32, Compute::F32)]
+        {
+            let fixed = AttentionStatic { scale: F32Bits::new(scale), ..plain(6, 3, 1, kv, compute) };
+            let all = (keys as f32).ln() + scale;
+            // As much as all keys, three times as much, no more than rounding takes, nothing, far too much.
+            let sinks = [all, all + 3f32.ln(), all - 40.0, f32::NEG_INFINITY, 3e38, f32::INFINITY];
+            for row in rows_for(&fixed) {
+                let found = over_equal_keys(&row, &with_sinks(fixed.clone()), keys, Some((&sinks, DType::F32)))?;
+                let without = over_equal_keys(&row, &fixed, keys, None)?;
+                assert!((found[0] - 0.5).abs() < 1e-6 && (found[1] - 0.25).abs() < 1e-6, "{} {found:?}", row.name);
+                assert_eq!(bits(&found[2..4]), bits(&without[2..4]), "{}", row.name);
+                assert_eq!(bits(&found[4..]), [0; 2], "{}", row.name);
+                // One that is no number makes such of its head alone, and without a key nothing.
+                let nan = [f32::NAN, all, all, all, all, all];
+                let found = over_equal_keys(&row, &with_sinks(fixed.clone()), keys, Some((&nan, DType::F32)))?;
+                assert!(found[0].is_nan() && found[1..].iter().all(|x| x.is_finite()), "{} {found:?}", row.name);
+                let bidirectional = with_sinks(AttentionStatic { causal: false, ..fixed.clone() });
+                let found = over_equal_keys(&row, &bidirectional, 0, Some((&nan, DType::F32)))?;
+                assert_eq!(bits(&found), [0; 6], "{}", row.name);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sinks_are_given_where_the_problem_has_them_in_f32_for_each_head() {
+    let fixed = plain(2, 1, 1, DType::F32, Compute::F32);
+    for (fixed, sinks, words) in [
+        (fixed.clone(), Some((&[0.0; 2][..], DType::F32)), "sinks are given, but the problem has none"),
+        (with_sinks(fixed.clone()), None, "sinks (input 10) is missing"),
+        (with_sinks(fixed.clone()), Some((&[0.0; 3][..], DType::F32)), "expected f32 of shape [2]"),
+        (with_sinks(fixed), Some((&[0.0; 2][..], DType::BF16)), "expected f32 of shape [2]"),
+    ] {
+        let error = over_equal_keys(&attention::rows()[0], &fixed, 3, sinks).expect_err("refused").to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 #[test]

@@ -69,7 +69,6 @@ enum Command {
     Replay(replay::Replay),
     /// Write a trace of requests at random.
     Trace(replay::Trace),
-    /// Write a model as a quantized checkpoint.
     Quantize(quantize::Quantize),
     /// Print what quantizing a model's weights costs, and what activations in int8 do.
     Quality(quality::Quality),

@@ -294,3 +294,21 @@ fn floats_that_the_config_calls_quantized_are_refused_unless_they_are_a_router()
     assert!(error.contains("layers.0.gate.weight_scale"), "{error}");
     of(Part::whole("layers.0.gate", 2).exact(true)).expect("a router stays as it is");
 }
+
+#[test]
+fn sinks_are_f32_as_exactly_as_they_are_stored_and_planned_for() {
+    let ctx = context();
+    let values = [1.5f32, -0.3125, f32::NEG_INFINITY];
+    let bytes = values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect();
+    let checkpoint = checkpoint(&[("sinks", safetensors::Dtype::BF16, vec![3], bytes)], None);
+    let precision = Precision::of(DType::BF16, ctx.device().hardware()).expect("bf16");
+    let mut nothing = |_, _| {};
+    let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &Plan::default(), &mut nothing);
+    let sinks = loader.sinks("sinks", 3).expect("they load");
+    assert_eq!(sinks.to_vec::<f32>().expect("f32"), values);
+    let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
+    sizes.sinks("sinks", 3).expect("they fit");
+    assert_eq!([sizes.plan().weights, loader.held().others], [12; 2]);
+    let error = loader.sinks("sinks", 4).expect_err("four heads").to_string();
+    assert!(error.contains("sinks") && error.contains("[4]"), "{error}");
+}

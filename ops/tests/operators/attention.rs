@@ -106,6 +106,31 @@ fn masks_broadcast_over_batch_and_heads() {
 }
 
 #[test]
+fn a_sink_is_as_one_key_more_whose_value_is_nothing() {
+    let ctx = Context::cpu().unwrap();
+    for (turn, lay) in Lay::ALL.into_iter().enumerate() {
+        let q = random(&ctx, DType::F32, &[2, 3, 4, 8], lay, turn);
+        let [k, v] = [1, 2].map(|n| random(&ctx, DType::F32, &[2, 5, 2, 8], Lay::ALL[(turn + n) % 5], turn + n));
+        let sinks = operand(&ctx, DType::F32, &[4], Lay::OUTPUTS[turn % 4], |head| [0.3, -2.0, 4.0, 0.0][head]);
+        // A sixth key and value of zeros, with the sink's logit on its score.
+        let longer = |x: &Tensor| {
+            let x = Host::of(&ctx, x);
+            Host::build(&[2, 6, 2, 8], |i| if i[1] < 5 { x.at(i) } else { 0.0 })
+        };
+        let (qh, kh, vh, zh) = (Host::of(&ctx, &q), longer(&k), longer(&v), Host::of(&ctx, &sinks));
+        let window = (turn % 2 == 0).then_some(2);
+        let seen = |&[_, head, token, key]: &[usize; 4]| {
+            let near = window.is_none_or(|w| (2 + token).abs_diff(key) < w);
+            if key == 5 { Some(zh.at(&[head])) } else { near.then_some(0.0) }
+        };
+        let want = reference(&qh, &kh, &vh, 0.7, None, &seen);
+        let of = attention(&q, &k, &v).scale(0.7).sinks(&sinks);
+        let of = window.map_or(of.clone(), |w| of.window(w));
+        assert_close(&ctx, &of.run(&ctx).unwrap(), &want, 2.0, 1e-5, &format!("sinks {:?}", sinks.layout()));
+    }
+}
+
+#[test]
 fn a_batch_may_be_left_out_and_no_keys_give_zeros() {
     let ctx = Context::cpu().unwrap();
     let q = random(&ctx, DType::F32, &[3, 2, 8], Lay::Padded, 0);
@@ -134,6 +159,8 @@ fn errors_of_attention_say_what_is_wrong() {
     assert_names(attention(&q, &k, &k).mask(&mask).run(&ctx), &["attention", "mask", "[5, 5]", "[1, 3, 4, 2]"]);
     let narrow = cast(&ctx, &k, DType::F16).unwrap();
     assert_names(attention(&q, &k, &narrow).run(&ctx), &["attention", "f32", "f16", "cast"]);
+    let sinks = zeros(&[2]);
+    assert_names(attention(&q, &k, &k).sinks(&sinks).run(&ctx), &["attention", "sinks", "f32", "[3]", "[2]"]);
     assert_names(attention(&zeros(&[4]), &k, &k).run(&ctx), &["attention", "[batch, seq, heads, head_dim]"]);
 }
 

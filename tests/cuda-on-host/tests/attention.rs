@@ -30,13 +30,13 @@ fn run(
     row: &Row<Attention>,
     fixed: &AttentionStatic,
     call: AttentionDynamic,
-    inputs: &[&Tensor],
+    inputs: &[Option<&Tensor>],
 ) -> Result<Vec<f32>> {
     let bytes = (row.workspace)(fixed, &call, stream.device().hardware());
     let mut workspace = (bytes > 0).then(|| Buffer::allocate(stream.device(), bytes)).transpose()?;
     let shape = [call.tokens, fixed.num_heads, fixed.head_dim];
     let mut o = tensor(stream, DType::F32, &shape, &vec![f64::NAN; shape.iter().product()])?;
-    let inputs: Vec<_> = inputs.iter().map(|tensor| Some(tensor.view())).collect();
+    let inputs: Vec<_> = inputs.iter().map(|tensor| tensor.map(Tensor::view)).collect();
     let outputs = [o.view_mut()?];
     let launch = Launch::new(stream, workspace.as_mut())?;
     row.launch(&launch, fixed, &call, Operands { inputs: &inputs, outputs: &outputs })?;
@@ -82,8 +82,11 @@ fn last_tokens(
     let q = tensor(stream, fixed.q, &[new, fixed.num_heads, fixed.head_dim], q)?;
     let starts = tensor(stream, DType::I32, &[2], &[0.0, new as f64])?;
     let lens = tensor(stream, DType::I32, &[1], &[keys as f64])?;
+    let sinks = tensor(stream, DType::F32, &[4], &[0.5, -1.0, 2.0, f64::NEG_INFINITY])?;
     let call = AttentionDynamic { sequences: 1, tokens: new, max_query: new, max_kv: keys };
-    run(stream, row, fixed, call, &[&q, &kv(k)?, &kv(v)?, &starts, &lens])
+    let (k, v) = (kv(k)?, kv(v)?);
+    let operands = [&q, &k, &v, &starts, &lens].map(Some).into_iter().chain([None; 5]);
+    run(stream, row, fixed, call, &operands.chain([fixed.sinks.then_some(&sinks)]).collect::<Vec<_>>())
 }
 
 #[test]
@@ -91,7 +94,8 @@ fn chunks_rows_of_one_arithmetic_and_values_of_later_tokens_do_not_change_a_bit(
     let Some(device) = device() else { return Ok(()) };
     let stream = device.stream()?;
     const KEYS: usize = 580;
-    let fixed = problem(KvSource::Dense);
+    let without = problem(KvSource::Dense);
+    let fixed = AttentionStatic { sinks: true, ..without.clone() };
     let mut pick = Generator::new(5);
     let mut values =
         |width: usize| -> Vec<f64> { (0..KEYS * width).map(|_| DType::BF16.round(pick.normal())).collect() };
@@ -115,8 +119,12 @@ fn chunks_rows_of_one_arithmetic_and_values_of_later_tokens_do_not_change_a_bit(
                 let all = bits(&all);
                 assert_eq!(first.get_or_insert_with(|| all.clone()), &all, "{} up to {ends:?}", row.name);
             }
-            let wild = last_tokens(&stream, &row, &fixed, [&q, &k, &wild_v], 500..KEYS)?;
             let clean = first.clone().unwrap_or_default();
+            // Of four heads the last has a sink that is as none.
+            let without = bits(&last_tokens(&stream, &row, &without, [&q, &k, &v], 500..KEYS)?);
+            let heads = clean.chunks(24).zip(without.chunks(24)).enumerate();
+            heads.for_each(|(i, (with, without))| assert_eq!(with == without, i % 4 == 3, "{}", row.name));
+            let wild = last_tokens(&stream, &row, &fixed, [&q, &k, &wild_v], 500..KEYS)?;
             assert_eq!(bits(&wild[..60 * width]), clean[..60 * width], "{}", row.name);
             assert!(wild[60 * width..].iter().all(|x| *x == f32::INFINITY), "{}", row.name);
             let wild = last_tokens(&stream, &row, &fixed, [&q, &wild_k, &v], 500..KEYS)?;
@@ -166,7 +174,8 @@ fn contents_that_would_reach_outside_are_reported_and_reach_nothing() -> Result<
                 let starts = tensor(&stream, DType::I32, &[3], &starts)?;
                 let lens = tensor(&stream, DType::I32, &[2], &lens)?;
                 let table = tensor(&stream, DType::U32, &[2, 3], &table)?;
-                match run(&stream, &row, &fixed, call, &[&q, &cache, &cache, &starts, &lens, &table]) {
+                let inputs = [&q, &cache, &cache, &starts, &lens, &table].map(Some);
+                match run(&stream, &row, &fixed, call, &inputs) {
                     Ok(o) => assert!(case == 0 && o.iter().all(|x| *x == 1.0), "{} passes case {case}", row.name),
                     Err(error) => {
                         let error = error.to_string();
