@@ -57,6 +57,22 @@ pub(crate) const fn shift(values: BlockValues, k: usize) -> usize {
     k % per_word(values) / 2 * values.bits() + k % 2 * 16
 }
 
+/// A word of eight codes of four bits, which are the low halves of these bytes, the first the lowest: each at its
+/// [`shift`].
+pub(crate) const fn word_of_nibbles(codes: u64) -> u32 {
+    /// Those at even steps, sixteen bits apart, side by side.
+    const fn halves(codes: u64) -> u32 {
+        let apart = codes & 0x000f_000f_000f_000f;
+        ((apart | apart >> 12 | apart >> 24 | apart >> 36) & 0xffff) as u32
+    }
+    halves(codes) | halves(codes >> 8) << 16
+}
+
+/// A word of four codes of eight bits: each at its [`shift`].
+pub(crate) const fn word_of_bytes([a, b, c, d]: [u8; 4]) -> u32 {
+    u32::from_le_bytes([a, c, b, d])
+}
+
 /// The steps whose codes are the four bytes of a word; of words of eight codes, those whose codes are the low halves of
 /// its bytes, and those whose codes are the high ones.
 pub(crate) const fn quads(values: BlockValues) -> &'static [[usize; 4]] {
@@ -174,5 +190,21 @@ mod tests {
     fn the_highest_bit_of_integers_is_turned_over() {
         assert_eq!([0x8, 0xf, 0x0, 0x7].map(|code| held_code(BlockValues::Int4, code)), [0x0, 0x7, 0x8, 0xf]);
         assert_eq!([0x80, 0xff, 0, 0x7f].map(|code| held_code(BlockValues::Int8, code)), [0, 0x7f, 0x80, 0xff]);
+    }
+
+    #[test]
+    fn a_word_has_each_code_at_its_shift() {
+        let at_shifts = |values, codes: &[u8]| {
+            codes
+                .iter()
+                .enumerate()
+                .fold(0, |word, (k, &code)| word | (u32::from(code) & mask(values)) << shift(values, k))
+        };
+        for seed in 0..200u64 {
+            let codes = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed << 7).to_le_bytes();
+            assert_eq!(word_of_nibbles(u64::from_le_bytes(codes)), at_shifts(BlockValues::Int4, &codes));
+            let codes = [codes[0], codes[3], codes[5], codes[6]];
+            assert_eq!(word_of_bytes(codes), at_shifts(BlockValues::Int8, &codes));
+        }
     }
 }

@@ -157,6 +157,7 @@ impl Half {
             if format.zero_points() {
                 zeros.write_bytes(0, LANES);
             }
+            let count = n.div_ceil(per_word(values));
             for (lane, (row, words)) in rows.iter().zip(&mut words).enumerate() {
                 let mut codes = [0; MAX_GROUP];
                 if let Some(row) = row {
@@ -167,9 +168,8 @@ impl Half {
                         zeros.add(lane).write(zero);
                     }
                 }
-                *words = in_words(format, &codes);
+                *words = in_words(format, &codes, count);
             }
-            let count = n.div_ceil(per_word(values));
             for first in (0..count).step_by(LANES) {
                 let mut rows = [S::splat(0.0); LANES];
                 for (row, words) in rows.iter_mut().zip(&words) {
@@ -183,15 +183,22 @@ impl Half {
     }
 }
 
-/// The codes of an output in words, as panels hold them.
+/// The codes of an output in words, as panels hold them: so many of these.
 #[inline(always)]
-fn in_words(format: BlockFormat, codes: &[u8; MAX_GROUP]) -> [u32; WORDS] {
+fn in_words(format: BlockFormat, codes: &[u8; MAX_GROUP], count: usize) -> [u32; WORDS] {
     let values = format.values();
-    let held = codes.map(|code| held_code(values, code));
     let mut words = [0; WORDS];
-    for (word, codes) in words.iter_mut().zip(held.chunks_exact(per_word(values))) {
-        for (k, &code) in codes.iter().enumerate() {
-            *word |= (u32::from(code) & blocks::mask(values)) << blocks::shift(values, k);
+    match values.bits() {
+        4 => {
+            let offsets = u64::from_le_bytes([held_code(values, 0); 8]);
+            for (word, codes) in words.iter_mut().zip(codes.as_chunks::<8>().0).take(count) {
+                *word = blocks::word_of_nibbles(u64::from_le_bytes(*codes) ^ offsets);
+            }
+        }
+        _ => {
+            for (word, codes) in words.iter_mut().zip(codes.as_chunks::<4>().0).take(count) {
+                *word = blocks::word_of_bytes(codes.map(|code| held_code(values, code)));
+            }
         }
     }
     words
