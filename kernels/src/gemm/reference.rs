@@ -187,7 +187,9 @@ impl Sum {
             Activation::Relu => 0.0,
             _ => (4.0 * DType::F32.ulp(value)).max(1e-7),
         };
-        Self { value, error: self.error * slope + own, ..self }
+        // What is cut to a limit is as exact as the limit, however far beyond it lies.
+        let carried = if value.is_finite() && self.value.is_infinite() { 0.0 } else { self.error * slope };
+        Self { value, error: carried + own, ..self }
     }
 
     /// What a gate's activation is multiplied with, of the sum of its up.
@@ -196,7 +198,8 @@ impl Sum {
             Some(activation @ Activation::SwigluOai) => {
                 // Limits move what is summed no further away, and 1 is added with a rounding.
                 let value = activation.factor_reference(self.value);
-                Self { value, error: self.error + U * value.abs(), ..self }
+                let carried = if self.value.is_infinite() { 0.0 } else { self.error };
+                Self { value, error: carried + U * value.abs(), ..self }
             }
             _ => self,
         }
