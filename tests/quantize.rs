@@ -626,7 +626,7 @@ fn what_would_not_be_read_again_is_refused_before_anything_is_written() {
     let shards = shards.map(|(letter, shard)| (letter, format!("model-0000{shard}-of-00003.safetensors")));
     for (most, long_shapes, words) in [
         (20 << 20, true, ["with headers of", "tensors", "20971520"]),
-        (16 << 20, false, ["with an index of", "tensors", "16777216"]),
+        (18 << 20, false, ["with an index of", "tensors", "16777216"]),
     ] {
         let source = copy(SHARDED);
         shards.iter().for_each(|(letter, shard)| pad(&source.path().join(shard), letter, most / 3, long_shapes));
