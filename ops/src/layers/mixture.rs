@@ -323,7 +323,7 @@ impl GroupedLinearOptions {
 /// use std::sync::Arc;
 ///
 /// use sinew_ops::Context;
-/// use sinew_ops::layers::{Compute, GroupedLinear, GroupedLinearOptions, WeightPacker};
+/// use sinew_ops::layers::{Compute, GroupedLinear, GroupedLinearOptions, WeightPacker, WeightRows};
 /// use sinew_tensor::{DType, Tensor};
 ///
 /// let ctx = Context::cpu()?;
@@ -331,7 +331,10 @@ impl GroupedLinearOptions {
 /// let mut packer = WeightPacker::grouped(&ctx, DType::F32, 2, &[1], 2, false)?;
 /// for slice in packer.slices(1 << 20) {
 ///     let weights = [[1.0f32, 1.0], [1.0, -1.0]].map(|weight| weight.map(f32::to_le_bytes).concat());
-///     let pieces: Vec<_> = slice.rows.iter().map(|(matrix, _)| (weights[*matrix].as_slice(), DType::F32)).collect();
+///     let mut pieces = Vec::new();
+///     for (matrix, rows) in &slice.rows {
+///         pieces.push(WeightRows::from_bytes(&weights[*matrix], DType::F32, rows.len(), 2)?);
+///     }
 ///     packer.pack(&ctx, &slice, &pieces)?;
 /// }
 /// let plain = GroupedLinearOptions::new(DType::F32, DType::F32, Compute::F32);
