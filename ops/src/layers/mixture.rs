@@ -184,7 +184,7 @@ pub struct RouteOptions {
 /// // When the model is loaded.
 /// let rows = max_tokens * top_k;
 /// let plain = GroupedLinearOptions::new(f32, f32, Compute::F32);
-/// let gated = GroupedLinearOptions { gated: Some(Activation::Silu), ..plain };
+/// let gated = GroupedLinearOptions { gated: Some(Activation::Silu), ..plain.clone() };
 /// let route = Route::new(&ctx, RouteOptions { experts, top_k, renormalize: true }, max_tokens)?;
 /// let dispatch = Dispatch::new(&ctx, f32, hidden)?;
 /// let gate_up = GroupedLinear::new(&ctx, packed(&[inner, inner], hidden, true)?, gated, rows)?;
