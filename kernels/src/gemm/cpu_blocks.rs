@@ -95,11 +95,11 @@ macro_rules! groups_at {
             unsafe {
                 match format.values() {
                     BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                        multiply::<_, R, 1, H>(Fma::<$simd, Nibbles>::of(format), format, reads, a, b, steps, sums, carry);
+                        multiply::<_, R, 1, H, H>(Fma::<$simd, Nibbles>::of(format), format, reads, a, b, steps, sums, carry);
                     }
-                    BlockValues::Int8 => multiply::<_, R, 1, H>(Fma::<$simd, Bytes>::of(format), format, reads, a, b, steps, sums, carry),
+                    BlockValues::Int8 => multiply::<_, R, 1, H, H>(Fma::<$simd, Bytes>::of(format), format, reads, a, b, steps, sums, carry),
                     BlockValues::F8E4M3 | BlockValues::F8E5M2 => {
-                        multiply::<_, R, 1, H>(Fma::<$simd, FloatBytes>::of(format), format, reads, a, b, steps, sums, carry);
+                        multiply::<_, R, 1, H, H>(Fma::<$simd, FloatBytes>::of(format), format, reads, a, b, steps, sums, carry);
                     }
                 }
             }
@@ -117,7 +117,7 @@ macro_rules! groups_at {
         ) {
             let format = panels.admitted_blocks();
             // SAFETY: passed on.
-            unsafe { multiply::<_, R, 1, H>(Fma::<$simd, Expanded>::of(format), format, reads, a, b, steps, sums, carry) };
+            unsafe { multiply::<_, R, 1, H, H>(Fma::<$simd, Expanded>::of(format), format, reads, a, b, steps, sums, carry) };
         }
 
         $(#[target_feature(enable = $features)])?

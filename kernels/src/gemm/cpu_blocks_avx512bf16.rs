@@ -8,7 +8,7 @@ use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
 use super::cpu_blocks;
-use super::groups::{LINE, Products, less_zeros, multiply};
+use super::groups::{LINE, Products, halves, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, GemmStatic};
 use crate::packed::PanelKind;
@@ -51,7 +51,7 @@ macro_rules! pairs_by {
             use super::*;
 
             #[target_feature(enable = $features)]
-            pub unsafe fn groups<const R: usize>(
+            pub unsafe fn groups<const R: usize, const V: usize>(
                 format: BlockFormat,
                 reads: Reads,
                 a: *const u8,
@@ -63,7 +63,7 @@ macro_rules! pairs_by {
                 // SAFETY: passed on.
                 unsafe {
                     let dots = Dots::<_, { <$pairs>::COUNT }>(<$pairs>::new(format.values()));
-                    multiply::<_, R, 1, 2>(dots, format, reads, a, b, steps, sums, carry);
+                    multiply::<_, R, 1, 2, V>(dots, format, reads, a, b, steps, sums, carry);
                 }
             }
 
@@ -89,15 +89,35 @@ unsafe fn dot<const R: usize>(
     sums: *mut f32,
     carry: bool,
 ) {
+    // SAFETY: passed on.
+    unsafe {
+        if halves::<R, 2>() {
+            dot_by::<R, 1>(panels, reads, a, b, steps, sums, carry);
+        } else {
+            dot_by::<R, 2>(panels, reads, a, b, steps, sums, carry);
+        }
+    }
+}
+
+/// Products with `V` vectors of a panel at a time, whose sums have the same bits for any.
+unsafe fn dot_by<const R: usize, const V: usize>(
+    panels: PanelKind,
+    reads: Reads,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
     let format = panels.admitted_blocks();
     // SAFETY: passed on; the codes are the format's, and floats of a byte were admitted where there is VBMI.
     unsafe {
         match format.values() {
             BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                nibbles::groups::<R>(format, reads, a, b, steps, sums, carry)
+                nibbles::groups::<R, V>(format, reads, a, b, steps, sums, carry)
             }
-            BlockValues::Int8 => integers::groups::<R>(format, reads, a, b, steps, sums, carry),
-            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::groups::<R>(format, reads, a, b, steps, sums, carry),
+            BlockValues::Int8 => integers::groups::<R, V>(format, reads, a, b, steps, sums, carry),
+            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::groups::<R, V>(format, reads, a, b, steps, sums, carry),
         }
     }
 }
@@ -114,7 +134,13 @@ unsafe fn dot_expanded<const R: usize>(
 ) {
     let format = panels.admitted_blocks();
     // SAFETY: passed on.
-    unsafe { multiply::<_, R, 1, 2>(Dots::<_, 1>(Expanded), format, reads, a, b, steps, sums, carry) };
+    unsafe {
+        if halves::<R, 2>() {
+            multiply::<_, R, 1, 2, 1>(Dots::<_, 1>(Expanded), format, reads, a, b, steps, sums, carry);
+        } else {
+            multiply::<_, R, 1, 2, 2>(Dots::<_, 1>(Expanded), format, reads, a, b, steps, sums, carry);
+        }
+    }
 }
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
@@ -158,19 +184,23 @@ unsafe fn expand_pairs<P: Pairs, const N: usize>(format: BlockFormat, b: *const 
     }
 }
 
+/// Products with the `N` pairs that each word becomes.
+#[derive(Clone, Copy)]
+struct Dots<P, const N: usize>(P);
+
 /// `vdpbf16ps`.
-impl<P: Pairs, const N: usize, const R: usize> Products<R, 2> for Dots<P, N> {
+impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> for Dots<P, N> {
     type S = Avx512;
-    type Sums = [[__m512; 2]; R];
+    type Sums = [[__m512; V]; R];
     const LEFT: Left = Left::Pairs;
     const STEPS: usize = N;
-    const LOADED: usize = 2 * N + P::TABLES;
+    const LOADED: usize = V * N + P::TABLES;
     const LIGHT: bool = false;
 
     #[inline(always)]
     unsafe fn start(self, _: *const f32, _: usize) -> Self::Sums {
         // SAFETY: passed on.
-        unsafe { [[_mm512_setzero_ps(); 2]; R] }
+        unsafe { [[_mm512_setzero_ps(); V]; R] }
     }
 
     #[inline(always)]
@@ -178,12 +208,17 @@ impl<P: Pairs, const N: usize, const R: usize> Products<R, 2> for Dots<P, N> {
         let a = a.cast::<i32>();
         // SAFETY: passed on.
         unsafe {
-            let (low, high) = (self.0.load::<N>(words), self.0.load::<N>(words.add(LINE / 2)));
+            let mut w = [self.0.load::<N>(words); V];
+            for (v, w) in w.iter_mut().enumerate().skip(1) {
+                *w = self.0.load::<N>(words.add(v * LINE / 2));
+            }
             for i in 0..N {
-                for (r, s) in sums.iter_mut().enumerate() {
+                for (r, sums) in sums.iter_mut().enumerate() {
                     let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(i * height + r)));
-                    s[0] = _mm512_dpbf16_ps(s[0], x, low[i]);
-                    s[1] = _mm512_dpbf16_ps(s[1], x, high[i]);
+                    for (s, w) in sums.iter_mut().zip(w) {
+                        // The pair comes last: of one vector, the product reads it from memory by itself.
+                        *s = _mm512_dpbf16_ps(*s, w[i], x);
+                    }
                 }
             }
         }
@@ -196,13 +231,67 @@ impl<P: Pairs, const N: usize, const R: usize> Products<R, 2> for Dots<P, N> {
         sums: Self::Sums,
         header: *const f32,
         _: usize,
-        zeros: [__m512; 2],
+        zeros: [__m512; V],
     ) -> Self::Sums {
         // SAFETY: passed on.
-        unsafe { less_zeros::<Avx512, ZEROS, R, 2>(sums, header, zeros) }
+        unsafe { less_zeros::<Avx512, ZEROS, R, V>(sums, header, zeros) }
     }
 }
 
-/// Products with the `N` pairs that each word becomes.
-#[derive(Clone, Copy)]
-struct Dots<P, const N: usize>(P);
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use sinew_tensor::DType;
+
+    use super::*;
+    use crate::packed::PANEL;
+
+    /// A tile's sums of some rows, and of two and a half groups of a panel, which are added to sums before them.
+    fn sums<const R: usize, const V: usize>(format: BlockFormat) -> Vec<u32> {
+        let k = format.group() * 5 / 2;
+        let mut bits = 1u32;
+        let mut next = || {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            bits >> 16
+        };
+        let mut panel: Vec<u8> = (0..blocks::bytes(format, k)).map(|_| next() as u8).collect();
+        for first in (0..k).step_by(format.group()) {
+            let header = &mut panel[blocks::bytes(format, first)..][..blocks::scales_bytes(format)];
+            for (i, scale) in header.chunks_exact_mut(format.scale_dtype().size()).enumerate() {
+                let value = (i + first) as f32 / 64.0 - 0.3;
+                match format.scale_dtype() {
+                    DType::F32 => scale.copy_from_slice(&value.to_le_bytes()),
+                    _ => scale.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+                }
+            }
+        }
+        let kind = PanelKind::Blocks(format);
+        let mut value = || u32::from(bf16::from_f32(next() as f32 / 1000.0 - 30.0).to_bits());
+        let a: Vec<u32> = (0..Left::Pairs.bytes(kind, k) / 4 * R).map(|_| value() | value() << 16).collect();
+        let mut sums: Vec<f32> = (0..R * PANEL).map(|_| next() as f32).collect();
+        // SAFETY: the machine has the instructions; rows and panel hold the steps.
+        unsafe {
+            dot_by::<R, V>(kind, Reads::Again, a.as_ptr().cast(), panel.as_ptr(), k / 2, sums.as_mut_ptr(), true)
+        };
+        sums.into_iter().map(f32::to_bits).collect()
+    }
+
+    #[test]
+    fn half_a_panel_at_a_time_gives_the_bits_of_a_whole_one() {
+        if !is_x86_feature_detected!("avx512bf16") || !is_x86_feature_detected!("avx512vbmi") {
+            return;
+        }
+        let formats = [
+            BlockFormat::new(BlockValues::Int4, 32, DType::BF16, false),
+            BlockFormat::new(BlockValues::Int4, 128, DType::BF16, true),
+            BlockFormat::new(BlockValues::Int8, 64, DType::F32, false),
+            BlockFormat::new(BlockValues::Int8, 32, DType::BF16, true),
+            BlockFormat::new(BlockValues::F4E2M1, 32, DType::BF16, false),
+        ];
+        for format in formats.map(|format| format.expect("a format")) {
+            assert_eq!(sums::<4, 1>(format), sums::<4, 2>(format), "4 rows of {format:?}");
+            assert_eq!(sums::<8, 1>(format), sums::<8, 2>(format), "8 rows of {format:?}");
+            assert_eq!(sums::<12, 1>(format), sums::<12, 2>(format), "12 rows of {format:?}");
+        }
+    }
+}

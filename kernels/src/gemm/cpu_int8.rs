@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::BlockFormat;
 
-use super::groups::{LINE, Products, multiply};
+use super::groups::{self, LINE, Products, multiply};
 use super::tile::{Left, Reads, Tiles, tiles};
 use super::{Compute, GemmStatic};
 use crate::cpu_row::needs;
@@ -59,14 +59,23 @@ macro_rules! groups_by {
             let format = panels.admitted_blocks();
             // Eight rows, four at a time, keep the sums of all groups in registers. Words are unpacked twice for it, which only
             // pays where groups are short and end often; zero points would take the registers.
-            let halved = R == 8 && format.group() <= 32 && !format.zero_points();
+            let parted = R == 8 && format.group() <= 32 && !format.zero_points();
             // SAFETY: passed on; the number of quads is that of the format.
             unsafe {
-                match (blocks::quads(format.values()).len(), halved) {
-                    (1, false) => multiply::<_, R, 1, H>(Quads::<$dots, 1>::of(format), format, reads, a, b, steps, sums, carry),
-                    (1, true) => multiply::<_, 4, 2, H>(Quads::<$dots, 1>::of(format), format, reads, a, b, steps, sums, carry),
-                    (_, false) => multiply::<_, R, 1, H>(Quads::<$dots, 2>::of(format), format, reads, a, b, steps, sums, carry),
-                    (_, true) => multiply::<_, 4, 2, H>(Quads::<$dots, 2>::of(format), format, reads, a, b, steps, sums, carry),
+                macro_rules! groups {
+                    ($r:expr, $parts:literal, $v:expr) => {
+                        match blocks::quads(format.values()).len() {
+                            1 => multiply::<_, { $r }, $parts, H, { $v }>(Quads::<$dots, 1>::of(format), format, reads, a, b, steps, sums, carry),
+                            _ => multiply::<_, { $r }, $parts, H, { $v }>(Quads::<$dots, 2>::of(format), format, reads, a, b, steps, sums, carry),
+                        }
+                    };
+                }
+                if parted {
+                    groups!(4, 2, H)
+                } else if R == 8 && groups::halves::<R, H>() {
+                    groups!(R, 1, 1)
+                } else {
+                    groups!(R, 1, H)
                 }
             }
         }

@@ -12,14 +12,14 @@ pub(super) const LINE: usize = 4 * PANEL;
 /// Bytes of a packed row that are asked for ahead.
 const ROW_AHEAD: usize = 512;
 
-/// The products of `R` rows with `H` vectors of sixteen outputs: what differs between arithmetics.
+/// The products of `R` rows with `V` vectors of sixteen outputs: what differs between arithmetics.
 ///
 /// # Safety
 /// Those of [`Simd`]; `a` are steps of words of 32 bits, one of each of a tile's `height` rows, of which the first `R` are
 /// multiplied; `header` is what comes before a group of them (see [`Left::header`](super::tile::Left::header)), its first
-/// row being that of `a`; `words` are `H` times sixteen words.
+/// row being that of `a`; `words` are `V` times sixteen words.
 #[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
-pub(super) trait Products<const R: usize, const H: usize>: Copy {
+pub(super) trait Products<const R: usize, const V: usize>: Copy {
     type S: Simd;
     /// The sums of a group.
     type Sums: Copy;
@@ -41,12 +41,21 @@ pub(super) trait Products<const R: usize, const H: usize>: Copy {
         sums: Self::Sums,
         header: *const f32,
         height: usize,
-        zeros: [<Self::S as Simd>::F; H],
-    ) -> [[<Self::S as Simd>::F; H]; R];
+        zeros: [<Self::S as Simd>::F; V],
+    ) -> [[<Self::S as Simd>::F; V]; R];
 }
 
-/// Multiplies a tile of `PARTS` times `R` rows with a panel of blocks, so many of them at a time: of each group, one part
-/// behind the other.
+/// Whether a tile of `R` rows takes `H` vectors of a panel one by one within each group, where cores are the faster for it:
+/// see [`cores::Known::halves_panels`].
+#[inline(always)]
+pub(super) fn halves<const R: usize, const H: usize>() -> bool {
+    // One and two rows wait for memory.
+    R > 2 && H == 2 && cores::known().halves_panels
+}
+
+/// Multiplies a tile of `PARTS` times `R` rows with a panel of blocks, `H` of its vectors in a pass. Of each group `R` rows
+/// are multiplied with `V` vectors at a time, one part behind the other: what has more registers for its sums reads rows or
+/// words again.
 ///
 /// # Safety
 /// That of a [`Loop`](super::tile::Loop): `a` is groups of headers and steps of the tile's rows, `b` groups of the format,
@@ -56,7 +65,7 @@ pub(super) trait Products<const R: usize, const H: usize>: Copy {
     clippy::too_many_arguments,
     reason = "a loop's own; bundled, 8 rows of fp8 spill registers and take a third longer"
 )]
-pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize>(
+pub(super) unsafe fn multiply<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, const V: usize>(
     products: P,
     format: BlockFormat,
     reads: Reads,
@@ -69,9 +78,9 @@ pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const PARTS: us
     // SAFETY: passed on.
     unsafe {
         if format.zero_points() {
-            all_groups::<P, true, R, PARTS, H>(products, format, reads, a, b, steps, sums, carry);
+            all_groups::<P, true, R, PARTS, H, V>(products, format, reads, a, b, steps, sums, carry);
         } else {
-            all_groups::<P, false, R, PARTS, H>(products, format, reads, a, b, steps, sums, carry);
+            all_groups::<P, false, R, PARTS, H, V>(products, format, reads, a, b, steps, sums, carry);
         }
     }
 }
@@ -81,7 +90,14 @@ pub(super) unsafe fn multiply<P: Products<R, H>, const R: usize, const PARTS: us
     clippy::too_many_arguments,
     reason = "a loop's own; bundled, 8 rows of fp8 spill registers and take a third longer"
 )]
-unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize>(
+unsafe fn all_groups<
+    P: Products<R, V>,
+    const ZEROS: bool,
+    const R: usize,
+    const PARTS: usize,
+    const H: usize,
+    const V: usize,
+>(
     products: P,
     format: BlockFormat,
     reads: Reads,
@@ -96,9 +112,9 @@ unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const
     for first in (0..2).step_by(H) {
         // SAFETY: passed on; what is read and written is inside what the contract names.
         unsafe {
-            let sums = Sums::<P, R, PARTS, H>::new(sums.add(first * LANES), carry);
+            let sums = Sums::<P, R, PARTS, H, V>::new(sums.add(first * LANES), carry);
             let mut groups =
-                Groups::<P, ZEROS, R, PARTS, H> { products, format, reads, asks, first, a: a.cast(), b, sums };
+                Groups::<P, ZEROS, R, PARTS, H, V> { products, format, reads, asks, first, a: a.cast(), b, sums };
             for done in (0..steps).step_by(group) {
                 groups.next((steps - done).min(group));
             }
@@ -108,7 +124,8 @@ unsafe fn all_groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const
 }
 
 /// Groups that are left, and the sums of those before.
-struct Groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize> {
+struct Groups<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize, const V: usize>
+{
     products: P,
     format: BlockFormat,
     reads: Reads,
@@ -118,11 +135,11 @@ struct Groups<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS:
     first: usize,
     a: *const f32,
     b: *const u8,
-    sums: Sums<P, R, PARTS, H>,
+    sums: Sums<P, R, PARTS, H, V>,
 }
 
-impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize>
-    Groups<P, ZEROS, R, PARTS, H>
+impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize, const V: usize>
+    Groups<P, ZEROS, R, PARTS, H, V>
 {
     /// Adds the next group, of `here` steps.
     #[inline(always)]
@@ -135,21 +152,24 @@ impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, c
                 simd::prefetch(self.a.cast::<u8>().wrapping_add(ROW_AHEAD), Reach::Near);
             }
             // No loop: the sums of each part are registers.
-            self.part::<0>(lines);
+            self.part::<0, 0>(lines);
+            if V < H {
+                self.part::<0, 1>(lines);
+            }
             if PARTS > 1 {
-                self.part::<1>(lines);
+                self.part::<1, 0>(lines);
             }
             self.a = self.a.add((P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::STEPS) * R * PARTS);
             self.b = self.b.add(blocks::header_bytes(self.format) + lines * LINE);
         }
     }
 
-    /// The same of a part of the rows.
+    /// The same of a part of the rows, and from the vector `FROM` of the pass on.
     #[inline(always)]
-    unsafe fn part<const PART: usize>(&mut self, lines: usize) {
-        const { assert!(PARTS <= 2) };
-        let Self { products, format, reads, asks, first, b, .. } = *self;
-        let height = R * PARTS;
+    unsafe fn part<const PART: usize, const FROM: usize>(&mut self, lines: usize) {
+        const { assert!(PARTS <= 2 && (V == H || (V == 1 && H == 2 && PARTS == 1)), "each part is called") };
+        let Self { products, format, reads, asks, b, .. } = *self;
+        let (first, height) = (self.first + FROM, R * PARTS);
         // SAFETY: passed on.
         unsafe {
             let row_header = self.a.add(PART * R);
@@ -158,29 +178,29 @@ impl<P: Products<R, H>, const ZEROS: bool, const R: usize, const PARTS: usize, c
             let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
             for _ in 0..lines {
                 if asks && PART == 0 {
-                    prefetch_ahead(words, H * LINE / 2, reads, false);
+                    prefetch_ahead(words, V * LINE / 2, reads, false);
                 }
                 s = products.add_line(s, a, height, words);
                 (a, words) = (a.add(P::STEPS * height), words.add(LINE));
             }
-            let (scales, zeros) = vectors::<P::S, ZEROS, H>(format, reads, b, first);
-            self.sums.add::<PART>(products.finish::<ZEROS>(s, row_header, height, zeros), scales);
+            let (scales, zeros) = vectors::<P::S, ZEROS, V>(format, reads, b, first);
+            self.sums.add::<PART, FROM>(products.finish::<ZEROS>(s, row_header, height, zeros), scales);
         }
     }
 }
 
 /// The scales and zero points of a group's outputs, from the vector `first` on.
 #[inline(always)]
-unsafe fn vectors<S: Simd, const ZEROS: bool, const H: usize>(
+unsafe fn vectors<S: Simd, const ZEROS: bool, const V: usize>(
     format: BlockFormat,
     reads: Reads,
     b: *const u8,
     first: usize,
-) -> ([S::F; H], [S::F; H]) {
+) -> ([S::F; V], [S::F; V]) {
     // SAFETY: passed on.
     unsafe {
         prefetch_ahead(b, 1, reads, false);
-        let (mut scales, mut zeros) = ([S::splat(0.0); H], [S::splat(0.0); H]);
+        let (mut scales, mut zeros) = ([S::splat(0.0); V], [S::splat(0.0); V]);
         for (h, (scale, zero)) in scales.iter_mut().zip(&mut zeros).enumerate() {
             let lane = (first + h) * LANES;
             let p = b.add(lane * format.scale_dtype().size());
@@ -198,14 +218,14 @@ unsafe fn vectors<S: Simd, const ZEROS: bool, const H: usize>(
 }
 
 /// Sums of all groups: of few rows in registers, else in memory, so that those of a group have the registers.
-struct Sums<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize> {
+struct Sums<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, const V: usize> {
     at: *mut f32,
     kept: [[[<P::S as Simd>::F; H]; R]; PARTS],
 }
 
-impl<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize> Sums<P, R, PARTS, H> {
+impl<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, const V: usize> Sums<P, R, PARTS, H, V> {
     /// Of few rows, or where registers hold a part's sums of a group, a line's weights and a broadcast besides.
-    const KEPT: bool = R * PARTS <= H || (PARTS + 1) * R * H + P::LOADED < P::S::VECTORS;
+    const KEPT: bool = R * PARTS <= H || R * (PARTS * H + V) + P::LOADED < P::S::VECTORS;
 
     #[inline(always)]
     unsafe fn new(at: *mut f32, carry: bool) -> Self {
@@ -225,9 +245,13 @@ impl<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize> Sums
         }
     }
 
-    /// Adds a group's sums of a part of the rows.
+    /// Adds a group's sums of a part of the rows, from the vector `FROM` of the pass on.
     #[inline(always)]
-    unsafe fn add<const PART: usize>(&mut self, group: [[<P::S as Simd>::F; H]; R], scales: [<P::S as Simd>::F; H]) {
+    unsafe fn add<const PART: usize, const FROM: usize>(
+        &mut self,
+        group: [[<P::S as Simd>::F; V]; R],
+        scales: [<P::S as Simd>::F; V],
+    ) {
         // Else the compiler keeps them in registers all the same.
         let at = if Self::KEPT { self.at } else { std::hint::black_box(self.at) };
         for (r, x) in group.into_iter().enumerate() {
@@ -235,9 +259,10 @@ impl<P: Products<R, H>, const R: usize, const PARTS: usize, const H: usize> Sums
                 // SAFETY: passed on.
                 unsafe {
                     if Self::KEPT {
-                        self.kept[PART][r][h] = P::S::fma(x, scales[h], self.kept[PART][r][h]);
+                        let kept = &mut self.kept[PART][r][FROM + h];
+                        *kept = P::S::fma(x, scales[h], *kept);
                     } else {
-                        let at = at.add((PART * R + r) * PANEL + h * LANES);
+                        let at = at.add((PART * R + r) * PANEL + (FROM + h) * LANES);
                         P::S::store(at, P::S::fma(x, scales[h], P::S::load(at)));
                     }
                 }

@@ -1,5 +1,7 @@
 //! Outputs into panels of blocks: rounded group by group, or codes as a checkpoint has them.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use sinew_tensor::{BlockFormat, DType};
 
@@ -13,6 +15,9 @@ use crate::simd::{LANES, Simd, Stored};
 
 /// Words of an output in a group.
 const WORDS: usize = MAX_GROUP / 4;
+
+/// Room for the values of a group of sixteen outputs, sixteen steps in each.
+type Steps<S> = [[<S as Simd>::F; LANES]; MAX_GROUP / LANES];
 
 /// Packs values `k0..k0 + count` of 32 outputs as a panel. Those that are not there count as zeros. Where floats are
 /// rounded `per_channel`, all groups of an output have the scale and the zero point of all those values together.
@@ -40,10 +45,13 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
             }
         }
         let is_given = codes.iter().any(Option::is_some);
+        // Once for all groups: to clear so much for each would take as long as to read it.
+        // SAFETY: passed on.
+        let mut steps: Steps<S> = unsafe { [[S::splat(0.0); LANES]; MAX_GROUP / LANES] };
         let mut of_channels = None;
         if per_channel && !is_given {
             // SAFETY: passed on.
-            of_channels = Some(unsafe { extent::<S>(&lines, format, k0, count) });
+            of_channels = Some(unsafe { extent::<S>(&lines, format, k0..k0 + count, &mut steps) });
         }
         for k in (0..count).step_by(format.group()) {
             let n = (count - k).min(format.group());
@@ -59,41 +67,47 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
                 if is_given {
                     into.given::<S>(&codes, k0 + k, n);
                 } else {
-                    into.rounded::<S>(&lines, k0 + k, n, of_channels);
+                    let steps = group_steps::<S>(&lines, k0 + k, n, &mut steps);
+                    into.rounded::<S>(&mut steps[..blocks::padded_k(format.values(), n)], of_channels);
                 }
             }
         }
     }
 }
 
-/// The extent of values `k0..k0 + count` of sixteen outputs.
+/// The extent of values `k` of sixteen outputs.
 #[inline(always)]
-unsafe fn extent<S: Simd>(lines: &[Option<Line>; LANES], format: BlockFormat, k0: usize, count: usize) -> Extent<S> {
+unsafe fn extent<S: Simd>(
+    lines: &[Option<Line>; LANES],
+    format: BlockFormat,
+    k: Range<usize>,
+    steps: &mut Steps<S>,
+) -> Extent<S> {
     // SAFETY: passed on.
     unsafe {
         let mut extent = Extent::none();
-        for k in (0..count).step_by(format.group()) {
-            extent = extent.with(group_steps::<S>(lines, k0 + k, (count - k).min(format.group())).as_flattened());
+        for first in k.clone().step_by(format.group()) {
+            extent = extent.with(group_steps::<S>(lines, first, (k.end - first).min(format.group()), steps));
         }
         extent
     }
 }
 
-/// Steps `k..k + n` of a group of sixteen outputs; zeros behind them.
+/// Steps `k..k + n` of a group of sixteen outputs, and zeros behind them up to sixteen.
 #[inline(always)]
-unsafe fn group_steps<S: Simd>(
+unsafe fn group_steps<'s, S: Simd>(
     lines: &[Option<Line>; LANES],
     k: usize,
     n: usize,
-) -> [[S::F; LANES]; MAX_GROUP / LANES] {
+    steps: &'s mut Steps<S>,
+) -> &'s mut [S::F] {
     // SAFETY: passed on.
     unsafe {
-        let mut steps = [[S::splat(0.0); LANES]; MAX_GROUP / LANES];
-        for (at, steps) in (0..n).step_by(LANES).zip(&mut steps) {
+        for (at, steps) in (0..n).step_by(LANES).zip(&mut *steps) {
             *steps = load_steps::<S>(lines, k + at, (n - at).min(LANES));
         }
-        steps
     }
+    &mut steps.as_flattened_mut()[..n.next_multiple_of(LANES)]
 }
 
 /// Where sixteen outputs of a group go.
@@ -105,15 +119,12 @@ struct Half {
 }
 
 impl Half {
-    /// Rounds steps `k..k + n`, a step of all outputs at a time, with the scales of the steps, or of an extent that is
-    /// given.
+    /// Rounds steps, each of all outputs, with the scales of these, or of an extent that is given.
     #[inline(always)]
-    unsafe fn rounded<S: Simd>(&self, lines: &[Option<Line>; LANES], k: usize, n: usize, given: Option<Extent<S>>) {
+    unsafe fn rounded<S: Simd>(&self, steps: &mut [S::F], given: Option<Extent<S>>) {
         let values = self.format.values();
         // SAFETY: passed on.
         unsafe {
-            let mut steps = group_steps::<S>(lines, k, n);
-            let steps = &mut steps.as_flattened_mut()[..blocks::padded_k(values, n)];
             let extent = match given {
                 Some(extent) => extent,
                 None => Extent::none().with(steps),

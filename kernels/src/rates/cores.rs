@@ -16,6 +16,11 @@ pub(crate) struct Known {
     /// Whether few rows' weights are better asked for past the second and third cache, where these would not hold all of
     /// them: on Zen 5 a step of decoding is 1 to 13 % shorter.
     pub passes_caches: bool,
+    /// Whether tiles of more than two rows are better multiplied with half a panel of blocks at a time, of each group one
+    /// half behind the other: then every product reads its value of a row from memory by itself, where values in registers
+    /// of their own serve both halves, and registers are left for the sums. On Zen 4 eight rows in bf16 take a fifth less
+    /// time so.
+    pub halves_panels: bool,
 }
 
 /// What is known of this machine's.
@@ -33,15 +38,17 @@ struct Identity {
 
 impl Known {
     /// Of models that were not measured.
-    const OF_OTHERS: Self = Self { bf16_ratio: 1.0, asks_ahead: true, passes_caches: false };
+    const OF_OTHERS: Self = Self { bf16_ratio: 1.0, asks_ahead: true, passes_caches: false, halves_panels: false };
 
     /// Measured where a model is named: the ratio in registers (`Peaks`).
     fn of(identity: &Identity) -> Self {
         match (&identity.vendor, identity.family, identity.model) {
             // Zen 4 (of family 0x19 the models that have bf16 dot products at all) and Zen 5: as many instructions, each of
             // two values.
-            (b"AuthenticAMD", 0x19, _) => Self { bf16_ratio: 2.0, asks_ahead: false, passes_caches: false },
-            (b"AuthenticAMD", 0x1a, _) => Self { bf16_ratio: 2.0, asks_ahead: true, passes_caches: true },
+            (b"AuthenticAMD", 0x19, _) => {
+                Self { bf16_ratio: 2.0, asks_ahead: false, halves_panels: true, ..Self::OF_OTHERS }
+            }
+            (b"AuthenticAMD", 0x1a, _) => Self { bf16_ratio: 2.0, passes_caches: true, ..Self::OF_OTHERS },
             // Sapphire and Emerald Rapids: a quarter of the instructions. Widening to f32 is faster there.
             (b"GenuineIntel", 0x6, 0x8f | 0xcf) => Self { bf16_ratio: 0.5, ..Self::OF_OTHERS },
             _ => Self::OF_OTHERS,
