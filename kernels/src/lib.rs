@@ -47,7 +47,7 @@ pub(crate) mod wgpu;
 
 pub use case::Reference;
 pub use error::{Error, Result};
-pub use operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, Work};
+pub use operator::{Arithmetic, Launch, Operands, Operator, Placed, Refusal, Row, Work};
 pub use options::{Compute, F32Bits};
 pub use registry::{AnyTable, Preparation, Registry};
 #[cfg(feature = "cuda")]

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::{Debug, Display};
 use std::hash::Hash;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use sinew_memory::{Buffer, CpuStream, DeviceKind, Hardware, Stream, Team};
@@ -113,6 +114,49 @@ impl<'a> Operands<'a> {
     /// [`Error::Operands`] where it is absent.
     pub fn output(&self, operator: &'static str, position: usize, name: &str) -> Result<&'a ViewMut<'a>> {
         self.outputs.get(position).ok_or_else(|| refuse(operator, format!("{name} (output {position}) is missing")))
+    }
+}
+
+/// Inputs of the operator that has the most.
+const MOST_INPUTS: usize = 11;
+
+/// Inputs by the places that their operator names, so that a call says which is which; those that it leaves out are missing.
+///
+/// ```
+/// use sinew_kernels::Placed;
+/// use sinew_kernels::gemm::{A, B, RESIDUAL};
+/// # use sinew_tensor::View;
+///
+/// # fn of<'a>(a: View<'a>, b: View<'a>, residual: View<'a>) {
+/// let inputs = Placed::of([(A, Some(a)), (B, Some(b)), (RESIDUAL, Some(residual))]);
+/// assert_eq!(inputs.len(), RESIDUAL + 1);
+/// assert!(inputs[RESIDUAL].is_some() && inputs[RESIDUAL - 1].is_none());
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Placed<'a> {
+    inputs: [Option<View<'a>>; MOST_INPUTS],
+    /// As many as there are places up to the last that is named.
+    count: usize,
+}
+
+impl<'a> Placed<'a> {
+    /// Each input with its place, which is one of an operator's.
+    pub fn of<const N: usize>(inputs: [(usize, Option<View<'a>>); N]) -> Self {
+        let mut placed = Self { inputs: [None; MOST_INPUTS], count: 0 };
+        for (place, input) in inputs {
+            placed.inputs[place] = input;
+            placed.count = placed.count.max(place + 1);
+        }
+        placed
+    }
+}
+
+impl<'a> Deref for Placed<'a> {
+    type Target = [Option<View<'a>>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.inputs[..self.count]
     }
 }
 

@@ -248,23 +248,8 @@ fn launch(
 }
 
 fn plain(num_heads: usize, num_kv_heads: usize, head_dim: usize, kv: DType, compute: Compute) -> AttentionStatic {
-    AttentionStatic {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        q: DType::F32,
-        kv,
-        out: DType::F32,
-        compute,
-        scale: F32Bits::new(1.0 / (head_dim as f32).sqrt()),
-        causal: true,
-        window: None,
-        softcap: None,
-        mask: None,
-        kv_source: KvSource::Dense,
-        old: None,
-        sinks: false,
-    }
+    let dtypes = [DType::F32, kv, DType::F32];
+    AttentionStatic { causal: true, ..AttentionStatic::new(num_heads, num_kv_heads, head_dim, dtypes, compute) }
 }
 
 /// The same with old keys of `dtype` in another cache.

@@ -14,7 +14,7 @@ use sinew_kernels::cast::{Cast, CastStatic};
 use sinew_kernels::combine::{Combine, CombineDynamic, CombineStatic};
 use sinew_kernels::elementwise::{Binary, Elements, Unary, UnaryFunction, UnaryStatic, Where};
 use sinew_kernels::embedding::Embedding;
-use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
+use sinew_kernels::gather::{Gather, GatherDynamic, GatherStatic};
 use sinew_kernels::gemm::Gemm;
 use sinew_kernels::grouped_gemm::GroupedGemm;
 use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
@@ -121,7 +121,7 @@ fn an_index_outside_the_dimension_is_not_gathered() {
     let x = tensor(&stream, &[5f32, 6., 7.], &[3]);
     let index = tensor(&stream, &[2i32, 3], &[2]);
     let mut y = [tensor(&stream, &[9f32; 2], &[2])];
-    let (fixed, call) = (GatherStatic { dtype: DType::F32, dim: 0 }, GatherCall { elements: 2, size: 3 });
+    let (fixed, call) = (GatherStatic { dtype: DType::F32, dim: 0 }, GatherDynamic { elements: 2, size: 3 });
     let error = error::<Gather>(&stream, &fixed, &call, &[Some(&x), Some(&index)], &mut y);
     assert!(error.contains("gather.wgpu") && error.contains("index 3 is outside"), "{error}");
     assert_eq!(values::<f32>(&stream, &y[0]), [7., 9.]);

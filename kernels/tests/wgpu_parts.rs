@@ -25,7 +25,7 @@ use sinew_kernels::route::Route;
 use sinew_kernels::sample::Sample;
 use sinew_kernels::softmax::Softmax;
 use sinew_kernels::topk::TopK;
-use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Reference, Registry, Row};
+use sinew_kernels::{Compute, Launch, Operands, Operator, Reference, Registry, Row};
 use sinew_memory::webgpu::{WgpuDevice, WgpuOptions};
 use sinew_memory::{Buffer, Device, DeviceKind, Stream};
 use sinew_tensor::{DType, Layout, Tensor};
@@ -270,23 +270,7 @@ fn offsets_that_do_not_share_out_the_rows_are_reported_by_grouped_products() {
 }
 
 fn attention(causal: bool, kv_source: KvSource) -> AttentionStatic {
-    AttentionStatic {
-        num_heads: 2,
-        num_kv_heads: 1,
-        head_dim: 4,
-        q: DType::F32,
-        kv: DType::F32,
-        out: DType::F32,
-        compute: Compute::F32,
-        scale: F32Bits::new(0.5),
-        causal,
-        window: None,
-        softcap: None,
-        mask: None,
-        kv_source,
-        old: None,
-        sinks: false,
-    }
+    AttentionStatic { causal, kv_source, ..AttentionStatic::new(2, 1, 4, [DType::F32; 3], Compute::F32) }
 }
 
 /// bf16 numbers that differ from one another.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use sinew_memory::Arena;
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
+    Attention, AttentionStatic, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
     NormOptions, NormedLinear, PackedWeight, Rotary, Routing, WeightPacker,
 };
 use sinew_tensor::{DType, Tensor};
@@ -285,8 +285,8 @@ impl Maker<Loaded> for Loader<'_> {
         Ok(linear)
     }
 
-    fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<Attention> {
-        Ok(Attention::new(&self.ctx, options, max_rows, max_kv)?)
+    fn attention(&mut self, problem: AttentionStatic, max_rows: usize, max_kv: usize) -> Result<Attention> {
+        Ok(Attention::new(&self.ctx, problem, max_rows, max_kv)?)
     }
 
     fn sinks(&mut self, name: &str, heads: usize) -> Result<Tensor> {

@@ -1,8 +1,10 @@
 //! Attention over dense keys and values, and the append to a paged cache.
 
-use sinew_kernels::Compute;
-use sinew_kernels::attention::{Attention as Operator, AttentionDynamic, AttentionStatic, F32Bits, KvSource, MaskKind};
-use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
+use sinew_kernels::attention::{
+    Attention as Operator, AttentionDynamic, AttentionStatic, K, KV_LEN, MASK, MaskKind, Q, QUERY_START, SINKS, V,
+};
+use sinew_kernels::kv_append::{K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, SLOTS, V_NEW};
+use sinew_kernels::{Compute, F32Bits, Placed};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::error::{operand, refuse};
@@ -191,15 +193,10 @@ impl<'a> Attend<'a> {
         let full = [batch, seq, num_heads, head_dim];
         let unbatched = [q, k, v].iter().all(|x| x.layout().rank() == 3);
         let rounded = q.dtype() == DType::BF16 && k.dtype() == DType::BF16;
+        let compute = self.compute.unwrap_or(if rounded { Compute::Bf16 } else { Compute::F32 });
+        let plain = AttentionStatic::new(num_heads, num_kv_heads, head_dim, [q.dtype(), k.dtype(), out], compute);
         let fixed = AttentionStatic {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            q: q.dtype(),
-            kv: k.dtype(),
-            out,
-            compute: self.compute.unwrap_or(if rounded { Compute::Bf16 } else { Compute::F32 }),
-            scale: F32Bits::new(self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())),
+            scale: self.scale.map_or(plain.scale, F32Bits::new),
             causal: self.causal,
             window: self.window,
             softcap: self.softcap.map(F32Bits::new),
@@ -207,9 +204,8 @@ impl<'a> Attend<'a> {
                 DType::Bool => MaskKind::Boolean,
                 dtype => MaskKind::Additive(dtype),
             }),
-            kv_source: KvSource::Dense,
-            old: None,
             sinks: self.sinks.is_some(),
+            ..plain
         };
         let shape = if unbatched { full[1..].to_vec() } else { full.to_vec() };
         Ok(Prepared { fixed, shape, q: to(q_at)?, k: to(k_at)?, v: to(v_at)?, mask })
@@ -239,19 +235,15 @@ impl<'a> Attend<'a> {
                 None => None,
             };
             let call = AttentionDynamic { sequences, tokens: sequences * seq, max_query: seq, max_kv: kv_seq };
-            let inputs = [
-                Some(self.q.view().with_layout(q_at)?),
-                Some(self.k.view().with_layout(k_at)?),
-                Some(self.v.view().with_layout(v_at)?),
-                Some(starts.view()),
-                Some(lengths.view()),
-                None,
-                mask,
-                None,
-                None,
-                None,
-                self.sinks.map(Tensor::view),
-            ];
+            let inputs = Placed::of([
+                (Q, Some(self.q.view().with_layout(q_at)?)),
+                (K, Some(self.k.view().with_layout(k_at)?)),
+                (V, Some(self.v.view().with_layout(v_at)?)),
+                (QUERY_START, Some(starts.view())),
+                (KV_LEN, Some(lengths.view())),
+                (MASK, mask),
+                (SINKS, self.sinks.map(Tensor::view)),
+            ]);
             ctx.run::<Operator>(&of.fixed, &call, &inputs, &[o.view_mut()?.with_layout(o_at)?])
         })
     }
@@ -298,7 +290,7 @@ pub fn kv_append(
     };
     let (source, kv) = (k.dtype(), k_cache.dtype());
     let fixed = KvAppendStatic { num_kv_heads, head_dim, source, kv, block_size, rotary: None };
-    let inputs = [Some(k.view()), Some(v.view()), Some(slots.view())];
+    let inputs = Placed::of([(K_NEW, Some(k.view())), (V_NEW, Some(v.view())), (SLOTS, Some(slots.view()))]);
     let outputs = [k_cache.view_mut()?, v_cache.view_mut()?];
     ctx.run::<KvAppend>(&fixed, &KvAppendDynamic { tokens }, &inputs, &outputs)
 }

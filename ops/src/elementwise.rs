@@ -1,7 +1,8 @@
 //! Functions of single elements, with broadcasting.
 
 use sinew_kernels::elementwise::{
-    Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where, WhereStatic,
+    Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where,
+    WhereStatic,
 };
 use sinew_tensor::{DType, Tensor};
 
@@ -61,7 +62,7 @@ fn prepare(function: BinaryFunction, a: &Tensor, b: Operand<'_>, output: Option<
 }
 
 fn run_binary(ctx: &Context, of: &Prepared, a: &Tensor, b: Operand<'_>, y: &mut Tensor) -> Result<()> {
-    let call = BinaryCall::with_scalar(y.layout().elements(), of.scalar);
+    let call = BinaryDynamic::with_scalar(y.layout().elements(), of.scalar);
     let b = match b {
         Operand::Tensor(b) => Some(b.view().broadcast_to(&of.shape)?),
         Operand::Scalar(_) => None,

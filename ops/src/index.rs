@@ -1,8 +1,8 @@
 //! Selection by index: embedding, gather, index_select and top-k.
 
 use sinew_kernels::embedding::{Embedding, EmbeddingDynamic, EmbeddingStatic, TableKind};
-use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
-use sinew_kernels::topk::{TopK, TopKCall, TopKStatic};
+use sinew_kernels::gather::{Gather, GatherDynamic, GatherStatic};
+use sinew_kernels::topk::{TopK, TopKDynamic, TopKStatic};
 use sinew_tensor::{DType, Layout, Tensor, View};
 
 use crate::error::{operand, refuse};
@@ -132,7 +132,7 @@ fn select_layout(x: &Tensor, dim: usize, index: &Tensor) -> Result<Layout> {
 }
 
 fn run_gather(ctx: &Context, x: &Tensor, dim: usize, index: View<'_>, y: &mut Tensor) -> Result<()> {
-    let call = GatherCall { elements: y.layout().elements(), size: x.shape()[dim] };
+    let call = GatherDynamic { elements: y.layout().elements(), size: x.shape()[dim] };
     let fixed = GatherStatic { dtype: x.dtype(), dim };
     ctx.run::<Gather>(&fixed, &call, &[Some(x.view()), Some(index)], &[y.view_mut()?])
 }
@@ -170,7 +170,7 @@ pub fn topk_into(ctx: &Context, x: &Tensor, k: usize, values: &mut Tensor, indic
     expect_output("topk", "indices", indices, &shape)?;
     let width = width("topk", "x", x)?;
     let fixed = TopKStatic { k, dtype: x.dtype(), indices: indices.dtype() };
-    let call = TopKCall { rows: x.shape()[..shape.len() - 1].iter().product(), width };
+    let call = TopKDynamic { rows: x.shape()[..shape.len() - 1].iter().product(), width };
     ctx.run::<TopK>(&fixed, &call, &[Some(x.view())], &[values.view_mut()?, indices.view_mut()?])
 }
 

@@ -1,7 +1,10 @@
 //! Matrix products with everything that may follow them in one pass.
 
+use sinew_kernels::Placed;
 use sinew_kernels::activation::Activation;
-use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
+use sinew_kernels::gemm::{
+    A, B, BIAS, Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs,
+};
 use sinew_tensor::{DType, Layout, MAX_RANK, Tensor};
 
 use crate::error::refuse;
@@ -130,24 +133,17 @@ impl<'a> Matmul<'a> {
         };
         // What a block-quantized weight stands for is not bf16, but its codes are.
         let rounded = self.a.dtype() == DType::BF16 && b_dtype.is_none_or(|dtype| dtype == DType::BF16);
-        Ok(GemmStatic {
-            n,
-            k: b_k,
-            a: self.a.dtype(),
-            norm: None,
-            gathered: self.order().is_some(),
-            b,
-            out: self.output.unwrap_or(self.a.dtype()),
-            compute: self.compute.unwrap_or(if rounded { Compute::Bf16 } else { Compute::F32 }),
-            epilogue: Epilogue {
-                bias: self.bias.map(Tensor::dtype),
-                activation: self.activation,
-                gated,
-                residual: self.residual.map(|r| Residual::Input(r.dtype())),
-                alpha: self.alpha,
-                ..Epilogue::default()
-            },
-        })
+        let compute = self.compute.unwrap_or(if rounded { Compute::Bf16 } else { Compute::F32 });
+        let out = self.output.unwrap_or(self.a.dtype());
+        let product = GemmStatic::new(n, b_k, self.a.dtype(), b, out, compute).with(Epilogue {
+            bias: self.bias.map(Tensor::dtype),
+            activation: self.activation,
+            gated,
+            residual: self.residual.map(|r| Residual::Input(r.dtype())),
+            alpha: self.alpha,
+            ..Epilogue::default()
+        });
+        Ok(GemmStatic { gathered: self.order().is_some(), ..product })
     }
 
     /// The order in which a packed weight has its inputs.
@@ -247,7 +243,8 @@ impl<'a> Matmul<'a> {
             };
             let a = self.a.view().with_layout(at(&a)?)?;
             let order = self.order().map(Tensor::view);
-            let inputs = [Some(a), Some(b), self.bias.map(Tensor::view), residual, None, None, order];
+            let bias = self.bias.map(Tensor::view);
+            let inputs = Placed::of([(A, Some(a)), (B, Some(b)), (BIAS, bias), (RESIDUAL, residual), (ORDER, order)]);
             let d = out.view_mut()?.with_layout(at(&result)?)?;
             ctx.run::<Gemm>(fixed, &call, &inputs, &[d])?;
         }

@@ -1,6 +1,6 @@
 //! Reductions over chosen dimensions.
 
-use sinew_kernels::reduce::{Reduce as Operator, ReduceCall, ReduceFunction, ReduceStatic};
+use sinew_kernels::reduce::{Reduce as Operator, ReduceDynamic, ReduceFunction, ReduceStatic};
 use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::error::{operand, refuse};
@@ -167,7 +167,7 @@ impl Reduce<'_> {
         let order: Vec<usize> = first.iter().chain(&last).copied().collect();
         let x = self.x.view().permute(&order)?;
         let (rows, width) = x.shape().split_at(first.len());
-        let call = ReduceCall { rows: rows.iter().product(), width: width.iter().product() };
+        let call = ReduceDynamic { rows: rows.iter().product(), width: width.iter().product() };
         let fixed = ReduceStatic { function: self.function, input: x.dtype(), output: y.dtype(), dims: last.len() };
         let kept: Layout = match self.keepdim {
             true => last.iter().rev().try_fold(*y.layout(), |layout, &dim| layout.squeeze(dim))?,

@@ -1,6 +1,7 @@
 //! Rotary position embedding.
 
-use sinew_kernels::rotary::{self, Rotary as Operator, RotaryDynamic, RotaryStatic, Style};
+use sinew_kernels::Placed;
+use sinew_kernels::rotary::{self, COS, POSITIONS, Rotary as Operator, RotaryDynamic, RotaryStatic, SIN, Style, X};
 use sinew_tensor::{DType, Tensor};
 
 use crate::error::{operand, refuse};
@@ -117,8 +118,12 @@ impl Rotate<'_> {
         each_folded([*x.layout(), at, *y.layout()], leading.len(), |[x_at, positions_at, y_at]| {
             let call = RotaryDynamic { tokens: x_at.shape()[0], heads };
             let positions = positions.view().with_layout(positions_at)?;
-            let inputs =
-                [Some(x.view().with_layout(x_at)?), Some(positions), Some(table.cos.view()), Some(table.sin.view())];
+            let inputs = Placed::of([
+                (X, Some(x.view().with_layout(x_at)?)),
+                (POSITIONS, Some(positions)),
+                (COS, Some(table.cos.view())),
+                (SIN, Some(table.sin.view())),
+            ]);
             ctx.run::<Operator>(&fixed, &call, &inputs, &[y.view_mut()?.with_layout(y_at)?])
         })
     }

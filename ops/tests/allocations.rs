@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::layers::{
-    Activation, Attention, AttentionOptions, Combine, CombineOptions, Compute, Dispatch, Embedding, GroupedLinear,
-    GroupedLinearOptions, Inputs, KvAppend, Linear, LinearOptions, Norm, NormOptions, NormedLinear, PackedWeight,
-    Rotary, Route, RouteOptions, Routing, Sequences, WeightPacker, WeightRows,
+    Activation, Attention, AttentionStatic, Combine, CombineOptions, Compute, Dispatch, Embedding, GroupedLinear,
+    GroupedLinearOptions, Inputs, KvAppend, KvSource, Linear, LinearOptions, Norm, NormOptions, NormedLinear,
+    PackedWeight, Rotary, Route, RouteOptions, Routing, Sequences, WeightPacker, WeightRows,
 };
 use sinew_ops::{Context, Policy, Result};
 use sinew_tensor::{DType, Tensor};
@@ -104,22 +104,10 @@ impl Layers {
         let linear =
             |rows: &[usize], k, gated: bool, options| Linear::new(ctx, weight(ctx, rows, k, gated)?, options, ROWS);
         let gates = LinearOptions { gated: Some(Activation::Silu), ..LinearOptions::new(bf16, bf16, compute) };
-        let attention = AttentionOptions {
-            num_heads: HEADS,
-            num_kv_heads: KV_HEADS,
-            head_dim: HEAD_DIM,
-            q: bf16,
-            kv: bf16,
-            output: bf16,
-            compute,
-            scale: 0.125,
+        let attention = AttentionStatic {
             causal: true,
-            window: None,
-            softcap: None,
-            block_size: Some(BLOCK),
-            mask: None,
-            old: None,
-            sinks: false,
+            kv_source: KvSource::Paged { block_size: BLOCK },
+            ..AttentionStatic::new(HEADS, KV_HEADS, HEAD_DIM, [bf16; 3], compute)
         };
         let inv_freq: Vec<f64> = (0..HEAD_DIM / 2).map(|i| 1e4f64.powf(-2.0 * i as f64 / HEAD_DIM as f64)).collect();
         let table = ctx.tensor(&vec![0.01f32; VOCAB * WIDTH], &[VOCAB, WIDTH])?;

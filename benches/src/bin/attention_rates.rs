@@ -16,7 +16,7 @@ use sinew_benches::{beside_limits, command, context, flops_limit, least_seconds}
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::{Generator, Lay, Values};
 use sinew_kernels::rates::{Meter, Peaks};
-use sinew_kernels::{Compute, F32Bits, Launch, Operands, Operator, Result, Row};
+use sinew_kernels::{Compute, Launch, Operands, Operator, Result, Row};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, Stream};
 use sinew_tensor::{DType, PagedLayout, Tensor};
 
@@ -144,21 +144,9 @@ fn problem(
 ) -> (AttentionStatic, AttentionDynamic) {
     let dtype = if compute == Compute::Bf16 { DType::BF16 } else { DType::F32 };
     let fixed = AttentionStatic {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        q: dtype,
-        kv,
-        out: dtype,
-        compute,
-        scale: F32Bits::new(1.0 / (head_dim as f32).sqrt()),
         causal: !name.starts_with("bidirectional"),
-        window: None,
-        softcap: None,
-        mask: None,
         kv_source: KvSource::Paged { block_size: BLOCK_SIZE },
-        old: None,
-        sinks: false,
+        ..AttentionStatic::new(num_heads, num_kv_heads, head_dim, [dtype, kv, dtype], compute)
     };
     (fixed, AttentionDynamic { sequences, tokens: sequences * new, max_query: new, max_kv: keys })
 }

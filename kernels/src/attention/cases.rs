@@ -60,22 +60,12 @@ impl Reference for Attention {
     }
 
     fn stored_as(stored: StoredAs) -> Option<(AttentionStatic, AttentionDynamic)> {
+        let dtypes = [DType::F32, stored.plain()?, DType::F32];
         let fixed = AttentionStatic {
-            num_heads: 4,
-            num_kv_heads: 2,
-            head_dim: 32,
-            q: DType::F32,
-            kv: stored.plain()?,
-            out: DType::F32,
-            compute: Compute::F32,
             scale: F32Bits::new(0.25),
             causal: true,
-            window: None,
-            softcap: None,
-            mask: None,
             kv_source: KvSource::Paged { block_size: 16 },
-            old: None,
-            sinks: false,
+            ..AttentionStatic::new(4, 2, 32, dtypes, Compute::F32)
         };
         Some((fixed, AttentionDynamic { sequences: 2, tokens: 3, max_query: 2, max_kv: 40 }))
     }
@@ -207,13 +197,6 @@ fn draw(pick: &mut Generator, i: usize) -> Case<Attention> {
         _ => Values::Normal,
     };
     let fixed = AttentionStatic {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        q,
-        kv,
-        out,
-        compute,
         scale: F32Bits::new(match pick.below(8) {
             0 => 0.0,
             1 => -0.3,
@@ -224,8 +207,7 @@ fn draw(pick: &mut Generator, i: usize) -> Case<Attention> {
         softcap: CAPS[pick.below(CAPS.len())].map(F32Bits::new),
         mask,
         kv_source: SOURCES[pick.below(SOURCES.len())],
-        old: None,
-        sinks: false,
+        ..AttentionStatic::new(num_heads, num_kv_heads, head_dim, [q, kv, out], compute)
     };
     let call = AttentionDynamic { sequences, tokens, max_query, max_kv };
     Case { fixed, call, lay: Lay::ALL[pick.below(5)], values, seed: pick.bits() >> 40 }

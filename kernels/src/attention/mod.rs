@@ -215,10 +215,52 @@ pub struct AttentionStatic {
     pub sinks: bool,
 }
 
+impl AttentionStatic {
+    /// Attention of all tokens to all keys, which lie one after another, with scores multiplied by `1 / sqrt(head_dim)`: what
+    /// others differ from. Its dtypes are those of queries, of keys and values, and of the result.
+    ///
+    /// ```
+    /// use sinew_kernels::attention::{AttentionStatic, Compute, KvSource};
+    /// use sinew_tensor::DType;
+    ///
+    /// let encoder = AttentionStatic::new(12, 12, 64, [DType::F32; 3], Compute::F32);
+    /// assert_eq!(encoder.scale.get(), 0.125);
+    /// let kv_source = KvSource::Paged { block_size: 16 };
+    /// let dtypes = [DType::F32, DType::BF16, DType::BF16];
+    /// let decoder = AttentionStatic { causal: true, kv_source, ..AttentionStatic::new(14, 2, 64, dtypes, Compute::Bf16) };
+    /// assert!(decoder.window.is_none() && !decoder.sinks);
+    /// ```
+    pub fn new(
+        num_heads: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        [q, kv, out]: [DType; 3],
+        compute: Compute,
+    ) -> Self {
+        Self {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            q,
+            kv,
+            out,
+            compute,
+            scale: F32Bits::new(1.0 / (head_dim as f32).sqrt()),
+            causal: false,
+            window: None,
+            softcap: None,
+            mask: None,
+            kv_source: KvSource::Dense,
+            old: None,
+            sinks: false,
+        }
+    }
+}
+
 impl fmt::Display for AttentionStatic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{} heads of {}", self.num_heads, self.num_kv_heads, self.head_dim)?;
-        write!(f, ", q {} kv {} out {} in {:?}", self.q, self.kv, self.out, self.compute)?;
+        write!(f, ", q {} kv {} out {} in {}", self.q, self.kv, self.out, self.compute)?;
         f.write_str(if self.causal { ", causal" } else { "" })?;
         match self.kv_source {
             KvSource::Paged { block_size } => write!(f, ", blocks of {block_size}")?,

@@ -97,7 +97,7 @@ pub struct Binary;
 impl Binary {
     /// Input: the first operand. Absent: the output's own values.
     pub const A: usize = 0;
-    /// Input: the second operand. Absent: [`BinaryCall::scalar`].
+    /// Input: the second operand. Absent: [`BinaryDynamic::scalar`].
     pub const B: usize = 1;
     /// Output.
     pub const Y: usize = 0;
@@ -145,14 +145,14 @@ impl BinaryStatic {
 
 /// The dynamic part of [`Binary`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BinaryCall {
+pub struct BinaryDynamic {
     /// Elements of the output.
     pub elements: usize,
     /// The bits of the f64 that stands for `b` where that input is absent; rounded to [`BinaryStatic::b`].
     pub scalar: u64,
 }
 
-impl BinaryCall {
+impl BinaryDynamic {
     /// A call with two operands.
     pub const fn new(elements: usize) -> Self {
         Self { elements, scalar: 0 }
@@ -169,7 +169,7 @@ impl BinaryCall {
     }
 }
 
-impl fmt::Display for BinaryCall {
+impl fmt::Display for BinaryDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&count_of(self.elements, "element"))
     }
@@ -178,21 +178,21 @@ impl fmt::Display for BinaryCall {
 impl Operator for Binary {
     const NAME: &'static str = "binary";
     type Static = BinaryStatic;
-    type Dynamic = BinaryCall;
+    type Dynamic = BinaryDynamic;
 
-    fn bucket(_: BinaryCall) -> BinaryCall {
-        BinaryCall::new(Elements::TYPICAL.0)
+    fn bucket(_: BinaryDynamic) -> BinaryDynamic {
+        BinaryDynamic::new(Elements::TYPICAL.0)
     }
 
-    fn anchor(_: &BinaryStatic) -> BinaryCall {
-        BinaryCall::new(Elements::TYPICAL.0)
+    fn anchor(_: &BinaryStatic) -> BinaryDynamic {
+        BinaryDynamic::new(Elements::TYPICAL.0)
     }
 
     fn defined(fixed: &BinaryStatic) -> Result<()> {
         fixed.check()
     }
 
-    fn check(fixed: &BinaryStatic, call: &BinaryCall, operands: Operands<'_>) -> Result<()> {
+    fn check(fixed: &BinaryStatic, call: &BinaryDynamic, operands: Operands<'_>) -> Result<()> {
         Self::defined(fixed)?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
         expect_elements(Self::NAME, y, call.elements)?;
@@ -207,7 +207,7 @@ impl Operator for Binary {
         }
     }
 
-    fn work(fixed: &BinaryStatic, call: &BinaryCall) -> Work {
+    fn work(fixed: &BinaryStatic, call: &BinaryDynamic) -> Work {
         let n = call.elements as f64;
         Work { flops: n, bytes: n * (fixed.a.size() + fixed.b.size() + fixed.output.size()) as f64 }
     }

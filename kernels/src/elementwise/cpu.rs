@@ -2,7 +2,7 @@
 
 use sinew_memory::SimdLevel;
 
-use super::{Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic};
+use super::{Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::line::Line;
@@ -294,7 +294,7 @@ impl Leveled for Binary {
         level: SimdLevel,
         launch: &Launch<'_>,
         fixed: &BinaryStatic,
-        call: &BinaryCall,
+        call: &BinaryDynamic,
         operands: Operands<'_>,
     ) -> Result<()> {
         let y = operands.output(Binary::NAME, Binary::Y, "y")?;

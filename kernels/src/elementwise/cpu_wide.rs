@@ -5,7 +5,8 @@ use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, Element};
 
 use super::{
-    Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where, WhereStatic,
+    Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where,
+    WhereStatic,
 };
 use crate::Result;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
@@ -229,7 +230,7 @@ unsafe fn unary<T: Number>(function: UnaryFunction, walk: &Walk<2>, run: Run<2>,
 unsafe fn run_binary(
     launch: &Launch<'_>,
     fixed: &BinaryStatic,
-    call: &BinaryCall,
+    call: &BinaryDynamic,
     operands: Operands<'_>,
 ) -> Result<()> {
     let y = operands.output(Binary::NAME, Binary::Y, "y")?;

@@ -5,7 +5,7 @@ use sinew_memory::DeviceKind;
 use sinew_memory::cuda::CudaModule;
 use sinew_tensor::{DType, Element};
 
-use super::{Binary, BinaryCall, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where, WhereStatic};
+use super::{Binary, BinaryDynamic, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where, WhereStatic};
 use crate::Result;
 use crate::cuda::{self, Kernel, Strided2, Strided3, Strided4, THREADS};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
@@ -105,7 +105,7 @@ unsafe fn run_unary(launch: &Launch<'_>, fixed: &UnaryStatic, _: &Elements, oper
 unsafe fn run_binary(
     launch: &Launch<'_>,
     fixed: &BinaryStatic,
-    call: &BinaryCall,
+    call: &BinaryDynamic,
     operands: Operands<'_>,
 ) -> Result<()> {
     let y = operands.output(Binary::NAME, Binary::Y, "y")?.view();

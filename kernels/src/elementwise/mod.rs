@@ -17,7 +17,7 @@ mod r#where;
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
 
-pub use binary::{Binary, BinaryCall, BinaryFunction, BinaryStatic};
+pub use binary::{Binary, BinaryDynamic, BinaryFunction, BinaryStatic};
 pub use unary::{Unary, UnaryFunction, UnaryStatic};
 pub use r#where::{Where, WhereStatic};
 

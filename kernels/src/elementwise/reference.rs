@@ -3,7 +3,7 @@
 use sinew_tensor::DType;
 
 use super::{
-    Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, INTEGERS, Unary, UnaryFunction, UnaryStatic, Where,
+    Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, INTEGERS, Unary, UnaryFunction, UnaryStatic, Where,
     WhereStatic,
 };
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
@@ -135,9 +135,9 @@ fn in_place(random: &mut Generator, dtype: DType, shape: &[usize], lay: Lay, val
 }
 
 impl Reference for Binary {
-    fn stored_as(stored: StoredAs) -> Option<(BinaryStatic, BinaryCall)> {
+    fn stored_as(stored: StoredAs) -> Option<(BinaryStatic, BinaryDynamic)> {
         let a = stored.plain()?;
-        Some((BinaryStatic { function: BinaryFunction::Add, a, b: a, output: a }, BinaryCall::new(60)))
+        Some((BinaryStatic { function: BinaryFunction::Add, a, b: a, output: a }, BinaryDynamic::new(60)))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {
@@ -154,7 +154,7 @@ impl Reference for Binary {
         let cases = spread(&problems, rounds(depth)).into_iter();
         cases
             .map(|(fixed, n, lay, values, seed)| {
-                let call = BinaryCall::with_scalar(n, [1.5, -2.0, 0.1, 3.0][seed as usize / 5 % 4]);
+                let call = BinaryDynamic::with_scalar(n, [1.5, -2.0, 0.1, 3.0][seed as usize / 5 % 4]);
                 Case { fixed, call, lay, values, seed }
             })
             .collect()

@@ -5,7 +5,8 @@ use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
 
 use super::{
-    Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where, WhereStatic,
+    Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where,
+    WhereStatic,
 };
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Refusal, Row, Work};
@@ -118,7 +119,7 @@ macro_rules! binary_body {
 unsafe fn run_binary(
     launch: &Launch<'_>,
     fixed: &BinaryStatic,
-    dynamic: &BinaryCall,
+    dynamic: &BinaryDynamic,
     operands: Operands<'_>,
 ) -> Result<()> {
     let y = operands.output(Binary::NAME, Binary::Y, "y")?;

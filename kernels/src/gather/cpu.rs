@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 use sinew_memory::DeviceKind;
 
-use super::{Gather, GatherCall, GatherStatic};
+use super::{Gather, GatherDynamic, GatherStatic};
 use crate::Result;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
@@ -24,7 +24,7 @@ pub(super) fn row() -> Row<Gather> {
     }
 }
 
-unsafe fn run(launch: &Launch<'_>, fixed: &GatherStatic, call: &GatherCall, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(launch: &Launch<'_>, fixed: &GatherStatic, call: &GatherDynamic, operands: Operands<'_>) -> Result<()> {
     let x = operands.input(Gather::NAME, Gather::X, "x")?;
     let index = operands.input(Gather::NAME, Gather::INDEX, "index")?;
     let y = operands.output(Gather::NAME, Gather::Y, "y")?;

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use sinew_memory::DeviceKind;
 use sinew_memory::cuda::CudaModule;
 
-use super::{Gather, GatherCall, GatherStatic};
+use super::{Gather, GatherDynamic, GatherStatic};
 use crate::Result;
 use crate::cuda::{self, Kernel, Strided3, THREADS};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
@@ -39,7 +39,7 @@ pub(super) fn row() -> Row<Gather> {
 
 /// # Safety
 /// That of [`Row::run`].
-unsafe fn run(launch: &Launch<'_>, fixed: &GatherStatic, call: &GatherCall, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(launch: &Launch<'_>, fixed: &GatherStatic, call: &GatherDynamic, operands: Operands<'_>) -> Result<()> {
     let x = operands.input(Gather::NAME, Gather::X, "x")?;
     let index = operands.input(Gather::NAME, Gather::INDEX, "index")?;
     let y = operands.output(Gather::NAME, Gather::Y, "y")?.view();

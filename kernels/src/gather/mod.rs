@@ -67,14 +67,14 @@ impl fmt::Display for GatherStatic {
 
 /// The dynamic part of [`Gather`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GatherCall {
+pub struct GatherDynamic {
     /// Elements of the output.
     pub elements: usize,
     /// Elements of the input along the dimension.
     pub size: usize,
 }
 
-impl fmt::Display for GatherCall {
+impl fmt::Display for GatherDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} out of {}", count_of(self.elements, "element"), self.size)
     }
@@ -83,17 +83,17 @@ impl fmt::Display for GatherCall {
 impl Operator for Gather {
     const NAME: &'static str = "gather";
     type Static = GatherStatic;
-    type Dynamic = GatherCall;
+    type Dynamic = GatherDynamic;
 
-    fn bucket(_: GatherCall) -> GatherCall {
-        GatherCall { elements: 1 << 16, size: 1024 }
+    fn bucket(_: GatherDynamic) -> GatherDynamic {
+        GatherDynamic { elements: 1 << 16, size: 1024 }
     }
 
-    fn anchor(_: &GatherStatic) -> GatherCall {
-        GatherCall { elements: 1 << 16, size: 1024 }
+    fn anchor(_: &GatherStatic) -> GatherDynamic {
+        GatherDynamic { elements: 1 << 16, size: 1024 }
     }
 
-    fn check(fixed: &GatherStatic, call: &GatherCall, operands: Operands<'_>) -> Result<()> {
+    fn check(fixed: &GatherStatic, call: &GatherDynamic, operands: Operands<'_>) -> Result<()> {
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let index = operands.input(Self::NAME, Self::INDEX, "index")?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
@@ -122,7 +122,7 @@ impl Operator for Gather {
         Ok(())
     }
 
-    fn work(fixed: &GatherStatic, call: &GatherCall) -> Work {
+    fn work(fixed: &GatherStatic, call: &GatherDynamic) -> Work {
         Work { flops: 0.0, bytes: (call.elements * (2 * fixed.dtype.size() + 4)) as f64 }
     }
 }

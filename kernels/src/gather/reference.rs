@@ -2,7 +2,7 @@
 
 use sinew_tensor::{DType, Layout};
 
-use super::{Gather, GatherCall, GatherStatic};
+use super::{Gather, GatherDynamic, GatherStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
 use crate::stored::StoredAs;
 use crate::strided::Indices;
@@ -14,8 +14,8 @@ const SHAPES: [&[usize]; 9] =
     [&[1], &[13], &[0, 3], &[7, 5], &[4, 1, 9], &[64, 70], &[3, 5, 7, 2], &[31, 600], &[2, 3, 2, 1, 2, 2]];
 
 impl Reference for Gather {
-    fn stored_as(stored: StoredAs) -> Option<(GatherStatic, GatherCall)> {
-        Some((GatherStatic { dtype: stored.plain()?, dim: 0 }, GatherCall { elements: 40, size: 17 }))
+    fn stored_as(stored: StoredAs) -> Option<(GatherStatic, GatherDynamic)> {
+        Some((GatherStatic { dtype: stored.plain()?, dim: 0 }, GatherDynamic { elements: 40, size: 17 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {
@@ -23,7 +23,7 @@ impl Reference for Gather {
         for n in 0..if depth == Depth::Quick { 90 } else { 900 } {
             let shape = SHAPES[n % SHAPES.len()];
             let fixed = GatherStatic { dtype: DType::ALL[n % DType::ALL.len()], dim: n / 2 % shape.len() };
-            let call = GatherCall { elements: shape.iter().product(), size: [1, 5, 40][n / 3 % 3] };
+            let call = GatherDynamic { elements: shape.iter().product(), size: [1, 5, 40][n / 3 % 3] };
             let values = [Values::Normal, Values::Special, Values::Integers, Values::Subnormal][n / 4 % 4];
             cases.push(Case { fixed, call, lay: Lay::ALL[n / 2 % 5], values, seed: n as u64 * 3 + 1 });
         }

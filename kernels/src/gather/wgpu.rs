@@ -2,7 +2,7 @@
 
 use sinew_memory::DeviceKind;
 
-use super::{Gather, GatherCall, GatherStatic};
+use super::{Gather, GatherDynamic, GatherStatic};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
 use crate::rates::predicted;
@@ -23,7 +23,12 @@ pub(super) fn row() -> Row<Gather> {
     }
 }
 
-unsafe fn run(launch: &Launch<'_>, fixed: &GatherStatic, dynamic: &GatherCall, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(
+    launch: &Launch<'_>,
+    fixed: &GatherStatic,
+    dynamic: &GatherDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
     let x = operands.input(Gather::NAME, Gather::X, "x")?;
     let index = operands.input(Gather::NAME, Gather::INDEX, "index")?;
     let y = operands.output(Gather::NAME, Gather::Y, "y")?;

@@ -3,7 +3,7 @@
 use sinew_memory::SimdLevel;
 use sinew_tensor::Layout;
 
-use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic, split};
+use super::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic, split};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::line::Line;
@@ -204,7 +204,7 @@ impl Leveled for Reduce {
         level: SimdLevel,
         launch: &Launch<'_>,
         fixed: &ReduceStatic,
-        call: &ReduceCall,
+        call: &ReduceDynamic,
         operands: Operands<'_>,
     ) -> Result<()> {
         let x = operands.input(Reduce::NAME, Reduce::X, "x")?;

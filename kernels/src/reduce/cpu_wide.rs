@@ -4,7 +4,7 @@ use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, Element};
 
 use super::cpu::walks;
-use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic};
+use super::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic};
 use crate::Result;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
@@ -28,7 +28,7 @@ pub(super) fn row() -> Row<Reduce> {
     }
 }
 
-unsafe fn run(launch: &Launch<'_>, fixed: &ReduceStatic, call: &ReduceCall, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(launch: &Launch<'_>, fixed: &ReduceStatic, call: &ReduceDynamic, operands: Operands<'_>) -> Result<()> {
     let x = operands.input(Reduce::NAME, Reduce::X, "x")?;
     let y = operands.output(Reduce::NAME, Reduce::Y, "y")?;
     let (rows, within) = walks(y.layout(), x.layout(), fixed.dims);

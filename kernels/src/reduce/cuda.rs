@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use sinew_memory::DeviceKind;
 use sinew_memory::cuda::CudaModule;
 
-use super::{Reduce, ReduceCall, ReduceStatic, split};
+use super::{Reduce, ReduceDynamic, ReduceStatic, split};
 use crate::Result;
 use crate::cuda::{self, Kernel, Strided1, Strided2};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
@@ -40,7 +40,7 @@ pub(super) fn row() -> Row<Reduce> {
 
 /// # Safety
 /// That of [`Row::run`].
-unsafe fn run(launch: &Launch<'_>, fixed: &ReduceStatic, call: &ReduceCall, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(launch: &Launch<'_>, fixed: &ReduceStatic, call: &ReduceDynamic, operands: Operands<'_>) -> Result<()> {
     let x = operands.input(Reduce::NAME, Reduce::X, "x")?;
     let y = operands.output(Reduce::NAME, Reduce::Y, "y")?.view();
     let (rows, width) = split(x.layout(), fixed.dims);

@@ -132,14 +132,14 @@ impl ReduceStatic {
 
 /// The dynamic part of [`Reduce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ReduceCall {
+pub struct ReduceDynamic {
     /// Results.
     pub rows: usize,
     /// Elements that each is made of.
     pub width: usize,
 }
 
-impl fmt::Display for ReduceCall {
+impl fmt::Display for ReduceDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", count_of(self.rows, "row"), self.width)
     }
@@ -153,21 +153,21 @@ fn split(layout: &Layout, dims: usize) -> (&[usize], &[usize]) {
 impl Operator for Reduce {
     const NAME: &'static str = "reduce";
     type Static = ReduceStatic;
-    type Dynamic = ReduceCall;
+    type Dynamic = ReduceDynamic;
 
-    fn bucket(_: ReduceCall) -> ReduceCall {
-        ReduceCall { rows: 64, width: 1024 }
+    fn bucket(_: ReduceDynamic) -> ReduceDynamic {
+        ReduceDynamic { rows: 64, width: 1024 }
     }
 
-    fn anchor(_: &ReduceStatic) -> ReduceCall {
-        ReduceCall { rows: 64, width: 1024 }
+    fn anchor(_: &ReduceStatic) -> ReduceDynamic {
+        ReduceDynamic { rows: 64, width: 1024 }
     }
 
     fn defined(fixed: &ReduceStatic) -> Result<()> {
         fixed.check()
     }
 
-    fn check(fixed: &ReduceStatic, call: &ReduceCall, operands: Operands<'_>) -> Result<()> {
+    fn check(fixed: &ReduceStatic, call: &ReduceDynamic, operands: Operands<'_>) -> Result<()> {
         Self::defined(fixed)?;
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let y = operands.output(Self::NAME, Self::Y, "y")?;
@@ -193,7 +193,7 @@ impl Operator for Reduce {
         Ok(())
     }
 
-    fn work(fixed: &ReduceStatic, call: &ReduceCall) -> Work {
+    fn work(fixed: &ReduceStatic, call: &ReduceDynamic) -> Work {
         let (rows, width) = (call.rows as f64, call.width as f64);
         Work { flops: rows * width, bytes: rows * (width * fixed.input.size() as f64 + fixed.output.size() as f64) }
     }

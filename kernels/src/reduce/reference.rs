@@ -2,7 +2,7 @@
 
 use sinew_tensor::DType;
 
-use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic};
+use super::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use crate::elementwise::INTEGERS;
 use crate::stored::StoredAs;
@@ -30,12 +30,12 @@ const SHAPES: [(usize, usize); 12] = [
 ];
 
 impl Reference for Reduce {
-    fn stored_as(stored: StoredAs) -> Option<(ReduceStatic, ReduceCall)> {
+    fn stored_as(stored: StoredAs) -> Option<(ReduceStatic, ReduceDynamic)> {
         let input = stored.plain()?;
         let float = DType::COMPUTE.contains(&input) || input == DType::F64;
         let output = if float { input } else { DType::I64 };
         let fixed = ReduceStatic { function: ReduceFunction::Sum, input, output, dims: 1 };
-        Some((fixed, ReduceCall { rows: 3, width: 40 }))
+        Some((fixed, ReduceDynamic { rows: 3, width: 40 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {
@@ -49,7 +49,7 @@ impl Reference for Reduce {
             let values = [Values::Normal, Values::Integers, Values::Special, Values::Subnormal][n / 2 % 4];
             let values = if all { values } else { Values::Integers };
             let (lay, seed) = (Lay::ALL[(n / 3) % 5], n as u64 * 5 + 1);
-            cases.push(Case { fixed, call: ReduceCall { rows, width }, lay, values, seed });
+            cases.push(Case { fixed, call: ReduceDynamic { rows, width }, lay, values, seed });
         };
         for round in 0..if depth == Depth::Quick { 8 } else { 60 } {
             for (i, function) in ReduceFunction::ALL.into_iter().enumerate() {
@@ -76,7 +76,7 @@ impl Reference for Reduce {
         // Nothing to sum gives 0, and nothing to average NaN.
         for function in [ReduceFunction::Sum, ReduceFunction::Mean] {
             let fixed = ReduceStatic { function, input: DType::F32, output: DType::F32, dims: 1 };
-            let call = ReduceCall { rows: 3, width: 0 };
+            let call = ReduceDynamic { rows: 3, width: 0 };
             cases.push(Case { fixed, call, lay: Lay::Contiguous, values: Values::Normal, seed: 1 });
         }
         cases

@@ -3,7 +3,7 @@
 use sinew_memory::DeviceKind;
 use sinew_tensor::DType;
 
-use super::{Reduce, ReduceCall, ReduceFunction, ReduceStatic, split};
+use super::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic, split};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
 use crate::rates::predicted;
@@ -31,7 +31,12 @@ macro_rules! find_body {
     };
 }
 
-unsafe fn run(launch: &Launch<'_>, fixed: &ReduceStatic, dynamic: &ReduceCall, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(
+    launch: &Launch<'_>,
+    fixed: &ReduceStatic,
+    dynamic: &ReduceDynamic,
+    operands: Operands<'_>,
+) -> Result<()> {
     use ReduceFunction as F;
     let x = operands.input(Reduce::NAME, Reduce::X, "x")?;
     let y = operands.output(Reduce::NAME, Reduce::Y, "y")?;

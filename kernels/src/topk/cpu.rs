@@ -2,7 +2,7 @@
 
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::{TopK, TopKCall, TopKStatic};
+use super::{TopK, TopKDynamic, TopKStatic};
 use crate::Result;
 use crate::cpu_row::{self, AtLevel, Leveled};
 use crate::line::Line;
@@ -155,12 +155,12 @@ impl Leveled for TopK {
     const AVX512: AtLevel = AtLevel { name: "topk.cpu.avx512", arithmetic: EXACT, reads: 0.7, computes: 0.05 };
 
     /// One row is one task.
-    fn cost(row: AtLevel, fixed: &TopKStatic, call: &TopKCall, hardware: &Hardware) -> f64 {
+    fn cost(row: AtLevel, fixed: &TopKStatic, call: &TopKDynamic, hardware: &Hardware) -> f64 {
         let alone = hardware.threads as f64 / call.rows.clamp(1, hardware.threads) as f64;
         predicted::by_shares(TopK::work(fixed, call), hardware, row.reads / alone, row.computes / alone)
     }
 
-    fn scratch(fixed: &TopKStatic, _: &TopKCall, hardware: &Hardware) -> usize {
+    fn scratch(fixed: &TopKStatic, _: &TopKDynamic, hardware: &Hardware) -> usize {
         heap_bytes(fixed.k) * hardware.threads
     }
 
@@ -168,7 +168,7 @@ impl Leveled for TopK {
         level: SimdLevel,
         launch: &Launch<'_>,
         fixed: &TopKStatic,
-        call: &TopKCall,
+        call: &TopKDynamic,
         operands: Operands<'_>,
     ) -> Result<()> {
         let x = operands.input(TopK::NAME, TopK::X, "x")?;

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use sinew_memory::DeviceKind;
 use sinew_memory::cuda::CudaModule;
 
-use super::{TopK, TopKCall, TopKStatic};
+use super::{TopK, TopKDynamic, TopKStatic};
 use crate::Result;
 use crate::cuda::{self, Kernel, Strided3};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
@@ -47,13 +47,13 @@ pub(super) fn rows() -> Vec<Row<TopK>> {
 }
 
 /// Bytes of `k` keys for every row.
-fn keys_bytes(fixed: &TopKStatic, call: &TopKCall) -> usize {
+fn keys_bytes(fixed: &TopKStatic, call: &TopKDynamic) -> usize {
     call.rows * fixed.k * size_of::<u64>()
 }
 
 /// # Safety
 /// That of [`Row::run`].
-unsafe fn run(launch: &Launch<'_>, fixed: &TopKStatic, call: &TopKCall, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(launch: &Launch<'_>, fixed: &TopKStatic, call: &TopKDynamic, operands: Operands<'_>) -> Result<()> {
     let x = operands.input(TopK::NAME, TopK::X, "x")?;
     let values = operands.output(TopK::NAME, TopK::VALUES, "values")?.view();
     let indices = operands.output(TopK::NAME, TopK::INDICES, "indices")?.view();

@@ -67,14 +67,14 @@ impl fmt::Display for TopKStatic {
 
 /// The dynamic part of [`TopK`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TopKCall {
+pub struct TopKDynamic {
     /// Rows.
     pub rows: usize,
     /// Elements of a row.
     pub width: usize,
 }
 
-impl fmt::Display for TopKCall {
+impl fmt::Display for TopKDynamic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", count_of(self.rows, "row"), self.width)
     }
@@ -83,16 +83,16 @@ impl fmt::Display for TopKCall {
 impl Operator for TopK {
     const NAME: &'static str = "topk";
     type Static = TopKStatic;
-    type Dynamic = TopKCall;
+    type Dynamic = TopKDynamic;
 
-    fn bucket(call: TopKCall) -> TopKCall {
+    fn bucket(call: TopKDynamic) -> TopKDynamic {
         // No narrower: as many are to be found.
         let up = |n: usize| n.checked_next_power_of_two().unwrap_or(n);
-        TopKCall { rows: up(call.rows), width: up(call.width) }
+        TopKDynamic { rows: up(call.rows), width: up(call.width) }
     }
 
-    fn anchor(_: &TopKStatic) -> TopKCall {
-        TopKCall { rows: 1, width: 1 << 15 }
+    fn anchor(_: &TopKStatic) -> TopKDynamic {
+        TopKDynamic { rows: 1, width: 1 << 15 }
     }
 
     fn defined(fixed: &TopKStatic) -> Result<()> {
@@ -100,7 +100,7 @@ impl Operator for TopK {
         Indices::check_dtype(Self::NAME, "indices", fixed.indices)
     }
 
-    fn check(fixed: &TopKStatic, call: &TopKCall, operands: Operands<'_>) -> Result<()> {
+    fn check(fixed: &TopKStatic, call: &TopKDynamic, operands: Operands<'_>) -> Result<()> {
         let x = operands.input(Self::NAME, Self::X, "x")?;
         let values = operands.output(Self::NAME, Self::VALUES, "values")?;
         let indices = operands.output(Self::NAME, Self::INDICES, "indices")?;
@@ -133,7 +133,7 @@ impl Operator for TopK {
         Ok(())
     }
 
-    fn work(fixed: &TopKStatic, call: &TopKCall) -> Work {
+    fn work(fixed: &TopKStatic, call: &TopKDynamic) -> Work {
         let (rows, width, k) = (call.rows as f64, call.width as f64, fixed.k as f64);
         let out = k * (fixed.dtype.size() + fixed.indices.size()) as f64;
         Work { flops: rows * (width + k * (k + 1.0).log2()), bytes: rows * (width * fixed.dtype.size() as f64 + out) }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use sinew_tensor::DType;
 
-use super::{TopK, TopKCall, TopKStatic};
+use super::{TopK, TopKDynamic, TopKStatic};
 use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use crate::stored::StoredAs;
 use crate::strided::Indices;
@@ -12,9 +12,9 @@ use crate::strided::cases::{lay, shape};
 use crate::{Arithmetic, Result};
 
 impl Reference for TopK {
-    fn stored_as(stored: StoredAs) -> Option<(TopKStatic, TopKCall)> {
+    fn stored_as(stored: StoredAs) -> Option<(TopKStatic, TopKDynamic)> {
         let fixed = TopKStatic { k: 3, dtype: stored.plain()?, indices: DType::U32 };
-        Some((fixed, TopKCall { rows: 2, width: 40 }))
+        Some((fixed, TopKDynamic { rows: 2, width: 40 }))
     }
 
     fn cases(depth: Depth) -> Vec<Case<Self>> {
@@ -35,7 +35,7 @@ impl Reference for TopK {
             let (rows, width, k) = sizes[n % sizes.len()];
             let fixed = TopKStatic { k, dtype: DType::COMPUTE[n % 3], indices: Indices::DTYPES[n / 2 % 3] };
             let values = [Values::Normal, Values::Integers, Values::Special, Values::Subnormal][n / 3 % 4];
-            let call = TopKCall { rows, width };
+            let call = TopKDynamic { rows, width };
             cases.push(Case { fixed, call, lay: Lay::ALL[n / 2 % 5], values, seed: n as u64 * 3 + 1 });
         }
         cases

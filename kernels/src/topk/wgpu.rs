@@ -3,7 +3,7 @@
 
 use sinew_memory::DeviceKind;
 
-use super::{TopK, TopKCall, TopKStatic};
+use super::{TopK, TopKDynamic, TopKStatic};
 use crate::Result;
 use crate::operator::{Launch, Operands, Operator, Row};
 use crate::rates::predicted;
@@ -26,7 +26,7 @@ pub(super) fn row() -> Row<TopK> {
     }
 }
 
-unsafe fn run(launch: &Launch<'_>, fixed: &TopKStatic, dynamic: &TopKCall, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(launch: &Launch<'_>, fixed: &TopKStatic, dynamic: &TopKDynamic, operands: Operands<'_>) -> Result<()> {
     let x = operands.input(TopK::NAME, TopK::X, "x")?;
     let values = operands.output(TopK::NAME, TopK::VALUES, "values")?;
     let indices = operands.output(TopK::NAME, TopK::INDICES, "indices")?;

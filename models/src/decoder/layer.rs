@@ -2,8 +2,8 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Inputs, KvAppend, LinearOptions, Norm, NormedLinear, OldInputs, Place, Rotary,
-    Sequences, Turn,
+    Attention, AttentionStatic, F32Bits, Inputs, KvAppend, KvSource, LinearOptions, Norm, NormedLinear, OldInputs,
+    Place, Rotary, Sequences, Turn,
 };
 use sinew_tensor::{DType, Tensor, View};
 
@@ -124,7 +124,7 @@ impl<S: Stage> Layer<S> {
             qkv: maker.normed_linear(norm, qkv)?,
             qk_norm: config.qk_norm.map(|over| make_qk_norms(maker, config, over, &at, rows)).transpose()?,
             rope: layer.rope,
-            attention: maker.attention(attention_options(config, layer, precision, limits), rows, limits.context)?,
+            attention: maker.attention(attention_problem(config, layer, precision, limits), rows, limits.context)?,
             sinks: names.sinks.map(|name| maker.sinks(&at(name), num_heads)).transpose()?,
             output: Output::make(
                 maker,
@@ -234,27 +234,22 @@ fn make_qk_norms<S: Stage>(
     Ok([make(q_name, q)?, make(k_name, k)?])
 }
 
-fn attention_options(
+fn attention_problem(
     config: &DecoderConfig,
     layer: &LayerConfig,
     precision: Precision,
     limits: &Limits,
-) -> AttentionOptions {
-    AttentionOptions {
-        num_heads: config.num_attention_heads,
-        num_kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        q: DType::F32,
-        kv: precision.kv,
-        output: precision.activations,
-        compute: precision.compute,
-        scale: layer.attention_scale as f32,
+) -> AttentionStatic {
+    let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+    let dtypes = [DType::F32, precision.kv, precision.activations];
+    AttentionStatic {
+        scale: F32Bits::new(layer.attention_scale as f32),
         causal: true,
         window: layer.window,
-        softcap: config.attention_softcap.map(|cap| cap as f32),
-        block_size: Some(limits.block_size),
-        mask: None,
+        softcap: config.attention_softcap.map(|cap| F32Bits::new(cap as f32)),
+        kv_source: KvSource::Paged { block_size: limits.block_size },
         old: precision.old_kv_of(layer.window),
         sinks: config.has_sinks(),
+        ..AttentionStatic::new(heads, kv_heads, config.head_dim, dtypes, precision.compute)
     }
 }

@@ -2,7 +2,8 @@
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Compute, Inputs, Linear, LinearOptions, Norm, NormedLinear, Place, Rotary, Sequences,
+    Attention, AttentionStatic, Compute, F32Bits, Inputs, Linear, LinearOptions, Norm, NormedLinear, Place, Rotary,
+    Sequences,
 };
 use sinew_tensor::{DType, View};
 
@@ -106,7 +107,7 @@ impl<S: Stage> Layer<S> {
             qkv: maker.normed_linear(before_attention, linear(qkv, hidden, of_attention, product))?,
             rope: config.layers[index].rope,
             attention: maker.attention(
-                attention_options(config, &config.layers[index], compute),
+                attention_problem(config, &config.layers[index], compute),
                 rows,
                 config.max_position_embeddings,
             )?,
@@ -170,23 +171,11 @@ impl Layer {
     }
 }
 
-fn attention_options(config: &EncoderConfig, layer: &EncoderLayerConfig, compute: Compute) -> AttentionOptions {
-    let (num_heads, head_dim) = (config.num_attention_heads, config.head_dim);
-    AttentionOptions {
-        num_heads,
-        num_kv_heads: num_heads,
-        head_dim,
-        q: DType::F32,
-        kv: DType::F32,
-        output: DType::F32,
-        compute,
-        scale: (head_dim as f64).powf(-0.5) as f32,
-        causal: false,
+fn attention_problem(config: &EncoderConfig, layer: &EncoderLayerConfig, compute: Compute) -> AttentionStatic {
+    let (heads, head_dim) = (config.num_attention_heads, config.head_dim);
+    AttentionStatic {
+        scale: F32Bits::new((head_dim as f64).powf(-0.5) as f32),
         window: layer.window,
-        softcap: None,
-        block_size: None,
-        mask: None,
-        old: None,
-        sinks: false,
+        ..AttentionStatic::new(heads, heads, head_dim, [DType::F32; 3], compute)
     }
 }

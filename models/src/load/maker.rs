@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
+    Attention, AttentionStatic, Embedding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm,
     NormedLinear, Rotary, Routing,
 };
 use sinew_tensor::{DType, Tensor};
@@ -71,7 +71,7 @@ pub(crate) trait Maker<S: Stage> {
     ///
     /// # Errors
     /// No kernel for it.
-    fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<S::Of<Attention>>;
+    fn attention(&mut self, problem: AttentionStatic, max_rows: usize, max_kv: usize) -> Result<S::Of<Attention>>;
 
     /// The logits of the attention sinks of so many heads, f32.
     fn sinks(&mut self, name: &str, heads: usize) -> Result<S::Of<Tensor>>;

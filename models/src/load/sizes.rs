@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use sinew_memory::{ArenaPlan, DeviceKind};
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Attention, AttentionOptions, Encoding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, PackedShape,
+    Attention, AttentionStatic, Encoding, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, PackedShape,
     Rotary, Routing,
 };
 use sinew_tensor::DType;
@@ -186,8 +186,8 @@ impl Maker<Counted> for Sizes<'_> {
         self.works_in(|ctx| GroupedLinear::workspace(ctx, &weight, &options, max_rows))
     }
 
-    fn attention(&mut self, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<()> {
-        self.works_in(|ctx| Attention::workspace(ctx, options, max_rows, max_kv))
+    fn attention(&mut self, problem: AttentionStatic, max_rows: usize, max_kv: usize) -> Result<()> {
+        self.works_in(|ctx| Attention::workspace(ctx, &problem, max_rows, max_kv))
     }
 
     fn sinks(&mut self, name: &str, heads: usize) -> Result<()> {

@@ -1,53 +1,19 @@
 //! Attention over paged or dense keys and values, and the append to the cache.
 
 use sinew_kernels::attention::{
-    Attention as Operator, AttentionDynamic, AttentionStatic, F32Bits, KvSource, MaskKind, OldKv,
+    Attention as Operator, AttentionDynamic, AttentionStatic, BLOCK_TABLE, K, KV_LEN, MASK, OLD_BLOCK_TABLE, OLD_K,
+    OLD_V, Q, QUERY_START, SINKS, V,
 };
-use sinew_kernels::kv_append::{KvAppend as AppendOperator, KvAppendDynamic, KvAppendStatic};
-use sinew_kernels::{Compute, Error as KernelError};
+use sinew_kernels::kv_append::{
+    COS, K_NEW, KvAppend as AppendOperator, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS, V_NEW,
+};
+use sinew_kernels::{Error as KernelError, Placed};
 use sinew_tensor::{DType, View, ViewMut};
 
 use super::rotary::{Rotary, Turn};
 use super::{Place, names, row_counts, size};
 use crate::error::refuse;
 use crate::{Context, Error, Planned, Result};
-
-/// Shapes, dtypes and masking of an attention.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AttentionOptions {
-    /// Heads of queries.
-    pub num_heads: usize,
-    /// Heads of keys and values.
-    pub num_kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Dtype of queries.
-    pub q: DType,
-    /// Dtype of keys and values; of paged ones also int8 and fp8 (e4m3) with the scales of
-    /// [`PagedLayout`](sinew_tensor::PagedLayout).
-    pub kv: DType,
-    /// Dtype of the result.
-    pub output: DType,
-    /// Dtype of the products' operands.
-    pub compute: Compute,
-    /// Factor on scores.
-    pub scale: f32,
-    /// Whether a token sees only keys up to its own.
-    pub causal: bool,
-    /// How many keys a token sees, its own included.
-    pub window: Option<usize>,
-    /// Bound on the magnitude of scores.
-    pub softcap: Option<f32>,
-    /// Tokens in a block of the cache; `None` for dense keys and values.
-    pub block_size: Option<usize>,
-    /// The mask, where one is given at each run.
-    pub mask: Option<MaskKind>,
-    /// The form of old keys and values, where it is another than that of recent ones: of paged ones, on CPUs.
-    pub old: Option<OldKv>,
-    /// Whether each head of queries has a sink, which are given at each run: a logit that takes part in the softmax as the
-    /// score of one key more, whose value is nothing (Xiao et al. 2023).
-    pub sinks: bool,
-}
 
 /// What attention reads.
 #[derive(Debug, Clone, Copy)]
@@ -104,18 +70,16 @@ impl Attention {
     ///
     /// # Errors
     /// No kernel for it on the context's device.
-    pub fn new(ctx: &Context, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<Self> {
-        let (fixed, calls) = problem(options, max_rows, max_kv);
-        Ok(Self { plan: ctx.plan(fixed, &calls)? })
+    pub fn new(ctx: &Context, fixed: AttentionStatic, max_rows: usize, max_kv: usize) -> Result<Self> {
+        Ok(Self { plan: ctx.plan(fixed, &calls(max_rows, max_kv))? })
     }
 
     /// Bytes of workspace that [`Attention::new`] would make room for.
     ///
     /// # Errors
     /// Those of [`Attention::new`].
-    pub fn workspace(ctx: &Context, options: AttentionOptions, max_rows: usize, max_kv: usize) -> Result<usize> {
-        let (fixed, calls) = problem(options, max_rows, max_kv);
-        ctx.workspace_bytes::<Operator>(&fixed, &calls)
+    pub fn workspace(ctx: &Context, fixed: &AttentionStatic, max_rows: usize, max_kv: usize) -> Result<usize> {
+        ctx.workspace_bytes::<Operator>(fixed, &calls(max_rows, max_kv))
     }
 
     /// Enqueues attention to `out [tokens, num_heads, head_dim]`.
@@ -130,10 +94,19 @@ impl Attention {
             max_kv: of.max_kv,
         };
         let Inputs { q, k, v, mask, old, sinks } = inputs;
-        let new = [Some(q), Some(k), Some(v), Some(of.query_start), Some(of.kv_len), of.block_table, mask];
-        let old = old.map_or([None; 3], |old| [Some(old.k), Some(old.v), Some(old.block_table)]);
-        let mut inputs = [None; 11];
-        inputs.iter_mut().zip(new.into_iter().chain(old).chain([sinks])).for_each(|(to, input)| *to = input);
+        let inputs = Placed::of([
+            (Q, Some(q)),
+            (K, Some(k)),
+            (V, Some(v)),
+            (QUERY_START, Some(of.query_start)),
+            (KV_LEN, Some(of.kv_len)),
+            (BLOCK_TABLE, of.block_table),
+            (MASK, mask),
+            (OLD_K, old.map(|old| old.k)),
+            (OLD_V, old.map(|old| old.v)),
+            (OLD_BLOCK_TABLE, old.map(|old| old.block_table)),
+            (SINKS, sinks),
+        ]);
         self.plan.run(ctx, &call, &inputs, &[out])
     }
 
@@ -143,34 +116,15 @@ impl Attention {
     }
 }
 
-/// What is planned for up to `max_rows` rows over up to `max_kv` keys.
-fn problem(options: AttentionOptions, max_rows: usize, max_kv: usize) -> (AttentionStatic, Vec<AttentionDynamic>) {
-    let fixed = AttentionStatic {
-        num_heads: options.num_heads,
-        num_kv_heads: options.num_kv_heads,
-        head_dim: options.head_dim,
-        q: options.q,
-        kv: options.kv,
-        out: options.output,
-        compute: options.compute,
-        scale: F32Bits::new(options.scale),
-        causal: options.causal,
-        window: options.window,
-        softcap: options.softcap.map(F32Bits::new),
-        mask: options.mask,
-        kv_source: options.block_size.map_or(KvSource::Dense, |block_size| KvSource::Paged { block_size }),
-        old: options.old,
-        sinks: options.sinks,
-    };
-    // Prompts of any length, and a step of every sequence.
-    let calls: Vec<AttentionDynamic> = row_counts(max_rows)
+/// What is planned for up to `max_rows` rows over up to `max_kv` keys: prompts of any length, and a step of every sequence.
+fn calls(max_rows: usize, max_kv: usize) -> Vec<AttentionDynamic> {
+    row_counts(max_rows)
         .flat_map(|n| {
             let call = |sequences, max_query| AttentionDynamic { sequences, tokens: n, max_query, max_kv };
             // No sequence has more tokens than keys.
             [call(n.div_ceil(max_kv.max(1)), n.min(max_kv)), call(n, 1)]
         })
-        .collect();
-    (fixed, calls)
+        .collect()
 }
 
 /// Writes new keys and values into the cache, or into two, planned. Keys may be turned on their way: in one kernel where the device
@@ -305,16 +259,17 @@ impl KvAppend {
         caches: [ViewMut<'_>; 2],
     ) -> Result<()> {
         let call = KvAppendDynamic { tokens: size(&slots, 0) };
-        let inputs = [Some(k), Some(v), Some(slots)];
+        let new = [(K_NEW, Some(k)), (V_NEW, Some(v)), (SLOTS, Some(slots))];
         match (&self.keys, turn) {
             (Keys::Folded, Some(Turn { rotary, positions })) => {
-                let [k, v, slots] = inputs;
+                let [k, v, slots] = new;
                 let (cos, sin) = (rotary.cos.view(), rotary.sin.view());
-                plan.run(ctx, &call, &[k, v, slots, Some(positions), Some(cos), Some(sin)], &caches)
+                let inputs = [k, v, slots, (POSITIONS, Some(positions)), (COS, Some(cos)), (SIN, Some(sin))];
+                plan.run(ctx, &call, &Placed::of(inputs), &caches)
             }
             (Keys::Folded | Keys::Apart(_), None) => Err(refuse("kv_append", "planned for keys that are turned")),
             (Keys::Plain, Some(_)) => Err(refuse("kv_append", "planned for keys as they are")),
-            (Keys::Plain, None) | (Keys::Apart(_), Some(_)) => plan.run(ctx, &call, &inputs, &caches),
+            (Keys::Plain, None) | (Keys::Apart(_), Some(_)) => plan.run(ctx, &call, &Placed::of(new), &caches),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Functions of single elements, in place.
 
 use sinew_kernels::elementwise::{
-    Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic,
+    Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic,
 };
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
@@ -21,7 +21,7 @@ impl Add {
     /// No kernel for it on the context's device.
     pub fn new(ctx: &Context, dtype: DType) -> Result<Self> {
         let fixed = BinaryStatic { function: BinaryFunction::Add, a: dtype, b: dtype, output: dtype };
-        Ok(Self { plan: ctx.plan(fixed, &[BinaryCall::new(1)])? })
+        Ok(Self { plan: ctx.plan(fixed, &[BinaryDynamic::new(1)])? })
     }
 
     /// Enqueues `x += y`, both of one shape.
@@ -29,7 +29,7 @@ impl Add {
     /// # Errors
     /// Operands of other shapes or dtypes than planned.
     pub fn run(&self, ctx: &Context, x: ViewMut<'_>, y: View<'_>) -> Result<()> {
-        let call = BinaryCall::new(x.layout().elements());
+        let call = BinaryDynamic::new(x.layout().elements());
         self.plan.run(ctx, &call, &[None, Some(y)], &[x])
     }
 
@@ -53,7 +53,7 @@ impl Scale {
     /// No kernel for it on the context's device.
     pub fn new(ctx: &Context, dtype: DType, factor: f64) -> Result<Self> {
         let fixed = BinaryStatic { function: BinaryFunction::Mul, a: dtype, b: DType::F32, output: dtype };
-        Ok(Self { factor, plan: ctx.plan(fixed, &[BinaryCall::with_scalar(1, factor)])? })
+        Ok(Self { factor, plan: ctx.plan(fixed, &[BinaryDynamic::with_scalar(1, factor)])? })
     }
 
     /// Enqueues `x *= factor`.
@@ -61,7 +61,7 @@ impl Scale {
     /// # Errors
     /// Another dtype than planned.
     pub fn run(&self, ctx: &Context, x: ViewMut<'_>) -> Result<()> {
-        let call = BinaryCall::with_scalar(x.layout().elements(), self.factor);
+        let call = BinaryDynamic::with_scalar(x.layout().elements(), self.factor);
         self.plan.run(ctx, &call, &[None, None], &[x])
     }
 }

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use sinew_kernels::Error as KernelError;
 use sinew_kernels::activation::Activation;
-use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
+use sinew_kernels::gemm::{
+    A, B, BIAS, Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, NORM_BIAS, NORM_WEIGHT, ORDER, Residual, Rhs,
+};
 use sinew_kernels::packed::PackedShape;
+use sinew_kernels::{Error as KernelError, Placed};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
 use super::{Norm, NormOptions, PackedWeight, Place, arithmetics, bytes, names, row_counts, size};
@@ -130,7 +132,14 @@ impl Linear {
         let bias = self.bias.as_ref().map(Tensor::view);
         let [norm_weight, norm_bias] = norm;
         let order = self.weight.order().map(Tensor::view);
-        let inputs = [Some(x), Some(self.weight.tensor().view()), bias, None, norm_weight, norm_bias, order];
+        let inputs = Placed::of([
+            (A, Some(x)),
+            (B, Some(self.weight.tensor().view())),
+            (BIAS, bias),
+            (NORM_WEIGHT, norm_weight),
+            (NORM_BIAS, norm_bias),
+            (ORDER, order),
+        ]);
         self.plan.run(ctx, &call, &inputs, &[out])
     }
 
@@ -154,17 +163,7 @@ fn problem(&PackedShape { format, n, k, .. }: &PackedShape, options: &LinearOpti
         residual: options.accumulate.then_some(Residual::Output),
         ..Epilogue::default()
     };
-    GemmStatic {
-        n,
-        k,
-        a: options.input,
-        norm: None,
-        gathered: false,
-        b: Rhs::Packed(format),
-        out: options.output,
-        compute: options.compute,
-        epilogue,
-    }
+    GemmStatic::new(n, k, options.input, Rhs::Packed(format), options.output, options.compute).with(epilogue)
 }
 
 /// The calls that a plan chooses kernels for.

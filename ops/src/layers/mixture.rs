@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use sinew_kernels::Placed;
 use sinew_kernels::activation::Activation;
 use sinew_kernels::combine::{Combine as CombineOperator, CombineDynamic, CombineStatic};
-use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
+use sinew_kernels::gather::{Gather, GatherDynamic, GatherStatic};
 use sinew_kernels::gemm::Compute;
 use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use sinew_kernels::route::{Route as RouteOperator, RouteDynamic, RouteStatic};
@@ -271,7 +272,7 @@ impl Dispatch {
     /// # Errors
     /// No kernel for it on the context's device.
     pub fn new(ctx: &Context, dtype: DType, width: usize) -> Result<Self> {
-        let plan = ctx.plan(GatherStatic { dtype, dim: 0 }, &[GatherCall { elements: width, size: 1 }])?;
+        let plan = ctx.plan(GatherStatic { dtype, dim: 0 }, &[GatherDynamic { elements: width, size: 1 }])?;
         Ok(Self { width, plan })
     }
 
@@ -290,7 +291,7 @@ impl Dispatch {
         // One index for each row.
         let layout = Layout::strided(&[rows, self.width], &[source.strides()[0], 0], source.layout().offset())?;
         let source = source.with_layout(layout)?;
-        let call = GatherCall { elements: rows * self.width, size: routing.tokens };
+        let call = GatherDynamic { elements: rows * self.width, size: routing.tokens };
         self.plan.run(ctx, &call, &[Some(x), Some(source)], &[sorted])
     }
 }
@@ -422,7 +423,13 @@ impl GroupedLinear {
             None => None,
         };
         let bias = self.bias.as_ref().map(Tensor::view);
-        let inputs = [Some(x), Some(self.weight.tensor().view()), Some(offsets), order, bias];
+        let inputs = Placed::of([
+            (GroupedGemm::A, Some(x)),
+            (GroupedGemm::B, Some(self.weight.tensor().view())),
+            (GroupedGemm::OFFSETS, Some(offsets)),
+            (GroupedGemm::ORDER, order),
+            (GroupedGemm::BIAS, bias),
+        ]);
         self.plan.run(ctx, &call, &inputs, &[out])
     }
 

@@ -13,7 +13,7 @@ mod rounding;
 mod sample;
 mod weight;
 
-pub use attention::{Attention, AttentionOptions, Inputs, KvAppend, OldInputs, Sequences};
+pub use attention::{Attention, Inputs, KvAppend, OldInputs, Sequences};
 pub use elementwise::{Add, Scale, Softcap};
 pub use embedding::{Embedding, RowGather};
 pub use linear::{Linear, LinearOptions, NormedLinear};
@@ -25,10 +25,10 @@ pub use packer::{SliceToPack, UnitSlice, WeightPacker};
 pub use rotary::{Rotary, Turn};
 pub use rounding::RowQuantizer;
 pub use sample::Sample;
-pub use sinew_kernels::Compute;
 pub use sinew_kernels::activation::Activation;
-pub use sinew_kernels::attention::OldKv;
+pub use sinew_kernels::attention::{AttentionStatic, KvSource, OldKv};
 pub use sinew_kernels::packed::{Codes, Encoding, GROUP_SIZES, MAX_GROUP, PackedShape, WeightRows};
+pub use sinew_kernels::{Compute, F32Bits};
 pub use weight::PackedWeight;
 
 use sinew_tensor::Tensor;

@@ -1,7 +1,8 @@
 //! Rotary position embedding with its table.
 
+use sinew_kernels::Placed;
 use sinew_kernels::kv_append::KeyRotary;
-use sinew_kernels::rotary::{self, Rotary as Operator, RotaryDynamic, RotaryStatic, Style};
+use sinew_kernels::rotary::{self, COS, POSITIONS, Rotary as Operator, RotaryDynamic, RotaryStatic, SIN, Style};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
 use super::{names, size};
@@ -76,7 +77,8 @@ impl Rotary {
     /// Operands of other shapes or dtypes than planned, or a position past the table.
     pub fn run_in_place(&self, ctx: &Context, x: ViewMut<'_>, positions: View<'_>) -> Result<()> {
         let call = RotaryDynamic { tokens: size(x.view(), 0), heads: size(x.view(), 1) };
-        let inputs = [None, Some(positions), Some(self.cos.view()), Some(self.sin.view())];
+        let (cos, sin) = (self.cos.view(), self.sin.view());
+        let inputs = Placed::of([(POSITIONS, Some(positions)), (COS, Some(cos)), (SIN, Some(sin))]);
         self.plan.run(ctx, &call, &inputs, &[x])
     }
 

@@ -9,7 +9,7 @@ use sinew_kernels::packed::{self, Weights};
 use sinew_kernels::{Registry, Row};
 use sinew_memory::{Cpu, DeviceKind, SimdLevel, Team};
 use sinew_ops::layers::{
-    Activation, Attention, AttentionOptions, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
+    Activation, Attention, AttentionStatic, Compute, Embedding, Inputs, KvAppend, Linear, LinearOptions, Norm,
     NormOptions, NormedLinear, PackedWeight, Rotary, RowGather, Sample, Sequences, SliceToPack, WeightPacker,
     WeightRows,
 };
@@ -32,24 +32,8 @@ fn operands_of_too_few_dimensions_are_errors() {
     let rotary = Rotary::new(&ctx, &[1.0], 1.0, 4, 2, f32).unwrap();
     let sample = Sample::new(&ctx, 3, 1).unwrap();
     let append = KvAppend::new(&ctx, 1, 2, f32, f32, 2).unwrap();
-    let options = AttentionOptions {
-        num_heads: 1,
-        num_kv_heads: 1,
-        head_dim: 2,
-        q: f32,
-        kv: f32,
-        output: f32,
-        compute: Compute::F32,
-        scale: 1.0,
-        causal: true,
-        window: None,
-        softcap: None,
-        block_size: None,
-        mask: None,
-        old: None,
-        sinks: false,
-    };
-    let attention = Attention::new(&ctx, options, 1, 1).unwrap();
+    let causal = AttentionStatic { causal: true, ..AttentionStatic::new(1, 1, 2, [f32; 3], Compute::F32) };
+    let attention = Attention::new(&ctx, causal, 1, 1).unwrap();
 
     let scalar = ctx.tensor(&[0f32], &[]).unwrap();
     let mut outs: [Tensor; 8] = std::array::from_fn(|_| ctx.tensor(&[0f32], &[]).unwrap());

@@ -111,15 +111,9 @@ impl Describe for ExplainAttention {
         parse::product("values of a token", self.heads, self.head_dim)?;
         let out = self.out.unwrap_or(if scales { DType::BF16 } else { self.kv_dtype });
         let bf16 = if out == DType::BF16 { Compute::Bf16 } else { Compute::F32 };
+        let dtypes = [self.dtype, self.kv_dtype, out];
+        let compute = self.compute.unwrap_or(bf16);
         let fixed = AttentionStatic {
-            num_heads: self.heads,
-            num_kv_heads: kv_heads,
-            head_dim: self.head_dim,
-            q: self.dtype,
-            kv: self.kv_dtype,
-            out,
-            compute: self.compute.unwrap_or(bf16),
-            scale: F32Bits::new(1.0 / (self.head_dim as f32).sqrt()),
             causal: !self.bidirectional,
             window: self.window,
             softcap: self.softcap.map(F32Bits::new),
@@ -127,6 +121,7 @@ impl Describe for ExplainAttention {
             kv_source: if self.dense { KvSource::Dense } else { KvSource::Paged { block_size: self.block_size } },
             old: self.kv_old.map(|dtype| OldKv { dtype, recent: self.kv_recent }),
             sinks: self.sinks,
+            ..AttentionStatic::new(self.heads, kv_heads, self.head_dim, dtypes, compute)
         };
         let (sequences, max_query, max_kv) = (self.sequences, self.rows, self.context);
         Ok((fixed, AttentionDynamic { sequences, tokens, max_query, max_kv }))

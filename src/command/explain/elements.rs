@@ -3,10 +3,11 @@
 use clap::Args;
 use sinew::kernels::cast::{Cast, CastStatic};
 use sinew::kernels::elementwise::{
-    Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where, WhereStatic,
+    Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where,
+    WhereStatic,
 };
 use sinew::kernels::embedding::{Embedding, EmbeddingDynamic, EmbeddingStatic, TableKind};
-use sinew::kernels::gather::{Gather, GatherCall, GatherStatic};
+use sinew::kernels::gather::{Gather, GatherDynamic, GatherStatic};
 use sinew::ops::Context;
 use sinew::tensor::DType;
 
@@ -81,7 +82,7 @@ impl Describe for ExplainBinary {
         let (function, a) = (self.function, self.span.dtype);
         let output = self.out.unwrap_or(if function.compares() { DType::Bool } else { a });
         let fixed = BinaryStatic { function, a, b: self.other.unwrap_or(a), output };
-        Ok((fixed, BinaryCall::new(self.span.elements)))
+        Ok((fixed, BinaryDynamic::new(self.span.elements)))
     }
 }
 
@@ -136,7 +137,7 @@ impl Describe for ExplainGather {
     type Operator = Gather;
 
     fn problem(&self, _: &Run, _: &Context) -> Outcome<ProblemOf<Gather>> {
-        let call = GatherCall { elements: self.span.elements, size: self.size };
+        let call = GatherDynamic { elements: self.span.elements, size: self.size };
         Ok((GatherStatic { dtype: self.span.dtype, dim: self.dim }, call))
     }
 }

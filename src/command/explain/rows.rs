@@ -4,10 +4,10 @@ use clap::Args;
 use sinew::kernels::F32Bits;
 use sinew::kernels::activation::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use sinew::kernels::norm::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
-use sinew::kernels::reduce::{Reduce, ReduceCall, ReduceFunction, ReduceStatic};
+use sinew::kernels::reduce::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic};
 use sinew::kernels::sample::{Sample, SampleDynamic, SampleStatic};
 use sinew::kernels::softmax::{Softmax, SoftmaxDynamic, SoftmaxStatic};
-use sinew::kernels::topk::{TopK, TopKCall, TopKStatic};
+use sinew::kernels::topk::{TopK, TopKDynamic, TopKStatic};
 use sinew::ops::Context;
 use sinew::tensor::DType;
 
@@ -167,7 +167,7 @@ impl Describe for ExplainReduce {
         let counts = function.finds() || (function == ReduceFunction::Sum && !float);
         let output = self.out.unwrap_or(if counts { DType::I64 } else { input });
         let fixed = ReduceStatic { function, input, output, dims: 1 };
-        Ok((fixed, ReduceCall { rows: self.shape.rows, width: self.shape.width }))
+        Ok((fixed, ReduceDynamic { rows: self.shape.rows, width: self.shape.width }))
     }
 }
 
@@ -196,7 +196,7 @@ impl Describe for ExplainTopK {
             return Err(format!("the top {} of {width} elements: --k is at most --width", self.k).into());
         }
         let fixed = TopKStatic { k: self.k, dtype: self.dtype, indices: self.indices };
-        Ok((fixed, TopKCall { rows, width }))
+        Ok((fixed, TopKDynamic { rows, width }))
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use sinew::kernels::accuracy::Run;
 use sinew::kernels::activation::Activation;
-use sinew::kernels::attention::{Attention, AttentionDynamic, AttentionStatic, F32Bits, KvSource};
+use sinew::kernels::attention::{Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew::kernels::case::{Case, Lay, Reference, Values};
 use sinew::kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew::kernels::norm::{Norm, NormDynamic, NormFormula, NormStatic};
@@ -92,23 +92,9 @@ pub fn report(
     let fixed = GemmStatic::new(n, k, activations, Rhs::Packed(format), activations, compute).with(epilogue);
     problem(times::<Gemm>(registry, device, fixed, GemmDynamic { batch: 1, m: 1 })?)?;
     for (sequences, queries, keys) in [(1, 4096, 4096), (1, 1, 4096), (8, 1, 2048)] {
-        let fixed = AttentionStatic {
-            num_heads: 32,
-            num_kv_heads: 8,
-            head_dim: 128,
-            q: activations,
-            kv: DType::BF16,
-            out: activations,
-            compute,
-            scale: F32Bits::new(1.0 / 128f32.sqrt()),
-            causal: true,
-            window: None,
-            softcap: None,
-            mask: None,
-            kv_source: KvSource::Paged { block_size: 16 },
-            old: None,
-            sinks: false,
-        };
+        let dtypes = [activations, DType::BF16, activations];
+        let kv_source = KvSource::Paged { block_size: 16 };
+        let fixed = AttentionStatic { causal: true, kv_source, ..AttentionStatic::new(32, 8, 128, dtypes, compute) };
         let (max_query, max_kv) = (least(queries), least(keys));
         let call = AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv };
         problem(times::<Attention>(registry, device, fixed, call)?)?;

@@ -47,23 +47,9 @@ fn run(
 }
 
 fn problem(kv_source: KvSource) -> AttentionStatic {
-    AttentionStatic {
-        num_heads: 4,
-        num_kv_heads: 2,
-        head_dim: 24,
-        q: DType::F32,
-        kv: DType::BF16,
-        out: DType::F32,
-        compute: Compute::Bf16,
-        scale: F32Bits::new(0.2),
-        causal: true,
-        window: None,
-        softcap: None,
-        mask: None,
-        kv_source,
-        old: None,
-        sinks: false,
-    }
+    let dtypes = [DType::F32, DType::BF16, DType::F32];
+    let scale = F32Bits::new(0.2);
+    AttentionStatic { scale, causal: true, kv_source, ..AttentionStatic::new(4, 2, 24, dtypes, Compute::Bf16) }
 }
 
 /// Queries of the last tokens of a dense sequence.

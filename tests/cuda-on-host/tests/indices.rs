@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use sinew_kernels::embedding::{Embedding, EmbeddingDynamic, EmbeddingStatic, TableKind};
-use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
+use sinew_kernels::gather::{Gather, GatherDynamic, GatherStatic};
 use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::rotary::{Rotary, RotaryDynamic, RotaryStatic, Style};
 use sinew_kernels::sample::{Sample, SampleDynamic, SampleStatic};
@@ -81,7 +81,7 @@ fn a_gather_leaves_out_indices_outside_the_dimension() {
         let indices = tensor(&stream, &[2, index, 0], &[3]);
         let mut out = [tensor(&stream, &[9f32; 3], &[3])];
         let fixed = GatherStatic { dtype: DType::F32, dim: 0 };
-        let call = GatherCall { elements: 3, size: 3 };
+        let call = GatherDynamic { elements: 3, size: 3 };
         let found =
             run::<Gather>(&stream, "gather", &outside(index), &fixed, &call, &[Some(&x), Some(&indices)], &mut out);
         assert_eq!(found, [3., 9., 1.], "{index}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sinew_foreign_device::{Lagging, LaggingStream, binary_rows};
-use sinew_kernels::elementwise::{BinaryCall, BinaryFunction, BinaryStatic};
+use sinew_kernels::elementwise::{BinaryDynamic, BinaryFunction, BinaryStatic};
 use sinew_kernels::{Launch, Operands};
 use sinew_memory::{Buffer, Device, Pool, PoolConfig, Stream};
 use sinew_tensor::{DType, Layout, Tensor};
@@ -25,7 +25,7 @@ fn add(stream: &Arc<dyn Stream>, a: &Tensor, b: &Tensor, y: &mut Tensor) {
     let (inputs, outputs) = ([Some(a.view()), Some(b.view())], [y.view_mut().unwrap()]);
     let launch = Launch::new(stream, None).unwrap();
     let operands = Operands { inputs: &inputs, outputs: &outputs };
-    binary_rows()[0].launch(&launch, &fixed, &BinaryCall::new(N), operands).unwrap();
+    binary_rows()[0].launch(&launch, &fixed, &BinaryDynamic::new(N), operands).unwrap();
 }
 
 #[test]

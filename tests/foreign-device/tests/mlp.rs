@@ -6,8 +6,8 @@ use std::time::Duration;
 use sinew_foreign_device::{KIND, Lagging, LaggingStream, register};
 use sinew_kernels::activation::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use sinew_kernels::case::{Generator, Values};
-use sinew_kernels::elementwise::{Binary, BinaryCall, BinaryFunction, BinaryStatic};
-use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
+use sinew_kernels::elementwise::{Binary, BinaryDynamic, BinaryFunction, BinaryStatic};
+use sinew_kernels::gather::{Gather, GatherDynamic, GatherStatic};
 use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew_kernels::{Launch, Operands, Operator, Registry};
 use sinew_memory::{Cpu, Device, Location, Stream};
@@ -135,12 +135,12 @@ fn an_mlp_runs_on_a_foreign_device_and_launching_does_not_wait() {
 
     run::<Gemm>(&registry, &stream, &product(HIDDEN, WIDTH), call, &[Some(x.view()), Some(right(&w1))], &mut h);
     let bias = [None, Some(repeated(&b1, ROWS))];
-    run::<Binary>(&registry, &stream, &add, BinaryCall::new(ROWS * HIDDEN), &bias, &mut h);
+    run::<Binary>(&registry, &stream, &add, BinaryDynamic::new(ROWS * HIDDEN), &bias, &mut h);
     let shape = ActivationDynamic { rows: ROWS, width: HIDDEN };
     run::<Activate>(&registry, &stream, &gelu, shape, &[None], &mut h);
     run::<Gemm>(&registry, &stream, &product(OUT, HIDDEN), call, &[Some(h.view()), Some(right(&w2))], &mut y);
     let bias = [None, Some(repeated(&b2, ROWS))];
-    run::<Binary>(&registry, &stream, &add, BinaryCall::new(ROWS * OUT), &bias, &mut y);
+    run::<Binary>(&registry, &stream, &add, BinaryDynamic::new(ROWS * OUT), &bias, &mut y);
 
     let done = stream.record().unwrap();
     assert!(!done.is_complete(), "ten pieces of work are queued and none can have run");
@@ -195,11 +195,11 @@ fn an_error_surfaces_at_synchronisation_under_the_operators_name() {
     let mut z = tensor(&stream, &[5.0, 6.0], &[2]);
     let index = Tensor::from_slice(&device, &[1i32, 9], &[2]).unwrap();
     let fixed = GatherStatic { dtype: DType::F32, dim: 0 };
-    let call = GatherCall { elements: 2, size: 3 };
+    let call = GatherDynamic { elements: 2, size: 3 };
     run::<Gather>(&registry, &stream, &fixed, call, &[Some(x.view()), Some(index.view())], &mut y);
     // What is enqueued behind the failure is not run on what it left.
     let negate = BinaryStatic { function: BinaryFunction::Mul, a: DType::F32, b: DType::F32, output: DType::F32 };
-    run::<Binary>(&registry, &stream, &negate, BinaryCall::with_scalar(2, -1.0), &[None, None], &mut z);
+    run::<Binary>(&registry, &stream, &negate, BinaryDynamic::with_scalar(2, -1.0), &[None, None], &mut z);
     let error = stream.synchronize().unwrap_err().to_string();
     assert_eq!(error, "gather failed on lagging:0: index 9 at position 1 is outside the 3 elements");
     // Reported once; the stream goes on.
@@ -217,7 +217,7 @@ fn kernels_refuse_streams_and_operands_of_other_devices() {
     let rows = registry.table::<Binary>().unwrap().rows();
     let lagging = rows.iter().find(|row| row.device == KIND).unwrap();
     let portable = rows.iter().find(|row| row.name == "binary.cpu.portable").unwrap();
-    let call = BinaryCall::new(1);
+    let call = BinaryDynamic::new(1);
     let mut y = empty(&stream, &[1]);
     let inputs = [Some(here.view()), Some(there.view())];
     let outputs = [y.view_mut().unwrap()];

@@ -1,11 +1,12 @@
 //! The problems: shapes of models from MiniLM to a billion parameters, in every form that has more than one row.
 
+use sinew_kernels::Compute;
 use sinew_kernels::activation::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use sinew_kernels::attention::{Attention, AttentionDynamic, AttentionStatic, KvSource};
 use sinew_kernels::case::Lay;
 use sinew_kernels::cast::{Cast, CastStatic};
 use sinew_kernels::elementwise::{
-    Binary, BinaryCall, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic,
+    Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic,
 };
 use sinew_kernels::embedding::{Embedding, EmbeddingDynamic, EmbeddingStatic, TableKind};
 use sinew_kernels::gemm::{Gemm, GemmDynamic, GemmStatic, Rhs};
@@ -13,11 +14,10 @@ use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmSt
 use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::norm::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
 use sinew_kernels::packed::{Encoding, Format};
-use sinew_kernels::reduce::{Reduce, ReduceCall, ReduceFunction, ReduceStatic};
+use sinew_kernels::reduce::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic};
 use sinew_kernels::rotary::{Rotary, RotaryDynamic, RotaryStatic, Style};
 use sinew_kernels::softmax::{Softmax, SoftmaxDynamic, SoftmaxStatic};
-use sinew_kernels::topk::{TopK, TopKCall, TopKStatic};
-use sinew_kernels::{Compute, F32Bits};
+use sinew_kernels::topk::{TopK, TopKDynamic, TopKStatic};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::{Grid, Result};
@@ -108,21 +108,9 @@ fn attention(grid: &mut Grid) -> Result {
     for (dtype, kv, compute) in forms {
         for [num_heads, num_kv_heads, head_dim] in [[14, 2, 64], [32, 8, 64], [8, 8, 128]] {
             let fixed = AttentionStatic {
-                num_heads,
-                num_kv_heads,
-                head_dim,
-                q: dtype,
-                kv,
-                out: dtype,
-                compute,
-                scale: F32Bits::new((head_dim as f32).sqrt().recip()),
                 causal: true,
-                window: None,
-                softcap: None,
-                mask: None,
                 kv_source: KvSource::Paged { block_size: 16 },
-                old: None,
-                sinks: false,
+                ..AttentionStatic::new(num_heads, num_kv_heads, head_dim, [dtype, kv, dtype], compute)
             };
             for [sequences, max_query, max_kv] in [[1, 1, 64], [1, 1, 1024], [4, 1, 512], [1, 128, 128]] {
                 let call = AttentionDynamic { sequences, tokens: sequences * max_query, max_query, max_kv };
@@ -153,12 +141,12 @@ fn rows(grid: &mut Grid) -> Result {
             let output = if function == ReduceFunction::ArgMax { DType::I64 } else { dtype };
             for [rows, width] in [[1, 64], [1024, 64], [64, 1024], [16, 4096], [1, 151936]] {
                 let fixed = ReduceStatic { function, input: dtype, output, dims: 1 };
-                grid.problem::<Reduce>(fixed, ReduceCall { rows, width })?;
+                grid.problem::<Reduce>(fixed, ReduceDynamic { rows, width })?;
             }
         }
         for k in [8, 50] {
             for [rows, width] in [[1, 128], [16, 128], [1, 32000]] {
-                grid.problem::<TopK>(TopKStatic { k, dtype, indices: DType::U32 }, TopKCall { rows, width })?;
+                grid.problem::<TopK>(TopKStatic { k, dtype, indices: DType::U32 }, TopKDynamic { rows, width })?;
             }
         }
     }
@@ -172,7 +160,7 @@ fn elements(grid: &mut Grid) -> Result {
         for count in COUNTS {
             for function in [BinaryFunction::Add, BinaryFunction::Mul, BinaryFunction::Div] {
                 let fixed = BinaryStatic { function, a: dtype, b: dtype, output: dtype };
-                grid.problem::<Binary>(fixed, BinaryCall::new(count))?;
+                grid.problem::<Binary>(fixed, BinaryDynamic::new(count))?;
             }
             for function in [UnaryFunction::Exp, UnaryFunction::Sqrt, UnaryFunction::Neg] {
                 grid.problem::<Unary>(UnaryStatic { function, input: dtype, output: dtype }, Elements(count))?;

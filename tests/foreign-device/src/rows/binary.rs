@@ -1,7 +1,7 @@
 //! Sums, differences, products and comparisons of two operands: two rows of one arithmetic, which the accuracy harness
 //! compares with each other.
 
-use sinew_kernels::elementwise::{Binary, BinaryCall, BinaryFunction, BinaryStatic};
+use sinew_kernels::elementwise::{Binary, BinaryDynamic, BinaryFunction, BinaryStatic};
 use sinew_kernels::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
 use sinew_memory::Hardware;
 use sinew_tensor::DType;
@@ -41,7 +41,7 @@ fn admits(fixed: &BinaryStatic, _: &Hardware) -> Result<(), Refusal> {
 unsafe fn run<const BACKWARD: bool>(
     launch: &Launch<'_>,
     fixed: &BinaryStatic,
-    call: &BinaryCall,
+    call: &BinaryDynamic,
     operands: Operands<'_>,
 ) -> Result<()> {
     let stream = LaggingStream::of(launch, "binary.lagging")?;

@@ -1,6 +1,6 @@
 //! Gathers. The indices are on the device: what is wrong with them shows when the work runs.
 
-use sinew_kernels::gather::{Gather, GatherCall, GatherStatic};
+use sinew_kernels::gather::{Gather, GatherDynamic, GatherStatic};
 use sinew_kernels::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 use super::{cost, no_workspace};
@@ -23,7 +23,7 @@ pub fn rows() -> Vec<Row<Gather>> {
     }]
 }
 
-unsafe fn run(launch: &Launch<'_>, fixed: &GatherStatic, call: &GatherCall, operands: Operands<'_>) -> Result<()> {
+unsafe fn run(launch: &Launch<'_>, fixed: &GatherStatic, call: &GatherDynamic, operands: Operands<'_>) -> Result<()> {
     let stream = LaggingStream::of(launch, NAME)?;
     let x = operands.input(Gather::NAME, Gather::X, "x")?;
     let y = operands.output(Gather::NAME, Gather::Y, "y")?;
