@@ -5,7 +5,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sinew::kernels::case::Depth;
+use sinew::kernels::harness::case::Depth;
 use sinew::kernels::norm::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
 use sinew::kernels::{AnyTable, Arithmetic, Launch, Operands, Registry, Row, Table};
 use sinew::memory::{Cpu, DeviceKind, Hardware};

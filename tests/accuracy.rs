@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use sinew::kernels::Registry;
-use sinew::kernels::case::Depth;
+use sinew::kernels::harness::case::Depth;
 use sinew::memory::{Cpu, DeviceKind, SimdLevel};
 
 /// Threads of the device under test: more than one, so that work is divided.

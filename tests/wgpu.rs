@@ -10,10 +10,10 @@ mod support;
 
 use std::sync::Arc;
 
-use sinew::kernels::case::Depth;
 use sinew::kernels::cast::{Cast, CastStatic};
 use sinew::kernels::elementwise::Elements;
 use sinew::kernels::embedding::{Embedding, EmbeddingDynamic, EmbeddingStatic, TableKind};
+use sinew::kernels::harness::case::Depth;
 use sinew::kernels::{Launch, Operands, Operator, Registry};
 use sinew::memory::webgpu::{WgpuDevice, WgpuOptions};
 use sinew::memory::{Buffer, Device, DeviceKind, Stream};
@@ -157,7 +157,7 @@ fn every_pair_of_dtypes_is_cast_as_a_cpu_casts_it() {
     let registry = Registry::standard();
     let rows = registry.table::<Cast>().unwrap().rows();
     for input in DType::ALL {
-        let encoded = sinew::kernels::case::encode(input, &values);
+        let encoded = sinew::kernels::harness::case::encode(input, &values);
         let x = place(&stream, &encoded, input, &[count]);
         for output in DType::ALL {
             let fixed = CastStatic { input, output };
@@ -182,7 +182,7 @@ fn every_pair_of_dtypes_is_cast_as_a_cpu_casts_it() {
             let launch = Launch::new(&host, None).unwrap();
             row.launch(&launch, &fixed, &Elements(count), Operands { inputs: &inputs, outputs: &outputs }).unwrap();
             let want = y.buffer().as_slice::<u8>().unwrap();
-            let [found, want] = [&found[..], want].map(|bytes| sinew::kernels::case::decode(output, bytes));
+            let [found, want] = [&found[..], want].map(|bytes| sinew::kernels::harness::case::decode(output, bytes));
             for ((value, found), want) in values.iter().zip(found).zip(want) {
                 assert!(
                     found.to_bits() == want.to_bits() || found.is_nan() && want.is_nan(),

@@ -6,8 +6,8 @@ pub mod contender;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use sinew_kernels::accuracy::Run;
-use sinew_kernels::case::Depth;
+use sinew_kernels::harness::accuracy::Run;
+use sinew_kernels::harness::case::Depth;
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Compute, Registry, Result};
 use sinew_memory::Device;

@@ -2,15 +2,19 @@
 //!
 //! See [`operator::Operator`] for the one idea that everything here follows: what rows and callers need of it is that
 //! trait, and what tests and benches need besides is [`Reference`].
+//!
+//! | modules | what they are |
+//! |---|---|
+//! | [`operator`], [`Registry`], [`support`] | the contract, the tables of rows, and what they say that they support |
+//! | [`harness`] | what rows are held against: references, cases, accuracy, trials |
+//! | [`simd`], [`packed`], [`rates`], `cpu`, `cuda`, `wgpu` | what rows share: vectors, weights, costs, and each device's own |
+//! | all others | an operator each |
 
-pub mod accuracy;
 pub mod activation;
 pub mod attention;
-pub mod case;
 pub mod cast;
-mod cell;
 pub mod combine;
-mod cpu_row;
+pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod elementwise;
@@ -19,9 +23,8 @@ mod error;
 pub mod gather;
 pub mod gemm;
 pub mod grouped_gemm;
-mod kept;
+pub mod harness;
 pub mod kv_append;
-mod line;
 pub mod norm;
 pub mod operator;
 mod options;
@@ -31,25 +34,18 @@ pub mod reduce;
 mod registry;
 pub mod rotary;
 pub mod route;
-mod row_tasks;
 pub mod sample;
 pub mod simd;
 pub mod softmax;
-mod standard;
-mod stored;
-mod strided;
 pub mod support;
-mod table;
 pub mod topk;
-pub mod trial;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
 
-pub use case::Reference;
 pub use error::{Error, Result};
+pub use harness::case::Reference;
 pub use operator::{Arithmetic, Launch, Operands, Operator, Placed, Refusal, Row, Work};
 pub use options::{Compute, F32Bits};
-pub use registry::{AnyTable, Preparation, Registry};
 #[cfg(feature = "cuda")]
-pub use standard::CUDA_MODULES;
-pub use table::Table;
+pub use registry::CUDA_MODULES;
+pub use registry::{AnyTable, Preparation, Registry, Table};

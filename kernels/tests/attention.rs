@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource, MaskKind, OldKv};
-use sinew_kernels::case::Generator;
+use sinew_kernels::harness::case::Generator;
 use sinew_kernels::kv_append::{self, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::{Compute, Error, F32Bits, Launch, Operands, Result, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, SimdLevel};
@@ -228,7 +228,7 @@ fn gcd(a: usize, b: usize) -> usize {
 
 fn tensor(device: &Arc<dyn Device>, dtype: DType, values: &[f32], shape: &[usize]) -> Result<Tensor> {
     let values: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
-    Ok(Tensor::from_bytes(device, &sinew_kernels::case::encode(dtype, &values), dtype, shape)?)
+    Ok(Tensor::from_bytes(device, &sinew_kernels::harness::case::encode(dtype, &values), dtype, shape)?)
 }
 
 fn launch(

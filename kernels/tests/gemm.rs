@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sinew_kernels::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
+use sinew_kernels::harness::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
 use sinew_kernels::packed::{self, Codes, Encoding, Format, RowCodes, WeightRows, Weights, formats};
 use sinew_kernels::{Launch, Operands, Operator, Row, Table};

@@ -1,9 +1,9 @@
 //! The bits of grouped products, and offsets that are none.
 
 use sinew_kernels::activation::Activation;
-use sinew_kernels::case::{Case, Depth, HostOperands};
 use sinew_kernels::gemm::{self, Gemm, GemmDynamic};
 use sinew_kernels::grouped_gemm::{self, GroupedGemm, GroupedGemmDynamic};
+use sinew_kernels::harness::case::{Case, Depth, HostOperands};
 use sinew_kernels::{Error, Launch, Operands, Operator, Reference, Row};
 use sinew_memory::{Buffer, Cpu, DeviceKind, SimdLevel};
 use sinew_tensor::{DType, Layout, Tensor, View};
@@ -24,7 +24,7 @@ fn run<O: Operator>(
     let mut workspace = Buffer::allocate(&device, (row.workspace)(fixed, call, device.hardware()))?;
     let launch = Launch::new(&stream, Some(&mut workspace))?;
     row.launch(&launch, fixed, call, Operands { inputs, outputs: &[d.view_mut()?] })?;
-    Ok(sinew_kernels::case::decode(out, d.buffer().as_slice::<u8>()?))
+    Ok(sinew_kernels::harness::case::decode(out, d.buffer().as_slice::<u8>()?))
 }
 
 fn views(host: &HostOperands) -> Vec<Option<View<'_>>> {

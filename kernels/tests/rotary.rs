@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use sinew_kernels::accuracy;
-use sinew_kernels::case::{Depth, Generator};
+use sinew_kernels::harness::accuracy;
+use sinew_kernels::harness::case::{Depth, Generator};
 use sinew_kernels::rotary::{self, Rotary, RotaryDynamic, RotaryStatic, Style, Table as Angles};
 use sinew_kernels::{Launch, Operands, Row, Table};
 use sinew_memory::{Cpu, Device, SimdLevel};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sinew_kernels::case::{Generator, encode};
+use sinew_kernels::harness::case::{Generator, encode};
 use sinew_kernels::packed::{BF16, Codes, Encoding, Format, RowCodes, WeightRows, Weights, formats};
 use sinew_memory::{SimdLevel, Team};
 use sinew_tensor::{DType, DType::F32};

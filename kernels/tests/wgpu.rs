@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use sinew_kernels::activation::Activate;
 use sinew_kernels::attention::Attention;
-use sinew_kernels::case::{Depth, HostOperand, decode};
 use sinew_kernels::cast::{Cast, CastStatic};
 use sinew_kernels::combine::{Combine, CombineDynamic, CombineStatic};
 use sinew_kernels::elementwise::{Binary, Elements, Unary, UnaryFunction, UnaryStatic, Where};
@@ -17,6 +16,7 @@ use sinew_kernels::embedding::Embedding;
 use sinew_kernels::gather::{Gather, GatherDynamic, GatherStatic};
 use sinew_kernels::gemm::Gemm;
 use sinew_kernels::grouped_gemm::GroupedGemm;
+use sinew_kernels::harness::case::{Depth, HostOperand, decode};
 use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::norm::Norm;
 use sinew_kernels::reduce::Reduce;

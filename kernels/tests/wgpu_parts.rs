@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use sinew_kernels::activation::{Activate, Activation};
 use sinew_kernels::attention::{Attention, AttentionDynamic, AttentionStatic, KvSource};
-use sinew_kernels::case::{Case, Depth, HostOperands, decode};
 use sinew_kernels::cast::Cast;
 use sinew_kernels::combine::Combine;
 use sinew_kernels::elementwise::{Binary, Unary, Where};
@@ -16,6 +15,7 @@ use sinew_kernels::embedding::Embedding;
 use sinew_kernels::gather::Gather;
 use sinew_kernels::gemm::{Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
+use sinew_kernels::harness::case::{Case, Depth, HostOperands, decode};
 use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::norm::Norm;
 use sinew_kernels::packed::BF16_ROWS;

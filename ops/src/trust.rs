@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 
-use sinew_kernels::{Operator, Row, accuracy};
+use sinew_kernels::harness::accuracy;
+use sinew_kernels::{Operator, Row};
 
 use crate::Context;
 

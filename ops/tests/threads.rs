@@ -3,8 +3,8 @@
 use sinew_kernels::Operator;
 use sinew_kernels::activation::Activate;
 use sinew_kernels::attention::Attention;
-use sinew_kernels::case::{Depth, Reference};
 use sinew_kernels::gemm::Gemm;
+use sinew_kernels::harness::case::{Depth, Reference};
 use sinew_kernels::norm::Norm;
 use sinew_kernels::reduce::Reduce;
 use sinew_kernels::rotary::Rotary;

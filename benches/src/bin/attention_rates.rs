@@ -14,7 +14,7 @@ use std::time::Instant;
 use sinew_benches::contender::{self, Item};
 use sinew_benches::{beside_limits, command, context, flops_limit, least_seconds};
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
-use sinew_kernels::case::{Generator, Lay, Values};
+use sinew_kernels::harness::case::{Generator, Lay, Values};
 use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Compute, Launch, Operands, Operator, Result, Row};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, Stream};

@@ -5,11 +5,11 @@ use sinew_tensor::DType;
 
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::line::Line;
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
+use crate::cpu::strided::{Address, Scratch, Walk};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::strided::{Address, Scratch, Walk};
 
 /// Multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("activation.mul-add");
@@ -18,7 +18,7 @@ const FMA: Arithmetic = Arithmetic::named("activation.fma");
 
 /// The rows of [`Activate`].
 pub(super) fn rows() -> Vec<Row<Activate>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 impl Leveled for Activate {

@@ -5,8 +5,8 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 use sinew_tensor::DType;
 
 use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate, SWIGLU_LIMIT};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
-use crate::stored::StoredAs;
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// [`Activation::reference`].

@@ -7,11 +7,11 @@ use sinew_tensor::{DType, PagedLayout};
 use super::{
     Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind, OldKv, TILE, reference,
 };
-use crate::case::{
+use crate::harness::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, elements, host_operand,
 };
 use crate::kv_append::scaled::{self, Head};
-use crate::stored::StoredAs;
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Sequences, tokens, and the most queries and keys of a sequence: single keys, a tile and its neighbours, several

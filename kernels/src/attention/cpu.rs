@@ -8,7 +8,7 @@ use super::products::{Float, Products};
 use super::task::run_body;
 use super::{Attention, AttentionDynamic, AttentionStatic};
 #[cfg(target_arch = "x86_64")]
-use crate::cpu_row::needs;
+use crate::cpu::leveled::needs;
 use crate::rates::predicted;
 use crate::simd::{self, Simd};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};

@@ -15,8 +15,8 @@ use super::pack_bf16;
 use super::products::Products;
 use super::task::run_body;
 use super::{Attention, AttentionDynamic, AttentionStatic, Compute};
-use crate::cpu_row::needs;
-use crate::line::Line;
+use crate::cpu::leveled::needs;
+use crate::cpu::line::Line;
 use crate::simd::{Avx512, LANES, Simd};
 use crate::{Arithmetic, Launch, Operands, Result, Row};
 

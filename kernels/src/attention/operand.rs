@@ -3,7 +3,7 @@
 use sinew_tensor::{DType, View};
 
 use crate::Result;
-use crate::line::Line;
+use crate::cpu::line::Line;
 
 /// An operand of up to four dimensions: base address, and strides in elements.
 #[derive(Clone, Copy)]

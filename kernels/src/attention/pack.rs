@@ -7,7 +7,7 @@ use sinew_memory::SimdLevel;
 use sinew_tensor::DType;
 
 use super::TILE;
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::simd::{LANES, Portable, Simd, Stored};
 
 /// Rows of keys or values of a tile: an address each, null where there is none, and what all have in common.

@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::TILE;
 use super::pack::TileRows;
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::simd::{Avx512, LANES, Simd, Stored};
 
 /// Elements that bf16 holds exactly.

@@ -9,7 +9,7 @@ use super::TILE;
 use super::accumulate::{Chains, Product};
 use super::ahead::Ahead;
 use super::pack::{self, TileRows};
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::simd::{LANES, Portable, Simd, Stored};
 
 /// A way to pack tiles for an arithmetic, and to multiply them by it.

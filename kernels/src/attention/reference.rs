@@ -11,7 +11,7 @@ use super::{
     OLD_BLOCK_TABLE, OLD_K, OLD_V, Q, QUERY_START, SINKS, TILE, V,
 };
 use crate::Arithmetic;
-use crate::case::{Case, Expected, HostOperands, Lay, Values};
+use crate::harness::case::{Case, Expected, HostOperands, Lay, Values};
 use crate::simd::Code;
 
 /// Roundings of f32 that an element may differ by beyond twice the naive error: of the score's chain, its scaling, the

@@ -6,17 +6,17 @@ use sinew_tensor::DType;
 
 use super::{Cast, CastStatic};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled};
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
+use crate::cpu::strided::{Address, Scratch, Walk};
 use crate::elementwise::Elements;
-use crate::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, Simd};
-use crate::strided::{Address, Scratch, Walk};
 
 const NEAREST: Arithmetic = Arithmetic::named("cast.nearest");
 
 pub(super) fn rows() -> Vec<Row<Cast>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 struct CastKernel {

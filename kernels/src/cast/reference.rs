@@ -3,10 +3,10 @@
 use sinew_tensor::DType;
 
 use super::{Cast, CastStatic};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Reference};
 use crate::elementwise::Elements;
-use crate::stored::StoredAs;
-use crate::strided::cases::{kind, lay, shape, spread, wrapped};
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Reference};
+use crate::harness::strided_cases::{kind, lay, shape, spread, wrapped};
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 pub(super) fn cast(fixed: CastStatic, x: f64) -> f64 {

@@ -4,11 +4,11 @@ use sinew_memory::SimdLevel;
 
 use super::{Combine, CombineDynamic, CombineStatic};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::line::Line;
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
+use crate::cpu::strided::{Address, BLOCK, Indices, Scratch, blocks};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::strided::{Address, BLOCK, Indices, Scratch, blocks};
 
 /// Multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("combine.mul-add-chain");
@@ -17,7 +17,7 @@ const FMA: Arithmetic = Arithmetic::named("combine.fma-chain");
 
 /// The rows of [`Combine`].
 pub(super) fn rows() -> Vec<Row<Combine>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 impl Leveled for Combine {

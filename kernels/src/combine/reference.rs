@@ -3,9 +3,9 @@
 use sinew_tensor::DType;
 
 use super::{Combine, CombineDynamic, CombineStatic};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
-use crate::stored::StoredAs;
-use crate::strided::cases::lay;
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
+use crate::harness::strided_cases::lay;
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for Combine {

@@ -4,11 +4,11 @@ use sinew_memory::SimdLevel;
 
 use super::{Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::line::Line;
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
+use crate::cpu::strided::{self, Address, Scratch, Walk};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
 use crate::simd::{self, Kernel, LANES, Simd, math};
-use crate::strided::{self, Address, Scratch, Walk};
 
 /// Multiply and add round apart; only `exp` has any.
 const MUL_ADD: Arithmetic = Arithmetic::named("elementwise.mul-add");
@@ -16,11 +16,11 @@ const MUL_ADD: Arithmetic = Arithmetic::named("elementwise.mul-add");
 const FMA: Arithmetic = Arithmetic::named("elementwise.fma");
 
 pub(super) fn unary_rows() -> Vec<Row<Unary>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 pub(super) fn binary_rows() -> Vec<Row<Binary>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 /// A function of one vector.

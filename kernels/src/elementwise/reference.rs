@@ -6,9 +6,11 @@ use super::{
     Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, INTEGERS, Unary, UnaryFunction, UnaryStatic, Where,
     WhereStatic,
 };
-use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
-use crate::stored::StoredAs;
-use crate::strided::cases::{kind, lay, shape, spread, wrapped};
+use crate::harness::case::{
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand,
+};
+use crate::harness::strided_cases::{kind, lay, shape, spread, wrapped};
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Units in the last place of f32 that the approximated functions may be wrong by: [`crate::simd::math::exp`] is

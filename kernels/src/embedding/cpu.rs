@@ -3,11 +3,11 @@
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, OUT, TABLE, TableKind};
-use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::line::Line;
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
+use crate::cpu::strided::{Address, Indices, Scratch, blocks};
 use crate::packed::Format;
 use crate::simd::{self, Kernel, Simd};
-use crate::strided::{Address, Indices, Scratch, blocks};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// Every row converts exactly, or rounds once to nearest: there is one arithmetic.
@@ -36,7 +36,7 @@ unsafe impl Sync for Gather {}
 const GRAIN: usize = 16 * 1024;
 
 pub(super) fn rows() -> Vec<Row<Embedding>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 impl Leveled for Embedding {

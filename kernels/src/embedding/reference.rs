@@ -3,10 +3,10 @@
 use sinew_tensor::DType;
 
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, TABLE, TableKind};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::gemm::cases::packed;
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, cut, host_operand};
 use crate::packed::{Format, formats};
-use crate::stored::StoredAs;
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// A small table.

@@ -3,10 +3,12 @@
 use sinew_tensor::{DType, Layout};
 
 use super::{Gather, GatherDynamic, GatherStatic};
-use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
-use crate::stored::StoredAs;
-use crate::strided::Indices;
-use crate::strided::cases::{kind, lay};
+use crate::cpu::strided::Indices;
+use crate::harness::case::{
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand,
+};
+use crate::harness::strided_cases::{kind, lay};
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Shapes of the output; no two have as many elements.

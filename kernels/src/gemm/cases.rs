@@ -6,12 +6,12 @@ use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor};
 use super::epilogue::{Epilogue, Residual};
 use super::{Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs, reference};
 use crate::activation::Activation;
-use crate::case::{
+use crate::harness::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, encode, host_operand,
 };
 use crate::norm::{NormFormula, NormKind};
 use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PANEL, PanelKind, WeightRows, Weights, formats};
-use crate::stored::StoredAs;
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
 /// A packed weight with the values `[N, K]` that it holds.

@@ -5,7 +5,7 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
-use crate::cpu_row::needs;
+use crate::cpu::leveled::needs;
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]

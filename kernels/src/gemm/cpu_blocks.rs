@@ -10,7 +10,7 @@ use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
 use super::groups::{LINE, Products, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, GemmStatic};
-use crate::cpu_row::needs;
+use crate::cpu::leveled::needs;
 use crate::packed::{PANEL, PanelKind, blocks};
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]

@@ -9,7 +9,7 @@ use sinew_tensor::BlockFormat;
 use super::groups::{self, LINE, Products, multiply};
 use super::tile::{Left, Reads, Tiles, tiles};
 use super::{Compute, GemmStatic};
-use crate::cpu_row::needs;
+use crate::cpu::leveled::needs;
 use crate::packed::PanelKind;
 use crate::packed::blocks;
 use crate::rates::predicted;

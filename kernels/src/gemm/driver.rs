@@ -10,10 +10,10 @@ use super::input_norm::NormedRows;
 use super::order::Order;
 use super::pack::{self, PackRows};
 use super::plan::{Plan, Slab};
-use super::rows::Rows;
+use super::rows::OperandRows;
 use super::tile::{Reads, Tile, Tiles};
 use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::packed::{PANEL, PanelKind, pack_panel};
 use crate::simd::{self, Kernel, LANES, Simd};
 use crate::{Launch, Operands, Operator, Result};
@@ -53,10 +53,12 @@ pub(super) unsafe fn run(
         Right::Strided { batch, .. } => batch == 0 || call.batch == 1,
     };
     let plan = Plan::new(tiles, kind, fixed, call, shared, hardware);
-    let out = Rows::new(operands.output(Gemm::NAME, D, "D")?.view(), call.m)?;
+    let out = OperandRows::new(operands.output(Gemm::NAME, D, "D")?.view(), call.m)?;
     let residual = match fixed.epilogue.residual {
         Some(Residual::Output) => Some(out),
-        Some(Residual::Input(_)) => Some(Rows::new(operands.input(Gemm::NAME, RESIDUAL, "the residual")?, call.m)?),
+        Some(Residual::Input(_)) => {
+            Some(OperandRows::new(operands.input(Gemm::NAME, RESIDUAL, "the residual")?, call.m)?)
+        }
         None => None,
     };
     let bias = match fixed.epilogue.bias {
@@ -66,7 +68,7 @@ pub(super) unsafe fn run(
         }
         None => None,
     };
-    let a = Rows::new(operands.input(Gemm::NAME, A, "A")?, call.m)?;
+    let a = OperandRows::new(operands.input(Gemm::NAME, A, "A")?, call.m)?;
     let norm = NormedRows::new(fixed, operands)?;
     let finish = Finish { epilogue: fixed.epilogue, outputs: fixed.outputs(), bias, bias_step: 0, out, residual };
     let order = Order::new(fixed, operands.optional(ORDER))?;
@@ -112,7 +114,7 @@ pub(crate) unsafe fn run_grouped(
     let plan = Plan::grouped(tiles, kind, fixed, groups, rows, hardware);
     let panel_bytes = kind.bytes(fixed.k);
     let right = Right::Packed { ptr: b.host_ptr()?, panel_bytes, bytes: plan.shape.panels * panel_bytes };
-    let (a, out) = (Rows::new(a, rows)?, Rows::new(out, rows)?);
+    let (a, out) = (OperandRows::new(a, rows)?, OperandRows::new(out, rows)?);
     let bias_step = bias.map_or(0, |bias| bias.strides()[0]);
     let bias = bias.map(Line::of).transpose()?;
     let finish = Finish { epilogue: fixed.epilogue, outputs: fixed.outputs(), bias, bias_step, out, residual: None };
@@ -128,7 +130,7 @@ struct Product<'a> {
     plan: Plan,
     right: Right,
     finish: Finish,
-    a: Rows,
+    a: OperandRows,
     norm: Option<NormedRows>,
     order: Option<Order>,
 }

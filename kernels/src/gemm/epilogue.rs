@@ -6,9 +6,9 @@ use std::hash::{Hash, Hasher};
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
-use super::rows::Rows;
+use super::rows::OperandRows;
 use crate::activation::Activation;
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::packed::{Outputs, PANEL};
 use crate::simd::{self, LANES, Reach, Simd, Stored};
 
@@ -116,9 +116,9 @@ pub(super) struct Finish {
     /// Elements from a right operand's bias to the next one's: 0 where all share it.
     pub bias_step: usize,
     /// The result.
-    pub out: Rows,
+    pub out: OperandRows,
     /// The residual, which may be the result.
-    pub residual: Option<Rows>,
+    pub residual: Option<OperandRows>,
 }
 
 /// Rows of the result that a tile and a panel give: `rows` from `row` of a group on.
@@ -171,7 +171,7 @@ impl Finish {
         let Self { outputs, out, residual, .. } = self;
         let first = place.panel * outputs.columns_per_panel();
         let columns = (outputs.columns() - first).min(outputs.columns_per_panel());
-        let side_by_side = |rows: &Rows| rows.k_stride == 1 && rows.dtype == out.dtype;
+        let side_by_side = |rows: &OperandRows| rows.k_stride == 1 && rows.dtype == out.dtype;
         let whole = columns.is_multiple_of(LANES) && side_by_side(out) && residual.iter().all(side_by_side);
         // SAFETY: passed on: rows and columns are inside the result.
         unsafe {
@@ -182,7 +182,7 @@ impl Finish {
                 DType::BF16 if whole => self.store_whole::<S, bf16>(place, first, columns, sums),
                 _ => {
                     for r in 0..place.rows {
-                        let line = |rows: &Rows| rows.line(place.group, place.row + r).skip(first);
+                        let line = |rows: &OperandRows| rows.line(place.group, place.row + r).skip(first);
                         self.store::<S>(sums.add(r * PANEL), line(out), residual.as_ref().map(line), columns);
                     }
                 }
@@ -269,7 +269,7 @@ impl Finish {
     #[inline(always)]
     unsafe fn store_whole<S: Simd, T: Stored>(&self, place: Place, first: usize, columns: usize, results: *const f32) {
         for r in 0..place.rows {
-            let address = |rows: &Rows| rows.address(place.group, place.row + r).cast::<T>().wrapping_add(first);
+            let address = |rows: &OperandRows| rows.address(place.group, place.row + r).cast::<T>().wrapping_add(first);
             let (out, residual) = (address(&self.out).cast_mut(), self.residual.as_ref().map(address));
             for column in (0..columns).step_by(LANES) {
                 // SAFETY: passed on.

@@ -6,7 +6,7 @@ use super::epilogue::Residual;
 use super::{BIAS, Compute, Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT, ORDER, RESIDUAL, Rhs};
 use crate::Arithmetic;
 use crate::activation::Activation;
-use crate::case::{Case, Expected, HostOperands, Values};
+use crate::harness::case::{Case, Expected, HostOperands, Values};
 use crate::norm::reference::Normed;
 use crate::packed::{LEAST, PanelKind};
 

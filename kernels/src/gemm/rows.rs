@@ -3,14 +3,14 @@
 use sinew_tensor::{DType, View};
 
 use crate::Result;
-use crate::line::Line;
+use crate::cpu::line::Line;
 
 /// A `[batch, M, …]` operand: where each row is.
 ///
 /// Where all products share one right operand, rows of all of them are counted through (`group` 0); otherwise a group
 /// is a product.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
+pub(super) struct OperandRows {
     pub dtype: DType,
     /// Elements from value to value of a row.
     pub k_stride: usize,
@@ -21,7 +21,7 @@ pub(super) struct Rows {
     row_stride: usize,
 }
 
-impl Rows {
+impl OperandRows {
     /// The rows of `[batch, m, …]` on the host.
     pub fn new(view: &View<'_>, m: usize) -> Result<Self> {
         let (ptr, strides) = (view.host_ptr()?, view.strides());

@@ -5,14 +5,14 @@ use sinew_tensor::{DType, Layout, Tensor};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::activation::Activation;
-use crate::case::{
-    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, elements, host_operand,
-};
 use crate::gemm::Compute;
 use crate::gemm::cases::{packed, share, shuffled, values_with};
 use crate::gemm::reference::{gathered, packed_sum};
+use crate::harness::case::{
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, elements, host_operand,
+};
 use crate::packed::{BF16, Encoding, F16, F32, Format, formats};
-use crate::stored::StoredAs;
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Groups, rows, N and K: fewer rows than groups and many more, one group and many, sizes that are no multiples of

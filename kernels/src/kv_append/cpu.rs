@@ -8,8 +8,8 @@ use sinew_tensor::{DType, PagedLayout, View};
 use super::{
     COS, K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS, V_CACHE, V_NEW, quantize,
 };
-use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::line::Line;
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
 use crate::operator::refuse;
 use crate::rotary::Style;
 use crate::rotary::cpu::{Steps, Tables, Turn};
@@ -25,7 +25,7 @@ const FUSED: Arithmetic = Arithmetic::named("kv_append.fma");
 const INLINE: usize = 8 * 1024;
 
 pub(super) fn rows() -> Vec<Row<KvAppend>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 impl Leveled for KvAppend {

@@ -4,10 +4,12 @@ use sinew_tensor::{DType, PagedLayout};
 
 use super::scaled::{self, Head, largest_code};
 use super::{COS, K_CACHE, K_NEW, KeyRotary, KvAppend, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, elements, host_operand};
+use crate::harness::case::{
+    Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, elements, host_operand,
+};
 use crate::rotary::reference::turned;
 use crate::rotary::{self, Rotary, RotaryDynamic, Style};
-use crate::stored::StoredAs;
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 const TOKENS: [usize; 7] = [1, 7, 0, 33, 2, 150, 16];

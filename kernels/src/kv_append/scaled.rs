@@ -3,7 +3,7 @@
 use sinew_tensor::{DType, PagedLayout};
 
 use crate::Result;
-use crate::case::{Generator, HostOperand, Lay, Values, decode, encode, host_operand};
+use crate::harness::case::{Generator, HostOperand, Lay, Values, decode, encode, host_operand};
 
 /// What the largest magnitude of a head becomes.
 pub(super) fn largest_code(kv: DType) -> f64 {

@@ -5,12 +5,12 @@ use sinew_memory::SimdLevel;
 use super::lanes::{Formula, Scale};
 use super::{Norm, NormDynamic, NormKind, NormStatic};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::line::Line;
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
+use crate::cpu::row_walk::RowWalk;
+use crate::cpu::strided::{BLOCK, Scratch, blocks};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
-use crate::row_tasks::Rows;
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::strided::{BLOCK, Scratch, blocks};
 
 /// Sums of squares in sixteen lanes by four, blocks of 512 in f32, blocks added in f64; multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("norm.mul-add16");
@@ -19,7 +19,7 @@ const FMA: Arithmetic = Arithmetic::named("norm.fma16");
 
 /// The rows of [`Norm`].
 pub(super) fn rows() -> Vec<Row<Norm>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 impl Leveled for Norm {
@@ -48,7 +48,7 @@ impl Leveled for Norm {
         let kernel = Body {
             width: fixed.width,
             formula: Formula::of(&fixed.formula),
-            rows: Rows::new([Some(y.layout()), Some(x.layout()), residual.map(|r| r.layout())]),
+            rows: RowWalk::new([Some(y.layout()), Some(x.layout()), residual.map(|r| r.layout())]),
             y: Line::of(y)?,
             x: Line::of(x)?,
             residual: residual.map(Line::of).transpose()?,
@@ -66,7 +66,7 @@ struct Body {
     width: usize,
     formula: Formula,
     /// Of output, input and residual.
-    rows: Rows<3>,
+    rows: RowWalk<3>,
     y: Line,
     x: Line,
     residual: Option<Line>,

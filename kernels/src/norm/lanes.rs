@@ -1,9 +1,9 @@
 //! The arithmetic of a norm in lanes of f32: one formula, whether rows are written or packed.
 
 use super::{NormFormula, NormKind};
-use crate::line::Line;
+use crate::cpu::line::Line;
+use crate::cpu::strided::blocks;
 use crate::simd::{LANES, Simd};
-use crate::strided::blocks;
 
 /// What decides the values of a row, besides its operands.
 #[derive(Clone, Copy, Debug)]

@@ -6,8 +6,8 @@ use super::pack_blocks::pack_blocks;
 use super::pack_floats::{pack_pairs, pack_steps};
 use super::panel::PANEL;
 use super::panel_kind::PanelKind;
-use super::rows::{Row, Weights};
-use crate::line::Line;
+use super::rows::{WeightRow, Weights};
+use crate::cpu::line::Line;
 use crate::simd::{Kernel, LANES, Simd};
 
 /// Packs values `k0..k0 + count` of 32 outputs as a panel, which holds [`PanelKind::padded_k`] of `count` steps. Those
@@ -30,7 +30,7 @@ pub(crate) unsafe fn pack_panel<S: Simd>(
             PanelKind::F16 => pack_steps::<S, f16>(lines, k0, count, to.cast()),
             PanelKind::Bf16 => pack_pairs::<S>(lines, k0, count, to),
             PanelKind::Blocks(format) => {
-                pack_blocks::<S>(&lines.map(|line| line.map(Row::Floats)), format, k0, count, false, to);
+                pack_blocks::<S>(&lines.map(|line| line.map(WeightRow::Floats)), format, k0, count, false, to);
             }
         }
     }
@@ -68,7 +68,7 @@ impl Kernel for Packing<'_> {
                     pack_blocks::<S>(&rows, format, 0, weights.k(), weights.is_per_channel(), to);
                 }
                 kind @ (PanelKind::F32 | PanelKind::F16 | PanelKind::Bf16) => {
-                    pack_panel::<S>(&rows.map(|row| row.and_then(Row::line)), kind, 0, weights.k(), to);
+                    pack_panel::<S>(&rows.map(|row| row.and_then(WeightRow::line)), kind, 0, weights.k(), to);
                 }
             }
         }

@@ -8,9 +8,9 @@ use sinew_tensor::{BlockFormat, DType};
 use super::blocks::{self, MAX_GROUP, held_code, per_word};
 use super::panel::PANEL;
 use super::quantize::{Extent, Floats, Integers};
-use super::rows::{Codes, Row};
+use super::rows::{Codes, WeightRow};
 use super::sixteen::load_steps;
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::simd::{LANES, Simd, Stored};
 
 /// Words of an output in a group.
@@ -27,7 +27,7 @@ type Steps<S> = [[<S as Simd>::F; LANES]; MAX_GROUP / LANES];
 /// panel's bytes.
 #[inline(always)]
 pub(super) unsafe fn pack_blocks<S: Simd>(
-    rows: &[Option<Row<'_>>; PANEL],
+    rows: &[Option<WeightRow<'_>>; PANEL],
     format: BlockFormat,
     k0: usize,
     count: usize,
@@ -40,8 +40,8 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
         for ((line, codes), row) in lines.iter_mut().zip(&mut codes).zip(rows) {
             match *row {
                 None => {}
-                Some(Row::Floats(of_row)) => *line = Some(of_row),
-                Some(Row::Codes(of_row)) => *codes = Some(of_row),
+                Some(WeightRow::Floats(of_row)) => *line = Some(of_row),
+                Some(WeightRow::Codes(of_row)) => *codes = Some(of_row),
             }
         }
         let is_given = codes.iter().any(Option::is_some);

@@ -2,7 +2,7 @@
 
 use super::panel::PANEL;
 use super::sixteen::{AlongK, load_across, side_by_side};
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::simd::{LANES, Simd, Stored};
 
 /// A panel of steps: half of it is the sixteen outputs at this place of every step.

@@ -3,10 +3,10 @@
 use sinew_tensor::DType;
 
 use super::Weights;
-use super::rows::Row;
-use crate::line::Line;
+use super::rows::WeightRow;
+use crate::cpu::line::Line;
+use crate::cpu::strided::{Scratch, blocks};
 use crate::simd::{Kernel, Simd};
-use crate::strided::{Scratch, blocks};
 
 /// Values that a task copies at least: less is not worth a thread.
 const GRAIN: usize = 64 * 1024;
@@ -41,7 +41,7 @@ impl Kernel for Copy<'_> {
         let first = task * self.rows_per_task();
         let mut scratch = Scratch::new();
         for row in first..(first + self.rows_per_task()).min(outputs.n) {
-            let Some(from) = self.weights.row(row).and_then(Row::line) else { break };
+            let Some(from) = self.weights.row(row).and_then(WeightRow::line) else { break };
             // SAFETY: `Format::pack` checked that rows are in their pieces and that the row is in the packed bytes; a
             // block has at most as many values as the scratch holds.
             unsafe {

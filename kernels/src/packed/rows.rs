@@ -7,7 +7,7 @@ use sinew_tensor::{BlockFormat, DType, View};
 
 use super::{Encoding, Outputs, refuse};
 use crate::Result;
-use crate::line::Line;
+use crate::cpu::line::Line;
 
 /// Rows of a weight as a checkpoint has them: floats at any address, in any strides, or codes of a block format. Their
 /// bytes are borrowed, or owned where they were read or made.
@@ -76,12 +76,12 @@ pub struct RowCodes<'a> {
 
 /// A row of [`WeightRows`].
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Row<'a> {
+pub(super) enum WeightRow<'a> {
     Floats(Line),
     Codes(Codes<'a>),
 }
 
-impl Row<'_> {
+impl WeightRow<'_> {
     /// That of a row of floats.
     pub fn line(self) -> Option<Line> {
         match self {
@@ -245,14 +245,14 @@ impl<'a> WeightRows<'a> {
         }
     }
 
-    fn row(&self, row: usize) -> Row<'_> {
+    fn row(&self, row: usize) -> WeightRow<'_> {
         let row = row * self.step;
         match &self.values {
             Values::Floats { bytes, dtype, row_stride, k_stride } => {
-                Row::Floats(Line::new(bytes.as_ptr(), *dtype, *k_stride).moved(row * row_stride))
+                WeightRow::Floats(Line::new(bytes.as_ptr(), *dtype, *k_stride).moved(row * row_stride))
             }
             &Values::Codes { format, ref codes, ref scales, ref zeros } => {
-                Row::Codes(Codes { format, codes, scales, zeros }.row(row, self.k))
+                WeightRow::Codes(Codes { format, codes, scales, zeros }.row(row, self.k))
             }
         }
     }
@@ -314,7 +314,7 @@ impl<'a> Weights<'a> {
     }
 
     /// A row, if there are so many.
-    pub(super) fn row(&self, mut row: usize) -> Option<Row<'a>> {
+    pub(super) fn row(&self, mut row: usize) -> Option<WeightRow<'a>> {
         for piece in self.pieces {
             if row < piece.rows {
                 return Some(piece.row(row));

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::simd::{LANES, Reach, Simd, Stored, prefetch};
 
 /// The first of sixteen consecutive outputs and how many there are, if they lie side by side: then a step is one load.

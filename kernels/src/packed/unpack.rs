@@ -3,7 +3,7 @@
 use super::blocks::{self, Element};
 use super::{Format, Order, Outputs, PANEL, PanelKind, RowCodes, refuse};
 use crate::Result;
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::simd::Portable;
 
 impl Format {

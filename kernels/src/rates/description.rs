@@ -11,9 +11,9 @@ use sinew_tensor::DType;
 use super::fork_join::fork_join;
 use super::peaks::{SETTLE, TRIES, copy_rate, copy_within, cpu, read_rate, read_span};
 use super::{ArithmeticPeaks, Peaks};
-use crate::accuracy::Run;
-use crate::case::{Case, Lay, Values};
 use crate::gemm::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
+use crate::harness::accuracy::Run;
+use crate::harness::case::{Case, Lay, Values};
 use crate::{Error, Registry, Result};
 
 /// Memory's rates with so many threads.

@@ -3,10 +3,10 @@
 use sinew_tensor::DType;
 
 use super::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use crate::elementwise::INTEGERS;
-use crate::stored::StoredAs;
-use crate::strided::cases::{kind, lay, shape};
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
+use crate::harness::strided_cases::{kind, lay, shape};
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Roundings that an element of a sum passes: 32 additions in a lane, four in the tree over lanes; the f64 sum over

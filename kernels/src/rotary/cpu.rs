@@ -11,8 +11,8 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{DType, View};
 
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, X};
-use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::line::Line;
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
 use crate::simd::{Kernel, LANES, Simd, Stored, launch};
 use crate::{Error, Result};
@@ -27,7 +27,7 @@ const UNFUSED: Arithmetic = Arithmetic::named("rotary.mul-add");
 
 /// The CPU rows.
 pub(super) fn rows() -> Vec<Row<Rotary>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 impl Leveled for Rotary {

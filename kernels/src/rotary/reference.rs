@@ -3,8 +3,10 @@
 use sinew_tensor::DType;
 
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, Table, X};
-use crate::case::{Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand};
-use crate::stored::StoredAs;
+use crate::harness::case::{
+    Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand,
+};
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// Units in the last place of f32 that a row may be off, at the larger magnitude of a pair: three roundings of half an

@@ -5,9 +5,9 @@ use std::cmp::Ordering;
 use sinew_tensor::DType;
 
 use super::{Route, RouteDynamic, RouteStatic};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
-use crate::stored::StoredAs;
-use crate::strided::cases::lay;
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
+use crate::harness::strided_cases::lay;
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// The experts of a token.

@@ -8,8 +8,8 @@ use std::cmp::Ordering;
 use sinew_tensor::DType;
 
 use super::{LOGITS, OPTIONS, PARAMS, Sample, SampleDynamic, SampleStatic, TOP_K};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
-use crate::stored::StoredAs;
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 /// What is asked of one row.

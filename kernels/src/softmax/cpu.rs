@@ -4,12 +4,12 @@ use sinew_memory::SimdLevel;
 
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::line::Line;
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
+use crate::cpu::row_walk::RowWalk;
+use crate::cpu::strided::{BLOCK, Scratch, blocks};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
-use crate::row_tasks::Rows;
 use crate::simd::{self, Kernel, LANES, Simd, math};
-use crate::strided::{BLOCK, Scratch, blocks};
 
 /// Sums of exponentials in sixteen lanes by four, blocks of 512 in f32, blocks added in f64; multiply and add round
 /// apart.
@@ -19,7 +19,7 @@ const FMA: Arithmetic = Arithmetic::named("softmax.fma16");
 
 /// The rows of [`Softmax`].
 pub(super) fn rows() -> Vec<Row<Softmax>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 impl Leveled for Softmax {
@@ -45,7 +45,7 @@ impl Leveled for Softmax {
             width: call.width,
             scale: fixed.scale.get(),
             log: fixed.log,
-            rows: Rows::new([Some(y.layout()), Some(x.layout()), mask.map(|m| m.layout())]),
+            rows: RowWalk::new([Some(y.layout()), Some(x.layout()), mask.map(|m| m.layout())]),
             y: Line::of(y)?,
             x: Line::of(x)?,
             mask: mask.map(Line::of).transpose()?,
@@ -62,7 +62,7 @@ struct Body {
     scale: f32,
     log: bool,
     /// Of output, input and mask.
-    rows: Rows<3>,
+    rows: RowWalk<3>,
     y: Line,
     x: Line,
     mask: Option<Line>,

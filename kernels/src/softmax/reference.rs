@@ -3,8 +3,8 @@
 use sinew_tensor::DType;
 
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
-use crate::stored::StoredAs;
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, host_operand};
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
 /// Units in the last place of f32 of the row's largest magnitude that a row may be off by (SPEC's Numerics).

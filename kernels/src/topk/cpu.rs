@@ -4,18 +4,18 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::{TopK, TopKDynamic, TopKStatic};
 use crate::Result;
-use crate::cpu_row::{self, AtLevel, Leveled};
-use crate::line::Line;
+use crate::cpu::leveled::{self, AtLevel, Leveled};
+use crate::cpu::line::Line;
+use crate::cpu::strided::{Address, BLOCK, Scratch, Walk, store_index};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
 use crate::simd::{self, Kernel, Simd};
-use crate::strided::{Address, BLOCK, Scratch, Walk, store_index};
 
 /// An order has no rounding: every row gives the same.
 const EXACT: Arithmetic = Arithmetic::named("topk.exact");
 
 pub(super) fn rows() -> Vec<Row<TopK>> {
-    cpu_row::rows()
+    leveled::rows()
 }
 
 /// Bytes of one worker's heap, in whole cache lines.

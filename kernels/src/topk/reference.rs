@@ -5,10 +5,10 @@ use std::cmp::Ordering;
 use sinew_tensor::DType;
 
 use super::{TopK, TopKDynamic, TopKStatic};
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
-use crate::stored::StoredAs;
-use crate::strided::Indices;
-use crate::strided::cases::{lay, shape};
+use crate::cpu::strided::Indices;
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
+use crate::harness::strided_cases::{lay, shape};
+use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 
 impl Reference for TopK {

@@ -10,7 +10,7 @@ mod problem;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use sinew_kernels::trial::AnyTrial;
+use sinew_kernels::harness::trial::AnyTrial;
 
 use crate::{Context, Result};
 

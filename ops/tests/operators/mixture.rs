@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sinew_kernels::case::{Generator, decode, encode};
+use sinew_kernels::harness::case::{Generator, decode, encode};
 use sinew_memory::{Arena, ArenaPlan};
 use sinew_ops::layers::{
     Activation, Combine, CombineOptions, Compute, Dispatch, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions,

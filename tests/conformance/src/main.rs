@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use clap::Parser;
 use sinew::kernels::Registry;
-use sinew::kernels::case::Depth;
+use sinew::kernels::harness::case::Depth;
 use sinew::memory::{self, Device, DeviceKind};
 use sinew::ops::Policy;
 use sinew::prelude::*;

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use sinew::kernels::AnyTable;
-use sinew::kernels::accuracy::RowReport;
-use sinew::kernels::case::Depth;
+use sinew::kernels::harness::accuracy::RowReport;
+use sinew::kernels::harness::case::Depth;
 use sinew::memory::Device;
 
 /// Checks every row of tables that runs on `device` and prints a line for each. Returns those that failed: with a wrong

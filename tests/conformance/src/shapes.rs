@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use sinew::kernels::case::{Generator, Values, encode};
+use sinew::kernels::harness::case::{Generator, Values, encode};
 use sinew::tensor::DType;
 
 /// Sizes of a Llama.

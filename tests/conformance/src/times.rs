@@ -6,11 +6,11 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sinew::kernels::accuracy::Run;
 use sinew::kernels::activation::Activation;
 use sinew::kernels::attention::{Attention, AttentionDynamic, AttentionStatic, KvSource};
-use sinew::kernels::case::{Case, Lay, Reference, Values};
 use sinew::kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew::kernels::harness::accuracy::Run;
+use sinew::kernels::harness::case::{Case, Lay, Reference, Values};
 use sinew::kernels::norm::{Norm, NormDynamic, NormFormula, NormStatic};
 use sinew::kernels::rates::Peaks;
 use sinew::kernels::{Registry, Work};

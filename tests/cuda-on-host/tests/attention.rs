@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use sinew_kernels::attention::{self, Attention, AttentionDynamic, AttentionStatic, KvSource};
-use sinew_kernels::case::{Generator, encode};
+use sinew_kernels::harness::case::{Generator, encode};
 use sinew_kernels::{Compute, F32Bits, Launch, Operands, Result, Row};
 use sinew_memory::{Buffer, Device, DeviceKind, Stream};
 use sinew_tensor::{DType, Layout, Tensor};

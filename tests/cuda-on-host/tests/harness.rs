@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use sinew::kernels::Registry;
-use sinew::kernels::case::Depth;
+use sinew::kernels::harness::case::Depth;
 use sinew_conformance::rows;
 
 /// `SINEW_ROWS` names the beginning of the rows' operators to walk; all where it is not set.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use sinew_kernels::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
+use sinew_kernels::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use sinew_kernels::operator::{expect, expect_compute};
 use sinew_kernels::support::StoredAs;
 use sinew_kernels::{Arithmetic, Operands, Operator, Result, Work};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sinew_kernels::case::{decode, encode};
+use sinew_kernels::harness::case::{decode, encode};
 use sinew_memory::Storage;
 use sinew_tensor::{DType, Layout, View};
 

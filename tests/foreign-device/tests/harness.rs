@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use sinew_foreign_device::{CausalSum, CausalSumCall, CausalSumStatic, KIND, Lagging, register};
-use sinew_kernels::accuracy::RowReport;
-use sinew_kernels::case::Depth;
+use sinew_kernels::harness::accuracy::RowReport;
+use sinew_kernels::harness::case::Depth;
 use sinew_kernels::simd::Stored;
 use sinew_kernels::{AnyTable, Arithmetic, Launch, Operands, Operator, Registry, Result, Row, Table};
 use sinew_memory::{Cpu, DeviceKind, SimdLevel};

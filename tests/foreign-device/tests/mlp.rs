@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use sinew_foreign_device::{KIND, Lagging, LaggingStream, register};
 use sinew_kernels::activation::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
-use sinew_kernels::case::{Generator, Values};
 use sinew_kernels::elementwise::{Binary, BinaryDynamic, BinaryFunction, BinaryStatic};
 use sinew_kernels::gather::{Gather, GatherDynamic, GatherStatic};
 use sinew_kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew_kernels::harness::case::{Generator, Values};
 use sinew_kernels::{Launch, Operands, Operator, Registry};
 use sinew_memory::{Cpu, Device, Location, Stream};
 use sinew_ops::{Context, Policy};

@@ -3,7 +3,6 @@
 use sinew_kernels::Compute;
 use sinew_kernels::activation::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use sinew_kernels::attention::{Attention, AttentionDynamic, AttentionStatic, KvSource};
-use sinew_kernels::case::Lay;
 use sinew_kernels::cast::{Cast, CastStatic};
 use sinew_kernels::elementwise::{
     Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic,
@@ -11,6 +10,7 @@ use sinew_kernels::elementwise::{
 use sinew_kernels::embedding::{Embedding, EmbeddingDynamic, EmbeddingStatic, TableKind};
 use sinew_kernels::gemm::{Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
+use sinew_kernels::harness::case::Lay;
 use sinew_kernels::kv_append::{KvAppend, KvAppendDynamic, KvAppendStatic};
 use sinew_kernels::norm::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
 use sinew_kernels::packed::{Encoding, Format};

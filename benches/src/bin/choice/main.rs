@@ -14,8 +14,8 @@ mod grid;
 use std::process::ExitCode;
 
 use sinew_benches::{command, context};
-use sinew_kernels::case::{Lay, Reference};
-use sinew_kernels::trial::Trial;
+use sinew_kernels::harness::case::{Lay, Reference};
+use sinew_kernels::harness::trial::Trial;
 use sinew_kernels::{Operator, Row};
 use sinew_memory::Cpu;
 use sinew_ops::{Context, Policy};

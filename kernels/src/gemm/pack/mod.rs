@@ -11,9 +11,9 @@ use sinew_tensor::DType;
 use super::input_norm::NormedRows;
 use super::order::Order;
 use super::plan::Slab;
-use super::rows::Rows;
+use super::rows::OperandRows;
 use super::tile::{Left, MAX_TILE, Tiles};
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::norm::lanes::Scale;
 use crate::packed::PanelKind;
 use crate::simd::{Kernel, LANES, Simd, Stored};
@@ -23,7 +23,7 @@ use reading::{Reading, TileRows};
 /// what [`Left::header`] says before the steps of each group.
 pub(super) struct PackRows<'a> {
     /// The rows.
-    pub rows: Rows,
+    pub rows: OperandRows,
     /// The norm of each, where it is their norm that is packed.
     pub norm: Option<NormedRows>,
     /// The order of their values, where it is not that in which they lie.
@@ -141,7 +141,7 @@ mod tests {
         let size = tiles.left.bytes(panels, k) / 4 * height;
         let mut packed = vec![u32::MAX; size + BEHIND];
         let pack = PackRows {
-            rows: Rows::new(&tensor.view(), count).unwrap(),
+            rows: OperandRows::new(&tensor.view(), count).unwrap(),
             norm: None,
             order: None,
             slabs: &[Slab { right: 0, group: 0, row: 0, count, of_tile: tiles.height(count), tile: 0, at: 0 }],

@@ -4,7 +4,7 @@ use sinew_tensor::DType;
 
 use super::super::input_norm::{NormedRows, Vectors};
 use super::super::tile::MAX_TILE;
-use crate::line::Line;
+use crate::cpu::line::Line;
 use crate::norm::lanes::Scale;
 use crate::simd::{LANES, Simd, Stored};
 

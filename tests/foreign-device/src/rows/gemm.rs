@@ -1,7 +1,7 @@
 //! Matrix products, also of weights that are packed in rows.
 
-use sinew_kernels::case::decode;
 use sinew_kernels::gemm::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew_kernels::harness::case::decode;
 use sinew_kernels::{Arithmetic, Compute, Launch, Operands, Operator, Result, Row};
 use sinew_tensor::DType;
 

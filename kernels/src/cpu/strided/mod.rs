@@ -1,7 +1,6 @@
 //! Walking strided operands in step: what elementwise kernels, casts, gathers and reductions share.
 
 mod block;
-pub(crate) mod cases;
 mod index;
 
 pub(crate) use block::{BLOCK, Scratch, blocks};

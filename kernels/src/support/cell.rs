@@ -6,11 +6,11 @@ use sinew_memory::{Device, Hardware};
 use sinew_tensor::{Tensor, View, ViewMut};
 
 use crate::Result;
-use crate::accuracy::{self, RowReport};
-use crate::case::{Case, Lay, Reference, Values};
+use crate::harness::accuracy::{self, RowReport};
+use crate::harness::case::{Case, Lay, Reference, Values};
 use crate::operator::Operands;
-use crate::stored::StoredAs;
-use crate::table::Table;
+use crate::registry::Table;
+use crate::support::stored::StoredAs;
 
 /// What a device does with a problem of an operator whose operand is stored in one way.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,13 +1,16 @@
 //! What is supported: operators by dtypes and devices, asked of the rows themselves.
 
+pub(crate) mod cell;
+pub(crate) mod stored;
+
 use std::fmt;
 use std::sync::Arc;
 
 use sinew_memory::Device;
 
-pub use crate::cell::Cell;
+pub use self::cell::Cell;
+pub use self::stored::StoredAs;
 use crate::registry::Registry;
-pub use crate::stored::StoredAs;
 
 /// What a registry supports on devices. Printed as a table: a line for each operator and device, a column for each way in
 /// which an operand may be stored, in which `yes` is said where a row takes the problem, `-` where none does, and nothing

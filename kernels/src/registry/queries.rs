@@ -4,13 +4,13 @@ use sinew_memory::Hardware;
 use sinew_tensor::DType;
 
 use crate::attention::{Attention, AttentionStatic, OldKv};
-use crate::case::Reference;
 use crate::gemm::Gemm;
+use crate::harness::case::Reference;
 use crate::kv_append::KvAppend;
 use crate::operator::Operator;
 use crate::packed::{Encoding, Format};
 use crate::registry::Registry;
-use crate::stored::StoredAs;
+use crate::support::stored::StoredAs;
 
 impl Registry {
     /// Whether a row takes a problem on this hardware.

@@ -1,19 +1,26 @@
 //! The registry of all tables.
 
+mod queries;
+mod standard;
+mod table;
+
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use sinew_memory::{Device, DeviceKind, Hardware, Stream};
 
-use crate::accuracy::{self, RowReport, Run};
-use crate::case::{Depth, Reference};
-use crate::cell::{self, Cell};
+use crate::harness::accuracy::{self, RowReport, Run};
+use crate::harness::case::{Depth, Reference};
+use crate::harness::trial::{AnyTrial, Trial};
 use crate::operator::{Operator, Row, refuse};
-use crate::stored::StoredAs;
-use crate::table::Table;
-use crate::trial::{AnyTrial, Trial};
+use crate::support::cell::{self, Cell};
+use crate::support::stored::StoredAs;
 use crate::{Error, Result};
+
+#[cfg(feature = "cuda")]
+pub use standard::CUDA_MODULES;
+pub use table::Table;
 
 /// A table without its operator's types: what walks all tables.
 pub trait AnyTable: Send + Sync {

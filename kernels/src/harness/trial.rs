@@ -7,10 +7,10 @@ use sinew_memory::{Buffer, Stream};
 use sinew_tensor::{Tensor, View, ViewMut};
 
 use crate::Result;
-use crate::accuracy::place;
-use crate::case::{Case, Lay, Reference, Values};
+use crate::harness::accuracy::place;
+use crate::harness::case::{Case, Lay, Reference, Values};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
-use crate::table::Table;
+use crate::registry::Table;
 
 /// Bytes of a weight that is timed: a part of those that are larger, of which the time is in proportion.
 const WEIGHT_BYTES: usize = 8 << 20;
@@ -31,7 +31,7 @@ const MOST_REPEATS: usize = 256;
 /// ```
 /// use std::sync::Arc;
 /// use sinew_kernels::norm::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
-/// use sinew_kernels::trial::Trial;
+/// use sinew_kernels::harness::trial::Trial;
 /// use sinew_kernels::{F32Bits, Registry};
 /// use sinew_memory::Cpu;
 /// use sinew_tensor::DType;

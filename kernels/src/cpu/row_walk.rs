@@ -8,7 +8,7 @@ const GRAIN: usize = 8 * 1024;
 
 /// The rows of `N` operands that have the same leading dimensions. A row is one index of all dimensions but the last.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows<const N: usize> {
+pub(crate) struct RowWalk<const N: usize> {
     sizes: [usize; MAX_RANK],
     strides: [[usize; N]; MAX_RANK],
     rank: usize,
@@ -16,7 +16,7 @@ pub(crate) struct Rows<const N: usize> {
     per_task: usize,
 }
 
-impl<const N: usize> Rows<N> {
+impl<const N: usize> RowWalk<N> {
     /// Rows of `layouts`, all of one shape and of at least one dimension. A layout that is absent stays where it is.
     pub(crate) fn new(layouts: [Option<&Layout>; N]) -> Self {
         let shape = layouts.iter().flatten().next().map_or(&[0][..], |layout| layout.shape());
@@ -64,7 +64,7 @@ impl<const N: usize> Rows<N> {
 
 /// The rows of a task.
 pub(crate) struct RowIter<'a, const N: usize> {
-    rows: &'a Rows<N>,
+    rows: &'a RowWalk<N>,
     index: [usize; MAX_RANK],
     at: [usize; N],
     left: usize,
@@ -99,7 +99,7 @@ mod tests {
     fn tasks_name_every_row_once_and_in_order() {
         let a = Layout::contiguous(&[3, 50, 7, 300]).unwrap();
         let b = Layout::contiguous(&[7, 50, 3, 300]).unwrap().transpose(0, 2).unwrap();
-        let rows = Rows::new([Some(&a), None, Some(&b)]);
+        let rows = RowWalk::new([Some(&a), None, Some(&b)]);
         assert!(rows.tasks() > 1);
         let all: Vec<_> = (0..rows.tasks()).flat_map(|task| rows.task(task)).collect();
         let one = |l: &Layout| l.narrow(3, 0, 1).unwrap();
@@ -111,10 +111,10 @@ mod tests {
     #[test]
     fn a_single_row_is_one_task_and_an_empty_one_none() {
         let vector = Layout::contiguous(&[100_000]).unwrap();
-        let rows = Rows::new([Some(&vector)]);
+        let rows = RowWalk::new([Some(&vector)]);
         assert_eq!((rows.tasks(), rows.task(0).collect::<Vec<_>>()), (1, vec![[0]]));
         for shape in [[0, 5], [5, 0]] {
-            assert_eq!(Rows::new([Some(&Layout::contiguous(&shape).unwrap())]).tasks(), 0);
+            assert_eq!(RowWalk::new([Some(&Layout::contiguous(&shape).unwrap())]).tasks(), 0);
         }
     }
 }

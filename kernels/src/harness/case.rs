@@ -9,7 +9,7 @@ use sinew_tensor::{DType, Element, Layout, Tensor};
 use crate::Result;
 use crate::operator::{Arithmetic, Operator, refuse};
 use crate::packed::Format;
-use crate::stored::StoredAs;
+use crate::support::stored::StoredAs;
 
 /// What is right, and what to try: the cases of an operator and the f64 reference that its rows are held against.
 ///

@@ -6,7 +6,7 @@ use sinew_memory::{Buffer, Device, DeviceKind, Hardware, Stream};
 use sinew_tensor::{Tensor, View, ViewMut};
 
 use crate::Result;
-use crate::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, decode};
+use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, decode};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, Work};
 
 /// What the harness found for one row.

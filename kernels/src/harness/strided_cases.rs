@@ -2,7 +2,7 @@
 
 use sinew_tensor::DType;
 
-use crate::case::{Generator, Lay, Values};
+use crate::harness::case::{Generator, Lay, Values};
 
 /// Numbers of elements: none, one, a vector and its neighbours, products of primes, and two that take more than one
 /// task.
