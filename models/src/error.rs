@@ -133,6 +133,11 @@ pub enum Error {
         waiting: usize,
     },
 
+    /// What ended answers of an engine that were asked for as they should be: a step that failed, a cache without room, an
+    /// engine that is no longer there.
+    #[error("{0}")]
+    Engine(String),
+
     /// A callback asked to end.
     #[error("cancelled")]
     Cancelled,

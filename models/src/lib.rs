@@ -1,4 +1,4 @@
-//! Checkpoints, text and sampling for transformer models.
+//! Transformer models: checkpoints, text, decoders and encoders, their cache, sampling, and the engine for many requests.
 //!
 //! | module | holds |
 //! |---|---|

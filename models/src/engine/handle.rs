@@ -78,7 +78,7 @@ impl EngineHandle {
         let thread = std::thread::Builder::new()
             .name("sinew-engine".to_owned())
             .spawn(move || server.serve(&submitted))
-            .map_err(|error| Error::Input(format!("no thread for an engine: {error}")))?;
+            .map_err(|error| Error::Engine(format!("no thread for an engine: {error}")))?;
         Ok(Self { checks, most, coming, requests: Some(requests), next_id, stats, thread: Some(thread) })
     }
 
@@ -115,7 +115,7 @@ impl EngineHandle {
     pub fn finish(mut self) -> Result<Engine> {
         self.requests = None;
         let thread = self.thread.take().ok_or_else(ended)?;
-        thread.join().map_err(|_| Error::Input("the thread of the engine panicked".to_owned()))
+        thread.join().map_err(|_| Error::Engine("the thread of the engine panicked".to_owned()))
     }
 }
 
@@ -131,7 +131,7 @@ impl Drop for EngineHandle {
 }
 
 fn ended() -> Error {
-    Error::Input("the engine has ended".to_owned())
+    Error::Engine("the engine has ended".to_owned())
 }
 
 impl Answers {
@@ -223,7 +223,7 @@ impl Server {
             Err(error) => {
                 let why = error.one_line();
                 for sample in 0..client.left {
-                    let what = Happening::Failed(Error::Input(why.clone()));
+                    let what = Happening::Failed(Error::Engine(why.clone()));
                     // Whoever does not listen any more does not miss it.
                     let _ = client.events.send(Event { request: id, sample, what });
                 }

@@ -332,7 +332,7 @@ impl Job {
 
     /// Tells that it failed, and what would have parted from it.
     pub fn fail(&self, why: &str, events: &mut Vec<Event>) {
-        self.end(|| Happening::Failed(Error::Input(why.to_owned())), events);
+        self.end(|| Happening::Failed(Error::Engine(why.to_owned())), events);
     }
 
     /// Tells that it ended before the next token, and what would have parted from it.

@@ -1,5 +1,7 @@
 //! Dtypes: those that a checkpoint has, and those of a model that is loaded from it.
 
+use std::fmt;
+
 use sinew_memory::Hardware;
 use sinew_ops::Context;
 use sinew_ops::layers::{Compute, Encoding, OldKv};
@@ -46,6 +48,15 @@ pub enum Activations {
     Int8,
 }
 
+impl fmt::Display for Activations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        })
+    }
+}
+
 impl WeightOptions {
     /// The precision of a model with these weights on a context's device.
     ///
@@ -65,10 +76,7 @@ impl WeightOptions {
                     "bf16 for quantized weights, int8 for those whose codes are integers".to_owned(),
                 ],
             };
-            return Err(Error::Unsupported {
-                what: format!("activations in {activations:?} with {weights}"),
-                supported,
-            });
+            return Err(Error::Unsupported { what: format!("activations in {activations} with {weights}"), supported });
         }
         let dtype = match (self.dtype, self.quantize) {
             (Some(dtype), _) => dtype,

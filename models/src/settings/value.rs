@@ -165,11 +165,7 @@ impl Value for Activations {
         }
     }
     fn show(&self) -> String {
-        match self {
-            Self::Bf16 => "bf16",
-            Self::Int8 => "int8",
-        }
-        .to_owned()
+        self.to_string()
     }
 }
 
