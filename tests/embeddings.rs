@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Output;
 
-use sinew::models::load::{Activations, Quantize};
+use sinew::models::precision::{Activations, Quantize};
 use sinew::models::{Load, Tensors};
 use sinew::prelude::*;
 use sinew::tensor::{BlockFormat, BlockValues};

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
-use sinew::models::load::{Quantize, main_dtype};
+use sinew::models::precision::{Quantize, main_dtype};
 use sinew::models::quantize::{Quantized, quantize};
 use sinew::models::{self, Error, Load};
 use sinew::prelude::*;

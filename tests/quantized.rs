@@ -13,7 +13,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use sinew::demo;
 use sinew::models::OldKv;
-use sinew::models::load::{Activations, Precision, Quantize};
+use sinew::models::precision::{Activations, Precision, Quantize};
 use sinew::models::quality::{self, Divergence, Exact};
 use sinew::ops::layers::Encoding;
 use sinew::prelude::*;

@@ -12,7 +12,7 @@ use sinew_kernels::rates::{Meter, Peaks};
 use sinew_kernels::{Compute, Registry, Result};
 use sinew_memory::Device;
 use sinew_models::WeightOptions;
-use sinew_models::load::{Activations, Quantize};
+use sinew_models::precision::{Activations, Quantize};
 use sinew_ops::{Context, Policy};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 

@@ -23,8 +23,8 @@ pub use self::form::LayerCache;
 use self::host::Host;
 use self::poison::Poisoned;
 use self::room::blocks_between_steps;
-use crate::load::Precision;
-use crate::plan::limits::Limits;
+use crate::limits::Limits;
+use crate::precision::Precision;
 use crate::{DecoderConfig, Error, Result};
 
 /// How large a cache is: the blocks of each group of layers.

@@ -11,6 +11,7 @@
 //! additions are epilogues of products. What else there may be (norms of queries, keys and of what is added, experts, no
 //! gate, bounds on scores and logits) is where the description says it.
 
+pub(crate) mod batch;
 mod dense;
 mod experts;
 mod feed_forward;
@@ -23,16 +24,17 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, Layout, Tensor, View};
 
+use self::batch::Batch;
 use self::layer::{Activations, Layer, Step};
 use self::residual::{input_norm, norm_over};
+use crate::activations::{HostInput, Rows};
 use crate::cache::{Form, KvCache, LayerCache};
 use crate::checkpoint::Checkpoint;
 use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
 use crate::error::count_of;
-use crate::load::{LinearSpec, Loaded, Loader, Maker, Part, Precision, Sizes, Stage, WeightBytes, rotaries};
-use crate::plan::limits::{Limits, Plan};
-use crate::steps::batch::Batch;
-use crate::steps::scratch::{HostInput, Rows};
+use crate::limits::Limits;
+use crate::load::{Counted, LinearSpec, Loaded, Loader, Maker, Part, Stage, WeightBytes, rotaries};
+use crate::precision::Precision;
 use crate::{DecoderConfig, Error, Result};
 
 /// A decoder whose weights are packed and whose every step is planned: running one allocates nothing.
@@ -112,13 +114,12 @@ impl Decoder {
         Ok(Self { config: config.clone(), precision, limits, parts, held, passes: Passes::default() })
     }
 
-    /// What it would take: all but cache and logits.
+    /// Has its parts counted, which are all but cache and logits.
     ///
     /// # Errors
     /// Those of [`Decoder::load`] for tensors.
-    pub(crate) fn plan(config: &DecoderConfig, sizes: &mut Sizes<'_>, limits: &Limits) -> Result<Plan> {
-        Parts::make(sizes, config, &limits.capped())?;
-        Ok(sizes.plan())
+    pub(crate) fn count(maker: &mut impl Maker<Counted>, config: &DecoderConfig, limits: &Limits) -> Result<()> {
+        Parts::make(maker, config, &limits.capped()).map(drop)
     }
 
     /// The description that it was loaded from.

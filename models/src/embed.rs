@@ -12,10 +12,11 @@ use sinew_ops::layers::Place;
 use self::backbone::Backbone;
 use crate::checkpoint::Checkpoint;
 use crate::config::check_positions;
-use crate::load::{Loader, Precision, Progress, Sizes, WeightOptions};
-use crate::plan::limits::Plan;
+use crate::load::Plan;
+use crate::load::{Loader, Progress, Sizes};
 use crate::plan::passes::{self, MAX_TEXTS};
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
+use crate::precision::{Precision, WeightOptions};
 use crate::{Error, Folder, LoadOptions, ModelConfig, Planner, Result, Tokenizer};
 
 /// Texts to vectors.

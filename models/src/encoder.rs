@@ -15,11 +15,11 @@ use sinew_ops::layers::{Add, Embedding, Norm, Place, Rotary, Sequences, push_unl
 use sinew_tensor::DType;
 
 use self::layer::{Activations, Layer, Step};
+use crate::activations::HostInput;
 use crate::config::{LearnedPositions, NormKind, check_positions, check_tokens};
 use crate::error::count_of;
-use crate::load::{Loaded, Loader, Maker, NormSpec, Part, Precision, Sizes, Stage};
-use crate::plan::limits::Plan;
-use crate::steps::scratch::HostInput;
+use crate::load::{Counted, Loaded, Loader, Maker, NormSpec, Part, Stage};
+use crate::precision::Precision;
 use crate::{EncoderConfig, Error, Result};
 
 /// An encoder whose weights are packed and whose every pass is planned.
@@ -76,18 +76,17 @@ impl Encoder {
         Ok(Self { config: config.clone(), precision: loader.precision(), parts, max_rows, max_sequences })
     }
 
-    /// What it would take.
+    /// Has its parts counted.
     ///
     /// # Errors
     /// Those of [`Encoder::load`] for tensors.
-    pub(crate) fn plan(
+    pub(crate) fn count(
+        maker: &mut impl Maker<Counted>,
         config: &EncoderConfig,
-        sizes: &mut Sizes<'_>,
         max_rows: usize,
         max_sequences: usize,
-    ) -> Result<Plan> {
-        Parts::make(sizes, config, max_rows, max_sequences)?;
-        Ok(sizes.plan())
+    ) -> Result<()> {
+        Parts::make(maker, config, max_rows, max_sequences).map(drop)
     }
 
     /// The description that it was loaded from.

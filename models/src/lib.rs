@@ -13,6 +13,7 @@
 //! | [`stop`] | text while it is generated: whole characters only, and stop strings |
 //! | [`sampling`] | the next token from its logits |
 //! | [`generation_config`] | how a checkpoint wants its answers drawn |
+//! | [`precision`] | dtypes: those that a checkpoint has, and those of a model that is loaded from it |
 //! | [`load`] | tensors to packed weights |
 //! | [`quantized`] | weights of 4 and 8 bits as GPTQ, AWQ, bitsandbytes, compressed-tensors, FP8 and MXFP4 store them |
 //! | [`quantize`] | quantized checkpoints, written |
@@ -42,6 +43,7 @@ pub mod language;
 pub mod load;
 pub mod plan;
 pub mod pooling;
+pub mod precision;
 pub mod quality;
 pub mod quantize;
 pub mod quantized;
@@ -51,8 +53,10 @@ pub mod stop;
 pub mod tensors;
 pub mod tokenizer;
 
+mod activations;
 mod answering;
 mod files;
+mod limits;
 mod nearest;
 mod steps;
 
@@ -66,8 +70,8 @@ pub use folder::Folder;
 pub use generation_config::GenerationConfig;
 pub use hub::Hub;
 pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions, Session};
-pub use load::WeightOptions;
 pub use plan::{Footprint, Plan, Planner};
+pub use precision::WeightOptions;
 pub use sampling::{Logprobs, Sampler, SamplingParams};
 pub use settings::Settings;
 pub use sinew_ops::layers::OldKv;

@@ -1,11 +1,11 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
+mod bytes;
 mod fill;
 mod maker;
 mod matrices;
 mod matrix;
 mod part;
-mod precision;
 mod sizes;
 
 use std::fmt::Debug;
@@ -20,19 +20,20 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, Tensor};
 
+pub use self::bytes::Plan;
+pub(crate) use self::bytes::Taken;
 pub(crate) use self::fill::AT_HAND_BYTES;
-pub(crate) use self::maker::{GroupedSpec, LinearSpec, Loaded, Maker, NormSpec, Stage};
+pub(crate) use self::maker::{Counted, GroupedSpec, LinearSpec, Loaded, Maker, NormSpec, Stage};
 use self::matrices::Matrices;
+pub(crate) use self::matrix::check_quantizable;
 use self::matrix::{Becomes, check};
 pub use self::part::Part;
-pub use self::precision::{Activations, Precision, Quantize, WeightOptions, main_dtype};
 pub(crate) use self::sizes::{Made, Sizes};
-pub(crate) use self::{matrix::check_quantizable, precision::float_dtype};
 use crate::Result;
+use crate::activations::{ACTIVATIONS, HostInput, Rows};
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
-use crate::plan::limits::Plan;
-use crate::steps::scratch::{ACTIVATIONS, HostInput, Rows};
+use crate::precision::Precision;
 use crate::tensors::floats::widened;
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
@@ -47,8 +48,9 @@ pub struct Loader<'a> {
     done: u64,
     total: u64,
     held: WeightBytes,
-    plan: Plan,
-    /// Where that is, once there is any of it.
+    /// Bytes of all that steps work on.
+    activations: usize,
+    /// Where they are, once a part has asked for some.
     arena: Option<Arena>,
 }
 
@@ -81,7 +83,7 @@ impl<'a> Loader<'a> {
             done: 0,
             total,
             held: WeightBytes::default(),
-            plan: *plan,
+            activations: plan.activations,
             arena: None,
         }
     }
@@ -113,7 +115,7 @@ impl<'a> Loader<'a> {
             None => self
                 .ctx
                 .pool()
-                .allocate_apart(self.plan.activations, ACTIVATIONS)
+                .allocate_apart(self.activations, ACTIVATIONS)
                 .and_then(Arena::in_buffer)
                 .map_err(sinew_ops::Error::from)?,
         };

@@ -8,7 +8,7 @@ use sinew_tensor::BlockValues::{F8E4M3, Int4, Int8};
 
 use crate::error::{Error, Result};
 use crate::language::LanguageModel;
-use crate::load::Quantize;
+use crate::precision::Quantize;
 use crate::settings::GroupSize;
 
 /// The formats that weights can be quantized to as they are loaded and that are worth a comparison: each of few bits, in

@@ -36,7 +36,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::files::MAX_CONFIG_BYTES;
 use crate::folder::{FileName, Folder};
-use crate::load::Quantize;
+use crate::precision::Quantize;
 use crate::tensors::{INDEX, Load, MAX_HEADERS_BYTES, MAX_INDEX_BYTES, SINGLE};
 use crate::tokenizer::Tokenizer;
 

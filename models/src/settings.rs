@@ -18,7 +18,7 @@ use sinew_memory::{Bytes, SimdLevel};
 
 pub use self::resolve::{FILE_VARIABLE, Resolved, Source, meant_by};
 pub use self::value::{GroupSize, KvDType, OldKvDType, Value, WeightDType};
-use crate::load::Activations;
+use crate::precision::Activations;
 use crate::tensors::Load;
 
 /// One setting: its names, its documentation, and how it is read and shown as text.

@@ -1,22 +1,20 @@
 //! Steps of a decoder with a head: prompts in chunks, a token of each of several sequences, or what was put together;
 //! and what is wanted of their logits.
 
-pub(crate) mod batch;
 mod draw;
 pub(crate) mod logits;
 pub(crate) mod prompt;
 pub(crate) mod runner;
-pub(crate) mod scratch;
 
 use std::ops::{ControlFlow, Range};
 
 use sinew_ops::Context;
 
-use self::batch::Wanted;
 use self::logits::Logits;
 use self::runner::{Runner, shrink};
 use crate::Result;
 use crate::cache::Sequence;
+use crate::decoder::batch::Wanted;
 use crate::sampling::Asked;
 
 /// A decoder on its cache, and the logits of its steps.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
-use sinew::models::load::{Activations, Precision, main_dtype};
+use sinew::models::precision::{Activations, Precision, main_dtype};
 use sinew::models::quality::{self, Divergence, Exact};
 use sinew::models::{Checkpoint, EmbeddingModel, Error, LoadOptions, WeightOptions};
 use sinew::ops::Context;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::demo;
-use sinew::models::load::{Activations, Precision, Quantize};
+use sinew::models::precision::{Activations, Precision, Quantize};
 use sinew::models::settings::{Field, Resolved, Source, WeightDType};
 use sinew::models::{Error, Folder, LoadOptions, Settings, WeightOptions, one_line};
 use sinew::ops::Context;

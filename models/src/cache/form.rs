@@ -8,7 +8,7 @@
 use sinew_tensor::{DType, Tensor};
 
 use crate::DecoderConfig;
-use crate::load::Precision;
+use crate::precision::Precision;
 
 /// How far back a layer keeps keys and values, and as what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

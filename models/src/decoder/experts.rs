@@ -15,9 +15,10 @@ use sinew_tensor::{DType, View};
 
 use super::layer::{Activations, Step};
 use super::residual::{Residual, input_norm};
+use crate::activations::Rows;
 use crate::config::{ExpertMatrices, ExpertsConfig};
-use crate::load::{GroupedSpec, LinearSpec, Loaded, Maker, Part, Precision, Stage};
-use crate::steps::scratch::Rows;
+use crate::load::{GroupedSpec, LinearSpec, Loaded, Maker, Part, Stage};
+use crate::precision::Precision;
 use crate::{DecoderConfig, Error, Result};
 
 /// The router and the experts of a layer.

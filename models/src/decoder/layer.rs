@@ -10,11 +10,12 @@ use sinew_tensor::{DType, Tensor, View};
 use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
 use super::residual::{Output, Residual, input_norm, norm_over};
+use crate::activations::{Heads, Rows};
 use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
-use crate::load::{LinearSpec, Loaded, Maker, Part, Precision, Stage};
-use crate::plan::limits::Limits;
-use crate::steps::scratch::{Heads, Rows};
+use crate::limits::Limits;
+use crate::load::{LinearSpec, Loaded, Maker, Part, Stage};
+use crate::precision::Precision;
 use crate::{DecoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.

@@ -4,9 +4,10 @@ use sinew_ops::Context;
 use sinew_ops::layers::{Add, Linear, LinearOptions, Norm, Place};
 use sinew_tensor::{DType, View};
 
+use crate::activations::Rows;
 use crate::config::NormKind;
-use crate::load::{LinearSpec, Loaded, Maker, NormSpec, Part, Precision, Stage};
-use crate::steps::scratch::Rows;
+use crate::load::{LinearSpec, Loaded, Maker, NormSpec, Part, Stage};
+use crate::precision::Precision;
 use crate::{DecoderConfig, Result};
 
 /// The residual stream, in f32.

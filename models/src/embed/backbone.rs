@@ -6,12 +6,13 @@ use sinew_ops::layers::Place;
 
 use crate::cache::KvCache;
 use crate::decoder::Decoder;
+use crate::decoder::batch::Wanted;
 use crate::encoder::Encoder;
 use crate::error::count_of;
-use crate::load::{Loader, Precision};
+use crate::load::Loader;
 use crate::plan::passes::{self, MAX_TEXTS};
 use crate::plan::room::{most_that_fits, refuse_beyond_memory};
-use crate::steps::batch::Wanted;
+use crate::precision::Precision;
 use crate::steps::runner::Runner;
 use crate::{ModelConfig, Result};
 

@@ -8,9 +8,9 @@ use sinew_ops::layers::{
 use sinew_tensor::{DType, View};
 
 use super::norm;
+use crate::activations::{Heads, Rows};
 use crate::config::EncoderLayerConfig;
 use crate::load::{LinearSpec, Loaded, Maker, Part, Stage};
-use crate::steps::scratch::{Heads, Rows};
 use crate::{EncoderConfig, Result};
 
 /// Attention and feed-forward, each added to the residual stream.

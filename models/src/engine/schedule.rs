@@ -6,8 +6,8 @@ use super::job::{Job, Rank};
 use super::request::Event;
 use super::{EngineStats, RequestId};
 use crate::cache::KvCache;
-use crate::plan::limits::Limits;
-use crate::steps::batch::Wanted;
+use crate::decoder::batch::Wanted;
+use crate::limits::Limits;
 use crate::steps::runner::Staging;
 use crate::{Error, Result};
 

@@ -8,8 +8,10 @@ use sinew_tensor::DType;
 use crate::cache::CacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
-use crate::load::{Maker, Precision, Sizes, WeightOptions};
-use crate::plan::limits::{Limits, Plan};
+use crate::limits::Limits;
+use crate::load::Plan;
+use crate::load::{Maker, Sizes};
+use crate::precision::{Precision, WeightOptions};
 use crate::steps::logits::Logits;
 use crate::{DecoderConfig, Error, Result};
 
@@ -93,13 +95,13 @@ impl LoadOptions {
     /// What loading makes of a checkpoint of such sizes.
     pub(crate) fn plan(&self, config: &DecoderConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
         let limits = self.limits(config)?;
-        let plan = Decoder::plan(config, sizes, &limits)?;
+        Decoder::count(sizes, config, &limits)?;
         let cache = self.cache_shape(config, sizes.precision()).map_or(usize::MAX, |shape| {
             // What is swapped out is in the same memory on a CPU.
             let host = if sizes.device() == DeviceKind::CPU { shape.host_bytes(self.swap_tokens) } else { 0 };
             shape.bytes().saturating_add(host)
         });
-        Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_wanted()), ..plan })
+        Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_wanted()), ..sizes.plan() })
     }
 
     /// The cache.

@@ -9,11 +9,12 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, Tensor};
 
-use super::{Part, Precision};
+use super::Part;
 use crate::Result;
+use crate::activations::{HostInput, Rows};
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
-use crate::steps::scratch::{HostInput, Rows};
+use crate::precision::Precision;
 
 /// Whether the parts of a model are there.
 pub(crate) trait Stage: Debug {

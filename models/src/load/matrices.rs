@@ -3,10 +3,11 @@
 use sinew_ops::Context;
 use sinew_ops::layers::Encoding;
 
+use super::Part;
 use super::matrix::{Becomes, Matrix};
-use super::{Part, Precision};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
+use crate::precision::Precision;
 
 /// Matrices `[n, k]` of a checkpoint that one weight is made of, those of a group behind those of the group before.
 pub(super) struct Matrices {
@@ -59,7 +60,8 @@ impl Matrices {
     pub(super) fn becomes(&self, precision: &Precision, ctx: &Context, may_be_ordered: bool) -> Becomes {
         let common = self.common_blocks(may_be_ordered);
         let kept = precision.kept.and(common).filter(|&blocks| ctx.format(blocks).is_some());
-        let encoding = kept.unwrap_or_else(|| precision.encoding(self.all.iter().map(|matrix| &matrix.part)));
+        let encoding =
+            kept.unwrap_or_else(|| precision.encoding(self.all.iter().all(|matrix| matrix.part.may_be_quantized())));
         let as_stored = common == Some(encoding);
         Becomes { encoding, as_stored, order: self.order().filter(|_| as_stored) }
     }

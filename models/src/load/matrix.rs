@@ -8,8 +8,8 @@ use sinew_ops::layers::{Encoding, WeightRows};
 use sinew_tensor::{BlockFormat, DType};
 
 use super::Part;
-use super::precision::float_dtype;
 use crate::checkpoint::Checkpoint;
+use crate::precision::float_dtype;
 use crate::quantized::{StoredModule, Strip as ModuleStrip};
 use crate::tensors::Tensors;
 use crate::tensors::floats::{are_within, packable};

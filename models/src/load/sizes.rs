@@ -10,15 +10,16 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::DType;
 
+use super::Part;
 use super::maker::{Counted, GroupedSpec, LinearSpec, Maker, NormSpec};
 use super::matrices::Matrices;
 use super::matrix::{Matrix, check};
-use super::{Part, Precision};
 use crate::Result;
+use crate::activations::{bytes, sum};
 use crate::checkpoint::Checkpoint;
 use crate::config::RopeConfig;
-use crate::plan::limits::Plan;
-use crate::steps::scratch::{bytes, sum};
+use crate::load::Plan;
+use crate::precision::Precision;
 
 /// What a [`Loader`](super::Loader) would make of a checkpoint, for plans: every tensor is checked as loading checks
 /// it, and the bytes of what it becomes are counted; the largest number where they are more.

@@ -8,6 +8,7 @@ use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::fill::{SLICES_A_TURN, slices};
 use super::*;
+use crate::precision::{Activations, Precision, WeightOptions};
 use crate::quantized::Quantization;
 use crate::tensors::Tensors;
 

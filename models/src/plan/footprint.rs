@@ -3,10 +3,11 @@
 use sinew_memory::{Device, DeviceKind, PoolConfig};
 use sinew_ops::layers::Encoding;
 
+use crate::activations::sum;
 use crate::cache::CacheShape;
-use crate::load::{AT_HAND_BYTES, Made, Precision};
-use crate::plan::limits::{Plan, Taken};
-use crate::steps::scratch::sum;
+use crate::load::{AT_HAND_BYTES, Made};
+use crate::load::{Plan, Taken};
+use crate::precision::Precision;
 use crate::{DecoderConfig, LoadOptions, Result};
 
 /// What the command itself takes on a CPU once it runs: its code, what is linked to it, the heap, the tables of kernels

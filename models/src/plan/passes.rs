@@ -5,8 +5,10 @@ use sinew_memory::DeviceKind;
 use crate::cache::CacheShape;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::load::{Maker, Precision, Sizes};
-use crate::plan::limits::{Limits, Plan};
+use crate::limits::Limits;
+use crate::load::Plan;
+use crate::load::{Maker, Sizes};
+use crate::precision::Precision;
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 
 /// The most texts in one pass.
@@ -58,11 +60,14 @@ pub(crate) fn cache_bytes(config: &DecoderConfig, precision: Precision, tokens: 
 pub(crate) fn plan(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
     let device = sizes.device();
     match config {
-        ModelConfig::Encoder(config) => Encoder::plan(config, sizes, rows(config, device), MAX_TEXTS),
+        ModelConfig::Encoder(config) => {
+            Encoder::count(sizes, config, rows(config, device), MAX_TEXTS)?;
+            Ok(sizes.plan())
+        }
         ModelConfig::Decoder(config) => {
             let limits = limits(config, device);
-            let plan = Decoder::plan(config, sizes, &limits)?;
-            Ok(Plan { cache: cache_bytes(config, sizes.precision(), limits.max_rows), ..plan })
+            Decoder::count(sizes, config, &limits)?;
+            Ok(Plan { cache: cache_bytes(config, sizes.precision(), limits.max_rows), ..sizes.plan() })
         }
     }
 }

@@ -11,10 +11,11 @@ use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 use super::footprint::{self, Footprint, SequenceBytes};
 use crate::error::count_of;
 use crate::folder::documents::FileName;
-use crate::load::{Precision, Quantize, Sizes, main_dtype};
-use crate::plan::limits::Plan;
+use crate::load::Plan;
+use crate::load::Sizes;
 use crate::plan::passes;
 use crate::plan::room::{most_that_fits, refuse_beyond_memory};
+use crate::precision::{Precision, Quantize, main_dtype};
 use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
 
 /// Says what memory a model takes before its weights are read.

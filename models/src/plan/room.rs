@@ -3,8 +3,8 @@
 use sinew_memory::Bytes;
 use sinew_ops::Context;
 
-use crate::plan::limits::Taken;
-use crate::steps::scratch::sum;
+use crate::activations::sum;
+use crate::load::Taken;
 use crate::{Error, Result};
 
 /// Refuses parts of a model that the free memory of a context's device, or its limit, cannot hold together, before any

@@ -15,8 +15,9 @@ use crate::decoder::{Decoder, Head};
 use crate::encoder::Encoder;
 use crate::error::{Error, Result};
 use crate::folder::Folder;
-use crate::load::{Quantize, Sizes, WeightOptions, float_dtype};
-use crate::plan::limits::Limits;
+use crate::limits::Limits;
+use crate::load::Sizes;
+use crate::precision::{Quantize, WeightOptions, float_dtype};
 use crate::quantized::Bits;
 
 /// A format that compressed-tensors has a name for.
@@ -230,14 +231,14 @@ fn asked<'a>(
     let precision = weights.precision(checkpoint, ctx)?;
     let mut sizes = Sizes::new(ctx, checkpoint, precision);
     match config {
-        ModelConfig::Encoder(config) => Encoder::plan(config, &mut sizes, 1, 1)?,
+        ModelConfig::Encoder(config) => Encoder::count(&mut sizes, config, 1, 1)?,
         ModelConfig::Decoder(config) => {
             // An embedding model has no use for a head.
             let max_logits = (!folder.embeds()?).then_some(1);
             let limits = Limits { max_rows: 1, max_sequences: 1, context: 1, block_size: 1, max_logits };
-            Decoder::plan(config, &mut sizes, &limits)?
+            Decoder::count(&mut sizes, config, &limits)?;
         }
-    };
+    }
     Ok(sizes)
 }
 

@@ -13,7 +13,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::*;
 use crate::error::{Error, Result};
-use crate::load::main_dtype;
+use crate::precision::main_dtype;
 use crate::tensors::Load;
 
 /// A fixture's way of quantization, its tensors, and those that its own code dequantizes.

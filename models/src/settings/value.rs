@@ -8,7 +8,7 @@ use sinew_ops::layers::{GROUP_SIZES, MAX_GROUP};
 use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use crate::Result as CrateResult;
-use crate::load::{Activations, Quantize};
+use crate::precision::{Activations, Quantize};
 use crate::tensors::Load;
 
 /// What a setting holds. What [`show`](Self::show) gives, [`parse`](Self::parse) takes.
@@ -249,7 +249,7 @@ impl Value for GroupSize {
     }
 }
 
-/// The dtype of a cache; `None` is that of [`Precision::of`](crate::load::Precision::of).
+/// The dtype of a cache; `None` is that of [`Precision::of`](crate::precision::Precision::of).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvDType(pub Option<DType>);
 

@@ -4,8 +4,8 @@ use sinew_ops::Context;
 use sinew_ops::layers::Sample;
 use sinew_tensor::{DType, Layout, Tensor};
 
-use super::scratch::{ACTIVATIONS, HostInput};
 use crate::Result;
+use crate::activations::{ACTIVATIONS, HostInput};
 use crate::sampling::Asked;
 
 /// A planned draw from rows of logits.

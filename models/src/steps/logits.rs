@@ -5,8 +5,8 @@ use sinew_ops::Context;
 use sinew_tensor::{DType, Tensor};
 
 use super::draw::Draw;
-use super::scratch::bytes;
 use crate::Result;
+use crate::activations::bytes;
 use crate::sampling::Asked;
 
 /// Rows of logits, as many as a step asks for.

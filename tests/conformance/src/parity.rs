@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use safetensors::SafeTensors;
-use sinew::models::load::main_dtype;
+use sinew::models::precision::main_dtype;
 use sinew::models::{Load, Tensors};
 use sinew::prelude::*;
 

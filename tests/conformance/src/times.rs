@@ -15,7 +15,7 @@ use sinew::kernels::norm::{Norm, NormDynamic, NormFormula, NormStatic};
 use sinew::kernels::rates::Peaks;
 use sinew::kernels::{Registry, Work};
 use sinew::memory::Device;
-use sinew::models::load::Precision;
+use sinew::models::precision::Precision;
 use sinew::tensor::DType;
 
 /// Seconds that each row is timed for, and the fewest timings.

@@ -1,36 +1,9 @@
-//! How large the steps of a model are, and the memory that it takes on its device for them.
+//! The memory that a model takes on its device.
 //!
 //! What a model is made of is declared once, and given to what loads it and to what counts its bytes. Bytes that are too
 //! many to count are [`usize::MAX`].
 
-use crate::steps::scratch::sum;
-
-/// How large a step of a decoder can be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Tokens in one step.
-    pub max_rows: usize,
-    /// Sequences in one step.
-    pub max_sequences: usize,
-    /// Tokens of one sequence, prompt and answer.
-    pub context: usize,
-    /// Tokens in a block of the cache.
-    pub block_size: usize,
-    /// Rows of logits at once; without any no head is loaded, for models of which only hidden states are asked.
-    pub max_logits: Option<usize>,
-}
-
-impl Limits {
-    /// The same with no more rows of logits than a step has rows.
-    pub(crate) fn capped(self) -> Self {
-        Self { max_logits: self.max_logits.map(|most| most.min(self.max_rows)), ..self }
-    }
-
-    /// Rows of a step that are asked for at once.
-    pub(crate) fn max_wanted(&self) -> usize {
-        self.max_logits.unwrap_or(self.max_rows)
-    }
-}
+use crate::activations::sum;
 
 /// Bytes on the device of a model that is loaded, by what they are for.
 ///

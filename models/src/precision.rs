@@ -7,7 +7,6 @@ use sinew_ops::Context;
 use sinew_ops::layers::{Compute, Encoding, OldKv};
 use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
-use super::Part;
 use crate::checkpoint::Checkpoint;
 use crate::quantized::StoredModule;
 use crate::tensors::floats::{float, packed_as};
@@ -245,10 +244,10 @@ impl Precision {
         full * bytes(self.kv) + (seen - full) * bytes(old.dtype)
     }
 
-    /// What a weight of these parts becomes that is made of floats.
-    pub(super) fn encoding<'p>(&self, parts: impl IntoIterator<Item = &'p Part>) -> Encoding {
+    /// What a weight becomes that is made of floats, if it may be quantized or not.
+    pub(crate) fn encoding(&self, may_be_quantized: bool) -> Encoding {
         match self.quantize {
-            Some(Quantize { format, .. }) if parts.into_iter().all(Part::may_be_quantized) => Encoding::Blocks(format),
+            Some(Quantize { format, .. }) if may_be_quantized => Encoding::Blocks(format),
             _ => Encoding::Float(self.weights),
         }
     }
@@ -260,7 +259,7 @@ impl Precision {
 
     /// What most weights become.
     pub fn main_encoding(&self) -> Encoding {
-        self.kept.unwrap_or_else(|| self.encoding([]))
+        self.kept.unwrap_or_else(|| self.encoding(true))
     }
 
     /// How the operands of most products are rounded.
