@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use sinew::models::config::{FeedForward, RopeScaling};
-use sinew::models::load::main_dtype;
+use sinew::models::precision::main_dtype;
 use sinew::models::{DecoderConfig, EncoderConfig, Folder, Load, ModelConfig, Tensors, architectures};
 use sinew_conformance::parity;
 
