@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
-use sinew::models::load::Activations;
+use sinew::models::precision::Activations;
 use sinew::prelude::*;
 use tempfile::TempDir;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use sinew::models::OldKv;
-use sinew::models::load::Quantize;
+use sinew::models::precision::Quantize;
 use sinew::prelude::*;
 use sinew::tensor::BlockFormat;
 use sinew_conformance::parity::{self, Comparison, Expectation, name};

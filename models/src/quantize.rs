@@ -65,7 +65,7 @@ pub struct Quantized {
 /// ```no_run
 /// use std::ops::ControlFlow;
 /// use std::path::Path;
-/// use sinew_models::load::Quantize;
+/// use sinew_models::precision::Quantize;
 /// use sinew_models::{Folder, Load, quantize};
 /// use sinew_ops::Context;
 /// use sinew_tensor::{BlockFormat, BlockValues, DType};

@@ -6,7 +6,7 @@ use sinew::kernels::gemm::{Epilogue, Gemm, GemmDynamic, GemmStatic, InputNorm, R
 use sinew::kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use sinew::kernels::norm::{NormFormula, NormKind};
 use sinew::kernels::packed::Format;
-use sinew::models::load::Precision;
+use sinew::models::precision::Precision;
 use sinew::ops::Context;
 use sinew::tensor::DType;
 
