@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew::memory::{Cpu, Device, DeviceId, Hardware, Location, MemoryInfo, Result, Storage, Stream};
-use sinew::models::precision::Quantize;
 use sinew::models::plan::Change;
+use sinew::models::precision::Quantize;
 use sinew::models::{Folder, Load, OldKv, Planner};
 use sinew::ops::Policy;
 use sinew::prelude::*;
