@@ -372,6 +372,29 @@ fn configs_with_absurd_fields() {
     }
 }
 
+#[test]
+fn expressions_of_configs_that_take_much_to_compile() {
+    const COMPRESSED: &str = "quantized/ct_int4_g32_asym_untied_qwen2_bf16";
+    const GPTQ: &str = "quantized/gptq_4bit_g128_llama_f16";
+    // What each may be, and together nearly a gigabyte.
+    let many = |start: &str| (0..1000).map(|i| format!("{start}x{i}.{{900}}")).collect::<Vec<String>>();
+    let keys: serde_json::Map<String, Value> = many("+:").into_iter().map(|key| (key, json!({}))).collect();
+    for (fixture, list, value) in [
+        (COMPRESSED, "ignore", json!(many("re:"))),
+        (GPTQ, "dynamic", json!(keys)),
+        (GPTQ, "modules_to_not_convert", json!(many("re:"))),
+    ] {
+        let folder = copy(fixture);
+        let config: Value =
+            serde_json::from_str(&fs::read_to_string(folder.path().join("config.json")).expect("a config"))
+                .expect("valid JSON");
+        let mut section = config["quantization_config"].clone();
+        section[list] = value;
+        with_field(folder.path(), "quantization_config", &section);
+        refused_by(list, folder.path(), &[&["inspect"], LOGITS], &[list, "x", "more than 16 MiB"]);
+    }
+}
+
 type Damage = fn(&Path);
 
 #[test]

@@ -679,6 +679,119 @@ fn what_a_killed_run_has_left_is_not_in_the_way() {
 }
 
 #[test]
+fn what_a_killed_run_has_left_in_a_model_is_named() {
+    let output = tempfile::tempdir().expect("a folder");
+    let to = output.path().to_str().expect("UTF-8");
+    let left = format!(".{}.7.unfinished", output.path().file_name().expect("a name").to_str().expect("UTF-8"));
+    fs::create_dir(output.path().join(&left)).expect("a folder");
+    let quantize = |output: &str| sinew(&["quantize", "--model", &fixture(TIED), "--output", output, "--dtype", "fp8"]);
+    let written = quantize(to);
+    let warning = String::from_utf8_lossy(&written.stderr).into_owned();
+    assert!(written.status.success() && warning.starts_with("warning: "), "{warning}");
+    assert!([to, &left, "can be removed"].iter().all(|word| warning.contains(word)), "{warning}");
+    assert!(output.path().join(&left).is_dir() && output.path().join("config.json").is_file());
+    let other = output.path().join("other").into_os_string().into_string().expect("UTF-8");
+    let written = quantize(&other);
+    assert!(written.status.success() && !String::from_utf8_lossy(&written.stderr).contains("unfinished"));
+}
+
+#[test]
+fn names_may_be_as_long_as_file_systems_have_them() {
+    let place = tempfile::tempdir().expect("a folder");
+    // Of two and of three bytes, which are not cut.
+    for name in ["n".repeat(255), "é".repeat(127), format!("a{}", "漢".repeat(84))] {
+        let output = place.path().join(&name);
+        let how = how(BlockValues::Int8, None, false, true);
+        let (ctx, go_on) = (Context::cpu().expect("the CPU is there"), &mut |_, _| ControlFlow::Continue(()));
+        let written = quantize(&ctx, &Folder::new(fixture_path(TIED)), &output, how, Load::Read, go_on);
+        written.unwrap_or_else(|error| panic!("{}", error.one_line()));
+        assert_eq!(names_in(place.path()), [name]);
+        fs::remove_dir_all(output).expect("removed");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn links_that_lead_out_of_the_model_are_not_copied() {
+    use std::os::unix::fs::symlink;
+    let place = tempfile::tempdir().expect("a folder");
+    let secret = place.path().join("secret");
+    fs::create_dir(&secret).expect("a folder");
+    for name in ["text", "config.json", "a.jinja"] {
+        fs::write(secret.join(name), fs::read(fixture_path(TIED).join("config.json")).expect("a config"))
+            .expect("written");
+    }
+    let output = place.path().join("output");
+    let quantize = |source: &Path| {
+        let arguments = ["quantize", "--dtype", "fp8", "--output", output.to_str().expect("UTF-8"), "--model"];
+        sinew(&[&arguments[..], &[source.to_str().expect("UTF-8")]].concat())
+    };
+    for (link, target) in [
+        ("notes.txt", "text"),
+        ("creds.json", "text"),
+        ("config.json", "config.json"),
+        ("tokenizer_config.json", "config.json"),
+        ("additional_chat_templates", ""),
+    ] {
+        let source = copy(TIED);
+        let _ = fs::remove_file(source.path().join(link));
+        symlink(secret.join(target), source.path().join(link)).expect("a link");
+        refused(&quantize(source.path()), &[link, "is a link to", "outside the model's folder"]);
+        assert_eq!(names_in(place.path()), ["secret"], "{link}");
+    }
+    // Those inside are, and those of the hub's cache.
+    let source = place.path().join("models--a--b/snapshots/main");
+    let blobs = place.path().join("models--a--b/blobs");
+    [&source, &blobs].into_iter().for_each(|folder| fs::create_dir_all(folder).expect("a folder"));
+    for entry in fs::read_dir(fixture_path(TIED)).expect("the fixture is there") {
+        let name = entry.expect("the fixture is there").file_name();
+        fs::copy(fixture_path(TIED).join(&name), blobs.join(&name)).expect("copied");
+        symlink(Path::new("../../blobs").join(&name), source.join(&name)).expect("a link");
+    }
+    symlink("config.json", source.join("other.json")).expect("a link");
+    stdout(&quantize(&source));
+    for name in ["tokenizer.json", "other.json"] {
+        let [before, after] = [&source, &output].map(|folder| fs::read(folder.join(name)).expect("it is there"));
+        assert!(before == after && !output.join(name).is_symlink(), "{name}");
+    }
+    outputs(&output, WeightOptions::default());
+}
+
+#[test]
+fn tensors_that_would_be_read_with_the_codes_are_refused() {
+    let place = tempfile::tempdir().expect("a folder");
+    let name = "model.layers.1.mlp.up_proj";
+    let ctx = Context::cpu().expect("the CPU is there");
+    let packed = how(BlockValues::Int4, None, true, true);
+    let floats = how(BlockValues::F8E4M3, None, false, true);
+    for end in ["weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape", "pre_quant_scale"]
+    {
+        let source = model();
+        let mut all = tensors(source.path());
+        all.insert(format!("{name}.{end}"), (Dtype::I32, vec![1], vec![0; 4]));
+        save(source.path(), &all);
+        outputs(source.path(), WeightOptions::default());
+        for how in [packed, floats] {
+            let go_on = &mut |_, _| ControlFlow::Continue(());
+            let output = place.path().join("output");
+            let refused = quantize(&ctx, &Folder::new(source.path()), &output, how, Load::Read, go_on);
+            let refused = refused.expect_err("it would be another weight").one_line();
+            assert!(refused.contains(&format!("`{name}.{end}`")), "{refused}");
+            assert!(names_in(place.path()).is_empty());
+        }
+    }
+    // Those of activations, and of other modules.
+    let source = model();
+    let mut all = tensors(source.path());
+    for other in [format!("{name}.input_scale"), "model.layers.1.mlp.weight_scale".to_owned()] {
+        all.insert(other, (Dtype::F32, vec![1], vec![0; 4]));
+    }
+    save(source.path(), &all);
+    let (folder, _) = written(source.path(), packed);
+    outputs(folder.path(), WeightOptions::default());
+}
+
+#[test]
 fn a_file_system_that_was_just_made_is_empty() {
     let output = tempfile::tempdir().expect("a folder");
     let found = output.path().join("lost+found");

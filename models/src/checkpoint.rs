@@ -1,8 +1,8 @@
 //! What a model is loaded from: tensors, and which of its modules are quantized in them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::Result;
 use crate::quantized::{Quantization, StoredModule};
@@ -84,22 +84,32 @@ impl Checkpoint {
         Err(self.missing(&format!("{}{name}.weight", prefixes.first().unwrap_or(&""))))
     }
 
-    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs. Those whose names end
-    /// with one of `spare` are known not to be needed.
-    pub fn report_unused(&self, spare: &[&str]) {
+    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs, and refuses those of
+    /// quantized modules that were loaded. What has a name that ends with one of `spare` is known not to be needed, and
+    /// [what changes nothing](Quantization::is_spare) may be there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a tensor that may change what a quantized module gives.
+    pub fn check_unused(&self, spare: &[&str]) -> Result<()> {
         let ends =
             |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         let of_module =
             |name: &str| self.quantization().is_some_and(|quantization| quantization.is_spare(&self.tensors, name));
         let is_spare = |name: &str| spare.iter().any(|end| ends(name, end)) || of_module(name);
-        let unused: Vec<&str> = self.unused().filter(|name| !is_spare(name)).collect();
+        let unused: BTreeSet<&str> = self.unused().filter(|name| !is_spare(name)).collect();
+        if let Some(quantization) = &self.quantization {
+            let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+            quantization.check_unread(&self.tensors, &modules, &unused)?;
+        }
         if unused.is_empty() {
-            return;
+            return Ok(());
         }
         let (count, all) = (unused.len(), self.names().count());
-        let first = unused[..count.min(NAMED)].join(", ");
+        let first = unused.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
         let more = if count > NAMED { ", …" } else { "" };
         tracing::warn!("{count} of {all} tensors in {} are not used: {first}{more}", self.name());
+        Ok(())
     }
 }
 

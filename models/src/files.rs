@@ -69,6 +69,27 @@ pub(crate) fn join_inside(folder: &Path, name: &str, named_by: &str) -> Result<P
     Ok(folder.join(relative))
 }
 
+/// `path` with its links followed, provided that it still lies in `folder`.
+///
+/// The hub's cache keeps a model as `models--…/snapshots/<revision>`, whose files are links to
+/// `models--…/blobs`: those are the one place outside that links may lead to.
+pub(crate) fn real_path_inside(folder: &Path, path: &Path) -> Result<PathBuf> {
+    let real = |path: &Path| fs::canonicalize(path).map_err(|e| Error::io("open", path, e));
+    let (folder, target) = (real(folder)?, real(path)?);
+    let blobs = folder
+        .parent()
+        .filter(|parent| parent.file_name().is_some_and(|name| name == "snapshots"))
+        .and_then(Path::parent)
+        .map(|model| model.join("blobs"));
+    if target.starts_with(&folder) || blobs.is_some_and(|blobs| target.starts_with(blobs)) {
+        return Ok(target);
+    }
+    Err(Error::Checkpoint {
+        file: path.display().to_string(),
+        problem: format!("is a link to {}, which is outside the model's folder; copy it in", target.display()),
+    })
+}
+
 /// A JSON object whose fields are read with their type checked.
 ///
 /// A field that is `null` counts as missing, as in Python configs.

@@ -227,10 +227,12 @@ impl<'a> Loader<'a> {
         Ok(values)
     }
 
-    /// Ends loading: tensors that nothing asked for are reported, but those whose names end with one of `spare`.
-    pub fn finish(&mut self, spare: &[&str]) {
-        self.checkpoint.report_unused(spare);
+    /// Ends loading: tensors that nothing asked for are reported, or refused where they may change what a quantized module
+    /// gives, but those whose names end with one of `spare`.
+    pub fn finish(&mut self, spare: &[&str]) -> Result<()> {
+        self.checkpoint.check_unused(spare)?;
         (self.progress)(self.total, self.total);
+        Ok(())
     }
 }
 

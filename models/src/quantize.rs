@@ -82,7 +82,7 @@ pub struct Quantized {
 /// # Errors
 /// A model that cannot be loaded, is quantized already, has nothing to quantize or weights that compressed-tensors has no
 /// words for; a format that it has none for; an output that is there; more tensors than are read of a checkpoint; a file
-/// that cannot be read or written; weights that are no numbers or beyond half of f32's largest; [`Error::Cancelled`] where
+/// that cannot be read or written, or is a link that leads out of the model's folder; weights that are no numbers or beyond half of f32's largest; [`Error::Cancelled`] where
 /// `progress` ended it. None leaves anything in the output, unless it says so.
 pub fn quantize(
     ctx: &Context,
@@ -95,6 +95,7 @@ pub fn quantize(
     let scheme = Scheme::new(how)?;
     let output = unfinished::place(folder.path(), output)?;
     let config = folder.config()?;
+    let others = unfinished::others(folder)?;
     check_texts(folder)?;
     let checkpoint = folder.checkpoint(load)?;
     if let Some(quantization) = checkpoint.quantization() {
@@ -120,7 +121,7 @@ pub fn quantize(
     if let Some(index) = index {
         unfinished.write(INDEX, &index)?;
     }
-    unfinished::copy_others(folder, &unfinished)?;
+    others.iter().try_for_each(|(from, name)| unfinished.copy(from, name))?;
     unfinished.complete()?;
     Ok(Quantized {
         modules: modules.quantized.len(),

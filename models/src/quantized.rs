@@ -30,6 +30,7 @@
 //! are are matched in another way by each tool that reads them, and counted here as far as all of them agree; what is a
 //! `Linear` depends on the tool's classes, which have experts and heads that are none.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde_json::Value;
@@ -39,12 +40,12 @@ use self::awq::Awq;
 pub(crate) use self::bits::Bits;
 use self::compressed::Compressed;
 pub(crate) use self::compressed::{words_of_codes, words_of_zeros};
-use self::config::{expect, patterns, unsupported};
+use self::config::{patterns, unsupported};
 use self::fp8::Fp8;
 use self::gptq::Gptq;
 pub use self::module::StoredModule;
 pub(crate) use self::module::common_multiple;
-use self::patterns::Pattern;
+use self::patterns::{Budget, Pattern};
 use self::probe::Probe;
 pub(crate) use self::strip::Strip;
 use crate::config::fields::read_dtype;
@@ -149,12 +150,13 @@ impl Quantization {
         /// What tools call the modules that stay as they are; the last two are modelopt's.
         const LEFT_OUT: [&str; 5] =
             ["modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules", "ignore", "exclude_modules"];
-        let method = Method::read(fields, method)?;
+        let budget = &mut Budget::default();
+        let method = Method::read(fields, method, budget)?;
         let mut left_out = Vec::new();
         // In compressed-tensors a name is one module or a class.
         if !matches!(method, Method::Compressed(_)) {
             for list in LEFT_OUT {
-                left_out.extend(patterns(fields, list)?.into_iter().map(|pattern| (list, pattern)));
+                left_out.extend(patterns(fields, list, budget)?.into_iter().map(|pattern| (list, pattern)));
             }
         }
         Ok(Self { method, left_out, dtype })
@@ -206,46 +208,77 @@ impl Quantization {
         }
     }
 
-    /// Whether a tensor belongs to a quantized module and is not needed to multiply by it, so that nobody need be told
-    /// that it is not used: scales of activations and caches, and the biases of zeros that AutoGPTQ wrote for each
-    /// module.
+    /// Whether a tensor that is not read changes nothing, so that nobody need be told: what rounds activations and caches,
+    /// which are not rounded so here; the shape of codes that have it; biases of zeros, as AutoGPTQ wrote for each module.
     pub fn is_spare(&self, tensors: &Tensors, name: &str) -> bool {
-        /// Of static activations, of cached keys and values, and what is only read where it says something.
-        const SPARE: [&str; 12] = [
-            "input_scale",
-            "input_zero_point",
-            "activation_scale",
-            "output_scale",
-            "k_scale",
-            "v_scale",
-            "q_scale",
-            "kv_scale",
-            "weight_shape",
-            "weight_g_idx",
-            "g_idx",
-            "input_scale_ub",
-        ];
-        let Some((module, last)) = name.rsplit_once('.') else { return false };
-        if SPARE.contains(&last) {
-            return true;
+        let end = name.rsplit_once('.').map_or("", |(_, end)| end);
+        let is_zero = || tensors.all_slices(name, |bytes| bytes.iter().all(|&byte| byte == 0)).unwrap_or(false);
+        rounds_activations(end) || end == "weight_shape" || end == "bias" && is_zero()
+    }
+
+    /// Refuses tensors that nobody has read, and of which it is not known that they change nothing, of modules whose
+    /// others were: scales of scales or of inputs, rotations, or what an adapter adds.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for the first.
+    pub(crate) fn check_unread(
+        &self,
+        tensors: &Tensors,
+        modules: &BTreeMap<String, StoredModule>,
+        unread: &BTreeSet<&str>,
+    ) -> Result<()> {
+        let is_read =
+            |module: &str| modules.get(module).is_some_and(|of| of.tensors().all(|name| !unread.contains(name)));
+        for name in unread {
+            let of = match module_of(name, is_read) {
+                Some((module, _)) => module,
+                // AutoAWQ's of what an activation gives, by which it has divided the weights of the module behind.
+                None => match name.strip_suffix(".scales").filter(|_| matches!(self.method, Method::Awq(_))) {
+                    Some(activation) if !tensors.contains(&format!("{activation}.qweight")) => activation,
+                    _ => continue,
+                },
+            };
+            let probe = Probe { tensors, module: of, format: &self.to_string() };
+            let name = name.escape_debug();
+            return Err(probe.problem(format!("there is `{name}`, which is not read and may change what it gives")));
         }
-        matches!(self.method, Method::Gptq(_))
-            && last == "bias"
-            && tensors.contains(&format!("{module}.qweight"))
-            && tensors.all_slices(name, |bias| bias.iter().all(|&byte| byte == 0)).unwrap_or(false)
+        Ok(())
     }
 }
 
+/// The module, of those that are meant, that a tensor is of, and the rest of the tensor's name.
+pub(crate) fn module_of(tensor: &str, is_meant: impl Fn(&str) -> bool) -> Option<(&str, &str)> {
+    let modules = tensor.match_indices('.').map(|(dot, _)| (&tensor[..dot], &tensor[dot + 1..]));
+    modules.filter(|(module, _)| is_meant(module)).last()
+}
+
+/// Whether a module's tensor with this end of its name says how activations, or keys and values in a cache, are rounded:
+/// without it they are nearer to what they were.
+pub(crate) fn rounds_activations(end: &str) -> bool {
+    const ENDS: [&str; 12] = [
+        "input_scale",
+        "input_zero_point",
+        "input_scale_ub",
+        "activation_scale",
+        "output_scale",
+        "output_zero_point",
+        "q_scale",
+        "k_scale",
+        "k_zero_point",
+        "v_scale",
+        "v_zero_point",
+        "kv_scale",
+    ];
+    ENDS.contains(&end)
+}
+
 impl Method {
-    fn read(fields: &Fields<'_>, method: &str) -> Result<Self> {
+    fn read(fields: &Fields<'_>, method: &str, budget: &mut Budget) -> Result<Self> {
         match method.to_ascii_lowercase().as_str() {
-            "gptq" => Gptq::read(fields).map(Self::Gptq),
-            "auto-round" | "intel/auto-round" => {
-                expect(fields, "packing_format", "auto_round:auto_gptq", &["auto_round:auto_gptq"])?;
-                Gptq::read(fields).map(Self::Gptq)
-            }
+            "gptq" => Gptq::read(fields, budget).map(Self::Gptq),
+            "auto-round" | "intel/auto-round" => Gptq::read_auto_round(fields, budget).map(Self::Gptq),
             "awq" => Awq::read(fields).map(Self::Awq),
-            "compressed-tensors" | "compressed_tensors" => Compressed::read(fields).map(Self::Compressed),
+            "compressed-tensors" | "compressed_tensors" => Compressed::read(fields, budget).map(Self::Compressed),
             "fp8" => Fp8::read(fields).map(Self::Fp8),
             "fbgemm_fp8" => Ok(Self::Fp8(Fp8::of_rows())),
             "modelopt" => Fp8::read_modelopt(fields).map(Self::Fp8),

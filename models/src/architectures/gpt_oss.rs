@@ -32,6 +32,7 @@ const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-5,
     bos_token_id: None,
     eos_token_id: None,
+    hidden_act: "swigluoai",
     rope: RopeDefaults::theta(150_000.0),
     ..llama::DEFAULTS
 };

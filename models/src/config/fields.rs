@@ -67,10 +67,11 @@ pub(crate) fn read_eps(config: &Fields<'_>, name: &str, default: f64) -> Result<
     Ok(eps)
 }
 
-/// The activation that a config names in transformers' spelling.
+/// The activation that a config names in transformers' spelling, which has none for gpt-oss's: that is its alone.
 pub(crate) fn read_activation(config: &Fields<'_>, field: &str, default: &str) -> Result<Activation> {
     let name = config.text(field)?.unwrap_or(default);
-    name.parse().map_err(|_| Error::Unsupported {
+    let found = name.parse().ok().filter(|found| *found != Activation::SwigluOai || name == default);
+    found.ok_or_else(|| Error::Unsupported {
         what: format!("{field} `{}`", name.escape_debug()),
         supported: "silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, quick_gelu, relu, relu2".to_owned(),
     })

@@ -135,6 +135,7 @@ fn what_is_not_implemented_is_refused_in_one_line_that_says_what_is() {
     for (changes, found, supported) in [
         (json!({"model_type": "mamba"}), "mamba", "llama, mistral,"),
         (json!({"hidden_act": "gelu_10"}), "gelu_10", "silu"),
+        (json!({"hidden_act": "swigluoai"}), "swigluoai", "silu"),
         (json!({"rope_scaling": {"type": "proportional", "factor": 2.0}}), "proportional", "dynamic"),
         (json!({"rope_parameters": {"rope_type": "axial"}}), "axial", "longrope"),
         (json!({"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}}), "mrope_section", "yarn"),

@@ -18,7 +18,7 @@ use crate::folder::Folder;
 use crate::limits::Limits;
 use crate::load::Sizes;
 use crate::precision::{Quantize, WeightOptions, float_dtype};
-use crate::quantized::Bits;
+use crate::quantized::{Bits, module_of, rounds_activations};
 
 /// A format that compressed-tensors has a name for.
 #[derive(Debug, Clone, Copy)]
@@ -193,10 +193,17 @@ impl Modules {
             let what = format!("{}, in which no weight can be quantized,", checkpoint.name());
             return Err(Error::Unsupported { what, supported: "models with Linear modules".to_owned() });
         }
-        for (name, &module) in &quantized {
-            let clash = scheme.tensors(module).into_iter().map(|(end, ..)| format!("{name}.{end}"));
-            if let Some(clash) = clash.filter(|new| !new.ends_with(".weight")).find(|new| checkpoint.contains(new)) {
-                return Err(checkpoint.problem(format!("has a tensor `{}` already", clash.escape_debug())));
+        // What a module has beside its weight would be read with the codes, or refused.
+        for name in checkpoint.names() {
+            let is_alone = |end| ["weight", "bias"].contains(&end) || rounds_activations(end);
+            match module_of(name, |module| quantized.contains_key(module)) {
+                Some((module, end)) if !is_alone(end) => {
+                    let [name, module] = [name, module].map(str::escape_debug);
+                    return Err(
+                        checkpoint.problem(format!("has `{name}`, which would be of `{module}` as it is written"))
+                    );
+                }
+                _ => {}
             }
         }
         let kept = kept(config, checkpoint, &asked, &quantized)?;

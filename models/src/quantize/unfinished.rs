@@ -21,6 +21,8 @@ const INDICES: &str = ".index.json";
 const TEMPLATES: &str = "additional_chat_templates";
 /// How the name of a folder ends that is being written.
 const UNFINISHED: &str = ".unfinished";
+/// Bytes of the output's name that it begins with: with the rest it has no more than the 255 of most file systems.
+const MAX_START: usize = 200;
 /// The folder in which ext4 keeps what a check finds, in every file system that it has just made.
 const LOST_AND_FOUND: &str = "lost+found";
 
@@ -53,9 +55,9 @@ pub(super) fn place(source: &Path, output: &Path) -> Result<PathBuf> {
     Ok(place)
 }
 
-/// Refuses a folder in which is more than what runs are writing there, or left when they were killed. `own` is what this
-/// run writes.
-fn check_empty(folder: &Path, own: Option<&OsStr>) -> Result<()> {
+/// Refuses a folder in which is more than what runs are writing there, or left when they were killed, which is given.
+/// `own` is what this run writes.
+fn check_empty(folder: &Path, own: Option<&OsStr>) -> Result<Vec<OsString>> {
     let is_unfinished = |name: &OsString| {
         let name = name.as_encoded_bytes();
         name.starts_with(b".") && name.ends_with(UNFINISHED.as_bytes())
@@ -70,16 +72,20 @@ fn check_empty(folder: &Path, own: Option<&OsStr>) -> Result<()> {
     names.retain(|name| !is_nothing(name));
     names.sort();
     let (left, others): (Vec<_>, Vec<_>) = names.into_iter().partition(is_unfinished);
-    let Some(first) = others.first() else { return Ok(()) };
+    let Some(first) = others.first() else { return Ok(left) };
     let mut problem = format!("is not empty: it has {}", Path::new(first).display());
     if others.len() > 1 {
         problem += &format!(" and {} more", others.len() - 1);
     }
     if !left.is_empty() {
-        let left = listed(&left);
-        problem += &format!(", and {left}, left by a run that was killed, which can be removed unless one is at work");
+        problem += &format!(", and {}", left_behind(&left));
     }
     Err(refusal(folder, &problem))
+}
+
+/// What runs have left, or are at work on, in words.
+fn left_behind(names: &[OsString]) -> String {
+    format!("{}, left by a run that was killed, which can be removed unless one is at work", listed(names))
 }
 
 /// Names, between commas.
@@ -104,12 +110,12 @@ impl Unfinished {
     /// One beside `output`, or inside where that is there.
     pub fn create(output: PathBuf) -> Result<Self> {
         let is_inside = output.is_dir();
+        let name = output.file_name().unwrap_or_default().to_string_lossy();
+        let start = &name[..name.floor_char_boundary(MAX_START)];
         let mut count = 0;
         // Those of other runs stay: they may be at work.
         let path = loop {
-            let mut name = OsString::from(".");
-            name.push(output.file_name().unwrap_or_default());
-            name.push(format!(".{count}{UNFINISHED}"));
+            let name = format!(".{start}.{count}{UNFINISHED}");
             let path = if is_inside { output.join(name) } else { output.with_file_name(name) };
             match fs::create_dir(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => count += 1,
@@ -136,13 +142,13 @@ impl Unfinished {
         written.map_err(|e| Error::io("write", &path, e))
     }
 
-    /// Copies a file of the original to the same place.
-    fn copy(&self, source: &Path, name: &Path) -> Result<()> {
-        let (from, to) = (source.join(name), self.path_of(name));
+    /// Copies a file.
+    pub fn copy(&self, from: &Path, name: &Path) -> Result<()> {
+        let to = self.path_of(name);
         if let Some(folder) = to.parent() {
             fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
         }
-        let copied = File::open(&from).and_then(|mut source| {
+        let copied = File::open(from).and_then(|mut source| {
             let mut file = File::create_new(&to)?;
             io::copy(&mut source, &mut file)?;
             file.set_permissions(source.metadata()?.permissions())?;
@@ -157,11 +163,15 @@ impl Unfinished {
         sync_folders(path)?;
         let rename = &mut |from: &Path, to: &Path| fs::rename(from, to);
         if *is_inside {
-            check_empty(output, path.file_name())?;
+            let left = check_empty(output, path.file_name())?;
             let mut names = names_in(path)?;
             // Nothing is a model before its config is there.
             names.sort_by_key(|name| name == FileName::Config.as_str());
-            return move_all(&names, path, output, rename);
+            move_all(&names, path, output, rename)?;
+            if !left.is_empty() {
+                tracing::warn!("{} has {}", output.display(), left_behind(&left));
+            }
+            return Ok(());
         }
         let beside = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let renamed = rename(path, output);
@@ -235,8 +245,12 @@ impl Drop for Unfinished {
     }
 }
 
-/// Copies what stands beside the weights.
-pub(super) fn copy_others(folder: &Folder, unfinished: &Unfinished) -> Result<()> {
+/// What stands beside the weights and is copied: files, and their names in the model's folder.
+///
+/// # Errors
+/// A link that leads out of the folder: somebody may have put it there to have another file published with the model.
+/// The model's own config, which is written, may be none either.
+pub(super) fn others(folder: &Folder) -> Result<Vec<(PathBuf, PathBuf)>> {
     let source = folder.path();
     let is_copied = |name: &OsStr| {
         let end = Path::new(name).extension().and_then(OsStr::to_str);
@@ -264,7 +278,9 @@ pub(super) fn copy_others(folder: &Folder, unfinished: &Unfinished) -> Result<()
             copied.insert(config);
         }
     }
-    copied.iter().try_for_each(|name| unfinished.copy(source, name))
+    files::real_path_inside(source, &folder.documents().path_of(FileName::Config))?;
+    let of = |name: PathBuf| Ok((files::real_path_inside(source, &source.join(&name))?, name));
+    copied.into_iter().map(of).collect()
 }
 
 /// The names of the files in a folder.

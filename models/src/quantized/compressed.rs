@@ -16,14 +16,14 @@ use serde_json::{Map, Value};
 use sinew_tensor::DType;
 
 use super::bits::{Bits, signed_bytes, signed_nibbles, words};
-use super::config::{MAX_BITS, block_size, expect, group_size, patterns, unsupported};
+use super::config::{MAX_BITS, block_size, expect, group_size, patterns, refuse, unsupported};
 use super::fp8::{self, ScaleOf};
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Parts, StoredModule};
-use super::patterns::{Match, Pattern};
+use super::patterns::{Budget, Match, Pattern};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
-use crate::files::{Fields, brief};
+use crate::files::Fields;
 use crate::tensors::Tensors;
 use crate::tensors::floats::float;
 
@@ -74,7 +74,7 @@ impl Format {
 
 impl Compressed {
     /// What a config says.
-    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+    pub fn read(fields: &Fields<'_>, budget: &mut Budget) -> Result<Self> {
         refuse(fields, "sparsity_config", |map| map.get("format").and_then(Value::as_str) == Some("dense"))?;
         refuse(fields, "transform_config", |map| {
             map.values().all(|value| value.is_null() || value.as_object().is_some_and(Map::is_empty))
@@ -83,10 +83,10 @@ impl Compressed {
         let mut schemes = Vec::new();
         if let Some(groups) = fields.section("config_groups")? {
             for name in groups.keys() {
-                schemes.push(read_group(&groups, name, format)?);
+                schemes.push(read_group(&groups, name, format, budget)?);
             }
         }
-        let ignore = patterns(fields, "ignore")?;
+        let ignore = patterns(fields, "ignore", budget)?;
         Ok(Self { format: format.to_owned(), schemes, ignore })
     }
 
@@ -180,17 +180,8 @@ impl Compressed {
     }
 }
 
-/// Refuses another value than `null`, an empty object, or what `is_none` accepts.
-fn refuse(fields: &Fields<'_>, name: &str, is_none: impl Fn(&Map<String, Value>) -> bool) -> Result<()> {
-    match fields.get(name) {
-        None => Ok(()),
-        Some(Value::Object(map)) if map.is_empty() || is_none(map) => Ok(()),
-        Some(value) => Err(unsupported(fields, name, &brief(value), "checkpoints without")),
-    }
-}
-
 /// A group of modules that are quantized alike, or a list of them under the name of a preset.
-fn read_group<'a>(groups: &Fields<'a>, name: &'a str, global: &str) -> Result<Scheme> {
+fn read_group<'a>(groups: &Fields<'a>, name: &'a str, global: &str, budget: &mut Budget) -> Result<Scheme> {
     if let Some(Value::Array(_)) = groups.get(name) {
         let (kind, count, symmetric, scales) = match name.to_ascii_uppercase().as_str() {
             "W8A16" => ("int", 8, true, ScaleOf::Channel),
@@ -207,10 +198,10 @@ fn read_group<'a>(groups: &Fields<'a>, name: &'a str, global: &str) -> Result<Sc
         };
         let format = stored_format(groups, name, global, kind, count)?;
         let weights = format.map(|format| Weights { format, scales, symmetric, act_order: false });
-        return Ok(Scheme { name: name.to_owned(), targets: patterns(groups, name)?, weights });
+        return Ok(Scheme { name: name.to_owned(), targets: patterns(groups, name, budget)?, weights });
     }
     let group = groups.required(name, groups.section(name)?)?;
-    let targets = patterns(&group, "targets")?;
+    let targets = patterns(&group, "targets", budget)?;
     let weights = match group.section("weights")? {
         None => None,
         Some(weights) => read_weights(&group, &weights, global)?,

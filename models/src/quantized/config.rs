@@ -1,9 +1,9 @@
 //! Fields that the configs of several formats have.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::bits::Bits;
-use super::patterns::Pattern;
+use super::patterns::{Budget, Pattern};
 use crate::config::fields::MAX_SIZE;
 use crate::error::{Error, Result, shortened};
 use crate::files::{Fields, as_count, brief};
@@ -61,10 +61,23 @@ pub(super) fn block_size(fields: &Fields<'_>, name: &str) -> Result<Option<[usiz
     }
 }
 
-pub(super) fn patterns(fields: &Fields<'_>, name: &str) -> Result<Vec<Pattern>> {
+/// Refuses another value than `null`, an empty object, or one that says nothing.
+pub(super) fn refuse(
+    fields: &Fields<'_>,
+    name: &str,
+    says_nothing: impl Fn(&Map<String, Value>) -> bool,
+) -> Result<()> {
+    match fields.get(name) {
+        None => Ok(()),
+        Some(Value::Object(map)) if map.is_empty() || says_nothing(map) => Ok(()),
+        Some(value) => Err(unsupported(fields, name, &brief(value), "checkpoints without")),
+    }
+}
+
+pub(super) fn patterns(fields: &Fields<'_>, name: &str, budget: &mut Budget) -> Result<Vec<Pattern>> {
     let problem = |problem: &str| fields.problem(name, problem);
     let target = |value: &Value| match value.as_str() {
-        Some(text) => Pattern::target(text, problem),
+        Some(text) => Pattern::target(text, budget, problem),
         None => Err(problem(&format!("must hold strings, has {}", brief(value)))),
     };
     fields.list(name)?.unwrap_or_default().iter().map(target).collect()

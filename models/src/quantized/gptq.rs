@@ -13,10 +13,10 @@ use std::ops::Range;
 use safetensors::Dtype;
 
 use super::bits::{Bits, signed_bytes, signed_nibbles};
-use super::config::{bits, expect, group_size, unsupported};
+use super::config::{bits, expect, group_size, refuse, unsupported};
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
-use super::patterns::Pattern;
+use super::patterns::{Budget, Pattern};
 use super::probe::{Probe, SCALES, scale_dtype};
 use crate::error::Result;
 use crate::files::{Fields, brief};
@@ -54,14 +54,50 @@ enum Dynamic {
 
 impl Gptq {
     /// What a config says.
-    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+    pub fn read(fields: &Fields<'_>, budget: &mut Budget) -> Result<Self> {
         if fields.flag("is_marlin_format")? == Some(true) {
             return Err(unsupported(fields, "is_marlin_format", "true", "checkpoint_format gptq, gptq_v2"));
         }
-        expect(fields, "pack_dtype", "int32", &["int32", "torch.int32"])?;
         // GPTQModel's newer name of it counts where the older is not there.
         let name = if fields.get("checkpoint_format").is_some() { "checkpoint_format" } else { "format" };
         let format = expect(fields, name, "gptq", &["gptq", "gptq_v2"])?;
+        Self::of_version(fields, format == "gptq", budget)
+    }
+
+    /// What a config of auto-round's says.
+    ///
+    /// Its releases up to 0.4 name how tensors are packed, and the kernel, in `backend`; later ones, whose `backend` is the
+    /// kernel alone, in `packing_format`. What has `gptq` in it is packed as AutoGPTQ has it, in version 1; what is its own,
+    /// or GPTQModel's, in version 2.
+    pub fn read_auto_round(fields: &Fields<'_>, budget: &mut Budget) -> Result<Self> {
+        const VERSION_1: [&str; 4] = ["auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "gptq"];
+        const VERSION_2: [&str; 2] = ["auto_round:gptqmodel", "auto_round"];
+        /// Kernels whose tensors are packed alike.
+        const KERNELS: [&str; 6] = ["exllamav2", "exllamav1", "exllama", "tritonv2", "triton", "cuda"];
+        let names = ["packing_format", "backend"];
+        let Some(name) = names.into_iter().find(|name| fields.get(name).is_some()) else {
+            return Err(fields.problem(names[0], "is missing, as is `backend`: zero points are stored in two ways"));
+        };
+        let found = fields.required(name, fields.text(name)?)?.to_ascii_lowercase();
+        let format = match found.rsplit_once(':') {
+            Some((format, kernel)) if KERNELS.contains(&kernel) => format,
+            // What its loader takes it for.
+            None if found == "auto" && name == "packing_format" => VERSION_1[0],
+            _ => &found,
+        };
+        let version_1 = VERSION_1.contains(&format);
+        if !version_1 && !VERSION_2.contains(&format) {
+            return Err(unsupported(fields, name, &found, &[&VERSION_1[..], &VERSION_2].concat().join(", ")));
+        }
+        // Of its own rotations, which are applied to inputs as the others are.
+        refuse(fields, "rotation_config", |_| false)?;
+        Self::of_version(fields, version_1, budget)
+    }
+
+    fn of_version(fields: &Fields<'_>, version_1: bool, budget: &mut Budget) -> Result<Self> {
+        expect(fields, "pack_dtype", "int32", &["int32", "torch.int32"])?;
+        // Weights of which were rotated, for inputs that have to be.
+        refuse(fields, "rotation", |_| false)?;
         let scheme = Scheme {
             bits: fields.required("bits", bits(fields, "bits")?)?,
             group: fields.required("group_size", group_size(fields, "group_size")?)?,
@@ -70,10 +106,10 @@ impl Gptq {
         let mut dynamic = Vec::new();
         if let Some(section) = fields.section("dynamic")? {
             for key in section.keys() {
-                dynamic.push(read_dynamic(&section, key, scheme)?);
+                dynamic.push(read_dynamic(&section, key, scheme, budget)?);
             }
         }
-        Ok(Self { scheme, version_1: format == "gptq", dynamic, of_blocks: of_blocks(fields)? })
+        Ok(Self { scheme, version_1, dynamic, of_blocks: of_blocks(fields)? })
     }
 
     pub fn bits(&self) -> usize {
@@ -198,12 +234,17 @@ fn act_order(fields: &Fields<'_>) -> Result<Option<bool>> {
 
 /// An entry of `dynamic`: an expression, after `-:` for modules that are left out, or after `+:` or nothing for those
 /// with other bits or groups.
-fn read_dynamic<'a>(section: &Fields<'a>, key: &'a str, scheme: Scheme) -> Result<(Pattern, Dynamic)> {
+fn read_dynamic<'a>(
+    section: &Fields<'a>,
+    key: &'a str,
+    scheme: Scheme,
+    budget: &mut Budget,
+) -> Result<(Pattern, Dynamic)> {
     let problem = |problem: &str| section.problem(key, problem);
     if let Some(regex) = key.strip_prefix("-:") {
-        return Ok((Pattern::expression(regex, problem)?, Dynamic::LeftOut));
+        return Ok((Pattern::expression(regex, budget, problem)?, Dynamic::LeftOut));
     }
-    let pattern = Pattern::expression(key.strip_prefix("+:").unwrap_or(key), problem)?;
+    let pattern = Pattern::expression(key.strip_prefix("+:").unwrap_or(key), budget, problem)?;
     let over = section.section(key)?;
     let scheme = match over {
         None => scheme,

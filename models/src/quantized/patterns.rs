@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fancy_regex::{Expr, Regex, RegexBuilder};
+use fancy_regex::{Assertion, CompileError, Expr, Regex, RegexBuilder};
 
 use crate::error::{Error, Result};
 
@@ -27,8 +27,22 @@ fn class(name: &str) -> &'static str {
 const MAX_SIZE: usize = 4096;
 /// Steps of matching one name; they are as many as its letters where nothing is tried twice.
 const MAX_STEPS: usize = 100_000;
-/// Bytes of a compiled automaton.
-const MAX_AUTOMATON: usize = 1 << 20;
+/// Bytes of a compiled automaton, tried one after the other: it counts as the first that it fits in.
+const AUTOMATA: [usize; 5] = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20];
+/// What the automata of all expressions of a config may count as: those of a thousand short ones, or sixteen of the
+/// longest.
+const MAX_AUTOMATA: usize = 16 << 20;
+
+/// Room for the expressions of a config.
+pub(super) struct Budget {
+    left: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { left: MAX_AUTOMATA }
+    }
+}
 
 /// How a pattern came to match: which of several wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,29 +54,45 @@ pub(super) enum Match {
 
 impl Pattern {
     /// As compressed-tensors writes targets: expressions after `re:`.
-    pub fn target(text: &str, problem: impl Fn(&str) -> Error) -> Result<Self> {
+    pub fn target(text: &str, budget: &mut Budget, problem: impl Fn(&str) -> Error) -> Result<Self> {
         match text.strip_prefix("re:") {
-            Some(regex) => Self::expression(regex, problem),
+            Some(regex) => Self::expression(regex, budget, problem),
             None => Ok(Self::Name(text.to_owned())),
         }
     }
 
-    /// An expression, whose cost is bounded.
-    pub fn expression(text: &str, problem: impl Fn(&str) -> Error) -> Result<Self> {
+    /// An expression. What it may take to compile and to match is bounded, and what all of a config take in memory is by
+    /// `budget`.
+    pub fn expression(text: &str, budget: &mut Budget, problem: impl Fn(&str) -> Error) -> Result<Self> {
         let shown = text.escape_debug();
         if text.len() > MAX_SIZE {
             return Err(problem(&format!("has an expression of {} bytes, at most {MAX_SIZE} are read", text.len())));
         }
-        let anchored = format!(r"\A(?:{text})");
+        let anchored = format!(r"\A(?:{})", of_python(text));
         let invalid = |error| problem(&format!("has `{shown}`, which is no regular expression: {error}"));
         let tree = Expr::parse_tree(&anchored).map_err(invalid)?;
         if size(&tree.expr) > MAX_SIZE {
             return Err(problem(&format!("has `{shown}`, which repeats too much to be matched")));
         }
+        let count = automata(&tree.expr);
         let mut builder = RegexBuilder::new(&anchored);
-        builder.backtrack_limit(MAX_STEPS).delegate_size_limit(MAX_AUTOMATON);
-        let regex = builder.build().map_err(invalid)?;
-        Ok(Self::Expression { text: text.to_owned(), regex })
+        builder.backtrack_limit(MAX_STEPS);
+        for limit in AUTOMATA {
+            let Some(left) = limit.checked_mul(count).and_then(|bytes| budget.left.checked_sub(bytes)) else {
+                let most = MAX_AUTOMATA >> 20;
+                let beyond =
+                    format!("has `{shown}`, with which the expressions of the config take more than {most} MiB");
+                return Err(problem(&beyond));
+            };
+            match builder.delegate_size_limit(limit).build() {
+                Err(error) if is_too_large(&error) => continue,
+                built => {
+                    budget.left = left;
+                    return Ok(Self::Expression { text: text.to_owned(), regex: built.map_err(invalid)? });
+                }
+            }
+        }
+        Err(problem(&format!("has `{shown}`, which is too large to be matched")))
     }
 
     /// Whether, and how, it means the module `name`.
@@ -133,19 +163,58 @@ fn glob(pattern: &str, name: &str) -> bool {
     rest.ends_with(last)
 }
 
+/// An expression of Python's in the words of this one: the end of a text is `\Z` there. `$` is it here, as no name has lines.
+fn of_python(text: &str) -> String {
+    let mut is_escaped = false;
+    let letter = |letter| {
+        let is_end = is_escaped && letter == 'Z';
+        is_escaped = !is_escaped && letter == '\\';
+        if is_end { 'z' } else { letter }
+    };
+    text.chars().map(letter).collect()
+}
+
+/// What an expression is made up of.
+fn parts(expr: &Expr) -> Vec<&Expr> {
+    match expr {
+        Expr::Concat(parts) | Expr::Alt(parts) => parts.iter().collect(),
+        Expr::Group(child) | Expr::LookAround(child, _) | Expr::AtomicGroup(child) => vec![child],
+        Expr::Repeat { child, .. } => vec![child],
+        Expr::Conditional { condition, true_branch, false_branch } => vec![condition, true_branch, false_branch],
+        _ => Vec::new(),
+    }
+}
+
 /// The parts of an expression, as often as they are repeated. What it cannot have parsed to is too large.
 fn size(expr: &Expr) -> usize {
-    let sum = |parts: &[Expr]| parts.iter().fold(1usize, |all, part| all.saturating_add(size(part)));
-    match expr {
-        Expr::Concat(parts) | Expr::Alt(parts) => sum(parts),
-        Expr::Group(child) | Expr::LookAround(child, _) | Expr::AtomicGroup(child) => size(child).saturating_add(1),
-        Expr::Repeat { child, lo, hi, .. } => {
-            let times = if *hi == usize::MAX { lo.saturating_add(1) } else { *hi };
-            size(child).saturating_mul(times.max(1)).saturating_add(1)
-        }
-        Expr::Conditional { condition, true_branch, false_branch } => {
-            [condition, true_branch, false_branch].iter().fold(1, |all: usize, part| all.saturating_add(size(part)))
-        }
+    let of_parts = parts(expr).into_iter().fold(0usize, |all, part| all.saturating_add(size(part)));
+    let times = match *expr {
+        Expr::Repeat { lo, hi: usize::MAX, .. } => lo.saturating_add(1),
+        Expr::Repeat { hi, .. } => hi.max(1),
         _ => 1,
+    };
+    of_parts.saturating_mul(times).saturating_add(1)
+}
+
+/// The most automata that an expression is compiled to: one where that does for all of it, and else one for each part that
+/// is no plain letter.
+fn automata(expr: &Expr) -> usize {
+    fn is_regular(expr: &Expr) -> bool {
+        let by_itself = match expr {
+            Expr::Empty | Expr::Any { .. } | Expr::Literal { .. } | Expr::Delegate { .. } => true,
+            Expr::Assertion(assertion) => matches!(assertion, Assertion::StartText | Assertion::EndText),
+            Expr::Concat(_) | Expr::Alt(_) | Expr::Group(_) | Expr::Repeat { .. } => true,
+            _ => false,
+        };
+        by_itself && parts(expr).into_iter().all(is_regular)
     }
+    fn not_letters(expr: &Expr) -> usize {
+        let is_letter = matches!(expr, Expr::Empty | Expr::Concat(_) | Expr::Literal { casei: false, .. });
+        usize::from(!is_letter) + parts(expr).into_iter().map(not_letters).sum::<usize>()
+    }
+    if is_regular(expr) { 1 } else { not_letters(expr) }
+}
+
+fn is_too_large(error: &fancy_regex::Error) -> bool {
+    matches!(error, fancy_regex::Error::CompileError(CompileError::InnerError(error)) if error.size_limit().is_some())
 }

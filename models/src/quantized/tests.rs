@@ -1,5 +1,7 @@
 mod fixtures;
 mod modules;
+mod unread;
+mod variants;
 
 use std::ops::Range;
 use std::path::PathBuf;

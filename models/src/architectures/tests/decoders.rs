@@ -176,6 +176,7 @@ fn gpt_oss_has_experts_with_biases_sinks_and_a_window_in_every_other_layer() {
     };
     let types = json!(["full_attention", "full_attention", "sliding_attention", "full_attention"]);
     assert_eq!(windows(&decoder(with("layer_types", types)), 4), [None, None, Some(128), None]);
+    assert_eq!(decoder(with("hidden_act", json!("swigluoai"))).hidden_act, Activation::SwigluOai);
     assert!(refusal(with("swiglu_limit", json!(6.5))).contains("swiglu_limit 6.5 in a gpt_oss model"));
     assert!(refusal(with("rope_scaling", Value::Null)).contains("`rope_scaling` is missing"));
 }

@@ -212,3 +212,60 @@ fn dynamic_bits_are_those_of_the_modules_that_match() {
     assert!(open(json!({ "-:m": {} })).is_err());
     assert!(open(json!({ "m": { "bits": 8 }, "m.*": { "bits": 4 } })).is_err());
 }
+
+#[test]
+fn ends_of_names_are_those_of_python() {
+    let left_out = |entry: &str| {
+        let config = json!({ "quant_method": "fp8", "ignored_layers": [entry] });
+        let stored = checkpoint(&[
+            Made("lm_head.weight", Dtype::F8_E4M3, vec![1, 4], vec![0x38; 4]),
+            f32s("lm_head.weight_scale", &[1], &[1.0]),
+        ]);
+        quantization(config)?.module(&stored, "lm_head")
+    };
+    for entry in [r"re:.*lm_head\Z", r"re:.*lm_head$", r"re:lm_hea[d]\Z", r"re:lm_head(?!\Z.)\Z"] {
+        let error = left_out(entry).expect_err("left out").to_string();
+        assert!(error.contains("leaves it out"), "{entry}: {error}");
+    }
+    for entry in [r"re:.*lm_hea\Z", r"re:lm_head\\Z", r"re:.*lm_hea$"] {
+        assert!(left_out(entry).expect("another").is_some(), "{entry}");
+    }
+}
+
+#[test]
+fn expressions_of_a_config_share_what_they_may_take() {
+    let config = |count: usize, part: &str| {
+        let ignore: Vec<String> = (0..count).map(|i| format!("re:x{i}{part}")).collect();
+        quantization(json!({ "quant_method": "compressed-tensors", "format": "dense", "ignore": ignore }))
+    };
+    // As many as a config has for each module of a large model; a few that are long; automata behind each other.
+    let looked = r"(?=\w\w)\w".repeat(100);
+    for (count, part, fits) in [
+        (1000, r".*\.mlp\.(gate|up)_proj$", true),
+        (100_000, r"\.mlp", false),
+        (10, ".{900}", true),
+        (1000, ".{900}", false),
+        (1, &looked[..100], true),
+        (10, &looked, false),
+    ] {
+        match config(count, part) {
+            Ok(_) => assert!(fits, "{count} of {part}"),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(!fits && error.contains(".ignore`") && error.contains("more than 16 MiB"), "{part}: {error}");
+            }
+        }
+    }
+    // All lists of a config do, and so do the expressions of `dynamic`.
+    let some = |start: &str| (0..10).map(|i| format!("{start}x{i}.{{900}}")).collect::<Vec<_>>();
+    let [lists, keys] = ["re:", "+:"].map(some);
+    let gptq = |ignore: Value, dynamic: Value| {
+        quantization(
+            json!({ "quant_method": "gptq", "bits": 4, "group_size": 64, "ignore": ignore, "dynamic": dynamic }),
+        )
+    };
+    let keys: serde_json::Map<String, Value> = keys.into_iter().map(|key| (key, json!({}))).collect();
+    gptq(json!(lists), json!({})).expect("they fit");
+    gptq(json!([]), json!(keys)).expect("they fit");
+    assert!(gptq(json!(lists), json!(keys)).expect_err("too many").to_string().contains("more than 16 MiB"));
+}
