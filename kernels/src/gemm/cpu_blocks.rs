@@ -7,7 +7,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
-use super::groups::{LINE, Products, less_zeros, multiply_rows};
+use super::groups::{LINE, Products, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
@@ -95,11 +95,11 @@ macro_rules! groups_at {
             unsafe {
                 match format.values() {
                     BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                        multiply_rows::<_, R, H>(Fma::<$simd, Nibbles>::of(format), format, reads, a, b, steps, sums, carry);
+                        multiply::<_, R, 1, H, H>(Fma::<$simd, Nibbles>::of(format), format, reads, a, b, steps, sums, carry);
                     }
-                    BlockValues::Int8 => multiply_rows::<_, R, H>(Fma::<$simd, Bytes>::of(format), format, reads, a, b, steps, sums, carry),
+                    BlockValues::Int8 => multiply::<_, R, 1, H, H>(Fma::<$simd, Bytes>::of(format), format, reads, a, b, steps, sums, carry),
                     BlockValues::F8E4M3 | BlockValues::F8E5M2 => {
-                        multiply_rows::<_, R, H>(Fma::<$simd, FloatBytes>::of(format), format, reads, a, b, steps, sums, carry);
+                        multiply::<_, R, 1, H, H>(Fma::<$simd, FloatBytes>::of(format), format, reads, a, b, steps, sums, carry);
                     }
                 }
             }
@@ -117,7 +117,7 @@ macro_rules! groups_at {
         ) {
             let format = panels.admitted_blocks();
             // SAFETY: passed on.
-            unsafe { multiply_rows::<_, R, H>(Fma::<$simd, Expanded>::of(format), format, reads, a, b, steps, sums, carry) };
+            unsafe { multiply::<_, R, 1, H, H>(Fma::<$simd, Expanded>::of(format), format, reads, a, b, steps, sums, carry) };
         }
 
         $(#[target_feature(enable = $features)])?

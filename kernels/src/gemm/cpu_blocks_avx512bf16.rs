@@ -8,7 +8,7 @@ use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
 use super::cpu_blocks;
-use super::groups::{LINE, Products, halves, less_zeros, multiply, multiply_rows};
+use super::groups::{LINE, Products, halves, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::{Compute, GemmStatic};
 use crate::packed::PanelKind;
@@ -134,7 +134,13 @@ unsafe fn dot_expanded<const R: usize>(
 ) {
     let format = panels.admitted_blocks();
     // SAFETY: passed on.
-    unsafe { multiply_rows::<_, R, 2>(Dots::<_, 1>(Expanded), format, reads, a, b, steps, sums, carry) };
+    unsafe {
+        if halves::<R, 2>() {
+            multiply::<_, R, 1, 2, 1>(Dots::<_, 1>(Expanded), format, reads, a, b, steps, sums, carry);
+        } else {
+            multiply::<_, R, 1, 2, 2>(Dots::<_, 1>(Expanded), format, reads, a, b, steps, sums, carry);
+        }
+    }
 }
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {

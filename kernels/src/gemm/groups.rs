@@ -85,32 +85,6 @@ pub(super) unsafe fn multiply<P: Products<R, V>, const R: usize, const PARTS: us
     }
 }
 
-/// [`multiply`] of all rows, and of a pass's vectors together or one by one as [`halves`] says.
-///
-/// # Safety
-/// That of [`multiply`].
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "those of `multiply`")]
-pub(super) unsafe fn multiply_rows<P: Products<R, H> + Products<R, 1>, const R: usize, const H: usize>(
-    products: P,
-    format: BlockFormat,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    // SAFETY: passed on.
-    unsafe {
-        if halves::<R, H>() {
-            multiply::<P, R, 1, H, 1>(products, format, reads, a, b, steps, sums, carry);
-        } else {
-            multiply::<P, R, 1, H, H>(products, format, reads, a, b, steps, sums, carry);
-        }
-    }
-}
-
 #[inline(always)]
 #[expect(
     clippy::too_many_arguments,
