@@ -108,14 +108,15 @@ impl Activation {
                     let inner = S::fma(S::mul(x, x), S::splat(-SCALE * 0.044_715), S::splat(-SCALE));
                     times_sigmoid::<S>(x, S::mul(x, inner))
                 }
-                Self::QuickGelu => times_sigmoid::<S>(x, S::mul(x, S::splat(-1.702))),
+                Self::QuickGelu => quick_gelu::<S>(x),
                 // The operand's order is what lets NaN through.
                 Self::Relu => S::max(S::splat(0.0), x),
                 Self::Relu2 => {
                     let positive = S::max(S::splat(0.0), x);
                     S::mul(positive, positive)
                 }
-                Self::SwigluOai => Self::QuickGelu.apply::<S>(S::min(S::splat(SWIGLU_LIMIT), x)),
+                // Not by `apply`: what calls itself becomes a function, outside of where its instructions are enabled.
+                Self::SwigluOai => quick_gelu::<S>(S::min(S::splat(SWIGLU_LIMIT), x)),
             }
         }
     }
@@ -138,6 +139,16 @@ impl Activation {
             }
         }
     }
+}
+
+/// `x · σ(1.702 x)`.
+///
+/// # Safety
+/// Those of [`Simd`].
+#[inline(always)]
+unsafe fn quick_gelu<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: passed on.
+    unsafe { times_sigmoid::<S>(x, S::mul(x, S::splat(-1.702))) }
 }
 
 /// `x / (1 + e^minus)`.
