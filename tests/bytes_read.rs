@@ -11,7 +11,7 @@ use sinew::prelude::*;
 #[path = "common/llama.rs"]
 mod llama;
 
-use llama::{Llama, Stored};
+use llama::{Llama, Neox, Stored};
 
 /// Whose weights are packed in several slices each.
 const MODEL: Llama = Llama { hidden: 2048, width: 8192, layers: 1, vocab: 512 };
@@ -25,9 +25,14 @@ fn bytes_read() -> u64 {
 
 #[test]
 fn a_model_is_read_once() {
-    for stored in [Stored::Bf16, Stored::Gptq, Stored::ActOrder, Stored::Awq] {
+    let stored = [Stored::Bf16, Stored::Gptq, Stored::ActOrder, Stored::Awq];
+    for (stored, fused) in stored.into_iter().flat_map(|stored| [(stored, false), (stored, true)]) {
         let folder = tempfile::tempdir().expect("a folder");
-        let bytes = MODEL.write(folder.path(), stored).expect("the checkpoint is written");
+        let written = match fused {
+            false => MODEL.write(folder.path(), stored),
+            true => Neox(MODEL).write(folder.path(), stored),
+        };
+        let bytes = written.expect("the checkpoint is written");
         let options = LoadOptions {
             weights: WeightOptions { load: Load::Read, ..WeightOptions::default() },
             ..LoadOptions::default()
@@ -36,8 +41,8 @@ fn a_model_is_read_once() {
         let before = bytes_read();
         LanguageModel::load_on(ctx, &Folder::new(folder.path()), &options, &mut |_, _| {}).expect("it loads");
         let read = bytes_read() - before;
-        println!("{stored:?}: {read} bytes are read of {bytes}");
+        println!("{stored:?}, {fused}: {read} bytes are read of {bytes}");
         // The header comes on top, and zero points are looked at before it is known what a weight becomes.
-        assert!(read < bytes + bytes / 50, "{stored:?}: {read} bytes are read of {bytes}");
+        assert!(read < bytes + bytes / 50, "{stored:?}, {fused}: {read} bytes are read of {bytes}");
     }
 }

@@ -156,7 +156,7 @@ impl<'a> Loader<'a> {
     /// The biases of matrices' rows, `[n]` or of several groups `[groups, n]`.
     fn biases(&mut self, matrices: &Matrices) -> Result<Tensor> {
         let mut values = Vec::new();
-        for part in matrices.all().iter().map(|matrix| &matrix.part) {
+        for (part, _) in matrices.parts() {
             values.extend(self.values(&part.bias(), &part.bias_shape(), part.in_tensor(0..part.len()), part.step())?);
         }
         match matrices.groups() {
@@ -198,8 +198,7 @@ impl<'a> Loader<'a> {
         bias: bool,
         may_be_ordered: bool,
     ) -> Result<(Arc<PackedWeight>, Option<Tensor>)> {
-        let pieces = parts.into_iter().flat_map(|part| part.pieces());
-        let matrices = Matrices::of(self.checkpoint, pieces, groups, k)?;
+        let matrices = Matrices::of(self.checkpoint, parts, groups, k)?;
         let bias = if bias { Some(self.biases(&matrices)?) } else { None };
         let becomes = matrices.becomes(&self.precision, &self.ctx, may_be_ordered);
         let packer = self.packer(&matrices, &becomes, gated)?;

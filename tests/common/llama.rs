@@ -1,4 +1,4 @@
-//! A Llama of any size: its config, and the header of its weights, tied, in bf16 or quantized.
+//! A Llama of any size: its config, and the header of its weights, tied, in bf16 or quantized. And a GPT-NeoX.
 #![allow(dead_code, reason = "not every file of tests needs all of it")]
 
 use std::fs::File;
@@ -14,6 +14,10 @@ pub struct Llama {
     pub layers: usize,
     pub vocab: usize,
 }
+
+/// A GPT-NeoX of the same sizes, whose queries, keys and values take turns in one tensor, those of each head of 64.
+#[derive(Clone, Copy)]
+pub struct Neox(pub Llama);
 
 /// How the weights of products are stored: those of 4 bits in groups of 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,8 +87,8 @@ impl Llama {
     fn tensors(self, stored: Stored) -> Vec<Entry> {
         let Self { hidden, width, layers, vocab } = self;
         let mut tensors = vec![
-            ("embed_tokens.weight".to_owned(), BF16, vec![vocab, hidden]),
-            ("norm.weight".into(), BF16, vec![hidden]),
+            ("model.embed_tokens.weight".to_owned(), BF16, vec![vocab, hidden]),
+            ("model.norm.weight".into(), BF16, vec![hidden]),
         ];
         for layer in 0..layers {
             let sizes = [
@@ -97,10 +101,10 @@ impl Llama {
                 ("mlp.down_proj", [hidden, width]),
             ];
             let weights =
-                sizes.iter().flat_map(|(name, shape)| stored.tensors(&format!("layers.{layer}.{name}"), *shape));
+                sizes.iter().flat_map(|(name, shape)| stored.tensors(&format!("model.layers.{layer}.{name}"), *shape));
             tensors.extend(weights);
             for norm in ["input_layernorm", "post_attention_layernorm"] {
-                tensors.push((format!("layers.{layer}.{norm}.weight"), BF16, vec![hidden]));
+                tensors.push((format!("model.layers.{layer}.{norm}.weight"), BF16, vec![hidden]));
             }
         }
         tensors
@@ -108,45 +112,91 @@ impl Llama {
 
     /// The beginning of `model.safetensors`, and the bytes of tensors that follow.
     pub fn header(self, stored: Stored) -> (Vec<u8>, usize) {
-        let (mut header, mut end) = (Map::new(), 0);
-        for (name, (dtype, size), shape) in &self.tensors(stored) {
-            let start = end;
-            end += size * shape.iter().product::<usize>();
-            let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
-            header.insert(format!("model.{name}"), entry);
-        }
-        let mut text = Value::Object(header).to_string();
-        text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
-        ([&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat(), end)
+        header(&self.tensors(stored))
     }
 
     /// Writes it into a folder, with values that are finite numbers. Gives the bytes of its tensors.
     pub fn write(self, folder: &Path, stored: Stored) -> io::Result<u64> {
-        let mut config = self.config();
-        if let Some(quantization) = stored.config() {
-            config["quantization_config"] = quantization;
-        }
-        std::fs::write(folder.join("config.json"), config.to_string())?;
-        let (header, end) = self.header(stored);
-        let mut file = BufWriter::new(File::create(folder.join("model.safetensors"))?);
-        file.write_all(&header)?;
-        // 0x3c… is a bf16 of about 0.01, or an f16 of about 1, of either sign.
-        let values: Vec<u8> = (0..1 << 16).flat_map(|i: u32| [(i * 37) as u8, 0x3c | ((i & 1) << 7) as u8]).collect();
-        for (name, (_, size), shape) in self.tensors(stored) {
-            if name.ends_with(INDEX) {
-                // A prime, which divides no width.
-                let groups = (0..shape[0]).map(|i| (i * 7919 % shape[0] / GROUP) as i32);
-                file.write_all(&groups.flat_map(i32::to_le_bytes).collect::<Vec<_>>())?;
-                continue;
-            }
-            let mut left = size * shape.iter().product::<usize>();
-            while left > 0 {
-                let n = left.min(values.len());
-                file.write_all(&values[..n])?;
-                left -= n;
-            }
-        }
-        file.flush()?;
-        Ok(end as u64)
+        write(folder, stored, self.config(), &self.tensors(stored))
     }
+}
+
+impl Neox {
+    fn config(self) -> Value {
+        let Llama { hidden, width, layers, vocab } = self.0;
+        json!({
+            "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "hidden_size": hidden,
+            "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": hidden / 64,
+            "vocab_size": vocab, "max_position_embeddings": 256, "layer_norm_eps": 1e-5, "rotary_pct": 0.25,
+            "tie_word_embeddings": true, "torch_dtype": "bfloat16", "hidden_act": "gelu",
+        })
+    }
+
+    fn tensors(self, stored: Stored) -> Vec<Entry> {
+        let Llama { hidden, width, layers, vocab } = self.0;
+        let mut tensors = vec![("gpt_neox.embed_in.weight".to_owned(), BF16, vec![vocab, hidden])];
+        let vector = |name: &str, n: usize| (format!("gpt_neox.{name}"), BF16, vec![n]);
+        let norm = |name: &str| ["weight", "bias"].map(|of| vector(&format!("{name}.{of}"), hidden));
+        for layer in 0..layers {
+            for (name, shape) in [
+                ("attention.query_key_value", [3 * hidden, hidden]),
+                ("attention.dense", [hidden, hidden]),
+                ("mlp.dense_h_to_4h", [width, hidden]),
+                ("mlp.dense_4h_to_h", [hidden, width]),
+            ] {
+                tensors.extend(stored.tensors(&format!("gpt_neox.layers.{layer}.{name}"), shape));
+                tensors.push(vector(&format!("layers.{layer}.{name}.bias"), shape[0]));
+            }
+            for name in ["input_layernorm", "post_attention_layernorm"] {
+                tensors.extend(norm(&format!("layers.{layer}.{name}")));
+            }
+        }
+        tensors.extend(norm("final_layer_norm"));
+        tensors
+    }
+
+    /// As a [`Llama`] is written.
+    pub fn write(self, folder: &Path, stored: Stored) -> io::Result<u64> {
+        write(folder, stored, self.config(), &self.tensors(stored))
+    }
+}
+
+fn header(tensors: &[Entry]) -> (Vec<u8>, usize) {
+    let (mut header, mut end) = (Map::new(), 0);
+    for (name, (dtype, size), shape) in tensors {
+        let start = end;
+        end += size * shape.iter().product::<usize>();
+        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]}));
+    }
+    let mut text = Value::Object(header).to_string();
+    text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
+    ([&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat(), end)
+}
+
+fn write(folder: &Path, stored: Stored, mut config: Value, tensors: &[Entry]) -> io::Result<u64> {
+    if let Some(quantization) = stored.config() {
+        config["quantization_config"] = quantization;
+    }
+    std::fs::write(folder.join("config.json"), config.to_string())?;
+    let (header, end) = header(tensors);
+    let mut file = BufWriter::new(File::create(folder.join("model.safetensors"))?);
+    file.write_all(&header)?;
+    // 0x3c… is a bf16 of about 0.01, or an f16 of about 1, of either sign.
+    let values: Vec<u8> = (0..1 << 16).flat_map(|i: u32| [(i * 37) as u8, 0x3c | ((i & 1) << 7) as u8]).collect();
+    for (name, (_, size), shape) in tensors {
+        if name.ends_with(INDEX) {
+            // A prime, which divides no width.
+            let groups = (0..shape[0]).map(|i| (i * 7919 % shape[0] / GROUP) as i32);
+            file.write_all(&groups.flat_map(i32::to_le_bytes).collect::<Vec<_>>())?;
+            continue;
+        }
+        let mut left = size * shape.iter().product::<usize>();
+        while left > 0 {
+            let n = left.min(values.len());
+            file.write_all(&values[..n])?;
+            left -= n;
+        }
+    }
+    file.flush()?;
+    Ok(end as u64)
 }

@@ -23,13 +23,11 @@ pub(super) const SLICES_A_TURN: usize = 16;
 /// about as much.
 const STRIP_BYTES: usize = AT_HAND_BYTES / 2;
 
-/// What a strip is made of.
-#[derive(Clone, Copy)]
+/// What strips are made of.
 struct Filled<'m> {
-    matrices: &'m [Matrix],
-    /// Those of the groups before.
-    before: usize,
-    k: usize,
+    matrices: &'m Matrices,
+    /// Those of a group, or of all.
+    of: Range<usize>,
     becomes: &'m Becomes,
 }
 
@@ -40,7 +38,7 @@ impl Loader<'_> {
     /// A slice of a tensor that lies column after column has values in all of its pages. Of such tensors a strip of
     /// columns is read at a time, of all rows, and the slices that are made of it are packed. Where that cannot be, as
     /// the groups of act-order have columns from everywhere, a strip is all columns: the tensor is read once, and let go
-    /// of when it is packed.
+    /// of when it is packed. However many parts are rows of a matrix, there is one strip of it.
     pub(super) fn fill(
         &mut self,
         mut packer: WeightPacker,
@@ -48,23 +46,23 @@ impl Loader<'_> {
         becomes: &Becomes,
     ) -> Result<WeightPacker> {
         let (checkpoint, threads, k) = (self.checkpoint, self.ctx.host_threads(), matrices.k());
-        let mut all = Filled { matrices: matrices.all(), before: 0, k, becomes };
-        if all.matrices.iter().any(Matrix::lies_by_columns) {
-            for (group, of_group) in matrices.by_group().enumerate() {
-                let of_group = Filled { matrices: of_group, ..all };
-                for strip in strips(of_group.strip_width(checkpoint, &packer), k) {
+        let stored = matrices.stored();
+        if stored.iter().any(Matrix::lies_by_columns) {
+            for (group, of) in matrices.by_group().enumerate() {
+                let filled = Filled { matrices, of, becomes };
+                for strip in strips(filled.strip_width(checkpoint, &packer), k) {
                     let mut slices = slices(&packer, threads, [strip.len(), k]);
                     slices.retain(|slice| slice.group == group);
-                    self.fill_strip(&mut packer, &slices, of_group, strip)?;
+                    self.fill_strip(&mut packer, &slices, &filled, strip)?;
                 }
-                all.before += of_group.matrices.len();
             }
         } else {
             let slices = slices(&packer, threads, [k, k]);
-            self.fill_strip(&mut packer, &slices, all, 0..k)?;
+            let filled = Filled { matrices, of: 0..stored.len(), becomes };
+            self.fill_strip(&mut packer, &slices, &filled, 0..k)?;
         }
         // A page that is touched maps those around it, of slices that were let go of before.
-        all.matrices.iter().for_each(|matrix| matrix.release(checkpoint));
+        stored.iter().for_each(|matrix| matrix.release(checkpoint));
         Ok(packer)
     }
 
@@ -73,30 +71,37 @@ impl Loader<'_> {
         &mut self,
         packer: &mut WeightPacker,
         slices: &[UnitSlice],
-        filled: Filled<'_>,
+        filled: &Filled<'_>,
         strip: Range<usize>,
     ) -> Result<()> {
         let (checkpoint, threads) = (self.checkpoint, self.ctx.host_threads());
-        let Filled { matrices, before, k, becomes } = filled;
-        let all = matrices.iter();
-        let at_hand = all.map(|matrix| matrix.strip(checkpoint, strip.clone())).collect::<Result<Vec<_>>>()?;
-        let row_bytes: Vec<usize> = matrices.iter().map(|matrix| matrix.row_bytes(checkpoint)).collect();
+        let Filled { matrices, of, becomes } = filled;
+        let (stored, first) = (filled.stored(), of.start);
+        let strips = stored.iter().map(|matrix| matrix.strip(checkpoint, strip.clone()));
+        let at_hand = strips.collect::<Result<Vec<_>>>()?;
+        let row_bytes: Vec<usize> = stored.iter().map(|matrix| matrix.row_bytes(checkpoint)).collect();
+        // The parts of a slice, each with the place of its matrix here, and their rows.
+        let rows_of = |slice: &UnitSlice| {
+            let part = |(part, rows): &(usize, Range<usize>)| {
+                let (part, matrix) = &matrices.parts()[*part];
+                (part, matrix - first, rows.clone())
+            };
+            slice.rows.iter().map(part).collect::<Vec<_>>()
+        };
         let pack = |slice: SliceToPack<'_>| -> Result<()> {
-            let of_slice = &slice.slice.rows;
-            let rows = || of_slice.iter().map(|(matrix, rows)| (matrix - before, rows.clone()));
-            let pieces =
-                rows().map(|(matrix, rows)| at_hand[matrix].rows(rows, becomes)).collect::<Result<Vec<_>>>()?;
-            slice.pack_strip(strip.clone(), &pieces)?;
-            for (matrix, rows) in rows() {
-                matrices[matrix].release_rows(checkpoint, rows);
+            let parts = rows_of(slice.slice);
+            let pieces = parts.iter().map(|(part, matrix, rows)| at_hand[*matrix].rows(part, rows.clone(), becomes));
+            slice.pack_strip(strip.clone(), &pieces.collect::<Result<Vec<_>>>()?)?;
+            for (part, matrix, rows) in parts {
+                stored[matrix].release_rows(checkpoint, part.in_tensor(rows));
             }
             Ok(())
         };
         for slices in slices.chunks(SLICES_A_TURN * threads) {
             packer.pack_each(&self.ctx, slices, pack)?;
-            let of_slices = slices.iter().flat_map(|slice| &slice.rows);
-            let bytes: usize = of_slices.map(|(matrix, rows)| rows.len() * row_bytes[matrix - before]).sum();
-            self.advance((bytes as u128 * strip.len() as u128 / (k as u128).max(1)) as usize);
+            let of_slices = slices.iter().flat_map(rows_of);
+            let bytes: usize = of_slices.map(|(_, matrix, rows)| rows.len() * row_bytes[matrix]).sum();
+            self.advance((bytes as u128 * strip.len() as u128 / (matrices.k() as u128).max(1)) as usize);
         }
         at_hand.iter().for_each(|strip| strip.release());
         Ok(())
@@ -104,15 +109,20 @@ impl Loader<'_> {
 }
 
 impl Filled<'_> {
+    /// The matrices, each once.
+    fn stored(&self) -> &[Matrix] {
+        &self.matrices.stored()[self.of.clone()]
+    }
+
     /// Columns of a strip.
     fn strip_width(&self, checkpoint: &Checkpoint, packer: &WeightPacker) -> usize {
-        let k = self.k;
-        let granules = self.matrices.iter().map(Matrix::strip_granule);
+        let k = self.matrices.k();
+        let granules = self.stored().iter().map(Matrix::strip_granule);
         let granule = granules.fold(packer.strip_granule(), common_multiple);
         if granule >= k {
             return k;
         }
-        let bytes = bytes(self.matrices, checkpoint) as u128;
+        let bytes = bytes(self.stored(), checkpoint) as u128;
         let width = (k as u128 * STRIP_BYTES as u128 / bytes.max(1)).min(k as u128) as usize;
         (width / granule * granule).max(granule)
     }

@@ -1,4 +1,6 @@
-//! The matrices that a weight is packed from, and what it becomes.
+//! The parts that a weight is packed from, the matrices that they are rows of, and what the weight becomes.
+
+use std::ops::Range;
 
 use sinew_ops::Context;
 use sinew_ops::layers::Encoding;
@@ -9,10 +11,14 @@ use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::precision::Precision;
 
-/// Matrices `[n, k]` of a checkpoint that one weight is made of, those of a group behind those of the group before.
+/// Parts `[n, k]` of a checkpoint that one weight is made of, those of a group behind those of the group before, and the
+/// matrices that they are rows of.
 pub(super) struct Matrices {
-    all: Vec<Matrix>,
-    /// Matrices of a group.
+    /// Each once, though parts that follow each other are rows of one.
+    stored: Vec<Matrix>,
+    /// Each with the number of its matrix.
+    parts: Vec<(Part, usize)>,
+    /// Parts of a group.
     each: usize,
     /// Groups: the experts of a mixture, or one.
     groups: usize,
@@ -20,25 +26,40 @@ pub(super) struct Matrices {
 }
 
 impl Matrices {
-    /// Those of the parts of so many groups. There may be as many as a file claims to have: none is made after one that
-    /// is not there.
+    /// Those of the parts of so many groups, in the pieces that these are made of. There may be as many as a file claims to
+    /// have: none is made after one that is not there, nor pieces of one that has another shape.
     pub(super) fn of(
         checkpoint: &Checkpoint,
         parts: impl IntoIterator<Item = Part>,
         groups: usize,
         k: usize,
     ) -> Result<Self> {
-        let all = parts.into_iter().map(|part| Matrix::of(checkpoint, part, k)).collect::<Result<Vec<_>>>()?;
-        Ok(Self { each: all.len() / groups.max(1), all, groups, k })
+        let (mut stored, mut all) = (Vec::<Matrix>::new(), Vec::new());
+        for part in parts {
+            let rows = part.all_rows();
+            if stored.last().is_none_or(|last| last.part != rows) {
+                stored.push(Matrix::of(checkpoint, rows, k)?);
+            }
+            let matrix = stored.len() - 1;
+            all.extend(part.pieces().into_iter().map(|piece| (piece, matrix)));
+        }
+        Ok(Self { each: all.len() / groups.max(1), stored, parts: all, groups, k })
     }
 
-    pub(super) fn all(&self) -> &[Matrix] {
-        &self.all
+    /// The matrices, each once.
+    pub(super) fn stored(&self) -> &[Matrix] {
+        &self.stored
     }
 
-    /// Those of each group.
-    pub(super) fn by_group(&self) -> impl Iterator<Item = &[Matrix]> {
-        self.all.chunks(self.each.max(1))
+    /// Those that the parts of each group are of.
+    pub(super) fn by_group(&self) -> impl Iterator<Item = Range<usize>> {
+        let of = |parts: &[(Part, usize)]| Some(parts.first()?.1..parts.last()?.1 + 1);
+        self.parts.chunks(self.each.max(1)).filter_map(of)
+    }
+
+    /// The parts of all groups, one after the other, each with the number of its matrix.
+    pub(super) fn parts(&self) -> &[(Part, usize)] {
+        &self.parts
     }
 
     pub(super) fn groups(&self) -> usize {
@@ -50,9 +71,9 @@ impl Matrices {
         self.k
     }
 
-    /// The rows of each matrix of a group.
+    /// The rows of each part of a group.
     pub(super) fn rows(&self) -> Vec<usize> {
-        self.all.iter().take(self.each).map(|matrix| matrix.part.len()).collect()
+        self.parts.iter().take(self.each).map(|(part, _)| part.len()).collect()
     }
 
     /// What the weight becomes on a device, if it may be in an order of columns or not: blocks stay as they are
@@ -61,7 +82,7 @@ impl Matrices {
         let common = self.common_blocks(may_be_ordered);
         let kept = precision.kept.and(common).filter(|&blocks| ctx.format(blocks).is_some());
         let encoding =
-            kept.unwrap_or_else(|| precision.encoding(self.all.iter().all(|matrix| matrix.part.may_be_quantized())));
+            kept.unwrap_or_else(|| precision.encoding(self.stored.iter().all(|matrix| matrix.part.may_be_quantized())));
         let as_stored = common == Some(encoding);
         Becomes { encoding, as_stored, order: self.order().filter(|_| as_stored) }
     }
@@ -70,32 +91,34 @@ impl Matrices {
     /// cannot be cut into strips, as [`fill`](super::fill) reads them.
     pub(super) fn read_whole(&self, checkpoint: &Checkpoint) -> usize {
         let is_whole = |matrix: &Matrix| matrix.lies_by_columns() && matrix.strip_granule() >= self.k;
-        let whole = self.by_group().filter(|group| group.iter().any(is_whole));
+        let groups = self.by_group().map(|group| &self.stored[group]);
+        let whole = groups.filter(|group| group.iter().any(is_whole));
         whole.map(|group| bytes(group, checkpoint)).max().unwrap_or(0)
     }
 
     /// The blocks that all are in, those of each group in one order.
     fn common_blocks(&self, may_be_ordered: bool) -> Option<Encoding> {
-        let first = self.all.first()?.blocks()?;
-        let is_one = self.all.iter().all(|matrix| matrix.blocks() == Some(first))
-            && self.by_group().all(|group| group.iter().all(|matrix| matrix.order() == group[0].order()))
-            && (may_be_ordered || self.all.iter().all(|matrix| matrix.order().is_none()));
+        let first = self.stored.first()?.blocks()?;
+        let one_order = |group: &[Matrix]| group.iter().all(|matrix| matrix.order() == group[0].order());
+        let is_one = self.stored.iter().all(|matrix| matrix.blocks() == Some(first))
+            && self.by_group().all(|group| one_order(&self.stored[group]))
+            && (may_be_ordered || self.stored.iter().all(|matrix| matrix.order().is_none()));
         is_one.then_some(first)
     }
 
     /// The order of columns of each group in blocks, where one has any.
     fn order(&self) -> Option<Vec<u32>> {
-        if self.all.iter().all(|matrix| matrix.order().is_none()) {
+        if self.stored.iter().all(|matrix| matrix.order().is_none()) {
             return None;
         }
         let as_it_is: Vec<u32> = (0..).take(self.k).collect();
-        let of_group = |group: &[Matrix]| group[0].order().unwrap_or(&as_it_is).to_vec();
+        let of_group = |group: Range<usize>| self.stored[group.start].order().unwrap_or(&as_it_is).to_vec();
         Some(self.by_group().flat_map(of_group).collect())
     }
 }
 
-/// Bytes of the checkpoint that matrices take, all rows of their tensors.
+/// Bytes of the checkpoint that matrices take.
 pub(super) fn bytes(matrices: &[Matrix], checkpoint: &Checkpoint) -> usize {
-    let of = |matrix: &Matrix| matrix.part.of.saturating_mul(matrix.row_bytes(checkpoint));
+    let of = |matrix: &Matrix| matrix.part.len().saturating_mul(matrix.row_bytes(checkpoint));
     matrices.iter().map(of).fold(0, usize::saturating_add)
 }

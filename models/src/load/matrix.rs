@@ -17,6 +17,7 @@ use crate::{Error, Result};
 
 /// A matrix `[n, k]`, whose tensors have the shape that is asked for.
 pub(super) struct Matrix {
+    /// All its rows.
     pub part: Part,
     stored: Stored,
     k: usize,
@@ -48,7 +49,7 @@ impl Becomes {
 }
 
 impl Matrix {
-    /// That of a part with rows of `k`.
+    /// That of all rows of a tensor, or of a matrix in it, with rows of `k`.
     pub(super) fn of(checkpoint: &Checkpoint, part: Part, k: usize) -> Result<Self> {
         let Some(module) = checkpoint.module(part.name())? else {
             let stored = Stored::Tensor(check(checkpoint, &part.weight(), &part.shape(k))?);
@@ -62,7 +63,8 @@ impl Matrix {
             let what = format!("{}, which is stored as [inputs, outputs] and quantized,", part.name());
             return Err(Error::Unsupported { what, supported: "quantized [outputs, inputs]".to_owned() });
         }
-        same_shape(checkpoint, part.name(), &module.shape(), &part.module_shape(k))?;
+        let [found, asked] = [module.matrices(), part.module_shape(k)];
+        same_shape(checkpoint, part.name(), less_one_matrix(&found), less_one_matrix(&asked))?;
         Ok(Self { part, stored: Stored::Module(Box::new(module)), k })
     }
 
@@ -116,15 +118,15 @@ impl Matrix {
         Ok(Strip { matrix: self, tensors, columns, read })
     }
 
-    /// Lets go of the pages of rows of its part that were packed, where they have pages of their own.
+    /// Lets go of the pages of rows of its tensor that were packed, where they have pages of their own.
     pub(super) fn release_rows(&self, tensors: &Tensors, rows: Range<usize>) {
         match &self.stored {
             Stored::Tensor(_) if self.part.transposed => {}
             Stored::Tensor(dtype) => {
-                let (rows, row_bytes) = (self.part.in_tensor(rows), self.k * dtype.size());
+                let row_bytes = self.k * dtype.size();
                 tensors.release_slice(&self.part.weight(), rows.start * row_bytes..rows.end * row_bytes);
             }
-            Stored::Module(module) => module.release_rows(tensors, self.part.in_tensor(rows)),
+            Stored::Module(module) => module.release_rows(tensors, rows),
         }
     }
 
@@ -134,7 +136,7 @@ impl Matrix {
             Stored::Tensor(_) if self.part.transposed => {
                 tensors.release_slice(&self.part.weight(), 0..usize::MAX);
             }
-            Stored::Tensor(_) => self.release_rows(tensors, 0..self.part.len()),
+            Stored::Tensor(_) => self.release_rows(tensors, self.part.in_tensor(0..self.part.len())),
             Stored::Module(module) => {
                 module.tensors().for_each(|name| tensors.release_slice(name, 0..usize::MAX));
             }
@@ -171,10 +173,10 @@ enum Read<'a> {
 }
 
 impl Strip<'_> {
-    /// Rows of the part: codes where they are packed as they are stored, and else floats, as they are stored or as the
-    /// format's own code dequantizes them; those of f64 as f32. Floats that are to be quantized must have a scale.
-    pub(super) fn rows(&self, rows: Range<usize>, becomes: &Becomes) -> Result<WeightRows<'_>> {
-        let Self { matrix: Matrix { part, .. }, tensors, columns, read } = self;
+    /// Rows of a part of the matrix: codes where they are packed as they are stored, and else floats, as they are stored or
+    /// as the format's own code dequantizes them; those of f64 as f32. Floats that are to be quantized must have a scale.
+    pub(super) fn rows(&self, part: &Part, rows: Range<usize>, becomes: &Becomes) -> Result<WeightRows<'_>> {
+        let Self { tensors, columns, read, .. } = self;
         let (in_matrix, stored) = (part.in_matrix(rows.clone()), part.in_tensor(rows));
         let (weight, k, n) = (part.weight(), columns.len(), stored.len());
         let check = |bytes: &[u8], dtype| match becomes.encoding {
@@ -243,6 +245,11 @@ pub(super) fn check(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<DT
     let info = tensors.info(name)?;
     same_shape(tensors, name, info.shape, shape)?;
     float_dtype(name, info.dtype)
+}
+
+/// The shape of so many matrices, as that of a matrix alone where it is one.
+fn less_one_matrix(shape: &[usize; 3]) -> &[usize] {
+    if shape[0] == 1 { &shape[1..] } else { shape }
 }
 
 fn same_shape(tensors: &Tensors, name: &str, found: &[usize], shape: &[usize]) -> Result<()> {

@@ -85,6 +85,12 @@ impl Part {
         (0..matrices).flat_map(of_matrix).collect()
     }
 
+    /// All rows of the tensor, or of its matrix in it, in their order there. Parts of which this is the same share what is
+    /// read of it.
+    pub(super) fn all_rows(&self) -> Self {
+        Self { rows: 0..self.of, step: 1, alternating: None, ..self.clone() }
+    }
+
     pub(super) fn may_be_quantized(&self) -> bool {
         !self.exact
     }
@@ -122,9 +128,9 @@ impl Part {
         self.stacked.map(|[_, count]| count).into_iter().chain(matrix).collect()
     }
 
-    /// That of a quantized module; the largest number of rows where they are more.
-    pub(super) fn module_shape(&self, k: usize) -> [usize; 2] {
-        [self.of.saturating_mul(self.stacked.map_or(1, |[_, count]| count)), k]
+    /// That of a quantized module: matrices, and the rows and columns of each.
+    pub(super) fn module_shape(&self, k: usize) -> [usize; 3] {
+        [self.stacked.map_or(1, |[_, count]| count), self.of, k]
     }
 
     /// Whether quantized modules may be as it is.

@@ -93,16 +93,16 @@ impl<'a> Sizes<'a> {
     ) -> Result<PackedShape> {
         let matrices = Matrices::of(self.checkpoint, parts, groups, k)?;
         if bias {
-            let parts = || matrices.all().iter().map(|matrix| &matrix.part);
-            parts().try_for_each(|part| check(self.checkpoint, &part.bias(), &part.bias_shape()).map(drop))?;
-            self.made_vector(sum(parts().map(Part::len)));
+            let mut tensors = matrices.stored().iter().map(|matrix| &matrix.part);
+            tensors.try_for_each(|part| check(self.checkpoint, &part.bias(), &part.bias_shape()).map(drop))?;
+            self.made_vector(sum(matrices.parts().iter().map(|(part, _)| part.len())));
         }
         let becomes = matrices.becomes(&self.precision, self.ctx, may_be_ordered);
         let encoding = becomes.encoding;
         let shape = self.ctx.packed_shape(encoding, groups, [sum(matrices.rows()), k], gated)?;
         let order = becomes.order.map_or(0, |order| bytes(DType::U32, &[order.len()]));
         let bytes = shape.bytes().saturating_add(order);
-        self.weights.extend(matrices.all().iter().map(|matrix| (matrix.part.clone(), k, encoding)));
+        self.weights.extend(matrices.stored().iter().map(|matrix| (matrix.part.clone(), k, encoding)));
         self.made.push(Made { encoding, bytes, read_whole: matrices.read_whole(self.checkpoint) });
         Ok(shape)
     }

@@ -183,6 +183,109 @@ fn a_plan_has_what_loading_makes_of_experts() {
     }
 }
 
+/// Four heads whose queries, keys and values, so many rows each, take turns in the rows of one weight of 4 bits.
+struct Turns {
+    heads: usize,
+    rows: usize,
+    k: usize,
+}
+
+impl Turns {
+    /// GPTQ or AWQ: the weight in its own order, in the order of matrices as `stacked`, and these apart as `0`, `1`, `2`.
+    fn checkpoint(&self, method: &str, has_order: bool) -> Checkpoint {
+        use safetensors::Dtype::{F16, I32};
+        let Self { heads, rows: d, k } = *self;
+        let (groups, along_rows) = (k / 128, method == "awq");
+        let of = |matrix: usize| (0..heads).flat_map(move |head| (head * 3 + matrix) * d..(head * 3 + matrix + 1) * d);
+        let apart: Vec<Vec<usize>> = (0..3).map(|matrix| of(matrix).collect()).collect();
+        let modules = [("in_turn", (0..3 * heads * d).collect()), ("stacked", apart.concat())];
+        let apart = ["0", "1", "2"].into_iter().zip(apart);
+        let mut tensors = vec![("norm.weight".to_owned(), F16, vec![1], f16::ONE.to_le_bytes().to_vec())];
+        for (name, rows) in modules.into_iter().chain(apart) {
+            // A word for each row, or for eight that follow each other.
+            let words = |lines: usize, each: usize| {
+                let word = |line: usize, row: usize| ((line * 4099 + row / each) as u32).wrapping_mul(0x9e37_79b9);
+                let line = |line| rows.iter().step_by(each).flat_map(move |&row| word(line, row).to_le_bytes());
+                (vec![lines, rows.len() / each], (0..lines).flat_map(line).collect::<Vec<u8>>())
+            };
+            let scale = |group: usize, row: usize| f16::from_f32(1.0 + ((row * 7 + group) % 997) as f32 / 64.0);
+            let scales =
+                (0..groups).flat_map(|group| rows.iter().flat_map(move |&row| scale(group, row).to_le_bytes()));
+            let mut push = |tensor: &str, dtype, (shape, bytes)| {
+                tensors.push((format!("{name}.{tensor}"), dtype, shape, bytes));
+            };
+            push("scales", F16, (vec![groups, rows.len()], scales.collect()));
+            push("qweight", I32, if along_rows { words(k, 8) } else { words(k / 8, 1) });
+            push("qzeros", I32, words(groups, 8));
+            if has_order {
+                let index = (0..k).flat_map(|i| ((i * 5 % k / 128) as i32).to_le_bytes());
+                push("g_idx", I32, (vec![k], index.collect()));
+            }
+        }
+        let config = json!({ "quantization_config":
+            { "quant_method": method, "bits": 4, "group_size": 128, "desc_act": has_order, "version": "gemm" } });
+        checkpoint(&tensors, Quantization::parse(&config, "config.json", None).expect("known"))
+    }
+}
+
+#[test]
+fn parts_of_one_tensor_share_what_is_read_of_it_and_are_those_of_tensors_of_their_own() {
+    let ctx = context();
+    let turns = Turns { heads: 4, rows: 16, k: 384 };
+    let (n, k) = (turns.heads * turns.rows, turns.k);
+    for (method, has_order) in [("gptq", false), ("gptq", true), ("awq", false)] {
+        let checkpoint = turns.checkpoint(method, has_order);
+        let precision = WeightOptions::default().precision(&checkpoint, &ctx).expect("a precision");
+        let packed = |parts: Vec<Part>, tensors: usize| {
+            let matrices = Matrices::of(&checkpoint, parts.clone(), 1, k).expect("they fit");
+            assert_eq!(matrices.stored().len(), tensors, "{method}, {has_order}");
+            let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
+            sizes.product(parts.clone(), [1, k], false, false, true).expect("they fit");
+            let mut nothing = |_, _| {};
+            let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &Plan::default(), &mut nothing);
+            let (weight, _) = loader.pack(parts, [1, k], false, false, true).expect("it packs");
+            let order = weight.order().map(|order| order.to_vec::<u32>().expect("an order"));
+            let bytes: Vec<u8> = weight.tensor().to_vec().expect("bytes");
+            let made = sizes.made[0];
+            assert_eq!(made.bytes, bytes.len() + order.as_ref().map_or(0, |order| order.len() * 4));
+            (bytes, order, made.read_whole)
+        };
+        let apart = packed(["0", "1", "2"].map(|name| Part::whole(name, n)).to_vec(), 3);
+        assert_eq!((apart.1.is_some(), apart.2 > 0), (has_order, has_order), "{method}");
+        // All of it at once, and none of it twice: an order is each tensor's own.
+        let orders = if has_order { [3 * k * 4, k * 4] } else { [0; 2] };
+        let (bytes, order, read_whole) = (apart.0, apart.1, apart.2 - orders[0]);
+        for parts in [vec![Part::whole("in_turn", 3 * n).alternating(3, turns.rows)], Part::split("stacked", &[n; 3])] {
+            let (found, found_order, found_whole) = packed(parts, 1);
+            assert!(found == bytes && found_order == order, "{method}, {has_order}");
+            assert_eq!(found_whole.saturating_sub(orders[1]), read_whole, "{method}, {has_order}");
+        }
+    }
+}
+
+#[test]
+fn experts_of_mxfp4_are_as_many_as_are_asked_for() {
+    use safetensors::Dtype::{BF16, U8};
+    let config = json!({ "quantization_config": { "quant_method": "mxfp4" } });
+    let of = |experts: usize, rows: usize| {
+        let tensors = [
+            ("norm.weight", BF16, vec![1], vec![0; 2]),
+            ("experts_blocks", U8, vec![experts, rows, 2, 16], vec![0; experts * rows * 32]),
+            ("experts_scales", U8, vec![experts, rows, 2], vec![127; experts * rows * 2]),
+        ];
+        let checkpoint = checkpoint(&tensors, Quantization::parse(&config, "config.json", None).expect("known"));
+        let parts = (0..4).map(|e| Part::whole("experts", 64).transposed(true).stacked(e, 4));
+        Matrices::of(&checkpoint, parts, 4, 64).map(|_| ())
+    };
+    of(4, 64).expect("they are");
+    for (experts, rows, words) in
+        [(64, 4, "has shape [64, 4, 64]"), (1, 256, "has shape [256, 64]"), (2, 128, "has shape [2, 128, 64]")]
+    {
+        let error = of(experts, rows).expect_err("other experts").to_string();
+        assert!(error.contains(words) && error.contains("asks for [4, 64, 64]"), "{error}");
+    }
+}
+
 /// What loading makes of experts' weights, which have biases: packed bytes, biases and their shape, and what a plan counts.
 fn experts_of(checkpoint: &Checkpoint, parts: &[Part], [count, k]: [usize; 2]) -> (Vec<u8>, Vec<f32>, Vec<usize>) {
     let ctx = context();

@@ -16,6 +16,8 @@ use crate::tensors::Tensors;
 pub struct StoredModule {
     pub(super) name: String,
     pub(super) shape: [usize; 2],
+    /// Matrices of as many rows each that its rows are.
+    matrices: usize,
     pub(super) dtype: DType,
     pub(super) values: BlockValues,
     pub(super) codes: Stored<CodesLayout>,
@@ -109,12 +111,24 @@ impl StoredModule {
         let format = |group| BlockFormat::new(values, group, scale_dtype, zeros.is_some());
         let blocks = groups.packed().map(format).transpose()?;
         let name = probe.module.to_owned();
-        Ok(Self { name, shape, dtype, values, codes, scales, scale_dtype, zeros, groups, blocks, others })
+        let matrices = 1;
+        Ok(Self { name, shape, matrices, dtype, values, codes, scales, scale_dtype, zeros, groups, blocks, others })
+    }
+
+    /// The same of so many matrices of as many rows each, one behind another.
+    pub(super) fn stacked(self, matrices: usize) -> Self {
+        Self { matrices, ..self }
     }
 
     /// `[n, k]`: outputs and inputs.
     pub fn shape(&self) -> [usize; 2] {
         self.shape
+    }
+
+    /// The same as the matrices `[matrices, n / matrices, k]` that it is: experts, where these are one tensor, and else one.
+    pub(crate) fn matrices(&self) -> [usize; 3] {
+        let [n, k] = self.shape;
+        [self.matrices, n / self.matrices.max(1), k]
     }
 
     /// What the format's own code dequantizes to: f16, bf16 or f32.

@@ -47,7 +47,7 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
         groups: Groups::of(k, GROUP),
         others: Vec::new(),
     };
-    Ok(Some(StoredModule::new(&probe, parts)?))
+    Ok(Some(StoredModule::new(&probe, parts)?.stacked(experts)))
 }
 
 /// The codes in bytes of two, which are whole words, as 16 bytes are 32 of them.

@@ -1,6 +1,6 @@
 //! Decoders, with what their configs leave out, against what transformers makes of them.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::config::{DecoderConfig, ExpertsConfig, FeedForward, NormKind, QkNorm, RopeScaling};
 use sinew_ops::layers::Activation;
@@ -178,6 +178,28 @@ fn gpt_oss_has_experts_with_biases_sinks_and_a_window_in_every_other_layer() {
     assert_eq!(windows(&decoder(with("layer_types", types)), 4), [None, None, Some(128), None]);
     assert_eq!(decoder(with("hidden_act", json!("swigluoai"))).hidden_act, Activation::SwigluOai);
     assert!(refusal(with("swiglu_limit", json!(6.5))).contains("swiglu_limit 6.5 in a gpt_oss model"));
+    assert!(refusal(with("swiglu_alpha", json!(1.0))).contains("swiglu_alpha 1 in a gpt_oss model"));
+    decoder(with("swiglu_alpha", json!(1.702)));
+    let without = decoder(with("attention_bias", json!(false)));
+    assert!(!without.qkv_bias && !without.o_bias && without.has_sinks());
+    // An older name, and what transformers takes where there is neither.
+    let experts = |change: &dyn Fn(&mut Map<String, Value>)| {
+        let mut config = published.clone();
+        change(config.as_object_mut().expect("an object"));
+        decoder(config).experts().expect("it has experts")
+    };
+    let named = experts(&|config| {
+        config.remove("num_local_experts");
+        config.insert("num_experts".to_owned(), json!(16));
+    });
+    assert_eq!(named, ExpertsConfig { count: 16, ..experts(&|_| ()) });
+    let defaults = experts(&|config| {
+        for name in ["num_local_experts", "num_experts_per_tok", "intermediate_size", "attention_bias"] {
+            config.remove(name);
+        }
+    });
+    assert_eq!((defaults.count, defaults.per_token, defaults.width), (128, 4, 2880));
+    assert!(decoder(with("attention_bias", Value::Null)).qkv_bias);
     assert!(refusal(with("rope_scaling", Value::Null)).contains("`rope_scaling` is missing"));
 }
 
