@@ -89,14 +89,14 @@ impl Gptq {
         if !version_1 && !VERSION_2.contains(&format) {
             return Err(unsupported(fields, name, &found, &[&VERSION_1[..], &VERSION_2].concat().join(", ")));
         }
-        // Of its own rotations, which are applied to inputs as the others are.
+        // Its own name for what is refused below.
         refuse(fields, "rotation_config", |_| false)?;
         Self::of_version(fields, version_1, budget)
     }
 
     fn of_version(fields: &Fields<'_>, version_1: bool, budget: &mut Budget) -> Result<Self> {
         expect(fields, "pack_dtype", "int32", &["int32", "torch.int32"])?;
-        // Weights of which were rotated, for inputs that have to be.
+        // GPTQModel's: the weights of each `down_proj` are rotated, for inputs that have to be.
         refuse(fields, "rotation", |_| false)?;
         let scheme = Scheme {
             bits: fields.required("bits", bits(fields, "bits")?)?,

@@ -29,8 +29,8 @@ const MAX_SIZE: usize = 4096;
 const MAX_STEPS: usize = 100_000;
 /// Bytes of a compiled automaton, tried one after the other: it counts as the first that it fits in.
 const AUTOMATA: [usize; 5] = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20];
-/// What the automata of all expressions of a config may count as: those of a thousand short ones, or sixteen of the
-/// longest.
+/// What the automata of all expressions of a config may count as: of thousands of short ones, or of sixteen of the
+/// longest. They take some three times as much.
 const MAX_AUTOMATA: usize = 16 << 20;
 
 /// Room for the expressions of a config.
