@@ -126,6 +126,16 @@ unsafe fn bits_from(a: __m256, shift: usize) -> __m256 {
     unsafe { _mm256_cvtepi32_ps(_mm256_srl_epi32(_mm256_castps_si256(a), _mm_cvtsi32_si128(shift as i32))) }
 }
 
+/// Both rounded to bf16, the even one's bits in the lower half of each lane.
+#[inline(always)]
+unsafe fn bf16_pairs(even: __m256, odd: __m256) -> __m256 {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let odd = _mm256_slli_epi32::<16>(round_bf16(odd));
+        _mm256_castsi256_ps(_mm256_or_si256(round_bf16(even), odd))
+    }
+}
+
 /// Eight lanes rounded to bf16, each in the lower half of 32 bits.
 #[inline(always)]
 unsafe fn round_bf16(v: __m256) -> __m256i {
@@ -304,13 +314,7 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn round_bf16_pairs(even: Self::F, odd: Self::F) -> Self::F {
         // SAFETY: see the impl.
-        unsafe {
-            let pairs = |even, odd| {
-                let odd = _mm256_slli_epi32::<16>(round_bf16(odd));
-                _mm256_castsi256_ps(_mm256_or_si256(round_bf16(even), odd))
-            };
-            Pair(pairs(even.0, odd.0), pairs(even.1, odd.1))
-        }
+        unsafe { Pair(bf16_pairs(even.0, odd.0), bf16_pairs(even.1, odd.1)) }
     }
     #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {

@@ -42,8 +42,12 @@ impl<'a> Reading<'a> {
     #[inline(always)]
     pub unsafe fn vectors<S: Simd>(&self, k: usize) -> [Option<Vectors<'a, S>>; 2] {
         let Some(norm) = self.norm else { return [None; 2] };
-        // SAFETY: passed on.
-        [k, k + LANES].map(|k| Some(unsafe { norm.vectors::<S>(k, self.values(k), self.order) }))
+        // SAFETY: passed on. Not by `map`, whose closure would be a function outside of where vectors are registers.
+        unsafe {
+            let next = k + LANES;
+            let first = norm.vectors::<S>(k, self.values(k), self.order);
+            [Some(first), Some(norm.vectors::<S>(next, self.values(next), self.order))]
+        }
     }
 
     /// Values `k..k + 16` of a row, normed where there are the norm's vectors; zeros behind its end.
