@@ -71,14 +71,17 @@ impl Pattern {
         let anchored = format!(r"\A(?:{})", of_python(text));
         let invalid = |error| problem(&format!("has `{shown}`, which is no regular expression: {error}"));
         let tree = Expr::parse_tree(&anchored).map_err(invalid)?;
-        if size(&tree.expr) > MAX_SIZE {
+        // What it cannot have parsed to is too large.
+        if weight(&tree.expr, |_| 1) > MAX_SIZE {
             return Err(problem(&format!("has `{shown}`, which repeats too much to be matched")));
         }
-        let count = automata(&tree.expr);
+        // Limits are for expressions that are one automaton.
+        let estimate = [weight(&tree.expr, bytes)];
+        let limits = if is_regular(&tree.expr) { &AUTOMATA[..] } else { &estimate };
         let mut builder = RegexBuilder::new(&anchored);
         builder.backtrack_limit(MAX_STEPS);
-        for limit in AUTOMATA {
-            let Some(left) = limit.checked_mul(count).and_then(|bytes| budget.left.checked_sub(bytes)) else {
+        for &limit in limits {
+            let Some(left) = budget.left.checked_sub(limit) else {
                 let most = MAX_AUTOMATA >> 20;
                 let beyond =
                     format!("has `{shown}`, with which the expressions of the config take more than {most} MiB");
@@ -185,34 +188,36 @@ fn parts(expr: &Expr) -> Vec<&Expr> {
     }
 }
 
-/// The parts of an expression, as often as they are repeated. What it cannot have parsed to is too large.
-fn size(expr: &Expr) -> usize {
-    let of_parts = parts(expr).into_iter().fold(0usize, |all, part| all.saturating_add(size(part)));
+/// The sum of what the parts of an expression weigh, as often as they are repeated.
+fn weight(expr: &Expr, own: fn(&Expr) -> usize) -> usize {
+    let of_parts = parts(expr).into_iter().fold(0usize, |all, part| all.saturating_add(weight(part, own)));
     let times = match *expr {
         Expr::Repeat { lo, hi: usize::MAX, .. } => lo.saturating_add(1),
         Expr::Repeat { hi, .. } => hi.max(1),
         _ => 1,
     };
-    of_parts.saturating_mul(times).saturating_add(1)
+    of_parts.saturating_mul(times).saturating_add(own(expr))
 }
 
-/// The most automata that an expression is compiled to: one where that does for all of it, and else one for each part that
-/// is no plain letter.
-fn automata(expr: &Expr) -> usize {
-    fn is_regular(expr: &Expr) -> bool {
-        let by_itself = match expr {
-            Expr::Empty | Expr::Any { .. } | Expr::Literal { .. } | Expr::Delegate { .. } => true,
-            Expr::Assertion(assertion) => matches!(assertion, Assertion::StartText | Assertion::EndText),
-            Expr::Concat(_) | Expr::Alt(_) | Expr::Group(_) | Expr::Repeat { .. } => true,
-            _ => false,
-        };
-        by_itself && parts(expr).into_iter().all(is_regular)
+/// Whether an expression is compiled to one automaton.
+fn is_regular(expr: &Expr) -> bool {
+    let by_itself = match expr {
+        Expr::Empty | Expr::Any { .. } | Expr::Literal { .. } | Expr::Delegate { .. } => true,
+        Expr::Assertion(assertion) => matches!(assertion, Assertion::StartText | Assertion::EndText),
+        Expr::Concat(_) | Expr::Alt(_) | Expr::Group(_) | Expr::Repeat { .. } => true,
+        _ => false,
+    };
+    by_itself && parts(expr).into_iter().all(is_regular)
+}
+
+/// About the most bytes that a part of an expression takes that is compiled to several automata: a class of letters has
+/// hundreds of ranges.
+fn bytes(expr: &Expr) -> usize {
+    match expr {
+        Expr::Delegate { .. } => 1 << 16,
+        Expr::Any { .. } => 1 << 10,
+        _ => 1 << 7,
     }
-    fn not_letters(expr: &Expr) -> usize {
-        let is_letter = matches!(expr, Expr::Empty | Expr::Concat(_) | Expr::Literal { casei: false, .. });
-        usize::from(!is_letter) + parts(expr).into_iter().map(not_letters).sum::<usize>()
-    }
-    if is_regular(expr) { 1 } else { not_letters(expr) }
 }
 
 fn is_too_large(error: &fancy_regex::Error) -> bool {

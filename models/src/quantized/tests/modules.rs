@@ -246,7 +246,9 @@ fn expressions_of_a_config_share_what_they_may_take() {
         (10, ".{900}", true),
         (1000, ".{900}", false),
         (1, &looked[..100], true),
-        (10, &looked, false),
+        (1, &looked, false),
+        (1, r"(?=a)\w{4000}", false),
+        (100, r"(?!.*\.lm_head).*\.\d+\.mlp", true),
     ] {
         match config(count, part) {
             Ok(_) => assert!(fits, "{count} of {part}"),
