@@ -212,7 +212,7 @@ impl Quantization {
     /// which are not rounded so here; the shape of codes that have it; biases of zeros, as AutoGPTQ wrote for each module.
     pub fn is_spare(&self, tensors: &Tensors, name: &str) -> bool {
         let end = name.rsplit_once('.').map_or("", |(_, end)| end);
-        let is_zero = || tensors.all_slices(name, |bytes| bytes.iter().all(|&byte| byte == 0)).unwrap_or(false);
+        let is_zero = || tensors.all_slices_unused(name, |bytes| bytes.iter().all(|&byte| byte == 0)).unwrap_or(false);
         rounds_activations(end) || end == "weight_shape" || end == "bias" && is_zero()
     }
 
@@ -255,7 +255,9 @@ pub(crate) fn module_of(tensor: &str, is_meant: impl Fn(&str) -> bool) -> Option
 /// Whether a module's tensor with this end of its name says how activations, or keys and values in a cache, are rounded:
 /// without it they are nearer to what they were.
 pub(crate) fn rounds_activations(end: &str) -> bool {
-    const ENDS: [&str; 12] = [
+    // `act_scale` is AutoFP8's first name of `input_scale`.
+    const ENDS: [&str; 13] = [
+        "act_scale",
         "input_scale",
         "input_zero_point",
         "input_scale_ub",

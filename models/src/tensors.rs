@@ -213,6 +213,15 @@ impl Tensors {
         Ok(true)
     }
 
+    /// The same, which does not count as a use.
+    pub(crate) fn all_slices_unused(&self, name: &str, holds: impl FnMut(&[u8]) -> bool) -> Result<bool> {
+        let used = &self.entry(name)?.1.used;
+        let before = used.load(Ordering::Relaxed);
+        let all = self.all_slices(name, holds);
+        used.store(before, Ordering::Relaxed);
+        all
+    }
+
     /// The dtype, shape and size of the tensor called `name`. This does not count as a use.
     ///
     /// # Errors

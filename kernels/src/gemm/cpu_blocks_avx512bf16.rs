@@ -246,7 +246,8 @@ mod tests {
     use super::*;
     use crate::packed::PANEL;
 
-    /// A tile's sums of some rows, and of two and a half groups of a panel, which are added to sums before them.
+    /// A tile's sums of some rows, and of two and a half groups of a panel, as it is and expanded, which are added to sums
+    /// before them.
     fn sums<const R: usize, const V: usize>(format: BlockFormat) -> Vec<u32> {
         let k = format.group() * 5 / 2;
         let mut bits = 1u32;
@@ -269,11 +270,17 @@ mod tests {
         let mut value = || u32::from(bf16::from_f32(next() as f32 / 1000.0 - 30.0).to_bits());
         let a: Vec<u32> = (0..Left::Pairs.bytes(kind, k) / 4 * R).map(|_| value() | value() << 16).collect();
         let mut sums: Vec<f32> = (0..R * PANEL).map(|_| next() as f32).collect();
-        // SAFETY: the machine has the instructions; rows and panel hold the steps.
+        let mut of_expanded = sums.clone();
+        let mut expanded = vec![0u8; DOTS.expansion.expect("there is one").bytes(kind, Left::Pairs, k)];
+        let (a, steps): (*const u8, usize) = (a.as_ptr().cast(), k / 2);
+        // SAFETY: the machine has the instructions; rows and panel hold the steps, and the expanded panel has room for them.
         unsafe {
-            dot_by::<R, V>(kind, Reads::Again, a.as_ptr().cast(), panel.as_ptr(), k / 2, sums.as_mut_ptr(), true)
-        };
-        sums.into_iter().map(f32::to_bits).collect()
+            dot_by::<R, V>(kind, Reads::Again, a, panel.as_ptr(), steps, sums.as_mut_ptr(), true);
+            expand(kind, panel.as_ptr(), steps, expanded.as_mut_ptr());
+            let (b, sums) = (expanded.as_ptr(), of_expanded.as_mut_ptr());
+            multiply::<_, R, 1, 2, V>(Dots::<_, 1>(Expanded), format, Reads::Again, a, b, steps, sums, true);
+        }
+        sums.into_iter().chain(of_expanded).map(f32::to_bits).collect()
     }
 
     #[test]

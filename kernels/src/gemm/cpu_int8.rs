@@ -72,7 +72,7 @@ macro_rules! groups_by {
                 }
                 if parted {
                     groups!(4, 2, H)
-                } else if R == 8 && groups::halves::<R, H>() {
+                } else if R == 8 && format.zero_points() && groups::halves::<R, H>() {
                     groups!(R, 1, 1)
                 } else {
                     groups!(R, 1, H)
@@ -346,6 +346,55 @@ pub(crate) mod x86 {
                 }
                 Avx2::load(values.as_ptr())
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sinew_tensor::{BlockValues, DType};
+
+    use super::*;
+    use crate::packed::PANEL;
+
+    /// Sums of eight rows and of two and a half groups of a panel with zero points, `V` vectors at a time.
+    fn sums<const N: usize, const V: usize>(format: BlockFormat) -> Vec<u32> {
+        const ROWS: usize = 8;
+        let k = format.group() * 5 / 2;
+        let mut bits = 1u32;
+        let mut next = || {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            bits >> 16
+        };
+        let mut panel: Vec<u8> = (0..blocks::bytes(format, k)).map(|_| next() as u8).collect();
+        for first in (0..k).step_by(format.group()) {
+            let scales = &mut panel[blocks::bytes(format, first)..][..blocks::scales_bytes(format)];
+            for (i, scale) in scales.chunks_exact_mut(4).enumerate() {
+                scale.copy_from_slice(&((i + first) as f32 / 64.0 - 0.3).to_le_bytes());
+            }
+        }
+        // Of each group the rows' scales and what their sums start from, and quads.
+        let mut a: Vec<u32> = Vec::new();
+        for first in (0..k).step_by(format.group()) {
+            a.extend((0..ROWS).map(|_| (next() as f32 / 1e4 + 0.1).to_bits()));
+            a.extend((0..ROWS).map(|_| next() & 0xfff));
+            a.extend((0..(k - first).min(format.group()) / 4 * ROWS).map(|_| next() << 16 | next()));
+        }
+        let mut sums: Vec<f32> = (0..ROWS * PANEL).map(|_| next() as f32).collect();
+        let (to, a) = (sums.as_mut_ptr(), a.as_ptr().cast());
+        let quads = Quads::<Plain, N>::of(format);
+        // SAFETY: rows and panel hold the steps.
+        unsafe { multiply::<_, ROWS, 1, 2, V>(quads, format, Reads::Again, a, panel.as_ptr(), k / 4, to, true) };
+        sums.into_iter().map(f32::to_bits).collect()
+    }
+
+    #[test]
+    fn half_a_panel_at_a_time_gives_the_bits_of_a_whole_one() {
+        let of = |values, group| BlockFormat::new(values, group, DType::F32, true).expect("a format");
+        for group in [32, 128] {
+            let (int4, int8) = (of(BlockValues::Int4, group), of(BlockValues::Int8, group));
+            assert_eq!(sums::<2, 1>(int4), sums::<2, 2>(int4), "int4, {group}");
+            assert_eq!(sums::<1, 1>(int8), sums::<1, 2>(int8), "int8, {group}");
         }
     }
 }

@@ -18,8 +18,8 @@ pub(crate) struct Known {
     pub passes_caches: bool,
     /// Whether tiles of more than two rows are better multiplied with half a panel of blocks at a time, of each group one
     /// half behind the other: then every product reads its value of a row from memory by itself, where values in registers
-    /// of their own serve both halves, and registers are left for the sums. On Zen 4 eight rows in bf16 take a fifth less
-    /// time so.
+    /// of their own serve both halves, and of up to eight rows registers are left for the sums. On Zen 4 eight rows in bf16
+    /// take a fifth less time so, on Zen 5 a quarter more.
     pub halves_panels: bool,
 }
 

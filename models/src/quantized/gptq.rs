@@ -79,6 +79,8 @@ impl Gptq {
             return Err(fields.problem(names[0], "is missing, as is `backend`: zero points are stored in two ways"));
         };
         let found = fields.required(name, fields.text(name)?)?.to_ascii_lowercase();
+        // As its first release has it.
+        let found = found.replace("autoround", "auto_round").replace("auto-round", "auto_round");
         let format = match found.rsplit_once(':') {
             Some((format, kernel)) if KERNELS.contains(&kernel) => format,
             // What its loader takes it for.

@@ -52,6 +52,8 @@ fn auto_round_says_the_version_of_its_zero_points_by_names() {
         ("auto_gptq:cuda", 1),
         ("auto_round", 2),
         ("auto_round:exllamav2", 2),
+        ("autoround:exllamav2", 2),
+        ("auto-round:exllamav2", 2),
         ("auto_round:tritonv2", 2),
         ("AUTO_ROUND:gptqmodel", 2),
     ] {
