@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`operator`], [`Registry`], [`support`] | the contract, the tables of rows, and what they say that they support |
 //! | [`harness`] | what rows are held against: references, cases, accuracy, trials |
-//! | [`simd`], [`packed`], [`rates`], `cpu`, `cuda`, `wgpu` | what rows share: vectors, weights, costs, and each device's own |
+//! | [`simd`], [`packed`], [`rates`], `strided`, `cpu`, `cuda`, `wgpu` | what rows share: vectors, weights, costs, strides, and each device's own |
 //! | all others | an operator each |
 
 pub mod activation;
@@ -37,6 +37,7 @@ pub mod route;
 pub mod sample;
 pub mod simd;
 pub mod softmax;
+pub(crate) mod strided;
 pub mod support;
 pub mod topk;
 #[cfg(feature = "wgpu")]

@@ -7,9 +7,9 @@ use super::{Activate, Activation, ActivationDynamic, ActivationStatic, Gate};
 use crate::Result;
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
-use crate::cpu::strided::{Address, Scratch, Walk};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
 use crate::simd::{self, Kernel, LANES, Simd};
+use crate::strided::{Address, Scratch, Walk};
 
 /// Multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("activation.mul-add");

@@ -4,9 +4,9 @@ use sinew_memory::DeviceKind;
 
 use super::{Activate, ActivationDynamic, ActivationStatic, Gate};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::operator::{Launch, Operands, Operator, Row};
 use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 64;

@@ -8,10 +8,10 @@ use super::{Cast, CastStatic};
 use crate::Result;
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
-use crate::cpu::strided::{Address, Scratch, Walk};
 use crate::elementwise::Elements;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::simd::{self, Kernel, Simd};
+use crate::strided::{Address, Scratch, Walk};
 
 const NEAREST: Arithmetic = Arithmetic::named("cast.nearest");
 

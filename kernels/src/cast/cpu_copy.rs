@@ -6,10 +6,10 @@ use sinew_tensor::{Layout, MAX_RANK};
 
 use super::{Cast, CastStatic};
 use crate::Result;
-use crate::cpu::strided::{Address, Walk};
 use crate::elementwise::Elements;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
+use crate::strided::{Address, Walk};
 
 /// Share of the memory rate.
 const READS: f64 = 0.9;

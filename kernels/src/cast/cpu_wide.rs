@@ -7,10 +7,10 @@ use sinew_tensor::{DType, Element};
 
 use super::{Cast, CastStatic};
 use crate::Result;
-use crate::cpu::strided::{Address, BLOCK, Walk};
 use crate::elementwise::Elements;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
+use crate::strided::{Address, BLOCK, Walk};
 
 /// Shares of the memory rate and the arithmetic peak: two plain loops over a block.
 const READS: f64 = 0.2;

@@ -7,10 +7,10 @@ use sinew_tensor::DType;
 
 use super::{Cast, CastStatic};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::cuda::{self, Kernel, Strided2, THREADS};
 use crate::elementwise::Elements;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::strided::Walk;
 
 /// The kernels' source.
 pub static CUDA: CudaModule = cuda::module!("cast", "cuda.cu");

@@ -5,10 +5,10 @@ use sinew_tensor::DType;
 
 use super::{Cast, CastStatic};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::elementwise::Elements;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 /// Widening is exact and narrowing rounds once to nearest, but that f16 may lose its subnormals.

@@ -6,9 +6,9 @@ use super::{Combine, CombineDynamic, CombineStatic};
 use crate::Result;
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
-use crate::cpu::strided::{Address, BLOCK, Indices, Scratch, blocks};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::simd::{self, Kernel, LANES, Simd};
+use crate::strided::{Address, BLOCK, Indices, Scratch, blocks};
 
 /// Multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("combine.mul-add-chain");

@@ -4,8 +4,8 @@ use half::{bf16, f16};
 use sinew_tensor::{DType, View};
 
 use crate::Result;
-use crate::cpu::strided::{Address, BLOCK};
 use crate::simd::{LANES, Simd, Stored};
+use crate::strided::{Address, BLOCK};
 
 /// A span of one dimension of an operand of f32, f16 or bf16. It may begin at any address: a checkpoint's tensors do.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,8 @@ use sinew_tensor::{DType, MAX_RANK, View};
 
 use super::{code, pointer};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::operator::refuse;
+use crate::strided::Walk;
 
 /// Elements that a thread of `map` takes.
 const QUAD: usize = 4;

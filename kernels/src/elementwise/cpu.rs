@@ -6,9 +6,9 @@ use super::{Binary, BinaryDynamic, BinaryFunction, BinaryStatic, Elements, Unary
 use crate::Result;
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
-use crate::cpu::strided::{self, Address, Scratch, Walk};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
 use crate::simd::{self, Kernel, LANES, Simd, math};
+use crate::strided::{self, Address, Scratch, Walk};
 
 /// Multiply and add round apart; only `exp` has any.
 const MUL_ADD: Arithmetic = Arithmetic::named("elementwise.mul-add");

@@ -9,9 +9,9 @@ use super::{
     WhereStatic,
 };
 use crate::Result;
-use crate::cpu::strided::{Address, Run, Walk};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::rates::predicted;
+use crate::strided::{Address, Run, Walk};
 
 const EXACT: Arithmetic = Arithmetic::named("elementwise.own-dtype");
 

@@ -7,9 +7,9 @@ use sinew_tensor::{DType, Element};
 
 use super::{Binary, BinaryDynamic, BinaryStatic, Elements, Unary, UnaryFunction, UnaryStatic, Where, WhereStatic};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::cuda::{self, Kernel, Strided2, Strided3, Strided4, THREADS};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::strided::Walk;
 
 /// The kernels' source.
 pub static CUDA: CudaModule = cuda::module!("elementwise", "cuda.cu");

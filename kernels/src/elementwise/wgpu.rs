@@ -9,9 +9,9 @@ use super::{
     WhereStatic,
 };
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::operator::{Launch, Operands, Operator, Refusal, Row, Work};
 use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 64;

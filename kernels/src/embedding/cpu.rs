@@ -5,9 +5,9 @@ use sinew_memory::{Hardware, SimdLevel};
 use super::{Embedding, EmbeddingDynamic, EmbeddingStatic, IDS, OUT, TABLE, TableKind};
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
-use crate::cpu::strided::{Address, Indices, Scratch, blocks};
 use crate::packed::Format;
 use crate::simd::{self, Kernel, Simd};
+use crate::strided::{Address, Indices, Scratch, blocks};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// Every row converts exactly, or rounds once to nearest: there is one arithmetic.

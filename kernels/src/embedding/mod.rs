@@ -17,9 +17,9 @@ use std::fmt;
 
 use sinew_tensor::DType;
 
-use crate::cpu::strided::Indices;
 use crate::operator::{count_of, expect, expect_compute, refuse};
 use crate::packed::Format;
+use crate::strided::Indices;
 use crate::{Operands, Operator, Result, Row, Work};
 
 /// The operator: see the [module](self).

@@ -5,9 +5,9 @@ use sinew_memory::DeviceKind;
 
 use super::{Gather, GatherDynamic, GatherStatic};
 use crate::Result;
-use crate::cpu::strided::{Address, Indices, Walk};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
+use crate::strided::{Address, Indices, Walk};
 
 /// Share of the memory rate.
 const READS: f64 = 0.3;

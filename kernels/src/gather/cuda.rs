@@ -6,9 +6,9 @@ use sinew_memory::cuda::CudaModule;
 
 use super::{Gather, GatherDynamic, GatherStatic};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::cuda::{self, Kernel, Strided3, THREADS};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::strided::Walk;
 
 /// The kernel's source.
 pub static CUDA: CudaModule = cuda::module!("gather", "cuda.cu");

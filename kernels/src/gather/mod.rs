@@ -15,8 +15,8 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::cpu::strided::Indices;
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
+use crate::strided::Indices;
 
 /// The rows of [`Gather`].
 pub fn rows() -> Vec<Row<Gather>> {

@@ -3,11 +3,11 @@
 use sinew_tensor::{DType, Layout};
 
 use super::{Gather, GatherDynamic, GatherStatic};
-use crate::cpu::strided::Indices;
 use crate::harness::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, host_operand,
 };
 use crate::harness::strided_cases::{kind, lay};
+use crate::strided::Indices;
 use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 

@@ -4,10 +4,10 @@ use sinew_tensor::DType;
 
 use super::{Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT};
 use crate::cpu::line::Line;
-use crate::cpu::strided::Scratch;
 use crate::norm::lanes::{Formula, Scale};
 use crate::norm::{NormFormula, NormKind, NormStatic};
 use crate::simd::{LANES, Simd, Stored};
+use crate::strided::Scratch;
 use crate::{Operands, Operator, Result};
 
 /// The norm of the left operand's rows: its bits are those of [`Norm`](crate::norm::Norm) into a tensor of

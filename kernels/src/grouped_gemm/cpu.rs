@@ -4,7 +4,6 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
-use crate::cpu::strided::Address;
 use crate::gemm::driver::{self, Grouped};
 use crate::gemm::order::Order;
 use crate::gemm::tile::{Tiles, tiled_row};
@@ -14,6 +13,7 @@ use crate::gemm::{cpu, cpu_blocks, cpu_int8, plan};
 use crate::gemm::{cpu_avx512bf16, cpu_blocks_avx512bf16};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
 use crate::rates::predicted;
+use crate::strided::Address;
 
 macro_rules! row {
     ($way:literal, $module:ident::$arithmetic:ident, $level:ident, $($tiles:tt)+) => {

@@ -8,9 +8,9 @@ use crate::Result;
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
 use crate::cpu::row_walk::RowWalk;
-use crate::cpu::strided::{BLOCK, Scratch, blocks};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
 use crate::simd::{self, Kernel, LANES, Simd};
+use crate::strided::{BLOCK, Scratch, blocks};
 
 /// Sums of squares in sixteen lanes by four, blocks of 512 in f32, blocks added in f64; multiply and add round apart.
 const MUL_ADD: Arithmetic = Arithmetic::named("norm.mul-add16");

@@ -2,8 +2,8 @@
 
 use super::{NormFormula, NormKind};
 use crate::cpu::line::Line;
-use crate::cpu::strided::blocks;
 use crate::simd::{LANES, Simd};
+use crate::strided::blocks;
 
 /// What decides the values of a row, besides its operands.
 #[derive(Clone, Copy, Debug)]

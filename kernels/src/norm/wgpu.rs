@@ -5,10 +5,10 @@ use sinew_tensor::Layout;
 
 use super::{Norm, NormDynamic, NormKind, NormStatic};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::operator::takes_lanes;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row};
 use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{self, Call};
 
 /// Sums in a thread for every 64 or 256 elements, then in a tree; inverse roots to a unit in the last place.

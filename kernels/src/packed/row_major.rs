@@ -5,8 +5,8 @@ use sinew_tensor::DType;
 use super::Weights;
 use super::rows::WeightRow;
 use crate::cpu::line::Line;
-use crate::cpu::strided::{Scratch, blocks};
 use crate::simd::{Kernel, Simd};
+use crate::strided::{Scratch, blocks};
 
 /// Values that a task copies at least: less is not worth a thread.
 const GRAIN: usize = 64 * 1024;

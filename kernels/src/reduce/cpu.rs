@@ -7,9 +7,9 @@ use super::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic, split};
 use crate::Result;
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
-use crate::cpu::strided::{self, Address, BLOCK, Scratch, Walk, store_index};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, takes_lanes};
 use crate::simd::{self, Kernel, LANES, Simd};
+use crate::strided::{self, Address, BLOCK, Scratch, Walk, store_index};
 
 /// Element `i` of a row is added to lane `i % 16` of block `i / 512`; lanes in a tree, blocks in f64.
 const BLOCKS: Arithmetic = Arithmetic::named("reduce.blocks");

@@ -6,9 +6,9 @@ use sinew_tensor::{DType, Element};
 use super::cpu::walks;
 use super::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic};
 use crate::Result;
-use crate::cpu::strided::{Address, Walk, store_index};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
+use crate::strided::{Address, Walk, store_index};
 
 /// Shares of the memory rate and the arithmetic peak: plain loops.
 const READS: f64 = 0.4;

@@ -6,9 +6,9 @@ use sinew_memory::cuda::CudaModule;
 
 use super::{Reduce, ReduceDynamic, ReduceStatic, split};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::cuda::{self, Kernel, Strided1, Strided2};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::strided::Walk;
 
 /// The kernel's source.
 pub static CUDA: CudaModule = cuda::module!("reduce", "cuda.cu");

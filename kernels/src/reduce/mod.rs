@@ -16,9 +16,9 @@ use std::fmt;
 use sinew_tensor::{DType, Layout};
 
 use crate::Result;
-use crate::cpu::strided::{Indices, largest_index};
 use crate::elementwise::INTEGERS;
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
+use crate::strided::{Indices, largest_index};
 
 /// The rows of [`Reduce`].
 pub fn rows() -> Vec<Row<Reduce>> {

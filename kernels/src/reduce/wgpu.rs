@@ -5,9 +5,9 @@ use sinew_tensor::DType;
 
 use super::{Reduce, ReduceDynamic, ReduceFunction, ReduceStatic, split};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::operator::{Launch, Operands, Operator, Row};
 use crate::rates::predicted;
+use crate::strided::Walk;
 use crate::wgpu::{Call, arithmetic};
 
 const WORKGROUP: u32 = 256;

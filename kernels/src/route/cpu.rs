@@ -4,10 +4,10 @@ use sinew_memory::DeviceKind;
 
 use super::{Route, RouteDynamic, RouteStatic};
 use crate::Result;
-use crate::cpu::strided::Address;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
 use crate::simd::{LANES, Portable, Simd, math};
+use crate::strided::Address;
 
 /// Tokens of a task.
 const TOKENS: usize = 16;

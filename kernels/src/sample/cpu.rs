@@ -4,9 +4,9 @@ use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::View;
 
 use super::{LOGITS, PARAMS, Sample, SampleDynamic, SampleStatic, TOKENS, TOP_K};
-use crate::cpu::strided::Address;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
 use crate::rates::predicted;
+use crate::strided::Address;
 use crate::{Error, Result};
 
 pub(super) const ROW: Row<Sample> = Row {

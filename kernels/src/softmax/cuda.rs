@@ -6,10 +6,10 @@ use sinew_memory::cuda::CudaModule;
 
 use super::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::cuda::{self, Kernel, Strided3};
 use crate::operator::takes_lanes;
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::strided::Walk;
 
 /// The kernel's source.
 pub static CUDA: CudaModule = cuda::module!("softmax", "cuda.cu");

@@ -6,10 +6,10 @@ use super::{TopK, TopKDynamic, TopKStatic};
 use crate::Result;
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
-use crate::cpu::strided::{Address, BLOCK, Scratch, Walk, store_index};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
 use crate::rates::predicted;
 use crate::simd::{self, Kernel, Simd};
+use crate::strided::{Address, BLOCK, Scratch, Walk, store_index};
 
 /// An order has no rounding: every row gives the same.
 const EXACT: Arithmetic = Arithmetic::named("topk.exact");

@@ -6,9 +6,9 @@ use sinew_memory::cuda::CudaModule;
 
 use super::{TopK, TopKDynamic, TopKStatic};
 use crate::Result;
-use crate::cpu::strided::Walk;
 use crate::cuda::{self, Kernel, Strided3};
 use crate::operator::{Arithmetic, Launch, Operands, Operator, Row};
+use crate::strided::Walk;
 
 /// The kernel's source.
 pub static CUDA: CudaModule = cuda::module!("topk", "cuda.cu");

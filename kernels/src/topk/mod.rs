@@ -15,8 +15,8 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::Result;
-use crate::cpu::strided::{Indices, largest_index};
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, expect_compute, refuse};
+use crate::strided::{Indices, largest_index};
 
 /// The rows of [`TopK`].
 pub fn rows() -> Vec<Row<TopK>> {

@@ -5,9 +5,9 @@ use std::cmp::Ordering;
 use sinew_tensor::DType;
 
 use super::{TopK, TopKDynamic, TopKStatic};
-use crate::cpu::strided::Indices;
 use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values};
 use crate::harness::strided_cases::{lay, shape};
+use crate::strided::Indices;
 use crate::support::stored::StoredAs;
 use crate::{Arithmetic, Result};
 

@@ -9,8 +9,8 @@ use super::few::Few;
 use super::interface::{Interface, MOST_OPERANDS, Name, Operand, Steps};
 use super::part::Part;
 use super::text;
-use crate::cpu::strided::Walk;
 use crate::operator::{Launch, refuse};
+use crate::strided::Walk;
 use crate::{Error, Result};
 
 /// Workgroups of a row of a grid that is counted in one dimension: every adapter takes as many.
