@@ -244,28 +244,15 @@ mod tests {
     use sinew_tensor::DType;
 
     use super::*;
+    use crate::gemm::groups::tests::{numbers, panel};
     use crate::packed::PANEL;
 
     /// A tile's sums of some rows, and of two and a half groups of a panel, as it is and expanded, which are added to sums
     /// before them.
     fn sums<const R: usize, const V: usize>(format: BlockFormat) -> Vec<u32> {
         let k = format.group() * 5 / 2;
-        let mut bits = 1u32;
-        let mut next = || {
-            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            bits >> 16
-        };
-        let mut panel: Vec<u8> = (0..blocks::bytes(format, k)).map(|_| next() as u8).collect();
-        for first in (0..k).step_by(format.group()) {
-            let header = &mut panel[blocks::bytes(format, first)..][..blocks::scales_bytes(format)];
-            for (i, scale) in header.chunks_exact_mut(format.scale_dtype().size()).enumerate() {
-                let value = (i + first) as f32 / 64.0 - 0.3;
-                match format.scale_dtype() {
-                    DType::F32 => scale.copy_from_slice(&value.to_le_bytes()),
-                    _ => scale.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
-                }
-            }
-        }
+        let mut next = numbers();
+        let panel = panel(format, k, &mut next);
         let kind = PanelKind::Blocks(format);
         let mut value = || u32::from(bf16::from_f32(next() as f32 / 1000.0 - 30.0).to_bits());
         let a: Vec<u32> = (0..Left::Pairs.bytes(kind, k) / 4 * R).map(|_| value() | value() << 16).collect();

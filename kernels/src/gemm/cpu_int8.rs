@@ -355,24 +355,15 @@ mod tests {
     use sinew_tensor::{BlockValues, DType};
 
     use super::*;
+    use crate::gemm::groups::tests::{numbers, panel};
     use crate::packed::PANEL;
 
     /// Sums of eight rows and of two and a half groups of a panel with zero points, `V` vectors at a time.
     fn sums<const N: usize, const V: usize>(format: BlockFormat) -> Vec<u32> {
         const ROWS: usize = 8;
         let k = format.group() * 5 / 2;
-        let mut bits = 1u32;
-        let mut next = || {
-            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            bits >> 16
-        };
-        let mut panel: Vec<u8> = (0..blocks::bytes(format, k)).map(|_| next() as u8).collect();
-        for first in (0..k).step_by(format.group()) {
-            let scales = &mut panel[blocks::bytes(format, first)..][..blocks::scales_bytes(format)];
-            for (i, scale) in scales.chunks_exact_mut(4).enumerate() {
-                scale.copy_from_slice(&((i + first) as f32 / 64.0 - 0.3).to_le_bytes());
-            }
-        }
+        let mut next = numbers();
+        let panel = panel(format, k, &mut next);
         // Of each group the rows' scales and what their sums start from, and quads.
         let mut a: Vec<u32> = Vec::new();
         for first in (0..k).step_by(format.group()) {

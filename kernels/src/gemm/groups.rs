@@ -301,3 +301,35 @@ pub(super) unsafe fn less_zeros<S: Simd, const ZEROS: bool, const R: usize, cons
     }
     sums
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    /// Numbers below 2^16, one after another.
+    pub fn numbers() -> impl FnMut() -> u32 {
+        let mut bits = 1u32;
+        move || {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            bits >> 16
+        }
+    }
+
+    /// `k` values of a panel: any codes and zero points, and scales of both signs in f32 or bf16.
+    pub fn panel(format: BlockFormat, k: usize, mut next: impl FnMut() -> u32) -> Vec<u8> {
+        let mut panel: Vec<u8> = (0..blocks::bytes(format, k)).map(|_| next() as u8).collect();
+        for first in (0..k).step_by(format.group()) {
+            let scales = &mut panel[blocks::bytes(format, first)..][..blocks::scales_bytes(format)];
+            for (i, scale) in scales.chunks_exact_mut(format.scale_dtype().size()).enumerate() {
+                let value = (i + first) as f32 / 64.0 - 0.3;
+                match format.scale_dtype() {
+                    DType::F32 => scale.copy_from_slice(&value.to_le_bytes()),
+                    _ => scale.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+                }
+            }
+        }
+        panel
+    }
+}
