@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::MemoryReport;
-use super::handle::Shared;
+use super::shared::Shared;
 use crate::{Buffer, Device, Error, Event, Home, Husk, Reclaim, Result, Span, Storage};
 
 /// Counts a buffer for as long as it lives.
@@ -35,12 +35,7 @@ impl Shared {
                 return Err(self.out_of_memory(state, held, false));
             }
         }
-        let id = if tag.is_empty() { 0 } else { state.tag(tag) };
-        let counted = &mut state.tags[id as usize];
-        counted.buffers += 1;
-        counted.bytes += held;
-        state.apart_bytes += held;
-        state.most_used_bytes = state.most_used_bytes.max(state.active_bytes + state.apart_bytes);
+        let id = state.add_apart(held, tag);
         drop(state);
         // From here on it is counted until it is dropped, which an error does.
         let apart = Arc::new(Apart { shared: self.clone(), tag: id, bytes: held });
@@ -71,11 +66,7 @@ impl Reclaim for Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        let counted = &mut state.tags[self.tag as usize];
-        counted.buffers -= 1;
-        counted.bytes -= self.bytes;
-        state.apart_bytes -= self.bytes;
+        self.shared.lock().remove_apart(self.bytes, self.tag);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::LARGEST_CLASS;
+use super::classes::LARGEST;
 use crate::{Bytes, DeviceId};
 
 /// How a [`Pool`](super::Pool) behaves.
@@ -38,7 +38,7 @@ impl PoolConfig {
 
     /// The same with slabs that spans of such a granule fill.
     pub(super) fn in_granules(self, granule: usize) -> Self {
-        let slab_bytes = self.slab_bytes.clamp(4 * granule, LARGEST_CLASS).next_multiple_of(granule);
+        let slab_bytes = self.slab_bytes.clamp(4 * granule, LARGEST).next_multiple_of(granule);
         Self { slab_bytes, ..self }
     }
 }
