@@ -1,6 +1,5 @@
 //! Quantized checkpoints that are written: their weights are those of quantizing while loading, and nothing else changes.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -20,7 +19,7 @@ mod command;
 mod fixtures;
 
 use command::{command, refused, run, sinew, stdout};
-use fixtures::{bits, copy, fixture, fixture_path, with_field};
+use fixtures::{Tensors, bits, copy, fixture, fixture_path, save, tensors, with_field};
 
 const SHARDED: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
 const TIED: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
@@ -122,27 +121,6 @@ fn outputs(folder: &Path, weights: WeightOptions) -> Vec<u32> {
 fn while_loading(folder: &Path, how: Quantize) -> Vec<u32> {
     let dtype = Some(main_dtype(&models::Tensors::open(folder, Load::Mmap).expect("a checkpoint")).expect("floats"));
     outputs(folder, WeightOptions { dtype, quantize: Some(how), ..WeightOptions::default() })
-}
-
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
-
-/// Writes all tensors of a folder.
-fn save(folder: &Path, tensors: &Tensors) {
-    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
-        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
-    });
-    let file = safetensors::serialize(views, None).expect("a file");
-    fs::write(folder.join("model.safetensors"), file).expect("written");
-}
-
-/// All tensors of a folder.
-fn tensors(folder: &Path) -> Tensors {
-    let checkpoint = models::Tensors::open(folder, Load::Mmap).expect("a checkpoint");
-    let of = |name: &str| {
-        let tensor = checkpoint.tensor(name).expect("it is there");
-        (tensor.dtype, tensor.shape.to_vec(), tensor.bytes.into_owned())
-    };
-    checkpoint.names().map(|name| (name.to_owned(), of(name))).collect()
 }
 
 fn config(folder: &Path) -> Value {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::error::Result;
 use crate::quantized::{Quantization, StoredModule};
@@ -29,12 +29,19 @@ pub struct Checkpoint {
     quantization: Option<Box<Quantization>>,
     /// Those that [`module`](Self::module) has found: some tensors are read for it.
     modules: Mutex<BTreeMap<String, StoredModule>>,
+    /// Set once nothing was found that [`refuse_unread`](Self::refuse_unread) refuses: plans are made many times.
+    all_are_read: OnceLock<()>,
 }
 
 impl Checkpoint {
     /// That of some tensors, with modules that are quantized where it is said how.
     pub fn new(tensors: Tensors, quantization: Option<Quantization>) -> Self {
-        Self { tensors, quantization: quantization.map(Box::new), modules: Mutex::default() }
+        Self {
+            tensors,
+            quantization: quantization.map(Box::new),
+            modules: Mutex::default(),
+            all_are_read: OnceLock::new(),
+        }
     }
 
     /// How modules are quantized, where some are.
@@ -84,32 +91,43 @@ impl Checkpoint {
         Err(self.missing(&format!("{}{name}.weight", prefixes.first().unwrap_or(&""))))
     }
 
-    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs, and refuses those of
-    /// quantized modules that were loaded. What has a name that ends with one of `spare` is known not to be needed, and
-    /// [what changes nothing](Quantization::is_spare) may be there.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a tensor that may change what a quantized module gives.
-    pub fn check_unused(&self, spare: &[&str]) -> Result<()> {
-        let ends =
-            |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-        let of_module =
-            |name: &str| self.quantization().is_some_and(|quantization| quantization.is_spare(&self.tensors, name));
-        let is_spare = |name: &str| spare.iter().any(|end| ends(name, end)) || of_module(name);
-        let unused: BTreeSet<&str> = self.unused().filter(|name| !is_spare(name)).collect();
-        if let Some(quantization) = &self.quantization {
-            let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-            quantization.check_unread(&self.tensors, &modules, &unused)?;
-        }
+    /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs. What has a name that ends
+    /// with one of `spare` is known not to be needed, and [what changes nothing](Quantization::is_spare) may be there.
+    pub fn warn_of_unused(&self, spare: &[&str]) {
+        let unused = self.unused_but(spare);
         if unused.is_empty() {
-            return Ok(());
+            return;
         }
         let (count, all) = (unused.len(), self.names().count());
         let first = unused.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
         let more = if count > NAMED { ", …" } else { "" };
         tracing::warn!("{count} of {all} tensors in {} are not used: {first}{more}", self.name());
+    }
+
+    /// Refuses tensors that nobody has asked for, once all are that a model needs, of quantized modules whose others were:
+    /// they may change what such a module gives. Those that [`warn_of_unused`](Self::warn_of_unused) leaves out may be there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for the first.
+    pub fn refuse_unread(&self, spare: &[&str]) -> Result<()> {
+        let Some(quantization) = self.quantization().filter(|_| self.all_are_read.get().is_none()) else {
+            return Ok(());
+        };
+        let unused = self.unused_but(spare);
+        let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        quantization.check_unread(&self.tensors, &modules, &unused)?;
+        self.all_are_read.get_or_init(|| ());
         Ok(())
+    }
+
+    fn unused_but(&self, spare: &[&str]) -> BTreeSet<&str> {
+        let ends =
+            |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let of_module =
+            |name: &str| self.quantization().is_some_and(|quantization| quantization.is_spare(&self.tensors, name));
+        let is_spare = |name: &str| spare.iter().any(|end| ends(name, end)) || of_module(name);
+        self.unused().filter(|name| !is_spare(name)).collect()
     }
 }
 

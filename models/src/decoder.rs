@@ -109,7 +109,7 @@ impl Decoder {
     pub(crate) fn load(loader: &mut Loader<'_>, config: &DecoderConfig, limits: Limits) -> Result<Self> {
         let limits = limits.capped();
         let parts = Parts::make(loader, config, &limits)?;
-        loader.finish(config.names.spare)?;
+        loader.finish(config.names.spare);
         let (precision, held) = (loader.precision(), loader.held());
         Ok(Self { config: config.clone(), precision, limits, parts, held, passes: Passes::default() })
     }
@@ -117,9 +117,10 @@ impl Decoder {
     /// Has its parts counted, which are all but cache and logits.
     ///
     /// # Errors
-    /// Those of [`Decoder::load`] for tensors.
+    /// Those of [`Decoder::load`] for tensors, and those of [`Checkpoint::refuse_unread`].
     pub(crate) fn count(maker: &mut impl Maker<Counted>, config: &DecoderConfig, limits: &Limits) -> Result<()> {
-        Parts::make(maker, config, &limits.capped()).map(drop)
+        Parts::make(maker, config, &limits.capped())?;
+        maker.checkpoint().refuse_unread(config.names.spare)
     }
 
     /// The description that it was loaded from.

@@ -72,21 +72,22 @@ impl Encoder {
         max_sequences: usize,
     ) -> Result<Self> {
         let parts = Parts::make(loader, config, max_rows, max_sequences)?;
-        loader.finish(config.names.spare)?;
+        loader.finish(config.names.spare);
         Ok(Self { config: config.clone(), precision: loader.precision(), parts, max_rows, max_sequences })
     }
 
     /// Has its parts counted.
     ///
     /// # Errors
-    /// Those of [`Encoder::load`] for tensors.
+    /// Those of [`Encoder::load`] for tensors, and those of [`Checkpoint::refuse_unread`].
     pub(crate) fn count(
         maker: &mut impl Maker<Counted>,
         config: &EncoderConfig,
         max_rows: usize,
         max_sequences: usize,
     ) -> Result<()> {
-        Parts::make(maker, config, max_rows, max_sequences).map(drop)
+        Parts::make(maker, config, max_rows, max_sequences)?;
+        maker.checkpoint().refuse_unread(config.names.spare)
     }
 
     /// The description that it was loaded from.

@@ -253,6 +253,13 @@ impl Tensors {
         }
     }
 
+    /// Has the tensor called `name`, if there is one, count as used: it was found to be what somebody will read.
+    pub(crate) fn mark_used(&self, name: &str) {
+        if let Some(entry) = self.tensors.get(name) {
+            entry.used.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// The tensors that nobody has asked for, sorted: weights that the model would silently do without.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().filter(|(_, entry)| !entry.used.load(Ordering::Relaxed)).map(|(name, _)| name.as_str())

@@ -1,10 +1,14 @@
 //! The fixtures, and copies of them to change.
 #![allow(dead_code, reason = "not every file of tests needs all of it")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use serde_json::Value;
+use sinew::models::Load;
 use tempfile::TempDir;
 
 /// Where a fixture is.
@@ -46,6 +50,28 @@ pub fn with_field(folder: &Path, field: &str, value: &Value) {
         _ => config[field] = value.clone(),
     }
     fs::write(path, config.to_string()).expect("written");
+}
+
+/// Tensors by their names: dtype, shape and bytes.
+pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+/// All tensors of a folder.
+pub fn tensors(folder: &Path) -> Tensors {
+    let checkpoint = sinew::models::Tensors::open(folder, Load::Mmap).expect("a checkpoint");
+    let of = |name: &str| {
+        let tensor = checkpoint.tensor(name).expect("it is there");
+        (tensor.dtype, tensor.shape.to_vec(), tensor.bytes.into_owned())
+    };
+    checkpoint.names().map(|name| (name.to_owned(), of(name))).collect()
+}
+
+/// Writes all tensors of a folder, to one file.
+pub fn save(folder: &Path, tensors: &Tensors) {
+    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
+    });
+    let file = safetensors::serialize(views, None).expect("a file");
+    fs::write(folder.join("model.safetensors"), file).expect("written");
 }
 
 /// What numbers are compared by that must be the same.

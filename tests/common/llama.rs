@@ -1,4 +1,4 @@
-//! A Llama of any size: its config, and the header of its weights, tied, in bf16 or quantized. And a GPT-NeoX.
+//! A Llama of any size: its config, and the header of its weights, tied, in bf16 or quantized. And a GPT-NeoX and a gpt-oss.
 #![allow(dead_code, reason = "not every file of tests needs all of it")]
 
 use std::fs::File;
@@ -19,6 +19,10 @@ pub struct Llama {
 #[derive(Clone, Copy)]
 pub struct Neox(pub Llama);
 
+/// A gpt-oss of the same sizes, in heads of 64, with four experts in MXFP4 in each layer and all else in bf16.
+#[derive(Clone, Copy)]
+pub struct GptOss(pub Llama);
+
 /// How the weights of products are stored: those of 4 bits in groups of 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
@@ -32,6 +36,9 @@ pub enum Stored {
 const GROUP: usize = 128;
 /// The group of each input.
 const INDEX: &str = "g_idx";
+/// Exponents of groups of [`MX_GROUP`].
+const EXPONENTS: &str = "_scales";
+const MX_GROUP: usize = 32;
 
 /// A tensor: its name, its dtype with the bytes of an element, and its shape.
 type Entry = (String, (&'static str, usize), Vec<usize>);
@@ -39,6 +46,7 @@ type Entry = (String, (&'static str, usize), Vec<usize>);
 const BF16: (&str, usize) = ("BF16", 2);
 const F16: (&str, usize) = ("F16", 2);
 const I32: (&str, usize) = ("I32", 4);
+const U8: (&str, usize) = ("U8", 1);
 
 impl Stored {
     /// What a config says of it.
@@ -161,6 +169,62 @@ impl Neox {
     }
 }
 
+impl GptOss {
+    const EXPERTS: usize = 4;
+
+    fn config(self) -> Value {
+        let Llama { hidden, width, layers, vocab } = self.0;
+        json!({
+            "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": hidden,
+            "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": hidden / 64,
+            "num_key_value_heads": hidden / 256, "head_dim": 64, "num_local_experts": Self::EXPERTS,
+            "num_experts_per_tok": 2, "vocab_size": vocab, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": true, "torch_dtype": "bfloat16", "attention_bias": true,
+            "rope_scaling": { "rope_type": "linear", "factor": 2.0 },
+            "quantization_config": {
+                "quant_method": "mxfp4",
+                "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"],
+            },
+        })
+    }
+
+    fn tensors(self) -> Vec<Entry> {
+        let Llama { hidden, width, layers, vocab } = self.0;
+        let of = |name: String, shape: &[usize]| (name, BF16, shape.to_vec());
+        let mut tensors = vec![
+            of("model.embed_tokens.weight".to_owned(), &[vocab, hidden]),
+            of("model.norm.weight".to_owned(), &[hidden]),
+        ];
+        for layer in 0..layers {
+            let at = |name: &str| format!("model.layers.{layer}.{name}");
+            for (name, [n, k]) in [
+                ("self_attn.q_proj", [hidden, hidden]),
+                ("self_attn.k_proj", [hidden / 4, hidden]),
+                ("self_attn.v_proj", [hidden / 4, hidden]),
+                ("self_attn.o_proj", [hidden, hidden]),
+                ("mlp.router", [Self::EXPERTS, hidden]),
+            ] {
+                tensors.extend([of(at(&format!("{name}.weight")), &[n, k]), of(at(&format!("{name}.bias")), &[n])]);
+            }
+            for (name, [n, k]) in [("gate_up_proj", [2 * width, hidden]), ("down_proj", [hidden, width])] {
+                let (name, groups) = (at(&format!("mlp.experts.{name}")), k / MX_GROUP);
+                tensors.push((format!("{name}_blocks"), U8, vec![Self::EXPERTS, n, groups, MX_GROUP / 2]));
+                tensors.push((format!("{name}{EXPONENTS}"), U8, vec![Self::EXPERTS, n, groups]));
+                tensors.push(of(format!("{name}_bias"), &[Self::EXPERTS, n]));
+            }
+            tensors.push(of(at("self_attn.sinks"), &[hidden / 64]));
+            tensors
+                .extend(["input", "post_attention"].map(|norm| of(at(&format!("{norm}_layernorm.weight")), &[hidden])));
+        }
+        tensors
+    }
+
+    /// As a [`Llama`] is written.
+    pub fn write(self, folder: &Path) -> io::Result<u64> {
+        write(folder, Stored::Bf16, self.config(), &self.tensors())
+    }
+}
+
 fn header(tensors: &[Entry]) -> (Vec<u8>, usize) {
     let (mut header, mut end) = (Map::new(), 0);
     for (name, (dtype, size), shape) in tensors {
@@ -191,6 +255,11 @@ fn write(folder: &Path, stored: Stored, mut config: Value, tensors: &[Entry]) ->
             continue;
         }
         let mut left = size * shape.iter().product::<usize>();
+        if name.ends_with(EXPONENTS) {
+            // As 127 stands for 1.
+            file.write_all(&vec![122; left])?;
+            continue;
+        }
         while left > 0 {
             let n = left.min(values.len());
             file.write_all(&values[..n])?;

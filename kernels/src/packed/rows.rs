@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 
 use sinew_tensor::{BlockFormat, DType, View};
 
@@ -193,21 +194,41 @@ impl<'a> WeightRows<'a> {
         Ok(Self { rows, k, step: 1, values: Values::Codes { format, codes, scales, zeros } })
     }
 
-    /// The first of every `step` of them, such as the gates where gates and ups take turns. No byte is moved. Of a step of
-    /// 0 none is left.
+    /// Some of them, of which the first of every `step`: the gates or the ups, say, where these take turns. No byte is
+    /// moved. Of a step of 0 none is left, and none is behind the last.
     ///
     /// ```
     /// use sinew_kernels::packed::WeightRows;
     /// use sinew_tensor::DType;
     ///
     /// let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-    /// assert_eq!(WeightRows::from_bytes(&bytes, DType::F32, 3, 2)?.every(2).rows(), 2);
+    /// let rows = WeightRows::from_bytes(&bytes, DType::F32, 3, 2)?;
+    /// assert_eq!([rows.part(0..3, 2).rows(), rows.part(1..3, 2).rows()], [2, 1]);
     /// # Ok::<(), sinew_kernels::Error>(())
     /// ```
-    pub fn every(self, step: usize) -> Self {
-        let rows = if step == 0 { 0 } else { self.rows.div_ceil(step) };
+    pub fn part(&self, rows: Range<usize>, step: usize) -> WeightRows<'_> {
+        let (start, end) = (rows.start.min(self.rows), rows.end.min(self.rows));
+        let rows = if step == 0 { 0 } else { end.saturating_sub(start).div_ceil(step) };
         // No row is at a step that is more than is counted.
-        Self { rows, step: self.step.saturating_mul(step), ..self }
+        let (k, first, step) = (self.k, start * self.step, self.step.saturating_mul(step));
+        let held = if rows == 0 { 0 } else { (rows - 1) * step + 1 };
+        let values = match self.values {
+            Values::Floats { ref bytes, dtype, row_stride, k_stride } => {
+                let bytes = bytes.get(first * row_stride * dtype.size()..).unwrap_or_default().into();
+                Values::Floats { bytes, dtype, row_stride, k_stride }
+            }
+            Values::Codes { format, ref codes, ref scales, ref zeros } => {
+                let groups = k.div_ceil(format.group());
+                let of = |each: usize| first * each..(first + held) * each;
+                Values::Codes {
+                    format,
+                    codes: codes.get(of(k)).unwrap_or_default().into(),
+                    scales: scales.get(of(groups * format.scale_dtype().size())).unwrap_or_default().into(),
+                    zeros: zeros.get(of(if format.zero_points() { groups } else { 0 })).unwrap_or_default().into(),
+                }
+            }
+        };
+        WeightRows { rows, k, step, values }
     }
 
     /// How many there are.
@@ -228,7 +249,7 @@ impl<'a> WeightRows<'a> {
         }
     }
 
-    /// The codes of rows that are quantized; none of floats, nor of rows [between](Self::every) which there are others.
+    /// The codes of rows that are quantized; none of floats, nor of rows [between](Self::part) which there are others.
     pub fn codes(&self) -> Option<Codes<'_>> {
         match &self.values {
             _ if self.step != 1 => None,

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
 
-use super::Loader;
 use super::matrices::{Matrices, bytes};
 use super::matrix::{Becomes, Matrix};
+use super::{Loader, Part};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::quantized::common_multiple;
@@ -30,6 +30,9 @@ struct Filled<'m> {
     of: Range<usize>,
     becomes: &'m Becomes,
 }
+
+/// Rows of what has this number.
+type RowsOf = (usize, Range<usize>);
 
 impl Loader<'_> {
     /// Packs matrices slice by slice, their codes as they are stored or as the floats that they mean, and drops the pages
@@ -90,8 +93,14 @@ impl Loader<'_> {
         };
         let pack = |slice: SliceToPack<'_>| -> Result<()> {
             let parts = rows_of(slice.slice);
-            let pieces = parts.iter().map(|(part, matrix, rows)| at_hand[*matrix].rows(part, rows.clone(), becomes));
-            slice.pack_strip(strip.clone(), &pieces.collect::<Result<Vec<_>>>()?)?;
+            let (spans, places) = spans(&parts);
+            let read = spans.iter().map(|(matrix, rows)| at_hand[*matrix].rows(rows.clone(), becomes));
+            let read = read.collect::<Result<Vec<_>>>()?;
+            let pieces = places.iter().zip(&parts).map(|((span, rows), (part, ..))| {
+                let before = spans[*span].1.start;
+                read[*span].part(rows.start - before..rows.end - before, part.step())
+            });
+            slice.pack_strip(strip.clone(), &pieces.collect::<Vec<_>>())?;
             for (part, matrix, rows) in parts {
                 stored[matrix].release_rows(checkpoint, part.in_tensor(rows));
             }
@@ -126,6 +135,23 @@ impl Filled<'_> {
         let width = (k as u128 * STRIP_BYTES as u128 / bytes.max(1)).min(k as u128) as usize;
         (width / granule * granule).max(granule)
     }
+}
+
+/// The rows of matrices that parts of a slice take, parts which take turns in some being one span of them; and for each part
+/// its span and its rows in the matrix.
+fn spans(parts: &[(&Part, usize, Range<usize>)]) -> (Vec<RowsOf>, Vec<RowsOf>) {
+    let (mut spans, mut places) = (Vec::<RowsOf>::new(), Vec::new());
+    for (part, matrix, rows) in parts {
+        let rows = part.in_matrix(rows.clone());
+        match spans.last_mut() {
+            Some((of, span)) if of == matrix && span.start < rows.end && rows.start < span.end => {
+                *span = span.start.min(rows.start)..span.end.max(rows.end);
+            }
+            _ => spans.push((*matrix, rows.clone())),
+        }
+        places.push((spans.len() - 1, rows));
+    }
+    (spans, places)
 }
 
 /// A weight in slices for so many threads, of which a strip is packed at a time: so many of all columns.

@@ -59,12 +59,9 @@ impl Matrix {
             }
             return Ok(Self { part, stored, k });
         };
-        if !part.has_module() {
-            let what = format!("{}, which is stored as [inputs, outputs] and quantized,", part.name());
-            return Err(Error::Unsupported { what, supported: "quantized [outputs, inputs]".to_owned() });
-        }
         let [found, asked] = [module.matrices(), part.module_shape(k)];
         same_shape(checkpoint, part.name(), less_one_matrix(&found), less_one_matrix(&asked))?;
+        module.tensors().for_each(|name| checkpoint.mark_used(name));
         Ok(Self { part, stored: Stored::Module(Box::new(module)), k })
     }
 
@@ -173,12 +170,12 @@ enum Read<'a> {
 }
 
 impl Strip<'_> {
-    /// Rows of a part of the matrix: codes where they are packed as they are stored, and else floats, as they are stored or
-    /// as the format's own code dequantizes them; those of f64 as f32. Floats that are to be quantized must have a scale.
-    pub(super) fn rows(&self, part: &Part, rows: Range<usize>, becomes: &Becomes) -> Result<WeightRows<'_>> {
-        let Self { tensors, columns, read, .. } = self;
-        let (in_matrix, stored) = (part.in_matrix(rows.clone()), part.in_tensor(rows));
-        let (weight, k, n) = (part.weight(), columns.len(), stored.len());
+    /// Rows of the matrix: codes where they are packed as they are stored, and else floats, as they are stored or as the
+    /// format's own code dequantizes them; those of f64 as f32. Floats that are to be quantized must have a scale.
+    pub(super) fn rows(&self, rows: Range<usize>, becomes: &Becomes) -> Result<WeightRows<'_>> {
+        let Self { matrix: Matrix { part, .. }, tensors, columns, read } = self;
+        let (weight, k, stored) = (part.weight(), columns.len(), part.in_tensor(rows.clone()));
+        let n = rows.len();
         let check = |bytes: &[u8], dtype| match becomes.encoding {
             Encoding::Blocks(format) => check_quantizable(tensors, &weight, bytes, dtype, format),
             Encoding::Float(_) => Ok(()),
@@ -193,19 +190,19 @@ impl Strip<'_> {
             }
             Read::Lines { bytes, dtype, .. } => {
                 let size = dtype.size();
-                let bytes = bytes.get(in_matrix.start * size..).unwrap_or_default();
+                let bytes = bytes.get(rows.start * size..).unwrap_or_default();
                 let lines = bytes.chunks((part.of * size).max(1));
                 lines.map(|line| &line[..line.len().min(n * size)]).try_for_each(|line| check(line, *dtype))?;
                 WeightRows::from_columns(bytes, *dtype, n, k, part.of)
             }
-            Read::Module(module) if becomes.as_stored => return Ok(module.rows(stored)?.every(part.step())),
+            Read::Module(module) if becomes.as_stored => return module.rows(stored),
             Read::Module(module) => {
                 let floats = module.dequantized(stored)?;
                 check(&floats, module.dtype())?;
                 WeightRows::from_bytes(floats, module.dtype(), n, k)
             }
         };
-        Ok(rows.map_err(sinew_ops::Error::from)?.every(part.step()))
+        Ok(rows.map_err(sinew_ops::Error::from)?)
     }
 
     /// Lets go of the pages of what was read of it.
@@ -240,10 +237,11 @@ pub(crate) fn check_quantizable(
     Err(tensors.problem(problem))
 }
 
-/// The dtype of a tensor of floats, which must have this shape.
+/// The dtype of a tensor of floats, which must have this shape, and counts as used.
 pub(super) fn check(tensors: &Tensors, name: &str, shape: &[usize]) -> Result<DType> {
     let info = tensors.info(name)?;
     same_shape(tensors, name, info.shape, shape)?;
+    tensors.mark_used(name);
     float_dtype(name, info.dtype)
 }
 

@@ -49,7 +49,7 @@ impl Part {
         sizes.iter().map(part).collect()
     }
 
-    /// The same of a tensor that is `[k, n]` if that is so.
+    /// The same of a tensor of floats that is `[k, n]` if that is so; quantized ones are `[n, k]` all the same.
     pub fn transposed(self, transposed: bool) -> Self {
         Self { transposed, ..self }
     }
@@ -66,8 +66,7 @@ impl Part {
     }
 
     /// The same of the matrix `index` of `count` that are one tensor: a parameter, not a module's weight, so that it is
-    /// called by the name alone and its biases by the name and `_bias`. Quantized ones are `[n, k]` though floats be
-    /// [`transposed`](Self::transposed).
+    /// called by the name alone and its biases by the name and `_bias`.
     pub fn stacked(self, index: usize, count: usize) -> Self {
         Self { stacked: Some([index, count]), ..self }
     }
@@ -131,11 +130,6 @@ impl Part {
     /// That of a quantized module: matrices, and the rows and columns of each.
     pub(super) fn module_shape(&self, k: usize) -> [usize; 3] {
         [self.stacked.map_or(1, |[_, count]| count), self.of, k]
-    }
-
-    /// Whether quantized modules may be as it is.
-    pub(super) fn has_module(&self) -> bool {
-        !self.transposed || self.stacked.is_some()
     }
 
     /// The shape of its biases.

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const FIXTURES: [&str; 23] = [
+const FIXTURES: [&str; 24] = [
     "awq_g128_qwen2_f16",
     "awq_g32_not_all_llama_f16",
     "ct_fp8_channel_regex_llama_bf16",
@@ -19,6 +19,7 @@ const FIXTURES: [&str; 23] = [
     "fp8_tensor_weight_scale_llama_bf16",
     "gptq_4bit_g128_llama_f16",
     "gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers",
+    "gptq_4bit_g32_asym_gpt2_f16",
     "gptq_4bit_one_group_zero_biases_llama_f16",
     "gptq_8bit_g64_qwen2_f16",
     "gptq_v2_4bit_g32_asym_untied_llama_f16",

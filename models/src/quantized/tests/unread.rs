@@ -43,7 +43,7 @@ fn outcome(method: &str, more: Made, loaded: bool) -> Result<()> {
     if loaded {
         module.rows(&stored, 0..8)?;
     }
-    let [first, again] = [0; 2].map(|_| stored.check_unused(&["rotary_emb.inv_freq"]));
+    let [first, again] = [0; 2].map(|_| stored.refuse_unread(&["rotary_emb.inv_freq"]));
     assert_eq!(first.is_ok(), again.is_ok(), "to look at a tensor is not to use it");
     first
 }
