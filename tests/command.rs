@@ -1,11 +1,9 @@
 //! The command, run as a user runs it.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 use sinew::models::precision::Activations;
 use sinew::prelude::*;
@@ -19,7 +17,7 @@ mod fixtures;
 #[cfg(target_os = "linux")]
 use command::interrupted;
 use command::{command, sinew, stdout};
-use fixtures::{copy, fixture, fixture_path, with_field};
+use fixtures::{copy, fixture, fixture_path, with_field, with_tensors};
 
 const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
 const NO_TOKENIZER: &str = "qwen3_gqa3_hd20_f32_untied_biases_old_config";
@@ -424,23 +422,6 @@ fn quality_prints_what_formats_and_activations_in_int8_cost() {
     refused(&["quality", "--model", bundled, "--tokens", "1,100"], &["100"]);
     refused(&["quality", "--model", bundled, "--file", "/nowhere"], &["/nowhere"]);
     refused(&["quality", "--model", &fixture(ENCODER), "--kv-dtype", "int8"], &["--kv-dtype", "embeds texts"]);
-}
-
-/// The tensors of a folder's only file.
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
-
-/// Changes the tensors of a folder.
-fn with_tensors(folder: &Path, change: impl FnOnce(&mut Tensors)) {
-    let path = folder.join("model.safetensors");
-    let bytes = std::fs::read(&path).expect("a file");
-    let views = SafeTensors::deserialize(&bytes).expect("valid").tensors().into_iter();
-    let mut tensors: Tensors =
-        views.map(|(name, of)| (name, (of.dtype(), of.shape().to_vec(), of.data().to_vec()))).collect();
-    change(&mut tensors);
-    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
-        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("as many bytes as the shape says"))
-    });
-    std::fs::write(&path, safetensors::serialize(views, None).expect("a file")).expect("written");
 }
 
 #[test]

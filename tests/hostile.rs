@@ -19,7 +19,7 @@ mod fixtures;
 mod llama;
 
 use command::command;
-use fixtures::{copy, fixture, fixture_path, save, tensors, with_field};
+use fixtures::{copy, fixture, fixture_path, with_field, with_tensors};
 use llama::{Llama, Stored};
 
 const DECODER: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
@@ -400,9 +400,7 @@ fn expressions_of_configs_that_take_much_to_compile() {
 fn tensors_that_may_change_a_quantized_module() {
     let folder = copy("quantized/gptq_4bit_g128_llama_f16");
     let name = "model.layers.0.mlp.up_proj.pre_quant_scale";
-    let mut all = tensors(folder.path());
-    all.insert(name.to_owned(), (Dtype::F16, vec![1], vec![0; 2]));
-    save(folder.path(), &all);
+    with_tensors(folder.path(), |all| drop(all.insert(name.to_owned(), (Dtype::F16, vec![1], vec![0; 2]))));
     refused_by("a scale of inputs", folder.path(), &[&["inspect"], GENERATE, LOGITS], &[name]);
     refused("a scale of inputs", &["plan", folder.path().to_str().expect("the path is UTF-8")], &[name]);
 }

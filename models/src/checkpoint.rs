@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::Result;
 use crate::quantized::{Quantization, StoredModule};
@@ -29,8 +30,9 @@ pub struct Checkpoint {
     quantization: Option<Box<Quantization>>,
     /// Those that [`module`](Self::module) has found: some tensors are read for it.
     modules: Mutex<BTreeMap<String, StoredModule>>,
-    /// Set once nothing was found that [`refuse_unread`](Self::refuse_unread) refuses: plans are made many times.
-    all_are_read: OnceLock<()>,
+    /// How many tensors were not used when [`refuse_unread`](Self::refuse_unread) last refused none: plans are made many
+    /// times.
+    harmless: AtomicUsize,
 }
 
 impl Checkpoint {
@@ -40,7 +42,7 @@ impl Checkpoint {
             tensors,
             quantization: quantization.map(Box::new),
             modules: Mutex::default(),
-            all_are_read: OnceLock::new(),
+            harmless: AtomicUsize::new(usize::MAX),
         }
     }
 
@@ -94,7 +96,9 @@ impl Checkpoint {
     /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs. What has a name that ends
     /// with one of `spare` is known not to be needed, and [what changes nothing](Quantization::is_spare) may be there.
     pub fn warn_of_unused(&self, spare: &[&str]) {
-        let unused = self.unused_but(spare);
+        let is_spare =
+            |name: &str| self.quantization().is_some_and(|quantization| quantization.is_spare(&self.tensors, name));
+        let unused: Vec<&str> = self.unused_but(spare).filter(|name| !is_spare(name)).collect();
         if unused.is_empty() {
             return;
         }
@@ -111,23 +115,22 @@ impl Checkpoint {
     ///
     /// [`Error::Checkpoint`](crate::Error::Checkpoint) for the first.
     pub fn refuse_unread(&self, spare: &[&str]) -> Result<()> {
-        let Some(quantization) = self.quantization().filter(|_| self.all_are_read.get().is_none()) else {
+        let Some(quantization) = self.quantization() else { return Ok(()) };
+        let unused: BTreeSet<&str> = self.unused_but(spare).collect();
+        // What is used stays so: as many are the same.
+        if self.harmless.load(Ordering::Relaxed) == unused.len() {
             return Ok(());
-        };
-        let unused = self.unused_but(spare);
+        }
         let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         quantization.check_unread(&self.tensors, &modules, &unused)?;
-        self.all_are_read.get_or_init(|| ());
+        self.harmless.store(unused.len(), Ordering::Relaxed);
         Ok(())
     }
 
-    fn unused_but(&self, spare: &[&str]) -> BTreeSet<&str> {
+    fn unused_but(&self, spare: &[&str]) -> impl Iterator<Item = &str> {
         let ends =
             |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-        let of_module =
-            |name: &str| self.quantization().is_some_and(|quantization| quantization.is_spare(&self.tensors, name));
-        let is_spare = |name: &str| spare.iter().any(|end| ends(name, end)) || of_module(name);
-        self.unused().filter(|name| !is_spare(name)).collect()
+        self.unused().filter(move |name| !spare.iter().any(|end| ends(name, end)))
     }
 }
 

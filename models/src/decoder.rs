@@ -109,7 +109,7 @@ impl Decoder {
     pub(crate) fn load(loader: &mut Loader<'_>, config: &DecoderConfig, limits: Limits) -> Result<Self> {
         let limits = limits.capped();
         let parts = Parts::make(loader, config, &limits)?;
-        loader.finish(config.names.spare);
+        loader.finish(config.names.spare)?;
         let (precision, held) = (loader.precision(), loader.held());
         Ok(Self { config: config.clone(), precision, limits, parts, held, passes: Passes::default() })
     }

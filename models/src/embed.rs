@@ -90,8 +90,8 @@ impl EmbeddingModel {
     /// headers say.
     ///
     /// # Errors
-    /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, or tensors that are missing
-    /// or of another shape than the config says.
+    /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, tensors that are missing or of
+    /// another shape than the config says, or those of [`Checkpoint::refuse_unread`].
     pub fn plan(config: &ModelConfig, checkpoint: &Checkpoint, options: &WeightOptions, ctx: &Context) -> Result<Plan> {
         let precision = options.precision(checkpoint, ctx)?;
         passes::plan(config, &mut Sizes::new(ctx, checkpoint, precision))

@@ -72,7 +72,7 @@ impl Encoder {
         max_sequences: usize,
     ) -> Result<Self> {
         let parts = Parts::make(loader, config, max_rows, max_sequences)?;
-        loader.finish(config.names.spare);
+        loader.finish(config.names.spare)?;
         Ok(Self { config: config.clone(), precision: loader.precision(), parts, max_rows, max_sequences })
     }
 

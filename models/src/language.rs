@@ -128,8 +128,8 @@ impl LanguageModel {
     /// headers say.
     ///
     /// # Errors
-    /// Options that make no sense for the model, a checkpoint without floating-point tensors, or tensors that are missing
-    /// or of another shape than the config says.
+    /// Options that make no sense for the model, a checkpoint without floating-point tensors, tensors that are missing
+    /// or of another shape than the config says, or those of [`Checkpoint::refuse_unread`].
     pub fn plan(config: &DecoderConfig, checkpoint: &Checkpoint, options: &LoadOptions, ctx: &Context) -> Result<Plan> {
         let precision = options.precision(checkpoint, ctx)?;
         options.plan(config, &mut Sizes::new(ctx, checkpoint, precision))

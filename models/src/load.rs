@@ -226,10 +226,16 @@ impl<'a> Loader<'a> {
         Ok(values)
     }
 
-    /// Ends loading: tensors that nothing asked for are reported, but those whose names end with one of `spare`.
-    pub fn finish(&mut self, spare: &[&str]) {
+    /// Ends loading: tensors that nothing asked for are reported, or refused where they may change what a quantized module
+    /// gives and no plan has been made before, but those whose names end with one of `spare`.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::refuse_unread`].
+    pub fn finish(&mut self, spare: &[&str]) -> Result<()> {
+        self.checkpoint.refuse_unread(spare)?;
         self.checkpoint.warn_of_unused(spare);
         (self.progress)(self.total, self.total);
+        Ok(())
     }
 }
 

@@ -216,8 +216,8 @@ impl Quantization {
         rounds_activations(end) || end == "weight_shape" || end == "bias" && is_zero()
     }
 
-    /// Refuses tensors that nobody has read, and of which it is not known that they change nothing, of modules whose
-    /// others were: scales of scales or of inputs, rotations, or what an adapter adds.
+    /// Refuses tensors that nobody has read of modules whose others were, and of which it is not known that they
+    /// [change nothing](Self::is_spare): scales of scales or of inputs, rotations, or what an adapter adds.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](crate::Error::Checkpoint) for the first.
@@ -238,6 +238,9 @@ impl Quantization {
                     _ => continue,
                 },
             };
+            if self.is_spare(tensors, name) {
+                continue;
+            }
             let probe = Probe { tensors, module: of, format: &self.to_string() };
             let name = name.escape_debug();
             return Err(probe.problem(format!("there is `{name}`, which is not read and may change what it gives")));

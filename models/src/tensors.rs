@@ -260,7 +260,8 @@ impl Tensors {
         }
     }
 
-    /// The tensors that nobody has asked for, sorted: weights that the model would silently do without.
+    /// The tensors that nobody has asked for, sorted: weights that the model would silently do without. A plan of a model
+    /// asks for those that it counts.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().filter(|(_, entry)| !entry.used.load(Ordering::Relaxed)).map(|(name, _)| name.as_str())
     }

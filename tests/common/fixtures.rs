@@ -74,6 +74,13 @@ pub fn save(folder: &Path, tensors: &Tensors) {
     fs::write(folder.join("model.safetensors"), file).expect("written");
 }
 
+/// Changes the tensors of a folder.
+pub fn with_tensors(folder: &Path, change: impl FnOnce(&mut Tensors)) {
+    let mut all = tensors(folder);
+    change(&mut all);
+    save(folder, &all);
+}
+
 /// What numbers are compared by that must be the same.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()

@@ -194,8 +194,8 @@ impl<'a> WeightRows<'a> {
         Ok(Self { rows, k, step: 1, values: Values::Codes { format, codes, scales, zeros } })
     }
 
-    /// Some of them, of which the first of every `step`: the gates or the ups, say, where these take turns. No byte is
-    /// moved. Of a step of 0 none is left, and none is behind the last.
+    /// The first of every `step` of some of them: the gates or the ups, say, where these take turns. No byte is moved. Of
+    /// a step of 0 none is left, and rows that there are not are left out.
     ///
     /// ```
     /// use sinew_kernels::packed::WeightRows;
@@ -209,12 +209,14 @@ impl<'a> WeightRows<'a> {
     pub fn part(&self, rows: Range<usize>, step: usize) -> WeightRows<'_> {
         let (start, end) = (rows.start.min(self.rows), rows.end.min(self.rows));
         let rows = if step == 0 { 0 } else { end.saturating_sub(start).div_ceil(step) };
-        // No row is at a step that is more than is counted.
-        let (k, first, step) = (self.k, start * self.step, self.step.saturating_mul(step));
+        // No row is at a step that is more than is counted, and where none is left, none is looked for.
+        let (k, first) = (self.k, if rows == 0 { 0 } else { start * self.step });
+        let step = self.step.saturating_mul(step);
         let held = if rows == 0 { 0 } else { (rows - 1) * step + 1 };
         let values = match self.values {
             Values::Floats { ref bytes, dtype, row_stride, k_stride } => {
-                let bytes = bytes.get(first * row_stride * dtype.size()..).unwrap_or_default().into();
+                let before = first.saturating_mul(row_stride).saturating_mul(dtype.size());
+                let bytes = bytes.get(before..).unwrap_or_default().into();
                 Values::Floats { bytes, dtype, row_stride, k_stride }
             }
             Values::Codes { format, ref codes, ref scales, ref zeros } => {

@@ -58,8 +58,8 @@ impl Classes {
         classes
     }
 
-    /// The bin of free spans of so many bytes, each of which is as large as the bin's class; but for those of the
-    /// [last](Self::is_last), which are of any size from there on.
+    /// The bin of free spans of so many bytes: all that are as large as its class and smaller than the next, but in the
+    /// [last](Self::is_last) of any size from its class on.
     pub fn bin(self, bytes: usize) -> usize {
         bin((bytes / self.granule) as u64).min(self.last_bin)
     }
@@ -68,7 +68,8 @@ impl Classes {
         bin == self.last_bin
     }
 
-    /// Whether every span of its bin holds a request of this size: it is no more than the bin's class.
+    /// Whether every span of its bin holds a request of this size: it is the bin's class. Not in the last bin, which is
+    /// searched for the best fit.
     pub fn is_least_of_bin(self, size: usize) -> bool {
         !self.is_last(self.bin(size)) && class_units(size / self.granule) * self.granule == size
     }

@@ -1,5 +1,5 @@
-//! How a pool finds memory for a request, from cheap to expensive, and takes it back; nothing of a device's runs while it is
-//! locked.
+//! How a pool finds memory for a request, from cheap to expensive, and takes it back. Nothing of a device's is allocated,
+//! dropped or waited for while the pool is locked.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;

@@ -14,7 +14,7 @@ pub struct Part {
     pub(crate) of: usize,
     /// Which matrix of a tensor of several it is, and how many there are.
     stacked: Option<[usize; 2]>,
-    /// Whether the tensor is `[k, n]`.
+    /// Whether the tensor, if it is one of floats, is `[k, n]`.
     pub(crate) transposed: bool,
     /// Whether it is never quantized as it is loaded.
     exact: bool,

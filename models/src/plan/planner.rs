@@ -129,7 +129,8 @@ impl<'a> Planner<'a> {
     /// What a process takes that loads the model so and runs it.
     ///
     /// # Errors
-    /// Options that make no sense for the model, or tensors that are missing or of another shape than the config says.
+    /// Options that make no sense for the model, tensors that are missing or of another shape than the config says, or those
+    /// of [`Checkpoint::refuse_unread`].
     pub fn footprint(&self, options: &LoadOptions) -> Result<Footprint> {
         let device = &**self.ctx.device();
         let precision = match self.embeds {

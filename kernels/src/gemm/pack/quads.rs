@@ -100,7 +100,11 @@ unsafe fn group_values<S: Simd, T: Stored, const G: usize>(
         let at = k.start + i * LANES;
         // SAFETY: passed on; vectors are inside the group.
         unsafe {
-            let vectors = reading.norm.map(|norm| norm.vectors::<S>(at, reading.values(at), reading.order));
+            // Not by `map`: see `Reading::vectors`.
+            let vectors = match reading.norm {
+                Some(norm) => Some(norm.vectors::<S>(at, reading.values(at), reading.order)),
+                None => None,
+            };
             let loaded = reading.load::<S, T>(line, at, scale, vectors);
             S::store(x.as_mut_ptr().add(i * LANES), loaded);
         }

@@ -69,6 +69,17 @@ fn tensors_that_may_change_a_quantized_module_are_read_or_refused() {
 }
 
 #[test]
+fn what_was_let_be_is_judged_again_once_its_module_is_read() {
+    let (config, mut tensors) = module("gptq");
+    tensors.push(f16s("model.layers.0.mlp.up_proj.pre_quant_scale", &[1], &[2.0]));
+    let stored = Checkpoint::new(checkpoint(&tensors), Some(quantization(config).expect("known")));
+    let module = stored.module(NAME).expect("it fits").expect("quantized");
+    stored.refuse_unread(&[]).expect("nobody needs it");
+    module.rows(&stored, 0..8).expect("it can be read");
+    stored.refuse_unread(&[]).expect_err("it may change what was read");
+}
+
+#[test]
 fn activations_that_awq_scales_are_refused() {
     let of = |method: &str, name| outcome(method, f16s(name, &[1], &[2.0]), true);
     let error = of("awq", "model.layers.0.mlp.act.scales").expect_err("it is a factor").to_string();

@@ -6,13 +6,20 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::num::NonZero;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use sinew_kernels::CUDA_MODULES;
 use sinew_memory::cuda::{CudaModule, Nvrtc};
 
 /// An A100, an H100 and a B200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
+
+/// For which the embedded PTX is assembled.
+const EMBEDDED_FOR: [&str; 2] = ["sm_80", "sm_90"];
 
 /// Kernels that may spill, each with the reason in the source. None does.
 const MAY_SPILL: [&str; 0] = [];
@@ -68,6 +75,55 @@ fn assemble(ptxas: &OsStr, module: &CudaModule, architecture: &str) -> Result<()
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
+/// What is found of a module, and what is wrong with it.
+#[derive(Default)]
+struct Findings {
+    lines: Vec<String>,
+    wrong: Vec<String>,
+}
+
+/// Compiles a module for an architecture.
+fn compile(module: &CudaModule, architecture: &str) -> Findings {
+    let mut found = Findings::default();
+    let log = match Nvrtc.describe_kernels(module.name, &module.text(), architecture) {
+        Ok(log) => log,
+        Err(reason) => {
+            found.wrong.push(format!("{} for {architecture}: {reason}", module.name));
+            return found;
+        }
+    };
+    let kernels = kernels(&log);
+    if kernels.is_empty() {
+        found.wrong.push(format!("{} for {architecture}: no kernel is named in\n{log}", module.name));
+    }
+    for Kernel { name, registers, shared, stack, spilled } in kernels {
+        found.lines.push(format!("{name:32} {architecture:>8} {registers:>9} {shared:>7} {stack:>6} {spilled:>8}"));
+        if spilled > 0 && !MAY_SPILL.contains(&name.as_str()) {
+            found.wrong.push(format!("{name} for {architecture} spills {spilled} bytes"));
+        }
+    }
+    let warnings = log.lines().filter(|line| line.contains("warning"));
+    found.wrong.extend(warnings.map(|line| format!("{} for {architecture}: {line}", module.name)));
+    found
+}
+
+/// What `find` finds of each module for each architecture, one to a core at a time, in their order.
+fn of_all(architectures: &[&str], find: impl Fn(&CudaModule, &str) -> Findings + Sync) -> Vec<Findings> {
+    let modules = architectures.iter().flat_map(|&architecture| CUDA_MODULES.iter().map(move |m| (architecture, m)));
+    let jobs: Vec<_> = modules.map(|(architecture, module)| (architecture, module, OnceLock::new())).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some((architecture, module, found)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            found.get_or_init(|| find(module, architecture));
+        }
+    };
+    thread::scope(|scope| {
+        let threads = thread::available_parallelism().map_or(1, NonZero::get);
+        (0..threads).for_each(|_| drop(scope.spawn(work)));
+    });
+    jobs.into_iter().map(|(.., found)| found.into_inner().unwrap_or_default()).collect()
+}
+
 fn main() -> ExitCode {
     let ptxas = std::env::args_os().nth(1);
     match Nvrtc.version() {
@@ -79,38 +135,20 @@ fn main() -> ExitCode {
     }
     let mut wrong = Vec::new();
     println!("{:32} {:>8} {:>9} {:>7} {:>6} {:>8}", "kernel", "", "registers", "shared", "stack", "spilled");
-    for architecture in ARCHITECTURES {
-        for module in CUDA_MODULES {
-            let log = match Nvrtc.describe_kernels(module.name, &module.text(), architecture) {
-                Ok(log) => log,
-                Err(reason) => {
-                    wrong.push(format!("{} for {architecture}: {reason}", module.name));
-                    continue;
-                }
-            };
-            let found = kernels(&log);
-            if found.is_empty() {
-                wrong.push(format!("{} for {architecture}: no kernel is named in\n{log}", module.name));
-            }
-            for Kernel { name, registers, shared, stack, spilled } in found {
-                println!("{name:32} {architecture:>8} {registers:>9} {shared:>7} {stack:>6} {spilled:>8}");
-                if spilled > 0 && !MAY_SPILL.contains(&name.as_str()) {
-                    wrong.push(format!("{name} for {architecture} spills {spilled} bytes"));
-                }
-            }
-            for line in log.lines().filter(|line| line.contains("warning")) {
-                wrong.push(format!("{} for {architecture}: {line}", module.name));
-            }
-        }
+    for found in of_all(&ARCHITECTURES, compile) {
+        found.lines.iter().for_each(|line| println!("{line}"));
+        wrong.extend(found.wrong);
     }
-    for architecture in ["sm_80", "sm_90"] {
-        let Some(ptxas) = &ptxas else { break };
-        for module in CUDA_MODULES {
-            if let Err(reason) = assemble(ptxas, module, architecture) {
-                wrong.push(format!("PTX of {} for {architecture}: {reason}", module.name));
+    if let Some(ptxas) = &ptxas {
+        let assembled = of_all(&EMBEDDED_FOR, |module, architecture| match assemble(ptxas, module, architecture) {
+            Ok(()) => Findings::default(),
+            Err(reason) => {
+                let wrong = vec![format!("PTX of {} for {architecture}: {reason}", module.name)];
+                Findings { wrong, ..Findings::default() }
             }
-        }
-        println!("PTX of {} modules assembled for {architecture}", CUDA_MODULES.len());
+        });
+        println!("PTX of {} modules assembled for {}", CUDA_MODULES.len(), EMBEDDED_FOR.join(" and "));
+        wrong.extend(assembled.into_iter().flat_map(|found| found.wrong));
     }
     for line in &wrong {
         eprintln!("{line}");
