@@ -57,7 +57,6 @@ pub(super) unsafe fn pack<S: Simd, T: Stored, const NORMED: bool>(
     let lying = if as_it_is && summed.is_none() && valid == height { reading.k / per_step } else { 0 };
     // Of the heights that most rows have there is a loop without conditions, which takes half the time.
     let packed = match height {
-        _ if NORMED => 0,
         // SAFETY: the lines hold K values, and the tile its steps.
         6 => unsafe { pack_lying::<S, T, 6>(lines, lying, steps, to.cast()) },
         12 => unsafe { pack_lying::<S, T, 12>(lines, lying, steps, to.cast()) },

@@ -61,19 +61,22 @@ impl Kernel for PackRows<'_> {
     unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
         // SAFETY: the driver checked the rows and made room for their tiles.
         unsafe {
-            match self.rows.dtype {
-                DType::F16 => self.tile::<S, f16>(task),
-                DType::BF16 => self.tile::<S, bf16>(task),
-                _ => self.tile::<S, f32>(task),
+            match (self.rows.dtype, self.norm.is_some()) {
+                (DType::F16, false) => self.tile::<S, f16, false>(task),
+                (DType::BF16, false) => self.tile::<S, bf16, false>(task),
+                (_, false) => self.tile::<S, f32, false>(task),
+                (DType::F16, true) => self.tile::<S, f16, true>(task),
+                (DType::BF16, true) => self.tile::<S, bf16, true>(task),
+                (_, true) => self.tile::<S, f32, true>(task),
             }
         }
     }
 }
 
 impl PackRows<'_> {
-    /// Packs a part of a tile, whose rows are `T`s.
+    /// Packs a part of a tile, whose rows are `T`s and, if it is `NORMED`, have a norm.
     #[inline(always)]
-    unsafe fn tile<S: Simd, T: Stored>(&self, task: usize) {
+    unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
         let (tile, part) = (task / self.parts, task % self.parts);
         let slab = &self.slabs[self.slabs.partition_point(|slab| slab.tile <= tile) - 1];
         let first = (tile - slab.tile) * slab.of_tile;
@@ -84,7 +87,7 @@ impl PackRows<'_> {
         for (i, line) in lines.iter_mut().enumerate().take(valid) {
             *line = self.rows.address(slab.group, slab.row + first + i).cast();
         }
-        let norm = self.norm.as_ref();
+        let norm = if NORMED { self.norm.as_ref() } else { None };
         let mut scales = [Scale::default(); MAX_TILE];
         if let Some(norm) = norm {
             for (line, scale) in lines.iter().zip(&mut scales).take(valid) {
@@ -105,9 +108,7 @@ impl PackRows<'_> {
         unsafe {
             match (left, panels.blocks()) {
                 (Left::Quads, Some(_)) => quads::pack::<S, T>(&tile, reading, panels, (part, self.parts)),
-                _ if norm.is_some() => floats::pack::<S, T, true>(&tile, reading, left, panels),
-                // What is known not to be there takes no registers.
-                _ => floats::pack::<S, T, false>(&tile, Reading { norm: None, ..reading }, left, panels),
+                _ => floats::pack::<S, T, NORMED>(&tile, reading, left, panels),
             }
         }
     }

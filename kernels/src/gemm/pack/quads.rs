@@ -100,11 +100,7 @@ unsafe fn group_values<S: Simd, T: Stored, const G: usize>(
         let at = k.start + i * LANES;
         // SAFETY: passed on; vectors are inside the group.
         unsafe {
-            // Not by `map`: see `Reading::vectors`.
-            let vectors = match reading.norm {
-                Some(norm) => Some(norm.vectors::<S>(at, reading.values(at), reading.order)),
-                None => None,
-            };
+            let vectors = reading.norm.map(|norm| norm.vectors::<S>(at, reading.values(at), reading.order));
             let loaded = reading.load::<S, T>(line, at, scale, vectors);
             S::store(x.as_mut_ptr().add(i * LANES), loaded);
         }
