@@ -101,8 +101,8 @@ impl Pool {
     /// A buffer of `bytes` bytes (which may be 0), with unspecified but initialised contents.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where neither the pool nor the device has room, after free slabs were given back to the
-    /// device and spans that streams still used were waited for; errors of the device.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where neither the pool nor the device has room, after free slabs
+    /// were given back to the device and spans that streams still used were waited for; errors of the device.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
         self.shared.allocate(bytes, "")
     }
