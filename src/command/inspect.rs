@@ -19,7 +19,7 @@ use super::output::megabytes;
 use super::{Outcome, Run};
 
 /// Show the tensors of a model, its architecture, and the memory that it would need; nothing is read but headers, and the
-/// zero points and groups of columns of a quantized one.
+/// zero points, groups of columns, and biases that the model has not, of a quantized one.
 #[derive(Debug, Args)]
 #[command(args = of_settings(WEIGHTS), args = of_settings(&["context"]), args = of_settings(STEPPING))]
 pub struct Inspect {
