@@ -1,4 +1,4 @@
-//! The README's table of architectures is what the fixtures of `tests/parity.rs` cover.
+//! The table of architectures in `models/README.md` is what the fixtures of `tests/parity.rs` cover.
 //!
 //! `SINEW_BLESS=1 cargo test --test architectures` writes it anew.
 
@@ -117,7 +117,7 @@ fn every_fixture_has_an_architecture_and_every_architecture_one_in_bf16() {
 
 #[test]
 fn the_readme_lists_what_the_fixtures_cover() {
-    let path = root().join("README.md");
+    let path = root().join("models/README.md");
     let readme = std::fs::read_to_string(&path).expect("the README");
     let (before, rest) = readme.split_once(START).expect("the README marks where the table starts");
     let (found, after) = rest.split_once(END).expect("the README marks where the table ends");

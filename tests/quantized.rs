@@ -1,7 +1,7 @@
 //! What quantization costs: answers of the bundled model with its weights rounded to each format, beside those in bf16,
 //! and embeddings by all-MiniLM-L6-v2, beside those in f32.
 //!
-//! `SINEW_MINILM=FOLDER cargo test --test quantized -- --include-ignored --nocapture` prints the figures of the README;
+//! `SINEW_MINILM=FOLDER cargo test --test quantized -- --include-ignored --nocapture` prints the figures of `models/README.md`;
 //! without `--include-ignored` those of the bundled model alone. `.ci/minilm.py --unpack` leaves such a folder.
 
 use std::collections::BTreeMap;
