@@ -19,7 +19,7 @@ mod command;
 mod fixtures;
 
 use command::{command, refused, run, sinew, stdout};
-use fixtures::{Tensors, bits, copy, fixture, fixture_path, save, tensors, with_field};
+use fixtures::{Tensors, bits, copy, fixture, fixture_path, save, tensors, with_field, with_tensors};
 
 const SHARDED: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
 const TIED: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
@@ -767,6 +767,36 @@ fn tensors_that_would_be_read_with_the_codes_are_refused() {
     save(source.path(), &all);
     let (folder, _) = written(source.path(), packed);
     outputs(folder.path(), WeightOptions::default());
+}
+
+#[test]
+fn tensors_that_may_change_a_quantized_module_are_refused_by_plans_and_loading() {
+    let ctx = Context::cpu().expect("the CPU is there");
+    for name in [TIED, "bert_hd20_f16", "modernbert_hd20_f16_all_biases", "qwen3_embedding_no_prefix_gqa3_hd20_bf16"] {
+        let (folder, _) = written(&fixture_path(name), how(BlockValues::Int4, None, false, true));
+        let mut more = String::new();
+        with_tensors(folder.path(), |all| {
+            let module = all.keys().find_map(|name| name.strip_suffix(".weight_packed")).expect("a module");
+            more = format!("{module}.pre_quant_scale");
+            all.insert(more.clone(), (Dtype::F32, vec![1], 2f32.to_le_bytes().to_vec()));
+        });
+        let source = Folder::new(folder.path());
+        let checkpoint = source.checkpoint(Load::Read).expect("a checkpoint");
+        let config = source.config().expect("a config");
+        let refused = if source.embeds().expect("a model") {
+            let options = WeightOptions::default();
+            let plan = EmbeddingModel::plan(&config, &checkpoint, &options, &ctx).map(drop);
+            [plan, EmbeddingModel::load(folder.path(), &options).map(drop)]
+        } else {
+            let (config, options) = (config.as_decoder().expect("a decoder"), LoadOptions::default());
+            let plan = LanguageModel::plan(config, &checkpoint, &options, &ctx).map(drop);
+            [plan, LanguageModel::load(folder.path(), &options).map(drop)]
+        };
+        for refused in refused {
+            let refused = refused.expect_err("it may change what the module gives").one_line();
+            assert!(refused.contains(&more), "{name}: {refused}");
+        }
+    }
 }
 
 #[test]

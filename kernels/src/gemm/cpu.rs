@@ -51,17 +51,17 @@ pub(super) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, 
 }
 
 /// One multiply-add per product, for every kind of panel.
-pub(crate) static PORTABLE: Tiles =
+pub(crate) const PORTABLE: Tiles =
     Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// One fused multiply-add per product. AVX2 has 16 registers, of which 6 rows of half a panel take 12.
 #[cfg(target_arch = "x86_64")]
-pub(crate) static AVX2: Tiles =
+pub(crate) const AVX2: Tiles =
     Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
 
 /// The same. 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.
 #[cfg(target_arch = "x86_64")]
-pub(crate) static AVX512: Tiles =
+pub(crate) const AVX512: Tiles =
     Tiles::new(SimdLevel::Avx512, Left::Singles, tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>));
 
 /// [`chain`] at a level, for every kind of panel.

@@ -31,7 +31,7 @@ pub(crate) fn rate(hardware: &Hardware) -> f64 {
     predicted::bf16_rate(hardware) * 0.85
 }
 
-pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
+pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
 
 /// `R` rows of two registers of sums: 12 rows with two registers of weights and one of broadcasts are 27 of 32.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]

@@ -45,7 +45,7 @@ pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
 /// Bytes of a step of an expanded panel.
 const STEP: usize = PANEL * size_of::<f32>();
 
-pub(crate) static PORTABLE: Tiles =
+pub(crate) const PORTABLE: Tiles =
     Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>)).expanding(
         Expansion {
             step_bytes: STEP,
@@ -56,7 +56,7 @@ pub(crate) static PORTABLE: Tiles =
 
 /// 4 rows of half a panel take 8 of 16 registers, and 6 take 12.
 #[cfg(target_arch = "x86_64")]
-pub(crate) static AVX2: Tiles =
+pub(crate) const AVX2: Tiles =
     Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>)).expanding(
         Expansion {
             step_bytes: STEP,
@@ -66,7 +66,7 @@ pub(crate) static AVX2: Tiles =
     );
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) static AVX512: Tiles = Tiles::new(
+pub(crate) const AVX512: Tiles = Tiles::new(
     SimdLevel::Avx512,
     Left::Singles,
     tiles!(groups_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),

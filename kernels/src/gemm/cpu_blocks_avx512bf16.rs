@@ -41,7 +41,7 @@ pub(crate) fn rate(hardware: &Hardware) -> f64 {
     predicted::bf16_rate(hardware) * 0.8
 }
 
-pub(crate) static DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>))
+pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>))
     .expanding(Expansion { step_bytes: LINE, expand, tiles: tiles!(dot_expanded: <1>, <2>, <4>, <6>, <8>, <12>) });
 
 /// [`groups`] and [`expand_pairs`] of a kind of codes, with what looks them up.

@@ -40,7 +40,7 @@ pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -
     }
 }
 
-pub(crate) static PORTABLE: Tiles =
+pub(crate) const PORTABLE: Tiles =
     Tiles::new(SimdLevel::Portable, Left::Quads, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// [`multiply`] by some products, with their instructions.
@@ -229,12 +229,12 @@ pub(crate) mod x86 {
 
     /// 6 rows keep the sums of all groups in registers, beside those of the group: a third faster than 12 rows of groups of 32
     /// on Zen 5. For seven or eight rows a panel is read once only.
-    pub static VNNI: Tiles =
+    pub const VNNI: Tiles =
         Tiles::new(SimdLevel::Avx512, Left::Quads, tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
             .cutting_many_into(6);
 
     /// 4 rows of half a panel take 8 of 16 registers, its weights four.
-    pub static AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
+    pub const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
     groups_by!(groups_vnni, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
     groups_by!(groups_avx2, EvenAndOdd, "avx2,fma,f16c");

@@ -83,7 +83,8 @@ impl Left {
     }
 }
 
-/// What multiplies a packed tile of rows with a block of a panel: all that differs between rows of the table.
+/// What multiplies a packed tile of rows with a block of a panel: all that differs between rows of the table. They are
+/// constants: of a static all functions are compiled, into unit tests that call none of them too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiles {
     /// The level of everything around the loops: packing and epilogue.

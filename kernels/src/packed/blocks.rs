@@ -54,7 +54,12 @@ pub(crate) fn bytes(format: BlockFormat, k: usize) -> usize {
 /// Where in its word the code of step `k` begins, in bits: even steps are in its low half and odd ones in its high
 /// half, so that two that follow each other are at the same place of a half each.
 pub(crate) const fn shift(values: BlockValues, k: usize) -> usize {
-    k % per_word(values) / 2 * values.bits() + k % 2 * 16
+    shift_of(per_word(values), k)
+}
+
+/// The same in words of so many codes.
+pub(crate) const fn shift_of(per_word: usize, k: usize) -> usize {
+    k % per_word / 2 * (32 / per_word) + k % 2 * 16
 }
 
 /// A word of eight codes of four bits, which are the low halves of these bytes, the first the lowest: each at its

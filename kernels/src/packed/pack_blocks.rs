@@ -7,17 +7,16 @@ use sinew_tensor::{BlockFormat, DType};
 
 use super::blocks::{self, MAX_GROUP, held_code, per_word};
 use super::panel::PANEL;
-use super::quantize::{Extent, Floats, Integers};
+use super::quantize::{Extent, Floats, Integers, Rounding};
 use super::rows::{Codes, WeightRow};
-use super::sixteen::load_steps;
-use crate::cpu::line::Line;
+use super::sixteen::Sixteen;
 use crate::simd::{LANES, Simd, Stored};
 
 /// Words of an output in a group.
 const WORDS: usize = MAX_GROUP / 4;
 
-/// Room for the values of a group of sixteen outputs, sixteen steps in each.
-type Steps<S> = [[<S as Simd>::F; LANES]; MAX_GROUP / LANES];
+/// Room for the values of a group of sixteen outputs, thirty-two steps in each.
+type Steps<S> = [[<S as Simd>::F; 2 * LANES]; MAX_GROUP / (2 * LANES)];
 
 /// Packs values `k0..k0 + count` of 32 outputs as a panel. Those that are not there count as zeros. Where floats are
 /// rounded `per_channel`, all groups of an output have the scale and the zero point of all those values together.
@@ -47,11 +46,12 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
         let is_given = codes.iter().any(Option::is_some);
         // Once for all groups: to clear so much for each would take as long as to read it.
         // SAFETY: passed on.
-        let mut steps: Steps<S> = unsafe { [[S::splat(0.0); LANES]; MAX_GROUP / LANES] };
+        let mut steps: Steps<S> = unsafe { [[S::splat(0.0); 2 * LANES]; MAX_GROUP / (2 * LANES)] };
+        let sixteen = Sixteen::of(&lines, k0 + count);
         let mut of_channels = None;
         if per_channel && !is_given {
             // SAFETY: passed on.
-            of_channels = Some(unsafe { extent::<S>(&lines, format, k0..k0 + count, &mut steps) });
+            of_channels = Some(unsafe { extent::<S>(&sixteen, format, k0..k0 + count, &mut steps) });
         }
         for k in (0..count).step_by(format.group()) {
             let n = (count - k).min(format.group());
@@ -67,8 +67,8 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
                 if is_given {
                     into.given::<S>(&codes, k0 + k, n);
                 } else {
-                    let steps = group_steps::<S>(&lines, k0 + k, n, &mut steps);
-                    into.rounded::<S>(&mut steps[..blocks::padded_k(format.values(), n)], of_channels);
+                    let steps = group_steps::<S>(&sixteen, k0 + k, n, &mut steps);
+                    into.rounded::<S>(&steps[..blocks::padded_k(format.values(), n)], of_channels);
                 }
             }
         }
@@ -78,7 +78,7 @@ pub(super) unsafe fn pack_blocks<S: Simd>(
 /// The extent of values `k` of sixteen outputs.
 #[inline(always)]
 unsafe fn extent<S: Simd>(
-    lines: &[Option<Line>; LANES],
+    sixteen: &Sixteen<'_>,
     format: BlockFormat,
     k: Range<usize>,
     steps: &mut Steps<S>,
@@ -87,27 +87,22 @@ unsafe fn extent<S: Simd>(
     unsafe {
         let mut extent = Extent::none();
         for first in k.clone().step_by(format.group()) {
-            extent = extent.with(group_steps::<S>(lines, first, (k.end - first).min(format.group()), steps));
+            extent = extent.with(group_steps::<S>(sixteen, first, (k.end - first).min(format.group()), steps));
         }
         extent
     }
 }
 
-/// Steps `k..k + n` of a group of sixteen outputs, and zeros behind them up to sixteen.
+/// Steps `k..k + n` of a group of sixteen outputs, and zeros behind them up to thirty-two.
 #[inline(always)]
-unsafe fn group_steps<'s, S: Simd>(
-    lines: &[Option<Line>; LANES],
-    k: usize,
-    n: usize,
-    steps: &'s mut Steps<S>,
-) -> &'s mut [S::F] {
+unsafe fn group_steps<'s, S: Simd>(sixteen: &Sixteen<'_>, k: usize, n: usize, steps: &'s mut Steps<S>) -> &'s [S::F] {
     // SAFETY: passed on.
     unsafe {
-        for (at, steps) in (0..n).step_by(LANES).zip(&mut *steps) {
-            *steps = load_steps::<S>(lines, k + at, (n - at).min(LANES));
+        for (at, steps) in (0..n).step_by(2 * LANES).zip(&mut *steps) {
+            sixteen.load_steps::<S>(k + at, (n - at).min(2 * LANES), steps);
         }
     }
-    &mut steps.as_flattened_mut()[..n.next_multiple_of(LANES)]
+    &steps.as_flattened()[..n.next_multiple_of(2 * LANES)]
 }
 
 /// Where sixteen outputs of a group go.
@@ -121,28 +116,23 @@ struct Half {
 impl Half {
     /// Rounds steps, each of all outputs, with the scales of these, or of an extent that is given.
     #[inline(always)]
-    unsafe fn rounded<S: Simd>(&self, steps: &mut [S::F], given: Option<Extent<S>>) {
-        let values = self.format.values();
+    unsafe fn rounded<S: Simd>(&self, steps: &[S::F], given: Option<Extent<S>>) {
         // SAFETY: passed on.
         unsafe {
             let extent = match given {
                 Some(extent) => extent,
                 None => Extent::none().with(steps),
             };
-            let scales = if values.is_integer() {
+            let scales = if self.format.values().is_integer() {
                 let integers = Integers::<S>::of(extent, self.format);
-                for step in steps.iter_mut() {
-                    *step = integers.codes(*step);
-                }
+                self.round::<S>(steps, &integers);
                 if self.format.zero_points() {
                     S::store_i8(self.zeros, integers.zeros);
                 }
                 integers.scales
             } else {
                 let floats = Floats::<S>::of(extent, self.format);
-                for step in steps.iter_mut() {
-                    *step = floats.codes(*step);
-                }
+                self.round::<S>(steps, &floats);
                 floats.scales
             };
             match self.format.scale_dtype() {
@@ -150,8 +140,32 @@ impl Half {
                 DType::BF16 => bf16::store::<S>(self.scales.cast(), scales),
                 _ => S::store(self.scales.cast(), scales),
             }
-            for (word, steps) in steps.chunks_exact(per_word(values)).enumerate() {
-                S::store(self.words.add(word * PANEL), S::pack_words(steps, |i| blocks::shift(values, i)));
+        }
+    }
+
+    /// The words of steps.
+    #[inline(always)]
+    unsafe fn round<S: Simd>(&self, steps: &[S::F], rounding: &impl Rounding<S>) {
+        // SAFETY: passed on.
+        unsafe {
+            match per_word(self.format.values()) {
+                8 => self.round_words::<S, 8>(steps, rounding),
+                _ => self.round_words::<S, 4>(steps, rounding),
+            }
+        }
+    }
+
+    /// The same where a word has so many codes.
+    #[inline(always)]
+    unsafe fn round_words<S: Simd, const PER_WORD: usize>(&self, steps: &[S::F], rounding: &impl Rounding<S>) {
+        for (word, steps) in steps.as_chunks::<PER_WORD>().0.iter().enumerate() {
+            // SAFETY: passed on.
+            unsafe {
+                let mut codes = *steps;
+                for code in &mut codes {
+                    *code = rounding.codes(*code);
+                }
+                S::store(self.words.add(word * PANEL), S::pack_words(&codes, |i| blocks::shift_of(PER_WORD, i)));
             }
         }
     }

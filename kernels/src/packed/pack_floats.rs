@@ -1,7 +1,7 @@
 //! Outputs into panels of floats, in registers.
 
 use super::panel::PANEL;
-use super::sixteen::{AlongK, load_across, side_by_side};
+use super::sixteen::{AlongK, Sixteen, load_across};
 use crate::cpu::line::Line;
 use crate::simd::{LANES, Simd, Stored};
 
@@ -20,9 +20,9 @@ pub(super) unsafe fn pack_steps<S: Simd, T: Stored>(
         // SAFETY: passed on.
         unsafe {
             let to = to.add(half * LANES);
-            match side_by_side(lines, count) {
-                Some(side) => across_to_steps::<S, T>(side, k0, count, to),
-                None => along_to_steps::<S, T>(lines, k0, count, to),
+            match Sixteen::of(lines, count) {
+                Sixteen::Across(side) => across_to_steps::<S, T>(side, k0, count, to),
+                Sixteen::Along(along) => along_to_steps::<S, T>(&along, k0, count, to),
             }
         }
     }
@@ -38,9 +38,9 @@ pub(super) unsafe fn pack_pairs<S: Simd>(lines: &[Option<Line>; PANEL], k0: usiz
         // SAFETY: passed on.
         unsafe {
             let to = to.add(half * LANES * 4);
-            match side_by_side(lines, count) {
-                Some(side) => across_to_pairs::<S>(side, k0, count, to),
-                None => along_to_pairs::<S>(lines, k0, count, to),
+            match Sixteen::of(lines, count) {
+                Sixteen::Across(side) => across_to_pairs::<S>(side, k0, count, to),
+                Sixteen::Along(along) => along_to_pairs::<S>(&along, k0, count, to),
             }
         }
     }
@@ -70,8 +70,7 @@ unsafe fn across_to_pairs<S: Simd>(side: (Line, usize), k0: usize, count: usize,
 
 /// Sixteen outputs whose values lie along K: sixteen steps are turned around in registers.
 #[inline(always)]
-unsafe fn along_to_steps<S: Simd, T: Stored>(lines: &[Option<Line>], k0: usize, count: usize, to: *mut T) {
-    let along = AlongK::new(lines);
+unsafe fn along_to_steps<S: Simd, T: Stored>(along: &AlongK<'_>, k0: usize, count: usize, to: *mut T) {
     for k in (0..count).step_by(LANES) {
         let n = (count - k).min(LANES);
         // SAFETY: passed on; `n` steps from `k` on are the panel's.
@@ -86,8 +85,7 @@ unsafe fn along_to_steps<S: Simd, T: Stored>(lines: &[Option<Line>], k0: usize, 
 
 /// The same in bf16, thirty-two steps in pairs.
 #[inline(always)]
-unsafe fn along_to_pairs<S: Simd>(lines: &[Option<Line>], k0: usize, count: usize, to: *mut u8) {
-    let along = AlongK::new(lines);
+unsafe fn along_to_pairs<S: Simd>(along: &AlongK<'_>, k0: usize, count: usize, to: *mut u8) {
     for k in (0..count).step_by(2 * LANES) {
         let n = (count - k).min(2 * LANES);
         // SAFETY: passed on; `n` steps from `k` on are the panel's, and behind an odd number stands a zero.

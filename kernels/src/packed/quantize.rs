@@ -111,11 +111,20 @@ impl<S: Simd> Extent<S> {
             for &x in steps {
                 self.least = S::min(x, self.least);
                 self.largest = S::max(x, self.largest);
-                self.finite = S::add(self.finite, S::mul(x, none));
+                self.finite = S::fma(x, none, self.finite);
             }
         }
         self
     }
+}
+
+/// Groups of sixteen outputs with a scale each, by which their values become codes.
+pub(super) trait Rounding<S: Simd> {
+    /// A step's codes as panels hold them.
+    ///
+    /// # Safety
+    /// Those of [`Simd`].
+    unsafe fn codes(&self, x: S::F) -> S::F;
 }
 
 /// Groups of sixteen outputs: the scale and the zero point of each.
@@ -125,9 +134,9 @@ pub(super) struct Integers<S: Simd> {
     pub scales: S::F,
     pub zeros: S::F,
     inverse: S::F,
-    /// The least and the largest code.
-    range: [f32; 2],
-    offset: f32,
+    /// The zero points, and the least and the largest code, as panels hold them.
+    held_zeros: S::F,
+    held: [f32; 2],
 }
 
 impl<S: Simd> Integers<S> {
@@ -167,22 +176,22 @@ impl<S: Simd> Integers<S> {
             let small = |x| S::select_lt(magnitude, S::splat(LEAST), none, x);
             let scales = S::select_nan(finite, S::splat(f32::NAN), small(scales));
             let zeros = S::select_nan(finite, none, small(zeros));
-            Self { scales, zeros, inverse: small(inverse), range, offset: blocks::offset(values).into() }
+            let offset = f32::from(blocks::offset(values));
+            let held_zeros = S::add(zeros, S::splat(offset));
+            Self { scales, zeros, inverse: small(inverse), held_zeros, held: range.map(|code| code + offset) }
         }
     }
+}
 
-    /// A step's codes as panels hold them.
-    ///
-    /// # Safety
-    /// Those of [`Simd`].
+impl<S: Simd> Rounding<S> for Integers<S> {
     #[inline(always)]
-    pub unsafe fn codes(&self, x: S::F) -> S::F {
-        let [least, largest] = self.range;
+    unsafe fn codes(&self, x: S::F) -> S::F {
+        let [least, largest] = self.held;
         // SAFETY: passed on.
         unsafe {
-            let q = S::add(S::round(S::mul(x, self.inverse)), self.zeros);
+            let q = S::add(S::round(S::mul(x, self.inverse)), self.held_zeros);
             // What is no number becomes one.
-            S::add(S::max(S::min(q, S::splat(largest)), S::splat(least)), S::splat(self.offset))
+            S::max(S::min(q, S::splat(largest)), S::splat(least))
         }
     }
 }
@@ -226,30 +235,7 @@ impl<S: Simd> Floats<S> {
         }
     }
 
-    /// A step's codes, as [`BlockValues::code`] has them of values divided by their scales; zeros where the scale is 0
-    /// or no number.
-    ///
-    /// # Safety
-    /// Those of [`Simd`].
-    #[inline(always)]
-    pub unsafe fn codes(&self, x: S::F) -> S::F {
-        if self.values == BlockValues::Nf4 {
-            // SAFETY: passed on.
-            return unsafe { self.quantiles(x) };
-        }
-        let format = match self.values {
-            BlockValues::F4E2M1 => SmallFloat::E2M1,
-            BlockValues::F8E5M2 => SmallFloat::E5M2,
-            _ => SmallFloat::E4M3,
-        };
-        // SAFETY: passed on.
-        unsafe {
-            let code = format.codes::<S>(S::div(x, self.scales));
-            S::select_lt(S::splat(0.0), self.scales, code, S::splat(0.0))
-        }
-    }
-
-    /// The same of NF4: the number of middles between two values that are below.
+    /// Codes of NF4: the number of middles between two values that are below.
     #[inline(always)]
     unsafe fn quantiles(&self, x: S::F) -> S::F {
         // SAFETY: passed on.
@@ -264,6 +250,28 @@ impl<S: Simd> Floats<S> {
                     _ => S::select_lt(x, middle, code, next),
                 };
             }
+            S::select_lt(S::splat(0.0), self.scales, code, S::splat(0.0))
+        }
+    }
+}
+
+impl<S: Simd> Rounding<S> for Floats<S> {
+    /// A step's codes, as [`BlockValues::code`] has them of values divided by their scales; zeros where the scale is 0
+    /// or no number.
+    #[inline(always)]
+    unsafe fn codes(&self, x: S::F) -> S::F {
+        if self.values == BlockValues::Nf4 {
+            // SAFETY: passed on.
+            return unsafe { self.quantiles(x) };
+        }
+        let format = match self.values {
+            BlockValues::F4E2M1 => SmallFloat::E2M1,
+            BlockValues::F8E5M2 => SmallFloat::E5M2,
+            _ => SmallFloat::E4M3,
+        };
+        // SAFETY: passed on.
+        unsafe {
+            let code = format.codes::<S>(S::div(x, self.scales));
             S::select_lt(S::splat(0.0), self.scales, code, S::splat(0.0))
         }
     }

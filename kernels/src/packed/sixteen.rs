@@ -6,9 +6,44 @@ use sinew_tensor::DType;
 use crate::cpu::line::Line;
 use crate::simd::{LANES, Reach, Simd, Stored, prefetch};
 
-/// The first of sixteen consecutive outputs and how many there are, if they lie side by side: then a step is one load.
+/// Sixteen outputs, of which some may not be there.
+pub(super) enum Sixteen<'a> {
+    /// They lie side by side, so that a step is one load: the first, and how many there are.
+    Across((Line, usize)),
+    /// The values of each lie one behind another, or each lies in its own way.
+    Along(AlongK<'a>),
+}
+
+impl<'a> Sixteen<'a> {
+    /// Those of which values before `k` are asked for.
+    #[inline(always)]
+    pub(super) fn of(lines: &'a [Option<Line>], k: usize) -> Self {
+        side_by_side(lines, k).map_or_else(|| Self::Along(AlongK::new(lines)), Self::Across)
+    }
+
+    /// Values `k..k + n`, at most 32, a step in each vector; zeros behind them.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; lines hold the values.
+    #[inline(always)]
+    pub(super) unsafe fn load_steps<S: Simd>(&self, k: usize, n: usize, steps: &mut [S::F; 2 * LANES]) {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Self::Across(side) => {
+                    for (i, step) in steps.iter_mut().enumerate() {
+                        *step = if i < n { load_across::<S>(*side, k + i) } else { S::splat(0.0) };
+                    }
+                }
+                Self::Along(along) => along.load_steps::<S>(k, n, steps),
+            }
+        }
+    }
+}
+
+/// The first of sixteen consecutive outputs and how many there are, if they lie side by side.
 #[inline(always)]
-pub(super) fn side_by_side(lines: &[Option<Line>], k: usize) -> Option<(Line, usize)> {
+fn side_by_side(lines: &[Option<Line>], k: usize) -> Option<(Line, usize)> {
     let first = lines[0]?;
     let valid = lines.iter().take_while(|line| line.is_some()).count();
     let fits = lines[valid..].iter().all(Option::is_none)
@@ -31,23 +66,6 @@ pub(super) unsafe fn load_across<S: Simd>((first, valid): (Line, usize), k: usiz
     unsafe { across.load::<S>(valid) }
 }
 
-/// Values `k..k + n` of sixteen outputs, at most 16, a step in each vector; zeros behind them.
-///
-/// # Safety
-/// Those of [`Simd`]; lines hold the values.
-#[inline(always)]
-pub(super) unsafe fn load_steps<S: Simd>(lines: &[Option<Line>; LANES], k: usize, n: usize) -> [S::F; LANES] {
-    // SAFETY: passed on.
-    unsafe {
-        let Some(side) = side_by_side(lines, k + n) else { return S::transpose(AlongK::new(lines).load::<S>(k, n)) };
-        let mut steps = [S::splat(0.0); LANES];
-        for (i, step) in steps.iter_mut().enumerate().take(n) {
-            *step = load_across::<S>(side, k + i);
-        }
-        steps
-    }
-}
-
 /// Sixteen outputs whose values lie along K.
 pub(super) struct AlongK<'a> {
     lines: &'a [Option<Line>],
@@ -57,7 +75,7 @@ pub(super) struct AlongK<'a> {
 
 impl<'a> AlongK<'a> {
     #[inline(always)]
-    pub(super) fn new(lines: &'a [Option<Line>]) -> Self {
+    fn new(lines: &'a [Option<Line>]) -> Self {
         let mut plain = None;
         if let Some(Line { dtype, .. }) = lines[0] {
             let mut ptrs = [std::ptr::null(); LANES];
@@ -93,6 +111,28 @@ impl<'a> AlongK<'a> {
                     rows
                 }
             }
+        }
+    }
+
+    /// Values `k..k + n` of each, at most 32, a step in each vector; zeros behind them.
+    #[inline(always)]
+    unsafe fn load_steps<S: Simd>(&self, k: usize, n: usize, steps: &mut [S::F; 2 * LANES]) {
+        // SAFETY: passed on.
+        unsafe {
+            if let Some((DType::BF16, _)) = self.plain
+                && n == 2 * LANES
+            {
+                // Half as many vectors to turn around, and all of a cache line at once: rows are often so far apart that
+                // their lines push each other out of the first cache.
+                let pairs = S::transpose(self.load_pairs::<S>(k, n));
+                for (pair, [even, odd]) in pairs.into_iter().zip(steps.as_chunks_mut().0) {
+                    (*even, *odd) = S::widen_bf16_pairs(pair);
+                }
+                return;
+            }
+            let (low, high) = steps.split_at_mut(LANES);
+            low.copy_from_slice(&S::transpose(self.load::<S>(k, n.min(LANES))));
+            high.copy_from_slice(&S::transpose(self.load::<S>(k + LANES, n.saturating_sub(LANES))));
         }
     }
 

@@ -100,10 +100,10 @@ unsafe fn lookup8(words: __m256i, table: &[f32; 16]) -> __m256 {
 
 /// Eight bf16 pairs, widened: the first values, and the second.
 #[inline(always)]
-unsafe fn split_bf16(p: *const u16) -> (__m256, __m256) {
-    // SAFETY: the caller has AVX2 and names sixteen values.
+unsafe fn split_bf16(pairs: __m256) -> (__m256, __m256) {
+    // SAFETY: the caller has AVX2.
     unsafe {
-        let both = _mm256_loadu_si256(p.cast());
+        let both = _mm256_castps_si256(pairs);
         let odd = _mm256_and_si256(both, _mm256_set1_epi32(0xffff_0000_u32 as i32));
         (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(both)), _mm256_castsi256_ps(odd))
     }
@@ -230,10 +230,10 @@ unsafe impl Simd for Avx2 {
         unsafe { Pair(widen_bf16(p), widen_bf16(p.add(8))) }
     }
     #[inline(always)]
-    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F) {
+    unsafe fn widen_bf16_pairs(pairs: Self::F) -> (Self::F, Self::F) {
         // SAFETY: see the impl.
         unsafe {
-            let (low, high) = (split_bf16(p), split_bf16(p.add(16)));
+            let (low, high) = (split_bf16(pairs.0), split_bf16(pairs.1));
             (Pair(low.0, high.0), Pair(low.1, high.1))
         }
     }

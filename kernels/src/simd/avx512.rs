@@ -90,10 +90,10 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F) {
+    unsafe fn widen_bf16_pairs(pairs: Self::F) -> (Self::F, Self::F) {
         // SAFETY: see the impl.
         unsafe {
-            let both = _mm512_loadu_si512(p.cast());
+            let both = _mm512_castps_si512(pairs);
             let odd = _mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32));
             (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both)), _mm512_castsi512_ps(odd))
         }

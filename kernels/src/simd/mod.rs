@@ -59,8 +59,14 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store_f16(p: *mut u16, v: Self::F);
     /// Sixteen bf16 values, widened.
     unsafe fn load_bf16(p: *const u16) -> Self::F;
+    /// Sixteen pairs of bf16, as [`Simd::round_bf16_pairs`] makes them, widened: the first of each, and the second.
+    unsafe fn widen_bf16_pairs(pairs: Self::F) -> (Self::F, Self::F);
     /// Thirty-two bf16 values, widened: those at even places, and those at odd places.
-    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F);
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F) {
+        // SAFETY: passed on; no alignment is asked.
+        unsafe { Self::widen_bf16_pairs(Self::load(p.cast())) }
+    }
     /// Sixteen fp8 values (e4m3), widened.
     unsafe fn load_f8e4m3(p: *const u8) -> Self::F;
     /// Sixteen signed bytes as floats.

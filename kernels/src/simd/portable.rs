@@ -126,11 +126,10 @@ unsafe impl Simd for Portable {
         unsafe { p.cast::<[i8; LANES]>().write(v.0.map(|x| x as i8)) }
     }
     #[inline(always)]
-    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F) {
-        // SAFETY: the caller names thirty-two values.
-        let both = unsafe { p.cast::<[[u16; 2]; LANES]>().read_unaligned() };
-        let widen = |x: u16| f32::from_bits(u32::from(x) << 16);
-        (F16Lanes(both.map(|pair| widen(pair[0]))), F16Lanes(both.map(|pair| widen(pair[1]))))
+    unsafe fn widen_bf16_pairs(pairs: Self::F) -> (Self::F, Self::F) {
+        let bits = pairs.0.map(f32::to_bits);
+        let widen = |bits: [u32; LANES]| F16Lanes(bits.map(f32::from_bits));
+        (widen(bits.map(|pair| pair << 16)), widen(bits.map(|pair| pair & 0xffff_0000)))
     }
     #[inline(always)]
     unsafe fn store_bf16(p: *mut u16, v: Self::F) {
