@@ -39,6 +39,7 @@ pub mod simd;
 pub mod softmax;
 pub(crate) mod strided;
 pub mod support;
+mod table;
 pub mod topk;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
@@ -49,4 +50,5 @@ pub use operator::{Arithmetic, Launch, Operands, Operator, Placed, Refusal, Row,
 pub use options::{Compute, F32Bits};
 #[cfg(feature = "cuda")]
 pub use registry::CUDA_MODULES;
-pub use registry::{AnyTable, Preparation, Registry, Table};
+pub use registry::{AnyTable, Preparation, Registry};
+pub use table::Table;

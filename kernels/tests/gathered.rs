@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew_kernels::gemm::{self, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew_kernels::harness::case::{Generator, encode};
 use sinew_kernels::packed::{WeightRows, Weights, formats};
-use sinew_kernels::{Error, Launch, Operands, Operator, Row, Table};
+use sinew_kernels::{Compute, Error, Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 

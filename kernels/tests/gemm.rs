@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sinew_kernels::gemm::{self, Compute, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
+use sinew_kernels::gemm::{self, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
 use sinew_kernels::harness::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
 use sinew_kernels::packed::{self, Codes, Encoding, Format, RowCodes, WeightRows, Weights, formats};
-use sinew_kernels::{Launch, Operands, Operator, Row, Table};
+use sinew_kernels::{Compute, Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor, View};
 

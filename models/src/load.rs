@@ -24,7 +24,7 @@ pub use self::bytes::Plan;
 pub(crate) use self::bytes::Taken;
 pub(crate) use self::fill::AT_HAND_BYTES;
 pub(crate) use self::maker::{Counted, GroupedSpec, LinearSpec, Loaded, Maker, NormSpec, Stage};
-use self::matrices::Matrices;
+use self::matrices::StoredMatrices;
 pub(crate) use self::matrix::check_quantizable;
 use self::matrix::{Becomes, check};
 pub use self::part::Part;
@@ -154,7 +154,7 @@ impl<'a> Loader<'a> {
     }
 
     /// The biases of matrices' rows, `[n]` or of several groups `[groups, n]`.
-    fn biases(&mut self, matrices: &Matrices) -> Result<Tensor> {
+    fn biases(&mut self, matrices: &StoredMatrices) -> Result<Tensor> {
         let mut values = Vec::new();
         for (part, _) in matrices.parts() {
             values.extend(self.values(&part.bias(), &part.bias_shape(), part.in_tensor(0..part.len()), part.step())?);
@@ -198,7 +198,7 @@ impl<'a> Loader<'a> {
         bias: bool,
         may_be_ordered: bool,
     ) -> Result<(Arc<PackedWeight>, Option<Tensor>)> {
-        let matrices = Matrices::of(self.checkpoint, parts, groups, k)?;
+        let matrices = StoredMatrices::of(self.checkpoint, parts, groups, k)?;
         let bias = if bias { Some(self.biases(&matrices)?) } else { None };
         let becomes = matrices.becomes(&self.precision, &self.ctx, may_be_ordered);
         let packer = self.packer(&matrices, &becomes, gated)?;
@@ -206,7 +206,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Room for what matrices become.
-    fn packer(&self, matrices: &Matrices, becomes: &Becomes, gated: bool) -> Result<WeightPacker> {
+    fn packer(&self, matrices: &StoredMatrices, becomes: &Becomes, gated: bool) -> Result<WeightPacker> {
         let Becomes { encoding, order, .. } = becomes;
         let (groups, rows) = (matrices.groups(), matrices.rows());
         let packer = WeightPacker::grouped(&self.ctx, *encoding, groups, &rows, matrices.k(), gated)?;
@@ -251,7 +251,7 @@ impl Maker<Loaded> for Loader<'_> {
     fn table(&mut self, part: Part, width: usize) -> Result<Embedding> {
         let dtype = self.precision.weights;
         let packer = WeightPacker::table(&self.ctx, dtype, part.len(), width)?;
-        let matrices = Matrices::of(self.checkpoint, [part], 1, width)?;
+        let matrices = StoredMatrices::of(self.checkpoint, [part], 1, width)?;
         let table = self.fill(packer, &matrices, &Becomes::floats(dtype))?.finish_table()?;
         let embedding = Embedding::table(&self.ctx, table, DType::F32)?;
         self.held.tables += embedding.own_bytes();

@@ -13,10 +13,10 @@
 //! | `probe`, `module` | what the tensors of a module are, checked |
 //! | `layout` | how codes, scales and zero points lie in their tensors, and how rows of each are read |
 //! | `bits` | words of the integers that it has |
-//! | `strip` | columns of a module, and rows of them as they are packed |
+//! | `columns` | columns of a module, and rows of them as they are packed |
 //!
-//! To add a format is to write its file, what its config says and which tensors it has, to name it in `Method`, and to
-//! add to `layout` what lies in no way that is there.
+//! To add a format is to write its file, what its config says and which tensors it has, to name it in `Method` and
+//! wherever that is matched, and in `METHODS`, and to add to `layout` what lies in no way that is there.
 //!
 //! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
 //! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded
@@ -38,6 +38,7 @@ use sinew_tensor::DType;
 
 use self::awq::Awq;
 pub(crate) use self::bits::Bits;
+pub(crate) use self::columns::ModuleColumns;
 use self::compressed::Compressed;
 pub(crate) use self::compressed::{words_of_codes, words_of_zeros};
 use self::config::{patterns, unsupported};
@@ -47,7 +48,6 @@ pub use self::module::StoredModule;
 pub(crate) use self::module::common_multiple;
 use self::patterns::{Budget, Pattern};
 use self::probe::Probe;
-pub(crate) use self::strip::Strip;
 use crate::config::fields::read_dtype;
 use crate::error::Result;
 use crate::files::Fields;
@@ -57,6 +57,7 @@ use crate::tensors::floats::{float, packed_as};
 mod awq;
 mod bits;
 mod bitsandbytes;
+mod columns;
 mod compressed;
 mod config;
 mod fp8;
@@ -66,7 +67,6 @@ mod module;
 mod mxfp4;
 mod patterns;
 mod probe;
-mod strip;
 #[cfg(test)]
 mod tests;
 

@@ -1,10 +1,8 @@
 //! Matrix products with everything that may follow them in one pass.
 
-use sinew_kernels::Placed;
 use sinew_kernels::activation::Activation;
-use sinew_kernels::gemm::{
-    A, B, BIAS, Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs,
-};
+use sinew_kernels::gemm::{A, B, BIAS, Epilogue, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs};
+use sinew_kernels::{Compute, Placed};
 use sinew_tensor::{DType, Layout, MAX_RANK, Tensor};
 
 use crate::error::refuse;

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use sinew_kernels::gemm::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
-use sinew_kernels::{Arithmetic, Error as KernelError, Registry, Row};
+use sinew_kernels::gemm::{Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew_kernels::{Arithmetic, Compute, Error as KernelError, Registry, Row};
 use sinew_memory::{Cpu, PrivateFolder};
 use sinew_ops::{Budget, Context, Planned, Policy, Tuned, TuningCache, matmul, tune, tune_while};
 use sinew_tensor::{DType, Tensor};

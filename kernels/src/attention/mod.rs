@@ -117,7 +117,7 @@ pub(crate) use cuda::CUDA;
 pub use self::old::OldKv;
 use crate::kv_append::expect_cache;
 use crate::operator::{count_of, expect, expect_compute, refuse};
-pub use crate::{Compute, F32Bits};
+use crate::{Compute, F32Bits};
 use crate::{Operands, Operator, Result, Row, Work};
 
 /// Keys of a tile: four vectors of sixteen lanes, and a power of two, so that tiles start at the same positions
@@ -220,7 +220,8 @@ impl AttentionStatic {
     /// others differ from. Its dtypes are those of queries, of keys and values, and of the result.
     ///
     /// ```
-    /// use sinew_kernels::attention::{AttentionStatic, Compute, KvSource};
+    /// use sinew_kernels::Compute;
+    /// use sinew_kernels::attention::{AttentionStatic, KvSource};
     /// use sinew_tensor::DType;
     ///
     /// let encoder = AttentionStatic::new(12, 12, 64, [DType::F32; 3], Compute::F32);

@@ -4,21 +4,22 @@ use half::f16;
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
-use super::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
+use super::ways::{Names, Way, names};
+use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{LANES, Portable, Simd, Stored};
-use crate::{Arithmetic, Operator, Refusal, Result};
+use crate::{Arithmetic, Refusal, Result};
 
-pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
+const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
 #[cfg(target_arch = "x86_64")]
-pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.fma-chain");
+const FUSED: Arithmetic = Arithmetic::named("gemm.fma-chain");
 
 /// Refuses machines below a level, and right operands that no panel holds. Says which panels are multiplied.
-pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
+pub(super) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
     needs(level, hardware)?;
     match fixed.panel_kind() {
         Some(PanelKind::Blocks(_)) => Err("multiplies no block-quantized weights".into()),
@@ -31,7 +32,7 @@ pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -
 }
 
 /// f32 operations per second and thread of a level's tiles, which reach a share of its peak.
-pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
+fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
     let share = match level {
         SimdLevel::Portable => 0.4,
         SimdLevel::Avx2 => 0.8,
@@ -40,26 +41,64 @@ pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
     predicted::f32_rate(hardware, level) * share
 }
 
-/// Predicted seconds at `rate` operations per second and thread.
-pub(super) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
-    let mut work = Gemm::work(fixed, call);
-    if let Rhs::Strided(_) = fixed.b {
-        // Packing a value of B costs about as much as 32 operations with it.
-        work.flops += 32.0 * (call.batch * fixed.n * fixed.k) as f64;
+/// One multiply-add per product, for every kind of panel.
+pub(crate) struct PortableWay;
+
+impl Way for PortableWay {
+    const NAMES: Names = names!("portable");
+    const ARITHMETIC: Arithmetic = MUL_ADD;
+    const TILES: &'static Tiles = &PORTABLE;
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        admit(fixed, hardware, SimdLevel::Portable).map(drop)
     }
-    predicted::by_rate(work, hardware, rate)
+    fn rate(hardware: &Hardware) -> f64 {
+        rate(hardware, SimdLevel::Portable)
+    }
 }
 
-/// One multiply-add per product, for every kind of panel.
 pub(crate) const PORTABLE: Tiles =
     Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
 
-/// One fused multiply-add per product. AVX2 has 16 registers, of which 6 rows of half a panel take 12.
+/// One fused multiply-add per product.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Avx2Way;
+
+#[cfg(target_arch = "x86_64")]
+impl Way for Avx2Way {
+    const NAMES: Names = names!("avx2");
+    const ARITHMETIC: Arithmetic = FUSED;
+    const TILES: &'static Tiles = &AVX2;
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        admit(fixed, hardware, SimdLevel::Avx2).map(drop)
+    }
+    fn rate(hardware: &Hardware) -> f64 {
+        rate(hardware, SimdLevel::Avx2)
+    }
+}
+
+/// Of 16 registers 6 rows of half a panel take 12.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX2: Tiles =
     Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
 
-/// The same. 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.
+/// One fused multiply-add per product.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Avx512Way;
+
+#[cfg(target_arch = "x86_64")]
+impl Way for Avx512Way {
+    const NAMES: Names = names!("avx512");
+    const ARITHMETIC: Arithmetic = FUSED;
+    const TILES: &'static Tiles = &AVX512;
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        admit(fixed, hardware, SimdLevel::Avx512).map(drop)
+    }
+    fn rate(hardware: &Hardware) -> f64 {
+        rate(hardware, SimdLevel::Avx512)
+    }
+}
+
+/// 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX512: Tiles =
     Tiles::new(SimdLevel::Avx512, Left::Singles, tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>));

@@ -6,29 +6,38 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::cpu;
 use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
+use super::ways::{Names, Way, names};
 use super::{Compute, GemmStatic};
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 use crate::simd::LANES;
 use crate::{Arithmetic, Refusal};
 
-pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, flushes_subnormals: true };
+const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, flushes_subnormals: true };
 
-/// Refuses what `vdpbf16ps` does not multiply.
-pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-    let panels = cpu::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
-    if fixed.compute != Compute::Bf16 {
-        return Err("computes in bf16, the problem asks for f32".into());
-    }
-    if panels != PanelKind::Bf16 {
-        return Err(format!("multiplies bf16, the weight is packed as {}", panels.encoding()).into());
-    }
-    Ok(())
-}
+/// `vdpbf16ps`.
+pub(crate) struct DotWay;
 
-/// Operations per second and thread.
-pub(crate) fn rate(hardware: &Hardware) -> f64 {
-    predicted::bf16_rate(hardware) * 0.85
+impl Way for DotWay {
+    const NAMES: Names = names!("avx512bf16");
+    const ARITHMETIC: Arithmetic = DOT;
+    const TILES: &'static Tiles = &DOTS;
+
+    /// Refuses what `vdpbf16ps` does not multiply.
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        let panels = cpu::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
+        if fixed.compute != Compute::Bf16 {
+            return Err("computes in bf16, the problem asks for f32".into());
+        }
+        if panels != PanelKind::Bf16 {
+            return Err(format!("multiplies bf16, the weight is packed as {}", panels.encoding()).into());
+        }
+        Ok(())
+    }
+
+    fn rate(hardware: &Hardware) -> f64 {
+        predicted::bf16_rate(hardware) * 0.85
+    }
 }
 
 pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));

@@ -9,6 +9,7 @@ use sinew_tensor::{BlockFormat, BlockValues};
 use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
 use super::groups::{LINE, Products, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
+use super::ways::{Names, Way, names};
 use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
 use crate::packed::{PANEL, PanelKind, blocks};
@@ -18,12 +19,12 @@ use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
 use crate::{Arithmetic, Refusal};
 
-pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
+const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
 #[cfg(target_arch = "x86_64")]
-pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.fma-groups");
+const FUSED: Arithmetic = Arithmetic::named("gemm.fma-groups");
 
 /// Refuses machines below a level, and all but block-quantized weights. Says which are multiplied.
-pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
+pub(super) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
     needs(level, hardware)?;
     match fixed.panel_kind().and_then(PanelKind::blocks) {
         Some(_) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
@@ -33,7 +34,7 @@ pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -
 }
 
 /// f32 operations per second and thread of a level's tiles, which reach a share of its peak.
-pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
+fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
     let share = match level {
         SimdLevel::Portable => 0.3,
         SimdLevel::Avx2 => 0.4,
@@ -45,6 +46,21 @@ pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
 /// Bytes of a step of an expanded panel.
 const STEP: usize = PANEL * size_of::<f32>();
 
+/// Codes looked up as f32.
+pub(crate) struct PortableWay;
+
+impl Way for PortableWay {
+    const NAMES: Names = names!("portable.blocks");
+    const ARITHMETIC: Arithmetic = MUL_ADD;
+    const TILES: &'static Tiles = &PORTABLE;
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        admit(fixed, hardware, SimdLevel::Portable).map(drop)
+    }
+    fn rate(hardware: &Hardware) -> f64 {
+        rate(hardware, SimdLevel::Portable)
+    }
+}
+
 pub(crate) const PORTABLE: Tiles =
     Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>)).expanding(
         Expansion {
@@ -53,6 +69,23 @@ pub(crate) const PORTABLE: Tiles =
             tiles: tiles!(expanded_portable: <1, 1>, <2, 1>, <4, 1>),
         },
     );
+
+/// The same.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Avx2Way;
+
+#[cfg(target_arch = "x86_64")]
+impl Way for Avx2Way {
+    const NAMES: Names = names!("avx2.blocks");
+    const ARITHMETIC: Arithmetic = FUSED;
+    const TILES: &'static Tiles = &AVX2;
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        admit(fixed, hardware, SimdLevel::Avx2).map(drop)
+    }
+    fn rate(hardware: &Hardware) -> f64 {
+        rate(hardware, SimdLevel::Avx2)
+    }
+}
 
 /// 4 rows of half a panel take 8 of 16 registers, and 6 take 12.
 #[cfg(target_arch = "x86_64")]
@@ -64,6 +97,23 @@ pub(crate) const AVX2: Tiles =
             tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>),
         },
     );
+
+/// The same.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Avx512Way;
+
+#[cfg(target_arch = "x86_64")]
+impl Way for Avx512Way {
+    const NAMES: Names = names!("avx512.blocks");
+    const ARITHMETIC: Arithmetic = FUSED;
+    const TILES: &'static Tiles = &AVX512;
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        admit(fixed, hardware, SimdLevel::Avx512).map(drop)
+    }
+    fn rate(hardware: &Hardware) -> f64 {
+        rate(hardware, SimdLevel::Avx512)
+    }
+}
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX512: Tiles = Tiles::new(
@@ -77,7 +127,7 @@ pub(crate) const AVX512: Tiles = Tiles::new(
     tiles: tiles!(expanded_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
 });
 
-/// [`groups`] and [`expand`] at a level, for every kind of codes.
+/// [`multiply`] and [`expand`] at a level, for every kind of codes.
 macro_rules! groups_at {
     ($groups:ident, $expanded:ident, $expand:ident, $simd:ty $(, $features:literal)?) => {
         $(#[target_feature(enable = $features)])?

@@ -10,6 +10,7 @@ use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
 use super::cpu_blocks;
 use super::groups::{LINE, Products, halves, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
+use super::ways::{Names, Way, names};
 use super::{Compute, GemmStatic};
 use crate::packed::PanelKind;
 use crate::packed::blocks;
@@ -17,28 +18,36 @@ use crate::rates::predicted;
 use crate::simd::Avx512;
 use crate::{Arithmetic, Refusal};
 
-pub(crate) const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", foreign: false, flushes_subnormals: true };
+const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", foreign: false, flushes_subnormals: true };
 
-/// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
-/// up.
-pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-    let format = cpu_blocks::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
-    if fixed.compute != Compute::Bf16 {
-        return Err("computes in bf16, the problem asks for f32".into());
-    }
-    if format.values() == BlockValues::Nf4 {
-        return Err("multiplies bf16, which NF4's values are not".into());
-    }
-    let is_looked_up = format.values().bits() == 8 && !format.values().is_integer();
-    if is_looked_up && !is_x86_feature_detected!("avx512vbmi") {
-        return Err("looks bytes up by AVX512-VBMI".into());
-    }
-    Ok(())
-}
+/// `vdpbf16ps`.
+pub(crate) struct DotWay;
 
-/// Operations per second and thread.
-pub(crate) fn rate(hardware: &Hardware) -> f64 {
-    predicted::bf16_rate(hardware) * 0.8
+impl Way for DotWay {
+    const NAMES: Names = names!("avx512bf16.blocks");
+    const ARITHMETIC: Arithmetic = DOT;
+    const TILES: &'static Tiles = &DOTS;
+
+    /// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
+    /// up.
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        let format = cpu_blocks::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
+        if fixed.compute != Compute::Bf16 {
+            return Err("computes in bf16, the problem asks for f32".into());
+        }
+        if format.values() == BlockValues::Nf4 {
+            return Err("multiplies bf16, which NF4's values are not".into());
+        }
+        let is_looked_up = format.values().bits() == 8 && !format.values().is_integer();
+        if is_looked_up && !is_x86_feature_detected!("avx512vbmi") {
+            return Err("looks bytes up by AVX512-VBMI".into());
+        }
+        Ok(())
+    }
+
+    fn rate(hardware: &Hardware) -> f64 {
+        predicted::bf16_rate(hardware) * 0.8
+    }
 }
 
 pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>))

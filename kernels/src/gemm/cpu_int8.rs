@@ -8,6 +8,7 @@ use sinew_tensor::BlockFormat;
 
 use super::groups::{self, LINE, Products, multiply};
 use super::tile::{Left, Reads, Tiles, tiles};
+use super::ways::{Names, Way, names};
 use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
 use crate::packed::PanelKind;
@@ -16,13 +17,13 @@ use crate::rates::predicted;
 use crate::simd::{LANES, Portable, Simd};
 use crate::{Arithmetic, Refusal};
 
-pub(crate) const MUL_ADD: Arithmetic = Arithmetic::named("gemm.int8-groups.mul-add");
+const MUL_ADD: Arithmetic = Arithmetic::named("gemm.int8-groups.mul-add");
 #[cfg(target_arch = "x86_64")]
-pub(crate) const FUSED: Arithmetic = Arithmetic::named("gemm.int8-groups");
+const FUSED: Arithmetic = Arithmetic::named("gemm.int8-groups");
 
 /// Operations per second and thread of a level's tiles: as many as in the time of one of f32 arithmetic (measured on
 /// Zen 5: four products of VNNI are one instruction, while AVX2 multiplies even bytes and odd ones apart in 16 bits).
-pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
+fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
     let ratio = match level {
         SimdLevel::Portable => 0.3,
         SimdLevel::Avx2 | SimdLevel::Avx512 => 1.0,
@@ -32,11 +33,26 @@ pub(crate) fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
 }
 
 /// Refuses machines below a level, and all but integers.
-pub(crate) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
+fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
     needs(level, hardware)?;
     match fixed.panel_kind().and_then(PanelKind::blocks) {
         Some(format) if fixed.compute == Compute::Int8 && format.values().is_integer() => Ok(()),
         _ => Err("multiplies integers only, in a problem that asks for it".into()),
+    }
+}
+
+/// Products of int8, one by one.
+pub(crate) struct PortableWay;
+
+impl Way for PortableWay {
+    const NAMES: Names = names!("portable.int8");
+    const ARITHMETIC: Arithmetic = MUL_ADD;
+    const TILES: &'static Tiles = &PORTABLE;
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        admit(fixed, hardware, SimdLevel::Portable)
+    }
+    fn rate(hardware: &Hardware) -> f64 {
+        rate(hardware, SimdLevel::Portable)
     }
 }
 
@@ -227,11 +243,41 @@ pub(crate) mod x86 {
     use super::*;
     use crate::simd::{Avx2, Avx512};
 
+    /// Four products in an instruction.
+    pub(crate) struct VnniWay;
+
+    impl Way for VnniWay {
+        const NAMES: Names = names!("avx512vnni.int8");
+        const ARITHMETIC: Arithmetic = FUSED;
+        const TILES: &'static Tiles = &VNNI;
+        fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+            admit(fixed, hardware, SimdLevel::Avx512Vnni)
+        }
+        fn rate(hardware: &Hardware) -> f64 {
+            rate(hardware, SimdLevel::Avx512Vnni)
+        }
+    }
+
     /// 6 rows keep the sums of all groups in registers, beside those of the group: a third faster than 12 rows of groups of 32
     /// on Zen 5. For seven or eight rows a panel is read once only.
     pub const VNNI: Tiles =
         Tiles::new(SimdLevel::Avx512, Left::Quads, tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
             .cutting_many_into(6);
+
+    /// Products in 16 bits, of even bytes and of odd ones.
+    pub(crate) struct Avx2Way;
+
+    impl Way for Avx2Way {
+        const NAMES: Names = names!("avx2.int8");
+        const ARITHMETIC: Arithmetic = FUSED;
+        const TILES: &'static Tiles = &AVX2;
+        fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+            admit(fixed, hardware, SimdLevel::Avx2)
+        }
+        fn rate(hardware: &Hardware) -> f64 {
+            rate(hardware, SimdLevel::Avx2)
+        }
+    }
 
     /// 4 rows of half a panel take 8 of 16 registers, its weights four.
     pub const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));

@@ -73,8 +73,8 @@ pub(super) unsafe fn run(
     let finish = Finish { epilogue: fixed.epilogue, outputs: fixed.outputs(), bias, bias_step: 0, out, residual };
     let order = Order::new(fixed, operands.optional(ORDER))?;
     let product = Product { tiles, fixed, plan, right, finish, a, norm, order };
-    // SAFETY: passed on; all rows of all groups are the operands'.
-    unsafe { product.run(launch, team, (0..plan.shape.groups).map(|group| (group, group, 0..plan.shape.rows))) }
+    // SAFETY: passed on; all rows of the batch are the operands'.
+    unsafe { product.run(launch, team, (0..plan.shape.rights).map(|right| (right, right, 0..plan.shape.rows))) }
 }
 
 /// The operands of rows that fall into groups, each of which has a packed weight of its own.
@@ -136,7 +136,7 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Multiplies runs of rows, each told with its right operand's number and the group that [`Rows`] count it in.
+    /// Multiplies runs of rows, each told with its right operand's number and where in the batch its rows are counted from.
     ///
     /// # Safety
     /// The rows are the operands', and the launch holds the plan's workspace.
@@ -147,7 +147,7 @@ impl Product<'_> {
         runs: impl Iterator<Item = (usize, usize, Range<usize>)>,
     ) -> Result<()> {
         let plan = &self.plan;
-        if plan.shape.groups == 0 || plan.shape.rows == 0 || plan.shape.panels == 0 {
+        if plan.shape.rights == 0 || plan.shape.rows == 0 || plan.shape.panels == 0 {
             return Ok(());
         }
         let workspace = launch.host_workspace(plan.workspace.bytes())?;
@@ -160,7 +160,7 @@ impl Product<'_> {
         let flush = |slabs, tiles, packed| unsafe {
             self.multiply_slabs(team, &here, std::slice::from_raw_parts(list, slabs), tiles, packed, workspace)
         };
-        for (right, group, rows) in runs {
+        for (right, batch, rows) in runs {
             for row in rows.clone().step_by(plan.slabs.rows) {
                 let count = (rows.end - row).min(plan.slabs.rows);
                 let height = self.tiles.packed_rows(count);
@@ -169,7 +169,7 @@ impl Product<'_> {
                     (slabs, tiles, packed) = (0, 0, 0);
                 }
                 let of_tile = self.tiles.height(count);
-                let slab = Slab { right, group, row, count, of_tile, tile: tiles, at: packed * plan.shape.row_bytes };
+                let slab = Slab { right, batch, row, count, of_tile, tile: tiles, at: packed * plan.shape.row_bytes };
                 // SAFETY: there are fewer than the list has room for.
                 unsafe { list.add(slabs).write(slab) };
                 slabs += 1;
@@ -324,7 +324,7 @@ impl Multiply<'_> {
                     } else {
                         all_sums
                     };
-                    let place = Place { group: slab.group, row: slab.row + tile, rows, panel };
+                    let place = Place { batch: slab.batch, row: slab.row + tile, rows, panel };
                     if last {
                         finish.prefetch_residual(place);
                     }

@@ -121,10 +121,10 @@ pub(super) struct Finish {
     pub residual: Option<OperandRows>,
 }
 
-/// Rows of the result that a tile and a panel give: `rows` from `row` of a group on.
+/// Rows of the result that a tile and a panel give: `rows` from `row` of a batch on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    pub group: usize,
+    pub batch: usize,
     pub row: usize,
     pub rows: usize,
     pub panel: usize,
@@ -155,7 +155,7 @@ impl Finish {
         let first = place.panel * self.outputs.columns_per_panel();
         let bytes = self.outputs.columns_per_panel() * residual.dtype.size();
         for row in place.row..place.row + place.rows {
-            let line = residual.line(place.group, row).skip(first);
+            let line = residual.line(place.batch, row).skip(first);
             for at in (0..bytes).step_by(64) {
                 simd::prefetch(line.ptr().wrapping_add(at), Reach::Near);
             }
@@ -182,7 +182,7 @@ impl Finish {
                 DType::BF16 if whole => self.store_whole::<S, bf16>(place, first, columns, sums),
                 _ => {
                     for r in 0..place.rows {
-                        let line = |rows: &OperandRows| rows.line(place.group, place.row + r).skip(first);
+                        let line = |rows: &OperandRows| rows.line(place.batch, place.row + r).skip(first);
                         self.store::<S>(sums.add(r * PANEL), line(out), residual.as_ref().map(line), columns);
                     }
                 }
@@ -269,7 +269,7 @@ impl Finish {
     #[inline(always)]
     unsafe fn store_whole<S: Simd, T: Stored>(&self, place: Place, first: usize, columns: usize, results: *const f32) {
         for r in 0..place.rows {
-            let address = |rows: &OperandRows| rows.address(place.group, place.row + r).cast::<T>().wrapping_add(first);
+            let address = |rows: &OperandRows| rows.address(place.batch, place.row + r).cast::<T>().wrapping_add(first);
             let (out, residual) = (address(&self.out).cast_mut(), self.residual.as_ref().map(address));
             for column in (0..columns).step_by(LANES) {
                 // SAFETY: passed on.

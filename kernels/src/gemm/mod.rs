@@ -57,13 +57,13 @@ pub(crate) mod cases;
 mod codes;
 #[cfg(target_arch = "x86_64")]
 mod codes_bf16;
-pub(crate) mod cpu;
+mod cpu;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod cpu_avx512bf16;
-pub(crate) mod cpu_blocks;
+mod cpu_avx512bf16;
+mod cpu_blocks;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod cpu_blocks_avx512bf16;
-pub(crate) mod cpu_int8;
+mod cpu_blocks_avx512bf16;
+mod cpu_int8;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 #[cfg(all(feature = "cuda", not(target_os = "macos")))]
@@ -87,7 +87,7 @@ use std::fmt;
 
 use sinew_tensor::{BlockFormat, DType};
 
-pub use crate::Compute;
+use crate::Compute;
 use crate::norm::{Norm, NormDynamic};
 use crate::operator::{self, expect, expect_compute};
 use crate::packed::{Format, Outputs, PanelKind};
@@ -376,7 +376,7 @@ fn takes_left_as_it_is(fixed: &GemmStatic) -> Result<(), Refusal> {
 /// The rows of [`Gemm`], best first.
 pub fn rows() -> Vec<Row<Gemm>> {
     [
-        ways::rows(),
+        ways::rows::<Gemm>(),
         vec![foreign::ROW],
         #[cfg(all(feature = "cuda", not(target_os = "macos")))]
         vec![cuda_cublaslt::ROW],

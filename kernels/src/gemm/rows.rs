@@ -7,8 +7,7 @@ use crate::cpu::line::Line;
 
 /// A `[batch, M, …]` operand: where each row is.
 ///
-/// Where all products share one right operand, rows of all of them are counted through (`group` 0); otherwise a group
-/// is a product.
+/// Where all products share one right operand, rows of all of them are counted through from the first of the batch on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OperandRows {
     pub dtype: DType,
@@ -32,16 +31,16 @@ impl OperandRows {
 
     /// The first value of a row.
     #[inline(always)]
-    pub fn address(&self, group: usize, row: usize) -> *const u8 {
+    pub fn address(&self, batch: usize, row: usize) -> *const u8 {
         // A division takes as long as a result's own arithmetic.
-        let (batch, row) = if row < self.m { (group, row) } else { (group + row / self.m, row % self.m) };
+        let (batch, row) = if row < self.m { (batch, row) } else { (batch + row / self.m, row % self.m) };
         let at = batch * self.batch_stride + row * self.row_stride;
         self.ptr.wrapping_add(at * self.dtype.size())
     }
 
     /// A row.
     #[inline(always)]
-    pub fn line(&self, group: usize, row: usize) -> Line {
-        Line::new(self.address(group, row), self.dtype, self.k_stride)
+    pub fn line(&self, batch: usize, row: usize) -> Line {
+        Line::new(self.address(batch, row), self.dtype, self.k_stride)
     }
 }

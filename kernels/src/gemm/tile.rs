@@ -226,20 +226,3 @@ macro_rules! tiles {
     };
 }
 pub(super) use tiles;
-
-/// The row of some tiles, with `cost` at a rate per thread, `workspace` and `run` as the module that names it has them.
-macro_rules! tiled_row {
-    ($name:expr, $arithmetic:expr, $admits:expr, $rate:expr, $tiles:expr) => {
-        $crate::Row {
-            name: $name,
-            device: sinew_memory::DeviceKind::CPU,
-            arithmetic: $arithmetic,
-            admits: $admits,
-            cost: |fixed, call, hardware| cost(fixed, call, hardware, ($rate)(hardware)),
-            workspace: |fixed, call, hardware| workspace($tiles, fixed, call, hardware),
-            // SAFETY: the row admits machines with the level and the instructions only.
-            run: |launch, fixed, call, operands| unsafe { run($tiles, launch, fixed, call, operands) },
-        }
-    };
-}
-pub(crate) use tiled_row;

@@ -1,65 +1,94 @@
 //! The ways to multiply on CPUs: one list, of which every operator with products makes its rows.
 
-use sinew_memory::SimdLevel;
+use sinew_memory::{DeviceKind, Hardware};
 
-use super::cpu::cost;
-use super::driver::run;
-use super::plan::workspace;
-use super::tile::tiled_row;
-use super::{Gemm, cpu, cpu_blocks, cpu_int8};
+use super::tile::Tiles;
+use super::{Gemm, GemmDynamic, GemmStatic, Rhs, cpu, cpu_blocks, cpu_int8, driver, plan};
 #[cfg(target_arch = "x86_64")]
 use super::{cpu_avx512bf16, cpu_blocks_avx512bf16};
-use crate::Row;
+use crate::rates::predicted;
+use crate::{Arithmetic, Operator, Refusal, Row};
 
-/// All ways, best first: `$row` makes the row of a module at one of its levels, `$dot` that of a module that has one
-/// level. Each is told the end of its name.
-macro_rules! ways {
-    ($row:ident, $dot:ident) => {
-        vec![
-            #[cfg(target_arch = "x86_64")]
-            $dot!("avx512bf16", cpu_avx512bf16),
-            #[cfg(target_arch = "x86_64")]
-            $dot!("avx512bf16.blocks", cpu_blocks_avx512bf16),
-            #[cfg(target_arch = "x86_64")]
-            $row!("avx512vnni.int8", cpu_int8::FUSED, Avx512Vnni, x86::VNNI),
-            #[cfg(target_arch = "x86_64")]
-            $row!("avx2.int8", cpu_int8::FUSED, Avx2, x86::AVX2),
-            $row!("portable.int8", cpu_int8::MUL_ADD, Portable, PORTABLE),
-            #[cfg(target_arch = "x86_64")]
-            $row!("avx512.blocks", cpu_blocks::FUSED, Avx512, AVX512),
-            #[cfg(target_arch = "x86_64")]
-            $row!("avx2.blocks", cpu_blocks::FUSED, Avx2, AVX2),
-            $row!("portable.blocks", cpu_blocks::MUL_ADD, Portable, PORTABLE),
-            #[cfg(target_arch = "x86_64")]
-            $row!("avx512", cpu::FUSED, Avx512, AVX512),
-            #[cfg(target_arch = "x86_64")]
-            $row!("avx2", cpu::FUSED, Avx2, AVX2),
-            $row!("portable", cpu::MUL_ADD, Portable, PORTABLE),
-        ]
-    };
-}
-pub(crate) use ways;
-
-macro_rules! row {
-    ($way:literal, $module:ident::$arithmetic:ident, $level:ident, $($tiles:tt)+) => {
-        tiled_row!(
-            concat!("gemm.cpu.", $way),
-            $module::$arithmetic,
-            |fixed, hardware| $module::admit(fixed, hardware, SimdLevel::$level).map(drop),
-            |hardware| $module::rate(hardware, SimdLevel::$level),
-            &$module::$($tiles)+
-        )
-    };
+/// A way to multiply on CPUs: all that its rows have in common, whatever their operator.
+pub(crate) trait Way {
+    /// Its rows.
+    const NAMES: Names;
+    /// The arithmetic of its tiles.
+    const ARITHMETIC: Arithmetic;
+    /// What multiplies.
+    const TILES: &'static Tiles;
+    /// Refuses machines without the tiles' instructions, and what they do not multiply.
+    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal>;
+    /// Operations per second and thread.
+    fn rate(hardware: &Hardware) -> f64;
 }
 
-#[cfg(target_arch = "x86_64")]
-macro_rules! dot {
-    ($way:literal, $module:ident) => {
-        tiled_row!(concat!("gemm.cpu.", $way), $module::DOT, $module::admit, $module::rate, &$module::DOTS)
-    };
+/// What the rows of a way are called.
+pub(crate) struct Names {
+    pub gemm: &'static str,
+    pub grouped_gemm: &'static str,
 }
 
-/// The rows of [`Gemm`].
-pub(super) fn rows() -> Vec<Row<Gemm>> {
-    ways!(row, dot)
+/// The [`Names`] of a way with this end.
+macro_rules! names {
+    ($way:literal) => {
+        $crate::gemm::ways::Names { gemm: concat!("gemm.cpu.", $way), grouped_gemm: concat!("grouped_gemm.cpu.", $way) }
+    };
+}
+pub(super) use names;
+
+/// An operator with products.
+pub(crate) trait Multiplies: Operator {
+    /// Its row of a way.
+    fn row<W: Way>() -> Row<Self>;
+}
+
+/// The rows of an operator: all ways, best first.
+pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
+    vec![
+        #[cfg(target_arch = "x86_64")]
+        O::row::<cpu_avx512bf16::DotWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<cpu_blocks_avx512bf16::DotWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<cpu_int8::x86::VnniWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<cpu_int8::x86::Avx2Way>(),
+        O::row::<cpu_int8::PortableWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<cpu_blocks::Avx512Way>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<cpu_blocks::Avx2Way>(),
+        O::row::<cpu_blocks::PortableWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<cpu::Avx512Way>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<cpu::Avx2Way>(),
+        O::row::<cpu::PortableWay>(),
+    ]
+}
+
+impl Multiplies for Gemm {
+    fn row<W: Way>() -> Row<Self> {
+        Row {
+            name: W::NAMES.gemm,
+            device: DeviceKind::CPU,
+            arithmetic: W::ARITHMETIC,
+            admits: W::admit,
+            cost: |fixed, call, hardware| cost(fixed, call, hardware, W::rate(hardware)),
+            workspace: |fixed, call, hardware| plan::workspace(W::TILES, fixed, call, hardware),
+            // SAFETY: passed on; the row admits machines with the level and the instructions only.
+            run: |launch, fixed, call, operands| unsafe { driver::run(W::TILES, launch, fixed, call, operands) },
+        }
+    }
+}
+
+/// Predicted seconds at `rate` operations per second and thread.
+pub(super) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
+    let mut work = Gemm::work(fixed, call);
+    if let Rhs::Strided(_) = fixed.b {
+        // Packing a value of B costs about as much as 32 operations with it.
+        work.flops += 32.0 * (call.batch * fixed.n * fixed.k) as f64;
+    }
+    predicted::by_rate(work, hardware, rate)
 }

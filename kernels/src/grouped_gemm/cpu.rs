@@ -1,56 +1,33 @@
 //! The rows of [`gemm`](crate::gemm) on CPUs, over groups.
 
-use sinew_memory::{Hardware, SimdLevel};
+use sinew_memory::DeviceKind;
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
 use crate::gemm::driver::{self, Grouped};
 use crate::gemm::order::Order;
-use crate::gemm::tile::{Tiles, tiled_row};
-use crate::gemm::ways::ways;
-use crate::gemm::{cpu, cpu_blocks, cpu_int8, plan};
-#[cfg(target_arch = "x86_64")]
-use crate::gemm::{cpu_avx512bf16, cpu_blocks_avx512bf16};
+use crate::gemm::plan;
+use crate::gemm::tile::Tiles;
+use crate::gemm::ways::{Multiplies, Way};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
 use crate::rates::predicted;
 use crate::strided::Address;
 
-macro_rules! row {
-    ($way:literal, $module:ident::$arithmetic:ident, $level:ident, $($tiles:tt)+) => {
-        tiled_row!(
-            concat!("grouped_gemm.cpu.", $way),
-            $module::$arithmetic,
-            |fixed, hardware| $module::admit(&fixed.product(), hardware, SimdLevel::$level).map(drop),
-            |hardware| $module::rate(hardware, SimdLevel::$level),
-            &$module::$($tiles)+
-        )
-    };
-}
-
-#[cfg(target_arch = "x86_64")]
-macro_rules! dot {
-    ($way:literal, $module:ident) => {
-        tiled_row!(
-            concat!("grouped_gemm.cpu.", $way),
-            $module::DOT,
-            |fixed, hardware| $module::admit(&fixed.product(), hardware),
-            $module::rate,
-            &$module::DOTS
-        )
-    };
-}
-
-/// The rows of [`GroupedGemm`].
-pub(super) fn rows() -> Vec<Row<GroupedGemm>> {
-    ways!(row, dot)
-}
-
-fn cost(fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
-    predicted::by_rate(GroupedGemm::work(fixed, call), hardware, rate)
-}
-
-fn workspace(tiles: &Tiles, fixed: &GroupedGemmStatic, call: &GroupedGemmDynamic, hardware: &Hardware) -> usize {
-    plan::grouped_workspace(tiles, &fixed.product(), fixed.groups, call.rows, hardware)
+impl Multiplies for GroupedGemm {
+    fn row<W: Way>() -> Row<Self> {
+        Row {
+            name: W::NAMES.grouped_gemm,
+            device: DeviceKind::CPU,
+            arithmetic: W::ARITHMETIC,
+            admits: |fixed, hardware| W::admit(&fixed.product(), hardware),
+            cost: |fixed, call, hardware| predicted::by_rate(Self::work(fixed, call), hardware, W::rate(hardware)),
+            workspace: |fixed, call, hardware| {
+                plan::grouped_workspace(W::TILES, &fixed.product(), fixed.groups, call.rows, hardware)
+            },
+            // SAFETY: passed on; the row admits machines with the level and the instructions only.
+            run: |launch, fixed, call, operands| unsafe { run(W::TILES, launch, fixed, call, operands) },
+        }
+    }
 }
 
 /// # Safety

@@ -26,10 +26,10 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::activation::Activation;
-use crate::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
+use crate::gemm::{Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs, ways};
 use crate::operator::{self, count_of, expect, expect_compute};
 use crate::packed::Format;
-use crate::{Operands, Operator, Result, Row, Work};
+use crate::{Compute, Operands, Operator, Result, Row, Work};
 
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
@@ -180,7 +180,7 @@ impl Operator for GroupedGemm {
 /// The rows of [`GroupedGemm`], best first.
 pub fn rows() -> Vec<Row<GroupedGemm>> {
     [
-        cpu::rows(),
+        ways::rows::<GroupedGemm>(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]

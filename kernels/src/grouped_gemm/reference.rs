@@ -5,7 +5,6 @@ use sinew_tensor::{DType, Layout, Tensor};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::activation::Activation;
-use crate::gemm::Compute;
 use crate::gemm::cases::{packed, share, shuffled, values_with};
 use crate::gemm::reference::{gathered, packed_sum};
 use crate::harness::case::{
@@ -13,7 +12,7 @@ use crate::harness::case::{
 };
 use crate::packed::{BF16, Encoding, F16, F32, Format, formats};
 use crate::support::stored::StoredAs;
-use crate::{Arithmetic, Result};
+use crate::{Arithmetic, Compute, Result};
 
 /// Groups, rows, N and K: fewer rows than groups and many more, one group and many, sizes that are no multiples of
 /// anything, and nothing at all.

@@ -10,7 +10,7 @@ use crate::Result;
 use crate::harness::accuracy::place;
 use crate::harness::case::{Case, Lay, Reference, Values};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
-use crate::registry::Table;
+use crate::table::Table;
 
 /// Bytes of a weight that is timed: a part of those that are larger, of which the time is in proportion.
 const WEIGHT_BYTES: usize = 8 << 20;

@@ -11,10 +11,10 @@ use sinew_tensor::DType;
 use super::fork_join::fork_join;
 use super::peaks::{SETTLE, TRIES, copy_rate, copy_within, cpu, read_rate, read_span};
 use super::{ArithmeticPeaks, Peaks};
-use crate::gemm::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
+use crate::gemm::{Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::harness::accuracy::Run;
 use crate::harness::case::{Case, Lay, Values};
-use crate::{Error, Registry, Result};
+use crate::{Compute, Error, Registry, Result};
 
 /// Memory's rates with so many threads.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

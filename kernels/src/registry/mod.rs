@@ -2,7 +2,6 @@
 
 mod queries;
 mod standard;
-mod table;
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -16,11 +15,11 @@ use crate::harness::trial::{AnyTrial, Trial};
 use crate::operator::{Operator, Row, refuse};
 use crate::support::cell::{self, Cell};
 use crate::support::stored::StoredAs;
+use crate::table::Table;
 use crate::{Error, Result};
 
 #[cfg(feature = "cuda")]
 pub use standard::CUDA_MODULES;
-pub use table::Table;
 
 /// A table without its operator's types: what walks all tables.
 pub trait AnyTable: Send + Sync {

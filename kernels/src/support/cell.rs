@@ -9,8 +9,8 @@ use crate::Result;
 use crate::harness::accuracy::{self, RowReport};
 use crate::harness::case::{Case, Lay, Reference, Values};
 use crate::operator::Operands;
-use crate::registry::Table;
 use crate::support::stored::StoredAs;
+use crate::table::Table;
 
 /// What a device does with a problem of an operator whose operand is stored in one way.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,8 +10,8 @@ use crate::files::{self, Fields};
 
 macro_rules! file_names {
     ($($file:ident = $name:literal,)*) => {
-        /// A file that is read of a model besides its weights. These are all there are, so that what is read is what the
-        /// hub is asked for.
+        /// A file that is read of a model besides its weights. The hub is asked for these, and for those that they name:
+        /// shards, and the configs of pooling.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum FileName {
             $($file,)*

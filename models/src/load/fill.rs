@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
 
-use super::matrices::{Matrices, bytes};
-use super::matrix::{Becomes, Matrix};
+use super::matrices::{StoredMatrices, bytes};
+use super::matrix::{Becomes, StoredMatrix};
 use super::{Loader, Part};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
@@ -25,14 +25,32 @@ const STRIP_BYTES: usize = AT_HAND_BYTES / 2;
 
 /// What strips are made of.
 struct Filled<'m> {
-    matrices: &'m Matrices,
+    matrices: &'m StoredMatrices,
     /// Those of a group, or of all.
     of: Range<usize>,
     becomes: &'m Becomes,
 }
 
-/// Rows of what has this number.
-type RowsOf = (usize, Range<usize>);
+/// What a slice is packed from.
+struct SliceParts<'m> {
+    parts: Vec<SlicePart<'m>>,
+    spans: Vec<Span>,
+}
+
+/// Rows of a part.
+struct SlicePart<'m> {
+    part: &'m Part,
+    rows: Range<usize>,
+    /// The number of the span that they lie in, and their rows in its matrix.
+    span: usize,
+    in_matrix: Range<usize>,
+}
+
+/// Rows that are read together, and the number of the matrix that they are of.
+struct Span {
+    matrix: usize,
+    rows: Range<usize>,
+}
 
 impl Loader<'_> {
     /// Packs matrices slice by slice, their codes as they are stored or as the floats that they mean, and drops the pages
@@ -45,12 +63,12 @@ impl Loader<'_> {
     pub(super) fn fill(
         &mut self,
         mut packer: WeightPacker,
-        matrices: &Matrices,
+        matrices: &StoredMatrices,
         becomes: &Becomes,
     ) -> Result<WeightPacker> {
         let (checkpoint, threads, k) = (self.checkpoint, self.ctx.host_threads(), matrices.k());
         let stored = matrices.stored();
-        if stored.iter().any(Matrix::lies_by_columns) {
+        if stored.iter().any(StoredMatrix::lies_by_columns) {
             for (group, of) in matrices.by_group().enumerate() {
                 let filled = Filled { matrices, of, becomes };
                 for strip in strips(filled.strip_width(checkpoint, &packer), k) {
@@ -78,55 +96,45 @@ impl Loader<'_> {
         strip: Range<usize>,
     ) -> Result<()> {
         let (checkpoint, threads) = (self.checkpoint, self.ctx.host_threads());
-        let Filled { matrices, of, becomes } = filled;
-        let (stored, first) = (filled.stored(), of.start);
-        let strips = stored.iter().map(|matrix| matrix.strip(checkpoint, strip.clone()));
-        let at_hand = strips.collect::<Result<Vec<_>>>()?;
+        let Filled { matrices, becomes, .. } = filled;
+        let stored = filled.stored();
+        let at_hand = stored.iter().map(|matrix| matrix.columns(checkpoint, strip.clone()));
+        let at_hand = at_hand.collect::<Result<Vec<_>>>()?;
         let row_bytes: Vec<usize> = stored.iter().map(|matrix| matrix.row_bytes(checkpoint)).collect();
-        // The parts of a slice, each with the place of its matrix here, and their rows.
-        let rows_of = |slice: &UnitSlice| {
-            let part = |(part, rows): &(usize, Range<usize>)| {
-                let (part, matrix) = &matrices.parts()[*part];
-                (part, matrix - first, rows.clone())
-            };
-            slice.rows.iter().map(part).collect::<Vec<_>>()
-        };
         let pack = |slice: SliceToPack<'_>| -> Result<()> {
-            let parts = rows_of(slice.slice);
-            let (spans, places) = spans(&parts);
-            let read = spans.iter().map(|(matrix, rows)| at_hand[*matrix].rows(rows.clone(), becomes));
+            let SliceParts { parts, spans } = SliceParts::of(slice.slice, filled);
+            let read = spans.iter().map(|span| at_hand[span.matrix].rows(span.rows.clone(), becomes));
             let read = read.collect::<Result<Vec<_>>>()?;
-            let pieces = places.iter().zip(&parts).map(|((span, rows), (part, ..))| {
-                let before = spans[*span].1.start;
-                read[*span].part(rows.start - before..rows.end - before, part.step())
+            let pieces = parts.iter().map(|SlicePart { part, span, in_matrix, .. }| {
+                let before = spans[*span].rows.start;
+                read[*span].part(in_matrix.start - before..in_matrix.end - before, part.step())
             });
             slice.pack_strip(strip.clone(), &pieces.collect::<Vec<_>>())?;
-            for (part, matrix, rows) in parts {
-                stored[matrix].release_rows(checkpoint, part.in_tensor(rows));
+            for SlicePart { part, rows, span, .. } in parts {
+                stored[spans[span].matrix].release_rows(checkpoint, part.in_tensor(rows));
             }
             Ok(())
         };
         for slices in slices.chunks(SLICES_A_TURN * threads) {
             packer.pack_each(&self.ctx, slices, pack)?;
-            let of_slices = slices.iter().flat_map(rows_of);
-            let bytes: usize = of_slices.map(|(_, matrix, rows)| rows.len() * row_bytes[matrix]).sum();
+            let bytes: usize = slices.iter().map(|slice| SliceParts::of(slice, filled).bytes(&row_bytes)).sum();
             self.advance((bytes as u128 * strip.len() as u128 / (matrices.k() as u128).max(1)) as usize);
         }
-        at_hand.iter().for_each(|strip| strip.release());
+        at_hand.iter().for_each(|columns| columns.release());
         Ok(())
     }
 }
 
 impl Filled<'_> {
     /// The matrices, each once.
-    fn stored(&self) -> &[Matrix] {
+    fn stored(&self) -> &[StoredMatrix] {
         &self.matrices.stored()[self.of.clone()]
     }
 
     /// Columns of a strip.
     fn strip_width(&self, checkpoint: &Checkpoint, packer: &WeightPacker) -> usize {
         let k = self.matrices.k();
-        let granules = self.stored().iter().map(Matrix::strip_granule);
+        let granules = self.stored().iter().map(StoredMatrix::strip_granule);
         let granule = granules.fold(packer.strip_granule(), common_multiple);
         if granule >= k {
             return k;
@@ -137,21 +145,30 @@ impl Filled<'_> {
     }
 }
 
-/// The rows of matrices that parts of a slice take, parts which take turns in some being one span of them; and for each part
-/// its span and its rows in the matrix.
-fn spans(parts: &[(&Part, usize, Range<usize>)]) -> (Vec<RowsOf>, Vec<RowsOf>) {
-    let (mut spans, mut places) = (Vec::<RowsOf>::new(), Vec::new());
-    for (part, matrix, rows) in parts {
-        let rows = part.in_matrix(rows.clone());
-        match spans.last_mut() {
-            Some((of, span)) if of == matrix && span.start < rows.end && rows.start < span.end => {
-                *span = span.start.min(rows.start)..span.end.max(rows.end);
+impl<'m> SliceParts<'m> {
+    /// Those of a slice. Parts that follow each other and take turns in a matrix lie in one span.
+    fn of(slice: &UnitSlice, filled: &Filled<'m>) -> Self {
+        let (mut parts, mut spans) = (Vec::new(), Vec::<Span>::new());
+        for (part, rows) in &slice.rows {
+            let (part, matrix) = &filled.matrices.parts()[*part];
+            let (matrix, in_matrix) = (matrix - filled.of.start, part.in_matrix(rows.clone()));
+            match spans.last_mut() {
+                Some(Span { matrix: of, rows })
+                    if *of == matrix && rows.start < in_matrix.end && in_matrix.start < rows.end =>
+                {
+                    *rows = rows.start.min(in_matrix.start)..rows.end.max(in_matrix.end);
+                }
+                _ => spans.push(Span { matrix, rows: in_matrix.clone() }),
             }
-            _ => spans.push((*matrix, rows.clone())),
+            parts.push(SlicePart { part, rows: rows.clone(), span: spans.len() - 1, in_matrix });
         }
-        places.push((spans.len() - 1, rows));
+        Self { parts, spans }
     }
-    (spans, places)
+
+    /// Bytes of the checkpoint, of so many of a row of each matrix.
+    fn bytes(&self, row_bytes: &[usize]) -> usize {
+        self.parts.iter().map(|part| part.rows.len() * row_bytes[self.spans[part.span].matrix]).sum()
+    }
 }
 
 /// A weight in slices for so many threads, of which a strip is packed at a time: so many of all columns.

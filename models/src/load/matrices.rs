@@ -6,16 +6,16 @@ use sinew_ops::Context;
 use sinew_ops::layers::Encoding;
 
 use super::Part;
-use super::matrix::{Becomes, Matrix};
+use super::matrix::{Becomes, StoredMatrix};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::precision::Precision;
 
 /// Parts `[n, k]` of a checkpoint that one weight is made of, those of a group behind those of the group before, and the
 /// matrices that they are rows of.
-pub(super) struct Matrices {
+pub(super) struct StoredMatrices {
     /// Each once, though parts that follow each other are rows of one.
-    stored: Vec<Matrix>,
+    stored: Vec<StoredMatrix>,
     /// Each with the number of its matrix.
     parts: Vec<(Part, usize)>,
     /// Parts of a group.
@@ -25,7 +25,7 @@ pub(super) struct Matrices {
     k: usize,
 }
 
-impl Matrices {
+impl StoredMatrices {
     /// Those of the parts of so many groups, in the pieces that these are made of. There may be as many as a file claims to
     /// have: none is made after one that is not there, nor pieces of one that has another shape.
     pub(super) fn of(
@@ -34,11 +34,11 @@ impl Matrices {
         groups: usize,
         k: usize,
     ) -> Result<Self> {
-        let (mut stored, mut all) = (Vec::<Matrix>::new(), Vec::new());
+        let (mut stored, mut all) = (Vec::<StoredMatrix>::new(), Vec::new());
         for part in parts {
             let rows = part.all_rows();
             if stored.last().is_none_or(|last| last.part != rows) {
-                stored.push(Matrix::of(checkpoint, rows, k)?);
+                stored.push(StoredMatrix::of(checkpoint, rows, k)?);
             }
             let matrix = stored.len() - 1;
             all.extend(part.pieces().into_iter().map(|piece| (piece, matrix)));
@@ -47,7 +47,7 @@ impl Matrices {
     }
 
     /// The matrices, each once.
-    pub(super) fn stored(&self) -> &[Matrix] {
+    pub(super) fn stored(&self) -> &[StoredMatrix] {
         &self.stored
     }
 
@@ -90,7 +90,7 @@ impl Matrices {
     /// Bytes of what is read whole before any of it is packed: groups in which a matrix lies column after column and
     /// cannot be cut into strips, as [`fill`](super::fill) reads them.
     pub(super) fn read_whole(&self, checkpoint: &Checkpoint) -> usize {
-        let is_whole = |matrix: &Matrix| matrix.lies_by_columns() && matrix.strip_granule() >= self.k;
+        let is_whole = |matrix: &StoredMatrix| matrix.lies_by_columns() && matrix.strip_granule() >= self.k;
         let groups = self.by_group().map(|group| &self.stored[group]);
         let whole = groups.filter(|group| group.iter().any(is_whole));
         whole.map(|group| bytes(group, checkpoint)).max().unwrap_or(0)
@@ -99,7 +99,7 @@ impl Matrices {
     /// The blocks that all are in, those of each group in one order.
     fn common_blocks(&self, may_be_ordered: bool) -> Option<Encoding> {
         let first = self.stored.first()?.blocks()?;
-        let one_order = |group: &[Matrix]| group.iter().all(|matrix| matrix.order() == group[0].order());
+        let one_order = |group: &[StoredMatrix]| group.iter().all(|matrix| matrix.order() == group[0].order());
         let is_one = self.stored.iter().all(|matrix| matrix.blocks() == Some(first))
             && self.by_group().all(|group| one_order(&self.stored[group]))
             && (may_be_ordered || self.stored.iter().all(|matrix| matrix.order().is_none()));
@@ -118,7 +118,7 @@ impl Matrices {
 }
 
 /// Bytes of the checkpoint that matrices take.
-pub(super) fn bytes(matrices: &[Matrix], checkpoint: &Checkpoint) -> usize {
-    let of = |matrix: &Matrix| matrix.part.len().saturating_mul(matrix.row_bytes(checkpoint));
+pub(super) fn bytes(matrices: &[StoredMatrix], checkpoint: &Checkpoint) -> usize {
+    let of = |matrix: &StoredMatrix| matrix.part.len().saturating_mul(matrix.row_bytes(checkpoint));
     matrices.iter().map(of).fold(0, usize::saturating_add)
 }

@@ -1,4 +1,4 @@
-//! A matrix of a checkpoint, how it is stored, and the rows of it that are packed.
+//! A matrix as a checkpoint stores it, and the columns and rows of it that are packed.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use sinew_tensor::{BlockFormat, DType};
 use super::Part;
 use crate::checkpoint::Checkpoint;
 use crate::precision::float_dtype;
-use crate::quantized::{StoredModule, Strip as ModuleStrip};
+use crate::quantized::{ModuleColumns, StoredModule};
 use crate::tensors::Tensors;
 use crate::tensors::floats::{are_within, packable};
 use crate::{Error, Result};
 
 /// A matrix `[n, k]`, whose tensors have the shape that is asked for.
-pub(super) struct Matrix {
+pub(super) struct StoredMatrix {
     /// All its rows.
     pub part: Part,
     stored: Stored,
@@ -48,7 +48,7 @@ impl Becomes {
     }
 }
 
-impl Matrix {
+impl StoredMatrix {
     /// That of all rows of a tensor, or of a matrix in it, with rows of `k`.
     pub(super) fn of(checkpoint: &Checkpoint, part: Part, k: usize) -> Result<Self> {
         let Some(module) = checkpoint.module(part.name())? else {
@@ -100,10 +100,10 @@ impl Matrix {
     }
 
     /// Some columns of all its rows: all of them, or such as begin and end between strips.
-    pub(super) fn strip<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Strip<'a>> {
+    pub(super) fn columns<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Columns<'a>> {
         let part = &self.part;
         let read = match &self.stored {
-            Stored::Module(module) => Read::Module(module.strip(tensors, columns.clone())?),
+            Stored::Module(module) => Read::Module(module.columns(tensors, columns.clone())?),
             Stored::Tensor(dtype) if part.transposed => {
                 let (line, before) = (part.of * dtype.size(), part.rows_before() * self.k * dtype.size());
                 let range = before + columns.start * line..before + columns.end * line;
@@ -112,7 +112,7 @@ impl Matrix {
             }
             Stored::Tensor(dtype) => Read::Nothing(*dtype),
         };
-        Ok(Strip { matrix: self, tensors, columns, read })
+        Ok(Columns { matrix: self, tensors, columns, read })
     }
 
     /// Lets go of the pages of rows of its tensor that were packed, where they have pages of their own.
@@ -152,28 +152,29 @@ impl Matrix {
     }
 }
 
-/// Some columns of a matrix, as far as they are read before its rows are.
-pub(super) struct Strip<'a> {
-    matrix: &'a Matrix,
+/// Some columns of a matrix.
+pub(super) struct Columns<'a> {
+    matrix: &'a StoredMatrix,
     tensors: &'a Tensors,
     columns: Range<usize>,
     read: Read<'a>,
 }
 
+/// What is read of them before their rows are.
 enum Read<'a> {
     /// Nothing: rows of a tensor of floats lie apart.
     Nothing(DType),
     /// Those of a tensor `[k, n]`: the lines of its bytes `range`.
     Lines { bytes: Cow<'a, [u8]>, dtype: DType, range: Range<usize> },
     /// Those of a module.
-    Module(ModuleStrip<'a>),
+    Module(ModuleColumns<'a>),
 }
 
-impl Strip<'_> {
+impl Columns<'_> {
     /// Rows of the matrix: codes where they are packed as they are stored, and else floats, as they are stored or as the
     /// format's own code dequantizes them; those of f64 as f32. Floats that are to be quantized must have a scale.
     pub(super) fn rows(&self, rows: Range<usize>, becomes: &Becomes) -> Result<WeightRows<'_>> {
-        let Self { matrix: Matrix { part, .. }, tensors, columns, read } = self;
+        let Self { matrix: StoredMatrix { part, .. }, tensors, columns, read } = self;
         let (weight, k, stored) = (part.weight(), columns.len(), part.in_tensor(rows.clone()));
         let n = rows.len();
         let check = |bytes: &[u8], dtype| match becomes.encoding {

@@ -12,8 +12,8 @@ use sinew_tensor::DType;
 
 use super::Part;
 use super::maker::{Counted, GroupedSpec, LinearSpec, Maker, NormSpec};
-use super::matrices::Matrices;
-use super::matrix::{Matrix, check};
+use super::matrices::StoredMatrices;
+use super::matrix::{StoredMatrix, check};
 use crate::Result;
 use crate::activations::{bytes, sum};
 use crate::checkpoint::Checkpoint;
@@ -91,7 +91,7 @@ impl<'a> Sizes<'a> {
         bias: bool,
         may_be_ordered: bool,
     ) -> Result<PackedShape> {
-        let matrices = Matrices::of(self.checkpoint, parts, groups, k)?;
+        let matrices = StoredMatrices::of(self.checkpoint, parts, groups, k)?;
         if bias {
             let mut tensors = matrices.stored().iter().map(|matrix| &matrix.part);
             tensors.try_for_each(|part| check(self.checkpoint, &part.bias(), &part.bias_shape()).map(drop))?;
@@ -157,7 +157,7 @@ impl Maker<Counted> for Sizes<'_> {
         let dtype = self.precision.weights;
         let bytes = bytes(dtype, &[part.len(), width]);
         self.tables.push(part.name().to_owned());
-        Matrix::of(self.checkpoint, part, width)?;
+        StoredMatrix::of(self.checkpoint, part, width)?;
         self.floats(dtype, bytes);
         Ok(())
     }

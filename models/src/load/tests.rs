@@ -132,7 +132,7 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
     for (method, has_order) in [("gptq", false), ("gptq", true), ("awq", false)] {
         let (checkpoint, parts) = (EXPERTS.checkpoint(method, has_order), EXPERTS.parts());
         let precision = WeightOptions::default().precision(&checkpoint, &ctx).expect("a precision");
-        let matrices = Matrices::of(&checkpoint, parts.clone(), count, k).expect("they fit");
+        let matrices = StoredMatrices::of(&checkpoint, parts.clone(), count, k).expect("they fit");
         let becomes = matrices.becomes(&precision, &ctx, true);
         let mut nothing = |_, _| {};
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &Plan::default(), &mut nothing);
@@ -237,7 +237,7 @@ fn parts_of_one_tensor_share_what_is_read_of_it_and_are_those_of_tensors_of_thei
         let checkpoint = turns.checkpoint(method, has_order);
         let precision = WeightOptions::default().precision(&checkpoint, &ctx).expect("a precision");
         let packed = |parts: Vec<Part>, tensors: usize| {
-            let matrices = Matrices::of(&checkpoint, parts.clone(), 1, k).expect("they fit");
+            let matrices = StoredMatrices::of(&checkpoint, parts.clone(), 1, k).expect("they fit");
             assert_eq!(matrices.stored().len(), tensors, "{method}, {has_order}");
             let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
             sizes.product(parts.clone(), [1, k], false, false, true).expect("they fit");
@@ -275,7 +275,7 @@ fn experts_of_mxfp4_are_as_many_as_are_asked_for() {
         ];
         let checkpoint = checkpoint(&tensors, Quantization::parse(&config, "config.json", None).expect("known"));
         let parts = (0..4).map(|e| Part::whole("experts", 64).transposed(true).stacked(e, 4));
-        Matrices::of(&checkpoint, parts, 4, 64).map(|_| ())
+        StoredMatrices::of(&checkpoint, parts, 4, 64).map(|_| ())
     };
     of(4, 64).expect("they are");
     for (experts, rows, words) in
@@ -393,7 +393,7 @@ fn floats_that_the_config_calls_quantized_are_refused_unless_they_are_a_router()
     let config = json!({ "quantization_config": { "quant_method": "fp8" } });
     let quantization = Quantization::parse(&config, "config.json", None).expect("known");
     let checkpoint = checkpoint(&tensors, quantization);
-    let of = |part: Part| Matrices::of(&checkpoint, [part], 1, 4).map(|_| ());
+    let of = |part: Part| StoredMatrices::of(&checkpoint, [part], 1, 4).map(|_| ());
     let error = of(Part::whole("layers.0.gate", 2)).expect_err("it has scales").to_string();
     assert!(error.contains("layers.0.gate.weight_scale"), "{error}");
     of(Part::whole("layers.0.gate", 2).exact(true)).expect("a router stays as it is");

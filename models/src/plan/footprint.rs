@@ -5,8 +5,7 @@ use sinew_ops::layers::Encoding;
 
 use crate::activations::sum;
 use crate::cache::CacheShape;
-use crate::load::{AT_HAND_BYTES, Made};
-use crate::load::{Plan, Taken};
+use crate::load::{AT_HAND_BYTES, Made, Plan, Taken};
 use crate::precision::Precision;
 use crate::{DecoderConfig, LoadOptions, Result};
 

@@ -115,7 +115,7 @@ fn check_module(module: &StoredModule, checkpoint: &Tensors, expected: &[u8], na
     };
     for start in (0..k).step_by(width) {
         let columns = start..k.min(start.saturating_add(width));
-        let strip = module.strip(checkpoint, columns.clone()).expect("a strip");
+        let strip = module.columns(checkpoint, columns.clone()).expect("a strip");
         let size = module.dtype().size();
         let expected = expected.chunks(k * size).flat_map(|row| &row[columns.start * size..columns.end * size]);
         let expected: Vec<u8> = expected.copied().collect();

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use sinew_kernels::activation::Activation;
 use sinew_kernels::gemm::{
-    A, B, BIAS, Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, NORM_BIAS, NORM_WEIGHT, ORDER, Residual, Rhs,
+    A, B, BIAS, Epilogue, Gemm, GemmDynamic, GemmStatic, NORM_BIAS, NORM_WEIGHT, ORDER, Residual, Rhs,
 };
 use sinew_kernels::packed::PackedShape;
-use sinew_kernels::{Error as KernelError, Placed};
+use sinew_kernels::{Compute, Error as KernelError, Placed};
 use sinew_tensor::{DType, Tensor, View, ViewMut};
 
 use super::{Norm, NormOptions, PackedWeight, Place, arithmetics, bytes, names, row_counts, size};
@@ -21,9 +21,9 @@ pub struct LinearOptions {
     pub input: DType,
     /// Dtype of the output.
     pub output: DType,
-    /// Dtype of the product's operands.
+    /// What the product's operands are multiplied in.
     pub compute: Compute,
-    /// f32 `[n]`; for gated weights that of gate, then that of up.
+    /// `[n]`, of f32, f16 or bf16; for gated weights that of gate, then that of up.
     pub bias: Option<Tensor>,
     /// Applied after the bias.
     pub activation: Option<Activation>,

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use sinew_kernels::Placed;
 use sinew_kernels::activation::Activation;
 use sinew_kernels::combine::{Combine as CombineOperator, CombineDynamic, CombineStatic};
 use sinew_kernels::gather::{Gather, GatherDynamic, GatherStatic};
-use sinew_kernels::gemm::Compute;
 use sinew_kernels::grouped_gemm::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use sinew_kernels::route::{Route as RouteOperator, RouteDynamic, RouteStatic};
+use sinew_kernels::{Compute, Placed};
 use sinew_memory::{Arena, ArenaPlan};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 

@@ -1,11 +1,10 @@
 //! Attention, and what comes before it.
 
 use clap::Args;
-use sinew::kernels::attention::{
-    Attention, AttentionDynamic, AttentionStatic, Compute, F32Bits, KvSource, MaskKind, OldKv,
-};
+use sinew::kernels::attention::{Attention, AttentionDynamic, AttentionStatic, KvSource, MaskKind, OldKv};
 use sinew::kernels::kv_append::{KeyRotary, KvAppend, KvAppendDynamic, KvAppendStatic};
 use sinew::kernels::rotary::{Rotary, RotaryDynamic, RotaryStatic, Style};
+use sinew::kernels::{Compute, F32Bits};
 use sinew::models::settings::{OldKvDType, Value as _};
 use sinew::ops::Context;
 use sinew::tensor::{DType, PagedLayout};

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use sinew::kernels::activation::Activation;
 use sinew::kernels::attention::{Attention, AttentionDynamic, AttentionStatic, KvSource};
-use sinew::kernels::gemm::{Compute, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew::kernels::gemm::{Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew::kernels::harness::accuracy::Run;
 use sinew::kernels::harness::case::{Case, Lay, Reference, Values};
 use sinew::kernels::norm::{Norm, NormDynamic, NormFormula, NormStatic};
 use sinew::kernels::rates::Peaks;
-use sinew::kernels::{Registry, Work};
+use sinew::kernels::{Compute, Registry, Work};
 use sinew::memory::Device;
 use sinew::models::precision::Precision;
 use sinew::tensor::DType;

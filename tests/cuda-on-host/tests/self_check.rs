@@ -3,9 +3,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use sinew::kernels::gemm::{Compute, Gemm, GemmDynamic, GemmStatic, Rhs};
+use sinew::kernels::gemm::{Gemm, GemmDynamic, GemmStatic, Rhs};
 use sinew::kernels::norm::{Norm, NormDynamic, NormStatic};
-use sinew::kernels::{Arithmetic, Registry, Row};
+use sinew::kernels::{Arithmetic, Compute, Registry, Row};
 use sinew::memory::DeviceKind;
 use sinew::ops::{Context, Policy};
 

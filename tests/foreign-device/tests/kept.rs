@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sinew_foreign_device::{Lagging, register};
-use sinew_kernels::Registry;
-use sinew_kernels::gemm::{Compute, Gemm, GemmStatic, Rhs};
+use sinew_kernels::gemm::{Gemm, GemmStatic, Rhs};
 use sinew_kernels::packed::{BF16_ROWS, F32_ROWS};
+use sinew_kernels::{Compute, Registry};
 use sinew_ops::layers::{WeightPacker, WeightRows};
 use sinew_ops::{Context, Policy, Result, linear};
 use sinew_tensor::{BlockFormat, BlockValues, DType};

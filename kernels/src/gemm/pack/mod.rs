@@ -3,6 +3,7 @@
 mod floats;
 mod quads;
 mod reading;
+mod rounded;
 mod turn;
 
 use half::{bf16, f16};
@@ -85,7 +86,7 @@ impl PackRows<'_> {
         let to = self.to.wrapping_add(slab.at + first * left.bytes(panels, panels.padded_k(self.k)));
         let mut lines = [std::ptr::null::<T>(); MAX_TILE];
         for (i, line) in lines.iter_mut().enumerate().take(valid) {
-            *line = self.rows.address(slab.group, slab.row + first + i).cast();
+            *line = self.rows.address(slab.batch, slab.row + first + i).cast();
         }
         let norm = if NORMED { self.norm.as_ref() } else { None };
         let mut scales = [Scale::default(); MAX_TILE];
@@ -144,7 +145,7 @@ mod tests {
             rows: OperandRows::new(&tensor.view(), count).unwrap(),
             norm: None,
             order: None,
-            slabs: &[Slab { right: 0, group: 0, row: 0, count, of_tile: tiles.height(count), tile: 0, at: 0 }],
+            slabs: &[Slab { right: 0, batch: 0, row: 0, count, of_tile: tiles.height(count), tile: 0, at: 0 }],
             k,
             panels,
             round: false,

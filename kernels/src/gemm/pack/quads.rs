@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use super::super::tile::Left;
 use super::reading::{Reading, TileRows};
+use super::rounded::Quantized;
 use crate::norm::lanes::Scale;
-use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, Quantized, blocks};
+use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, blocks};
 use crate::simd::{LANES, Simd, Stored};
 
 /// Packs part `part` of `parts` of a tile as [`Left::Quads`], to multiply with panels of blocks.

@@ -88,7 +88,7 @@ mod tests {
     fn blocks(tiles: &Tiles, kind: PanelKind, rows: usize, k: usize, unpacked: bool) -> KBlocks {
         let (tile, padded) = (tiles.height(rows), kind.padded_k(k));
         let row_bytes = tiles.left.bytes(kind, padded);
-        let shape = Shape { groups: 1, rows, padded, panels: 32, kind, unpacked, tile, row_bytes };
+        let shape = Shape { rights: 1, rows, padded, panels: 32, kind, unpacked, tile, row_bytes };
         let widest = rows.next_multiple_of(tile);
         let slabs = Slabs { widest, rows: widest, together: 1, most: 1 };
         KBlocks::new(&shape, tiles, &slabs, &Tasks::new(&shape, &slabs), &ROOM)

@@ -23,7 +23,7 @@ mod tests {
     /// How so many panels of 512 values in f32 are read, with a third cache of 32 MiB.
     fn of(panels: usize, few_rows: bool, passes_caches: bool) -> Reads {
         let (kind, padded) = (PanelKind::F32, 512);
-        let shape = Shape { groups: 1, rows: 8, padded, panels, kind, unpacked: false, tile: 8, row_bytes: 4 * padded };
+        let shape = Shape { rights: 1, rows: 8, padded, panels, kind, unpacked: false, tile: 8, row_bytes: 4 * padded };
         reads(&shape, &KBlocks { len: 128, few_rows, panel_bytes: 0, sum_rows: 8 }, 32 << 20, passes_caches)
     }
 

@@ -8,7 +8,7 @@ use crate::packed::PanelKind;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     /// Distinct right operands, and rows that each is multiplied with.
-    pub groups: usize,
+    pub rights: usize,
     pub rows: usize,
     /// Values along K, zeros behind them included.
     pub padded: usize,
@@ -26,10 +26,10 @@ pub(crate) struct Shape {
 impl Shape {
     /// That of a call whose products share one right operand, so that the rows of all are one's, or have one each.
     pub fn new(tiles: &Tiles, kind: PanelKind, fixed: &GemmStatic, call: &GemmDynamic, shared: bool) -> Self {
-        let (groups, rows) = if shared { (1, call.batch.saturating_mul(call.m)) } else { (call.batch, call.m) };
+        let (rights, rows) = if shared { (1, call.batch.saturating_mul(call.m)) } else { (call.batch, call.m) };
         let padded = kind.padded_k(fixed.k);
         Self {
-            groups,
+            rights,
             rows,
             padded,
             panels: fixed.outputs().panels(),

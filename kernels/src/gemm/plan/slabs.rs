@@ -19,8 +19,8 @@ const GROUPED_SLABS: usize = 4;
 pub(crate) struct Slab {
     /// Which right operand.
     pub right: usize,
-    /// Group and row of the first one, and how many there are.
-    pub group: usize,
+    /// The first of them, which of the batch it is in, and how many there are.
+    pub batch: usize,
     pub row: usize,
     pub count: usize,
     /// Rows of its tiles but the last.
@@ -56,14 +56,14 @@ impl Slabs {
     /// As much is packed together as those caches hold: fewer forks, after each of which threads wait for the last task,
     /// and to each thread slabs of its own.
     pub fn new(shape: &Shape, room: &Room) -> Self {
-        let &Shape { groups, rows, tile, row_bytes, .. } = shape;
+        let &Shape { rights, rows, tile, row_bytes, .. } = shape;
         let least = match shape.unpacked {
             true => MIN_SLAB_UNPACKED,
             false => (room.shared / row_bytes.max(1)).clamp(MIN_SLAB, LONG_SLAB),
         };
         let widest = (room.slab / row_bytes.max(1)).max(least).min(rows).next_multiple_of(tile).max(tile);
         let of_rows = rows.div_ceil(widest).max(1);
-        let all = groups.max(1).saturating_mul(of_rows);
+        let all = rights.max(1).saturating_mul(of_rows);
         let held = match widest.saturating_mul(row_bytes) {
             0 => 1,
             bytes => room.together / bytes,
@@ -92,7 +92,7 @@ mod tests {
     /// So many rows of f32, in tiles of twelve.
     fn shape(rows: usize, k: usize) -> Shape {
         let kind = PanelKind::F32;
-        Shape { groups: 1, rows, padded: k, panels: 32, kind, unpacked: false, tile: 12, row_bytes: 4 * k }
+        Shape { rights: 1, rows, padded: k, panels: 32, kind, unpacked: false, tile: 12, row_bytes: 4 * k }
     }
 
     #[test]
@@ -118,11 +118,11 @@ mod tests {
     fn slabs_are_whole_tiles_of_all_rows() {
         for rows in [0, 1, 11, 12, 13, 500, 1000] {
             for k in [1, 100, 1000, 100_000] {
-                for groups in [0, 1, 14] {
-                    let slabs = Slabs::new(&Shape { groups, ..shape(rows, k) }, &ROOM);
+                for rights in [0, 1, 14] {
+                    let slabs = Slabs::new(&Shape { rights, ..shape(rows, k) }, &ROOM);
                     assert!(slabs.rows.is_multiple_of(12) && slabs.rows <= slabs.widest, "{rows} rows of {k}");
                     assert!(slabs.widest < rows.max(1) + 12, "no slab is larger than the rows: {rows} of {k}");
-                    assert!((1..=groups.max(1) * rows.div_ceil(slabs.rows.max(1)).max(1)).contains(&slabs.together));
+                    assert!((1..=rights.max(1) * rows.div_ceil(slabs.rows.max(1)).max(1)).contains(&slabs.together));
                 }
             }
         }

@@ -41,7 +41,7 @@ mod tests {
 
     fn tasks(rows: usize, k: usize, unpacked: bool) -> Tasks {
         let kind = PanelKind::F32;
-        let shape = Shape { groups: 1, rows, padded: k, panels: 32, kind, unpacked, tile: 12, row_bytes: 4 * k };
+        let shape = Shape { rights: 1, rows, padded: k, panels: 32, kind, unpacked, tile: 12, row_bytes: 4 * k };
         Tasks::new(&shape, &Slabs { widest: rows, rows, together: 1, most: 1 })
     }
 

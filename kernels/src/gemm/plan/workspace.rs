@@ -58,7 +58,7 @@ mod tests {
 
     fn workspace(row_bytes: usize, threads: usize) -> Workspace {
         let kind = PanelKind::F32;
-        let shape = Shape { groups: 1, rows: 30, padded: 10, panels: 8, kind, unpacked: true, tile: 6, row_bytes };
+        let shape = Shape { rights: 1, rows: 30, padded: 10, panels: 8, kind, unpacked: true, tile: 6, row_bytes };
         let blocks = KBlocks { len: 5, few_rows: false, panel_bytes: 640, sum_rows: 48 };
         let slabs = Slabs { widest: 12, rows: 12, together: 2, most: 3 };
         Workspace::new(&shape, &slabs, &Tasks { unit: 4, units: 1 }, &blocks, threads)

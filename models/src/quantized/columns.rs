@@ -12,7 +12,7 @@ use crate::tensors::Tensors;
 use crate::tensors::floats::{Rounding, are_finite, widened};
 
 /// Some columns of a [`StoredModule`].
-pub(crate) struct Strip<'a> {
+pub(crate) struct ModuleColumns<'a> {
     module: &'a StoredModule,
     tensors: &'a Tensors,
     columns: Range<usize>,
@@ -28,7 +28,7 @@ impl StoredModule {
     ///
     /// # Errors
     /// Other columns, or a file that can no longer be read.
-    pub(crate) fn strip<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<Strip<'a>> {
+    pub(crate) fn columns<'a>(&'a self, tensors: &'a Tensors, columns: Range<usize>) -> Result<ModuleColumns<'a>> {
         let [n, k] = self.shape;
         let granule = self.strip_granule();
         let divided = |at: usize| at == k || at.is_multiple_of(granule);
@@ -46,7 +46,7 @@ impl StoredModule {
         let scales = self.scales.layout.lines(n, groups.clone(), self.scale_dtype.size());
         let zeros =
             |zeros: &'a Stored<ZerosLayout>| Span::read(tensors, &zeros.tensor, zeros.layout.lines(n, groups.clone()));
-        Ok(Strip {
+        Ok(ModuleColumns {
             codes: Span::read(tensors, &self.codes.tensor, codes)?,
             scales: Span::read(tensors, &self.scales.tensor, scales)?,
             zeros: self.zeros.as_ref().map(zeros).transpose()?,
@@ -63,7 +63,7 @@ impl StoredModule {
     /// # Errors
     /// Rows that it does not have, or a file that can no longer be read.
     pub fn rows(&self, tensors: &Tensors, rows: Range<usize>) -> Result<WeightRows<'static>> {
-        self.strip(tensors, 0..self.shape[1])?.rows(rows)
+        self.columns(tensors, 0..self.shape[1])?.rows(rows)
     }
 
     /// Rows `[rows, k]` of floats in [`dtype`](Self::dtype), little-endian, as the format's own code dequantizes them.
@@ -71,11 +71,11 @@ impl StoredModule {
     /// # Errors
     /// As [`rows`](Self::rows).
     pub fn dequantized(&self, tensors: &Tensors, rows: Range<usize>) -> Result<Vec<u8>> {
-        self.strip(tensors, 0..self.shape[1])?.dequantized(rows)
+        self.columns(tensors, 0..self.shape[1])?.dequantized(rows)
     }
 }
 
-impl Strip<'_> {
+impl ModuleColumns<'_> {
     /// What [`dequantized`](Self::dequantized) gives.
     pub fn dtype(&self) -> DType {
         self.module.dtype
