@@ -785,7 +785,7 @@ fn tensors_that_may_change_a_quantized_module_are_refused_by_plans_and_loading()
         let config = source.config().expect("a config");
         let refused = if source.embeds().expect("a model") {
             let options = WeightOptions::default();
-            let plan = EmbeddingModel::plan(&config, &checkpoint, &options, &ctx).map(drop);
+            let plan = EmbeddingModel::plan(config, &checkpoint, &options, &ctx).map(drop);
             [plan, EmbeddingModel::load(folder.path(), &options).map(drop)]
         } else {
             let (config, options) = (config.as_decoder().expect("a decoder"), LoadOptions::default());
